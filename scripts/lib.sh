@@ -1,0 +1,69 @@
+# What quickstart.sh, test.sh and .ci/run share; to be sourced.
+# shellcheck shell=bash
+#
+# TP_FLOWER_VENV  where the environment is or will be (default: .venv in the project)
+# PYTHON          the Python to make it with (default: the first one >= 3.11 found)
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=${TP_FLOWER_VENV:-$root/.venv}
+
+# Flower: use this environment as it is instead of installing the app's dependencies at
+# every run, and leave the network alone.
+export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
+export FLWR_TELEMETRY_ENABLED=0
+export FLWR_DISABLE_UPDATE_CHECK=1
+export RAY_USAGE_STATS_ENABLED=0
+
+say() { printf '\n== %s\n' "$*" >&2; }
+
+fail() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+# Print the first Python that is new enough and can make environments.
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11 python3.14 python; do
+    if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+      >/dev/null 2>&1; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  fail "no Python >= 3.11 with the venv module found (on Debian and Ubuntu: install" \
+    "python3-venv); set PYTHON=/path/to/python to name one"
+}
+
+# What the environment was made from: it is made anew for other requirements.
+environment_stamp() {
+  "$1" - "$root/pyproject.toml" "$root/constraints.txt" <<'PYTHON'
+import hashlib, sys
+print(hashlib.sha256(b"".join(open(p, "rb").read() for p in sys.argv[1:])).hexdigest())
+PYTHON
+}
+
+# ensure_environment [dev]: make or reuse the environment; `dev` adds the tools of tests.
+ensure_environment() {
+  local extra=${1:-} python stamp made
+  made="$venv/tp-flower-${extra:-run}.stamp"
+  if [ -x "$venv/bin/python" ]; then
+    stamp=$(environment_stamp "$venv/bin/python")
+    # an environment with the tools of tests can do runs as well
+    if grep -qsx "$stamp" "$made" "$venv/tp-flower-dev.stamp"; then
+      return
+    fi
+    say "updating the environment in $venv"
+  else
+    python=$(find_python)
+    say "making an environment in $venv with $("$python" --version)"
+    # what is left of an interrupted attempt is replaced
+    "$python" -m venv --clear "$venv" || fail "could not make an environment in $venv"
+    stamp=$(environment_stamp "$venv/bin/python")
+  fi
+  rm -f "$venv"/tp-flower-*.stamp
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+    --constraint "$root/constraints.txt" --editable "$root${extra:+[$extra]}" ||
+    fail "the installation into $venv failed; once the cause is gone, run this again"
+  printf '%s\n' "$stamp" >"$made"
+}

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Run all tests, the slow ones included; makes .venv first if it is missing.
+#   bash scripts/test.sh [pytest arguments]        e.g. -k mapping, or -m "not slow"
+set -euo pipefail
+
+# shellcheck source=scripts/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+ensure_environment dev
+
+cd "$root"
+say "tests"
+# an empty -m undoes the "not slow" of pyproject.toml; a later -m of the caller wins
+exec "$venv/bin/python" -m pytest -m "" "$@"

@@ -1,0 +1,1 @@
+"""Server side: training strategies, the operators they use and the ServerApp."""

@@ -1,0 +1,94 @@
+"""The shape of the code base: who imports whom, and how large a module gets.
+
+strategies -> tp_flower <- client_apps: the upper packages never import each other, the
+library imports neither, and only a few of its modules know Flower.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("tp_flower", "strategies", "client_apps")
+MODULES = sorted(
+    path for package in PACKAGES for path in (ROOT / package).rglob("*.py")
+)
+ALLOWED = {
+    "tp_flower": {"tp_flower"},
+    "strategies": {"strategies", "tp_flower"},
+    "client_apps": {"client_apps", "tp_flower"},
+}
+# the modules of the library that may know Flower: messages, and the grid of tests
+FLOWER_MODULES = {"tp_flower/protocol.py", "tp_flower/grid.py"}
+UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+MAX_LINES = 400
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imported_modules(source: str) -> Iterator[str]:
+    """Yield the dotted names that a module imports, also inside functions."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            # a relative import would hide its package from this test
+            yield "." * node.level + (node.module or "")
+        elif isinstance(node, ast.Call) and _called(node) in {
+            "__import__",
+            "import_module",
+        }:
+            yield from (
+                str(arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant)
+            )
+
+
+def _called(node: ast.Call) -> str:
+    function = node.func
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def imported_packages(path: Path) -> set[str]:
+    modules = imported_modules(path.read_text(encoding="utf-8"))
+    return {module.split(".")[0] for module in modules}
+
+
+def test_the_reader_of_imports_sees_every_form() -> None:
+    source = (
+        "import a.b\nfrom c.d import e\nfrom . import f\n"
+        "def g():\n    import h\n    importlib.import_module('i.j')\n"
+    )
+    assert sorted(imported_modules(source)) == [".", "a.b", "c.d", "h", "i.j"]
+
+
+def test_there_is_something_to_check() -> None:
+    assert {name_of(path).split("/")[0] for path in MODULES} == set(PACKAGES)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+class TestModule:
+    def test_imports_only_along_the_arrows(self, path: Path) -> None:
+        package = name_of(path).split("/")[0]
+        ours = imported_packages(path) & {*PACKAGES, "tests", "scripts"}
+        assert ours <= ALLOWED[package]
+
+    def test_imports_are_absolute(self, path: Path) -> None:
+        assert "" not in imported_packages(path)
+
+    def test_knows_flower_only_where_messages_are_made(self, path: Path) -> None:
+        name = name_of(path)
+        allowed = not name.startswith("tp_flower/") or name in FLOWER_MODULES
+        assert allowed or "flwr" not in imported_packages(path)
+
+    def test_reads_no_format_that_can_run_code(self, path: Path) -> None:
+        assert not imported_packages(path) & UNSAFE
+
+    def test_holds_one_idea(self, path: Path) -> None:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert len(lines) <= MAX_LINES

@@ -1,0 +1,1 @@
+"""Federated learning over relational tables, on Flower."""

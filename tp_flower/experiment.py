@@ -1,0 +1,336 @@
+"""The settings of a run: Flower's run config, checked once and frozen.
+
+Keys and defaults are documented in `pyproject.toml` under `[tool.flwr.app.config]`.
+A key there is a field here with dashes for underscores; a test keeps both equal.
+"""
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from tp_flower.errors import SettingsError
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "task": ("auto", "regression", "classification"),
+    "strategy": ("admm", "sgd"),
+    "mode": ("train",),
+    "loss": ("auto", "squared", "logistic", "softmax"),
+    "admm-form": ("sharing", "jacobi"),
+    "lou": ("auto", "gram", "consensus"),
+    "device": ("auto", "cpu", "cuda"),
+}
+BUILT_IN_MODELS = ("linear", "mlp")
+DEFAULT_EPOCHS: Mapping[str, int] = {"admm": 12, "sgd": 10}
+TASK_LOSSES: Mapping[str, tuple[str, ...]] = {
+    "regression": ("auto", "squared"),
+    "classification": ("auto", "logistic", "softmax"),
+}
+
+_FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_MODEL_FORMS = '"linear", "mlp" or "package.module:factory"'
+
+
+@dataclass(frozen=True)
+class _Range:
+    """An interval of numbers, open or closed at each end."""
+
+    low: float
+    high: float = math.inf
+    includes_low: bool = True
+
+    def __contains__(self, value: float) -> bool:
+        above = value >= self.low if self.includes_low else value > self.low
+        return above and value < self.high
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"{'at least' if self.includes_low else 'above'} {self.low:g}"
+        low = f"{'from' if self.includes_low else 'above'} {self.low:g}"
+        return f"{low} and below {self.high:g}"
+
+
+_RANGES: Mapping[str, _Range] = {
+    "num-epochs": _Range(0),
+    "l2": _Range(0),
+    "rho": _Range(0),
+    "over-relaxation": _Range(0, 2, includes_low=False),
+    "anderson-memory": _Range(0),
+    "inner-rounds": _Range(1),
+    "local-epochs": _Range(0),
+    "tolerance": _Range(0),
+    "batch-size": _Range(0),
+    "learning-rate": _Range(0),
+    "momentum": _Range(0, 1),
+    "decay": _Range(0),
+    "test-fraction": _Range(0, 1, includes_low=False),
+    "seed": _Range(0, 2**63),
+    "site-timeout": _Range(0, includes_low=False),
+    "min-sites": _Range(0),
+    "wait-seconds": _Range(0),
+    "max-categories": _Range(2),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to train, on what, and how; every value checked on construction.
+
+    0, "" or "auto" stand for "chosen by the program" where `pyproject.toml` says so.
+    An int is accepted for a float, a bool is never a number. In Python, `hidden_sizes`
+    is a tuple of widths and `models` a tuple of (table alias, model) pairs; in the run
+    config both are strings ("16,8" and "flights=mlp, planes=linear").
+
+    Raises:
+        SettingsError: a value has the wrong type, is outside its allowed set or does
+            not fit another one. The message lists all such problems.
+
+    >>> Settings(strategy="sgd").epochs
+    10
+    >>> Settings.from_run_config({"hidden-sizes": "32,8"}).hidden_sizes
+    (32, 8)
+    """
+
+    sql: str = ""
+    task: str = "auto"
+    tables: str = ""
+    strategy: str = "admm"
+    mode: str = "train"
+    num_epochs: int = 0
+    model: str = "linear"
+    models: tuple[tuple[str, str], ...] = ()
+    hidden_sizes: tuple[int, ...] = (16,)
+    l2: float = 1e-4
+    loss: str = "auto"
+    admm_form: str = "sharing"
+    rho: float = 0.0
+    over_relaxation: float = 1.5
+    anderson_memory: int = 5
+    lou: str = "auto"
+    inner_rounds: int = 1
+    local_epochs: int = 0
+    tolerance: float = 0.0
+    batch_size: int = 0
+    learning_rate: float = 0.0
+    momentum: float = 0.9
+    decay: float = 0.0
+    test_fraction: float = 0.2
+    seed: int = 0
+    device: str = "auto"
+    site_timeout: float = 600.0
+    min_sites: int = 0
+    wait_seconds: float = 60.0
+    max_categories: int = 256
+    output_dir: str = ""
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        """Check all values, then store numbers given as int for a float as floats."""
+        values = {_key(f.name): getattr(self, f.name) for f in _fields()}
+        problems = _find_problems(values)
+        if problems:
+            raise _settings_error(problems)
+        for field in _fields():
+            if field.type is float:
+                object.__setattr__(self, field.name, float(getattr(self, field.name)))
+
+    @classmethod
+    def from_run_config(cls, config: Mapping[str, object]) -> Self:
+        """Read the settings from a run config; a missing key takes its default.
+
+        Raises:
+            SettingsError: a key is unknown (the message gives close matches and the
+                valid keys) or a value is refused; all problems are listed at once.
+        """
+        problems = [_unknown(key) for key in config if key not in KEYS]
+        values: dict[str, object] = {}
+        for key, value in config.items():
+            if key not in KEYS:
+                continue
+            try:
+                values[key] = _PARSERS.get(key, _unchanged)(value)
+            except ValueError as error:
+                problems.append(f"{key}: {error}")
+        problems += _find_problems(values)
+        if problems:
+            raise _settings_error(problems)
+        fields: dict[str, Any] = {_field_name(key): values[key] for key in values}
+        return cls(**fields)
+
+    @property
+    def epochs(self) -> int:
+        """The number of epochs, with 0 resolved to the strategy's default."""
+        return self.num_epochs or DEFAULT_EPOCHS[self.strategy]
+
+    def model_of(self, table: str) -> str:
+        """Return the model of one table, named by its alias in the query."""
+        # identifiers are compared as DuckDB does: without case
+        named = {alias.lower(): model for alias, model in self.models}
+        return named.get(table.lower(), self.model)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the settings under their run-config keys, as that file writes them.
+
+        `Settings.from_run_config(settings.to_dict()) == settings`.
+        """
+        values = {_key(f.name): getattr(self, f.name) for f in _fields()}
+        values["hidden-sizes"] = ",".join(map(str, self.hidden_sizes))
+        values["models"] = ", ".join(f"{alias}={name}" for alias, name in self.models)
+        return values
+
+
+def _fields() -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(Settings)
+
+
+def _key(field_name: str) -> str:
+    return field_name.replace("_", "-")
+
+
+def _field_name(key: str) -> str:
+    return key.replace("-", "_")
+
+
+KEYS: tuple[str, ...] = tuple(_key(field.name) for field in _fields())
+_TYPES: Mapping[str, object] = {_key(field.name): field.type for field in _fields()}
+_TYPE_NAMES: Mapping[object, str] = {
+    str: "a string",
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+}
+
+
+def _settings_error(problems: list[str]) -> SettingsError:
+    head = "1 setting is" if len(problems) == 1 else f"{len(problems)} settings are"
+    return SettingsError(f"{head} not usable:\n  - " + "\n  - ".join(problems))
+
+
+def _unknown(key: object) -> str:
+    close = difflib.get_close_matches(str(key), KEYS, n=3)
+    hint = f" Did you mean {' or '.join(close)}?" if close else ""
+    return f"{key}: unknown setting.{hint} Valid settings: {', '.join(KEYS)}."
+
+
+# --- parsing: what the run config can only say as a string ---------------------
+
+
+def _unchanged(value: object) -> object:
+    return value
+
+
+def _parse_hidden_sizes(value: object) -> object:
+    """Parse "16,8"; a lone int is taken too, since `-c hidden-sizes=16` sends one."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value,)
+    if not isinstance(value, str):
+        return value
+    try:
+        return tuple(int(part) for part in value.split(","))
+    except ValueError:
+        message = f'{value!r} is not a comma-separated list of widths such as "16,8"'
+        raise ValueError(message) from None
+
+
+def _parse_models(value: object) -> object:
+    """Parse "flights=mlp, planes=linear"; "" is no pair."""
+    if not isinstance(value, str):
+        return value
+    pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+    if any(not (alias.strip() and model.strip()) for alias, _, model in pairs):
+        message = f'{value!r} is not a list such as "flights=mlp, planes=linear"'
+        raise ValueError(message)
+    return tuple((alias.strip(), model.strip()) for alias, _, model in pairs)
+
+
+_PARSERS: Mapping[str, Callable[[object], object]] = {
+    "hidden-sizes": _parse_hidden_sizes,
+    "models": _parse_models,
+}
+
+
+# --- checks: each returns the problems it sees ---------------------------------
+
+
+def _find_problems(values: Mapping[str, object]) -> list[str]:
+    """Return all that is wrong with values by key; keys may be missing."""
+    problems = {key: _value_problem(key, values[key]) for key in values}
+    found = [f"{key}: {text}" for key, text in problems.items() if text]
+    # relations between settings are judged only among values that are fine alone
+    fine = {key: values[key] for key, text in problems.items() if not text}
+    return found + _relation_problems(fine)
+
+
+def _value_problem(key: str, value: object) -> str | None:
+    if key == "hidden-sizes":
+        return _hidden_sizes_problem(value)
+    if key == "models":
+        return _models_problem(value)
+    expected = _TYPES[key]
+    if not _has_type(value, expected):
+        return f"{value!r} is not {_TYPE_NAMES[expected]}"
+    if key == "model":
+        return _model_problem(value)
+    if key in CHOICES and value not in CHOICES[key]:
+        return f"{value!r} is not one of {', '.join(CHOICES[key])}"
+    if key in _RANGES and value not in _RANGES[key]:  # type: ignore[operator]
+        return f"{value!r} is out of range: it must be {_RANGES[key]}"
+    return None
+
+
+def _has_type(value: object, expected: object) -> bool:
+    """Tell whether the value fits; bool is no number, NaN and infinity are none."""
+    if expected is bool or expected is str:
+        return type(value) is expected
+    if isinstance(value, bool):
+        return False
+    if expected is int:
+        return isinstance(value, int)
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _hidden_sizes_problem(value: object) -> str | None:
+    widths = value if isinstance(value, tuple) else ()
+    if not widths or not all(_has_type(width, int) and width > 0 for width in widths):
+        return f"{value!r} is not a list of widths of at least 1"
+    return None
+
+
+def _models_problem(value: object) -> str | None:
+    if not isinstance(value, tuple) or any(len(pair) != 2 for pair in value):
+        return f"{value!r} is not a list of table=model pairs"
+    aliases = [alias.lower() for alias, _ in value]
+    twice = sorted({alias for alias in aliases if aliases.count(alias) > 1})
+    if twice:
+        return f"names {', '.join(twice)} more than once"
+    wrong = [_model_problem(model) for _, model in value]
+    return next((problem for problem in wrong if problem), None)
+
+
+def _model_problem(model: object) -> str | None:
+    known = model in BUILT_IN_MODELS
+    if known or (isinstance(model, str) and _FACTORY.fullmatch(model)):
+        return None
+    return f"{model!r} is not a model: it must be {_MODEL_FORMS}"
+
+
+def _relation_problems(values: Mapping[str, object]) -> list[str]:
+    """Check what only two settings together can get wrong."""
+    problems = []
+    task, loss = str(values.get("task", "auto")), values.get("loss", "auto")
+    if task in TASK_LOSSES and loss not in TASK_LOSSES[task]:
+        allowed = ", ".join(TASK_LOSSES[task])
+        problems.append(f"loss: {loss!r} does not fit task {task!r}: use {allowed}")
+    pairs = values.get("models", ())
+    named = [model for _, model in pairs] if isinstance(pairs, tuple) else []
+    others = [m for m in [values.get("model", "linear"), *named] if m != "linear"]
+    if values.get("lou") == "gram" and values.get("strategy", "admm") == "admm":
+        problems += [
+            f"lou: 'gram' needs linear models, but {model!r} is asked for: "
+            "use auto or consensus"
+            for model in others[:1]
+        ]
+    return problems
