@@ -1,0 +1,257 @@
+"""SQL expressions: parse one, check it against an allow-list, render it again.
+
+An expression crosses two borders: the operator's query is cut into expressions,
+and a site runs expressions that came over the wire. Both pass through here.
+Nothing is ever pasted: what runs is rendered from a tree made only of the nodes
+below, and its text must parse back to the same text, so that the checked tree
+and the executed text cannot differ. The list holds what is a function of one row
+alone: no sub-queries, aggregates, windows, files, settings, clocks or random
+numbers, and nothing that builds large values (``repeat``, ``lpad``, ``range``).
+"""
+
+import difflib
+from collections.abc import Collection, Iterator
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
+
+from tp_flower.errors import QueryError
+
+DIALECT = "duckdb"
+MAX_EXPRESSION_CHARACTERS = 20_000
+
+_SYNTAX: tuple[type[exp.Expr], ...] = (
+    exp.Column, exp.Identifier, exp.Literal, exp.Boolean, exp.Null, exp.Paren,
+    exp.Var, exp.Interval, exp.DataType, exp.DataTypeParam, exp.Cast, exp.TryCast,
+    exp.Case, exp.If, exp.Anonymous,
+)  # fmt: skip
+_OPERATORS: tuple[type[exp.Expr], ...] = (
+    exp.Neg, exp.Not, exp.And, exp.Or, exp.Add, exp.Sub, exp.Mul, exp.Div,
+    exp.IntDiv, exp.Mod, exp.Pow, exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.NullSafeNEQ,
+    exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between, exp.In, exp.Is, exp.Like,
+    exp.ILike, exp.Escape, exp.SimilarTo, exp.Glob, exp.DPipe, exp.BitwiseAnd,
+    exp.BitwiseOr, exp.BitwiseNot, exp.BitwiseRightShift,
+)  # fmt: skip
+_NUMBER_FUNCTIONS: tuple[type[exp.Expr], ...] = (
+    exp.Abs, exp.Ceil, exp.Floor, exp.Round, exp.Trunc, exp.Sign, exp.Sqrt,
+    exp.Cbrt, exp.Exp, exp.Ln, exp.Log, exp.Sin, exp.Cos, exp.Tan, exp.Asin,
+    exp.Acos, exp.Atan, exp.Atan2, exp.Degrees, exp.Radians, exp.Pi, exp.Greatest,
+    exp.Least, exp.Coalesce, exp.Nullif, exp.IsNan, exp.IsInf,
+)  # fmt: skip
+_TEXT_FUNCTIONS: tuple[type[exp.Expr], ...] = (
+    exp.Lower, exp.Upper, exp.Length, exp.Trim, exp.Substring, exp.Left, exp.Right,
+    exp.Replace, exp.Reverse, exp.Concat, exp.ConcatWs, exp.Contains,
+    exp.StartsWith, exp.EndsWith, exp.StrPosition, exp.SplitPart, exp.RegexpLike,
+    exp.RegexpReplace, exp.RegexpExtract, exp.RegexpFullMatch, exp.Levenshtein,
+)  # fmt: skip
+_TIME_FUNCTIONS: tuple[type[exp.Expr], ...] = (
+    exp.Year, exp.Month, exp.Day, exp.DayOfMonth, exp.Hour, exp.Minute, exp.Second,
+    exp.Quarter, exp.Week, exp.WeekOfYear, exp.DayOfWeek, exp.DayOfWeekIso,
+    exp.DayOfYear, exp.Dayname, exp.Monthname, exp.Extract, exp.TimestampTrunc,
+    exp.DateDiff, exp.DateAdd, exp.DateBin, exp.TimeToUnix, exp.UnixToTime,
+    exp.TimeToStr, exp.StrToTime, exp.DateFromParts, exp.TimestampFromParts,
+    exp.LastDay, exp.ToDays,
+)  # fmt: skip
+ALLOWED_NODES: frozenset[type[exp.Expr]] = frozenset(
+    _SYNTAX + _OPERATORS + _NUMBER_FUNCTIONS + _TEXT_FUNCTIONS + _TIME_FUNCTIONS
+)
+# DuckDB functions that sqlglot has no node for, by name.
+ALLOWED_FUNCTIONS = frozenset((
+    "isfinite", "even", "gcd", "lcm", "fmod", "strlen", "prefix", "suffix", "ord",
+    "strip_accents", "nfc_normalize", "jaccard", "jaro_similarity",
+    "damerau_levenshtein", "hamming", "bit_count", "millisecond", "weekday",
+    "yearweek", "isoyear", "century", "decade", "era", "date_part", "datepart",
+    "date_sub", "datesub", "age", "epoch_us", "epoch_ns", "try_strptime", "julian",
+    "to_hours",
+))  # fmt: skip
+ALLOWED_TYPES: frozenset[exp.DType] = frozenset((
+    exp.DType.BOOLEAN, exp.DType.TINYINT, exp.DType.SMALLINT, exp.DType.INT,
+    exp.DType.BIGINT, exp.DType.INT128, exp.DType.UTINYINT, exp.DType.USMALLINT,
+    exp.DType.UINT, exp.DType.UBIGINT, exp.DType.FLOAT, exp.DType.DOUBLE,
+    exp.DType.DECIMAL, exp.DType.CHAR, exp.DType.VARCHAR, exp.DType.TEXT,
+    exp.DType.DATE, exp.DType.TIME, exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ,
+    exp.DType.TIMESTAMP_S, exp.DType.TIMESTAMP_MS, exp.DType.TIMESTAMP_NS,
+    exp.DType.UUID,
+))  # fmt: skip
+# Why a node is refused, most telling reason first.
+_REASONS: tuple[tuple[tuple[type[exp.Expr], ...], str], ...] = (
+    ((exp.Query, exp.Exists), "sub-queries are not supported"),
+    ((exp.Window,), "window functions are not supported"),
+    (
+        (exp.AggFunc, exp.IgnoreNulls, exp.Filter, exp.WithinGroup),
+        "aggregate functions are not supported",
+    ),
+    ((exp.Star, exp.Columns), "name the columns instead of *"),
+    ((exp.Placeholder, exp.Parameter), "parameters are not supported"),
+    ((exp.Alias,), "an alias has no place here"),
+)
+
+
+def closest(name: str, choices: Collection[str]) -> str:
+    """Return a hint naming the choices that look like ``name``, or an empty text.
+
+    >>> closest("tailnumm", ["tailnum", "origin"])
+    " (did you mean 'tailnum'?)"
+    """
+    spelled = {choice.lower(): choice for choice in choices}
+    matches = difflib.get_close_matches(name.lower(), spelled, n=3)
+    if not matches:
+        return ""
+    return f" (did you mean {' or '.join(repr(spelled[m]) for m in matches)}?)"
+
+
+def shorten(text: str, limit: int = 120) -> str:
+    """Return ``text`` on one line, cut to ``limit`` characters for a message."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else f"{line[: limit - 3]}..."
+
+
+def explain(error: SqlglotError) -> str:
+    """Return what sqlglot says about bad SQL, with its place, in one line."""
+    if not isinstance(error, ParseError) or not error.errors:
+        return shorten(str(error))
+    first = error.errors[0]
+    place = f"line {first['line']}, column {first['col']}"
+    return f"{place}: {first['description']} at {first['highlight']!r}"
+
+
+def parse_statements(sql: str, dialect: str = DIALECT) -> list[exp.Expr]:
+    """Parse ``sql`` into its statements.
+
+    Raises:
+        QueryError: It does not parse, is nested too deeply, or the dialect is
+            unknown.
+    """
+    try:
+        statements = sqlglot.parse(sql, dialect=dialect, error_level=ErrorLevel.RAISE)
+    except SqlglotError as error:
+        raise QueryError(f"the SQL does not parse: {explain(error)}") from error
+    except RecursionError as error:
+        raise QueryError(f"nested too deeply: {shorten(sql)}") from error
+    except ValueError as error:  # sqlglot's answer to an unknown dialect
+        raise QueryError(f"the SQL cannot be read: {shorten(str(error))}") from error
+    return [statement for statement in statements if statement is not None]
+
+
+def render(tree: exp.Expr, *, quote: bool = False) -> str:
+    """Return DuckDB SQL for ``tree``, with every identifier quoted on request.
+
+    Raises:
+        QueryError: DuckDB has no such construct, or it is nested too deeply.
+    """
+    try:
+        return tree.sql(
+            DIALECT,
+            identify=quote,
+            comments=False,
+            unsupported_level=ErrorLevel.RAISE,
+        )
+    except SqlglotError as error:
+        raise QueryError(f"not expressible in DuckDB: {explain(error)}") from error
+    except RecursionError as error:
+        raise QueryError("an expression is nested too deeply") from error
+
+
+def parse_expression(text: str, what: str) -> exp.Expr:
+    """Parse and check one expression in DuckDB's dialect.
+
+    Args:
+        text: The expression alone, without alias.
+        what: What it is, for messages, e.g. ``"feature 'speed'"``.
+
+    Raises:
+        QueryError: It is not exactly one expression, or holds something outside
+            the allow-list.
+
+    >>> render(parse_expression("a.x>1 -- note", "filter"), quote=True)
+    '"a"."x" > 1'
+    """
+    if len(text) > MAX_EXPRESSION_CHARACTERS:
+        raise QueryError(
+            f"{what} is refused: {len(text)} characters, "
+            f"at most {MAX_EXPRESSION_CHARACTERS} are accepted"
+        )
+    tree = _parse_select_item(text, what)
+    check_expression(tree, what)
+    rendered = render(tree, quote=True)
+    if render(_parse_select_item(rendered, what), quote=True) != rendered:
+        raise QueryError(f"{what} is refused: it has no unambiguous form in SQL")
+    return tree
+
+
+def _parse_select_item(text: str, what: str) -> exp.Expr:
+    """Parse ``text`` where only an expression can stand: after SELECT."""
+    try:
+        statements = parse_statements(f"SELECT {text}")
+    except QueryError as error:
+        raise QueryError(f"{what} is refused: {error}") from error
+    items = statements[0].expressions if len(statements) == 1 else []
+    alone = len(items) == 1 and isinstance(statements[0], exp.Select)
+    clauses = {key for key, value in statements[0].args.items() if value}
+    if not alone or clauses != {"expressions"}:
+        raise QueryError(f"{what} is refused: not one expression: {shorten(text)}")
+    tree: exp.Expr = items[0].pop()
+    return tree
+
+
+def check_expression(tree: exp.Expr, what: str) -> None:
+    """Refuse every node of ``tree`` that is not on the allow-list.
+
+    Raises:
+        QueryError: Names the part that is refused and says why.
+    """
+    for node in tree.walk(bfs=True):
+        reason = _why_refused(node)
+        if reason:
+            shown = shorten(node.sql(DIALECT, comments=False))
+            raise QueryError(f"{what} is refused: {reason}: {shown}")
+
+
+def _why_refused(node: exp.Expr) -> str:
+    """Return why this node alone is refused, or an empty text."""
+    for types, reason in _REASONS:
+        if isinstance(node, types):
+            return reason
+    # The exact type: a subclass that a later sqlglot adds is not on the list.
+    if type(node) not in ALLOWED_NODES:
+        kind = "function" if isinstance(node, exp.Func) else "construct"
+        return f"{kind} {type(node).__name__} is not among those supported"
+    if isinstance(node, exp.Anonymous) and node.name.lower() not in ALLOWED_FUNCTIONS:
+        return f"function {shorten(node.name, 40)!r} is not among those supported"
+    if isinstance(node, exp.DataType) and node.this not in ALLOWED_TYPES:
+        return "this type is not among those supported"
+    return _why_refused_form(node)
+
+
+def _why_refused_form(node: exp.Expr) -> str:
+    """Return why an allowed node has a form that is refused, or an empty text."""
+    if isinstance(node, exp.Column):
+        if node.args.get("join_mark"):
+            return "outer join marks are not supported"
+        if isinstance(node.this, exp.Star):
+            return "name the columns instead of *"
+        if node.args.get("db"):
+            return "write a column as table.column"
+    if isinstance(node, exp.In) and (node.args.get("unnest") or node.args.get("field")):
+        return "IN takes a list of values"
+    return ""
+
+
+def conjuncts(tree: exp.Expr) -> Iterator[exp.Expr]:
+    """Yield the conditions that ``tree`` joins by AND, from left to right.
+
+    >>> [render(part) for part in conjuncts(parse_expression("x AND (y AND z)", ""))]
+    ['x', 'y', 'z']
+    """
+    inner = tree.unnest()
+    if isinstance(inner, exp.And):
+        yield from conjuncts(inner.left)
+        yield from conjuncts(inner.right)
+    else:
+        yield inner
+
+
+def as_filter(tree: exp.Expr) -> exp.Expr:
+    """Return a condition that keeps its meaning between two ANDs."""
+    return exp.Paren(this=tree) if isinstance(tree, exp.Or) else tree

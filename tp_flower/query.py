@@ -1,0 +1,74 @@
+"""The training set as SQL: parse a query, then bind it to the sites' tables.
+
+::
+
+    SELECT <label> AS label, <features> FROM a JOIN b ON a.k = b.k WHERE ...
+
+:meth:`Query.from_sql` checks the shape of the SQL, which needs no schema, and
+:meth:`Query.bind` resolves the columns. What comes out is a
+:class:`~tp_flower.binding.BoundQuery`: the fragment that each table's sites run on
+their own, and the equi-joins between the keys that they return. The query itself
+is never run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tp_flower.binding import BoundQuery, Join, bind_statement
+from tp_flower.expressions import DIALECT
+from tp_flower.fragment import Feature, Fragment
+from tp_flower.statement import Statement, TableRef, parse_statement
+
+__all__ = ["BoundQuery", "Feature", "Fragment", "Join", "Query", "TableRef"]
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query that was parsed and checked, but not yet bound to tables.
+
+    Two queries are equal if their statements are, however they were written.
+
+    >>> query = Query.from_sql("select x, y label from t where x>0")
+    >>> query.to_sql()
+    'SELECT x, y AS label FROM t WHERE x > 0'
+    >>> query.bind({"t": {"x": "DOUBLE", "y": "DOUBLE"}}).fragment("t").filters
+    ('"x" > 0',)
+    """
+
+    sql: str = field(compare=False)
+    statement: Statement
+
+    @classmethod
+    def from_sql(cls, sql: str, dialect: str = DIALECT) -> "Query":
+        """Return the query that ``sql`` writes.
+
+        Args:
+            sql: One SELECT with a label, features, INNER equi-joins and filters.
+            dialect: The dialect it is written in, as sqlglot names it.
+
+        Raises:
+            QueryError: It does not parse or has an unsupported part; the message
+                names the part.
+        """
+        return cls(sql, parse_statement(sql, dialect))
+
+    @property
+    def tables(self) -> tuple[TableRef, ...]:
+        """The tables of the query, in FROM order."""
+        return self.statement.tables
+
+    def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
+        """Return the fragments and joins over tables with these columns.
+
+        Args:
+            schemas: Table name -> column -> DuckDB type.
+
+        Raises:
+            QueryError: A table or column is unknown or ambiguous, an expression
+                needs two tables at once, or a table is not joined with the others.
+        """
+        return bind_statement(self.statement, schemas)
+
+    def to_sql(self) -> str:
+        """Return the canonical SQL; parsing and rendering it changes nothing."""
+        return self.statement.to_sql()
