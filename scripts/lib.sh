@@ -7,13 +7,6 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${TP_FLOWER_VENV:-$root/.venv}
 
-# Flower: use this environment as it is instead of installing the app's dependencies at
-# every run, and leave the network alone.
-export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-export FLWR_TELEMETRY_ENABLED=0
-export FLWR_DISABLE_UPDATE_CHECK=1
-export RAY_USAGE_STATS_ENABLED=0
-
 say() { printf '\n== %s\n' "$*" >&2; }
 
 fail() {
@@ -35,11 +28,15 @@ find_python() {
     "python3-venv); set PYTHON=/path/to/python to name one"
 }
 
-# What the environment was made from: it is made anew for other requirements.
+# What the environment was made from, and for which folder: it is updated for others.
 environment_stamp() {
   "$1" - "$root/pyproject.toml" "$root/constraints.txt" <<'PYTHON'
 import hashlib, sys
-print(hashlib.sha256(b"".join(open(p, "rb").read() for p in sys.argv[1:])).hexdigest())
+parts = [sys.prefix.encode()]
+for path in sys.argv[1:]:
+    with open(path, "rb") as file:
+        parts += [path.encode(), file.read()]
+print(hashlib.sha256(b"\0".join(parts)).hexdigest())
 PYTHON
 }
 
@@ -56,13 +53,14 @@ ensure_environment() {
     say "updating the environment in $venv"
   else
     python=$(find_python)
-    say "making an environment in $venv with $("$python" --version)"
+    say "making an environment in $venv with $("$python" --version); this takes a minute or two"
     # what is left of an interrupted attempt is replaced
     "$python" -m venv --clear "$venv" || fail "could not make an environment in $venv"
     stamp=$(environment_stamp "$venv/bin/python")
   fi
   rm -f "$venv"/tp-flower-*.stamp
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+  # twice quiet: without the warnings of indexes that lack a package
+  "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
     --constraint "$root/constraints.txt" --editable "$root${extra:+[$extra]}" ||
     fail "the installation into $venv failed; once the cause is gone, run this again"
   printf '%s\n' "$stamp" >"$made"

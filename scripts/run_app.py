@@ -1,0 +1,281 @@
+"""Run the Flower app and tell by the exit status whether the run succeeded.
+
+    python scripts/run_app.py [--note-output FILE] [arguments of flwr run]
+
+`flwr run --stream` exits 0 also when the run failed, and a local SuperLink that is
+already running has its own environment. So this starts a SuperLink of its own on a free
+port, with its own FLWR_HOME, lets `flwr run` stream the log, asks for the run's true
+status and stops the SuperLink.
+
+Exit status: 0 completed, 1 failed, 2 refused before it started.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from tp_flower.errors import SettingsError
+from tp_flower.experiment import Settings
+from tp_flower.report import REPORT_LINE
+
+ROOT = Path(__file__).resolve().parents[1]
+# beside the interpreter, without resolving links: in an environment it is a link
+BIN = Path(sys.executable).parent
+DEFAULT_FEDERATION = "num-supernodes=5 client-resources-num-cpus=1"
+STARTUP_SECONDS = 60.0
+STOP_SECONDS = 15.0
+STATUS_SECONDS = 60.0
+LOG_LINES = 20
+
+# Use the installed packages at every run instead of installing the app's dependencies,
+# and leave the network alone. The last one lets simulated sites see a GPU.
+FLOWER_ENVIRONMENT = {
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "PYTHONUNBUFFERED": "1",
+}
+# lines of Flower's that tell a user of this script nothing
+NOISE = re.compile(
+    r"default simulated SuperNodes changed|To change federation size"
+    r"|flwr federation simulation-config|Flower configuration not found"
+    r"|^(\x1b\[\d+m)?INFO\s*(\x1b\[0m)?\s*:\s*$"
+)
+_KEY_VALUE = re.compile(r"""\S+?=('[^']*'|"[^"]*"|\S+)""")
+
+
+class RunError(Exception):
+    """The run could not be started or followed."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the app with the arguments of `flwr run`; return the exit status."""
+    options, flower_arguments = _parse(arguments)
+    try:
+        check_run_config(options.run_config)
+        with _private_superlink() as environment:
+            output_dir = _run(environment, flower_arguments)
+    except (RunError, SettingsError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, SettingsError) else 1
+    if options.note_output and output_dir:
+        options.note_output.write_text(f"{output_dir}\n", encoding="utf-8")
+    return 0
+
+
+def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        description="Run the Flower app; every other option goes to `flwr run`.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--note-output",
+        type=Path,
+        metavar="FILE",
+        help="write the run's output folder to this file",
+    )
+    parser.add_argument(
+        "-c",
+        "--run-config",
+        action="append",
+        default=[],
+        help="""settings: 'key=value key="text"', or one TOML file""",
+    )
+    parser.add_argument(
+        "--federation-config",
+        default=DEFAULT_FEDERATION,
+        help="size of the simulation (default: %(default)s)",
+    )
+    options, others = parser.parse_known_args(arguments)
+    settings = [part for text in options.run_config for part in ("-c", text)]
+    federation = ["--federation-config", options.federation_config]
+    return options, [*settings, *federation, *others]
+
+
+def check_run_config(texts: Sequence[str]) -> None:
+    """Refuse what Flower would refuse without a word about the key, or overlook.
+
+    Raises:
+        SettingsError: a setting is not usable, or the text or file cannot be read.
+    """
+    # imported here: --help and the tests of other parts need no Flower
+    import click
+    from flwr.common.config import parse_config_args
+
+    for text in texts:
+        # Flower overlooks what does not look like this, such as `a = 1`
+        rest = "" if text.endswith(".toml") else _KEY_VALUE.sub("", text).strip()
+        if rest:
+            message = f"-c {text!r}: write key=value without spaces around ="
+            raise SettingsError(message)
+    try:
+        config = parse_config_args(list(texts))
+    except (OSError, ValueError, click.ClickException) as error:
+        message = f"the run config {' '.join(texts)!r} cannot be read: {error}"
+        raise SettingsError(message) from error
+    Settings.from_run_config(config)
+
+
+@contextlib.contextmanager
+def _private_superlink() -> Iterator[Mapping[str, str]]:
+    """Run a SuperLink for simulations; give the environment in which flwr finds it."""
+    with tempfile.TemporaryDirectory(
+        prefix="tp-flower-", ignore_cleanup_errors=True
+    ) as home:
+        port = _free_port()
+        environment = {
+            **os.environ,
+            **FLOWER_ENVIRONMENT,
+            "FLWR_HOME": home,
+            # flwr looks for its local SuperLink here and starts none if it answers
+            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
+            "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}",
+        }
+        log = Path(home) / "superlink.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [
+                    *(BIN / "flower-superlink", "--insecure", "--simulation"),
+                    *("--host", "127.0.0.1", "--port", str(port)),
+                ],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C must not reach it: it is stopped below, in order
+                start_new_session=True,
+            )
+        try:
+            _wait_until_ready(process, port, log)
+            yield environment
+        finally:
+            _stop(process)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + STARTUP_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(urllib.error.URLError, OSError):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
+            return
+        time.sleep(0.1)
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    tail = "\n".join(lines[-LOG_LINES:])
+    message = f"the local SuperLink did not start. Its last words:\n{tail}"
+    raise RunError(message)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Stop the SuperLink; its own children end when they see it gone."""
+    process.terminate()
+    try:
+        process.wait(timeout=STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _run(environment: Mapping[str, str], arguments: Sequence[str]) -> str:
+    """Stream a run and return its output folder, "" if it named none.
+
+    Raises:
+        RunError: the run did not complete.
+    """
+    command = [str(BIN / "flwr"), "run", str(ROOT), "--stream", *arguments]
+    try:
+        code, output_dir = _stream(command, environment)
+    except KeyboardInterrupt:
+        _stop_run(environment)
+        message = "interrupted; the run was stopped"
+        raise RunError(message) from None
+    status, details = _final_status(environment, waits=code == 0)
+    if status != "finished:completed":
+        message = f"the run ended as {status}: {details}"
+        raise RunError(message)
+    return output_dir
+
+
+def _stream(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Print the command's output without noise; return its status and the folder."""
+    output_dir = ""
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    ) as process:
+        for line in process.stdout or ():
+            if line.startswith(REPORT_LINE):
+                output_dir = str(Path(line.removeprefix(REPORT_LINE).strip()).parent)
+            if not NOISE.search(line):
+                print(line, end="", flush=True)
+    return process.returncode, output_dir
+
+
+def _list_runs(environment: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the runs of the SuperLink: one at most, as it is private."""
+    answer = subprocess.run(
+        [str(BIN / "flwr"), "ls", "--format", "json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        runs: list[dict[str, str]] = json.loads(answer.stdout)["runs"]
+    except (ValueError, KeyError):
+        return []
+    return runs
+
+
+def _final_status(environment: Mapping[str, str], *, waits: bool) -> tuple[str, str]:
+    """Return the run's status and details once it has finished."""
+    deadline = time.monotonic() + STATUS_SECONDS
+    while runs := _list_runs(environment):
+        status, details = runs[0]["status"], runs[0]["status-details"]
+        if status.startswith("finished") or time.monotonic() > deadline:
+            return status, details
+        time.sleep(0.5)
+    reason = "no such run is known" if waits else "flwr run refused it, see above"
+    return "not started", reason
+
+
+def _stop_run(environment: Mapping[str, str]) -> None:
+    for run in _list_runs(environment):
+        command = [str(BIN / "flwr"), "stop", run["run-id"]]
+        subprocess.run(command, env=environment, capture_output=True, check=False)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    """Treat a polite kill like Ctrl-C, so that the SuperLink is stopped."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.exit(main(sys.argv[1:]))
