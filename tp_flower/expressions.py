@@ -10,6 +10,7 @@ numbers, and nothing that builds large values (``repeat``, ``lpad``, ``range``).
 """
 
 import difflib
+import re
 from collections.abc import Collection, Iterator
 
 import sqlglot
@@ -70,9 +71,9 @@ ALLOWED_TYPES: frozenset[exp.DType] = frozenset((
     exp.DType.BIGINT, exp.DType.INT128, exp.DType.UTINYINT, exp.DType.USMALLINT,
     exp.DType.UINT, exp.DType.UBIGINT, exp.DType.FLOAT, exp.DType.DOUBLE,
     exp.DType.DECIMAL, exp.DType.CHAR, exp.DType.VARCHAR, exp.DType.TEXT,
-    exp.DType.DATE, exp.DType.TIME, exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ,
-    exp.DType.TIMESTAMP_S, exp.DType.TIMESTAMP_MS, exp.DType.TIMESTAMP_NS,
-    exp.DType.UUID,
+    exp.DType.DATE, exp.DType.TIME, exp.DType.TIMESTAMP, exp.DType.TIMESTAMPNTZ,
+    exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMP_S, exp.DType.TIMESTAMP_MS,
+    exp.DType.TIMESTAMP_NS, exp.DType.UUID,
 ))  # fmt: skip
 # Why a node is refused, most telling reason first.
 _REASONS: tuple[tuple[tuple[type[exp.Expr], ...], str], ...] = (
@@ -113,7 +114,8 @@ def explain(error: SqlglotError) -> str:
         return shorten(str(error))
     first = error.errors[0]
     place = f"line {first['line']}, column {first['col']}"
-    return f"{place}: {first['description']} at {first['highlight']!r}"
+    description = re.sub(r"<class '[\w.]*\.(\w+)'>", r"\1", str(first["description"]))
+    return f"{place}: {description} at {first['highlight']!r}"
 
 
 def parse_statements(sql: str, dialect: str = DIALECT) -> list[exp.Expr]:
@@ -124,12 +126,14 @@ def parse_statements(sql: str, dialect: str = DIALECT) -> list[exp.Expr]:
             unknown.
     """
     try:
-        statements = sqlglot.parse(sql, dialect=dialect, error_level=ErrorLevel.RAISE)
+        statements = sqlglot.parse(sql, dialect=dialect)
     except SqlglotError as error:
         raise QueryError(f"the SQL does not parse: {explain(error)}") from error
     except RecursionError as error:
         raise QueryError(f"nested too deeply: {shorten(sql)}") from error
-    except ValueError as error:  # sqlglot's answer to an unknown dialect
+    except (ValueError, AttributeError, TypeError) as error:
+        # ValueError: an unknown dialect. The others: sqlglot trips over some SQL
+        # that is malformed, such as {AS: ,}, and a site must answer that too.
         raise QueryError(f"the SQL cannot be read: {shorten(str(error))}") from error
     return [statement for statement in statements if statement is not None]
 

@@ -1,0 +1,175 @@
+"""Expressions: what DuckDB runs is what was written, or it is refused by name."""
+
+import duckdb
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tp_flower.errors import QueryError
+from tp_flower.expressions import (
+    MAX_EXPRESSION_CHARACTERS,
+    closest,
+    parse_expression,
+    render,
+)
+
+ACCEPTED = """
+abs(i) | @i | ceil(x) | ceiling(x) | floor(x) | round(x, 1) | trunc(x) | sign(x)
+sqrt(abs(x)) | cbrt(x) | exp(x) | ln(x) | log(x) | log10(x) | log2(x) | log(2, x)
+pow(x, 2) | x ** 2 | x ^ 2 | sin(x) | cos(x) | tan(x) | asin(x / 10) | acos(x / 10)
+atan(x) | atan2(x, 1) | degrees(x) | radians(x) | pi() * x | mod(i, 4) | i % 4 | i // 2
+i / 2 | i / 0 | fmod(i, 4) | greatest(x, i) | least(x, i, 1) | coalesce(x, 0)
+ifnull(x, 0) | nullif(i, 3) | if(b, 1, 0) | case when b then 1 else 0 end
+case i when 3 then 'a' end | isnan(x) | isinf(x) | isfinite(x) | even(x) | gcd(i, 6)
+lower(s) | ucase(s) | length(s) | strlen(s) | trim(s) | ltrim(s, 'A') | rtrim(s)
+trim(both 'A' from s) | substring(s, 1, 2) | substr(s, 2) | left(s, 1) | right(s, 1)
+replace(s, 'A', 'b') | reverse(s) | concat(s, 'x') | concat_ws('-', s, 'x') | s || 'x'
+contains(s, 'b') | starts_with(s, 'A') | prefix(s, 'A') | suffix(s, 'c')
+ends_with(s, 'c') | s ^@ 'A' | instr(s, 'b') | position('b' in s)
+split_part(s, ' ', 1) | regexp_matches(s, '[bz]') | regexp_replace(s, 'b', 'x', 'g')
+regexp_extract(s, '(b)', 1) | regexp_full_match(s, '.*') | s ~ 'A.*' | s like 'A%'
+s ilike 'a%' | s not like 'A%' | s like 'A!%' escape '!' | s similar to 'A.*'
+s glob 'A*' | levenshtein(s, 'x') | strip_accents(s) | year(ts) | month(ts) | day(ts)
+hour(ts) | minute(ts) | second(ts) | quarter(ts) | week(ts) | weekofyear(ts)
+isodow(ts) | dayofweek(ts) | weekday(ts) | dayofyear(ts) | yearweek(ts) | dayname(ts)
+monthname(ts) | extract(dow from ts) | extract(epoch from ts) | extract('hour' from ts)
+extract(year from d) | date_part('hour', ts) | date_trunc('day', ts)
+date_diff('day', d, ts) | datediff('hour', d, ts) | date_sub('day', d, ts)
+d + interval 1 day | d - interval (i) day | d + 1 | d - date '2013-01-01'
+ts - timestamp '2013-01-01' | age(ts, timestamp '2013-01-01') | epoch(ts)
+epoch_ms(ts) | strftime(ts, '%Y') | strptime('2013', '%Y') > ts | make_date(2013, 1, 2) < d
+last_day(d) | time_bucket(interval '1 day', ts) | julian(ts) | cast(s as varchar)
+try_cast(s as int) | i::double | i::decimal(10, 2) | ts::date | d::timestamp
+i::hugeint | i::float | b::int | i between 1 and 3 | i not between 1 and 3 | i in (1, 3)
+s not in ('a', 'xyz') | i is null | i is not null | i isnull | b is true
+b is not false | i is distinct from 3 | i == 3 | i <> 3 | not b | b and i > 0
+b or i > 0 | i & 1 | i | 1 | ~i | -i | +i | i - -1 | i - (1 - x) | (i + 1) * 2 | n * 1.5
+i + 1_000 | s = 'it''s' | i > .5 | 1e3 * i | i /* note */ + 1
+""".replace("i | 1 |", "i @@ 1 |")
+
+
+def accepted() -> list[str]:
+    lines = ACCEPTED.strip().splitlines()
+    pieces = [piece for line in lines for piece in line.split(" | ")]
+    return [piece.replace("@@", "|") for piece in pieces]
+
+
+@pytest.fixture(scope="module")
+def database():
+    with duckdb.connect() as connection:
+        connection.execute(
+            """CREATE TABLE t AS SELECT * FROM (VALUES
+            (3, 2.5::DOUBLE, 'Ab c', TIMESTAMP '2013-01-02 03:04:05',
+             DATE '2013-01-02', true, 1.25),
+            (-7, 0.25, 'xyz', TIMESTAMP '2020-02-29 23:59:59',
+             DATE '2020-02-29', false, 10.5),
+            (NULL, NULL, NULL, NULL, NULL, NULL, NULL)) v(i, x, s, ts, d, b, n)"""
+        )
+        yield connection
+
+
+@pytest.mark.parametrize("text", accepted())
+def test_rendered_expression_gives_the_values_of_the_original(database, text):
+    rendered = render(parse_expression(text, "feature"), quote=True)
+    query = "SELECT typeof({0}), ({0}) FROM t"
+    expected = database.execute(query.format(text)).fetchall()
+    assert database.execute(query.format(rendered)).fetchall() == expected
+
+
+@pytest.mark.parametrize("text", accepted())
+def test_rendering_is_a_fixed_point(text):
+    once = render(parse_expression(text, "feature"), quote=True)
+    assert render(parse_expression(once, "feature"), quote=True) == once
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("(SELECT 1)", "sub-queries are not supported"),
+        ("x IN (SELECT y FROM secrets)", "sub-queries are not supported"),
+        ("EXISTS (SELECT 1)", "sub-queries are not supported"),
+        ("x > ALL (SELECT 1)", "construct All is not among"),
+        ("sum(x)", r"aggregate functions are not supported: SUM\(x\)"),
+        ("count(*)", "aggregate functions are not supported"),
+        ("any_value(x)", "aggregate functions are not supported"),
+        ("sum(x) FILTER (WHERE x > 1)", "aggregate functions are not supported"),
+        ("row_number() OVER ()", "window functions are not supported"),
+        ("*", r"name the columns instead of \*"),
+        ("t.*", r"name the columns instead of \*"),
+        ("COLUMNS('.*')", r"name the columns instead of \*"),
+        ("$1", "parameters are not supported"),
+        ("?", "parameters are not supported"),
+        ("x AS y", "an alias has no place here"),
+        ("x, y", "not one expression: x, y"),
+        ("x FROM secrets", "not one expression"),
+        ("DISTINCT x", "not one expression"),
+        ("x; DROP TABLE t", "not one expression"),
+        ("x UNION SELECT 1", "not one expression"),
+        ("", "not one expression"),
+        ("-- nothing", "not one expression"),
+        ("x +", "line 1, column 10: Required keyword: 'expression' missing for Add"),
+        ("x'", "does not parse"),
+        ("{AS: ,}", "cannot be read"),
+        ("read_text('/etc/passwd')", "function 'read_text' is not among"),
+        ('"read_text"(x)', "function 'read_text' is not among"),
+        ("read_csv('x.csv')", "function ReadCSV is not among"),
+        ("current_setting('x')", "function 'current_setting' is not among"),
+        ("getenv('HOME')", "function 'getenv' is not among"),
+        ("product(x)", "function 'product' is not among"),
+        ("query('SELECT 1')", "function 'query' is not among"),
+        ("nextval('s')", "function 'nextval' is not among"),
+        ("error('x')", "function 'error' is not among"),
+        ("main.abs(x)", "construct Dot is not among"),
+        ("s.upper()", "construct Dot is not among"),
+        ("random()", "function Rand is not among"),
+        ("uuid()", "function Uuid is not among"),
+        ("now()", "function 'now' is not among"),
+        ("current_date", "function CurrentDate is not among"),
+        ("unnest([1, 2])", "function Explode is not among"),
+        ("range(1000000000)", "function GenerateSeries is not among"),
+        ("repeat(s, 1000000000)", "function Repeat is not among"),
+        ("lpad(s, 1000000000, 'x')", "function Pad is not among"),
+        ("printf('%1000000000d', x)", "function 'printf' is not among"),
+        ("list_transform([1], lambda v: v)", "is not among those supported"),
+        ("{'a': x}", "function Struct is not among"),
+        ("x COLLATE nocase", "function Collate is not among"),
+        ("x::foo", "this type is not among those supported: foo"),
+        ("x::INT[]", "this type is not among those supported"),
+        ("x::JSON", "this type is not among those supported"),
+        ("x IN y", "IN takes a list of values: x IN y"),
+        ("x IN UNNEST([1])", "IN takes a list of values"),
+        ("db.t.x", "write a column as table.column: db.t.x"),
+        ("x + " * MAX_EXPRESSION_CHARACTERS + "1", "characters, at most 20000"),
+        ("(" * 3000 + "x" + ")" * 3000, "nested too deeply"),
+        ("$$text$$", "construct RawString is not among"),
+    ],
+)
+def test_refused(text, reason):
+    with pytest.raises(QueryError, match=f"feature 'f' is refused: .*{reason}"):
+        parse_expression(text, "feature 'f'")
+
+
+TOKENS = """
+x y s 1 2.5 'a' ( ) ( ) , ; + - * / = < IN AND OR NOT IS NULL CASE WHEN THEN ELSE END
+SELECT FROM t . :: INT [ ] sum( abs( lower( -- /* */ " ' $1 ? LIKE INTERVAL DAY CAST(
+EXTRACT( AS DATE BETWEEN : -> { } OVER UNION DROP SET
+"""
+
+
+@settings(max_examples=300)
+@given(
+    st.one_of(
+        st.text(max_size=30), st.lists(st.sampled_from(TOKENS.split())).map(" ".join)
+    )
+)
+def test_anything_is_refused_or_has_one_form(text):
+    try:
+        once = render(parse_expression(text, "piece"), quote=True)
+    except QueryError:
+        return
+    assert render(parse_expression(once, "piece"), quote=True) == once
+
+
+def test_closest_names_what_looks_alike():
+    assert closest("Tailnumm", ["tailnum", "dest"]) == " (did you mean 'tailnum'?)"
+    assert closest("zzz", ["tailnum", "dest"]) == ""
