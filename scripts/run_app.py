@@ -188,13 +188,38 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) ->
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop the SuperLink; its own children end when they see it gone."""
+    """Stop the SuperLink and what it started.
+
+    After a run only its executor is left, which ends by itself. The simulation of an
+    interrupted run would go on for a minute before it misses the SuperLink.
+    """
+    children = _descendants(process.pid)
     process.terminate()
     try:
         process.wait(timeout=STOP_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def _descendants(ancestor: int) -> list[int]:
+    """Return the ids of the processes under this one; none where there is no `ps`."""
+    try:
+        command = ["ps", "-A", "-o", "pid=,ppid="]
+        listing = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    pairs = [tuple(map(int, line.split())) for line in listing.stdout.splitlines()]
+    found, unseen = [], [ancestor]
+    while unseen:
+        parent = unseen.pop()
+        children = [pid for pid, its_parent in pairs if its_parent == parent]
+        found += children
+        unseen += children
+    return found
 
 
 def _run(environment: Mapping[str, str], arguments: Sequence[str]) -> str:

@@ -1,0 +1,44 @@
+"""A report small enough to add up by hand."""
+
+from tp_flower.experiment import Settings
+from tp_flower.report import RoundReport, RunReport, TableReport
+
+
+def small_report() -> RunReport:
+    """Make the report of a set-up round and two epochs, the second of two rounds."""
+    history = (
+        RoundReport(1, 0, "describe", bytes_up={"f": 100}, overhead_bytes=7),
+        RoundReport(
+            2,
+            1,
+            "admm",
+            train={"loss": 0.5},
+            bytes_up={"f": 10, "p": 1},
+            bytes_down={"f": 20, "p": 2},
+            server_seconds=0.25,
+            client_seconds=0.5,
+            wait_seconds=0.125,
+            primal_residual=0.1,
+            dual_residual=0.2,
+        ),
+        RoundReport(3, 2, "statistics", bytes_up={"f": 10}, server_seconds=0.25),
+        RoundReport(4, 2, "admm", train={"loss": 0.25}, bytes_down={"f": 20}),
+    )
+    return RunReport(
+        settings=Settings().to_dict(),
+        chosen={"rho": 0.125, "loss": "logistic"},
+        query="SELECT ...",
+        tables=(
+            TableReport("f", "flights", 30, 4, 2, ("EWR", "JFK"), 0, 0.9, 2),
+            TableReport("p", "planes", 5, 3, 1, ("registry",), 0, 5.4, 9, ("engine",)),
+        ),
+        joined_rows_train=20,
+        joined_rows_test=7,
+        join_steps=(("f", 30), ("p", 27)),
+        history=history,
+        final_train={"loss": 0.25, "auc": 0.75},
+        final_test={"loss": 0.375, "auc": 0.625},
+        output_dir="/runs/1",
+        started="2026-11-20T08:00:00+00:00",
+        seconds=3.5,
+    )
