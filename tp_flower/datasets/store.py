@@ -21,7 +21,7 @@ JOIN items AS i ON o.item_id = i.item_id
 JOIN customers AS c ON o.customer_id = c.customer_id
 """
 STORE_SQL: Final = f"SELECT o.quantity AS label,{_FROM}"
-STORE_CLASSIFICATION_SQL: Final = f"SELECT o.quantity > 10 AS label,{_FROM}"
+STORE_CLASSIFICATION_SQL: Final = f"SELECT o.quantity > 12 AS label,{_FROM}"
 
 CHANNELS: Final = np.array(["web", "shop", "phone"])
 PARTS: Final = np.array(["case", "motor", "screen", "battery", "cable"])

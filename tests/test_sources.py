@@ -1,0 +1,371 @@
+import gzip
+import os
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pytest
+
+from tp_flower import sources
+from tp_flower.errors import SourceError
+from tp_flower.sources import (
+    ShardSource,
+    connect,
+    describe,
+    hosted_shards,
+    load_tables,
+    register_frames,
+    release,
+)
+
+ORDERS = "id,price,when\n1,2.5,2024-01-01\n2,,2024-01-02\n"
+
+
+def tables_file(folder: Path, text: str) -> str:
+    file = folder / "tables.toml"
+    file.write_text(text)
+    return str(file)
+
+
+def rows_of(source: ShardSource) -> list[tuple]:
+    with connect(source) as connection:
+        return connection.execute("SELECT * FROM shard").fetchall()
+
+
+def csv(folder: Path, text: str, name: str = "t.csv") -> ShardSource:
+    (folder / name).write_text(text)
+    return ShardSource("t", "here", 0, str(folder / name))
+
+
+def parquet(frame: pd.DataFrame, path: Path) -> None:
+    with duckdb.connect() as connection:
+        connection.register("frame", frame)
+        connection.execute(f"COPY frame TO '{path}' (FORMAT parquet)")
+
+
+# the tables file
+
+
+def test_tables_file_in_both_forms(tmp_path):
+    text = """
+        [tables.orders]
+        path = "orders.csv"
+        site = "store"
+        [tables.customers]
+        types = { zip = "VARCHAR", age = "DOUBLE" }
+        [[tables.customers.shards]]
+        path = "us.parquet"
+        site = "us"
+        [[tables.customers.shards]]
+        path = "/abs/uk.csv.gz"
+        types = { age = "DECIMAL(10, 2)" }
+        nulls = ["?"]
+    """
+    orders, us, uk = load_tables(tables_file(tmp_path, text))
+    assert orders == ShardSource("orders", "store", 0, str(tmp_path / "orders.csv"))
+    assert us.path == str(tmp_path / "us.parquet")
+    assert us.types == {"zip": "VARCHAR", "age": "DOUBLE"}
+    assert (uk.site, uk.index, uk.path) == ("customers-1", 1, "/abs/uk.csv.gz")
+    assert uk.types == {"zip": "VARCHAR", "age": "DECIMAL(10, 2)"}
+    assert uk.nulls == ("?",)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("[tables", "is not TOML"),
+        ("", r"names no tables: expected \[tables.<name>\]"),
+        ("[tables]", "names no tables"),
+        ("[table.a]\npath='a.csv'", "unknown key 'table' .* mean 'tables'"),
+        ("[tables.a]\npth='a.csv'", "'pth' .*mean 'path'.* valid keys are path, site"),
+        ("[[tables.a.shards]]\npath='a.csv'\nx=1", "unknown key 'x' in shard 0 of"),
+        ("[[tables.a.shards]]\nshards=1", "unknown key 'shards' in shard 0 of"),
+        ("[tables]\na = 1", "is not a table of settings, but 1"),
+        ("[tables.a]\nshards = 1", "'shards' .* non-empty list"),
+        ("[tables.a]\nshards = []", "'shards' .* non-empty list"),
+        ("[tables.a]\nshards = [1]", "shard 0 of table 'a' .* not a table of"),
+        ("[tables.a]\npath='a.csv'\nshards=[]", "both 'path' and 'shards'"),
+        ("[tables.a]\nsite='x'", "shard 0 of table 'a' .* has no 'path'"),
+        ("[tables.a]\npath=3", "'path' of .* must be a string, not 3"),
+        ("[tables.a]\npath='a.xls'", r"format of a.xls: known extensions are .csv"),
+        ("[tables.a]\npath='a.csv'\ntypes=1", "'types' .* must be a table"),
+        ("[tables.a]\npath='a.csv'\ntypes={b=''}", "'' for column 'b' is not the"),
+        ("[tables.a]\npath='a.csv'\ntypes={b='INT); DROP'}", "not the name"),
+        ("[tables.a]\npath='a.csv'\nnulls='NA'", "'nulls' .* list of strings"),
+    ],
+)
+def test_tables_file_refusals(tmp_path, text, match):
+    with pytest.raises(SourceError, match=match):
+        load_tables(tables_file(tmp_path, text))
+
+
+def test_missing_tables_file(tmp_path):
+    with pytest.raises(SourceError, match=r"none.toml does not exist$"):
+        load_tables(str(tmp_path / "none.toml"))
+    with pytest.raises(SourceError, match="use an absolute path"):
+        load_tables("none.toml")
+
+
+def test_tables_file_that_is_a_folder(tmp_path):
+    with pytest.raises(SourceError, match="cannot be read"):
+        load_tables(str(tmp_path))
+
+
+# files
+
+
+def test_csv_is_read_with_its_types(tmp_path):
+    source = csv(tmp_path, ORDERS)
+    schema = describe(source)
+    assert schema.columns == {"id": "BIGINT", "price": "DOUBLE", "when": "DATE"}
+    assert (schema.rows, schema.all_null) == (2, ())
+    assert [row[:2] for row in rows_of(source)] == [(1, 2.5), (2, None)]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.csv.gz", "t.parquet"])
+def test_formats_agree(tmp_path, name):
+    frame = pd.DataFrame({"a": [1, 2], "b": ["x", 'it\'s, "q"']})
+    path = tmp_path / name
+    if name.endswith("parquet"):
+        parquet(frame, path)
+    else:
+        text = frame.to_csv(index=False, sep="\t" if "tsv" in name else ",")
+        data = text.encode()
+        path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    assert rows_of(ShardSource("t", "s", 0, str(path))) == [(1, "x"), (2, 'it\'s, "q"')]
+
+
+def test_type_is_that_of_all_rows_not_of_a_sample(tmp_path):
+    numbers = "\n".join(map(str, range(30_000)))
+    source = csv(tmp_path, f"a,b\n{numbers.replace(chr(10), ',1' + chr(10))},1\nx,1\n")
+    assert describe(source).columns == {"a": "VARCHAR", "b": "BIGINT"}
+
+
+def test_usual_nulls_do_not_make_a_number_text(tmp_path):
+    source = csv(tmp_path, "a,b\n1,x\nNA,NA\n,\n")
+    assert describe(source).columns == {"a": "BIGINT", "b": "VARCHAR"}
+    assert rows_of(source) == [(1, "x"), (None, None), (None, None)]
+
+
+def test_own_nulls(tmp_path):
+    path = csv(tmp_path, "a,b\n1,NA\n?,y\n").path
+    source = ShardSource("t", "s", 0, path, nulls=("?",))
+    assert rows_of(source) == [(1, "NA"), (None, "y")]
+
+
+def test_column_without_values_is_reported(tmp_path):
+    schema = describe(csv(tmp_path, "a,b\n1,\n2,\n"))
+    assert schema.all_null == ("b",)
+
+
+def test_csv_with_odd_dialect(tmp_path):
+    source = csv(
+        tmp_path, 'a"b;it\'s\r\n"1;5";25/12/2013\r\n2;01/02/2013\r\n', "a'[1].csv"
+    )
+    assert describe(source).columns == {'a"b': "VARCHAR", "it's": "DATE"}
+    assert [str(row[1]) for row in rows_of(source)] == ["2013-12-25", "2013-02-01"]
+
+
+def test_csv_type_override_comes_before_detection(tmp_path):
+    path = csv(tmp_path, "zip,a\n007,1\n010,2\n").path
+    source = ShardSource("t", "s", 0, path, types={"zip": "VARCHAR", "a": "DOUBLE"})
+    assert rows_of(source) == [("007", 1.0), ("010", 2.0)]
+    assert describe(source).columns == {"zip": "VARCHAR", "a": "DOUBLE"}
+
+
+def test_parquet_type_override(tmp_path):
+    path = tmp_path / "t.parquet"
+    parquet(pd.DataFrame({"a": [1, 2], "b": ["3", "4"]}), path)
+    source = ShardSource("t", "s", 0, str(path), types={"b": "DOUBLE"})
+    assert describe(source).columns == {"a": "BIGINT", "b": "DOUBLE"}
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_override_of_unknown_column(tmp_path, name):
+    path = tmp_path / name
+    frame = pd.DataFrame({"a": [1], "b": [2]})
+    parquet(frame, path) if "parquet" in name else frame.to_csv(path, index=False)
+    source = ShardSource("t", "s", 0, str(path), types={"c": "DOUBLE"})
+    with pytest.raises(SourceError, match="names column 'c', but the columns are a, b"):
+        describe(source)
+
+
+def test_values_that_do_not_fit_the_override(tmp_path):
+    path = csv(tmp_path, "a\nx\ny\n").path
+    source = ShardSource("t", "s", 0, path, types={"a": "DOUBLE"})
+    with pytest.raises(SourceError, match=r"table 't' at site 's' .*Conversion Error"):
+        rows_of(source)
+
+
+def test_changed_file_is_looked_at_again(tmp_path):
+    source = csv(tmp_path, "a\n1\n2\n")
+    assert describe(source).columns == {"a": "BIGINT"}
+    csv(tmp_path, "a\nxyz\n")
+    assert describe(source).columns == {"a": "VARCHAR"}
+
+
+@pytest.mark.parametrize("name", ["no.csv", "no.parquet"])
+def test_missing_file(tmp_path, name):
+    source = ShardSource("t", "s", 0, str(tmp_path / name))
+    with pytest.raises(
+        SourceError, match=rf"table 't' at site 's' .*{name}.*not exist"
+    ):
+        describe(source)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_unreadable_file(tmp_path, name):
+    (tmp_path / name).mkdir()
+    source = ShardSource("t", "s", 0, str(tmp_path / name))
+    with pytest.raises(SourceError, match="cannot be read: Is a directory"):
+        describe(source)
+
+
+def test_file_that_is_not_what_its_name_says(tmp_path):
+    (tmp_path / "t.parquet").write_text("hello")
+    source = ShardSource("t", "s", 0, str(tmp_path / "t.parquet"))
+    with pytest.raises(SourceError, match="table 't' at site 's'"):
+        describe(source)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM read_csv('{other}')",
+        "COPY shard TO '{folder}/out.csv'",
+        "ATTACH '{folder}/x.db'",
+        "SET enable_external_access = true",
+        "INSTALL httpfs",
+        "SELECT * FROM '{other}'",
+    ],
+)
+def test_connection_reads_its_source_and_nothing_else(tmp_path, sql):
+    source = csv(tmp_path, ORDERS)
+    other = csv(tmp_path, ORDERS, "other.csv").path
+    text = sql.format(other=other, folder=tmp_path)
+    refused = pytest.raises(SourceError, match="table 't' at site 'here'")
+    with refused, connect(source) as connection:
+        connection.execute(text)
+    assert not (tmp_path / "out.csv").exists()
+    assert not (tmp_path / "x.db").exists()
+
+
+# data frames
+
+
+def test_frames_by_token():
+    us, uk = pd.DataFrame({"a": [1, 2]}), pd.DataFrame({"a": [3]})
+    token = register_frames({"c": [us, uk], "o": us}, site="shop")
+    first, second, other = load_tables(f"memory:{token}")
+    assert (first.table, first.site, first.index) == ("c", "shop", 0)
+    assert rows_of(second) == [(3,)]
+    assert other.table == "o"
+    assert "table 'c' at site 'shop' (a data frame)" in str(first)
+    release(token)
+    with pytest.raises(SourceError, match="no data frames are registered"):
+        load_tables(f"memory:{token}")
+
+
+def test_frame_types():
+    frame = pd.DataFrame(
+        {
+            "number": [1.5, np.nan],
+            "text": ["x", None],
+            "time": pd.to_datetime(["2024-01-01", None]),
+            "flag": [True, False],
+            "category": pd.Categorical(["u", None]),
+            7: [1, 2],
+        },
+        index=["p", "q"],
+    )
+    (source,) = load_tables("memory:" + register_frames({"t": frame}, site="s"))
+    schema = describe(source)
+    assert schema.columns["number"] == "DOUBLE"
+    assert schema.columns["text"] == "VARCHAR"
+    assert schema.columns["time"].startswith("TIMESTAMP")
+    assert schema.columns["flag"] == "BOOLEAN"
+    assert schema.columns["category"].startswith("ENUM")
+    assert schema.columns["7"] == "BIGINT"
+    assert rows_of(source)[1][:3] == (None, None, None)
+
+
+def test_frame_connection_reads_no_files(tmp_path):
+    other = csv(tmp_path, ORDERS).path
+    frame = pd.DataFrame({"a": [1]})
+    (source,) = load_tables("memory:" + register_frames({"t": frame}, site="s"))
+    refused = pytest.raises(SourceError, match="Permission Error")
+    with refused, connect(source) as connection:
+        connection.execute(f"SELECT * FROM read_csv('{other}')")
+
+
+def test_register_refuses_what_is_no_frame():
+    with pytest.raises(SourceError, match="expected a pandas DataFrame, not dict"):
+        register_frames({"t": [{"a": 1}]}, site="s")
+    with pytest.raises(SourceError, match="site 's' has no tables"):
+        register_frames({"t": []}, site="s")
+
+
+# who hosts what
+
+
+@pytest.fixture
+def shared(tmp_path):
+    text = """
+        [[tables.f.shards]]
+        path = "0.csv"
+        site = "a"
+        [[tables.f.shards]]
+        path = "1.csv"
+        [[tables.g.shards]]
+        path = "2.csv"
+        site = "a"
+        [[tables.g.shards]]
+        path = "3.csv"
+        site = "c"
+    """
+    return tables_file(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        (1, [["0", "1", "2", "3"]]),
+        (2, [["0", "2", "3"], ["1"]]),  # a and c, f-1
+        (3, [["0", "2"], ["1"], ["3"]]),
+        (4, [["0", "2"], ["1"], ["3"], []]),
+    ],
+)
+def test_organisations_are_dealt_to_nodes(shared, nodes, expected):
+    found = []
+    for node in range(nodes):
+        config = {"partition-id": node, "num-partitions": nodes}
+        hosted = hosted_shards(config, {"tables": shared})
+        found.append([Path(source.path).stem for source in hosted])
+    assert found == expected
+
+
+def test_own_tables_win(shared):
+    token = register_frames({"t": pd.DataFrame({"a": [1]})}, site="s")
+    config = {"tables": f"memory:{token}", "partition-id": 1, "num-partitions": 2}
+    (source,) = hosted_shards(config, {"tables": shared})
+    assert source.table == "t"
+
+
+def test_flights_are_the_default(monkeypatch):
+    files = {
+        "flights": {"EWR": Path("e"), "JFK": Path("j")},
+        "planes": {"r": Path("p")},
+    }
+    monkeypatch.setattr(sources, "flights_tables", lambda: files)
+    assert [s.site for s in hosted_shards({}, {"tables": ""})] == ["EWR", "JFK", "r"]
+    node = {"partition-id": 1, "num-partitions": 2}
+    assert [s.path for s in hosted_shards(node, {})] == ["j"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_file_without_permission(tmp_path):
+    source = csv(tmp_path, ORDERS)
+    Path(source.path).chmod(0)
+    with pytest.raises(SourceError, match="cannot be read: Permission denied"):
+        describe(source)
