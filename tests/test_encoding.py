@@ -204,8 +204,22 @@ def test_refuses_values_too_large():
         column_statistics(numeric(0.0, 1e200))
 
 
+def test_column_without_values_fits_any_kind():
+    """As in a CSV shard where a number column is empty, and so read as text."""
+    shards = [{"x": numeric(1, 3), "c": numeric(None)}]
+    shards.append({"x": categorical(None), "c": categorical("a", "b")})
+    encoder = fit(
+        merge_tables([{n: column_statistics(c) for n, c in s.items()} for s in shards])
+    )
+    assert encoder.feature_names == ("x", "c=a", "c=b")
+    first = {"x": numeric(1), "c": numeric(None)}
+    second = {"x": categorical(None), "c": categorical("b")}
+    np.testing.assert_array_equal(encoder.transform(first), [[-1, 1, 0]])
+    np.testing.assert_array_equal(encoder.transform(second), [[0, 0, 1]])
+
+
 def test_refuses_to_merge_kinds():
-    mixed = [{"x": NumericStatistics()}, {"x": CategoryStatistics({})}]
+    mixed = [{"x": NumericStatistics(1, 2.0)}, {"x": CategoryStatistics({"a": 1})}]
     with pytest.raises(SchemaError, match=r"feature 'x': .* numeric in one shard"):
         merge_tables(mixed)
 

@@ -222,6 +222,31 @@ def test_unreadable_file(tmp_path, name):
         describe(source)
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_empty_file(tmp_path, name):
+    with pytest.raises(SourceError, match="the file is empty"):
+        describe(csv(tmp_path, "", name))
+
+
+def test_no_line_is_skipped_without_a_word(tmp_path):
+    with pytest.raises(SourceError, match="one column 'a,b': does every line have"):
+        describe(csv(tmp_path, "a,b\n1,2\n3\n4,5,6\n"))
+
+
+def test_first_line_names_the_columns(tmp_path):
+    assert rows_of(csv(tmp_path, "a,b\nx,y\n")) == [("x", "y")]
+    assert describe(csv(tmp_path, "1,2\n3,4\n")).columns.keys() == {"1", "2"}
+    assert describe(csv(tmp_path, "a,b\n")).rows == 0
+
+
+def test_file_in_another_encoding(tmp_path):
+    source = csv(tmp_path, "")
+    Path(source.path).write_bytes("a,b\nsecret,\u00e9\n".encode("latin-1"))
+    with pytest.raises(SourceError, match="is not utf-8 encoded") as caught:
+        describe(source)
+    assert "secret" not in str(caught.value)
+
+
 def test_file_that_is_not_what_its_name_says(tmp_path):
     (tmp_path / "t.parquet").write_text("hello")
     source = ShardSource("t", "s", 0, str(tmp_path / "t.parquet"))

@@ -84,6 +84,11 @@ class CategoryStatistics:
 
     counts: Mapping[str, int]
 
+    @property
+    def count(self) -> int:
+        """Number of values that are not missing."""
+        return sum(self.counts.values())
+
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types."""
         return {"counts": dict(self.counts)}
@@ -148,6 +153,8 @@ def _numeric_statistics(values: FloatArray) -> NumericStatistics:
 def merge(statistics: Sequence[ColumnStatistics]) -> ColumnStatistics:
     """Return the statistics of the union of the shards' rows.
 
+    A column without values has no kind: what one shard says about it fits any other.
+
     >>> merge([NumericStatistics(1, 1.0, 0.0), NumericStatistics(1, 3.0, 0.0)])
     NumericStatistics(count=2, mean=2.0, m2=2.0)
 
@@ -165,6 +172,8 @@ def merge(statistics: Sequence[ColumnStatistics]) -> ColumnStatistics:
 
 
 def _merge_two(a: ColumnStatistics, b: ColumnStatistics) -> ColumnStatistics:
+    if not a.count or not b.count:
+        return a if a.count else b
     if isinstance(a, NumericStatistics) and isinstance(b, NumericStatistics):
         return _merge_numeric(a, b)
     if isinstance(a, CategoryStatistics) and isinstance(b, CategoryStatistics):
@@ -176,8 +185,6 @@ def _merge_two(a: ColumnStatistics, b: ColumnStatistics) -> ColumnStatistics:
 
 
 def _merge_numeric(a: NumericStatistics, b: NumericStatistics) -> NumericStatistics:
-    if not a.count or not b.count:
-        return a if a.count else b
     count = a.count + b.count
     delta = b.mean - a.mean
     return NumericStatistics(

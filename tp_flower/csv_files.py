@@ -3,6 +3,9 @@
 DuckDB guesses a column's type from the first 20,000 rows. The type would then depend on
 the order of the rows, and one shard could be numeric where another is text. Here the
 whole file is looked at once, and everything found is spelled out when it is read.
+
+The first line names the columns. DuckDB would also guess that, and skip the lines that
+do not fit its guess without a word.
 """
 
 from collections.abc import Mapping
@@ -41,8 +44,8 @@ def csv_call(path: str, nulls: tuple[str, ...], types: Mapping[str, str]) -> str
         "escape": quote_text(_character(sniffed["Escape"])),
         "comment": quote_text(_character(sniffed["Comment"])),
         "new_line": quote_text(sniffed["NewLineDelimiter"]),
-        "skip": str(int(sniffed["SkipRows"])),
-        "header": "true" if sniffed["HasHeader"] else "false",
+        "skip": "0",
+        "header": "true",
         "columns": f"{{{columns}}}",
         "nullstr": _list(nulls),
     }
@@ -66,7 +69,7 @@ def _sniff(
     with closing(duckdb.connect()) as connection:
         frame = connection.execute(
             f"SELECT * FROM sniff_csv({quote_text(path)}, sample_size = -1, "
-            f"nullstr = {_list(nulls)})"
+            f"header = true, skip = 0, nullstr = {_list(nulls)})"
         ).df()
     return {str(key): value for key, value in frame.iloc[0].items()}
 

@@ -76,11 +76,10 @@ class NumericEncoding:
 
     def writer(self, column: FeatureColumn) -> Writer:
         """Return the function that encodes a block of the column's rows."""
-        if not isinstance(column, NumericColumn):
-            raise SchemaError(f"feature {self.name!r} is not numeric in this shard")
+        values = _numeric(self.name, column).values
 
         def write(block: Rows, out: Float32Array) -> None:
-            standardised = column.values[block] - self.mean
+            standardised = values[block] - self.mean
             standardised /= self.scale
             standardised[np.isnan(standardised)] = 0.0
             out[:, 0] = standardised
@@ -122,12 +121,11 @@ class CategoricalEncoding:
 
     def writer(self, column: FeatureColumn) -> Writer:
         """Return the function that encodes a block of the column's rows."""
-        if not isinstance(column, CategoricalColumn):
-            raise SchemaError(f"feature {self.name!r} is not categorical in this shard")
-        target = self._targets(column.categories)
+        categorical = _categorical(self.name, column)
+        codes, target = categorical.codes, self._targets(categorical.categories)
 
         def write(block: Rows, out: Float32Array) -> None:
-            hot = target[column.codes[block]]
+            hot = target[codes[block]]
             out[...] = 0.0
             known = np.flatnonzero(hot >= 0)
             out[known, hot[known]] = 1.0
@@ -140,6 +138,24 @@ class CategoricalEncoding:
         unknown = len(self.categories) if self.has_other else -1
         names = (*local, self.fill)
         return np.array([position.get(name, unknown) for name in names], dtype=np.intp)
+
+
+def _numeric(name: str, column: FeatureColumn) -> NumericColumn:
+    """The column; one without values may be of the other kind."""
+    if isinstance(column, NumericColumn):
+        return column
+    if column.categories:
+        raise SchemaError(f"feature {name!r} is not numeric in this shard")
+    return NumericColumn(np.full(column.rows, np.nan))
+
+
+def _categorical(name: str, column: FeatureColumn) -> CategoricalColumn:
+    """The column; one without values may be of the other kind."""
+    if isinstance(column, CategoricalColumn):
+        return column
+    if not np.isnan(column.values).all():
+        raise SchemaError(f"feature {name!r} is not categorical in this shard")
+    return CategoricalColumn(np.full(column.rows, -1, dtype=np.int32), ())
 
 
 FeatureEncoding = NumericEncoding | CategoricalEncoding

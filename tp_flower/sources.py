@@ -191,7 +191,7 @@ def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
             connection.execute("SET lock_configuration = true")
             yield connection
         except duckdb.Error as error:
-            raise SourceError(f"{source}: {_first_line(error)}") from error
+            raise SourceError(f"{source}: {_message(error)}") from error
 
 
 def _create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> None:
@@ -206,6 +206,7 @@ def _create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> 
     else:
         _check_readable(source, source.path)
         found = csv_types(source.path, source.nulls)
+        _check_columns_found(source, list(found))
         types = {**found, **_known_types(source, found)}
         # read with these types at once: a cast would come after '007' became 7
         relation = csv_call(source.path, source.nulls, types)
@@ -216,13 +217,24 @@ def _create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> 
 
 def _check_readable(source: ShardSource, path: str) -> None:
     try:
-        with Path(path).open("rb"):
-            return
+        with Path(path).open("rb") as file:
+            is_empty = not file.read(1)
     except FileNotFoundError:
         raise SourceError(f"{source}: the file does not exist") from None
     except OSError as error:
         reason = error.strerror
         raise SourceError(f"{source}: the file cannot be read: {reason}") from error
+    if is_empty:
+        raise SourceError(f"{source}: the file is empty")
+
+
+def _check_columns_found(source: ShardSource, found: Sequence[str]) -> None:
+    """DuckDB reads a file whose lines differ in length as one column of lines."""
+    if len(found) == 1 and any(mark in found[0] for mark in ",;|\t"):
+        raise SourceError(
+            f"{source}: the file looks like one column {found[0]!r}: "
+            "does every line have as many values as the first one has names?"
+        )
 
 
 def _replacements(
@@ -249,8 +261,11 @@ def _known_types(source: ShardSource, found: Mapping[str, str]) -> Mapping[str, 
     return source.types
 
 
-def _first_line(error: duckdb.Error) -> str:
-    return str(error).strip().splitlines()[0]
+def _message(error: duckdb.Error) -> str:
+    """DuckDB's first paragraph in one line, without the row of data it quotes."""
+    paragraph = str(error).strip().split("\n\n")[0].splitlines()
+    kept = [line.strip() for line in paragraph if "Original Line:" not in line]
+    return " ".join(kept)
 
 
 def column_types(connection: duckdb.DuckDBPyConnection, select: str) -> dict[str, str]:
