@@ -293,6 +293,12 @@ def test_unknown_dialect():
         Query.from_sql("SELECT x AS label, y FROM t", dialect="duckdbb")
 
 
+def test_outer_join_marks():
+    sql = "SELECT a.x AS label, b.x FROM a, b WHERE a.k = b.k (+)"
+    with pytest.raises(QueryError, match="outer join marks are not supported"):
+        Query.from_sql(sql, dialect="oracle")
+
+
 ORDERS = "SELECT o.qty AS label, o.id FROM orders o"
 BOTH = "FROM orders o JOIN customers c ON o.customer = c.customer"
 BIND_REFUSALS = [
@@ -342,6 +348,10 @@ BIND_REFUSALS = [
     (
         f"{ORDERS}, customers c, items i WHERE o.id + c.age = i.item",
         r"values of 3 tables \(o, c, i\)",
+    ),
+    (
+        f"{ORDERS} JOIN customers c ON o.customer = c.customer IS TRUE",
+        r"\(o.customer = c.customer\) IS TRUE needs the values of 2 tables",
     ),
     (f"{ORDERS}, customers c", r"table 'c' is not connected to \['o'\]"),
     (
