@@ -235,7 +235,7 @@ def _run(environment: Mapping[str, str], arguments: Sequence[str]) -> str:
         _stop_run(environment)
         message = "interrupted; the run was stopped"
         raise RunError(message) from None
-    status, details = _final_status(environment, waits=code == 0)
+    status, details = _final_status(environment, accepted=code == 0)
     if status != "finished:completed":
         message = f"the run ended as {status}: {details}"
         raise RunError(message)
@@ -278,7 +278,7 @@ def _list_runs(environment: Mapping[str, str]) -> list[dict[str, str]]:
     return runs
 
 
-def _final_status(environment: Mapping[str, str], *, waits: bool) -> tuple[str, str]:
+def _final_status(environment: Mapping[str, str], *, accepted: bool) -> tuple[str, str]:
     """Return the run's status and details once it has finished."""
     deadline = time.monotonic() + STATUS_SECONDS
     while runs := _list_runs(environment):
@@ -286,7 +286,7 @@ def _final_status(environment: Mapping[str, str], *, waits: bool) -> tuple[str, 
         if status.startswith("finished") or time.monotonic() > deadline:
             return status, details
         time.sleep(0.5)
-    reason = "no such run is known" if waits else "flwr run refused it, see above"
+    reason = "no such run is known" if accepted else "flwr run refused it, see above"
     return "not started", reason
 
 
