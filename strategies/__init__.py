@@ -1,1 +1,11 @@
-"""Server side: training strategies, the operators they use and the ServerApp."""
+"""The server side: training methods as Flower strategies, and the ServerApp."""
+
+from strategies.admm import TablePuppetADMM
+from strategies.relational import RelationalStrategy
+from strategies.sgd import TablePuppetSGD
+
+STRATEGIES: dict[str, type[RelationalStrategy]] = {
+    strategy.name: strategy for strategy in (TablePuppetADMM, TablePuppetSGD)
+}
+
+__all__ = ["STRATEGIES", "RelationalStrategy", "TablePuppetADMM", "TablePuppetSGD"]

@@ -57,7 +57,7 @@ _RANGES: Mapping[str, _Range] = {
     "num-epochs": _Range(0),
     "l2": _Range(0),
     "rho": _Range(0),
-    "over-relaxation": _Range(0, 2, includes_low=False),
+    "over-relaxation": _Range(0, 2),
     "anderson-memory": _Range(0),
     "inner-rounds": _Range(1),
     "local-epochs": _Range(0),
@@ -107,7 +107,7 @@ class Settings:
     loss: str = "auto"
     admm_form: str = "sharing"
     rho: float = 0.0
-    over_relaxation: float = 1.5
+    over_relaxation: float = 0.0
     anderson_memory: int = 5
     lou: str = "auto"
     inner_rounds: int = 1

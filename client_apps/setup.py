@@ -1,0 +1,195 @@
+"""What a site does to set a run up: describe, extract, statistics, prepare.
+
+Every action takes the site and the request and returns the reply. It changes the site's
+state last, so that an action that fails has changed nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from client_apps.site import Site, State, initial_vectors
+from client_apps.store import Entry
+from tp_flower.encoding import TableEncoder, column_statistics
+from tp_flower.errors import SiteError
+from tp_flower.extracted import ExtractedShard
+from tp_flower.extraction import extract
+from tp_flower.models import LinearModel, LocalModel, ModelSpec, build_model
+from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update, unpack_bits
+from tp_flower.query import Fragment
+from tp_flower.solvers import RidgeSolver, gram
+from tp_flower.sources import describe as describe_shard
+
+Arrays = dict[ArrayKey, AnyArray]
+Start = tuple[dict[str, AnyArray], dict[str, float], Entry]
+
+
+def describe(site: Site, request: Packet) -> Packet:  # noqa: ARG001
+    """Reply with the name, columns, types and row count of every hosted shard."""
+    shards = []
+    for source in site.shards():
+        schema = describe_shard(source)
+        shards.append(
+            {
+                "table": source.table,
+                "site": source.site,
+                "index": source.index,
+                "columns": schema.columns,
+                "rows": schema.rows,
+                "all-null": list(schema.all_null),
+            }
+        )
+    partitions = int(str(site.context.node_config.get("num-partitions", 0)))
+    return Packet({"shards": shards, "partitions": partitions})
+
+
+def extract_rows(site: Site, request: Packet) -> Packet:
+    """Run the query's fragments; reply with hashed join keys and labels."""
+    sources = site.shards()
+    parts: list[dict[str, Any]] = []
+    arrays: Arrays = {}
+    for order in request.header["parts"]:
+        number = int(order["id"])
+        source = sources[int(order["shard"])]
+        extracted = extract(source, Fragment.from_json(order["fragment"]))
+        site.save_extracted(number, extracted)
+        facts, own = _extracted_reply(extracted)
+        parts.append({"id": number, **facts})
+        arrays.update({(number, name): array for name, array in own.items()})
+    return Packet({"parts": parts}, arrays)
+
+
+def _extracted_reply(
+    extracted: ExtractedShard,
+) -> tuple[dict[str, Any], dict[str, AnyArray]]:
+    facts: dict[str, Any] = {
+        "rows": extracted.rows,
+        "keys": [key.kind for key in extracted.keys],
+    }
+    arrays: dict[str, AnyArray] = {}
+    for number, key in enumerate(extracted.keys):
+        arrays[f"codes-{number}"] = key.codes
+        arrays[f"hashes-{number}"] = key.hashes
+    if extracted.label is not None:
+        facts["label"] = {
+            "kind": extracted.label.kind,
+            "categories": list(extracted.label.categories),
+        }
+        arrays["label"] = extracted.label.values
+    return facts, arrays
+
+
+def statistics(site: Site, request: Packet) -> Packet:
+    """Reply with the statistics of every feature; of the chosen rows if rows are sent."""
+    parts = []
+    for order in request.header["parts"]:
+        number = int(order["id"])
+        extracted = site.extracted(number)
+        rows = None
+        if (number, "rows") in request.arrays:
+            rows = unpack_bits(request.array(number, "rows"), extracted.rows)
+        columns = {
+            name: column_statistics(column, rows).to_json()
+            for name, column in extracted.columns.items()
+        }
+        parts.append({"id": number, "statistics": columns})
+    return Packet({"parts": parts})
+
+
+def prepare(site: Site, request: Packet) -> Packet:
+    """Encode the features, make the model, and reply with what training starts from."""
+    facts: list[dict[str, Any]] = []
+    arrays: Arrays = {}
+    states: dict[int, State] = {}
+    for order in request.header["parts"]:
+        number, update = int(order["id"]), Update(order["update"])
+        entry = _training_entry(site.extracted(number), number, order, request)
+        width = entry.arrays["features"].shape[1]
+        model = build_model(ModelSpec.from_json(order["model"]), width, order["device"])
+        if isinstance(model, LinearModel):
+            own, curvature, entry = _start_linear(model, entry, update)
+        else:
+            own, curvature = _start_torch(model, entry)
+        site.save_part(number, entry)
+        site.forget_extracted(number)
+        arrays.update({(number, name): array for name, array in own.items()})
+        facts.append({"id": number, "features": width, **curvature})
+        arrays[number, "penalised"] = model.penalised.astype(np.uint8)
+        states[number] = (model, initial_vectors(model, update))
+    site.save_state(states)
+    return Packet({"parts": facts}, arrays)
+
+
+def _training_entry(
+    extracted: ExtractedShard, number: int, order: Mapping[str, Any], request: Packet
+) -> Entry:
+    """Encode the rows that take part, the trained ones first."""
+    trained = unpack_bits(request.array(number, "trained"), extracted.rows)
+    tested = unpack_bits(request.array(number, "tested"), extracted.rows)
+    rows = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested & ~trained)])
+    encoder = TableEncoder.from_json(order["encoder"])
+    features = encoder.transform(extracted.columns, rows=rows)
+    multiplicity = request.array(number, "multiplicity")
+    if len(multiplicity) != np.count_nonzero(trained):
+        raise SiteError("the multiplicities do not fit the rows to train on")
+    arrays = {
+        "features": features,
+        "multiplicity": multiplicity.astype(np.int64),
+        "tested": tested[rows],
+        "batch-start": np.zeros(1, np.int64),
+        "batch-rows": np.zeros(0, np.int64),
+    }
+    for name in ("batch-start", "batch-rows"):
+        if (number, name) in request.arrays:
+            arrays[name] = request.array(number, name).astype(np.int64)
+    meta = {
+        "table": extracted.table,
+        **{key: order[key] for key in ("model", "update", "joined-rows", "l2")},
+        "device": order["device"],
+        "encoder": order["encoder"],
+    }
+    return Entry(arrays, meta)
+
+
+def _start_linear(model: LinearModel, entry: Entry, update: Update) -> Start:
+    """Return what to send, the curvature, and the entry with its factorised solver."""
+    multiplicity = entry.arrays["multiplicity"]
+    trained = entry.arrays["features"][: len(multiplicity)]
+    matrix = gram(trained, multiplicity, intercept=model.intercept)
+    total = entry.meta["joined-rows"]
+    facts = {
+        "largest-curvature": float(np.linalg.eigvalsh(matrix / total).max(initial=0.0)),
+        "mean-curvature": float(np.trace(matrix)) / (total * max(len(matrix), 1)),
+    }
+    if update is Update.GRAM:
+        return {"gram": matrix}, facts, entry
+    # a consensus step penalises every parameter alike, the intercept too
+    centred = model.intercept and update is Update.LOCAL
+    solver = RidgeSolver.from_gram(matrix, total, intercept=centred)
+    arrays = {
+        **entry.arrays,
+        "eigenvalues": solver.eigenvalues,
+        "eigenvectors": solver.eigenvectors,
+        "mean": solver.mean,
+    }
+    return {}, facts, Entry(arrays, {**entry.meta, "weight": solver.weight})
+
+
+def _start_torch(
+    model: LocalModel, entry: Entry
+) -> tuple[dict[str, AnyArray], dict[str, float]]:
+    """Return the first scores, and the mean diagonal of the Gauss-Newton matrix.
+
+    The diagonal is estimated with one random vector e of signs (Hutchinson):
+    ||J^T (sqrt(G) e)||^2 / p has that mean as its expectation.
+    """
+    multiplicity = entry.arrays["multiplicity"]
+    trained = entry.arrays["features"][: len(multiplicity)]
+    outputs = int(entry.meta["model"]["outputs"])
+    rng = np.random.default_rng(int(entry.meta["model"]["seed"]))
+    signs = rng.choice([-1.0, 1.0], size=(len(trained), outputs))
+    probe = model.pullback(trained, np.sqrt(multiplicity)[:, None] * signs)
+    mean = float(probe @ probe) / (entry.meta["joined-rows"] * len(probe))
+    scores = model.scores(entry.arrays["features"])
+    return {"scores": scores.astype(np.float32)}, {"mean-curvature": mean}

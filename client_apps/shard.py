@@ -1,0 +1,150 @@
+"""The client operator: what one shard of one table computes in training.
+
+Algorithm 1 of the paper gives a client three functions: *receive* (what the message
+carried), *compute* (the methods here) and *send* (what they return). A shard is made from
+what its site keeps, changed by at most one method per message, and saved again.
+
+Notation:
+    T_i^q    ``features``  (n, d): encoded rows that take part, trained ones first
+    G_i      ``multiplicity``  (n_trained,)
+    theta    ``model.parameters``  (p,)        w, u  ``consensus``, ``consensus_duals``
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tp_flower.losses import FloatArray
+from tp_flower.models import FeatureArray, LinearModel, LocalModel, moment
+from tp_flower.solvers import RidgeSolver
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ShardData:
+    """What never changes during training.
+
+    Attributes:
+        features: (n, d) float32, the trained rows first, then those only tested.
+        multiplicity: (n_trained,), G of the trained rows.
+        tested: (n,) bool, rows that appear in held-out joined rows.
+        joined_rows: N of the training rows.
+        l2: beta.
+        batch_start: (batches + 1,) and
+        batch_rows: the rows of each SGD batch; empty without a plan.
+    """
+
+    features: FeatureArray
+    multiplicity: IntArray
+    tested: npt.NDArray[np.bool_]
+    joined_rows: int
+    l2: float
+    batch_start: IntArray = field(default_factory=lambda: np.zeros(1, np.int64))
+    batch_rows: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def trained(self) -> FeatureArray:
+        """The features of the trained rows, (n_trained, d)."""
+        return self.features[: len(self.multiplicity)]
+
+    def batch_of(self, number: int) -> IntArray:
+        """Return the distinct rows of an SGD batch, (k,)."""
+        return self.batch_rows[self.batch_start[number] : self.batch_start[number + 1]]
+
+    def batch(self, number: int) -> FeatureArray:
+        """Return the features of the distinct rows of an SGD batch, (k, d)."""
+        return self.features[self.batch_of(number)]
+
+
+class Shard:
+    """One shard in training.
+
+    Args:
+        data: what never changes.
+        model: f_i with the current parameters.
+        vectors: the other vectors of the state by name, each (p,): ``momentum``,
+            ``theta``, ``consensus`` and ``consensus_duals``, as far as they exist.
+    """
+
+    def __init__(
+        self, data: ShardData, model: LocalModel, vectors: dict[str, FloatArray]
+    ) -> None:
+        self.data, self.model, self.vectors = data, model, vectors
+
+    def scores(self) -> FloatArray:
+        """Return the local scores of all rows that take part, (n, d_c)."""
+        return self.model.scores(self.data.features)
+
+    def tested_scores(self) -> FloatArray:
+        """Return the local scores of the held-out rows, (n_tested, d_c)."""
+        return self.model.scores(self.data.features[self.data.tested])
+
+    def moments(self, target: FloatArray) -> FloatArray:
+        """Return [T, 1]^T (G * target), (d [+ 1], d_c): adds up over the shards."""
+        weighted = self.data.multiplicity[:, None] * target
+        return moment(self.data.trained, weighted, intercept=self._linear.intercept)
+
+    def fit_exactly(
+        self, solver: RidgeSolver, target: FloatArray, kappa: float
+    ) -> None:
+        """Set theta to the exact theta-update of a linear model (Eq. 16)."""
+        weights = solver.solve(self.moments(target), kappa, self.data.l2)
+        self.model.parameters = weights.ravel()
+
+    def fit_consensus_exactly(
+        self, solver: RidgeSolver, target: FloatArray, kappa: float, rho_in: float
+    ) -> FloatArray:
+        """Fit theta^q (Eq. 22) of a linear model and return theta^q + u^q, (p,).
+
+        With theta = a + delta, a = w - u, this is a ridge of strength rho_in on the
+        target that a leaves. ``solver`` penalises the intercept like the rest.
+        """
+        centre = self.centre
+        self.model.parameters = centre
+        left = target - self.model.scores(self.data.trained)
+        delta = solver.solve(self.moments(left), kappa, rho_in)
+        return self.propose(centre + delta.ravel())
+
+    @property
+    def centre(self) -> FloatArray:
+        """w - u, what theta^q is drawn to, (p,)."""
+        return self.vectors["consensus"] - self.vectors["consensus_duals"]
+
+    def propose(self, theta: FloatArray) -> FloatArray:
+        """Keep theta^q and return theta^q + u^q, all that the server needs, (p,)."""
+        self.vectors["theta"] = theta
+        return theta + self.vectors["consensus_duals"]
+
+    def accept_consensus(self, consensus: FloatArray) -> None:
+        """Take w, update u += theta - w (Eq. 21); the shard predicts with w."""
+        self.vectors["consensus_duals"] += self.vectors["theta"] - consensus
+        self.vectors["consensus"] = consensus
+        self.model.parameters = consensus
+
+    def batch_gradient(self, batch: int, messages: FloatArray) -> FloatArray:
+        """Return sum_j Y_j^T dh_j/dtheta over a batch's rows (Eq. 18), (p,)."""
+        return self.model.pullback(self.data.batch(batch), messages)
+
+    def batch_scores(self, batch: int) -> FloatArray:
+        """Return the local scores of a batch's distinct rows, (k, d_c)."""
+        return self.model.scores(self.data.batch(batch))
+
+    def step(self, gradient: FloatArray, learning_rate: float, momentum: float) -> None:
+        """Take one SGD step (Eq. 13 or 19) with the mean gradient of the loss, (p,).
+
+        velocity = momentum * velocity + gradient + beta * theta (biases without beta);
+        theta -= learning_rate * velocity.
+        """
+        theta = self.model.parameters
+        full = gradient + self.data.l2 * np.where(self.model.penalised, theta, 0.0)
+        velocity = momentum * self.vectors["momentum"] + full
+        self.vectors["momentum"] = velocity
+        self.model.parameters = theta - learning_rate * velocity
+
+    @property
+    def _linear(self) -> LinearModel:
+        if not isinstance(self.model, LinearModel):
+            raise TypeError(f"{type(self.model).__name__} has no exact solution")
+        return self.model

@@ -1,0 +1,166 @@
+"""A site in one run: the shards it hosts, what it keeps of them, and their state."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+
+from client_apps.shard import Shard, ShardData
+from client_apps.store import Entry, SiteStore
+from tp_flower.errors import SiteError
+from tp_flower.extracted import ExtractedShard
+from tp_flower.losses import FloatArray
+from tp_flower.models import LocalModel, ModelSpec, build_model
+from tp_flower.protocol import Packet, Update, pack, unpack
+from tp_flower.solvers import RidgeSolver
+from tp_flower.sources import ShardSource, hosted_shards
+
+State = tuple[LocalModel, dict[str, FloatArray]]
+
+STATE_DIR = "state-dir"
+MODEL = "model"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One shard in one role: the table of the query that it serves as.
+
+    Attributes:
+        number: the server's name for it in this run.
+        table: alias of the table in the query.
+        update: how the table's shards are trained together.
+        shard: the client operator.
+        solver: the factorised theta-update; None where the server or torch solves.
+        device: torch device of models that need one.
+    """
+
+    number: int
+    table: str
+    update: Update
+    shard: Shard
+    solver: RidgeSolver | None
+    device: str
+
+
+class Site:
+    """One node's view of one run, for the length of one message."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        root = str(context.node_config.get(STATE_DIR, "") or _default_state_dir())
+        self.store = SiteStore(root, context.run_id, context.node_id)
+
+    def shards(self) -> tuple[ShardSource, ...]:
+        """Return the shards that this site hosts."""
+        return hosted_shards(self.context.node_config, self.context.run_config)
+
+    def save_extracted(self, number: int, extracted: ExtractedShard) -> None:
+        """Keep the rows of a part between set-up messages."""
+        arrays, meta = extracted.to_arrays()
+        self.store.save(f"extracted-{number}", Entry(arrays, meta))
+
+    def extracted(self, number: int) -> ExtractedShard:
+        """Return the rows of a part that ``save_extracted`` kept."""
+        entry = self.store.load(f"extracted-{number}")
+        return ExtractedShard.from_arrays(entry.arrays, entry.meta)
+
+    def forget_extracted(self, number: int) -> None:
+        """Drop the rows of a part: its encoded features replace them."""
+        self.store.drop(f"extracted-{number}")
+
+    def save_part(self, number: int, entry: Entry) -> None:
+        """Keep what never changes of a part in training."""
+        self.store.save(f"part-{number}", entry)
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the parts in training, with the current state.
+
+        Raises:
+            SiteError: if the site has no state for this run.
+        """
+        state = self._state()
+        vectors: dict[int, dict[str, FloatArray]] = {}
+        for (number, name), array in state.arrays.items():
+            vectors.setdefault(number, {})[name] = np.array(array)
+        for number in sorted(vectors):
+            yield _part(number, self.store.load(f"part-{number}"), vectors[number])
+
+    def save_state(self, states: Mapping[int, State]) -> None:
+        """Keep the model and the other vectors of parts, by part number.
+
+        The last thing an action does: an action that fails must leave the state alone.
+        """
+        arrays = dict(self._state(required=False).arrays)
+        for number, (model, vectors) in states.items():
+            arrays[number, MODEL] = model.parameters
+            for name, vector in vectors.items():
+                arrays[number, name] = vector
+        for name, record in pack(Packet({}, arrays)).items():
+            self.context.state[name] = record
+
+    def clear(self) -> None:
+        """Forget the run."""
+        self.store.clear()
+        for name in list(self.context.state):
+            del self.context.state[name]
+
+    def _state(self, *, required: bool = True) -> Packet:
+        if not len(self.context.state):
+            if required:
+                raise SiteError(
+                    "the site has no state for this run (was it restarted?); "
+                    "start the run again"
+                )
+            return Packet()
+        return unpack(self.context.state)
+
+
+def initial_vectors(model: LocalModel, update: Update) -> dict[str, FloatArray]:
+    """Return the state vectors that training by ``update`` needs besides theta."""
+    zeros = np.zeros(len(model.parameters))
+    if update is Update.CONSENSUS:
+        return {
+            "theta": model.parameters,
+            "consensus": model.parameters,
+            "consensus_duals": zeros,
+        }
+    return {"momentum": zeros}
+
+
+def _part(number: int, entry: Entry, vectors: dict[str, FloatArray]) -> Part:
+    meta: Any = entry.meta
+    arrays = entry.arrays
+    data = ShardData(
+        features=arrays["features"],
+        multiplicity=arrays["multiplicity"],
+        tested=arrays["tested"],
+        joined_rows=meta["joined-rows"],
+        l2=meta["l2"],
+        batch_start=arrays["batch-start"],
+        batch_rows=arrays["batch-rows"],
+    )
+    model = build_model(
+        ModelSpec.from_json(meta["model"]), data.features.shape[1], meta["device"]
+    )
+    model.parameters = vectors.pop(MODEL)
+    solver = None
+    if "eigenvalues" in arrays:
+        solver = RidgeSolver(
+            arrays["eigenvalues"],
+            arrays["eigenvectors"],
+            arrays["mean"],
+            meta["weight"],
+            meta["joined-rows"],
+        )
+    update = Update(meta["update"])
+    shard = Shard(data, model, vectors)
+    return Part(number, meta["table"], update, shard, solver, meta["device"])
+
+
+def _default_state_dir() -> Path:
+    home = os.environ.get("TP_FLOWER_HOME")
+    return (Path(home) if home else Path.home() / ".tp_flower") / "state"

@@ -1,0 +1,125 @@
+"""What a site keeps between the messages of a run.
+
+Arrays that never change within a run (features, multiplicities, a factorisation, a batch
+plan) lie in files, written atomically and memory-mapped when read, because the next message
+may be answered by another process. Each process also keeps what it has read, by run and
+node: in simulation one process answers for several nodes. What changes from message to
+message (parameters) is small and travels in Flower's ``context.state``.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tp_flower.errors import SiteError
+
+AnyArray = npt.NDArray[Any]
+
+IN_MEMORY = ":memory:"
+META_FILE = "meta.json"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Arrays by name and a JSON-able description."""
+
+    arrays: Mapping[str, AnyArray]
+    meta: Mapping[str, Any]
+
+
+@dataclass
+class _ProcessCache:
+    """Entries that this process has written or read, by (run, node) and name."""
+
+    sites: dict[tuple[int, int], dict[str, Entry]] = field(default_factory=dict)
+
+
+_CACHE = _ProcessCache()
+
+
+class SiteStore:
+    """The entries of one node in one run.
+
+    Args:
+        root: folder for the files; ``":memory:"`` keeps everything in this process.
+        run_id: Flower's run.
+        node_id: Flower's node.
+    """
+
+    def __init__(self, root: str, run_id: int, node_id: int) -> None:
+        self._key = (run_id, node_id)
+        self._folder = (
+            None if root == IN_MEMORY else Path(root) / f"{run_id:x}-{node_id:x}"
+        )
+
+    def save(self, name: str, entry: Entry) -> None:
+        """Keep an entry; it replaces one of the same name.
+
+        Raises:
+            SiteError: if the files cannot be written.
+        """
+        if self._folder is not None:
+            try:
+                self._write(self._folder, name, entry)
+            except OSError as error:
+                raise SiteError(
+                    f"cannot write to the state folder: {error.strerror}"
+                ) from error
+        _CACHE.sites.setdefault(self._key, {})[name] = entry
+
+    def load(self, name: str) -> Entry:
+        """Return an entry; its arrays may be read-only memory maps.
+
+        Raises:
+            SiteError: if this site has no such entry for the run.
+        """
+        cached = _CACHE.sites.get(self._key, {}).get(name)
+        if cached is not None:
+            return cached
+        if self._folder is None or not (self._folder / name / META_FILE).is_file():
+            raise SiteError(
+                "the site has lost its state for this run (was it restarted?); "
+                "start the run again"
+            )
+        entry = _read(self._folder / name)
+        _CACHE.sites.setdefault(self._key, {})[name] = entry
+        return entry
+
+    def drop(self, name: str) -> None:
+        """Forget an entry, if there is one."""
+        _CACHE.sites.get(self._key, {}).pop(name, None)
+        if self._folder is not None:
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Forget everything of this node and run."""
+        _CACHE.sites.pop(self._key, None)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _write(self, folder: Path, name: str, entry: Entry) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = Path(tempfile.mkdtemp(dir=folder, prefix=f".{name}-"))
+        for key, array in entry.arrays.items():
+            np.save(temporary / f"{key}.npy", array, allow_pickle=False)
+        meta = {"meta": entry.meta, "arrays": list(entry.arrays)}
+        (temporary / META_FILE).write_text(json.dumps(meta), encoding="utf-8")
+        shutil.rmtree(folder / name, ignore_errors=True)
+        os.replace(temporary, folder / name)
+
+
+def _read(folder: Path) -> Entry:
+    document = json.loads((folder / META_FILE).read_text(encoding="utf-8"))
+    arrays = {
+        key: np.load(folder / f"{key}.npy", mmap_mode="r", allow_pickle=False)
+        for key in document["arrays"]
+    }
+    return Entry(arrays, document["meta"])

@@ -1,0 +1,269 @@
+"""TablePuppetADMM: learning over joins by sharing ADMM, then over unions.
+
+One epoch costs one round where every table is one shard and two where some table is
+sharded (``inner_rounds`` more with consensus): targets down and statistics or theta^q up,
+then parameters down and scores up. Join-only training (the papers' TP-Join-ADMM) is the
+case of one shard per table, not another class.
+"""
+
+from collections.abc import Generator, Mapping
+from statistics import mean
+from typing import Any
+
+from strategies import loj, lou
+from strategies.exchange import Replies, Request, ask
+from strategies.federation import Federation
+from strategies.relational import EpochResult, RelationalStrategy
+from strategies.setup import Plan
+from tp_flower.admm import (
+    AdmmState,
+    AndersonMixer,
+    LocalScores,
+    admm_step,
+    balanced_rho,
+    initial_state,
+    residuals,
+)
+from tp_flower.errors import SettingsError
+from tp_flower.experiment import Settings
+from tp_flower.losses import FloatArray
+from tp_flower.protocol import Action, Update
+
+RHO_SHARE = 0.5
+"""Automatic rho: this share of the loss's mean curvature at the base score."""
+
+CONSENSUS_SHARE = 0.1
+"""rho_in: this share of the mean diagonal of the sub-problem's Hessian."""
+
+BALANCED_EPOCHS = 10
+"""Residual balancing must end for ADMM to converge (Boyd et al. 2011, 3.4.1)."""
+
+OVER_RELAXATION = 1.5
+"""Used where Anderson mixing is not, which gains as much and does not add up with it."""
+
+
+class AdmmServer:
+    """The server's side of ADMM between two exchanges with the sites.
+
+    Args:
+        federation: the training problem.
+        settings: form, rho, over-relaxation and memory.
+
+    Attributes:
+        rho: the penalty in use; it may change from epoch to epoch.
+        corrections: c: the number of tables (sharing) or 1 (Jacobi).
+    """
+
+    def __init__(self, federation: Federation, settings: Settings) -> None:
+        self.federation = federation
+        self.corrections = (
+            len(federation.tables) if settings.admm_form == "sharing" else 1
+        )
+        curvature = federation.loss.curvature(federation.base_score)
+        self.rho = settings.rho or RHO_SHARE * curvature
+        self._balances = not settings.rho
+        # mixing needs theta-updates that depend on nothing but the target
+        exact = all(
+            table.is_linear and table.update is not Update.CONSENSUS
+            for table in federation.tables.values()
+        )
+        self.memory = settings.anderson_memory if exact else 0
+        self.over_relaxation = settings.over_relaxation or (
+            1.0 if self.memory else OVER_RELAXATION
+        )
+        self._mixer = AndersonMixer(federation.train, self.memory, self.corrections)
+        self._state = initial_state(
+            federation.base_score, federation.train.joined_rows, self.rho
+        )
+        self._local_scores: LocalScores = dict(federation.initial_scores)
+        self._scores = loj.gather(federation, self._local_scores)
+        self._reached = self._scores
+        self._stepped = self._state
+        self._epoch = 0
+
+    @property
+    def kappa(self) -> float:
+        """c * rho, the weight of the sites' fits."""
+        return self.corrections * self.rho
+
+    def targets(self) -> dict[str, FloatArray]:
+        """Start an epoch: z- and dual update; return every table's target."""
+        self._epoch += 1
+        self._stepped, message = admm_step(
+            self._state,
+            self._scores,
+            self.federation.train_labels,
+            self.federation.loss,
+            self.over_relaxation if self._epoch > 1 else 1.0,
+        )
+        return loj.scatter_targets(
+            self.federation, self._local_scores, message, self.kappa
+        )
+
+    def take(self, local_scores: LocalScores) -> EpochResult:
+        """End an epoch with the sites' new local scores; return how far it got."""
+        before, self._reached = (
+            self._reached,
+            loj.gather(self.federation, local_scores),
+        )
+        gap = residuals(
+            self._stepped, self._reached, before, self.federation.base_score
+        )
+        result = EpochResult(
+            epoch=self._epoch,
+            train=loj.train_metrics(self.federation, self._reached),
+            test=loj.test_metrics(self.federation, local_scores),
+            primal_residual=gap.primal,
+            dual_residual=gap.dual,
+        )
+        duals, self._local_scores = self._mixer.mix(
+            self.rho,
+            (self._state.duals, self._local_scores),
+            (self._stepped.duals, local_scores),
+        )
+        self._scores = self._reached
+        if self._local_scores is not local_scores:
+            self._scores = loj.gather(self.federation, self._local_scores)
+        if self._balances and self._epoch <= BALANCED_EPOCHS:
+            self._set_rho(balanced_rho(self.rho, gap))
+        self._state = AdmmState(self._stepped.z, duals, self.rho)
+        return result
+
+    @property
+    def duals(self) -> FloatArray:
+        """lambda after the last dual update, (N, d_c)."""
+        return self._stepped.duals
+
+    @property
+    def z(self) -> FloatArray:
+        """z after the last z-update, (N, d_c)."""
+        return self._stepped.z
+
+    def _set_rho(self, rho: float) -> None:
+        if rho != self.rho:
+            self.rho = rho
+            self._mixer.restart()
+
+
+class TablePuppetADMM(RelationalStrategy):
+    """Train over the result of a query by ADMM.
+
+    Args:
+        query: the training set.
+        settings: of the run; keyword arguments override single ones.
+
+    >>> from tp_flower import InProcessGrid, Query  # doctest: +SKIP
+    >>> grid = InProcessGrid(app, sites=[{"t": frame}])  # doctest: +SKIP
+    >>> TablePuppetADMM(Query.from_sql("SELECT ..."), l2=0.0).start(grid)  # doctest: +SKIP
+    """
+
+    name = "admm"
+
+    def plan(self) -> Plan:
+        """Let sharded linear tables send statistics, others seek consensus."""
+        return Plan(self._choose_update, _no_arrays)
+
+    def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
+        """Run the epochs, until the residuals are below the tolerance if one is set."""
+        server = AdmmServer(federation, self.settings)
+        solvers = {
+            table.name: lou.GramSolver(table, federation.train.joined_rows)
+            for table in federation.tables.values()
+            if table.update is Update.GRAM
+        }
+        self.chosen |= {
+            "rho": server.rho,
+            "over-relaxation": server.over_relaxation,
+            "anderson-memory": server.memory,
+            "lou": {t.name: str(t.update) for t in federation.tables.values()},
+        }
+        for _ in range(self.settings.epochs):
+            exchange = self._exchange(federation, server, solvers)
+            result = server.take((yield from exchange))
+            self.finish_epoch(result)
+            if result.is_within(self.settings.tolerance):
+                return
+
+    def _choose_update(self, table: str, shards: int, is_linear: bool) -> Update:  # noqa: FBT001
+        if shards == 1:
+            return Update.LOCAL
+        if self.settings.lou == "gram" and not is_linear:
+            raise SettingsError(
+                f"lou is 'gram', but the model of table {table!r} is not linear; "
+                "allowed for it: 'consensus' and 'auto'"
+            )
+        is_gram = is_linear and self.settings.lou != "consensus"
+        return Update.GRAM if is_gram else Update.CONSENSUS
+
+    def _exchange(
+        self,
+        federation: Federation,
+        server: AdmmServer,
+        solvers: Mapping[str, lou.GramSolver],
+    ) -> Generator[Request, Replies, LocalScores]:
+        """Send the targets; return the local scores of the updated models."""
+        header = self._header(federation, server)
+        arrays: lou.PartArrays = {}
+        for name, target in server.targets().items():
+            lou.scatter_targets(federation.tables[name], target, arrays)
+        replies = yield self.request(ask(Action.ADMM, federation.parts, header, arrays))
+        scores = {
+            name: lou.gather_scores(table, replies)
+            for name, table in federation.tables.items()
+            if table.update is Update.LOCAL
+        }
+        if federation.sharded:
+            solved: lou.PartArrays = {}
+            for name, solver in solvers.items():
+                table = federation.tables[name]
+                moments = lou.sum_over_shards(table, replies, "moments")
+                theta = solver.solve(moments, server.kappa, federation.l2)
+                solved |= lou.scatter_parameters(table, theta)
+            scores |= yield from self._agree(federation, replies, header, solved)
+        return {name: scores[name] for name in federation.tables}
+
+    def _header(self, federation: Federation, server: AdmmServer) -> dict[str, Any]:
+        seeking = any(t.update is Update.CONSENSUS for t in federation.sharded)
+        return {
+            "kappa": server.kappa,
+            "rho-in": {
+                table.name: CONSENSUS_SHARE * server.kappa * mean(table.mean_curvature)
+                for table in federation.sharded
+            },
+            "more-rounds": self.settings.inner_rounds - 1 if seeking else 0,
+            "epoch": self.epoch,
+            "seed": federation.seed,
+            "local-epochs": self.settings.local_epochs,
+        }
+
+    def _agree(
+        self,
+        federation: Federation,
+        replies: Replies,
+        header: dict[str, Any],
+        solved: lou.PartArrays,
+    ) -> Generator[Request, Replies, LocalScores]:
+        """Bring the shards of each table to common parameters; return their scores.
+
+        Consensus takes ``inner_rounds`` rounds; solved parameters wait for the last one.
+        """
+        for more_rounds in range(header["more-rounds"], -1, -1):
+            common = {} if more_rounds else dict(solved)
+            for table in federation.sharded:
+                if table.update is Update.CONSENSUS:
+                    rho_in = header["rho-in"][table.name]
+                    parameters = lou.consensus_parameters(
+                        table, replies, rho_in, federation.l2
+                    )
+                    common |= lou.scatter_parameters(table, parameters)
+            parts = [part for part in federation.parts if part.number in common]
+            told = {**header, "more-rounds": more_rounds}
+            replies = yield self.request(ask(Action.CONSENSUS, parts, told, common))
+        return {
+            table.name: lou.gather_scores(table, replies)
+            for table in federation.sharded
+        }
+
+
+def _no_arrays(*_: object) -> lou.PartArrays:
+    return {}

@@ -1,0 +1,126 @@
+"""Renumber the rows that take part in training, per shard the trained ones first.
+
+Most messages of a run carry one number per row. Rows that no joined row comes from are
+left out, and rows that are only tested come last, so that a shard's target and a shard's
+scores are slices, here and at the site.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from strategies.exchange import Part
+from strategies.federation import PartRows
+from tp_flower.mapping import TableMapping, TableRows
+from tp_flower.protocol import AnyArray, pack_bits
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class CompactTable:
+    """One table's rows that take part.
+
+    Attributes:
+        name: alias of the table.
+        parts: its shards.
+        rows: where each part's rows lie after renumbering.
+        trained: per part, (rows of the shard,) bool.
+        tested: per part, (rows of the shard,) bool.
+        multiplicity: per part, (trained rows,): G of its trained rows.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    rows: tuple[PartRows, ...]
+    trained: tuple[BoolArray, ...]
+    tested: tuple[BoolArray, ...]
+    multiplicity: tuple[npt.NDArray[np.int32], ...]
+
+    def set_up_arrays(self) -> dict[int, dict[str, AnyArray]]:
+        """Return what ``prepare`` sends to each part."""
+        return {
+            part.number: {
+                "trained": pack_bits(self.trained[k]),
+                "tested": pack_bits(self.tested[k]),
+                "multiplicity": self.multiplicity[k],
+            }
+            for k, part in enumerate(self.parts)
+        }
+
+
+def compact_tables(
+    mapping: TableMapping,
+    is_test: BoolArray,
+    parts: Mapping[str, tuple[Part, ...]],
+    part_rows: Mapping[int, int],
+) -> tuple[TableMapping, TableMapping | None, dict[str, CompactTable]]:
+    """Split the joined rows and renumber every table's rows.
+
+    Args:
+        mapping: of all joined rows.
+        is_test: (N_all,) bool, the held-out joined rows.
+        parts: by table, in shard order.
+        part_rows: rows of every part.
+
+    Returns:
+        The mapping of the training rows, that of the held-out rows (None without any),
+        and the renumbered tables.
+    """
+    train, test = mapping.select(~is_test), mapping.select(is_test)
+    train_rows: dict[str, TableRows] = {}
+    test_rows: dict[str, TableRows] = {}
+    compact: dict[str, CompactTable] = {}
+    for name, own in parts.items():
+        counts = train.tables[name].multiplicity
+        tested = np.zeros(len(counts), dtype=np.bool_)
+        tested[test.tables[name].row_of] = True
+        sizes = [part_rows[part.number] for part in own]
+        compact[name], new_number = _compact(name, own, sizes, counts, tested)
+        total = sum(rows.total for rows in compact[name].rows)
+        train_rows[name] = TableRows(new_number[train.tables[name].row_of], total)
+        test_rows[name] = TableRows(new_number[test.tables[name].row_of], total)
+    has_test = bool(is_test.any())
+    return (
+        TableMapping(train_rows),
+        TableMapping(test_rows) if has_test else None,
+        compact,
+    )
+
+
+def _compact(
+    name: str,
+    parts: tuple[Part, ...],
+    sizes: list[int],
+    counts: npt.NDArray[np.int64],
+    tested: BoolArray,
+) -> tuple[CompactTable, npt.NDArray[np.int32]]:
+    """Return the renumbered table and the new number of each old row."""
+    new_number = np.full(len(counts), -1, dtype=np.int32)
+    rows, trained_masks, tested_masks, multiplicity = [], [], [], []
+    start = offset = 0
+    for size in sizes:
+        own_counts = counts[offset : offset + size]
+        own_tested = tested[offset : offset + size]
+        own_trained = own_counts > 0
+        kept = np.concatenate(
+            [np.flatnonzero(own_trained), np.flatnonzero(own_tested & ~own_trained)]
+        )
+        new_number[offset + kept] = np.arange(start, start + len(kept), dtype=np.int32)
+        trained = int(np.count_nonzero(own_trained))
+        rows.append(PartRows(start, trained, len(kept), own_tested[kept]))
+        trained_masks.append(own_trained)
+        tested_masks.append(own_tested)
+        multiplicity.append(own_counts[own_trained].astype(np.int32))
+        start, offset = start + len(kept), offset + size
+    table = CompactTable(
+        name,
+        parts,
+        tuple(rows),
+        tuple(trained_masks),
+        tuple(tested_masks),
+        tuple(multiplicity),
+    )
+    return table, new_number

@@ -1,0 +1,159 @@
+"""What the server knows after set-up: parts, mapping, labels, loss and base score."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from strategies.exchange import Part
+from tp_flower.encoding import TableEncoder
+from tp_flower.losses import FloatArray, Loss
+from tp_flower.mapping import TableMapping
+from tp_flower.protocol import Update
+from tp_flower.report import TableReport
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class PartRows:
+    """Where the rows of a part lie among the rows of its table that take part.
+
+    The rows that take part are renumbered: per part the trained ones first, then those
+    that are only tested. So a part's target is one slice and its scores another.
+
+    Attributes:
+        start: first row of the part.
+        trained: number of its trained rows.
+        total: number of its rows that take part.
+        tested: (total,) bool, rows that appear in held-out joined rows.
+    """
+
+    start: int
+    trained: int
+    total: int
+    tested: BoolArray
+
+    @property
+    def trained_slice(self) -> slice:
+        """The trained rows within the table."""
+        return slice(self.start, self.start + self.trained)
+
+    @property
+    def slice(self) -> slice:
+        """All rows of the part within the table."""
+        return slice(self.start, self.start + self.total)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of the query in training.
+
+    Attributes:
+        name: alias in the query.
+        parts: its shards.
+        rows: where each part's rows lie, in the same order.
+        update: how its shards are trained together.
+        features: encoded columns, d.
+        has_intercept: whether its model has the output intercept.
+        is_linear: whether its model is linear.
+        largest_curvature: largest eigenvalue of [T, 1]^T diag(G) [T, 1] / N, bounded by
+            the sum over the shards; 0 if unknown.
+        mean_curvature: per shard, the mean diagonal of that matrix.
+        penalised: (p,) bool, the model's parameters that the penalty covers.
+        gram: its sum over the shards where ``update`` is GRAM, else None.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    rows: tuple[PartRows, ...]
+    update: Update
+    features: int
+    has_intercept: bool
+    is_linear: bool
+    largest_curvature: float
+    mean_curvature: tuple[float, ...]
+    penalised: BoolArray
+    gram: FloatArray | None
+
+    def with_gram(self, gram: FloatArray) -> "Table":
+        """Return the table with the Gram matrix that its shards sent."""
+        return replace(self, gram=gram)
+
+    @property
+    def total_rows(self) -> int:
+        """Rows of the table that take part."""
+        return sum(rows.total for rows in self.rows)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A training problem over joined rows that nobody holds.
+
+    Attributes:
+        tables: by alias.
+        train: mapping of the training rows, over the tables' rows that take part.
+        test: mapping of the held-out rows, or None without any.
+        train_labels: (N,).
+        test_labels: (N_test,).
+        loss: of scores against labels.
+        base_score: b, (d_c,).
+        initial_scores: local scores (n_i, d_c) of the untrained models.
+        l2: beta.
+        seed: of the run.
+        classes: names of the label's classes; empty in regression.
+        join_steps: (table, joined rows after joining it), in order.
+        source_rows: rows of every table after its filters.
+        names: name of every table at the sites.
+        encoders: of every table.
+    """
+
+    tables: Mapping[str, Table]
+    train: TableMapping
+    test: TableMapping | None
+    train_labels: FloatArray
+    test_labels: FloatArray
+    loss: Loss
+    base_score: FloatArray
+    initial_scores: Mapping[str, FloatArray]
+    l2: float
+    seed: int
+    classes: tuple[str, ...]
+    join_steps: tuple[tuple[str, int], ...]
+    source_rows: Mapping[str, int]
+    names: Mapping[str, str]
+    encoders: Mapping[str, TableEncoder]
+
+    @property
+    def parts(self) -> Iterable[Part]:
+        """All parts of all tables."""
+        return [part for table in self.tables.values() for part in table.parts]
+
+    @property
+    def sharded(self) -> list[Table]:
+        """The tables whose shards need a second round."""
+        return [t for t in self.tables.values() if t.update is not Update.LOCAL]
+
+
+def table_reports(federation: Federation) -> list[TableReport]:
+    """Return what the report says of every table, in the order of the query."""
+    reports = []
+    for name, table in federation.tables.items():
+        counts = federation.train.tables[name].multiplicity
+        trained = counts[counts > 0]
+        reports.append(
+            TableReport(
+                table=name,
+                name=federation.names[name],
+                rows=federation.source_rows[name],
+                features=table.features,
+                shards=len(table.parts),
+                sites=tuple(part.site for part in table.parts),
+                multiplicity_min=int(trained.min()),
+                multiplicity_mean=float(trained.mean()),
+                multiplicity_max=int(trained.max()),
+                dropped=federation.encoders[name].dropped,
+            )
+        )
+    return reports

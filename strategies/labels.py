@@ -1,0 +1,116 @@
+"""From the labels that the sites sent to a loss and numbers to train on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tp_flower.errors import QueryError
+from tp_flower.experiment import Settings
+from tp_flower.losses import FloatArray, LogisticLoss, Loss, SoftmaxLoss, SquaredLoss
+
+MAX_CLASSES = 1000
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The label of every row of the label table.
+
+    Attributes:
+        values: (n,), the number in regression, the class index in classification.
+        classes: the classes' names; empty in regression.
+    """
+
+    values: FloatArray
+    classes: tuple[str, ...] = ()
+
+
+def read_labels(
+    kinds: Sequence[dict[str, Any]], values: Sequence[FloatArray], task: str
+) -> Labels:
+    """Put the shards' labels together.
+
+    Args:
+        kinds: per shard, its ``kind`` and ``categories``.
+        values: per shard, (n,): numbers, or positions in the shard's categories.
+        task: ``"auto"``, ``"regression"`` or ``"classification"``; auto is
+            classification for booleans and texts.
+
+    Raises:
+        QueryError: if labels are missing, or do not fit the task.
+    """
+    kind = kinds[0]["kind"]
+    if any(other["kind"] != kind for other in kinds):
+        found = sorted({other["kind"] for other in kinds})
+        raise QueryError(f"the label differs in type between the shards: {found}")
+    is_classes = task == "classification" or (
+        task == "auto" and kind in {"boolean", "text"}
+    )
+    if kind == "text" and not is_classes:
+        raise QueryError("the label is text, but the task is regression")
+    missing = sum(int(np.isnan(part).sum()) for part in values)
+    if missing:
+        raise QueryError(
+            f"the label is NULL in {missing} rows: add a filter (WHERE ... IS NOT NULL)"
+        )
+    if not is_classes:
+        return Labels(np.concatenate(values))
+    if kind == "text":
+        return _text_classes([other["categories"] for other in kinds], values)
+    return _number_classes(np.concatenate(values))
+
+
+def _text_classes(
+    categories: Sequence[Sequence[str]], values: Sequence[FloatArray]
+) -> Labels:
+    names = sorted({name for own in categories for name in own})
+    positions = {name: position for position, name in enumerate(names)}
+    recoded = []
+    for own, part in zip(categories, values, strict=True):
+        lookup = np.array([positions[name] for name in own], dtype=np.float64)
+        recoded.append(lookup[part.astype(np.intp)] if len(own) else part)
+    return Labels(np.concatenate(recoded), tuple(names))
+
+
+def _number_classes(values: FloatArray) -> Labels:
+    distinct, codes = np.unique(values, return_inverse=True)
+    if len(distinct) > MAX_CLASSES:
+        raise QueryError(
+            f"the label has {len(distinct)} distinct values, too many for "
+            'classification: set task = "regression"'
+        )
+    return Labels(codes.astype(np.float64), tuple(f"{value:g}" for value in distinct))
+
+
+def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:
+    """Return the loss of the task, after checking the training labels.
+
+    Args:
+        labels: of the label table.
+        joined: (N,), the labels of the joined training rows.
+        settings: ``loss`` may name it.
+
+    Raises:
+        QueryError: if the label is constant or has one class.
+    """
+    seen = np.unique(joined)
+    if len(seen) < 2:  # noqa: PLR2004
+        shown = labels.classes[int(seen[0])] if labels.classes else f"{seen[0]:g}"
+        raise QueryError(
+            f"the label is constant in the {len(joined)} joined training rows "
+            f"({'one class' if labels.classes else 'one value'}: {shown})"
+        )
+    wanted = settings.loss
+    if not labels.classes:
+        if wanted not in {"auto", "squared"}:
+            raise QueryError(f"loss {wanted!r} needs a classification task")
+        return SquaredLoss()
+    if wanted == "squared":
+        raise QueryError("loss 'squared' needs a regression task")
+    count = len(labels.classes)
+    if wanted == "logistic" and count > 2:  # noqa: PLR2004
+        raise QueryError(f"loss 'logistic' needs two classes, the label has {count}")
+    if wanted == "softmax" or count > 2:  # noqa: PLR2004
+        return SoftmaxLoss(count)
+    return LogisticLoss()

@@ -1,0 +1,125 @@
+"""The LoU operator: learning over the shards of one table (paper section 3.2).
+
+*gather* puts the shards' arrays together as if one site held the table, *scatter* takes a
+table's array apart, and *compute* is what the coordinator does with what the shards sent:
+solve from summed statistics (``gram``), average (``consensus``, Eq. 20) or sum gradients
+(SGD, Eq. 17).
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from strategies.exchange import Replies
+from strategies.federation import Table
+from tp_flower.errors import ReplyError
+from tp_flower.losses import FloatArray
+from tp_flower.protocol import AnyArray
+from tp_flower.solvers import RidgeSolver
+
+PartArrays = dict[int, dict[str, AnyArray]]
+
+
+def gather_scores(table: Table, replies: Replies, name: str = "scores") -> FloatArray:
+    """Return the local scores of a table's rows that take part, (n_i, d_c).
+
+    Raises:
+        ReplyError: if a shard's scores have the wrong shape or are not finite.
+    """
+    blocks = [
+        checked(replies, table, index, name, rows.total)
+        for index, rows in enumerate(table.rows)
+    ]
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+
+
+def gather_tested(table: Table, replies: Replies, scores: FloatArray) -> None:
+    """Write the shards' scores of held-out rows into ``scores`` (n_i, d_c)."""
+    for index, rows in enumerate(table.rows):
+        count = int(np.count_nonzero(rows.tested))
+        block = checked(replies, table, index, "tested-scores", count)
+        scores[rows.slice][rows.tested] = block
+
+
+def scatter_targets(table: Table, target: FloatArray, arrays: PartArrays) -> None:
+    """Add each shard's slice of the target (n_i, d_c) to what it is sent."""
+    for part, rows in zip(table.parts, table.rows, strict=True):
+        block = target[rows.trained_slice].astype(np.float32)
+        arrays.setdefault(part.number, {})["target"] = block
+
+
+def scatter_parameters(table: Table, parameters: FloatArray) -> PartArrays:
+    """Return the same parameters (p,) for every shard."""
+    return {part.number: {"parameters": parameters} for part in table.parts}
+
+
+def sum_over_shards(table: Table, replies: Replies, name: str) -> FloatArray:
+    """Return the sum of what the shards sent: moments or gradients (Eq. 17)."""
+    total = np.zeros(replies.arrays[table.parts[0].number, name].shape)
+    for index in range(len(table.parts)):
+        total += checked(replies, table, index, name)
+    return total
+
+
+def consensus_parameters(
+    table: Table, replies: Replies, rho_in: float, l2: float
+) -> FloatArray:
+    """Return w from the shards' theta^q + u^q (Eq. 20), (p,).
+
+    w = Q rho_in / (Q rho_in + beta) * mean(theta + u); the paper's Eq. 20 has M where
+    consensus ADMM has Q_i. Biases are not penalised and are just averaged.
+    """
+    shards = len(table.parts)
+    mean = sum_over_shards(table, replies, "proposal") / shards
+    shrink = shards * rho_in / (shards * rho_in + l2)
+    shrunk: FloatArray = np.where(table.penalised, shrink * mean, mean)
+    return shrunk
+
+
+class GramSolver:
+    """The theta-update of one sharded table from summed statistics (linear, exact)."""
+
+    def __init__(self, table: Table, joined_rows: int) -> None:
+        if table.gram is None:
+            raise ReplyError(f"table {table.name}: its shards sent no Gram matrix")
+        self._solver = RidgeSolver.from_gram(
+            table.gram, joined_rows, intercept=table.has_intercept
+        )
+
+    def solve(self, moments: FloatArray, kappa: float, l2: float) -> FloatArray:
+        """Return the flat parameters of the table's model, (p,)."""
+        return self._solver.solve(moments, kappa, l2).ravel()
+
+
+def checked(
+    replies: Replies, table: Table, index: int, name: str, rows: int | None = None
+) -> FloatArray:
+    """Return an array that a shard sent, as float64.
+
+    Raises:
+        ReplyError: if it is missing, has not ``rows`` rows, or is not finite.
+    """
+    part = table.parts[index]
+    array = replies.arrays.get((part.number, name))
+    if array is None:
+        raise ReplyError(f"site {part.site!r} sent no {name!r} for table {table.name}")
+    if rows is not None and (array.ndim != 2 or len(array) != rows):  # noqa: PLR2004
+        raise ReplyError(
+            f"site {part.site!r} sent {name!r} of shape {array.shape} for table "
+            f"{table.name}, expected {rows} rows"
+        )
+    if not np.isfinite(array).all():
+        raise ReplyError(
+            f"site {part.site!r} sent values for table {table.name} that are not finite: "
+            f"training diverged there ({name!r})"
+        )
+    return array.astype(np.float64)
+
+
+def all_arrays(*groups: Mapping[int, Mapping[str, AnyArray]]) -> PartArrays:
+    """Return what each part is sent, from several groups."""
+    merged: PartArrays = {}
+    for group in groups:
+        for number, arrays in group.items():
+            merged.setdefault(number, {}).update(arrays)
+    return merged

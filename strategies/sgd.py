@@ -1,0 +1,277 @@
+"""TablePuppetSGD: learning over joins by mini-batch SGD, then over unions.
+
+The batch plan is sent once. A batch costs one round where every table is one shard: Y of
+batch t down, the local scores of batch t + 1 up; two where some table is sharded, whose
+gradients the server sums in between (Eq. 17). Scores of held-out rows ride along with the
+last batch of an epoch; the training metrics of an epoch are those of its batches before
+their own steps, except after the last epoch, where all rows are scored.
+"""
+
+import math
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from strategies import loj, lou
+from strategies.compact import CompactTable
+from strategies.exchange import Replies, Request, ask
+from strategies.federation import Federation, Table
+from strategies.relational import EpochResult, RelationalStrategy
+from strategies.setup import Plan
+from tp_flower.admm import LocalScores
+from tp_flower.batches import BatchPlan, plan_batches
+from tp_flower.losses import FloatArray
+from tp_flower.mapping import TableMapping
+from tp_flower.metrics import evaluate
+from tp_flower.protocol import Action, Update
+
+PLAN_STREAM = 2
+ORDER_STREAM = 3
+
+BATCHES_PER_EPOCH = 100
+"""Automatic batch size: 1/100 of the joined rows (paper, section 8)."""
+
+TORCH_LEARNING_RATE = 0.05
+"""Automatic learning rate where some model is not linear."""
+
+TESTED, ALL = "tested", "all"
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One mini-batch of the schedule.
+
+    Attributes:
+        epoch: from 1.
+        batch: its number in the plan.
+        next_batch: the batch after it, None after the last one.
+        ends_epoch: whether it is the last batch of its epoch.
+        evaluate: which scores ride along: none, ``"tested"`` or ``"all"``.
+    """
+
+    epoch: int
+    batch: int
+    next_batch: int | None
+    ends_epoch: bool
+    evaluate: str | None
+
+
+class TablePuppetSGD(RelationalStrategy):
+    """Train over the result of a query by mini-batch SGD with momentum.
+
+    Args:
+        query: the training set.
+        settings: of the run; keyword arguments override single ones.
+    """
+
+    name = "sgd"
+    _batches: "_ShardedBatches"
+
+    def plan(self) -> Plan:
+        """Plan the batches when the mapping is known."""
+        return Plan(_choose_update, self._plan_arrays)
+
+    def _plan_arrays(
+        self, mapping: TableMapping, compact: Mapping[str, CompactTable]
+    ) -> lou.PartArrays:
+        total = mapping.joined_rows
+        size = self.settings.batch_size or math.ceil(total / BATCHES_PER_EPOCH)
+        rng = np.random.default_rng([self.settings.seed, PLAN_STREAM])
+        plan = plan_batches(mapping, min(size, total), rng)
+        self.chosen["batch-size"] = min(size, total)
+        self._batches = _ShardedBatches(plan, compact)
+        return self._batches.arrays()
+
+    def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
+        """Run the epochs, until the loss changes less than the tolerance if one is set."""
+        plan = self._batches.plan
+        rate = self.settings.learning_rate or _safe_rate(federation)
+        self.chosen["learning-rate"] = rate
+        labels = federation.train_labels[plan.order]
+        seen = np.empty((len(labels), federation.loss.outputs))
+        local = {name: s.copy() for name, s in federation.initial_scores.items()}
+        loss_before = math.inf
+        batch_scores = {
+            name: local[name][plan.tables[name].of(self._first_batch(federation))]
+            for name in federation.tables
+        }
+        for step in self._schedule(federation):
+            span = plan.slice(step.batch)
+            scores = plan.sum_scores(step.batch, federation.base_score, batch_scores)
+            seen[span] = scores
+            derivatives = federation.loss.gradient(scores, labels[span])
+            replies = yield from self._exchange(federation, step, derivatives, rate)
+            if step.next_batch is not None:
+                batch_scores = self._batches.gather(
+                    federation, replies, step.next_batch
+                )
+            if not step.ends_epoch:
+                continue
+            loss = self._end_epoch(federation, step, replies, local, seen)
+            if abs(loss_before - loss) < self.settings.tolerance * abs(loss):
+                return
+            loss_before = loss
+
+    def _schedule(self, federation: Federation) -> Iterator[_Step]:
+        """Yield the batches of all epochs, each epoch in an order of its own."""
+        rng = np.random.default_rng([federation.seed, ORDER_STREAM])
+        count, epochs = self._batches.plan.batches, self.settings.epochs
+        order = np.concatenate([rng.permutation(count) for _ in range(epochs)])
+        # with a tolerance any epoch may be the last one, whose metrics must be exact
+        usual = ALL if self.settings.tolerance else TESTED
+        for position, batch in enumerate(order.tolist()):
+            is_last = position + 1 == len(order)
+            ends_epoch = (position + 1) % count == 0
+            yield _Step(
+                epoch=position // count + 1,
+                batch=batch,
+                next_batch=None if is_last else int(order[position + 1]),
+                ends_epoch=ends_epoch,
+                evaluate=(ALL if is_last else usual) if ends_epoch else None,
+            )
+
+    def _first_batch(self, federation: Federation) -> int:
+        return next(self._schedule(federation)).batch
+
+    def _exchange(
+        self,
+        federation: Federation,
+        step: _Step,
+        derivatives: FloatArray,
+        rate: float,
+    ) -> Generator[Request, Replies, Replies]:
+        """Send Y of a batch (Eq. 10); return the replies with the next scores."""
+        header: dict[str, Any] = {
+            "batch": step.batch,
+            "batch-rows": len(derivatives),
+            "next-batch": step.next_batch,
+            "evaluate": step.evaluate,
+            "learning-rate": rate / (1.0 + self.settings.decay * (step.epoch - 1)),
+            "momentum": self.settings.momentum,
+        }
+        messages = self._batches.scatter(step.batch, derivatives)
+        replies = yield self.request(
+            ask(Action.SGD, federation.parts, header, messages)
+        )
+        if not federation.sharded:
+            return replies
+        sums: lou.PartArrays = {}
+        for table in federation.sharded:
+            gradient = lou.sum_over_shards(table, replies, "gradient")
+            for part in table.parts:
+                sums[part.number] = {"gradient": gradient}
+        parts = [part for table in federation.sharded for part in table.parts]
+        others = yield self.request(ask(Action.STEP, parts, header, sums))
+        return Replies(
+            {**replies.packets, **others.packets}, {**replies.arrays, **others.arrays}
+        )
+
+    def _end_epoch(
+        self,
+        federation: Federation,
+        step: _Step,
+        replies: Replies,
+        local: LocalScores,
+        seen: FloatArray,
+    ) -> float:
+        """Record the epoch's metrics; return its training loss."""
+        for name, table in federation.tables.items():
+            if step.evaluate == ALL:
+                local[name] = lou.gather_scores(table, replies)
+            else:
+                lou.gather_tested(table, replies, local[name])
+        if step.evaluate == ALL:
+            train = loj.train_metrics(federation, loj.gather(federation, local))
+        else:
+            order = self._batches.plan.order
+            train = evaluate(federation.loss, seen, federation.train_labels[order])
+        test = loj.test_metrics(federation, local)
+        self.finish_epoch(EpochResult(step.epoch, train, test))
+        return train["loss"]
+
+
+class _ShardedBatches:
+    """The batch plan, and which of a batch's rows lie in which shard.
+
+    Within a batch the distinct rows of a table ascend, so that each shard's rows are one
+    slice: ``bounds[table][k, t]`` is where those of shard k start in batch t.
+    """
+
+    def __init__(self, plan: BatchPlan, compact: Mapping[str, CompactTable]) -> None:
+        self.plan, self._compact = plan, compact
+        self._bounds = {
+            name: _shard_bounds(plan, name, table) for name, table in compact.items()
+        }
+
+    def arrays(self) -> lou.PartArrays:
+        """Return what ``prepare`` sends to each part: its rows of every batch."""
+        arrays: lou.PartArrays = {}
+        for name, table in self._compact.items():
+            rows, bounds = self.plan.tables[name].rows, self._bounds[name]
+            for k, (part, own) in enumerate(zip(table.parts, table.rows, strict=True)):
+                is_own = (rows >= own.start) & (rows < own.start + own.total)
+                starts = np.append(0, np.cumsum(bounds[k + 1] - bounds[k]))
+                arrays[part.number] = {
+                    "batch-start": starts.astype(np.int32),
+                    "batch-rows": (rows[is_own] - own.start).astype(np.int32),
+                }
+        return arrays
+
+    def scatter(self, batch: int, derivatives: FloatArray) -> lou.PartArrays:
+        """Return each part's Y (k, d_c) from d loss / d h (B, d_c) of a batch."""
+        arrays: lou.PartArrays = {}
+        for name, table in self._compact.items():
+            summed = self.plan.segment_sum(name, batch, derivatives).astype(np.float32)
+            bounds = self._bounds[name][:, batch]
+            for k, part in enumerate(table.parts):
+                arrays[part.number] = {"messages": summed[bounds[k] : bounds[k + 1]]}
+        return arrays
+
+    def gather(
+        self, federation: Federation, replies: Replies, batch: int
+    ) -> dict[str, FloatArray]:
+        """Return every table's scores (k, d_c) of a batch's distinct rows."""
+        scores = {}
+        for name, table in federation.tables.items():
+            counts = np.diff(self._bounds[name][:, batch])
+            blocks = [
+                lou.checked(replies, table, k, "batch-scores", int(count))
+                for k, count in enumerate(counts)
+            ]
+            scores[name] = np.concatenate(blocks)
+        return scores
+
+
+def _shard_bounds(
+    plan: BatchPlan, name: str, table: CompactTable
+) -> npt.NDArray[np.int64]:
+    """Return (shards + 1, batches): where each shard's rows start within a batch."""
+    own = plan.tables[name]
+    total = sum(rows.total for rows in table.rows)
+    batch_of = np.repeat(np.arange(plan.batches), np.diff(own.start))
+    keys = batch_of * total + own.rows
+    edges = np.array([rows.start for rows in table.rows] + [total])
+    first = np.arange(plan.batches) * total
+    found = np.searchsorted(keys, first[None, :] + edges[:, None])
+    bounds: npt.NDArray[np.int64] = found - own.start[None, :-1]
+    return bounds
+
+
+def _choose_update(table: str, shards: int, is_linear: bool) -> Update:  # noqa: ARG001, FBT001
+    return Update.LOCAL if shards == 1 else Update.SUM
+
+
+def _safe_rate(federation: Federation) -> float:
+    """Return 1 / L for linear models: L bounds the curvature of the whole objective.
+
+    The largest eigenvalue of the joined features' Gram matrix is at most the sum of the
+    tables' own, and the loss's curvature multiplies it.
+    """
+    tables: list[Table] = list(federation.tables.values())
+    if not all(table.is_linear for table in tables):
+        return TORCH_LEARNING_RATE
+    total = sum(table.largest_curvature for table in tables)
+    return 1.0 / (federation.loss.max_curvature * total + federation.l2)

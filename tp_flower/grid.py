@@ -1,0 +1,176 @@
+"""A Flower Grid without Ray or network, for tests, notebooks and benchmarks.
+
+The sites' ClientApp is called at once, in this process, when messages are pushed. The
+content of every message goes through Flower's own serialisation both ways, so that what
+works here works on the wire.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from uuid import uuid4
+
+import pandas as pd
+from flwr.app import Context, Error, Message, RecordDict, UserConfig
+from flwr.clientapp import ClientApp
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from tp_flower.sources import MEMORY_PREFIX, register_frames, release
+
+Tables = Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]] | str | Path
+Observer = Callable[[Message], None]
+
+CLIENT_APP_RAISED = 2
+
+
+class InProcessGrid(Grid):
+    """Call a ClientApp directly for every message.
+
+    Args:
+        client_app: the sites' app.
+        sites: per site its tables: a data frame or a list of them (shards) by table name,
+            or the path of a tables file. A mapping names the sites; a sequence calls
+            them ``site-0``, ``site-1``, ... A number stands for as many simulated nodes,
+            to which the organisations of the run config's ``tables`` are dealt.
+        run_config: what ``context.run_config`` holds at the sites.
+        observe: called with every message and reply after serialisation, to audit what
+            travels.
+
+    >>> from client_apps.app import app  # doctest: +SKIP
+    >>> grid = InProcessGrid(app, sites=[{"orders": orders}])  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        sites: int | Sequence[Tables] | Mapping[str, Tables],
+        run_config: UserConfig | None = None,
+        observe: Observer | None = None,
+    ) -> None:
+        self._client_app, self._observe = client_app, observe
+        self._run_id = uuid4().int >> 65
+        self._tokens: list[str] = []
+        self.contexts: dict[int, Context] = {
+            node: Context(
+                self._run_id, node, node_config, RecordDict(), run_config or {}
+            )
+            for node, node_config in enumerate(self._node_configs(sites), start=2)
+        }
+        self._replies: dict[str, Message] = {}
+        _ensure_task_identity(self._run_id)
+
+    def close(self) -> None:
+        """Let go of the data frames."""
+        for token in self._tokens:
+            release(token)
+
+    def set_run(self, run: Run) -> None:
+        """Take the run's number."""
+        self._run_id = run.run_id
+
+    @property
+    def run(self) -> Run:
+        """The run that this grid is in."""
+        return Run.create_empty(self._run_id)
+
+    def create_message(  # noqa: PLR0913 - Flower's signature
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Return a new message to a site."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the numbers of the sites."""
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Call the ClientApp for every message; return their ids."""
+        identifiers = []
+        for message in messages:
+            identifier = uuid4().hex
+            message.metadata.__dict__["_message_id"] = identifier
+            if message.metadata.dst_node_id not in self.contexts:
+                # what Flower's grids do with an unknown node
+                identifiers.append("")
+                continue
+            self._replies[identifier] = self._deliver(message)
+            identifiers.append(identifier)
+        return identifiers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies to messages, each of them once."""
+        return [
+            self._replies.pop(identifier)
+            for identifier in list(message_ids)
+            if identifier in self._replies
+        ]
+
+    def send_and_receive(
+        self,
+        messages: Iterable[Message],
+        *,
+        timeout: float | None = None,  # noqa: ARG002 - replies are there at once
+    ) -> Iterable[Message]:
+        """Send messages and return their replies."""
+        return self.pull_messages(self.push_messages(list(messages)))
+
+    def _node_configs(
+        self, sites: int | Sequence[Tables] | Mapping[str, Tables]
+    ) -> list[UserConfig]:
+        # the sites' working files stay in memory: nothing to clean up after a test
+        in_memory: UserConfig = {"state-dir": ":memory:"}
+        if isinstance(sites, int):
+            return [
+                {**in_memory, "partition-id": number, "num-partitions": sites}
+                for number in range(sites)
+            ]
+        if not isinstance(sites, Mapping):
+            sites = {f"site-{number}": tables for number, tables in enumerate(sites)}
+        return [
+            {**in_memory, "tables": self._tables(name, tables)}
+            for name, tables in sites.items()
+        ]
+
+    def _tables(self, site: str, tables: Tables) -> str:
+        if isinstance(tables, str | Path):
+            return str(tables)
+        self._tokens.append(register_frames(tables, site=site))
+        return MEMORY_PREFIX + self._tokens[-1]
+
+    def _deliver(self, message: Message) -> Message:
+        context = self.contexts[message.metadata.dst_node_id]
+        incoming = Message(_over_the_wire(message.content), metadata=message.metadata)
+        self._see(incoming)
+        try:
+            reply = self._client_app(incoming, context)
+        except Exception as error:  # noqa: BLE001 - as Flower reports it
+            reason = f"{type(error)}:<{str(error)!r}>"
+            return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)
+        outgoing = Message(_over_the_wire(reply.content), metadata=reply.metadata)
+        self._see(outgoing)
+        return outgoing
+
+    def _see(self, message: Message) -> None:
+        if self._observe is not None:
+            self._observe(message)
+
+
+def _over_the_wire(content: RecordDict) -> RecordDict:
+    data = recorddict_to_proto(content).SerializeToString()
+    return recorddict_from_proto(RecordDictProto.FromString(data))
+
+
+def _ensure_task_identity(run_id: int) -> None:
+    """Set who sends messages, which Flower's runtimes do before an app starts."""
+    try:
+        _ = TaskIdentity.task_id
+    except RuntimeError:
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 1
