@@ -1,0 +1,118 @@
+"""The Flower ServerApp: run config -> settings -> strategy -> report."""
+
+import os
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from rich.console import Console
+
+from strategies import STRATEGIES, RelationalStrategy
+from tp_flower.console import epoch_line, summary
+from tp_flower.datasets import FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
+from tp_flower.errors import SettingsError, TPFlowerError
+from tp_flower.experiment import Settings
+from tp_flower.query import Query
+from tp_flower.report import RoundReport, report_line, write_report
+
+CONSOLE_WIDTH = 100
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train over the query's result and write the report."""
+    console = Console(width=CONSOLE_WIDTH, highlight=False)
+    try:
+        settings = Settings.from_run_config(context.run_config)
+        sql = choose_sql(settings)
+        folder = output_folder(settings, context.run_id)
+        console.print(f"Results will be in {folder}", soft_wrap=True)
+        settings = replace(settings, output_dir=str(folder))
+        strategy = STRATEGIES[settings.strategy](
+            Query.from_sql(sql), settings, on_round=_Progress(console, settings)
+        )
+        train(strategy, grid, folder)
+    except TPFlowerError as error:
+        # the exit status of `flwr run` does not tell, so the last line must
+        console.print(f"FAILED: {error}", soft_wrap=True, markup=False)
+        raise
+    console.print(summary(strategy.report))
+    console.print(report_line(folder / "report.json"), soft_wrap=True, markup=False)
+
+
+def train(strategy: RelationalStrategy, grid: Grid, folder: Path) -> None:
+    """Run the strategy and write its report, also of a run that failed midway."""
+    try:
+        strategy.start(grid)
+    except Exception as error:
+        if strategy.federation is not None:
+            failed = replace(strategy.report, status=f"failed: {error}")
+            write_report(failed, folder)
+        raise
+    write_report(strategy.report, folder)
+
+
+def choose_sql(settings: Settings) -> str:
+    """Return the query of the run: the user's, or the built-in one of the task.
+
+    Raises:
+        SettingsError: if tables are given without a query over them.
+    """
+    if settings.sql.strip():
+        return settings.sql
+    if settings.tables:
+        raise SettingsError(
+            "tables is set, but sql is empty: write the query whose result to train on"
+        )
+    return FLIGHTS_REGRESSION_SQL if settings.task == "regression" else FLIGHTS_SQL
+
+
+def output_folder(settings: Settings, run_id: int) -> Path:
+    """Return the absolute folder of the run's results, made if missing.
+
+    Raises:
+        SettingsError: if it cannot be made.
+    """
+    home = os.environ.get("TP_FLOWER_HOME")
+    base = Path(home) if home else Path.home() / ".tp_flower"
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    default = base / "runs" / f"{stamp}-{run_id % 0x10000:04x}"
+    folder = Path(settings.output_dir).expanduser() if settings.output_dir else default
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"output-dir {str(folder)!r} cannot be made: {error.strerror}"
+        ) from error
+    return folder.resolve()
+
+
+class _Progress:
+    """Print what set-up found and one line per epoch, with the time left."""
+
+    def __init__(self, console: Console, settings: Settings) -> None:
+        self._console, self._settings = console, settings
+        self._rounds: list[RoundReport] = []
+        self._started = time.perf_counter()
+
+    def __call__(self, report: RoundReport) -> None:
+        if not self._settings.progress:
+            return
+        if report.epoch == 0:
+            self._console.print(f"{report.phase} done", markup=False)
+            self._started = time.perf_counter()
+            return
+        self._rounds.append(report)
+        if report.train:
+            line = epoch_line(
+                self._rounds,
+                self._settings.epochs,
+                time.perf_counter() - self._started,
+            )
+            self._console.print(line, soft_wrap=True, markup=False)
+            self._rounds = []
