@@ -19,6 +19,7 @@ from tp_flower.admm import (
     AdmmState,
     AndersonMixer,
     LocalScores,
+    Residuals,
     admm_step,
     balanced_rho,
     initial_state,
@@ -35,7 +36,7 @@ RHO_SHARE = 0.5
 CONSENSUS_SHARE = 0.1
 """rho_in: this share of the mean diagonal of the sub-problem's Hessian."""
 
-BALANCED_EPOCHS = 10
+BALANCED_EPOCHS = 30
 """Residual balancing must end for ADMM to converge (Boyd et al. 2011, 3.4.1)."""
 
 OVER_RELAXATION = 1.5
@@ -80,6 +81,7 @@ class AdmmServer:
         self._reached = self._scores
         self._stepped = self._state
         self._epoch = 0
+        self._recent: list[Residuals] = []
 
     @property
     def kappa(self) -> float:
@@ -124,8 +126,9 @@ class AdmmServer:
         self._scores = self._reached
         if self._local_scores is not local_scores:
             self._scores = loj.gather(self.federation, self._local_scores)
+        self._recent.append(gap)
         if self._balances and self._epoch <= BALANCED_EPOCHS:
-            self._set_rho(balanced_rho(self.rho, gap))
+            self._set_rho(balanced_rho(self.rho, self._recent))
         self._state = AdmmState(self._stepped.z, duals, self.rho)
         return result
 
@@ -142,6 +145,7 @@ class AdmmServer:
     def _set_rho(self, rho: float) -> None:
         if rho != self.rho:
             self.rho = rho
+            self._recent.clear()
             self._mixer.restart()
 
 

@@ -20,7 +20,7 @@ Notation:
     c     ``corrections``: M or 1         G_i   ``multiplicity``  (n_i,)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +29,9 @@ from tp_flower.losses import FloatArray, Loss
 from tp_flower.mapping import TableMapping, TableRows
 
 LocalScores = dict[str, FloatArray]
+
+IMBALANCE = 10.0
+BALANCE_WINDOW = 3
 
 
 @dataclass(frozen=True)
@@ -120,17 +123,27 @@ def residuals(
     return Residuals(float(gap / max(size, tiny)), float(change / max(dual_size, tiny)))
 
 
-def balanced_rho(rho: float, gap: Residuals, factor: float = 2.0) -> float:
-    """Return rho after residual balancing (Boyd et al. 2011, 3.4.1; relative residuals).
+def balanced_rho(rho: float, recent: Sequence[Residuals]) -> float:
+    """Return rho after residual balancing (Boyd et al. 2011, 3.4.1), on relative residuals.
 
-    >>> balanced_rho(1.0, Residuals(primal=1.0, dual=0.01))
+    One residual must exceed the other tenfold in *all* the recent epochs: in the first
+    epochs of a good run the primal one does now and then, and following it at once
+    doubles the epochs to the optimum (seen on flights).
+
+    Args:
+        rho: the penalty so far.
+        recent: residuals since rho changed last; ``BALANCE_WINDOW`` of them are needed.
+
+    >>> balanced_rho(1.0, [Residuals(primal=1.0, dual=0.01)] * BALANCE_WINDOW)
     2.0
     """
-    imbalance = 10.0
-    if gap.primal > imbalance * gap.dual:
-        return rho * factor
-    if gap.dual > imbalance * gap.primal:
-        return rho / factor
+    if len(recent) < BALANCE_WINDOW:
+        return rho
+    window = recent[-BALANCE_WINDOW:]
+    if all(gap.primal > IMBALANCE * gap.dual for gap in window):
+        return rho * 2.0
+    if all(gap.dual > IMBALANCE * gap.primal for gap in window):
+        return rho / 2.0
     return rho
 
 
