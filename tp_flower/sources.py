@@ -31,7 +31,9 @@ __all__ = [
     "ShardSource",
     "column_types",
     "connect",
+    "create_view",
     "describe",
+    "flights_sources",
     "hosted_shards",
     "load_tables",
     "register_frames",
@@ -184,7 +186,7 @@ def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
     with closing(duckdb.connect(config=options)) as connection:
         try:
             connection.execute("SET TimeZone = 'UTC'")
-            _create_view(connection, source)
+            create_view(connection, source)
             allowed = "[]" if source.path is None else f"[{quote_text(source.path)}]"
             connection.execute(f"SET allowed_paths = {allowed}")
             connection.execute("SET enable_external_access = false")
@@ -194,7 +196,12 @@ def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
             raise SourceError(f"{source}: {_message(error)}") from error
 
 
-def _create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> None:
+def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> None:
+    """Make the view ``shard`` of a connection the source.
+
+    Raises:
+        SourceError: the file is missing or cannot be read.
+    """
     if source.path is None:
         _, tables = _REGISTRY.get(source.token or "")
         frame = tables[source.table][source.index]
