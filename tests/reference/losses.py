@@ -1,0 +1,70 @@
+"""Losses of one row at a time, in extended precision, as the paper writes them.
+
+Deliberately slow, and shares nothing with `tp_flower`. Scores are a vector of d_c
+numbers, the label is a number or a class.
+"""
+
+import numpy as np
+from scipy.optimize import minimize
+
+Wide = np.longdouble
+
+
+def row_value(name: str, scores, label) -> float:
+    """Return the loss of one row."""
+    scores = np.asarray(scores, Wide)
+    if name == "squared":
+        return (scores[0] - Wide(label)) ** 2 / 2
+    if name == "logistic":
+        # two classes with scores (0, h)
+        return row_value("softmax", [0.0, scores[0]], label)
+    top = scores.max()
+    total = Wide(0)
+    for score in scores:
+        total += np.exp(score - top)
+    return np.log(total) + top - scores[int(label)]
+
+
+def row_gradient(name: str, scores, label) -> np.ndarray:
+    """Return d loss / d scores of one row."""
+    scores = np.asarray(scores, Wide)
+    if name == "squared":
+        return scores - Wide(label)
+    if name == "logistic":
+        return row_gradient("softmax", [0.0, scores[0]], label)[1:]
+    rates = np.exp(scores - scores.max())
+    rates /= rates.sum()
+    rates[int(label)] -= 1
+    return rates
+
+
+def prox_gradient(name: str, z, centre, label, rho: float) -> np.ndarray:
+    """Return the gradient of loss(z) + rho/2 ||z - v||^2 of one row."""
+    gap = np.asarray(z, Wide) - np.asarray(centre, Wide)
+    return row_gradient(name, z, label) + Wide(rho) * gap
+
+
+def brute_prox(name: str, centre, label, rho: float) -> np.ndarray:
+    """Return argmin_z loss(z) + rho/2 ||z - v||^2 of one row by a general minimiser."""
+    centre = np.asarray(centre, float)
+
+    def objective(z):
+        return float(row_value(name, z, label)) + rho / 2 * ((z - centre) ** 2).sum()
+
+    def gradient(z):
+        return np.asarray(prox_gradient(name, z, centre, label, rho), float)
+
+    options = {"maxiter": 20000, "gtol": 1e-12, "ftol": 1e-16}
+    return minimize(objective, centre, jac=gradient, method="L-BFGS-B", options=options).x
+
+
+def mean_value(name: str, scores, labels) -> float:
+    """Return the mean loss over rows."""
+    rows = [row_value(name, s, y) for s, y in zip(scores, labels, strict=True)]
+    return float(sum(rows) / len(rows))
+
+
+def gradients(name: str, scores, labels) -> np.ndarray:
+    """Return d loss / d scores of every row."""
+    rows = [row_gradient(name, s, y) for s, y in zip(scores, labels, strict=True)]
+    return np.array(rows, float)
