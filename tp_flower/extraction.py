@@ -27,6 +27,7 @@ from tp_flower.columns import (
     FloatArray,
     NumericColumn,
 )
+from tp_flower.engine_errors import safe_message
 from tp_flower.errors import SourceError
 from tp_flower.extracted import ExtractedShard, KeyColumn, LabelColumn
 from tp_flower.fragment import Fragment
@@ -95,7 +96,7 @@ def extract(source: ShardSource, fragment: Fragment) -> ExtractedShard:
         columns = column_types(connection, "SELECT * FROM shard")
         fragment = fragment.check(columns)
         plan = _plan(connection, source, fragment)
-        rows = _evaluate(connection, plan, fragment.filters)
+        rows = _evaluate(connection, source, plan, fragment.filters)
         numbers = _numbers(connection, source, plan.values)
         return ExtractedShard(
             table=fragment.table,
@@ -147,7 +148,10 @@ def _piece(
 
 
 def _evaluate(
-    connection: duckdb.DuckDBPyConnection, plan: _Plan, filters: Iterable[str]
+    connection: duckdb.DuckDBPyConnection,
+    source: ShardSource,
+    plan: _Plan,
+    filters: Iterable[str],
 ) -> int:
     """Fill the table ``extracted``; return its number of rows."""
     selected = [
@@ -157,11 +161,39 @@ def _evaluate(
         for v in plan.values
     ]
     where = " AND ".join(f"({condition})" for condition in filters) or "true"
-    connection.execute(
-        f"CREATE TEMP TABLE extracted AS "
-        f"SELECT {', '.join(selected) or '0 AS nothing'} FROM shard WHERE {where}"
-    )
+    try:
+        connection.execute(
+            f"CREATE TEMP TABLE extracted AS "
+            f"SELECT {', '.join(selected) or '0 AS nothing'} FROM shard WHERE {where}"
+        )
+    except duckdb.Error as error:
+        raise _failed_piece(connection, source, plan, filters) or error from None
     return int(connection.execute("SELECT count(*) FROM extracted").fetchall()[0][0])
+
+
+def _failed_piece(
+    connection: duckdb.DuckDBPyConnection,
+    source: ShardSource,
+    plan: _Plan,
+    filters: Iterable[str],
+) -> SourceError | None:
+    """Return which expression fails on the shard's values, without quoting them."""
+    where = " AND ".join(f"({condition})" for condition in filters) or "true"
+    pieces = [("a filter", condition, "true") for condition in filters]
+    pieces += [
+        (repr(piece.name), piece.value.sql, where)
+        for piece in (*plan.key_parts, *plan.values)
+    ]
+    for name, sql, rows in pieces:
+        try:
+            connection.execute(
+                f"SELECT count(CAST({sql} AS VARCHAR)) FROM shard WHERE {rows}"
+            ).fetchall()
+        except duckdb.Error as error:
+            return SourceError(
+                f"{source}: {name}, {sql}, fails on some value: {safe_message(error)}"
+            )
+    return None
 
 
 def _numbers(

@@ -17,6 +17,7 @@ import pandas as pd
 
 from tp_flower.csv_files import csv_call, csv_types
 from tp_flower.datasets.flights import flights_tables
+from tp_flower.engine_errors import safe_message
 from tp_flower.errors import SourceError
 from tp_flower.sql_text import quote_name, quote_text
 from tp_flower.tables_file import (
@@ -193,7 +194,7 @@ def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
             connection.execute("SET lock_configuration = true")
             yield connection
         except duckdb.Error as error:
-            raise SourceError(f"{source}: {_message(error)}") from error
+            raise SourceError(f"{source}: {safe_message(error)}") from error
 
 
 def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> None:
@@ -266,13 +267,6 @@ def _known_types(source: ShardSource, found: Mapping[str, str]) -> Mapping[str, 
                 f"but the columns are {', '.join(found)}"
             )
     return source.types
-
-
-def _message(error: duckdb.Error) -> str:
-    """DuckDB's first paragraph in one line, without the row of data it quotes."""
-    paragraph = str(error).strip().split("\n\n")[0].splitlines()
-    kept = [line.strip() for line in paragraph if "Original Line:" not in line]
-    return " ".join(kept)
 
 
 def column_types(connection: duckdb.DuckDBPyConnection, select: str) -> dict[str, str]:
