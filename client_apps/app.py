@@ -1,16 +1,17 @@
 """The Flower ClientApp: one thin action per message type.
 
-What an action raises on purpose travels back as an error that names the site and the
-table; anything else is logged here and travels as its type and place only, because the
-text of a foreign exception may quote data.
+What an action raises on purpose travels back as an error with the part it was at,
+which the server turns into a site and a table; anything else is logged here and travels
+as its type and place only, because the text of a foreign exception may quote data.
 """
 
 import time
 import traceback
 from collections.abc import Callable
 from logging import ERROR
+from pathlib import Path
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
@@ -26,23 +27,34 @@ app = ClientApp()
 
 def _reply(message: Message, context: Context, answer: Answer) -> Message:
     started = time.perf_counter()
+    site = Site(context)
     try:
-        site = Site(context)
         packet = answer(site, unpack(message.content))
+        packet.header["seconds"] = time.perf_counter() - started
+        content = pack(packet)
     except TPFlowerError as error:
-        packet = Packet({"error": str(error), "type": type(error).__name__})
+        content = _error(site, str(error))
     except Exception as error:  # noqa: BLE001 - see the module docstring
-        log(ERROR, "action failed:\n%s", traceback.format_exc())
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
-        packet = Packet(
-            {
-                "error": f"{type(error).__name__} at {place}; its text is in the site's log",
-                "type": "SiteError",
-            }
-        )
-    packet.header["seconds"] = time.perf_counter() - started
-    return Message(pack(packet), reply_to=message)
+        log(ERROR, "%s failed:\n%s", message.metadata.message_type, _trace(error))
+        content = _error(site, f"{_place(error)}; its text is in the site's log")
+    return Message(content, reply_to=message)
+
+
+def _error(site: Site, text: str) -> RecordDict:
+    header: dict[str, object] = {"error": text}
+    if site.current_part is not None:
+        header["part"] = site.current_part
+    return pack(Packet(header))
+
+
+def _place(error: Exception) -> str:
+    """Say what was raised where, without its text."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
+
+
+def _trace(error: Exception) -> str:
+    return "".join(traceback.format_exception(error))
 
 
 @app.query("describe")

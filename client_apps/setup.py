@@ -35,7 +35,7 @@ def describe(site: Site, request: Packet) -> Packet:  # noqa: ARG001
                 "table": source.table,
                 "site": source.site,
                 "index": source.index,
-                "columns": schema.columns,
+                "columns": {n: _type(kind) for n, kind in schema.columns.items()},
                 "rows": schema.rows,
                 "all-null": list(schema.all_null),
             }
@@ -44,13 +44,17 @@ def describe(site: Site, request: Packet) -> Packet:  # noqa: ARG001
     return Packet({"shards": shards, "partitions": partitions})
 
 
+def _type(duckdb_type: str) -> str:
+    # an enumeration type lists the column's values; it is used as text
+    return "VARCHAR" if duckdb_type.startswith("ENUM(") else duckdb_type
+
+
 def extract_rows(site: Site, request: Packet) -> Packet:
     """Run the query's fragments; reply with hashed join keys and labels."""
     sources = site.shards()
     parts: list[dict[str, Any]] = []
     arrays: Arrays = {}
-    for order in request.header["parts"]:
-        number = int(order["id"])
+    for number, order in site.orders(request):
         source = sources[int(order["shard"])]
         extracted = extract(source, Fragment.from_json(order["fragment"]))
         site.save_extracted(number, extracted)
@@ -83,8 +87,7 @@ def _extracted_reply(
 def statistics(site: Site, request: Packet) -> Packet:
     """Reply with the statistics of every feature; of the chosen rows if rows are sent."""
     parts = []
-    for order in request.header["parts"]:
-        number = int(order["id"])
+    for number, _ in site.orders(request):
         extracted = site.extracted(number)
         rows = None
         if (number, "rows") in request.arrays:
@@ -102,8 +105,8 @@ def prepare(site: Site, request: Packet) -> Packet:
     facts: list[dict[str, Any]] = []
     arrays: Arrays = {}
     states: dict[int, State] = {}
-    for order in request.header["parts"]:
-        number, update = int(order["id"]), Update(order["update"])
+    for number, order in site.orders(request):
+        update = Update(order["update"])
         entry = _training_entry(site.extracted(number), number, order, request)
         width = entry.arrays["features"].shape[1]
         model = build_model(ModelSpec.from_json(order["model"]), width, order["device"])
@@ -117,7 +120,7 @@ def prepare(site: Site, request: Packet) -> Packet:
         facts.append({"id": number, "features": width, **curvature})
         arrays[number, "penalised"] = model.penalised.astype(np.uint8)
         states[number] = (model, initial_vectors(model, update))
-    site.save_state(states)
+    site.start_state(states)
     return Packet({"parts": facts}, arrays)
 
 

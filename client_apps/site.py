@@ -15,7 +15,7 @@ from tp_flower.errors import SiteError
 from tp_flower.extracted import ExtractedShard
 from tp_flower.losses import FloatArray
 from tp_flower.models import LocalModel, ModelSpec, build_model
-from tp_flower.protocol import Packet, Update, pack, unpack
+from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update, pack, unpack
 from tp_flower.solvers import RidgeSolver
 from tp_flower.sources import ShardSource, hosted_shards
 
@@ -47,16 +47,31 @@ class Part:
 
 
 class Site:
-    """One node's view of one run, for the length of one message."""
+    """One node's view of one run, for the length of one message.
+
+    Attributes:
+        context: Flower's.
+        current_part: number of the part that is being worked on, which an error is
+            about; None between parts.
+        store: what is kept in files.
+    """
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        self.current_part: int | None = None
         root = str(context.node_config.get(STATE_DIR, "") or _default_state_dir())
         self.store = SiteStore(root, context.run_id, context.node_id)
 
     def shards(self) -> tuple[ShardSource, ...]:
         """Return the shards that this site hosts."""
         return hosted_shards(self.context.node_config, self.context.run_config)
+
+    def orders(self, request: Packet) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield what a set-up request says of each part, by number."""
+        for order in request.header["parts"]:
+            self.current_part = int(order["id"])
+            yield self.current_part, order
+        self.current_part = None
 
     def save_extracted(self, number: int, extracted: ExtractedShard) -> None:
         """Keep the rows of a part between set-up messages."""
@@ -87,14 +102,24 @@ class Site:
         for (number, name), array in state.arrays.items():
             vectors.setdefault(number, {})[name] = np.array(array)
         for number in sorted(vectors):
+            self.current_part = number
             yield _part(number, self.store.load(f"part-{number}"), vectors[number])
+        self.current_part = None
 
     def save_state(self, states: Mapping[int, State]) -> None:
         """Keep the model and the other vectors of parts, by part number.
 
         The last thing an action does: an action that fails must leave the state alone.
         """
-        arrays = dict(self._state(required=False).arrays)
+        self._write_state(dict(self._state().arrays), states)
+
+    def start_state(self, states: Mapping[int, State]) -> None:
+        """Keep the first state of a run, and nothing that a failed run left."""
+        self._write_state({}, states)
+
+    def _write_state(
+        self, arrays: dict[ArrayKey, AnyArray], states: Mapping[int, State]
+    ) -> None:
         for number, (model, vectors) in states.items():
             arrays[number, MODEL] = model.parameters
             for name, vector in vectors.items():
@@ -108,14 +133,12 @@ class Site:
         for name in list(self.context.state):
             del self.context.state[name]
 
-    def _state(self, *, required: bool = True) -> Packet:
+    def _state(self) -> Packet:
         if not len(self.context.state):
-            if required:
-                raise SiteError(
-                    "the site has no state for this run (was it restarted?); "
-                    "start the run again"
-                )
-            return Packet()
+            raise SiteError(
+                "the site has no state for this run (was it restarted?); "
+                "start the run again"
+            )
         return unpack(self.context.state)
 
 

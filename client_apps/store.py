@@ -1,10 +1,10 @@
 """What a site keeps between the messages of a run.
 
-Arrays that never change within a run (features, multiplicities, a factorisation, a batch
-plan) lie in files, written atomically and memory-mapped when read, because the next message
-may be answered by another process. Each process also keeps what it has read, by run and
-node: in simulation one process answers for several nodes. What changes from message to
-message (parameters) is small and travels in Flower's ``context.state``.
+Arrays that never change within a run (features, multiplicities, a factorisation, a
+batch plan) lie in files, written atomically and memory-mapped when read, because the next
+message may be answered by another process. Each process also keeps what it has read, by
+run and node: in simulation one process answers for several nodes. What changes from
+message to message (parameters) is small and travels in Flower's ``context.state``.
 """
 
 import json
@@ -70,8 +70,10 @@ class SiteStore:
             try:
                 self._write(self._folder, name, entry)
             except OSError as error:
+                reason = error.strerror or type(error).__name__
                 raise SiteError(
-                    f"cannot write to the state folder: {error.strerror}"
+                    f"cannot write to the state folder {self._folder}: {reason} "
+                    "(node config state-dir names another folder)"
                 ) from error
         _CACHE.sites.setdefault(self._key, {})[name] = entry
 
@@ -84,12 +86,12 @@ class SiteStore:
         cached = _CACHE.sites.get(self._key, {}).get(name)
         if cached is not None:
             return cached
-        if self._folder is None or not (self._folder / name / META_FILE).is_file():
-            raise SiteError(
-                "the site has lost its state for this run (was it restarted?); "
-                "start the run again"
-            )
-        entry = _read(self._folder / name)
+        if self._folder is None:
+            raise _lost_state()
+        try:
+            entry = _read(self._folder / name)
+        except (OSError, ValueError, KeyError) as error:
+            raise _lost_state() from error
         _CACHE.sites.setdefault(self._key, {})[name] = entry
         return entry
 
@@ -108,12 +110,23 @@ class SiteStore:
     def _write(self, folder: Path, name: str, entry: Entry) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = Path(tempfile.mkdtemp(dir=folder, prefix=f".{name}-"))
-        for key, array in entry.arrays.items():
-            np.save(temporary / f"{key}.npy", array, allow_pickle=False)
-        meta = {"meta": entry.meta, "arrays": list(entry.arrays)}
-        (temporary / META_FILE).write_text(json.dumps(meta), encoding="utf-8")
-        shutil.rmtree(folder / name, ignore_errors=True)
-        os.replace(temporary, folder / name)
+        try:
+            for key, array in entry.arrays.items():
+                np.save(temporary / f"{key}.npy", array, allow_pickle=False)
+            meta = {"meta": entry.meta, "arrays": list(entry.arrays)}
+            (temporary / META_FILE).write_text(json.dumps(meta), encoding="utf-8")
+            shutil.rmtree(folder / name, ignore_errors=True)
+            os.replace(temporary, folder / name)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+def _lost_state() -> SiteError:
+    return SiteError(
+        "the site has lost its state for this run (was it restarted?); "
+        "start the run again"
+    )
 
 
 def _read(folder: Path) -> Entry:

@@ -1,12 +1,14 @@
 """One round of messages: to every addressed site one, and its reply or an error.
 
-Flower's own loop polls every three seconds in deployment; this one polls often. What went
-over the wire is counted by table.
+Flower's own loop polls every three seconds in deployment; this one polls often. What
+went over the wire is counted by table. A reply that does not fit what was asked is
+refused here, in the name of the site that sent it.
 """
 
+import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +16,20 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from tp_flower.errors import ReplyError, SiteError
-from tp_flower.protocol import Action, AnyArray, ArrayKey, Packet
-from tp_flower.protocol import message_bytes, pack, unpack
+from tp_flower.protocol import (
+    Action,
+    AnyArray,
+    ArrayKey,
+    Packet,
+    message_bytes,
+    pack,
+    unpack,
+)
 
 FIRST_POLL_SECONDS = 0.001
 LONGEST_POLL_SECONDS = 0.1
+
+REASON_CHARACTERS = 1000
 
 
 @dataclass(frozen=True)
@@ -47,16 +58,26 @@ class Request:
     Attributes:
         action: the message type.
         packets: what each node is sent.
-        table_of: the table of each part, to count bytes by table.
+        parts: by number, the parts that take part in the round.
         epoch: the epoch the round belongs to; 0 is set-up.
         phase: what the round is for, for the report.
     """
 
     action: Action
     packets: Mapping[int, Packet]
-    table_of: Mapping[int, str] = field(default_factory=dict)
+    parts: Mapping[int, Part] = field(default_factory=dict)
     epoch: int = 0
     phase: str = ""
+
+    @property
+    def table_of(self) -> dict[int, str]:
+        """The table of each part, to count bytes by table."""
+        return {number: part.table for number, part in self.parts.items()}
+
+    def tables_at(self, node: int) -> list[str]:
+        """The tables that a node is asked about."""
+        own = [part.table for part in self.parts.values() if part.node == node]
+        return list(dict.fromkeys(own))
 
 
 @dataclass(frozen=True)
@@ -72,7 +93,10 @@ class Replies:
     arrays: Mapping[ArrayKey, AnyArray]
 
     def facts(self) -> dict[int, dict[str, Any]]:
-        """Return the JSON facts of every part, from the ``parts`` lists."""
+        """Return the JSON facts of every part, from the ``parts`` lists.
+
+        ``open_replies`` has checked that those asked for are there, each once.
+        """
         return {
             int(facts["id"]): facts
             for packet in self.packets.values()
@@ -106,16 +130,16 @@ def ask(
         facts: what each part is told, listed under ``parts`` in its node's header.
     """
     packets: dict[int, Packet] = {}
-    table_of: dict[int, str] = {}
+    by_number: dict[int, Part] = {}
     for part in parts:
-        table_of[part.number] = part.table
+        by_number[part.number] = part
         packet = packets.setdefault(part.node, Packet(dict(header or {})))
         if facts is not None:
             told = {"id": part.number, **facts[part.number]}
             packet.header.setdefault("parts", []).append(told)
         for name, array in (arrays or {}).get(part.number, {}).items():
             packet.arrays[part.number, name] = array
-    return Request(action, packets, table_of, phase=action.name.lower())
+    return Request(action, packets, by_number, phase=action.name.lower())
 
 
 def make_messages(request: Request, server_round: int) -> list[Message]:
@@ -152,7 +176,10 @@ def send_and_receive(
 
 
 def open_replies(
-    request: Request, replies: Iterable[Message], site_names: Mapping[int, str]
+    request: Request,
+    replies: Iterable[Message],
+    site_names: Mapping[int, str],
+    sent: Iterable[Message] = (),
 ) -> Replies:
     """Return what the sites answered.
 
@@ -160,25 +187,28 @@ def open_replies(
         request: what was asked.
         replies: the replies that arrived.
         site_names: the organisations behind each node, for messages.
+        sent: the messages that were sent. Errors that Flower makes itself do not say
+            which site they are about, but which message.
 
     Raises:
         SiteError: if a site reported an error or its app crashed.
         ReplyError: if a reply is missing or malformed.
     """
+    asked_by = {m.metadata.message_id: m.metadata.dst_node_id for m in sent}
     packets: dict[int, Packet] = {}
     for message in replies:
+        node = asked_by.get(
+            message.metadata.reply_to_message_id, message.metadata.src_node_id
+        )
+        name = _name(node, site_names)
         if message.has_error():
-            raise _failure(request, message, site_names)
-        node = message.metadata.src_node_id
-        packet = unpack(message.content)
-        if "error" in packet.header:
-            raise SiteError(
-                f"{_name(node, site_names)} could not answer {request.action}: "
-                f"{packet.header['error']}"
-            )
-        packets[node] = packet
+            raise _crash(request, message, node, name)
+        packets[node] = _open_reply(request, message, node, name)
     if missing := request.packets.keys() - packets.keys():
-        names = ", ".join(_name(node, site_names) for node in sorted(missing))
+        names = ", ".join(
+            _name(node, site_names) + _about(request.tables_at(node))
+            for node in sorted(missing)
+        )
         raise ReplyError(
             f"no reply to {request.action} from {names} within site-timeout"
         )
@@ -190,15 +220,82 @@ def open_replies(
     return Replies(packets, arrays)
 
 
-def _failure(
-    request: Request, message: Message, site_names: Mapping[int, str]
-) -> SiteError:
-    node = message.metadata.src_node_id
-    # errors that Flower makes itself come from node 1, not from the site
-    name = _name(node, site_names) if node in site_names else "a site"
-    reason = message.error.reason or f"Flower error code {message.error.code}"
-    lines = [line for line in reason.strip().splitlines() if line.strip()]
-    return SiteError(f"{name} failed in {request.action}: {lines[-1] if lines else ''}")
+def _open_reply(request: Request, message: Message, node: int, name: str) -> Packet:
+    """Return what one site answered, after checks that fit every action."""
+    if node not in request.packets:
+        raise ReplyError(f"{name} answered {request.action} without being asked")
+    try:
+        packet = unpack(message.content)
+        if "error" in packet.header:
+            raise _failure(request, packet, node, name)
+        _check_header(request, packet, node)
+    except ReplyError as error:
+        raise ReplyError(
+            f"the reply of {name} to {request.action} cannot be used: {error}"
+        ) from None
+    return packet
+
+
+def _check_header(request: Request, packet: Packet, node: int) -> None:
+    """Refuse a reply that speaks of other parts than the node was asked about."""
+    hosted = {part.number for part in request.parts.values() if part.node == node}
+    if foreign := {part for part, _ in packet.arrays} - hosted:
+        raise ReplyError(f"it has arrays of parts {sorted(foreign)}, not its own")
+    told = request.packets[node].header.get("parts", [])
+    listed = packet.header.get("parts", []) if told else []
+    if not _lists_once(listed, {entry["id"] for entry in told}):
+        raise ReplyError("it does not list every part it was asked about, each once")
+    seconds = packet.header.get("seconds", 0.0)
+    is_number = isinstance(seconds, int | float) and math.isfinite(seconds)
+    if not is_number or seconds < 0:
+        raise ReplyError("its 'seconds' is not a duration")
+
+
+def _lists_once(listed: object, wanted: set[int]) -> bool:
+    if not isinstance(listed, list) or len(listed) != len(wanted):
+        return False
+    if not all(isinstance(facts, dict) for facts in listed):
+        return False
+    numbers = [facts.get("id") for facts in listed]
+    return all(type(n) is int for n in numbers) and set(numbers) == wanted
+
+
+def _failure(request: Request, packet: Packet, node: int, name: str) -> SiteError:
+    """Return the error that a site reported, naming the part that it was at."""
+    part = None
+    if type(packet.header.get("part")) is int:
+        part = request.parts.get(packet.header["part"])
+    if part is not None and part.node == node:
+        where = f"site {part.site!r}, table {part.table!r}"
+    else:
+        where = name
+    reason = _one_line(str(packet.header["error"]))
+    return SiteError(f"{where}: {request.action} failed: {reason}")
+
+
+def _crash(request: Request, message: Message, node: int, name: str) -> SiteError:
+    """Return the error that Flower made of a site that could not answer at all."""
+    code, lines = message.error.code, (message.error.reason or "").splitlines()
+    # the last line of a traceback is what was raised
+    last = next((line for line in reversed(lines) if line.strip()), "no reason given")
+    return SiteError(
+        f"{name}{_about(request.tables_at(node))}: no answer to {request.action} "
+        f"(Flower error {code}): {_one_line(last)}"
+    )
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    if len(line) <= REASON_CHARACTERS:
+        return line
+    return line[: REASON_CHARACTERS - 3] + "..."
+
+
+def _about(tables: Sequence[str]) -> str:
+    if not tables:
+        return ""
+    listed = ", ".join(map(repr, tables))
+    return f" (table {listed})" if len(tables) == 1 else f" (tables {listed})"
 
 
 def _name(node: int, site_names: Mapping[int, str]) -> str:

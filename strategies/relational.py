@@ -160,7 +160,9 @@ class RelationalStrategy(Strategy):
         replies, request = list(replies), self._progress.pending
         if request is None:
             return None, None
-        opened = open_replies(request, replies, self._inventory.site_names)
+        opened = open_replies(
+            request, replies, self._inventory.site_names, self._progress.sent
+        )
         self._advance(opened)
         self._record(server_round, request, replies, opened, received_at)
         result, self._progress.result = self._progress.result, None
