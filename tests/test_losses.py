@@ -245,14 +245,10 @@ def test_prox_of_many_rows_is_the_prox_of_each(loss):
 )
 def test_prox_law_stationary_for_any_row(loss, log_rho, data):
     centre = data.draw(
-        st.lists(
-            st.floats(-1e4, 1e4), min_size=loss.outputs, max_size=loss.outputs
-        )
+        st.lists(st.floats(-1e4, 1e4), min_size=loss.outputs, max_size=loss.outputs)
     )
     start = data.draw(
-        st.lists(
-            st.floats(-1e3, 1e3), min_size=loss.outputs, max_size=loss.outputs
-        )
+        st.lists(st.floats(-1e3, 1e3), min_size=loss.outputs, max_size=loss.outputs)
     )
     classes = max(loss.outputs, 2) - 1
     label = data.draw(
