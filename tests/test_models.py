@@ -1,0 +1,335 @@
+"""Local models against dense algebra, finite differences and autograd."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from tp_flower.errors import SettingsError
+from tp_flower.models import LinearModel, ModelSpec, build_model, moment
+from tp_flower.neural import (
+    FitBudget,
+    FitProblem,
+    TorchModel,
+    fit_least_squares,
+    resolve_device,
+)
+
+few = settings(max_examples=30, deadline=None)
+
+
+def features_of(rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, columns)).astype(np.float32)
+
+
+def with_ones(features: np.ndarray, intercept: bool) -> np.ndarray:
+    wide = features.astype(np.float64)
+    return np.hstack([wide, np.ones((len(wide), 1))]) if intercept else wide
+
+
+def mlp(features=3, outputs=1, intercept=True, **spec) -> TorchModel:
+    model = build_model(
+        ModelSpec("mlp", outputs, intercept, **{"hidden_sizes": (5,), **spec}),
+        features,
+        "cpu",
+    )
+    assert isinstance(model, TorchModel)
+    return model
+
+
+def two_layers(features, outputs, intercept) -> nn.Module:
+    """A factory of a user."""
+    return nn.Sequential(
+        nn.Linear(features, 4), nn.Tanh(), nn.Linear(4, outputs, bias=intercept)
+    )
+
+
+def not_a_module(features, outputs, intercept):
+    return (features, outputs, intercept)
+
+
+# linear
+
+
+@few
+@given(
+    rows=st.sampled_from([0, 1, 7, 8192, 8200]),
+    columns=st.integers(0, 4),
+    outputs=st.integers(1, 3),
+    intercept=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_linear_model_is_a_matrix_product(rows, columns, outputs, intercept, seed):
+    rng = np.random.default_rng(seed)
+    model = LinearModel(columns, outputs, intercept=intercept)
+    theta = rng.normal(size=(columns + intercept, outputs))
+    model.parameters = theta.ravel()
+    features = features_of(rows, columns, seed)
+    dense = with_ones(features, intercept)
+    np.testing.assert_allclose(model.scores(features), dense @ theta, atol=1e-12)
+    messages = rng.normal(size=(rows, outputs))
+    np.testing.assert_allclose(
+        model.pullback(features, messages), (dense.T @ messages).ravel(), atol=1e-10
+    )
+    np.testing.assert_allclose(
+        moment(features, messages, intercept=intercept), dense.T @ messages, atol=1e-10
+    )
+
+
+def test_linear_model_starts_at_zero_and_spares_the_intercept():
+    model = LinearModel(2, 3, intercept=True)
+    assert not model.parameters.any()
+    assert model.penalised.tolist() == [True] * 6 + [False] * 3
+    assert LinearModel(2, 3, intercept=False).penalised.all()
+
+
+def test_moments_of_shards_add_up():
+    features, messages = features_of(30, 4), features_of(30, 2, seed=1).astype(float)
+    whole = moment(features, messages, intercept=True)
+    cuts = (slice(0, 1), slice(1, 1), slice(1, 17), slice(17, 30))
+    parts = [moment(features[c], messages[c], intercept=True) for c in cuts]
+    np.testing.assert_allclose(sum(parts), whole, rtol=1e-12)
+
+
+def test_accumulation_is_in_float64():
+    # in float32 the ones would be lost beside 2^25
+    features = np.array([[2.0**25], [1.0], [1.0]], dtype=np.float32)
+    assert moment(features, np.ones((3, 1)), intercept=False)[0, 0] == 2.0**25 + 2
+
+
+# torch
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("kind", ["mlp", f"{__name__}:two_layers"])
+def test_pullback_is_the_gradient_of_the_weighted_scores(kind, outputs):
+    spec = ModelSpec(kind, outputs, intercept=True, output_scale=2.5, seed=3)
+    model = build_model(spec, 4, "cpu")
+    assert isinstance(model, TorchModel)
+    # in float64 a step can be so small that no ReLU switches within it
+    model.module.double()
+    features = features_of(9, 4).astype(np.float64)
+    rng = np.random.default_rng(1)
+    messages = rng.normal(size=(9, outputs))
+    found = model.pullback(features, messages)
+    theta = model.parameters
+    direction, step = rng.normal(size=len(theta)), 1e-6
+    ends = []
+    for sign in (1, -1):
+        model.parameters = theta + sign * step * direction
+        ends.append(float((model.scores(features) * messages).sum()))
+    slope = (ends[0] - ends[1]) / (2 * step)
+    assert slope == pytest.approx(float(found @ direction), rel=1e-6)
+
+
+def test_mlp_scores_and_pullback_by_hand():
+    """Backpropagation of one hidden layer, written out in float64."""
+    model = mlp(features=3, outputs=2, output_scale=1.5)
+    w1, b1, w2, b2 = (
+        parameter.detach().numpy().astype(np.float64)
+        for parameter in model.module.parameters()
+    )
+    features, messages = features_of(6, 3), np.random.default_rng(4).normal(size=(6, 2))
+    before = features @ w1.T + b1
+    hidden = np.maximum(before, 0.0)
+    np.testing.assert_allclose(
+        model.scores(features), 1.5 * (hidden @ w2.T + b2), rtol=1e-5, atol=1e-6
+    )
+    upstream = 1.5 * messages
+    back = (upstream @ w2) * (before > 0)
+    expected = [back.T @ features, back.sum(0), upstream.T @ hidden, upstream.sum(0)]
+    np.testing.assert_allclose(
+        model.pullback(features, messages),
+        np.concatenate([part.ravel() for part in expected]),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+def test_scores_in_chunks_are_the_scores(monkeypatch):
+    model, features = mlp(), features_of(11, 3)
+    whole = model.scores(features)
+    monkeypatch.setattr("tp_flower.neural.EVALUATION_ROWS", 4)
+    np.testing.assert_allclose(model.scores(features), whole, rtol=1e-6)
+
+
+def test_models_take_no_rows_and_read_only_rows():
+    features = features_of(4, 3)
+    features.flags.writeable = False
+    for model in (LinearModel(3, 2, intercept=True), mlp(outputs=2)):
+        assert model.scores(features).shape == (4, 2)
+        assert model.scores(features[:0]).shape == (0, 2)
+        zero = model.pullback(features[:0], np.zeros((0, 2)))
+        assert not zero.any()
+        assert zero.shape == (len(model.penalised),)
+
+
+def test_all_shards_of_a_table_start_alike_and_tables_do_not():
+    same, again = mlp(seed=5).parameters, mlp(seed=5).parameters
+    np.testing.assert_array_equal(same, again)
+    assert not np.array_equal(same, mlp(seed=6).parameters)
+
+
+def test_building_a_model_leaves_torchs_random_state_alone():
+    torch.random.default_generator.manual_seed(1)
+    expected = torch.rand(1)
+    torch.random.default_generator.manual_seed(1)
+    mlp(seed=9)
+    assert torch.rand(1) == expected
+
+
+def test_parameters_round_trip_and_set_the_scores():
+    model, other = mlp(seed=1), mlp(seed=2)
+    other.parameters = model.parameters
+    np.testing.assert_array_equal(other.parameters, model.parameters)
+    np.testing.assert_array_equal(
+        other.scores(features_of(5, 3)), model.scores(features_of(5, 3))
+    )
+
+
+def test_mlp_penalises_weights_and_only_the_label_table_has_an_output_bias():
+    with_bias, without = mlp(intercept=True), mlp(intercept=False)
+    # (5, 3) + 5 + (1, 5) [+ 1]
+    assert with_bias.penalised.tolist() == (
+        [True] * 15 + [False] * 5 + [True] * 5 + [False]
+    )
+    assert without.penalised.tolist() == [True] * 15 + [False] * 5 + [True] * 5
+
+
+def test_mlp_has_the_hidden_sizes_of_the_setting_and_ends_linear():
+    model = mlp(hidden_sizes=(7, 2))
+    widths = [m.out_features for m in model.module if isinstance(m, nn.Linear)]
+    assert widths == [7, 2, 1]
+    assert isinstance(model.module[-1], nn.Linear)
+
+
+def test_factory_gets_features_outputs_and_intercept():
+    spec = ModelSpec(f"{__name__}:two_layers", outputs=2, intercept=False)
+    model = build_model(spec, 3, "cpu")
+    assert isinstance(model, TorchModel)
+    assert len(model.parameters) == 3 * 4 + 4 + 4 * 2
+    np.testing.assert_array_equal(
+        model.parameters, build_model(spec, 3, "cpu").parameters
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("no.such.module:f", "model 'no.such.module:f' cannot be imported"),
+        (
+            f"{__name__}:missing",
+            "cannot be imported .AttributeError.; allowed: 'linear'",
+        ),
+        (f"{__name__}:not_a_module", "returned tuple, not a torch.nn.Module"),
+    ],
+)
+def test_unusable_factories_are_refused(kind, message):
+    with pytest.raises(SettingsError, match=message):
+        build_model(ModelSpec(kind), 2, "cpu")
+
+
+def test_cuda_without_a_device_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SettingsError, match="device is 'cuda', but this site has no"):
+        resolve_device("cuda")
+    assert resolve_device("auto").type == "cpu"
+
+
+def test_spec_round_trips():
+    spec = ModelSpec("mlp", 3, True, (8, 4), 2.0, 7)
+    assert ModelSpec.from_json(spec.to_json()) == spec
+
+
+# the fit of a torch model
+
+
+def fit_problem(model, rows=60, strength=0.0, centre=None, seed=0) -> FitProblem:
+    rng = np.random.default_rng(seed)
+    features = features_of(rows, 3, seed)
+    target = features @ np.array([[1.0], [-2.0], [0.5]]) + 0.1 * rng.normal(
+        size=(rows, 1)
+    )
+    return FitProblem(
+        features=features,
+        multiplicity=rng.integers(1, 5, rows),
+        target=target,
+        kappa=0.7,
+        joined_rows=200,
+        strength=strength,
+        centre=np.zeros(len(model.penalised)) if centre is None else centre,
+        penalised=model.penalised,
+    )
+
+
+def objective(model, problem: FitProblem) -> float:
+    """The docstring of FitProblem, row by row."""
+    total = 0.0
+    for score, target, count in zip(
+        model.scores(problem.features),
+        problem.target,
+        problem.multiplicity,
+        strict=True,
+    ):
+        total += count * float(((score - target) ** 2).sum())
+    total *= problem.kappa / (2 * problem.joined_rows)
+    for theta, centre, penalised in zip(
+        model.parameters, problem.centre, problem.penalised, strict=True
+    ):
+        total += problem.strength / 2 * (theta - centre) ** 2 if penalised else 0.0
+    return total
+
+
+def linear_module(features, outputs, intercept) -> nn.Module:
+    return nn.Linear(features, outputs, bias=intercept)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.05])
+def test_fit_of_a_linear_module_reaches_the_weighted_ridge(strength):
+    spec = ModelSpec(f"{__name__}:linear_module", intercept=True)
+    model = build_model(spec, 3, "cpu")
+    problem = fit_problem(model, strength=strength)
+    budget = FitBudget(passes=1500, batch_rows=60, learning_rate=0.05)
+    fit_least_squares(model, problem, budget, np.random.default_rng(0))
+    dense = with_ones(problem.features, intercept=True)
+    scale = problem.kappa / problem.joined_rows
+    matrix = scale * dense.T @ (problem.multiplicity[:, None] * dense)
+    matrix += strength * np.diag([1.0, 1.0, 1.0, 0.0])
+    right = scale * dense.T @ (problem.multiplicity[:, None] * problem.target)
+    expected = np.linalg.solve(matrix, right).ravel()
+    np.testing.assert_allclose(model.parameters, expected, atol=2e-3)
+
+
+def test_fit_lowers_the_documented_objective_from_a_warm_start():
+    model = mlp(hidden_sizes=(16,), seed=1)
+    problem = fit_problem(model, strength=1e-3)
+    before = objective(model, problem)
+    fit_least_squares(model, problem, FitBudget(), np.random.default_rng(0))
+    first = objective(model, problem)
+    fit_least_squares(model, problem, FitBudget(), np.random.default_rng(1))
+    assert first < 0.7 * before
+    assert objective(model, problem) < first
+
+
+def test_fit_towards_a_centre_of_great_strength_stays_there():
+    model = mlp(seed=1)
+    centre = mlp(seed=2).parameters
+    model.parameters = centre
+    every = np.ones_like(model.penalised)
+    base = fit_problem(model, strength=1e4, centre=centre)
+    problem = FitProblem(**{**base.__dict__, "penalised": every})
+    fit_least_squares(model, problem, FitBudget(), np.random.default_rng(0))
+    np.testing.assert_allclose(model.parameters, centre, atol=5e-3)
+
+
+def test_fit_is_repeatable():
+    ends = []
+    for _ in range(2):
+        model = mlp(seed=1)
+        fit_least_squares(
+            model, fit_problem(model), FitBudget(passes=1), np.random.default_rng(3)
+        )
+        ends.append(model.parameters)
+    np.testing.assert_array_equal(*ends)
