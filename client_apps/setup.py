@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from client_apps.site import Site, State, initial_vectors
 from client_apps.store import Entry
-from tp_flower.encoding import TableEncoder, column_statistics
-from tp_flower.errors import SiteError
+from tp_flower.encoding import FeatureColumn, TableEncoder, column_statistics
+from tp_flower.errors import SchemaError, SiteError
 from tp_flower.extracted import ExtractedShard
 from tp_flower.extraction import extract
 from tp_flower.models import LinearModel, LocalModel, ModelSpec, build_model
@@ -93,11 +94,20 @@ def statistics(site: Site, request: Packet) -> Packet:
         if (number, "rows") in request.arrays:
             rows = unpack_bits(request.array(number, "rows"), extracted.rows)
         columns = {
-            name: column_statistics(column, rows).to_json()
+            name: _statistics(name, column, rows)
             for name, column in extracted.columns.items()
         }
         parts.append({"id": number, "statistics": columns})
     return Packet({"parts": parts})
+
+
+def _statistics(
+    name: str, column: FeatureColumn, rows: npt.NDArray[np.bool_] | None
+) -> dict[str, Any]:
+    try:
+        return column_statistics(column, rows).to_json()
+    except SchemaError as error:
+        raise SchemaError(f"feature {name!r}: {error}") from None
 
 
 def prepare(site: Site, request: Packet) -> Packet:

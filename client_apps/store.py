@@ -1,10 +1,11 @@
 """What a site keeps between the messages of a run.
 
 Arrays that never change within a run (features, multiplicities, a factorisation, a
-batch plan) lie in files, written atomically and memory-mapped when read, because the next
-message may be answered by another process. Each process also keeps what it has read, by
-run and node: in simulation one process answers for several nodes. What changes from
-message to message (parameters) is small and travels in Flower's ``context.state``.
+batch plan) lie in files, written atomically and memory-mapped when read, because the
+next message may be answered by another process. Each process also keeps what it has
+read, by run and node: in simulation one process answers for several nodes. What changes
+from message to message (parameters) is small and travels in Flower's
+``context.state``.
 """
 
 import json

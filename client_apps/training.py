@@ -179,4 +179,6 @@ def _received(request: Packet, part: Part, name: str, rows: int) -> FloatArray:
 
 
 def _wire(scores: FloatArray) -> AnyArray:
-    return scores.astype(np.float32)
+    # the server refuses what does not fit, and says what to do
+    with np.errstate(over="ignore", invalid="ignore"):
+        return scores.astype(np.float32)

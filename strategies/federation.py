@@ -56,6 +56,7 @@ class Table:
         rows: where each part's rows lie, in the same order.
         update: how its shards are trained together.
         features: encoded columns, d.
+        outputs: d_c.
         has_intercept: whether its model has the output intercept.
         is_linear: whether its model is linear.
         largest_curvature: largest eigenvalue of [T, 1]^T diag(G) [T, 1] / N, bounded by
@@ -70,6 +71,7 @@ class Table:
     rows: tuple[PartRows, ...]
     update: Update
     features: int
+    outputs: int
     has_intercept: bool
     is_linear: bool
     largest_curvature: float

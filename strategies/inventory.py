@@ -1,14 +1,18 @@
 """Which site hosts which shard, and whether the shards of one table fit together."""
 
+import difflib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from logging import WARNING
+from typing import Any
 
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from strategies.exchange import Request, make_messages, open_replies, send_and_receive
 from tp_flower.canonical import kind_of
-from tp_flower.errors import SchemaError
+from tp_flower.errors import ReplyError, SchemaError
 from tp_flower.experiment import Settings
 from tp_flower.protocol import Action, Packet
 
@@ -51,8 +55,11 @@ class Inventory:
 
     @property
     def tables(self) -> list[str]:
-        """Names of the hosted tables."""
-        return sorted({shard.table for shard in self.shards})
+        """Names of the hosted tables; names that differ in case only are one."""
+        names: dict[str, str] = {}
+        for shard in self.shards:
+            names.setdefault(shard.table.lower(), shard.table)
+        return sorted(names.values())
 
     @property
     def site_names(self) -> dict[int, str]:
@@ -70,7 +77,8 @@ class Inventory:
 
     def shards_of(self, table: str) -> list[HostedShard]:
         """Return a table's shards in an order that does not depend on the nodes."""
-        shards = [shard for shard in self.shards if shard.table == table]
+        name = table.lower()
+        shards = [shard for shard in self.shards if shard.table.lower() == name]
         return sorted(shards, key=lambda shard: (shard.index, shard.site))
 
     def schemas(self) -> dict[str, dict[str, str]]:
@@ -85,9 +93,11 @@ class Inventory:
 def find_sites(grid: Grid, settings: Settings, wanted: Sequence[str]) -> Inventory:
     """Wait for the sites and return what they host.
 
-    Nodes come online one by one. Waiting ends when all tables of the query are hosted and
-    either as many nodes answered as the run knows of (a simulation's size,
-    ``min_sites``), or no further one came for a while.
+    Nodes come online one by one. Where their number is known (``num-partitions`` in the
+    node config, as in simulation and in process), all of them are waited for and no
+    more: further waiting brings no other table. Elsewhere waiting ends when all tables
+    of the query are hosted by at least ``min_sites`` nodes and, if that is 0, no
+    further node came for a while.
 
     Args:
         grid: reaches the nodes.
@@ -106,50 +116,67 @@ def find_sites(grid: Grid, settings: Settings, wanted: Sequence[str]) -> Invento
             answers.update(_describe(grid, new, settings.site_timeout))
             changed = time.monotonic()
         inventory = read_inventory(answers)
-        expected = _expected_nodes(answers, settings)
-        now = time.monotonic()
-        settled = now - changed > SETTLED_SECONDS
         missing = [name for name in wanted if not inventory.hosts(name)]
-        if len(answers) >= max(expected, 1) and (expected or settled):
-            # of a simulation all nodes are here: waiting brings no other table
-            if not missing or _is_simulation(answers):
-                return inventory
-        if now - started > settings.wait_seconds:
-            if missing or not answers or len(answers) < settings.min_sites:
+        is_enough = bool(answers) and len(answers) >= settings.min_sites
+        now = time.monotonic()
+        if nodes := _known_nodes(answers):
+            is_over = len(answers) >= nodes
+        else:
+            settled = settings.min_sites or now - changed > SETTLED_SECONDS
+            is_over = bool(is_enough and not missing and settled)
+        if is_over or now - started > settings.wait_seconds:
+            if missing or not is_enough:
+                waited = min(now - started, settings.wait_seconds)
                 raise SchemaError(
-                    _who_is_missing(answers, inventory, settings, missing)
+                    _who_is_missing(inventory, settings, missing, len(answers), waited)
                 )
+            if not is_over and nodes:
+                log(WARNING, "only %d of %d sites are online", len(answers), nodes)
             return inventory
         time.sleep(POLL_SECONDS)
 
 
 def _describe(grid: Grid, nodes: Sequence[int], timeout: float) -> Mapping[int, Packet]:
     request = Request(Action.DESCRIBE, {node: Packet() for node in nodes})
-    replies = send_and_receive(grid, make_messages(request, 0), timeout)
-    return open_replies(request, replies, {}).packets
+    messages = make_messages(request, 0)
+    replies = send_and_receive(grid, messages, timeout)
+    return open_replies(request, replies, {}, messages).packets
 
 
-def _expected_nodes(answers: Mapping[int, Packet], settings: Settings) -> int:
-    """Return how many nodes there will be, as far as that is known; else 0."""
-    partitions = [int(packet.header["partitions"]) for packet in answers.values()]
-    return max([settings.min_sites, *partitions])
+def _known_nodes(answers: Mapping[int, Packet]) -> int:
+    """Return how many nodes there will be, as far as the nodes know; else 0."""
+    told = [_count(node, packet.header) for node, packet in answers.items()]
+    # one node that does not know may be one of more than the others know of
+    return max(told) if all(told) else 0
 
 
-def _is_simulation(answers: Mapping[int, Packet]) -> bool:
-    return any(packet.header["partitions"] for packet in answers.values())
+def _count(node: int, header: Mapping[str, object]) -> int:
+    partitions = header.get("partitions")
+    if type(partitions) is not int or partitions < 0:
+        raise ReplyError(f"node {node} did not say of how many nodes it is one")
+    return partitions
 
 
 def _who_is_missing(
-    answers: Mapping[int, Packet],
     inventory: Inventory,
     settings: Settings,
     missing: Sequence[str],
+    nodes: int,
+    waited: float,
 ) -> str:
-    found = ", ".join(inventory.tables) or "none"
+    """Say which tables and sites are not there; close matches of the tables."""
+    tables = inventory.tables
+    problems = []
+    for name in missing:
+        close = difflib.get_close_matches(name, tables, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        problems.append(f"no site hosts table {name!r}{hint}")
+    if nodes < max(settings.min_sites, 1):
+        problems.append(f"min-sites = {settings.min_sites} are not there")
     return (
-        f"after wait-seconds = {settings.wait_seconds:g}, {len(answers)} sites answered "
-        f"(min-sites = {settings.min_sites}); hosted tables: {found}"
-        + (f"; no site hosts {', '.join(missing)}" if missing else "")
+        f"{'; '.join(problems)}: {nodes} sites answered within {waited:.1f} seconds "
+        f"(wait-seconds = {settings.wait_seconds:g}); "
+        f"hosted tables: {', '.join(tables) or 'none'}"
     )
 
 
@@ -158,23 +185,32 @@ def read_inventory(answers: Mapping[int, Packet]) -> Inventory:
 
     Raises:
         SchemaError: if two sites claim the same shard of a table.
+        ReplyError: if a node's description is malformed.
     """
-    shards = tuple(
+    shards: list[HostedShard] = []
+    for node, packet in answers.items():
+        try:
+            shards += _hosted(node, packet.header["shards"])
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ReplyError(f"the description of node {node} is malformed") from None
+    _refuse_twins(shards)
+    return Inventory(tuple(shards))
+
+
+def _hosted(node: int, described: Sequence[Mapping[str, Any]]) -> list[HostedShard]:
+    return [
         HostedShard(
             table=str(shard["table"]),
             site=str(shard["site"]),
             index=int(shard["index"]),
             node=node,
             position=position,
-            columns=dict(shard["columns"]),
+            columns={str(name): str(t) for name, t in shard["columns"].items()},
             rows=int(shard["rows"]),
-            all_null=frozenset(shard["all-null"]),
+            all_null=frozenset(map(str, shard["all-null"])),
         )
-        for node, packet in answers.items()
-        for position, shard in enumerate(packet.header["shards"])
-    )
-    _refuse_twins(shards)
-    return Inventory(shards)
+        for position, shard in enumerate(described)
+    ]
 
 
 def _refuse_twins(shards: Iterable[HostedShard]) -> None:
@@ -184,7 +220,8 @@ def _refuse_twins(shards: Iterable[HostedShard]) -> None:
         if key in seen:
             raise SchemaError(
                 f"shard {shard.index} of table {shard.table!r} of site {shard.site!r} "
-                "is hosted by two nodes: give every SuperNode its own tables file"
+                "is hosted by two nodes: give every SuperNode a tables file of its "
+                "own, with site names that differ"
             )
         seen[key] = shard
 
@@ -204,8 +241,8 @@ def _schema(shards: Sequence[HostedShard]) -> dict[str, str]:
             elif kind_of(types[name]) != kind_of(kind):
                 raise SchemaError(
                     f"table {first.table!r}: column {name!r} is {types[name]} at site "
-                    f"{first.site!r} and {kind} at site {other.site!r}; declare its type "
-                    "in the tables file (types = { ... })"
+                    f"{first.site!r} and {kind} at site {other.site!r}; declare its "
+                    "type in the tables file (types = { ... })"
                 )
     return types
 

@@ -40,6 +40,12 @@ def read_labels(
     Raises:
         QueryError: if labels are missing, or do not fit the task.
     """
+    # a shard with NULL labels only has no type to compare
+    missing = sum(int(np.isnan(part).sum()) for part in values)
+    if missing:
+        raise QueryError(
+            f"the label is NULL in {missing} rows: add a filter (WHERE ... IS NOT NULL)"
+        )
     kind = kinds[0]["kind"]
     if any(other["kind"] != kind for other in kinds):
         found = sorted({other["kind"] for other in kinds})
@@ -48,11 +54,9 @@ def read_labels(
         task == "auto" and kind in {"boolean", "text"}
     )
     if kind == "text" and not is_classes:
-        raise QueryError("the label is text, but the task is regression")
-    missing = sum(int(np.isnan(part).sum()) for part in values)
-    if missing:
         raise QueryError(
-            f"the label is NULL in {missing} rows: add a filter (WHERE ... IS NOT NULL)"
+            "the label is text, but the task is regression: CAST it to a number, or "
+            'set task = "classification"'
         )
     if not is_classes:
         return Labels(np.concatenate(values))
@@ -65,6 +69,7 @@ def _text_classes(
     categories: Sequence[Sequence[str]], values: Sequence[FloatArray]
 ) -> Labels:
     names = sorted({name for own in categories for name in own})
+    _check_class_count(len(names))
     positions = {name: position for position, name in enumerate(names)}
     recoded = []
     for own, part in zip(categories, values, strict=True):
@@ -75,12 +80,16 @@ def _text_classes(
 
 def _number_classes(values: FloatArray) -> Labels:
     distinct, codes = np.unique(values, return_inverse=True)
-    if len(distinct) > MAX_CLASSES:
-        raise QueryError(
-            f"the label has {len(distinct)} distinct values, too many for "
-            'classification: set task = "regression"'
-        )
+    _check_class_count(len(distinct))
     return Labels(codes.astype(np.float64), tuple(f"{value:g}" for value in distinct))
+
+
+def _check_class_count(count: int) -> None:
+    if count > MAX_CLASSES:
+        raise QueryError(
+            f"the label has {count} distinct values; classification takes at most "
+            f'{MAX_CLASSES}: set task = "regression", or group them in the query'
+        )
 
 
 def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:
@@ -94,8 +103,13 @@ def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:
     Raises:
         QueryError: if the label is constant or has one class.
     """
+    if not len(joined):
+        raise QueryError(
+            "all joined rows are held out for testing: lower test-fraction "
+            f"({settings.test_fraction:g}) or add rows"
+        )
     seen = np.unique(joined)
-    if len(seen) < 2:  # noqa: PLR2004
+    if len(seen) < 2:
         shown = labels.classes[int(seen[0])] if labels.classes else f"{seen[0]:g}"
         raise QueryError(
             f"the label is constant in the {len(joined)} joined training rows "
@@ -109,8 +123,8 @@ def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:
     if wanted == "squared":
         raise QueryError("loss 'squared' needs a regression task")
     count = len(labels.classes)
-    if wanted == "logistic" and count > 2:  # noqa: PLR2004
+    if wanted == "logistic" and count > 2:
         raise QueryError(f"loss 'logistic' needs two classes, the label has {count}")
-    if wanted == "softmax" or count > 2:  # noqa: PLR2004
+    if wanted == "softmax" or count > 2:
         return SoftmaxLoss(count)
     return LogisticLoss()

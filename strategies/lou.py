@@ -12,6 +12,7 @@ import numpy as np
 
 from strategies.exchange import Replies
 from strategies.federation import Table
+from strategies.received import array_of
 from tp_flower.errors import ReplyError
 from tp_flower.losses import FloatArray
 from tp_flower.protocol import AnyArray
@@ -27,7 +28,7 @@ def gather_scores(table: Table, replies: Replies, name: str = "scores") -> Float
         ReplyError: if a shard's scores have the wrong shape or are not finite.
     """
     blocks = [
-        checked(replies, table, index, name, rows.total)
+        checked(replies, table, index, name, (rows.total, table.outputs))
         for index, rows in enumerate(table.rows)
     ]
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
@@ -37,7 +38,8 @@ def gather_tested(table: Table, replies: Replies, scores: FloatArray) -> None:
     """Write the shards' scores of held-out rows into ``scores`` (n_i, d_c)."""
     for index, rows in enumerate(table.rows):
         count = int(np.count_nonzero(rows.tested))
-        block = checked(replies, table, index, "tested-scores", count)
+        shape = (count, table.outputs)
+        block = checked(replies, table, index, "tested-scores", shape)
         scores[rows.slice][rows.tested] = block
 
 
@@ -54,10 +56,13 @@ def scatter_parameters(table: Table, parameters: FloatArray) -> PartArrays:
 
 
 def sum_over_shards(table: Table, replies: Replies, name: str) -> FloatArray:
-    """Return the sum of what the shards sent: moments or gradients (Eq. 17)."""
-    total = np.zeros(replies.arrays[table.parts[0].number, name].shape)
+    """Return the sum of what the shards sent: moments or vectors (p,) (Eq. 17)."""
+    shape: tuple[int, ...] = table.penalised.shape
+    if name == "moments":
+        shape = (table.features + int(table.has_intercept), table.outputs)
+    total = np.zeros(shape)
     for index in range(len(table.parts)):
-        total += checked(replies, table, index, name)
+        total += checked(replies, table, index, name, shape)
     return total
 
 
@@ -92,28 +97,14 @@ class GramSolver:
 
 
 def checked(
-    replies: Replies, table: Table, index: int, name: str, rows: int | None = None
+    replies: Replies, table: Table, index: int, name: str, shape: tuple[int, ...]
 ) -> FloatArray:
     """Return an array that a shard sent, as float64.
 
     Raises:
-        ReplyError: if it is missing, has not ``rows`` rows, or is not finite.
+        ReplyError: if it is missing, of another shape, or training diverged.
     """
-    part = table.parts[index]
-    array = replies.arrays.get((part.number, name))
-    if array is None:
-        raise ReplyError(f"site {part.site!r} sent no {name!r} for table {table.name}")
-    if rows is not None and (array.ndim != 2 or len(array) != rows):  # noqa: PLR2004
-        raise ReplyError(
-            f"site {part.site!r} sent {name!r} of shape {array.shape} for table "
-            f"{table.name}, expected {rows} rows"
-        )
-    if not np.isfinite(array).all():
-        raise ReplyError(
-            f"site {part.site!r} sent values for table {table.name} that are not finite: "
-            f"training diverged there ({name!r})"
-        )
-    return array.astype(np.float64)
+    return array_of(replies, table.parts[index], name, shape).astype(np.float64)
 
 
 def all_arrays(*groups: Mapping[int, Mapping[str, AnyArray]]) -> PartArrays:

@@ -19,7 +19,15 @@ from strategies.federation import Federation, Table
 from strategies.inventory import Inventory
 from strategies.labels import Labels, choose_loss, read_labels
 from strategies.lou import PartArrays, all_arrays, checked, gather_scores
-from tp_flower.encoding import TableEncoder, fit, merge_tables, statistics_from_json
+from strategies.received import (
+    array_of,
+    fact_of,
+    read_key,
+    read_label,
+    read_statistics,
+    refuse,
+)
+from tp_flower.encoding import TableEncoder, fit, merge_tables
 from tp_flower.errors import SchemaError, SettingsError
 from tp_flower.experiment import Settings
 from tp_flower.extracted import KeyColumn
@@ -27,7 +35,7 @@ from tp_flower.losses import FloatArray, Loss
 from tp_flower.mapping import TableMapping, build_mapping, split_rows
 from tp_flower.models import ModelSpec
 from tp_flower.protocol import Action, Update, pack_bits
-from tp_flower.query import BoundQuery, Query
+from tp_flower.query import BoundQuery, Fragment, Query
 
 SetUp = Generator[Request, Replies, Federation]
 Planner = Callable[[TableMapping], PartArrays]
@@ -143,54 +151,42 @@ def _extract(
     every = [part for own in parts.values() for part in own]
     replies = yield ask(Action.EXTRACT, every, facts=orders)
     facts = replies.facts()
+    rows = {part.number: fact_of(facts, part, "rows", int) for part in every}
     for part in every:
-        if not facts[part.number]["rows"]:
-            name = bound.fragment(part.table).name
-            raise SchemaError(
-                f"the shard of table {name!r} at site {part.site!r} is empty"
-                + (
-                    " after the query's filters"
-                    if bound.fragment(part.table).filters
-                    else ""
-                )
-            )
+        if not rows[part.number]:
+            raise _empty_shard(part, bound.fragment(part.table))
     return _Extracted(
         parts=parts,
-        rows={part.number: int(facts[part.number]["rows"]) for part in every},
-        keys=_keys(bound, parts, replies, facts),
-        labels=_labels(parts[bound.label_table], replies, facts, settings),
+        rows=rows,
+        keys={
+            (fragment.table, key): [
+                read_key(replies, part, key, rows[part.number])
+                for part in parts[fragment.table]
+            ]
+            for fragment in bound.fragments
+            for key in range(len(fragment.keys))
+        },
+        labels=_labels(parts[bound.label_table], replies, rows, settings),
     )
 
 
-def _keys(
-    bound: BoundQuery,
-    parts: Mapping[str, Sequence[Part]],
-    replies: Replies,
-    facts: Mapping[int, dict[str, Any]],
-) -> dict[tuple[str, int], list[KeyColumn]]:
-    return {
-        (fragment.table, key): [
-            KeyColumn(
-                replies.arrays[part.number, f"codes-{key}"],
-                replies.arrays[part.number, f"hashes-{key}"],
-                str(facts[part.number]["keys"][key]),
-            )
-            for part in parts[fragment.table]
-        ]
-        for fragment in bound.fragments
-        for key in range(len(fragment.keys))
-    }
+def _empty_shard(part: Part, fragment: Fragment) -> SchemaError:
+    after = " after the query's filters" if fragment.filters else ""
+    return SchemaError(
+        f"the shard of table {fragment.name!r} at site {part.site!r} is empty{after}"
+    )
 
 
 def _labels(
     parts: Sequence[Part],
     replies: Replies,
-    facts: Mapping[int, dict[str, Any]],
+    rows: Mapping[int, int],
     settings: Settings,
 ) -> Labels:
+    columns = [read_label(replies, part, rows[part.number]) for part in parts]
     return read_labels(
-        [facts[part.number]["label"] for part in parts],
-        [np.array(replies.arrays[part.number, "label"]) for part in parts],
+        [{"kind": own.kind, "categories": own.categories} for own in columns],
+        [own.values for own in columns],
         settings.task,
     )
 
@@ -217,10 +213,7 @@ def _fit_encoders(
         table: fit(
             merge_tables(
                 [
-                    {
-                        name: statistics_from_json(data)
-                        for name, data in facts[part.number]["statistics"].items()
-                    }
+                    read_statistics(facts, part, extracted.rows[part.number])
                     for part in parts
                 ]
             ),
@@ -283,12 +276,12 @@ def _prepare(
     facts = replies.facts()
     tables, initial = {}, {}
     for name, own in problem.compact.items():
-        table = _table(own, specs[name], updates[name], facts, replies)
+        trained = _table(own, specs[name], updates[name], facts, replies)
         if updates[name] is Update.GRAM:
-            table = _with_gram(table, replies)
-        tables[name] = table
-        zero = np.zeros((table.total_rows, problem.loss.outputs))
-        initial[name] = zero if table.is_linear else gather_scores(table, replies)
+            trained = _with_gram(trained, replies)
+        tables[name] = trained
+        zero = np.zeros((trained.total_rows, problem.loss.outputs))
+        initial[name] = zero if trained.is_linear else gather_scores(trained, replies)
     return tables, initial
 
 
@@ -299,19 +292,33 @@ def _table(
     facts: Mapping[int, Mapping[str, Any]],
     replies: Replies,
 ) -> Table:
-    told = [facts[part.number] for part in own.parts]
+    first = own.parts[0]
+    features = fact_of(facts, first, "features", int)
+    penalised = array_of(replies, first, "penalised", (None,), ("uint8",))
+    for part in own.parts[1:]:
+        if fact_of(facts, part, "features", int) != features:
+            raise refuse(part, f"another number of features than {first.site!r}")
+        array_of(replies, part, "penalised", penalised.shape, ("uint8",))
+    is_linear = spec.kind == "linear"
     return Table(
         name=own.name,
         parts=own.parts,
         rows=own.rows,
         update=update,
-        features=int(told[0]["features"]),
+        features=features,
+        outputs=spec.outputs,
         has_intercept=spec.intercept,
-        is_linear=spec.kind == "linear",
+        is_linear=is_linear,
         # the largest eigenvalue of a sum is at most the sum of the largest
-        largest_curvature=sum(fact.get("largest-curvature", 0.0) for fact in told),
-        mean_curvature=tuple(float(fact["mean-curvature"]) for fact in told),
-        penalised=replies.arrays[own.parts[0].number, "penalised"].astype(np.bool_),
+        largest_curvature=sum(
+            fact_of(facts, part, "largest-curvature", float)
+            for part in own.parts
+            if is_linear
+        ),
+        mean_curvature=tuple(
+            fact_of(facts, part, "mean-curvature", float) for part in own.parts
+        ),
+        penalised=penalised.astype(np.bool_),
         gram=None,
     )
 
@@ -320,5 +327,5 @@ def _with_gram(table: Table, replies: Replies) -> Table:
     width = table.features + int(table.has_intercept)
     total = np.zeros((width, width))
     for index in range(len(table.parts)):
-        total += checked(replies, table, index, "gram", width)
+        total += checked(replies, table, index, "gram", (width, width))
     return table.with_gram(total)

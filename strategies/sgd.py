@@ -238,7 +238,9 @@ class _ShardedBatches:
         for name, table in federation.tables.items():
             counts = np.diff(self._bounds[name][:, batch])
             blocks = [
-                lou.checked(replies, table, k, "batch-scores", int(count))
+                lou.checked(
+                    replies, table, k, "batch-scores", (int(count), table.outputs)
+                )
                 for k, count in enumerate(counts)
             ]
             scores[name] = np.concatenate(blocks)
@@ -260,7 +262,7 @@ def _shard_bounds(
     return bounds
 
 
-def _choose_update(table: str, shards: int, is_linear: bool) -> Update:  # noqa: ARG001, FBT001
+def _choose_update(table: str, shards: int, is_linear: bool) -> Update:  # noqa: ARG001
     return Update.LOCAL if shards == 1 else Update.SUM
 
 

@@ -76,7 +76,7 @@ class InProcessGrid(Grid):
         """The run that this grid is in."""
         return Run.create_empty(self._run_id)
 
-    def create_message(  # noqa: PLR0913 - Flower's signature
+    def create_message(
         self,
         content: RecordDict,
         message_type: str,
@@ -135,8 +135,14 @@ class InProcessGrid(Grid):
         if not isinstance(sites, Mapping):
             sites = {f"site-{number}": tables for number, tables in enumerate(sites)}
         return [
-            {**in_memory, "tables": self._tables(name, tables)}
-            for name, tables in sites.items()
+            {
+                **in_memory,
+                "tables": self._tables(name, tables),
+                "partition-id": number,
+                # nobody needs to wait for more of them
+                "num-partitions": len(sites),
+            }
+            for number, (name, tables) in enumerate(sites.items())
         ]
 
     def _tables(self, site: str, tables: Tables) -> str:

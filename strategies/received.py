@@ -1,0 +1,167 @@
+"""What a part sent, checked before anything is computed with it.
+
+``open_replies`` has checked that a reply speaks of the right parts; here every array
+and every fact gets its type, shape and range checked, in the name of the site that sent
+it.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from strategies.exchange import Part, Replies
+from tp_flower.columns import CategoryStatistics, ColumnStatistics, statistics_from_json
+from tp_flower.errors import ReplyError
+from tp_flower.extracted import KeyColumn, LabelColumn
+from tp_flower.protocol import AnyArray
+
+Fact = TypeVar("Fact", int, float, str, list[Any], dict[str, Any])
+
+LARGEST = 1e30
+"""Beyond it float32 is about to overflow: no score or gradient gets there by itself."""
+
+LABEL_KINDS = frozenset({"number", "boolean", "time", "text"})
+
+_TYPES: Mapping[type, tuple[type, ...]] = {float: (int, float)}
+
+
+def array_of(
+    replies: Replies,
+    part: Part,
+    name: str,
+    shape: tuple[int | None, ...],
+    dtypes: tuple[str, ...] = ("float32", "float64"),
+) -> AnyArray:
+    """Return an array that a part sent.
+
+    Args:
+        replies: of the round.
+        part: who sent it.
+        name: of the array.
+        shape: the expected shape; None allows any size.
+        dtypes: the dtypes allowed.
+
+    Raises:
+        ReplyError: if it is missing, of another shape or dtype, or holds numbers that
+            are not finite or absurdly large.
+    """
+    array = replies.arrays.get((part.number, name))
+    if array is None:
+        raise ReplyError(f"{_who(part)} sent no {name!r}")
+    fits = array.ndim == len(shape) and all(
+        wanted in (None, size) for wanted, size in zip(shape, array.shape, strict=True)
+    )
+    if not fits or array.dtype.name not in dtypes:
+        expected = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ReplyError(
+            f"{_who(part)} sent {name!r} as {array.dtype.name} of shape {array.shape}, "
+            f"expected {' or '.join(dtypes)} of shape ({expected})"
+        )
+    if array.dtype.kind == "f" and not _is_moderate(array):
+        raise ReplyError(
+            f"{_who(part)} sent {name!r} with values that are not finite or above "
+            f"{LARGEST:g}: training diverged there. Lower learning-rate (0 chooses "
+            "it), set rho to 0 (chosen), or raise l2; if all are at their defaults, "
+            "look for extreme values in the data"
+        )
+    return array
+
+
+def fact_of(
+    facts: Mapping[int, Mapping[str, Any]], part: Part, name: str, kind: type[Fact]
+) -> Fact:
+    """Return a fact that a part reported; a float may be written as an int.
+
+    Raises:
+        ReplyError: if it is missing, of another type, negative or not finite.
+    """
+    value: Any = facts[part.number].get(name)
+    is_kind = type(value) in _TYPES.get(kind, (kind,))
+    is_number = isinstance(value, int | float)
+    if not is_kind or (is_number and not (math.isfinite(value) and value >= 0)):
+        raise ReplyError(f"{_who(part)} reported no usable {name!r}")
+    result: Fact = value
+    return result
+
+
+def read_key(replies: Replies, part: Part, key: int, rows: int) -> KeyColumn:
+    """Return one join key of a part's rows.
+
+    Raises:
+        ReplyError: if codes and hashes do not fit the rows or each other.
+    """
+    codes = array_of(replies, part, f"codes-{key}", (rows,), ("int32",))
+    hashes = array_of(replies, part, f"hashes-{key}", (None, 2), ("uint64",))
+    if codes.min(initial=0) < -1 or codes.max(initial=-1) >= len(hashes):
+        raise refuse(part, f"codes of join key {key} that name no hash")
+    kinds = fact_of(replies.facts(), part, "keys", list)
+    if not 0 <= key < len(kinds) or not isinstance(kinds[key], str):
+        raise refuse(part, f"no type of join key {key}")
+    return KeyColumn(codes, hashes, kinds[key])
+
+
+def read_label(replies: Replies, part: Part, rows: int) -> LabelColumn:
+    """Return the label of a part's rows; NaN where it is NULL.
+
+    Raises:
+        ReplyError: if it does not fit the rows or its categories.
+    """
+    values = replies.arrays.get((part.number, "label"))
+    if values is None or values.dtype != np.float64 or values.shape != (rows,):
+        raise refuse(part, f"no label for its {rows} rows")
+    label = fact_of(replies.facts(), part, "label", dict)
+    categories = label.get("categories")
+    is_listed = isinstance(categories, list) and all(
+        isinstance(name, str) for name in categories
+    )
+    if label.get("kind") not in LABEL_KINDS or not is_listed:
+        raise refuse(part, "a label of an unknown kind")
+    names = tuple(label["categories"])
+    present = values[~np.isnan(values)]
+    if label["kind"] == "text" and not np.isin(present, np.arange(len(names))).all():
+        raise refuse(part, "labels that are none of its categories")
+    if np.isinf(present).any():
+        raise refuse(part, "infinite labels")
+    return LabelColumn(label["kind"], values, names)
+
+
+def read_statistics(
+    facts: Mapping[int, Mapping[str, Any]], part: Part, rows: int
+) -> dict[str, ColumnStatistics]:
+    """Return the statistics of a part's features.
+
+    Raises:
+        ReplyError: if they are not those of at most ``rows`` finite values.
+    """
+    reported = fact_of(facts, part, "statistics", dict)
+    try:
+        read = {name: statistics_from_json(data) for name, data in reported.items()}
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        raise refuse(part, "malformed statistics") from None
+    for name, own in read.items():
+        if not 0 <= own.count <= rows or not _is_possible(own):
+            raise refuse(part, f"statistics of feature {name!r} that cannot be")
+    return read
+
+
+def _is_possible(own: ColumnStatistics) -> bool:
+    if isinstance(own, CategoryStatistics):
+        return all(count > 0 for count in own.counts.values())
+    return math.isfinite(own.mean) and math.isfinite(own.m2) and own.m2 >= 0
+
+
+def refuse(part: Part, what: str) -> ReplyError:
+    """Return the error that says what is wrong with what a part sent."""
+    return ReplyError(f"{_who(part)} sent {what}")
+
+
+def _is_moderate(array: AnyArray) -> bool:
+    # NaN compares false
+    low, high = array.min(initial=0.0), array.max(initial=0.0)
+    return bool(low >= -LARGEST and high <= LARGEST)
+
+
+def _who(part: Part) -> str:
+    return f"site {part.site!r} (table {part.table!r})"
