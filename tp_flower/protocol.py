@@ -128,7 +128,7 @@ def unpack(content: RecordDict) -> Packet:
         record = content.config_records[MESSAGE]
         header = json.loads(str(record[HEADER]))
         layout = json.loads(str(record[LAYOUT]))
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, RecursionError) as error:
         raise ReplyError(f"malformed message: {type(error).__name__}") from None
     if not isinstance(header, dict) or not isinstance(layout, list):
         raise ReplyError("malformed message: header or layout has the wrong type")
@@ -184,6 +184,8 @@ def _views(layout: list[Any], view: memoryview) -> dict[ArrayKey, AnyArray]:
         flat = np.frombuffer(view, dtype, count, offset)
         arrays[part, name] = flat.reshape(shape)
         offset += size + (-size % ALIGNMENT_BYTES)
+    if offset != len(view):
+        raise ReplyError("malformed message: the payload exceeds its layout")
     return arrays
 
 
