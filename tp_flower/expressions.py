@@ -115,6 +115,8 @@ def explain(error: SqlglotError) -> str:
     first = error.errors[0]
     place = f"line {first['line']}, column {first['col']}"
     description = re.sub(r"<class '[\w.]*\.(\w+)'>", r"\1", str(first["description"]))
+    # the token that was found is told by the place
+    description = re.sub(r" but got <Token .*>$", "", description)
     return f"{place}: {description} at {first['highlight']!r}"
 
 
