@@ -195,11 +195,13 @@ def open_replies(
         ReplyError: if a reply is missing or malformed.
     """
     asked_by = {m.metadata.message_id: m.metadata.dst_node_id for m in sent}
+    by_node = [
+        (asked_by.get(m.metadata.reply_to_message_id, m.metadata.src_node_id), m)
+        for m in replies
+    ]
     packets: dict[int, Packet] = {}
-    for message in replies:
-        node = asked_by.get(
-            message.metadata.reply_to_message_id, message.metadata.src_node_id
-        )
+    # of several failures always the same one is raised
+    for node, message in sorted(by_node, key=lambda pair: pair[0]):
         name = _name(node, site_names)
         if message.has_error():
             raise _crash(request, message, node, name)

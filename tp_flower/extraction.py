@@ -181,7 +181,7 @@ def _failed_piece(
     where = " AND ".join(f"({condition})" for condition in filters) or "true"
     pieces = [("a filter", condition, "true") for condition in filters]
     pieces += [
-        (repr(piece.name), piece.value.sql, where)
+        (repr(piece.name), piece.value.sql[1:-1], where)
         for piece in (*plan.key_parts, *plan.values)
     ]
     for name, sql, rows in pieces:
