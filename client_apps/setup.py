@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from client_apps.site import Site, State, initial_vectors
+from client_apps.site import Site, State, initial_vectors, make_model
 from client_apps.store import Entry
 from tp_flower.encoding import FeatureColumn, TableEncoder, column_statistics
-from tp_flower.errors import SchemaError, SiteError
+from tp_flower.errors import SchemaError, SettingsError, SiteError
 from tp_flower.extracted import ExtractedShard
 from tp_flower.extraction import extract
-from tp_flower.models import LinearModel, LocalModel, ModelSpec, build_model
+from tp_flower.models import LinearModel, LocalModel, ModelSpec
 from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update, unpack_bits
 from tp_flower.query import Fragment
+from tp_flower.randomness import Stream, generator
 from tp_flower.solvers import RidgeSolver, gram
 from tp_flower.sources import describe as describe_shard
 
@@ -86,7 +87,7 @@ def _extracted_reply(
 
 
 def statistics(site: Site, request: Packet) -> Packet:
-    """Reply with the statistics of every feature; of the chosen rows if rows are sent."""
+    """Reply with the statistics of every feature, over the rows that are named."""
     parts = []
     for number, _ in site.orders(request):
         extracted = site.extracted(number)
@@ -119,7 +120,7 @@ def prepare(site: Site, request: Packet) -> Packet:
         update = Update(order["update"])
         entry = _training_entry(site.extracted(number), number, order, request)
         width = entry.arrays["features"].shape[1]
-        model = build_model(ModelSpec.from_json(order["model"]), width, order["device"])
+        model = make_model(ModelSpec.from_json(order["model"]), width, order["device"])
         if isinstance(model, LinearModel):
             own, curvature, entry = _start_linear(model, entry, update)
         else:
@@ -200,9 +201,16 @@ def _start_torch(
     multiplicity = entry.arrays["multiplicity"]
     trained = entry.arrays["features"][: len(multiplicity)]
     outputs = int(entry.meta["model"]["outputs"])
-    rng = np.random.default_rng(int(entry.meta["model"]["seed"]))
+    rng = generator(int(entry.meta["model"]["seed"]), Stream.CURVATURE)
     signs = rng.choice([-1.0, 1.0], size=(len(trained), outputs))
-    probe = model.pullback(trained, np.sqrt(multiplicity)[:, None] * signs)
+    try:
+        probe = model.pullback(trained, np.sqrt(multiplicity)[:, None] * signs)
+    except (RuntimeError, TypeError, ValueError) as error:
+        # torch tells shapes and types here, no values
+        raise SettingsError(
+            f"model {entry.meta['model']['kind']!r} does not turn rows of "
+            f"{trained.shape[1]} features into {outputs} scores: {error}"
+        ) from error
     mean = float(probe @ probe) / (entry.meta["joined-rows"] * len(probe))
     scores = model.scores(entry.arrays["features"])
     return {"scores": scores.astype(np.float32)}, {"mean-curvature": mean}

@@ -1,8 +1,8 @@
 """The client operator: what one shard of one table computes in training.
 
 Algorithm 1 of the paper gives a client three functions: *receive* (what the message
-carried), *compute* (the methods here) and *send* (what they return). A shard is made from
-what its site keeps, changed by at most one method per message, and saved again.
+carried), *compute* (the methods here) and *send* (what they return). A shard is made
+from what its site keeps, changed by at most one method per message, and saved again.
 
 Notation:
     T_i^q    ``features``  (n, d): encoded rows that take part, trained ones first
@@ -109,7 +109,7 @@ class Shard:
 
     @property
     def centre(self) -> FloatArray:
-        """w - u, what theta^q is drawn to, (p,)."""
+        """W - u, what theta^q is drawn to, (p,)."""
         return self.vectors["consensus"] - self.vectors["consensus_duals"]
 
     def propose(self, theta: FloatArray) -> FloatArray:

@@ -11,7 +11,7 @@ from flwr.app import Context
 
 from client_apps.shard import Shard, ShardData
 from client_apps.store import Entry, SiteStore
-from tp_flower.errors import SiteError
+from tp_flower.errors import SettingsError, SiteError, TPFlowerError
 from tp_flower.extracted import ExtractedShard
 from tp_flower.losses import FloatArray
 from tp_flower.models import LocalModel, ModelSpec, build_model
@@ -142,6 +142,24 @@ class Site:
         return unpack(self.context.state)
 
 
+def make_model(spec: ModelSpec, features: int, device: str) -> LocalModel:
+    """Return the model of a table; a factory's own errors are told with their text.
+
+    Raises:
+        SettingsError: if the model cannot be made.
+    """
+    try:
+        return build_model(spec, features, device)
+    except TPFlowerError:
+        raise
+    except Exception as error:
+        # a factory sees sizes only, so that its words cannot quote data
+        raise SettingsError(
+            f"model {spec.kind!r} raised {type(error).__name__} for {features} "
+            f"features and {spec.outputs} outputs: {error}"
+        ) from error
+
+
 def initial_vectors(model: LocalModel, update: Update) -> dict[str, FloatArray]:
     """Return the state vectors that training by ``update`` needs besides theta."""
     zeros = np.zeros(len(model.parameters))
@@ -166,7 +184,7 @@ def _part(number: int, entry: Entry, vectors: dict[str, FloatArray]) -> Part:
         batch_start=arrays["batch-start"],
         batch_rows=arrays["batch-rows"],
     )
-    model = build_model(
+    model = make_model(
         ModelSpec.from_json(meta["model"]), data.features.shape[1], meta["device"]
     )
     model.parameters = vectors.pop(MODEL)

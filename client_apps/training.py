@@ -1,8 +1,9 @@
 """What a site does in training: the ADMM and SGD actions over all its parts.
 
-Rounds and what travels in them (design section 6): a table in one shard answers ``admm``
-with its new local scores at once; a sharded table answers with statistics or parameters
-first, and with local scores after ``consensus``. SGD likewise with ``sgd`` and ``step``.
+Rounds and what travels in them (design section 6): a table in one shard answers
+``admm`` with its new local scores at once; a sharded table answers with statistics or
+parameters first, and with local scores after ``consensus``. SGD likewise with ``sgd``
+and ``step``.
 """
 
 from typing import Any
@@ -14,6 +15,7 @@ from client_apps.site import Part, Site
 from tp_flower.errors import SiteError
 from tp_flower.losses import FloatArray
 from tp_flower.protocol import AnyArray, Packet, Update
+from tp_flower.randomness import Stream, generator
 
 Own = dict[str, AnyArray]
 
@@ -76,9 +78,12 @@ def _fit_by_gradient(
     )
     if rho_in is not None:
         model.parameters = shard.vectors["theta"]
-    budget = FitBudget(passes=int(header["local-epochs"]) or FitBudget.passes)
-    rng = np.random.default_rng(
-        [int(header["seed"]), int(header["epoch"]), part.number]
+    budget = FitBudget(
+        passes=int(header["local-epochs"]) or FitBudget.passes,
+        learning_rate=float(header["learning-rate"]) or FitBudget.learning_rate,
+    )
+    rng = generator(
+        int(header["seed"]), Stream.LOCAL_FIT, int(header["epoch"]), part.number
     )
     fit_least_squares(model, problem, budget, rng)
 
@@ -170,7 +175,7 @@ def finish(site: Site, request: Packet) -> Packet:  # noqa: ARG001
 
 def _received(request: Packet, part: Part, name: str, rows: int) -> FloatArray:
     array = request.array(part.number, name)
-    if array.ndim != 2 or len(array) != rows:  # noqa: PLR2004
+    if array.ndim != 2 or len(array) != rows:
         raise SiteError(
             f"table {part.table}: array {name!r} has shape {array.shape}, "
             f"expected {rows} rows"

@@ -21,7 +21,7 @@ from sqlglot import exp
 
 from strategies.inventory import HostedShard, Inventory
 from strategies.labels import choose_loss, read_labels
-from strategies.setup import SPLIT_STREAM
+from tp_flower.randomness import Stream, generator
 from tp_flower.canonical import TypedColumn, as_number, comparable, kind_of
 from tp_flower.columns import (
     BoolArray,
@@ -277,7 +277,7 @@ def _split(
         f"SELECT rowid AS row FROM {quote_name(fragment.name)} "
         f"WHERE {_condition(fragment)} ORDER BY rowid"
     ).fetchnumpy()["row"]
-    rng = np.random.default_rng([settings.seed, SPLIT_STREAM])
+    rng = generator(settings.seed, Stream.SPLIT)
     return np.asarray(passing), split_rows(len(passing), settings.test_fraction, rng)
 
 
@@ -324,10 +324,12 @@ def read_label(
 
 
 def encode(
-    encoders: Mapping[str, TableEncoder], values: Mapping[Item, Column]
+    encoders: Mapping[str, TableEncoder],
+    values: Mapping[Item, Column],
+    rows: IntArray | None = None,
 ) -> tuple[Float32Array, dict[str, slice]]:
-    """Return the encoded rows, and which columns are whose."""
-    total = next(iter(values.values())).values.rows
+    """Return these rows encoded, or all of them, and which columns are whose."""
+    total = next(iter(values.values())).values.rows if rows is None else len(rows)
     width = sum(encoder.width for encoder in encoders.values())
     features = np.zeros((total, width), dtype=np.float32)
     columns: dict[str, slice] = {}
@@ -336,6 +338,6 @@ def encode(
         own = {name: value.values for (t, name), value in values.items() if t == table}
         columns[table] = slice(left, left + encoder.width)
         if encoder.width:
-            encoder.transform(own, out=features[:, columns[table]])
+            encoder.transform(own, out=features[:, columns[table]], rows=rows)
         left += encoder.width
     return features, columns

@@ -1,9 +1,9 @@
 """TablePuppetADMM: learning over joins by sharing ADMM, then over unions.
 
 One epoch costs one round where every table is one shard and two where some table is
-sharded (``inner_rounds`` more with consensus): targets down and statistics or theta^q up,
-then parameters down and scores up. Join-only training (the papers' TP-Join-ADMM) is the
-case of one shard per table, not another class.
+sharded (``inner_rounds`` more with consensus): targets down and statistics or theta^q
+up, then parameters down and scores up. Join-only training (the papers' TP-Join-ADMM) is
+the case of one shard per table, not another class.
 """
 
 from collections.abc import Generator, Mapping
@@ -40,7 +40,7 @@ BALANCED_EPOCHS = 30
 """Residual balancing must end for ADMM to converge (Boyd et al. 2011, 3.4.1)."""
 
 OVER_RELAXATION = 1.5
-"""Used where Anderson mixing is not, which gains as much and does not add up with it."""
+"""Used where Anderson mixing is not: each gains as much, together they do not."""
 
 
 class AdmmServer:
@@ -85,7 +85,7 @@ class AdmmServer:
 
     @property
     def kappa(self) -> float:
-        """c * rho, the weight of the sites' fits."""
+        """C * rho, the weight of the sites' fits."""
         return self.corrections * self.rho
 
     def targets(self) -> dict[str, FloatArray]:
@@ -134,12 +134,12 @@ class AdmmServer:
 
     @property
     def duals(self) -> FloatArray:
-        """lambda after the last dual update, (N, d_c)."""
+        """Lambda after the last dual update, (N, d_c)."""
         return self._stepped.duals
 
     @property
     def z(self) -> FloatArray:
-        """z after the last z-update, (N, d_c)."""
+        """Z after the last z-update, (N, d_c)."""
         return self._stepped.z
 
     def _set_rho(self, rho: float) -> None:
@@ -156,9 +156,9 @@ class TablePuppetADMM(RelationalStrategy):
         query: the training set.
         settings: of the run; keyword arguments override single ones.
 
-    >>> from tp_flower import InProcessGrid, Query  # doctest: +SKIP
+    >>> query = Query.from_sql("SELECT ...")  # doctest: +SKIP
     >>> grid = InProcessGrid(app, sites=[{"t": frame}])  # doctest: +SKIP
-    >>> TablePuppetADMM(Query.from_sql("SELECT ..."), l2=0.0).start(grid)  # doctest: +SKIP
+    >>> TablePuppetADMM(query, l2=0.0).start(grid)  # doctest: +SKIP
     """
 
     name = "admm"
@@ -188,7 +188,7 @@ class TablePuppetADMM(RelationalStrategy):
             if result.is_within(self.settings.tolerance):
                 return
 
-    def _choose_update(self, table: str, shards: int, is_linear: bool) -> Update:  # noqa: FBT001
+    def _choose_update(self, table: str, shards: int, is_linear: bool) -> Update:
         if shards == 1:
             return Update.LOCAL
         if self.settings.lou == "gram" and not is_linear:
@@ -238,6 +238,7 @@ class TablePuppetADMM(RelationalStrategy):
             "epoch": self.epoch,
             "seed": federation.seed,
             "local-epochs": self.settings.local_epochs,
+            "learning-rate": self.settings.learning_rate,
         }
 
     def _agree(
@@ -249,7 +250,8 @@ class TablePuppetADMM(RelationalStrategy):
     ) -> Generator[Request, Replies, LocalScores]:
         """Bring the shards of each table to common parameters; return their scores.
 
-        Consensus takes ``inner_rounds`` rounds; solved parameters wait for the last one.
+        Consensus takes ``inner_rounds`` rounds; solved parameters wait for the last
+        one.
         """
         for more_rounds in range(header["more-rounds"], -1, -1):
             common = {} if more_rounds else dict(solved)

@@ -1,8 +1,8 @@
 """Renumber the rows that take part in training, per shard the trained ones first.
 
 Most messages of a run carry one number per row. Rows that no joined row comes from are
-left out, and rows that are only tested come last, so that a shard's target and a shard's
-scores are slices, here and at the site.
+left out, and rows that are only tested come last, so that a shard's target and a
+shard's scores are slices, here and at the site.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,8 @@
 """The LoJ operator: learning over joined rows that are never built (paper section 3.1).
 
-*gather* sums the tables' local scores on the joined rows, *scatter* brings what the server
-computed on joined rows back to the rows of each table; what lies between is the strategy's.
+*gather* sums the tables' local scores on the joined rows, *scatter* brings what the
+server computed on joined rows back to the rows of each table; what lies between is the
+strategy's.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
 """The LoU operator: learning over the shards of one table (paper section 3.2).
 
-*gather* puts the shards' arrays together as if one site held the table, *scatter* takes a
-table's array apart, and *compute* is what the coordinator does with what the shards sent:
-solve from summed statistics (``gram``), average (``consensus``, Eq. 20) or sum gradients
-(SGD, Eq. 17).
+*gather* puts the shards' arrays together as if one site held the table, *scatter* takes
+a table's array apart, and *compute* is what the coordinator does with what the shards
+sent: solve from summed statistics (``gram``), average (``consensus``, Eq. 20) or sum
+gradients (SGD, Eq. 17).
 """
 
 from collections.abc import Mapping

@@ -2,9 +2,9 @@
 
 A method is written as a generator: it yields a :class:`Request`, receives the sites'
 :class:`Replies`, and so reads like its algorithm. Flower's hooks drive it: what
-``configure_train`` sends is the pending request, and ``aggregate_train`` feeds the replies
-in and runs to the next one. So wrappers that look at or change messages work, and ``start``
-returns Flower's ``Result``.
+``configure_train`` sends is the pending request, and ``aggregate_train`` feeds the
+replies in and runs to the next one. So wrappers that look at or change messages work,
+and ``start`` returns Flower's ``Result``.
 """
 
 import time

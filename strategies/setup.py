@@ -1,9 +1,10 @@
 """Set-up: from a query and the sites' tables to a training problem, in three rounds.
 
-``extract`` brings hashed join keys and labels, from which the server builds the mapping;
-``statistics`` brings what the encoders need, merged exactly over the shards; ``prepare``
-sends encoders, multiplicities and the batch plan, and brings what training starts from.
-A function with ``yield`` sends a :class:`Request` and receives its :class:`Replies`.
+``extract`` brings hashed join keys and labels, from which the server builds the
+mapping; ``statistics`` brings what the encoders need, merged exactly over the shards;
+``prepare`` sends encoders, multiplicities and the batch plan, and brings what training
+starts from. A function with ``yield`` sends a :class:`Request` and receives its
+:class:`Replies`.
 """
 
 import zlib
@@ -36,12 +37,11 @@ from tp_flower.mapping import TableMapping, build_mapping, split_rows
 from tp_flower.models import ModelSpec
 from tp_flower.protocol import Action, Update, pack_bits
 from tp_flower.query import BoundQuery, Fragment, Query
+from tp_flower.randomness import Stream, generator
 
 SetUp = Generator[Request, Replies, Federation]
 Planner = Callable[[TableMapping], PartArrays]
 UpdateChooser = Callable[[str, int, bool], Update]
-
-SPLIT_STREAM = 1
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,9 @@ class Plan:
     """What a strategy decides about the set-up.
 
     Attributes:
-        choose_update: (table, shards, is linear) -> how its shards are trained together.
-        plan_arrays: (federation's mapping, parts) -> arrays sent with ``prepare``.
+        choose_update: (table, shards, is linear) -> how its shards are trained
+        together. plan_arrays: (federation's mapping, parts) -> arrays sent with
+        ``prepare``.
     """
 
     choose_update: UpdateChooser
@@ -89,7 +90,7 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
         for table, parts in extracted.parts.items()
     }
     mapping, steps = build_mapping(bound.joins, extracted.keys, rows, bound.label_table)
-    rng = np.random.default_rng([settings.seed, SPLIT_STREAM])
+    rng = generator(settings.seed, Stream.SPLIT)
     held_out = split_rows(rows[bound.label_table], settings.test_fraction, rng)
     label_rows = mapping.tables[bound.label_table]
     is_test = held_out[label_rows.row_of]

@@ -1,10 +1,10 @@
 """TablePuppetSGD: learning over joins by mini-batch SGD, then over unions.
 
-The batch plan is sent once. A batch costs one round where every table is one shard: Y of
-batch t down, the local scores of batch t + 1 up; two where some table is sharded, whose
-gradients the server sums in between (Eq. 17). Scores of held-out rows ride along with the
-last batch of an epoch; the training metrics of an epoch are those of its batches before
-their own steps, except after the last epoch, where all rows are scored.
+The batch plan is sent once. A batch costs one round where every table is one shard: Y
+of batch t down, the local scores of batch t + 1 up; two where some table is sharded,
+whose gradients the server sums in between (Eq. 17). Scores of held-out rows ride along
+with the last batch of an epoch; the training metrics of an epoch are those of its
+batches before their own steps, except after the last epoch, where all rows are scored.
 """
 
 import math
@@ -27,9 +27,7 @@ from tp_flower.losses import FloatArray
 from tp_flower.mapping import TableMapping
 from tp_flower.metrics import evaluate
 from tp_flower.protocol import Action, Update
-
-PLAN_STREAM = 2
-ORDER_STREAM = 3
+from tp_flower.randomness import Stream, generator
 
 BATCHES_PER_EPOCH = 100
 """Automatic batch size: 1/100 of the joined rows (paper, section 8)."""
@@ -79,14 +77,14 @@ class TablePuppetSGD(RelationalStrategy):
     ) -> lou.PartArrays:
         total = mapping.joined_rows
         size = self.settings.batch_size or math.ceil(total / BATCHES_PER_EPOCH)
-        rng = np.random.default_rng([self.settings.seed, PLAN_STREAM])
+        rng = generator(self.settings.seed, Stream.BATCHES)
         plan = plan_batches(mapping, min(size, total), rng)
         self.chosen["batch-size"] = min(size, total)
         self._batches = _ShardedBatches(plan, compact)
         return self._batches.arrays()
 
     def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
-        """Run the epochs, until the loss changes less than the tolerance if one is set."""
+        """Run the epochs, until the loss changes less than the tolerance, if set."""
         plan = self._batches.plan
         rate = self.settings.learning_rate or _safe_rate(federation)
         self.chosen["learning-rate"] = rate
@@ -117,7 +115,7 @@ class TablePuppetSGD(RelationalStrategy):
 
     def _schedule(self, federation: Federation) -> Iterator[_Step]:
         """Yield the batches of all epochs, each epoch in an order of its own."""
-        rng = np.random.default_rng([federation.seed, ORDER_STREAM])
+        rng = generator(federation.seed, Stream.ORDER)
         count, epochs = self._batches.plan.batches, self.settings.epochs
         order = np.concatenate([rng.permutation(count) for _ in range(epochs)])
         # with a tolerance any epoch may be the last one, whose metrics must be exact
@@ -196,8 +194,8 @@ class TablePuppetSGD(RelationalStrategy):
 class _ShardedBatches:
     """The batch plan, and which of a batch's rows lie in which shard.
 
-    Within a batch the distinct rows of a table ascend, so that each shard's rows are one
-    slice: ``bounds[table][k, t]`` is where those of shard k start in batch t.
+    Within a batch the distinct rows of a table ascend, so that each shard's rows are
+    one slice: ``bounds[table][k, t]`` is where those of shard k start in batch t.
     """
 
     def __init__(self, plan: BatchPlan, compact: Mapping[str, CompactTable]) -> None:

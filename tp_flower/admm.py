@@ -1,6 +1,6 @@
 """Learning over joins by sharing ADMM: the server's half of one epoch, on arrays.
 
-    minimise (1/N) sum_j loss(z_j; y_j) + beta sum_i R(theta_i)   s.t.  z = b + sum_i h_i
+    minimise (1/N) sum_j loss(z_j; y_j) + beta sum_i R(theta_i)  s.t.  z = b + sum_i h_i
 
 One epoch, with kappa = c * rho (Boyd et al. 2011, section 7.3; paper Eq. 7, 8, 14):
 
@@ -10,9 +10,9 @@ One epoch, with kappa = c * rho (Boyd et al. 2011, section 7.3; paper Eq. 7, 8, 
     v        = duals + rho (h - z)
     target_i = h_i - seg_i(v) / (kappa G_i)             sent to the sites of table i
 
-The paper's Eq. 9/16 is c = 1 (Jacobi: every table corrects the whole residual at once) and
-does not converge for three tables in general; c = M (sharing) does for every rho > 0 on
-convex problems.
+The paper's Eq. 9/16 is c = 1 (Jacobi: every table corrects the whole residual at once)
+and does not converge for three tables in general; c = M (sharing) does for every rho >
+0 on convex problems.
 
 Notation:
     h     ``scores``  (N, d_c)            h_i   ``local_scores``  (n_i, d_c)
@@ -124,7 +124,7 @@ def residuals(
 
 
 def balanced_rho(rho: float, recent: Sequence[Residuals]) -> float:
-    """Return rho after residual balancing (Boyd et al. 2011, 3.4.1), on relative residuals.
+    """Return rho after balancing relative residuals (Boyd et al. 2011, 3.4.1).
 
     One residual must exceed the other tenfold in *all* the recent epochs: in the first
     epochs of a good run the primal one does now and then, and following it at once
@@ -161,10 +161,10 @@ class AndersonMixer:
     """Anderson acceleration of the fixed-point map (duals, h_1 .. h_M) -> next.
 
     Next point = sum_k alpha_k g_k over the last evaluations g_k, where alpha minimises
-    ||sum_k alpha_k (g_k - x_k)|| with sum alpha = 1 (Walker and Ni 2011). It lives at the
-    server alone: an exact theta-update depends on the target only, and the extrapolated
-    point reaches the sites through the targets. Duals and rho * h_i (weighted by G_i and
-    c, as in the augmented Lagrangian) are compared in one norm.
+    ||sum_k alpha_k (g_k - x_k)|| with sum alpha = 1 (Walker and Ni 2011). It lives at
+    the server alone: an exact theta-update depends on the target only, and the
+    extrapolated point reaches the sites through the targets. Duals and rho * h_i
+    (weighted by G_i and c, as in the augmented Lagrangian) are compared in one norm.
 
     Args:
         mapping: the training rows' mapping.
@@ -187,7 +187,7 @@ class AndersonMixer:
         before: tuple[FloatArray, Mapping[str, FloatArray]],
         after: tuple[FloatArray, LocalScores],
     ) -> tuple[FloatArray, LocalScores]:
-        """Return the extrapolated (duals, local scores) from the map's in- and output."""
+        """Return the extrapolated (duals, local scores) from one step of the map."""
         if not self._memory:
             return after
         duals, local_scores = after
@@ -245,7 +245,7 @@ class AndersonMixer:
 
 
 def _combine(weights: FloatArray, arrays: list[FloatArray]) -> FloatArray:
-    total = weights[0] * arrays[0]
+    total: FloatArray = weights[0] * arrays[0]
     for weight, array in zip(weights[1:], arrays[1:], strict=True):
         total += weight * array
     return total

@@ -1,4 +1,4 @@
-"""The batch plan of SGD: which rows of every table each mini-batch of joined rows needs.
+"""The batch plan of SGD: which rows of every table a mini-batch of joined rows needs.
 
 The plan is drawn once and sent to the sites at set-up; later rounds name a batch by its
 number, and epochs permute the order of the batches. Within a batch the duplicates of a

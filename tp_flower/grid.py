@@ -6,6 +6,7 @@ works here works on the wire.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from uuid import uuid4
 
@@ -31,10 +32,10 @@ class InProcessGrid(Grid):
 
     Args:
         client_app: the sites' app.
-        sites: per site its tables: a data frame or a list of them (shards) by table name,
-            or the path of a tables file. A mapping names the sites; a sequence calls
-            them ``site-0``, ``site-1``, ... A number stands for as many simulated nodes,
-            to which the organisations of the run config's ``tables`` are dealt.
+        sites: per site its tables: a data frame or a list of them (shards) by table
+            name, or the path of a tables file. A mapping names the sites; a sequence
+            calls them ``site-0``, ``site-1``, ... A number stands for as many simulated
+            nodes, to which the organisations of the run config's ``tables`` are dealt.
         run_config: what ``context.run_config`` holds at the sites.
         observe: called with every message and reply after serialisation, to audit what
             travels.
@@ -153,14 +154,14 @@ class InProcessGrid(Grid):
 
     def _deliver(self, message: Message) -> Message:
         context = self.contexts[message.metadata.dst_node_id]
-        incoming = Message(_over_the_wire(message.content), metadata=message.metadata)
+        incoming = _received(message)
         self._see(incoming)
         try:
             reply = self._client_app(incoming, context)
         except Exception as error:  # noqa: BLE001 - as Flower reports it
             reason = f"{type(error)}:<{str(error)!r}>"
             return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)
-        outgoing = Message(_over_the_wire(reply.content), metadata=reply.metadata)
+        outgoing = _received(reply)
         self._see(outgoing)
         return outgoing
 
@@ -169,9 +170,12 @@ class InProcessGrid(Grid):
             self._observe(message)
 
 
-def _over_the_wire(content: RecordDict) -> RecordDict:
-    data = recorddict_to_proto(content).SerializeToString()
-    return recorddict_from_proto(RecordDictProto.FromString(data))
+def _received(message: Message) -> Message:
+    """Return the message as it arrives at the other end of the wire."""
+    data = recorddict_to_proto(message.content).SerializeToString()
+    arrived = copy(message)
+    arrived.content = recorddict_from_proto(RecordDictProto.FromString(data))
+    return arrived
 
 
 def _ensure_task_identity(run_id: int) -> None:

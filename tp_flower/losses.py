@@ -6,8 +6,8 @@ Notation:
     z  ``(N, d_c)``: ADMM's auxiliary variable
     v  ``centre``  (N, d_c): h + duals / rho
 
-All rows are handled at once, in blocks that stay in the processor's cache. The z-update of
-the paper (Eq. 7) is ``prox`` at ``v = h + duals / rho``; its section 8 asks for the
+All rows are handled at once, in blocks that stay in the processor's cache. The z-update
+of the paper (Eq. 7) is ``prox`` at ``v = h + duals / rho``; its section 8 asks for the
 closed or Newton forms used here in place of 100 gradient steps.
 """
 
@@ -195,10 +195,10 @@ class LogisticLoss(Loss):
         """Run Newton on the side of zero that holds the root.
 
         The gradient g(z) = s(z) - y + rho (z - v) is increasing, convex for z < 0 and
-        concave for z > 0, and s is in (0, 1): the sign of g(0) tells the root's side, and
-        the root lies in v + [y - 1, y] / rho. Clipped to that interval, Newton overshoots
-        at most once and then approaches monotonically; left alone it diverges for
-        small rho.
+        concave for z > 0, and s is in (0, 1): the sign of g(0) tells the root's side,
+        and the root lies in v + [y - 1, y] / rho. Clipped to that interval, Newton
+        overshoots at most once and then approaches monotonically; left alone it
+        diverges for small rho.
         """
         v, y = centre[:, 0], labels
         offset = y + rho * v
@@ -223,7 +223,7 @@ class LogisticLoss(Loss):
 
 def softmax(scores: FloatArray) -> FloatArray:
     """Return exp(h) / sum exp(h) along the last axis."""
-    out = np.exp(scores - scores.max(axis=1, keepdims=True))
+    out: FloatArray = np.exp(scores - scores.max(axis=1, keepdims=True))
     out /= out.sum(axis=1, keepdims=True)
     return out
 
@@ -311,16 +311,19 @@ class SoftmaxLoss(Loss):
             if not refused.any():
                 break
             length[refused] *= 0.5
-        return z - length[:, None] * step
+        stepped: FloatArray = z - length[:, None] * step
+        return stepped
 
     def _prox_value(
         self, z: FloatArray, v: FloatArray, y: FloatArray, rho: float
     ) -> FloatArray:
-        return self.row_values(z, y) + 0.5 * rho * ((z - v) ** 2).sum(axis=1)
+        distance: FloatArray = ((z - v) ** 2).sum(axis=1)
+        return self.row_values(z, y) + 0.5 * rho * distance
 
 
 def _own_score(scores: FloatArray, labels: FloatArray) -> FloatArray:
-    return scores[np.arange(len(labels)), labels.astype(np.intp)]
+    own: FloatArray = scores[np.arange(len(labels)), labels.astype(np.intp)]
+    return own
 
 
 LOSSES: dict[str, type[Loss]] = {

@@ -1,14 +1,14 @@
 """The table mapping: which row of each table every joined row comes from.
 
-The joined table is never built. The server knows hashed join keys and row positions only,
-joins those with DuckDB, and keeps ``row_of`` (paper: p_i) and ``multiplicity`` (paper:
-G_i). Both directions of the mapping are linear maps and each other's adjoint:
+The joined table is never built. The server knows hashed join keys and row positions
+only, joins those with DuckDB, and keeps ``row_of`` (paper: p_i) and ``multiplicity``
+(paper: G_i). Both directions of the mapping are linear maps and each other's adjoint:
 ``<expand(x), y> == <x, segment_sum(y)>``.
 
 Notation:
     p_i(j)   ``row_of[i][j]``  (N,) int32: row of table i behind joined row j
-    G_ij     ``multiplicity(i)[j]``  (n_i,): joined rows that row j of table i appears in
-    seg_i    ``segment_sum(i, v)``  (n_i, d_c): sum of v over the joined rows of each row
+    G_ij     ``multiplicity(i)[j]``  (n_i,): joined rows that row j of table i is in
+    seg_i    ``segment_sum(i, v)``  (n_i, d_c): v summed over the joined rows of a row
 """
 
 from collections.abc import Mapping, Sequence
@@ -113,7 +113,7 @@ def build_mapping(
 
     Args:
         joins: equi-joins of the query; their key numbers index the tables' keys.
-        keys: per (table, key number) the join keys of the table's shards, in shard order.
+        keys: per (table, key number) the keys of the table's shards, in shard order.
         rows: rows of every table, n_i, in the order of the query.
         label_table: the table whose row order the joined rows follow.
 
@@ -121,8 +121,8 @@ def build_mapping(
         The mapping, and (table, rows left after joining it) in the order of joining.
 
     Raises:
-        MappingError: if the two sides of a join hash different types, or if the join has
-            no rows; the message then says how many rows every step leaves.
+        MappingError: if the two sides of a join hash different types, or if the join
+            has no rows; the message then says how many rows every step leaves.
     """
     with duckdb.connect() as connection:
         _register_keys(connection, joins, keys, rows)
@@ -137,7 +137,7 @@ def build_mapping(
         order = [label_table, *(table for table in rows if table != label_table)]
         sorting = ", ".join(f'"{table}".row' for table in order)
         joined = connection.execute(
-            f"SELECT {columns} FROM {_join_sql(steps)} ORDER BY {sorting}"  # noqa: S608
+            f"SELECT {columns} FROM {_join_sql(steps)} ORDER BY {sorting}"
         ).fetchnumpy()
     mapping = TableMapping(
         {
@@ -179,7 +179,7 @@ def _register_keys(
         connection.register("incoming", pd.DataFrame(arrays, copy=False))
         known = " AND ".join(f"{name} >= 0" for name in arrays)
         connection.execute(
-            f'CREATE TABLE "{table}" AS SELECT * FROM incoming WHERE {known}'  # noqa: S608
+            f'CREATE TABLE "{table}" AS SELECT * FROM incoming WHERE {known}'
         )
         connection.unregister("incoming")
 
@@ -229,7 +229,7 @@ def _common_codes(
 def _join_steps(
     joins: Sequence[Join], tables: Sequence[str]
 ) -> list[tuple[str, list[str]]]:
-    """Return (table, its conditions) in an order where every table meets the earlier."""
+    """Return (table, its conditions), every table after one that it is joined to."""
     steps: list[tuple[str, list[str]]] = [(tables[0], [])]
     done, waiting = {tables[0]}, list(tables[1:])
     while waiting:
@@ -263,7 +263,7 @@ def _rows_per_step(
     counts = []
     for length in range(1, len(steps) + 1):
         ((count,),) = connection.execute(
-            f"SELECT count(*) FROM {_join_sql(steps[:length])}"  # noqa: S608
+            f"SELECT count(*) FROM {_join_sql(steps[:length])}"
         ).fetchall()
         counts.append((steps[length - 1][0], int(count)))
     return tuple(counts)

@@ -29,7 +29,7 @@ def regression_metrics(half_mse: float, labels: FloatArray) -> dict[str, float]:
 def _class_metrics(scores: FloatArray, labels: FloatArray) -> dict[str, float]:
     if scores.shape[1] == 1:
         predicted = scores[:, 0] > 0.0
-        area = auc(scores[:, 0], labels > 0.5)  # noqa: PLR2004
+        area = auc(scores[:, 0], labels > 0.5)
     else:
         predicted = scores.argmax(axis=1)
         rates = softmax(scores)

@@ -1,9 +1,10 @@
 """Local models f_i: what one table's rows add to the scores of the joined rows.
 
-A model maps the encoded rows of its table (n, d) to local scores (n, d_c). Its parameters
-are one flat vector, so that gradients, averages and saved states need no structure.
-Only the label table's model has an output intercept: one per table would make the sum of
-the scores degenerate (the server's fixed base score stands in for the others).
+A model maps the encoded rows of its table (n, d) to local scores (n, d_c). Its
+parameters are one flat vector, so that gradients, averages and saved states need no
+structure. Only the label table's model has an output intercept: one per table would
+make the sum of the scores degenerate (the server's fixed base score stands in for the
+others).
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +25,8 @@ class ModelSpec:
     """What decides a local model besides its parameters.
 
     Attributes:
-        kind: ``"linear"``, ``"mlp"`` or the dotted path ``"package.module:factory"`` of a
+        kind: ``"linear"``, ``"mlp"`` or the dotted path ``"package.module:factory"`` of
+        a
             function ``(features, outputs, intercept) -> torch.nn.Module``.
         outputs: d_c, number of scores per row.
         intercept: whether the model has an output intercept (the label table's has).

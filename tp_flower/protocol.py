@@ -1,13 +1,14 @@
 """The messages that pass between the server and the sites.
 
-A message carries one JSON header and any number of named arrays, all packed into a single
-Flower ``Array``: in deployment the number of arrays in a message costs more than their
-bytes. Every array belongs to a *part*: one shard of one table of the query. One message
-carries all the parts that a site hosts.
+A message carries one JSON header and any number of named arrays, all packed into a
+single Flower ``Array``: in deployment the number of arrays in a message costs more than
+their bytes. Every array belongs to a *part*: one shard of one table of the query. One
+message carries all the parts that a site hosts.
 
-Layout on the wire: ``ConfigRecord["header"]`` is the JSON header, ``ConfigRecord["layout"]``
-lists ``[part, name, dtype, shape]`` per array, and the payload holds the arrays one after
-the other, each starting at a multiple of 8 bytes. Nothing is ever unpickled.
+Layout on the wire: ``ConfigRecord["header"]`` is the JSON header,
+``ConfigRecord["layout"]`` lists ``[part, name, dtype, shape]`` per array, and the
+payload holds the arrays one after the other, each starting at a multiple of 8 bytes.
+Nothing is ever unpickled.
 """
 
 import io
@@ -101,8 +102,8 @@ def pack(packet: Packet) -> RecordDict:
             raise ValueError(f"array {name!r} has dtype {dtype}, not in {WIRE_DTYPES}")
         layout.append([part, name, dtype, list(array.shape)])
         padding = -array.nbytes % ALIGNMENT_BYTES
-        chunks += [memoryview(np.ascontiguousarray(array).reshape(-1)).cast("B")]
-        chunks += [bytes(padding)]
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        chunks += [flat.data, bytes(padding)]
         size += array.nbytes + padding
     record = ConfigRecord(
         {
@@ -113,8 +114,8 @@ def pack(packet: Packet) -> RecordDict:
     content = RecordDict({MESSAGE: record})
     if layout:
         data = b"".join([_npy_header(size), *chunks])
-        array = Array("uint8", (size,), "numpy.ndarray", data)
-        content[ARRAYS] = ArrayRecord({PAYLOAD: array})
+        payload = Array("uint8", (size,), "numpy.ndarray", data)
+        content[ARRAYS] = ArrayRecord({PAYLOAD: payload})
     return content
 
 
@@ -190,19 +191,11 @@ def _views(layout: list[Any], view: memoryview) -> dict[ArrayKey, AnyArray]:
 
 
 def _layout_entry(entry: Any) -> tuple[int, str, str, tuple[int, ...]]:
-    try:
-        part, name, dtype, shape = entry
-        ok = (
-            isinstance(part, int)
-            and isinstance(name, str)
-            and dtype in WIRE_DTYPES
-            and all(isinstance(size, int) and size >= 0 for size in shape)
-        )
-    except (TypeError, ValueError):
-        ok = False
-    if not ok:
-        raise ReplyError("malformed message: bad entry in the layout")
-    return part, name, dtype, tuple(shape)
+    match entry:
+        case [int(part), str(name), str(dtype), [*shape]] if dtype in WIRE_DTYPES:
+            if all(type(size) is int and size >= 0 for size in shape):
+                return part, name, dtype, tuple(shape)
+    raise ReplyError("malformed message: bad entry in the layout")
 
 
 class Update(StrEnum):

@@ -1,10 +1,11 @@
 """The theta-update of ADMM: a weighted least-squares fit of the target.
 
-    theta_i = argmin  beta R(theta) + (kappa / 2N) sum_j G_ij ||f_i(theta; T_ij) - target_ij||^2
+    theta_i = argmin  beta R(theta)
+                      + (kappa / 2N) sum_j G_ij ||f_i(theta; T_ij) - target_ij||^2
 
-with kappa = c * rho. This is the paper's Eq. 14-16 with the square completed, so that only
-the target travels. Linear models have it in closed form at the cost of one product with
-the features per epoch, after one eigendecomposition for all rho.
+with kappa = c * rho. This is the paper's Eq. 14-16 with the square completed, so that
+only the target travels. Linear models have it in closed form at the cost of one product
+with the features per epoch, after one eigendecomposition for all rho.
 """
 
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ class RidgeSolver:
             l2: beta, >= 0; with 0 the solution of least norm is returned.
         """
         moments = moments / self.joined_rows
+        centre = np.zeros(moments.shape[1])
         if self.weight:
             centre = moments[-1] / self.weight
             moments = moments[:-1] - self.weight * np.outer(self.mean, centre)
