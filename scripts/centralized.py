@@ -21,7 +21,6 @@ from sqlglot import exp
 
 from strategies.inventory import HostedShard, Inventory
 from strategies.labels import choose_loss, read_labels
-from tp_flower.randomness import Stream, generator
 from tp_flower.canonical import TypedColumn, as_number, comparable, kind_of
 from tp_flower.columns import (
     BoolArray,
@@ -37,6 +36,7 @@ from tp_flower.experiment import Settings
 from tp_flower.losses import Loss
 from tp_flower.mapping import split_rows
 from tp_flower.query import BoundQuery, Fragment, Query
+from tp_flower.randomness import Stream, generator
 from tp_flower.sources import (
     ShardSource,
     column_types,

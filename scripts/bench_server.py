@@ -1,0 +1,122 @@
+"""The server's part of an ADMM epoch, against one copy of its arrays."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import numpy.typing as npt
+
+from client_apps.app import app
+from strategies import TablePuppetADMM, admm, loj
+from strategies.federation import Federation
+from strategies.relational import EpochResult
+from tp_flower.admm import LocalScores
+from tp_flower.datasets import FLIGHTS_SQL
+from tp_flower.grid import InProcessGrid
+from tp_flower.losses import FloatArray
+from tp_flower.query import Query
+
+EPOCHS = 12
+FIRST_STEADY_EPOCH = 7  # Anderson's history is full
+REPEATS = 15
+MILLISECONDS = 1000.0
+
+
+class _Clock:
+    """Adds up the time spent in functions, by name, per epoch."""
+
+    def __init__(self) -> None:
+        self.epochs: list[dict[str, float]] = []
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, timed."""
+
+        def call(*arguments: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return function(*arguments)
+            finally:
+                spent = self.epochs[-1]
+                spent[name] = spent.get(name, 0.0) + time.perf_counter() - started
+
+        return call
+
+
+def measure_server(frames: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the median epoch of the server, that of its metrics, and the floor."""
+    clock = _Clock()
+
+    class TimedServer(admm.AdmmServer):
+        """The server with a clock."""
+
+        def targets(self) -> dict[str, FloatArray]:
+            clock.epochs.append({})
+            return clock.timed("targets", super().targets)()  # type: ignore[no-any-return]
+
+        def take(self, local_scores: LocalScores) -> EpochResult:
+            return clock.timed("take", super().take)(local_scores)  # type: ignore[no-any-return]
+
+    train_metrics = clock.timed("metrics", loj.train_metrics)
+    test_metrics = clock.timed("metrics", loj.test_metrics)
+    with (
+        closing(InProcessGrid(app, frames)) as grid,
+        patch.object(admm, "AdmmServer", TimedServer),
+        patch.object(loj, "train_metrics", train_metrics),
+        patch.object(loj, "test_metrics", test_metrics),
+    ):
+        strategy = TablePuppetADMM(Query.from_sql(FLIGHTS_SQL), num_epochs=EPOCHS)
+        strategy.start(grid)
+    steady = clock.epochs[FIRST_STEADY_EPOCH - 1 :]
+    whole = median(spent["targets"] + spent["take"] for spent in steady)
+    evaluation = median(spent["metrics"] for spent in steady)
+    memory = int(str(strategy.chosen["anderson-memory"]))
+    arrays = touched_arrays(strategy.federation, memory)
+    plain = touched_arrays(strategy.federation, 0)
+    return {
+        "epoch-ms": MILLISECONDS * (whole - evaluation),
+        "metrics-ms": MILLISECONDS * evaluation,
+        "targets-ms": MILLISECONDS * median(spent["targets"] for spent in steady),
+        "copy-ms": MILLISECONDS * copy_seconds(arrays),
+        "copy-without-history-ms": MILLISECONDS * copy_seconds(plain),
+        "copied-mib": sum(array.nbytes for array in arrays) / (1 << 20),
+    }
+
+
+def touched_arrays(
+    federation: Federation | None, memory: int
+) -> list[npt.NDArray[Any]]:
+    """Return arrays like those that one epoch cannot do without.
+
+    ``row_of`` of all tables, local scores in, targets out; z, duals, scores and labels
+    of the joined rows; and where there is Anderson mixing, the duals of each remembered
+    epoch and their step.
+    """
+    if federation is None:
+        message = "the run had no set-up"
+        raise RuntimeError(message)
+    outputs, total = federation.loss.outputs, federation.train.joined_rows
+    arrays: list[npt.NDArray[Any]] = []
+    for name, rows in federation.train.tables.items():
+        table = federation.tables[name]
+        arrays.append(rows.row_of)
+        # float32 as they travel
+        arrays += [np.ones((table.total_rows, outputs), np.float32)] * 2
+    remembered = 2 * (memory + 1) if memory else 0
+    arrays += [np.ones((total, outputs)) for _ in range(3 + remembered)]
+    return [*arrays, federation.train_labels]
+
+
+def copy_seconds(arrays: list[npt.NDArray[Any]]) -> float:
+    """Return the median time to copy all arrays once into memory that exists."""
+    copies = [np.empty_like(array) for array in arrays]
+    seconds = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        for source, copy in zip(arrays, copies, strict=True):
+            np.copyto(copy, source)
+        seconds.append(time.perf_counter() - started)
+    return median(seconds)

@@ -1,0 +1,240 @@
+"""Time and memory of ten epochs against the way without tp_flower, on flights.
+
+Every measurement is a process of its own (`python scripts/bench_speed.py NAME` prints
+one as JSON), so that peak memory is comparable. Data frames are in memory and all is
+imported before the clock starts. The way without tp_flower: DuckDB joins the frames,
+the result is encoded, scikit-learn's LogisticRegression is fitted to 80 % of the rows.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import scipy.sparse as sp
+from bench_runs import Check, Outcome, by_table, flights_frames
+from bench_server import measure_server
+from centralized import (
+    LABEL,
+    Column,
+    Item,
+    encode,
+    read_columns,
+    read_label,
+    select_items,
+)
+from optima import fit_scikit_learn
+
+from client_apps.app import app
+from strategies import TablePuppetADMM
+from tp_flower.columns import BoolArray, CategoricalColumn, column_statistics
+from tp_flower.datasets import FLIGHTS_SQL
+from tp_flower.encoding import CategoricalEncoding, TableEncoder, fit
+from tp_flower.experiment import Settings
+from tp_flower.grid import InProcessGrid
+from tp_flower.mapping import split_rows
+from tp_flower.query import Query
+from tp_flower.sources import column_types
+
+EPOCHS = 10
+MEBIBYTE = 1 << 20
+
+Frames = Mapping[str, Mapping[str, Any]]
+Measured = dict[str, Any]
+
+
+def measure_speed() -> Outcome:
+    """Compare a run with DuckDB, encoding and scikit-learn, dense and sparse."""
+    own, server = _in_process_of_its_own("tp-flower"), _in_process_of_its_own("server")
+    dense, sparse = (_in_process_of_its_own(name) for name in ("dense", "sparse"))
+    outcome = Outcome()
+    outcome.facts = {
+        "ten epochs": own,
+        "DuckDB + dense + scikit-learn": dense,
+        "DuckDB + CSR + scikit-learn": sparse,
+        "time over that of the sparse way": own["seconds"] / sparse["seconds"],
+        "peak over that of the sparse way": own["peak-mib"] / sparse["peak-mib"],
+        "server's part of an epoch": server,
+    }
+    outcome.checks = [
+        Check(
+            f"{EPOCHS} epochs over DuckDB + encoding + scikit-learn, time",
+            own["seconds"] / dense["seconds"],
+            1.0,
+        ),
+        Check("the same, peak memory", own["peak-mib"] / dense["peak-mib"], 1.0),
+        Check(
+            "server's part of an epoch over one copy of its arrays",
+            server["epoch-ms"] / server["copy-ms"],
+            5.0,
+        ),
+    ]
+    return outcome
+
+
+def _in_process_of_its_own(name: str) -> Measured:
+    result = subprocess.run(
+        [sys.executable, str(Path(__file__).resolve()), name],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode:
+        message = f"the measurement {name!r} failed:\n{result.stderr[-2000:]}"
+        raise RuntimeError(message)
+    measured: Measured = json.loads(result.stdout.splitlines()[-1])
+    return measured
+
+
+def run_tp_flower(frames: Frames) -> Measured:
+    """Train ten epochs with the default settings, set-up included."""
+    started = time.perf_counter()
+    with closing(InProcessGrid(app, frames)) as grid:
+        strategy = TablePuppetADMM(Query.from_sql(FLIGHTS_SQL), num_epochs=EPOCHS)
+        strategy.start(grid)
+    seconds = time.perf_counter() - started
+    history = strategy.report.history
+    in_set_up = [item for item in history if item.epoch == 0]
+    set_up = sum(
+        item.server_seconds + item.client_seconds + item.wait_seconds
+        for item in in_set_up
+    )
+    return {
+        "seconds": seconds,
+        "set-up-seconds": set_up,
+        "test-auc": strategy.report.final_test["auc"],
+    }
+
+
+def run_dense(frames: Frames) -> Measured:
+    """Join, encode as float32 and fit."""
+    return _run_joined(frames, _dense)
+
+
+def run_sparse(frames: Frames) -> Measured:
+    """Join, encode as CSR and fit."""
+    return _run_joined(frames, _sparse)
+
+
+def _run_joined(frames: Frames, make: Callable[..., object]) -> Measured:
+    started = time.perf_counter()
+    items, values = _join(frames)
+    joined = time.perf_counter()
+    rng = np.random.default_rng(0)
+    total = values[LABEL].values.rows
+    is_test = split_rows(total, Settings().test_fraction, rng)
+    labels, _ = read_label(values.pop(LABEL), is_test, Settings())
+    encoders = {}
+    for table in dict.fromkeys(table for table, _ in items if table):
+        own = {name: value.values for (t, name), value in values.items() if t == table}
+        encoders[table] = fit(
+            {name: column_statistics(column, ~is_test) for name, column in own.items()}
+        )
+    features = make(encoders, values, ~is_test)
+    encoded = time.perf_counter()
+    fitted = fit_scikit_learn(features, labels[~is_test], Settings().l2)
+    ended = time.perf_counter()
+    return {
+        "seconds": ended - started,
+        "join-seconds": joined - started,
+        "encode-seconds": encoded - joined,
+        "fit-seconds": ended - encoded,
+        "iterations": fitted.steps,
+    }
+
+
+def _join(frames: Frames) -> tuple[list[Item], dict[Item, Column]]:
+    query = Query.from_sql(FLIGHTS_SQL)
+    with closing(duckdb.connect()) as connection:
+        pieces: dict[str, list[str]] = {}
+        for site, tables in frames.items():
+            for table, frame in tables.items():
+                connection.register(f"{table}_{site}", frame)
+                pieces.setdefault(table, []).append(f'SELECT * FROM "{table}_{site}"')
+        schemas = {}
+        for table, selects in pieces.items():
+            select = " UNION ALL ".join(selects)
+            connection.execute(f"CREATE VIEW {table} AS {select}")
+            schemas[table] = column_types(connection, f"SELECT * FROM {table}")
+        items = select_items(query, schemas)
+        columns = read_columns(connection, query.to_sql(), len(items))
+    return items, dict(zip(items, columns, strict=True))
+
+
+def _dense(
+    encoders: Mapping[str, TableEncoder],
+    values: Mapping[Item, Column],
+    rows: BoolArray,
+) -> object:
+    features, _ = encode(encoders, values, np.flatnonzero(rows))
+    return features
+
+
+def _sparse(
+    encoders: Mapping[str, TableEncoder],
+    values: Mapping[Item, Column],
+    rows: BoolArray,
+) -> object:
+    """The same matrix as CSR: one non-zero per category, numbers as they are."""
+    chosen = np.flatnonzero(rows)
+    blocks = []
+    for table, encoder in encoders.items():
+        for encoding in encoder.encodings:
+            name = encoding.name
+            column, one = values[table, name].values, TableEncoder((encoding,))
+            is_text = isinstance(encoding, CategoricalEncoding)
+            if not is_text or not isinstance(column, CategoricalColumn):
+                dense = one.transform({name: column}, rows=chosen)
+                blocks.append(sp.csr_matrix(dense))
+                continue
+            # row k of this small matrix is how local category k is encoded
+            codes = np.append(np.arange(len(column.categories)), -1).astype(np.int32)
+            table_of = CategoricalColumn(codes, column.categories)
+            small = sp.csr_matrix(one.transform({name: table_of}))
+            blocks.append(small[column.codes[chosen]])
+    return sp.hstack(blocks, format="csr", dtype=np.float32)
+
+
+def peak_memory() -> int:
+    """Return the most memory that this process has had, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def forget_peak() -> None:
+    """Let the peak start from what is in use now, where the system can do that."""
+    path = Path("/proc/self/clear_refs")
+    if path.exists():
+        path.write_text("5")
+
+
+MEASUREMENTS: Mapping[str, Callable[[Frames], Measured]] = {
+    "tp-flower": run_tp_flower,
+    "server": measure_server,
+    "dense": run_dense,
+    "sparse": run_sparse,
+}
+
+
+def main(name: str) -> None:
+    """Print one measurement as JSON."""
+    frames = flights_frames()
+    # what DuckDB and the BLAS set up once per process is nobody's work
+    by_table({"warm": {"up": next(iter(frames.values()))["weather"]}})
+    np.linalg.eigh(np.eye(4))
+    forget_peak()
+    before = peak_memory()
+    measured = MEASUREMENTS[name](frames)
+    peak = (peak_memory() - before) / MEBIBYTE
+    print(json.dumps({**measured, "peak-mib": peak, "baseline-mib": before / MEBIBYTE}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,270 @@
+"""The joined table that runs are compared with is itself compared with pandas."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from centralized import JoinedTable, join_tables
+from compare_centralized import judge, main
+from optima import fit_linear, fit_logistic, fit_ridge, fit_scikit_learn
+
+from client_apps.app import app
+from strategies import TablePuppetADMM
+from tp_flower.datasets import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
+from tp_flower.experiment import Settings
+from tp_flower.grid import InProcessGrid
+from tp_flower.losses import LogisticLoss, SquaredLoss, sigmoid
+from tp_flower.mapping import split_rows
+from tp_flower.query import Query
+from tp_flower.randomness import Stream, generator
+from tp_flower.report import write_report
+from tp_flower.sources import MEMORY_PREFIX, load_tables, register_frames, release
+
+SETTINGS = Settings(task="regression", seed=3)
+L2 = 1e-3
+
+
+@pytest.fixture
+def store() -> Mapping[str, list[pd.DataFrame]]:
+    return make_store(orders=300, items=20, customers=40, seed=1)
+
+
+@pytest.fixture
+def token(store: Mapping[str, list[pd.DataFrame]]) -> Iterator[str]:
+    name = register_frames(store, site="all")
+    yield MEMORY_PREFIX + name
+    release(name)
+
+
+def joined_store(token: str, sql: str = STORE_SQL, task: str = "auto") -> JoinedTable:
+    settings = Settings(task=task, seed=SETTINGS.seed)
+    return join_tables(Query.from_sql(sql), settings, load_tables(token))
+
+
+def naive_join(store: Mapping[str, list[pd.DataFrame]]) -> pd.DataFrame:
+    tables = {
+        name: pd.concat(shards, ignore_index=True) for name, shards in store.items()
+    }
+    joined = (
+        tables["orders"]
+        .reset_index(names="o")
+        .merge(tables["items"].reset_index(names="i"), on="item_id")
+        .merge(tables["customers"].reset_index(names="c"), on="customer_id")
+    )
+    return joined.sort_values(["o", "i", "c"], ignore_index=True)
+
+
+def naive_encoding(whole: pd.Series, joined: pd.Series) -> np.ndarray[Any, Any]:
+    """One column, or one per category, by the statistics of ``whole``."""
+    if pd.api.types.is_string_dtype(whole) or whole.dtype == object:
+        categories = sorted(whole.unique())
+        return np.stack([(joined == name).to_numpy(float) for name in categories], 1)
+    values, seen = (
+        column.to_numpy("datetime64[s]").astype(float)
+        if column.dtype.kind == "M"
+        else column.to_numpy(float)
+        for column in (joined, whole)
+    )
+    scaled = (values - np.nanmean(seen)) / np.nanstd(seen)
+    return np.nan_to_num(scaled)[:, None]
+
+
+def test_matches_merge_and_encoding_by_pandas(
+    store: Mapping[str, list[pd.DataFrame]], token: str
+) -> None:
+    table, naive = joined_store(token), naive_join(store)
+    orders, items = store["orders"][0], store["items"][0]
+    customers = pd.concat(store["customers"])
+    rng = generator(SETTINGS.seed, Stream.SPLIT)
+    held_out = split_rows(len(orders), SETTINGS.test_fraction, rng)
+    wholes = {
+        # the label table is encoded by its training rows
+        **{name: orders[~held_out][name] for name in ("channel", "discount", "placed")},
+        **{name: items[name] for name in ("part", "price", "weight", "fragile")},
+        **{name: customers[name] for name in ("age", "income", "segment", "country")},
+    }
+    expected = [naive_encoding(whole, naive[name]) for name, whole in wholes.items()]
+    np.testing.assert_allclose(table.features, np.hstack(expected), atol=2e-6)
+    np.testing.assert_array_equal(table.labels, naive["quantity"])
+    np.testing.assert_array_equal(table.is_test, held_out[naive["o"]])
+    for alias in "oic":
+        np.testing.assert_array_equal(table.rows[alias], naive[alias])
+    assert 0 < table.is_test.sum() < len(table.labels)
+    assert list(table.columns) == ["o", "i", "c"]
+
+
+def test_held_out_rows_are_counted_after_the_filters(
+    store: Mapping[str, list[pd.DataFrame]], token: str
+) -> None:
+    table = joined_store(token, f"{STORE_SQL} WHERE o.discount > 0")
+    orders = store["orders"][0]
+    passing = np.flatnonzero(orders["discount"] > 0)
+    rng = generator(SETTINGS.seed, Stream.SPLIT)
+    held_out = passing[split_rows(len(passing), SETTINGS.test_fraction, rng)]
+    np.testing.assert_array_equal(table.is_test, np.isin(table.rows["o"], held_out))
+
+
+def test_is_the_problem_that_a_run_trains_on(
+    store: Mapping[str, list[pd.DataFrame]], token: str
+) -> None:
+    table = joined_store(token, STORE_CLASSIFICATION_SQL)
+    strategy = TablePuppetADMM(
+        Query.from_sql(STORE_CLASSIFICATION_SQL), num_epochs=1, seed=SETTINGS.seed
+    )
+    strategy.start(InProcessGrid(app, [store]))
+    federation = strategy.federation
+    assert federation is not None
+    assert federation.loss == table.loss
+    assert federation.train_labels.sum() == table.part(test=False)[1].sum()
+    assert len(federation.test_labels) == table.is_test.sum()
+    widths = {name: own.features for name, own in federation.tables.items()}
+    assert widths == {n: s.stop - s.start for n, s in table.columns.items()}
+
+
+def test_ridge_is_at_its_optimum(token: str) -> None:
+    features, labels = joined_store(token).part(test=False)
+    fitted = fit_ridge(features, labels, L2)
+    residual = fitted.scores(features)[:, 0] - labels
+    gradient = features.T @ residual / len(labels) + L2 * fitted.weights[:, 0]
+    # labels are about ten: these are relative errors of 1e-9
+    assert np.abs(gradient).max() < 1e-8
+    assert abs(residual.mean()) < 1e-8
+
+
+def test_newton_ends_where_the_gradient_is_zero(token: str) -> None:
+    features, labels = joined_store(token, STORE_CLASSIFICATION_SQL).part(test=False)
+    fitted = fit_logistic(features, labels, L2)
+    excess = sigmoid(fitted.scores(features)[:, 0]) - labels
+    gradient = features.T.astype(float) @ excess / len(labels)
+    assert np.abs(gradient + L2 * fitted.weights[:, 0]).max() <= 1e-10
+    assert abs(excess.mean()) <= 1e-10
+
+
+def test_scikit_learn_solves_the_same_problem(token: str) -> None:
+    features, labels = joined_store(token, STORE_CLASSIFICATION_SQL).part(test=False)
+    exact = fit_linear(LogisticLoss(), features, labels, L2)
+    other = fit_scikit_learn(features, labels, L2, tol=1e-8, max_iter=10_000)
+    both = [f.objective(LogisticLoss(), features, labels, L2) for f in (exact, other)]
+    assert both[0] == pytest.approx(both[1], rel=1e-6)
+    assert both[0] <= both[1] + 1e-12
+
+
+def test_the_objective_counts_the_penalty_but_not_the_intercept() -> None:
+    features = np.array([[1.0], [-1.0]], dtype=np.float32)
+    fitted = fit_ridge(features, np.array([7.0, 3.0]), l2=1.0)
+    # 1/2 (w - 2)^2 + 1/2 w^2 is least at w = 1, with the intercept at the mean
+    assert fitted.weights.tolist() == [[pytest.approx(1.0)]]
+    assert fitted.intercept.tolist() == [pytest.approx(5.0)]
+    value = fitted.objective(SquaredLoss(), features, np.array([7.0, 3.0]), 1.0)
+    assert value == pytest.approx(1.0)
+
+
+def report_of(auc: float, models: str = "") -> dict[str, Any]:
+    return {
+        "final": {"test": {"auc": auc, "log_loss": 0.5}},
+        "tables": [{"table": "o"}],
+        "settings": {"models": models},
+    }
+
+
+@pytest.mark.parametrize(
+    ("strategy", "auc", "is_equal"),
+    [
+        ("admm", 0.7015, True),
+        ("admm", 0.7025, False),
+        ("admm", 0.6975, False),
+        ("sgd", 0.691, True),
+        ("sgd", 0.689, False),
+    ],
+)
+def test_verdicts_on_auc(strategy: str, auc: float, is_equal: bool) -> None:
+    verdict = judge(report_of(auc), Settings(strategy=strategy), {"auc": 0.7})
+    assert verdict.is_equal == is_equal
+    assert ("NOT EQUAL" in verdict.text) != is_equal
+
+
+def test_rmse_is_compared_relatively() -> None:
+    report = {**report_of(0.0), "final": {"test": {"rmse": 40.1}}}
+    assert not judge(report, Settings(), {"rmse": 40.0}).is_equal
+    assert judge(report, Settings(strategy="sgd"), {"rmse": 40.0}).is_equal
+
+
+def test_other_models_are_not_judged() -> None:
+    settings = Settings(models=(("o", "mlp"),))
+    verdict = judge(report_of(0.9), settings, {"auc": 0.7})
+    assert verdict.is_equal
+    assert "no verdict" in verdict.text
+
+
+@pytest.fixture
+def run_folder(store: Mapping[str, list[pd.DataFrame]], tmp_path: Path) -> Path:
+    """The output folder of a run over tables in files."""
+    lines = []
+    for table, shards in store.items():
+        for number, frame in enumerate(shards):
+            frame.to_csv(tmp_path / f"{table}-{number}.csv", index=False)
+            lines.append(f'[[tables.{table}.shards]]\npath = "{table}-{number}.csv"')
+    (tmp_path / "tables.toml").write_text("\n".join(lines))
+    settings = Settings(
+        sql=STORE_SQL, task="regression", tables=str(tmp_path / "tables.toml")
+    )
+    strategy = TablePuppetADMM(Query.from_sql(STORE_SQL), settings)
+    strategy.start(InProcessGrid(app, 2, run_config={"tables": settings.tables}))
+    write_report(strategy.report, tmp_path)
+    return tmp_path
+
+
+def change_report(folder: Path, **changes: object) -> None:
+    path = folder / "report.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_compares_a_run_with_the_joined_table(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run_folder)]) == 0
+    out = capsys.readouterr().out
+    assert "equal to training on the joined table" in out
+    for shown in ("tp_flower ADMM", "ridge regression", "rounds", "bytes up", "RMSE"):
+        assert shown in out
+
+    change_report(run_folder, final={"test": {"rmse": 9.0, "r2": 0.0}})
+    assert main([str(run_folder)]) == 1
+    assert "NOT EQUAL to training on the joined table" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"status": "failed: no rows"}, "did not complete: failed: no rows"),
+        ({"joined-rows": {"train": 1, "test": 1}}, "the run joined"),
+    ],
+)
+def test_runs_that_cannot_be_compared(
+    run_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, object],
+    message: str,
+) -> None:
+    change_report(run_folder, **changes)
+    assert main([str(run_folder)]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "cannot be read"), ("{", "is no report")]
+)
+def test_reports_that_cannot_be_read(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    content: str | None,
+    message: str,
+) -> None:
+    if content is not None:
+        (tmp_path / "report.json").write_text(content)
+    assert main([str(tmp_path)]) == 1
+    assert message in capsys.readouterr().err
