@@ -147,7 +147,7 @@ def _known_nodes(answers: Mapping[int, Packet]) -> int:
     """Return how many nodes there will be, as far as the nodes know; else 0."""
     told = [_count(node, packet.header) for node, packet in answers.items()]
     # one node that does not know may be one of more than the others know of
-    return max(told) if all(told) else 0
+    return max(told, default=0) if all(told) else 0
 
 
 def _count(node: int, header: Mapping[str, object]) -> int:
@@ -171,7 +171,7 @@ def _who_is_missing(
         close = difflib.get_close_matches(name, tables, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         problems.append(f"no site hosts table {name!r}{hint}")
-    if nodes < max(settings.min_sites, 1):
+    if nodes < settings.min_sites:
         problems.append(f"min-sites = {settings.min_sites} are not there")
     return (
         f"{'; '.join(problems)}: {nodes} sites answered within {waited:.1f} seconds "

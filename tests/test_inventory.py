@@ -1,0 +1,244 @@
+"""Who hosts what: waiting for nodes, and shards that must fit together."""
+
+import time
+from logging import WARNING
+
+import pytest
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+
+from strategies import inventory
+from strategies.inventory import find_sites, read_inventory
+from tp_flower.errors import ReplyError, SchemaError, SiteError
+from tp_flower.experiment import Settings
+from tp_flower.grid import InProcessGrid
+from tp_flower.protocol import Packet, pack
+
+
+def shard(table="t", site="a", index=0, **changes):
+    return {
+        "table": table,
+        "site": site,
+        "index": index,
+        "columns": {"x": "DOUBLE"},
+        "rows": 3,
+        "all-null": [],
+    } | {key.replace("_", "-"): value for key, value in changes.items()}
+
+
+def read(*nodes):
+    """Return the inventory of nodes 2, 3, ...: each a list of shards."""
+    return read_inventory(
+        {number: Packet({"shards": list(own)}) for number, own in enumerate(nodes, 2)}
+    )
+
+
+class Nodes(InProcessGrid):
+    """Nodes that come online one by one.
+
+    Args:
+        answers: per node what it says, and after how many seconds it comes.
+    """
+
+    def __init__(self, *answers):
+        app = ClientApp()
+
+        @app.query("describe")
+        def describe(message, context):
+            header, _ = answers[context.node_id - 2]
+            return Message(pack(Packet(dict(header))), reply_to=message)
+
+        super().__init__(app, len(answers))
+        self.arrival = {number: after for number, (_, after) in enumerate(answers, 2)}
+        self.started = time.monotonic()
+
+    def get_node_ids(self):
+        passed = time.monotonic() - self.started
+        return [node for node, after in self.arrival.items() if passed >= after]
+
+
+def node(*tables, partitions=0, after=0.0, site=None):
+    shards = [shard(table, site or f"at-{table}") for table in tables]
+    return {"shards": shards, "partitions": partitions}, after
+
+
+def find(grid, *wanted, wait_seconds=1.0, **settings):
+    started = time.monotonic()
+    found = find_sites(grid, Settings(wait_seconds=wait_seconds, **settings), wanted)
+    return found.tables, time.monotonic() - started
+
+
+# waiting
+
+
+def test_known_number_of_nodes_is_waited_for_and_no_longer():
+    grid = Nodes(node("a", partitions=2), node("b", partitions=2, after=0.3))
+    tables, seconds = find(grid, "a", wait_seconds=30)
+    assert tables == ["a", "b"]
+    assert 0.3 <= seconds < 2
+
+
+def test_known_nodes_without_a_table_are_no_reason_to_wait():
+    grid = Nodes(node("customers", partitions=1))
+    started = time.monotonic()
+    match = (
+        r"^no site hosts table 'custmers' \(did you mean 'customers'\?\): 1 sites "
+        r"answered within 0.0 seconds \(wait-seconds = 30\); hosted tables: customers$"
+    )
+    with pytest.raises(SchemaError, match=match):
+        find(grid, "customers", "custmers", wait_seconds=30)
+    assert time.monotonic() - started < 2
+
+
+def test_node_without_a_number_may_be_one_of_many(monkeypatch):
+    """Deployment: one node knows of no other, but another one brings the table."""
+    monkeypatch.setattr(inventory, "SETTLED_SECONDS", 0.2)
+    late = node("b", after=0.4)
+    grid = Nodes(node("a", partitions=1), node("c"), late)
+    assert find(grid, "a", "b", wait_seconds=5)[0] == ["a", "b", "c"]
+
+
+def test_unknown_number_of_nodes_settles(monkeypatch):
+    monkeypatch.setattr(inventory, "SETTLED_SECONDS", 0.3)
+    grid = Nodes(node("a"), node("b", after=0.2), node("c", after=30))
+    tables, seconds = find(grid, "a", wait_seconds=20)
+    assert tables == ["a", "b"]
+    assert 0.4 < seconds < 5
+
+
+def test_table_that_never_comes_is_waited_for():
+    match = r"no site hosts table 'b': 1 sites answered within 0.5 seconds"
+    started = time.monotonic()
+    with pytest.raises(SchemaError, match=match):
+        find(Nodes(node("a")), "a", "b", wait_seconds=0.5)
+    assert time.monotonic() - started >= 0.5
+
+
+def test_min_sites_are_enough():
+    grid = Nodes(node("a"), node("b", after=0.2), node("c", after=30))
+    tables, seconds = find(grid, "a", min_sites=2, wait_seconds=20)
+    assert tables == ["a", "b"]
+    assert seconds < 1.5
+
+
+def test_min_sites_that_do_not_come():
+    match = r"^min-sites = 3 are not there: 2 sites answered"
+    with pytest.raises(SchemaError, match=match):
+        find(Nodes(node("a"), node("b")), "a", min_sites=3, wait_seconds=0.3)
+
+
+def test_no_node_at_all():
+    match = r"^no site hosts table 'a': 0 sites answered .*hosted tables: none$"
+    with pytest.raises(SchemaError, match=match):
+        find(Nodes(node("a", after=30)), "a", wait_seconds=0.2)
+
+
+def test_known_node_that_does_not_come_is_warned_of(monkeypatch):
+    warnings = []
+    monkeypatch.setattr(inventory, "log", lambda *arguments: warnings.append(arguments))
+    grid = Nodes(node("a", partitions=2), node("b", partitions=2, after=30))
+    assert find(grid, "a", wait_seconds=0.3)[0] == ["a"]
+    assert warnings == [(WARNING, "only %d of %d sites are online", 1, 2)]
+
+
+def test_site_that_cannot_describe_its_tables():
+    broken = ({"error": "the file does not exist"}, 0.0)
+    with pytest.raises(
+        SiteError, match=r"^node 2: query.describe failed: the file does"
+    ):
+        find(Nodes(broken), "a")
+
+
+@pytest.mark.parametrize("partitions", ["2", -1, None, True])
+def test_malformed_number_of_nodes(partitions):
+    with pytest.raises(ReplyError, match="node 2 did not say of how many nodes"):
+        find(Nodes(({"shards": [], "partitions": partitions}, 0.0)), "a")
+
+
+# descriptions
+
+
+def test_inventory_lists_shards_by_table():
+    found = read([shard("t", "a"), shard("u", "a")], [shard("t", "b", 1)], [])
+    assert found.tables == ["t", "u"]
+    assert found.site_names == {2: "a", 3: "b"}
+    assert [(s.site, s.node, s.position) for s in found.shards_of("t")] == [
+        ("a", 2, 0),
+        ("b", 3, 0),
+    ]
+    assert found.hosts("T")
+    assert not found.hosts("v")
+
+
+def test_order_of_shards_does_not_depend_on_the_nodes():
+    one, two = [shard("t", "z", 0)], [shard("t", "a", 1), shard("t", "a", 0)]
+    for found in (read(one, two), read(two, one)):
+        listed = [(s.site, s.index) for s in found.shards_of("t")]
+        assert listed == [("a", 0), ("z", 0), ("a", 1)]
+
+
+def test_names_in_other_case_are_one_table():
+    found = read([shard("Orders", "a")], [shard("orders", "b")])
+    assert found.tables == ["Orders"]
+    assert len(found.shards_of("ORDERS")) == 2
+    assert found.schemas() == {"Orders": {"x": "DOUBLE"}}
+
+
+def test_two_nodes_with_the_same_shard():
+    match = "shard 0 of table 't' of site 'a' is hosted by two nodes: .* names that dif"
+    with pytest.raises(SchemaError, match=match):
+        read([shard()], [shard()])
+
+
+@pytest.mark.parametrize(
+    "described",
+    [[{}], "text", 7, [shard(columns=[])], [shard(rows="many")], [shard(all_null=3)]],
+)
+def test_malformed_description(described):
+    with pytest.raises(ReplyError, match="the description of node 5 is malformed"):
+        read_inventory({5: Packet({"shards": described})})
+
+
+def test_description_without_shards():
+    with pytest.raises(ReplyError, match="the description of node 5 is malformed"):
+        read_inventory({5: Packet({})})
+
+
+# schemas
+
+
+def test_shards_that_differ_in_columns():
+    match = (
+        r"table 't': the shards of sites 'a' and 'b' differ: only 'a' has \['x'\], "
+        r"only 'b' has \['y', 'z'\]"
+    )
+    other = shard(site="b", columns={"y": "DOUBLE", "z": "DOUBLE"})
+    with pytest.raises(SchemaError, match=match):
+        read([shard()], [other]).schemas()
+
+
+def test_shards_that_differ_in_types():
+    match = "'t': column 'x' is DOUBLE at site 'a' and VARCHAR at site 'b'; declare its"
+    with pytest.raises(SchemaError, match=match):
+        read([shard()], [shard(site="b", columns={"x": "VARCHAR"})]).schemas()
+
+
+def test_types_of_one_kind_fit():
+    found = read([shard()], [shard(site="b", columns={"x": "BIGINT"})])
+    assert found.schemas() == {"t": {"x": "DOUBLE"}}
+
+
+@pytest.mark.parametrize("empty_first", [True, False])
+def test_type_of_a_column_without_values_says_nothing(empty_first):
+    full = shard(site="b", columns={"x": "DATE"})
+    empty = shard(site="a", columns={"x": "VARCHAR"}, all_null=["x"])
+    found = read([empty], [full]) if empty_first else read([full], [empty])
+    assert found.schemas() == {"t": {"x": "DATE"}}
+
+
+def test_difference_behind_a_column_without_values_is_found():
+    empty = shard(site="a", columns={"x": "VARCHAR"}, all_null=["x"])
+    date = shard(site="b", columns={"x": "DATE"})
+    text = shard(site="c", columns={"x": "VARCHAR"})
+    with pytest.raises(SchemaError, match=r"column 'x' is DATE .* VARCHAR at site 'c'"):
+        read([empty], [date], [text]).schemas()
