@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from logging import INFO
+from logging import INFO, WARNING
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
@@ -32,9 +32,12 @@ from strategies.federation import Federation, table_reports
 from strategies.inventory import Inventory, find_sites
 from strategies.setup import Plan, set_up
 from tp_flower.experiment import Settings
-from tp_flower.protocol import Action
+from tp_flower.protocol import Action, Packet
 from tp_flower.query import Query
 from tp_flower.report import RoundReport, RunReport
+
+ABANDON_SECONDS = 10.0
+"""To wait for the sites to forget a failed run."""
 
 RoundListener = Callable[[RoundReport], None]
 
@@ -235,9 +238,22 @@ class RelationalStrategy(Strategy):
         wanted = [table.name for table in self.query.tables]
         self._inventory = find_sites(grid, self.settings, wanted)
         self._progress.method = self._method()
-        self._progress.pending = next(self._progress.method)
         config = ConfigRecord() if train_config is None else train_config
-        return self._run(grid, config, timeout or self.settings.site_timeout)
+        try:
+            self._progress.pending = next(self._progress.method)
+            return self._run(grid, config, timeout or self.settings.site_timeout)
+        except Exception:
+            self._abandon(grid)
+            raise
+
+    def _abandon(self, grid: Grid) -> None:
+        """Let the sites forget a failed run, as far as they can be reached."""
+        nodes = {part.node: Packet() for part in self._inventory.shards}
+        messages = make_messages(Request(Action.FINISH, nodes), 0)
+        try:
+            send_and_receive(grid, messages, ABANDON_SECONDS)
+        except Exception as error:  # noqa: BLE001 - the run's own error matters more
+            log(WARNING, "the sites could not be told to forget the run: %s", error)
 
     def _run(self, grid: Grid, config: ConfigRecord, timeout: float) -> Result:
         result, arrays, server_round = Result(), ArrayRecord(), 0

@@ -582,6 +582,33 @@ def test_finish_leaves_nothing(tmp_path, method):
     assert not any(len(context.state) for context in grid.contexts.values())
 
 
+@pytest.mark.parametrize(
+    "action", ["query.statistics", "train.admm", "train.consensus"]
+)
+def test_failed_run_leaves_nothing(tmp_path, action):
+    grid = TamperingGrid(action, US, crash(2, "boom"))
+    for context in grid.contexts.values():
+        context.node_config["state-dir"] = str(tmp_path)
+    with pytest.raises(SiteError, match="boom"):
+        train(grid)
+    assert list(tmp_path.iterdir()) == []
+    assert not any(len(context.state) for context in grid.contexts.values())
+
+
+def test_failed_run_keeps_its_error_when_the_sites_are_gone():
+    grid = TamperingGrid("train.admm", US, crash(2, "boom"))
+    push = grid.push_messages
+
+    def push_until_failure(messages):
+        if messages[0].metadata.message_type == "query.finish":
+            raise ConnectionError("gone")
+        return push(messages)
+
+    grid.push_messages = push_until_failure
+    with pytest.raises(SiteError, match="boom"):
+        train(grid)
+
+
 def test_lost_files_are_reported(tmp_path):
     grid = InProcessGrid(app, make_sites())
     for context in grid.contexts.values():
