@@ -191,7 +191,6 @@ def test_parameters_round_trip_and_set_the_scores():
 
 def test_mlp_penalises_weights_and_only_the_label_table_has_an_output_bias():
     with_bias, without = mlp(intercept=True), mlp(intercept=False)
-    # (5, 3) + 5 + (1, 5) [+ 1]
     assert with_bias.penalised.tolist() == (
         [True] * 15 + [False] * 5 + [True] * 5 + [False]
     )

@@ -1,0 +1,244 @@
+"""Run a strategy on a small federation in this process, and keep all that it shows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+from flwr.app import Message
+from flwr.serverapp.strategy import Result
+
+from client_apps.app import app
+from client_apps.site import Site
+from strategies import STRATEGIES, RelationalStrategy
+from tp_flower.grid import InProcessGrid
+from tp_flower.protocol import message_bytes, unpack, unpack_bits
+from tp_flower.query import Query
+from tp_flower.report import RoundReport
+
+SOURCE = """FROM orders o JOIN customers c ON o.customer = c.id
+JOIN items i ON o.item = i.item"""
+FEATURES = "o.day, o.online, c.age, c.region, i.price, i.weight"
+LABELS = {
+    "squared": "o.qty",
+    "logistic": "o.qty > 3",
+    "softmax": "CASE WHEN o.qty > 4 THEN 'c' WHEN o.qty > 2 THEN 'b' ELSE 'a' END",
+}
+ALIASES = {"o": "orders", "c": "customers", "i": "items"}
+COLUMNS = {"o": ("day", "online"), "c": ("age", "region"), "i": ("price", "weight")}
+Frames = dict[str, pd.DataFrame]
+Sites = Sequence[Mapping[str, list[pd.DataFrame]]]
+
+
+def store_sql(loss: str) -> str:
+    """The query of the store with the label for a loss."""
+    return f"SELECT {LABELS[loss]} AS label, {FEATURES} {SOURCE}"
+
+
+def store(orders: int = 60, customers: int = 12, seed: int = 0) -> Frames:
+    """Orders of customers; several parts per item, so that items are many-to-many."""
+    rng = np.random.default_rng(seed)
+    parts = pd.DataFrame(
+        {
+            "item": np.repeat(np.arange(7), [1, 2, 2, 3, 1, 2, 1]),
+            "price": rng.gamma(2.0, 3.0, 12).round(2),
+            "weight": rng.normal(5.0, 2.0, 12).round(2),
+        }
+    )
+    parts.loc[4, "weight"] = np.nan
+    age = rng.integers(18, 80, customers).astype(float)
+    age[3] = np.nan
+    people = pd.DataFrame(
+        {
+            "id": np.arange(customers),
+            "age": age,
+            "region": rng.choice(["US", "UK", "FR"], customers),
+        }
+    )
+    people.loc[5, "region"] = None
+    customer = rng.integers(0, customers + 1, orders).astype(float)
+    # an order of nobody, one of an item that has no parts
+    customer[1] = np.nan
+    item = rng.integers(0, 7, orders)
+    item[2] = 99
+    day = rng.integers(1, 29, orders)
+    online = rng.random(orders) < 0.4
+    known = np.nan_to_num(age, nan=45.0)[np.nan_to_num(customer).astype(int) % customers]
+    mean_price = parts.groupby("item")["price"].mean().reindex(item).fillna(5.0)
+    qty = 3 + 0.05 * (day - 14) + online + 0.03 * (known - 45)
+    qty = qty - 0.2 * (mean_price.to_numpy() - 6) + 0.7 * rng.normal(size=orders)
+    table = {"customer": customer, "item": item, "day": day, "online": online}
+    return {
+        "orders": pd.DataFrame({**table, "qty": qty.round(3)}),
+        "customers": people,
+        "items": parts,
+    }
+
+
+def pieces(frame: pd.DataFrame, *cuts: int) -> list[pd.DataFrame]:
+    """Cut a table into shards."""
+    edges = [0, *cuts, len(frame)]
+    return [
+        frame.iloc[start:stop].reset_index(drop=True)
+        for start, stop in zip(edges[:-1], edges[1:], strict=True)
+    ]
+
+
+def one_per_site(shards: Mapping[str, Sequence[pd.DataFrame]]) -> Sites:
+    """Give every shard a site of its own; shards keep their order."""
+    return [{name: [frame]} for name, own in shards.items() for frame in own]
+
+
+def whole(frames: Frames) -> dict[str, list[pd.DataFrame]]:
+    """Every table in one shard."""
+    return {name: [frame] for name, frame in frames.items()}
+
+
+def sharded(frames: Frames) -> dict[str, list[pd.DataFrame]]:
+    """Orders in three shards, customers and items in two."""
+    return {
+        "orders": pieces(frames["orders"], 13, 40),
+        "customers": pieces(frames["customers"], 4),
+        "items": pieces(frames["items"], 7),
+    }
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One message as it passed."""
+
+    round: int
+    action: str
+    node: int
+    is_reply: bool
+    bytes: int
+    header: dict
+    arrays: dict
+
+
+@dataclass
+class Run:
+    """A finished run.
+
+    Attributes:
+        parameters: per epoch (0 is the start), the parameters of each table.
+        state: per epoch, the parameters of each shard (by part number).
+        features: per table, the encoded rows that take part, shard after shard.
+        trained: per table (rows,) bool, which of all its rows are trained on.
+        tested: per table (rows,) bool.
+    """
+
+    strategy: RelationalStrategy
+    result: Result | None = None
+    seen: list[Seen] = field(default_factory=list)
+    parameters: list[dict[str, np.ndarray]] = field(default_factory=list)
+    features: dict[str, np.ndarray] = field(default_factory=dict)
+    trained: dict[str, np.ndarray] = field(default_factory=dict)
+    tested: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def history(self) -> list[RoundReport]:
+        return self.strategy.report.history
+
+    @property
+    def theta(self) -> dict[str, np.ndarray]:
+        """The tables' parameters at the end."""
+        return self.parameters[-1]
+
+    @property
+    def flat(self) -> np.ndarray:
+        """All parameters at the end, table after table in the query's order."""
+        return np.concatenate(list(self.theta.values()))
+
+    @property
+    def losses(self) -> list[float]:
+        """Training loss by epoch."""
+        return [item.train["loss"] for item in self.history if item.train]
+
+    def requests(self, epoch: int) -> list[list[Seen]]:
+        """The requests of each round of an epoch."""
+        rounds = [item.round for item in self.history if item.epoch == epoch]
+        return [
+            [seen for seen in self.seen if seen.round == number and not seen.is_reply]
+            for number in rounds
+        ]
+
+
+def run(loss: str, sites: Sites, strategy: str = "admm", **settings: object) -> Run:
+    """Train on the store's query; squared loss, for instance, with `run("squared")`."""
+    settings.setdefault("task", "regression" if loss == "squared" else "classification")
+    settings.setdefault("loss", loss)
+    settings.setdefault("device", "cpu")
+    return run_query(store_sql(loss), sites, strategy, **settings)
+
+
+def run_query(sql: str, sites: Sites, strategy: str = "admm", **settings: object) -> Run:
+    """Train on any query."""
+    finished = Run(STRATEGIES[strategy](Query.from_sql(sql), **settings))
+    finished.strategy._on_round = lambda report: _after_round(finished, grid, report)
+    grid = InProcessGrid(app, sites, observe=lambda m: finished.seen.append(_seen(m)))
+    try:
+        finished.result = finished.strategy.start(grid)
+    finally:
+        grid.close()
+    _masks(finished)
+    return finished
+
+
+def _seen(message: Message) -> Seen:
+    metadata, packet = message.metadata, unpack(message.content)
+    is_reply = bool(metadata.reply_to_message_id)
+    return Seen(
+        round=int(metadata.group_id or 0),
+        action=metadata.message_type,
+        node=metadata.src_node_id if is_reply else metadata.dst_node_id,
+        is_reply=is_reply,
+        bytes=message_bytes(message.content),
+        header=packet.header,
+        arrays={key: np.array(array) for key, array in packet.arrays.items()},
+    )
+
+
+def _after_round(finished: Run, grid: InProcessGrid, report: RoundReport) -> None:
+    if report.phase != "prepare" and not report.train:
+        return
+    parts = [
+        part for context in grid.contexts.values() for part in Site(context).parts()
+    ]
+    parts.sort(key=lambda part: part.number)
+    by_table: dict[str, list] = {}
+    for part in parts:
+        by_table.setdefault(part.table, []).append(part.shard)
+    for table, shards in by_table.items():
+        for shard in shards[1:]:
+            # every shard of a table predicts with the same parameters
+            np.testing.assert_array_equal(
+                shard.model.parameters, shards[0].model.parameters
+            )
+        finished.features[table] = np.concatenate([s.data.features for s in shards])
+    finished.parameters.append(
+        {table: own[0].model.parameters.copy() for table, own in by_table.items()}
+    )
+
+
+def _masks(finished: Run) -> None:
+    """Put together what the sites were told about which rows take part."""
+    federation = finished.strategy.federation
+    sizes = {
+        facts["id"]: facts["rows"]
+        for seen in finished.seen
+        if seen.action == "query.extract" and seen.is_reply
+        for facts in seen.header["parts"]
+    }
+    told = {}
+    for seen in finished.seen:
+        if seen.action == "train.prepare" and not seen.is_reply:
+            told |= seen.arrays
+    for name, target in (("trained", finished.trained), ("tested", finished.tested)):
+        for alias, table in federation.tables.items():
+            target[alias] = np.concatenate(
+                [
+                    unpack_bits(told[part.number, name], sizes[part.number])
+                    for part in table.parts
+                ]
+            )
