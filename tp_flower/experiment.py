@@ -66,7 +66,7 @@ _RANGES: Mapping[str, _Range] = {
     "learning-rate": _Range(0),
     "momentum": _Range(0, 1),
     "decay": _Range(0),
-    "test-fraction": _Range(0, 1, includes_low=False),
+    "test-fraction": _Range(0, 1),
     "seed": _Range(0, 2**63),
     "site-timeout": _Range(0, includes_low=False),
     "min-sites": _Range(0),
