@@ -12,6 +12,9 @@ from tp_flower.losses import FloatArray, LogisticLoss, Loss, SoftmaxLoss, Square
 
 MAX_CLASSES = 1000
 
+LARGEST_LABEL = 1e18
+"""Sites compute with float32, the server with squares of residuals."""
+
 
 @dataclass(frozen=True)
 class Labels:
@@ -59,10 +62,20 @@ def read_labels(
             'set task = "classification"'
         )
     if not is_classes:
-        return Labels(np.concatenate(values))
+        return _numbers(np.concatenate(values))
     if kind == "text":
         return _text_classes([other["categories"] for other in kinds], values)
     return _number_classes(np.concatenate(values))
+
+
+def _numbers(values: FloatArray) -> Labels:
+    largest = float(np.abs(values).max(initial=0.0))
+    if largest > LARGEST_LABEL:
+        raise QueryError(
+            f"the label reaches {largest:.3g}, beyond {LARGEST_LABEL:g}: divide it in "
+            "the query"
+        )
+    return Labels(values)
 
 
 def _text_classes(
@@ -101,7 +114,8 @@ def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:
         settings: ``loss`` may name it.
 
     Raises:
-        QueryError: if the label is constant or has one class.
+        QueryError: if the label is constant or has one class, the loss does not fit
+            the task, or no row is left to train on.
     """
     if not len(joined):
         raise QueryError(

@@ -75,6 +75,12 @@ def test_text_in_regression():
         labels(("text", [0], ["a"]), task="regression")
 
 
+def test_label_beyond_float32():
+    match = r"the label reaches 1e\+300, beyond 1e\+18: divide it in the query"
+    with pytest.raises(QueryError, match=match):
+        labels(("number", [1.0, -1e300]))
+
+
 def test_too_many_classes():
     many = MAX_CLASSES + 1
     match = f"has {many} distinct values; classification takes at most {MAX_CLASSES}"

@@ -550,14 +550,18 @@ def test_second_run_on_the_same_grid_equals_the_first(method):
 
 
 @pytest.mark.parametrize("method", [TablePuppetADMM, TablePuppetSGD])
-def test_run_after_a_failed_one_equals_one_on_a_new_grid(method, monkeypatch):
+@pytest.mark.parametrize("forgets", [True, False])
+def test_run_after_a_failed_one_equals_one_on_a_new_grid(method, forgets, monkeypatch):
     """A failed run over more tables leaves parts behind; the next one ignores them."""
     grid = InProcessGrid(app, make_sites())
     wide = f"{SQL} JOIN customers d ON d.id = o.cust".replace("c.age", "c.age, d.age")
     with monkeypatch.context() as patch:
-        patch.setattr("client_apps.shard.Shard.scores", lambda *_: 1 / 0)
+        patch.setattr(Shard, "scores", lambda *_: 1 / 0)
+        if not forgets:
+            patch.setattr(Site, "clear", lambda *_: None)
         with pytest.raises(SiteError, match="ZeroDivisionError"):
             method(Query.from_sql(wide), num_epochs=2).start(grid)
+    assert any(len(context.state) for context in grid.contexts.values()) != forgets
     again = train(grid, method).report
     assert (
         again.final_train
@@ -607,6 +611,7 @@ def test_failed_run_keeps_its_error_when_the_sites_are_gone():
     grid.push_messages = push_until_failure
     with pytest.raises(SiteError, match="boom"):
         train(grid)
+    assert all(len(context.state) for context in grid.contexts.values())
 
 
 def test_lost_files_are_reported(tmp_path):
