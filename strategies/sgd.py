@@ -35,6 +35,9 @@ BATCHES_PER_EPOCH = 100
 TORCH_LEARNING_RATE = 0.05
 """Automatic learning rate where some model is not linear."""
 
+NOISE_MARGIN = 4.0
+"""Automatic learning rate: how far below the bound on noisy steps of few rows it stays."""
+
 TESTED, ALL = "tested", "all"
 
 
@@ -86,7 +89,9 @@ class TablePuppetSGD(RelationalStrategy):
     def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
         """Run the epochs, until the loss changes less than the tolerance, if set."""
         plan = self._batches.plan
-        rate = self.settings.learning_rate or _safe_rate(federation)
+        # rows of which the momentum makes an average
+        averaged = len(plan.order) / plan.batches * (1.0 - self.settings.momentum)
+        rate = self.settings.learning_rate or _safe_rate(federation, averaged)
         self.chosen["learning-rate"] = rate
         labels = federation.train_labels[plan.order]
         seen = np.empty((len(labels), federation.loss.outputs))
@@ -264,14 +269,21 @@ def _choose_update(table: str, shards: int, is_linear: bool) -> Update:  # noqa:
     return Update.LOCAL if shards == 1 else Update.SUM
 
 
-def _safe_rate(federation: Federation) -> float:
-    """Return 1 / L for linear models: L bounds the curvature of the whole objective.
+def _safe_rate(federation: Federation, averaged: float) -> float:
+    """Return 1 / (L + 4 T / averaged) for linear models.
 
-    The largest eigenvalue of the joined features' Gram matrix is at most the sum of the
-    tables' own, and the loss's curvature multiplies it.
+    L bounds the curvature of the whole objective: the largest eigenvalue of the joined
+    features' Gram matrix is at most the sum of the tables' own, and the loss's curvature
+    multiplies it. T does so with its trace, the mean curvature of single rows: steps on
+    few of them must be smaller. ``averaged`` is batch size * (1 - momentum).
     """
     tables: list[Table] = list(federation.tables.values())
     if not all(table.is_linear for table in tables):
         return TORCH_LEARNING_RATE
-    total = sum(table.largest_curvature for table in tables)
-    return 1.0 / (federation.loss.max_curvature * total + federation.l2)
+    largest = sum(table.largest_curvature for table in tables)
+    trace = sum(
+        sum(table.mean_curvature) * (table.features + table.has_intercept)
+        for table in tables
+    )
+    bound = federation.loss.max_curvature * (largest + NOISE_MARGIN * trace / averaged)
+    return 1.0 / (bound + federation.l2)
