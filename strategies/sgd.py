@@ -36,7 +36,7 @@ TORCH_LEARNING_RATE = 0.05
 """Automatic learning rate where some model is not linear."""
 
 NOISE_MARGIN = 4.0
-"""Automatic learning rate: how far below the bound on noisy steps of few rows it stays."""
+"""Automatic learning rate: how far it stays below the bound on steps of few rows."""
 
 TESTED, ALL = "tested", "all"
 
@@ -273,9 +273,10 @@ def _safe_rate(federation: Federation, averaged: float) -> float:
     """Return 1 / (L + 4 T / averaged) for linear models.
 
     L bounds the curvature of the whole objective: the largest eigenvalue of the joined
-    features' Gram matrix is at most the sum of the tables' own, and the loss's curvature
-    multiplies it. T does so with its trace, the mean curvature of single rows: steps on
-    few of them must be smaller. ``averaged`` is batch size * (1 - momentum).
+    features' Gram matrix is at most the sum of the tables' own, and the loss's
+    curvature multiplies it. T does so with its trace, the mean curvature of single
+    rows: steps on few of them must be smaller. ``averaged`` is batch size *
+    (1 - momentum).
     """
     tables: list[Table] = list(federation.tables.values())
     if not all(table.is_linear for table in tables):
