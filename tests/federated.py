@@ -63,7 +63,9 @@ def store(orders: int = 60, customers: int = 12, seed: int = 0) -> Frames:
     item[2] = 99
     day = rng.integers(1, 29, orders)
     online = rng.random(orders) < 0.4
-    known = np.nan_to_num(age, nan=45.0)[np.nan_to_num(customer).astype(int) % customers]
+    known = np.nan_to_num(age, nan=45.0)[
+        np.nan_to_num(customer).astype(int) % customers
+    ]
     mean_price = parts.groupby("item")["price"].mean().reindex(item).fillna(5.0)
     qty = 3 + 0.05 * (day - 14) + online + 0.03 * (known - 45)
     qty = qty - 0.2 * (mean_price.to_numpy() - 6) + 0.7 * rng.normal(size=orders)
@@ -172,7 +174,9 @@ def run(loss: str, sites: Sites, strategy: str = "admm", **settings: object) -> 
     return run_query(store_sql(loss), sites, strategy, **settings)
 
 
-def run_query(sql: str, sites: Sites, strategy: str = "admm", **settings: object) -> Run:
+def run_query(
+    sql: str, sites: Sites, strategy: str = "admm", **settings: object
+) -> Run:
     """Train on any query."""
     finished = Run(STRATEGIES[strategy](Query.from_sql(sql), **settings))
     finished.strategy._on_round = lambda report: _after_round(finished, grid, report)

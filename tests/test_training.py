@@ -62,6 +62,7 @@ def by_row(finished: Run, layout: str, alias: str) -> dict[int, list[float]]:
 
 # what is trained on
 
+
 @each_layout
 def test_the_joined_rows_are_duckdbs(layout):
     federation = trained("squared", layout).strategy.federation
@@ -115,6 +116,7 @@ def test_encoders_of_shards_are_those_of_the_whole():
 
 
 # iterates
+
 
 @pytest.mark.parametrize(
     ("loss", "form", "corrections", "relaxation"),
@@ -186,13 +188,15 @@ def test_shards_with_gram_statistics_make_the_iterates_of_the_whole(loss, memory
     assert together.strategy.chosen["lou"] == {"o": "local", "c": "local", "i": "local"}
     for epoch in range(1, 13):
         one, other = (
-            np.concatenate(list(r.parameters[epoch].values())) for r in (apart, together)
+            np.concatenate(list(r.parameters[epoch].values()))
+            for r in (apart, together)
         )
         assert distance(one, other) < 1e-6
     np.testing.assert_allclose(apart.losses, together.losses, rtol=1e-6)
 
 
 # where it ends
+
 
 @each_loss
 @each_layout
@@ -300,6 +304,7 @@ def test_one_table_is_centralised_ridge_in_a_few_epochs():
 
 # what must not matter
 
+
 def test_dealing_of_shards_to_sites_does_not_matter():
     orders, customers, items = sharded(FRAMES).values()
     expected = trained("logistic", "sharded")
@@ -361,6 +366,7 @@ def test_held_out_rows_do_not_influence_training(loss, strategy):
 
 
 # metrics
+
 
 @each_loss
 @each_layout
@@ -424,6 +430,7 @@ def test_names_of_losses_are_those_of_the_tests():
 
 # rounds and bytes (design section 6)
 
+
 def assert_one_message_per_site(finished: Run) -> None:
     for number in range(1, len(finished.history) + 1):
         nodes = [s.node for s in finished.seen if s.round == number and not s.is_reply]
@@ -439,7 +446,11 @@ def assert_one_message_per_site(finished: Run) -> None:
         ("whole", {"lou": "consensus"}, ["admm"]),
         ("sharded", {}, ["admm", "consensus"]),
         ("sharded", {"lou": "consensus"}, ["admm", "consensus"]),
-        ("sharded", {"lou": "consensus", "inner_rounds": 3}, ["admm", *["consensus"] * 3]),
+        (
+            "sharded",
+            {"lou": "consensus", "inner_rounds": 3},
+            ["admm", *["consensus"] * 3],
+        ),
         # inner rounds are consensus's: statistics need none
         ("sharded", {"inner_rounds": 3}, ["admm", "consensus"]),
     ],
@@ -486,8 +497,10 @@ def test_bytes_of_join_only_admm_are_one_number_per_row_and_output(loss):
             test_fraction=1e-9,
         )
         federation = finished.strategy.federation
-        floor = 4 * federation.loss.outputs * np.array(
-            [table.total_rows for table in federation.tables.values()]
+        floor = (
+            4
+            * federation.loss.outputs
+            * np.array([table.total_rows for table in federation.tables.values()])
         )
         epochs = [item for item in finished.history if item.phase == "admm"]
         assert len(epochs) == 3
@@ -515,6 +528,7 @@ def test_held_out_rows_ride_up_but_not_down():
 
 
 # stopping
+
 
 def test_tolerance_stops_early():
     full = trained("squared", num_epochs=100)
@@ -545,11 +559,10 @@ def test_num_rounds_of_start_are_epochs():
 
 # models without a closed form
 
+
 @pytest.mark.parametrize(("layout", "share"), [("whole", 0.8), ("sharded", 0.95)])
 def test_mlps_lower_the_loss_of_the_joined_rows(layout, share):
-    finished = trained(
-        "squared", layout, model="mlp", hidden_sizes=(8,), one_site=True
-    )
+    finished = trained("squared", layout, model="mlp", hidden_sizes=(8,), one_site=True)
     labels = reference_of(finished, FRAMES, "squared").labels
     assert finished.losses[-1] < share * labels.var() / 2
 
