@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -81,8 +82,7 @@ def pieces(frame: pd.DataFrame, *cuts: int) -> list[pd.DataFrame]:
     """Cut a table into shards."""
     edges = [0, *cuts, len(frame)]
     return [
-        frame.iloc[start:stop].reset_index(drop=True)
-        for start, stop in zip(edges[:-1], edges[1:], strict=True)
+        frame.iloc[start:stop].reset_index(drop=True) for start, stop in pairwise(edges)
     ]
 
 

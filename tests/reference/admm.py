@@ -1,4 +1,4 @@
-"""Sharing and Jacobi ADMM on the materialised join: no table, no multiplicity, no target.
+"""Sharing and Jacobi ADMM on the materialised join: no multiplicity, no target.
 
 Boyd et al. 2011, section 7.3 in the papers' notation; every sum runs over joined rows.
 """
@@ -28,7 +28,7 @@ class Step:
 def admm(
     problem: Centralised, epochs: int, rho: float, corrections: int, relaxation=1.0
 ) -> Iterator[Step]:
-    """Yield the epochs of ADMM from theta = 0; ``corrections`` is c: M, or 1 (Jacobi)."""
+    """Yield the epochs of ADMM from theta = 0; ``corrections`` is c."""
     rows, every = len(problem.labels), range(len(problem.labels))
     theta = {
         table: np.zeros((inputs.shape[1], problem.outputs))

@@ -34,7 +34,7 @@ def encode(
             continue
         counts = own.value_counts()
         if len(counts) > 1:
-            fill = sorted(counts[counts == counts.max()].index)[0]
+            fill = min(counts[counts == counts.max()].index)
             filled = column.fillna(fill)
             encoded += [
                 (filled == category).to_numpy(float)

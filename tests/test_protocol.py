@@ -1,0 +1,261 @@
+"""What travels: round trips, refusals, and that nothing is copied twice."""
+
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tp_flower.errors import ReplyError
+from tp_flower.protocol import (
+    WIRE_DTYPES,
+    Packet,
+    message_bytes,
+    pack,
+    pack_bits,
+    unpack,
+    unpack_bits,
+)
+
+dtypes = st.sampled_from(sorted(WIRE_DTYPES)).map(np.dtype)
+shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
+arrays = st.tuples(dtypes, shapes).flatmap(lambda pair: hnp.arrays(*pair))
+keys = st.tuples(st.integers(0, 9), st.text(max_size=8))
+headers = st.dictionaries(
+    st.text(max_size=5),
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        ),
+        max_leaves=6,
+    ),
+    max_size=4,
+)
+
+
+def over_the_wire(content: RecordDict) -> RecordDict:
+    return recorddict_from_proto(recorddict_to_proto(content))
+
+
+@settings(deadline=None)
+@given(headers, st.dictionaries(keys, arrays, max_size=5))
+def test_packets_round_trip(header, given_arrays):
+    packet = Packet(header, given_arrays)
+    found = unpack(over_the_wire(pack(packet)))
+    assert found.header == header
+    assert list(found.arrays) == list(given_arrays)
+    for key, array in given_arrays.items():
+        assert found.arrays[key].dtype == array.dtype
+        assert found.arrays[key].shape == array.shape
+        # bits, so that NaN and -0.0 count
+        assert found.arrays[key].tobytes() == array.tobytes()
+        assert found.array(*key) is found.arrays[key]
+
+
+@pytest.mark.parametrize("order", ["F", "strided", "reversed"])
+def test_arrays_of_any_memory_order(order):
+    base = np.arange(24.0).reshape(4, 6)
+    array = {
+        "F": np.asfortranarray(base),
+        "strided": base[::2, 1::3],
+        "reversed": base[::-1],
+    }[order]
+    found = unpack(pack(Packet({}, {(0, "x"): array}))).array(0, "x")
+    np.testing.assert_array_equal(found, array)
+
+
+def test_payload_bytes_by_part():
+    packet = Packet(
+        {},
+        {
+            (0, "a"): np.zeros(3, np.float32),
+            (0, "b"): np.zeros(5, np.uint8),
+            (2, "a"): np.zeros((2, 2)),
+        },
+    )
+    assert packet.payload_bytes() == {0: 17, 2: 32}
+    assert unpack(pack(packet)).payload_bytes() == {0: 17, 2: 32}
+
+
+def test_overhead_does_not_grow_with_the_arrays():
+    sizes = {}
+    for rows in (10_000, 99_999):
+        array = np.zeros((rows, 1), np.float32)
+        content = pack(Packet({"kappa": 0.5}, {(0, "target"): array}))
+        sizes[rows] = message_bytes(content) - array.nbytes
+    # padding to 8 bytes
+    assert abs(sizes[10_000] - sizes[99_999]) <= 8
+    assert sizes[10_000] < 500
+
+
+def test_a_header_alone_has_no_array_record():
+    content = pack(Packet({"seconds": 0.5}))
+    assert not content.array_records
+    assert unpack(content) == Packet({"seconds": 0.5})
+
+
+def test_unpacked_arrays_are_read_only_views_of_one_buffer():
+    packet = Packet({}, {(0, "x"): np.zeros(1000), (1, "y"): np.ones(1000)})
+    found = unpack(pack(packet))
+    one, other = found.array(0, "x"), found.array(1, "y")
+    assert not one.flags.writeable
+    assert not one.flags.owndata
+    with pytest.raises(ValueError, match="read-only"):
+        one[0] = 1.0
+    # the second array starts where the first ends: nobody copied it
+    start = one.__array_interface__["data"][0]
+    assert other.__array_interface__["data"][0] == start + one.nbytes
+
+
+def test_packing_copies_once():
+    """Beside the arrays themselves, only the payload is made."""
+    array = np.zeros(4_000_000, np.uint8)
+    tracemalloc.start()
+    try:
+        content = pack(Packet({}, {(0, "x"): array}))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert unpack(content).array(0, "x").nbytes == array.nbytes
+    assert peak < 1.1 * array.nbytes
+
+
+@pytest.mark.parametrize("dtype", ["bool", "complex128", "int16", "object", "<U3"])
+def test_other_dtypes_do_not_travel(dtype):
+    with pytest.raises(ValueError, match=r"array 'x' has dtype .*, not in"):
+        pack(Packet({}, {(0, "x"): np.zeros(2, dtype)}))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_headers_are_strict_json(value):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        pack(Packet({"x": value}))
+
+
+def test_a_missing_array_is_named():
+    packet = Packet({}, {(3, "scores"): np.zeros(1)})
+    with pytest.raises(
+        ReplyError, match=r"lacks array 'target' of part 1; it has \['3/scores'\]"
+    ):
+        packet.array(1, "target")
+
+
+# what is not a packet
+
+
+def records(header="{}", layout="[]", payload=None) -> RecordDict:
+    content = RecordDict(
+        {"message": ConfigRecord({"header": header, "layout": layout})}
+    )
+    if payload is not None:
+        content["arrays"] = ArrayRecord({"payload": payload})
+    return content
+
+
+def payload_of(data: np.ndarray) -> Array:
+    return Array(np.asarray(data))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (RecordDict(), "malformed message: KeyError"),
+        (RecordDict({"message": ConfigRecord({"header": "{}"})}), "message: KeyError"),
+        (records(header="{"), "malformed message: JSONDecodeError"),
+        (records(layout="nonsense"), "malformed message: JSONDecodeError"),
+        (records(header="[]"), "header or layout has the wrong type"),
+        (records(layout="{}"), "header or layout has the wrong type"),
+        (records(layout='[[0,"x","uint8",[1]]]'), "a layout but no payload"),
+    ],
+)
+def test_malformed_records_are_refused(content, message):
+    with pytest.raises(ReplyError, match=message):
+        unpack(content)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        [0, "x", "uint8"],
+        "x",
+        7,
+        [0, "x", "object", [1]],
+        [0, "x", "bool", [1]],
+        ["0", "x", "uint8", [1]],
+        [0, 1, "uint8", [1]],
+        [0, "x", "uint8", [-1]],
+        [0, "x", "uint8", [0.5]],
+        [0, "x", "uint8", 1],
+        [0, "x", ["uint8"], [1]],
+    ],
+)
+def test_bad_layout_entries_are_refused(entry):
+    content = records(
+        layout=json.dumps([entry]), payload=payload_of(np.zeros(8, np.uint8))
+    )
+    with pytest.raises(ReplyError, match="malformed message: bad entry in the layout"):
+        unpack(content)
+
+
+@pytest.mark.parametrize("shape", [[9], [3, 3], [10**6, 10**6], [2**62, 4]])
+def test_arrays_beyond_the_payload_are_refused(shape):
+    content = records(
+        layout=json.dumps([[0, "x", "uint8", shape]]),
+        payload=payload_of(np.zeros(8, np.uint8)),
+    )
+    with pytest.raises(ReplyError, match="array 'x' exceeds the payload"):
+        unpack(content)
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (payload_of(np.zeros(8, np.float64)), "the payload has the wrong size"),
+        (payload_of(np.zeros((2, 4), np.uint8)), "the payload has the wrong size"),
+        (Array("uint8", (8,), "numpy.ndarray", b"no header"), "is not an array"),
+        (Array("uint8", (8,), "numpy.ndarray", b""), "is not an array"),
+    ],
+)
+def test_payloads_that_are_not_bytes_are_refused(payload, message):
+    with pytest.raises(ReplyError, match=message):
+        unpack(records(layout='[[0,"x","uint8",[8]]]', payload=payload))
+
+
+def test_a_cut_payload_is_refused():
+    whole = pack(Packet({}, {(0, "x"): np.zeros(100)}))
+    array = whole.array_records["arrays"]["payload"]
+    cut = Array(array.dtype, array.shape, array.stype, array.data[:-8])
+    whole["arrays"] = ArrayRecord({"payload": cut})
+    with pytest.raises(ReplyError, match="the payload has the wrong size"):
+        unpack(whole)
+
+
+# masks
+
+
+@given(hnp.arrays(np.bool_, st.integers(0, 40)))
+def test_masks_round_trip(mask):
+    packed = pack_bits(mask)
+    assert packed.nbytes == -(-len(mask) // 8)
+    np.testing.assert_array_equal(unpack_bits(packed, len(mask)), mask)
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        np.zeros(1, np.uint8),
+        np.zeros(3, np.uint8),
+        np.zeros(2),
+        np.zeros((2, 1), np.uint8),
+    ],
+)
+def test_masks_of_another_length_are_refused(packed):
+    with pytest.raises(ReplyError, match="not a mask of 9 rows"):
+        unpack_bits(packed, 9)
