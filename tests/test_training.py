@@ -562,7 +562,14 @@ def test_num_rounds_of_start_are_epochs():
 
 @pytest.mark.parametrize(("layout", "share"), [("whole", 0.8), ("sharded", 0.95)])
 def test_mlps_lower_the_loss_of_the_joined_rows(layout, share):
-    finished = trained("squared", layout, model="mlp", hidden_sizes=(8,), one_site=True)
+    finished = trained(
+        "squared",
+        layout,
+        model="mlp",
+        hidden_sizes=(8,),
+        num_epochs=3,
+        one_site=True,
+    )
     labels = reference_of(finished, FRAMES, "squared").labels
     assert finished.losses[-1] < share * labels.var() / 2
 
