@@ -114,8 +114,7 @@ def touched_arrays(
     """Return arrays like those that one epoch cannot do without.
 
     ``row_of`` of all tables, local scores in, targets out; z, duals, scores and labels
-    of the joined rows; and where there is Anderson mixing, the duals of each remembered
-    epoch and their step.
+    of the joined rows; and where there is Anderson mixing, its two matrices.
     """
     if federation is None:
         message = "the run had no set-up"
@@ -127,8 +126,10 @@ def touched_arrays(
         arrays.append(rows.row_of)
         # float32 as they travel
         arrays += [np.ones((table.total_rows, outputs), np.float32)] * 2
-    remembered = 2 * (memory + 1) if memory else 0
-    arrays += [np.ones((total, outputs)) for _ in range(3 + remembered)]
+    arrays += [np.ones((total, outputs)) for _ in range(3)]
+    # what Anderson mixing remembers: how point and step changed
+    length = total + sum(table.total_rows for table in federation.tables.values())
+    arrays += [np.ones((memory, length * outputs))] * 2 * bool(memory)
     return [*arrays, federation.train_labels]
 
 

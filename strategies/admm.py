@@ -17,7 +17,6 @@ from strategies.relational import EpochResult, RelationalStrategy
 from strategies.setup import Plan
 from tp_flower.admm import (
     AdmmState,
-    AndersonMixer,
     LocalScores,
     Residuals,
     admm_step,
@@ -25,6 +24,7 @@ from tp_flower.admm import (
     initial_state,
     residuals,
 )
+from tp_flower.anderson import AndersonMixer, Point
 from tp_flower.errors import SettingsError
 from tp_flower.experiment import Settings
 from tp_flower.losses import FloatArray
@@ -76,9 +76,10 @@ class AdmmServer:
         self._state = initial_state(
             federation.base_score, federation.train.joined_rows, self.rho
         )
-        self._local_scores: LocalScores = dict(federation.initial_scores)
-        self._scores = loj.gather(federation, self._local_scores)
-        self._reached = self._scores
+        local_scores = dict(federation.initial_scores)
+        scores = loj.gather(federation, local_scores)
+        self._point = Point(scores, self._state.duals, local_scores)
+        self._reached = scores
         self._stepped = self._state
         self._epoch = 0
         self._recent: list[Residuals] = []
@@ -93,43 +94,35 @@ class AdmmServer:
         self._epoch += 1
         self._stepped, message = admm_step(
             self._state,
-            self._scores,
+            self._point.scores,
             self.federation.train_labels,
             self.federation.loss,
             self.over_relaxation if self._epoch > 1 else 1.0,
         )
         return loj.scatter_targets(
-            self.federation, self._local_scores, message, self.kappa
+            self.federation, self._point.local_scores, message, self.kappa
         )
 
     def take(self, local_scores: LocalScores) -> EpochResult:
         """End an epoch with the sites' new local scores; return how far it got."""
-        before, self._reached = (
-            self._reached,
-            loj.gather(self.federation, local_scores),
-        )
+        scores = loj.gather(self.federation, local_scores)
         gap = residuals(
-            self._stepped, self._reached, before, self.federation.base_score
+            self._stepped, scores, self._reached, self.federation.base_score
         )
         result = EpochResult(
             epoch=self._epoch,
-            train=loj.train_metrics(self.federation, self._reached),
+            train=loj.train_metrics(self.federation, scores),
             test=loj.test_metrics(self.federation, local_scores),
             primal_residual=gap.primal,
             dual_residual=gap.dual,
         )
-        duals, self._local_scores = self._mixer.mix(
-            self.rho,
-            (self._state.duals, self._local_scores),
-            (self._stepped.duals, local_scores),
-        )
-        self._scores = self._reached
-        if self._local_scores is not local_scores:
-            self._scores = loj.gather(self.federation, self._local_scores)
+        reached = Point(scores, self._stepped.duals, local_scores)
+        self._point = self._mixer.mix(self.rho, self._point, reached)
+        self._reached = scores
         self._recent.append(gap)
         if self._balances and self._epoch <= BALANCED_EPOCHS:
             self._set_rho(balanced_rho(self.rho, self._recent))
-        self._state = AdmmState(self._stepped.z, duals, self.rho)
+        self._state = AdmmState(self._stepped.z, self._point.duals, self.rho)
         return result
 
     @property

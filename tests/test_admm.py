@@ -9,7 +9,6 @@ from tests.reference import losses as slow
 from tp_flower.admm import (
     BALANCE_WINDOW,
     AdmmState,
-    AndersonMixer,
     Residuals,
     admm_step,
     balanced_rho,
@@ -17,6 +16,7 @@ from tp_flower.admm import (
     residuals,
     targets,
 )
+from tp_flower.anderson import AndersonMixer, Point
 from tp_flower.losses import LogisticLoss, SoftmaxLoss, SquaredLoss
 from tp_flower.mapping import TableMapping, TableRows
 
@@ -143,6 +143,16 @@ def test_rho_follows_a_lasting_imbalance_only(recent, expected):
 SMALL = TableMapping({"t": rows_of(0, 1, 1, rows=2)})
 
 
+def point_of(duals, local_scores) -> Point:
+    """The point, with the scores of the joined rows that follow from it."""
+    local = {"t": np.reshape(local_scores, (2, 1)).astype(np.float64)}
+    scores = SMALL.sum_scores(np.zeros(1), local)
+    return Point(scores, np.reshape(duals, (3, 1)).astype(np.float64), local)
+
+
+START = point_of(np.zeros(3), np.zeros(2))
+
+
 def linear_map(seed: int, radius: float):
     """A contraction of (duals (3, 1), scores (2, 1)) and its fixed point."""
     rng = np.random.default_rng(seed)
@@ -151,18 +161,22 @@ def linear_map(seed: int, radius: float):
     shift = rng.normal(size=5)
     fixed = np.linalg.solve(np.eye(5) - matrix, shift)
 
-    def step(duals, scores):
-        new = matrix @ np.concatenate([duals.ravel(), scores["t"].ravel()]) + shift
-        return new[:3, None], {"t": new[3:, None]}
+    def step(point: Point) -> Point:
+        flat = np.concatenate([point.duals.ravel(), point.local_scores["t"].ravel()])
+        new = matrix @ flat + shift
+        return point_of(new[:3], new[3:])
 
     return step, fixed
 
 
 def iterate(step, mixer, count, rho=0.8) -> np.ndarray:
-    point = (np.zeros((3, 1)), {"t": np.zeros((2, 1))})
+    point = START
     for _ in range(count):
-        point = mixer.mix(rho, point, step(*point))
-    return np.concatenate([point[0].ravel(), point[1]["t"].ravel()])
+        point = mixer.mix(rho, point, step(point))
+        # the carried scores are those of the point, up to the rounding of float32
+        expected = SMALL.sum_scores(np.zeros(1), point.local_scores)
+        np.testing.assert_allclose(point.scores, expected, rtol=1e-4, atol=1e-4)
+    return np.concatenate([point.duals.ravel(), point.local_scores["t"].ravel()])
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -179,20 +193,18 @@ def test_mixing_reaches_the_fixed_point_of_a_linear_map_in_few_steps(seed):
 
 def test_memory_zero_is_the_identity():
     mixer = AndersonMixer(SMALL, 0, 3)
-    before = (np.zeros((3, 1)), {"t": np.zeros((2, 1))})
     for seed in range(4):
         rng = np.random.default_rng(seed)
-        after = (rng.normal(size=(3, 1)), {"t": rng.normal(size=(2, 1))})
-        assert mixer.mix(0.5, before, after) is after
+        after = point_of(rng.normal(size=3), rng.normal(size=2))
+        assert mixer.mix(0.5, START, after) is after
 
 
 def test_first_step_and_a_restart_take_the_plain_step():
     mixer = AndersonMixer(SMALL, 5, 3)
     step, _ = linear_map(0, 0.9)
-    point = (np.zeros((3, 1)), {"t": np.zeros((2, 1))})
-    after = step(*point)
-    assert mixer.mix(0.5, point, after) is after
-    second = step(*after)
+    after = step(START)
+    assert mixer.mix(0.5, START, after) is after
+    second = step(after)
     assert mixer.mix(0.5, after, second) is not second
     mixer.restart()
     assert mixer.mix(0.5, after, second) is second
@@ -201,21 +213,20 @@ def test_first_step_and_a_restart_take_the_plain_step():
 def test_memory_bounds_what_is_kept():
     mixer = AndersonMixer(SMALL, 2, 3)
     step, _ = linear_map(1, 0.9)
-    point = (np.zeros((3, 1)), {"t": np.zeros((2, 1))})
-    for _ in range(6):
-        point = mixer.mix(0.5, point, step(*point))
-        assert len(mixer._history) <= 3
-        assert mixer._products.shape == (len(mixer._history),) * 2
+    point = START
+    for epoch in range(6):
+        point = mixer.mix(0.5, point, step(point))
+        assert mixer.remembered == min(epoch, 2)
 
 
 def test_mixing_at_the_fixed_point_stays_there():
     step, fixed = linear_map(2, 0.9)
     mixer = AndersonMixer(SMALL, 5, 3)
-    point = (fixed[:3, None], {"t": fixed[3:, None]})
+    point = point_of(fixed[:3], fixed[3:])
     for _ in range(4):
-        point = mixer.mix(0.5, point, step(*point))
-        assert np.isfinite(point[0]).all()
-    np.testing.assert_allclose(point[0], fixed[:3, None], atol=1e-8)
+        point = mixer.mix(0.5, point, step(point))
+        assert np.isfinite(point.duals).all()
+    np.testing.assert_allclose(point.duals, fixed[:3, None], atol=1e-8)
 
 
 # sharing and Jacobi, on three tables that can fit any target

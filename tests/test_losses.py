@@ -69,7 +69,7 @@ def test_value_is_the_mean_over_rows(loss):
 
 @each_loss
 def test_value_over_several_blocks(loss):
-    scores, labels = problem(loss, rows=20_001)
+    scores, labels = problem(loss, rows=40_001)
     assert len(list(blocks(len(labels)))) == 3
     expected = loss.row_values(scores, labels).mean()
     assert loss.value(scores, labels) == pytest.approx(expected, rel=1e-12)

@@ -20,15 +20,18 @@ Notation:
     c     ``corrections``: M or 1         G_i   ``multiplicity``  (n_i,)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tp_flower.losses import FloatArray, Loss
-from tp_flower.mapping import TableMapping, TableRows
+from tp_flower.losses import FloatArray, Loss, blocks
+from tp_flower.mapping import TableRows
 
 LocalScores = dict[str, FloatArray]
+
+RESIDUAL_ROWS = 8192
+"""Rows per block: few enough for the cache, and for BLAS to start no threads."""
 
 IMBALANCE = 10.0
 BALANCE_WINDOW = 3
@@ -87,16 +90,21 @@ def admm_step(
     Returns:
         The new state and v, (N, d_c).
     """
-    rho = state.rho
-    relaxed = scores
-    if over_relaxation != 1.0:
-        relaxed = over_relaxation * scores + (1.0 - over_relaxation) * state.z
-    z = loss.prox(relaxed + state.duals / rho, labels, rho, start=state.z)
-    # duals + rho (h~ - z) in exact arithmetic, and free of the rounding of that sum
-    duals = loss.gradient(z, labels)
-    message = scores - z
-    message *= rho
-    message += duals
+    z, duals, message = (np.empty_like(scores) for _ in range(3))
+    for block in blocks(len(scores)):
+        # one block at a time through all the steps, while it is in the cache
+        h, y, old_z = scores[block], labels[block], state.z[block]
+        relaxed = h
+        if over_relaxation != 1.0:
+            relaxed = over_relaxation * h + (1.0 - over_relaxation) * old_z
+        centre = state.duals[block] / state.rho
+        centre += relaxed
+        new_z = z[block] = loss.prox(centre, y, state.rho, start=old_z)
+        # duals + rho (h~ - z) in exact arithmetic, and free of the rounding of that sum
+        new_duals = duals[block] = loss.gradient(new_z, y)
+        gap = h - new_z
+        gap *= state.rho
+        np.add(gap, new_duals, out=message[block])
     return replace(state, z=z, duals=duals), message
 
 
@@ -104,9 +112,9 @@ def targets(
     rows: TableRows, local_scores: FloatArray, message: FloatArray, kappa: float
 ) -> FloatArray:
     """Return target_i = h_i - seg_i(v) / (kappa G_i), (n_i, d_c); h_i where G_i = 0."""
-    weight = kappa * np.maximum(rows.multiplicity, 1)
     out = rows.segment_sum(message)
-    out /= -weight[:, None]
+    out *= rows.inverse_multiplicity[:, None]
+    out *= -1.0 / kappa
     out += local_scores
     return out
 
@@ -115,12 +123,21 @@ def residuals(
     state: AdmmState, scores: FloatArray, scores_before: FloatArray, base: FloatArray
 ) -> Residuals:
     """Return the relative residuals of an epoch that ended with ``scores``."""
-    gap = np.linalg.norm(scores - state.z)
-    size = max(np.linalg.norm(scores - base), np.linalg.norm(state.z - base))
-    change = state.rho * np.linalg.norm(scores - scores_before)
-    dual_size = np.linalg.norm(state.duals)
+    sums = np.zeros(4)
+    work = np.empty((min(RESIDUAL_ROWS, len(scores)), scores.shape[1]))
+    for block in blocks(len(scores), RESIDUAL_ROWS):
+        h, z, difference = scores[block], state.z[block], work[: len(scores[block])]
+        pairs = ((h, z), (h, base), (z, base), (h, scores_before[block]))
+        for place, (left, right) in enumerate(pairs):
+            np.subtract(left, right, out=difference)
+            sums[place] += np.vdot(difference, difference)
+    gap, size_h, size_z, change = np.sqrt(sums)
+    dual_size = np.sqrt(np.vdot(state.duals, state.duals))
     tiny = np.finfo(np.float64).tiny
-    return Residuals(float(gap / max(size, tiny)), float(change / max(dual_size, tiny)))
+    return Residuals(
+        primal=float(gap / max(size_h, size_z, tiny)),
+        dual=float(state.rho * change / max(dual_size, tiny)),
+    )
 
 
 def balanced_rho(rho: float, recent: Sequence[Residuals]) -> float:
@@ -145,107 +162,3 @@ def balanced_rho(rho: float, recent: Sequence[Residuals]) -> float:
     if all(gap.dual > IMBALANCE * gap.primal for gap in window):
         return rho / 2.0
     return rho
-
-
-@dataclass(frozen=True)
-class _Evaluation:
-    """One evaluation of the fixed-point map: what it made, and by how much it moved."""
-
-    duals: FloatArray
-    local_scores: LocalScores
-    moved_duals: FloatArray
-    moved_scores: LocalScores
-
-
-class AndersonMixer:
-    """Anderson acceleration of the fixed-point map (duals, h_1 .. h_M) -> next.
-
-    Next point = sum_k alpha_k g_k over the last evaluations g_k, where alpha minimises
-    ||sum_k alpha_k (g_k - x_k)|| with sum alpha = 1 (Walker and Ni 2011). It lives at
-    the server alone: an exact theta-update depends on the target only, and the
-    extrapolated point reaches the sites through the targets. Duals and rho * h_i
-    (weighted by G_i and c, as in the augmented Lagrangian) are compared in one norm.
-
-    Args:
-        mapping: the training rows' mapping.
-        memory: evaluations kept besides the newest; 0 switches mixing off.
-        corrections: c.
-    """
-
-    def __init__(self, mapping: TableMapping, memory: int, corrections: int) -> None:
-        self._mapping, self._memory, self._corrections = mapping, memory, corrections
-        self._history: list[_Evaluation] = []
-        self._products = np.zeros((0, 0))
-
-    def restart(self) -> None:
-        """Forget the past, as a change of rho requires."""
-        self._history, self._products = [], np.zeros((0, 0))
-
-    def mix(
-        self,
-        rho: float,
-        before: tuple[FloatArray, Mapping[str, FloatArray]],
-        after: tuple[FloatArray, LocalScores],
-    ) -> tuple[FloatArray, LocalScores]:
-        """Return the extrapolated (duals, local scores) from one step of the map."""
-        if not self._memory:
-            return after
-        duals, local_scores = after
-        newest = _Evaluation(
-            duals,
-            local_scores,
-            duals - before[0],
-            {t: local_scores[t] - before[1][t] for t in local_scores},
-        )
-        self._append(newest, rho)
-        if len(self._history) == 1:
-            return after
-        weights = self._weights()
-        return (
-            _combine(weights, [past.duals for past in self._history]),
-            {
-                table: _combine(
-                    weights, [past.local_scores[table] for past in self._history]
-                )
-                for table in local_scores
-            },
-        )
-
-    def _append(self, newest: _Evaluation, rho: float) -> None:
-        size = self._inner(newest, newest, rho)
-        diagonal = np.diag(self._products)
-        # a step that moves ten times further than the best one: the past misleads
-        if len(diagonal) and size > 100.0 * diagonal.min():
-            self.restart()
-        keep = self._memory
-        self._history = self._history[-keep:]
-        self._products = self._products[-keep:, -keep:]
-        row = np.array([self._inner(past, newest, rho) for past in self._history])
-        self._products = np.block(
-            [[self._products, row[:, None]], [row[None, :], np.array([[size]])]]
-        )
-        self._history.append(newest)
-
-    def _inner(self, left: _Evaluation, right: _Evaluation, rho: float) -> float:
-        total = float(np.vdot(left.moved_duals, right.moved_duals))
-        scale = self._corrections * rho * rho
-        for table, moved in left.moved_scores.items():
-            weight = self._mapping.tables[table].multiplicity
-            total += scale * float(
-                np.einsum("j,jk,jk->", weight, moved, right.moved_scores[table])
-            )
-        return total
-
-    def _weights(self) -> FloatArray:
-        size = len(self._products)
-        ridge = 1e-10 * np.trace(self._products) + np.finfo(np.float64).tiny
-        weights = np.linalg.solve(self._products + ridge * np.eye(size), np.ones(size))
-        normalised: FloatArray = weights / weights.sum()
-        return normalised
-
-
-def _combine(weights: FloatArray, arrays: list[FloatArray]) -> FloatArray:
-    total: FloatArray = weights[0] * arrays[0]
-    for weight, array in zip(weights[1:], arrays[1:], strict=True):
-        total += weight * array
-    return total

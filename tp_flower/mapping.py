@@ -22,10 +22,13 @@ import pandas as pd
 
 from tp_flower.errors import MappingError
 from tp_flower.extracted import KeyColumn
+from tp_flower.losses import blocks
 from tp_flower.query import Join
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int32]
+
+MAX_RUNS = 64
 
 
 @dataclass(frozen=True)
@@ -46,19 +49,57 @@ class TableRows:
         return np.bincount(self.row_of, minlength=self.rows)
 
     @cached_property
+    def inverse_multiplicity(self) -> FloatArray:
+        """1 / G_i, (n_i,); 1 where G_i = 0."""
+        return 1.0 / np.maximum(self.multiplicity, 1)
+
+    @cached_property
     def is_injective(self) -> bool:
         """Whether every row of the table appears in at most one joined row."""
         return bool((self.multiplicity <= 1).all())
+
+    @cached_property
+    def runs(self) -> tuple[tuple[slice, slice], ...]:
+        """(joined rows, rows of the table) that ascend together one by one.
+
+        Joined rows follow the label table's rows, so that an unrepeated label table is
+        a few runs, which slices move faster than indices. Empty if there are many.
+        """
+        breaks = np.flatnonzero(np.diff(self.row_of) != 1) + 1
+        if len(breaks) >= MAX_RUNS or not self.is_injective:
+            return ()
+        starts = [0, *breaks.tolist()]
+        stops = [*breaks.tolist(), len(self.row_of)]
+        return tuple(
+            (
+                slice(start, stop),
+                slice(first := int(self.row_of[start]), first + stop - start),
+            )
+            for start, stop in zip(starts, stops, strict=True)
+            if stop > start
+        )
 
     def expand(self, values: FloatArray) -> FloatArray:
         """Return values (n_i, ...) of the table's rows on the joined rows, (N, ...)."""
         return values.take(self.row_of, axis=0)
 
+    def add_expanded(self, values: FloatArray, total: FloatArray) -> None:
+        """Add ``expand(values)`` to ``total`` (N, ...)."""
+        if self.runs:
+            for joined, own in self.runs:
+                total[joined] += values[own]
+            return
+        for block in blocks(len(self.row_of)):
+            total[block] += values.take(self.row_of[block], axis=0)
+
     def segment_sum(self, values: FloatArray) -> FloatArray:
         """Return sums (n_i, d_c) of values (N, d_c) over each row's joined rows."""
         if self.is_injective:
             out = np.zeros((self.rows, values.shape[1]))
-            out[self.row_of] = values
+            if not self.runs:
+                out[self.row_of] = values
+            for joined, own in self.runs:
+                out[own] = values[joined]
             return out
         columns = [
             np.bincount(self.row_of, column, self.rows)
@@ -97,9 +138,10 @@ class TableMapping:
         self, base: FloatArray, local_scores: Mapping[str, FloatArray]
     ) -> FloatArray:
         """Return h = b + sum_i expand_i(local_scores_i), (N, d_c)."""
-        total = np.tile(base, (self.joined_rows, 1))
+        total = np.empty((self.joined_rows, len(base)))
+        total[:] = base
         for table, values in local_scores.items():
-            total += self.tables[table].expand(values)
+            self.tables[table].add_expanded(values, total)
         return total
 
 
