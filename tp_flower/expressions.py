@@ -12,6 +12,7 @@ numbers, and nothing that builds large values (``repeat``, ``lpad``, ``range``).
 import difflib
 import re
 from collections.abc import Collection, Iterator
+from functools import lru_cache
 
 import sqlglot
 from sqlglot import exp
@@ -178,6 +179,12 @@ def parse_expression(text: str, what: str) -> exp.Expr:
             f"{what} is refused: {len(text)} characters, "
             f"at most {MAX_EXPRESSION_CHARACTERS} are accepted"
         )
+    return _checked_tree(text, what).copy()
+
+
+@lru_cache(maxsize=1024)
+def _checked_tree(text: str, what: str) -> exp.Expr:
+    """Return the tree of one expression; shards of a table ask for the same ones."""
     rendered = _render_checked(_parse_select_item(text, what), what)
     # What is returned is the tree of the rendered text, not of the text that came:
     # invariant: render(tree) parses to this very tree, and it was checked.

@@ -6,7 +6,7 @@ that can read nothing else.
 
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +43,7 @@ __all__ = [
 
 Frames = Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]]
 
+EARLY_ROWS: Final = 2048
 MEMORY_PREFIX: Final = "memory:"
 
 
@@ -283,11 +284,21 @@ def describe(source: ShardSource) -> ShardSchema:
     """
     with connect(source) as connection:
         columns = column_types(connection, "SELECT * FROM shard")
-        counts = ", ".join(f"count({quote_name(name)})" for name in columns)
-        total, *values = connection.execute(
-            f"SELECT count(*), {counts} FROM shard"
-        ).fetchall()[0]
-    empty = tuple(
-        name for name, count in zip(columns, values, strict=True) if count == 0
-    )
-    return ShardSchema(columns=columns, rows=int(total), all_null=empty)
+        # nearly every column has a value early: only the others are read to the end
+        early = f"(SELECT * FROM shard LIMIT {EARLY_ROWS})"
+        unseen = _without_value(connection, early, columns)
+        empty = _without_value(connection, "shard", unseen)
+        ((total,),) = connection.execute("SELECT count(*) FROM shard").fetchall()
+    return ShardSchema(columns=columns, rows=int(total), all_null=tuple(empty))
+
+
+def _without_value(
+    connection: duckdb.DuckDBPyConnection, relation: str, columns: Iterable[str]
+) -> list[str]:
+    """Return the columns that hold nothing but NULL."""
+    names = list(columns)
+    counts = ", ".join(f"count({quote_name(name)})" for name in names)
+    if not names:
+        return []
+    (values,) = connection.execute(f"SELECT {counts} FROM {relation}").fetchall()
+    return [name for name, count in zip(names, values, strict=True) if not count]
