@@ -279,6 +279,10 @@ class RelationalStrategy(Strategy):
         )
         self.federation = federation
         self.chosen |= {"loss": federation.loss.name}
+        for table, encoder in federation.encoders.items():
+            if encoder.dropped:
+                names = ", ".join(encoder.dropped)
+                log(INFO, "table %s: constant features dropped: %s", table, names)
         self._epoch = 1
         yield from self.epochs(federation)
         self._epoch = 0

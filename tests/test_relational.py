@@ -1,0 +1,56 @@
+"""What the strategies' common base says and returns."""
+
+import logging
+
+import pandas as pd
+import pytest
+from flwr.serverapp.strategy import Result, Strategy
+
+from client_apps.app import app
+from strategies import STRATEGIES, TablePuppetADMM
+from tp_flower.grid import InProcessGrid
+from tp_flower.query import Query
+
+ORDERS = pd.DataFrame(
+    {"k": [1, 1, 2, 3], "y": [1.0, 2.0, 3.0, 5.0], "x": [0.0, 1.0, 2.0, 3.0]}
+)
+ITEMS = pd.DataFrame({"k": [1, 2, 3], "w": [1.0, 4.0, 9.0], "same": [7, 7, 7]})
+SQL = "SELECT o.y AS label, o.x, i.w, i.same FROM o JOIN i ON o.k = i.k"
+
+
+def grid() -> InProcessGrid:
+    return InProcessGrid(app, [{"o": ORDERS}, {"i": ITEMS}])
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_start_returns_flowers_result_with_metrics_of_every_epoch(name):
+    strategy = STRATEGIES[name](Query.from_sql(SQL), num_epochs=3, test_fraction=0.25)
+    result = strategy.start(grid())
+    assert isinstance(strategy, Strategy)
+    assert isinstance(result, Result)
+    assert list(result.arrays) == ["base-score"]
+    assert list(result.train_metrics_clientapp) == [1, 2, 3]
+    assert list(result.evaluate_metrics_serverapp) == [1, 2, 3]
+    assert set(result.train_metrics_clientapp[3]) == {"loss", "rmse", "r2"}
+
+
+def test_constant_features_are_dropped_with_a_log_line(caplog):
+    strategy = TablePuppetADMM(Query.from_sql(SQL), num_epochs=1, test_fraction=0.0)
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        strategy.start(grid())
+    assert "table i: constant features dropped: same" in caplog.text
+    assert [table.dropped for table in strategy.report.tables] == [(), ("same",)]
+
+
+def test_without_held_out_rows_there_are_no_test_metrics():
+    strategy = TablePuppetADMM(Query.from_sql(SQL), num_epochs=2, test_fraction=0.0)
+    result = strategy.start(grid())
+    assert result.evaluate_metrics_serverapp == {}
+    assert strategy.report.joined_rows_train == 4
+    assert strategy.report.joined_rows_test == 0
+
+
+def test_flowers_num_rounds_and_timeout_stand_for_epochs_and_site_timeout():
+    strategy = TablePuppetADMM(Query.from_sql(SQL), test_fraction=0.0)
+    result = strategy.start(grid(), num_rounds=2, timeout=30.0)
+    assert list(result.train_metrics_clientapp) == [1, 2]
