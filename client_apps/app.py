@@ -7,7 +7,7 @@ as its type and place only, because the text of a foreign exception may quote da
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from logging import ERROR
 from pathlib import Path
 
@@ -18,9 +18,21 @@ from flwr.common.logger import log
 from client_apps import setup, training
 from client_apps.site import Site
 from tp_flower.errors import TPFlowerError
-from tp_flower.protocol import Packet, pack, unpack
+from tp_flower.protocol import Action, Packet, pack, unpack
 
 Answer = Callable[[Site, Packet], Packet]
+
+ANSWERS: Mapping[Action, Answer] = {
+    Action.DESCRIBE: setup.describe,
+    Action.EXTRACT: setup.extract_rows,
+    Action.STATISTICS: setup.statistics,
+    Action.PREPARE: setup.prepare,
+    Action.ADMM: training.admm,
+    Action.CONSENSUS: training.consensus,
+    Action.SGD: training.sgd,
+    Action.STEP: training.step,
+    Action.FINISH: training.finish,
+}
 
 app = ClientApp()
 
@@ -57,55 +69,15 @@ def _trace(error: Exception) -> str:
     return "".join(traceback.format_exception(error))
 
 
-@app.query("describe")
-def describe(message: Message, context: Context) -> Message:
-    """Answer which shards this site hosts."""
-    return _reply(message, context, setup.describe)
+def _register(action: Action, answer: Answer) -> None:
+    """Make ``answer`` what the app does for messages of one type."""
+    category, _, name = action.partition(".")
+    decorate = {"query": app.query, "train": app.train}[category]
+
+    @decorate(name)
+    def act(message: Message, context: Context) -> Message:
+        return _reply(message, context, answer)
 
 
-@app.query("extract")
-def extract(message: Message, context: Context) -> Message:
-    """Answer with hashed join keys and labels."""
-    return _reply(message, context, setup.extract_rows)
-
-
-@app.query("statistics")
-def statistics(message: Message, context: Context) -> Message:
-    """Answer with the statistics of the features."""
-    return _reply(message, context, setup.statistics)
-
-
-@app.train("prepare")
-def prepare(message: Message, context: Context) -> Message:
-    """Encode the features and make the model."""
-    return _reply(message, context, setup.prepare)
-
-
-@app.train("admm")
-def admm(message: Message, context: Context) -> Message:
-    """Fit the targets of one ADMM epoch."""
-    return _reply(message, context, training.admm)
-
-
-@app.train("consensus")
-def consensus(message: Message, context: Context) -> Message:
-    """Take the common parameters of sharded tables."""
-    return _reply(message, context, training.consensus)
-
-
-@app.train("sgd")
-def sgd(message: Message, context: Context) -> Message:
-    """Take one SGD batch."""
-    return _reply(message, context, training.sgd)
-
-
-@app.train("step")
-def step(message: Message, context: Context) -> Message:
-    """Take the summed gradients of sharded tables."""
-    return _reply(message, context, training.step)
-
-
-@app.query("finish")
-def finish(message: Message, context: Context) -> Message:
-    """Forget the run."""
-    return _reply(message, context, training.finish)
+for _action, _answer in ANSWERS.items():
+    _register(_action, _answer)
