@@ -65,7 +65,8 @@ class Shard:
         data: what never changes.
         model: f_i with the current parameters.
         vectors: the other vectors of the state by name, each (p,): ``momentum``,
-            ``theta``, ``consensus`` and ``consensus_duals``, as far as they exist.
+            ``theta``, ``consensus``, ``consensus_duals`` and the ``rho_in`` (1,) that
+            scales them, as far as they exist.
     """
 
     def __init__(
@@ -111,6 +112,13 @@ class Shard:
     def centre(self) -> FloatArray:
         """W - u, what theta^q is drawn to, (p,)."""
         return self.vectors["consensus"] - self.vectors["consensus_duals"]
+
+    def set_inner_penalty(self, rho_in: float) -> None:
+        """Use rho_in from now on: scaled duals u are divided by it, so they follow."""
+        before = self.vectors.get("rho_in")
+        if before is not None:
+            self.vectors["consensus_duals"] *= before[0] / rho_in
+        self.vectors["rho_in"] = np.array([rho_in])
 
     def propose(self, theta: FloatArray) -> FloatArray:
         """Keep theta^q and return theta^q + u^q, all that the server needs, (p,)."""

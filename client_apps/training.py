@@ -49,6 +49,7 @@ def _theta_update(part: Part, target: FloatArray, header: dict[str, Any]) -> Own
 
 def _propose(part: Part, target: FloatArray, header: dict[str, Any]) -> FloatArray:
     rho_in = float(header["rho-in"][part.table])
+    part.shard.set_inner_penalty(rho_in)
     if part.solver is not None:
         kappa = float(header["kappa"])
         return part.shard.fit_consensus_exactly(part.solver, target, kappa, rho_in)

@@ -170,9 +170,11 @@ def plot_curves(path: Path, title: str, curves: dict[str, list[float]]) -> None:
     for method, values in curves.items():
         axes.plot(range(1, len(values) + 1), values, marker="o", label=method)
     if "above" in title:
-        # at the optimum the last digits may fall below it
-        axes.set_yscale("symlog", linthresh=1e-7)
-        axes.axhline(0.0, color="0.7", linewidth=0.8)
+        axes.set_yscale("log")
+        axes.set_ylabel("objective / optimum - 1")
+    else:
+        axes.set_ylabel("loss per held-out row")
+    axes.grid(alpha=0.3)
     axes.set_xlabel("epoch")
     axes.set_title(title)
     axes.legend()

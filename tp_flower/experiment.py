@@ -116,7 +116,7 @@ class Settings:
     batch_size: int = 0
     learning_rate: float = 0.0
     momentum: float = 0.9
-    decay: float = 0.0
+    decay: float = 1.0
     test_fraction: float = 0.2
     seed: int = 0
     device: str = "auto"
