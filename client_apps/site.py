@@ -45,6 +45,11 @@ class Part:
     solver: RidgeSolver | None
     device: str
 
+    @property
+    def state(self) -> State:
+        """What ``Site.save_state`` keeps of the part."""
+        return self.shard.model, self.shard.vectors
+
 
 class Site:
     """One node's view of one run, for the length of one message.

@@ -27,7 +27,7 @@ def admm(site: Site, request: Packet) -> Packet:
         target = _received(request, part, "target", len(part.shard.data.multiplicity))
         for name, array in _theta_update(part, target, request.header).items():
             arrays[part.number, name] = array
-        changed[part.number] = (part.shard.model, part.shard.vectors)
+        changed[part.number] = part.state
     site.save_state(changed)
     return Packet({}, arrays)
 
@@ -112,7 +112,7 @@ def consensus(site: Site, request: Packet) -> Packet:
             arrays[part.number, "proposal"] = _propose(part, target, request.header)
         if not request.header["more-rounds"]:
             arrays[part.number, "scores"] = _wire(part.shard.scores())
-        changed[part.number] = (part.shard.model, part.shard.vectors)
+        changed[part.number] = part.state
     site.save_state(changed)
     return Packet({}, arrays)
 
@@ -130,7 +130,7 @@ def sgd(site: Site, request: Packet) -> Packet:
             continue
         _step(part, gradient, request.header)
         arrays.update(_next_scores(part, request.header))
-        changed[part.number] = (part.shard.model, part.shard.vectors)
+        changed[part.number] = part.state
     site.save_state(changed)
     return Packet({}, arrays)
 
@@ -143,7 +143,7 @@ def step(site: Site, request: Packet) -> Packet:
             continue
         _step(part, request.array(part.number, "gradient"), request.header)
         arrays.update(_next_scores(part, request.header))
-        changed[part.number] = (part.shard.model, part.shard.vectors)
+        changed[part.number] = part.state
     site.save_state(changed)
     return Packet({}, arrays)
 

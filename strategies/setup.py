@@ -40,7 +40,6 @@ from tp_flower.query import BoundQuery, Fragment, Query
 from tp_flower.randomness import Stream, generator
 
 SetUp = Generator[Request, Replies, Federation]
-Planner = Callable[[TableMapping], PartArrays]
 UpdateChooser = Callable[[str, int, bool], Update]
 
 
@@ -49,9 +48,8 @@ class Plan:
     """What a strategy decides about the set-up.
 
     Attributes:
-        choose_update: (table, shards, is linear) -> how its shards are trained
-        together. plan_arrays: (federation's mapping, parts) -> arrays sent with
-        ``prepare``.
+        choose_update: (table, shards, is linear) -> how its shards train together.
+        plan_arrays: (training mapping, tables) -> arrays sent with ``prepare``.
     """
 
     choose_update: UpdateChooser
