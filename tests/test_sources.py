@@ -394,3 +394,24 @@ def test_file_without_permission(tmp_path):
     Path(source.path).chmod(0)
     with pytest.raises(SourceError, match="cannot be read: Permission denied"):
         describe(source)
+
+
+def test_frames_share_an_engine_but_see_only_their_own():
+    tokens = [
+        register_frames({"t": pd.DataFrame({"x": values})}, site=site)
+        for site, values in (("a", [1, 2]), ("b", [7]))
+    ]
+    one, other = (
+        ShardSource(table="t", site=site, index=0, token=token)
+        for site, token in zip("ab", tokens, strict=True)
+    )
+    with connect(one) as first, connect(other) as second:
+        first.execute("CREATE TEMP TABLE kept AS SELECT * FROM shard")
+        assert second.execute("SELECT x FROM shard").fetchall() == [(7,)]
+        assert first.execute("SELECT x FROM shard").fetchall() == [(1,), (2,)]
+        with pytest.raises(duckdb.CatalogException, match="kept"):
+            second.execute("SELECT * FROM kept")
+    with connect(one) as again, pytest.raises(duckdb.CatalogException, match="kept"):
+        again.execute("SELECT * FROM kept")
+    for token in tokens:
+        release(token)

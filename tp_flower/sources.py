@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -181,21 +182,47 @@ def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
         SourceError: the file is missing or cannot be read, or DuckDB refuses what is
             asked of it inside the ``with`` block.
     """
-    options: dict[str, str | bool | int | float | list[str]] = {
-        "autoinstall_known_extensions": False,
-        "autoload_known_extensions": False,
-    }
-    with closing(duckdb.connect(config=options)) as connection:
+    # a file needs an engine of its own, which may read that file and no other
+    engine = _new_engine() if source.path else _frames_engine().cursor()
+    with closing(engine) as connection:
         try:
-            connection.execute("SET TimeZone = 'UTC'")
             create_view(connection, source)
-            allowed = "[]" if source.path is None else f"[{quote_text(source.path)}]"
-            connection.execute(f"SET allowed_paths = {allowed}")
-            connection.execute("SET enable_external_access = false")
-            connection.execute("SET lock_configuration = true")
+            if source.path:
+                _lock(connection, source.path)
             yield connection
         except duckdb.Error as error:
             raise SourceError(f"{source}: {safe_message(error)}") from error
+
+
+def _new_engine() -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect(
+        config={
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+        }
+    )
+    connection.execute("SET GLOBAL TimeZone = 'UTC'")
+    return connection
+
+
+@lru_cache(maxsize=1)
+def _frames_engine() -> duckdb.DuckDBPyConnection:
+    """The locked engine behind all data frames of this process.
+
+    Starting one takes longer than reading a small frame. Each connection is a cursor of
+    its own, with its own temporary tables.
+    """
+    connection = _new_engine()
+    _lock(connection, None)
+    return connection
+
+
+def _lock(connection: duckdb.DuckDBPyConnection, path: str | None) -> None:
+    """Let the engine read one file at most, and never again be told otherwise."""
+    allowed = quote_text(path) if path else ""
+    connection.execute(f"SET allowed_paths = [{allowed}]")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
 
 
 def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> None:
