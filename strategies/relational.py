@@ -102,7 +102,7 @@ class RelationalStrategy(Strategy):
         **overrides: object,
     ) -> None:
         base = settings or Settings(strategy=self.name)
-        self.settings: Settings = replace(base, **overrides)  # type: ignore[arg-type]
+        self.settings = base.with_fields(**overrides)
         self.query = query
         self.chosen: dict[str, object] = {"num-epochs": self.settings.epochs}
         self.federation: Federation | None = None
@@ -229,7 +229,7 @@ class RelationalStrategy(Strategy):
             TPFlowerError: any of its kinds; see the modules.
         """
         if num_rounds:
-            self.settings = replace(self.settings, num_epochs=num_rounds)
+            self.settings = self.settings.with_fields(num_epochs=num_rounds)
             self.chosen["num-epochs"] = num_rounds
         self._started, self._clock = datetime.now(UTC), time.perf_counter()
         self._progress, self._epoch = _Progress(), 0

@@ -8,6 +8,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from client_apps.app import app
 from strategies import STRATEGIES, TablePuppetADMM
+from tp_flower.errors import SettingsError
 from tp_flower.grid import InProcessGrid
 from tp_flower.query import Query
 
@@ -54,3 +55,13 @@ def test_flowers_num_rounds_and_timeout_stand_for_epochs_and_site_timeout():
     strategy = TablePuppetADMM(Query.from_sql(SQL), test_fraction=0.0)
     result = strategy.start(grid(), num_rounds=2, timeout=30.0)
     assert list(result.train_metrics_clientapp) == [1, 2]
+
+
+def test_an_unknown_setting_is_refused():
+    with pytest.raises(SettingsError, match="num-epoch: unknown setting"):
+        TablePuppetADMM(Query.from_sql(SQL), num_epoch=2)
+
+
+def test_a_setting_out_of_range_is_refused():
+    with pytest.raises(SettingsError, match="l2: -1 is out of range"):
+        TablePuppetADMM(Query.from_sql(SQL), l2=-1)

@@ -160,6 +160,17 @@ class Settings:
         fields: dict[str, Any] = {_field_name(key): values[key] for key in values}
         return cls(**fields)
 
+    def with_fields(self, **fields: object) -> Self:
+        """Return the settings with some fields replaced, all checked again.
+
+        Raises:
+            SettingsError: a field is unknown or its value is refused.
+        """
+        unknown = [_unknown(_key(name)) for name in fields if _key(name) not in KEYS]
+        if unknown:
+            raise _settings_error(unknown)
+        return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
+
     @property
     def epochs(self) -> int:
         """The number of epochs, with 0 resolved to the strategy's default."""
