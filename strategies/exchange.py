@@ -69,11 +69,6 @@ class Request:
     epoch: int = 0
     phase: str = ""
 
-    @property
-    def table_of(self) -> dict[int, str]:
-        """The table of each part, to count bytes by table."""
-        return {number: part.table for number, part in self.parts.items()}
-
     def tables_at(self, node: int) -> list[str]:
         """The tables that a node is asked about."""
         own = [part.table for part in self.parts.values() if part.node == node]
@@ -305,18 +300,20 @@ def _name(node: int, site_names: Mapping[int, str]) -> str:
 
 
 def count_bytes(
-    sent: Iterable[Message], received: Iterable[Message], table_of: Mapping[int, str]
+    request: Request,
+    opened: Replies,
+    sent: Iterable[Message],
+    received: Iterable[Message],
 ) -> Traffic:
     """Return what a round's messages carried, by table and direction."""
     traffic = Traffic()
-    for messages, counter in ((sent, traffic.down), (received, traffic.up)):
-        for message in messages:
-            if message.has_error():
-                continue
-            content = message.content
-            total = message_bytes(content)
-            for part, size in unpack(content).payload_bytes().items():
-                counter[table_of[part]] += size
-                total -= size
-            traffic.overhead += total
+    for messages, packets, counter in (
+        (sent, request.packets, traffic.down),
+        (received, opened.packets, traffic.up),
+    ):
+        for packet in packets.values():
+            for part, size in packet.payload_bytes().items():
+                counter[request.parts[part].table] += size
+        total = sum(message_bytes(message.content) for message in messages)
+        traffic.overhead += total - counter.total()
     return traffic

@@ -304,7 +304,7 @@ class RelationalStrategy(Strategy):
         opened: Replies,
         received_at: float,
     ) -> None:
-        traffic = count_bytes(self._progress.sent, replies, request.table_of)
+        traffic = count_bytes(request, opened, self._progress.sent, replies)
         result = self._progress.result
         client_seconds = max(
             (float(p.header.get("seconds", 0.0)) for p in opened.packets.values()),
