@@ -97,11 +97,12 @@ class TablePuppetSGD(RelationalStrategy):
         seen = np.empty((len(labels), federation.loss.outputs))
         local = {name: s.copy() for name, s in federation.initial_scores.items()}
         loss_before = math.inf
+        schedule = list(self._schedule(federation))
         batch_scores = {
-            name: local[name][plan.tables[name].of(self._first_batch(federation))]
+            name: local[name][plan.tables[name].of(schedule[0].batch)]
             for name in federation.tables
         }
-        for step in self._schedule(federation):
+        for step in schedule:
             span = plan.slice(step.batch)
             scores = plan.sum_scores(step.batch, federation.base_score, batch_scores)
             seen[span] = scores
@@ -135,9 +136,6 @@ class TablePuppetSGD(RelationalStrategy):
                 ends_epoch=ends_epoch,
                 evaluate=(ALL if is_last else usual) if ends_epoch else None,
             )
-
-    def _first_batch(self, federation: Federation) -> int:
-        return next(self._schedule(federation)).batch
 
     def _exchange(
         self,
