@@ -167,15 +167,22 @@ def _training_entry(
 
 
 def _start_linear(model: LinearModel, entry: Entry, update: Update) -> Start:
-    """Return what to send, the curvature, and the entry with its factorised solver."""
+    """Return what to send, the curvature, and the entry with its factorised solver.
+
+    SGD needs the largest curvature, for its step size, and ADMM the solver: each costs
+    an eigendecomposition.
+    """
     multiplicity = entry.arrays["multiplicity"]
     trained = entry.arrays["features"][: len(multiplicity)]
     matrix = gram(trained, multiplicity, intercept=model.intercept)
     total = entry.meta["joined-rows"]
     facts = {
-        "largest-curvature": float(np.linalg.eigvalsh(matrix / total).max(initial=0.0)),
+        "largest-curvature": 0.0,
         "mean-curvature": float(np.trace(matrix)) / (total * max(len(matrix), 1)),
     }
+    if len(entry.arrays["batch-start"]) > 1:
+        largest = np.linalg.eigvalsh(matrix / total).max(initial=0.0)
+        return {}, {**facts, "largest-curvature": float(largest)}, entry
     if update is Update.GRAM:
         return {"gram": matrix}, facts, entry
     # a consensus step penalises every parameter alike, the intercept too

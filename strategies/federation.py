@@ -60,7 +60,7 @@ class Table:
         has_intercept: whether its model has the output intercept.
         is_linear: whether its model is linear.
         largest_curvature: largest eigenvalue of [T, 1]^T diag(G) [T, 1] / N, bounded by
-            the sum over the shards; 0 if unknown.
+            the sum over the shards; 0 without batches.
         mean_curvature: per shard, the mean diagonal of that matrix.
         penalised: (p,) bool, the model's parameters that the penalty covers.
         gram: its sum over the shards where ``update`` is GRAM, else None.
