@@ -81,7 +81,9 @@ class TableRows:
 
     def expand(self, values: FloatArray) -> FloatArray:
         """Return values (n_i, ...) of the table's rows on the joined rows, (N, ...)."""
-        return values.take(self.row_of, axis=0)
+        total = np.zeros((len(self.row_of), *values.shape[1:]))
+        self.add_expanded(values, total)
+        return total
 
     def add_expanded(self, values: FloatArray, total: FloatArray) -> None:
         """Add ``expand(values)`` to ``total`` (N, ...)."""
