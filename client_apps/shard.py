@@ -110,7 +110,7 @@ class Shard:
 
     @property
     def centre(self) -> FloatArray:
-        """W - u, what theta^q is drawn to, (p,)."""
+        """What theta^q is drawn to, w - u, (p,)."""
         return self.vectors["consensus"] - self.vectors["consensus_duals"]
 
     def set_inner_penalty(self, rho_in: float) -> None:

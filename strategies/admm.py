@@ -86,7 +86,7 @@ class AdmmServer:
 
     @property
     def kappa(self) -> float:
-        """C * rho, the weight of the sites' fits."""
+        """The weight of the sites' fits, c * rho."""
         return self.corrections * self.rho
 
     def targets(self) -> dict[str, FloatArray]:
@@ -127,12 +127,12 @@ class AdmmServer:
 
     @property
     def duals(self) -> FloatArray:
-        """Lambda after the last dual update, (N, d_c)."""
+        """The duals lambda after their last update, (N, d_c)."""
         return self._stepped.duals
 
     @property
     def z(self) -> FloatArray:
-        """Z after the last z-update, (N, d_c)."""
+        """The auxiliary variable z after its last update, (N, d_c)."""
         return self._stepped.z
 
     def _set_rho(self, rho: float) -> None:

@@ -21,14 +21,14 @@ from tp_flower.solvers import RidgeSolver
 PartArrays = dict[int, dict[str, AnyArray]]
 
 
-def gather_scores(table: Table, replies: Replies, name: str = "scores") -> FloatArray:
+def gather_scores(table: Table, replies: Replies) -> FloatArray:
     """Return the local scores of a table's rows that take part, (n_i, d_c).
 
     Raises:
         ReplyError: if a shard's scores have the wrong shape or are not finite.
     """
     blocks = [
-        checked(replies, table, index, name, (rows.total, table.outputs))
+        checked(replies, table, index, "scores", (rows.total, table.outputs))
         for index, rows in enumerate(table.rows)
     ]
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)

@@ -25,9 +25,8 @@ class ModelSpec:
     """What decides a local model besides its parameters.
 
     Attributes:
-        kind: ``"linear"``, ``"mlp"`` or the dotted path ``"package.module:factory"`` of
-        a
-            function ``(features, outputs, intercept) -> torch.nn.Module``.
+        kind: ``"linear"``, ``"mlp"`` or ``"package.module:factory"``, the dotted path
+            of a function ``(features, outputs, intercept) -> torch.nn.Module``.
         outputs: d_c, number of scores per row.
         intercept: whether the model has an output intercept (the label table's has).
         hidden_sizes: widths of the MLP's hidden layers.
