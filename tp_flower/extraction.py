@@ -31,7 +31,7 @@ from tp_flower.engine_errors import safe_message
 from tp_flower.errors import SourceError
 from tp_flower.extracted import ExtractedShard, KeyColumn, LabelColumn
 from tp_flower.fragment import Fragment
-from tp_flower.sources import ShardSource, column_types, connect
+from tp_flower.sources import ShardSource, column_types, scan
 
 __all__ = [
     "ExtractedShard",
@@ -92,9 +92,8 @@ def extract(source: ShardSource, fragment: Fragment) -> ExtractedShard:
         SourceError: the source cannot be read, an expression fails on its values or is
             of a type that cannot be used, or a feature or label is infinite.
     """
-    with connect(source) as connection:
-        columns = column_types(connection, "SELECT * FROM shard")
-        fragment = fragment.check(columns)
+    with scan(source, fragment) as opened:
+        connection, fragment = opened.connection, opened.fragment
         plan = _plan(connection, source, fragment)
         rows = _evaluate(connection, source, plan, fragment.filters)
         numbers = _numbers(connection, source, plan.values)

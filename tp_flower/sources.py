@@ -20,6 +20,7 @@ from tp_flower.csv_files import csv_call, csv_types
 from tp_flower.datasets.flights import flights_tables
 from tp_flower.engine_errors import safe_message
 from tp_flower.errors import SourceError
+from tp_flower.fragment import Fragment
 from tp_flower.sql_text import quote_name, quote_text
 from tp_flower.tables_file import (
     PARQUET_SUFFIXES,
@@ -29,17 +30,20 @@ from tp_flower.tables_file import (
 )
 
 __all__ = [
+    "Scan",
     "ShardSchema",
     "ShardSource",
     "column_types",
     "connect",
     "create_view",
     "describe",
+    "fingerprint",
     "flights_sources",
     "hosted_shards",
     "load_tables",
     "register_frames",
     "release",
+    "scan",
 ]
 
 Frames = Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]]
@@ -61,6 +65,28 @@ class ShardSchema:
     columns: dict[str, str]
     rows: int
     all_null: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A shard opened to run a fragment on it.
+
+    Attributes:
+        connection: a locked DuckDB connection.
+        fragment: what is left to run over the relation ``shard``; checked.
+        columns: DuckDB type of each column of ``shard``.
+        needs_sort: whether the rows come in an order that another reading may not
+            repeat, so that the reader must sort them by what they hold.
+    """
+
+    connection: duckdb.DuckDBPyConnection
+    fragment: Fragment
+    columns: Mapping[str, str]
+    needs_sort: bool = False
+
+    def chunks(self) -> Iterator[None]:
+        """Put the next rows behind the relation ``shard`` at every step."""
+        yield None
 
 
 def load_tables(path: str) -> tuple[ShardSource, ...]:
@@ -192,6 +218,27 @@ def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
             yield connection
         except duckdb.Error as error:
             raise SourceError(f"{source}: {safe_message(error)}") from error
+
+
+@contextmanager
+def scan(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
+    """Open a shard to run a fragment on it.
+
+    Raises:
+        QueryError: the fragment is not what a site may run.
+        SourceError: as :func:`connect`.
+    """
+    with connect(source) as connection:
+        columns = column_types(connection, "SELECT * FROM shard")
+        yield Scan(connection, fragment.check(columns), columns)
+
+
+def fingerprint(source: ShardSource) -> str | None:
+    """Return a text that changes when the shard's rows do; None if nothing tells."""
+    if source.path is None:
+        return None
+    status = Path(source.path).stat()
+    return f"{source.path}|{status.st_size}|{status.st_mtime_ns}"
 
 
 def _new_engine() -> duckdb.DuckDBPyConnection:
