@@ -65,3 +65,33 @@ ensure_environment() {
     fail "the installation into $venv failed; once the cause is gone, run this again"
   printf '%s\n' "$stamp" >"$made"
 }
+
+# ensure_database_servers: install PostgreSQL and MariaDB for the tests, where apt-get can.
+# The tests start servers of their own; where these are missing, they are skipped.
+ensure_database_servers() {
+  local packages=() prefix=() log
+  compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || command -v initdb >/dev/null ||
+    packages+=(postgresql)
+  PATH="$PATH:/usr/sbin" command -v mariadbd >/dev/null || packages+=(mariadb-server)
+  [ ${#packages[@]} -gt 0 ] || return 0
+  if [ "$(id -u)" != 0 ]; then
+    prefix=(sudo -n)
+  fi
+  if ! command -v apt-get >/dev/null || ! "${prefix[@]}" true 2>/dev/null; then
+    say "cannot install ${packages[*]} (needs apt-get and root): the tests of these databases are skipped"
+    return 0
+  fi
+  say "installing ${packages[*]} for the tests"
+  log=$(mktemp)
+  # RUNLEVEL=1: Debian's packages start no service in single-user mode
+  apt() {
+    "${prefix[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
+      apt-get -y --no-install-recommends "$@" >>"$log" 2>&1
+  }
+  # the lists of packages may be missing or old
+  if ! apt install "${packages[@]}" && ! { apt update && apt install "${packages[@]}"; }; then
+    tail -n 5 "$log" >&2
+    say "could not install ${packages[*]}: the tests of these databases are skipped"
+  fi
+  rm -f "$log"
+}
