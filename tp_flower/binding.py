@@ -13,7 +13,8 @@ from sqlglot import exp
 
 from tp_flower.errors import QueryError
 from tp_flower.expressions import as_filter, closest, parse_expression, render
-from tp_flower.fragment import Feature, Fragment, local_sql, spell
+from tp_flower.fragment import Fragment
+from tp_flower.pieces import Feature, local_sql, spell
 from tp_flower.scope import Local, Scope
 from tp_flower.statement import (
     JoinClause,

@@ -22,6 +22,7 @@ from tp_flower.errors import QueryError
 
 DIALECT = "duckdb"
 MAX_EXPRESSION_CHARACTERS = 20_000
+Nodes = frozenset[type[exp.Expr]]
 
 _SYNTAX: tuple[type[exp.Expr], ...] = (
     exp.Column, exp.Identifier, exp.Literal, exp.Boolean, exp.Null, exp.Paren,
@@ -55,7 +56,7 @@ _TIME_FUNCTIONS: tuple[type[exp.Expr], ...] = (
     exp.UnixToTime, exp.TimeToStr, exp.StrToTime, exp.DateFromParts,
     exp.TimestampFromParts, exp.LastDay, exp.ToDays,
 )  # fmt: skip
-ALLOWED_NODES: frozenset[type[exp.Expr]] = frozenset(
+ALLOWED_NODES: Nodes = frozenset(
     _SYNTAX + _OPERATORS + _NUMBER_FUNCTIONS + _TEXT_FUNCTIONS + _TIME_FUNCTIONS
 )
 # DuckDB functions that sqlglot has no node for, by name.
@@ -160,12 +161,14 @@ def render(tree: exp.Expr, *, quote: bool = False) -> str:
         raise QueryError("an expression is nested too deeply") from error
 
 
-def parse_expression(text: str, what: str) -> exp.Expr:
+def parse_expression(text: str, what: str, more: Nodes = frozenset()) -> exp.Expr:
     """Parse and check one expression in DuckDB's dialect.
 
     Args:
         text: The expression alone, without alias.
         what: What it is, for messages, e.g. ``"feature 'speed'"``.
+        more: Types of nodes that are allowed besides the allow-list; the caller
+            checks their form.
 
     Raises:
         QueryError: It is not exactly one expression, or holds something outside
@@ -179,24 +182,24 @@ def parse_expression(text: str, what: str) -> exp.Expr:
             f"{what} is refused: {len(text)} characters, "
             f"at most {MAX_EXPRESSION_CHARACTERS} are accepted"
         )
-    return _checked_tree(text, what).copy()
+    return _checked_tree(text, what, more).copy()
 
 
 @lru_cache(maxsize=1024)
-def _checked_tree(text: str, what: str) -> exp.Expr:
+def _checked_tree(text: str, what: str, more: Nodes) -> exp.Expr:
     """Return the tree of one expression; shards of a table ask for the same ones."""
-    rendered = _render_checked(_parse_select_item(text, what), what)
+    rendered = _render_checked(_parse_select_item(text, what), what, more)
     # What is returned is the tree of the rendered text, not of the text that came:
     # invariant: render(tree) parses to this very tree, and it was checked.
     tree = _parse_select_item(rendered, what)
-    if _render_checked(tree, what) != rendered:
+    if _render_checked(tree, what, more) != rendered:
         raise QueryError(f"{what} is refused: it has no unambiguous form in SQL")
     return tree
 
 
-def _render_checked(tree: exp.Expr, what: str) -> str:
+def _render_checked(tree: exp.Expr, what: str, more: Nodes) -> str:
     """Return the SQL of a tree that holds only what is allowed."""
-    check_expression(tree, what)
+    check_expression(tree, what, more)
     try:
         return render(tree)
     except QueryError as error:
@@ -218,14 +221,14 @@ def _parse_select_item(text: str, what: str) -> exp.Expr:
     return tree
 
 
-def check_expression(tree: exp.Expr, what: str) -> None:
-    """Refuse every node of ``tree`` that is not on the allow-list.
+def check_expression(tree: exp.Expr, what: str, more: Nodes = frozenset()) -> None:
+    """Refuse every node of ``tree`` that is not on the allow-list or of type ``more``.
 
     Raises:
         QueryError: Names the part that is refused and says why.
     """
     for node in tree.walk(bfs=True):
-        reason = _why_refused(node)
+        reason = "" if type(node) in more else _why_refused(node)
         if reason:
             shown = shorten(node.sql(DIALECT, comments=False))
             raise QueryError(f"{what} is refused: {reason}: {shown}")

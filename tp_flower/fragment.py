@@ -9,27 +9,30 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlglot import exp
-
 from tp_flower.errors import QueryError
-from tp_flower.expressions import as_filter, closest, parse_expression, render, shorten
+from tp_flower.pieces import (
+    Feature,
+    as_text,
+    check_condition,
+    check_names,
+    check_piece,
+    features_in,
+    list_in,
+    texts_in,
+)
+from tp_flower.subquery import SubQuery
 
-_FIELDS = ("table", "name", "features", "keys", "label", "filters")
+__all__ = ["Feature", "Fragment", "SubQuery"]
 
-
-@dataclass(frozen=True)
-class Feature:
-    """One input of a table's model: its name and its expression over the table."""
-
-    name: str
-    sql: str
+_FIELDS = ("table", "name", "features", "keys", "label", "filters", "subquery")
 
 
 @dataclass(frozen=True)
 class Fragment:
     """The part of a query that one table answers alone.
 
-    Expressions are over the bare, quoted columns of the table, without alias.
+    Expressions are over the bare, quoted columns of the table, without alias; where
+    there is a sub-query, over its output columns.
 
     Attributes:
         table: The alias in the query, by which everything refers to the table.
@@ -38,6 +41,7 @@ class Fragment:
         keys: Join keys, each a tuple of expressions (a composite key has several).
         label: The label's expression, at the label table only.
         filters: Conditions, each safe between two ANDs, that rows must meet.
+        subquery: What runs first, over the columns of the table itself.
     """
 
     table: str
@@ -46,6 +50,7 @@ class Fragment:
     keys: tuple[tuple[str, ...], ...] = ()
     label: str | None = None
     filters: tuple[str, ...] = ()
+    subquery: SubQuery | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fragment as plain JSON types."""
@@ -56,6 +61,7 @@ class Fragment:
             "keys": [list(key) for key in self.keys],
             "label": self.label,
             "filters": list(self.filters),
+            "subquery": None if self.subquery is None else self.subquery.to_json(),
         }
 
     @classmethod
@@ -70,14 +76,15 @@ class Fragment:
             raise QueryError(
                 f"a fragment has the fields {', '.join(_FIELDS)}; got {got}"
             )
-        label = data["label"]
+        label, subquery = data["label"], data["subquery"]
         return cls(
-            table=_text(data["table"], "table"),
-            name=_text(data["name"], "name"),
-            features=tuple(_feature(pair) for pair in _list(data, "features")),
-            keys=tuple(_key(key) for key in _list(data, "keys")),
-            label=None if label is None else _text(label, "label"),
-            filters=tuple(_text(text, "filters") for text in _list(data, "filters")),
+            table=as_text(data["table"], "table"),
+            name=as_text(data["name"], "name"),
+            features=features_in(data, "features"),
+            keys=tuple(_key(key) for key in list_in(data, "keys")),
+            label=None if label is None else as_text(label, "label"),
+            filters=texts_in(data, "filters"),
+            subquery=None if subquery is None else SubQuery.from_json(subquery),
         )
 
     def check(self, columns: Collection[str]) -> "Fragment":
@@ -93,106 +100,41 @@ class Fragment:
                 over these columns, or uses a function outside the allow-list;
                 the message names the piece.
         """
-        _check_names(self)
         where = f"table {self.table!r}"
-        features = tuple(
-            Feature(f.name, _checked(f.sql, f"{where}: feature {f.name!r}", columns))
-            for f in self.features
-        )
-        keys = tuple(
-            tuple(_checked(sql, f"{where}: key {index}", columns) for sql in key)
-            for index, key in enumerate(self.keys)
-        )
+        check_names(self.features, f"{where}: feature")
+        if not all(self.keys):
+            raise QueryError(f"{where}: a join key has no expression")
+        subquery = self.subquery
+        if subquery is not None:
+            subquery = subquery.check(columns, where)
+            columns = subquery.names
         label = self.label
         if label is not None:
-            label = _checked(label, f"{where}: label", columns)
-        filters = tuple(
-            _checked(sql, f"{where}: filter {index}", columns, condition=True)
-            for index, sql in enumerate(self.filters)
+            label = check_piece(label, f"{where}: label", columns)
+        return Fragment(
+            table=self.table,
+            name=self.name,
+            features=tuple(
+                Feature(
+                    f.name, check_piece(f.sql, f"{where}: feature {f.name!r}", columns)
+                )
+                for f in self.features
+            ),
+            keys=tuple(
+                tuple(check_piece(sql, f"{where}: key {index}", columns) for sql in key)
+                for index, key in enumerate(self.keys)
+            ),
+            label=label,
+            filters=tuple(
+                check_condition(sql, f"{where}: filter {index}", columns)
+                for index, sql in enumerate(self.filters)
+            ),
+            subquery=subquery,
         )
-        return Fragment(self.table, self.name, features, keys, label, filters)
-
-
-def spell(name: str, columns: Collection[str]) -> str | None:
-    """Return the column that DuckDB means by ``name``, whatever its case.
-
-    >>> spell("ORIGIN", ["Origin", "dest"])
-    'Origin'
-    """
-    if name in columns:
-        return name
-    return next((c for c in columns if c.lower() == name.lower()), None)
-
-
-def local_sql(tree: exp.Expr, columns: Collection[str], what: str) -> str:
-    """Return ``tree`` over bare, quoted columns, in the table's own spelling.
-
-    Raises:
-        QueryError: A column is not one of ``columns``.
-    """
-    tree = tree.copy()
-    for column in list(tree.find_all(exp.Column)):
-        spelled = spell(column.name, columns)
-        if spelled is None:
-            raise QueryError(
-                f"{what} is refused: no column {column.name!r}"
-                f"{closest(column.name, columns)}; columns: {', '.join(columns)}"
-            )
-        column.set("table", None)
-        column.set("this", exp.Identifier(this=spelled, quoted=True))
-    return render(tree, quote=True)
-
-
-def _checked(
-    sql: str, what: str, columns: Collection[str], *, condition: bool = False
-) -> str:
-    """Return one piece from the wire, rendered from its checked tree."""
-    tree = parse_expression(sql, what)
-    qualified = next((c for c in tree.find_all(exp.Column) if c.table), None)
-    if qualified is not None:
-        raise QueryError(
-            f"{what} is refused: only columns of the table itself, without prefix: "
-            f"{shorten(render(qualified))}"
-        )
-    return local_sql(as_filter(tree) if condition else tree, columns, what)
-
-
-def _check_names(fragment: Fragment) -> None:
-    """Refuse feature names that are empty or equal, and keys without parts."""
-    names = [feature.name.lower() for feature in fragment.features]
-    if "" in names or len(set(names)) != len(names):
-        raise QueryError(
-            f"table {fragment.table!r}: feature names must differ and not be empty, "
-            f"got {[feature.name for feature in fragment.features]}"
-        )
-    if not all(fragment.keys):
-        raise QueryError(f"table {fragment.table!r}: a join key has no expression")
-
-
-def _text(value: object, field: str) -> str:
-    """Return ``value`` if it is a text."""
-    if not isinstance(value, str):
-        raise QueryError(f"fragment: {field!r} must hold texts, got {value!r}")
-    return value
-
-
-def _list(data: Mapping[str, Any], field: str) -> list[Any]:
-    """Return the list in a field."""
-    value = data[field]
-    if not isinstance(value, list):
-        raise QueryError(f"fragment: {field!r} must be a list, got {value!r}")
-    return value
-
-
-def _feature(pair: object) -> Feature:
-    """Return the feature written as ``[name, sql]``."""
-    if not isinstance(pair, list) or len(pair) != 2:
-        raise QueryError(f"fragment: a feature must be [name, sql], got {pair!r}")
-    return Feature(_text(pair[0], "features"), _text(pair[1], "features"))
 
 
 def _key(parts: object) -> tuple[str, ...]:
     """Return the key written as a list of expressions."""
     if not isinstance(parts, list):
         raise QueryError(f"fragment: a key must be a list, got {parts!r}")
-    return tuple(_text(part, "keys") for part in parts)
+    return tuple(as_text(part, "keys") for part in parts)

@@ -8,7 +8,7 @@ from sqlglot import exp
 
 from tp_flower.errors import QueryError
 from tp_flower.expressions import closest
-from tp_flower.fragment import local_sql, spell
+from tp_flower.pieces import local_sql, spell
 
 
 @dataclass(frozen=True)
