@@ -15,7 +15,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from client_apps import setup, training
+from client_apps import keys, setup, training
 from client_apps.site import Site
 from tp_flower.errors import TPFlowerError
 from tp_flower.protocol import Action, Packet, pack, unpack
@@ -24,6 +24,7 @@ Answer = Callable[[Site, Packet], Packet]
 
 ANSWERS: Mapping[Action, Answer] = {
     Action.DESCRIBE: setup.describe,
+    Action.SEAL: keys.seal,
     Action.EXTRACT: setup.extract_rows,
     Action.STATISTICS: setup.statistics,
     Action.PREPARE: setup.prepare,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from client_apps.keys import key_pair, take_secret
 from client_apps.site import Site, State, initial_vectors, make_model
 from client_apps.store import Entry
 from tp_flower.encoding import FeatureColumn, TableEncoder, column_statistics
@@ -27,23 +28,39 @@ Arrays = dict[ArrayKey, AnyArray]
 Start = tuple[dict[str, AnyArray], dict[str, float], Entry]
 
 
-def describe(site: Site, request: Packet) -> Packet:  # noqa: ARG001
-    """Reply with the name, columns, types and row count of every hosted shard."""
+def describe(site: Site, request: Packet) -> Packet:
+    """Reply with the columns, types and row count of the shards that are asked for.
+
+    Only the tables that the query names are opened; of the others the reply has the
+    names. It also brings the site's public key of the run.
+    """
+    wanted = {str(name).lower() for name in request.header["tables"]}
     shards = []
-    for source in site.shards():
+    sources = site.shards()
+    for position, source in enumerate(sources):
+        if source.table.lower() not in wanted:
+            continue
         schema = describe_shard(source)
         shards.append(
             {
                 "table": source.table,
                 "site": source.site,
                 "index": source.index,
+                "position": position,
                 "columns": {n: _type(kind) for n, kind in schema.columns.items()},
                 "rows": schema.rows,
                 "all-null": list(schema.all_null),
             }
         )
-    partitions = int(str(site.context.node_config.get("num-partitions", 0)))
-    return Packet({"shards": shards, "partitions": partitions})
+    return Packet(
+        {
+            "shards": shards,
+            "tables": list(dict.fromkeys(source.table for source in sources)),
+            "partitions": int(str(site.context.node_config.get("num-partitions", 0))),
+            "public-key": key_pair(site).public.hex(),
+            "simulated": site.is_simulated,
+        }
+    )
 
 
 def _type(duckdb_type: str) -> str:
@@ -53,6 +70,7 @@ def _type(duckdb_type: str) -> str:
 
 def extract_rows(site: Site, request: Packet) -> Packet:
     """Run the query's fragments; reply with hashed join keys and labels."""
+    take_secret(site, request)
     sources = site.shards()
     parts: list[dict[str, Any]] = []
     arrays: Arrays = {}

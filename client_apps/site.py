@@ -13,15 +13,17 @@ from client_apps.shard import Shard, ShardData
 from client_apps.store import Entry, SiteStore
 from tp_flower.errors import SettingsError, SiteError, TPFlowerError
 from tp_flower.extracted import ExtractedShard
+from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.losses import FloatArray
 from tp_flower.models import LocalModel, ModelSpec, build_model
 from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update, pack, unpack
 from tp_flower.solvers import RidgeSolver
-from tp_flower.sources import ShardSource, hosted_shards
+from tp_flower.sources import MEMORY_PREFIX, ShardSource, hosted_shards
 
 State = tuple[LocalModel, dict[str, FloatArray]]
 
 STATE_DIR = "state-dir"
+SECRET = "secret"
 MODEL = "model"
 
 
@@ -70,6 +72,27 @@ class Site:
     def shards(self) -> tuple[ShardSource, ...]:
         """Return the shards that this site hosts."""
         return hosted_shards(self.context.node_config, self.context.run_config)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the data are the run's or this process's, not those of a real site.
+
+        A real site has a tables file of its own.
+        """
+        own = str(self.context.node_config.get("tables", ""))
+        return not own or own.startswith(MEMORY_PREFIX)
+
+    def keep_secret(self, secret: bytes) -> None:
+        """Keep what the sites of the run share."""
+        self.store.save(SECRET, Entry({SECRET: np.frombuffer(secret, np.uint8)}, {}))
+
+    def hasher(self) -> KeyedHasher:
+        """Return the keyed hash that the sites of the run share.
+
+        Raises:
+            SiteError: the site has not been given the run's secret.
+        """
+        return KeyedHasher(self.store.load(SECRET).arrays[SECRET].tobytes())
 
     def orders(self, request: Packet) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield what a set-up request says of each part, by number."""

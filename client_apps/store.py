@@ -78,6 +78,11 @@ class SiteStore:
                 ) from error
         _CACHE.sites.setdefault(self._key, {})[name] = entry
 
+    def has(self, name: str) -> bool:
+        """Return whether there is an entry of this name."""
+        is_cached = name in _CACHE.sites.get(self._key, {})
+        return is_cached or bool(self._folder and (self._folder / name).is_dir())
+
     def load(self, name: str) -> Entry:
         """Return an entry; its arrays may be read-only memory maps.
 

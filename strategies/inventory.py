@@ -3,7 +3,7 @@
 import difflib
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any
 
@@ -14,6 +14,7 @@ from strategies.exchange import Request, make_messages, open_replies, send_and_r
 from tp_flower.canonical import kind_of
 from tp_flower.errors import ReplyError, SchemaError
 from tp_flower.experiment import Settings
+from tp_flower.key_agreement import PUBLIC_KEY_BYTES
 from tp_flower.protocol import Action, Packet
 
 SETTLED_SECONDS = 2.0
@@ -48,18 +49,41 @@ class HostedShard:
 
 
 @dataclass(frozen=True)
+class Node:
+    """What a node says of itself.
+
+    Attributes:
+        tables: names of all the tables that it hosts.
+        public_key: of the run, in hexadecimal.
+        is_simulated: whether it is one of a simulation.
+    """
+
+    tables: tuple[str, ...]
+    public_key: str
+    is_simulated: bool
+
+
+@dataclass(frozen=True)
 class Inventory:
-    """All shards that the answering nodes host."""
+    """What the answering nodes host of the tables of the query.
+
+    Attributes:
+        shards: of the query's tables.
+        nodes: what each node says of itself.
+    """
 
     shards: tuple[HostedShard, ...]
+    nodes: Mapping[int, Node] = field(default_factory=dict)
 
     @property
     def tables(self) -> list[str]:
-        """Names of the hosted tables; names that differ in case only are one."""
-        names: dict[str, str] = {}
-        for shard in self.shards:
-            names.setdefault(shard.table.lower(), shard.table)
-        return sorted(names.values())
+        """Names of the query's tables; names that differ in case only are one."""
+        return _distinct(shard.table for shard in self.shards)
+
+    @property
+    def all_tables(self) -> list[str]:
+        """Names of all hosted tables."""
+        return _distinct(name for node in self.nodes.values() for name in node.tables)
 
     @property
     def site_names(self) -> dict[int, str]:
@@ -90,6 +114,14 @@ class Inventory:
         return {table: _schema(self.shards_of(table)) for table in self.tables}
 
 
+def _distinct(names: Iterable[str]) -> list[str]:
+    """Return the names in order; those that differ in case only are one."""
+    spelled: dict[str, str] = {}
+    for name in names:
+        spelled.setdefault(name.lower(), name)
+    return sorted(spelled.values())
+
+
 def find_sites(grid: Grid, settings: Settings, wanted: Sequence[str]) -> Inventory:
     """Wait for the sites and return what they host.
 
@@ -113,7 +145,7 @@ def find_sites(grid: Grid, settings: Settings, wanted: Sequence[str]) -> Invento
     while True:
         new = [node for node in grid.get_node_ids() if node not in answers]
         if new:
-            answers.update(_describe(grid, new, settings.site_timeout))
+            answers.update(_describe(grid, new, wanted, settings.site_timeout))
             changed = time.monotonic()
         inventory = read_inventory(answers)
         missing = [name for name in wanted if not inventory.hosts(name)]
@@ -136,8 +168,11 @@ def find_sites(grid: Grid, settings: Settings, wanted: Sequence[str]) -> Invento
         time.sleep(POLL_SECONDS)
 
 
-def _describe(grid: Grid, nodes: Sequence[int], timeout: float) -> Mapping[int, Packet]:
-    request = Request(Action.DESCRIBE, {node: Packet() for node in nodes})
+def _describe(
+    grid: Grid, nodes: Sequence[int], wanted: Sequence[str], timeout: float
+) -> Mapping[int, Packet]:
+    header = {"tables": list(wanted)}
+    request = Request(Action.DESCRIBE, {node: Packet(dict(header)) for node in nodes})
     messages = make_messages(request, 0)
     replies = send_and_receive(grid, messages, timeout)
     return open_replies(request, replies, {}, messages).packets
@@ -165,7 +200,7 @@ def _who_is_missing(
     waited: float,
 ) -> str:
     """Say which tables and sites are not there; close matches of the tables."""
-    tables = inventory.tables
+    tables = inventory.all_tables
     problems = []
     for name in missing:
         close = difflib.get_close_matches(name, tables, n=1)
@@ -188,13 +223,23 @@ def read_inventory(answers: Mapping[int, Packet]) -> Inventory:
         ReplyError: if a node's description is malformed.
     """
     shards: list[HostedShard] = []
+    nodes: dict[int, Node] = {}
     for node, packet in answers.items():
         try:
             shards += _hosted(node, packet.header["shards"])
+            nodes[node] = _node(packet.header)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise ReplyError(f"the description of node {node} is malformed") from None
     _refuse_twins(shards)
-    return Inventory(tuple(shards))
+    return Inventory(tuple(shards), nodes)
+
+
+def _node(header: Mapping[str, Any]) -> Node:
+    key = str(header["public-key"])
+    if len(bytes.fromhex(key)) != PUBLIC_KEY_BYTES:
+        raise ValueError("not a public key")
+    tables = tuple(str(name) for name in header["tables"])
+    return Node(tables, key, header["simulated"] is True)
 
 
 def _hosted(node: int, described: Sequence[Mapping[str, Any]]) -> list[HostedShard]:
@@ -204,12 +249,12 @@ def _hosted(node: int, described: Sequence[Mapping[str, Any]]) -> list[HostedSha
             site=str(shard["site"]),
             index=int(shard["index"]),
             node=node,
-            position=position,
+            position=int(shard["position"]),
             columns={str(name): str(t) for name, t in shard["columns"].items()},
             rows=int(shard["rows"]),
             all_null=frozenset(map(str, shard["all-null"])),
         )
-        for position, shard in enumerate(described)
+        for shard in described
     ]
 
 

@@ -8,36 +8,26 @@ starts from. A function with ``yield`` sends a :class:`Request` and receives its
 """
 
 import zlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from strategies.compact import CompactTable, compact_tables
-from strategies.exchange import Part, Replies, Request, ask
+from strategies.alignment import Alignment, align
+from strategies.compact import CompactTable
+from strategies.exchange import Replies, Request, ask
 from strategies.federation import Federation, Table
 from strategies.inventory import Inventory
-from strategies.labels import Labels, choose_loss, read_labels
 from strategies.lou import PartArrays, all_arrays, checked, gather_scores
-from strategies.received import (
-    array_of,
-    fact_of,
-    read_key,
-    read_label,
-    read_statistics,
-    refuse,
-)
+from strategies.received import array_of, fact_of, read_statistics, refuse
 from tp_flower.encoding import TableEncoder, fit, merge_tables
-from tp_flower.errors import SchemaError, SettingsError
 from tp_flower.experiment import Settings
-from tp_flower.extracted import KeyColumn
-from tp_flower.losses import FloatArray, Loss
-from tp_flower.mapping import TableMapping, build_mapping, split_rows
+from tp_flower.losses import FloatArray
+from tp_flower.mapping import TableMapping
 from tp_flower.models import ModelSpec
 from tp_flower.protocol import Action, Update, pack_bits
-from tp_flower.query import BoundQuery, Fragment, Query
-from tp_flower.randomness import Stream, generator
+from tp_flower.query import Query
 
 SetUp = Generator[Request, Replies, Federation]
 UpdateChooser = Callable[[str, int, bool], Update]
@@ -56,23 +46,6 @@ class Plan:
     plan_arrays: Callable[[TableMapping, Mapping[str, CompactTable]], PartArrays]
 
 
-@dataclass(frozen=True)
-class _Extracted:
-    """What the ``extract`` round brought.
-
-    Attributes:
-        parts: by table, in shard order.
-        rows: by part, after the filters.
-        keys: by (table, key number), in shard order.
-        labels: of the label table.
-    """
-
-    parts: dict[str, tuple[Part, ...]]
-    rows: dict[int, int]
-    keys: dict[tuple[str, int], list[KeyColumn]]
-    labels: Labels
-
-
 def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -> SetUp:
     """Run the set-up rounds and return the training problem.
 
@@ -80,128 +53,39 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
         TPFlowerError: any of its kinds, before any training, if the query does not fit
             the tables or the label does not fit the task.
     """
-    bound = query.bind(inventory.schemas())
-    _check_models(settings, bound)
-    extracted = yield from _extract(bound, settings, inventory)
-    rows = {
-        table: sum(extracted.rows[part.number] for part in parts)
-        for table, parts in extracted.parts.items()
-    }
-    mapping, steps = build_mapping(bound.joins, extracted.keys, rows, bound.label_table)
-    rng = generator(settings.seed, Stream.SPLIT)
-    held_out = split_rows(rows[bound.label_table], settings.test_fraction, rng)
-    label_rows = mapping.tables[bound.label_table]
-    is_test = held_out[label_rows.row_of]
-    train, test, compact = compact_tables(
-        mapping, is_test, extracted.parts, extracted.rows
-    )
-    values = extracted.labels.values[label_rows.row_of]
-    loss = choose_loss(extracted.labels, values[~is_test], settings)
-    encoders = yield from _fit_encoders(bound, settings, extracted, held_out)
-    problem = _Problem(
-        bound, settings, loss, train, compact, encoders, values[~is_test]
-    )
+    aligned = yield from align(query, settings, inventory)
+    encoders = yield from fit_encoders(aligned, settings)
+    problem = _Problem(aligned, settings, encoders)
     tables, initial_scores = yield from _prepare(problem, plan)
     return Federation(
         tables=tables,
-        train=train,
-        test=test,
-        train_labels=values[~is_test],
-        test_labels=values[is_test],
-        loss=loss,
-        base_score=loss.base_score(values[~is_test]),
+        train=aligned.train,
+        test=aligned.test,
+        train_labels=aligned.train_labels,
+        test_labels=aligned.test_labels,
+        loss=aligned.loss,
+        base_score=aligned.loss.base_score(aligned.train_labels),
         initial_scores=initial_scores,
         l2=settings.l2,
         seed=settings.seed,
-        classes=extracted.labels.classes,
-        join_steps=steps,
-        source_rows=rows,
-        names={fragment.table: fragment.name for fragment in bound.fragments},
+        classes=aligned.extracted.labels.classes,
+        join_steps=aligned.steps,
+        source_rows=aligned.extracted.table_rows,
+        names=aligned.names,
         encoders=encoders,
     )
 
 
-def _check_models(settings: Settings, bound: BoundQuery) -> None:
-    known = {table.lower() for table in bound.tables}
-    for alias, _ in settings.models:
-        if alias.lower() not in known:
-            raise SettingsError(
-                f"models names table {alias!r}; the query has {', '.join(bound.tables)}"
-            )
-
-
-def _extract(
-    bound: BoundQuery, settings: Settings, inventory: Inventory
-) -> Generator[Request, Replies, _Extracted]:
-    parts: dict[str, tuple[Part, ...]] = {}
-    number = 0
-    for fragment in bound.fragments:
-        shards = inventory.shards_of(fragment.name)
-        parts[fragment.table] = tuple(
-            Part(number + k, fragment.table, shard.site, shard.node, shard.position)
-            for k, shard in enumerate(shards)
-        )
-        number += len(shards)
-    orders = {
-        part.number: {"shard": part.shard, "fragment": bound.fragment(table).to_json()}
-        for table, own in parts.items()
-        for part in own
-    }
-    every = [part for own in parts.values() for part in own]
-    replies = yield ask(Action.EXTRACT, every, facts=orders)
-    facts = replies.facts()
-    rows = {part.number: fact_of(facts, part, "rows", int) for part in every}
-    for part in every:
-        if not rows[part.number]:
-            raise _empty_shard(part, bound.fragment(part.table))
-    return _Extracted(
-        parts=parts,
-        rows=rows,
-        keys={
-            (fragment.table, key): [
-                read_key(replies, part, key, rows[part.number])
-                for part in parts[fragment.table]
-            ]
-            for fragment in bound.fragments
-            for key in range(len(fragment.keys))
-        },
-        labels=_labels(parts[bound.label_table], replies, rows, settings),
-    )
-
-
-def _empty_shard(part: Part, fragment: Fragment) -> SchemaError:
-    after = " after the query's filters" if fragment.filters else ""
-    return SchemaError(
-        f"the shard of table {fragment.name!r} at site {part.site!r} is empty{after}"
-    )
-
-
-def _labels(
-    parts: Sequence[Part],
-    replies: Replies,
-    rows: Mapping[int, int],
-    settings: Settings,
-) -> Labels:
-    columns = [read_label(replies, part, rows[part.number]) for part in parts]
-    return read_labels(
-        [{"kind": own.kind, "categories": own.categories} for own in columns],
-        [own.values for own in columns],
-        settings.task,
-    )
-
-
-def _fit_encoders(
-    bound: BoundQuery,
-    settings: Settings,
-    extracted: _Extracted,
-    held_out: np.ndarray[Any, np.dtype[np.bool_]],
+def fit_encoders(
+    aligned: Alignment, settings: Settings
 ) -> Generator[Request, Replies, dict[str, TableEncoder]]:
     """Merge the shards' statistics; the label table's are of its training rows only."""
+    extracted, label_table = aligned.extracted, aligned.bound.label_table
     arrays: PartArrays = {}
     start = 0
-    for part in extracted.parts[bound.label_table]:
+    for part in extracted.parts[label_table]:
         stop = start + extracted.rows[part.number]
-        arrays[part.number] = {"rows": pack_bits(~held_out[start:stop])}
+        arrays[part.number] = {"rows": pack_bits(~aligned.held_out[start:stop])}
         start = stop
     every = [part for own in extracted.parts.values() for part in own]
     replies = yield ask(
@@ -226,21 +110,19 @@ def _fit_encoders(
 class _Problem:
     """What ``prepare`` is made from."""
 
-    bound: BoundQuery
+    aligned: Alignment
     settings: Settings
-    loss: Loss
-    train: TableMapping
-    compact: Mapping[str, CompactTable]
     encoders: Mapping[str, TableEncoder]
-    labels: FloatArray
 
     def spec(self, table: str) -> ModelSpec:
         """Return the local model of a table."""
-        scale = float(self.labels.std()) if self.loss.name == "squared" else 1.0
+        loss = self.aligned.loss
+        is_squared = loss.name == "squared"
+        scale = float(self.aligned.train_labels.std()) if is_squared else 1.0
         return ModelSpec(
             kind=self.settings.model_of(table),
-            outputs=self.loss.outputs,
-            intercept=table == self.bound.label_table,
+            outputs=loss.outputs,
+            intercept=table == self.aligned.bound.label_table,
             hidden_sizes=self.settings.hidden_sizes,
             output_scale=scale,
             # one start for all shards of a table, another for every table
@@ -251,35 +133,36 @@ class _Problem:
 def _prepare(
     problem: _Problem, plan: Plan
 ) -> Generator[Request, Replies, tuple[dict[str, Table], dict[str, FloatArray]]]:
+    aligned = problem.aligned
     orders: dict[int, dict[str, Any]] = {}
     arrays: PartArrays = {}
     updates: dict[str, Update] = {}
-    specs = {table: problem.spec(table) for table in problem.compact}
-    for table, own in problem.compact.items():
+    specs = {table: problem.spec(table) for table in aligned.compact}
+    for table, own in aligned.compact.items():
         is_linear = specs[table].kind == "linear"
         updates[table] = plan.choose_update(table, len(own.parts), is_linear)
         order = {
             "encoder": problem.encoders[table].to_json(),
             "model": specs[table].to_json(),
             "update": str(updates[table]),
-            "joined-rows": problem.train.joined_rows,
+            "joined-rows": aligned.train.joined_rows,
             "l2": problem.settings.l2,
             "device": problem.settings.device,
         }
         for part in own.parts:
             orders[part.number] = order
         arrays.update(own.set_up_arrays())
-    arrays = all_arrays(arrays, plan.plan_arrays(problem.train, problem.compact))
-    every = [part for own in problem.compact.values() for part in own.parts]
+    arrays = all_arrays(arrays, plan.plan_arrays(aligned.train, aligned.compact))
+    every = [part for own in aligned.compact.values() for part in own.parts]
     replies = yield ask(Action.PREPARE, every, arrays=arrays, facts=orders)
     facts = replies.facts()
     tables, initial = {}, {}
-    for name, own in problem.compact.items():
+    for name, own in aligned.compact.items():
         trained = _table(own, specs[name], updates[name], facts, replies)
         if updates[name] is Update.GRAM:
             trained = _with_gram(trained, replies)
         tables[name] = trained
-        zero = np.zeros((trained.total_rows, problem.loss.outputs))
+        zero = np.zeros((trained.total_rows, aligned.loss.outputs))
         initial[name] = zero if trained.is_linear else gather_scores(trained, replies)
     return tables, initial
 

@@ -26,10 +26,22 @@ def shard(table="t", site="a", index=0, **changes):
     } | {key.replace("_", "-"): value for key, value in changes.items()}
 
 
+def description(shards, **changes):
+    """What a node answers that hosts these shards."""
+    placed = [{"position": place, **own} for place, own in enumerate(shards)]
+    return {
+        "shards": placed,
+        "tables": [own["table"] for own in shards],
+        "partitions": 0,
+        "public-key": "ab" * 32,
+        "simulated": True,
+    } | {key.replace("_", "-"): value for key, value in changes.items()}
+
+
 def read(*nodes):
     """Return the inventory of nodes 2, 3, ...: each a list of shards."""
     return read_inventory(
-        {number: Packet({"shards": list(own)}) for number, own in enumerate(nodes, 2)}
+        {number: Packet(description(own)) for number, own in enumerate(nodes, 2)}
     )
 
 
@@ -59,7 +71,7 @@ class Nodes(InProcessGrid):
 
 def node(*tables, partitions=0, after=0.0, site=None):
     shards = [shard(table, site or f"at-{table}") for table in tables]
-    return {"shards": shards, "partitions": partitions}, after
+    return description(shards, partitions=partitions), after
 
 
 def find(grid, *wanted, wait_seconds=1.0, **settings):
@@ -152,7 +164,7 @@ def test_site_that_cannot_describe_its_tables():
 @pytest.mark.parametrize("partitions", ["2", -1, None, True])
 def test_malformed_number_of_nodes(partitions):
     with pytest.raises(ReplyError, match="node 2 did not say of how many nodes"):
-        find(Nodes(({"shards": [], "partitions": partitions}, 0.0)), "a")
+        find(Nodes((description([], partitions=partitions), 0.0)), "a")
 
 
 # descriptions
@@ -191,12 +203,39 @@ def test_two_nodes_with_the_same_shard():
 
 
 @pytest.mark.parametrize(
-    "described",
-    [[{}], "text", 7, [shard(columns=[])], [shard(rows="many")], [shard(all_null=3)]],
+    "changes",
+    [
+        {"shards": [{}]},
+        {"shards": "text"},
+        {"shards": 7},
+        {"shards": [shard(columns=[], position=0)]},
+        {"shards": [shard(rows="many", position=0)]},
+        {"shards": [shard(all_null=3, position=0)]},
+        {"shards": [shard()]},
+        {"tables": 7},
+        {"public_key": "ab"},
+        {"public_key": "no hexadecimal"},
+        {"public_key": None},
+    ],
 )
-def test_malformed_description(described):
+def test_malformed_description(changes):
     with pytest.raises(ReplyError, match="the description of node 5 is malformed"):
-        read_inventory({5: Packet({"shards": described})})
+        read_inventory(
+            {
+                5: Packet(
+                    description([shard()])
+                    | {key.replace("_", "-"): value for key, value in changes.items()}
+                )
+            }
+        )
+
+
+def test_nodes_tell_of_tables_that_the_query_does_not_name():
+    told = description([shard("t", "a")], tables=["t", "u", "U"], simulated=False)
+    found = read_inventory({5: Packet(told)})
+    assert found.tables == ["t"]
+    assert found.all_tables == ["t", "u"]
+    assert not found.nodes[5].is_simulated
 
 
 def test_description_without_shards():

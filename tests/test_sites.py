@@ -647,6 +647,6 @@ def test_state_folder_that_cannot_be_written(tmp_path):
     file.write_text("")
     grid = InProcessGrid(app, make_sites())
     grid.contexts[US].node_config["state-dir"] = str(file)
-    match = "site 'us', table 'c': .*cannot write to the state folder .*state-dir"
+    match = "node 3: query.describe failed: cannot write to the state folder .*state-dir"
     with pytest.raises(SiteError, match=match):
         train(grid)

@@ -47,6 +47,7 @@ class Action(StrEnum):
     """The Flower message type of every request that a site answers."""
 
     DESCRIBE = "query.describe"
+    SEAL = "query.seal"
     EXTRACT = "query.extract"
     STATISTICS = "query.statistics"
     PREPARE = "train.prepare"

@@ -1,0 +1,216 @@
+"""Alignment: which rows of the sites' tables are behind each joined row.
+
+Two rounds: one site seals the run's secret for the others (``seal``), and every site
+runs its fragment of the query (``extract``). What comes back is keyed hashes of join
+keys, row positions, and the labels; from it the server makes the table mapping, splits
+the label table's rows and chooses the loss.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from strategies.compact import CompactTable, compact_tables
+from strategies.exchange import Part, Replies, Request, ask
+from strategies.inventory import Inventory
+from strategies.key_relay import relay_secret
+from strategies.labels import Labels, choose_loss, read_labels
+from strategies.received import fact_of, read_key, read_label
+from tp_flower.errors import SchemaError, SettingsError
+from tp_flower.experiment import Settings
+from tp_flower.extracted import KeyColumn
+from tp_flower.losses import FloatArray, Loss
+from tp_flower.mapping import TableMapping, build_mapping, split_rows
+from tp_flower.protocol import Action
+from tp_flower.query import BoundQuery, Fragment, Query
+from tp_flower.randomness import Stream, generator
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """What the ``extract`` round brought.
+
+    Attributes:
+        parts: by table, in shard order.
+        rows: by part, after the filters.
+        keys: by (table, key number), in shard order.
+        labels: of the label table.
+    """
+
+    parts: dict[str, tuple[Part, ...]]
+    rows: dict[int, int]
+    keys: dict[tuple[str, int], list[KeyColumn]]
+    labels: Labels
+
+    @property
+    def table_rows(self) -> dict[str, int]:
+        """Rows of each table after its filters, in the order of the query."""
+        return {
+            table: sum(self.rows[part.number] for part in parts)
+            for table, parts in self.parts.items()
+        }
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The joined rows, as far as the server knows them.
+
+    Attributes:
+        bound: the query over the sites' columns.
+        extracted: what the sites sent.
+        mapping: of all joined rows, over all rows of the tables.
+        steps: of the join.
+        held_out: (rows of the label table,), those for testing.
+        is_test: (joined rows,).
+        train: mapping of the training rows, over the tables' rows that take part.
+        test: mapping of the held-out rows, None without any.
+        compact: the rows of each table that take part.
+        values: (joined rows,), labels.
+        loss: chosen by the labels and the settings.
+    """
+
+    bound: BoundQuery
+    extracted: Extracted
+    mapping: TableMapping
+    steps: tuple[tuple[str, int], ...]
+    held_out: BoolArray
+    is_test: BoolArray
+    train: TableMapping
+    test: TableMapping | None
+    compact: Mapping[str, CompactTable]
+    values: FloatArray
+    loss: Loss
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Name of every table at the sites."""
+        return {own.table: own.name for own in self.bound.fragments}
+
+    @property
+    def train_labels(self) -> FloatArray:
+        """Labels of the training rows."""
+        return self.values[~self.is_test]
+
+    @property
+    def test_labels(self) -> FloatArray:
+        """Labels of the held-out rows."""
+        return self.values[self.is_test]
+
+
+def align(
+    query: Query, settings: Settings, inventory: Inventory
+) -> Generator[Request, Replies, Alignment]:
+    """Run the two rounds and return the joined rows.
+
+    Raises:
+        TPFlowerError: any of its kinds, if the query does not fit the tables or the
+            label does not fit the task.
+    """
+    bound = query.bind(inventory.schemas())
+    _check_models(settings, bound)
+    extracted = yield from _extract(bound, settings, inventory)
+    rows = extracted.table_rows
+    mapping, steps = build_mapping(bound.joins, extracted.keys, rows, bound.label_table)
+    rng = generator(settings.seed, Stream.SPLIT)
+    held_out = split_rows(rows[bound.label_table], settings.test_fraction, rng)
+    label_rows = mapping.tables[bound.label_table]
+    is_test = held_out[label_rows.row_of]
+    train, test, compact = compact_tables(
+        mapping, is_test, extracted.parts, extracted.rows
+    )
+    values = extracted.labels.values[label_rows.row_of]
+    return Alignment(
+        bound=bound,
+        extracted=extracted,
+        mapping=mapping,
+        steps=steps,
+        held_out=held_out,
+        is_test=is_test,
+        train=train,
+        test=test,
+        compact=compact,
+        values=values,
+        loss=choose_loss(extracted.labels, values[~is_test], settings),
+    )
+
+
+def _check_models(settings: Settings, bound: BoundQuery) -> None:
+    known = {table.lower() for table in bound.tables}
+    for alias, _ in settings.models:
+        if alias.lower() not in known:
+            raise SettingsError(
+                f"models names table {alias!r}; the query has {', '.join(bound.tables)}"
+            )
+
+
+def _extract(
+    bound: BoundQuery, settings: Settings, inventory: Inventory
+) -> Generator[Request, Replies, Extracted]:
+    fragments = _place(bound, inventory)
+    parts: dict[str, tuple[Part, ...]] = dict.fromkeys(bound.tables, ())
+    for part, fragment in fragments.items():
+        parts[fragment.table] += (part,)
+    nodes = {part.node for part in fragments}
+    secrets = yield from relay_secret(inventory, nodes, settings.seed)
+    orders = {
+        part.number: {"shard": part.shard, "fragment": fragment.to_json()}
+        for part, fragment in fragments.items()
+    }
+    request = ask(Action.EXTRACT, fragments, facts=orders)
+    for node, packet in request.packets.items():
+        packet.header.update(secrets[node])
+    replies = yield request
+    facts = replies.facts()
+    rows = {part.number: fact_of(facts, part, "rows", int) for part in fragments}
+    for part, fragment in fragments.items():
+        if not rows[part.number]:
+            raise _empty_shard(part, fragment)
+    return Extracted(
+        parts=parts,
+        rows=rows,
+        keys={
+            (table, key): [
+                read_key(replies, part, key, rows[part.number]) for part in own
+            ]
+            for table, own in parts.items()
+            for key in range(len(bound.fragment(table).keys))
+        },
+        labels=_labels(parts[bound.label_table], replies, rows, settings),
+    )
+
+
+def _place(bound: BoundQuery, inventory: Inventory) -> dict[Part, Fragment]:
+    """Return the parts of the run, in the order of the query, with their fragments."""
+    placed: dict[Part, Fragment] = {}
+    for fragment in bound.fragments:
+        for shard in inventory.shards_of(fragment.name):
+            part = Part(
+                len(placed), fragment.table, shard.site, shard.node, shard.position
+            )
+            placed[part] = fragment
+    return placed
+
+
+def _empty_shard(part: Part, fragment: Fragment) -> SchemaError:
+    after = " after the query's filters" if fragment.filters else ""
+    return SchemaError(
+        f"the shard of table {fragment.name!r} at site {part.site!r} is empty{after}"
+    )
+
+
+def _labels(
+    parts: Sequence[Part],
+    replies: Replies,
+    rows: Mapping[int, int],
+    settings: Settings,
+) -> Labels:
+    columns = [read_label(replies, part, rows[part.number]) for part in parts]
+    return read_labels(
+        [{"kind": own.kind, "categories": own.categories} for own in columns],
+        [own.values for own in columns],
+        settings.task,
+    )
