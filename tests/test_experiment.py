@@ -75,6 +75,26 @@ def test_hidden_sizes(value: str) -> None:
     assert Settings.from_run_config({"hidden-sizes": value}).hidden_sizes == (32, 8)
 
 
+def test_encoders_come_as_a_string_and_as_keys() -> None:
+    settings = Settings.from_run_config(
+        {
+            "encoders": "f.month = cyclic(12); p.model=one-hot(20) indicator",
+            "encode.f.b.c": "none",
+            "encode.F.Month": "cyclic(12)",  # says the same again
+        }
+    )
+    assert settings.encoders == (
+        ("f", "month", "cyclic(12)"),
+        ("p", "model", "one-hot(20) indicator"),
+        ("f", "b.c", "none"),
+    )
+
+
+def test_encoders_of_string_and_keys_that_differ_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"encoders: f\.a is given two encoders"):
+        Settings.from_run_config({"encoders": "f.a=none", "encode.f.a": "hash(4)"})
+
+
 def test_one_hidden_size_may_be_an_int() -> None:
     assert Settings.from_run_config({"hidden-sizes": 32}).hidden_sizes == (32,)
 
@@ -83,16 +103,23 @@ def test_one_hidden_size_may_be_an_int() -> None:
     strategy=st.sampled_from(CHOICES["strategy"]),
     hidden_sizes=st.lists(st.integers(1, 99), min_size=1, max_size=3).map(tuple),
     alias=st.from_regex(r"[a-z]{1,5}", fullmatch=True),
+    column=st.text(min_size=1),
     l2=st.floats(0, 10),
     seed=st.integers(0, 2**63 - 1),
 )
 def test_to_dict_is_read_back(
-    strategy: str, hidden_sizes: tuple[int, ...], alias: str, l2: float, seed: int
+    strategy: str,
+    hidden_sizes: tuple[int, ...],
+    alias: str,
+    column: str,
+    l2: float,
+    seed: int,
 ) -> None:
     settings = Settings(
         strategy=strategy,
         hidden_sizes=hidden_sizes,
         models=((alias, "mlp"),),
+        encoders=((alias, column, "cyclic(12) missing=zero"),),
         l2=l2,
         seed=seed,
     )
@@ -120,6 +147,16 @@ def test_to_dict_is_read_back(
         ("site-timeout", 0, r"must be above 0"),
         ("inner-rounds", 0, r"must be at least 1"),
         ("max-categories", 1, r"must be at least 2"),
+        ("max-joined-rows", 0, r"must be at least 1"),
+        ("encoders", "f", r"encoders: 'f' is not <table>\.<column>=<encoder>"),
+        ("encoders", "f.a=none; =", r"encoders: '=' is not <table>"),
+        ("encoders", 'f."a=none', r"has a double quote without its partner"),
+        ("encoders", "f.a=stand", r"encoders: f\.a: 'stand' is no encoder: .* one of"),
+        ("encoders", "f.a=none; F.A=hash(4)", r"F\.A is given two encoders"),
+        ("encoders", 3, r"encoders: 3 is not a list of \(table, column, encoder\)"),
+        ("encode.f.a", "hash", r"encoders: f\.a: hash needs a whole number from 2"),
+        ("encode.f.a", 4, r"encode\.f\.a: 4 is not a string such as 'cyclic"),
+        ("encode.f", "none", r"encode\.f: the key must be encode\.<table>\.<column>"),
         ("model", "resnet", r"'resnet' is not a model: it must be \"linear\""),
         ("model", "my-pkg:f", r"'my-pkg:f' is not a model"),
         ("models", "f", r"models: 'f' is not a list such as"),

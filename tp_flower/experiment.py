@@ -12,12 +12,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from tp_flower.encoder_choice import (
+    KEY_PREFIX,
+    Entry,
+    entries_problem,
+    entry_of_key,
+    merge_entries,
+    parse_entries,
+    render_entries,
+)
 from tp_flower.errors import SettingsError
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "task": ("auto", "regression", "classification"),
     "strategy": ("admm", "sgd"),
-    "mode": ("train",),
+    "mode": ("train", "explain"),
     "loss": ("auto", "squared", "logistic", "softmax"),
     "admm-form": ("sharing", "jacobi"),
     "lou": ("auto", "gram", "consensus"),
@@ -72,6 +81,7 @@ _RANGES: Mapping[str, _Range] = {
     "min-sites": _Range(0),
     "wait-seconds": _Range(0),
     "max-categories": _Range(2),
+    "max-joined-rows": _Range(1),
 }
 
 
@@ -81,8 +91,10 @@ class Settings:
 
     0, "" or "auto" stand for "chosen by the program" where `pyproject.toml` says so.
     An int is accepted for a float, a bool is never a number. In Python, `hidden_sizes`
-    is a tuple of widths and `models` a tuple of (table alias, model) pairs; in the run
-    config both are strings ("16,8" and "flights=mlp, planes=linear").
+    is a tuple of widths, `models` one of (table alias, model) pairs and `encoders` one
+    of (table alias, column, encoder); in the run config they are strings ("16,8",
+    "flights=mlp, planes=linear", "flights.month=cyclic(12)"). The run config may also
+    have keys `encode.<table>.<column>`, which are the same as entries of `encoders`.
 
     Raises:
         SettingsError: a value has the wrong type, is outside its allowed set or does
@@ -124,6 +136,8 @@ class Settings:
     min_sites: int = 0
     wait_seconds: float = 60.0
     max_categories: int = 256
+    encoders: tuple[Entry, ...] = ()
+    max_joined_rows: int = 200_000_000
     output_dir: str = ""
     progress: bool = True
 
@@ -145,15 +159,22 @@ class Settings:
             SettingsError: a key is unknown (the message gives close matches and the
                 valid keys) or a value is refused; all problems are listed at once.
         """
-        problems = [_unknown(key) for key in config if key not in KEYS]
         values: dict[str, object] = {}
+        keyed: list[Entry] = []
+        problems: list[str] = []
         for key, value in config.items():
-            if key not in KEYS:
-                continue
             try:
-                values[key] = _PARSERS.get(key, _unchanged)(value)
+                if key in KEYS:
+                    values[key] = _PARSERS.get(key, _unchanged)(value)
+                elif key.startswith(KEY_PREFIX):
+                    keyed.append(entry_of_key(key, value))
+                else:
+                    problems.append(_unknown(key))
             except ValueError as error:
                 problems.append(f"{key}: {error}")
+        listed = values.get("encoders", ())
+        if keyed and isinstance(listed, tuple):
+            values["encoders"] = merge_entries(listed, keyed)
         problems += _find_problems(values)
         if problems:
             raise _settings_error(problems)
@@ -190,6 +211,7 @@ class Settings:
         values = {_key(f.name): getattr(self, f.name) for f in _fields()}
         values["hidden-sizes"] = ",".join(map(str, self.hidden_sizes))
         values["models"] = ", ".join(f"{alias}={name}" for alias, name in self.models)
+        values["encoders"] = render_entries(self.encoders)
         return values
 
 
@@ -257,7 +279,13 @@ def _parse_models(value: object) -> object:
     return tuple((alias.strip(), model.strip()) for alias, _, model in pairs)
 
 
+def _parse_encoders(value: object) -> object:
+    """Parse "flights.month=cyclic(12); planes.model=one-hot(20)"."""
+    return parse_entries(value) if isinstance(value, str) else value
+
+
 _PARSERS: Mapping[str, Callable[[object], object]] = {
+    "encoders": _parse_encoders,
     "hidden-sizes": _parse_hidden_sizes,
     "models": _parse_models,
 }
@@ -280,6 +308,8 @@ def _value_problem(key: str, value: object) -> str | None:
         return _hidden_sizes_problem(value)
     if key == "models":
         return _models_problem(value)
+    if key == "encoders":
+        return entries_problem(value)
     expected = _TYPES[key]
     if not _has_type(value, expected):
         return f"{value!r} is not {_TYPE_NAMES[expected]}"

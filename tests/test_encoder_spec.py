@@ -1,0 +1,169 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tp_flower.encoder_choice import (
+    EncoderChoice,
+    TableChoice,
+    choose_encoders,
+    parse_entries,
+    render_entries,
+)
+from tp_flower.encoder_spec import (
+    ENCODERS,
+    KINDS,
+    TIME_PARTS,
+    EncoderSpec,
+    Need,
+    default_spec,
+)
+from tp_flower.errors import SchemaError, SettingsError
+
+counts = st.integers(2, 1000)
+arguments = {
+    "one-hot": st.none() | counts,
+    "hash": counts,
+    "bins": counts,
+    "quantile-bins": counts,
+    "cyclic": st.sampled_from(sorted(TIME_PARTS))
+    | counts
+    | st.floats(1e-3, 1e6, allow_nan=False),
+}
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> EncoderSpec:
+    kind = draw(st.sampled_from(ENCODERS))
+    argument = draw(arguments.get(kind, st.none()))
+    for missing in draw(st.permutations(["mean", "median", "most-frequent", "zero"])):
+        try:
+            return EncoderSpec(kind, argument, missing, draw(st.booleans()))
+        except ValueError:
+            continue
+    raise AssertionError
+
+
+@given(specs())
+def test_text_is_read_back(spec: EncoderSpec) -> None:
+    assert EncoderSpec.parse(str(spec)) == spec
+
+
+@given(specs(), st.sampled_from(KINDS))
+def test_a_full_spec_stays_as_it_is(spec: EncoderSpec, kind: str) -> None:
+    try:
+        full = spec.for_kind(kind, 9)
+    except SchemaError:
+        return
+    assert full.for_kind(kind, 10) == full
+    assert full.missing
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "needs"),
+    [
+        ("number", "standard missing=mean", {Need.MOMENTS}),
+        ("boolean", "standard missing=mean", {Need.MOMENTS}),
+        ("time", "standard missing=mean", {Need.MOMENTS}),
+        ("text", "one-hot(9) missing=most-frequent", {Need.CATEGORIES}),
+        ("vector", "none missing=zero", {Need.MOMENTS}),
+    ],
+)
+def test_defaults(kind: str, text: str, needs: set[Need]) -> None:
+    spec = default_spec(kind).for_kind(kind, 9)
+    assert str(spec) == text
+    assert spec.needs == needs
+
+
+@pytest.mark.parametrize(
+    ("text", "needs"),
+    [
+        ("min-max", {Need.RANGE, Need.MOMENTS}),
+        ("min-max missing=zero", {Need.RANGE}),
+        ("robust", {Need.QUANTILES, Need.MOMENTS}),
+        ("quantile-bins(4)", {Need.QUANTILES}),
+        ("bins(4) missing=median", {Need.RANGE, Need.QUANTILES}),
+        ("hash(4)", set()),
+    ],
+)
+def test_needs(text: str, needs: set[Need]) -> None:
+    assert EncoderSpec.parse(text).for_kind("number", 9).needs == needs
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not of the form"),
+        ("(3)", "is not of the form"),
+        ("onehot(3)", "'onehot' is no encoder: it must be one of standard, min-max"),
+        ("standard(3)", r"standard takes no argument, not \(3\)"),
+        ("one-hot(1)", r"one-hot needs a whole number from 2 to .*, not \(1\)"),
+        ("one-hot(many)", r"one-hot needs a whole number .*, not \(many\)"),
+        ("hash", r"hash needs a whole number .* as in hash\(16\), not \(\)"),
+        ("bins(2.5)", r"bins needs a whole number .*, not \(2.5\)"),
+        ("cyclic", r"cyclic needs a period above 0 or one of hour, minute"),
+        ("cyclic(0)", r"cyclic needs a period above 0 .*, not \(0\)"),
+        ("cyclic(nan)", r"cyclic needs a period above 0 .*, not \(nan\)"),
+        ("cyclic(12) missing=mean", "missing=mean does not go with cyclic: .* zero"),
+        ("standard missing=", "'missing=' is not an option"),
+        ("standard indicator indicator", "'indicator' is not an option, or given"),
+        ("standard x", "'x' is not an option, or given twice: options are missing="),
+    ],
+)
+def test_refuses_what_is_no_spec(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EncoderSpec.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("standard", "text", "does not fit a text: use one-hot, hash, length$"),
+        ("length", "number", r"fit a number: use standard, min-max, .*, hash, none$"),
+        ("cyclic(12)", "boolean", "does not fit a boolean"),
+        ("cyclic(month)", "number", r"needs a time: give a number a period"),
+        ("bins(3)", "vector", "does not fit a vector: use none$"),
+        ("none missing=mean", "vector", "missing=mean does not fit a vector: .* zero"),
+    ],
+)
+def test_refuses_what_does_not_fit(text: str, kind: str, message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        EncoderSpec.parse(text).for_kind(kind, 9)
+
+
+names = st.text(min_size=1).filter(lambda name: name.strip() == name)
+
+
+@given(st.lists(st.tuples(names, names, specs().map(str)), max_size=4))
+def test_entries_are_read_back(entries: list[tuple[str, str, str]]) -> None:
+    assert parse_entries(render_entries(entries)) == tuple(entries)
+
+
+FEATURES = {"f": ["month", "x"], "p": ["model"]}
+
+
+def test_entries_find_tables_and_columns_without_case() -> None:
+    found = choose_encoders((("F", "Month", "cyclic(12)"),), FEATURES, 7)
+    cyclic = EncoderSpec.parse("cyclic(12)")
+    assert found["f"].choices == {
+        "month": EncoderChoice(cyclic, 7),
+        "x": EncoderChoice(None, 7),
+    }
+    assert str(found["p"].spec_for("model", "text")).startswith("one-hot(7) ")
+    assert all(TableChoice.from_json(t.to_json()) == t for t in found.values())
+
+
+def test_refuses_entries_about_nothing() -> None:
+    with pytest.raises(SettingsError, match="names table 'g'; the query has f, p"):
+        choose_encoders((("g", "x", "none"),), FEATURES)
+    with pytest.raises(
+        SettingsError, match="column 'y' of table 'f', whose features are month, x"
+    ):
+        choose_encoders((("f", "y", "none"),), FEATURES)
+
+
+def test_errors_say_which_feature() -> None:
+    (table,) = choose_encoders((("f", "x", "length"),), {"f": ["x"]}).values()
+    with pytest.raises(SchemaError, match=r"encoder of f\.x: encoder length does not"):
+        table.spec_for("x", "number")
+    with pytest.raises(SchemaError, match=r"encoder of f\.y: there is no such feature"):
+        table.spec_for("y", "number")
