@@ -12,7 +12,7 @@ from typing import Any
 
 from strategies import loj, lou
 from strategies.exchange import Replies, Request, ask
-from strategies.federation import Federation
+from strategies.federation import Federation, Table
 from strategies.relational import EpochResult, RelationalStrategy
 from strategies.setup import Plan
 from tp_flower.admm import (
@@ -224,7 +224,7 @@ class TablePuppetADMM(RelationalStrategy):
         return {
             "kappa": server.kappa,
             "rho-in": {
-                table.name: CONSENSUS_SHARE * server.kappa * mean(table.mean_curvature)
+                table.name: _inner_penalty(table, server.kappa)
                 for table in federation.sharded
             },
             "more-rounds": self.settings.inner_rounds - 1 if seeking else 0,
@@ -262,6 +262,11 @@ class TablePuppetADMM(RelationalStrategy):
             table.name: lou.gather_scores(table, replies)
             for table in federation.sharded
         }
+
+
+def _inner_penalty(table: Table, kappa: float) -> float:
+    # a table without trained rows has no curvature: any penalty draws it to zero
+    return CONSENSUS_SHARE * kappa * (mean(table.mean_curvature) or 1.0)
 
 
 def _no_arrays(*_: object) -> lou.PartArrays:

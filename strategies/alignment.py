@@ -22,7 +22,7 @@ from tp_flower.errors import SchemaError, SettingsError
 from tp_flower.experiment import Settings
 from tp_flower.extracted import KeyColumn
 from tp_flower.losses import FloatArray, Loss
-from tp_flower.mapping import TableMapping, build_mapping, split_rows
+from tp_flower.mapping import JoinStep, TableMapping, build_mapping, split_rows
 from tp_flower.protocol import Action
 from tp_flower.query import BoundQuery, Fragment, Query
 from tp_flower.randomness import Stream, generator
@@ -76,7 +76,7 @@ class Alignment:
     bound: BoundQuery
     extracted: Extracted
     mapping: TableMapping
-    steps: tuple[tuple[str, int], ...]
+    steps: tuple[JoinStep, ...]
     held_out: BoolArray
     is_test: BoolArray
     train: TableMapping

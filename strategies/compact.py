@@ -2,7 +2,8 @@
 
 Most messages of a run carry one number per row. Rows that no joined row comes from are
 left out, and rows that are only tested come last, so that a shard's target and a
-shard's scores are slices, here and at the site.
+shard's scores are slices, here and at the site. Of a LEFT JOINed table there may be no
+trained row at all.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from strategies.exchange import Part
 from strategies.federation import PartRows
 from tp_flower.mapping import TableMapping, TableRows
 from tp_flower.protocol import AnyArray, pack_bits
+from tp_flower.table_rows import NO_ROW
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -75,8 +77,7 @@ def compact_tables(
     compact: dict[str, CompactTable] = {}
     for name, own in parts.items():
         counts = train.tables[name].multiplicity
-        tested = np.zeros(len(counts), dtype=np.bool_)
-        tested[test.tables[name].row_of] = True
+        tested = test.tables[name].multiplicity > 0
         sizes = [part_rows[part.number] for part in own]
         compact[name], new_number = _compact(name, own, sizes, counts, tested)
         total = sum(rows.total for rows in compact[name].rows)
@@ -97,8 +98,9 @@ def _compact(
     counts: npt.NDArray[np.int64],
     tested: BoolArray,
 ) -> tuple[CompactTable, npt.NDArray[np.int32]]:
-    """Return the renumbered table and the new number of each old row."""
-    new_number = np.full(len(counts), -1, dtype=np.int32)
+    """Return the renumbered table and the new number of each old row, (n_i + 1,)."""
+    # the extra last entry stays: NO_ROW is renumbered to itself
+    new_number = np.full(len(counts) + 1, NO_ROW, dtype=np.int32)
     rows, trained_masks, tested_masks, multiplicity = [], [], [], []
     start = offset = 0
     for size in sizes:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from strategies.exchange import Part
 from tp_flower.encoding import TableEncoder
 from tp_flower.losses import FloatArray, Loss
-from tp_flower.mapping import TableMapping
+from tp_flower.mapping import JoinStep, TableMapping
 from tp_flower.protocol import Update
 from tp_flower.report import TableReport
 
@@ -105,7 +105,7 @@ class Federation:
         l2: beta.
         seed: of the run.
         classes: names of the label's classes; empty in regression.
-        join_steps: (table, joined rows after joining it), in order.
+        join_steps: one record per table, in the order of joining.
         source_rows: rows of every table after its filters.
         names: name of every table at the sites.
         encoders: of every table.
@@ -122,7 +122,7 @@ class Federation:
     l2: float
     seed: int
     classes: tuple[str, ...]
-    join_steps: tuple[tuple[str, int], ...]
+    join_steps: tuple[JoinStep, ...]
     source_rows: Mapping[str, int]
     names: Mapping[str, str]
     encoders: Mapping[str, TableEncoder]
@@ -152,9 +152,10 @@ def table_reports(federation: Federation) -> list[TableReport]:
                 features=table.features,
                 shards=len(table.parts),
                 sites=tuple(part.site for part in table.parts),
-                multiplicity_min=int(trained.min()),
-                multiplicity_mean=float(trained.mean()),
-                multiplicity_max=int(trained.max()),
+                # a LEFT JOINed table may have no row to train on
+                multiplicity_min=int(trained.min()) if len(trained) else 0,
+                multiplicity_mean=float(trained.mean()) if len(trained) else 0.0,
+                multiplicity_max=int(trained.max(initial=0)),
                 dropped=federation.encoders[name].dropped,
             )
         )

@@ -1,6 +1,7 @@
 """A report small enough to add up by hand."""
 
 from tp_flower.experiment import Settings
+from tp_flower.joining import JoinStep
 from tp_flower.report import RoundReport, RunReport, TableReport
 
 
@@ -34,7 +35,10 @@ def small_report() -> RunReport:
         ),
         joined_rows_train=20,
         joined_rows_test=7,
-        join_steps=(("f", 30), ("p", 27)),
+        join_steps=(
+            JoinStep("f", 30),
+            JoinStep("p", 27, "f.p = p.id", False, 30, 0, 1.0, 1, 3, 2),
+        ),
         history=history,
         final_train={"loss": 0.25, "auc": 0.75},
         final_test={"loss": 0.375, "auc": 0.625},

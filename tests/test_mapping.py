@@ -12,7 +12,13 @@ from tests.reference import joins as slow
 from tp_flower.errors import MappingError
 from tp_flower.extracted import KeyColumn
 from tp_flower.extraction import extract
-from tp_flower.mapping import TableMapping, TableRows, build_mapping, split_rows
+from tp_flower.mapping import (
+    JoinStep,
+    TableMapping,
+    TableRows,
+    build_mapping,
+    split_rows,
+)
 from tp_flower.query import Join, Query
 from tp_flower.sources import describe, load_tables, register_frames, release
 
@@ -129,8 +135,8 @@ def check_database(shards, source, label="t0"):
     mapping, steps = mapping_of(shards, sql)
     assert sorted(positions(mapping, aliases)) == expected
     assert mapping.joined_rows == len(expected)
-    assert sorted(table for table, _ in steps) == sorted(aliases)
-    assert steps[-1][1] == len(expected)
+    assert sorted(step.table for step in steps) == sorted(aliases)
+    assert steps[-1].rows == len(expected)
     in_label_order = mapping.tables[label].row_of
     assert (np.diff(in_label_order) >= 0).all()
     for position, alias in enumerate(aliases):
@@ -162,7 +168,11 @@ def test_many_to_many_by_hand():
     assert positions(mapping, ["t0", "t1"]) == [(0, 0), (0, 2), (1, 0), (1, 2)]
     assert mapping.tables["t0"].multiplicity.tolist() == [2, 2, 0, 0]
     assert mapping.tables["t1"].multiplicity.tolist() == [2, 0, 2, 0]
-    assert steps == (("t0", 4), ("t1", 4)) or steps[-1] == ("t1", 4)
+    assert steps == (
+        JoinStep("t0", 4),
+        # of t0 two rows meet nothing, of t1 two
+        JoinStep("t1", 4, "t0.a = t1.a", False, 4, 0, 1.0, 2, 2, 2),
+    )
 
 
 def test_rows_per_step_say_where_the_join_shrinks():
@@ -174,7 +184,11 @@ def test_rows_per_step_say_where_the_join_shrinks():
     source = "FROM t0 JOIN t1 ON t0.a = t1.a JOIN t2 ON t0.b = t2.b"
     _, steps = mapping_of(shards, f"SELECT t0.x AS label, t1.x {source}")
     # 3 rows; 2 of them in t1; each of those meets both rows of t2
-    assert steps == (("t0", 3), ("t1", 2), ("t2", 4))
+    assert [(step.table, step.rows) for step in steps] == [
+        ("t0", 3),
+        ("t1", 2),
+        ("t2", 4),
+    ]
 
 
 def test_rows_that_a_filter_drops_have_no_number():
@@ -338,7 +352,7 @@ def test_unconnected_tables_are_refused():
 def test_one_table_maps_to_itself():
     mapping, steps = build_mapping([], {}, {"t": 3}, "t")
     assert mapping.tables["t"].row_of.tolist() == [0, 1, 2]
-    assert steps == (("t", 3),)
+    assert steps == (JoinStep("t", 3),)
 
 
 # laws of the two directions
@@ -352,11 +366,16 @@ def table_rows(draw):
         row_of = numbers[: draw(st.integers(1, rows))]
     else:
         row_of = draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=20))
+    # -1: a joined row without a row of the table
+    for place in draw(st.lists(st.integers(0, len(row_of)), max_size=4)):
+        row_of = [*row_of[:place], -1, *row_of[place:]]
     return TableRows(np.array(row_of, np.int32), rows)
 
 
 @given(table_rows(), st.integers(1, 3), st.integers(0, 2**32 - 1))
 @example(TableRows(np.array([2, 0], np.int32), 3), 2, 0)
+@example(TableRows(np.array([-1, -1], np.int32), 3), 2, 0)
+@example(TableRows(np.array([-1, 0, 1, -1, -1, 2], np.int32), 3), 1, 0)
 @settings(deadline=None)
 def test_expand_and_segment_sum_are_adjoint(rows, outputs, seed):
     rng = np.random.default_rng(seed)
@@ -376,8 +395,14 @@ def test_expand_and_segment_sum_are_adjoint(rows, outputs, seed):
 def test_collapse_of_ones_is_the_multiplicity(rows):
     ones = np.ones((len(rows.row_of), 1))
     np.testing.assert_array_equal(rows.segment_sum(ones)[:, 0], rows.multiplicity)
-    assert rows.multiplicity.sum() == len(rows.row_of)
+    assert rows.multiplicity.sum() == np.count_nonzero(rows.row_of >= 0)
+    assert rows.has_missing == (-1 in rows.row_of)
     assert rows.is_injective == (rows.multiplicity.max() <= 1)
+
+
+def test_runs_skip_what_has_no_row():
+    rows = TableRows(np.array([-1, 0, 1, -1, -1, 4, 5], np.int32), 6)
+    assert rows.runs == ((slice(1, 3), slice(0, 2)), (slice(5, 7), slice(4, 6)))
 
 
 def test_sum_scores_by_hand():
@@ -390,6 +415,18 @@ def test_sum_scores_by_hand():
     local = {"l": np.array([[1.0], [2.0]]), "r": np.array([[10.0], [20.0], [30.0]])}
     scores = mapping.sum_scores(np.array([0.5]), local)
     assert scores.ravel().tolist() == [31.5, 21.5, 22.5]
+
+
+def test_a_missing_row_adds_nothing_to_the_scores():
+    mapping = TableMapping(
+        {
+            "l": TableRows(np.array([0, 1, 2], np.int32), 3),
+            "r": TableRows(np.array([1, -1, 1], np.int32), 2),
+        }
+    )
+    local = {"l": np.array([[1.0], [2.0], [3.0]]), "r": np.array([[10.0], [20.0]])}
+    scores = mapping.sum_scores(np.array([0.5]), local)
+    assert scores.ravel().tolist() == [21.5, 2.5, 23.5]
 
 
 def test_select_keeps_the_chosen_joined_rows():

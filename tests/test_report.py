@@ -39,10 +39,20 @@ def test_the_result_is_found_by_name() -> None:
         "test": {"loss": 0.375, "auc": 0.625},
     }
     assert content["joined-rows"] == {"train": 20, "test": 7}
-    assert content["join-steps"] == [
-        {"table": "f", "rows": 30},
-        {"table": "p", "rows": 27},
-    ]
+    first, second = content["join-steps"]  # type: ignore[misc]
+    assert (first["table"], first["rows"]) == ("f", 30)
+    assert second == {
+        "table": "p",
+        "rows": 27,
+        "on": "f.p = p.id",
+        "is-outer": False,
+        "rows-before": 30,
+        "fan-out-min": 0,
+        "fan-out-median": 1.0,
+        "fan-out-max": 1,
+        "unmatched-before": 3,
+        "unmatched-rows": 2,
+    }
 
 
 def test_tables_and_rounds() -> None:

@@ -70,7 +70,7 @@ def test_the_joined_rows_are_duckdbs(layout):
     tested = trained("squared", layout).tested["o"]
     assert federation.train.joined_rows == sum(not tested[row[0]] for row in every)
     assert federation.test.joined_rows == sum(tested[row[0]] for row in every)
-    assert federation.join_steps[-1][1] == len(every)
+    assert federation.join_steps[-1].rows == len(every)
 
 
 @each_loss
@@ -465,6 +465,7 @@ def test_rounds_per_epoch(layout, how, actions):
     assert_one_message_per_site(finished)
     set_up = [requests[0].action for requests in finished.requests(0)]
     assert set_up == [
+        "query.seal",
         "query.extract",
         "query.statistics",
         "train.prepare",

@@ -2,17 +2,20 @@
 
 The plan is drawn once and sent to the sites at set-up; later rounds name a batch by its
 number, and epochs permute the order of the batches. Within a batch the duplicates of a
-table's row are summed at the server (Eq. 10), so that a site sees each row once.
+table's row are summed at the server (Eq. 10), so that a site sees each row once. A
+joined row without a row of some table is in a batch as well, and adds nothing there.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from tp_flower.losses import FloatArray
 from tp_flower.mapping import TableMapping
+from tp_flower.table_rows import NO_ROW, segment_sum, with_zero_row
 
 IntArray = npt.NDArray[np.int64]
 
@@ -25,12 +28,17 @@ class TableBatches:
         start: (batches + 1,), where each batch's rows start in ``rows``.
         rows: distinct rows of the table per batch, ascending within a batch.
         slots: (N,), for each joined row in batch order: the position of its row of the
-            table among the batch's distinct rows.
+            table among the batch's distinct rows, or -1 where it has none.
     """
 
     start: IntArray
     rows: IntArray
     slots: IntArray
+
+    @cached_property
+    def has_missing(self) -> bool:
+        """Whether some joined row has no row of the table."""
+        return bool(self.slots.min(initial=0) < 0)
 
     def of(self, batch: int) -> IntArray:
         """Return the distinct rows of a batch, (k,)."""
@@ -68,7 +76,10 @@ class BatchPlan:
         span = self.slice(batch)
         total = np.tile(base, (span.stop - span.start, 1))
         for table, values in local.items():
-            total += values[self.tables[table].slots[span]]
+            slots = self.tables[table].slots[span]
+            if self.tables[table].has_missing:
+                values = with_zero_row(values)  # noqa: PLW2901
+            total += values[slots]
         return total
 
     def segment_sum(self, table: str, batch: int, values: FloatArray) -> FloatArray:
@@ -76,11 +87,9 @@ class BatchPlan:
         plan = self.tables[table]
         slots = plan.slots[self.slice(batch)]
         count = int(plan.start[batch + 1] - plan.start[batch])
-        columns = [
-            np.bincount(slots, column, count)
-            for column in np.ascontiguousarray(values.T)
-        ]
-        return np.stack(columns, axis=1)
+        if plan.has_missing:
+            slots = np.where(slots < 0, count, slots)
+        return segment_sum(slots, count, values)
 
 
 def plan_batches(
@@ -102,6 +111,10 @@ def plan_batches(
 def _table_batches(
     row_of: npt.NDArray[np.int32], rows: int, batch_of: IntArray, count: int
 ) -> TableBatches:
-    pairs, slots = np.unique(batch_of * rows + row_of, return_inverse=True)
+    matched = np.flatnonzero(row_of >= 0)
+    own_batch = batch_of[matched]
+    pairs, found = np.unique(own_batch * rows + row_of[matched], return_inverse=True)
     start = np.searchsorted(pairs, np.arange(count + 1) * rows)
-    return TableBatches(start, pairs % rows, slots - start[batch_of])
+    slots = np.full(len(row_of), NO_ROW, dtype=np.int64)
+    slots[matched] = found - start[own_batch]
+    return TableBatches(start, pairs % max(rows, 1), slots)

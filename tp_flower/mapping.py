@@ -1,113 +1,38 @@
 """The table mapping: which row of each table every joined row comes from.
 
 The joined table is never built. The server knows hashed join keys and row positions
-only, joins those with DuckDB, and keeps ``row_of`` (paper: p_i) and ``multiplicity``
-(paper: G_i). Both directions of the mapping are linear maps and each other's adjoint:
-``<expand(x), y> == <x, segment_sum(y)>``.
+only; it joins those and keeps, per table, :class:`TableRows`. Tables are joined one
+after the other, and before a step builds anything it counts what it would make: a join
+that multiplies rows is stopped by its fan-out.
 
-Notation:
-    p_i(j)   ``row_of[i][j]``  (N,) int32: row of table i behind joined row j
-    G_ij     ``multiplicity(i)[j]``  (n_i,): joined rows that row j of table i is in
-    seg_i    ``segment_sum(i, v)``  (n_i, d_c): v summed over the joined rows of a row
+The joined rows are in the order of the label table's rows, then of those of the other
+tables in the order of joining.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
-import duckdb
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from tp_flower.errors import MappingError
 from tp_flower.extracted import KeyColumn
-from tp_flower.losses import blocks
+from tp_flower.joining import JoinStep, describe_step, join_table, match_table
+from tp_flower.key_codes import join_codes
 from tp_flower.query import Join
+from tp_flower.table_rows import FloatArray, TableRows
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int32]
+__all__ = [
+    "MAX_JOINED_ROWS",
+    "JoinStep",
+    "TableMapping",
+    "TableRows",
+    "build_mapping",
+    "split_rows",
+]
 
-MAX_RUNS = 64
-
-
-@dataclass(frozen=True)
-class TableRows:
-    """How the rows of a table of the mapping lie in the joined rows.
-
-    Attributes:
-        row_of: (N,) int32, row of the table behind each joined row.
-        rows: number of rows of the table, n_i.
-    """
-
-    row_of: IntArray
-    rows: int
-
-    @cached_property
-    def multiplicity(self) -> npt.NDArray[np.int64]:
-        """G_i, (n_i,): joined rows that each row of the table appears in."""
-        return np.bincount(self.row_of, minlength=self.rows)
-
-    @cached_property
-    def inverse_multiplicity(self) -> FloatArray:
-        """1 / G_i, (n_i,); 1 where G_i = 0."""
-        return 1.0 / np.maximum(self.multiplicity, 1)
-
-    @cached_property
-    def is_injective(self) -> bool:
-        """Whether every row of the table appears in at most one joined row."""
-        return bool((self.multiplicity <= 1).all())
-
-    @cached_property
-    def runs(self) -> tuple[tuple[slice, slice], ...]:
-        """(joined rows, rows of the table) that ascend together one by one.
-
-        Joined rows follow the label table's rows, so that an unrepeated label table is
-        a few runs, which slices move faster than indices. Empty if there are many.
-        """
-        breaks = np.flatnonzero(np.diff(self.row_of) != 1) + 1
-        if len(breaks) >= MAX_RUNS or not self.is_injective:
-            return ()
-        starts = [0, *breaks.tolist()]
-        stops = [*breaks.tolist(), len(self.row_of)]
-        return tuple(
-            (
-                slice(start, stop),
-                slice(first := int(self.row_of[start]), first + stop - start),
-            )
-            for start, stop in zip(starts, stops, strict=True)
-            if stop > start
-        )
-
-    def expand(self, values: FloatArray) -> FloatArray:
-        """Return values (n_i, ...) of the table's rows on the joined rows, (N, ...)."""
-        total = np.zeros((len(self.row_of), *values.shape[1:]))
-        self.add_expanded(values, total)
-        return total
-
-    def add_expanded(self, values: FloatArray, total: FloatArray) -> None:
-        """Add ``expand(values)`` to ``total`` (N, ...)."""
-        if self.runs:
-            for joined, own in self.runs:
-                total[joined] += values[own]
-            return
-        for block in blocks(len(self.row_of)):
-            total[block] += values.take(self.row_of[block], axis=0)
-
-    def segment_sum(self, values: FloatArray) -> FloatArray:
-        """Return sums (n_i, d_c) of values (N, d_c) over each row's joined rows."""
-        if self.is_injective:
-            out = np.zeros((self.rows, values.shape[1]))
-            if not self.runs:
-                out[self.row_of] = values
-            for joined, own in self.runs:
-                out[own] = values[joined]
-            return out
-        columns = [
-            np.bincount(self.row_of, column, self.rows)
-            for column in np.ascontiguousarray(values.T)
-        ]
-        return np.stack(columns, axis=1)
+MAX_JOINED_ROWS = 200_000_000
+"""Default of the setting max-joined-rows."""
 
 
 @dataclass(frozen=True)
@@ -152,44 +77,53 @@ def build_mapping(
     keys: Mapping[tuple[str, int], Sequence[KeyColumn]],
     rows: Mapping[str, int],
     label_table: str,
-) -> tuple[TableMapping, tuple[tuple[str, int], ...]]:
-    """Join the hashed keys and return the mapping, ordered by the label table's rows.
+    outer: Collection[str] = (),
+    max_joined_rows: int = MAX_JOINED_ROWS,
+) -> tuple[TableMapping, tuple[JoinStep, ...]]:
+    """Join the hashed keys and return the mapping.
+
+    Joining starts at the label table and goes on with the first table in the order of
+    the query that is joined to those before; a LEFT JOINed table waits for all tables
+    before it. Any number of predicates may tie a table to the others. NULL keys, and
+    keys of rows that a LEFT JOIN did not find, match nothing.
 
     Args:
         joins: equi-joins of the query; their key numbers index the tables' keys.
         keys: per (table, key number) the keys of the table's shards, in shard order.
         rows: rows of every table, n_i, in the order of the query.
-        label_table: the table whose row order the joined rows follow.
+        label_table: the table whose row order the joined rows follow; not in ``outer``.
+        outer: the tables that are LEFT JOINed.
+        max_joined_rows: no step may leave more.
 
     Returns:
-        The mapping, and (table, rows left after joining it) in the order of joining.
+        The mapping, and one record per table in the order of joining.
 
     Raises:
-        MappingError: if the two sides of a join hash different types, or if the join
-            has no rows; the message then says how many rows every step leaves.
+        MappingError: if the two sides of a join hash different types, if a step would
+            make more than ``max_joined_rows`` rows (before it makes them), or if the
+            join has no rows; the message then says how many every step leaves.
     """
-    with duckdb.connect() as connection:
-        _register_keys(connection, joins, keys, rows)
-        steps = _join_steps(joins, list(rows))
-        counts = _rows_per_step(connection, steps)
-        if not counts[-1][1]:
-            listed = ", ".join(f"{table}: {count}" for table, count in counts)
-            raise MappingError(
-                f"the join has no rows; rows left after each step: {listed}"
-            )
-        columns = ", ".join(f'"{table}".row AS "{table}"' for table in rows)
-        order = [label_table, *(table for table in rows if table != label_table)]
-        sorting = ", ".join(f'"{table}".row' for table in order)
-        joined = connection.execute(
-            f"SELECT {columns} FROM {_join_sql(steps)} ORDER BY {sorting}"
-        ).fetchnumpy()
-    mapping = TableMapping(
-        {
-            table: TableRows(joined[table].astype(np.int32, copy=False), count)
-            for table, count in rows.items()
-        }
-    )
-    return mapping, counts
+    order = _join_order(joins, list(rows), label_table, outer)
+    codes = {
+        number: join_codes(
+            join, keys[join.left, join.left_key], keys[join.right, join.right_key]
+        )
+        for number, join in enumerate(joins)
+    }
+    joined = {label_table: np.arange(rows[label_table], dtype=np.int32)}
+    steps = [JoinStep(label_table, rows[label_table])]
+    for table, numbers in order[1:]:
+        match = match_table(table, [(joins[n], codes[n]) for n in numbers], joined)
+        on = " AND ".join(joins[number].text for number in numbers)
+        steps.append(describe_step(table, on, match, is_outer=table in outer))
+        if steps[-1].rows > max_joined_rows:
+            raise _too_many(steps, max_joined_rows)
+        joined = join_table(steps[-1], match, joined)
+    if not steps[-1].rows:
+        listed = ", ".join(f"{step.table}: {step.rows}" for step in steps)
+        raise MappingError(f"the join has no rows; rows left after each step: {listed}")
+    tables = {table: TableRows(joined[table], count) for table, count in rows.items()}
+    return TableMapping(tables), tuple(steps)
 
 
 def split_rows(
@@ -201,113 +135,41 @@ def split_rows(
     return held_out
 
 
-def _register_keys(
-    connection: duckdb.DuckDBPyConnection,
-    joins: Sequence[Join],
-    keys: Mapping[tuple[str, int], Sequence[KeyColumn]],
-    rows: Mapping[str, int],
-) -> None:
-    """Create a table (row, k0, k1, ...) per query table, without rows of NULL keys."""
-    columns = {
-        table: {"row": np.arange(count, dtype=np.int32)}
-        for table, count in rows.items()
-    }
-    for number, join in enumerate(joins):
-        left = keys[join.left, join.left_key]
-        right = keys[join.right, join.right_key]
-        _check_kinds(join, left, right)
-        codes = _common_codes(connection, [*left, *right])
-        columns[join.left][f"k{number}"] = np.concatenate(codes[: len(left)])
-        columns[join.right][f"k{number}"] = np.concatenate(codes[len(left) :])
-    for table, arrays in columns.items():
-        connection.register("incoming", pd.DataFrame(arrays, copy=False))
-        known = " AND ".join(f"{name} >= 0" for name in arrays)
-        connection.execute(
-            f'CREATE TABLE "{table}" AS SELECT * FROM incoming WHERE {known}'
-        )
-        connection.unregister("incoming")
-
-
-def _check_kinds(
-    join: Join, left: Sequence[KeyColumn], right: Sequence[KeyColumn]
-) -> None:
-    kinds = {
-        side: sorted({key.kind for key in keys if len(key.hashes)})
-        for side, keys in ((join.left, left), (join.right, right))
-    }
-    # a shard without a single value has no type to differ in
-    if len({kind for kinds_of in kinds.values() for kind in kinds_of}) > 1:
-        raise MappingError(
-            f"the keys of the join {join.text} differ in type: "
-            + ", ".join(f"{side}: {' or '.join(kind)}" for side, kind in kinds.items())
-            + "; cast one side in the query"
-        )
-
-
-def _common_codes(
-    connection: duckdb.DuckDBPyConnection, keys: Sequence[KeyColumn]
-) -> list[IntArray]:
-    """Return per shard the codes (n,) that equal hashes share across all the shards."""
-    hashes = np.concatenate([key.hashes for key in keys])
-    frame = pd.DataFrame(
-        {"hi": hashes[:, 0], "lo": hashes[:, 1], "place": np.arange(len(hashes))}
+def _too_many(steps: Sequence[JoinStep], most: int) -> MappingError:
+    *before, last = steps
+    listed = "; ".join(map(str, before))
+    return MappingError(
+        f"the join multiplies rows: {last}; max-joined-rows allows {most}. "
+        f"Before it: {listed}. "
+        f"Aggregate {last.table} in a sub-query (GROUP BY its join key), add a "
+        "predicate to its ON, or raise max-joined-rows"
     )
-    connection.register("hashes", frame)
-    first = connection.execute(
-        "SELECT CAST(min(place) OVER (PARTITION BY hi, lo) AS INTEGER) AS code "
-        "FROM hashes ORDER BY place"
-    ).fetchnumpy()["code"]
-    connection.unregister("hashes")
-    # the extra last entry stays -1: the code of NULL
-    lookup = np.append(np.asarray(first, dtype=np.int32), np.int32(-1))
-    codes = []
-    offset = 0
-    for key in keys:
-        codes.append(
-            lookup.take(np.where(key.codes < 0, len(hashes), key.codes + offset))
-        )
-        offset += len(key.hashes)
-    return codes
 
 
-def _join_steps(
-    joins: Sequence[Join], tables: Sequence[str]
-) -> list[tuple[str, list[str]]]:
-    """Return (table, its conditions), every table after one that it is joined to."""
-    steps: list[tuple[str, list[str]]] = [(tables[0], [])]
-    done, waiting = {tables[0]}, list(tables[1:])
+def _join_order(
+    joins: Sequence[Join],
+    tables: Sequence[str],
+    first: str,
+    outer: Collection[str],
+) -> list[tuple[str, list[int]]]:
+    """Return (table, its predicates), every table after one that it is joined to."""
+    order: list[tuple[str, list[int]]] = [(first, [])]
+    done, waiting = {first}, [table for table in tables if table != first]
     while waiting:
         for table in waiting:
-            conditions = [
-                f'"{join.left}".k{number} = "{join.right}".k{number}'
+            if table in outer and not done.issuperset(tables[: tables.index(table)]):
+                continue
+            predicates = [
+                number
                 for number, join in enumerate(joins)
                 if table in (join.left, join.right)
                 and {join.left, join.right} <= done | {table}
             ]
-            if conditions:
+            if predicates:
                 break
         else:
             raise MappingError(f"tables {waiting} are not joined to {sorted(done)}")
-        steps.append((table, conditions))
+        order.append((table, predicates))
         done.add(table)
         waiting.remove(table)
-    return steps
-
-
-def _join_sql(steps: Sequence[tuple[str, list[str]]]) -> str:
-    (first, _), *others = steps
-    return f'"{first}"' + "".join(
-        f' JOIN "{table}" ON {" AND ".join(conditions)}' for table, conditions in others
-    )
-
-
-def _rows_per_step(
-    connection: duckdb.DuckDBPyConnection, steps: Sequence[tuple[str, list[str]]]
-) -> tuple[tuple[str, int], ...]:
-    counts = []
-    for length in range(1, len(steps) + 1):
-        ((count,),) = connection.execute(
-            f"SELECT count(*) FROM {_join_sql(steps[:length])}"
-        ).fetchall()
-        counts.append((steps[length - 1][0], int(count)))
-    return tuple(counts)
+    return order

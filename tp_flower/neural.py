@@ -144,13 +144,17 @@ def fit_least_squares(
 
     Adam on mini-batches of rows drawn without replacement; the objective is divided by
     kappa * sum(G) / N, so that its scale (and the learning rate) does not depend on
-    rho.
+    rho. Without rows the penalised parameters move to the centre at once.
     """
+    if not len(problem.features):
+        model.parameters = np.where(
+            problem.penalised & (problem.strength > 0), problem.centre, model.parameters
+        )
+        return
     device = next(model.module.parameters()).device
     rows = _tensor(problem.features, device)
     target = _tensor(problem.target, device).to(rows.dtype)
-    weight = torch.as_tensor(np.array(problem.multiplicity), device=device)
-    weight = weight.to(rows.dtype) * (len(rows) / weight.sum())
+    weight = _mean_one(torch.as_tensor(np.array(problem.multiplicity)), rows)
     data_weight = problem.kappa * float(problem.multiplicity.sum())
     ridge = problem.strength * problem.joined_rows / data_weight
     penalty = torch.as_tensor(
@@ -177,6 +181,12 @@ def fit_least_squares(
         (objective * (0.5 / scale)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
+
+
+def _mean_one(weight: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return weights (n,) with mean 1, of the type and on the device of ``like``."""
+    weight = weight.to(like.device)
+    return weight.to(like.dtype) * (len(weight) / weight.sum())
 
 
 def _mlp(features: int, spec: ModelSpec) -> nn.Module:

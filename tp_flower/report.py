@@ -11,7 +11,8 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     tables    [{table, name, rows, features, shards, sites: [..], dropped: [..],
                 multiplicity: {min, mean, max}}]
     joined-rows {train, test}
-    join-steps  [{table, rows}]               rows left after joining each table
+    join-steps  [{table, rows, on, is-outer, rows-before, fan-out-min, fan-out-median,
+                fan-out-max, unmatched-before, unmatched-rows}]   `JoinStep`, in order
     history   [{round, epoch, phase, train: {metric: value}, test: {metric: value},
                 bytes-up: {table: n}, bytes-down: {table: n}, overhead-bytes,
                 server-seconds, client-seconds, wait-seconds,
@@ -34,6 +35,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tp_flower.joining import JoinStep
 
 SCHEMA_VERSION = 1
 REPORT_FILE = "report.json"
@@ -119,7 +122,7 @@ class RunReport:
         tables: one record per table, in the order of FROM.
         joined_rows_train: rows of the join to train on.
         joined_rows_test: held-out rows of the join.
-        join_steps: (alias, rows left after joining it), in order.
+        join_steps: one record per table, in the order of joining.
         history: one record per round, set-up included.
         final_train: metrics of the final model on the training rows.
         final_test: the same on the held-out rows.
@@ -135,7 +138,7 @@ class RunReport:
     tables: Sequence[TableReport]
     joined_rows_train: int
     joined_rows_test: int
-    join_steps: Sequence[tuple[str, int]]
+    join_steps: Sequence[JoinStep]
     history: Sequence[RoundReport]
     final_train: Metrics
     final_test: Metrics
@@ -193,10 +196,8 @@ def report_dict(report: RunReport) -> dict[str, object]:
             "train": report.joined_rows_train,
             "test": report.joined_rows_test,
         },
-        "join-steps": [
-            {"table": table, "rows": rows} for table, rows in report.join_steps
-        ],
-        "history": [_round_dict(item) for item in report.history],
+        "join-steps": [_record_dict(step) for step in report.join_steps],
+        "history": [_record_dict(item) for item in report.history],
         "totals": _totals(report.history),
         "epochs": report.epochs,
         "rounds": report.rounds,
@@ -248,7 +249,7 @@ def _table_dict(table: TableReport) -> dict[str, object]:
     }
 
 
-def _round_dict(item: RoundReport) -> dict[str, object]:
+def _record_dict(item: JoinStep | RoundReport) -> dict[str, object]:
     return {name.replace("_", "-"): value for name, value in vars(item).items()}
 
 

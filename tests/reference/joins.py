@@ -37,8 +37,12 @@ def union(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def expand(row_of: Sequence[int], values: Sequence[Sequence[float]]) -> list:
-    """Return the values of a table's rows on the joined rows, row by row."""
-    return [list(values[row]) for row in row_of]
+    """Return the values of a table's rows on the joined rows, row by row.
+
+    Zero where a joined row has no row of the table (-1).
+    """
+    zero = [0.0] * len(values[0])
+    return [list(values[row]) if row >= 0 else zero for row in row_of]
 
 
 def segment_sum(
@@ -47,6 +51,8 @@ def segment_sum(
     """Return the sums of joined rows' values over each row of a table, row by row."""
     sums = [[0.0] * len(values[0]) for _ in range(rows)]
     for row, value in zip(row_of, values, strict=True):
+        if row < 0:
+            continue
         for k, number in enumerate(value):
             sums[row][k] += number
     return sums
