@@ -215,9 +215,7 @@ SHAPE_REFUSALS = [
     ("SELECT id AS label, qty AS label FROM orders", "2 labels, expected one: id, qty"),
     ("SELECT qty AS label FROM orders", "has no features"),
     ("SELECT FROM orders", "the SELECT list is empty"),
-    ("FROM orders", r"name the columns instead of \*"),
-    ("SELECT *, qty AS label FROM orders", r"name the columns instead of \*: \*"),
-    ("SELECT o.*, qty AS label FROM orders o", r"name the columns instead of \*: o"),
+    ("SELECT COLUMNS('i.*'), qty AS label FROM orders", r"name the columns instead"),
     ("SELECT sum(id), qty AS label FROM orders", r"aggregate .*: SUM\(id\)"),
     ("SELECT id, max(qty) AS label FROM orders", r"aggregate .*: MAX\(qty\)"),
     ("SELECT id, rank() OVER () AS label FROM orders", "window functions"),
@@ -226,8 +224,6 @@ SHAPE_REFUSALS = [
         "SELECT id, qty AS label FROM orders WHERE id IN (SELECT id FROM t)",
         "WHERE: condition id IN .* sub-queries are not supported",
     ),
-    ("SELECT a.id, qty AS label FROM (SELECT 1) a", "sub-queries .* in FROM"),
-    ("SELECT id, qty AS label FROM (orders)", "sub-queries .* in FROM"),
     ("SELECT id, qty AS label FROM read_csv('x')", "only plain tables"),
     ("SELECT id, qty AS label FROM orders TABLESAMPLE 10%", "only plain tables"),
     ("SELECT id, qty AS label FROM orders AS o(id, qty)", "only plain tables"),
@@ -278,12 +274,13 @@ def test_refused_shapes(sql, message):
 
 @pytest.mark.parametrize(
     "join",
-    ["LEFT", "RIGHT", "FULL", "CROSS", "SEMI", "ANTI", "NATURAL", "POSITIONAL", "ASOF"],
+    ["RIGHT", "FULL", "CROSS", "SEMI", "ANTI", "NATURAL", "POSITIONAL", "ASOF"],
 )
-def test_only_inner_joins(join):
+def test_only_inner_and_left_joins(join):
     on = "" if join in ("CROSS", "NATURAL", "POSITIONAL") else "ON a.x = b.x"
     with pytest.raises(
-        QueryError, match=f"{join} JOIN of b is not supported: only INNER joins are"
+        QueryError,
+        match=f"{join} JOIN of b is not supported: only INNER and LEFT joins are",
     ):
         Query.from_sql(f"SELECT a.x AS label, b.y FROM a {join} JOIN b {on}")
 

@@ -38,8 +38,8 @@ def parse_aggregate(text: str, what: str) -> exp.Expr:
         QueryError: It is not exactly one expression, or holds something outside the
             allow-lists.
 
-    >>> render(parse_aggregate("sum(x)/count(*)", "column"), quote=True)
-    'SUM("x") / COUNT(*)'
+    >>> parse_aggregate("sum(x)/count(*)", "column").sql()
+    'SUM(x) / COUNT(*)'
     """
     tree = parse_expression(text, what, ALLOWED_NODES)
     check_aggregates(tree, what)
@@ -103,23 +103,18 @@ def _why_refused(node: exp.Expr) -> str:
 def _why_refused_aggregate(node: exp.Expr) -> str:
     """Return why an aggregate is nested in another or has odd arguments."""
     given = _given(node) - {"big_int"}
-    if kind_is_quantile := type(node) is exp.PercentileCont:
+    if is_quantile := type(node) is exp.PercentileCont:
         given -= {"expression"}
     if given != {"this"}:
         return f"this form of an aggregate is not supported; supported: {_LISTED}"
-    if kind_is_quantile and not _is_fraction(node.args.get("expression")):
+    if is_quantile and not _is_fraction(node.args.get("expression")):
         return "a quantile is a number from 0 to 1"
-    if node.find_ancestor(exp.Filter, *AGGREGATES) not in (None, _own_filter(node)):
+    parent = node.parent
+    has_filter = isinstance(parent, exp.Filter) and parent.this is node
+    whole = parent if has_filter and parent is not None else node
+    if whole.find_ancestor(exp.Filter, *AGGREGATES) is not None:
         return "an aggregate cannot stand inside another"
     return ""
-
-
-def _own_filter(node: exp.Expr) -> exp.Expr | None:
-    """Return the FILTER that follows an aggregate."""
-    parent = node.parent
-    is_own = isinstance(parent, exp.Filter) and parent.this is node
-    # invariant: a filter itself inside an aggregate is found by that aggregate's check
-    return parent if is_own else None
 
 
 def _given(node: exp.Expr) -> set[str]:

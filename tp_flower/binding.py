@@ -1,4 +1,4 @@
-"""A query bound to the tables' columns: one fragment per table, and the joins.
+"""A query bound to the tables' columns: fragments per table, and the joins.
 
 Every column is resolved to one table, as DuckDB would; then what concerns one
 table is pushed down to it, equalities between two tables become joins, and what
@@ -7,25 +7,20 @@ would need two tables' values at once is refused by name.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sqlglot import exp
 
+from tp_flower.conditions import Predicate, bind_conditions
 from tp_flower.errors import QueryError
-from tp_flower.expressions import as_filter, closest, parse_expression, render
+from tp_flower.expressions import parse_expression, render
 from tp_flower.fragment import Fragment
-from tp_flower.pieces import Feature, local_sql, spell
+from tp_flower.outer import Settled, settle
+from tp_flower.pieces import Feature, spell
+from tp_flower.relations import Schema, bind_table
 from tp_flower.scope import Local, Scope
-from tp_flower.statement import (
-    JoinClause,
-    SelectItem,
-    Statement,
-    TableRef,
-    is_label,
-    item_name,
-)
-
-Schema = Mapping[str, str]
+from tp_flower.star import expand_stars
+from tp_flower.statement import SelectItem, Statement, is_label, item_name
 
 
 @dataclass(frozen=True)
@@ -52,46 +47,46 @@ class BoundQuery:
     """All that training needs to know of a query.
 
     Attributes:
-        fragments: One per table, in FROM order.
+        fragments: In FROM order; one per table, or one per SELECT of its UNION ALL,
+            next to each other and with the same numbers of features and keys.
         joins: One per pair of tables with predicates, ordered by the right table,
             then the left, in FROM order; together they connect all tables.
         label_table: Alias of the table that holds the label.
+        outer: The tables that may have no match for a joined row: they are LEFT
+            JOINed, in FROM order, after all others are joined.
     """
 
     fragments: tuple[Fragment, ...]
     joins: tuple[Join, ...]
     label_table: str
+    outer: frozenset[str] = frozenset()
 
     @property
     def tables(self) -> tuple[str, ...]:
         """The aliases of the tables, in FROM order."""
-        return tuple(fragment.table for fragment in self.fragments)
+        return tuple(dict.fromkeys(fragment.table for fragment in self.fragments))
 
-    def fragment(self, table: str) -> Fragment:
-        """Return the fragment of a table.
+    def fragments_of(self, table: str) -> tuple[Fragment, ...]:
+        """Return the fragments of a table.
 
         Raises:
             KeyError: The query has no table of this alias.
         """
-        for fragment in self.fragments:
-            if fragment.table == table:
-                return fragment
-        raise KeyError(table)
+        found = tuple(f for f in self.fragments if f.table == table)
+        if not found:
+            raise KeyError(table)
+        return found
 
+    def fragment(self, table: str) -> Fragment:
+        """Return the fragment of a table that has one.
 
-@dataclass(frozen=True)
-class _Predicate:
-    """An equality between expressions of two tables."""
-
-    left: Local
-    right: Local
-    text: str = field(compare=False)
-
-    def facing(self, order: Sequence[str]) -> "_Predicate":
-        """Return the predicate with the table that comes first on the left."""
-        if order.index(self.left.table) <= order.index(self.right.table):
-            return self
-        return _Predicate(self.right, self.left, self.text)
+        Raises:
+            KeyError: The query has no table of this alias, or it has several.
+        """
+        found = self.fragments_of(table)
+        if len(found) > 1:
+            raise KeyError(table)
+        return found[0]
 
 
 def bind_statement(statement: Statement, schemas: Mapping[str, Schema]) -> BoundQuery:
@@ -103,139 +98,64 @@ def bind_statement(statement: Statement, schemas: Mapping[str, Schema]) -> Bound
 
     Raises:
         QueryError: A table or column is unknown or ambiguous, an expression needs
-            two tables at once, or a table is not joined with the others.
+            two tables at once, a table is not joined with the others, or a LEFT JOIN
+            asks for rows that no site has.
     """
-    names = [_hosted(table, schemas) for table in statement.tables]
+    relations = {table.alias: bind_table(table, schemas) for table in statement.tables}
+    names = (item.name for item in statement.items if isinstance(item, SelectItem))
     scope = Scope(
-        columns={
-            table.alias: tuple(schemas[name])
-            for table, name in zip(statement.tables, names, strict=True)
-        },
-        aliases=tuple(item.name for item in statement.items if item.name),
+        columns={alias: relation.columns for alias, relation in relations.items()},
+        aliases=tuple(name for name in names if name),
     )
-    predicates, filters, scope = _bind_conditions(statement, scope)
-    order = [table.alias for table in statement.tables]
-    predicates = list(dict.fromkeys(p.facing(order) for p in predicates))
-    _check_joined(statement, predicates)
-    joins, keys = _make_joins(predicates, order)
-    label, features = _bind_items(statement.items, scope)
+    conditions, scope = bind_conditions(statement, scope)
+    left_joined = [join.alias for join in statement.joins if join.is_left]
+    settled = settle(conditions, left_joined, relations)
+    _check_joined(statement, settled)
+    sides = {side for c in conditions if isinstance(c, Predicate) for side in c.sides}
+    label, features = _bind_items(expand_stars(statement.items, scope, sides), scope)
+    if label.table in settled.outer:
+        raise QueryError(
+            f"the label {label.sql} is of table {label.table}, which is LEFT JOINed: "
+            f"rows without a match have no label; join {label.table} with JOIN"
+        )
+    joins, keys = _make_joins(settled.predicates, list(relations))
     fragments = tuple(
-        Fragment(
-            table=alias,
-            name=name,
-            features=tuple(features.get(alias, ())),
-            keys=tuple(keys.get(alias, ())),
-            label=label.sql if label.table == alias else None,
-            filters=tuple(dict.fromkeys(f.sql for f in filters if f.table == alias)),
+        branch.fragment(
+            Fragment(
+                table=alias,
+                name=branch.name,
+                features=tuple(features.get(alias, ())),
+                keys=tuple(keys.get(alias, ())),
+                label=label.sql if label.table == alias else None,
+                filters=tuple(f.sql for f in settled.filters if f.table == alias),
+            )
         )
-        for alias, name in zip(order, names, strict=True)
+        for alias, relation in relations.items()
+        for branch in relation.branches
     )
-    return BoundQuery(fragments, joins, label.table)
+    return BoundQuery(fragments, joins, label.table, settled.outer)
 
 
-def _hosted(table: TableRef, schemas: Mapping[str, Schema]) -> str:
-    """Return the name under which the sites host a table."""
-    name = spell(table.name, tuple(schemas))
-    if name is None:
-        raise QueryError(
-            f"no site hosts a table {table.name!r}{closest(table.name, tuple(schemas))}"
-            f"; hosted tables: {', '.join(schemas) or 'none'}"
-        )
-    return name
-
-
-def _bind_conditions(
-    statement: Statement, scope: Scope
-) -> tuple[list[_Predicate], list[Local], Scope]:
-    """Sort ON, USING and WHERE into predicates and filters.
-
-    Returns:
-        The predicates, the filters, and the scope of WHERE and SELECT, in which
-        the columns of USING are merged.
-    """
-    predicates: list[_Predicate] = []
-    filters: list[Local] = []
-    merged: dict[str, str] = {}
-    order = list(scope.columns)
-    for position, join in enumerate(statement.joins, start=1):
-        # ON sees the tables up to its own, as in SQL; later ones do not exist yet.
-        visible = {alias: scope.columns[alias] for alias in order[: position + 1]}
-        here = Scope(visible, dict(merged), scope.aliases)
-        using = [_bind_using(join, name, here) for name in join.using]
-        for name, predicate in zip(join.using, using, strict=True):
-            merged.setdefault(name.lower(), predicate.left.table)
-        predicates += using
-        for text in join.on:
-            _add(_bind_condition(text, here), predicates, filters)
-    whole = Scope(scope.columns, merged, scope.aliases)
-    for text in statement.where:
-        _add(_bind_condition(text, whole), predicates, filters)
-    return predicates, filters, whole
-
-
-def _add(
-    bound: _Predicate | Local, predicates: list[_Predicate], filters: list[Local]
-) -> None:
-    """Put a condition on the list of its kind."""
-    if isinstance(bound, _Predicate):
-        predicates.append(bound)
-    else:
-        filters.append(bound)
-
-
-def _bind_using(join: JoinClause, name: str, scope: Scope) -> _Predicate:
-    """Return the predicate of one USING column."""
-    what = f"join of {join.alias} USING ({name})"
-    before = {a: names for a, names in scope.columns.items() if a != join.alias}
-    column = exp.column(exp.to_identifier(name, quoted=True))
-    left = Scope(before, scope.merged, scope.aliases).table_of(column, what)
-    own = exp.column(column.this.copy(), table=exp.to_identifier(join.alias, True))
-    right = scope.table_of(own, what)
-    return _Predicate(
-        Local(left, local_sql(column, scope.columns[left], what)),
-        Local(right, local_sql(column, scope.columns[right], what)),
-        f"{left}.{name} = {right}.{name}",
-    )
-
-
-def _bind_condition(text: str, scope: Scope) -> _Predicate | Local:
-    """Return a condition as a filter of one table or a join predicate of two."""
-    what = f"condition {text}"
-    tree = parse_expression(text, what)
-    tables = scope.tables(tree, what)
-    if not tables:
-        raise QueryError(
-            f"{what} names no column: a filter needs one, and a join an equality "
-            "between columns of two tables"
-        )
-    if len(tables) == 1:
-        return scope.local(as_filter(tree), what)
-    if isinstance(tree, exp.EQ):
-        sides = scope.tables(tree.left, what), scope.tables(tree.right, what)
-        if len(sides[0]) == len(sides[1]) == 1:
-            left = scope.local(tree.left, what)
-            return _Predicate(left, scope.local(tree.right, what), text)
-    raise QueryError(
-        f"{what} needs the values of {len(tables)} tables ({', '.join(tables)}): "
-        "only an equality between expressions of two tables can join them"
-    )
-
-
-def _check_joined(statement: Statement, predicates: Sequence[_Predicate]) -> None:
+def _check_joined(statement: Statement, settled: Settled) -> None:
     """Refuse a table that no chain of predicates connects to the first one."""
-    joined = {statement.tables[0].alias}
-    edges = {(p.left.table, p.right.table) for p in predicates}
-    for _ in statement.tables:
-        joined |= {b for a, b in edges if a in joined}
-        joined |= {a for a, b in edges if b in joined}
+    order = [table.alias for table in statement.tables]
+    inner = [alias for alias in order if alias not in settled.outer]
+    between = {
+        (p.left.table, p.right.table) for p in settled.predicates if p.owner is None
+    }
+    joined = {order[0]}
+    for _ in inner:
+        joined |= {b for a, b in between if a in joined}
+        joined |= {a for a, b in between if b in joined}
+    owners = {p.owner for p in settled.predicates}
     for join in statement.joins:
-        alone = not any(join.alias in edge for edge in edges)
-        if join.on and alone:
+        edges = [edge for edge in between if join.alias in edge]
+        if join.on and not edges and join.alias not in owners:
             raise QueryError(
                 f"join of {join.alias} has no equality condition: "
                 f"ON {' AND '.join(join.on)} compares it with no other table"
             )
-        if join.alias not in joined:
+        if join.alias in inner and join.alias not in joined:
             raise QueryError(
                 f"table {join.alias!r} is not connected to {sorted(joined)}: "
                 "add an equality condition between them"
@@ -243,10 +163,10 @@ def _check_joined(statement: Statement, predicates: Sequence[_Predicate]) -> Non
 
 
 def _make_joins(
-    predicates: Sequence[_Predicate], order: Sequence[str]
+    predicates: Sequence[Predicate], order: Sequence[str]
 ) -> tuple[tuple[Join, ...], dict[str, list[tuple[str, ...]]]]:
     """Return one join per pair of tables, and the keys that they use per table."""
-    pairs: dict[tuple[str, str], list[_Predicate]] = {}
+    pairs: dict[tuple[str, str], list[Predicate]] = {}
     for predicate in predicates:
         pair = predicate.left.table, predicate.right.table
         pairs.setdefault(pair, []).append(predicate)

@@ -16,10 +16,20 @@ from dataclasses import dataclass, field
 
 from tp_flower.binding import BoundQuery, Join, bind_statement
 from tp_flower.expressions import DIALECT
-from tp_flower.fragment import Feature, Fragment
-from tp_flower.statement import Statement, TableRef, parse_statement
+from tp_flower.fragment import Feature, Fragment, SubQuery
+from tp_flower.parsing import parse_statement
+from tp_flower.statement import DerivedTable, Statement, Table, TableRef
 
-__all__ = ["BoundQuery", "Feature", "Fragment", "Join", "Query", "TableRef"]
+__all__ = [
+    "BoundQuery",
+    "DerivedTable",
+    "Feature",
+    "Fragment",
+    "Join",
+    "Query",
+    "SubQuery",
+    "TableRef",
+]
 
 
 @dataclass(frozen=True)
@@ -43,7 +53,8 @@ class Query:
         """Return the query that ``sql`` writes.
 
         Args:
-            sql: One SELECT with a label, features, INNER equi-joins and filters.
+            sql: One SELECT with a label, features, equi-joins (INNER or LEFT) and
+                filters; a table may be a sub-query over one table.
             dialect: The dialect it is written in, as sqlglot names it.
 
         Raises:
@@ -53,9 +64,14 @@ class Query:
         return cls(sql, parse_statement(sql, dialect))
 
     @property
-    def tables(self) -> tuple[TableRef, ...]:
+    def tables(self) -> tuple[Table, ...]:
         """The tables of the query, in FROM order."""
         return self.statement.tables
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tables that sites must host, each once."""
+        return self.statement.names
 
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
         """Return the fragments and joins over tables with these columns.
@@ -65,7 +81,8 @@ class Query:
 
         Raises:
             QueryError: A table or column is unknown or ambiguous, an expression
-                needs two tables at once, or a table is not joined with the others.
+                needs two tables at once, a table is not joined with the others, or a
+                LEFT JOIN asks for rows that no site has.
         """
         return bind_statement(self.statement, schemas)
 
