@@ -88,7 +88,11 @@ class Alignment:
     @property
     def names(self) -> dict[str, str]:
         """Name of every table at the sites."""
-        return {own.table: own.name for own in self.bound.fragments}
+        return {
+            table: " + ".join(dict.fromkeys(own.name for own in fragments))
+            for table in self.bound.tables
+            if (fragments := self.bound.fragments_of(table))
+        }
 
     @property
     def train_labels(self) -> FloatArray:
@@ -114,7 +118,14 @@ def align(
     _check_models(settings, bound)
     extracted = yield from _extract(bound, settings, inventory)
     rows = extracted.table_rows
-    mapping, steps = build_mapping(bound.joins, extracted.keys, rows, bound.label_table)
+    mapping, steps = build_mapping(
+        bound.joins,
+        extracted.keys,
+        rows,
+        bound.label_table,
+        bound.outer,
+        settings.max_joined_rows,
+    )
     rng = generator(settings.seed, Stream.SPLIT)
     held_out = split_rows(rows[bound.label_table], settings.test_fraction, rng)
     label_rows = mapping.tables[bound.label_table]
@@ -177,7 +188,7 @@ def _extract(
                 read_key(replies, part, key, rows[part.number]) for part in own
             ]
             for table, own in parts.items()
-            for key in range(len(bound.fragment(table).keys))
+            for key in range(len(bound.fragments_of(table)[0].keys))
         },
         labels=_labels(parts[bound.label_table], replies, rows, settings),
     )
