@@ -1,85 +1,25 @@
-"""RelationalStrategy: a Flower Strategy whose training set is the result of a query.
+"""RelationalStrategy: a Flower Strategy whose training set is the result of a query."""
 
-A method is written as a generator: it yields a :class:`Request`, receives the sites'
-:class:`Replies`, and so reads like its algorithm. Flower's hooks drive it: what
-``configure_train`` sends is the pending request, and ``aggregate_train`` feeds the
-replies in and runs to the next one. So wrappers that look at or change messages work,
-and ``start`` returns Flower's ``Result``.
-"""
-
-import time
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from logging import INFO, WARNING
+from collections.abc import Generator
+from logging import INFO
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord
 from flwr.common.logger import log
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
 
-from strategies.exchange import (
-    Replies,
-    Request,
-    ask,
-    count_bytes,
-    make_messages,
-    open_replies,
-    send_and_receive,
-)
+from strategies.exchange import Replies, Request, ask
 from strategies.federation import Federation, table_reports
-from strategies.inventory import Inventory, find_sites
+from strategies.rounds import EpochResult, RoundListener, RoundStrategy
 from strategies.setup import Plan, set_up
 from tp_flower.experiment import Settings
-from tp_flower.protocol import Action, Packet
+from tp_flower.protocol import Action
 from tp_flower.query import Query
-from tp_flower.report import RoundReport, RunReport
+from tp_flower.report import RunReport
 
-ABANDON_SECONDS = 10.0
-"""To wait for the sites to forget a failed run."""
-
-RoundListener = Callable[[RoundReport], None]
+__all__ = ["EpochResult", "RelationalStrategy"]
 
 
-@dataclass(frozen=True)
-class EpochResult:
-    """How far an epoch got.
-
-    Attributes:
-        epoch: from 1.
-        train: metrics on the training rows.
-        test: metrics on the held-out rows.
-        primal_residual: ADMM's, relative; None for SGD.
-        dual_residual: ADMM's, relative; None for SGD.
-    """
-
-    epoch: int
-    train: dict[str, float]
-    test: dict[str, float]
-    primal_residual: float | None = None
-    dual_residual: float | None = None
-
-    def is_within(self, tolerance: float) -> bool:
-        """Whether both residuals are below the tolerance."""
-        if self.primal_residual is None or self.dual_residual is None:
-            return False
-        return max(self.primal_residual, self.dual_residual) < tolerance
-
-
-@dataclass
-class _Progress:
-    """What changes while a strategy runs."""
-
-    method: Generator[Request, Replies, None] | None = None
-    pending: Request | None = None
-    result: EpochResult | None = None
-    history: list[RoundReport] = field(default_factory=list)
-    sent: list[Message] = field(default_factory=list)
-    sent_at: float = 0.0
-
-
-class RelationalStrategy(Strategy):
+class RelationalStrategy(RoundStrategy):
     """Base of the methods that train over joins and unions.
 
     Args:
@@ -92,8 +32,6 @@ class RelationalStrategy(Strategy):
         federation: the training problem, after set-up.
     """
 
-    name: str
-
     def __init__(
         self,
         query: Query,
@@ -101,17 +39,9 @@ class RelationalStrategy(Strategy):
         on_round: RoundListener | None = None,
         **overrides: object,
     ) -> None:
-        base = settings or Settings(strategy=self.name)
-        self.settings = base.with_fields(**overrides)
-        self.query = query
-        self.chosen: dict[str, object] = {"num-epochs": self.settings.epochs}
+        super().__init__(query, settings, on_round, **overrides)
+        self.chosen: dict[str, object] = {}
         self.federation: Federation | None = None
-        self._on_round = on_round
-        self._epoch = 0
-        self._inventory = Inventory(())
-        self._progress = _Progress()
-        self._started = datetime.now(UTC)
-        self._clock = time.perf_counter()
 
     @abstractmethod
     def plan(self) -> Plan:
@@ -121,161 +51,15 @@ class RelationalStrategy(Strategy):
     def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
         """Train; call :meth:`finish_epoch` at the end of every epoch."""
 
-    @property
-    def epoch(self) -> int:
-        """The epoch in progress, from 1; 0 during set-up."""
-        return self._epoch
+    def default_settings(self) -> Settings:
+        """Return the defaults of the method."""
+        return Settings(strategy=self.name)
 
-    def request(self, request: Request) -> Request:
-        """Return a request as one of the epoch in progress."""
-        return replace(request, epoch=self._epoch)
-
-    def finish_epoch(self, result: EpochResult) -> None:
-        """Record an epoch; its metrics belong to the round that just ended."""
-        self._progress.result = result
-        self._epoch = result.epoch + 1
-
-    def configure_train(
-        self,
-        server_round: int,
-        arrays: ArrayRecord,  # noqa: ARG002 - sites keep their own models
-        config: ConfigRecord,  # noqa: ARG002 - settings travel in our header
-        grid: Grid,  # noqa: ARG002
-    ) -> Iterable[Message]:
-        """Return the messages of the pending request."""
-        if self._progress.pending is None:
-            return []
-        messages = make_messages(self._progress.pending, server_round)
-        self._progress.sent = messages
-        self._progress.sent_at = time.perf_counter()
-        return messages
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Feed the replies to the method and let it compute its next request.
-
-        Raises:
-            SiteError: if a site failed.
-            ReplyError: if a reply is missing or malformed.
-        """
-        received_at = time.perf_counter()
-        replies, request = list(replies), self._progress.pending
-        if request is None:
-            return None, None
-        opened = open_replies(
-            request, replies, self._inventory.site_names, self._progress.sent
-        )
-        self._advance(opened)
-        self._record(server_round, request, replies, opened, received_at)
-        result, self._progress.result = self._progress.result, None
-        if result is None:
-            return None, None
-        return self._arrays(), MetricRecord(dict(result.train))
-
-    def configure_evaluate(
-        self,
-        server_round: int,  # noqa: ARG002
-        arrays: ArrayRecord,  # noqa: ARG002
-        config: ConfigRecord,  # noqa: ARG002
-        grid: Grid,  # noqa: ARG002
-    ) -> Iterable[Message]:
-        """Return nothing: scores of held-out rows ride along with training."""
-        return []
-
-    def aggregate_evaluate(
-        self,
-        server_round: int,  # noqa: ARG002
-        replies: Iterable[Message],  # noqa: ARG002
-    ) -> MetricRecord | None:
-        """Return nothing, as there is nothing to evaluate apart."""
-        return None
-
-    def summary(self) -> None:
-        """Log the settings that were changed from their defaults."""
-        defaults = Settings(strategy=self.settings.strategy).to_dict()
-        for key, value in self.settings.to_dict().items():
-            if value != defaults[key] and key != "sql":
-                log(INFO, "\t%s = %r", key, value)
-
-    def start(  # noqa: PLR0913 - Flower's signature
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord | None = None,  # noqa: ARG002
-        num_rounds: int = 0,
-        timeout: float = 0.0,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,  # noqa: ARG002
-        evaluate_fn: object = None,  # noqa: ARG002
-    ) -> Result:
-        """Set up and train; every argument but the grid may be left out.
-
-        Args:
-            grid: how messages reach the sites.
-            initial_arrays: not used; the sites make their own models.
-            num_rounds: epochs, in place of ``num_epochs``, if not 0. Flower counts
-                rounds; how many of them an epoch takes depends on the method.
-            timeout: seconds to wait for a site, in place of ``site_timeout``, if not 0.
-            train_config: passed to ``configure_train``, for wrappers.
-            evaluate_config: not used.
-            evaluate_fn: not used; held-out rows are evaluated every epoch.
-
-        Returns:
-            Flower's result: the base score in ``arrays``, and the training and test
-            metrics of every epoch in ``train_metrics_clientapp`` and
-            ``evaluate_metrics_serverapp``.
-
-        Raises:
-            TPFlowerError: any of its kinds; see the modules.
-        """
-        if num_rounds:
-            self.settings = self.settings.with_fields(num_epochs=num_rounds)
-            self.chosen["num-epochs"] = num_rounds
-        self._started, self._clock = datetime.now(UTC), time.perf_counter()
-        self._progress, self._epoch = _Progress(), 0
-        log(INFO, "Starting %s strategy:", type(self).__name__)
-        self.summary()
-        wanted = [table.name for table in self.query.tables]
-        self._inventory = find_sites(grid, self.settings, wanted)
-        self._progress.method = self._method()
-        config = ConfigRecord() if train_config is None else train_config
-        try:
-            self._progress.pending = next(self._progress.method)
-            return self._run(grid, config, timeout or self.settings.site_timeout)
-        except Exception:
-            self._abandon(grid)
-            raise
-
-    def _abandon(self, grid: Grid) -> None:
-        """Let the sites forget a failed run, as far as they can be reached."""
-        nodes = {part.node: Packet() for part in self._inventory.shards}
-        messages = make_messages(Request(Action.FINISH, nodes), 0)
-        try:
-            send_and_receive(grid, messages, ABANDON_SECONDS)
-        except Exception as error:  # noqa: BLE001 - the run's own error matters more
-            log(WARNING, "the sites could not be told to forget the run: %s", error)
-
-    def _run(self, grid: Grid, config: ConfigRecord, timeout: float) -> Result:
-        result, arrays, server_round = Result(), ArrayRecord(), 0
-        while self._progress.pending is not None:
-            server_round += 1
-            messages = list(self.configure_train(server_round, arrays, config, grid))
-            replies = send_and_receive(grid, messages, timeout)
-            new_arrays, metrics = self.aggregate_train(server_round, replies)
-            if new_arrays is None or metrics is None:
-                continue
-            result.arrays = arrays = new_arrays
-            ended = self._progress.history[-1]
-            result.train_metrics_clientapp[ended.epoch] = metrics
-            if ended.test:
-                test = MetricRecord(dict(ended.test))
-                result.evaluate_metrics_serverapp[ended.epoch] = test
-        return result
-
-    def _method(self) -> Generator[Request, Replies, None]:
+    def rounds(self) -> Generator[Request, Replies, None]:
         """Set up, train, and let the sites forget the run."""
+        self.chosen["num-epochs"] = self.settings.epochs
         federation = yield from set_up(
-            self.query, self.settings, self.plan(), self._inventory
+            self.query, self.settings, self.plan(), self.inventory
         )
         self.federation = federation
         self.chosen |= {"loss": federation.loss.name}
@@ -283,55 +67,13 @@ class RelationalStrategy(Strategy):
             if encoder.dropped:
                 names = ", ".join(encoder.dropped)
                 log(INFO, "table %s: constant features dropped: %s", table, names)
-        self._epoch = 1
+        self.start_epochs()
         yield from self.epochs(federation)
-        self._epoch = 0
+        self.end_epochs()
         yield ask(Action.FINISH, federation.parts)
 
-    def _advance(self, replies: Replies) -> None:
-        if self._progress.method is None:
-            return
-        try:
-            self._progress.pending = self._progress.method.send(replies)
-        except StopIteration:
-            self._progress.pending = None
-
-    def _record(
-        self,
-        server_round: int,
-        request: Request,
-        replies: list[Message],
-        opened: Replies,
-        received_at: float,
-    ) -> None:
-        traffic = count_bytes(request, opened, self._progress.sent, replies)
-        result = self._progress.result
-        client_seconds = max(
-            (float(p.header.get("seconds", 0.0)) for p in opened.packets.values()),
-            default=0.0,
-        )
-        report = RoundReport(
-            round=server_round,
-            epoch=request.epoch,
-            phase=request.phase,
-            train=result.train if result else {},
-            test=result.test if result else {},
-            bytes_up=dict(traffic.up),
-            bytes_down=dict(traffic.down),
-            overhead_bytes=traffic.overhead,
-            server_seconds=time.perf_counter() - received_at,
-            client_seconds=client_seconds,
-            wait_seconds=max(
-                received_at - self._progress.sent_at - client_seconds, 0.0
-            ),
-            primal_residual=result.primal_residual if result else None,
-            dual_residual=result.dual_residual if result else None,
-        )
-        self._progress.history.append(report)
-        if self._on_round is not None:
-            self._on_round(report)
-
-    def _arrays(self) -> ArrayRecord:
+    def result_arrays(self) -> ArrayRecord:
+        """Return the base score."""
         if self.federation is None:
             return ArrayRecord()
         return ArrayRecord({"base-score": Array(self.federation.base_score)})
@@ -346,7 +88,7 @@ class RelationalStrategy(Strategy):
         federation = self.federation
         if federation is None:
             raise RuntimeError("there is no report before the set-up is done")
-        ended = [item for item in self._progress.history if item.train]
+        ended = [item for item in self.history if item.train]
         return RunReport(
             settings=self.settings.to_dict(),
             chosen=self.chosen,
@@ -355,10 +97,10 @@ class RelationalStrategy(Strategy):
             joined_rows_train=federation.train.joined_rows,
             joined_rows_test=len(federation.test_labels),
             join_steps=federation.join_steps,
-            history=self._progress.history,
+            history=self.history,
             final_train=ended[-1].train if ended else {},
             final_test=ended[-1].test if ended else {},
             output_dir=self.settings.output_dir,
-            started=self._started.isoformat(timespec="seconds"),
-            seconds=time.perf_counter() - self._clock,
+            started=self.started,
+            seconds=self.seconds,
         )

@@ -1,0 +1,309 @@
+"""What training will send: rounds and array bytes, from sizes that set-up knows.
+
+A pure model of the protocol: which arrays every message carries, in which type. It
+counts what a report counts as ``bytes-up`` and ``bytes-down`` (headers, layouts and
+padding are ``overhead-bytes`` there, and nothing here).
+
+Notation:
+    n, m    ``trained`` rows and rows that take part, of one shard    k  batch rows
+    d_c     ``outputs``     d  ``features``     p  ``parameters``
+    N, B    joined training rows and rows of a batch     G  multiplicity of a row
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import gammaln
+
+from tp_flower.protocol import Update
+
+SCORE_BYTES = 4  # targets, messages and scores travel as float32
+PARAMETER_BYTES = 8  # parameters, statistics and gradients as float64
+INDEX_BYTES = 4  # row numbers and multiplicities as int32
+FLAG_BYTES = 1
+
+
+@dataclass(frozen=True)
+class ShardSize:
+    """The rows of one shard.
+
+    Attributes:
+        rows: after the fragment's filters.
+        trained: rows in at least one joined training row.
+        tested: rows in at least one held-out joined row.
+        total: rows that take part, trained or tested.
+        batch_rows: distinct rows of a batch, summed over the batches of an epoch; 0
+            without batches.
+    """
+
+    rows: int
+    trained: int
+    tested: int
+    total: int
+    batch_rows: float = 0.0
+
+    def __add__(self, other: "ShardSize") -> "ShardSize":
+        """Return the size of one shard that has the rows of both."""
+        return ShardSize(
+            self.rows + other.rows,
+            self.trained + other.trained,
+            self.tested + other.tested,
+            self.total + other.total,
+            self.batch_rows + other.batch_rows,
+        )
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """One table of the training problem.
+
+    Attributes:
+        name: alias in the query.
+        shards: the rows of each.
+        update: how its shards train together.
+        outputs: d_c.
+        features: d, after encoding.
+        parameters: p.
+        has_intercept: whether its model has the output intercept.
+        is_linear: whether its model is linear.
+    """
+
+    name: str
+    shards: tuple[ShardSize, ...]
+    update: Update
+    outputs: int
+    features: int
+    parameters: int
+    has_intercept: bool
+    is_linear: bool
+
+    @property
+    def trained(self) -> int:
+        """Rows that are trained on."""
+        return sum(shard.trained for shard in self.shards)
+
+    @property
+    def tested(self) -> int:
+        """Rows in held-out joined rows."""
+        return sum(shard.tested for shard in self.shards)
+
+    @property
+    def total(self) -> int:
+        """Rows that take part."""
+        return sum(shard.total for shard in self.shards)
+
+    @property
+    def batch_rows(self) -> float:
+        """Distinct rows of a batch, summed over the batches."""
+        return sum(shard.batch_rows for shard in self.shards)
+
+    def in_one_shard(self) -> "TableSize":
+        """Return the table as it would be at one site."""
+        whole = sum(self.shards[1:], start=self.shards[0])
+        return replace(self, shards=(whole,), update=Update.LOCAL)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What some rounds send.
+
+    Attributes:
+        rounds: how many.
+        up: bytes from the sites to the server, by table.
+        down: bytes from the server to the sites, by table.
+    """
+
+    rounds: int = 0
+    up: Mapping[str, float] = field(default_factory=dict)
+    down: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def bytes_up(self) -> float:
+        """Bytes to the server, of all tables."""
+        return sum(self.up.values())
+
+    @property
+    def bytes_down(self) -> float:
+        """Bytes to the sites, of all tables."""
+        return sum(self.down.values())
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        """Return one after the other."""
+        return Traffic(
+            self.rounds + other.rounds,
+            _sum(self.up, other.up),
+            _sum(self.down, other.down),
+        )
+
+    def seconds(self, network: "Network") -> float:
+        """Return latency per round plus bytes over bandwidth (paper, section 6.3)."""
+        bits = 8.0 * (self.bytes_up + self.bytes_down)
+        return self.rounds * network.round_seconds + bits / network.bits_per_second
+
+
+@dataclass(frozen=True)
+class Network:
+    """How long messages take.
+
+    Attributes:
+        name: for people.
+        round_seconds: of one round, whatever it carries.
+        bits_per_second: of the server's link.
+    """
+
+    name: str
+    round_seconds: float
+    bits_per_second: float
+
+
+NETWORKS = (
+    Network("US-UK", 0.136, 0.42e9),
+    Network("US-US", 0.067, 1.15e9),
+    # a SuperNode polls every 3 s and starts a process per message (measured, 1.41)
+    Network("Flower deployment on a LAN", 4.0, 1e9),
+)
+
+
+def admm_epoch(tables: Sequence[TableSize], inner_rounds: int = 1) -> Traffic:
+    """Return what one epoch of ADMM sends.
+
+    Targets go down, 4 n d_c. Scores come up, 4 m d_c: at once from a table in one
+    shard, and after one round more from a sharded one. Its shards first send moments, 8
+    (d [+ 1]) d_c, or in every inner round a proposal, 8 p; parameters come down, 8 p.
+    """
+    up: defaultdict[str, float] = defaultdict(float)
+    down: defaultdict[str, float] = defaultdict(float)
+    rounds = 1
+    for table in tables:
+        down[table.name] += SCORE_BYTES * table.trained * table.outputs
+        up[table.name] += SCORE_BYTES * table.total * table.outputs
+        shards = len(table.shards)
+        vector = PARAMETER_BYTES * table.parameters * shards
+        if table.update is Update.GRAM:
+            width = table.features + table.has_intercept
+            up[table.name] += PARAMETER_BYTES * width * table.outputs * shards
+            down[table.name] += vector
+            rounds = max(rounds, 2)
+        elif table.update is Update.CONSENSUS:
+            up[table.name] += inner_rounds * vector
+            down[table.name] += inner_rounds * vector
+            rounds = 1 + inner_rounds
+    return Traffic(rounds, up, down)
+
+
+def sgd_epoch(
+    tables: Sequence[TableSize],
+    batches: int,
+    *,
+    is_last: bool = False,
+    scores_all: bool = False,
+) -> Traffic:
+    """Return what one epoch of SGD sends.
+
+    Per batch Y goes down and the scores of the next batch come up, 4 k d_c each; with
+    several shards also a gradient up and the sum of all down, 8 p each, in a round of
+    its own. Scores of held-out rows ride along with the last batch.
+
+    Args:
+        tables: of the training problem.
+        batches: per epoch.
+        is_last: of the run: no batch follows, and all rows are scored.
+        scores_all: whether every epoch scores all rows (a tolerance is set).
+    """
+    up: defaultdict[str, float] = defaultdict(float)
+    down: defaultdict[str, float] = defaultdict(float)
+    sent = batches - 1 if is_last else batches
+    for table in tables:
+        row = SCORE_BYTES * table.outputs
+        scored = table.total if is_last or scores_all else table.tested
+        down[table.name] += row * table.batch_rows
+        up[table.name] += row * (table.batch_rows * sent / batches + scored)
+        if table.update is Update.SUM:
+            vector = PARAMETER_BYTES * table.parameters * len(table.shards)
+            up[table.name] += batches * vector
+            down[table.name] += batches * vector
+    is_sharded = any(table.update is Update.SUM for table in tables)
+    return Traffic(batches * (2 if is_sharded else 1), up, down)
+
+
+def sgd_run(
+    tables: Sequence[TableSize], batches: int, epochs: int, *, scores_all: bool = False
+) -> Traffic:
+    """Return what ``epochs`` epochs of SGD send."""
+    total = sgd_epoch(tables, batches, is_last=True, scores_all=scores_all)
+    for _ in range(epochs - 1):
+        total += sgd_epoch(tables, batches, scores_all=scores_all)
+    return total
+
+
+def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
+    """Return what the last round of set-up sends.
+
+    Which rows are trained and tested goes down as a bit each, G as 4 n, and with
+    ``batches`` the batch plan, 4 (batches + 1 + k). Up comes which parameters are
+    penalised, a byte each; the Gram matrix where it is summed; and the first scores of
+    models that are not linear.
+    """
+    up: defaultdict[str, float] = defaultdict(float)
+    down: defaultdict[str, float] = defaultdict(float)
+    for table in tables:
+        width = table.features + table.has_intercept
+        for shard in table.shards:
+            own: float = 2 * (-(-shard.rows // 8)) + INDEX_BYTES * shard.trained
+            if batches:
+                own += INDEX_BYTES * (batches + 1 + shard.batch_rows)
+            down[table.name] += own
+            up[table.name] += FLAG_BYTES * table.parameters
+            if table.update is Update.GRAM:
+                up[table.name] += PARAMETER_BYTES * width * width
+            if not table.is_linear:
+                up[table.name] += SCORE_BYTES * shard.total * table.outputs
+    return Traffic(1, up, down)
+
+
+def expected_batch_rows(
+    multiplicity: npt.NDArray[np.integer], joined_rows: int, batch_size: int
+) -> float:
+    """Return the distinct rows of a batch, summed over the batches, as expected.
+
+    A row in G of N joined rows is missing from a batch of B with probability
+    C(N - G, B) / C(N, B).
+
+    Args:
+        multiplicity: G of the rows, (n,).
+        joined_rows: N.
+        batch_size: B, at most N.
+
+    >>> expected_batch_rows(np.array([1, 1, 4]), joined_rows=4, batch_size=2)
+    4.0
+    """
+    distinct, counts = np.unique(multiplicity, return_counts=True)
+    full, rest = divmod(joined_rows, batch_size)
+    total = 0.0
+    for size, batches in ((batch_size, full), (rest, min(rest, 1))):
+        absent = np.exp(
+            _log_choose(joined_rows - distinct, size)
+            - _log_choose(np.full(len(distinct), joined_rows), size)
+        )
+        total += batches * float(counts @ (1.0 - absent))
+    return round(total, 6)
+
+
+def _log_choose(total: npt.NDArray[np.integer], chosen: int) -> npt.NDArray[np.float64]:
+    """Return log C(total, chosen); -inf where ``chosen`` is more than ``total``."""
+    left = total - chosen
+    # gammaln is infinite at 0, -1, ..: there is no way to choose
+    logs: npt.NDArray[np.float64] = (
+        gammaln(total + 1.0)
+        - gammaln(chosen + 1.0)
+        - gammaln(np.maximum(left, -1) + 1.0)
+    )
+    return logs
+
+
+def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    names: Iterable[str] = dict.fromkeys([*one, *other])
+    return {name: one.get(name, 0) + other.get(name, 0) for name in names}
