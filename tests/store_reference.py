@@ -17,10 +17,15 @@ def store_labels(frames: Frames, loss: str) -> np.ndarray:
     return (qty > 2).astype(float) + (qty > 4)
 
 
-def reference_of(run: Run, frames: Frames, loss: str) -> Centralised:
-    """The problem on the join that DuckDB materialises, with the run's split."""
+def reference_of(
+    run: Run, frames: Frames, loss: str, source: str = SOURCE
+) -> Centralised:
+    """The problem on the join that DuckDB materialises, with the run's split.
+
+    Where a LEFT JOIN found no row, the features of its table are zero.
+    """
     every = joins.joined_positions(
-        {name: [frame] for name, frame in frames.items()}, ALIASES, SOURCE
+        {name: [frame] for name, frame in frames.items()}, ALIASES, source
     )
     tested = run.tested["o"]
     # an order is trained on or tested, never both

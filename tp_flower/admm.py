@@ -14,6 +14,13 @@ The paper's Eq. 9/16 is c = 1 (Jacobi: every table corrects the whole residual a
 and does not converge for three tables in general; c = M (sharing) does for every rho >
 0 on convex problems.
 
+A joined row of a LEFT JOIN may lack a table: there h_i = 0 whatever theta_i, as if the
+table's row were one whose model is constant. To the constraint z = b + sum_i A_i
+theta_i that is a zero row of A_i, which the convergence of sharing ADMM allows: the
+row's term in table i's update is a constant, so G_i counts matched joined rows only,
+seg_i sums over them, and c stays M. (M_j <= M tables share the residual of joined row
+j; a c above M_j makes a shorter step there, never a wrong one.)
+
 Notation:
     h     ``scores``  (N, d_c)            h_i   ``local_scores``  (n_i, d_c)
     z     ``z``  (N, d_c)                 lambda  ``duals``  (N, d_c)

@@ -13,6 +13,8 @@ def joined_positions(
 ) -> list[tuple[int, ...]]:
     """Return, per joined row, the position of its row in every table of the query.
 
+    It is -1 where a LEFT JOIN found no row.
+
     Args:
         shards: per table name its shards; the table is their union, in this order.
         aliases: table name by alias, in the order of the positions.
@@ -23,7 +25,7 @@ def joined_positions(
         for name, frames in shards.items():
             connection.register(f"{name}_frame", union(frames))
             connection.execute(f"CREATE TABLE {name} AS SELECT * FROM {name}_frame")
-        columns = ", ".join(f"{alias}.position_" for alias in aliases)
+        columns = ", ".join(f"coalesce({alias}.position_, -1)" for alias in aliases)
         sorting = ", ".join(f"{alias}.position_" for alias in order or aliases)
         return connection.execute(
             f"SELECT {columns} {source} ORDER BY {sorting}"
