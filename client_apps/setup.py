@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from client_apps.keys import key_pair, take_secret
 from client_apps.site import Site, State, initial_vectors, make_model
 from client_apps.store import Entry
-from tp_flower.encoding import FeatureColumn, TableEncoder, column_statistics
-from tp_flower.errors import SchemaError, SettingsError, SiteError
+from tp_flower.encoder_choice import TableChoice
+from tp_flower.encoding import SiteEncoder, TableEncoder
+from tp_flower.errors import SettingsError, SiteError
 from tp_flower.extracted import ExtractedShard
 from tp_flower.extraction import extract
 from tp_flower.models import LinearModel, LocalModel, ModelSpec
@@ -23,8 +23,11 @@ from tp_flower.query import Fragment
 from tp_flower.randomness import Stream, generator
 from tp_flower.solvers import RidgeSolver, gram
 from tp_flower.sources import describe as describe_shard
+from tp_flower.statistics import Sample, feature_statistics
+from tp_flower.statistics_wire import to_wire
 
 Arrays = dict[ArrayKey, AnyArray]
+BLOCK_ROWS = 1 << 16  # encoded at a time
 Start = tuple[dict[str, AnyArray], dict[str, float], Entry]
 
 
@@ -107,26 +110,24 @@ def _extracted_reply(
 def statistics(site: Site, request: Packet) -> Packet:
     """Reply with the statistics of every feature, over the rows that are named."""
     parts = []
-    for number, _ in site.orders(request):
+    arrays: Arrays = {}
+    for number, order in site.orders(request):
         extracted = site.extracted(number)
         rows = None
         if (number, "rows") in request.arrays:
             rows = unpack_bits(request.array(number, "rows"), extracted.rows)
-        columns = {
-            name: _statistics(name, column, rows)
-            for name, column in extracted.columns.items()
+        choice = TableChoice.from_json(order["encoders"])
+        sample = Sample(site.hasher(), rows=rows)
+        found = {
+            info.name: feature_statistics(
+                choice, info.name, info.kind, extracted.column(info.name), sample
+            )
+            for info in extracted.features
         }
-        parts.append({"id": number, "statistics": columns})
-    return Packet({"parts": parts})
-
-
-def _statistics(
-    name: str, column: FeatureColumn, rows: npt.NDArray[np.bool_] | None
-) -> dict[str, Any]:
-    try:
-        return column_statistics(column, rows).to_json()
-    except SchemaError as error:
-        raise SchemaError(f"feature {name!r}: {error}") from None
+        facts, own = to_wire(found)
+        parts.append({"id": number, "statistics": facts})
+        arrays.update({(number, name): array for name, array in own.items()})
+    return Packet({"parts": parts}, arrays)
 
 
 def prepare(site: Site, request: Packet) -> Packet:
@@ -136,7 +137,8 @@ def prepare(site: Site, request: Packet) -> Packet:
     states: dict[int, State] = {}
     for number, order in site.orders(request):
         update = Update(order["update"])
-        entry = _training_entry(site.extracted(number), number, order, request)
+        encoder = TableEncoder.from_json(order["encoder"]).at_site(site.hasher())
+        entry = _training_entry(site.extracted(number), number, order, request, encoder)
         width = entry.arrays["features"].shape[1]
         model = make_model(ModelSpec.from_json(order["model"]), width, order["device"])
         if isinstance(model, LinearModel):
@@ -154,14 +156,22 @@ def prepare(site: Site, request: Packet) -> Packet:
 
 
 def _training_entry(
-    extracted: ExtractedShard, number: int, order: Mapping[str, Any], request: Packet
+    extracted: ExtractedShard,
+    number: int,
+    order: Mapping[str, Any],
+    request: Packet,
+    encoder: SiteEncoder,
 ) -> Entry:
     """Encode the rows that take part, the trained ones first."""
     trained = unpack_bits(request.array(number, "trained"), extracted.rows)
     tested = unpack_bits(request.array(number, "tested"), extracted.rows)
     rows = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested & ~trained)])
-    encoder = TableEncoder.from_json(order["encoder"])
-    features = encoder.transform(extracted.columns, rows=rows)
+    features = np.empty((len(rows), encoder.encoder.width), dtype=np.float32)
+    start = 0
+    for block in extracted.blocks(rows, BLOCK_ROWS):
+        stop = min(start + BLOCK_ROWS, len(rows))
+        encoder.transform(block, out=features[start:stop])
+        start = stop
     multiplicity = request.array(number, "multiplicity")
     if len(multiplicity) != np.count_nonzero(trained):
         raise SiteError("the multiplicities do not fit the rows to train on")
@@ -179,7 +189,7 @@ def _training_entry(
         "table": extracted.table,
         **{key: order[key] for key in ("model", "update", "joined-rows", "l2")},
         "device": order["device"],
-        "encoder": order["encoder"],
+        "encoder": encoder.to_json(),
     }
     return Entry(arrays, meta)
 

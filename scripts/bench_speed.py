@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +30,24 @@ from centralized import (
     read_columns,
     read_label,
     select_items,
+    simulated_hasher,
 )
 from optima import fit_scikit_learn
 
 from client_apps.app import app
 from strategies import TablePuppetADMM
-from tp_flower.columns import BoolArray, CategoricalColumn, column_statistics
+from tp_flower.columns import BoolArray, CategoricalColumn
 from tp_flower.datasets import FLIGHTS_SQL
-from tp_flower.encoding import CategoricalEncoding, TableEncoder, fit
+from tp_flower.encoder_choice import choose_encoders
+from tp_flower.encoding import SiteEncoder
 from tp_flower.experiment import Settings
+from tp_flower.fitting import fit
 from tp_flower.grid import InProcessGrid
+from tp_flower.hashed_encodings import CategoryEncoding
 from tp_flower.mapping import split_rows
 from tp_flower.query import Query
 from tp_flower.sources import column_types
+from tp_flower.statistics import Sample, feature_statistics
 
 EPOCHS = 10
 REPEATS = 2
@@ -147,10 +153,14 @@ def _run_joined(frames: Frames, make: Callable[..., object]) -> Measured:
     labels, _ = read_label(values.pop(LABEL), is_test, Settings())
     encoders = {}
     for table in dict.fromkeys(table for table, _ in items if table):
-        own = {name: value.values for (t, name), value in values.items() if t == table}
-        encoders[table] = fit(
-            {name: column_statistics(column, ~is_test) for name, column in own.items()}
-        )
+        own = {name: value for (t, name), value in values.items() if t == table}
+        choice = choose_encoders((), {table: list(own)})[table]
+        sample = Sample(simulated_hasher(0), rows=~is_test)
+        statistics = {
+            name: feature_statistics(choice, name, value.kind, value.values, sample)
+            for name, value in own.items()
+        }
+        encoders[table] = fit(table, statistics).at_site(sample.hasher)
     features = make(encoders, values, ~is_test)
     encoded = time.perf_counter()
     fitted = fit_scikit_learn(features, labels[~is_test], Settings().l2)
@@ -183,7 +193,7 @@ def _join(frames: Frames) -> tuple[list[Item], dict[Item, Column]]:
 
 
 def _dense(
-    encoders: Mapping[str, TableEncoder],
+    encoders: Mapping[str, SiteEncoder],
     values: Mapping[Item, Column],
     rows: BoolArray,
 ) -> object:
@@ -192,7 +202,7 @@ def _dense(
 
 
 def _sparse(
-    encoders: Mapping[str, TableEncoder],
+    encoders: Mapping[str, SiteEncoder],
     values: Mapping[Item, Column],
     rows: BoolArray,
 ) -> object:
@@ -200,17 +210,18 @@ def _sparse(
     chosen = np.flatnonzero(rows)
     blocks = []
     for table, encoder in encoders.items():
-        for encoding in encoder.encodings:
+        for encoding in encoder.encoder.encodings:
             name = encoding.name
-            column, one = values[table, name].values, TableEncoder((encoding,))
-            is_text = isinstance(encoding, CategoricalEncoding)
+            alone = replace(encoder.encoder, encodings=(encoding,))
+            column, one = values[table, name].values, SiteEncoder(alone, encoder.keys)
+            is_text = isinstance(encoding, CategoryEncoding)
             if not is_text or not isinstance(column, CategoricalColumn):
                 dense = one.transform({name: column}, rows=chosen)
                 blocks.append(sp.csr_matrix(dense))
                 continue
             # row k of this small matrix is how local category k is encoded
-            codes = np.append(np.arange(len(column.categories)), -1).astype(np.int32)
-            table_of = CategoricalColumn(codes, column.categories)
+            codes = np.append(np.arange(len(column.texts)), -1).astype(np.int32)
+            table_of = CategoricalColumn(codes, column.texts)
             small = sp.csr_matrix(one.transform({name: table_of}))
             blocks.append(small[column.codes[chosen]])
     return sp.hstack(blocks, format="csr", dtype=np.float32)

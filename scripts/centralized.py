@@ -28,11 +28,14 @@ from tp_flower.columns import (
     FeatureColumn,
     FloatArray,
     NumericColumn,
-    column_statistics,
 )
-from tp_flower.encoding import TableEncoder, fit
+from tp_flower.encoder_choice import TableChoice, choose_encoders
+from tp_flower.encoding import SiteEncoder
 from tp_flower.errors import SourceError
 from tp_flower.experiment import Settings
+from tp_flower.fitting import fit
+from tp_flower.key_agreement import GroupSecret
+from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.losses import Loss
 from tp_flower.mapping import split_rows
 from tp_flower.query import BoundQuery, Fragment, Query
@@ -47,6 +50,7 @@ from tp_flower.sources import (
 )
 from tp_flower.sql_text import quote_name
 from tp_flower.statement import is_label
+from tp_flower.statistics import Sample, feature_statistics
 
 IntArray = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
@@ -103,7 +107,8 @@ def join_tables(
 
     Args:
         query: the training set.
-        settings: ``task``, ``loss``, ``test_fraction``, ``seed``, ``max_categories``.
+        settings: ``task``, ``loss``, ``test_fraction``, ``seed``, ``max_categories``,
+            ``encoders``.
         sources: all shards of the query's tables.
 
     Raises:
@@ -118,12 +123,20 @@ def join_tables(
         _load(connection, sources, {fragment.name for fragment in bound.fragments})
         values, rows = _run_query(connection, query, bound, items)
         passing, held_out = _split(connection, bound, settings)
+        choices = choose_encoders(
+            settings.encoders,
+            {f.table: [item.name for item in f.features] for f in bound.fragments},
+            settings.max_categories,
+        )
         encoders = {
             fragment.table: fit_encoder(
                 connection,
                 fragment,
-                ~held_out if fragment.label is not None else None,
-                settings.max_categories,
+                choices[fragment.table],
+                Sample(
+                    simulated_hasher(settings.seed),
+                    rows=~held_out if fragment.label is not None else None,
+                ),
             )
             for fragment in bound.fragments
         }
@@ -285,16 +298,21 @@ def _condition(fragment: Fragment) -> str:
     return " AND ".join(f"({text})" for text in fragment.filters) or "true"
 
 
+def simulated_hasher(seed: int) -> KeyedHasher:
+    """Return the hasher of all sites of a simulation with this seed."""
+    return KeyedHasher(GroupSecret.of_simulation(seed).value)
+
+
 def fit_encoder(
     connection: duckdb.DuckDBPyConnection,
     fragment: Fragment,
-    rows: BoolArray | None,
-    max_categories: int,
-) -> TableEncoder:
+    choice: TableChoice,
+    sample: Sample,
+) -> SiteEncoder:
     """Fit the encoder to a whole table, or to these of its rows after the filters."""
     features = fragment.features
     if not features:
-        return fit({}, max_categories)
+        return fit(fragment.table, {}).at_site(sample.hasher)
     # rowid keeps the order of the table, which ``rows`` is in
     listed = ", ".join(["rowid", *(feature.sql for feature in features)])
     select = (
@@ -302,10 +320,12 @@ def fit_encoder(
     )
     _, *columns = read_columns(connection, select, len(features) + 1, order="c0")
     statistics = {
-        feature.name: column_statistics(column.values, rows)
+        feature.name: feature_statistics(
+            choice, feature.name, column.kind, column.values, sample
+        )
         for feature, column in zip(features, columns, strict=True)
     }
-    return fit(statistics, max_categories)
+    return fit(fragment.table, statistics).at_site(sample.hasher)
 
 
 def read_label(
@@ -317,27 +337,27 @@ def read_label(
         codes, categories = label.values.codes, label.values.categories
         values = np.where(codes < 0, np.nan, codes)
     else:
-        values = label.values.values
+        values = np.asarray(label.values.values, np.float64)
     facts = {"kind": label.kind, "categories": categories}
     labels = read_labels([facts], [values], settings.task)
     return labels.values, choose_loss(labels, labels.values[~is_test], settings)
 
 
 def encode(
-    encoders: Mapping[str, TableEncoder],
+    encoders: Mapping[str, SiteEncoder],
     values: Mapping[Item, Column],
     rows: IntArray | None = None,
 ) -> tuple[Float32Array, dict[str, slice]]:
     """Return these rows encoded, or all of them, and which columns are whose."""
     total = next(iter(values.values())).values.rows if rows is None else len(rows)
-    width = sum(encoder.width for encoder in encoders.values())
-    features = np.zeros((total, width), dtype=np.float32)
+    widths = {table: own.encoder.width for table, own in encoders.items()}
+    features = np.zeros((total, sum(widths.values())), dtype=np.float32)
     columns: dict[str, slice] = {}
     left = 0
     for table, encoder in encoders.items():
         own = {name: value.values for (t, name), value in values.items() if t == table}
-        columns[table] = slice(left, left + encoder.width)
-        if encoder.width:
+        columns[table] = slice(left, left + widths[table])
+        if widths[table]:
             encoder.transform(own, out=features[:, columns[table]], rows=rows)
-        left += encoder.width
+        left += widths[table]
     return features, columns

@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from strategies.exchange import Part, Replies
-from tp_flower.columns import CategoryStatistics, ColumnStatistics, statistics_from_json
-from tp_flower.errors import ReplyError
+from tp_flower.encoder_choice import TableChoice
+from tp_flower.errors import ReplyError, SchemaError
 from tp_flower.extracted import KeyColumn, LabelColumn
 from tp_flower.protocol import AnyArray
+from tp_flower.statistics import ColumnStatistics
+from tp_flower.statistics_wire import from_wire
 
 Fact = TypeVar("Fact", int, float, str, list[Any], dict[str, Any])
 
@@ -128,28 +130,23 @@ def read_label(replies: Replies, part: Part, rows: int) -> LabelColumn:
 
 
 def read_statistics(
-    facts: Mapping[int, Mapping[str, Any]], part: Part, rows: int
+    replies: Replies, part: Part, choice: TableChoice, rows: int
 ) -> dict[str, ColumnStatistics]:
     """Return the statistics of a part's features.
 
     Raises:
-        ReplyError: if they are not those of at most ``rows`` finite values.
+        ReplyError: if they are not those of these features and at most ``rows`` rows.
     """
-    reported = fact_of(facts, part, "statistics", dict)
+    reported = fact_of(replies.facts(), part, "statistics", list)
+    arrays = {
+        name: array
+        for (number, name), array in replies.arrays.items()
+        if number == part.number
+    }
     try:
-        read = {name: statistics_from_json(data) for name, data in reported.items()}
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise refuse(part, "malformed statistics") from None
-    for name, own in read.items():
-        if not 0 <= own.count <= rows or not _is_possible(own):
-            raise refuse(part, f"statistics of feature {name!r} that cannot be")
-    return read
-
-
-def _is_possible(own: ColumnStatistics) -> bool:
-    if isinstance(own, CategoryStatistics):
-        return all(count > 0 for count in own.counts.values())
-    return math.isfinite(own.mean) and math.isfinite(own.m2) and own.m2 >= 0
+        return from_wire(reported, arrays, choice, rows)
+    except SchemaError as error:
+        raise refuse(part, str(error)) from None
 
 
 def refuse(part: Part, what: str) -> ReplyError:

@@ -21,13 +21,16 @@ from strategies.federation import Federation, Table
 from strategies.inventory import Inventory
 from strategies.lou import PartArrays, all_arrays, checked, gather_scores
 from strategies.received import array_of, fact_of, read_statistics, refuse
-from tp_flower.encoding import TableEncoder, fit, merge_tables
+from tp_flower.encoder_choice import choose_encoders
+from tp_flower.encoding import TableEncoder
 from tp_flower.experiment import Settings
+from tp_flower.fitting import fit
 from tp_flower.losses import FloatArray
 from tp_flower.mapping import TableMapping
 from tp_flower.models import ModelSpec
 from tp_flower.protocol import Action, Update, pack_bits
 from tp_flower.query import Query
+from tp_flower.statistics import merge_tables
 
 SetUp = Generator[Request, Replies, Federation]
 UpdateChooser = Callable[[str, int, bool], Update]
@@ -88,19 +91,29 @@ def fit_encoders(
         arrays[part.number] = {"rows": pack_bits(~aligned.held_out[start:stop])}
         start = stop
     every = [part for own in extracted.parts.values() for part in own]
-    replies = yield ask(
-        Action.STATISTICS, every, arrays=arrays, facts={p.number: {} for p in every}
+    choices = choose_encoders(
+        settings.encoders,
+        {
+            table: [f.name for f in aligned.bound.fragments_of(table)[0].features]
+            for table in extracted.parts
+        },
+        settings.max_categories,
     )
-    facts = replies.facts()
+    orders = {
+        part.number: {"encoders": choices[part.table].to_json()} for part in every
+    }
+    replies = yield ask(Action.STATISTICS, every, arrays=arrays, facts=orders)
     return {
         table: fit(
+            table,
             merge_tables(
                 [
-                    read_statistics(facts, part, extracted.rows[part.number])
+                    read_statistics(
+                        replies, part, choices[table], extracted.rows[part.number]
+                    )
                     for part in parts
                 ]
             ),
-            settings.max_categories,
         )
         for table, parts in extracted.parts.items()
     }

@@ -1,0 +1,85 @@
+"""Small columns for the tests of encoders, and the way from shards to an encoder."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tp_flower.columns import (
+    CategoricalColumn,
+    FeatureColumn,
+    NumericColumn,
+    VectorColumn,
+)
+from tp_flower.encoder_choice import TableChoice, choose_encoders
+from tp_flower.encoding import SiteEncoder
+from tp_flower.fitting import fit
+from tp_flower.keyed_hash import KeyedHasher
+from tp_flower.statistics import (
+    ColumnStatistics,
+    Sample,
+    feature_statistics,
+    merge_tables,
+)
+from tp_flower.statistics_wire import from_wire, to_wire
+
+HASHER = KeyedHasher(bytes(range(32)))
+Columns = Mapping[str, FeatureColumn]
+
+
+def numeric(*values: float | None) -> NumericColumn:
+    return NumericColumn(np.array([np.nan if v is None else v for v in values], float))
+
+
+def categorical(*values: str | None) -> CategoricalColumn:
+    names = sorted({v for v in values if v is not None})
+    codes = [-1 if v is None else names.index(v) for v in values]
+    return CategoricalColumn(np.array(codes, np.int32), tuple(names))
+
+
+def vectors(*values: Sequence[float] | None, width: int = 2) -> VectorColumn:
+    rows = [[np.nan] * width if row is None else row for row in values]
+    return VectorColumn(np.array(rows, np.float32).reshape(-1, width))
+
+
+def kind_of(column: FeatureColumn) -> str:
+    if isinstance(column, NumericColumn):
+        return "number"
+    return "text" if isinstance(column, CategoricalColumn) else "vector"
+
+
+def choice_of(columns: Columns, most: int = 256, **specs: str) -> TableChoice:
+    entries = [("t", name, spec) for name, spec in specs.items()]
+    return choose_encoders(entries, {"t": list(columns)}, most)["t"]
+
+
+def statistics_of(
+    choice: TableChoice, columns: Columns, sample: Sample | None = None, **kinds: str
+) -> dict[str, ColumnStatistics]:
+    """Statistics of a shard, as they arrive at the server."""
+    found = {
+        name: feature_statistics(
+            choice,
+            name,
+            kinds.get(name, kind_of(column)),
+            column,
+            sample or Sample(HASHER),
+        )
+        for name, column in columns.items()
+    }
+    facts, arrays = to_wire(found)
+    facts = json.loads(json.dumps(facts, allow_nan=False))
+    rows = max(column.rows for column in columns.values())
+    return from_wire(facts, arrays, choice, rows)
+
+
+def encoder_of(
+    *shards: Columns,
+    most: int = 256,
+    kinds: Mapping[str, str] | None = None,
+    **specs: str,
+) -> SiteEncoder:
+    """The encoder fitted to shards, with the keys."""
+    choice = choice_of(shards[0], most, **specs)
+    found = [statistics_of(choice, shard, **(kinds or {})) for shard in shards]
+    return fit("t", merge_tables(found)).at_site(HASHER)

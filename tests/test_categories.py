@@ -1,0 +1,104 @@
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tp_flower import categories
+from tp_flower.categories import (
+    CategoryStatistics,
+    category_purpose,
+    count_categories,
+    merge_categories,
+    short_hashes,
+)
+from tp_flower.columns import CategoricalColumn
+from tp_flower.errors import SchemaError
+from tp_flower.keyed_hash import KeyedHasher
+
+HASHER = KeyedHasher(bytes(32))
+NAMES = [*"abcdefgh"]
+BY_HASH = {
+    hashes.tobytes(): name
+    for name, hashes in zip(NAMES, short_hashes(pa.array(NAMES), HASHER), strict=True)
+}
+Shard = list[str | None]
+shards = st.lists(
+    st.lists(st.none() | st.sampled_from(NAMES), max_size=20), min_size=1, max_size=4
+)
+
+
+def column(values: Shard) -> CategoricalColumn:
+    names = sorted({value for value in values if value is not None})
+    codes = [-1 if value is None else names.index(value) for value in values]
+    return CategoricalColumn(np.array(codes, np.int32), tuple(names))
+
+
+def named(found: CategoryStatistics) -> dict[str, int]:
+    keys = [BY_HASH[hashes.tobytes()] for hashes in found.hashes]
+    return dict(zip(keys, found.counts.tolist(), strict=True))
+
+
+@given(shards, st.integers(1, 3))
+def test_merged_counts_are_those_of_the_union(
+    members: list[Shard], min_count: int
+) -> None:
+    expected: Counter[str] = Counter()
+    for own in members:
+        counts = Counter(value for value in own if value is not None)
+        expected += Counter({k: v for k, v in counts.items() if v >= min_count})
+    parts = [count_categories(column(own), HASHER, min_count) for own in members]
+    merged = merge_categories(parts)
+    assert named(merged) == expected
+    assert merged.hashes.tolist() == sorted(merged.hashes.tolist())
+    again = merge_categories([*parts[1:], parts[0]])
+    assert named(again) == expected
+
+
+@given(shards, st.integers(1, 4), st.integers(1, 3))
+def test_cut_lists_give_the_exact_most_frequent_or_none(
+    members: list[Shard], number: int, most: int
+) -> None:
+    full = merge_categories([count_categories(column(own), HASHER) for own in members])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(categories, "MOST_CATEGORIES", most)
+        parts = [count_categories(column(own), HASHER) for own in members]
+    assert all(len(part.hashes) <= most for part in parts)
+    cut = merge_categories(parts)
+    exact = full.hashes[full.most_frequent(number)]
+    try:
+        found = cut.hashes[cut.most_frequent(number)]
+    except SchemaError:
+        assert cut.tail
+        return
+    assert {h.tobytes() for h in found} == {h.tobytes() for h in exact}
+    if cut.tail == 0:
+        np.testing.assert_array_equal(found, exact)
+
+
+def test_a_long_tail_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(categories, "MOST_CATEGORIES", 2)
+    first = count_categories(column([*"aaaaabbbbcd"]), HASHER)
+    second = count_categories(column([*"aaaabbbbefgh"]), HASHER)
+    merged = merge_categories([first, second])
+    assert (named(merged), merged.tail) == ({"a": 9, "b": 8}, 2)
+    chosen = merged.most_frequent(1)
+    assert BY_HASH[merged.hashes[chosen[0]].tobytes()] == "a"
+    merged.most_frequent(2)
+    with pytest.raises(SchemaError, match=r"more than 2 different values in a shard"):
+        merged.most_frequent(3)
+
+
+def test_all_different_values_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(categories, "MOST_CATEGORIES", 3)
+    found = count_categories(column([*"abcd"]), HASHER)
+    assert (len(found.hashes), found.tail) == (0, 1)
+    with pytest.raises(SchemaError, match=r"encode it with hash\(k\) or length"):
+        found.most_frequent(1)
+
+
+def test_purposes_differ() -> None:
+    pairs = [("a", "b/c"), ("a/b", "c"), ("a", "b"), ("A", "b")]
+    assert len({category_purpose(*pair) for pair in pairs}) == len(pairs)

@@ -1,0 +1,63 @@
+import duckdb
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tp_flower.columns import CategoricalColumn, NumericColumn
+from tp_flower.derived import cycle_of, number_texts, text_lengths
+from tp_flower.encoder_spec import TIME_PARTS
+
+SQL_PARTS = {
+    "hour": "hour",
+    "minute": "minute",
+    "month": "month",
+    "weekday": "dayofweek",
+    "day-of-year": "dayofyear",
+}
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-(10**11), 10**11), min_size=1, max_size=20))
+def test_parts_of_a_time_are_those_of_sql(seconds: list[int]) -> None:
+    given_list = ", ".join(map(str, seconds))
+    for part, name in SQL_PARTS.items():
+        expected = duckdb.sql(
+            f"SELECT date_part('{name}', make_timestamp(s * 1000000)) AS part "
+            f"FROM (SELECT unnest([{given_list}]::BIGINT[]) AS s)"
+        ).fetchnumpy()["part"]
+        place, period = cycle_of(part)
+        np.testing.assert_array_equal(place(np.array(seconds, float)), expected)
+        assert period == TIME_PARTS[part]
+    assert SQL_PARTS.keys() == TIME_PARTS.keys()
+
+
+@pytest.mark.parametrize("argument", [*TIME_PARTS, 12, 0.5])
+def test_what_is_missing_has_no_place(argument: float | str) -> None:
+    place, _ = cycle_of(argument)
+    found = place(np.array([np.nan, 3601.5]))
+    assert np.isnan(found).tolist() == [True, False]
+
+
+def test_a_period_starts_again() -> None:
+    place, period = cycle_of(12)
+    np.testing.assert_array_equal(place(np.array([0.0, 12, 13, -1])), [0, 0, 1, 11])
+    assert period == 12
+
+
+@given(st.lists(st.none() | st.text(), max_size=8))
+def test_lengths_are_characters(texts: list[str | None]) -> None:
+    names = sorted({text for text in texts if text is not None})
+    codes = [-1 if text is None else names.index(text) for text in texts]
+    column = CategoricalColumn(np.array(codes, np.int32), tuple(names))
+    expected = [np.nan if text is None else len(text) for text in texts]
+    np.testing.assert_array_equal(text_lengths(column).values, np.array(expected))
+
+
+@given(st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False)))
+def test_numbers_have_one_text_each(numbers: list[float | None]) -> None:
+    values = np.array([np.nan if x is None else x for x in numbers], float)
+    column = number_texts(NumericColumn(values))
+    read_back = np.append([float(text) for text in column.categories], np.nan)
+    np.testing.assert_array_equal(read_back[column.codes], values)
+    assert len(set(column.categories)) == len({x for x in numbers if x is not None})

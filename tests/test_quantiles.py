@@ -1,0 +1,102 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tp_flower import quantiles
+from tp_flower.quantiles import merge_quantiles, summarise
+
+numbers = st.integers(-5, 5).map(float) | st.floats(-1e300, 1e300)
+shards = st.lists(st.lists(numbers, max_size=40), min_size=1, max_size=4)
+
+
+@pytest.fixture
+def five_points(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(quantiles, "MOST_POINTS", 5)
+    return 5
+
+
+@pytest.fixture(autouse=True)
+def _use(five_points: int) -> None:
+    """A small m, so that small shards are summarised."""
+
+
+@given(shards, st.integers(1, 4))
+def test_rank_error_is_within_the_bound(
+    members: list[list[float]], min_count: int
+) -> None:
+    parts = [summarise(np.array(own, float), min_count) for own in members]
+    merged = merge_quantiles(parts)
+    everything = np.array([value for own in members for value in own])
+    stated = sum(max(-(-len(own) // 5), 2 * min_count - 1) / 2 for own in members)
+    assert merged.rank_error <= stated
+    for x in everything:
+        at_most = merged.weights[merged.values <= x].sum()
+        below = merged.weights[merged.values < x].sum()
+        assert abs((everything <= x).sum() - at_most) <= merged.rank_error
+        assert abs((everything < x).sum() - below) <= merged.rank_error
+    for own, part in zip(members, parts, strict=True):
+        assert set(part.values) <= set(own)
+        assert (part.weights >= min_count).all()
+        assert part.count == (len(own) if len(own) >= min_count else 0)
+        assert len(part.values) <= 5
+
+
+@given(shards, st.integers(1, 4), st.floats(0, 1))
+def test_quantile_is_within_the_bound(
+    members: list[list[float]], min_count: int, p: float
+) -> None:
+    merged = merge_quantiles(
+        [summarise(np.array(s, float), min_count) for s in members]
+    )
+    everything = np.array([value for own in members for value in own])
+    if not merged.count:
+        return
+    found, rank = merged.quantile(p), p * (merged.count - 1)
+    # interpolation may round the value by half a unit in the last place
+    slack = abs(found) * 1e-15
+    at_most = (everything <= found + slack).sum()
+    assert at_most >= np.floor(rank) + 1 - merged.rank_error
+    below = (everything < found - slack).sum()
+    assert below < np.ceil(rank) + 1 + merged.rank_error
+
+
+@given(st.lists(st.lists(numbers, max_size=5), min_size=1, max_size=6), st.floats(0, 1))
+def test_small_shards_have_exact_quantiles(
+    members: list[list[float]], p: float
+) -> None:
+    merged = merge_quantiles([summarise(np.array(own, float)) for own in members])
+    everything = [value for own in members for value in own]
+    assert merged.rank_error == 0
+    if everything:
+        assert merged.quantile(p) == pytest.approx(
+            np.quantile(np.array(everything) / 2, p) * 2, rel=1e-9, abs=1e-9
+        )
+
+
+@given(shards)
+def test_merging_is_order_free(members: list[list[float]]) -> None:
+    parts = [summarise(np.array(own, float)) for own in members]
+    merged = merge_quantiles(parts)
+    stepwise = parts[-1]
+    for part in reversed(parts[:-1]):
+        stepwise = merge_quantiles([stepwise, part])
+    np.testing.assert_array_equal(merged.values, stepwise.values)
+    np.testing.assert_array_equal(merged.weights, stepwise.weights)
+    assert merged.rank_error == stepwise.rank_error
+
+
+def test_summary_by_hand() -> None:
+    # 12 values, 5 groups: of 2, 2, 3, 2 and 3; the middle of two is the lower one
+    summary = summarise(np.arange(12.0)[::-1])
+    np.testing.assert_array_equal(summary.weights, [2, 2, 3, 2, 3])
+    np.testing.assert_array_equal(summary.values, [0, 2, 5, 7, 10])
+    assert summary.rank_error == 1
+    assert summary.quantile(0.5) == 5  # of 0 0 2 2 5 5 5 7 7 10 10 10
+
+
+def test_too_few_values_stay_at_home() -> None:
+    summary = summarise(np.array([1.0, 2.0]), min_count=3)
+    assert (summary.count, summary.rank_error) == (0, 2)
+    with pytest.raises(ValueError, match="without points has no quantiles"):
+        summary.quantile(0.5)
