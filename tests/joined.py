@@ -1,0 +1,180 @@
+"""The joined rows of a query as tp_flower would train on them, and a plan in words.
+
+Training never makes these rows; tests do, to compare them with an engine's answer.
+"""
+
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+
+import duckdb
+import numpy as np
+
+from tp_flower.columns import CategoricalColumn, FeatureColumn, NumericColumn
+from tp_flower.extraction import ExtractedShard, extract
+from tp_flower.fragment import Fragment
+from tp_flower.keyed_hash import KeyedHasher
+from tp_flower.mapping import TableMapping, build_mapping
+from tp_flower.query import BoundQuery
+from tp_flower.sources import ShardSource
+
+Value = float | str | None
+Row = tuple[tuple[str, Value], ...]
+Sources = Mapping[str, Sequence[ShardSource]]
+
+HASHER = KeyedHasher(bytes(range(32))).purpose("join keys")
+LABEL = "label"
+
+
+def joined_rows(
+    bound: BoundQuery, sources: Sources, *, matched: bool = False
+) -> Counter[Row]:
+    """The label and all features of each joined row; NULL where there is no match.
+
+    Args:
+        bound: the query.
+        sources: the shards of each table, by the name at the sites.
+        matched: whether to leave out rows that miss a match in some table.
+    """
+    shards = {
+        table: [
+            extract(source, fragment)
+            for fragment in bound.fragments_of(table)
+            for source in sources[fragment.name]
+        ]
+        for table in bound.tables
+    }
+    mapping = map_rows(bound, shards)
+    columns: dict[str, list[Value]] = {}
+    present = np.ones(mapping.joined_rows, bool)
+    for table, own in shards.items():
+        row_of = mapping.tables[table].row_of
+        present &= row_of >= 0
+        for name, values in table_values(own).items():
+            padded = [*values, None]  # -1 takes the last one
+            columns[name] = [padded[row] for row in row_of]
+    names = [name.lower() for name in columns]
+    rows = zip(*columns.values(), strict=True)
+    return Counter(
+        tuple(sorted(zip(names, row, strict=True)))
+        for row, is_there in zip(rows, present, strict=True)
+        if is_there or not matched
+    )
+
+
+def map_rows(
+    bound: BoundQuery, shards: Mapping[str, Sequence[ExtractedShard]]
+) -> TableMapping:
+    """The mapping of the query, from what its fragments yielded."""
+    keys = {
+        (table, number): [shard.keys[number].hashed(HASHER) for shard in own]
+        for table, own in shards.items()
+        for number in range(len(bound.fragments_of(table)[0].keys))
+    }
+    rows = {table: sum(shard.rows for shard in own) for table, own in shards.items()}
+    mapping, _ = build_mapping(
+        bound.joins, keys, rows, bound.label_table, outer=bound.outer
+    )
+    return mapping
+
+
+def table_values(shards: Sequence[ExtractedShard]) -> dict[str, list[Value]]:
+    """The features and the label of a table's rows, shard after shard."""
+    found: dict[str, list[Value]] = {}
+    for shard in shards:
+        for feature in shard.features:
+            values = column_values(shard.column(feature.name))
+            found.setdefault(feature.name, []).extend(values)
+        if shard.label is not None:
+            texts = [*shard.label.categories, None]
+            own = (
+                [texts[code] for code in shard.label.codes]
+                if shard.label.kind == "text"
+                else [plain(value) for value in shard.label.values]
+            )
+            found.setdefault(LABEL, []).extend(own)
+    return found
+
+
+def column_values(column: FeatureColumn) -> list[Value]:
+    """The values of a column: numbers, texts or None."""
+    if isinstance(column, CategoricalColumn):
+        texts = [*column.categories, None]
+        return [texts[code] for code in column.codes]
+    assert isinstance(column, NumericColumn)
+    return [plain(value) for value in column.values]
+
+
+def plain(value: object) -> Value:
+    """A value of any engine as tp_flower sees it; numbers to 9 digits.
+
+    Booleans are 0 and 1, times seconds since 1970, texts in normal form C.
+    """
+    if isinstance(value, str):
+        return unicodedata.normalize("NFC", value)
+    if isinstance(value, date):
+        moment = (
+            value if isinstance(value, datetime) else datetime.combine(value, time())
+        )
+        return plain(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp())
+    if value is None or (isinstance(value, float | np.floating) and math.isnan(value)):
+        return None
+    assert isinstance(value, bool | int | float | Decimal | np.number), type(value)
+    return float(f"{float(value):.9g}") + 0.0  # no -0.0
+
+
+def engine_rows(
+    connection: duckdb.DuckDBPyConnection, sql: str, names: Iterable[str]
+) -> Counter[Row]:
+    """DuckDB's own answer, these columns of it."""
+    cursor = connection.execute(sql)
+    found = [column[0].lower() for column in cursor.description]
+    places = {name.lower(): found.index(name.lower()) for name in names}
+    return Counter(
+        tuple(sorted((name, plain(row[place])) for name, place in places.items()))
+        for row in cursor.fetchall()
+    )
+
+
+def result_names(bound: BoundQuery) -> list[str]:
+    """The label and the features of a query."""
+    features = [
+        feature.name
+        for table in bound.tables
+        for feature in bound.fragments_of(table)[0].features
+    ]
+    return [LABEL, *features]
+
+
+def plan(bound: BoundQuery) -> list[str]:
+    """A bound query in words: a line per fragment, then a line per join."""
+    lines = [_fragment_line(fragment) for fragment in bound.fragments]
+    for join in bound.joins:
+        kind = "LEFT JOIN" if join.right in bound.outer else "JOIN"
+        left = bound.fragments_of(join.left)[0].keys[join.left_key]
+        right = bound.fragments_of(join.right)[0].keys[join.right_key]
+        lines.append(
+            f"{join.left} {kind} {join.right}: {_listed(left)} = {_listed(right)}"
+        )
+    return [line.replace('"', "") for line in lines]
+
+
+def _fragment_line(fragment: Fragment) -> str:
+    relation = fragment.name
+    if fragment.subquery is not None:
+        relation = f"({fragment.subquery.to_sql(fragment.name)})"
+    own = [
+        f.sql if f.sql == f'"{f.name}"' else f"{f.name}: {f.sql}"
+        for f in fragment.features
+    ]
+    label = [] if fragment.label is None else [f"label: {fragment.label}"]
+    where = f" WHERE {' AND '.join(fragment.filters)}" if fragment.filters else ""
+    line = f"{fragment.table} is {relation}{where} | {', '.join([*label, *own])}"
+    return line.rstrip()
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return f"({', '.join(parts)})"
