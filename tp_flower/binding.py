@@ -112,10 +112,12 @@ def bind_statement(statement: Statement, schemas: Mapping[str, Schema]) -> Bound
     settled = settle(conditions, left_joined, relations)
     _check_joined(statement, settled)
     sides = {side for c in conditions if isinstance(c, Predicate) for side in c.sides}
-    label, features = _bind_items(expand_stars(statement.items, scope, sides), scope)
+    items = expand_stars(statement.items, scope, sides)
+    label, features = _bind_items(items, scope)
     if label.table in settled.outer:
+        text = next(item.sql for item in items if is_label(item))
         raise QueryError(
-            f"the label {label.sql} is of table {label.table}, which is LEFT JOINed: "
+            f"the label {text} is of table {label.table}, which is LEFT JOINed: "
             f"rows without a match have no label; join {label.table} with JOIN"
         )
     joins, keys = _make_joins(settled.predicates, list(relations))

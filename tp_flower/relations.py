@@ -74,13 +74,14 @@ class BoundBranch:
             place = _same
         else:
             place = self._inline
+        filters = (_between_ands(place(sql)) for sql in outer.filters)
         return Fragment(
             table=outer.table,
             name=self.name,
             features=tuple(Feature(f.name, place(f.sql)) for f in outer.features),
             keys=tuple(tuple(map(place, key)) for key in outer.keys),
             label=None if outer.label is None else place(outer.label),
-            filters=tuple(dict.fromkeys((*self.filters, *map(place, outer.filters)))),
+            filters=tuple(dict.fromkeys((*self.filters, *filters))),
             subquery=self.subquery,
         )
 
@@ -155,6 +156,12 @@ def inline(sql: str, outputs: Mapping[str, str]) -> str:
         column.replace(tree if is_plain or is_alone else exp.Paren(this=tree))
     # parsed once more: only an expression with one form may leave
     return render(parse_expression(render(holder.this, quote=True), what), quote=True)
+
+
+def _between_ands(sql: str) -> str:
+    """Return a condition that keeps its meaning between two ANDs."""
+    tree = parse_expression(sql, f"condition {shorten(sql)}")
+    return render(as_filter(tree), quote=True)
 
 
 def _same(sql: str) -> str:
