@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
-from centralized import JoinedTable, join_tables
+from centralized import JoinedTable, join_tables, simulated_hasher
 from compare_centralized import judge, main
 from optima import fit_linear, fit_logistic, fit_ridge, fit_scikit_learn
 
 from client_apps.app import app
 from strategies import TablePuppetADMM
+from tp_flower.categories import category_purpose
 from tp_flower.datasets import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
 from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
@@ -58,10 +60,16 @@ def naive_join(store: Mapping[str, list[pd.DataFrame]]) -> pd.DataFrame:
     return joined.sort_values(["o", "i", "c"], ignore_index=True)
 
 
-def naive_encoding(whole: pd.Series, joined: pd.Series) -> np.ndarray[Any, Any]:
+def naive_encoding(
+    table: str, whole: pd.Series, joined: pd.Series
+) -> np.ndarray[Any, Any]:
     """One column, or one per category, by the statistics of ``whole``."""
     if pd.api.types.is_string_dtype(whole) or whole.dtype == object:
-        categories = sorted(whole.unique())
+        key = simulated_hasher(SETTINGS.seed).purpose(
+            category_purpose(table, str(whole.name))
+        )
+        hashes = key.hash_texts(pa.array(whole.unique(), pa.string()))
+        categories = whole.unique()[np.lexsort((hashes[:, 1], hashes[:, 0]))]
         return np.stack([(joined == name).to_numpy(float) for name in categories], 1)
     values, seen = (
         column.to_numpy("datetime64[s]").astype(float)
@@ -87,7 +95,11 @@ def test_matches_merge_and_encoding_by_pandas(
         **{name: items[name] for name in ("part", "price", "weight", "fragile")},
         **{name: customers[name] for name in ("age", "income", "segment", "country")},
     }
-    expected = [naive_encoding(whole, naive[name]) for name, whole in wholes.items()]
+    tables = "oooiiiicccc"
+    expected = [
+        naive_encoding(alias, whole, naive[name])
+        for alias, (name, whole) in zip(tables, wholes.items(), strict=True)
+    ]
     np.testing.assert_allclose(table.features, np.hstack(expected), atol=2e-6)
     np.testing.assert_array_equal(table.labels, naive["quantity"])
     np.testing.assert_array_equal(table.is_test, held_out[naive["o"]])
