@@ -1,26 +1,39 @@
-"""Where a shard's rows come from: files and data frames, opened with DuckDB.
+"""Where a shard's rows come from: files, data frames and databases.
 
-Every source is opened by :func:`connect` as the view ``shard`` of a DuckDB connection
-that can read nothing else.
+Files and frames are opened by :func:`connect` as the view ``shard`` of a DuckDB
+connection that can read nothing else; databases by :mod:`tp_flower.databases`.
 """
 
-import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 import duckdb
-import pandas as pd
 
 from tp_flower.csv_files import csv_call, csv_types
+from tp_flower.databases import (
+    database_fingerprint,
+    describe_database,
+    load_database,
+    scan_database,
+)
 from tp_flower.datasets.flights import flights_tables
+from tp_flower.engine import lock, new_engine, shared_cursor
 from tp_flower.engine_errors import safe_message
 from tp_flower.errors import SourceError
 from tp_flower.fragment import Fragment
+from tp_flower.frames import (
+    MEMORY_PREFIX,
+    frame_of,
+    register_frames,
+    registered_frames,
+    release,
+)
+from tp_flower.scan import Scan, ShardSchema, column_types
 from tp_flower.sql_text import quote_name, quote_text
 from tp_flower.tables_file import (
     PARQUET_SUFFIXES,
@@ -30,6 +43,7 @@ from tp_flower.tables_file import (
 )
 
 __all__ = [
+    "MEMORY_PREFIX",
     "Scan",
     "ShardSchema",
     "ShardSource",
@@ -46,47 +60,7 @@ __all__ = [
     "scan",
 ]
 
-Frames = Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]]
-
 EARLY_ROWS: Final = 2048
-MEMORY_PREFIX: Final = "memory:"
-
-
-@dataclass(frozen=True)
-class ShardSchema:
-    """What a shard looks like: no values, only names, types and counts.
-
-    Attributes:
-        columns: DuckDB type by column, in the source's order.
-        rows: number of rows before any filter.
-        all_null: the columns without a single value; their type says nothing.
-    """
-
-    columns: dict[str, str]
-    rows: int
-    all_null: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Scan:
-    """A shard opened to run a fragment on it.
-
-    Attributes:
-        connection: a locked DuckDB connection.
-        fragment: what is left to run over the relation ``shard``; checked.
-        columns: DuckDB type of each column of ``shard``.
-        needs_sort: whether the rows come in an order that another reading may not
-            repeat, so that the reader must sort them by what they hold.
-    """
-
-    connection: duckdb.DuckDBPyConnection
-    fragment: Fragment
-    columns: Mapping[str, str]
-    needs_sort: bool = False
-
-    def chunks(self) -> Iterator[None]:
-        """Put the next rows behind the relation ``shard`` at every step."""
-        yield None
 
 
 def load_tables(path: str) -> tuple[ShardSource, ...]:
@@ -97,71 +71,8 @@ def load_tables(path: str) -> tuple[ShardSource, ...]:
             unknown key or a source of an unknown form; the token is not known.
     """
     if path.startswith(MEMORY_PREFIX):
-        return _registered(path.removeprefix(MEMORY_PREFIX))
+        return registered_frames(path.removeprefix(MEMORY_PREFIX))
     return read_tables_file(path)
-
-
-class _Registry:
-    """The data frames that sites of this process host, by token."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sites: dict[str, tuple[str, dict[str, tuple[pd.DataFrame, ...]]]] = {}
-
-    def add(self, site: str, frames: dict[str, tuple[pd.DataFrame, ...]]) -> str:
-        token = uuid.uuid4().hex
-        with self._lock:
-            self._sites[token] = (site, frames)
-        return token
-
-    def get(self, token: str) -> tuple[str, dict[str, tuple[pd.DataFrame, ...]]]:
-        with self._lock:
-            if token in self._sites:
-                return self._sites[token]
-        raise SourceError(f"no data frames are registered under {token!r} here")
-
-    def remove(self, token: str) -> None:
-        with self._lock:
-            self._sites.pop(token, None)
-
-
-_REGISTRY: Final = _Registry()
-
-
-def register_frames(frames: Frames, site: str) -> str:
-    """Keep data frames for the sites of this process; return their token.
-
-    Args:
-        frames: one data frame, or a list of shards, by table name.
-        site: the organisation that holds them.
-    """
-    shards: dict[str, tuple[pd.DataFrame, ...]] = {}
-    for table, given in frames.items():
-        listed = [given] if isinstance(given, pd.DataFrame) else list(given)
-        for frame in listed:
-            if not isinstance(frame, pd.DataFrame):
-                raise SourceError(
-                    f"table {table!r} at site {site!r}: expected a pandas DataFrame, "
-                    f"not {type(frame).__name__}"
-                )
-        shards[table] = tuple(listed)
-    if not any(shards.values()):
-        raise SourceError(f"site {site!r} has no tables")
-    return _REGISTRY.add(site, shards)
-
-
-def release(token: str) -> None:
-    """Forget the data frames of a token; unknown tokens are ignored."""
-    _REGISTRY.remove(token.removeprefix(MEMORY_PREFIX))
-
-
-def _registered(token: str) -> tuple[ShardSource, ...]:
-    site, tables = _REGISTRY.get(token)
-    return tuple(
-        ShardSource(table=table, site=site, index=index, token=token)
-        for table, shards in tables.items()
-        for index in range(len(shards))
-    )
 
 
 def hosted_shards(
@@ -201,7 +112,7 @@ def flights_sources() -> tuple[ShardSource, ...]:
 def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a DuckDB connection in which the view ``shard`` is the source.
 
-    The connection can read the source's file and nothing else, and cannot be told
+    The connection can read the source's files and nothing else, and cannot be told
     otherwise any more.
 
     Raises:
@@ -209,12 +120,12 @@ def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
             asked of it inside the ``with`` block.
     """
     # a file needs an engine of its own, which may read that file and no other
-    engine = _new_engine() if source.path else _frames_engine().cursor()
+    engine = new_engine() if source.path else shared_cursor()
     with closing(engine) as connection:
         try:
             create_view(connection, source)
             if source.path:
-                _lock(connection, source.path)
+                lock(connection, _files(source.path))
             yield connection
         except duckdb.Error as error:
             raise SourceError(f"{source}: {safe_message(error)}") from error
@@ -226,66 +137,68 @@ def scan(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
 
     Raises:
         QueryError: the fragment is not what a site may run.
-        SourceError: as :func:`connect`.
+        SourceError: the source cannot be read, or DuckDB refuses what is asked of it
+            inside the ``with`` block.
     """
+    if source.database is not None:
+        with scan_database(source, fragment) as opened:
+            yield opened
+        return
     with connect(source) as connection:
         columns = column_types(connection, "SELECT * FROM shard")
         yield Scan(connection, fragment.check(columns), columns)
 
 
 def fingerprint(source: ShardSource) -> str | None:
-    """Return a text that changes when the shard's rows do; None if nothing tells."""
+    """Return a text that changes when the shard's rows do; None if nothing tells.
+
+    Raises:
+        SourceError: a file is missing, or the database's own query fails.
+    """
+    if source.database is not None:
+        return database_fingerprint(source)
     if source.path is None:
         return None
-    status = Path(source.path).stat()
-    return f"{source.path}|{status.st_size}|{status.st_mtime_ns}"
+    _check_readable(source, source.path)
+    files = []
+    for path in _files(source.path):
+        status = Path(path).stat()
+        files.append(f"{path}|{status.st_size}|{status.st_mtime_ns}")
+    if len(files) == 1:
+        return files[0]
+    return f"{source.path}|{sha256(chr(0).join(files).encode()).hexdigest()}"
 
 
-def _new_engine() -> duckdb.DuckDBPyConnection:
-    connection = duckdb.connect(
-        config={
-            "autoinstall_known_extensions": False,
-            "autoload_known_extensions": False,
-        }
+def _files(path: str) -> list[str]:
+    """The files of a source: of a folder, those with Parquet's ending, sorted."""
+    if not Path(path).is_dir():
+        return [path]
+    return sorted(
+        str(file)
+        for suffix in PARQUET_SUFFIXES
+        for file in Path(path).rglob(f"*{suffix}")
+        if file.is_file()
     )
-    connection.execute("SET GLOBAL TimeZone = 'UTC'")
-    return connection
-
-
-@lru_cache(maxsize=1)
-def _frames_engine() -> duckdb.DuckDBPyConnection:
-    """The locked engine behind all data frames of this process.
-
-    Starting one takes longer than reading a small frame. Each connection is a cursor of
-    its own, with its own temporary tables.
-    """
-    connection = _new_engine()
-    _lock(connection, None)
-    return connection
-
-
-def _lock(connection: duckdb.DuckDBPyConnection, path: str | None) -> None:
-    """Let the engine read one file at most, and never again be told otherwise."""
-    allowed = quote_text(path) if path else ""
-    connection.execute(f"SET allowed_paths = [{allowed}]")
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
 
 
 def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> None:
-    """Make the view ``shard`` of a connection the source.
+    """Make the view ``shard`` of a connection a source; a database's rows are copied.
 
     Raises:
-        SourceError: the file is missing or cannot be read.
+        SourceError: the source cannot be read.
     """
+    if source.database is not None:
+        load_database(source, connection)
+        return
     if source.path is None:
-        _, tables = _REGISTRY.get(source.token or "")
-        frame = tables[source.table][source.index]
-        connection.register("frame", frame.rename(columns=str))
+        connection.register("frame", frame_of(source).rename(columns=str))
         relation = "frame"
-    elif file_suffix(source.path) in PARQUET_SUFFIXES:
+    elif source.relation is not None:
+        relation = _attached(connection, source, source.path, source.relation)
+    elif Path(source.path).is_dir() or file_suffix(source.path) in PARQUET_SUFFIXES:
         _check_readable(source, source.path)
-        relation = f"read_parquet({quote_text(source.path)})"
+        files = ", ".join(map(quote_text, _files(source.path)))
+        relation = f"read_parquet([{files}])"
     else:
         _check_readable(source, source.path)
         found = csv_types(source.path, source.nulls)
@@ -298,17 +211,35 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
     connection.execute(f"CREATE TEMP VIEW shard AS SELECT {columns} FROM {relation}")
 
 
+def _attached(
+    connection: duckdb.DuckDBPyConnection,
+    source: ShardSource,
+    path: str,
+    relation: Sequence[str],
+) -> str:
+    """Attach a DuckDB file; return the name of its table."""
+    _check_readable(source, path)
+    name = f"source_{uuid.uuid4().hex}"
+    connection.execute(f"ATTACH {quote_text(path)} AS {name} (READ_ONLY)")
+    schema, table = ("main", *relation)[-2:]
+    return f"{name}.{quote_name(schema)}.{quote_name(table)}"
+
+
 def _check_readable(source: ShardSource, path: str) -> None:
     try:
-        with Path(path).open("rb") as file:
-            is_empty = not file.read(1)
+        if Path(path).is_dir():
+            is_empty = not _files(path)
+        else:
+            with Path(path).open("rb") as file:
+                is_empty = not file.read(1)
     except FileNotFoundError:
         raise SourceError(f"{source}: the file does not exist") from None
     except OSError as error:
         reason = error.strerror
         raise SourceError(f"{source}: the file cannot be read: {reason}") from error
     if is_empty:
-        raise SourceError(f"{source}: the file is empty")
+        what = "folder has no Parquet files" if Path(path).is_dir() else "file is empty"
+        raise SourceError(f"{source}: the {what}")
 
 
 def _check_columns_found(source: ShardSource, found: Sequence[str]) -> None:
@@ -344,18 +275,14 @@ def _known_types(source: ShardSource, found: Mapping[str, str]) -> Mapping[str, 
     return source.types
 
 
-def column_types(connection: duckdb.DuckDBPyConnection, select: str) -> dict[str, str]:
-    """Return the DuckDB type of each column of a SELECT."""
-    rows = connection.execute(f"DESCRIBE {select}").fetchall()
-    return {name: kind for name, kind, *_ in rows}
-
-
 def describe(source: ShardSource) -> ShardSchema:
     """Return a shard's columns, types and number of rows.
 
     Raises:
         SourceError: the source cannot be read.
     """
+    if source.database is not None:
+        return describe_database(source)
     with connect(source) as connection:
         columns = column_types(connection, "SELECT * FROM shard")
         # nearly every column has a value early: only the others are read to the end

@@ -1,0 +1,193 @@
+"""A connection to a shard's database: read-only, in UTC, in one consistent snapshot."""
+
+import logging
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+from urllib.parse import quote
+
+import sqlalchemy as sa
+from pymysql.cursors import SSCursor
+
+from tp_flower.database_errors import DRIVER_ERRORS, safe_words
+from tp_flower.database_url import DatabaseUrl, Dialect
+from tp_flower.errors import SourceError
+from tp_flower.tables_file import DatabaseShard, ShardSource
+
+SECONDS_TO_CONNECT: Final = 30
+
+# SQLAlchemy's loggers would show rows, users and the owner's SQL
+_SILENT: Final = "tp_flower"
+for _name in ("engine.Engine", "pool.impl.NullPool"):
+    logging.getLogger(f"sqlalchemy.{_name}.{_SILENT}").disabled = True
+
+_START: Final[dict[Dialect, tuple[str, ...]]] = {
+    "postgresql": (
+        "SET LOCAL TIME ZONE 'UTC'",
+        "SET LOCAL extra_float_digits = 1",
+    ),
+    "mysql": (
+        "SET SESSION TRANSACTION READ ONLY",
+        "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+        "SET SESSION time_zone = '+00:00'",
+        # the site may take its time between two chunks
+        "SET SESSION net_write_timeout = 3600",
+        "SET SESSION sql_mode = CONCAT(@@sql_mode, ',NO_UNSIGNED_SUBTRACTION')",
+        "START TRANSACTION WITH CONSISTENT SNAPSHOT",
+    ),
+    "sqlite": ("BEGIN",),
+}
+
+
+@dataclass(frozen=True)
+class Session:
+    """An open connection to a shard's database.
+
+    Every method raises SourceError where the database refuses what is asked of it; the
+    message names table, site and place, never a secret.
+
+    Attributes:
+        connection: SQLAlchemy's.
+        source: the shard.
+        database: where it is.
+    """
+
+    connection: sa.Connection
+    source: ShardSource
+    database: DatabaseShard
+
+    @property
+    def dialect(self) -> Dialect:
+        """The SQL that is spoken."""
+        return self.database.url.dialect
+
+    def one_row(self, sql: str) -> Sequence[Any]:
+        """Return the first row of a query, empty if it has none."""
+        with self._run(sql) as cursor:
+            row: Sequence[Any] = cursor.fetchone() or ()
+            return row
+
+    def fields(self, sql: str) -> list[Any]:
+        """Return the driver's description of a query's columns."""
+        with self._run(sql) as cursor:
+            if self.dialect == "mysql":
+                # the description lacks the flags and the character set
+                return list(cursor._result.fields)  # noqa: SLF001
+            return list(cursor.description)
+
+    def all_rows(self, sql: str) -> list[Sequence[Any]]:
+        """Return the rows of a small query."""
+        with self._run(sql) as cursor:
+            return list(cursor.fetchall())
+
+    def primary_key(self) -> list[str]:
+        """Return the columns of the table's primary key, [] where there is none."""
+        table = self.database.table
+        if table is None:
+            return []
+        schema = ".".join(table[:-1]) or None
+        with _told(self.source, self.database):
+            inspector = sa.inspect(self.connection)
+            found = inspector.get_pk_constraint(table[-1], schema)
+            return list(found["constrained_columns"])
+
+    def execute(self, sql: str) -> None:
+        """Run a statement that yields no rows."""
+        with _told(self.source, self.database):
+            self.connection.exec_driver_sql(sql)
+
+    def chunks(self, sql: str) -> Iterator[list[Sequence[Any]]]:
+        """Yield the rows of a query, some at a time, from a cursor at the server."""
+        with self._run(sql, is_streamed=True) as cursor:
+            while found := cursor.fetchmany(self.database.chunk_rows):
+                yield list(found)
+
+    @contextmanager
+    def _run(self, sql: str, *, is_streamed: bool = False) -> Iterator[Any]:
+        """Run a query; yield the driver's cursor, which nobody logs."""
+        with _told(self.source, self.database):
+            cursor = self._cursor(is_streamed=is_streamed)
+            try:
+                cursor.execute(sql)
+                yield cursor
+            finally:
+                if is_streamed and self.dialect == "mysql":
+                    # closing the cursor would fetch all rows that are left
+                    self.connection.invalidate()
+                else:
+                    cursor.close()
+
+    def _cursor(self, *, is_streamed: bool) -> Any:
+        driver: Any = self.connection.connection.driver_connection
+        if is_streamed and self.dialect == "postgresql":
+            return driver.cursor(name="tp_flower_shard")
+        if is_streamed and self.dialect == "mysql":
+            return driver.cursor(SSCursor)
+        return driver.cursor()
+
+
+@contextmanager
+def open_session(source: ShardSource) -> Iterator[Session]:
+    """Open a shard's database; nothing stays open after the block.
+
+    Raises:
+        SourceError: the database cannot be reached.
+    """
+    database = source.database
+    if database is None:
+        raise SourceError(f"{source} is in no database")
+    engine = _engine(database.url)
+    try:
+        with _told(source, database):
+            connection = engine.connect()
+        with connection:
+            session = Session(connection, source, database)
+            for statement in _START[session.dialect]:
+                session.execute(statement)
+            yield session
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def _told(source: ShardSource, database: DatabaseShard) -> Iterator[None]:
+    """Say in our own words what a driver raises."""
+    words = ""
+    try:
+        yield
+    except DRIVER_ERRORS as error:
+        words = safe_words(error, database)
+    if words:
+        # outside of the except block: nobody is to see the driver's error
+        raise SourceError(f"{source}: {words}")
+
+
+def _engine(url: DatabaseUrl) -> sa.Engine:
+    make = partial(
+        sa.create_engine,
+        poolclass=sa.NullPool,
+        hide_parameters=True,
+        logging_name=_SILENT,
+        pool_logging_name=_SILENT,
+    )
+    if url.dialect == "sqlite":
+        file = f"file:{quote(url.url.database or '')}?mode=ro"
+        connect = partial(sqlite3.connect, file, uri=True, isolation_level=None)
+        return make("sqlite://", creator=connect)
+    options: dict[str, Any] = {}
+    if "connect_timeout" not in url.url.query:
+        options["connect_timeout"] = SECONDS_TO_CONNECT
+    if url.dialect == "mysql":
+        options.setdefault("charset", "utf8mb4")
+        return make(url.url, connect_args=options)
+    return make(
+        url.url,
+        connect_args={"client_encoding": "utf8", **options},
+        execution_options={
+            "isolation_level": "REPEATABLE READ",
+            "postgresql_readonly": True,
+        },
+    )
