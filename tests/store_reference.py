@@ -5,6 +5,7 @@ import numpy as np
 from tests.federated import ALIASES, COLUMNS, SOURCE, Frames, Run
 from tests.reference import joins
 from tests.reference.training import Centralised, centralised
+from tp_flower.key_agreement import GroupSecret
 
 
 def store_labels(frames: Frames, loss: str) -> np.ndarray:
@@ -41,6 +42,7 @@ def reference_of(
         ("o", store_labels(frames, loss), ~held_out),
         loss,
         run.strategy.settings.l2,
+        GroupSecret.of_simulation(run.strategy.settings.seed).value,
     )
 
 

@@ -5,7 +5,8 @@ matrix W (d, d_c); the label table's has one more row, the intercept, which no p
 covers.
 """
 
-from collections.abc import Mapping, Sequence
+import hmac
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +20,23 @@ from tests.reference import joins, losses
 Rows = Sequence[tuple[int, ...]]
 
 
+Place = Callable[[str, str], bytes]
+"""(column, category) -> what the categories of a column are ordered by."""
+
+
+def place_by_hash(secret: bytes, table: str) -> Place:
+    """The keyed hash that the sites with this secret give a table's categories."""
+
+    def place(column: str, category: str) -> bytes:
+        purpose = f"category/{len(table)}/{table}/{column}".encode()
+        key = hmac.digest(secret, purpose + b"\x01", "sha256")
+        return hmac.digest(key, category.encode(), "sha256")
+
+    return place
+
+
 def encode(
-    frame: pd.DataFrame, columns: Sequence[str], fitted: np.ndarray
+    frame: pd.DataFrame, columns: Sequence[str], fitted: np.ndarray, place: Place
 ) -> np.ndarray:
     """Encode a table with the statistics of its ``fitted`` rows (bool)."""
     encoded = []
@@ -34,12 +50,10 @@ def encode(
             continue
         counts = own.value_counts()
         if len(counts) > 1:
-            fill = min(counts[counts == counts.max()].index)
+            ordered = sorted(counts.index, key=lambda text: place(name, text))
+            fill = next(text for text in ordered if counts[text] == counts.max())
             filled = column.fillna(fill)
-            encoded += [
-                (filled == category).to_numpy(float)
-                for category in sorted(counts.index)
-            ]
+            encoded += [(filled == text).to_numpy(float) for text in ordered]
     return np.column_stack(encoded)
 
 
@@ -133,6 +147,7 @@ def centralised(
     label: tuple[str, np.ndarray, np.ndarray],
     loss: str,
     l2: float,
+    secret: bytes,
 ) -> Centralised:
     """Materialise the join, and encode it.
 
@@ -145,21 +160,23 @@ def centralised(
             are trained on (bool): their statistics encode the table.
         loss: its name.
         l2: beta.
+        secret: of the sites, which orders categories.
     """
     label_alias, values, trained = label
     inputs, penalised = {}, {}
     for number, (alias, name) in enumerate(aliases.items()):
         frame = frames[name]
         fitted = trained if alias == label_alias else np.ones(len(frame), bool)
-        encoded = encode(frame, columns[alias], fitted)
+        place = place_by_hash(secret, alias)
+        encoded = encode(frame, columns[alias], fitted, place)
         penalised[alias] = np.ones(encoded.shape[1] + (alias == label_alias), bool)
         if alias == label_alias:
             encoded = np.hstack([encoded, np.ones((len(frame), 1))])
             penalised[alias][-1] = False
         row_of = [position[number] for position in positions]
         inputs[alias] = np.array(joins.expand(row_of, encoded))
-    place = list(aliases).index(label_alias)
-    labels = np.array([values[position[place]] for position in positions])
+    number = list(aliases).index(label_alias)
+    labels = np.array([values[position[number]] for position in positions])
     return Centralised(loss, inputs, labels, base_score(loss, labels), l2, penalised)
 
 
