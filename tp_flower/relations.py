@@ -304,17 +304,22 @@ class _Binder:
     ) -> str:
         """Return a condition of HAVING, where an alias stands for its expression.
 
-        As in DuckDB, a column that is grouped comes first, then an alias.
+        A name that is both a grouped column and another item's alias is refused:
+        engines differ in which they take.
         """
         what = f"{self._what}: HAVING {text}"
         holder = exp.Paren(this=parse_aggregate(text, what))
         for column in list(holder.find_all(exp.Column)):
-            own = spell(column.name, tuple(self._schema))
             named = self._by_alias(column.name, items)
-            is_grouped = own is not None and quote_name(own) in groups
             is_inside = column.find_ancestor(exp.AggFunc, exp.Filter) is not None
-            if column.table or named is None or is_grouped or is_inside:
+            if column.table or named is None or is_inside:
                 continue
+            own = spell(column.name, tuple(self._schema))
+            if own is not None and quote_name(own) in {*groups} - {named}:
+                raise QueryError(
+                    f"{what}: {column.name!r} is a column and the name of "
+                    f"{shorten(named)}: give that another AS name"
+                )
             column.replace(exp.Paren(this=parse_aggregate(named, what)))
         return self._local(render(holder.this), _having_condition)
 
