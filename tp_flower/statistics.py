@@ -46,7 +46,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class Range:
-    """The smallest and the largest value."""
+    """The smallest and the largest value: of single rows, whatever min_count is."""
 
     low: float
     high: float
@@ -86,7 +86,9 @@ class Sample:
 
     Attributes:
         hasher: of the site, for the categories.
-        min_count: the fewest rows that a category or a quantile may stand for.
+        min_count: the fewest rows that a category or a point of the quantiles stands
+            for. The points are values of single rows still, and so are the ends of a
+            range, which no count protects.
         rows: bool (n,), the rows that count; None for all.
     """
 
