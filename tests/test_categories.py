@@ -3,7 +3,7 @@ from collections import Counter
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tp_flower import categories
@@ -41,6 +41,7 @@ def named(found: CategoryStatistics) -> dict[str, int]:
     return dict(zip(keys, found.counts.tolist(), strict=True))
 
 
+@settings(deadline=None)
 @given(shards, st.integers(1, 3))
 def test_merged_counts_are_those_of_the_union(
     members: list[Shard], min_count: int
@@ -57,6 +58,7 @@ def test_merged_counts_are_those_of_the_union(
     assert named(again) == expected
 
 
+@settings(deadline=None)
 @given(shards, st.integers(1, 4), st.integers(1, 3))
 def test_cut_lists_give_the_exact_most_frequent_or_none(
     members: list[Shard], number: int, most: int

@@ -10,7 +10,7 @@ Notation
     d   width of the encoding, ``TableEncoder.width``
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from tp_flower.categories import category_purpose, short_hashes
-from tp_flower.columns import FeatureColumn, Float32Array, IndexArray, Rows
+from tp_flower.columns import FeatureColumn, Float32Array, IndexArray
 from tp_flower.encodings import (
     BinEncoding,
     CyclicEncoding,
@@ -164,10 +164,7 @@ class SiteEncoder:
             SchemaError: a column is missing or of another kind than when fitted.
             ValueError: ``out`` has another shape or type.
         """
-        writers = [
-            self._writer(encoding, _column(columns, encoding.name))
-            for encoding in self.encoder.encodings
-        ]
+        writers = self._writers(columns)
         if rows is not None:
             total = len(rows)
         else:
@@ -184,7 +181,9 @@ class SiteEncoder:
         step = max(256, BLOCK_VALUES // max(1, width))
         for start in range(0, total, step):
             span = slice(start, min(start + step, total))
-            self._write_block(writers, span if rows is None else rows[span], out[span])
+            block, own = span if rows is None else rows[span], out[span]
+            for place, write in writers:
+                write(block, own[:, place])
         return out
 
     def feature_names(self, columns: Mapping[str, FeatureColumn]) -> tuple[str, ...]:
@@ -235,6 +234,19 @@ class SiteEncoder:
                 raise SchemaError(f"no key for the categories of {encoding.name!r}")
         return cls(encoder, keys)
 
+    def _writers(
+        self, columns: Mapping[str, FeatureColumn]
+    ) -> list[tuple[slice, Writer]]:
+        """What writes each feature, and into which encoded columns."""
+        writers = []
+        left = 0
+        for encoding in self.encoder.encodings:
+            right = left + len(encoding.feature_names)
+            write = self._writer(encoding, _column(columns, encoding.name))
+            writers.append((slice(left, right), write))
+            left = right
+        return writers
+
     def _writer(self, encoding: FeatureEncoding, column: FeatureColumn) -> Writer:
         if not isinstance(encoding, HashedEncoding):
             return encoding.writer(column)
@@ -249,15 +261,6 @@ class SiteEncoder:
         targets = encoding.targets(short_hashes(texts, self.keys[encoding.name]))
         self._targets[encoding.name] = (texts, targets)
         return targets
-
-    def _write_block(
-        self, writers: Sequence[Writer], block: Rows, out: Float32Array
-    ) -> None:
-        left = 0
-        for encoding, write in zip(self.encoder.encodings, writers, strict=True):
-            right = left + len(encoding.feature_names)
-            write(block, out[:, left:right])
-            left = right
 
 
 def _column(columns: Mapping[str, FeatureColumn], name: str) -> FeatureColumn:
