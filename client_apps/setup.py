@@ -16,18 +16,16 @@ from tp_flower.encoder_choice import TableChoice
 from tp_flower.encoding import SiteEncoder, TableEncoder
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.extracted import ExtractedShard
-from tp_flower.extraction import extract
+from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.models import LinearModel, LocalModel, ModelSpec
 from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update, unpack_bits
 from tp_flower.query import Fragment
 from tp_flower.randomness import Stream, generator
 from tp_flower.solvers import RidgeSolver, gram
-from tp_flower.sources import describe as describe_shard
 from tp_flower.statistics import Sample, feature_statistics
 from tp_flower.statistics_wire import to_wire
 
 Arrays = dict[ArrayKey, AnyArray]
-BLOCK_ROWS = 1 << 16  # encoded at a time
 Start = tuple[dict[str, AnyArray], dict[str, float], Entry]
 
 
@@ -43,7 +41,7 @@ def describe(site: Site, request: Packet) -> Packet:
     for position, source in enumerate(sources):
         if source.table.lower() not in wanted:
             continue
-        schema = describe_shard(source)
+        schema = site.tables.describe(source)
         shards.append(
             {
                 "table": source.table,
@@ -79,23 +77,23 @@ def extract_rows(site: Site, request: Packet) -> Packet:
     arrays: Arrays = {}
     for number, order in site.orders(request):
         source = sources[int(order["shard"])]
-        extracted = extract(source, Fragment.from_json(order["fragment"]))
-        site.save_extracted(number, extracted)
-        facts, own = _extracted_reply(extracted)
+        fragment = Fragment.from_json(order["fragment"])
+        extracted = site.tables.extract(number, source, fragment)
+        facts, own = _extracted_reply(extracted, site.hasher())
         parts.append({"id": number, **facts})
         arrays.update({(number, name): array for name, array in own.items()})
     return Packet({"parts": parts}, arrays)
 
 
 def _extracted_reply(
-    extracted: ExtractedShard,
+    extracted: ExtractedShard, hasher: KeyedHasher
 ) -> tuple[dict[str, Any], dict[str, AnyArray]]:
     facts: dict[str, Any] = {
         "rows": extracted.rows,
         "keys": [key.kind for key in extracted.keys],
     }
     arrays: dict[str, AnyArray] = {}
-    for number, key in enumerate(extracted.keys):
+    for number, key in enumerate(key.hashed(hasher) for key in extracted.keys):
         arrays[f"codes-{number}"] = key.codes
         arrays[f"hashes-{number}"] = key.hashes
     if extracted.label is not None:
@@ -138,7 +136,7 @@ def prepare(site: Site, request: Packet) -> Packet:
     for number, order in site.orders(request):
         update = Update(order["update"])
         encoder = TableEncoder.from_json(order["encoder"]).at_site(site.hasher())
-        entry = _training_entry(site.extracted(number), number, order, request, encoder)
+        entry = _training_entry(site, number, order, request, encoder)
         width = entry.arrays["features"].shape[1]
         model = make_model(ModelSpec.from_json(order["model"]), width, order["device"])
         if isinstance(model, LinearModel):
@@ -146,7 +144,7 @@ def prepare(site: Site, request: Packet) -> Packet:
         else:
             own, curvature = _start_torch(model, entry)
         site.save_part(number, entry)
-        site.forget_extracted(number)
+        site.tables.forget(number)
         arrays.update({(number, name): array for name, array in own.items()})
         facts.append({"id": number, "features": width, **curvature})
         arrays[number, "penalised"] = model.penalised.astype(np.uint8)
@@ -156,27 +154,22 @@ def prepare(site: Site, request: Packet) -> Packet:
 
 
 def _training_entry(
-    extracted: ExtractedShard,
+    site: Site,
     number: int,
     order: Mapping[str, Any],
     request: Packet,
     encoder: SiteEncoder,
 ) -> Entry:
     """Encode the rows that take part, the trained ones first."""
+    extracted = site.extracted(number)
     trained = unpack_bits(request.array(number, "trained"), extracted.rows)
     tested = unpack_bits(request.array(number, "tested"), extracted.rows)
     rows = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested & ~trained)])
-    features = np.empty((len(rows), encoder.encoder.width), dtype=np.float32)
-    start = 0
-    for block in extracted.blocks(rows, BLOCK_ROWS):
-        stop = min(start + BLOCK_ROWS, len(rows))
-        encoder.transform(block, out=features[start:stop])
-        start = stop
     multiplicity = request.array(number, "multiplicity")
     if len(multiplicity) != np.count_nonzero(trained):
         raise SiteError("the multiplicities do not fit the rows to train on")
     arrays = {
-        "features": features,
+        "features": site.tables.encode(number, encoder, rows),
         "multiplicity": multiplicity.astype(np.int64),
         "tested": tested[rows],
         "batch-start": np.zeros(1, np.int64),

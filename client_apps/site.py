@@ -11,6 +11,7 @@ from flwr.app import Context
 
 from client_apps.shard import Shard, ShardData
 from client_apps.store import Entry, SiteStore
+from client_apps.tables import SiteTables
 from tp_flower.errors import SettingsError, SiteError, TPFlowerError
 from tp_flower.extracted import ExtractedShard
 from tp_flower.keyed_hash import KeyedHasher
@@ -23,6 +24,8 @@ from tp_flower.sources import MEMORY_PREFIX, ShardSource, hosted_shards
 State = tuple[LocalModel, dict[str, FloatArray]]
 
 STATE_DIR = "state-dir"
+CACHE_GB = "cache-gb"
+DEFAULT_CACHE_GB = 20
 SECRET = "secret"
 MODEL = "model"
 
@@ -60,7 +63,8 @@ class Site:
         context: Flower's.
         current_part: number of the part that is being worked on, which an error is
             about; None between parts.
-        store: what is kept in files.
+        store: what is kept of the run.
+        tables: the rows of the run's parts, and their features, in the site's cache.
     """
 
     def __init__(self, context: Context) -> None:
@@ -68,6 +72,7 @@ class Site:
         self.current_part: int | None = None
         root = str(context.node_config.get(STATE_DIR, "") or _default_state_dir())
         self.store = SiteStore(root, context.run_id, context.node_id)
+        self.tables = SiteTables(root, self._cache_limit(), self.store)
 
     def shards(self) -> tuple[ShardSource, ...]:
         """Return the shards that this site hosts."""
@@ -101,23 +106,27 @@ class Site:
             yield self.current_part, order
         self.current_part = None
 
-    def save_extracted(self, number: int, extracted: ExtractedShard) -> None:
-        """Keep the rows of a part between set-up messages."""
-        arrays, meta = extracted.to_arrays()
-        self.store.save(f"extracted-{number}", Entry(arrays, meta))
+    def _cache_limit(self) -> int:
+        """Bytes that the cache may take."""
+        given = self.context.node_config.get(CACHE_GB, DEFAULT_CACHE_GB)
+        try:
+            limit = float(given)
+        except (TypeError, ValueError):
+            limit = -1.0
+        if not 0 <= limit < float("inf"):
+            raise SettingsError(
+                f"node config {CACHE_GB} must be a number of gigabytes from 0 on, "
+                f"not {given!r}"
+            )
+        return int(limit * 1e9)
 
     def extracted(self, number: int) -> ExtractedShard:
-        """Return the rows of a part that ``save_extracted`` kept."""
-        entry = self.store.load(f"extracted-{number}")
-        return ExtractedShard.from_arrays(entry.arrays, entry.meta)
-
-    def forget_extracted(self, number: int) -> None:
-        """Drop the rows of a part: its encoded features replace them."""
-        self.store.drop(f"extracted-{number}")
+        """Return the rows of a part that were extracted in this run."""
+        return self.tables.extracted(number)
 
     def save_part(self, number: int, entry: Entry) -> None:
         """Keep what never changes of a part in training."""
-        self.store.save(f"part-{number}", entry)
+        self.store.save(f"part-{number}", self.tables.without_features(number, entry))
 
     def parts(self) -> Iterator[Part]:
         """Yield the parts in training, with the current state.
@@ -131,7 +140,8 @@ class Site:
             vectors.setdefault(number, {})[name] = np.array(array)
         for number in sorted(vectors):
             self.current_part = number
-            yield _part(number, self.store.load(f"part-{number}"), vectors[number])
+            entry = self.tables.with_features(self.store.load(f"part-{number}"))
+            yield _part(number, entry, vectors[number])
         self.current_part = None
 
     def save_state(self, states: Mapping[int, State]) -> None:
@@ -157,6 +167,7 @@ class Site:
 
     def clear(self) -> None:
         """Forget the run."""
+        self.tables.release()
         self.store.clear()
         for name in list(self.context.state):
             del self.context.state[name]

@@ -53,13 +53,15 @@ class SiteStore:
         root: folder for the files; ``":memory:"`` keeps everything in this process.
         run_id: Flower's run.
         node_id: Flower's node.
+
+    Attributes:
+        run: names the run and the node.
     """
 
     def __init__(self, root: str, run_id: int, node_id: int) -> None:
+        self.run = f"{run_id:x}-{node_id:x}"
         self._key = (run_id, node_id)
-        self._folder = (
-            None if root == IN_MEMORY else Path(root) / f"{run_id:x}-{node_id:x}"
-        )
+        self._folder = None if root == IN_MEMORY else Path(root) / self.run
 
     def save(self, name: str, entry: Entry) -> None:
         """Keep an entry; it replaces one of the same name.
@@ -71,11 +73,7 @@ class SiteStore:
             try:
                 self._write(self._folder, name, entry)
             except OSError as error:
-                reason = error.strerror or type(error).__name__
-                raise SiteError(
-                    f"cannot write to the state folder {self._folder}: {reason} "
-                    "(node config state-dir names another folder)"
-                ) from error
+                raise cannot_write(self._folder, error) from error
         _CACHE.sites.setdefault(self._key, {})[name] = entry
 
     def has(self, name: str) -> bool:
@@ -93,11 +91,11 @@ class SiteStore:
         if cached is not None:
             return cached
         if self._folder is None:
-            raise _lost_state()
+            raise lost_state()
         try:
             entry = _read(self._folder / name)
         except (OSError, ValueError, KeyError) as error:
-            raise _lost_state() from error
+            raise lost_state() from error
         _CACHE.sites.setdefault(self._key, {})[name] = entry
         return entry
 
@@ -128,7 +126,17 @@ class SiteStore:
             raise
 
 
-def _lost_state() -> SiteError:
+def cannot_write(folder: Path, error: OSError) -> SiteError:
+    """Return the error about a state folder that cannot be written."""
+    reason = error.strerror or type(error).__name__
+    return SiteError(
+        f"cannot write to the state folder {folder}: {reason} "
+        "(node config state-dir names another folder)"
+    )
+
+
+def lost_state() -> SiteError:
+    """Return the error about state that is gone or damaged."""
     return SiteError(
         "the site has lost its state for this run (was it restarted?); "
         "start the run again"

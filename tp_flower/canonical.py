@@ -1,12 +1,13 @@
 """Kinds of values, and the one form in which a join key is hashed.
 
-A join key becomes the hash of a *canonical* text, so that equal values match whatever
-their type is at each site: numbers as their shortest exact decimal text (1, 1.0 and
-DECIMAL 1.00 agree), text in Unicode normal form C, dates and timestamps as microseconds
-since 1970 in UTC. The kind is part of the text: text never matches a number. Every part
-of a composite key carries its length: ('a', 'bc') is not ('ab', 'c').
+A join key becomes the keyed hash of a *canonical* text, so that equal values match
+whatever their type is at each site: numbers as their shortest exact decimal text (1,
+1.0 and DECIMAL 1.00 agree), text in Unicode normal form C, dates and timestamps as
+microseconds since 1970 in UTC. The kind is part of the text: text never matches a
+number. Every part of a composite key carries its length: ('a', 'bc') is not
+('ab', 'c').
 
-All functions return SQL of DuckDB.
+All functions that write something return SQL of DuckDB.
 """
 
 import re
@@ -14,15 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Kind = Literal["number", "text", "time", "boolean"]
+Kind = Literal["number", "text", "time", "boolean", "vector"]
 
 _FLOATS: Final = re.compile(r'FLOAT|REAL|DOUBLE|"NULL"')
 _DECIMAL: Final = re.compile(r"(?:DECIMAL|NUMERIC)\(\d+, ?(\d+)\)")
+_NUMBER: Final = (
+    rf"U?(?:TINY|SMALL|BIG|HUGE)INT|U?INTEGER|{_FLOATS.pattern}|{_DECIMAL.pattern}"
+)
+_VECTOR: Final = re.compile(rf"(?P<element>{_NUMBER})\[(?P<length>\d*)\]")
 _KINDS: Final[dict[Kind, re.Pattern[str]]] = {
     "boolean": re.compile(r"BOOLEAN"),
-    "number": re.compile(
-        rf"U?(TINY|SMALL|BIG|HUGE)INT|U?INTEGER|{_FLOATS.pattern}|{_DECIMAL.pattern}"
-    ),
+    "number": re.compile(_NUMBER),
+    "vector": _VECTOR,
     "time": re.compile(r"DATE|TIMESTAMP( WITH TIME ZONE|_S|_MS|_NS)?"),
     "text": re.compile(r"VARCHAR|UUID|ENUM\(.*\)", re.DOTALL),
 }
@@ -40,8 +44,8 @@ class TypedColumn:
 def kind_of(duckdb_type: str) -> Kind | None:
     """Return the kind of value a DuckDB type holds, None if there is no use for it.
 
-    >>> kind_of("DECIMAL(10,2)"), kind_of("DATE"), kind_of("INTEGER[]")
-    ('number', 'time', None)
+    >>> kind_of("DECIMAL(10,2)"), kind_of("DATE"), kind_of("FLOAT[3]"), kind_of("BLOB")
+    ('number', 'time', 'vector', None)
     """
     for kind, pattern in _KINDS.items():
         if pattern.fullmatch(duckdb_type):
@@ -78,16 +82,39 @@ def as_number(column: TypedColumn) -> str:
     return f"coalesce({number}, CAST('nan' AS DOUBLE))"
 
 
-def canonical_text(columns: Sequence[TypedColumn]) -> str:
+def as_vector(column: TypedColumn) -> str:
+    """Return a list or an array of numbers as one of FLOAT or DOUBLE."""
+    found = _VECTOR.fullmatch(column.type)
+    element = "FLOAT" if found and found["element"] in {"FLOAT", "REAL"} else "DOUBLE"
+    return f"CAST({column.sql} AS {element}[])"
+
+
+def vector_width(duckdb_type: str) -> int | None:
+    """Return the length of a fixed-size array type, None for other types.
+
+    >>> vector_width("FLOAT[3]"), vector_width("FLOAT[]")
+    (3, None)
+    """
+    found = _VECTOR.fullmatch(duckdb_type)
+    return int(found["length"]) if found and found["length"] else None
+
+
+def canonical_text(columns: Sequence[TypedColumn], *, null_is_value: bool) -> str:
     """Return the text that stands for a key, from its parts' ``comparable`` values.
 
-    >>> canonical_text([TypedColumn("k", "VARCHAR", "text")])
+    Args:
+        columns: the parts.
+        null_is_value: whether NULL is a value like others, as in GROUP BY; else the
+            text is NULL if any part is, so that it matches nothing, as in a join.
+
+    >>> canonical_text([TypedColumn("k", "VARCHAR", "text")], null_is_value=False)
     "'text' || strlen(k) || ':' || k"
     """
     parts = []
     for column in columns:
         text = _part_text(column)
-        parts.append(f"'{column.kind}' || strlen({text}) || ':' || {text}")
+        part = f"'{column.kind}' || strlen({text}) || ':' || {text}"
+        parts.append(f"coalesce({part}, 'null')" if null_is_value else part)
     return " || ".join(parts)
 
 
@@ -108,16 +135,3 @@ def _part_text(column: TypedColumn) -> str:
         trimmed = f"rtrim(rtrim({plain}, '0'), '.')"
         return f"CASE WHEN {tiny} THEN {exponent} ELSE {trimmed} END"
     return plain
-
-
-def hash_expression(canonical: str) -> tuple[str, str]:
-    """Return the two 64-bit halves of the hash of a canonical text.
-
-    The one place that decides how keys are hashed. Plain SHA-256: whoever can guess a
-    key can check the guess.
-    """
-    digest = f"sha256({canonical})"
-    first, second = (
-        f"CAST('0x' || substr({digest}, {start}, 16) AS UBIGINT)" for start in (1, 17)
-    )
-    return first, second

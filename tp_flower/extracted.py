@@ -1,31 +1,56 @@
-"""What a fragment of the query yields on one shard, and how it is kept in files.
+"""What a fragment of the query yields on one shard, and how it is kept.
+
+Numbers lie in files in blocks of rows, texts as codes and the list of distinct ones.
+The same code keeps the files in a folder or, for small shards, in this process. Nothing
+that is kept is keyed: the secret of the hashes changes with every run.
 
 Notation
     n   rows of the shard that pass the fragment's filters
     k   distinct values of a key
+    d   length of a feature's vectors
 """
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from tp_flower.block_files import BlockReader, Files, Rows
 from tp_flower.columns import (
     CategoricalColumn,
     CodeArray,
     FeatureColumn,
     FloatArray,
     NumericColumn,
+    VectorColumn,
 )
+from tp_flower.keyed_hash import HashArray, KeyedHasher
 
-HashArray = npt.NDArray[np.uint64]
-Arrays = dict[str, npt.NDArray[Any]]
+NUMBERS: Final = "numbers.bin"
+POSITIONS: Final = "positions.bin"
+MOST_BETWEEN: Final = 64
+"""Rows between two wanted ones that are cheaper to read than to skip."""
 
-META_FILE: Final = "shard.json"
+IndexArray = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True)
+class FeatureInfo:
+    """A feature before it is encoded.
+
+    Attributes:
+        name: in the query.
+        kind: "number", "boolean", "time", "text" or "vector".
+        width: d of a vector, 1 of all other kinds.
+    """
+
+    name: str
+    kind: str
+    width: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +67,43 @@ class KeyColumn:
     codes: CodeArray
     hashes: HashArray
     kind: str
+
+
+@dataclass(frozen=True, eq=False)
+class ExtractedKey:
+    """A join key, or what a sub-query groups by, of each row.
+
+    Attributes:
+        codes: int32 (n,), position in ``texts``; -1 where any part of a join key is
+            NULL.
+        texts: (k,), the canonical text of each distinct value.
+        kind: the kinds of the parts, such as "number" or "text+time".
+    """
+
+    codes: CodeArray
+    texts: pa.Array
+    kind: str
+
+    def hashed(self, hasher: KeyedHasher) -> KeyColumn:
+        """Return the key as it may leave the site, in the order of its hashes."""
+        hashes, order = self._hashes(hasher)
+        place = np.empty(len(order) + 1, np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
+        place[-1] = -1  # where a missing value's code points to
+        return KeyColumn(place[self.codes], hashes[:, :2], self.kind)
+
+    def digests(self, hasher: KeyedHasher) -> HashArray:
+        """Return 128 further bits of hash of each row of ``hashed``'s, uint64 (k, 2).
+
+        Whoever has the hashes alone cannot tell these.
+        """
+        return self._hashes(hasher)[0][:, 2:]
+
+    def _hashes(self, hasher: KeyedHasher) -> tuple[HashArray, IndexArray]:
+        """All 256 bits (k, 4), sorted, and which text each row is of."""
+        hashes = hasher.hash_texts(self.texts)
+        order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+        return np.ascontiguousarray(hashes[order]), order
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,94 +127,140 @@ class LabelColumn:
         return np.where(np.isnan(self.values), -1, self.values).astype(np.int32)
 
 
-@dataclass(frozen=True, eq=False)
 class ExtractedShard:
-    """What a fragment yields on one shard.
+    """What a fragment yields on one shard; columns are read when they are asked for.
+
+    Args:
+        files: where the columns are.
+        meta: what ``extract`` wrote about them, plain JSON types.
 
     Attributes:
         table: the fragment's table (its alias in the query).
         rows: n; zero if no row passes the filters.
-        keys: one per key of the fragment.
-        label: the label, None if it is another table's.
-        columns: the features by name, in the fragment's order.
+        features: what the features are, in the fragment's order.
+        meta: as given.
     """
 
-    table: str
-    rows: int
-    keys: tuple[KeyColumn, ...]
-    label: LabelColumn | None
-    columns: dict[str, FeatureColumn]
-
-    def to_arrays(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the arrays by name, and the rest as plain JSON types."""
-        arrays: Arrays = {}
-        for index, key in enumerate(self.keys):
-            arrays[f"key-{index}-codes"] = key.codes
-            arrays[f"key-{index}-hashes"] = key.hashes
-        features = []
-        for index, (name, column) in enumerate(self.columns.items()):
-            entry: dict[str, Any] = {"name": name}
-            if isinstance(column, NumericColumn):
-                arrays[f"feature-{index}"] = column.values
-            else:
-                arrays[f"feature-{index}"] = column.codes
-                entry["categories"] = list(column.categories)
-            features.append(entry)
-        meta: dict[str, Any] = {
-            "table": self.table,
-            "rows": self.rows,
-            "keys": [key.kind for key in self.keys],
-            "features": features,
-        }
-        if self.label is not None:
-            arrays["label"] = self.label.values
-            meta["label"] = {
-                "kind": self.label.kind,
-                "categories": list(self.label.categories),
-            }
-        return arrays, meta
-
-    @classmethod
-    def from_arrays(
-        cls, arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]
-    ) -> "ExtractedShard":
-        """Rebuild a shard from ``to_arrays``."""
-        label = meta.get("label")
-        return cls(
-            table=meta["table"],
-            rows=int(meta["rows"]),
-            keys=tuple(
-                KeyColumn(arrays[f"key-{i}-codes"], arrays[f"key-{i}-hashes"], kind)
-                for i, kind in enumerate(meta["keys"])
-            ),
-            label=label
-            and LabelColumn(label["kind"], arrays["label"], tuple(label["categories"])),
-            columns={
-                entry["name"]: _column(arrays[f"feature-{i}"], entry)
-                for i, entry in enumerate(meta["features"])
-            },
+    def __init__(self, files: Files, meta: Mapping[str, Any]) -> None:
+        self.meta = meta
+        self.table: str = meta["table"]
+        self.rows = int(meta["rows"])
+        self.features = tuple(
+            FeatureInfo(item["name"], item["kind"], int(item["width"]))
+            for item in meta["features"]
         )
+        self._slots = {item["name"]: int(item["slot"]) for item in meta["features"]}
+        self._files = files
+        self._numbers = self._reader(NUMBERS, meta["numbers"], np.float64)
+        self._positions = self._reader(POSITIONS, meta["positions"], np.int32)
+        self._lists: dict[int, tuple[CodeArray, pa.Array]] = {}
 
-    def save(self, folder: Path) -> None:
-        """Write the shard to a folder as .npy files and one JSON file."""
-        folder.mkdir(parents=True, exist_ok=True)
-        arrays, meta = self.to_arrays()
-        for name, array in arrays.items():
-            np.save(folder / f"{name}.npy", array, allow_pickle=False)
-        (folder / META_FILE).write_text(json.dumps({**meta, "arrays": list(arrays)}))
+    @property
+    def keys(self) -> tuple[ExtractedKey, ...]:
+        """The join keys, in the fragment's order."""
+        return tuple(self._key(item) for item in self.meta["keys"])
 
-    @classmethod
-    def load(cls, folder: Path) -> "ExtractedShard":
-        """Read a saved shard; the arrays are memory maps, read when they are used."""
-        meta = json.loads((folder / META_FILE).read_text())
-        arrays = {
-            name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            for name in meta["arrays"]
-        }
-        return cls.from_arrays(arrays, meta)
+    @property
+    def groups(self) -> ExtractedKey | None:
+        """What a sub-query groups by, NULL being a value too; None without one."""
+        item = self.meta["groups"]
+        return self._key(item) if item else None
 
+    @property
+    def label(self) -> LabelColumn | None:
+        """The label, None if it is another table's."""
+        item = self.meta["label"]
+        if not item:
+            return None
+        if item["kind"] != "text":
+            return LabelColumn(item["kind"], self._numbers.column(item["slot"]))
+        codes, texts = self._codes(item["slot"]), self._list(item["slot"])[1]
+        values = np.where(codes < 0, np.nan, codes)
+        return LabelColumn("text", values, tuple(texts.to_pylist()))
 
-def _column(array: npt.NDArray[Any], entry: Mapping[str, Any]) -> FeatureColumn:
-    if "categories" in entry:
-        return CategoricalColumn(array, tuple(entry["categories"]))
-    return NumericColumn(array)
+    def column(self, name: str) -> FeatureColumn:
+        """Return one whole feature.
+
+        Raises:
+            KeyError: there is no such feature.
+        """
+        slot = self._slots[name]
+        info = next(info for info in self.features if info.name == name)
+        if info.kind == "vector":
+            return self._vectors(info, slot, slice(0, self.rows))
+        if info.kind == "text":
+            return CategoricalColumn(self._codes(slot), self._list(slot)[1])
+        return NumericColumn(self._numbers.column(slot))
+
+    def blocks(
+        self, rows: IndexArray | None, size: int
+    ) -> Iterator[dict[str, FeatureColumn]]:
+        """Yield all features, some rows at a time.
+
+        Args:
+            rows: positions, sorted or of a few sorted runs; None for all rows.
+            size: rows of a block, beside the last one.
+        """
+        total = self.rows if rows is None else len(rows)
+        for start in range(0, total, size):
+            span = slice(start, min(start + size, total))
+            yield self._block(span if rows is None else rows[span])
+
+    def _block(self, rows: Rows) -> dict[str, FeatureColumn]:
+        numbers = self._numbers.take(rows)
+        has_texts = any(info.kind == "text" for info in self.features)
+        positions = self._positions.take(rows) if has_texts else None
+        block: dict[str, FeatureColumn] = {}
+        for info in self.features:
+            slot = self._slots[info.name]
+            if info.kind == "vector":
+                block[info.name] = self._vectors(info, slot, rows)
+            elif positions is not None and info.kind == "text":
+                codes, texts = self._list(slot)
+                block[info.name] = CategoricalColumn(codes[positions[slot]], texts)
+            else:
+                block[info.name] = NumericColumn(numbers[slot])
+        return block
+
+    def _key(self, item: Mapping[str, Any]) -> ExtractedKey:
+        slot = int(item["slot"])
+        return ExtractedKey(self._codes(slot), self._list(slot)[1], item["kind"])
+
+    def _codes(self, slot: int) -> CodeArray:
+        codes: CodeArray = self._list(slot)[0][self._positions.column(slot)]
+        return codes
+
+    def _list(self, slot: int) -> tuple[CodeArray, pa.Array]:
+        """The codes of a list of texts, -1 last, and the distinct texts."""
+        if slot not in self._lists:
+            count, size = self.meta["lists"][slot]
+            codes = self._files.read(f"codes-{slot}.bin", np.int32, 0, count)
+            data = self._files.read(f"texts-{slot}.bin", np.uint8, 0, size)
+            texts = pa.ipc.open_stream(pa.py_buffer(data)).read_all()["t"]
+            self._lists[slot] = codes, texts.combine_chunks()
+        return self._lists[slot]
+
+    def _vectors(self, info: FeatureInfo, slot: int, rows: Rows) -> VectorColumn:
+        name, width = f"vectors-{slot}.bin", info.width
+
+        def read(first: int, last: int) -> npt.NDArray[np.float32]:
+            offset = first * width * np.dtype(np.float32).itemsize
+            found = self._files.read(name, np.float32, offset, (last - first) * width)
+            return found.reshape(last - first, width)
+
+        if isinstance(rows, slice):
+            return VectorColumn(read(rows.start, rows.stop))
+        values = np.empty((len(rows), width), np.float32)
+        # rows that lie close together are read with what lies between them
+        steps = np.diff(rows)
+        cuts = np.flatnonzero((steps < 0) | (steps > MOST_BETWEEN)) + 1
+        edges = [0, *cuts.tolist(), len(rows)]
+        for start, stop in pairwise(edges):
+            if stop > start:
+                first, last = int(rows[start]), int(rows[stop - 1]) + 1
+                values[start:stop] = read(first, last)[rows[start:stop] - first]
+        return VectorColumn(values)
+
+    def _reader(self, name: str, facts: Mapping[str, int], dtype: Any) -> BlockReader:
+        shape = (int(facts["width"]), self.rows)
+        return BlockReader(self._files, name, shape, int(facts["block-rows"]), dtype)

@@ -1,0 +1,222 @@
+"""What a site keeps from run to run: folders of files, made once, as far as they fit.
+
+An entry is a folder with a description beside its files. It is made under another name
+and renamed when it is complete, so that a reader never sees half of one; processes that
+make the same entry at the same time do no harm. The entries that were not used for
+longest go first where the cache is full, but none that a run still uses.
+
+Layout
+    <folder>/<entry>/...                    the files
+    <folder>/<entry>/entry.json             version, names and sizes, checksum
+    <folder>/uses/<run>/<entry>             an empty file: the run uses the entry
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+VERSION: Final = 1
+ENTRY_FILE: Final = "entry.json"
+USES: Final = "uses"
+ONCE: Final = "once-"
+"""Begins the names of entries that no other run can use."""
+STALE_SECONDS: Final = 7 * 24 * 3600.0
+"""A run that has not touched an entry for so long is over; it may have crashed."""
+
+
+def entry_name(kind: str, *facts: object) -> str:
+    """Return the name of the entry that depends on these facts and nothing else.
+
+    Args:
+        kind: what the entry holds.
+        facts: plain JSON types.
+    """
+    text = json.dumps([VERSION, *facts], sort_keys=True)
+    return f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:40]}"
+
+
+class Cache:
+    """The entries of all runs below one folder, as one run uses them.
+
+    Args:
+        folder: made, for its owner alone, when an entry is.
+        run: names the run in this cache.
+        limit: bytes that the entries may take; those in use may take more.
+
+    Attributes:
+        folder: as given.
+    """
+
+    def __init__(self, folder: Path, run: str, limit: int) -> None:
+        self.folder, self._limit = folder, limit
+        self._uses = folder / USES / run
+
+    def find(self, name: str) -> Path | None:
+        """Return an entry's folder and use it from now on; None if there is none.
+
+        An entry that is damaged is dropped.
+        """
+        if not self.folder.is_dir():
+            return None
+        with self._locked():
+            entry = self.folder / name
+            if not _is_whole(entry):
+                _remove(entry)
+                return None
+            self._use(name)
+            return entry
+
+    def obtain(self, name: str, make: Callable[[Path], None]) -> Path:
+        """Return an entry's folder and use it from now on; have it made if need be.
+
+        Args:
+            name: of the entry.
+            make: fills an empty folder; nothing is kept if it raises.
+
+        Raises:
+            OSError: the entry cannot be written.
+        """
+        found = self.find(name)
+        if found is not None:
+            return found
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = Path(tempfile.mkdtemp(dir=self.folder, prefix=f".{name}-"))
+        try:
+            make(temporary)
+            _describe(temporary)
+            with self._locked():
+                if _is_whole(self.folder / name):  # another process was faster
+                    _remove(temporary)
+                else:
+                    _remove(self.folder / name)
+                    temporary.rename(self.folder / name)
+                self._use(name)
+        except BaseException:
+            _remove(temporary)
+            raise
+        self.shrink()
+        return self.folder / name
+
+    def release(self) -> None:
+        """End the run's uses; remove what was for it alone, or does not fit."""
+        if self._uses.is_dir():
+            with self._locked():
+                for use in self._uses.glob(f"{ONCE}*"):
+                    _remove(self.folder / use.name)
+                _remove(self._uses)
+            self.shrink()
+
+    def shrink(self) -> None:
+        """Remove the entries that were not used for longest until the rest fits."""
+        if not self.folder.is_dir():
+            return
+        with self._locked():
+            entries = {path: _size(path) for path in self._entries()}
+            total = sum(entries.values())
+            used = self._used()
+            for path in sorted(entries, key=_last_use):
+                if total <= self._limit:
+                    break
+                if path.name not in used:
+                    _remove(path)
+                    total -= entries[path]
+            self._remove_leftovers()
+
+    def _entries(self) -> list[Path]:
+        return [path for path in self.folder.iterdir() if _is_entry(path)]
+
+    def _use(self, name: str) -> None:
+        self._uses.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (self._uses / name).touch(mode=0o600)
+        os.utime(self.folder / name / ENTRY_FILE)
+
+    def _used(self) -> set[str]:
+        """The names of the entries that runs use; forget runs that are over."""
+        used: set[str] = set()
+        oldest = time.time() - STALE_SECONDS
+        for run in (self.folder / USES).glob("*"):
+            uses = list(run.iterdir())
+            if all(use.stat().st_mtime < oldest for use in uses):
+                _remove(run)
+            else:
+                used.update(use.name for use in uses)
+        return used
+
+    def _remove_leftovers(self) -> None:
+        """What a process that was killed has begun to make."""
+        oldest = time.time() - STALE_SECONDS
+        for path in self.folder.glob(".*-*"):
+            if path.stat().st_mtime < oldest:
+                _remove(path)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """No other process finds, renames or removes entries meanwhile."""
+        lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+
+def _describe(folder: Path) -> None:
+    """Write what the complete entry consists of."""
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    document = {"version": VERSION, "sizes": sizes, "checksum": _checksum(sizes)}
+    (folder / ENTRY_FILE).write_text(json.dumps(document), encoding="utf-8")
+    for path in folder.iterdir():
+        path.chmod(0o600)
+
+
+def _is_entry(folder: Path) -> bool:
+    return not folder.name.startswith(".") and folder.name != USES
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether the description is of this version, untouched, and true."""
+    try:
+        document = json.loads((folder / ENTRY_FILE).read_text(encoding="utf-8"))
+        sizes = document["sizes"]
+        return bool(
+            document["version"] == VERSION
+            and document["checksum"] == _checksum(sizes)
+            and all((folder / name).stat().st_size == n for name, n in sizes.items())
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _checksum(sizes: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(sizes, sort_keys=True).encode()).hexdigest()
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def _last_use(folder: Path) -> float:
+    try:
+        return (folder / ENTRY_FILE).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder; at no time is half of it there under its name."""
+    if not folder.exists():
+        return
+    doomed = folder.with_name(f".{folder.name}-{os.getpid()}-{time.monotonic_ns()}")
+    try:
+        folder.rename(doomed)
+    except OSError:  # another process has removed it
+        return
+    shutil.rmtree(doomed, ignore_errors=True)

@@ -1,0 +1,233 @@
+"""The rows of a run's parts at a site, and their encoded features.
+
+A part's fragment is run once: what it yields lies in the site's cache, where the next
+messages, other processes and later runs of the same query find it. Only where nothing
+tells whether the source has changed is it for one run alone.
+"""
+
+import hashlib
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from client_apps.cache import ONCE, Cache, entry_name
+from client_apps.store import IN_MEMORY, Entry, SiteStore, cannot_write, lost_state
+from tp_flower.encoding import SiteEncoder
+from tp_flower.errors import SourceError
+from tp_flower.extracted import ExtractedShard
+from tp_flower.extraction import extract, open_extracted
+from tp_flower.fragment import Fragment
+from tp_flower.sources import ShardSchema, ShardSource, describe, fingerprint
+
+FeatureArray = npt.NDArray[np.float32]
+IndexArray = npt.NDArray[np.integer[Any]]
+
+FEATURES: Final = "features"
+FEATURES_FILE: Final = "features.npy"
+SCHEMA_FILE: Final = "schema.json"
+CACHE_FOLDER: Final = "cache"
+ROWS: Final = "rows"
+MOST_VALUES: Final = 1 << 19
+"""Features encoded at a time, beside those of ``LEAST_ROWS``."""
+LEAST_ROWS: Final = 256
+
+
+class SiteTables:
+    """What one run has read of a site's shards.
+
+    Args:
+        root: the state folder; ``":memory:"`` keeps everything in this process.
+        limit: bytes that the cache may take.
+        store: what is kept of the run; it knows which entries are the run's.
+    """
+
+    def __init__(self, root: str, limit: int, store: SiteStore) -> None:
+        self._store = store
+        self._cache: Cache | None = None
+        if root != IN_MEMORY:
+            self._cache = Cache(Path(root) / CACHE_FOLDER, store.run, limit)
+        self._encoded: dict[int, str] = {}
+
+    def describe(self, source: ShardSource) -> ShardSchema:
+        """Return a shard's columns, types and number of rows.
+
+        Raises:
+            SourceError: the source cannot be read.
+        """
+        state = fingerprint(source)
+        if self._cache is None or state is None:
+            return describe(source)
+
+        def make(folder: Path) -> None:
+            found = describe(source)
+            _check_unchanged(source, state)
+            text = json.dumps(asdict(found))
+            (folder / SCHEMA_FILE).write_text(text, encoding="utf-8")
+
+        folder = self._obtain(entry_name("schema", _identity(source), state), make)
+        facts = json.loads((folder / SCHEMA_FILE).read_text(encoding="utf-8"))
+        return ShardSchema(facts["columns"], facts["rows"], tuple(facts["all_null"]))
+
+    def extract(
+        self, number: int, source: ShardSource, fragment: Fragment
+    ) -> ExtractedShard:
+        """Run a part's fragment, unless the cache has what it yields.
+
+        Raises:
+            QueryError: the fragment is not what a site may run.
+            SourceError: the source cannot be read, or changes meanwhile.
+            SiteError: the cache cannot be written.
+        """
+        if self._cache is None:
+            # nothing is written in memory: the entry holds the object itself
+            extracted = extract(source, fragment)
+            self._store.save(_rows_of(number), Entry({}, {ROWS: extracted}))
+            return extracted
+        state = fingerprint(source)
+        facts = (_identity(source), fragment.to_json(), state or uuid.uuid4().hex)
+        name = entry_name(ROWS if state else f"{ONCE}{ROWS}", *facts)
+
+        def make(folder: Path) -> None:
+            extract(source, fragment, folder)
+            _check_unchanged(source, state)
+
+        folder = self._obtain(name, make)
+        self._store.save(_rows_of(number), Entry({}, {ROWS: name}))
+        return open_extracted(folder)
+
+    def extracted(self, number: int) -> ExtractedShard:
+        """Return the rows of a part that were extracted in this run.
+
+        Raises:
+            SiteError: they are gone.
+        """
+        kept = self._store.load(_rows_of(number)).meta[ROWS]
+        if isinstance(kept, ExtractedShard):
+            return kept
+        return open_extracted(self._find(kept))
+
+    def forget(self, number: int) -> None:
+        """Forget the rows of a part: its features replace them."""
+        self._store.drop(_rows_of(number))
+
+    def encode(
+        self, number: int, encoder: SiteEncoder, rows: IndexArray
+    ) -> FeatureArray:
+        """Return the features of a part's rows, (n, d), memory-mapped where possible.
+
+        Args:
+            number: the part.
+            encoder: with the run's hashes.
+            rows: (n,), positions among the extracted rows; a few sorted runs.
+
+        Raises:
+            SchemaError: a column is of another kind than when the encoder was fitted.
+            SiteError: the rows are gone, or the cache cannot be written.
+        """
+        extracted = self.extracted(number)
+        if self._cache is None:
+            blocks = [b.copy() for b in _encoded(extracted, encoder, rows)]
+            none = np.empty((0, encoder.encoder.width), np.float32)
+            return np.concatenate(blocks) if blocks else none
+        of = str(self._store.load(_rows_of(number)).meta[ROWS])
+        kind = f"{ONCE}{FEATURES}" if of.startswith(ONCE) else FEATURES
+        chosen = hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()
+        name = entry_name(kind, of, encoder.to_json(), chosen)
+        path = self._obtain(
+            name, lambda f: _write_features(f, extracted, encoder, rows)
+        )
+        self._encoded[number] = name
+        return _mapped(path)
+
+    def without_features(self, number: int, entry: Entry) -> Entry:
+        """Return a part's entry without the features that the cache has."""
+        if number not in self._encoded:
+            return entry
+        arrays = {name: a for name, a in entry.arrays.items() if name != FEATURES}
+        return Entry(arrays, {**entry.meta, FEATURES: self._encoded[number]})
+
+    def with_features(self, entry: Entry) -> Entry:
+        """Return a part's entry with the features from the cache.
+
+        Raises:
+            SiteError: they are gone.
+        """
+        if self._cache is None or FEATURES in entry.arrays:
+            return entry
+        features = _mapped(self._find(str(entry.meta[FEATURES])))
+        return Entry({**entry.arrays, FEATURES: features}, entry.meta)
+
+    def release(self) -> None:
+        """Forget the run: its entries stay as long as they fit."""
+        if self._cache is not None:
+            self._cache.release()
+
+    def _find(self, name: str) -> Path:
+        folder = self._cache.find(name) if self._cache else None
+        if folder is None:
+            raise lost_state()
+        return folder
+
+    def _obtain(self, name: str, make: Callable[[Path], None]) -> Path:
+        if self._cache is None:
+            raise lost_state()
+        try:
+            return self._cache.obtain(name, make)
+        except OSError as error:
+            raise cannot_write(self._cache.folder, error) from error
+
+
+def _rows_of(number: int) -> str:
+    return f"extracted-{number}"
+
+
+def _identity(source: ShardSource) -> list[Any]:
+    """What of a source decides how its rows are read; no secret is part of it."""
+    return [str(source), dict(source.types), list(source.nulls)]
+
+
+def _check_unchanged(source: ShardSource, state: str | None) -> None:
+    if state is not None and fingerprint(source) != state:
+        raise SourceError(f"{source}: changed while it was read; start the run again")
+
+
+def _write_features(
+    folder: Path, extracted: ExtractedShard, encoder: SiteEncoder, rows: IndexArray
+) -> None:
+    """Write the matrix block by block: no more than a block is in memory."""
+    width = encoder.encoder.width
+    layout = {"descr": "<f4", "fortran_order": False, "shape": (len(rows), width)}
+    with (folder / FEATURES_FILE).open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, layout)
+        for block in _encoded(extracted, encoder, rows):
+            if block.size:
+                file.write(block.data.cast("B"))
+
+
+def _encoded(
+    extracted: ExtractedShard, encoder: SiteEncoder, rows: IndexArray
+) -> Iterator[FeatureArray]:
+    """Yield the features of some rows at a time; each is overwritten by the next."""
+    block_rows = max(MOST_VALUES // max(encoder.encoder.width, 1), LEAST_ROWS)
+    out = np.empty((min(block_rows, len(rows)), encoder.encoder.width), np.float32)
+    start = 0
+    for block in extracted.blocks(rows, block_rows):
+        size = min(block_rows, len(rows) - start)
+        encoder.transform(block, out=out[:size])
+        start += size
+        yield out[:size]
+
+
+def _mapped(folder: Path) -> FeatureArray:
+    path = folder / FEATURES_FILE
+    try:
+        features: FeatureArray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise lost_state() from error
+    return features
