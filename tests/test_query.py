@@ -67,6 +67,32 @@ def test_a_fragment_that_is_not_there():
         bind(STORE).fragment("planes")
 
 
+UNION = """
+SELECT o.qty AS label, c.age FROM orders o LEFT JOIN
+(SELECT customer, age FROM customers UNION ALL SELECT id, qty FROM orders) c
+USING (customer)
+"""
+
+
+def test_a_union_has_a_fragment_per_select():
+    bound = bind(UNION)
+    assert bound.tables == ("o", "c")
+    assert [f.name for f in bound.fragments] == ["orders", "customers", "orders"]
+    assert bound.fragments_of("c") == bound.fragments[1:]
+    assert bound.fragments_of("o") == (bound.fragment("o"),)
+    assert bound.outer == {"c"}
+    with pytest.raises(KeyError, match="c"):
+        bound.fragment("c")
+
+
+def test_names_of_the_tables_that_sites_must_host():
+    assert Query.from_sql(UNION).names == ("orders", "customers")
+
+
+def test_inner_joins_leave_no_table_outer():
+    assert bind(STORE).outer == frozenset()
+
+
 def test_tables_keep_their_from_order():
     assert Query.from_sql(STORE).tables == (
         TableRef("o", "orders"),

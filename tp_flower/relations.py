@@ -315,7 +315,9 @@ class _Binder:
             if column.table or named is None or is_inside:
                 continue
             own = spell(column.name, tuple(self._schema))
-            if own is not None and quote_name(own) in {*groups} - {named}:
+            if own is not None and quote_name(own) == named:
+                continue
+            if own is not None and quote_name(own) in groups:
                 raise QueryError(
                     f"{what}: {column.name!r} is a column and the name of "
                     f"{shorten(named)}: give that another AS name"

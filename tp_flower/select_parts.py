@@ -112,10 +112,9 @@ def canonical(tree: exp.Expr, what: str, more: Nodes = frozenset()) -> str:
     """
     what = f"{what} {shorten(tree.sql(DIALECT, comments=False))}"
     check_expression(tree, what, more)
-    tree = parse_expression(render(tree), what, more)
     if more == ALLOWED_NODES:
         check_aggregates(tree, what)
-    return render(tree)
+    return render(parse_expression(render(tree), what, more))
 
 
 def _parse_item(tree: exp.Expr, more: Nodes) -> Item:

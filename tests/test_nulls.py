@@ -1,0 +1,110 @@
+"""What is NULL where all columns are, by the types that the sites declare."""
+
+import pytest
+
+from tp_flower.errors import QueryError
+from tp_flower.nulls import (
+    is_null_on_nulls,
+    is_true_on_nulls,
+    output_types,
+    typed_nulls,
+)
+
+TYPES = {
+    "x": "INTEGER",
+    "s": "VARCHAR",
+    "d": "DATE",
+    "b": "BOOLEAN",
+    "e": "ENUM('p', 'q')",
+    "v": "FLOAT[3]",
+    'odd "name"': "DECIMAL(10,2)",
+}
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        '"x" > 1',
+        '"s" = \'a\' AND "x" IS NULL',
+        'NOT "b"',
+        '"b"',
+        "\"s\" LIKE '%'",
+        "\"d\" + INTERVAL 1 DAY > '2020-01-01'",
+        'LENGTH("s") = 0',
+        '"x" IN (1, NULL)',
+        '"odd ""name""" > 1',
+        "\"e\" = 'p'",
+        '"x" IS NOT NULL',
+        '"x" = 1 OR MONTH("d") = 2',
+        '"v" IS NOT NULL',
+    ],
+)
+def test_conditions_that_reject_a_missing_row(sql):
+    assert not is_true_on_nulls(sql, TYPES)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        '"x" IS NULL',
+        'COALESCE("x", 1) = 1',
+        '("x" > 1 OR "s" IS NULL)',
+        '"x" IS DISTINCT FROM 1',
+        'CASE WHEN "b" THEN false ELSE true END',
+        "CONCAT(\"s\", 'a') = 'a'",
+        "true",
+    ],
+)
+def test_conditions_that_keep_a_missing_row(sql):
+    assert is_true_on_nulls(sql, TYPES)
+
+
+@pytest.mark.parametrize(
+    ("sql", "is_null"),
+    [
+        ('"x"', True),
+        ('UPPER("s")', True),
+        ('CASE WHEN "x" IS NULL THEN "s" END', True),
+        ("COALESCE(\"s\", '')", False),
+        ("CONCAT(\"s\", '-')", False),
+        ("1", False),
+    ],
+)
+def test_keys_of_a_missing_row(sql, is_null):
+    assert is_null_on_nulls(sql, TYPES) == is_null
+
+
+def test_types_of_aggregates():
+    select = (
+        'SELECT "s" AS "s", COUNT(*) AS "n", AVG("x") AS "m", MAX("d") AS "last" '
+        f'FROM {typed_nulls(TYPES)} GROUP BY "s"'
+    )
+    assert output_types(select) == {
+        "s": "VARCHAR",
+        "n": "BIGINT",
+        "m": "DOUBLE",
+        "last": "DATE",
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", ["", "COLOUR", "INT) AS a, (SELECT 1", "INT; DROP TABLE t", "INT -- x"]
+)
+def test_a_type_that_is_none_is_refused(kind):
+    with pytest.raises(QueryError, match="column 'x' has a type that DuckDB does not"):
+        is_null_on_nulls('"x"', {"x": kind})
+
+
+@pytest.mark.parametrize(
+    "sql", ['MONTH("s") = 1', '"x" + "d" > 1', "CAST('secret' AS INT) > \"x\""]
+)
+def test_what_does_not_fit_the_types_is_refused(sql):
+    with pytest.raises(QueryError, match="does not fit the columns' types") as found:
+        is_true_on_nulls(sql, TYPES)
+    assert "secret" not in str(found.value)
+
+
+def test_the_engine_reads_no_file(tmp_path):
+    (tmp_path / "x.csv").write_text("a\n1\n")
+    with pytest.raises(QueryError, match="Permission Error"):
+        output_types(f"SELECT * FROM '{tmp_path}/x.csv'")
