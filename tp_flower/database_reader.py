@@ -9,7 +9,7 @@ import duckdb
 
 from tp_flower import dialects
 from tp_flower.database_session import Session
-from tp_flower.database_types import DatabaseColumn, named, to_arrow
+from tp_flower.database_types import Arriving, DatabaseColumn, named, to_arrow
 from tp_flower.errors import SourceError
 from tp_flower.fragment import Feature
 from tp_flower.pushdown import Item, Plan
@@ -117,8 +117,8 @@ class Reader:
     def _arrow(self, rows: Sequence[Sequence[Any]]) -> Any:
         return to_arrow(rows, self._arriving(), str(self.table.source))
 
-    def _arriving(self) -> list[tuple[str, str]]:
-        """Name of every column of the statement, and DuckDB type in which it comes."""
+    def _arriving(self) -> list[Arriving]:
+        """The columns of the statement."""
         arriving = []
         for name in self.plan.kept:
             column = self.table.columns[name]
@@ -128,9 +128,15 @@ class Reader:
                     "which cannot be used: convert it in 'sql' to a number, a text, a "
                     "date, a timestamp or a boolean"
                 )
-            arriving.append((name, column.arrives))
-        arriving += [(item.name, item.type) for item in self._computed()]
-        return arriving or [("nothing", "INTEGER")]
+            advice = (
+                f"convert it in 'sql', or name a type that fits, as "
+                f'types = {{ {name} = "VARCHAR" }}'
+            )
+            shown = f"column {name!r}"
+            arriving.append(Arriving(name, column.arrives, shown, advice))
+        wider = "CAST to a wider type in the query"
+        computed = [Arriving(i.name, i.type, i.shown, wider) for i in self._computed()]
+        return [*arriving, *computed] or [Arriving("nothing", "INTEGER", "", "")]
 
     def _computed(self) -> tuple[Item, ...]:
         return (*self.plan.items, *self.plan.groups, *self.plan.aggregates)

@@ -101,14 +101,31 @@ def decimal_digits(duckdb_type: str) -> tuple[int, int] | None:
     return int(precision), int(scale)
 
 
+@dataclass(frozen=True)
+class Arriving:
+    """A column of what a database hands out.
+
+    Attributes:
+        name: its name.
+        type: the DuckDB type in which its values arrive.
+        shown: what it is in messages.
+        advice: what to do where a value does not fit the type.
+    """
+
+    name: str
+    type: str
+    shown: str
+    advice: str
+
+
 def to_arrow(
-    rows: Sequence[Sequence[Any]], columns: Sequence[tuple[str, str]], where: str
+    rows: Sequence[Sequence[Any]], columns: Sequence[Arriving], where: str
 ) -> pa.Table:
     """Return rows of a driver as an Arrow table.
 
     Args:
         rows: values in the order of the columns.
-        columns: name, and the DuckDB type in which the values arrive.
+        columns: what they are.
         where: the shard, for messages.
 
     Raises:
@@ -116,23 +133,20 @@ def to_arrow(
     """
     values = list(zip(*rows, strict=True)) if rows else [()] * len(columns)
     return pa.table(
-        [
-            _fitting(column, name, kind, where)
-            for (name, kind), column in zip(columns, values, strict=True)
-        ],
-        names=[name for name, _ in columns],
+        [_fitting(own, c, where) for c, own in zip(columns, values, strict=True)],
+        names=[column.name for column in columns],
     )
 
 
-def _fitting(values: Sequence[Any], name: str, kind: str, where: str) -> pa.Array:
+def _fitting(values: Sequence[Any], column: Arriving, where: str) -> pa.Array:
     # the words of what is raised here quote the value
     with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
-        return (
-            _flags(values) if kind == "BOOLEAN" else pa.array(values, arrow_type(kind))
-        )
+        if column.type == "BOOLEAN":
+            return _flags(values)
+        return pa.array(values, arrow_type(column.type))
     raise SourceError(
-        f"{where}: column {name!r} holds a value that is no {kind}: convert it in "
-        f"'sql', or name a type that fits, types = {{ {name} = \"VARCHAR\" }}"
+        f"{where}: {column.shown} holds a value that is no {column.type}: "
+        f"{column.advice}"
     )
 
 

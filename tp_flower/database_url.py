@@ -47,8 +47,8 @@ class DatabaseUrl:
         name: the kind of database as the tables file calls it.
     """
 
-    url: sa.URL
-    secrets: frozenset[str] = field(default=frozenset())
+    url: sa.URL = field(repr=False)
+    secrets: frozenset[str] = field(default=frozenset(), repr=False)
     name: str = ""
 
     @property

@@ -38,11 +38,13 @@ class Item:
         name: its name in the result.
         sql: its expression in the database's SQL.
         type: the DuckDB type of its values.
+        shown: what it is in the query, for messages.
     """
 
     name: str
     sql: exp.Expr
     type: str
+    shown: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ def _plan_rows(translator: Translator, fragment: Fragment) -> Plan:
         tree = parse_expression(sql, what)
         item = None
         if not isinstance(tree.unnest(), exp.Column):
-            item = _item(translator, tree, names.new("pushed", len(items)))
+            name = names.new("pushed", len(items))
+            item = _item(translator, tree, name, f"{what}, {shorten(sql)},")
         if item is None:
             return sql
         items.append(item)
@@ -238,7 +241,7 @@ def _group(translator: Translator, tree: exp.Expr, name: str) -> Item:
     value = translator.translate(tree)
     if family == "text":
         value = dialects.bytewise(value, translator.dialect)
-    return Item(name, value, kind)
+    return Item(name, value, kind, f"group {shorten(render(tree))}")
 
 
 def _aggregate(
@@ -247,11 +250,12 @@ def _aggregate(
     """Return an aggregate's argument for each row, and the aggregate over them."""
     argument_name, name = names
     condition = None
-    kind = translator.type(tree)
+    kind, shown = translator.type(tree), f"aggregate {shorten(render(tree))}"
     if isinstance(tree, exp.Filter):
         condition = translator.condition(tree.expression.this)
         tree = tree.this
     make, argument = _form(translator, tree)
+    translator.need_exact([argument])
     value = translator.translate(argument)
     if make is dialects.count_distinct and translator.family(argument) == "text":
         value = dialects.bytewise(value, translator.dialect)
@@ -259,7 +263,7 @@ def _aggregate(
         value = exp.Case(ifs=[exp.If(this=condition, true=value)])
     digits = decimal_digits(translator.type(argument))
     whole = make(named(argument_name), digits[1] if digits else 0, translator.dialect)
-    return Item(argument_name, value, ""), Item(name, whole, kind)
+    return Item(argument_name, value, ""), Item(name, whole, kind, shown)
 
 
 def _form(
@@ -312,15 +316,15 @@ _AGGREGATES: Final[dict[type[exp.Expr], tuple[dialects.Aggregate, Collection[str
 }
 
 
-def _item(translator: Translator, tree: exp.Expr, name: str) -> Item | None:
+def _item(translator: Translator, tree: exp.Expr, name: str, shown: str) -> Item | None:
     """Return an expression as a column of the result, None if it has to stay."""
     try:
         kind = translator.type(tree)
-        return (
-            Item(name, translator.translate(tree), kind) if arrow_type(kind) else None
-        )
+        translator.need_exact([tree])
+        value = translator.translate(tree)
     except NotTranslatedError:
         return None
+    return Item(name, value, kind, shown) if arrow_type(kind) else None
 
 
 def _split(

@@ -169,7 +169,11 @@ class Translator:
         return dialects.inner(self.translate(tree))
 
     def need_exact(self, trees: Sequence[exp.Expr]) -> None:
-        """SQLite has no decimal numbers, and MySQL's have a bound."""
+        """Refuse decimals that the database has not: SQLite none, MySQL few digits.
+
+        Raises:
+            NotTranslatedError: names the first.
+        """
         for tree in trees:
             digits = decimal_digits(self.type(tree))
             too_fine = (
@@ -180,18 +184,19 @@ class Translator:
 
     def _times(self, trees: Sequence[exp.Expr]) -> list[exp.Expr]:
         """Return dates or times, constants among them, of one type."""
-        values = {self.family(t) for t in trees if not _is_constant(t)} - {"null"}
+        values = {self.family(t) for t in trees if not is_constant(t)} - {"null"}
         if len(values) != 1 or not values <= TIMES or self.dialect == "sqlite":
             raise NotTranslatedError(" and ".join(t.sql("duckdb") for t in trees))
         (family,) = values
         return [
-            self._time_constant(tree, family)
-            if _is_constant(tree)
+            self.time_constant(tree, family)
+            if is_constant(tree)
             else self.translate(tree)
             for tree in trees
         ]
 
-    def _time_constant(self, tree: exp.Expr, family: str) -> exp.Expr:
+    def time_constant(self, tree: exp.Expr, family: str) -> exp.Expr:
+        """Return a constant as a date or time of a family, as DuckDB reads it."""
         if family not in _TIME_CONSTANTS.get(self.family(tree), ()):
             raise NotTranslatedError(tree.sql("duckdb"))
         cast = f"CAST({render(tree)} AS {_TIME_NAMES[family]})"
@@ -207,9 +212,10 @@ class Translator:
         return dialects.time_literal(plain[1], family, self.dialect)
 
 
-def _is_constant(tree: exp.Expr) -> bool:
+def is_constant(tree: exp.Expr) -> bool:
+    """Return whether an expression is a text, or one that is cast."""
     if isinstance(tree, exp.Paren | exp.Cast) and not isinstance(tree, exp.TryCast):
-        return _is_constant(tree.this)
+        return is_constant(tree.this)
     return isinstance(tree, exp.Literal) and tree.is_string
 
 

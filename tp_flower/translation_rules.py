@@ -11,7 +11,14 @@ from sqlglot import exp
 from tp_flower import dialects
 from tp_flower.database_types import named
 from tp_flower.sql_text import quote_name
-from tp_flower.translation import NUMBERS, TIMES, NotTranslatedError, Rule, Translator
+from tp_flower.translation import (
+    NUMBERS,
+    TIMES,
+    NotTranslatedError,
+    Rule,
+    Translator,
+    is_constant,
+)
 
 _PLAIN_NUMBER: Final = re.compile(r"\d+(\.\d+)?|\.\d+")
 _PART_NODES: Final[dict[type[exp.Expr], str]] = {
@@ -190,6 +197,9 @@ def _absolute(translator: Translator, tree: exp.Expr) -> exp.Expr:
 
 
 def _cast(translator: Translator, tree: exp.Expr) -> exp.Expr:
+    family = translator.family(tree)
+    if is_constant(tree) and family in TIMES and translator.dialect != "sqlite":
+        return translator.time_constant(tree, family)
     if translator.type(tree) != "DOUBLE":
         raise NotTranslatedError(tree.sql("duckdb"))
     return translator.double(tree.this)
