@@ -89,6 +89,19 @@ def test_names_of_the_tables_that_sites_must_host():
     assert Query.from_sql(UNION).names == ("orders", "customers")
 
 
+def test_types_of_columns_that_are_not_used_do_not_matter():
+    sql = """
+    SELECT t.y AS label, u.n FROM t
+    LEFT JOIN (SELECT x, 1 AS one, COUNT(*) AS n FROM u GROUP BY x) u ON u.x = t.x
+    LEFT JOIN (SELECT 2 AS two FROM u) v ON v.two = t.x WHERE u.n > 1
+    """
+    schemas = {
+        "t": {"x": "INTEGER", "y": "DOUBLE", "odd": "COLOUR"},
+        "u": {"x": "INTEGER", "odd": "COLOUR"},
+    }
+    assert Query.from_sql(sql).bind(schemas).outer == {"v"}
+
+
 def test_inner_joins_leave_no_table_outer():
     assert bind(STORE).outer == frozenset()
 

@@ -30,7 +30,7 @@ def typed_nulls(types: Mapping[str, str]) -> str:
         f"CAST(NULL AS {_known_type(column, name)}) AS {quote_name(column)}"
         for column, name in types.items()
     )
-    return f"(SELECT {columns})"
+    return f"(SELECT {columns or '1'})"
 
 
 def output_types(select: str) -> dict[str, str]:
@@ -72,8 +72,7 @@ def is_true_on_nulls(sql: str, types: Mapping[str, str]) -> bool:
 def _on_nulls(test: str, sql: str, types: Mapping[str, str]) -> object:
     columns = parse_expression(sql, f"expression {shorten(sql)}").find_all(exp.Column)
     used = {column.name: types[column.name] for column in columns}
-    source = typed_nulls(used) if used else "(SELECT 1)"
-    ((value,),) = _rows(f"SELECT {test} FROM {source}")
+    ((value,),) = _rows(f"SELECT {test} FROM {typed_nulls(used)}")
     return value
 
 

@@ -57,6 +57,17 @@ class BoundBranch:
     filters: tuple[str, ...] = ()
     subquery: SubQuery | None = None
 
+    @property
+    def used(self) -> Schema:
+        """The columns that the SELECT names, and their types."""
+        pieces = [output.sql for output in self.outputs]
+        if self.subquery is not None:
+            pieces += [*self.subquery.groups, *self.subquery.having]
+            pieces += self.subquery.filters
+        trees = [parse_aggregate(sql, "sub-query") for sql in pieces]
+        named = {c.name for tree in trees for c in tree.find_all(exp.Column)}
+        return {name: kind for name, kind in self.schema.items() if name in named}
+
     def to_sql(self, relation: str) -> str:
         """Return the SELECT over a relation that stands for the table."""
         if self.subquery is not None:
@@ -114,7 +125,7 @@ class Relation:
             return self.schema
         return output_types(
             " UNION ALL ".join(
-                branch.to_sql(typed_nulls(branch.schema)) for branch in self.branches
+                branch.to_sql(typed_nulls(branch.used)) for branch in self.branches
             )
         )
 
