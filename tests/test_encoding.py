@@ -414,6 +414,19 @@ def test_rare_values_stay_at_home() -> None:
     assert encoder.transform(columns)[-1].tolist() == [0, 0, 1]
 
 
+def test_a_list_cut_short_is_enough_or_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tp_flower.categories.MOST_CATEGORIES", 2)
+    columns = {"c": categorical(*"aaaabbbcd")}
+    monkeypatch.setattr("tp_flower.statistics_wire.MOST_CATEGORIES", 2)
+    assert encoder_of(columns, c="one-hot(3)").encoder.width == 3
+    # which of c and d is third is not known at the server, nor that there is no fifth
+    for spec in ("one-hot(4)", "one-hot(9)"):
+        with pytest.raises(SchemaError, match=r"'c' of table 't': it has more than 2"):
+            encoder_of(columns, c=spec)
+
+
 def test_quantiles_of_few_values_are_refused() -> None:
     columns = {"x": numeric(1, 2, 3)}
     choice = choice_of(columns, x="robust")
