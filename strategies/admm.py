@@ -7,6 +7,7 @@ the case of one shard per table, not another class.
 """
 
 from collections.abc import Generator, Mapping
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -158,7 +159,7 @@ class TablePuppetADMM(RelationalStrategy):
 
     def plan(self) -> Plan:
         """Let sharded linear tables send statistics, others seek consensus."""
-        return Plan(self._choose_update, _no_arrays)
+        return Plan(partial(choose_update, self.settings.lou), _no_arrays)
 
     def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
         """Run the epochs, until the residuals are below the tolerance if one is set."""
@@ -180,17 +181,6 @@ class TablePuppetADMM(RelationalStrategy):
             self.finish_epoch(result)
             if result.is_within(self.settings.tolerance):
                 return
-
-    def _choose_update(self, table: str, shards: int, is_linear: bool) -> Update:
-        if shards == 1:
-            return Update.LOCAL
-        if self.settings.lou == "gram" and not is_linear:
-            raise SettingsError(
-                f"lou is 'gram', but the model of table {table!r} is not linear; "
-                "allowed for it: 'consensus' and 'auto'"
-            )
-        is_gram = is_linear and self.settings.lou != "consensus"
-        return Update.GRAM if is_gram else Update.CONSENSUS
 
     def _exchange(
         self,
@@ -262,6 +252,23 @@ class TablePuppetADMM(RelationalStrategy):
             table.name: lou.gather_scores(table, replies)
             for table in federation.sharded
         }
+
+
+def choose_update(lou: str, table: str, shards: int, is_linear: bool) -> Update:
+    """Return how the shards of a table train together.
+
+    Raises:
+        SettingsError: if ``lou`` is ``"gram"``, which only linear models can.
+    """
+    if shards == 1:
+        return Update.LOCAL
+    if lou == "gram" and not is_linear:
+        raise SettingsError(
+            f"lou is 'gram', but the model of table {table!r} is not linear; "
+            "allowed for it: 'consensus' and 'auto'"
+        )
+    is_gram = is_linear and lou != "consensus"
+    return Update.GRAM if is_gram else Update.CONSENSUS
 
 
 def _inner_penalty(table: Table, kappa: float) -> float:

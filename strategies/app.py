@@ -1,4 +1,7 @@
-"""The Flower ServerApp: run config -> settings -> strategy -> report."""
+"""The Flower ServerApp: run config -> settings -> strategy -> report.
+
+``mode = "explain"`` takes the set-up's rounds only, and reports what training would do.
+"""
 
 import os
 import time
@@ -8,15 +11,18 @@ from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-from strategies import STRATEGIES, RelationalStrategy
+from strategies import STRATEGIES, Explain
+from strategies.rounds import RoundListener
 from tp_flower.console import epoch_line, summary
 from tp_flower.datasets import FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
 from tp_flower.errors import SettingsError, TPFlowerError
 from tp_flower.experiment import Settings
+from tp_flower.explain_console import explanation_view
+from tp_flower.explanation import explanation_dict
 from tp_flower.query import Query
-from tp_flower.report import RoundReport, report_line, write_report
+from tp_flower.report import RoundReport, report_line, write_json, write_report
 
 CONSOLE_WIDTH = 100
 
@@ -25,7 +31,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train over the query's result and write the report."""
+    """Train over the query's result, or explain it, and write the report."""
     console = Console(width=CONSOLE_WIDTH, highlight=False)
     try:
         settings = Settings.from_run_config(context.run_config)
@@ -33,20 +39,37 @@ def main(grid: Grid, context: Context) -> None:
         folder = output_folder(settings, context.run_id)
         console.print(f"Results will be in {folder}", soft_wrap=True)
         settings = replace(settings, output_dir=str(folder))
-        strategy = STRATEGIES[settings.strategy](
-            Query.from_sql(sql), settings, on_round=_Progress(console, settings)
+        act = explain if settings.mode == "explain" else train
+        view = act(
+            Query.from_sql(sql), settings, _Progress(console, settings), grid, folder
         )
-        train(strategy, grid, folder)
     except TPFlowerError as error:
         # the exit status of `flwr run` does not tell, so the last line must
         console.print(f"FAILED: {error}", soft_wrap=True, markup=False)
         raise
-    console.print(summary(strategy.report))
+    console.print(view)
     console.print(report_line(folder / "report.json"), soft_wrap=True, markup=False)
 
 
-def train(strategy: RelationalStrategy, grid: Grid, folder: Path) -> None:
-    """Run the strategy and write its report, also of a run that failed midway."""
+def explain(
+    query: Query, settings: Settings, on_round: RoundListener, grid: Grid, folder: Path
+) -> RenderableType:
+    """Write what training would do, and return it for the console."""
+    strategy = Explain(query, settings, on_round)
+    strategy.start(grid)
+    write_json(explanation_dict(strategy.explanation), folder)
+    return explanation_view(strategy.explanation)
+
+
+def train(
+    query: Query, settings: Settings, on_round: RoundListener, grid: Grid, folder: Path
+) -> RenderableType:
+    """Train and write the report, also of a run that failed midway.
+
+    Returns:
+        The summary for the console.
+    """
+    strategy = STRATEGIES[settings.strategy](query, settings, on_round)
     try:
         strategy.start(grid)
     except Exception as error:
@@ -55,6 +78,7 @@ def train(strategy: RelationalStrategy, grid: Grid, folder: Path) -> None:
             write_report(failed, folder)
         raise
     write_report(strategy.report, folder)
+    return summary(strategy.report)
 
 
 def choose_sql(settings: Settings) -> str:

@@ -23,6 +23,7 @@ from strategies.relational import EpochResult, RelationalStrategy
 from strategies.setup import Plan
 from tp_flower.admm import LocalScores
 from tp_flower.batches import BatchPlan, plan_batches
+from tp_flower.experiment import Settings
 from tp_flower.losses import FloatArray
 from tp_flower.mapping import TableMapping
 from tp_flower.metrics import evaluate
@@ -73,16 +74,15 @@ class TablePuppetSGD(RelationalStrategy):
 
     def plan(self) -> Plan:
         """Plan the batches when the mapping is known."""
-        return Plan(_choose_update, self._plan_arrays)
+        return Plan(choose_update, self._plan_arrays)
 
     def _plan_arrays(
         self, mapping: TableMapping, compact: Mapping[str, CompactTable]
     ) -> lou.PartArrays:
-        total = mapping.joined_rows
-        size = self.settings.batch_size or math.ceil(total / BATCHES_PER_EPOCH)
+        size = choose_batch_size(self.settings, mapping.joined_rows)
         rng = generator(self.settings.seed, Stream.BATCHES)
-        plan = plan_batches(mapping, min(size, total), rng)
-        self.chosen["batch-size"] = min(size, total)
+        plan = plan_batches(mapping, size, rng)
+        self.chosen["batch-size"] = size
         self._batches = _ShardedBatches(plan, compact)
         return self._batches.arrays()
 
@@ -263,7 +263,14 @@ def _shard_bounds(
     return bounds
 
 
-def _choose_update(table: str, shards: int, is_linear: bool) -> Update:  # noqa: ARG001
+def choose_batch_size(settings: Settings, joined_rows: int) -> int:
+    """Return B, at most N."""
+    size = settings.batch_size or math.ceil(joined_rows / BATCHES_PER_EPOCH)
+    return min(size, joined_rows)
+
+
+def choose_update(table: str, shards: int, is_linear: bool) -> Update:  # noqa: ARG001
+    """Return how the shards of a table train together."""
     return Update.LOCAL if shards == 1 else Update.SUM
 
 

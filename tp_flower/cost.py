@@ -138,6 +138,14 @@ class Traffic:
             _sum(self.down, other.down),
         )
 
+    def __mul__(self, times: int) -> "Traffic":
+        """Return the same several times."""
+        return Traffic(
+            self.rounds * times,
+            {name: count * times for name, count in self.up.items()},
+            {name: count * times for name, count in self.down.items()},
+        )
+
     def seconds(self, network: "Network") -> float:
         """Return latency per round plus bytes over bandwidth (paper, section 6.3)."""
         bits = 8.0 * (self.bytes_up + self.bytes_down)
@@ -163,7 +171,7 @@ NETWORKS = (
     Network("US-UK", 0.136, 0.42e9),
     Network("US-US", 0.067, 1.15e9),
     # a SuperNode polls every 3 s and starts a process per message (measured, 1.41)
-    Network("Flower deployment on a LAN", 4.0, 1e9),
+    Network("Flower, LAN", 4.0, 1e9),
 )
 
 
@@ -227,16 +235,6 @@ def sgd_epoch(
             down[table.name] += batches * vector
     is_sharded = any(table.update is Update.SUM for table in tables)
     return Traffic(batches * (2 if is_sharded else 1), up, down)
-
-
-def sgd_run(
-    tables: Sequence[TableSize], batches: int, epochs: int, *, scores_all: bool = False
-) -> Traffic:
-    """Return what ``epochs`` epochs of SGD send."""
-    total = sgd_epoch(tables, batches, is_last=True, scores_all=scores_all)
-    for _ in range(epochs - 1):
-        total += sgd_epoch(tables, batches, scores_all=scores_all)
-    return total
 
 
 def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:

@@ -50,6 +50,7 @@ class Action(StrEnum):
     SEAL = "query.seal"
     EXTRACT = "query.extract"
     STATISTICS = "query.statistics"
+    CHECK = "query.check"
     PREPARE = "train.prepare"
     ADMM = "train.admm"
     CONSENSUS = "train.consensus"

@@ -16,6 +16,7 @@ class Stream(IntEnum):
     ORDER = 3
     LOCAL_FIT = 4
     CURVATURE = 5
+    CHECK = 6
 
 
 def generator(seed: int, stream: Stream, *position: int) -> np.random.Generator:

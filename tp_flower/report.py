@@ -5,7 +5,8 @@ Nothing is measured here.
 
 Schema of `report.json` (`schema` 1; every number is finite or null)::
 
-    schema, status ("completed" or why it failed), started (ISO 8601, UTC), seconds
+    schema, mode ("train"; "explain" writes what `tp_flower.explanation` says)
+    status ("completed" or why it failed), started (ISO 8601, UTC), seconds
     output-dir, query (SQL)
     settings  {run-config key: value}        chosen {key: what 0 or "auto" became}
     tables    [{table, name, rows, features, shards, sites: [..], dropped: [..],
@@ -184,6 +185,7 @@ def report_dict(report: RunReport) -> dict[str, object]:
     """Return the content of `report.json`: JSON types only, no NaN or infinity."""
     content = {
         "schema": SCHEMA_VERSION,
+        "mode": "train",
         "status": report.status,
         "started": report.started,
         "seconds": report.seconds,
@@ -196,8 +198,8 @@ def report_dict(report: RunReport) -> dict[str, object]:
             "train": report.joined_rows_train,
             "test": report.joined_rows_test,
         },
-        "join-steps": [_record_dict(step) for step in report.join_steps],
-        "history": [_record_dict(item) for item in report.history],
+        "join-steps": [record_dict(step) for step in report.join_steps],
+        "history": [record_dict(item) for item in report.history],
         "totals": _totals(report.history),
         "epochs": report.epochs,
         "rounds": report.rounds,
@@ -205,16 +207,21 @@ def report_dict(report: RunReport) -> dict[str, object]:
         "bytes_down": report.bytes_down,
         "final": {"train": report.final_train, "test": report.final_test},
     }
-    return {key: _plain(value) for key, value in content.items()}
+    return {key: plain(value) for key, value in content.items()}
 
 
 def write_report(report: RunReport, folder: Path) -> Path:
-    """Write `report.json` into the folder, made if missing, and return its path.
+    """Write `report.json` into the folder, made if missing, and return its path."""
+    return write_json(report_dict(report), folder)
+
+
+def write_json(content: Mapping[str, object], folder: Path) -> Path:
+    """Write the content of `report.json` into a folder, made if missing.
 
     A reader sees the old file or the whole new one, never a part of it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(report_dict(report), indent=2, allow_nan=False) + "\n"
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{REPORT_FILE}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -249,7 +256,8 @@ def _table_dict(table: TableReport) -> dict[str, object]:
     }
 
 
-def _record_dict(item: JoinStep | RoundReport) -> dict[str, object]:
+def record_dict(item: object) -> dict[str, object]:
+    """Return the fields of a flat record, with dashes for underscores."""
     return {name.replace("_", "-"): value for name, value in vars(item).items()}
 
 
@@ -264,16 +272,16 @@ def _totals(history: Sequence[RoundReport]) -> dict[str, object]:
     }
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """Return the value in JSON types; what is not finite becomes None.
 
     Raises:
         TypeError: there is no JSON for the value.
     """
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     # a numpy scalar is not a JSON number; item() is its Python twin
     scalar = value.item() if hasattr(value, "item") else value
     if isinstance(scalar, float) and not math.isfinite(scalar):

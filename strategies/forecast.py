@@ -1,0 +1,190 @@
+"""What each way of training would cost, from what set-up has found."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from strategies import admm, sgd
+from strategies.alignment import Alignment
+from strategies.compact import CompactTable
+from tp_flower import cost, server_memory
+from tp_flower.cost import ShardSize, TableSize, Traffic
+from tp_flower.encoding import TableEncoder
+from tp_flower.experiment import Settings
+from tp_flower.explanation import StrategyCost
+from tp_flower.models import ModelSpec, build_model
+from tp_flower.protocol import Action, Update
+from tp_flower.report import RoundReport, sum_by_table
+
+UpdateChooser = Callable[[str, int, bool], Update]
+
+SET_UP_PHASES = frozenset(
+    action.name.lower() for action in (Action.SEAL, Action.EXTRACT, Action.STATISTICS)
+)
+"""Rounds that explaining and training both take."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Costs of training on an aligned problem.
+
+    Attributes:
+        aligned: the joined rows.
+        encoders: of every table.
+        settings: of the run that is asked about.
+        history: the rounds that set-up took so far.
+    """
+
+    aligned: Alignment
+    encoders: Mapping[str, TableEncoder]
+    settings: Settings
+    history: Sequence[RoundReport]
+
+    def strategies(self) -> list[StrategyCost]:
+        """Return what every way costs that the settings and the shards leave open."""
+        chosen, batched = self.admm_sizes(self.settings.lou), self.sgd_sizes()
+        ways = [self.admm_sizes("auto"), self.admm_sizes("consensus")]
+        if ways[0] == ways[1]:
+            ways.pop()
+        is_sharded = any(len(table.shards) > 1 for table in chosen)
+        costs = [
+            self._admm(
+                f"admm, {_lou_name(sizes)}" if is_sharded else "admm",
+                sizes,
+                is_chosen=sizes == chosen,
+            )
+            for sizes in ways
+        ]
+        costs.append(self._sgd("sgd", batched, is_chosen=True))
+        if is_sharded:
+            one = [table.in_one_shard() for table in chosen]
+            costs.append(self._admm("admm, unsplit", one, is_chosen=False))
+            one = [table.in_one_shard() for table in batched]
+            costs.append(self._sgd("sgd, unsplit", one, is_chosen=False))
+        return costs
+
+    def admm_sizes(self, lou: str) -> list[TableSize]:
+        """Return the tables as ADMM trains them; ``lou`` as in the settings."""
+        return self._sizes(partial(admm.choose_update, lou))
+
+    def sgd_sizes(self) -> list[TableSize]:
+        """Return the tables as SGD trains them, with the rows of its batches."""
+        rows = self.aligned.train.joined_rows
+        size = sgd.choose_batch_size(self.settings, rows)
+
+        def in_batches(table: TableSize) -> TableSize:
+            own = self.aligned.compact[table.name]
+            shards = tuple(
+                replace(
+                    shard,
+                    batch_rows=cost.expected_batch_rows(multiplicity, rows, size),
+                )
+                for shard, multiplicity in zip(
+                    table.shards, own.multiplicity, strict=True
+                )
+            )
+            return replace(table, shards=shards)
+
+        return [in_batches(table) for table in self._sizes(sgd.choose_update)]
+
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch of SGD, ceil(N / B)."""
+        rows = self.aligned.train.joined_rows
+        return -(-rows // sgd.choose_batch_size(self.settings, rows))
+
+    def set_up(self, tables: Sequence[TableSize], batches: int = 0) -> Traffic:
+        """Return all that is sent outside of epochs.
+
+        The rounds before ``prepare`` were taken, and are what training would take;
+        ``prepare`` and the round that ends a run are predicted.
+        """
+        before = [item for item in self.history if item.phase in SET_UP_PHASES]
+        taken = Traffic(
+            len(before),
+            sum_by_table(item.bytes_up for item in before),
+            sum_by_table(item.bytes_down for item in before),
+        )
+        return taken + cost.prepare_round(tables, batches) + Traffic(rounds=1)
+
+    def _admm(
+        self, name: str, tables: Sequence[TableSize], *, is_chosen: bool
+    ) -> StrategyCost:
+        settings = self.settings.with_fields(strategy="admm")
+        is_exact = all(
+            table.is_linear and table.update is not Update.CONSENSUS for table in tables
+        )
+        return StrategyCost(
+            name=name,
+            is_chosen=is_chosen and self.settings.strategy == "admm",
+            set_up=self.set_up(tables),
+            epoch=(epoch := cost.admm_epoch(tables, settings.inner_rounds)),
+            last_epoch=epoch,
+            epochs=settings.epochs,
+            server_bytes=server_memory.admm_bytes(
+                tables, *self._rows(), settings.anderson_memory if is_exact else 0
+            ),
+        )
+
+    def _sgd(
+        self, name: str, tables: Sequence[TableSize], *, is_chosen: bool
+    ) -> StrategyCost:
+        settings = self.settings.with_fields(strategy="sgd")
+        sgd_epoch = partial(
+            cost.sgd_epoch, tables, self.batches, scores_all=bool(settings.tolerance)
+        )
+        return StrategyCost(
+            name=name,
+            is_chosen=is_chosen and self.settings.strategy == "sgd",
+            set_up=self.set_up(tables, self.batches),
+            epoch=sgd_epoch(),
+            last_epoch=sgd_epoch(is_last=True),
+            epochs=settings.epochs,
+            server_bytes=server_memory.sgd_bytes(tables, *self._rows()),
+        )
+
+    def _rows(self) -> tuple[int, int]:
+        return self.aligned.train.joined_rows, len(self.aligned.test_labels)
+
+    def _sizes(self, choose_update: UpdateChooser) -> list[TableSize]:
+        return [
+            self._size(table, choose_update) for table in self.aligned.compact.values()
+        ]
+
+    def _size(self, own: CompactTable, choose_update: UpdateChooser) -> TableSize:
+        spec = ModelSpec(
+            kind=self.settings.model_of(own.name),
+            outputs=self.aligned.loss.outputs,
+            intercept=own.name == self.aligned.bound.label_table,
+            hidden_sizes=self.settings.hidden_sizes,
+        )
+        features = self.encoders[own.name].width
+        is_linear = spec.kind == "linear"
+        return TableSize(
+            name=own.name,
+            shards=tuple(_shard_sizes(own)),
+            update=choose_update(own.name, len(own.parts), is_linear),
+            outputs=spec.outputs,
+            features=features,
+            parameters=len(build_model(spec, features, "cpu").penalised),
+            has_intercept=spec.intercept,
+            is_linear=is_linear,
+        )
+
+
+def _shard_sizes(own: CompactTable) -> Iterable[ShardSize]:
+    for rows, trained in zip(own.rows, own.trained, strict=True):
+        yield ShardSize(
+            rows=len(trained),
+            trained=rows.trained,
+            tested=int(np.count_nonzero(rows.tested)),
+            total=rows.total,
+        )
+
+
+def _lou_name(tables: Sequence[TableSize]) -> str:
+    """Name the setting ``lou`` by what it does to these tables."""
+    used = {table.update for table in tables} - {Update.LOCAL}
+    return str(*used) if len(used) == 1 else "auto"

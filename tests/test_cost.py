@@ -1,0 +1,258 @@
+"""The cost model against what training sends, and by hand."""
+
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client_apps.app import app
+from strategies import STRATEGIES, Explain
+from tp_flower.cost import (
+    Network,
+    ShardSize,
+    TableSize,
+    Traffic,
+    admm_epoch,
+    expected_batch_rows,
+    prepare_round,
+    sgd_epoch,
+)
+from tp_flower.datasets import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
+from tp_flower.grid import InProcessGrid
+from tp_flower.protocol import Update
+from tp_flower.query import Query
+
+WITHIN = 0.02
+
+SOFTMAX = STORE_SQL.replace(
+    "o.quantity AS",
+    "CASE WHEN o.quantity > 14 THEN 'c' WHEN o.quantity > 9 THEN 'b' ELSE 'a' END AS",
+)
+LEFT = STORE_SQL.replace(
+    "JOIN customers AS c ON", "LEFT JOIN customers AS c ON o.discount > 0 AND"
+)
+
+
+def sites(layout):
+    """Whole: customers of one shard too. Sharded: customers in two, orders in three."""
+    frames = make_store(orders=900, items=40, customers=120, seed=3)
+    (orders,), (items,), customers = (
+        frames[n] for n in ("orders", "items", "customers")
+    )
+    if layout == "whole":
+        both = pd.concat(customers, ignore_index=True)
+        return {
+            "shop": {"orders": orders},
+            "maker": {"items": items},
+            "crm": {"customers": both},
+        }
+    cut = orders.iloc[:100], orders.iloc[100:400], orders.iloc[400:]
+    return {
+        # one site of several tables, and of several shards of one
+        "shop": {"orders": [cut[0], cut[1]], "items": items},
+        "branch": {"orders": cut[2]},
+        "us": {"customers": customers[0]},
+        "uk": {"customers": customers[1]},
+    }
+
+
+WAYS = {
+    "admm": ("whole", STORE_SQL, {}),
+    "admm-gram": ("sharded", STORE_SQL, {}),
+    "admm-consensus": ("sharded", STORE_SQL, {"lou": "consensus"}),
+    "admm-inner-rounds": (
+        "sharded",
+        STORE_SQL,
+        {"lou": "consensus", "inner_rounds": 2},
+    ),
+    "admm-softmax": ("sharded", SOFTMAX, {}),
+    "admm-mlp": ("whole", STORE_SQL, {"model": "mlp", "local_epochs": 1}),
+    "admm-mixed": (
+        "sharded",
+        STORE_SQL,
+        {"models": (("c", "mlp"),), "inner_rounds": 2, "local_epochs": 1},
+    ),
+    "admm-left": ("sharded", LEFT, {}),
+    "admm-tolerance": ("whole", STORE_SQL, {"tolerance": 1e-12}),
+    "sgd": ("whole", STORE_SQL, {"strategy": "sgd"}),
+    "sgd-sharded": ("sharded", STORE_CLASSIFICATION_SQL, {"strategy": "sgd"}),
+    "sgd-left": ("sharded", LEFT, {"strategy": "sgd"}),
+    "sgd-mlp": (
+        "whole",
+        STORE_CLASSIFICATION_SQL,
+        {"strategy": "sgd", "model": "mlp", "batch_size": 60},
+    ),
+    "sgd-tolerance": (
+        "sharded",
+        STORE_CLASSIFICATION_SQL,
+        {"strategy": "sgd", "tolerance": 1e-12, "batch_size": 60},
+    ),
+    "sgd-softmax": ("sharded", SOFTMAX, {"strategy": "sgd", "batch_size": 60}),
+}
+
+
+def trained(layout, sql, **how):
+    grid = InProcessGrid(app, sites(layout))
+    strategy = STRATEGIES[how.get("strategy", "admm")](Query.from_sql(sql), **how)
+    try:
+        strategy.start(grid)
+    finally:
+        grid.close()
+    return strategy.report
+
+
+def explained(layout, sql, **how):
+    grid = InProcessGrid(app, sites(layout))
+    strategy = Explain(Query.from_sql(sql), mode="explain", **how)
+    try:
+        strategy.start(grid)
+    finally:
+        grid.close()
+    return strategy.explanation
+
+
+def sent(rounds) -> Traffic:
+    """What rounds of a report sent."""
+    up, down = Counter(), Counter()
+    for item in rounds:
+        up.update(item.bytes_up)
+        down.update(item.bytes_down)
+    return Traffic(len(rounds), up, down)
+
+
+def check(predicted: Traffic, found: Traffic) -> None:
+    assert predicted.rounds == found.rounds
+    for mine, theirs in ((predicted.up, found.up), (predicted.down, found.down)):
+        assert {name: mine.get(name, 0) for name in theirs} == pytest.approx(
+            dict(theirs), rel=WITHIN
+        )
+        assert sum(mine.values()) == pytest.approx(sum(theirs.values()), rel=WITHIN)
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+def test_predictions_match_what_training_reports(way):
+    layout, sql, how = WAYS[way]
+    how = {"num_epochs": 3, "device": "cpu", **how}
+    (cost,) = [own for own in explained(layout, sql, **how).strategies if own.is_chosen]
+    report = trained(layout, sql, **how)
+    epochs = [
+        sent([item for item in report.history if item.epoch == epoch])
+        for epoch in (1, 2, 3)
+    ]
+    assert cost.epochs == report.epochs == 3
+    check(cost.epoch, epochs[0])
+    check(cost.epoch, epochs[1])
+    check(cost.last_epoch, epochs[2])
+    check(cost.set_up, sent([item for item in report.history if not item.epoch]))
+    check(cost.run, sent(report.history))
+    assert cost.run.bytes_up == pytest.approx(report.bytes_up, rel=WITHIN)
+    assert cost.run.bytes_down == pytest.approx(report.bytes_down, rel=WITHIN)
+
+
+@pytest.mark.parametrize("way", ["admm", "admm-gram", "admm-consensus", "sgd-sharded"])
+def test_the_costs_of_ways_that_are_not_chosen_are_those_of_choosing_them(way):
+    layout, sql, how = WAYS[way]
+    how = {"num_epochs": 2, **how}
+    (chosen,) = [c for c in explained(layout, sql, **how).strategies if c.is_chosen]
+    other = "sgd" if how.get("strategy", "admm") == "admm" else "admm"
+    asked = explained(layout, sql, num_epochs=2, strategy=other)
+    (same,) = [cost for cost in asked.strategies if cost.name == chosen.name]
+    assert not same.is_chosen
+    assert same.epoch == chosen.epoch
+    assert same.set_up == chosen.set_up
+
+
+# by hand
+
+
+def size(name="t", *shards, update=Update.LOCAL, **how) -> TableSize:
+    how = {
+        "outputs": 1,
+        "features": 3,
+        "parameters": 4,
+        "has_intercept": True,
+        "is_linear": True,
+        **how,
+    }
+    return TableSize(name, shards or (ShardSize(20, 10, 4, 12),), update, **how)
+
+
+TWO = (ShardSize(20, 10, 4, 12, 15.0), ShardSize(9, 5, 2, 6, 7.0))
+
+
+def test_admm_of_one_shard_by_hand():
+    # targets of 10 rows down, scores of 12 up, 4 bytes each and per output
+    assert admm_epoch([size(outputs=3)]) == Traffic(1, {"t": 144}, {"t": 120})
+
+
+def test_admm_with_statistics_by_hand():
+    found = admm_epoch([size("t", *TWO, update=Update.GRAM), size("s")])
+    # up: 18 scores, twice 4 moments; down: 15 targets, twice 4 parameters
+    assert found == Traffic(2, {"t": 72 + 64, "s": 48}, {"t": 60 + 64, "s": 40})
+
+
+@pytest.mark.parametrize(("inner", "rounds"), [(1, 2), (3, 4)])
+def test_admm_with_consensus_by_hand(inner, rounds):
+    found = admm_epoch([size("t", *TWO, update=Update.CONSENSUS)], inner)
+    assert found == Traffic(rounds, {"t": 72 + 64 * inner}, {"t": 60 + 64 * inner})
+
+
+def test_sgd_by_hand():
+    found = sgd_epoch([size("t", *TWO, update=Update.SUM)], batches=5)
+    # 22 rows in batches, 6 tested; per batch two gradients up and two sums down
+    assert found == Traffic(10, {"t": 88 + 24 + 320}, {"t": 88 + 320})
+    last = sgd_epoch([size("t", *TWO, update=Update.SUM)], 5, is_last=True)
+    # no batch after the fifth; all 18 rows are scored
+    assert last.up == pytest.approx({"t": 88 * 4 / 5 + 72 + 320})
+
+
+def test_prepare_by_hand():
+    found = prepare_round([size("t", *TWO, update=Update.GRAM)])
+    # masks of 20 and 9 rows: 2 * 3 + 2 * 2 bytes; multiplicities of 15 rows
+    assert found.down == {"t": 10 + 60}
+    # twice 4 flags and a Gram matrix of 4 x 4
+    assert found.up == {"t": 2 * (4 + 128)}
+
+
+def test_a_table_in_one_shard_has_the_rows_of_all():
+    whole = size("t", *TWO, update=Update.SUM).in_one_shard()
+    assert whole.shards == (ShardSize(29, 15, 6, 18, 22.0),)
+    assert whole.update is Update.LOCAL
+
+
+def test_seconds_are_latency_and_bytes():
+    traffic = Traffic(3, {"a": 1000}, {"a": 200, "b": 50})
+    assert traffic.seconds(Network("n", 0.5, 1e4)) == pytest.approx(1.5 + 1.0)
+
+
+def test_traffic_adds_and_repeats():
+    one, other = Traffic(1, {"a": 2}, {"b": 3}), Traffic(2, {"b": 5}, {})
+    assert one + other == Traffic(3, {"a": 2, "b": 5}, {"b": 3})
+    assert one * 2 == Traffic(2, {"a": 4}, {"b": 6})
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=4),
+    st.integers(1, 12),
+    st.integers(0, 99),
+)
+def test_expected_batch_rows_is_the_mean_over_many_plans(counts, size_, seed):
+    counts = np.array([*counts, 3])
+    row_of = np.repeat(np.arange(len(counts)), counts)
+    total = len(row_of)
+    batch = min(size_, total)
+    rng = np.random.default_rng(seed)
+    draws = 400
+    found = []
+    for _ in range(draws):
+        order = row_of[rng.permutation(total)]
+        starts = range(0, total, batch)
+        found.append(sum(len(set(order[s : s + batch].tolist())) for s in starts))
+    expected = expected_batch_rows(counts, total, batch)
+    # five standard errors of the mean
+    slack = 5 * np.std(found) / np.sqrt(draws) + 1e-6
+    assert expected == pytest.approx(np.mean(found), abs=slack)

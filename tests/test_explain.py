@@ -1,0 +1,448 @@
+"""What explain says, against SQL on whole tables and against figures by hand."""
+
+import io
+import json
+import math
+from contextlib import closing
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pytest
+from flwr.app import Context, RecordDict
+from rich.console import Console
+
+import strategies.app
+from client_apps.app import app
+from strategies import Explain
+from strategies.app import CONSOLE_WIDTH
+from tp_flower.datasets import FLIGHTS_SQL, STORE_SQL, flights_tables, make_store
+from tp_flower.errors import MappingError
+from tp_flower.explain_console import explanation_view
+from tp_flower.explanation import explanation_dict
+from tp_flower.grid import InProcessGrid
+from tp_flower.protocol import Action
+from tp_flower.query import Query
+from tp_flower.releases import NOTHING, Audience, releases
+
+
+def explain(sql, sites, **how):
+    strategy = Explain(Query.from_sql(sql), **{"mode": "explain", **how})
+    with closing(InProcessGrid(app, sites)) as grid:
+        strategy.start(grid)
+    return strategy.explanation
+
+
+def printed(explanation) -> str:
+    file = io.StringIO()
+    Console(file=file, width=CONSOLE_WIDTH).print(explanation_view(explanation))
+    return file.getvalue()
+
+
+# by hand: a table that a reader can join in the head
+
+ORDERS = pd.DataFrame(
+    {
+        "item": ["a", "a", "b", None, "z"],
+        "cust": [1, 2, 1, 1, 3],
+        "day": [1.0, 2.0, 3.0, 4.0, 5.0],
+        "same": [7, 7, 7, 7, 7],
+        "qty": [1.0, 2.0, 3.0, 4.0, 6.0],
+    }
+)
+ITEMS = pd.DataFrame({"item": ["a", "a", "b", "c"], "price": [1.0, 2.0, 3.0, 4.0]})
+CUSTOMERS = [
+    pd.DataFrame({"id": [1.0, np.nan], "kind": ["x", "y"]}),
+    pd.DataFrame({"id": [2.0, 4.0], "kind": ["x", "x"]}),
+]
+SMALL = {
+    "shop": {"orders": ORDERS},
+    "maker": {"items": ITEMS},
+    "us": {"customers": CUSTOMERS[0]},
+    "uk": {"customers": CUSTOMERS[1]},
+}
+SMALL_SQL = (
+    "SELECT o.qty AS label, o.day, o.same, i.price, c.kind FROM orders o "
+    "JOIN items i ON o.item = i.item LEFT JOIN customers c ON o.cust = c.id"
+)
+
+
+@pytest.fixture(scope="module")
+def small():
+    return explain(SMALL_SQL, SMALL, test_fraction=0.4, seed=1)
+
+
+def test_tables_by_hand(small):
+    orders, items, customers = small.tables
+    assert (orders.table, orders.names, orders.sites) == ("o", ("orders",), ("shop",))
+    assert (items.rows, customers.rows) == ((4,), (2, 2))
+    assert customers.sites == ("uk", "us")
+    # day; same is constant. price. two kinds
+    assert [own.features for own in small.tables] == [1, 1, 2]
+    assert orders.dropped == ("same",)
+    # orders 0, 1 have two items each, order 2 one; the other two are not joined
+    assert (orders.multiplicity_min, orders.multiplicity_max) == (0, 2)
+    assert (orders.multiplicity_median, orders.multiplicity_mean) == (1.0, 1.0)
+    assert orders.unused_rows == 2
+    # items a, a in two joined rows, b in one, c in none
+    assert (items.unused_rows, items.multiplicity_median) == (1, 1.5)
+    # customer 1 has 2 + 1 joined rows, customer 2 has 2; nobody and 4 none
+    assert (customers.unused_rows, customers.multiplicity_max) == (2, 3)
+
+
+def test_steps_by_hand(small):
+    first, items, customers = small.join_steps
+    assert (first.table, first.rows) == ("o", 5)
+    assert (items.rows_before, items.rows, items.unmatched_before) == (5, 5, 2)
+    assert (items.fan_out_min, items.fan_out_median, items.fan_out_max) == (0, 1, 2)
+    assert (customers.is_outer, customers.rows, customers.unmatched_before) == (
+        True,
+        5,
+        0,
+    )
+
+
+def test_join_keys_by_hand(small):
+    items, customers = small.joins
+    assert items.on == "o.item = i.item"
+    assert (items.left.rows, items.left.null, items.left.unmatched) == (5, 1, 2)
+    assert (items.right.rows, items.right.null, items.right.unmatched) == (4, 0, 1)
+    assert (items.is_outer, customers.is_outer) == (False, True)
+    assert (customers.left.unmatched, customers.right.unmatched) == (1, 2)
+    assert customers.right.null == 1
+    # keys a and b; customers 1 and 2
+    assert (items.checked_keys, customers.checked_keys) == (2, 2)
+
+
+def test_saving_by_hand(small):
+    assert small.joined_rows == 5
+    assert small.joined_rows_train + small.joined_rows_test == 5
+    assert small.rows_held == 5 + 4 + 4
+    assert small.joined_values == 5 * (1 + 1 + 2)
+    assert small.values_held == 5 * 1 + 4 * 1 + 4 * 2
+
+
+def test_only_customers_need_a_second_round(small):
+    by_name = {cost.name: cost for cost in small.strategies}
+    assert list(by_name) == [
+        "admm, gram",
+        "admm, consensus",
+        "sgd",
+        "admm, unsplit",
+        "sgd, unsplit",
+    ]
+    assert [own.name for own in small.strategies if own.is_chosen] == ["admm, gram"]
+    assert by_name["admm, gram"].epoch.rounds == 2
+    assert by_name["admm, unsplit"].epoch.rounds == 1
+    train = small.joined_rows_train
+    assert by_name["sgd, unsplit"].epoch.rounds == train
+    assert by_name["sgd"].epoch.rounds == 2 * train
+
+
+def test_a_federation_of_whole_tables_has_two_ways():
+    whole = {**SMALL, "us": {"customers": pd.concat(CUSTOMERS)}}
+    del whole["uk"]
+    found = explain(SMALL_SQL, whole, strategy="sgd", test_fraction=0.4, seed=1)
+    assert [(own.name, own.is_chosen) for own in found.strategies] == [
+        ("admm", False),
+        ("sgd", True),
+    ]
+
+
+def test_nothing_is_trained_and_the_sites_forget(small):
+    phases = [item.phase for item in small.history]
+    assert phases[-2:] == ["check", "finish"]
+    assert not {"prepare", "admm", "sgd"} & set(phases)
+    assert all(not item.train for item in small.history)
+
+
+def test_what_the_user_reads(small):
+    text = printed(small)
+    assert max(map(len, text.splitlines())) <= CONSOLE_WIDTH
+    for line in (
+        "rows of customers",
+        'join keys: ("item"), ("cust")',
+        "constant, dropped: same",
+        "LEFT c",
+        "5 joined rows",
+        "20 values in the joined table, 17 held",
+        "o: 2 of 5, 1 NULL",
+        "* admm, gram",
+    ):
+        assert line in text
+
+
+def test_the_report_is_json_and_says_the_same(small):
+    content = json.loads(json.dumps(explanation_dict(small), allow_nan=False))
+    assert content["mode"] == "explain"
+    assert content["saving"] == {
+        "joined-rows": 5,
+        "rows-held": 13,
+        "joined-values": 20,
+        "values-held": 17,
+    }
+    assert content["tables"][1]["multiplicity"] == {
+        "min": 0,
+        "median": 1.5,
+        "mean": 1.25,
+        "max": 2,
+    }
+    assert content["joins"][0] == {
+        "on": "o.item = i.item",
+        "is-outer": False,
+        "checked-keys": 2,
+        "left": "o",
+        "left-rows": 5,
+        "left-null": 1,
+        "left-unmatched": 2,
+        "right": "i",
+        "right-rows": 4,
+        "right-null": 0,
+        "right-unmatched": 1,
+    }
+    (chosen,) = [own for own in content["strategies"] if own["is-chosen"]]
+    assert chosen["epoch"]["rounds"] == 2
+    assert set(chosen["epoch"]["seconds"]) == set(content["networks"])
+    assert [step["rows"] for step in content["join-steps"]] == [5, 5, 5]
+
+
+# who learns what
+
+
+@pytest.mark.parametrize("strategy", ["admm", "sgd"])
+def test_every_message_is_covered(strategy):
+    told = releases(
+        Audience("o", strategy, ["c", "d"], ["c"], ["d"], False, is_simulated=False)
+    )
+    ours = {
+        "admm": {Action.SGD, Action.STEP},
+        "sgd": {Action.ADMM, Action.CONSENSUS},
+    }[strategy]
+    assert {own.message for own in told} == {str(a) for a in Action} - set(
+        map(str, ours)
+    )
+    assert all(own.protection for own in told)
+    labels = [own for own in told if "label of every row of o" in own.carries]
+    assert [own.protection for own in labels] == [NOTHING]
+    keys = [own for own in told if own.carries.startswith("join keys")]
+    assert "keyed hash" in keys[0].protection
+    assert "simulation" not in keys[0].protection
+
+
+def test_a_simulation_says_that_its_key_protects_nothing():
+    told = releases(Audience("o", "admm", [], [], [], True, is_simulated=True))
+    keys = [own for own in told if own.carries.startswith("join keys")]
+    assert "the key of a simulation is known to all" in keys[0].protection
+    assert not any("Gram" in own.carries for own in told)
+    assert not any(own.message == str(Action.CONSENSUS) for own in told)
+
+
+# by SQL: the built-in federations
+
+
+def figures(connection, source, joins) -> dict:
+    """What explain should say, by SQL on the whole tables with a column row_."""
+    found = {}
+    for alias, (table, where) in source["tables"].items():
+        sql = (
+            f"SELECT count(*), count(*) FILTER (n = 0), min(n), median(n), avg(n), "
+            f"max(n) FROM (SELECT count(j.{alias}_row) AS n FROM {table} t "
+            f"LEFT JOIN joined j ON j.{alias}_row = t.row_ WHERE {where} "
+            "GROUP BY t.row_)"
+        )
+        found[alias] = connection.execute(sql).fetchone()
+    for name, (left, right, on) in joins.items():
+        pair = []
+        for own, other in ((left, right), (right, left)):
+            sql = (
+                f"SELECT count(*) FROM {own} WHERE NOT EXISTS "
+                f"(SELECT 1 FROM {other} WHERE {on})"
+            )
+            pair.append(connection.execute(sql).fetchone()[0])
+        found[name] = tuple(pair)
+    return found
+
+
+def compare(explanation, expected) -> None:
+    for table in explanation.tables:
+        assert expected[table.table] == pytest.approx(
+            (
+                table.total_rows,
+                table.unused_rows,
+                table.multiplicity_min,
+                table.multiplicity_median,
+                table.multiplicity_mean,
+                table.multiplicity_max,
+            )
+        )
+    for join in explanation.joins:
+        found = (join.left.unmatched, join.right.unmatched)
+        assert found == expected[join.right.table, "key"]
+
+
+def load(connection, tables) -> None:
+    for name, source in tables.items():
+        if isinstance(source, pd.DataFrame):
+            connection.register(f"{name}_in", source)
+            source = f"{name}_in"  # noqa: PLW2901
+        connection.execute(
+            f"CREATE TABLE {name} AS SELECT *, row_number() OVER () AS row_ "
+            f"FROM {source}"
+        )
+
+
+def test_the_store_example_is_what_sql_says():
+    frames = make_store(orders=800, items=50, customers=90, seed=5)
+    us, uk = frames["customers"]
+    sites = {
+        "shop": {"orders": frames["orders"][0]},
+        "maker": {"items": frames["items"][0]},
+        "us": {"customers": us},
+        "uk": {"customers": uk},
+    }
+    explanation = explain(STORE_SQL, sites)
+    with closing(duckdb.connect()) as connection:
+        whole = {name: pd.concat(own) for name, own in frames.items()}
+        load(connection, whole)
+        connection.execute(
+            "CREATE TABLE joined AS SELECT o.row_ AS o_row, i.row_ AS i_row, "
+            "c.row_ AS c_row FROM orders o JOIN items i ON o.item_id = i.item_id "
+            "JOIN customers c ON o.customer_id = c.customer_id"
+        )
+        ((total,),) = connection.execute("SELECT count(*) FROM joined").fetchall()
+        expected = figures(
+            connection,
+            {
+                "tables": {
+                    "o": ("orders", "true"),
+                    "i": ("items", "true"),
+                    "c": ("customers", "true"),
+                }
+            },
+            {
+                ("i", "key"): ("orders o", "items i", "o.item_id = i.item_id"),
+                ("c", "key"): (
+                    "orders o",
+                    "customers c",
+                    "o.customer_id = c.customer_id",
+                ),
+            },
+        )
+    compare(explanation, expected)
+    assert explanation.joined_rows == total
+    assert explanation.join_steps[-1].rows == total
+    # channel has 3 values; discount and placed; part 5, fragile, price, weight;
+    # segment 3, country 2, age, income
+    assert [own.features for own in explanation.tables] == [5, 8, 7]
+    assert explanation.joined_values == total * 20
+    items = explanation.tables[1].total_rows
+    assert explanation.values_held == 800 * 5 + items * 8 + 90 * 7
+    # every order has an item and a customer; a target and a score per row and epoch
+    way = {own.name: own for own in explanation.strategies}["admm, unsplit"]
+    train = explanation.joined_rows_train
+    assert 0.6 * total < train < total
+    assert way.epoch.up["o"] == 4 * 800
+    assert way.epoch.down["o"] == 4 * 640  # a fifth of the orders is held out
+
+
+def test_flights_are_what_sql_says():
+    explanation = explain(FLIGHTS_SQL, 5)
+    with closing(duckdb.connect()) as connection:
+        load(
+            connection,
+            {
+                name: f"read_parquet({[str(path) for path in own.values()]})"
+                for name, own in flights_tables().items()
+            },
+        )
+        connection.execute(
+            "CREATE TABLE joined AS SELECT f.row_ AS f_row, p.row_ AS p_row, "
+            "w.row_ AS w_row, a.row_ AS a_row "
+            + FLIGHTS_SQL[FLIGHTS_SQL.index("FROM flights") :]
+        )
+        flown = "(SELECT * FROM flights WHERE arr_delay IS NOT NULL) f"
+        weather = "f.origin = w.origin AND f.time_hour = w.time_hour"
+        expected = figures(
+            connection,
+            {
+                "tables": {
+                    "f": ("flights", "t.arr_delay IS NOT NULL"),
+                    "p": ("planes", "true"),
+                    "w": ("weather", "true"),
+                    "a": ("airports", "true"),
+                }
+            },
+            {
+                ("p", "key"): (flown, "planes p", "f.tailnum = p.tailnum"),
+                ("w", "key"): (flown, "weather w", weather),
+                ("a", "key"): (flown, "airports a", "f.dest = a.faa"),
+            },
+        )
+    compare(explanation, expected)
+    # known from the data: rows after every step, and the widths of the encoders
+    assert [step.rows for step in explanation.join_steps] == [
+        327_346,
+        279_017,
+        277_690,
+        271_594,
+    ]
+    assert [own.features for own in explanation.tables] == [26, 174, 8, 16]
+    assert explanation.joined_values == 271_594 * 224
+    assert explanation.values_held == (
+        327_346 * 26 + 3_322 * 174 + 26_115 * 8 + 1_458 * 16
+    )
+    # 100 airports are flown to
+    assert explanation.joins[2].checked_keys == 100
+    way = {own.name: own for own in explanation.strategies}["sgd"]
+    batches = math.ceil(
+        explanation.joined_rows_train / math.ceil(explanation.joined_rows_train / 100)
+    )
+    assert way.epoch.rounds == 2 * batches
+
+
+# from the run config
+
+
+def run_app(folder, sites, **config) -> str:
+    with closing(InProcessGrid(app, sites)) as grid:
+        given = {"output-dir": str(folder), "test-fraction": 0.4, **config}
+        context = Context(1, 1, {}, RecordDict(), given)
+        strategies.app.main(grid, context)
+    return json.loads((folder / "report.json").read_text())
+
+
+def test_mode_explain_prints_and_writes(tmp_path, capsys):
+    content = run_app(tmp_path, SMALL, sql=SMALL_SQL, mode="explain", seed=1)
+    shown = capsys.readouterr().out
+    assert "Who will learn what" in shown
+    assert f"Report: {tmp_path / 'report.json'}" in shown
+    assert (content["mode"], content["status"]) == ("explain", "completed")
+    assert content["settings"]["mode"] == "explain"
+
+
+def test_mode_train_is_the_default(tmp_path, capsys):
+    content = run_app(tmp_path, SMALL, sql=SMALL_SQL, seed=1, **{"num-epochs": 2})
+    assert "Result" in capsys.readouterr().out
+    assert (content["mode"], content["epochs"]) == ("train", 2)
+
+
+def test_explain_of_a_join_that_multiplies_rows_names_the_step(tmp_path, capsys):
+    with pytest.raises(MappingError, match="the join multiplies rows: i on"):
+        run_app(
+            tmp_path,
+            SMALL,
+            sql=SMALL_SQL,
+            mode="explain",
+            **{"max-joined-rows": 5 - 1},
+        )
+    assert (
+        "FAILED: the join multiplies rows: i on o.item = i.item: 5 rows become 5"
+        in (capsys.readouterr().out)
+    )
+
+
+def test_there_is_no_explanation_before_the_rounds():
+    strategy = Explain(Query.from_sql(SMALL_SQL))
+    assert strategy.settings.mode == "explain"
+    with pytest.raises(RuntimeError, match="no explanation before"):
+        _ = strategy.explanation
