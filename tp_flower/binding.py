@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
+from tp_flower.branches import bind_table
 from tp_flower.conditions import Predicate, bind_conditions
 from tp_flower.errors import QueryError
 from tp_flower.expressions import parse_expression, render
 from tp_flower.fragment import Fragment
 from tp_flower.outer import Settled, settle
 from tp_flower.pieces import Feature, spell
-from tp_flower.relations import Schema, bind_table
+from tp_flower.relations import Schema
 from tp_flower.scope import Local, Scope
 from tp_flower.star import expand_stars
 from tp_flower.statement import SelectItem, Statement, is_label, item_name
