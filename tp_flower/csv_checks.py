@@ -2,8 +2,8 @@
 
 Reading is more lenient than detection: a BIGINT is read from '1.5' (as 2!), '007' and
 '1_000', a TIME from a timestamp and a BOOLEAN from '1', all of which DuckDB's sniffer
-takes for something else. So every value is checked as it is written. The checks may
-turn down what the sniffer would accept, never the other way round.
+takes for something else. So the values of such columns are checked as they are written.
+The checks may turn down what the sniffer would accept, never the other way round.
 """
 
 from collections.abc import Mapping
@@ -13,17 +13,18 @@ INTEGERS: Final = ("BIGINT", "HUGEINT", "INTEGER", "SMALLINT", "TINYINT")
 _TRUTHS: Final = "('true', 'false', 't', 'f', 'yes', 'no')"
 
 
-def converted(column: str, kind: str, dialect: Mapping[str, str]) -> str:
-    """Return a value of the type, in SQL over its text, NULL where it cannot be one.
+def is_read_strictly(kind: str, dialect: Mapping[str, str]) -> bool:
+    """Return whether reading a column takes no value that detection would not.
 
     Args:
-        column: the column of texts, quoted.
         kind: the DuckDB type found for the first rows.
         dialect: the options of ``read_csv`` found there, written in SQL.
     """
-    form = {"DATE": "dateformat", "TIMESTAMP": "timestampformat"}.get(kind, "")
-    if form in dialect:
-        return f"try_strptime({column}, {dialect[form]})"
+    return kind.startswith("TIMESTAMP") or (kind == "DATE" and "dateformat" in dialect)
+
+
+def converted(column: str, kind: str) -> str:
+    """Return a value of the type, in SQL over its text, NULL where it cannot be one."""
     if kind in {"VARCHAR", "BOOLEAN"}:
         return column
     return f"TRY_CAST({column} AS {kind})"
@@ -47,8 +48,7 @@ def is_suspect(column: str, kind: str, dialect: Mapping[str, str]) -> str:
         return f"lower({column}) NOT IN {_TRUTHS}"
     if kind == "TIME":
         return f"{column} NOT LIKE '__:__%'"  # a date or a timestamp
-    is_exact = kind == "DATE" and "dateformat" in dialect
-    return "false" if is_exact or kind.startswith("TIMESTAMP") else "true"
+    return "true"
 
 
 def _starts_with_quote(column: str) -> str:

@@ -25,7 +25,8 @@ from typing import Any, Final
 
 import duckdb
 
-from tp_flower.csv_checks import converted, is_suspect
+from tp_flower.csv_bytes import has_odd_numbers
+from tp_flower.csv_checks import converted, is_read_strictly, is_suspect
 from tp_flower.sql_text import quote_name, quote_text
 
 SAMPLE_ROWS: Final = 20_480
@@ -139,36 +140,53 @@ class _File:
         return max((row for row in found if row is not None), default=0)
 
     def checked(self, sniffed: Sniffed) -> CsvFacts | None:
-        """Return the facts if all rows are as the first ones, else None."""
-        given = _dialect(sniffed)
-        types = {quote_name(name): kind for name, kind in _types(sniffed).items()}
-        counts = [f"count({converted(c, kind, given)})" for c, kind in types.items()]
-        suspects = [f"({is_suspect(c, kind, given)})" for c, kind in types.items()]
-        more = [*counts, f"count(*) FILTER (WHERE {' OR '.join(suspects)})"]
+        """Return the facts if all rows are as the first ones, else None.
+
+        Columns that are read strictly are read with their type, which fails at a value
+        that does not fit; the others as texts, which are checked.
+        """
+        given, types = _dialect(sniffed), _types(sniffed)
+        strict = {"DOUBLE"}
+        if "DOUBLE" in types.values():
+            delimiter = _character(sniffed["Delimiter"])
+            strict = set() if has_odd_numbers(self.path, delimiter) else strict
+        texts = {
+            name: kind
+            for name, kind in types.items()
+            if kind not in strict and not is_read_strictly(kind, given)
+        }
+        pairs = [(quote_name(name), kind) for name, kind in texts.items()]
+        more = [f"count({converted(column, kind)})" for column, kind in pairs]
+        suspects = [f"({is_suspect(column, kind, given)})" for column, kind in pairs]
+        more.append(f"count(*) FILTER (WHERE {' OR '.join(suspects) or 'false'})")
+        read = {**types, **dict.fromkeys(texts, "VARCHAR")}
         try:
-            facts, present, (*fitting, suspect) = self._counted(sniffed, more)
+            facts, present, (*fitting, suspect) = self._count(sniffed, read, more)
         except duckdb.Error:
             return None
-        return None if suspect or present != tuple(fitting) else facts
+        fit = all(
+            present[name] == count for name, count in zip(texts, fitting, strict=True)
+        )
+        return facts if fit and not suspect else None
 
     def counted(self, sniffed: Sniffed) -> CsvFacts:
         """Return the facts of a file of which every row was sniffed."""
-        return self._counted(sniffed, [])[0]
+        texts = dict.fromkeys(_types(sniffed), "VARCHAR")
+        return self._count(sniffed, texts, [])[0]
 
-    def _counted(
-        self, sniffed: Sniffed, more: list[str]
-    ) -> tuple[CsvFacts, tuple[Any, ...], tuple[Any, ...]]:
+    def _count(
+        self, sniffed: Sniffed, read: Mapping[str, str], more: list[str]
+    ) -> tuple[CsvFacts, Mapping[str, int], tuple[int, ...]]:
         """The facts, the number of values of each column, and what is asked besides."""
-        types = _types(sniffed)
+        types, dialect = _types(sniffed), _dialect(sniffed)
         counts = [f"count({quote_name(name)})" for name in types]
         rows, *found = self._row(
             f"SELECT {', '.join(['count(*)', *counts, *more])} "
-            f"FROM {self._texts(sniffed)}"
+            f"FROM {_call(self.path, self.nulls, dialect, read)}"
         )
-        present = tuple(found[: len(types)])
-        pairs = zip(types, present, strict=True)
-        all_null = tuple(name for name, count in pairs if not count)
-        facts = CsvFacts(_dialect(sniffed), types, int(rows), all_null)
+        present = dict(zip(types, found, strict=False))
+        all_null = tuple(name for name, count in present.items() if not count)
+        facts = CsvFacts(dialect, types, int(rows), all_null)
         return facts, present, tuple(found[len(types) :])
 
     def _texts(self, sniffed: Sniffed) -> str:
