@@ -14,7 +14,7 @@ from typing import Final
 
 import duckdb
 
-from tp_flower.csv_files import csv_call, csv_types
+from tp_flower.csv_files import csv_call, csv_facts, csv_types
 from tp_flower.databases import (
     database_fingerprint,
     describe_database,
@@ -285,12 +285,25 @@ def describe(source: ShardSource) -> ShardSchema:
         return describe_database(source)
     with connect(source) as connection:
         columns = column_types(connection, "SELECT * FROM shard")
+        if source.path is not None and _is_csv(source) and not source.types:
+            # whoever knows the types has looked at every row
+            facts = csv_facts(source.path, source.nulls)
+            return ShardSchema(columns, facts.rows, facts.all_null)
         # nearly every column has a value early: only the others are read to the end
         early = f"(SELECT * FROM shard LIMIT {EARLY_ROWS})"
         unseen = _without_value(connection, early, columns)
         empty = _without_value(connection, "shard", unseen)
         ((total,),) = connection.execute("SELECT count(*) FROM shard").fetchall()
     return ShardSchema(columns=columns, rows=int(total), all_null=tuple(empty))
+
+
+def _is_csv(source: ShardSource) -> bool:
+    return (
+        source.path is not None
+        and source.relation is None
+        and not Path(source.path).is_dir()
+        and file_suffix(source.path) not in PARQUET_SUFFIXES
+    )
 
 
 def _without_value(
