@@ -20,10 +20,10 @@ from tp_flower.report import RoundReport, sum_by_table
 
 UpdateChooser = Callable[[str, int, bool], Update]
 
-SET_UP_PHASES = frozenset(
-    action.name.lower() for action in (Action.SEAL, Action.EXTRACT, Action.STATISTICS)
+OTHER_PHASES = frozenset(
+    action.name.lower() for action in (Action.CHECK, Action.FINISH)
 )
-"""Rounds that explaining and training both take."""
+"""Rounds of explaining that are not those of set-up."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Forecast:
         The rounds before ``prepare`` were taken, and are what training would take;
         ``prepare`` and the round that ends a run are predicted.
         """
-        before = [item for item in self.history if item.phase in SET_UP_PHASES]
+        before = [item for item in self.history if item.phase not in OTHER_PHASES]
         taken = Traffic(
             len(before),
             sum_by_table(item.bytes_up for item in before),

@@ -26,6 +26,7 @@ LAYOUTS = {"whole": whole, "sharded": sharded}
 # an order of nobody and one of an item without parts stay; so do those of late days
 SOURCE = """FROM orders o LEFT JOIN customers c ON o.customer = c.id AND o.day < 20
 LEFT JOIN items i ON o.item = i.item"""
+MLP = (("c", "mlp"),)  # where rows are missing
 HOW = SgdSettings(rate=0.02, momentum=0.5, decay=0.1)
 
 each_loss = pytest.mark.parametrize("loss", list(LABELS))
@@ -118,7 +119,7 @@ def test_sgd_is_centralised_sgd(loss, layout):
 def test_mlps_lower_the_loss(strategy, layout):
     # steps of single rows, the automatic size here, are no matter for MLPs
     how = {"batch_size": 16, "learning_rate": 0.01} if strategy == "sgd" else {}
-    finished = trained("squared", layout, strategy, model="mlp", num_epochs=4, **how)
+    finished = trained("squared", layout, strategy, models=MLP, num_epochs=2, **how)
     assert finished.losses[-1] < finished.losses[0]
 
 
@@ -136,18 +137,18 @@ def nobody() -> dict[str, pd.DataFrame]:
         ("admm", {}),
         ("admm", {"lou": "consensus"}),
         ("admm", {"l2": 0.0}),
-        ("admm", {"model": "mlp"}),
-        ("sgd", {}),
-        ("sgd", {"model": "mlp", "batch_size": 16, "learning_rate": 0.01}),
+        ("admm", {"models": MLP}),
+        ("sgd", {"batch_size": 4}),
+        ("sgd", {"models": MLP, "batch_size": 16, "learning_rate": 0.01}),
     ],
 )
 def test_a_table_that_no_row_matches_trains_to_nothing(strategy, how, layout):
-    how = {"num_epochs": 3, "test_fraction": 0.2, **how}
+    how = {"num_epochs": 2, **how}
     finished = train("squared", LAYOUTS[layout](nobody()), strategy, **how)
     own = finished.strategy.report.tables[1]
     assert (own.table, own.multiplicity_max, own.multiplicity_mean) == ("c", 0, 0.0)
     assert finished.losses[-1] < finished.losses[0]
-    if "model" not in how:
+    if "models" not in how:
         assert np.abs(finished.theta["c"]).max() == 0
 
 

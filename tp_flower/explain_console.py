@@ -26,7 +26,10 @@ def explanation_view(explanation: Explanation) -> RenderableType:
     """Return everything that `explain` prints."""
     return Group(
         *_section("The query as understood", Text(explanation.query)),
-        *_section("What the sites of each table run", *_work(explanation.tables)),
+        *_section(
+            "What the sites of each table run, in their database or in DuckDB",
+            *_work(explanation.tables),
+        ),
         _tables(explanation.tables),
         _steps(explanation.join_steps),
         _joins(explanation.joins),
@@ -171,7 +174,7 @@ def _costs(strategies: Sequence[StrategyCost]) -> Iterable[RenderableType]:
             format_bytes(own.server_bytes),
         )
     yield from (set_up, epoch, whole)
-    notes = ["memory: of the server's arrays"]
+    notes = ["rounds: without the one that finds the sites", "memory: of the server"]
     if any("unsplit" in own.name for own in strategies):
         notes.append("unsplit: as if every table were one shard")
     yield Text("  " + "; ".join(notes))
