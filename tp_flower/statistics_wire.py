@@ -82,8 +82,10 @@ def from_wire(
             what is wrong with which feature.
     """
     names = list(choice.choices)
-    if not isinstance(facts, list) or len(facts) != len(names):
-        raise SchemaError(f"statistics that are not those of {len(names)} features")
+    if not isinstance(facts, list):
+        raise SchemaError("statistics that are no list of features")
+    if len(facts) != len(names):
+        raise SchemaError(f"statistics of {len(facts)} features, not of {len(names)}")
     read = {}
     for number, (name, own) in enumerate(zip(names, facts, strict=True)):
         prefix = f"feature-{number}-"
