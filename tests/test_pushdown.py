@@ -398,7 +398,7 @@ def scanned(source, fragment):
         return rows, opened.pushed
 
 
-def test_expressions(nasty, nasty_duck):
+def test_expressions(kind, nasty, nasty_duck):
     source, answers, refused = nasty[1], {}, []
     for sql in EXPRESSIONS:
         try:
@@ -410,9 +410,9 @@ def test_expressions(nasty, nasty_duck):
     found, _ = scanned(source, fragment_of(answers))
     for place, (sql, expected) in enumerate(answers.items(), start=1):
         assert (sql, exactly([(r[0], r[place]) for r in found])) == (sql, expected)
-    assert refused
+    assert refused or kind == "sqlite"
     for sql in refused:
-        with pytest.raises(SourceError, match="some value|holds a value|Out Of Range"):
+        with pytest.raises(SourceError, match=r"some value|holds a value|Range"):
             scanned(source, fragment_of([sql]))
 
 

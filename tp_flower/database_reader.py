@@ -208,7 +208,8 @@ class Reader:
             f"{dialects.render(item.sql, dialect)} AS {self._quote(item.name)}"
             for item in items
         )
-        return f"SELECT {listed or '1 AS nothing'} FROM {relation}"
+        listed = listed or f"1 AS {self._quote('nothing')}"
+        return f"SELECT {listed} FROM {relation}"
 
     def _where(self) -> str:
         dialect = self.table.session.dialect

@@ -3,8 +3,8 @@
 import logging
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
@@ -58,6 +58,7 @@ class Session:
     connection: sa.Connection
     source: ShardSource
     database: DatabaseShard
+    _streams: list[Any] = field(default_factory=list)
 
     @property
     def dialect(self) -> Dialect:
@@ -101,32 +102,49 @@ class Session:
 
     def chunks(self, sql: str) -> Iterator[list[Sequence[Any]]]:
         """Yield the rows of a query, some at a time, from a cursor at the server."""
-        with self._run(sql, is_streamed=True) as cursor:
-            while found := cursor.fetchmany(self.database.chunk_rows):
-                yield list(found)
+        driver: Any = self.connection.connection.driver_connection
+        with _told(self.source, self.database):
+            if self.dialect == "postgresql":
+                cursor = driver.cursor(name="tp_flower_shard")
+            elif self.dialect == "mysql":
+                cursor = driver.cursor(SSCursor)
+            else:
+                cursor = driver.cursor()
+            self._streams.append(cursor)
+            cursor.execute(sql)
+        while found := self._fetch(cursor):
+            yield found
+
+    def _fetch(self, cursor: Any) -> list[Sequence[Any]]:
+        with _told(self.source, self.database):
+            return list(cursor.fetchmany(self.database.chunk_rows))
 
     @contextmanager
-    def _run(self, sql: str, *, is_streamed: bool = False) -> Iterator[Any]:
+    def _run(self, sql: str) -> Iterator[Any]:
         """Run a query; yield the driver's cursor, which nobody logs."""
-        with _told(self.source, self.database):
-            cursor = self._cursor(is_streamed=is_streamed)
-            try:
-                cursor.execute(sql)
-                yield cursor
-            finally:
-                if is_streamed and self.dialect == "mysql":
-                    # closing the cursor would fetch all rows that are left
-                    self.connection.invalidate()
-                else:
-                    cursor.close()
-
-    def _cursor(self, *, is_streamed: bool) -> Any:
         driver: Any = self.connection.connection.driver_connection
-        if is_streamed and self.dialect == "postgresql":
-            return driver.cursor(name="tp_flower_shard")
-        if is_streamed and self.dialect == "mysql":
-            return driver.cursor(SSCursor)
-        return driver.cursor()
+        with _told(self.source, self.database), closing(driver.cursor()) as cursor:
+            cursor.execute(sql)
+            yield cursor
+
+    def close(self) -> None:
+        """Hang up: nobody wants the rows that are left, and nothing was changed."""
+        with suppress(*DRIVER_ERRORS):
+            for cursor in self._streams:
+                if self.dialect == "mysql":
+                    _abandon(cursor)
+                cursor.close()
+        with suppress(*DRIVER_ERRORS):
+            self.connection.invalidate()
+        self.connection.close()
+
+
+def _abandon(cursor: Any) -> None:
+    """Forget what is left of a MySQL query: closing it would fetch all its rows."""
+    result = cursor._result  # noqa: SLF001 - there is no public way
+    if result is not None:
+        result.unbuffered_active, result.connection = False, None
+    cursor.connection = None
 
 
 @contextmanager
@@ -143,11 +161,13 @@ def open_session(source: ShardSource) -> Iterator[Session]:
     try:
         with _told(source, database):
             connection = engine.connect()
-        with connection:
-            session = Session(connection, source, database)
+        session = Session(connection, source, database)
+        try:
             for statement in _START[session.dialect]:
                 session.execute(statement)
             yield session
+        finally:
+            session.close()
     finally:
         engine.dispose()
 
@@ -161,8 +181,8 @@ def _told(source: ShardSource, database: DatabaseShard) -> Iterator[None]:
     except DRIVER_ERRORS as error:
         words = safe_words(error, database)
     if words:
-        # outside of the except block: nobody is to see the driver's error
-        raise SourceError(f"{source}: {words}")
+        # nobody is to see the driver's error
+        raise SourceError(f"{source}: {words}") from None
 
 
 def _engine(url: DatabaseUrl) -> sa.Engine:
