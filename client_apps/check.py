@@ -15,7 +15,7 @@ def check(site: Site, request: Packet) -> Packet:
     both sides of a join must come to the same. The bits are others than those that left
     the site with the join keys.
     """
-    parts, hasher = [], site.hasher()
+    parts, hasher = [], site.join_hasher()
     arrays: dict[ArrayKey, AnyArray] = {}
     for number, order in site.orders(request):
         extracted = site.extracted(number)

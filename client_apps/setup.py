@@ -16,12 +16,14 @@ from tp_flower.encoder_choice import TableChoice
 from tp_flower.encoding import SiteEncoder, TableEncoder
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.extracted import ExtractedShard
-from tp_flower.keyed_hash import KeyedHasher
+from tp_flower.extraction import extract
+from tp_flower.keyed_hash import HashArray, KeyedHasher
 from tp_flower.models import LinearModel, LocalModel, ModelSpec
 from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update, unpack_bits
 from tp_flower.query import Fragment
 from tp_flower.randomness import Stream, generator
 from tp_flower.solvers import RidgeSolver, gram
+from tp_flower.sources import ShardSource
 from tp_flower.statistics import Sample, feature_statistics
 from tp_flower.statistics_wire import to_wire
 
@@ -79,7 +81,9 @@ def extract_rows(site: Site, request: Packet) -> Packet:
         source = sources[int(order["shard"])]
         fragment = Fragment.from_json(order["fragment"])
         extracted = site.tables.extract(number, source, fragment)
-        facts, own = _extracted_reply(extracted, site.hasher())
+        facts, own = _extracted_reply(extracted, site.join_hasher())
+        if order["groups"]:
+            own["groups"] = _group_hashes(source, fragment, site.hasher())
         parts.append({"id": number, **facts})
         arrays.update({(number, name): array for name, array in own.items()})
     return Packet({"parts": parts}, arrays)
@@ -105,17 +109,29 @@ def _extracted_reply(
     return facts, arrays
 
 
+def _group_hashes(
+    source: ShardSource, fragment: Fragment, hasher: KeyedHasher
+) -> HashArray:
+    """Return the keyed hashes of a sub-query's groups, before HAVING and filters."""
+    groups = extract(source, fragment.all_groups).groups
+    if groups is None:
+        raise SiteError(f"table {fragment.table}: the sub-query has no groups")
+    return groups.hashed(hasher.purpose(f"groups of {fragment.table}")).hashes
+
+
 def statistics(site: Site, request: Packet) -> Packet:
     """Reply with the statistics of every feature, over the rows that are named."""
     parts = []
     arrays: Arrays = {}
+    sources = site.shards()
     for number, order in site.orders(request):
         extracted = site.extracted(number)
         rows = None
         if (number, "rows") in request.arrays:
             rows = unpack_bits(request.array(number, "rows"), extracted.rows)
         choice = TableChoice.from_json(order["encoders"])
-        sample = Sample(site.hasher(), rows=rows)
+        min_count = sources[int(order["shard"])].min_count
+        sample = Sample(site.hasher(), rows=rows, min_count=min_count)
         found = {
             info.name: feature_statistics(
                 choice, info.name, info.kind, extracted.column(info.name), sample

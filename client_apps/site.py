@@ -99,6 +99,10 @@ class Site:
         """
         return KeyedHasher(self.store.load(SECRET).arrays[SECRET].tobytes())
 
+    def join_hasher(self) -> KeyedHasher:
+        """Return the keyed hash of join keys: all tables' keys are compared."""
+        return self.hasher().purpose("join keys")
+
     def orders(self, request: Packet) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield what a set-up request says of each part, by number."""
         for order in request.header["parts"]:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from strategies.compact import CompactTable, compact_tables
 from strategies.exchange import Part, Replies, Request, ask
+from strategies.groups import GROUPS, check_groups, split_groups
 from strategies.inventory import Inventory
 from strategies.key_relay import relay_secret
 from strategies.labels import Labels, choose_loss, read_labels
@@ -167,14 +168,21 @@ def _extract(
         parts[fragment.table] += (part,)
     nodes = {part.node for part in fragments}
     secrets = yield from relay_secret(inventory, nodes, settings.seed)
+    grouped = split_groups(fragments)
+    with_groups = {part for parts in grouped for part in parts}
     orders = {
-        part.number: {"shard": part.shard, "fragment": fragment.to_json()}
+        part.number: {
+            "shard": part.shard,
+            "fragment": fragment.to_json(),
+            GROUPS: part in with_groups,
+        }
         for part, fragment in fragments.items()
     }
     request = ask(Action.EXTRACT, fragments, facts=orders)
     for node, packet in request.packets.items():
         packet.header.update(secrets[node])
     replies = yield request
+    check_groups(grouped, replies)
     facts = replies.facts()
     rows = {part.number: fact_of(facts, part, "rows", int) for part in fragments}
     for part, fragment in fragments.items():
@@ -207,7 +215,8 @@ def _place(bound: BoundQuery, inventory: Inventory) -> dict[Part, Fragment]:
 
 
 def _empty_shard(part: Part, fragment: Fragment) -> SchemaError:
-    after = " after the query's filters" if fragment.filters else ""
+    is_filtered = fragment.filters or fragment.subquery
+    after = " after the query's filters" if is_filtered else ""
     return SchemaError(
         f"the shard of table {fragment.name!r} at site {part.site!r} is empty{after}"
     )

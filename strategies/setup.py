@@ -100,7 +100,11 @@ def fit_encoders(
         settings.max_categories,
     )
     orders = {
-        part.number: {"encoders": choices[part.table].to_json()} for part in every
+        part.number: {
+            "shard": part.shard,
+            "encoders": choices[part.table].to_json(),
+        }
+        for part in every
     }
     replies = yield ask(Action.STATISTICS, every, arrays=arrays, facts=orders)
     return {

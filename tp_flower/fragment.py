@@ -6,7 +6,7 @@ site before any of them reaches DuckDB.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tp_flower.errors import QueryError
@@ -51,6 +51,19 @@ class Fragment:
     label: str | None = None
     filters: tuple[str, ...] = ()
     subquery: SubQuery | None = None
+
+    @property
+    def all_groups(self) -> "Fragment":
+        """What yields every group of the sub-query and nothing else.
+
+        Also the groups that HAVING or a later filter leaves out: what is counted there
+        may be a part of the group only.
+        """
+        if self.subquery is None:
+            raise ValueError(f"table {self.table!r} is grouped by nothing")
+        count = Feature("rows", "COUNT(*)")
+        bare = replace(self.subquery, columns=(count,), having=())
+        return Fragment(self.table, self.name, subquery=bare)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fragment as plain JSON types."""

@@ -1,0 +1,58 @@
+"""A sub-query with GROUP BY over a table in several shards: no group may cross shards.
+
+Each site runs the sub-query on its own rows. That is the sub-query over the whole table
+only if all rows of a group are at one site; the sites send keyed hashes of their group
+keys, before HAVING and all later filters, and the server looks for one that two sent.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from strategies.exchange import Part, Replies
+from strategies.received import array_of
+from tp_flower.errors import QueryError
+from tp_flower.query import Fragment
+
+GROUPS = "groups"
+
+
+def split_groups(placed: Mapping[Part, Fragment]) -> list[list[Part]]:
+    """Return the parts that run the same sub-query with GROUP BY, if they are several.
+
+    Args:
+        placed: the parts of the run with their fragments.
+    """
+    together: dict[Fragment, list[Part]] = {}
+    for part, fragment in placed.items():
+        if fragment.subquery is not None:
+            together.setdefault(fragment, []).append(part)
+    return [parts for parts in together.values() if len(parts) > 1]
+
+
+def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:
+    """Refuse a sub-query with a group whose rows are in two shards.
+
+    Args:
+        split: what :func:`split_groups` found.
+        replies: with the hashes of each part's group keys, uint64 (groups, 2).
+
+    Raises:
+        QueryError: the sub-query would aggregate parts of groups.
+        ReplyError: a part sent no such hashes.
+    """
+    for parts in split:
+        hashes = [
+            np.unique(array_of(replies, part, GROUPS, (None, 2), ("uint64",)), axis=0)
+            for part in parts
+        ]
+        distinct, counts = np.unique(np.concatenate(hashes), axis=0, return_counts=True)
+        crossing = int(np.count_nonzero(counts > 1))
+        if crossing:
+            sites = ", ".join(dict.fromkeys(repr(part.site) for part in parts))
+            raise QueryError(
+                f"the sub-query {parts[0].table!r} aggregates groups that cross shards:"
+                f" {crossing} of {len(distinct)} groups have rows at several of the "
+                f"sites {sites}. Group by a column that tells the sites apart as well, "
+                "or filter the sub-query so that every group is at one site"
+            )

@@ -1,0 +1,114 @@
+"""Sub-queries with GROUP BY over sharded tables: no group may cross shards."""
+
+import pandas as pd
+import pytest
+
+from client_apps.app import app
+from strategies import TablePuppetADMM
+from strategies.exchange import Part, Replies
+from strategies.groups import check_groups, split_groups
+from tp_flower.errors import QueryError, ReplyError
+from tp_flower.grid import InProcessGrid
+from tp_flower.protocol import Packet
+from tp_flower.query import Fragment, Query
+from tp_flower.subquery import SubQuery
+
+CUSTOMERS = pd.DataFrame(
+    {"id": [1, 2, 3, 4, 5, 6], "y": [1.0, 2.0, 4.0, 3.0, 6.0, 5.0]}
+)
+SQL = """SELECT c.y AS label, p.mean, p.n FROM customers c JOIN (
+    SELECT customer, AVG(amount) AS mean, COUNT(*) AS n FROM payments{where}
+    GROUP BY customer{having}) p ON c.id = p.customer"""
+
+
+def payments(*customers):
+    amounts = [10.0 * place for place in range(1, len(customers) + 1)]
+    return pd.DataFrame({"customer": customers, "amount": amounts})
+
+
+def run(shards, where="", having=""):
+    """Train; a query that is refused reaches no training."""
+    seen = []
+    grid = InProcessGrid(
+        app,
+        [{"customers": CUSTOMERS}, *({"payments": shard} for shard in shards)],
+        observe=lambda message: seen.append(message.metadata.message_type),
+    )
+    query = Query.from_sql(SQL.format(where=where, having=having))
+    strategy = TablePuppetADMM(query, num_epochs=1, test_fraction=0.0)
+    try:
+        strategy.start(grid)
+    finally:
+        if strategy.federation is None:
+            assert not [action for action in seen if action.startswith("train.")]
+    return strategy
+
+
+def test_groups_within_shards_are_the_groups_of_the_whole():
+    shards = [payments(1, 2, 2, None), payments(3, 4, 4, 4, 5, 6)]
+    whole = pd.concat(shards, ignore_index=True)
+    split, unsplit = run(shards), run([whole])
+    assert split.report.joined_rows_train == 6
+    assert split.report.final_train == pytest.approx(unsplit.report.final_train)
+
+
+@pytest.mark.parametrize(
+    ("shards", "crossing", "groups"),
+    [
+        ([[1, 2, 3], [3, 4]], 1, 4),
+        ([[1, 2, 3], [3, 2, 2]], 2, 3),
+        ([[1, 2], [3, 4], [5, 1]], 1, 5),
+        ([[1, None], [2, None]], 1, 3),
+    ],
+)
+def test_group_that_crosses_shards_is_refused_with_the_count(shards, crossing, groups):
+    match = (
+        rf"sub-query 'p' aggregates groups that cross shards: {crossing} of {groups} "
+        r"groups have rows at several of the sites 'site-1', 'site-2'"
+    )
+    with pytest.raises(QueryError, match=match):
+        run([payments(*own) for own in shards])
+
+
+def test_having_does_not_hide_a_group_that_crosses():
+    shards = [payments(1, 2, 2, 3), payments(3, 4, 4)]
+    with pytest.raises(QueryError, match="1 of 4 groups have rows at several"):
+        run(shards, having=" HAVING COUNT(*) > 1")
+
+
+def test_filter_of_the_sub_query_can_keep_groups_apart():
+    shards = [payments(1, 2, 3), payments(3, 4, 5)]
+    strategy = run(shards, where=" WHERE NOT (customer = 3 AND amount < 15)")
+    assert strategy.report.joined_rows_train == 5
+
+
+def test_two_branches_of_a_union_group_on_their_own():
+    sql = """SELECT c.y AS label, p.n FROM customers c JOIN (
+        SELECT customer, COUNT(*) AS n FROM old GROUP BY customer UNION ALL
+        SELECT customer, COUNT(*) AS n FROM new GROUP BY customer) p
+        ON c.id = p.customer"""
+    tables = {"old": payments(1, 2, 2, 3), "new": payments(3, 3, 3, 4, 4)}
+    grid = InProcessGrid(app, [{"customers": CUSTOMERS}, tables])
+    strategy = TablePuppetADMM(Query.from_sql(sql), num_epochs=1, test_fraction=0.0)
+    strategy.start(grid)
+    assert strategy.report.joined_rows_train == 5
+
+
+def test_groups_are_sent_only_where_there_are_several_shards():
+    sub = SubQuery((), groups=('"k"',))
+    one, two = Part(0, "p", "a", 2, 0), Part(1, "p", "b", 3, 0)
+    other = Part(2, "q", "b", 3, 0)
+    fragment, plain = Fragment("p", "t", subquery=sub), Fragment("q", "t")
+    assert split_groups({one: fragment, other: plain}) == []
+    assert split_groups({one: fragment, two: fragment, other: plain}) == [[one, two]]
+
+
+def test_site_that_sends_no_groups():
+    parts = [Part(0, "p", "a", 2, 0), Part(1, "p", "b", 3, 0)]
+    with pytest.raises(ReplyError, match=r"site 'a' .* sent no 'groups'"):
+        check_groups([parts], Replies({2: Packet({"parts": []})}, {}))
+
+
+def test_all_groups_of_a_table_without_any():
+    with pytest.raises(ValueError, match="'t' is grouped by nothing"):
+        _ = Fragment("t", "t").all_groups
