@@ -76,6 +76,7 @@ ALLOWED_TYPES: frozenset[exp.DType] = frozenset((
     exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMP_S, exp.DType.TIMESTAMP_MS,
     exp.DType.TIMESTAMP_NS, exp.DType.UUID,
 ))  # fmt: skip
+_NO_AGGREGATES = "aggregate functions are not supported"
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 # Why a node is refused, most telling reason first.
 _REASONS: tuple[tuple[tuple[type[exp.Expr], ...], str], ...] = (
@@ -83,7 +84,7 @@ _REASONS: tuple[tuple[tuple[type[exp.Expr], ...], str], ...] = (
     ((exp.Window,), "window functions are not supported"),
     (
         (exp.AggFunc, exp.IgnoreNulls, exp.Filter, exp.WithinGroup),
-        "aggregate functions are not supported",
+        _NO_AGGREGATES,
     ),
     ((exp.Star, exp.Columns), "name the columns instead of *"),
     ((exp.Placeholder, exp.Parameter), "parameters are not supported"),
@@ -177,46 +178,42 @@ def parse_expression(text: str, what: str, more: Nodes = frozenset()) -> exp.Exp
     >>> render(parse_expression("a.x>1 -- note", "filter"), quote=True)
     '"a"."x" > 1'
     """
+    try:
+        return _checked_tree(text, more).copy()
+    except QueryError as error:
+        raise QueryError(f"{what} is refused: {error}") from error
+
+
+@lru_cache(maxsize=4096)
+def _checked_tree(text: str, more: Nodes) -> exp.Expr:
+    """Return the tree of one expression; shards of a table ask for the same ones."""
     if len(text) > MAX_EXPRESSION_CHARACTERS:
         raise QueryError(
-            f"{what} is refused: {len(text)} characters, "
-            f"at most {MAX_EXPRESSION_CHARACTERS} are accepted"
+            f"{len(text)} characters, at most {MAX_EXPRESSION_CHARACTERS} are accepted"
         )
-    return _checked_tree(text, what, more).copy()
-
-
-@lru_cache(maxsize=1024)
-def _checked_tree(text: str, what: str, more: Nodes) -> exp.Expr:
-    """Return the tree of one expression; shards of a table ask for the same ones."""
-    rendered = _render_checked(_parse_select_item(text, what), what, more)
+    rendered = _render_checked(_parse_select_item(text), more)
     # What is returned is the tree of the rendered text, not of the text that came:
     # invariant: render(tree) parses to this very tree, and it was checked.
-    tree = _parse_select_item(rendered, what)
-    if _render_checked(tree, what, more) != rendered:
-        raise QueryError(f"{what} is refused: it has no unambiguous form in SQL")
+    tree = _parse_select_item(rendered)
+    if _render_checked(tree, more) != rendered:
+        raise QueryError("it has no unambiguous form in SQL")
     return tree
 
 
-def _render_checked(tree: exp.Expr, what: str, more: Nodes) -> str:
+def _render_checked(tree: exp.Expr, more: Nodes) -> str:
     """Return the SQL of a tree that holds only what is allowed."""
-    check_expression(tree, what, more)
-    try:
-        return render(tree)
-    except QueryError as error:
-        raise QueryError(f"{what} is refused: {error}") from error
+    _check_nodes(tree, more)
+    return render(tree)
 
 
-def _parse_select_item(text: str, what: str) -> exp.Expr:
+def _parse_select_item(text: str) -> exp.Expr:
     """Parse ``text`` where only an expression can stand: after SELECT."""
-    try:
-        statements = parse_statements(f"SELECT {text}")
-    except QueryError as error:
-        raise QueryError(f"{what} is refused: {error}") from error
+    statements = parse_statements(f"SELECT {text}")
     items = statements[0].expressions if len(statements) == 1 else []
     alone = len(items) == 1 and isinstance(statements[0], exp.Select)
     clauses = {key for key, value in statements[0].args.items() if value}
     if not alone or clauses != {"expressions"}:
-        raise QueryError(f"{what} is refused: not one expression: {shorten(text)}")
+        raise QueryError(f"not one expression: {shorten(text)}")
     tree: exp.Expr = items[0].pop()
     return tree
 
@@ -227,11 +224,20 @@ def check_expression(tree: exp.Expr, what: str, more: Nodes = frozenset()) -> No
     Raises:
         QueryError: Names the part that is refused and says why.
     """
+    try:
+        _check_nodes(tree, more)
+    except QueryError as error:
+        raise QueryError(f"{what} is refused: {error}") from error
+
+
+def _check_nodes(tree: exp.Expr, more: Nodes) -> None:
+    """Refuse a node of ``tree``, saying why."""
     for node in tree.walk(bfs=True):
         reason = "" if type(node) in more else _why_refused(node)
+        if more and reason == _NO_AGGREGATES:
+            reason = "it depends on the order of rows, or is not among those supported"
         if reason:
-            shown = shorten(node.sql(DIALECT, comments=False))
-            raise QueryError(f"{what} is refused: {reason}: {shown}")
+            raise QueryError(f"{reason}: {shorten(node.sql(DIALECT, comments=False))}")
 
 
 def _why_refused(node: exp.Expr) -> str:

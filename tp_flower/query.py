@@ -2,13 +2,18 @@
 
 ::
 
-    SELECT <label> AS label, <features> FROM a JOIN b ON a.k = b.k WHERE ...
+    SELECT <label> AS label, <features>
+    FROM a
+    JOIN b ON a.k = b.k
+    LEFT JOIN (SELECT k, AVG(x) AS mean FROM c GROUP BY k) d ON d.k = a.k
+    WHERE ...
 
 :meth:`Query.from_sql` checks the shape of the SQL, which needs no schema, and
 :meth:`Query.bind` resolves the columns. What comes out is a
 :class:`~tp_flower.binding.BoundQuery`: the fragment that each table's sites run on
 their own, and the equi-joins between the keys that they return. The query itself
-is never run.
+is never run. A sub-query is over one table; it may group, or list the table's parts
+with UNION ALL.
 """
 
 from collections.abc import Mapping
