@@ -1,5 +1,6 @@
 import gzip
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -13,6 +14,7 @@ from tp_flower.sources import (
     ShardSource,
     connect,
     describe,
+    fingerprint,
     hosted_shards,
     load_tables,
     register_frames,
@@ -20,6 +22,9 @@ from tp_flower.sources import (
 )
 
 ORDERS = "id,price,when\n1,2.5,2024-01-01\n2,,2024-01-02\n"
+
+
+DATABASE = "[tables.a]\nuri='postgresql://h/d'\ntable='t'\n"
 
 
 def tables_file(folder: Path, text: str) -> str:
@@ -93,10 +98,78 @@ def test_tables_file_in_both_forms(tmp_path):
         ("[tables.a]\npath='a.csv'\ntypes={b=''}", "'' for column 'b' is not the"),
         ("[tables.a]\npath='a.csv'\ntypes={b='INT); DROP'}", "not the name"),
         ("[tables.a]\npath='a.csv'\nnulls='NA'", "'nulls' .* list of strings"),
+        ("[tables.a]\npath='a.csv'\nuri='x'", "both 'path' and 'uri': give one of"),
+        ("[tables.a]\npath='a.csv'\nsql='x'", "'sql' of .* is for databases"),
+        ("[tables.a]\npath='a.csv'\ntable='x'", "'table' of .* is for DuckDB files"),
+        ("[tables.a]\nuri='postgresql://h/d'", "give 'table' or 'sql' with a database"),
+        ("[tables.a]\nuri='mysql://h/d'\ntable='t'\nsql='s'", "'table' or 'sql'"),
+        ("[tables.a]\nuri='mysql://h/d'\ntable='a..b'", "'table' .* or schema.name"),
+        ("[tables.a]\nuri='mysql://h/d'\ntable='a\"b'", "'table' .* or schema.name"),
+        ("[tables.a]\nuri='mysql://h/d'\norder-by='x'", "give 'table' or 'sql'"),
+        (f"{DATABASE}order-by='x'", "'order-by' .* list of strings, not str"),
+        (f"{DATABASE}chunk-rows=0", "'chunk-rows' of .* at least 1, not 0"),
+        (f"{DATABASE}min-count=true", "'min-count' of .* at least 1, not True"),
+        (f"{DATABASE}push-down=1", "'push-down' of .* true or false, not 1"),
+        ("[tables.a]\nuri='mysql://u:s3cret@'\ntable='t'", "names no host"),
+        ("[tables.a]\nuri=['s3cret']", "'uri' of .* must be a string, not list"),
+        ("[tables]\na='s3cret'", "is not a table of settings, but str"),
+        ("[tables.a]\nuri='mysql://u:${NO_SUCH}@h/d'", "variable 'NO_SUCH', which is"),
+        ("[tables.a]\nuri-file='none'\ntable='t'", "'uri-file' of .*none cannot be"),
     ],
 )
 def test_tables_file_refusals(tmp_path, text, match):
-    with pytest.raises(SourceError, match=match):
+    with pytest.raises(SourceError, match=match) as caught:
+        load_tables(tables_file(tmp_path, text))
+    assert "s3cret" not in str(caught.value)
+
+
+def test_databases_in_a_tables_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("TP_TEST_PASSWORD", "p@ss")
+    (tmp_path / "secret-uri").write_text("mariadb://joe:pw@h/d\n")
+    text = """
+        [tables.payments]
+        uri = "postgresql://anna:${TP_TEST_PASSWORD}@h/d"
+        min-count = 5
+        fingerprint = "SELECT 1;"
+        [[tables.payments.shards]]
+        table = 'public."odd.name"'
+        site = "bank"
+        [[tables.payments.shards]]
+        sql = "SELECT * FROM t; "
+        order-by = ["a", "b"]
+        chunk-rows = 10
+        push-down = false
+        types = { a = "DOUBLE" }
+        [tables.visits]
+        uri-file = "secret-uri"
+        table = "visits"
+    """
+    whole, query, visits = load_tables(tables_file(tmp_path, text))
+    assert whole.database.url.url.password == "p@ss"
+    assert whole.database.table == ("public", "odd.name")
+    assert (whole.min_count, whole.database.fingerprint) == (5, "SELECT 1")
+    assert query.database.sql == "SELECT * FROM t"
+    assert (query.database.order_by, query.database.chunk_rows) == (("a", "b"), 10)
+    assert not query.database.is_pushed_down
+    assert query.types == {"a": "DOUBLE"}
+    assert str(whole) == (
+        "table 'payments' at site 'bank' "
+        "(table public.odd.name of postgresql://***@h/d)"
+    )
+    assert visits.database.url.dialect == "mysql"
+    shown = f"{whole!r} {query!s} {visits!r} {whole.database} {whole.database.url!r}"
+    for secret in ("p@ss", "p%40ss", "anna", "joe", "pw"):
+        assert secret not in shown
+
+
+def test_uri_file_holds_the_whole_uri(tmp_path):
+    file = tmp_path / "secret-uri"
+    text = "[tables.t]\nuri-file = 'secret-uri'\ntable = 't'"
+    file.write_bytes(b"mysql://u:s3cret\xff@h/d")
+    with pytest.raises(SourceError, match="cannot be read: it is not UTF-8"):
+        load_tables(tables_file(tmp_path, text))
+    file.write_text("mysql://u:${HOME}@h/d")
+    with pytest.raises(SourceError, match="secret-uri must hold the whole URI"):
         load_tables(tables_file(tmp_path, text))
 
 
@@ -274,6 +347,122 @@ def test_connection_reads_its_source_and_nothing_else(tmp_path, sql):
         connection.execute(text)
     assert not (tmp_path / "out.csv").exists()
     assert not (tmp_path / "x.db").exists()
+
+
+# folders and DuckDB files
+
+
+def duckdb_file(path: Path, *statements: str) -> None:
+    with duckdb.connect(str(path)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def test_folder_of_parquet_files(tmp_path):
+    folder = tmp_path / "orders"
+    (folder / "year=2024").mkdir(parents=True)
+    parquet(pd.DataFrame({"a": [3]}), folder / "year=2024" / "b.parquet")
+    parquet(pd.DataFrame({"a": [1, 2]}), folder / "year=2024" / "a.parquet")
+    (folder / "_SUCCESS").write_text("")
+    text = "[tables.t]\npath = 'orders/'\n"
+    (source,) = load_tables(tables_file(tmp_path, text))
+    assert source.path == str(folder)
+    assert describe(source).columns == {"a": "BIGINT", "year": "BIGINT"}
+    assert [row[0] for row in rows_of(source)] == [1, 2, 3]
+    # an existing folder needs no slash at its end
+    plain = text.replace("orders/", "orders")
+    assert load_tables(tables_file(tmp_path, plain))[0].path == str(folder)
+
+
+def test_folder_is_all_that_is_read(tmp_path):
+    folder = tmp_path / "t"
+    folder.mkdir()
+    parquet(pd.DataFrame({"a": [1]}), folder / "a.parquet")
+    (folder / "b.csv").write_text("a\n1\n")
+    source = ShardSource("t", "here", 0, str(folder))
+    refused = pytest.raises(SourceError, match="Permission Error")
+    with refused, connect(source) as connection:
+        connection.execute(f"SELECT * FROM read_csv('{folder}/b.csv')")
+
+
+def test_missing_folder(tmp_path):
+    text = "[tables.t]\npath = 'none/'\n"
+    (source,) = load_tables(tables_file(tmp_path, text))
+    with pytest.raises(SourceError, match="does not exist"):
+        describe(source)
+
+
+def test_table_of_a_duckdb_file(tmp_path):
+    duckdb_file(
+        tmp_path / "crm.duckdb",
+        "CREATE TABLE t AS SELECT 1 AS a, CAST(uuid() AS UUID) AS u",
+        "CREATE SCHEMA s",
+        "CREATE TABLE s.t AS SELECT 2 AS a, [0.5, 1] AS v",
+    )
+    text = """
+        [[tables.t.shards]]
+        path = "crm.duckdb"
+        table = "t"
+        types = { a = "DOUBLE" }
+        [[tables.t.shards]]
+        path = "crm.duckdb"
+        table = "s.t"
+    """
+    plain, other = load_tables(tables_file(tmp_path, text))
+    assert describe(plain).columns == {"a": "DOUBLE", "u": "UUID"}
+    assert rows_of(other) == [(2, [0.5, 1.0])]
+    assert "(table s.t of " in str(other)
+    with pytest.raises(SourceError, match=r"Catalog Error: Table with name none"):
+        describe(replace(plain, relation=("none",)))
+
+
+def test_duckdb_file_is_not_written(tmp_path):
+    path = tmp_path / "crm.duckdb"
+    duckdb_file(path, "CREATE TABLE t AS SELECT 1 AS a")
+    source = ShardSource("t", "here", 0, str(path), relation=("t",))
+    with connect(source) as connection:
+        names = connection.execute("SELECT database_name FROM duckdb_databases()")
+        (name,) = [n for (n,) in names.fetchall() if n.startswith("source_")]
+        for sql, words in (
+            (f"INSERT INTO {name}.t VALUES (2)", "read-only"),
+            (f"ATTACH '{tmp_path}/x.db'", "Permission Error"),
+            ("SET enable_external_access = true", "configuration has been locked"),
+        ):
+            with pytest.raises(duckdb.Error, match=words):
+                connection.execute(sql)
+
+
+def test_file_that_is_no_duckdb_file(tmp_path):
+    (tmp_path / "t.duckdb").write_text("secret " * 2000)
+    source = ShardSource("t", "s", 0, str(tmp_path / "t.duckdb"), relation=("t",))
+    with pytest.raises(SourceError, match="IO Error") as caught:
+        describe(source)
+    assert "secret" not in str(caught.value)
+
+
+# fingerprints
+
+
+def test_fingerprint_of_files(tmp_path):
+    source = csv(tmp_path, ORDERS)
+    first = fingerprint(source)
+    assert source.path in first
+    assert fingerprint(source) == first
+    csv(tmp_path, ORDERS + "3,1,2024-01-01\n")
+    assert fingerprint(source) != first
+    folder = tmp_path / "t"
+    folder.mkdir()
+    parquet(pd.DataFrame({"a": [1]}), folder / "a.parquet")
+    both = ShardSource("t", "here", 0, str(folder))
+    one = fingerprint(both)
+    parquet(pd.DataFrame({"a": [1]}), folder / "b.parquet")
+    assert fingerprint(both) != one
+    with pytest.raises(SourceError, match="does not exist"):
+        fingerprint(ShardSource("t", "here", 0, str(tmp_path / "none.csv")))
+    (frame,) = load_tables(
+        "memory:" + register_frames({"t": pd.DataFrame({"a": [1]})}, site="s")
+    )
+    assert fingerprint(frame) is None
 
 
 # data frames

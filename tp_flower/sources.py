@@ -190,17 +190,17 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
     if source.database is not None:
         load_database(source, connection)
         return
+    if source.path is not None:
+        _check_readable(source, source.path)
     if source.path is None:
         connection.register("frame", frame_of(source).rename(columns=str))
         relation = "frame"
     elif source.relation is not None:
-        relation = _attached(connection, source, source.path, source.relation)
+        relation = _attached(connection, source.path, source.relation)
     elif Path(source.path).is_dir() or file_suffix(source.path) in PARQUET_SUFFIXES:
-        _check_readable(source, source.path)
         files = ", ".join(map(quote_text, _files(source.path)))
         relation = f"read_parquet([{files}])"
     else:
-        _check_readable(source, source.path)
         found = csv_types(source.path, source.nulls)
         _check_columns_found(source, list(found))
         types = {**found, **_known_types(source, found)}
@@ -212,13 +212,9 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
 
 
 def _attached(
-    connection: duckdb.DuckDBPyConnection,
-    source: ShardSource,
-    path: str,
-    relation: Sequence[str],
+    connection: duckdb.DuckDBPyConnection, path: str, relation: Sequence[str]
 ) -> str:
     """Attach a DuckDB file; return the name of its table."""
-    _check_readable(source, path)
     name = f"source_{uuid.uuid4().hex}"
     connection.execute(f"ATTACH {quote_text(path)} AS {name} (READ_ONLY)")
     schema, table = ("main", *relation)[-2:]

@@ -165,9 +165,8 @@ def _table_sources(file: Path, name: str, entry: object) -> list[ShardSource]:
         raise SourceError(f"{where} is not a table of settings, but {_form(entry)}")
     _refuse_unknown(entry, _TABLE_KEYS, where)
     shards = entry.get("shards", [entry])
-    for place in _PLACES:
-        if "shards" in entry and place in entry:
-            raise SourceError(f"{where} has both {place!r} and 'shards': give one")
+    if "shards" in entry and "path" in entry:
+        raise SourceError(f"{where} has both 'path' and 'shards': give one of them")
     if not isinstance(shards, list) or not shards:
         raise SourceError(f"'shards' in {where} must be a non-empty list of shards")
     common = {key: value for key, value in entry.items() if key != "shards"}

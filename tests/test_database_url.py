@@ -1,0 +1,102 @@
+"""Addresses of databases: their parts arrive, their secrets show nowhere."""
+
+from pathlib import Path
+
+import pytest
+
+from tp_flower.database_url import parse_url
+from tp_flower.errors import SourceError
+
+ENVIRONMENT = {
+    "PASSWORD": "p@ss/w:rd%41?",
+    "USER_NAME": "anna@host",
+    "HOST": "db.example.org",
+    "EMPTY": "",
+    "WHOLE": "postgresql://joe:s3cret@inner.example.org:5433/shop?sslmode=require",
+}
+
+
+def parse(text, environment=ENVIRONMENT):
+    return parse_url(text, environment, Path("/site"), "shard 0 of table 't'")
+
+
+@pytest.mark.parametrize(
+    ("text", "driver", "dialect"),
+    [
+        ("postgresql://h/d", "postgresql+psycopg", "postgresql"),
+        ("postgres://h/d", "postgresql+psycopg", "postgresql"),
+        ("postgresql+psycopg://h/d", "postgresql+psycopg", "postgresql"),
+        ("mysql://h/d", "mysql+pymysql", "mysql"),
+        ("mariadb://h/d", "mysql+pymysql", "mysql"),
+        ("mariadb+pymysql://h/d", "mysql+pymysql", "mysql"),
+        ("sqlite:///f.db", "sqlite+pysqlite", "sqlite"),
+    ],
+)
+def test_driver(text, driver, dialect):
+    found = parse(text)
+    assert (found.url.drivername, found.dialect) == (driver, dialect)
+
+
+def test_variables_are_taken_as_they_are():
+    found = parse(
+        "postgresql://${USER_NAME}:${PASSWORD}@${HOST}:5432/shop?x=${PASSWORD}"
+    )
+    assert found.url.username == "anna@host"
+    assert found.url.password == ENVIRONMENT["PASSWORD"]
+    assert (found.url.host, found.url.port) == ("db.example.org", 5432)
+    assert found.url.query["x"] == ENVIRONMENT["PASSWORD"]
+    assert parse("postgresql://u:x${EMPTY}@h/d").url.password == "x"
+
+
+def test_a_variable_may_hold_the_whole_uri():
+    found = parse("${WHOLE}")
+    assert (found.url.host, found.url.password) == ("inner.example.org", "s3cret")
+    assert str(found) == "postgresql://***@inner.example.org:5433/shop?***"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://anna:pw1@h:5/shop", "postgresql://***@h:5/shop"),
+        ("mariadb://anna@h/shop?ssl_key=k3y", "mariadb://***@h/shop?***"),
+        ("postgresql://h/shop", "postgresql://h/shop"),
+        ("mysql://u:${PASSWORD}@${HOST}/shop", "mysql://***@***/shop"),
+        ("sqlite:///sub/f.db", "sqlite:////site/sub/f.db"),
+        ("sqlite:////abs/f.db", "sqlite:////abs/f.db"),
+    ],
+)
+def test_what_is_shown(text, shown):
+    found = parse(text)
+    assert str(found) == shown
+    assert repr(found) == f"DatabaseUrl({shown!r})"
+
+
+def test_words_of_a_driver_are_redacted():
+    found = parse("postgresql://anna:${PASSWORD}@h/d?sslpassword=k3y%20z")
+    words = f"anna {ENVIRONMENT['PASSWORD']} p%40ss%2Fw%3Ard%2541%3F k3y z k3y%20z d"
+    assert found.redact(words) == "*** *** *** *** *** d"
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("postgresql://u:${MISSING}@h/d", "needs the environment variable 'MISSING'"),
+        ("${MISSING}", "needs the environment variable 'MISSING', which is not set"),
+        ("s3cret", "is not the URI of a database: expected for instance postgresql://"),
+        ("postgresql://u:s3cret@h:s3cret/d", "is not the URI of a database"),
+        ("postgresq://u:s3cret@h/d", r"not supported \(did you mean 'postgresql'\?\)"),
+        ("oracle://u:s3cret@h/d", "not supported: use postgresql://.* sqlite:///path"),
+        ("postgresql+psycopg2://u:s3cret@h/d", "of a kind that is not supported: use"),
+        ("postgresql:///d", "names no host"),
+        ("sqlite://", "names no file: expected sqlite:///path"),
+        ("sqlite:///:memory:", "names no file"),
+        ("sqlite:///f.db?s3cret=1", "names no file"),
+    ],
+)
+def test_refusals(text, match):
+    with pytest.raises(
+        SourceError, match=f"'uri' of shard 0 of table 't'.*{match}"
+    ) as e:
+        parse(text)
+    assert "s3cret" not in str(e.value)
+    assert e.value.__cause__ is None
