@@ -134,7 +134,8 @@ class Cache:
         return [path for path in self.folder.iterdir() if _is_entry(path)]
 
     def _use(self, name: str) -> None:
-        self._uses.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in (self._uses.parent, self._uses):
+            folder.mkdir(exist_ok=True, mode=0o700)
         (self._uses / name).touch(mode=0o600)
         os.utime(self.folder / name / ENTRY_FILE)
 
