@@ -446,3 +446,15 @@ def test_there_is_no_explanation_before_the_rounds():
     assert strategy.settings.mode == "explain"
     with pytest.raises(RuntimeError, match="no explanation before"):
         _ = strategy.explanation
+
+
+def test_a_query_over_one_table_reads_well_too():
+    found = explain(
+        'SELECT "[red]".qty AS label, "[red]".day FROM orders "[red]"',
+        {"shop": {"orders": ORDERS}},
+        test_fraction=0.4,
+    )
+    text = printed(found)
+    assert "[red] (orders)" in text
+    assert "Join keys" not in text
+    assert [own.name for own in found.strategies] == ["admm", "sgd"]

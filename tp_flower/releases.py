@@ -99,8 +99,14 @@ def _set_up(audience: Audience) -> list[Release]:
         ),
         _release(
             Action.CHECK,
+            SITES,
+            "in explain only: one own row of every matched key, and a random weight",
+            NOTHING,
+        ),
+        _release(
+            Action.CHECK,
             SERVER,
-            "per join, one sum over keyed hashes (in explain only)",
+            "in explain only: per join, one weighted sum of keyed hashes",
             hashed,
         ),
         _release(
