@@ -84,7 +84,7 @@ def test_words_of_a_driver_are_redacted():
         ("${MISSING}", "needs the environment variable 'MISSING', which is not set"),
         ("s3cret", "is not the URI of a database: expected for instance postgresql://"),
         ("postgresql://u:s3cret@h:s3cret/d", "is not the URI of a database"),
-        ("postgresq://u:s3cret@h/d", r"not supported \(did you mean 'postgresql'\?\)"),
+        ("postgre://u:s3cret@h/d", r"not supported \(did you mean 'postgres'\?\)"),
         ("oracle://u:s3cret@h/d", "not supported: use postgresql://.* sqlite:///path"),
         ("postgresql+psycopg2://u:s3cret@h/d", "of a kind that is not supported: use"),
         ("postgresql:///d", "names no host"),

@@ -101,7 +101,7 @@ _PHRASES: Final = (
     (r"database .* does not exist", _DATABASE),
     (r"too many (clients|connections)|connection slots", _FULL),
     (r"timeout expired|Connection refused|could not translate|resolve", _REACH),
-    (r"connection failed|No route|Network is unreachable", _REACH),
+    (r"connection failed|invalid port|No route|Network is unreachable", _REACH),
     (r"connection (is|was) (lost|closed)|server closed the connection|terminat", _LOST),
     (r"no such table", _MISSING),
     (r"no such column", _COLUMN),

@@ -2,6 +2,7 @@
 
 import logging
 import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,28 @@ SECONDS_TO_CONNECT: Final = 30
 _SILENT: Final = "tp_flower"
 for _name in ("engine.Engine", "pool.impl.NullPool"):
     logging.getLogger(f"sqlalchemy.{_name}.{_SILENT}").disabled = True
+
+_OURS: Final = threading.local()
+
+
+def _is_not_ours(_record: logging.LogRecord) -> bool:
+    """Drop what a driver logs in a thread that has a shard's database open."""
+    return not getattr(_OURS, "sessions", 0)
+
+
+for _name in ("psycopg", "psycopg.pq"):
+    # it would show the user's name
+    logging.getLogger(_name).addFilter(_is_not_ours)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    _OURS.sessions = getattr(_OURS, "sessions", 0) + 1
+    try:
+        yield
+    finally:
+        _OURS.sessions -= 1
+
 
 _START: Final[dict[Dialect, tuple[str, ...]]] = {
     "postgresql": (
@@ -157,19 +180,14 @@ def open_session(source: ShardSource) -> Iterator[Session]:
     database = source.database
     if database is None:
         raise SourceError(f"{source} is in no database")
-    engine = _engine(database.url)
-    try:
+    with _silence(), _engine(database.url) as engine:
         with _told(source, database):
             connection = engine.connect()
         session = Session(connection, source, database)
-        try:
+        with closing(session):
             for statement in _START[session.dialect]:
                 session.execute(statement)
             yield session
-        finally:
-            session.close()
-    finally:
-        engine.dispose()
 
 
 @contextmanager
@@ -185,29 +203,34 @@ def _told(source: ShardSource, database: DatabaseShard) -> Iterator[None]:
         raise SourceError(f"{source}: {words}") from None
 
 
-def _engine(url: DatabaseUrl) -> sa.Engine:
-    make = partial(
-        sa.create_engine,
-        poolclass=sa.NullPool,
-        hide_parameters=True,
-        logging_name=_SILENT,
-        pool_logging_name=_SILENT,
-    )
-    if url.dialect == "sqlite":
-        file = f"file:{quote(url.url.database or '')}?mode=ro"
-        connect = partial(sqlite3.connect, file, uri=True, isolation_level=None)
-        return make("sqlite://", creator=connect)
-    options: dict[str, Any] = {}
+@contextmanager
+def _engine(url: DatabaseUrl) -> Iterator[sa.Engine]:
+    options: dict[str, Any] = {
+        "poolclass": sa.NullPool,
+        "hide_parameters": True,
+        "logging_name": _SILENT,
+        "pool_logging_name": _SILENT,
+    }
+    connect: dict[str, Any] = {}
     if "connect_timeout" not in url.url.query:
-        options["connect_timeout"] = SECONDS_TO_CONNECT
-    if url.dialect == "mysql":
-        options.setdefault("charset", "utf8mb4")
-        return make(url.url, connect_args=options)
-    return make(
-        url.url,
-        connect_args={"client_encoding": "utf8", **options},
-        execution_options={
+        connect["connect_timeout"] = SECONDS_TO_CONNECT
+    address = url.url
+    if url.dialect == "sqlite":
+        file = f"file:{quote(address.database or '')}?mode=ro"
+        options["creator"] = partial(
+            sqlite3.connect, file, uri=True, isolation_level=None
+        )
+        address = sa.make_url("sqlite://")
+    elif url.dialect == "mysql":
+        options["connect_args"] = {"charset": "utf8mb4", **connect}
+    else:
+        options["connect_args"] = {"client_encoding": "utf8", **connect}
+        options["execution_options"] = {
             "isolation_level": "REPEATABLE READ",
             "postgresql_readonly": True,
-        },
-    )
+        }
+    engine = sa.create_engine(address, **options)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
