@@ -1,6 +1,10 @@
 """Queries: their shape, how columns are bound, and every refusal."""
 
+import contextlib
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tp_flower.errors import QueryError
 from tp_flower.query import Feature, Fragment, Join, Query, TableRef
@@ -414,3 +418,34 @@ def test_refused_bindings(sql, message):
     query = Query.from_sql(sql)
     with pytest.raises(QueryError, match=message):
         query.bind(SCHEMAS)
+
+
+TOKENS = """
+SELECT SELECT FROM FROM ( ) ( ) , , t u x y label AS AS JOIN LEFT JOIN ON USING ( x )
+WHERE GROUP BY ALL HAVING UNION ALL DISTINCT * . * EXCLUDE COUNT(*) SUM( = = 1 AND OR
+LATERAL VALUES PIVOT WITH INTERVAL CASE WHEN END ; -- " ' ROLLUP LIMIT [ ] { } NATURAL
+"""
+PHRASES = [
+    "SELECT x AS label, y FROM t",
+    "(SELECT x, COUNT(*) AS n FROM u GROUP BY x) v",
+    "LEFT JOIN u ON t.x = u.x",
+    "JOIN u USING (x)",
+    "UNION ALL SELECT * FROM u",
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from([*TOKENS.split(), *PHRASES]), max_size=10).map(" ".join)
+)
+def test_anything_is_refused_or_has_one_form(text):
+    try:
+        query = Query.from_sql(f"SELECT x AS label, y FROM t {text}")
+    except QueryError:
+        return
+    again = Query.from_sql(query.to_sql())
+    assert again == query
+    assert again.to_sql() == query.to_sql()
+    schemas = {name: {"x": "INT", "y": "INT"} for name in query.names}
+    with contextlib.suppress(QueryError):
+        query.bind(schemas)
