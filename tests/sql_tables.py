@@ -4,10 +4,12 @@ A reader can join them by hand. Every value has a reason: NULL and repeated keys
 without a match on either side, '01' beside '1' and 1, an accent written in two ways,
 empty texts, whole and fractional numbers of different types.
 
-Types are those that DuckDB, PostgreSQL, MariaDB and SQLite all read; see ``PORTABLE``.
+Types are those that DuckDB, PostgreSQL, MariaDB and SQLite all read. What differs: in
+CSV an empty text is NULL (customers, nicknames) and '01' a number unless typed; SQLite
+stores dates, timestamps, decimals and booleans as texts or numbers; MariaDB's BOOLEAN
+is 0 or 1, and its default collation takes 'bo' and 'Bo' for equal.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -209,17 +211,6 @@ TABLES = {
     ),
 }
 
-# Where an engine has no such value or type, or another rule for it:
-#   CSV      an empty text is NULL (customers 14, nicknames); no types are declared
-#   SQLite   dates, timestamps, decimals and booleans are texts or numbers as stored
-#   MariaDB  BOOLEAN is TINYINT: 0 and 1
-PORTABLE = {
-    "csv": TABLES.keys() - {"customers", "nicknames", "shops", "orders"},
-    "sqlite": TABLES.keys(),
-    "mariadb": TABLES.keys(),
-    "postgresql": TABLES.keys(),
-}
-
 
 def load_duckdb(connection: duckdb.DuckDBPyConnection) -> None:
     """Create all tables."""
@@ -246,18 +237,16 @@ def parquet_sources(folder: Path, shards: int = 1) -> dict[str, list[ShardSource
     return sources
 
 
-def schemas(
-    tables: Iterable[str] = TABLES, connection: duckdb.DuckDBPyConnection | None = None
-) -> dict[str, dict[str, str]]:
+def schemas() -> dict[str, dict[str, str]]:
     """DuckDB's types of the tables."""
-    if connection is None:
-        with duckdb.connect() as own:
-            load_duckdb(own)
-            return schemas(tables, own)
-    return {
-        name: {
-            column: kind
-            for column, kind, *_ in connection.execute(f"DESCRIBE {name}").fetchall()
+    with duckdb.connect() as connection:
+        load_duckdb(connection)
+        return {
+            name: {
+                column: kind
+                for column, kind, *_ in connection.execute(
+                    f"DESCRIBE {name}"
+                ).fetchall()
+            }
+            for name in TABLES
         }
-        for name in tables
-    }
