@@ -241,12 +241,7 @@ def schemas() -> dict[str, dict[str, str]]:
     """DuckDB's types of the tables."""
     with duckdb.connect() as connection:
         load_duckdb(connection)
-        return {
-            name: {
-                column: kind
-                for column, kind, *_ in connection.execute(
-                    f"DESCRIBE {name}"
-                ).fetchall()
-            }
-            for name in TABLES
+        found = {
+            name: connection.execute(f"DESCRIBE {name}").fetchall() for name in TABLES
         }
+    return {name: {row[0]: row[1] for row in rows} for name, rows in found.items()}
