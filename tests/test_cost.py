@@ -20,7 +20,12 @@ from tp_flower.cost import (
     prepare_round,
     sgd_epoch,
 )
-from tp_flower.datasets import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
+from tp_flower.datasets import (
+    FLIGHTS_SQL,
+    STORE_CLASSIFICATION_SQL,
+    STORE_SQL,
+    make_store,
+)
 from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import Update
 from tp_flower.query import Query
@@ -38,6 +43,8 @@ LEFT = STORE_SQL.replace(
 
 def sites(layout):
     """Whole: customers of one shard too. Sharded: customers in two, orders in three."""
+    if layout == "flights":
+        return 5
     frames = make_store(orders=900, items=40, customers=120, seed=3)
     (orders,), (items,), customers = (
         frames[n] for n in ("orders", "items", "customers")
@@ -150,6 +157,19 @@ def test_predictions_match_what_training_reports(way):
     check(cost.run, sent(report.history))
     assert cost.run.bytes_up == pytest.approx(report.bytes_up, rel=WITHIN)
     assert cost.run.bytes_down == pytest.approx(report.bytes_down, rel=WITHIN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["admm", "sgd"])
+def test_predictions_match_what_training_on_flights_reports(strategy):
+    how = {"strategy": strategy, "num_epochs": 2}
+    found = explained("flights", FLIGHTS_SQL, **how).strategies
+    (cost,) = [own for own in found if own.is_chosen]
+    report = trained("flights", FLIGHTS_SQL, **how)
+    for epoch, predicted in enumerate((cost.epoch, cost.last_epoch), start=1):
+        check(predicted, sent([r for r in report.history if r.epoch == epoch]))
+    check(cost.set_up, sent([item for item in report.history if not item.epoch]))
+    check(cost.run, sent(report.history))
 
 
 @pytest.mark.parametrize("way", ["admm", "admm-gram", "admm-consensus", "sgd-sharded"])
