@@ -27,6 +27,7 @@ import duckdb
 
 from tp_flower.csv_bytes import has_odd_numbers
 from tp_flower.csv_checks import converted, is_read_strictly, is_suspect
+from tp_flower.engine import new_engine
 from tp_flower.sql_text import quote_name, quote_text
 
 SAMPLE_ROWS: Final = 20_480
@@ -84,7 +85,7 @@ def csv_facts(path: str, nulls: Nulls) -> CsvFacts:
 
 @lru_cache(maxsize=256)
 def _facts(path: str, nulls: Nulls, _modified_ns: int, _size: int) -> CsvFacts:
-    with closing(duckdb.connect()) as connection:
+    with closing(new_engine()) as connection:
         file = _File(connection, path, nulls)
         sniffed = file.sniff(SAMPLE_ROWS)
         late = file.columns_that_begin_late(sniffed)

@@ -9,7 +9,6 @@ Notation
     k   distinct texts
 """
 
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +16,9 @@ import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from tp_flower.engine import lock, new_engine, shared_cursor
+from tp_flower.sql_text import quote_text
 
 CodeArray = npt.NDArray[np.int32]
 
@@ -36,7 +38,7 @@ class TextLists:
     """
 
     def __init__(self, columns: int, spill: Path | None) -> None:
-        self._connection = _spilling(spill) if spill else _shared().cursor()
+        self._connection = _spilling(spill) if spill else shared_cursor()
         self._waiting: list[list[pa.Array]] = [[] for _ in range(columns)]
         self._written = [0] * columns
         self._pending = [0] * columns
@@ -98,19 +100,10 @@ class TextLists:
 
 
 def _spilling(folder: Path) -> duckdb.DuckDBPyConnection:
-    return _locked(
-        {"memory_limit": MEMORY, "temp_directory": str(folder / "duckdb-spill")}
-    )
-
-
-@lru_cache(maxsize=1)
-def _shared() -> duckdb.DuckDBPyConnection:
-    """The engine of all lists in memory: starting one costs more than a small list."""
-    return _locked({"temp_directory": ""})
-
-
-def _locked(config: dict[str, str]) -> duckdb.DuckDBPyConnection:
-    connection = duckdb.connect(config=dict(config))
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
+    """An engine of its own, which uses little memory and the shard's own folder."""
+    connection = new_engine()
+    connection.execute(f"SET memory_limit = '{MEMORY}'")
+    spill = quote_text(str(folder / "duckdb-spill"))
+    connection.execute(f"SET temp_directory = {spill}")
+    lock(connection)
     return connection
