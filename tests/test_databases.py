@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import sqlite3
 import threading
 import traceback
@@ -368,7 +369,9 @@ def test_query_of_the_owner(url):
     source = source_of(url, "t", sql=sql)
     assert describe(source).rows == 2
     assert sorted(rows_of(source)) == [(2, 12), (3, None)]
-    assert "a query of " in str(source)
+    assert re.search(r"\(query [0-9a-f]{8} of ", str(source))
+    # the cache knows sources by their words
+    assert str(source) != str(source_of(url, "t", sql=sql + "!"))
 
 
 def test_table_with_its_schema(postgresql, sqlite):

@@ -37,6 +37,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,9 +82,12 @@ class DatabaseShard:
     is_pushed_down: bool = True
 
     def __str__(self) -> str:
-        """The shard in words, without a secret."""
-        what = "a query" if self.table is None else f"table {'.'.join(self.table)}"
-        return f"{what} of {self.url}"
+        """The shard in words, without a secret; different queries differ."""
+        if self.table is not None:
+            return f"table {'.'.join(self.table)} of {self.url}"
+        # the owner's SQL is nobody's business outside the site
+        digest = sha256((self.sql or "").encode()).hexdigest()[:8]
+        return f"query {digest} of {self.url}"
 
 
 @dataclass(frozen=True)
