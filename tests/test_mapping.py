@@ -12,6 +12,7 @@ from tests.reference import joins as slow
 from tp_flower.errors import MappingError
 from tp_flower.extracted import KeyColumn
 from tp_flower.extraction import extract
+from tp_flower.keyed_hash import KEY_BYTES, KeyedHasher
 from tp_flower.mapping import (
     JoinStep,
     TableMapping,
@@ -22,6 +23,7 @@ from tp_flower.mapping import (
 from tp_flower.query import Join, Query
 from tp_flower.sources import describe, load_tables, register_frames, release
 
+HASHER = KeyedHasher(bytes(KEY_BYTES))
 # each example opens DuckDB once per shard and key
 few = settings(max_examples=40, deadline=None)
 
@@ -50,7 +52,9 @@ def mapping_of(shards, sql):
             ]
             rows[fragment.table] = sum(shard.rows for shard in own)
             for key in range(len(fragment.keys)):
-                keys[fragment.table, key] = [shard.keys[key] for shard in own]
+                keys[fragment.table, key] = [
+                    shard.keys[key].hashed(HASHER) for shard in own
+                ]
     return build_mapping(bound.joins, keys, rows, bound.label_table)
 
 
