@@ -19,6 +19,7 @@ from strategies.inventory import Inventory
 from strategies.key_relay import relay_secret
 from strategies.labels import Labels, choose_loss, read_labels
 from strategies.received import fact_of, read_key, read_label
+from tp_flower.encoder_choice import TableChoice, choose_encoders
 from tp_flower.errors import SchemaError, SettingsError
 from tp_flower.experiment import Settings
 from tp_flower.extracted import KeyColumn
@@ -62,6 +63,7 @@ class Alignment:
 
     Attributes:
         bound: the query over the sites' columns.
+        choices: the encoders that each table's features are to have.
         extracted: what the sites sent.
         mapping: of all joined rows, over all rows of the tables.
         steps: of the join.
@@ -75,6 +77,7 @@ class Alignment:
     """
 
     bound: BoundQuery
+    choices: Mapping[str, TableChoice]
     extracted: Extracted
     mapping: TableMapping
     steps: tuple[JoinStep, ...]
@@ -117,6 +120,14 @@ def align(
     """
     bound = query.bind(inventory.schemas())
     _check_models(settings, bound)
+    choices = choose_encoders(
+        settings.encoders,
+        {
+            table: [feature.name for feature in bound.fragments_of(table)[0].features]
+            for table in bound.tables
+        },
+        settings.max_categories,
+    )
     extracted = yield from _extract(bound, settings, inventory)
     rows = extracted.table_rows
     mapping, steps = build_mapping(
@@ -137,6 +148,7 @@ def align(
     values = extracted.labels.values[label_rows.row_of]
     return Alignment(
         bound=bound,
+        choices=choices,
         extracted=extracted,
         mapping=mapping,
         steps=steps,

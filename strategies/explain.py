@@ -65,7 +65,7 @@ class Explain(RoundStrategy):
     def rounds(self) -> Generator[Request, Replies, None]:
         """Take the rounds of set-up, check the mapping, let the sites forget."""
         aligned = yield from align(self.query, self.settings, self.inventory)
-        encoders = yield from fit_encoders(aligned, self.settings)
+        encoders = yield from fit_encoders(aligned)
         rng = generator(self.settings.seed, Stream.CHECK)
         checked = yield from check_alignment(aligned, rng)
         yield ask(

@@ -5,6 +5,7 @@ only if all rows of a group are at one site; the sites send keyed hashes of thei
 keys, before HAVING and all later filters, and the server looks for one that two sent.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -23,10 +24,14 @@ def split_groups(placed: Mapping[Part, Fragment]) -> list[list[Part]]:
     Args:
         placed: the parts of the run with their fragments.
     """
-    together: dict[Fragment, list[Part]] = {}
+    together: dict[tuple[Fragment, int], list[Part]] = {}
+    seen: Counter[tuple[Fragment, int, int]] = Counter()
     for part, fragment in placed.items():
         if fragment.subquery is not None:
-            together.setdefault(fragment, []).append(part)
+            # UNION ALL may name one table twice: each branch groups on its own
+            branch = seen[fragment, part.node, part.shard]
+            seen[fragment, part.node, part.shard] += 1
+            together.setdefault((fragment, branch), []).append(part)
     return [parts for parts in together.values() if len(parts) > 1]
 
 

@@ -21,7 +21,6 @@ from strategies.federation import Federation, Table
 from strategies.inventory import Inventory
 from strategies.lou import PartArrays, all_arrays, checked, gather_scores
 from strategies.received import array_of, fact_of, read_statistics, refuse
-from tp_flower.encoder_choice import choose_encoders
 from tp_flower.encoding import TableEncoder
 from tp_flower.experiment import Settings
 from tp_flower.fitting import fit
@@ -57,7 +56,7 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
             the tables or the label does not fit the task.
     """
     aligned = yield from align(query, settings, inventory)
-    encoders = yield from fit_encoders(aligned, settings)
+    encoders = yield from fit_encoders(aligned)
     problem = _Problem(aligned, settings, encoders)
     tables, initial_scores = yield from _prepare(problem, plan)
     return Federation(
@@ -80,7 +79,7 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
 
 
 def fit_encoders(
-    aligned: Alignment, settings: Settings
+    aligned: Alignment,
 ) -> Generator[Request, Replies, dict[str, TableEncoder]]:
     """Merge the shards' statistics; the label table's are of its training rows only."""
     extracted, label_table = aligned.extracted, aligned.bound.label_table
@@ -91,14 +90,7 @@ def fit_encoders(
         arrays[part.number] = {"rows": pack_bits(~aligned.held_out[start:stop])}
         start = stop
     every = [part for own in extracted.parts.values() for part in own]
-    choices = choose_encoders(
-        settings.encoders,
-        {
-            table: [f.name for f in aligned.bound.fragments_of(table)[0].features]
-            for table in extracted.parts
-        },
-        settings.max_categories,
-    )
+    choices = aligned.choices
     orders = {
         part.number: {
             "shard": part.shard,

@@ -94,6 +94,20 @@ def test_two_branches_of_a_union_group_on_their_own():
     assert strategy.report.joined_rows_train == 5
 
 
+def test_two_equal_branches_of_a_union_are_not_one_crossing():
+    branch = "SELECT customer, COUNT(*) AS n FROM payments GROUP BY customer"
+    sql = f"""SELECT c.y AS label, p.n FROM customers c
+        JOIN ({branch} UNION ALL {branch}) p ON c.id = p.customer"""
+    shards = [payments(1, 2, 2), payments(3)]
+    sites = [{"customers": CUSTOMERS}, *({"payments": own} for own in shards)]
+    strategy = TablePuppetADMM(Query.from_sql(sql), num_epochs=1, test_fraction=0.0)
+    strategy.start(InProcessGrid(app, sites))
+    assert strategy.report.joined_rows_train == 6
+    crossing = [{"payments": payments(1, 2, 2)}, {"payments": payments(2)}]
+    with pytest.raises(QueryError, match="1 of 2 groups have rows at several"):
+        strategy.start(InProcessGrid(app, [sites[0], *crossing]))
+
+
 def test_groups_are_sent_only_where_there_are_several_shards():
     sub = SubQuery((), groups=('"k"',))
     one, two = Part(0, "p", "a", 2, 0), Part(1, "p", "b", 3, 0)
