@@ -121,7 +121,13 @@ def date_part(part: str, value: exp.Expr, dialect: Dialect) -> exp.Expr:
             found = exp.Add(this=found, expression=inner(number(shift)))
         return exp.Paren(this=found) if shift else found
     extracted = exp.Extract(this=exp.Var(this=part.upper()), expression=value)
-    return exp.cast(extracted, "BIGINT")
+    whole = exp.cast(extracted, "BIGINT")
+    if part != "year":
+        return whole
+    # PostgreSQL knows no year 0: what is -1 there is 0 in DuckDB
+    before = exp.LT(this=whole.copy(), expression=number(0))
+    shifted = exp.Add(this=whole.copy(), expression=number(1))
+    return exp.Case(ifs=[exp.If(this=before, true=shifted)], default=whole)
 
 
 Aggregate = Callable[[exp.Expr, int, Dialect], exp.Expr]

@@ -161,7 +161,9 @@ def fingerprint(source: ShardSource) -> str | None:
         return None
     _check_readable(source, source.path)
     files = []
-    for path in _files(source.path):
+    # what was written to a DuckDB file may be in its log still
+    log = f"{source.path}.wal"
+    for path in (*_files(source.path), *([log] if Path(log).exists() else [])):
         status = Path(path).stat()
         files.append(f"{path}|{status.st_size}|{status.st_mtime_ns}")
     if len(files) == 1:
