@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from tp_flower import csv_bytes
 from tp_flower.csv_bytes import has_odd_numbers
 
-ODD = re.compile(rb"""[_ +]|[\x00-,;\n]0[0-9]""")
+ODD = re.compile(rb"""[\n\r;"'](?:0[0-9]|[+ ])|[ ][\n\r;"']|[0-9]_[0-9]|[\t\v\f]""")
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    text=st.text(alphabet='0079.-_+ e,;"\n', max_size=30),
+    text=st.text(alphabet='0079.-_+ e,;"\n\t', max_size=30),
     chunk=st.integers(1, 9),
 )
 def test_odd_numbers_are_found(tmp_path_factory, text, chunk):
@@ -23,7 +23,7 @@ def test_odd_numbers_are_found(tmp_path_factory, text, chunk):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_bytes, "CHUNK_BYTES", chunk)
         found = has_odd_numbers(str(path), ";")
-    assert found == bool(ODD.search(b"\n" + text.encode()))
+    assert found == bool(ODD.search(b"\n" + text.encode() + b"\n"))
 
 
 def test_what_cannot_be_looked_at_may_be_odd(tmp_path):

@@ -8,16 +8,16 @@ import numpy as np
 
 CHUNK_BYTES: Final = 1 << 18  # about a core's cache
 _OVERLAP: Final = 2
-_ZERO: Final = ord("0")
-_LAST_MARK: Final = ord(",")  # blanks, line ends, quotes, plus and comma come before it
+_ENDS: Final = b"\n\r\"'"
+_RARE_BLANKS: Final = (b"\t", b"\v", b"\f")
 
 
 def has_odd_numbers(path: str, delimiter: str) -> bool:
     """Return whether some value may be a number in an odd form.
 
-    That is one with a blank, an underscore, a plus sign or a leading zero, such as
-    '007'. If a file has none of these after its first line, no value is odd; if it has,
-    it may be in a text.
+    That is one that begins or ends with a blank, begins with a plus sign or with a zero
+    and another digit, such as '007', or has an underscore between digits. If nothing
+    after the first line looks like this, no value is odd; what does may be in a text.
 
     Args:
         path: the file; one that is compressed cannot be looked at.
@@ -35,15 +35,23 @@ def _chunks(path: str) -> Iterator[bytes]:
         while read := file.read(CHUNK_BYTES):
             yield kept + read
             kept = (kept + read)[-_OVERLAP:]
+        yield kept + b"\n"
 
 
 def _is_odd(chunk: bytes, delimiter: int) -> bool:
-    if b"_" in chunk or b" " in chunk or b"+" in chunk:
+    if any(blank in chunk for blank in _RARE_BLANKS if blank[0] != delimiter):
         return True
     data = np.frombuffer(chunk, np.uint8)
-    ends = data[:-2] <= _LAST_MARK
-    if delimiter > _LAST_MARK:
-        ends |= data[:-2] == delimiter
-    ends &= data[1:-1] == _ZERO
-    ends &= data[2:] - np.uint8(_ZERO) < 10  # a digit: smaller bytes wrap around
-    return bool(ends.any())
+    ends = data == delimiter
+    for mark in _ENDS:
+        ends |= data == mark
+    digits = data - np.uint8(ord("0")) < 10  # smaller bytes wrap around
+    odd = (ends[:-2] & (data[1:-1] == ord("0")) & digits[2:]).any()
+    if b"+" in chunk:
+        odd |= (ends[:-1] & (data[1:] == ord("+"))).any()
+    if b" " in chunk:
+        blanks = data == ord(" ")
+        odd |= (ends[:-1] & blanks[1:]).any() or (blanks[:-1] & ends[1:]).any()
+    if b"_" in chunk:
+        odd |= (digits[:-2] & (data[1:-1] == ord("_")) & digits[2:]).any()
+    return bool(odd)
