@@ -13,7 +13,6 @@ then encodes the numbers alone.
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -68,7 +67,9 @@ def ours(path: Path) -> dict[str, float]:
     """Encode the file as a site does."""
     from client_apps.store import SiteStore
     from client_apps.tables import SiteTables
-    from tp_flower.encoder_choice import EncoderChoice, TableChoice
+    from bench_speed import peak_memory
+
+from tp_flower.encoder_choice import EncoderChoice, TableChoice
     from tp_flower.fitting import fit
     from tp_flower.fragment import Feature, Fragment
     from tp_flower.keyed_hash import KeyedHasher
@@ -143,7 +144,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.only:
         found = {"baseline": baseline, "ours": ours}[given.only](given.file)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        peak = peak_memory() / 2**20
         print(json.dumps({**found, "total": sum(found.values()), "megabytes": peak}))
         return
     kind = "mixed" if given.mixed else "floats"

@@ -421,7 +421,7 @@ def test_file_that_is_missing(tmp_path):
 def test_file_that_cannot_be_read(tmp_path):
     (tmp_path / "a.csv").mkdir()
     path = tables_file(tmp_path, "[tables.customers]\npath = 'a.csv'\nsite = 'us'")
-    refused(SiteError, "a.csv.: the file cannot be read", sites(us=path))
+    refused(SiteError, "a.csv.: the folder has no Parquet files", sites(us=path))
 
 
 def test_line_of_a_file_is_not_quoted(tmp_path):
