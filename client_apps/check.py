@@ -4,7 +4,7 @@ import numpy as np
 
 from client_apps.site import Site
 from tp_flower.errors import SiteError
-from tp_flower.keyed_hash import HashArray
+from tp_flower.privacy.keyed_hash import HashArray
 from tp_flower.protocol import AnyArray, ArrayKey, Packet
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from client_apps.site import Site
 from client_apps.store import Entry
 from tp_flower.errors import SiteError
-from tp_flower.key_agreement import GroupSecret, KeyPair
+from tp_flower.privacy.key_agreement import GroupSecret, KeyPair
 from tp_flower.protocol import Packet
 
 _KEYS, _PRIVATE = "keys", "private"

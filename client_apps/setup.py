@@ -12,20 +12,20 @@ import numpy as np
 from client_apps.keys import key_pair, take_secret
 from client_apps.site import Site, State, initial_vectors, make_model
 from client_apps.store import Entry
-from tp_flower.encoder_choice import TableChoice
-from tp_flower.encoding import SiteEncoder, TableEncoder
+from tp_flower.encoding.choice import TableChoice
+from tp_flower.encoding.encoder import SiteEncoder, TableEncoder
+from tp_flower.encoding.statistics import Sample, feature_statistics
+from tp_flower.encoding.statistics_wire import to_wire
 from tp_flower.errors import SettingsError, SiteError
-from tp_flower.extracted import ExtractedShard
-from tp_flower.extraction import extract
-from tp_flower.keyed_hash import HashArray, KeyedHasher
-from tp_flower.models import LinearModel, LocalModel, ModelSpec
+from tp_flower.extraction.extract import extract
+from tp_flower.extraction.extracted import ExtractedShard
+from tp_flower.learning.models import LinearModel, LocalModel, ModelSpec
+from tp_flower.learning.solvers import RidgeSolver, gram
+from tp_flower.privacy.keyed_hash import HashArray, KeyedHasher
 from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update, unpack_bits
 from tp_flower.query import Fragment
 from tp_flower.randomness import Stream, generator
-from tp_flower.solvers import RidgeSolver, gram
-from tp_flower.sources import ShardSource
-from tp_flower.statistics import Sample, feature_statistics
-from tp_flower.statistics_wire import to_wire
+from tp_flower.sources.shards import ShardSource
 
 Arrays = dict[ArrayKey, AnyArray]
 Start = tuple[dict[str, AnyArray], dict[str, float], Entry]

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.losses import FloatArray
-from tp_flower.models import FeatureArray, LinearModel, LocalModel, moment
-from tp_flower.solvers import RidgeSolver
+from tp_flower.learning.losses import FloatArray
+from tp_flower.learning.models import FeatureArray, LinearModel, LocalModel, moment
+from tp_flower.learning.solvers import RidgeSolver
 
 IntArray = npt.NDArray[np.int64]
 

@@ -13,13 +13,13 @@ from client_apps.shard import Shard, ShardData
 from client_apps.store import Entry, SiteStore
 from client_apps.tables import SiteTables
 from tp_flower.errors import SettingsError, SiteError, TPFlowerError
-from tp_flower.extracted import ExtractedShard
-from tp_flower.keyed_hash import KeyedHasher
-from tp_flower.losses import FloatArray
-from tp_flower.models import LocalModel, ModelSpec, build_model
+from tp_flower.extraction.extracted import ExtractedShard
+from tp_flower.learning.losses import FloatArray
+from tp_flower.learning.models import LocalModel, ModelSpec, build_model
+from tp_flower.learning.solvers import RidgeSolver
+from tp_flower.privacy.keyed_hash import KeyedHasher
 from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update, pack, unpack
-from tp_flower.solvers import RidgeSolver
-from tp_flower.sources import MEMORY_PREFIX, ShardSource, hosted_shards
+from tp_flower.sources.shards import MEMORY_PREFIX, ShardSource, hosted_shards
 
 State = tuple[LocalModel, dict[str, FloatArray]]
 

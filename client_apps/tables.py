@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 from client_apps.cache import ONCE, Cache, entry_name
 from client_apps.store import IN_MEMORY, Entry, SiteStore, cannot_write, lost_state
-from tp_flower.encoding import SiteEncoder
+from tp_flower.encoding.encoder import SiteEncoder
 from tp_flower.errors import SourceError
-from tp_flower.extracted import ExtractedShard
-from tp_flower.extraction import extract, open_extracted
-from tp_flower.fragment import Fragment
-from tp_flower.sources import ShardSchema, ShardSource, describe, fingerprint
+from tp_flower.extraction.extract import extract, open_extracted
+from tp_flower.extraction.extracted import ExtractedShard
+from tp_flower.query.fragment import Fragment
+from tp_flower.sources.shards import ShardSchema, ShardSource, describe, fingerprint
 
 FeatureArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.integer[Any]]

@@ -13,7 +13,7 @@ import numpy as np
 from client_apps.shard import Shard
 from client_apps.site import Part, Site
 from tp_flower.errors import SiteError
-from tp_flower.losses import FloatArray
+from tp_flower.learning.losses import FloatArray
 from tp_flower.protocol import AnyArray, Packet, Update
 from tp_flower.randomness import Stream, generator
 
@@ -62,7 +62,12 @@ def _fit_by_gradient(
 ) -> None:
     """Fit a torch model; toward w - u with strength rho_in if that is given."""
     # linear models never import torch
-    from tp_flower.neural import FitBudget, FitProblem, TorchModel, fit_least_squares
+    from tp_flower.learning.neural import (
+        FitBudget,
+        FitProblem,
+        TorchModel,
+        fit_least_squares,
+    )
 
     shard, model = part.shard, part.shard.model
     if not isinstance(model, TorchModel):

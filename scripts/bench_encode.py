@@ -67,12 +67,12 @@ def ours(path: Path) -> dict[str, float]:
     """Encode the file as a site does."""
     from client_apps.store import SiteStore
     from client_apps.tables import SiteTables
-    from tp_flower.encoder_choice import EncoderChoice, TableChoice
-    from tp_flower.fitting import fit
-    from tp_flower.fragment import Feature, Fragment
-    from tp_flower.keyed_hash import KeyedHasher
-    from tp_flower.sources import ShardSource
-    from tp_flower.statistics import Sample, feature_statistics
+    from tp_flower.encoding.choice import EncoderChoice, TableChoice
+    from tp_flower.encoding.fitting import fit
+    from tp_flower.encoding.statistics import Sample, feature_statistics
+    from tp_flower.privacy.keyed_hash import KeyedHasher
+    from tp_flower.query.fragment import Feature, Fragment
+    from tp_flower.sources.shards import ShardSource
 
     hasher, seconds = KeyedHasher(bytes(32)), {}
     source = ShardSource("t", "site", 0, str(path))

@@ -15,9 +15,14 @@ from centralized import join_tables
 from optima import fit_linear
 
 from tp_flower.experiment import Settings
-from tp_flower.metrics import evaluate
+from tp_flower.learning.metrics import evaluate
 from tp_flower.query import Query
-from tp_flower.sources import MEMORY_PREFIX, load_tables, register_frames, release
+from tp_flower.sources.shards import (
+    MEMORY_PREFIX,
+    load_tables,
+    register_frames,
+    release,
+)
 
 FILES = ("u.data", "u.item", "u.user")
 GENRES = 19

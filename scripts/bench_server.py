@@ -13,11 +13,11 @@ from client_apps.app import app
 from strategies import TablePuppetADMM, admm, loj
 from strategies.federation import Federation
 from strategies.relational import EpochResult
-from tp_flower.admm import LocalScores
 from tp_flower.datasets import FLIGHTS_SQL
 from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
-from tp_flower.losses import FloatArray
+from tp_flower.learning.admm import LocalScores
+from tp_flower.learning.losses import FloatArray
 from tp_flower.query import Query
 
 EPOCHS = 12

@@ -36,18 +36,18 @@ from optima import fit_scikit_learn
 
 from client_apps.app import app
 from strategies import TablePuppetADMM
-from tp_flower.columns import BoolArray, CategoricalColumn
 from tp_flower.datasets import FLIGHTS_SQL
-from tp_flower.encoder_choice import choose_encoders
-from tp_flower.encoding import SiteEncoder
+from tp_flower.encoding.choice import choose_encoders
+from tp_flower.encoding.columns import BoolArray, CategoricalColumn
+from tp_flower.encoding.encoder import SiteEncoder
+from tp_flower.encoding.fitting import fit
+from tp_flower.encoding.hashed import CategoryEncoding
+from tp_flower.encoding.statistics import Sample, feature_statistics
 from tp_flower.experiment import Settings
-from tp_flower.fitting import fit
 from tp_flower.grid import InProcessGrid
-from tp_flower.hashed_encodings import CategoryEncoding
-from tp_flower.mapping import split_rows
+from tp_flower.joins.mapping import split_rows
 from tp_flower.query import Query
-from tp_flower.sources import column_types
-from tp_flower.statistics import Sample, feature_statistics
+from tp_flower.sources.shards import column_types
 
 EPOCHS = 10
 REPEATS = 2

@@ -21,26 +21,28 @@ from sqlglot import exp
 
 from strategies.inventory import HostedShard, Inventory
 from strategies.labels import choose_loss, read_labels
-from tp_flower.canonical import TypedColumn, as_number, comparable, kind_of
-from tp_flower.columns import (
+from tp_flower.encoding.choice import TableChoice, choose_encoders
+from tp_flower.encoding.columns import (
     BoolArray,
     CategoricalColumn,
     FeatureColumn,
     FloatArray,
     NumericColumn,
 )
-from tp_flower.encoder_choice import TableChoice, choose_encoders
-from tp_flower.encoding import SiteEncoder
+from tp_flower.encoding.encoder import SiteEncoder
+from tp_flower.encoding.fitting import fit
+from tp_flower.encoding.statistics import Sample, feature_statistics
 from tp_flower.errors import SourceError
 from tp_flower.experiment import Settings
-from tp_flower.fitting import fit
-from tp_flower.key_agreement import GroupSecret
-from tp_flower.keyed_hash import KeyedHasher
-from tp_flower.losses import Loss
-from tp_flower.mapping import split_rows
+from tp_flower.extraction.canonical import TypedColumn, as_number, comparable, kind_of
+from tp_flower.joins.mapping import split_rows
+from tp_flower.learning.losses import Loss
+from tp_flower.privacy.key_agreement import GroupSecret
+from tp_flower.privacy.keyed_hash import KeyedHasher
 from tp_flower.query import BoundQuery, Fragment, Query
+from tp_flower.query.statement import is_label
 from tp_flower.randomness import Stream, generator
-from tp_flower.sources import (
+from tp_flower.sources.shards import (
     ShardSource,
     column_types,
     create_view,
@@ -48,9 +50,7 @@ from tp_flower.sources import (
     flights_sources,
     load_tables,
 )
-from tp_flower.sql_text import quote_name
-from tp_flower.statement import is_label
-from tp_flower.statistics import Sample, feature_statistics
+from tp_flower.sources.sql_text import quote_name
 
 IntArray = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]

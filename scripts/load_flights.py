@@ -22,7 +22,7 @@ import pyarrow.parquet
 from sqlalchemy import Column, MetaData, Table, create_engine
 from sqlalchemy.types import BigInteger, DateTime, Double, String, TypeEngine
 
-from tp_flower.database_url import parse_url
+from tp_flower.databases.url import parse_url
 from tp_flower.datasets import FLIGHTS_SQL
 from tp_flower.datasets.flights import flights_tables
 

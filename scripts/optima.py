@@ -15,7 +15,13 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.linear_model import LogisticRegression
 
-from tp_flower.losses import LogisticLoss, Loss, SoftmaxLoss, SquaredLoss, sigmoid
+from tp_flower.learning.losses import (
+    LogisticLoss,
+    Loss,
+    SoftmaxLoss,
+    SquaredLoss,
+    sigmoid,
+)
 
 FloatArray = npt.NDArray[np.float64]
 Float32Array = npt.NDArray[np.float32]

@@ -16,7 +16,9 @@ from strategies.exchange import Replies, Request, ask
 from strategies.federation import Federation, Table
 from strategies.relational import EpochResult, RelationalStrategy
 from strategies.setup import Plan
-from tp_flower.admm import (
+from tp_flower.errors import SettingsError
+from tp_flower.experiment import Settings
+from tp_flower.learning.admm import (
     AdmmState,
     LocalScores,
     Residuals,
@@ -25,10 +27,8 @@ from tp_flower.admm import (
     initial_state,
     residuals,
 )
-from tp_flower.anderson import AndersonMixer, Point
-from tp_flower.errors import SettingsError
-from tp_flower.experiment import Settings
-from tp_flower.losses import FloatArray
+from tp_flower.learning.anderson import AndersonMixer, Point
+from tp_flower.learning.losses import FloatArray
 from tp_flower.protocol import Action, Update
 
 RHO_SHARE = 0.5

@@ -19,12 +19,12 @@ from strategies.inventory import Inventory
 from strategies.key_relay import relay_secret
 from strategies.labels import Labels, choose_loss, read_labels
 from strategies.received import fact_of, read_key, read_label
-from tp_flower.encoder_choice import TableChoice, choose_encoders
+from tp_flower.encoding.choice import TableChoice, choose_encoders
 from tp_flower.errors import SchemaError, SettingsError
 from tp_flower.experiment import Settings
-from tp_flower.extracted import KeyColumn
-from tp_flower.losses import FloatArray, Loss
-from tp_flower.mapping import JoinStep, TableMapping, build_mapping, split_rows
+from tp_flower.extraction.extracted import KeyColumn
+from tp_flower.joins.mapping import JoinStep, TableMapping, build_mapping, split_rows
+from tp_flower.learning.losses import FloatArray, Loss
 from tp_flower.protocol import Action
 from tp_flower.query import BoundQuery, Fragment, Query
 from tp_flower.randomness import Stream, generator

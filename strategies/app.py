@@ -19,8 +19,8 @@ from tp_flower.console import epoch_line, summary
 from tp_flower.datasets import FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
 from tp_flower.errors import SettingsError, TPFlowerError
 from tp_flower.experiment import Settings
-from tp_flower.explain_console import explanation_view
-from tp_flower.explanation import explanation_dict
+from tp_flower.explain.console import explanation_view
+from tp_flower.explain.explanation import explanation_dict
 from tp_flower.query import Query
 from tp_flower.report import RoundReport, report_line, write_json, write_report
 

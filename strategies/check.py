@@ -23,7 +23,7 @@ from strategies.exchange import Part, Replies, Request, ask
 from strategies.lou import PartArrays
 from strategies.received import array_of, fact_of, refuse
 from tp_flower.errors import MappingError
-from tp_flower.key_codes import join_codes
+from tp_flower.joins.key_codes import join_codes
 from tp_flower.protocol import Action
 from tp_flower.query import Join
 

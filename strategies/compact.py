@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from strategies.exchange import Part
 from strategies.federation import PartRows
-from tp_flower.mapping import TableMapping, TableRows
+from tp_flower.joins.mapping import TableMapping, TableRows
+from tp_flower.joins.table_rows import NO_ROW
 from tp_flower.protocol import AnyArray, pack_bits
-from tp_flower.table_rows import NO_ROW
 
 BoolArray = npt.NDArray[np.bool_]
 

@@ -15,21 +15,21 @@ from strategies.exchange import Replies, Request, ask
 from strategies.forecast import Forecast
 from strategies.rounds import RoundStrategy
 from strategies.setup import fit_encoders
-from tp_flower.encoding import TableEncoder
+from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.experiment import Settings
-from tp_flower.explanation import (
+from tp_flower.explain.explanation import (
     Explanation,
     JoinExplanation,
     KeySide,
     TableExplanation,
 )
-from tp_flower.key_codes import join_codes
+from tp_flower.explain.releases import Audience, releases
+from tp_flower.explain.words import describe_work
+from tp_flower.joins.key_codes import join_codes
+from tp_flower.joins.table_rows import IntArray
 from tp_flower.protocol import Action, Update
 from tp_flower.query import Join
 from tp_flower.randomness import Stream, generator
-from tp_flower.releases import Audience, releases
-from tp_flower.table_rows import IntArray
-from tp_flower.words import describe_work
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies.exchange import Part
-from tp_flower.encoding import TableEncoder
-from tp_flower.losses import FloatArray, Loss
-from tp_flower.mapping import JoinStep, TableMapping
+from tp_flower.encoding.encoder import TableEncoder
+from tp_flower.joins.mapping import JoinStep, TableMapping
+from tp_flower.learning.losses import FloatArray, Loss
 from tp_flower.protocol import Update
 from tp_flower.report import TableReport
 

@@ -9,12 +9,12 @@ import numpy as np
 from strategies import admm, sgd
 from strategies.alignment import Alignment
 from strategies.compact import CompactTable
-from tp_flower import cost, server_memory
-from tp_flower.cost import ShardSize, TableSize, Traffic
-from tp_flower.encoding import TableEncoder
+from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.experiment import Settings
-from tp_flower.explanation import StrategyCost
-from tp_flower.models import ModelSpec, build_model
+from tp_flower.explain import cost, server_memory
+from tp_flower.explain.cost import ShardSize, TableSize, Traffic
+from tp_flower.explain.explanation import StrategyCost
+from tp_flower.learning.models import ModelSpec, build_model
 from tp_flower.protocol import Action, Update
 from tp_flower.report import RoundReport, sum_by_table
 

@@ -11,10 +11,10 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from strategies.exchange import Request, make_messages, open_replies, send_and_receive
-from tp_flower.canonical import kind_of
 from tp_flower.errors import ReplyError, SchemaError
 from tp_flower.experiment import Settings
-from tp_flower.key_agreement import PUBLIC_KEY_BYTES
+from tp_flower.extraction.canonical import kind_of
+from tp_flower.privacy.key_agreement import PUBLIC_KEY_BYTES
 from tp_flower.protocol import Action, Packet
 
 SETTLED_SECONDS = 2.0

@@ -8,7 +8,13 @@ import numpy as np
 
 from tp_flower.errors import QueryError
 from tp_flower.experiment import Settings
-from tp_flower.losses import FloatArray, LogisticLoss, Loss, SoftmaxLoss, SquaredLoss
+from tp_flower.learning.losses import (
+    FloatArray,
+    LogisticLoss,
+    Loss,
+    SoftmaxLoss,
+    SquaredLoss,
+)
 
 MAX_CLASSES = 1000
 

@@ -8,9 +8,9 @@ strategy's.
 from collections.abc import Mapping
 
 from strategies.federation import Federation
-from tp_flower.admm import targets
-from tp_flower.losses import FloatArray
-from tp_flower.metrics import evaluate
+from tp_flower.learning.admm import targets
+from tp_flower.learning.losses import FloatArray
+from tp_flower.learning.metrics import evaluate
 
 LocalScores = Mapping[str, FloatArray]
 

@@ -14,9 +14,9 @@ from strategies.exchange import Replies
 from strategies.federation import Table
 from strategies.received import array_of
 from tp_flower.errors import ReplyError
-from tp_flower.losses import FloatArray
+from tp_flower.learning.losses import FloatArray
+from tp_flower.learning.solvers import RidgeSolver
 from tp_flower.protocol import AnyArray
-from tp_flower.solvers import RidgeSolver
 
 PartArrays = dict[int, dict[str, AnyArray]]
 

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from strategies.exchange import Part, Replies
-from tp_flower.encoder_choice import TableChoice
+from tp_flower.encoding.choice import TableChoice
+from tp_flower.encoding.statistics import ColumnStatistics
+from tp_flower.encoding.statistics_wire import from_wire
 from tp_flower.errors import ReplyError, SchemaError
-from tp_flower.extracted import KeyColumn, LabelColumn
+from tp_flower.extraction.extracted import KeyColumn, LabelColumn
 from tp_flower.protocol import AnyArray
-from tp_flower.statistics import ColumnStatistics
-from tp_flower.statistics_wire import from_wire
 
 Fact = TypeVar("Fact", int, float, str, list[Any], dict[str, Any])
 

@@ -21,15 +21,15 @@ from strategies.federation import Federation, Table
 from strategies.inventory import Inventory
 from strategies.lou import PartArrays, all_arrays, checked, gather_scores
 from strategies.received import array_of, fact_of, read_statistics, refuse
-from tp_flower.encoding import TableEncoder
+from tp_flower.encoding.encoder import TableEncoder
+from tp_flower.encoding.fitting import fit
+from tp_flower.encoding.statistics import merge_tables
 from tp_flower.experiment import Settings
-from tp_flower.fitting import fit
-from tp_flower.losses import FloatArray
-from tp_flower.mapping import TableMapping
-from tp_flower.models import ModelSpec
+from tp_flower.joins.mapping import TableMapping
+from tp_flower.learning.losses import FloatArray
+from tp_flower.learning.models import ModelSpec
 from tp_flower.protocol import Action, Update, pack_bits
 from tp_flower.query import Query
-from tp_flower.statistics import merge_tables
 
 SetUp = Generator[Request, Replies, Federation]
 UpdateChooser = Callable[[str, int, bool], Update]

@@ -21,12 +21,12 @@ from strategies.exchange import Replies, Request, ask
 from strategies.federation import Federation, Table
 from strategies.relational import EpochResult, RelationalStrategy
 from strategies.setup import Plan
-from tp_flower.admm import LocalScores
-from tp_flower.batches import BatchPlan, plan_batches
 from tp_flower.experiment import Settings
-from tp_flower.losses import FloatArray
-from tp_flower.mapping import TableMapping
-from tp_flower.metrics import evaluate
+from tp_flower.joins.batches import BatchPlan, plan_batches
+from tp_flower.joins.mapping import TableMapping
+from tp_flower.learning.admm import LocalScores
+from tp_flower.learning.losses import FloatArray
+from tp_flower.learning.metrics import evaluate
 from tp_flower.protocol import Action, Update
 from tp_flower.randomness import Stream, generator
 

@@ -11,9 +11,9 @@ import pytest
 import sqlalchemy as sa
 
 from tests.servers import uri
-from tp_flower.database_url import parse_url
-from tp_flower.sources import ShardSource
-from tp_flower.tables_file import DatabaseShard
+from tp_flower.databases.url import parse_url
+from tp_flower.sources.shards import ShardSource
+from tp_flower.sources.tables_file import DatabaseShard
 
 KINDS = ("postgresql", "mariadb", "sqlite")
 

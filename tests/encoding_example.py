@@ -5,23 +5,23 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tp_flower.columns import (
+from tp_flower.encoding.choice import TableChoice, choose_encoders
+from tp_flower.encoding.columns import (
     CategoricalColumn,
     FeatureColumn,
     NumericColumn,
     VectorColumn,
 )
-from tp_flower.encoder_choice import TableChoice, choose_encoders
-from tp_flower.encoding import SiteEncoder
-from tp_flower.fitting import fit
-from tp_flower.keyed_hash import KeyedHasher
-from tp_flower.statistics import (
+from tp_flower.encoding.encoder import SiteEncoder
+from tp_flower.encoding.fitting import fit
+from tp_flower.encoding.statistics import (
     ColumnStatistics,
     Sample,
     feature_statistics,
     merge_tables,
 )
-from tp_flower.statistics_wire import from_wire, to_wire
+from tp_flower.encoding.statistics_wire import from_wire, to_wire
+from tp_flower.privacy.keyed_hash import KeyedHasher
 
 HASHER = KeyedHasher(bytes(range(32)))
 Columns = Mapping[str, FeatureColumn]

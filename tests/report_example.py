@@ -1,7 +1,7 @@
 """A report small enough to add up by hand."""
 
 from tp_flower.experiment import Settings
-from tp_flower.joining import JoinStep
+from tp_flower.joins.joining import JoinStep
 from tp_flower.report import RoundReport, RunReport, TableReport
 
 

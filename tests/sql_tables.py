@@ -18,7 +18,7 @@ from typing import Any
 
 import duckdb
 
-from tp_flower.sources import ShardSource
+from tp_flower.sources.shards import ShardSource
 
 COMPOSED, DECOMPOSED = "Zo\u00eb", "Zoe\u0308"
 

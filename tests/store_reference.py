@@ -5,7 +5,7 @@ import numpy as np
 from tests.federated import ALIASES, COLUMNS, SOURCE, Frames, Run
 from tests.reference import joins
 from tests.reference.training import Centralised, centralised
-from tp_flower.key_agreement import GroupSecret
+from tp_flower.privacy.key_agreement import GroupSecret
 
 
 def store_labels(frames: Frames, loss: str) -> np.ndarray:

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.reference import losses as slow
-from tp_flower.admm import (
+from tp_flower.joins.mapping import TableMapping, TableRows
+from tp_flower.learning.admm import (
     BALANCE_WINDOW,
     AdmmState,
     Residuals,
@@ -16,9 +17,8 @@ from tp_flower.admm import (
     residuals,
     targets,
 )
-from tp_flower.anderson import AndersonMixer, Point
-from tp_flower.losses import LogisticLoss, SoftmaxLoss, SquaredLoss
-from tp_flower.mapping import TableMapping, TableRows
+from tp_flower.learning.anderson import AndersonMixer, Point
+from tp_flower.learning.losses import LogisticLoss, SoftmaxLoss, SquaredLoss
 
 ALL_LOSSES = [SquaredLoss(), LogisticLoss(), SoftmaxLoss(3)]
 each_loss = pytest.mark.parametrize("loss", ALL_LOSSES, ids=lambda loss: loss.name)

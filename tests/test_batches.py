@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.reference import joins as slow
-from tp_flower.batches import plan_batches
-from tp_flower.mapping import TableMapping, TableRows
+from tp_flower.joins.batches import plan_batches
+from tp_flower.joins.mapping import TableMapping, TableRows
 
 
 @st.composite

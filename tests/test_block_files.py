@@ -5,8 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tp_flower import block_files
-from tp_flower.block_files import BlockReader, BlockWriter, FolderFiles, MemoryFiles
+from tp_flower.extraction import block_files
+from tp_flower.extraction.block_files import (
+    BlockReader,
+    BlockWriter,
+    FolderFiles,
+    MemoryFiles,
+)
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from client_apps.app import app
 from strategies import STRATEGIES, Explain
-from tp_flower.cost import (
+from tp_flower.datasets import (
+    FLIGHTS_SQL,
+    STORE_CLASSIFICATION_SQL,
+    STORE_SQL,
+    make_store,
+)
+from tp_flower.explain.cost import (
     Network,
     ShardSize,
     TableSize,
@@ -19,12 +25,6 @@ from tp_flower.cost import (
     expected_batch_rows,
     prepare_round,
     sgd_epoch,
-)
-from tp_flower.datasets import (
-    FLIGHTS_SQL,
-    STORE_CLASSIFICATION_SQL,
-    STORE_SQL,
-    make_store,
 )
 from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import Update

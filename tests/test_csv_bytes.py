@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tp_flower import csv_bytes
-from tp_flower.csv_bytes import has_odd_numbers
+from tp_flower.sources import csv_bytes
+from tp_flower.sources.csv_bytes import has_odd_numbers
 
 ODD = re.compile(rb"""[\n\r;"'](?:0[0-9]|[+ ])|[ ][\n\r;"']|[0-9]_[0-9]|[\t\v\f]""")
 

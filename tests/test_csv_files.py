@@ -6,8 +6,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from tp_flower import csv_files
-from tp_flower.csv_files import csv_call, csv_facts, csv_types
+from tp_flower.sources import csv_files
+from tp_flower.sources.csv_files import csv_call, csv_facts, csv_types
 
 NULLS = ("", "NA", "nan")
 

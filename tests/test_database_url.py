@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tp_flower.database_url import parse_url
+from tp_flower.databases.url import parse_url
 from tp_flower.errors import SourceError
 
 ENVIRONMENT = {

@@ -18,11 +18,11 @@ import sqlalchemy as sa
 
 from tests.database_tables import KINDS, fill, run, source_of, url_of
 from tests.servers import uri
-from tp_flower.canonical import kind_of
 from tp_flower.errors import QueryError, SourceError
-from tp_flower.extraction import extract
-from tp_flower.fragment import Feature, Fragment
-from tp_flower.sources import (
+from tp_flower.extraction.canonical import kind_of
+from tp_flower.extraction.extract import extract
+from tp_flower.query.fragment import Feature, Fragment
+from tp_flower.sources.shards import (
     ShardSource,
     connect,
     describe,
@@ -30,7 +30,7 @@ from tp_flower.sources import (
     load_tables,
     scan,
 )
-from tp_flower.sql_text import quote_name
+from tp_flower.sources.sql_text import quote_name
 
 
 @pytest.fixture(params=KINDS)

@@ -16,9 +16,14 @@ from tp_flower.datasets import (
 )
 from tp_flower.datasets import flights as flights_module
 from tp_flower.errors import SourceError
-from tp_flower.extraction import extract
+from tp_flower.extraction.extract import extract
 from tp_flower.query import Query
-from tp_flower.sources import describe, hosted_shards, load_tables, register_frames
+from tp_flower.sources.shards import (
+    describe,
+    hosted_shards,
+    load_tables,
+    register_frames,
+)
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tp_flower.encoder_choice import (
+from tp_flower.encoding.choice import (
     EncoderChoice,
     TableChoice,
     choose_encoders,
     parse_entries,
     render_entries,
 )
-from tp_flower.encoder_spec import (
+from tp_flower.encoding.spec import (
     ENCODERS,
     KINDS,
     TIME_PARTS,

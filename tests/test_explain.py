@@ -18,12 +18,12 @@ from strategies import Explain
 from strategies.app import CONSOLE_WIDTH
 from tp_flower.datasets import FLIGHTS_SQL, STORE_SQL, flights_tables, make_store
 from tp_flower.errors import MappingError
-from tp_flower.explain_console import explanation_view
-from tp_flower.explanation import explanation_dict
+from tp_flower.explain.console import explanation_view
+from tp_flower.explain.explanation import explanation_dict
+from tp_flower.explain.releases import NOTHING, Audience, releases
 from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import Action
 from tp_flower.query import Query
-from tp_flower.releases import NOTHING, Audience, releases
 
 
 def explain(sql, sites, **how):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sqlglot import exp
 
 from tp_flower.errors import QueryError
-from tp_flower.expressions import (
+from tp_flower.query.expressions import (
     ALLOWED_FUNCTIONS,
     ALLOWED_NODES,
     MAX_EXPRESSION_CHARACTERS,

@@ -12,14 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tp_flower.canonical import kind_of
-from tp_flower.columns import CategoricalColumn
+from tp_flower.encoding.columns import CategoricalColumn
 from tp_flower.errors import QueryError, SourceError
-from tp_flower.extracted import ExtractedKey, ExtractedShard, FeatureInfo
-from tp_flower.extraction import extract, open_extracted
-from tp_flower.fragment import Feature, Fragment, SubQuery
-from tp_flower.keyed_hash import KeyedHasher
-from tp_flower.sources import ShardSource, load_tables, register_frames, release, scan
+from tp_flower.extraction.canonical import kind_of
+from tp_flower.extraction.extract import extract, open_extracted
+from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard, FeatureInfo
+from tp_flower.privacy.keyed_hash import KeyedHasher
+from tp_flower.query.fragment import Feature, Fragment, SubQuery
+from tp_flower.sources.shards import (
+    ShardSource,
+    load_tables,
+    register_frames,
+    release,
+    scan,
+)
 
 # each example opens DuckDB several times
 few = settings(max_examples=25, deadline=None)
@@ -368,7 +374,7 @@ def test_two_runs_agree():
 
 
 def test_blocks_are_the_rows_of_the_columns(tmp_path, monkeypatch):
-    monkeypatch.setattr("tp_flower.block_files.MOST_ROWS", 7)
+    monkeypatch.setattr("tp_flower.extraction.block_files.MOST_ROWS", 7)
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(
         {
@@ -400,7 +406,7 @@ def listed_rows(column) -> list[str]:
 
 
 def test_texts_beyond_the_buffer(tmp_path, monkeypatch):
-    monkeypatch.setattr("tp_flower.text_codes.BUFFERED", 10)
+    monkeypatch.setattr("tp_flower.extraction.text_codes.BUFFERED", 10)
     numbers = np.random.default_rng(1).integers(0, 5_000, 60_000)
     frame = pd.DataFrame({"k": numbers, "c": [f"{n}é" for n in numbers]})
     shard = run(frame, fragment({"c": '"c"'}, [('"k"',)]), tmp_path)
@@ -509,7 +515,7 @@ def test_rows_without_an_order_are_sorted(monkeypatch):
 
         return opened()
 
-    monkeypatch.setattr("tp_flower.extraction.scan", unordered)
+    monkeypatch.setattr("tp_flower.extraction.extract.scan", unordered)
     wanted = fragment({"twice": '"x" * 2', "c": '"c"'}, [('"k"',)])
     assert_equal(run(FRAME, wanted), run(FRAME.iloc[[2, 0, 3, 1]], wanted))
 

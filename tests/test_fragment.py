@@ -6,7 +6,7 @@ import duckdb
 import pytest
 
 from tp_flower.errors import QueryError
-from tp_flower.fragment import Feature, Fragment
+from tp_flower.query.fragment import Feature, Fragment
 
 COLUMNS = ("Id", "name", "amount", "time_hour")
 FRAGMENT = Fragment(

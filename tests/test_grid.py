@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from tp_flower.errors import SourceError
 from tp_flower.grid import InProcessGrid
-from tp_flower.sources import load_tables
+from tp_flower.sources.shards import load_tables
 
 FRAME = pd.DataFrame({"x": [1, 2]})
 SITES = {"us": {"t": FRAME}, "uk": {"t": [FRAME, FRAME]}}

@@ -11,7 +11,7 @@ from tp_flower.errors import QueryError, ReplyError
 from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import Packet
 from tp_flower.query import Fragment, Query
-from tp_flower.subquery import SubQuery
+from tp_flower.query.subquery import SubQuery
 
 CUSTOMERS = pd.DataFrame(
     {"id": [1, 2, 3, 4, 5, 6], "y": [1.0, 2.0, 4.0, 3.0, 6.0, 5.0]}

@@ -1,7 +1,7 @@
 import pytest
 
 from tp_flower.errors import SiteError
-from tp_flower.key_agreement import GroupSecret, KeyPair
+from tp_flower.privacy.key_agreement import GroupSecret, KeyPair
 
 
 def test_only_the_recipient_opens_the_secret() -> None:

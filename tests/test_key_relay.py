@@ -10,7 +10,7 @@ from client_apps.site import Site
 from strategies import TablePuppetADMM
 from tp_flower.errors import ReplyError, SiteError
 from tp_flower.grid import InProcessGrid
-from tp_flower.key_agreement import GroupSecret
+from tp_flower.privacy.key_agreement import GroupSecret
 from tp_flower.protocol import Packet, pack, unpack
 from tp_flower.query import Query
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.optimize import check_grad, minimize
 
 from tests.reference import losses as slow
-from tp_flower.losses import (
+from tp_flower.learning.losses import (
     LOSSES,
     LogisticLoss,
     Loss,

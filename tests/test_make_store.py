@@ -9,7 +9,7 @@ import pytest
 
 from tp_flower.experiment import Settings
 from tp_flower.query import Query
-from tp_flower.sources import describe, load_tables
+from tp_flower.sources.shards import describe, load_tables
 
 ROOT = Path(__file__).parents[1]
 

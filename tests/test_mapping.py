@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from tests.reference import joins as slow
 from tp_flower.errors import MappingError
-from tp_flower.extracted import KeyColumn
-from tp_flower.extraction import extract
-from tp_flower.keyed_hash import KEY_BYTES, KeyedHasher
-from tp_flower.mapping import (
+from tp_flower.extraction.extract import extract
+from tp_flower.extraction.extracted import KeyColumn
+from tp_flower.joins.mapping import (
     JoinStep,
     TableMapping,
     TableRows,
     build_mapping,
     split_rows,
 )
+from tp_flower.privacy.keyed_hash import KEY_BYTES, KeyedHasher
 from tp_flower.query import Join, Query
-from tp_flower.sources import describe, load_tables, register_frames, release
+from tp_flower.sources.shards import describe, load_tables, register_frames, release
 
 HASHER = KeyedHasher(bytes(KEY_BYTES))
 # each example opens DuckDB once per shard and key

@@ -16,9 +16,9 @@ from tests.joined import engine_rows, joined_rows, result_names
 from tests.sql_tables import TABLES, load_duckdb
 from tests.test_sql_pairs import ACCEPTED, by_name
 from tp_flower.errors import SourceError
-from tp_flower.fragment import Feature, Fragment, SubQuery
 from tp_flower.query import Query
-from tp_flower.sources import describe, scan
+from tp_flower.query.fragment import Feature, Fragment, SubQuery
+from tp_flower.sources.shards import describe, scan
 
 
 @pytest.fixture(scope="module", params=KINDS)

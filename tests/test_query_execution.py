@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tp_flower.errors import QueryError
-from tp_flower.fragment import Fragment
 from tp_flower.query import BoundQuery, Query
+from tp_flower.query.fragment import Fragment
 
 CONDITIONS = ["{0}.x = {1}.x", "{1}.y = {0}.x", "{0}.y = {1}.y", "{0}.x + 1 = {1}.y"]
 FILTERS = [

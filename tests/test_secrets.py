@@ -22,7 +22,7 @@ from tests.servers import PASSWORD, USER
 from tp_flower.errors import TPFlowerError
 from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import unpack
-from tp_flower.sources import load_tables
+from tp_flower.sources.shards import load_tables
 
 OPTION = "Opti0n-s3cret"
 WRONG = "Wr0ng/s3cret@x"

@@ -10,12 +10,12 @@ import pytest
 from client_apps.app import app
 from strategies import STRATEGIES, Explain
 from strategies.admm import AdmmServer
-from tp_flower.cost import ShardSize, TableSize
 from tp_flower.datasets import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
+from tp_flower.explain.cost import ShardSize, TableSize
+from tp_flower.explain.server_memory import admm_bytes, sgd_bytes
 from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import Update
 from tp_flower.query import Query
-from tp_flower.server_memory import admm_bytes, sgd_bytes
 
 SLACK = 0.35
 """Temporary arrays and caches come on top, and some of the largest need not be live."""

@@ -3,7 +3,7 @@
 import numpy as np
 
 from client_apps.shard import Shard, ShardData
-from tp_flower.models import LinearModel
+from tp_flower.learning.models import LinearModel
 
 
 def shard() -> Shard:

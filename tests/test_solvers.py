@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tp_flower.solvers import RidgeSolver, gram
+from tp_flower.learning.solvers import RidgeSolver, gram
 
 few = settings(max_examples=60, deadline=None)
 

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tp_flower import sources
 from tp_flower.errors import SourceError
-from tp_flower.sources import (
+from tp_flower.sources import shards as sources
+from tp_flower.sources.shards import (
     ShardSource,
     connect,
     describe,

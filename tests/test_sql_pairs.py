@@ -17,8 +17,8 @@ import pytest
 from tests.joined import engine_rows, joined_rows, plan, result_names
 from tests.sql_tables import load_duckdb, parquet_sources, schemas
 from tp_flower import errors
-from tp_flower.fragment import Fragment
 from tp_flower.query import Query
+from tp_flower.query.fragment import Fragment
 
 FOLDER = Path(__file__).parent / "sql_pairs"
 PAIRS: list[dict[str, Any]] = [

@@ -15,8 +15,7 @@ from tests.encoding_example import (
     statistics_of,
     vectors,
 )
-from tp_flower.errors import SchemaError
-from tp_flower.statistics import (
+from tp_flower.encoding.statistics import (
     ColumnStatistics,
     Moments,
     Range,
@@ -25,7 +24,8 @@ from tp_flower.statistics import (
     merge,
     merge_tables,
 )
-from tp_flower.statistics_wire import from_wire, to_wire
+from tp_flower.encoding.statistics_wire import from_wire, to_wire
+from tp_flower.errors import SchemaError
 
 MAGNITUDE = 1e6  # of the test values; tolerances below are relative to it
 values = st.lists(st.none() | st.floats(-MAGNITUDE, MAGNITUDE), max_size=20)

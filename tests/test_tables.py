@@ -12,15 +12,15 @@ import pytest
 from client_apps import store
 from client_apps.store import IN_MEMORY, SiteStore
 from client_apps.tables import SiteTables
-from tp_flower import csv_files
-from tp_flower.encoder_choice import EncoderChoice, TableChoice
-from tp_flower.encoding import SiteEncoder
+from tp_flower.encoding.choice import EncoderChoice, TableChoice
+from tp_flower.encoding.encoder import SiteEncoder
+from tp_flower.encoding.fitting import fit
+from tp_flower.encoding.statistics import Sample, feature_statistics
 from tp_flower.errors import SiteError, SourceError
-from tp_flower.fitting import fit
-from tp_flower.fragment import Feature, Fragment
-from tp_flower.keyed_hash import KeyedHasher
-from tp_flower.sources import ShardSource, load_tables, register_frames, release
-from tp_flower.statistics import Sample, feature_statistics
+from tp_flower.privacy.keyed_hash import KeyedHasher
+from tp_flower.query.fragment import Feature, Fragment
+from tp_flower.sources import csv_files
+from tp_flower.sources.shards import ShardSource, load_tables, register_frames, release
 
 ROOT = Path(__file__).resolve().parents[1]
 HASHER = KeyedHasher(bytes(range(32)))
@@ -92,7 +92,7 @@ def expected(tables: SiteTables) -> np.ndarray:
 def test_features_are_those_of_whole_columns(
     tmp_path, source, monkeypatch, rows_of_block
 ):
-    monkeypatch.setattr("tp_flower.block_files.MOST_ROWS", rows_of_block)
+    monkeypatch.setattr("tp_flower.extraction.block_files.MOST_ROWS", rows_of_block)
     monkeypatch.setattr("client_apps.tables.MOST_VALUES", 10 * rows_of_block)
     monkeypatch.setattr("client_apps.tables.LEAST_ROWS", 3)
     for root in (tmp_path / "state", IN_MEMORY):

@@ -24,7 +24,7 @@ from tests.federated import (
 from tests.reference import admm as slow
 from tests.reference import joins, losses
 from tests.store_reference import held_out_orders, reference_of, store_labels
-from tp_flower.losses import LOSSES, SoftmaxLoss
+from tp_flower.learning.losses import LOSSES, SoftmaxLoss
 
 FRAMES = store()
 L2 = 0.01

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tp_flower.encoder_choice import (
+from tp_flower.encoding.choice import (
     KEY_PREFIX,
     Entry,
     entries_problem,

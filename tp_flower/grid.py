@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from tp_flower.sources import MEMORY_PREFIX, register_frames, release
+from tp_flower.sources.shards import MEMORY_PREFIX, register_frames, release
 
 Tables = Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]] | str | Path
 Observer = Callable[[Message], None]

@@ -5,7 +5,7 @@ Nothing is measured here.
 
 Schema of `report.json` (`schema` 1; every number is finite or null)::
 
-    schema, mode ("train"; "explain" writes what `tp_flower.explanation` says)
+    schema, mode ("train"; "explain" writes what `tp_flower.explain.explanation` says)
     status ("completed" or why it failed), started (ISO 8601, UTC), seconds
     output-dir, query (SQL)
     settings  {run-config key: value}        chosen {key: what 0 or "auto" became}
@@ -37,7 +37,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tp_flower.joining import JoinStep
+from tp_flower.joins.joining import JoinStep
 
 SCHEMA_VERSION = 1
 REPORT_FILE = "report.json"

@@ -1,0 +1,1 @@
+"""Shards in PostgreSQL, MySQL, MariaDB and SQLite, and what runs there."""

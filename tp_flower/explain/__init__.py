@@ -1,0 +1,1 @@
+"""What a run would do, cost and tell, without running it."""

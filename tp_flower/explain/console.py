@@ -1,0 +1,207 @@
+"""What a user sees of an explanation."""
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tp_flower.console import format_bytes, format_count, format_seconds
+from tp_flower.explain.cost import NETWORKS, Traffic
+from tp_flower.explain.explanation import (
+    Explanation,
+    JoinExplanation,
+    KeySide,
+    StrategyCost,
+    TableExplanation,
+)
+from tp_flower.joins.joining import JoinStep
+
+INDENT = 2
+
+
+def explanation_view(explanation: Explanation) -> RenderableType:
+    """Return everything that `explain` prints."""
+    return Group(
+        *_section("The query as understood", Text(explanation.query)),
+        *_section(
+            "What the sites of each table run, in their database or in DuckDB",
+            *_work(explanation.tables),
+        ),
+        _tables(explanation.tables),
+        _steps(explanation.join_steps),
+        _joins(explanation.joins),
+        *_section("What is saved", *map(Text, _saving(explanation))),
+        *_costs(explanation.strategies),
+        _releases(explanation),
+    )
+
+
+def _section(title: str, *content: RenderableType) -> Iterable[RenderableType]:
+    yield Text(f"\n{title}", style="italic")
+    for item in content:
+        yield Padding(item, (0, 0, 0, INDENT))
+
+
+def _work(tables: Sequence[TableExplanation]) -> Iterable[RenderableType]:
+    for table in tables:
+        sites = ", ".join(dict.fromkeys(table.sites))
+        yield Text(f"{table.table} at {sites}", style="bold")
+        for line in table.work:
+            yield Padding(Text(line), (0, 0, 0, INDENT))
+
+
+def _new_table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for heading in texts:
+        table.add_column(heading, no_wrap=not heading)
+    for heading in numbers:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _tables(tables: Sequence[TableExplanation]) -> Table:
+    shown = _new_table(
+        "Tables (joined rows per row: min, median, max)",
+        ("table",),
+        ("shards", "rows", "in no joined row", "features", "joined rows per row"),
+    )
+    for item in tables:
+        names = " + ".join(item.names)
+        # names come from the query: markup in them is text
+        name = item.table if names == item.table else f"{item.table} ({names})"
+        if item.dropped:
+            name += f"\n  constant, dropped: {', '.join(item.dropped)}"
+        counts = (len(item.rows), item.total_rows, item.unused_rows, item.features)
+        spread = (
+            item.multiplicity_min,
+            item.multiplicity_median,
+            item.multiplicity_max,
+        )
+        shown.add_row(Text(name), *map(format_count, counts), _spread(*spread))
+    return shown
+
+
+def _spread(low: float, middle: float, high: float) -> str:
+    return " .. ".join(f"{number:,g}" for number in (low, middle, high))
+
+
+def _steps(steps: Sequence[JoinStep]) -> Table:
+    shown = _new_table(
+        "Joining, step by step (fan-out: min, median, max)",
+        ("table", "on"),
+        ("rows before", "without match", "fan-out", "rows after"),
+    )
+    for step in steps:
+        kind = "LEFT " if step.is_outer else ""
+        if not step.on:
+            shown.add_row(Text(step.table), "", "", "", "", format_count(step.rows))
+            continue
+        shown.add_row(
+            Text(kind + step.table),
+            Text(step.on),
+            format_count(step.rows_before),
+            format_count(step.unmatched_before),
+            _spread(step.fan_out_min, step.fan_out_median, step.fan_out_max),
+            format_count(step.rows),
+        )
+    return shown
+
+
+def _joins(joins: Sequence[JoinExplanation]) -> RenderableType:
+    if not joins:
+        return Text("")
+    shown = _new_table(
+        "Join keys (rows whose key the other table lacks; of them NULL)",
+        ("join", "left", "right"),
+        ("keys confirmed",),
+    )
+    for join in joins:
+        shown.add_row(
+            Text(join.on),
+            Text(_side(join.left)),
+            Text(_side(join.right)),
+            format_count(join.checked_keys),
+        )
+    return shown
+
+
+def _side(side: KeySide) -> str:
+    unmatched, rows = format_count(side.unmatched), format_count(side.rows)
+    null = f", {format_count(side.null)} NULL" if side.null else ""
+    return f"{side.table}: {unmatched} of {rows}{null}"
+
+
+def _saving(explanation: Explanation) -> Iterable[str]:
+    rows, held = explanation.joined_rows, explanation.rows_held
+    values, values_held = explanation.joined_values, explanation.values_held
+    train, test = explanation.joined_rows_train, explanation.joined_rows_test
+    yield (
+        f"{format_count(rows)} joined rows ({format_count(train)} to train on, "
+        f"{format_count(test)} held out) from {format_count(held)} rows held"
+    )
+    yield (
+        f"{format_count(values)} values in the joined table, "
+        f"{format_count(values_held)} held: {_times(values, values_held)}"
+    )
+
+
+def _times(joined: int, held: int) -> str:
+    if not held:
+        return "no features"
+    return f"the join, which is never built, has {joined / held:.2f} times as many"
+
+
+def _costs(strategies: Sequence[StrategyCost]) -> Iterable[RenderableType]:
+    """Set-up, one epoch and the whole run, with a row for each way of training."""
+    names = [
+        f"* {own.name}" if own.is_chosen else f"  {own.name}" for own in strategies
+    ]
+    epoch = _cost_table("One epoch (* as it is set)", ("up", "down"))
+    set_up = _cost_table("Set-up", ("up", "down"))
+    whole = _cost_table("The whole run", ("bytes", "epochs", "memory"))
+    for name, own in zip(names, strategies, strict=True):
+        epoch.add_row(name, *_cells(own.epoch), *_directions(own.epoch))
+        set_up.add_row(name, *_cells(own.set_up), *_directions(own.set_up))
+        run = own.run
+        whole.add_row(
+            name,
+            *_cells(run),
+            format_bytes(run.bytes_up + run.bytes_down),
+            format_count(own.epochs),
+            format_bytes(own.server_bytes),
+        )
+    yield from (set_up, epoch, whole)
+    notes = ["rounds: without the one that finds the sites", "memory: of the server"]
+    if any("unsplit" in own.name for own in strategies):
+        notes.append("unsplit: as if every table were one shard")
+    yield Text("  " + "; ".join(notes))
+
+
+def _cost_table(title: str, more: Sequence[str]) -> Table:
+    networks = [network.name for network in NETWORKS]
+    return _new_table(title, ("",), ("rounds", *networks, *more))
+
+
+def _cells(traffic: Traffic) -> list[str]:
+    seconds = (format_seconds(traffic.seconds(network)) for network in NETWORKS)
+    return [format_count(traffic.rounds), *seconds]
+
+
+def _directions(traffic: Traffic) -> list[str]:
+    return [format_bytes(traffic.bytes_up), format_bytes(traffic.bytes_down)]
+
+
+def _releases(explanation: Explanation) -> Table:
+    shown = _new_table(
+        "Who will learn what", ("message", "to", "what it carries", "covered by"), ()
+    )
+    last = ""
+    for release in explanation.releases:
+        message = "" if release.message == last else release.message
+        last = release.message
+        cells = (message, release.to, release.carries, release.protection)
+        shown.add_row(*map(Text, cells))
+    return shown

@@ -1,0 +1,1 @@
+"""What a fragment of the query yields on one shard, and how a site keeps it."""

@@ -1,0 +1,1 @@
+"""The table mapping: which rows of the tables are behind each joined row."""

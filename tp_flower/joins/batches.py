@@ -1,0 +1,120 @@
+"""The batch plan of SGD: which rows of every table a mini-batch of joined rows needs.
+
+The plan is drawn once and sent to the sites at set-up; later rounds name a batch by its
+number, and epochs permute the order of the batches. Within a batch the duplicates of a
+table's row are summed at the server (Eq. 10), so that a site sees each row once. A
+joined row without a row of some table is in a batch as well, and adds nothing there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from tp_flower.joins.mapping import TableMapping
+from tp_flower.joins.table_rows import NO_ROW, segment_sum, with_zero_row
+from tp_flower.learning.losses import FloatArray
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TableBatches:
+    """The batches as one table sees them, in compressed sparse row form.
+
+    Attributes:
+        start: (batches + 1,), where each batch's rows start in ``rows``.
+        rows: distinct rows of the table per batch, ascending within a batch.
+        slots: (N,), for each joined row in batch order: the position of its row of the
+            table among the batch's distinct rows, or -1 where it has none.
+    """
+
+    start: IntArray
+    rows: IntArray
+    slots: IntArray
+
+    @cached_property
+    def has_missing(self) -> bool:
+        """Whether some joined row has no row of the table."""
+        return bool(self.slots.min(initial=0) < 0)
+
+    def of(self, batch: int) -> IntArray:
+        """Return the distinct rows of a batch, (k,)."""
+        return self.rows[self.start[batch] : self.start[batch + 1]]
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """All mini-batches of one run.
+
+    Attributes:
+        order: (N,), the joined rows in batch order; batch t holds the rows
+            ``order[start[t] : start[t + 1]]``.
+        start: (batches + 1,).
+        tables: the batches as each table sees them.
+    """
+
+    order: IntArray
+    start: IntArray
+    tables: Mapping[str, TableBatches]
+
+    @property
+    def batches(self) -> int:
+        """Number of batches, ceil(N / B)."""
+        return len(self.start) - 1
+
+    def slice(self, batch: int) -> slice:
+        """Return where a batch lies in arrays of batch order."""
+        return slice(int(self.start[batch]), int(self.start[batch + 1]))
+
+    def sum_scores(
+        self, batch: int, base: FloatArray, local: Mapping[str, FloatArray]
+    ) -> FloatArray:
+        """Return h (B, d_c) from the tables' scores (k, d_c) of the batch's rows."""
+        span = self.slice(batch)
+        total = np.tile(base, (span.stop - span.start, 1))
+        for table, values in local.items():
+            slots = self.tables[table].slots[span]
+            if self.tables[table].has_missing:
+                values = with_zero_row(values)  # noqa: PLW2901
+            total += values[slots]
+        return total
+
+    def segment_sum(self, table: str, batch: int, values: FloatArray) -> FloatArray:
+        """Return Y_i (k, d_c): values (B, d_c) summed per distinct row (Eq. 10)."""
+        plan = self.tables[table]
+        slots = plan.slots[self.slice(batch)]
+        count = int(plan.start[batch + 1] - plan.start[batch])
+        if plan.has_missing:
+            slots = np.where(slots < 0, count, slots)
+        return segment_sum(slots, count, values)
+
+
+def plan_batches(
+    mapping: TableMapping, batch_size: int, rng: np.random.Generator
+) -> BatchPlan:
+    """Draw a random partition of the joined rows into batches of ``batch_size``."""
+    total = mapping.joined_rows
+    order = rng.permutation(total)
+    count = -(-total // batch_size)
+    start = np.minimum(np.arange(count + 1) * batch_size, total)
+    batch_of = np.repeat(np.arange(count), np.diff(start))
+    tables = {
+        table: _table_batches(rows.row_of[order], rows.rows, batch_of, count)
+        for table, rows in mapping.tables.items()
+    }
+    return BatchPlan(order, start, tables)
+
+
+def _table_batches(
+    row_of: npt.NDArray[np.int32], rows: int, batch_of: IntArray, count: int
+) -> TableBatches:
+    matched = np.flatnonzero(row_of >= 0)
+    own_batch = batch_of[matched]
+    pairs, found = np.unique(own_batch * rows + row_of[matched], return_inverse=True)
+    start = np.searchsorted(pairs, np.arange(count + 1) * rows)
+    slots = np.full(len(row_of), NO_ROW, dtype=np.int64)
+    slots[matched] = found - start[own_batch]
+    return TableBatches(start, pairs % max(rows, 1), slots)

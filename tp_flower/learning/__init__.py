@@ -1,0 +1,1 @@
+"""Losses, local models, solvers and the ADMM steps: functions on arrays."""

@@ -1,0 +1,146 @@
+"""Local models f_i: what one table's rows add to the scores of the joined rows.
+
+A model maps the encoded rows of its table (n, d) to local scores (n, d_c). Its
+parameters are one flat vector, so that gradients, averages and saved states need no
+structure. Only the label table's model has an output intercept: one per table would
+make the sum of the scores degenerate (the server's fixed base score stands in for the
+others).
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tp_flower.learning.losses import blocks
+
+FloatArray = npt.NDArray[np.float64]
+FeatureArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What decides a local model besides its parameters.
+
+    Attributes:
+        kind: ``"linear"``, ``"mlp"`` or ``"package.module:factory"``, the dotted path
+            of a function ``(features, outputs, intercept) -> torch.nn.Module``.
+        outputs: d_c, number of scores per row.
+        intercept: whether the model has an output intercept (the label table's has).
+        hidden_sizes: widths of the MLP's hidden layers.
+        output_scale: torch models multiply their output by it; the label's standard
+            deviation in regression, so that weights of order one reach the labels.
+        seed: all shards of one table start from the same parameters.
+    """
+
+    kind: str = "linear"
+    outputs: int = 1
+    intercept: bool = False
+    hidden_sizes: tuple[int, ...] = (16,)
+    output_scale: float = 1.0
+    seed: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the specification as plain JSON types."""
+        return {**self.__dict__, "hidden_sizes": list(self.hidden_sizes)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "ModelSpec":
+        """Return the specification that ``to_json`` wrote."""
+        return cls(**{**data, "hidden_sizes": tuple(data["hidden_sizes"])})
+
+
+class LocalModel(ABC):
+    """A differentiable model over the rows of one table."""
+
+    parameters: FloatArray
+    """Flat parameters, (p,)."""
+
+    outputs: int
+    """d_c, scores per row."""
+
+    penalised: npt.NDArray[np.bool_]
+    """Which parameters the penalty R = 1/2 ||theta||^2 covers: all but biases, (p,)."""
+
+    @abstractmethod
+    def scores(self, features: FeatureArray) -> FloatArray:
+        """Return the local scores h_i of rows (n, d), (n, d_c)."""
+
+    @abstractmethod
+    def pullback(self, features: FeatureArray, messages: FloatArray) -> FloatArray:
+        """Return sum_j Y_j^T dh_j/dtheta (Eq. 12 without 1/N and penalty), (p,)."""
+
+
+class LinearModel(LocalModel):
+    """h = T W (+ c): float64 parameters, W first, then the intercept if there is one.
+
+    >>> model = LinearModel(features=2, outputs=1, intercept=True)
+    >>> model.parameters[:] = [1.0, 10.0, 0.5]
+    >>> model.scores(np.array([[1, 1], [2, 0]], dtype=np.float32)).ravel().tolist()
+    [11.5, 2.5]
+    """
+
+    def __init__(self, features: int, outputs: int, *, intercept: bool) -> None:
+        self.features, self.outputs, self.intercept = features, outputs, intercept
+        rows = features + int(intercept)
+        self.parameters = np.zeros(rows * outputs)
+        self.penalised = np.arange(rows * outputs) < features * outputs
+
+    @property
+    def weights(self) -> FloatArray:
+        """The parameters as a matrix (d [+ 1], d_c); the intercept is the last row."""
+        return self.parameters.reshape(-1, self.outputs)
+
+    def scores(self, features: FeatureArray) -> FloatArray:
+        """Return T W (+ c), accumulated in float64."""
+        weights = self.weights
+        out = np.empty((len(features), self.outputs))
+        for block in blocks(len(features)):
+            np.matmul(
+                features[block].astype(np.float64),
+                weights[: self.features],
+                out=out[block],
+            )
+        if self.intercept:
+            out += weights[-1]
+        return out
+
+    def pullback(self, features: FeatureArray, messages: FloatArray) -> FloatArray:
+        """Return T^T Y (and the column sums of Y for the intercept), flat."""
+        return moment(features, messages, intercept=self.intercept).ravel()
+
+
+def moment(
+    features: FeatureArray, messages: FloatArray, *, intercept: bool
+) -> FloatArray:
+    """Return [T, 1]^T Y, (d [+ 1], d_c), accumulated in float64 block by block."""
+    out = np.zeros((features.shape[1] + int(intercept), messages.shape[1]))
+    for block in blocks(len(features)):
+        out[: features.shape[1]] += (
+            features[block].astype(np.float64).T @ messages[block]
+        )
+    if intercept:
+        out[-1] = messages.sum(axis=0)
+    return out
+
+
+def build_model(spec: ModelSpec, features: int, device: str = "auto") -> LocalModel:
+    """Return the local model of a table with ``features`` encoded columns.
+
+    Args:
+        spec: what kind of model.
+        features: d.
+        device: where a torch model lives: ``"auto"`` (CUDA when there), ``"cpu"``,
+            ``"cuda"``.
+
+    Raises:
+        SettingsError: if the dotted path of a factory cannot be used.
+    """
+    if spec.kind == "linear":
+        return LinearModel(features, spec.outputs, intercept=spec.intercept)
+    # torch takes a second to import: linear models do without
+    from tp_flower.learning.neural import build_torch_model
+
+    return build_torch_model(spec, features, device)

@@ -1,0 +1,98 @@
+"""The theta-update of ADMM: a weighted least-squares fit of the target.
+
+    theta_i = argmin  beta R(theta)
+                      + (kappa / 2N) sum_j G_ij ||f_i(theta; T_ij) - target_ij||^2
+
+with kappa = c * rho. This is the paper's Eq. 14-16 with the square completed, so that
+only the target travels. Linear models have it in closed form at the cost of one product
+with the features per epoch, after one eigendecomposition for all rho.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tp_flower.learning.losses import blocks
+from tp_flower.learning.models import FeatureArray, FloatArray
+
+RANK_TOLERANCE = 1e-11
+
+
+def gram(
+    features: FeatureArray, multiplicity: npt.NDArray[np.int64], *, intercept: bool
+) -> FloatArray:
+    """Return [T, 1]^T diag(G) [T, 1], (d [+ 1], d [+ 1]): sums over shards add up.
+
+    >>> gram(np.array([[1], [2]], dtype=np.float32), np.array([1, 3]), intercept=True)
+    array([[13.,  7.],
+           [ 7.,  4.]])
+    """
+    width = features.shape[1] + int(intercept)
+    total = np.zeros((width, width))
+    for block in blocks(len(features)):
+        rows = np.ones((block.stop - block.start, width))
+        rows[:, : features.shape[1]] = features[block]
+        total += rows.T @ (rows * multiplicity[block, None])
+    return total
+
+
+@dataclass(frozen=True)
+class RidgeSolver:
+    """The exact theta-update of a linear model, for every rho, from its Gram matrix.
+
+    The intercept is not penalised: it is eliminated by centring, so that one
+    eigendecomposition V diag(s) V^T of the centred Gram matrix / N serves all kappa:
+
+        W = V (kappa V^T m) / (kappa s + beta),  c = mean target - mean row W
+
+    Attributes:
+        eigenvalues: s, (d,).
+        eigenvectors: V, (d, d).
+        mean: weighted mean row, (d,); zero without intercept.
+        weight: sum of G / N, the weight of the intercept; 0 without intercept.
+        joined_rows: N.
+    """
+
+    eigenvalues: FloatArray
+    eigenvectors: FloatArray
+    mean: FloatArray
+    weight: float
+    joined_rows: int
+
+    @classmethod
+    def from_gram(
+        cls, matrix: FloatArray, joined_rows: int, *, intercept: bool
+    ) -> "RidgeSolver":
+        """Factorise [T, 1]^T diag(G) [T, 1] (or T^T diag(G) T without intercept)."""
+        matrix = matrix / joined_rows
+        if not intercept:
+            mean, weight = np.zeros(len(matrix)), 0.0
+        else:
+            weight = float(matrix[-1, -1])
+            mean = matrix[-1, :-1] / weight
+            matrix = matrix[:-1, :-1] - weight * np.outer(mean, mean)
+        values, vectors = np.linalg.eigh(matrix)
+        return cls(np.maximum(values, 0.0), vectors, mean, weight, joined_rows)
+
+    def solve(self, moments: FloatArray, kappa: float, l2: float) -> FloatArray:
+        """Return the parameters (d [+ 1], d_c) of the theta-update.
+
+        Args:
+            moments: [T, 1]^T (G * target), (d [+ 1], d_c), summed over the shards.
+            kappa: c * rho, > 0.
+            l2: beta, >= 0; with 0 the solution of least norm is returned.
+        """
+        moments = moments / self.joined_rows
+        centre = np.zeros(moments.shape[1])
+        if self.weight:
+            centre = moments[-1] / self.weight
+            moments = moments[:-1] - self.weight * np.outer(self.mean, centre)
+        rotated = kappa * (self.eigenvectors.T @ moments)
+        curvature = kappa * self.eigenvalues
+        usable = curvature + l2 > RANK_TOLERANCE * curvature.max(initial=0.0)
+        scale = np.where(usable, 1.0 / np.where(usable, curvature + l2, 1.0), 0.0)
+        weights = self.eigenvectors @ (rotated * scale[:, None])
+        if not self.weight:
+            return weights
+        return np.vstack([weights, centre - self.mean @ weights])

@@ -1,0 +1,1 @@
+"""What protects what leaves a site."""

@@ -1,0 +1,264 @@
+"""A query bound to the tables' columns: fragments per table, and the joins.
+
+Every column is resolved to one table, as DuckDB would; then what concerns one
+table is pushed down to it, equalities between two tables become joins, and what
+would need two tables' values at once is refused by name.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlglot import exp
+
+from tp_flower.errors import QueryError
+from tp_flower.query.branches import bind_table
+from tp_flower.query.conditions import Predicate, bind_conditions
+from tp_flower.query.expressions import parse_expression, render
+from tp_flower.query.fragment import Fragment
+from tp_flower.query.outer import Settled, settle
+from tp_flower.query.pieces import Feature, spell
+from tp_flower.query.relations import Schema
+from tp_flower.query.scope import Local, Scope
+from tp_flower.query.star import expand_stars
+from tp_flower.query.statement import SelectItem, Statement, is_label, item_name
+
+
+@dataclass(frozen=True)
+class Join:
+    """An equi-join of two tables: equal values of one key on each side.
+
+    Attributes:
+        left: Alias of the table that comes first in the query.
+        right: Alias of the other table.
+        left_key: Index into the left fragment's ``keys``.
+        right_key: Index into the right fragment's ``keys``; same number of parts.
+        text: The predicate as written, for messages.
+    """
+
+    left: str
+    right: str
+    left_key: int
+    right_key: int
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class BoundQuery:
+    """All that training needs to know of a query.
+
+    Attributes:
+        fragments: In FROM order; one per table, or one per SELECT of its UNION ALL,
+            next to each other and with the same numbers of features and keys.
+        joins: One per pair of tables with predicates, ordered by the right table,
+            then the left, in FROM order; together they connect all tables.
+        label_table: Alias of the table that holds the label.
+        outer: The tables that may have no match for a joined row: they are LEFT
+            JOINed, in FROM order, after all others are joined.
+    """
+
+    fragments: tuple[Fragment, ...]
+    joins: tuple[Join, ...]
+    label_table: str
+    outer: frozenset[str] = frozenset()
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The aliases of the tables, in FROM order."""
+        return tuple(dict.fromkeys(fragment.table for fragment in self.fragments))
+
+    def fragments_of(self, table: str) -> tuple[Fragment, ...]:
+        """Return the fragments of a table.
+
+        Raises:
+            KeyError: The query has no table of this alias.
+        """
+        found = tuple(f for f in self.fragments if f.table == table)
+        if not found:
+            raise KeyError(table)
+        return found
+
+    def fragment(self, table: str) -> Fragment:
+        """Return the fragment of a table that has one.
+
+        Raises:
+            KeyError: The query has no table of this alias, or it has several.
+        """
+        found = self.fragments_of(table)
+        if len(found) > 1:
+            raise KeyError(table)
+        return found[0]
+
+
+def bind_statement(statement: Statement, schemas: Mapping[str, Schema]) -> BoundQuery:
+    """Return the fragments and joins of a query over tables with these columns.
+
+    Args:
+        statement: The query.
+        schemas: Table name -> column -> DuckDB type.
+
+    Raises:
+        QueryError: A table or column is unknown or ambiguous, an expression needs
+            two tables at once, a table is not joined with the others, or a LEFT JOIN
+            asks for rows that no site has.
+    """
+    relations = {table.alias: bind_table(table, schemas) for table in statement.tables}
+    names = (item.name for item in statement.items if isinstance(item, SelectItem))
+    scope = Scope(
+        columns={alias: relation.columns for alias, relation in relations.items()},
+        aliases=tuple(name for name in names if name),
+    )
+    conditions, scope = bind_conditions(statement, scope)
+    left_joined = [join.alias for join in statement.joins if join.is_left]
+    settled = settle(conditions, left_joined, relations)
+    _check_joined(statement, settled)
+    sides = {side for c in conditions if isinstance(c, Predicate) for side in c.sides}
+    items = expand_stars(statement.items, scope, sides)
+    label, features = _bind_items(items, scope)
+    if label.table in settled.outer:
+        text = next(item.sql for item in items if is_label(item))
+        raise QueryError(
+            f"the label {text} is of table {label.table}, which is LEFT JOINed: "
+            f"rows without a match have no label; join {label.table} with JOIN"
+        )
+    joins, keys = _make_joins(settled.predicates, list(relations))
+    fragments = tuple(
+        branch.fragment(
+            Fragment(
+                table=alias,
+                name=branch.name,
+                features=tuple(features.get(alias, ())),
+                keys=tuple(keys.get(alias, ())),
+                label=label.sql if label.table == alias else None,
+                filters=tuple(f.sql for f in settled.filters if f.table == alias),
+            )
+        )
+        for alias, relation in relations.items()
+        for branch in relation.branches
+    )
+    return BoundQuery(fragments, joins, label.table, settled.outer)
+
+
+def _check_joined(statement: Statement, settled: Settled) -> None:
+    """Refuse a table that no chain of predicates connects to the first one."""
+    order = [table.alias for table in statement.tables]
+    inner = [alias for alias in order if alias not in settled.outer]
+    between = {
+        (p.left.table, p.right.table) for p in settled.predicates if p.owner is None
+    }
+    joined = {order[0]}
+    for _ in inner:
+        joined |= {b for a, b in between if a in joined}
+        joined |= {a for a, b in between if b in joined}
+    owners = {p.owner for p in settled.predicates}
+    for join in statement.joins:
+        edges = [edge for edge in between if join.alias in edge]
+        if join.on and not edges and join.alias not in owners:
+            raise QueryError(
+                f"join of {join.alias} has no equality condition: "
+                f"ON {' AND '.join(join.on)} compares it with no other table"
+            )
+        if join.alias in inner and join.alias not in joined:
+            raise QueryError(
+                f"table {join.alias!r} is not connected to {sorted(joined)}: "
+                "add an equality condition between them"
+            )
+
+
+def _make_joins(
+    predicates: Sequence[Predicate], order: Sequence[str]
+) -> tuple[tuple[Join, ...], dict[str, list[tuple[str, ...]]]]:
+    """Return one join per pair of tables, and the keys that they use per table."""
+    pairs: dict[tuple[str, str], list[Predicate]] = {}
+    for predicate in predicates:
+        pair = predicate.left.table, predicate.right.table
+        pairs.setdefault(pair, []).append(predicate)
+    joins: list[Join] = []
+    keys: dict[str, list[tuple[str, ...]]] = {}
+    for left, right in sorted(
+        pairs, key=lambda p: (order.index(p[1]), order.index(p[0]))
+    ):
+        # Sorted, so that the order of the conditions does not matter and the same
+        # composite key towards two tables is one key.
+        parts = sorted(pairs[left, right], key=lambda p: (p.left.sql, p.right.sql))
+        text = " AND ".join(p.text for p in pairs[left, right])
+        left_key = _index(keys.setdefault(left, []), tuple(p.left.sql for p in parts))
+        right_key = _index(
+            keys.setdefault(right, []), tuple(p.right.sql for p in parts)
+        )
+        joins.append(Join(left, right, left_key, right_key, text))
+    return tuple(joins), keys
+
+
+def _index(keys: list[tuple[str, ...]], key: tuple[str, ...]) -> int:
+    """Return the place of ``key`` in ``keys``, where it is put if it is new."""
+    if key not in keys:
+        keys.append(key)
+    return keys.index(key)
+
+
+def _bind_items(
+    items: Sequence[SelectItem], scope: Scope
+) -> tuple[Local, dict[str, list[Feature]]]:
+    """Return the label, and the features of each table."""
+    bound = {item: _bind_item(item, scope) for item in items}
+    label = next(bound[item] for item in items if is_label(item))
+    chosen = [item for item in items if not is_label(item)]
+    names = _feature_names(chosen, [bound[item] for item in chosen], scope)
+    features: dict[str, list[Feature]] = {}
+    for item, name in zip(chosen, names, strict=True):
+        local = bound[item]
+        if local == label:
+            raise QueryError(
+                f"feature {name!r} is the label itself ({item.sql}): the label leaks"
+            )
+        features.setdefault(local.table, []).append(Feature(name, local.sql))
+    return label, features
+
+
+def _bind_item(item: SelectItem, scope: Scope) -> Local:
+    """Return the expression of a SELECT item over its one table."""
+    what = f"the label {item.sql}" if is_label(item) else f"feature {item.sql}"
+    tree = parse_expression(item.sql, what).unnest()
+    tables = scope.tables(tree, what)
+    if not tables:
+        raise QueryError(f"{what} names no column: it is the same in every row")
+    if len(tables) > 1:
+        raise QueryError(
+            f"{what} needs the values of {len(tables)} tables ({', '.join(tables)}): "
+            "an expression must be over one table"
+        )
+    return scope.local(tree, what)
+
+
+def _feature_names(
+    items: Sequence[SelectItem], bound: Sequence[Local], scope: Scope
+) -> list[str]:
+    """Return a name per feature; names that clash get their table's alias."""
+    names = [
+        _own_name(item, local, scope) for item, local in zip(items, bound, strict=True)
+    ]
+    counts = Counter(name.lower() for name in names)
+    names = [
+        name if counts[name.lower()] == 1 else f"{local.table}.{name}"
+        for name, local in zip(names, bound, strict=True)
+    ]
+    for name, count in Counter(name.lower() for name in names).items():
+        if count > 1:
+            raise QueryError(
+                f"{count} features are called {name!r}: give each its own AS name"
+            )
+    return names
+
+
+def _own_name(item: SelectItem, local: Local, scope: Scope) -> str:
+    """Return the alias of a feature, else its column's name, else its SQL."""
+    name = item_name(item)
+    if name is None:
+        tree = parse_expression(item.sql, "feature")
+        for column in tree.find_all(exp.Column):
+            column.set("table", None)
+        return render(tree)
+    if item.name is None:
+        return spell(name, scope.columns[local.table]) or name
+    return name

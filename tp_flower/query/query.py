@@ -1,0 +1,96 @@
+"""The training set as SQL: parse a query, then bind it to the sites' tables.
+
+::
+
+    SELECT <label> AS label, <features>
+    FROM a
+    JOIN b ON a.k = b.k
+    LEFT JOIN (SELECT k, AVG(x) AS mean FROM c GROUP BY k) d ON d.k = a.k
+    WHERE ...
+
+:meth:`Query.from_sql` checks the shape of the SQL, which needs no schema, and
+:meth:`Query.bind` resolves the columns. What comes out is a
+:class:`~tp_flower.query.binding.BoundQuery`: the fragment that each table's sites run
+on their own, and the equi-joins between the keys that they return. The query itself is
+never run. A sub-query is over one table; it may group, or list the table's parts
+with UNION ALL.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tp_flower.query.binding import BoundQuery, Join, bind_statement
+from tp_flower.query.expressions import DIALECT
+from tp_flower.query.fragment import Feature, Fragment, SubQuery
+from tp_flower.query.parsing import parse_statement
+from tp_flower.query.statement import DerivedTable, Statement, Table, TableRef
+
+__all__ = [
+    "BoundQuery",
+    "DerivedTable",
+    "Feature",
+    "Fragment",
+    "Join",
+    "Query",
+    "SubQuery",
+    "TableRef",
+]
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query that was parsed and checked, but not yet bound to tables.
+
+    Two queries are equal if their statements are, however they were written.
+
+    >>> query = Query.from_sql("select x, y label from t where x>0")
+    >>> query.to_sql()
+    'SELECT x, y AS label FROM t WHERE x > 0'
+    >>> query.bind({"t": {"x": "DOUBLE", "y": "DOUBLE"}}).fragment("t").filters
+    ('"x" > 0',)
+    """
+
+    sql: str = field(compare=False)
+    statement: Statement
+
+    @classmethod
+    def from_sql(cls, sql: str, dialect: str = DIALECT) -> "Query":
+        """Return the query that ``sql`` writes.
+
+        Args:
+            sql: One SELECT with a label, features, equi-joins (INNER or LEFT) and
+                filters; a table may be a sub-query over one table.
+            dialect: The dialect it is written in, as sqlglot names it.
+
+        Raises:
+            QueryError: It does not parse or has an unsupported part; the message
+                names the part.
+        """
+        return cls(sql, parse_statement(sql, dialect))
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables of the query, in FROM order."""
+        return self.statement.tables
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tables that sites must host, each once."""
+        return self.statement.names
+
+    def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
+        """Return the fragments and joins over tables with these columns.
+
+        Args:
+            schemas: Table name -> column -> DuckDB type.
+
+        Raises:
+            QueryError: A table or column is unknown or ambiguous, an expression
+                needs two tables at once, a table is not joined with the others, or a
+                LEFT JOIN asks for rows that no site has.
+        """
+        return bind_statement(self.statement, schemas)
+
+    def to_sql(self) -> str:
+        """Return the canonical SQL; parsing and rendering it changes nothing."""
+        return self.statement.to_sql()

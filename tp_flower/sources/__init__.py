@@ -1,0 +1,1 @@
+"""Where a shard's rows come from: files, data frames and databases."""

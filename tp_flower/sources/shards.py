@@ -1,0 +1,316 @@
+"""Where a shard's rows come from: files, data frames and databases.
+
+Files and frames are opened by :func:`connect` as the view ``shard`` of a DuckDB
+connection that can read nothing else; databases by :mod:`tp_flower.databases.shards`.
+"""
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+import duckdb
+
+from tp_flower.databases.shards import (
+    database_fingerprint,
+    describe_database,
+    load_database,
+    scan_database,
+)
+from tp_flower.datasets.flights import flights_tables
+from tp_flower.errors import SourceError
+from tp_flower.query.fragment import Fragment
+from tp_flower.sources.csv_files import csv_call, csv_facts, csv_types
+from tp_flower.sources.engine import lock, new_engine, shared_cursor
+from tp_flower.sources.engine_errors import safe_message
+from tp_flower.sources.frames import (
+    MEMORY_PREFIX,
+    frame_of,
+    register_frames,
+    registered_frames,
+    release,
+)
+from tp_flower.sources.scan import Scan, ShardSchema, column_types
+from tp_flower.sources.sql_text import quote_name, quote_text
+from tp_flower.sources.tables_file import (
+    PARQUET_SUFFIXES,
+    ShardSource,
+    file_suffix,
+    read_tables_file,
+)
+
+__all__ = [
+    "MEMORY_PREFIX",
+    "Scan",
+    "ShardSchema",
+    "ShardSource",
+    "column_types",
+    "connect",
+    "create_view",
+    "describe",
+    "fingerprint",
+    "flights_sources",
+    "hosted_shards",
+    "load_tables",
+    "register_frames",
+    "release",
+    "scan",
+]
+
+EARLY_ROWS: Final = 2048
+
+
+def load_tables(path: str) -> tuple[ShardSource, ...]:
+    """Return the shards of a tables file, or of the frames "memory:<token>".
+
+    Raises:
+        SourceError: the file is missing, unreadable, no TOML, names no table, has an
+            unknown key or a source of an unknown form; the token is not known.
+    """
+    if path.startswith(MEMORY_PREFIX):
+        return registered_frames(path.removeprefix(MEMORY_PREFIX))
+    return read_tables_file(path)
+
+
+def hosted_shards(
+    node_config: Mapping[str, object], run_config: Mapping[str, object]
+) -> tuple[ShardSource, ...]:
+    """Return the shards that this node hosts.
+
+    A node with its own tables file hosts all of it. Otherwise the run's tables file, or
+    the built-in flights, describes all organisations, and they are dealt to the nodes:
+    organisation k goes to the node with partition-id k % num-partitions.
+    """
+    own = node_config.get("tables")
+    if own:
+        return load_tables(str(own))
+    listed = run_config.get("tables")
+    sources = load_tables(str(listed)) if listed else flights_sources()
+    organisations = list(dict.fromkeys(source.site for source in sources))
+    node = int(str(node_config.get("partition-id", 0)))
+    nodes = int(str(node_config.get("num-partitions", 1)))
+    mine = set(organisations[node % nodes :: nodes]) if nodes > 0 else set()
+    return tuple(source for source in sources if source.site in mine)
+
+
+def flights_sources() -> tuple[ShardSource, ...]:
+    """The shards of the built-in flights federation, five organisations in all."""
+    sources = []
+    for table, files in flights_tables().items():
+        sources += [
+            ShardSource(table=table, site=site, index=index, path=str(path))
+            for index, (site, path) in enumerate(files.items())
+        ]
+    # invariant: organisations in order EWR, JFK, LGA, registry, directory
+    return tuple(sources)
+
+
+@contextmanager
+def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open a DuckDB connection in which the view ``shard`` is the source.
+
+    The connection can read the source's files and nothing else, and cannot be told
+    otherwise any more.
+
+    Raises:
+        SourceError: the file is missing or cannot be read, or DuckDB refuses what is
+            asked of it inside the ``with`` block.
+    """
+    # a file needs an engine of its own, which may read that file and no other
+    engine = new_engine() if source.path else shared_cursor()
+    with closing(engine) as connection:
+        try:
+            create_view(connection, source)
+            if source.path:
+                lock(connection, _files(source.path))
+            yield connection
+        except duckdb.Error as error:
+            raise SourceError(f"{source}: {safe_message(error)}") from error
+
+
+@contextmanager
+def scan(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
+    """Open a shard to run a fragment on it.
+
+    Raises:
+        QueryError: the fragment is not what a site may run.
+        SourceError: the source cannot be read, or DuckDB refuses what is asked of it
+            inside the ``with`` block.
+    """
+    if source.database is not None:
+        with scan_database(source, fragment) as opened:
+            yield opened
+        return
+    with connect(source) as connection:
+        columns = column_types(connection, "SELECT * FROM shard")
+        yield Scan(connection, fragment.check(columns), columns)
+
+
+def fingerprint(source: ShardSource) -> str | None:
+    """Return a text that changes when the shard's rows do; None if nothing tells.
+
+    Raises:
+        SourceError: a file is missing, or the database's own query fails.
+    """
+    if source.database is not None:
+        return database_fingerprint(source)
+    if source.path is None:
+        return None
+    _check_readable(source, source.path)
+    files = []
+    # what was written to a DuckDB file may be in its log still
+    log = f"{source.path}.wal"
+    for path in (*_files(source.path), *([log] if Path(log).exists() else [])):
+        status = Path(path).stat()
+        files.append(f"{path}|{status.st_size}|{status.st_mtime_ns}")
+    if len(files) == 1:
+        return files[0]
+    return f"{source.path}|{sha256(chr(0).join(files).encode()).hexdigest()}"
+
+
+def _files(path: str) -> list[str]:
+    """The files of a source: of a folder, those with Parquet's ending, sorted."""
+    if not Path(path).is_dir():
+        return [path]
+    return sorted(
+        str(file)
+        for suffix in PARQUET_SUFFIXES
+        for file in Path(path).rglob(f"*{suffix}")
+        if file.is_file()
+    )
+
+
+def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> None:
+    """Make the view ``shard`` of a connection a source; a database's rows are copied.
+
+    Raises:
+        SourceError: the source cannot be read.
+    """
+    if source.database is not None:
+        load_database(source, connection)
+        return
+    if source.path is not None:
+        _check_readable(source, source.path)
+    if source.path is None:
+        connection.register("frame", frame_of(source).rename(columns=str))
+        relation = "frame"
+    elif source.relation is not None:
+        relation = _attached(connection, source.path, source.relation)
+    elif Path(source.path).is_dir() or file_suffix(source.path) in PARQUET_SUFFIXES:
+        files = ", ".join(map(quote_text, _files(source.path)))
+        relation = f"read_parquet([{files}])"
+    else:
+        found = csv_types(source.path, source.nulls)
+        _check_columns_found(source, list(found))
+        types = {**found, **_known_types(source, found)}
+        # read with these types at once: a cast would come after '007' became 7
+        relation = csv_call(source.path, source.nulls, types)
+        source = replace(source, types={})
+    columns = _replacements(connection, source, relation)
+    connection.execute(f"CREATE TEMP VIEW shard AS SELECT {columns} FROM {relation}")
+
+
+def _attached(
+    connection: duckdb.DuckDBPyConnection, path: str, relation: Sequence[str]
+) -> str:
+    """Attach a DuckDB file; return the name of its table."""
+    name = f"source_{uuid.uuid4().hex}"
+    connection.execute(f"ATTACH {quote_text(path)} AS {name} (READ_ONLY)")
+    schema, table = ("main", *relation)[-2:]
+    return f"{name}.{quote_name(schema)}.{quote_name(table)}"
+
+
+def _check_readable(source: ShardSource, path: str) -> None:
+    try:
+        if Path(path).is_dir():
+            is_empty = not _files(path)
+        else:
+            with Path(path).open("rb") as file:
+                is_empty = not file.read(1)
+    except FileNotFoundError:
+        raise SourceError(f"{source}: the file does not exist") from None
+    except OSError as error:
+        reason = error.strerror
+        raise SourceError(f"{source}: the file cannot be read: {reason}") from error
+    if is_empty:
+        what = "folder has no Parquet files" if Path(path).is_dir() else "file is empty"
+        raise SourceError(f"{source}: the {what}")
+
+
+def _check_columns_found(source: ShardSource, found: Sequence[str]) -> None:
+    """DuckDB reads a file whose lines differ in length as one column of lines."""
+    if len(found) == 1 and any(mark in found[0] for mark in ",;|\t"):
+        raise SourceError(
+            f"{source}: the file looks like one column {found[0]!r}: "
+            "does every line have as many values as the first one has names?"
+        )
+
+
+def _replacements(
+    connection: duckdb.DuckDBPyConnection, source: ShardSource, relation: str
+) -> str:
+    """What to SELECT so that columns have the types that the source asks for."""
+    if not source.types:
+        return "*"
+    found = column_types(connection, f"SELECT * FROM {relation}")
+    casts = ", ".join(
+        f"CAST({quote_name(column)} AS {name}) AS {quote_name(column)}"
+        for column, name in _known_types(source, found).items()
+    )
+    return f"* REPLACE ({casts})"
+
+
+def _known_types(source: ShardSource, found: Mapping[str, str]) -> Mapping[str, str]:
+    for column in source.types:
+        if column not in found:
+            raise SourceError(
+                f"{source}: 'types' names column {column!r}, "
+                f"but the columns are {', '.join(found)}"
+            )
+    return source.types
+
+
+def describe(source: ShardSource) -> ShardSchema:
+    """Return a shard's columns, types and number of rows.
+
+    Raises:
+        SourceError: the source cannot be read.
+    """
+    if source.database is not None:
+        return describe_database(source)
+    with connect(source) as connection:
+        columns = column_types(connection, "SELECT * FROM shard")
+        if source.path is not None and _is_csv(source) and not source.types:
+            # whoever knows the types has looked at every row
+            facts = csv_facts(source.path, source.nulls)
+            return ShardSchema(columns, facts.rows, facts.all_null)
+        # nearly every column has a value early: only the others are read to the end
+        early = f"(SELECT * FROM shard LIMIT {EARLY_ROWS})"
+        unseen = _without_value(connection, early, columns)
+        empty = _without_value(connection, "shard", unseen)
+        ((total,),) = connection.execute("SELECT count(*) FROM shard").fetchall()
+    return ShardSchema(columns=columns, rows=int(total), all_null=tuple(empty))
+
+
+def _is_csv(source: ShardSource) -> bool:
+    return (
+        source.path is not None
+        and source.relation is None
+        and not Path(source.path).is_dir()
+        and file_suffix(source.path) not in PARQUET_SUFFIXES
+    )
+
+
+def _without_value(
+    connection: duckdb.DuckDBPyConnection, relation: str, columns: Iterable[str]
+) -> list[str]:
+    """Return the columns that hold nothing but NULL."""
+    names = list(columns)
+    counts = ", ".join(f"count({quote_name(name)})" for name in names)
+    if not names:
+        return []
+    (values,) = connection.execute(f"SELECT {counts} FROM {relation}").fetchall()
+    return [name for name, count in zip(names, values, strict=True) if not count]

@@ -1,0 +1,362 @@
+"""The tables file: which shards a site hosts, and where their rows are.
+
+A *shard* is one piece of one table, held by one organisation. A site's tables file
+lists the shards it hosts::
+
+    [tables.orders]              # one shard: the short form
+    path = "orders.csv"          # relative to this file
+    site = "store"               # optional: the organisation that holds it
+
+    [[tables.customers.shards]]  # several shards
+    path = "customers_us.parquet"
+    site = "us"
+    types = { zip = "VARCHAR" }  # optional: override what DuckDB detects
+    nulls = ["", "unknown"]      # optional: what stands for NULL in a CSV file
+
+    [[tables.customers.shards]]  # a folder of Parquet files
+    path = "customers_eu/"
+
+    [[tables.customers.shards]]  # a table of a DuckDB file
+    path = "crm.duckdb"
+    table = "customers"
+
+    [tables.payments]            # a table of a database
+    uri = "postgresql://reader:${PAYMENTS_PASSWORD}@db.example.org/shop"
+    table = "public.payments"
+    fingerprint = "SELECT max(changed_at) FROM public.payments"
+
+    [tables.visits]              # what a query of a database yields
+    uri-file = "/run/secrets/visits-uri"
+    sql = "SELECT * FROM visits WHERE consent = 1"
+    order-by = ["visit_id"]
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from tp_flower.databases.url import DatabaseUrl, parse_url
+from tp_flower.errors import SourceError
+
+DEFAULT_NULLS: Final = ("", "NA", "NaN", "nan", "NULL", "null")
+DEFAULT_CHUNK_ROWS: Final = 50_000
+CSV_SUFFIXES: Final = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+PARQUET_SUFFIXES: Final = (".parquet",)
+
+_PLACES: Final = ("path", "uri", "uri-file")
+_OF_DATABASES: Final = ("sql", "order-by", "fingerprint", "chunk-rows", "push-down")
+_SHARD_KEYS: Final = (
+    *("path", "site", "types", "nulls", "uri", "uri-file", "table", "min-count"),
+    *_OF_DATABASES,
+)
+_TABLE_KEYS: Final = (*_SHARD_KEYS, "shards")
+_TYPE_TEXT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*([ ][A-Za-z]+)*(\([0-9, ]+\))?")
+
+
+@dataclass(frozen=True)
+class DatabaseShard:
+    """What a shard is in a database.
+
+    Attributes:
+        url: the database.
+        table: the table, with its schema where one is named; or None.
+        sql: the query that yields the rows where there is no table.
+        order_by: columns that put the rows into an order of their own.
+        fingerprint: a query of one value that changes when the rows do.
+        chunk_rows: rows in memory at a time.
+        is_pushed_down: whether the database may compute what the query asks for.
+    """
+
+    url: DatabaseUrl
+    table: tuple[str, ...] | None = None
+    sql: str | None = None
+    order_by: tuple[str, ...] = ()
+    fingerprint: str | None = None
+    chunk_rows: int = DEFAULT_CHUNK_ROWS
+    is_pushed_down: bool = True
+
+    def __str__(self) -> str:
+        """The shard in words, without a secret; different queries differ."""
+        if self.table is not None:
+            return f"table {'.'.join(self.table)} of {self.url}"
+        # the owner's SQL is nobody's business outside the site
+        digest = sha256((self.sql or "").encode()).hexdigest()[:8]
+        return f"query {digest} of {self.url}"
+
+
+@dataclass(frozen=True)
+class ShardSource:
+    """One shard and where its rows are.
+
+    Attributes:
+        table: the table's name at the sites (not an alias of the query).
+        site: the organisation that holds the shard; "<table>-<index>" if not named.
+        index: position of the shard among its table's shards.
+        path: the file or folder, or None for a data frame or a database.
+        types: DuckDB types by column, where the detected type is not wanted.
+        token: key of the data frames in this process's registry, or None.
+        nulls: the strings that stand for NULL in a CSV file.
+        relation: the table in a DuckDB file, with its schema where one is named.
+        database: where the shard is in a database, or None.
+        min_count: categories with fewer rows never leave the site.
+    """
+
+    table: str
+    site: str
+    index: int
+    path: str | None = None
+    types: Mapping[str, str] = field(default_factory=dict)
+    token: str | None = None
+    nulls: tuple[str, ...] = DEFAULT_NULLS
+    relation: tuple[str, ...] | None = None
+    database: DatabaseShard | None = None
+    min_count: int = 1
+
+    def __str__(self) -> str:
+        """The shard in words, as error messages name it."""
+        where = "a data frame" if self.path is None else self.path
+        if self.relation is not None:
+            where = f"table {'.'.join(self.relation)} of {where}"
+        if self.database is not None:
+            where = str(self.database)
+        return f"table {self.table!r} at site {self.site!r} ({where})"
+
+
+def read_tables_file(path: str) -> tuple[ShardSource, ...]:
+    """Read a tables file.
+
+    Raises:
+        SourceError: the file is missing, unreadable, no TOML, names no table, has an
+            unknown key or a source of an unknown form.
+    """
+    file = Path(path).expanduser()
+    document = _read_toml(file)
+    _refuse_unknown(document, ("tables",), f"the tables file {file}")
+    tables = document.get("tables")
+    if not isinstance(tables, dict) or not tables:
+        raise SourceError(
+            f"the tables file {file} names no tables: expected [tables.<name>]"
+        )
+    return tuple(
+        source
+        for name, entry in tables.items()
+        for source in _table_sources(file, name, entry)
+    )
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        hint = "" if file.is_absolute() else f" in {Path.cwd()} (use an absolute path)"
+        raise SourceError(f"the tables file {file} does not exist{hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"the tables file {file} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SourceError(f"the tables file {file} is not TOML: {error}") from error
+
+
+def _table_sources(file: Path, name: str, entry: object) -> list[ShardSource]:
+    """The shards of one [tables.<name>] entry."""
+    where = f"[tables.{name}] of {file}"
+    if not isinstance(entry, dict):
+        raise SourceError(f"{where} is not a table of settings, but {_form(entry)}")
+    _refuse_unknown(entry, _TABLE_KEYS, where)
+    shards = entry.get("shards", [entry])
+    if "shards" in entry and "path" in entry:
+        raise SourceError(f"{where} has both 'path' and 'shards': give one of them")
+    if not isinstance(shards, list) or not shards:
+        raise SourceError(f"'shards' in {where} must be a non-empty list of shards")
+    common = {key: value for key, value in entry.items() if key != "shards"}
+    return [
+        _shard_source(file, name, index, common, shard)
+        for index, shard in enumerate(shards)
+    ]
+
+
+def _shard_source(
+    file: Path, table: str, index: int, common: Mapping[str, Any], shard: object
+) -> ShardSource:
+    """One shard; what it does not say itself is taken from its table's entry."""
+    where = f"shard {index} of table {table!r} in {file}"
+    if not isinstance(shard, dict):
+        raise SourceError(f"{where} is not a table of settings, but {_form(shard)}")
+    if shard is not common:
+        _refuse_unknown(
+            shard, _TABLE_KEYS if "shards" in common else _SHARD_KEYS, where
+        )
+    types = {**_types(common, where), **_types(shard, where)}
+    merged = {**common, **shard}
+    given = [place for place in _PLACES if _text(merged, place, where)]
+    if len(given) != 1:
+        found = f"both {given[0]!r} and {given[1]!r}" if given else "no 'path'"
+        raise SourceError(f"{where} has {found}: give one of {', '.join(_PLACES)}")
+    is_file = given == ["path"]
+    return ShardSource(
+        table=table,
+        site=_text(merged, "site", where) or f"{table}-{index}",
+        index=index,
+        types=types,
+        nulls=_texts(merged, "nulls", where, DEFAULT_NULLS),
+        min_count=_count(merged, "min-count", where, 1),
+        path=_file(merged, file.absolute().parent, where) if is_file else None,
+        relation=_relation(merged, where) if is_file else None,
+        database=None if is_file else _database(merged, file.absolute().parent, where),
+    )
+
+
+def _file(entry: Mapping[str, Any], folder: Path, where: str) -> str:
+    """The path of a file or folder, absolute."""
+    for key in _OF_DATABASES:
+        if key in entry:
+            raise SourceError(
+                f"{key!r} of {where} is for databases, and 'path' names a file"
+            )
+    path = str(folder / Path(entry["path"]).expanduser())
+    is_plain = path.lower().endswith((*CSV_SUFFIXES, *PARQUET_SUFFIXES))
+    if "table" in entry and is_plain:
+        raise SourceError(
+            f"'table' of {where} is for DuckDB files and databases, not for {path}"
+        )
+    if "table" not in entry and not entry["path"].endswith(("/", os.sep)):
+        file_suffix(path)
+    return path
+
+
+def _database(entry: Mapping[str, Any], folder: Path, where: str) -> DatabaseShard:
+    uri = _text(entry, "uri", where)
+    if uri:
+        url = parse_url(uri, os.environ, folder, where)
+    else:
+        file = folder / Path(entry["uri-file"]).expanduser()
+        url = parse_url(_read_uri(file, where), {}, folder, where)
+    table, sql = _relation(entry, where), _text(entry, "sql", where)
+    if (table is None) == (not sql):
+        raise SourceError(
+            f"{where}: give 'table' or 'sql' with a database, one of them"
+        )
+    return DatabaseShard(
+        url=url,
+        table=table,
+        sql=sql.strip().rstrip(";") or None,
+        order_by=_texts(entry, "order-by", where, ()),
+        fingerprint=_text(entry, "fingerprint", where).strip().rstrip(";") or None,
+        chunk_rows=_count(entry, "chunk-rows", where, DEFAULT_CHUNK_ROWS),
+        is_pushed_down=_flag(entry, "push-down", where),
+    )
+
+
+def _read_uri(file: Path, where: str) -> str:
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise SourceError(
+            f"'uri-file' of {where}: {file} cannot be read: {reason}"
+        ) from None
+    if "${" in text:
+        raise SourceError(f"'uri-file' of {where}: {file} must hold the whole URI")
+    return text
+
+
+def _relation(entry: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
+    """The parts of a table's name: "schema.table", or "table"."""
+    name = _text(entry, "table", where)
+    if not name:
+        return None
+    # a name that holds a dot or a quote is written in double quotes
+    parts = re.findall(r'"((?:[^"]|"")+)"|([^".]+)', name)
+    plain = [(quoted.replace('""', '"'), bare) for quoted, bare in parts]
+    written = ".".join(f'"{q}"' if q else bare for q, bare in parts)
+    if written != name or len(parts) > 3:
+        raise SourceError(
+            f"'table' of {where} is {name!r}: expected a name, or schema.name"
+        )
+    return tuple(quoted or bare for quoted, bare in plain)
+
+
+def _text(entry: Mapping[str, Any], key: str, where: str) -> str:
+    value = entry.get(key, "")
+    if not isinstance(value, str):
+        raise SourceError(f"{key!r} of {where} must be a string, not {_form(value)}")
+    return value
+
+
+def _form(value: object) -> str:
+    """What a value is, without a text: it may be a URI in the wrong place."""
+    return repr(value) if isinstance(value, int | float) else type(value).__name__
+
+
+def _texts(
+    entry: Mapping[str, Any], key: str, where: str, default: tuple[str, ...]
+) -> tuple[str, ...]:
+    value = entry.get(key, list(default))
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise SourceError(
+            f"{key!r} of {where} must be a list of strings, not {_form(value)}"
+        )
+    return tuple(value)
+
+
+def _count(entry: Mapping[str, Any], key: str, where: str, default: int) -> int:
+    value = entry.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise SourceError(f"{key!r} of {where} must be at least 1, not {value!r}")
+    return value
+
+
+def _flag(entry: Mapping[str, Any], key: str, where: str) -> bool:
+    value = entry.get(key, True)
+    if not isinstance(value, bool):
+        raise SourceError(f"{key!r} of {where} must be true or false, not {value!r}")
+    return value
+
+
+def _types(entry: Mapping[str, Any], where: str) -> dict[str, str]:
+    types = entry.get("types", {})
+    if not isinstance(types, dict):
+        raise SourceError(f"'types' of {where} must be a table, not {_form(types)}")
+    for column, name in types.items():
+        if not isinstance(name, str) or not _TYPE_TEXT.fullmatch(name):
+            raise SourceError(
+                f"'types' of {where}: {name!r} for column {column!r} is not the name "
+                "of a DuckDB type, such as DOUBLE, BIGINT, VARCHAR or TIMESTAMP"
+            )
+    return dict(types)
+
+
+def _refuse_unknown(
+    entry: Mapping[str, object], allowed: Sequence[str], where: str
+) -> None:
+    for key in entry:
+        if key not in allowed:
+            close = get_close_matches(key, allowed, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise SourceError(
+                f"unknown key {key!r} in {where}{hint}: "
+                f"valid keys are {', '.join(allowed)}"
+            )
+
+
+def file_suffix(path: str) -> str:
+    """The suffix that decides how a file is read; "" for a folder of Parquet files.
+
+    Raises:
+        SourceError: it is neither a folder nor a file of a known kind.
+    """
+    for suffix in (*CSV_SUFFIXES, *PARQUET_SUFFIXES):
+        if path.lower().endswith(suffix):
+            return suffix
+    if path.endswith(("/", os.sep)) or Path(path).is_dir():
+        return ""
+    known = ", ".join((*CSV_SUFFIXES, *PARQUET_SUFFIXES))
+    raise SourceError(
+        f"cannot tell the format of {path}: known extensions are {known}; a folder of "
+        "Parquet files ends in /, and a DuckDB file needs 'table'"
+    )
