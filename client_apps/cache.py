@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-VERSION: Final = 1
+VERSION: Final = 2
 ENTRY_FILE: Final = "entry.json"
 USES: Final = "uses"
 ONCE: Final = "once-"

@@ -95,6 +95,8 @@ def _extracted_reply(
     facts: dict[str, Any] = {
         "rows": extracted.rows,
         "keys": [key.kind for key in extracted.keys],
+        "engine": extracted.engine,
+        "pushed": list(extracted.pushed),
     }
     arrays: dict[str, AnyArray] = {}
     for number, key in enumerate(key.hashed(hasher) for key in extracted.keys):

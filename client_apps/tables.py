@@ -188,8 +188,20 @@ def _rows_of(number: int) -> str:
 
 
 def _identity(source: ShardSource) -> list[Any]:
-    """What of a source decides how its rows are read; no secret is part of it."""
-    return [str(source), dict(source.types), list(source.nulls)]
+    """What of a source decides which rows are read, and how; it goes into a hash."""
+    own = [str(source), dict(source.types), list(source.nulls)]
+    database = source.database
+    if database is None:
+        return own
+    login = database.url.url
+    return [
+        *own,
+        list(database.order_by),
+        database.is_pushed_down,
+        # another user, or another search path, may see other rows
+        login.username,
+        {name: str(value) for name, value in login.query.items()},
+    ]
 
 
 def _check_unchanged(source: ShardSource, state: str | None) -> None:

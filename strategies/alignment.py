@@ -18,10 +18,11 @@ from strategies.groups import GROUPS, check_groups, split_groups
 from strategies.inventory import Inventory
 from strategies.key_relay import relay_secret
 from strategies.labels import Labels, choose_loss, read_labels
-from strategies.received import fact_of, read_key, read_label
+from strategies.received import fact_of, read_key, read_label, read_work
 from tp_flower.encoding.choice import TableChoice, choose_encoders
 from tp_flower.errors import SchemaError, SettingsError
 from tp_flower.experiment import Settings
+from tp_flower.explain.words import SiteWork
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.mapping import JoinStep, TableMapping, build_mapping, split_rows
 from tp_flower.learning.losses import FloatArray, Loss
@@ -40,12 +41,14 @@ class Extracted:
         parts: by table, in shard order.
         rows: by part, after the filters.
         keys: by (table, key number), in shard order.
+        work: by part, where its fragment ran.
         labels: of the label table.
     """
 
     parts: dict[str, tuple[Part, ...]]
     rows: dict[int, int]
     keys: dict[tuple[str, int], list[KeyColumn]]
+    work: dict[int, SiteWork]
     labels: Labels
 
     @property
@@ -210,6 +213,7 @@ def _extract(
             for table, own in parts.items()
             for key in range(len(bound.fragments_of(table)[0].keys))
         },
+        work={part.number: read_work(facts, part) for part in fragments},
         labels=_labels(parts[bound.label_table], replies, rows, settings),
     )
 

@@ -24,7 +24,7 @@ from tp_flower.explain.explanation import (
     TableExplanation,
 )
 from tp_flower.explain.releases import Audience, releases
-from tp_flower.explain.words import describe_work
+from tp_flower.explain.words import describe_places, describe_work
 from tp_flower.joins.key_codes import join_codes
 from tp_flower.joins.table_rows import IntArray
 from tp_flower.protocol import Action, Update
@@ -111,7 +111,12 @@ class Explain(RoundStrategy):
             names=tuple(fragment.name for fragment in fragments),
             sites=tuple(part.site for part in parts),
             rows=tuple(found.aligned.extracted.rows[part.number] for part in parts),
-            work=describe_work(fragments),
+            work=(
+                *describe_work(fragments),
+                *describe_places(
+                    [(p.site, found.aligned.extracted.work[p.number]) for p in parts]
+                ),
+            ),
             features=encoder.width,
             dropped=encoder.dropped,
             unused_rows=int(np.count_nonzero(multiplicity == 0)),

@@ -16,6 +16,7 @@ from tp_flower.encoding.choice import TableChoice
 from tp_flower.encoding.statistics import ColumnStatistics
 from tp_flower.encoding.statistics_wire import from_wire
 from tp_flower.errors import ReplyError, SchemaError
+from tp_flower.explain.words import SiteWork
 from tp_flower.extraction.extracted import KeyColumn, LabelColumn
 from tp_flower.protocol import AnyArray
 
@@ -102,6 +103,18 @@ def read_key(replies: Replies, part: Part, key: int, rows: int) -> KeyColumn:
     if not 0 <= key < len(kinds) or not isinstance(kinds[key], str):
         raise refuse(part, f"no type of join key {key}")
     return KeyColumn(codes, hashes, kinds[key])
+
+
+def read_work(facts: Mapping[int, Mapping[str, Any]], part: Part) -> SiteWork:
+    """Return where a part's fragment ran.
+
+    Raises:
+        ReplyError: it is not told in words.
+    """
+    pushed = fact_of(facts, part, "pushed", list)
+    if not all(isinstance(words, str) for words in pushed):
+        raise refuse(part, "no words of what its database computed")
+    return SiteWork(fact_of(facts, part, "engine", str), tuple(pushed))
 
 
 def read_label(replies: Replies, part: Part, rows: int) -> LabelColumn:

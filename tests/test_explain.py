@@ -16,6 +16,8 @@ import strategies.app
 from client_apps.app import app
 from strategies import Explain
 from strategies.app import CONSOLE_WIDTH
+from tests.database_tables import fill
+from tests.servers import uri
 from tp_flower.datasets import FLIGHTS_SQL, STORE_SQL, flights_tables, make_store
 from tp_flower.errors import MappingError
 from tp_flower.explain.console import explanation_view
@@ -458,3 +460,26 @@ def test_a_query_over_one_table_reads_well_too():
     assert "[red] (orders)" in text
     assert "Join keys" not in text
     assert [own.name for own in found.strategies] == ["admm", "sgd"]
+
+
+def test_explain_names_the_database_and_what_it_computes(tmp_path, postgresql):
+    name = fill(
+        postgresql,
+        "payments",
+        {"cust": "BIGINT", "amount": "DOUBLE PRECISION"},
+        [(1, 2.0), (1, 4.0), (2, 8.0), (3, None)],
+    )
+    tables = tmp_path / "tables.toml"
+    address = uri(postgresql).replace("\\", "\\\\")
+    tables.write_text(f'[tables.payments]\nuri = "{address}"\ntable = "{name}"\n')
+    sql = """SELECT o.qty AS label, o.day, p.mean FROM orders o JOIN (
+        SELECT cust, AVG(amount) AS mean FROM payments WHERE amount > 1 GROUP BY cust
+    ) p ON o.cust = p.cust"""
+    found = explain(sql, {"shop": {"orders": ORDERS}, "bank": str(tables)})
+    orders, payments = found.tables
+    assert orders.work[-1] == "shop: all in DuckDB at the site"
+    assert payments.work[-1] == (
+        'payments-0: in postgresql: filter: "amount" > 1; sub-query: GROUP BY "cust". '
+        "All else in DuckDB at the site"
+    )
+    assert "in postgresql" in printed(found)

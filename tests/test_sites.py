@@ -219,6 +219,9 @@ HOSTILE = [
         statistic(0, m2=-1.0),
         "statistics of feature 'price': m2 must be at least 0",
     ),
+    ("query.extract", SHOP, fact(engine=7), "no usable 'engine'"),
+    ("query.extract", SHOP, fact(pushed="all"), "no usable 'pushed'"),
+    ("query.extract", SHOP, fact(pushed=[1]), "no words of what its database computed"),
     ("train.prepare", SHOP, fact(features=None), "no usable 'features'"),
     ("train.prepare", SHOP, fact(**{"mean-curvature": -1.0}), "'mean-curvature'"),
     (

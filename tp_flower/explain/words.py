@@ -1,9 +1,48 @@
 """A fragment of the query in words: what the sites of one table run."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tp_flower.query.fragment import Feature, Fragment
 from tp_flower.sources.sql_text import quote_name
+from tp_flower.sources.tables_file import DUCKDB
+
+
+@dataclass(frozen=True)
+class SiteWork:
+    """Where a shard's fragment runs.
+
+    Attributes:
+        engine: the kind of database that holds the rows.
+        pushed: what it computes, in words; DuckDB computes the rest at the site.
+    """
+
+    engine: str
+    pushed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Say it on one line."""
+        if self.engine == DUCKDB:
+            return "all in DuckDB at the site"
+        pushed = "; ".join(self.pushed) or "the columns only"
+        return f"in {self.engine}: {pushed}. All else in DuckDB at the site"
+
+
+def describe_places(shards: Sequence[tuple[str, SiteWork]]) -> tuple[str, ...]:
+    """Return where the work of a table is done, a line for all sites that do alike.
+
+    Args:
+        shards: of one table: the site and its work.
+
+    >>> describe_places([("us", SiteWork("duckdb")), ("uk", SiteWork("duckdb"))])
+    ('us, uk: all in DuckDB at the site',)
+    """
+    sites: dict[SiteWork, list[str]] = {}
+    for site, work in shards:
+        sites.setdefault(work, []).append(site)
+    return tuple(
+        f"{', '.join(dict.fromkeys(own))}: {work}" for work, own in sites.items()
+    )
 
 
 def describe_work(fragments: Sequence[Fragment]) -> tuple[str, ...]:

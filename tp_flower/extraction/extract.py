@@ -73,7 +73,11 @@ def extract(
         with closing(ShardWriter(plan, files, folder)) as writer:
             for batch in _batches(opened, plan):
                 writer.add(batch)
-            meta = writer.finish(fragment.table)
+            meta = {
+                **writer.finish(fragment.table),
+                "engine": source.engine,
+                "pushed": list(opened.pushed),
+            }
     if folder:
         (folder / META_FILE).write_text(json.dumps(meta), encoding="utf-8")
     return ExtractedShard(files, meta)

@@ -138,6 +138,8 @@ class ExtractedShard:
         table: the fragment's table (its alias in the query).
         rows: n; zero if no row passes the filters.
         features: what the features are, in the fragment's order.
+        engine: the kind of database that the rows came from.
+        pushed: what that database computed, in words.
         meta: as given.
     """
 
@@ -145,6 +147,8 @@ class ExtractedShard:
         self.meta = meta
         self.table: str = meta["table"]
         self.rows = int(meta["rows"])
+        self.engine: str = meta["engine"]
+        self.pushed: tuple[str, ...] = tuple(meta["pushed"])
         self.features = tuple(
             FeatureInfo(item["name"], item["kind"], int(item["width"]))
             for item in meta["features"]

@@ -45,6 +45,7 @@ from tp_flower.databases.url import DatabaseUrl, parse_url
 from tp_flower.errors import SourceError
 
 DEFAULT_NULLS: Final = ("", "NA", "NaN", "nan", "NULL", "null")
+DUCKDB: Final = "duckdb"
 DEFAULT_CHUNK_ROWS: Final = 50_000
 CSV_SUFFIXES: Final = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 PARQUET_SUFFIXES: Final = (".parquet",)
@@ -117,6 +118,11 @@ class ShardSource:
     relation: tuple[str, ...] | None = None
     database: DatabaseShard | None = None
     min_count: int = 1
+
+    @property
+    def engine(self) -> str:
+        """The kind of database that the rows are in; DuckDB reads all others."""
+        return self.database.url.name if self.database else DUCKDB
 
     def __str__(self) -> str:
         """The shard in words, as error messages name it."""
