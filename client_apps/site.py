@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 from flwr.app import Context
 
+from client_apps.saved_models import MODELS, SavedModel
 from client_apps.shard import Shard, ShardData
-from client_apps.store import Entry, SiteStore
+from client_apps.store import IN_MEMORY, Entry, SiteStore, cannot_write
 from client_apps.tables import SiteTables
+from tp_flower.encoding.encoder import SiteEncoder
 from tp_flower.errors import SettingsError, SiteError, TPFlowerError
 from tp_flower.extraction.extracted import ExtractedShard
 from tp_flower.learning.losses import FloatArray
@@ -72,6 +74,7 @@ class Site:
         self.current_part: int | None = None
         root = str(context.node_config.get(STATE_DIR, "") or _default_state_dir())
         self.store = SiteStore(root, context.run_id, context.node_id)
+        self._root = root
         self.tables = SiteTables(root, self._cache_limit(), self.store)
 
     def shards(self) -> tuple[ShardSource, ...]:
@@ -168,6 +171,28 @@ class Site:
                 arrays[number, name] = vector
         for name, record in pack(Packet({}, arrays)).items():
             self.context.state[name] = record
+
+    def keep_models(self) -> None:
+        """Save the parts' models, as they are now, where later runs find them.
+
+        Raises:
+            SiteError: if they cannot be written.
+        """
+        if self._root == IN_MEMORY:
+            return
+        folder = Path(self._root) / MODELS / self.store.run
+        for part in self.parts():
+            meta: Any = self.store.load(f"part-{part.number}").meta
+            saved = SavedModel(
+                table=part.table,
+                encoder=SiteEncoder.from_json(meta["encoder"]),
+                spec=ModelSpec.from_json(meta["model"]),
+                parameters=part.shard.model.parameters,
+            )
+            try:
+                saved.save(folder / f"part-{part.number}")
+            except OSError as error:
+                raise cannot_write(folder, error) from error
 
     def clear(self) -> None:
         """Forget the run."""

@@ -173,8 +173,10 @@ def _next_scores(part: Part, header: dict[str, Any]) -> dict[tuple[int, str], An
     return arrays
 
 
-def finish(site: Site, request: Packet) -> Packet:  # noqa: ARG001
-    """Forget the run's working files and state."""
+def finish(site: Site, request: Packet) -> Packet:
+    """Save the models of a run that went well, and forget all else of it."""
+    if request.header.get("keep-models"):
+        site.keep_models()
     site.clear()
     return Packet()
 

@@ -70,7 +70,7 @@ class RelationalStrategy(RoundStrategy):
         self.start_epochs()
         yield from self.epochs(federation)
         self.end_epochs()
-        yield ask(Action.FINISH, federation.parts)
+        yield ask(Action.FINISH, federation.parts, {"keep-models": True})
 
     def result_arrays(self) -> ArrayRecord:
         """Return the base score."""

@@ -1,0 +1,147 @@
+"""What a site keeps of its model scores rows as the run did, also rows it never saw."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from client_apps.app import app
+from client_apps.saved_models import SavedModel
+from strategies import Explain, TablePuppetADMM, TablePuppetSGD
+from tp_flower.errors import SiteError
+from tp_flower.extraction.extract import extract
+from tp_flower.grid import InProcessGrid
+from tp_flower.protocol import unpack
+from tp_flower.query import Query
+from tp_flower.sources.shards import ShardSource, register_frames, release
+
+ROWS = 30
+SQL = "SELECT o.qty AS label, o.price, c.age, c.kind FROM orders o JOIN c ON o.c = c.id"
+ENCODERS = (("c", "kind", "one-hot(2) indicator"), ("o", "price", "quantile-bins(3)"))
+
+
+def frames():
+    rng = np.random.default_rng(5)
+    price = rng.normal(size=ROWS)
+    customer = np.arange(ROWS) % 6
+    orders = pd.DataFrame({"c": customer, "price": price, "qty": price + customer})
+    kinds = ["a", "b", "b", None, "c", "b"]
+    people = pd.DataFrame({"id": range(6), "age": [20.0, 30, 41, 50, 66, 70]})
+    return orders, people.assign(kind=kinds)
+
+
+def train(folder, method, **settings):
+    """Train, and return the last local scores that each part sent."""
+    orders, people = frames()
+    scores = {}
+
+    def watch(message):
+        if message.has_content() and "message" in message.content.config_records:
+            for (part, name), array in unpack(message.content).arrays.items():
+                if name == "scores":
+                    scores[part] = np.array(array)
+
+    sites = [{"orders": orders}, {"c": [people[:4], people[4:]]}]
+    grid = InProcessGrid(app, sites, observe=watch)
+    for context in grid.contexts.values():
+        context.node_config["state-dir"] = str(folder)
+    settings = {"test_fraction": 0.0, "encoders": ENCODERS, **settings}
+    method(Query.from_sql(SQL), **settings).start(grid)
+    return scores
+
+
+def saved_parts(folder: Path) -> dict[int, SavedModel]:
+    found = sorted((folder / "models").glob("*/part-*"))
+    return {
+        int(path.name.removeprefix("part-")): SavedModel.load(path) for path in found
+    }
+
+
+def scores_of(saved: SavedModel, frame: pd.DataFrame) -> np.ndarray:
+    """Score rows of a data frame as a prediction would."""
+    token = register_frames({"t": frame}, "here")
+    fragment = (
+        Query.from_sql(SQL)
+        .bind(
+            {
+                "orders": dict.fromkeys(["c", "price", "qty"], "DOUBLE"),
+                "c": {"id": "BIGINT", "age": "DOUBLE", "kind": "VARCHAR"},
+            }
+        )
+        .fragment(saved.table)
+    )
+    rows = extract(ShardSource("t", "here", 0, token=token), fragment)
+    columns = {info.name: rows.column(info.name) for info in rows.features}
+    release(token)
+    return saved.model("cpu").scores(saved.encoder.transform(columns))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        (TablePuppetADMM, {"num_epochs": 3}),
+        (TablePuppetADMM, {"num_epochs": 2, "lou": "consensus"}),
+        (TablePuppetADMM, {"num_epochs": 2, "model": "mlp"}),
+        (TablePuppetSGD, {"num_epochs": 2, "batch_size": 10}),
+    ],
+)
+def test_saved_model_scores_as_the_run_did(tmp_path, method, settings):
+    sent = train(tmp_path, method, **settings)
+    orders, people = frames()
+    parts = saved_parts(tmp_path)
+    assert sorted(parts) == [0, 1, 2]
+    assert [part.table for part in parts.values()] == ["o", "c", "c"]
+    for number, frame in enumerate([orders, people[:4], people[4:]]):
+        again = scores_of(parts[number], frame)
+        assert again == pytest.approx(sent[number], abs=1e-5)
+
+
+def test_saved_model_scores_rows_and_categories_it_never_saw(tmp_path):
+    train(tmp_path, TablePuppetADMM, num_epochs=3)
+    part = saved_parts(tmp_path)[1]
+    _, people = frames()
+    new = pd.DataFrame({"id": [9, 9, 9], "age": [41.0] * 3, "kind": ["new", "c", "b"]})
+    scores = scores_of(part, new)
+    # with one-hot(2) all but the most frequent category share "(other)"
+    assert scores[0] == scores[1] != scores[2]
+    assert scores[2] == pytest.approx(scores_of(part, people[2:3])[0])
+
+
+def test_saved_model_keeps_its_keys_to_the_site(tmp_path):
+    train(tmp_path, TablePuppetADMM, num_epochs=1)
+    (folder,) = (tmp_path / "models").glob("*/part-1")
+    assert folder.stat().st_mode & 0o077 == 0
+    assert json.loads((folder / "model.json").read_text())["encoder"]["keys"]
+
+
+def test_explain_saves_no_model(tmp_path):
+    train(tmp_path, Explain, mode="explain")
+    assert not (tmp_path / "models").exists()
+
+
+def damage(folder, name, text):
+    (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "match"),
+    [
+        ("model.json", "{", "is damaged"),
+        ("model.json", "{}", "is damaged"),
+        ("model.json", '{"version": 7}', "is of version 7, expected 1"),
+        ("model.safetensors", "no", "is damaged"),
+    ],
+)
+def test_damaged_model_is_refused(tmp_path, name, text, match):
+    train(tmp_path, TablePuppetADMM, num_epochs=1)
+    (folder,) = (tmp_path / "models").glob("*/part-1")
+    damage(folder, name, text)
+    with pytest.raises(SiteError, match=match):
+        SavedModel.load(folder)
+
+
+def test_missing_model(tmp_path):
+    with pytest.raises(SiteError, match="there is no model in"):
+        SavedModel.load(tmp_path)
