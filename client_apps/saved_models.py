@@ -6,8 +6,6 @@ encoder with its keys, and the model's specification). It never leaves the site.
 """
 
 import json
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -15,6 +13,7 @@ from typing import Any, Final, Self
 import numpy as np
 import safetensors.numpy
 
+from client_apps.folders import whole_folder
 from tp_flower.encoding.encoder import SiteEncoder
 from tp_flower.errors import SchemaError, SiteError
 from tp_flower.learning.losses import FloatArray
@@ -59,20 +58,11 @@ class SavedModel:
             "model": self.spec.to_json(),
             "encoder": self.encoder.to_json(),
         }
-        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # mkdtemp: nobody else may read it, because of the encoder's keys
-        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".saving-"))
-        try:
-            (temporary / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
-            data = safetensors.numpy.save(
-                {_THETA: np.ascontiguousarray(self.parameters)}
-            )
-            (temporary / _PARAMETERS).write_bytes(data)
-            shutil.rmtree(folder, ignore_errors=True)
-            temporary.rename(folder)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+        parameters = {_THETA: np.ascontiguousarray(self.parameters)}
+        with whole_folder(folder) as whole:
+            (whole / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
+            data = safetensors.numpy.save(parameters)
+            (whole / _PARAMETERS).write_bytes(data)
 
     @classmethod
     def load(cls, folder: Path) -> Self:

@@ -9,9 +9,7 @@ from message to message (parameters) is small and travels in Flower's
 """
 
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from client_apps.folders import whole_folder
 from tp_flower.errors import SiteError
 
 AnyArray = npt.NDArray[Any]
@@ -112,18 +111,11 @@ class SiteStore:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _write(self, folder: Path, name: str, entry: Entry) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = Path(tempfile.mkdtemp(dir=folder, prefix=f".{name}-"))
-        try:
+        with whole_folder(folder / name) as whole:
             for key, array in entry.arrays.items():
-                np.save(temporary / f"{key}.npy", array, allow_pickle=False)
+                np.save(whole / f"{key}.npy", array, allow_pickle=False)
             meta = {"meta": entry.meta, "arrays": list(entry.arrays)}
-            (temporary / META_FILE).write_text(json.dumps(meta), encoding="utf-8")
-            shutil.rmtree(folder / name, ignore_errors=True)
-            os.replace(temporary, folder / name)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+            (whole / META_FILE).write_text(json.dumps(meta), encoding="utf-8")
 
 
 def cannot_write(folder: Path, error: OSError) -> SiteError:

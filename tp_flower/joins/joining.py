@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tp_flower.joins.key_codes import NULL
 from tp_flower.joins.table_rows import NO_ROW, IntArray
-from tp_flower.query.query import Join
+from tp_flower.query import Join
 
 Codes = tuple[IntArray, IntArray]
 """Codes of the left and the right key of a join, by row of their tables."""

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from tp_flower.errors import MappingError
 from tp_flower.extraction.extracted import KeyColumn
-from tp_flower.query.query import Join
+from tp_flower.query import Join
 
 IntArray = npt.NDArray[np.int32]
 

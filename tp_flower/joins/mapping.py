@@ -20,7 +20,7 @@ from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.joining import JoinStep, describe_step, join_table, match_table
 from tp_flower.joins.key_codes import join_codes
 from tp_flower.joins.table_rows import FloatArray, TableRows
-from tp_flower.query.query import Join
+from tp_flower.query import Join
 
 __all__ = [
     "MAX_JOINED_ROWS",

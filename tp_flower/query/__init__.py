@@ -1,14 +1,10 @@
 """The training set as SQL: what each table's sites run, and how their rows join."""
 
-from tp_flower.query.query import (
-    BoundQuery,
-    DerivedTable,
-    Feature,
-    Fragment,
-    Join,
-    Query,
-    TableRef,
-)
+from tp_flower.query.binding import BoundQuery, Join
+from tp_flower.query.fragment import Feature, Fragment
+from tp_flower.query.query import Query
+from tp_flower.query.statement import DerivedTable, TableRef
+from tp_flower.query.subquery import SubQuery
 
 __all__ = [
     "BoundQuery",
@@ -17,5 +13,6 @@ __all__ = [
     "Fragment",
     "Join",
     "Query",
+    "SubQuery",
     "TableRef",
 ]

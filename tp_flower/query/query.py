@@ -19,22 +19,10 @@ with UNION ALL.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tp_flower.query.binding import BoundQuery, Join, bind_statement
+from tp_flower.query.binding import BoundQuery, bind_statement
 from tp_flower.query.expressions import DIALECT
-from tp_flower.query.fragment import Feature, Fragment, SubQuery
 from tp_flower.query.parsing import parse_statement
-from tp_flower.query.statement import DerivedTable, Statement, Table, TableRef
-
-__all__ = [
-    "BoundQuery",
-    "DerivedTable",
-    "Feature",
-    "Fragment",
-    "Join",
-    "Query",
-    "SubQuery",
-    "TableRef",
-]
+from tp_flower.query.statement import Statement, Table
 
 
 @dataclass(frozen=True)
