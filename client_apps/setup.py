@@ -17,6 +17,7 @@ from tp_flower.encoding.encoder import SiteEncoder, TableEncoder
 from tp_flower.encoding.statistics import Sample, feature_statistics
 from tp_flower.encoding.statistics_wire import to_wire
 from tp_flower.errors import SettingsError, SiteError
+from tp_flower.extraction.canonical import without_values
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import ExtractedShard
 from tp_flower.learning.models import LinearModel, LocalModel, ModelSpec
@@ -50,7 +51,9 @@ def describe(site: Site, request: Packet) -> Packet:
                 "site": source.site,
                 "index": source.index,
                 "position": position,
-                "columns": {n: _type(kind) for n, kind in schema.columns.items()},
+                "columns": {
+                    n: without_values(kind) for n, kind in schema.columns.items()
+                },
                 "rows": schema.rows,
                 "all-null": list(schema.all_null),
             }
@@ -64,11 +67,6 @@ def describe(site: Site, request: Packet) -> Packet:
             "simulated": site.is_simulated,
         }
     )
-
-
-def _type(duckdb_type: str) -> str:
-    # an enumeration type lists the column's values; it is used as text
-    return "VARCHAR" if duckdb_type.startswith("ENUM(") else duckdb_type
 
 
 def extract_rows(site: Site, request: Packet) -> Packet:

@@ -1,5 +1,6 @@
 """Every bad input of issue 2 has an error of its own, before training starts."""
 
+import duckdb
 import numpy as np
 import pandas as pd
 import pytest
@@ -350,6 +351,27 @@ def test_enumerated_types_do_not_travel():
     hosted = sites(shop={"orders": orders(note=categories)})
     strategy = TablePuppetADMM(Query.from_sql(SQL), num_epochs=1)
     strategy.start(InProcessGrid(app, hosted, observe=note))
+    assert not [text for text in texts if "secret" in text]
+
+
+def test_enumerated_types_within_others_do_not_travel(tmp_path):
+    with duckdb.connect(tmp_path / "crm.duckdb") as connection:
+        connection.execute("CREATE TYPE mood AS ENUM ('secret-a', 'it''s secret)')")
+        connection.execute(
+            "CREATE TABLE orders AS SELECT 1 AS cust, 2.0 AS qty, 3.0 AS price, "
+            "{'m': CAST('secret-a' AS mood)} AS note"
+        )
+    file = tmp_path / "tables.toml"
+    file.write_text('[tables.orders]\npath = "crm.duckdb"\ntable = "orders"\n')
+    texts: list[str] = []
+
+    def note(message: Message) -> None:
+        texts.append(str(message.content.config_records["message"]["header"]))
+
+    hosted = {**sites(), "shop": file}
+    strategy = TablePuppetADMM(Query.from_sql(SQL.replace("o.price", "o.note")))
+    with pytest.raises(SiteError, match=r"STRUCT\(m VARCHAR\), which cannot be used"):
+        strategy.start(InProcessGrid(app, hosted, observe=note))
     assert not [text for text in texts if "secret" in text]
 
 

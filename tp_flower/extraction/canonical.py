@@ -30,6 +30,7 @@ _KINDS: Final[dict[Kind, re.Pattern[str]]] = {
     "time": re.compile(r"DATE|TIMESTAMP( WITH TIME ZONE|_S|_MS|_NS)?"),
     "text": re.compile(r"VARCHAR|UUID|ENUM\(.*\)", re.DOTALL),
 }
+_ENUM: Final = re.compile(r"ENUM\((?:'(?:[^']|'')*'(?:, *)?)*\)")
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,15 @@ def kind_of(duckdb_type: str) -> Kind | None:
         if pattern.fullmatch(duckdb_type):
             return kind
     return None
+
+
+def without_values(duckdb_type: str) -> str:
+    """Return a type as it may leave a site: an enumeration lists the column's values.
+
+    >>> without_values("STRUCT(mood ENUM('sad', 'it''s)'))[]")
+    'STRUCT(mood VARCHAR)[]'
+    """
+    return _ENUM.sub("VARCHAR", duckdb_type)
 
 
 def comparable(column: TypedColumn) -> str:

@@ -20,6 +20,7 @@ from tp_flower.extraction.canonical import (
     comparable,
     kind_of,
     vector_width,
+    without_values,
 )
 from tp_flower.query.fragment import Feature
 from tp_flower.sources.engine_errors import safe_message
@@ -220,8 +221,9 @@ def _piece(
     name, column, sql = spelled
     kind = kind_of(duckdb_type)
     if kind is None or (kind == "vector" and not can_be_vector):
+        shown = without_values(duckdb_type)
         raise SourceError(
-            f"{source}: {name!r} is of type {duckdb_type}, which cannot be used: "
+            f"{source}: {name!r} is of type {shown}, which cannot be used: "
             "CAST it to a number, a text, a date, a timestamp or a boolean"
         )
     return Piece(name, column, TypedColumn(f"({sql})", duckdb_type, kind))
