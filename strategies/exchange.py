@@ -5,7 +5,6 @@ went over the wire is counted by table. A reply that does not fit what was asked
 refused here, in the name of the site that sent it.
 """
 
-import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +27,9 @@ from tp_flower.protocol import (
 
 FIRST_POLL_SECONDS = 0.001
 LONGEST_POLL_SECONDS = 0.1
+
+LONGEST_SECONDS = 1e9
+"""No site works on one message for longer."""
 
 REASON_CHARACTERS = 1000
 
@@ -243,8 +245,8 @@ def _check_header(request: Request, packet: Packet, node: int) -> None:
     if not _lists_once(listed, {entry["id"] for entry in told}):
         raise ReplyError("it does not list every part it was asked about, each once")
     seconds = packet.header.get("seconds", 0.0)
-    is_number = isinstance(seconds, int | float) and math.isfinite(seconds)
-    if not is_number or seconds < 0:
+    # false for NaN, and for a whole number of any size
+    if not (isinstance(seconds, int | float) and 0 <= seconds <= LONGEST_SECONDS):
         raise ReplyError("its 'seconds' is not a duration")
 
 

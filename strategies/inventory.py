@@ -228,7 +228,7 @@ def read_inventory(answers: Mapping[int, Packet]) -> Inventory:
         try:
             shards += _hosted(node, packet.header["shards"])
             nodes[node] = _node(packet.header)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise ReplyError(f"the description of node {node} is malformed") from None
     _refuse_twins(shards)
     return Inventory(tuple(shards), nodes)

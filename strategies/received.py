@@ -5,7 +5,7 @@ and every fact gets its type, shape and range checked, in the name of the site t
 it.
 """
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -83,7 +83,8 @@ def fact_of(
     value: Any = facts[part.number].get(name)
     is_kind = type(value) in _TYPES.get(kind, (kind,))
     is_number = isinstance(value, int | float)
-    if not is_kind or (is_number and not (math.isfinite(value) and value >= 0)):
+    # false for NaN and infinity, and for a whole number beyond any float
+    if not is_kind or (is_number and not 0 <= value <= sys.float_info.max):
         raise ReplyError(f"{_who(part)} reported no usable {name!r}")
     result: Fact = value
     return result

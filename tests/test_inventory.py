@@ -210,6 +210,7 @@ def test_two_nodes_with_the_same_shard():
         {"shards": 7},
         {"shards": [shard(columns=[], position=0)]},
         {"shards": [shard(rows="many", position=0)]},
+        {"shards": [shard(rows=float("inf"), position=0)]},
         {"shards": [shard(all_null=3, position=0)]},
         {"shards": [shard()]},
         {"tables": 7},

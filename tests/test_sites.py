@@ -291,6 +291,13 @@ def test_hostile_shard(action, change, method, settings):
         train(TamperingGrid(action, US, change), method, **settings)
 
 
+def test_fact_beyond_any_number():
+    grid = TamperingGrid("train.prepare", US, fact(features=10**400))
+    match = r"site 'us' \(table 'c'\) reported no usable 'features'"
+    with pytest.raises(ReplyError, match=match):
+        train(grid)
+
+
 def test_shards_that_differ_in_their_number_of_features():
     grid = TamperingGrid("train.prepare", US, fact(features=7))
     match = r"site 'us' \(table 'c'\) sent another number of features than 'uk'"
@@ -308,6 +315,8 @@ def renumbered(entries):
         (layout(lambda _: [[0, "scores", "float32", [10**9, 1]]]), "exceeds the pay"),
         (layout(lambda _: [[0, "scores", "float32", [2**70, 2**70]]]), "exceeds the"),
         (layout(lambda _: [[0, "scores", "float32", [-1, 1]]]), "bad entry"),
+        (layout(lambda _: [[0, "scores", "float32", [0, 10**30]]]), "shape of array"),
+        (layout(lambda _: [[0, "scores", "float32", [0] * 65]]), "shape of array"),
         (layout(lambda _: [[0, "scores", "object", [1]]]), "bad entry"),
         (layout(lambda _: [[0, "scores"]]), "bad entry"),
         (layout(lambda _: [None]), "bad entry"),
@@ -329,6 +338,7 @@ def renumbered(entries):
         ),
         (header(seconds="1"), "'seconds' is not a duration"),
         (header(seconds=-1), "'seconds' is not a duration"),
+        (header(seconds=10**400), "'seconds' is not a duration"),
     ],
 )
 def test_malformed_reply(change, match):

@@ -186,7 +186,10 @@ def _views(layout: list[Any], view: memoryview) -> dict[ArrayKey, AnyArray]:
         if offset + size > len(view):
             raise ReplyError(f"malformed message: array {name!r} exceeds the payload")
         flat = np.frombuffer(view, dtype, count, offset)
-        arrays[part, name] = flat.reshape(shape)
+        try:
+            arrays[part, name] = flat.reshape(shape)
+        except ValueError:  # too many dimensions, or one too long beside a 0
+            raise ReplyError(f"malformed message: shape of array {name!r}") from None
         offset += size + (-size % ALIGNMENT_BYTES)
     if offset != len(view):
         raise ReplyError("malformed message: the payload exceeds its layout")
