@@ -385,6 +385,29 @@ def test_folder_is_all_that_is_read(tmp_path):
         connection.execute(f"SELECT * FROM read_csv('{folder}/b.csv')")
 
 
+@pytest.mark.parametrize("name", ["a*", "[ab]", "?", "**"])
+@pytest.mark.parametrize("folder", ["data", "data [1]*"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_name_that_looks_like_a_pattern_is_one_file(tmp_path, folder, name, suffix):
+    (tmp_path / folder).mkdir()
+    for file, value in (
+        (f"{name}.{suffix}", 1),
+        (f"ab.{suffix}", 2),
+        (f"a.{suffix}", 3),
+    ):
+        frame = pd.DataFrame({"x": [value] * value})
+        path = tmp_path / folder / file
+        frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
+    path = str(tmp_path / folder / f"{name}.{suffix}")
+    source = ShardSource("t", "s", 0, path=path)
+    assert describe(source).rows == 1
+    with connect(source) as connection:
+        assert connection.execute("SELECT x FROM shard").fetchall() == [(1,)]
+    if suffix == "parquet":
+        every = replace(source, path=str(tmp_path / folder))
+        assert describe(every).rows == 1 + 2 + 3
+
+
 def test_missing_folder(tmp_path):
     text = "[tables.t]\npath = 'none/'\n"
     (source,) = load_tables(tables_file(tmp_path, text))

@@ -28,7 +28,7 @@ import duckdb
 from tp_flower.sources.csv_bytes import has_odd_numbers
 from tp_flower.sources.csv_checks import converted, is_read_strictly, is_suspect
 from tp_flower.sources.engine import new_engine
-from tp_flower.sources.sql_text import quote_name, quote_text
+from tp_flower.sources.sql_text import quote_name, quote_path, quote_text
 
 SAMPLE_ROWS: Final = 20_480
 """Rows that DuckDB looks at."""
@@ -106,7 +106,7 @@ class _File:
     def sniff(self, rows: int) -> Sniffed:
         """Return what DuckDB detects in the first rows."""
         frame = self.connection.execute(
-            f"SELECT * FROM sniff_csv({quote_text(self.path)}, sample_size = {rows}, "
+            f"SELECT * FROM sniff_csv({quote_path(self.path)}, sample_size = {rows}, "
             f"header = true, skip = 0, nullstr = {_list(self.nulls)})"
         ).df()
         return {str(key): value for key, value in frame.iloc[0].items()}
@@ -233,7 +233,7 @@ def _call(
         "nullstr": _list(nulls),
     }
     settings = ", ".join(f"{name} = {value}" for name, value in options.items())
-    return f"read_csv({quote_text(path)}, auto_detect = false, {settings})"
+    return f"read_csv({quote_path(path)}, auto_detect = false, {settings})"
 
 
 def _character(sniffed: str) -> str:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import duckdb
 
-from tp_flower.sources.sql_text import quote_text
+from tp_flower.sources.sql_text import quote_path, quote_text
 
 
 def new_engine() -> duckdb.DuckDBPyConnection:
@@ -26,7 +26,9 @@ def new_engine() -> duckdb.DuckDBPyConnection:
 
 def lock(connection: duckdb.DuckDBPyConnection, paths: Sequence[str] = ()) -> None:
     """Let the engine read these files at most, and never again be told otherwise."""
-    allowed = ", ".join(quote_text(path) for path in paths)
+    # a reader asks for the pattern that finds the file, and then for the file
+    spelled = {*map(quote_text, paths), *map(quote_path, paths)}
+    allowed = ", ".join(sorted(spelled))
     connection.execute(f"SET allowed_paths = [{allowed}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")

@@ -34,7 +34,7 @@ from tp_flower.sources.frames import (
     release,
 )
 from tp_flower.sources.scan import Scan, ShardSchema, column_types
-from tp_flower.sources.sql_text import quote_name, quote_text
+from tp_flower.sources.sql_text import quote_name, quote_path, quote_text
 from tp_flower.sources.tables_file import (
     PARQUET_SUFFIXES,
     ShardSource,
@@ -200,7 +200,7 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
     elif source.relation is not None:
         relation = _attached(connection, source.path, source.relation)
     elif Path(source.path).is_dir() or file_suffix(source.path) in PARQUET_SUFFIXES:
-        files = ", ".join(map(quote_text, _files(source.path)))
+        files = ", ".join(map(quote_path, _files(source.path)))
         relation = f"read_parquet([{files}])"
     else:
         found = csv_types(source.path, source.nulls)

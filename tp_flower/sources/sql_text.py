@@ -1,5 +1,7 @@
 """Quoting for DuckDB."""
 
+import re
+
 
 def quote_name(name: str) -> str:
     """Quote an identifier for DuckDB.
@@ -17,3 +19,12 @@ def quote_text(text: str) -> str:
     "'it''s'"
     """
     return "'" + text.replace("'", "''") + "'"
+
+
+def quote_path(path: str) -> str:
+    """Quote the path of one file, which a reader would take for a pattern.
+
+    >>> quote_path("a[1]*.csv")
+    "'a[[]1][*].csv'"
+    """
+    return quote_text(re.sub(r"[*?\[]", r"[\g<0>]", path))
