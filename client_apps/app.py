@@ -1,8 +1,9 @@
 """The Flower ClientApp: one thin action per message type.
 
-What an action raises on purpose travels back as an error with the part it was at,
-which the server turns into a site and a table; anything else is logged here and travels
-as its type and place only, because the text of a foreign exception may quote data.
+What an action raises on purpose is logged here, for those who can mend it, and travels
+back with the part it was at, which the server turns into a site and a table; anything
+else is logged here and travels as its type and place only, because the text of a
+foreign exception may quote data.
 """
 
 import time
@@ -47,6 +48,7 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
         packet.header["seconds"] = time.perf_counter() - started
         content = pack(packet)
     except TPFlowerError as error:
+        log(ERROR, "%s failed: %s", message.metadata.message_type, error)
         content = _error(site, str(error))
     except Exception as error:  # noqa: BLE001 - see the module docstring
         log(ERROR, "%s failed:\n%s", message.metadata.message_type, _trace(error))

@@ -233,8 +233,10 @@ def _place(bound: BoundQuery, inventory: Inventory) -> dict[Part, Fragment]:
 def _empty_shard(part: Part, fragment: Fragment) -> SchemaError:
     is_filtered = fragment.filters or fragment.subquery
     after = " after the query's filters" if is_filtered else ""
+    do = "filter less, or leave" if is_filtered else "leave"
     return SchemaError(
-        f"the shard of table {fragment.name!r} at site {part.site!r} is empty{after}"
+        f"the shard of table {fragment.name!r} at site {part.site!r} is empty{after}: "
+        f"every shard of {part.table!r} needs a row; {do} this shard out of the run"
     )
 
 

@@ -204,12 +204,14 @@ def test_table_name_in_other_case_is_the_same_table():
 def test_empty_shard():
     refused(
         SchemaError,
-        "the shard of table 'customers' at site 'uk' is empty$",
+        "the shard of table 'customers' at site 'uk' is empty: every shard of 'c' "
+        "needs a row; leave this shard out of the run$",
         sites(uk={"customers": customers((2, 3)).head(0)}),
     )
     refused(
         SchemaError,
-        "table 'customers' at site 'uk' is empty after the query's filters",
+        "table 'customers' at site 'uk' is empty after the query's filters: every "
+        "shard of 'c' needs a row; filter less, or leave this shard out of the run$",
         sql=f"{SQL} WHERE c.id < 2",
     )
 

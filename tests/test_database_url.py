@@ -12,6 +12,7 @@ ENVIRONMENT = {
     "USER_NAME": "anna@host",
     "HOST": "db.example.org",
     "EMPTY": "",
+    "AT": "postgresql://joe:p@s3cret@h/shop",
     "WHOLE": "postgresql://joe:s3cret@inner.example.org:5433/shop?sslmode=require",
 }
 
@@ -84,6 +85,13 @@ def test_words_of_a_driver_are_redacted():
         ("${MISSING}", "needs the environment variable 'MISSING', which is not set"),
         ("s3cret", "is not the URI of a database: expected for instance postgresql://"),
         ("postgresql://u:s3cret@h:s3cret/d", "is not the URI of a database"),
+        ("postgresql://u:p@s3cret@h/d", "has an @ too many: write @ : / of a user or"),
+        ("mariadb://u:p@x/s3cret@h/d", "as %40 %3A %2F, or put the password into a va"),
+        (
+            "postgresql://u:p@s3cret:x@h/d",
+            "not the URI of a database: .* as %40 %3A %2F",
+        ),
+        ("${AT}", "has an @ too many"),
         ("postgre://u:s3cret@h/d", r"not supported \(did you mean 'postgres'\?\)"),
         ("oracle://u:s3cret@h/d", "not supported: use postgresql://.* sqlite:///path"),
         ("postgresql+psycopg2://u:s3cret@h/d", "of a kind that is not supported: use"),

@@ -433,6 +433,16 @@ def test_foreign_exception_tells_its_place_not_its_text(monkeypatch):
     assert "secret" not in text
 
 
+def test_what_a_site_refuses_is_in_its_log_too(monkeypatch, caplog):
+    def refuse(*_):
+        raise SiteError("user or password are wrong")
+
+    monkeypatch.setattr("client_apps.shard.Shard.moments", refuse)
+    with pytest.raises(SiteError):
+        train(InProcessGrid(app, make_sites()))
+    assert "train.admm failed: user or password are wrong" in caplog.text
+
+
 def test_long_error_is_cut():
     grid = TamperingGrid("train.admm", SHOP, header(error="a\n" * 5000))
     with pytest.raises(SiteError, match=r"a a ?\.\.\.$") as caught:

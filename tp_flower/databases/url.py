@@ -101,8 +101,9 @@ def parse_url(
         where: what the URI belongs to, for messages.
 
     Raises:
-        SourceError: a variable is not set, the URI is none, or the database is of a
-            kind that is not supported. No message quotes the URI.
+        SourceError: a variable is not set, the URI is none, an @ of the password is
+            not encoded, or the database is of a kind that is not supported. No message
+            quotes the URI.
     """
     expanded, values = _expand(text, environment, where)
     try:
@@ -112,7 +113,15 @@ def parse_url(
     if url is None:
         raise SourceError(
             f"the 'uri' of {where} is not the URI of a database: "
-            f"expected for instance {SUPPORTED[0]}"
+            f"expected for instance {SUPPORTED[0]}, with @ : / of a user or password "
+            "as %40 %3A %2F"
+        )
+    # what follows the first @ of a password would pass for the host, and be shown
+    if "@" in f"{url.host}{url.database}" and not url.drivername.startswith("sqlite"):
+        raise SourceError(
+            f"the 'uri' of {where} has an @ too many: write @ : / of a user or "
+            "password as %40 %3A %2F, or put the password into a variable of its own, "
+            "user:${PASSWORD}@host, which takes it as it is"
         )
     backend, _, driver = url.drivername.partition("+")
     if backend not in _DIALECTS or driver not in ("", _DIALECTS[backend][1]):

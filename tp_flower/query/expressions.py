@@ -248,7 +248,10 @@ def _why_refused(node: exp.Expr) -> str:
     # The exact type: a subclass that a later sqlglot adds is not on the list.
     if type(node) not in ALLOWED_NODES:
         kind = "function" if isinstance(node, exp.Func) else "construct"
-        return f"{kind} {type(node).__name__} is not among those supported"
+        # its name in SQL, where it has one: that of the class is sqlglot's own
+        written = re.match(r"\w+(?=\(|$)", node.sql(DIALECT))
+        name = repr(written[0].lower()) if written else type(node).__name__
+        return f"{kind} {name} is not among those supported"
     if isinstance(node, exp.Anonymous) and node.name.lower() not in ALLOWED_FUNCTIONS:
         return f"function {shorten(node.name, 40)!r} is not among those supported"
     if isinstance(node, exp.DataType) and node.this not in ALLOWED_TYPES:
