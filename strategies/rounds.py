@@ -258,23 +258,27 @@ class RoundStrategy(Strategy):
         log(INFO, "Starting %s strategy:", type(self).__name__)
         self.summary()
         wanted = list(self.query.names)
-        self._inventory = find_sites(grid, self.settings, wanted)
-        self._progress.method = self.rounds()
         config = ConfigRecord() if train_config is None else train_config
         try:
+            self._inventory = find_sites(grid, self.settings, wanted)
+            self._progress.method = self.rounds()
             self._progress.pending = next(self._progress.method)
-            return self._run(grid, config, timeout or self.settings.site_timeout)
+            result = self._run(grid, config, timeout or self.settings.site_timeout)
         except Exception:
-            self._abandon(grid)
+            # every site that was asked for its tables has made keys
+            self._abandon(grid, grid.get_node_ids)
             raise
+        hosts = {shard.node for shard in self._inventory.shards}
+        self._abandon(grid, lambda: self._inventory.nodes.keys() - hosts)
+        return result
 
-    def _abandon(self, grid: Grid) -> None:
-        """Let the sites forget a failed run, as far as they can be reached."""
-        nodes = {part.node: Packet() for part in self._inventory.shards}
-        messages = make_messages(Request(Action.FINISH, nodes), 0)
+    def _abandon(self, grid: Grid, nodes: Callable[[], Iterable[int]]) -> None:
+        """Let sites forget the run, as far as they can be reached."""
         try:
+            packets = {node: Packet() for node in nodes()}
+            messages = make_messages(Request(Action.FINISH, packets), 0)
             send_and_receive(grid, messages, ABANDON_SECONDS)
-        except Exception as error:  # noqa: BLE001 - the run's own error matters more
+        except Exception as error:  # noqa: BLE001 - the run's own outcome matters more
             log(WARNING, "the sites could not be told to forget the run: %s", error)
 
     def _run(self, grid: Grid, config: ConfigRecord, timeout: float) -> Result:

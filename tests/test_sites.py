@@ -12,7 +12,7 @@ from client_apps.app import app
 from client_apps.shard import Shard
 from client_apps.site import Site
 from strategies import TablePuppetADMM, TablePuppetSGD
-from tp_flower.errors import ReplyError, SiteError
+from tp_flower.errors import ReplyError, SchemaError, SiteError
 from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import ARRAYS, LAYOUT, MESSAGE, Packet, pack, unpack
 from tp_flower.query import Query
@@ -644,6 +644,25 @@ def test_failed_run_leaves_nothing(tmp_path, action):
         train(grid)
     assert left_in(tmp_path) == []
     assert not any(len(context.state) for context in grid.contexts.values())
+
+
+def test_site_without_a_part_keeps_no_key(tmp_path):
+    idle = {"bank": {"accounts": pd.DataFrame({"a": [1]})}}
+    grid = InProcessGrid(app, make_sites() | idle)
+    for context in grid.contexts.values():
+        context.node_config["state-dir"] = str(tmp_path)
+    train(grid)
+    assert {p.relative_to(tmp_path).parts[0] for p in left_in(tmp_path)} == {"models"}
+
+
+def test_run_without_all_tables_leaves_no_key(tmp_path):
+    shop = {"shop": make_sites()["shop"]}
+    grid = InProcessGrid(app, shop)
+    for context in grid.contexts.values():
+        context.node_config["state-dir"] = str(tmp_path)
+    with pytest.raises(SchemaError, match="no site hosts table 'customers'"):
+        train(grid)
+    assert left_in(tmp_path) == []
 
 
 def test_failed_run_keeps_its_error_when_the_sites_are_gone():
