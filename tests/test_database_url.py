@@ -82,7 +82,10 @@ def test_words_of_a_driver_are_redacted():
     ("text", "match"),
     [
         ("postgresql://u:${MISSING}@h/d", "needs the environment variable 'MISSING'"),
-        ("${MISSING}", r"'MISSING', which is not set where the site runs \(a SuperLink"),
+        (
+            "${MISSING}",
+            r"'MISSING', which is not set where the site runs \(a SuperLink",
+        ),
         ("s3cret", "is not the URI of a database: expected for instance postgresql://"),
         ("postgresql://u:s3cret@h:s3cret/d", "is not the URI of a database"),
         ("postgresql://u:p@s3cret@h/d", "has an @ too many: write @ : / of a user or"),

@@ -151,8 +151,8 @@ def _expand(
         if name not in environment:
             raise SourceError(
                 f"the 'uri' of {where} needs the environment variable {name!r}, "
-                "which is not set where the site runs (a SuperLink or SuperNode that is "
-                "already up keeps the environment it was started with)"
+                "which is not set where the site runs (a SuperLink or SuperNode that "
+                "is up already keeps the environment it was started with)"
             )
         values.append(environment[name])
         return environment[name]
