@@ -16,6 +16,7 @@ from tests.joined import engine_rows, joined_rows, result_names
 from tests.sql_tables import TABLES, load_duckdb
 from tests.test_sql_pairs import ACCEPTED, by_name
 from tp_flower.errors import SourceError
+from tp_flower.extraction.extract import extract
 from tp_flower.query import Query
 from tp_flower.query.fragment import Feature, Fragment, SubQuery
 from tp_flower.sources.shards import describe, scan
@@ -463,6 +464,7 @@ STAY = {
     "hour(a)",
 }
 # MariaDB has numbers for truth values, and any number may be in a column
+TABS = {sql for sql in EXPRESSIONS if "\t" in sql}
 FLAGS = {sql for sql in EXPRESSIONS if "f" in re.findall(r"\w+", sql)}
 
 
@@ -475,7 +477,7 @@ def test_what_is_pushed(kind, nasty):
         assert not pushed & (STAY | FLAGS | {"i + 1", "month(a)", "i >= 0.5"})
         assert pushed >= {"i > 0", "t = 'ab'", "COALESCE(t, '?')", "d < 0.1", "ABS(i)"}
     else:
-        stay = STAY | FLAGS if kind == "mariadb" else STAY | {"f"}
+        stay = STAY | FLAGS | TABS if kind == "mariadb" else STAY | {"f"}
         assert set(EXPRESSIONS) - pushed == stay
 
 
@@ -644,3 +646,38 @@ def test_years_before_the_first(postgresql):
     fragment = fragment_of(["year(a)"])
     assert scanned(source_of(postgresql, "old_days"), fragment)[0] == expected
     assert expected[0] == (1, -43)
+
+
+@pytest.mark.parametrize("mode", ["NO_BACKSLASH_ESCAPES", "EMPTY_STRING_IS_NULL", ""])
+def test_texts_mean_the_same_under_every_mode_of_mariadb(mariadb, mode):
+    name = fill(
+        mariadb,
+        "t",
+        {'t`:"': "varchar(9) CHARACTER SET utf8mb4"},
+        [("a\nb",), ("a\\nb",), ("",), ("it's",)],
+    )
+    column = '"t`:"""'
+    values = [
+        f"{column} = 'a\nb'",
+        f"{column} = ''",
+        f"{column} = 'it''s'",
+        f"CASE WHEN {column} <> '' THEN 'tab\t' ELSE '' END = ''",
+        f"nullif({column}, '') IS NULL",
+    ]
+    features = tuple(Feature(f"f{k}", sql) for k, sql in enumerate(values))
+    fragment = Fragment("t", name, features=features)
+    run(mariadb, f"SET GLOBAL sql_mode = '{mode}'")
+    try:
+        found = [
+            extract(
+                source_of(mariadb, name, order_by=('t`:"',), is_pushed_down=pushed),
+                fragment,
+            )
+            for pushed in (True, False)
+        ]
+    finally:
+        run(mariadb, "SET GLOBAL sql_mode = DEFAULT")
+    for feature in features:
+        here, there = (own.column(feature.name).values for own in found)
+        assert here.tolist() == there.tolist(), feature.sql
+    assert f"feature f1: {values[1]}" in found[0].pushed

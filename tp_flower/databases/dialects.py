@@ -58,6 +58,23 @@ def number(text: str | int) -> exp.Expr:
     return exp.Literal.number(text)
 
 
+def text_literal(text: str, dialect: Dialect) -> exp.Expr | None:
+    r"""Return a text as it is written; None where its meaning depends on settings.
+
+    A backslash is itself under MySQL's NO_BACKSLASH_ESCAPES alone, and sqlglot writes
+    control characters with one; '' is NULL under MariaDB's EMPTY_STRING_IS_NULL.
+
+    >>> text_literal("it's", "mysql").sql(), text_literal("a\nb", "mysql")
+    ("'it''s'", None)
+    """
+    literal = exp.Literal.string(text)
+    if "\\" in text or "\0" in text or "\\" in render(literal, dialect):
+        return None
+    if not text and dialect == "mysql":
+        return exp.Anonymous(this="SPACE", expressions=[number(0)])
+    return literal
+
+
 def as_double(value: exp.Expr, dialect: Dialect) -> exp.Expr:
     """Return a number in double precision."""
     if dialect == "mysql":

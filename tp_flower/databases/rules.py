@@ -55,10 +55,10 @@ def _column(translator: Translator, tree: exp.Expr) -> exp.Expr:
 def _literal(translator: Translator, tree: exp.Expr) -> exp.Expr:
     text = tree.name
     if tree.is_string:
-        # a backslash or NUL means something else here and there
-        if "\\" in text or "\0" in text:
+        literal = dialects.text_literal(text, translator.dialect)
+        if literal is None:
             raise NotTranslatedError(tree.sql("duckdb"))
-        return exp.Literal.string(text)
+        return literal
     if not _PLAIN_NUMBER.fullmatch(text):
         raise NotTranslatedError(tree.sql("duckdb"))
     translator.need_exact([tree] if translator.dialect == "mysql" else [])
