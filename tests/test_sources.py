@@ -466,6 +466,19 @@ def test_file_that_is_no_duckdb_file(tmp_path):
 # fingerprints
 
 
+def test_fingerprint_of_a_file_replaced_with_its_size_and_time(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a\n1\n")
+    source = ShardSource("t", "here", 0, str(path))
+    first, before = fingerprint(source), path.stat()
+    other = tmp_path / "other.csv"
+    other.write_text("a\n2\n")
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(path)
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert fingerprint(source) != first
+
+
 def test_fingerprint_of_files(tmp_path):
     source = csv(tmp_path, ORDERS)
     first = fingerprint(source)

@@ -80,11 +80,12 @@ def csv_facts(path: str, nulls: Nulls) -> CsvFacts:
         duckdb.Error: the file is no CSV file, or cannot be read.
     """
     status = Path(path).stat()
-    return _facts(path, nulls, status.st_mtime_ns, status.st_size)
+    state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return _facts(path, nulls, state)
 
 
 @lru_cache(maxsize=256)
-def _facts(path: str, nulls: Nulls, _modified_ns: int, _size: int) -> CsvFacts:
+def _facts(path: str, nulls: Nulls, _state: tuple[int, ...]) -> CsvFacts:
     with closing(new_engine()) as connection:
         file = _File(connection, path, nulls)
         sniffed = file.sniff(SAMPLE_ROWS)

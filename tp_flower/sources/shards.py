@@ -165,7 +165,9 @@ def fingerprint(source: ShardSource) -> str | None:
     log = f"{source.path}.wal"
     for path in (*_files(source.path), *([log] if Path(log).exists() else [])):
         status = Path(path).stat()
-        files.append(f"{path}|{status.st_size}|{status.st_mtime_ns}")
+        # a copy that keeps the file's time and size (cp -p, rsync -t) changes the ctime
+        times = f"{status.st_mtime_ns}|{status.st_ctime_ns}"
+        files.append(f"{path}|{status.st_size}|{times}")
     if len(files) == 1:
         return files[0]
     return f"{source.path}|{sha256(chr(0).join(files).encode()).hexdigest()}"
