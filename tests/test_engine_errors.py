@@ -58,3 +58,23 @@ def test_names_and_types_are_kept():
             assert "secret" not in told
             assert "\n" not in told
             assert "Candidate functions" not in told
+
+
+@pytest.mark.parametrize(
+    ("column", "told"),
+    [
+        ("price", r"column \"price\" from type VARCHAR; to DOUBLE\)$"),
+        ("cost", 'column "price" was read from .*a.parquet.* not be found in .*b.par'),
+    ],
+)
+def test_files_of_a_folder_that_differ_are_named(tmp_path, column, told):
+    with duckdb.connect() as connection:
+        for file, text in (("a", "1.5 AS price"), ("b", f"'secret' AS {column}")):
+            sql = f"COPY (SELECT {text}) TO '{tmp_path}/{file}.parquet'"
+            connection.execute(sql.replace("1.5", "1.5::DOUBLE"))
+        with pytest.raises(duckdb.Error) as caught:
+            connection.sql(f"SELECT sum(price) FROM '{tmp_path}/*.parquet'").fetchall()
+    message = safe_message(caught.value)
+    assert pd.Series([message]).str.contains(told, regex=True).all(), message
+    assert "b.parquet" in message
+    assert "secret" not in message

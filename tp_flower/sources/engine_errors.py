@@ -38,6 +38,16 @@ _PHRASES: Final = (
     re.compile(r"^Invalid unicode .*(This file is not utf-8 encoded)\.$"),
     re.compile(r"^(Maximum line size of \d+ bytes exceeded)"),
     re.compile(r"^(It was not possible to automatically detect the CSV parsing)"),
+    # files of a folder that differ; to the end of a type, which a value follows
+    re.compile(
+        r"^Conversion Error: Error while reading (file \"[^\"]*\": failed to cast "
+        r"column \"[^\"]*\" from type [A-Z]\w*)"
+    ),
+    re.compile(
+        r"^Invalid Input Error: Failed to read file \"[^\"]*\": schema mismatch in "
+        r"glob: (column \"[^\"]*\" was read from the original file \"[^\"]*\", but "
+        r"could not be found in file \"[^\"]*\")"
+    ),
     re.compile(r"(too small to be a Parquet file)$"),
     re.compile(r"(No magic bytes found at (?:the )?end of file)"),
     re.compile(r"Error: (Overflow in \w+)"),
