@@ -13,6 +13,7 @@ from decimal import Decimal
 from uuid import UUID
 
 import duckdb
+import numpy as np
 import pytest
 import sqlalchemy as sa
 
@@ -21,7 +22,7 @@ from tests.servers import uri
 from tp_flower.errors import QueryError, SourceError
 from tp_flower.extraction.canonical import kind_of
 from tp_flower.extraction.extract import extract
-from tp_flower.query.fragment import Feature, Fragment
+from tp_flower.query.fragment import Feature, Fragment, SubQuery
 from tp_flower.sources.shards import (
     ShardSource,
     connect,
@@ -786,3 +787,23 @@ def test_nothing_is_logged(url, caplog, tmp_path):
     with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, "sqlalchemy"):
         assert values_of(source, "a") == ["secret"]
     assert caplog.text == ""
+
+
+def test_order_of_groups_tells_nothing_of_them(url):
+    rows = [(k, k % 2) for k in range(200)]
+    grouped = source_of(url, fill(url, "t", {"k": "INTEGER", "v": "INTEGER"}, rows))
+    subquery = SubQuery(
+        columns=(Feature("k", '"k"'), Feature("n", "max(v)")), groups=('"k"',)
+    )
+    fragment = Fragment(
+        "t", "t", (Feature("n", "n"), Feature("k", "k")), subquery=subquery
+    )
+    site = replace(grouped, database=replace(grouped.database, is_pushed_down=False))
+    orders = []
+    for source in (grouped, grouped, site):
+        ranks = extract(source, fragment).column("k").values
+        assert sorted(ranks) == list(range(200))
+        assert abs(np.corrcoef(ranks, np.arange(200))[0, 1]) < 0.3
+        orders.append(ranks.tolist())
+    # every reading comes to the same one
+    assert orders[0] == orders[1] == orders[2]

@@ -89,7 +89,7 @@ HOSTILE = [
     ("amount; ATTACH 'x' AS y", "not one expression"),
     ("amount UNION ALL SELECT 1", "not one expression"),
     ("read_text('/etc/passwd')", "function 'read_text' is not among"),
-    ("read_csv('/etc/passwd')", "function ReadCSV is not among"),
+    ("read_csv('/etc/passwd')", "function 'read_csv' is not among"),
     ("getenv('HOME')", "function 'getenv' is not among"),
     ("rank() OVER ()", "window functions are not supported"),
     ("other.amount", "only columns of the table itself, without prefix"),

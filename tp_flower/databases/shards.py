@@ -84,7 +84,8 @@ def scan_database(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
                 connection=connection,
                 fragment=made.fragment,
                 columns=column_types(connection, "SELECT * FROM shard"),
-                needs_sort=not reader.order_by(),
+                # in the order of the groups, a position would tell the group
+                needs_sort=bool(made.groups) or not reader.order_by(),
                 groups=tuple(quote_name(group.name) for group in made.groups),
                 pushed=made.pushed,
                 read=reader.chunks,
