@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -155,8 +155,10 @@ class Cache:
         """What a process that was killed has begun to make."""
         oldest = time.time() - STALE_SECONDS
         for path in self.folder.glob(".*-*"):
-            if path.stat().st_mtime < oldest:
-                _remove(path)
+            # its maker may be renaming or removing it
+            with suppress(OSError):
+                if path.stat().st_mtime < oldest:
+                    _remove(path)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -38,6 +38,7 @@ def describe(site: Site, request: Packet) -> Packet:
     Only the tables that the query names are opened; of the others the reply has the
     names. It also brings the site's public key of the run.
     """
+    site.store.forget_stale()
     wanted = {str(name).lower() for name in request.header["tables"]}
     shards = []
     sources = site.shards()
@@ -79,12 +80,28 @@ def extract_rows(site: Site, request: Packet) -> Packet:
         source = sources[int(order["shard"])]
         fragment = Fragment.from_json(order["fragment"])
         extracted = site.tables.extract(number, source, fragment)
+        _check_classes(source, extracted)
         facts, own = _extracted_reply(extracted, site.join_hasher())
         if order["groups"]:
             own["groups"] = _group_hashes(source, fragment, site.hasher())
         parts.append({"id": number, **facts})
         arrays.update({(number, name): array for name, array in own.items()})
     return Packet({"parts": parts}, arrays)
+
+
+def _check_classes(source: ShardSource, extracted: ExtractedShard) -> None:
+    """Refuse a label of texts that too few rows have: labels travel as they are."""
+    if source.min_count <= 1 or extracted.label is None:
+        return
+    codes = extracted.label.codes
+    known = len(extracted.label.categories)
+    rows = np.bincount(codes[codes >= 0], minlength=known)[:known]
+    if rare := int(np.count_nonzero(rows < source.min_count)):
+        raise SiteError(
+            f"the label has {rare} classes of fewer than min-count = "
+            f"{source.min_count} rows, which may not leave the site: filter them out, "
+            "or put them into one class with CASE"
+        )
 
 
 def _extracted_reply(

@@ -74,6 +74,7 @@ class Site:
         self.current_part: int | None = None
         root = str(context.node_config.get(STATE_DIR, "") or _default_state_dir())
         self.store = SiteStore(root, context.run_id, context.node_id)
+        self.store.touch()
         self._root = root
         self.tables = SiteTables(root, self._cache_limit(), self.store)
 

@@ -9,15 +9,20 @@ from message to message (parameters) is small and travels in Flower's
 """
 
 import json
+import os
+import re
 import shutil
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from client_apps.cache import STALE_SECONDS
 from client_apps.folders import whole_folder
 from tp_flower.errors import SiteError
 
@@ -25,6 +30,8 @@ AnyArray = npt.NDArray[Any]
 
 IN_MEMORY = ":memory:"
 META_FILE = "meta.json"
+
+_RUN: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+")
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,24 @@ class SiteStore:
         self.run = f"{run_id:x}-{node_id:x}"
         self._key = (run_id, node_id)
         self._folder = None if root == IN_MEMORY else Path(root) / self.run
+
+    def touch(self) -> None:
+        """Say that the run goes on, if anything of it is kept."""
+        if self._folder is not None:
+            with suppress(OSError):
+                os.utime(self._folder)
+
+    def forget_stale(self) -> None:
+        """Remove what runs have left that were killed: their keys and working files."""
+        if self._folder is None or not self._folder.parent.is_dir():
+            return
+        oldest = time.time() - STALE_SECONDS
+        for folder in self._folder.parent.iterdir():
+            # another process may be removing it
+            with suppress(OSError):
+                is_stale = folder.stat().st_mtime < oldest
+                if is_stale and _RUN.fullmatch(folder.name):
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def save(self, name: str, entry: Entry) -> None:
         """Keep an entry; it replaces one of the same name.

@@ -377,6 +377,29 @@ def test_enumerated_types_within_others_do_not_travel(tmp_path):
     assert not [text for text in texts if "secret" in text]
 
 
+def test_rare_class_of_the_label_does_not_leave_the_site(tmp_path):
+    notes = ["yes"] * 5 + ["no"] * 4 + ["secret"]
+    orders(note=notes).to_csv(tmp_path / "orders.csv", index=False)
+    file = tmp_path / "tables.toml"
+    texts: list[str] = []
+
+    def note(message: Message) -> None:
+        texts.append(str(message.content.config_records["message"]["header"]))
+
+    def train(min_count: int) -> None:
+        file.write_text(
+            f"[tables.orders]\npath = 'orders.csv'\nmin-count = {min_count}\n"
+        )
+        query = Query.from_sql(SQL.replace("o.qty", "o.note"))
+        grid = InProcessGrid(app, {**sites(), "shop": file}, observe=note)
+        TablePuppetADMM(query, num_epochs=1).start(grid)
+
+    with pytest.raises(SiteError, match="1 classes of fewer than min-count = 4 rows"):
+        train(4)
+    assert not [text for text in texts if "secret" in text]
+    train(1)
+
+
 # settings
 
 

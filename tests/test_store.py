@@ -1,6 +1,7 @@
 """What a site keeps: in memory, and in files that another process reads."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -186,3 +187,17 @@ def test_meta_is_plain_json(tmp_path):
     at(tmp_path).save("part-0", ENTRY)
     document = json.loads((tmp_path / "1-2" / "part-0" / "meta.json").read_text())
     assert document == {"meta": ENTRY.meta, "arrays": ["features", "none", "mask"]}
+
+
+def test_runs_that_were_killed_are_forgotten(tmp_path):
+    killed, slow = (SiteStore(str(tmp_path), run, 2) for run in (1, 3))
+    (tmp_path / "models").mkdir()
+    for kept in (killed, slow):
+        kept.save("keys", Entry({"private": np.zeros(32, np.uint8)}, {}))
+    for folder in tmp_path.iterdir():
+        os.utime(folder, (0, 0))
+    slow.touch()
+    SiteStore(str(tmp_path), 4, 2).forget_stale()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["3-2", "models"]
+    SiteStore(":memory:", 4, 2).forget_stale()
+    SiteStore(str(tmp_path / "none"), 4, 2).forget_stale()
