@@ -79,6 +79,12 @@ def _set_up(audience: Audience) -> list[Release]:
             "join keys: which rows share one, how often, and across tables",
             hashed,
         ),
+        _release(
+            Action.EXTRACT,
+            SERVER,
+            "the order of every shard's rows: by it go keys, labels and scores",
+            NOTHING,
+        ),
         _release(Action.EXTRACT, SERVER, f"the label of every row of {label}", NOTHING),
         *(groups if audience.grouped else []),
         _release(
