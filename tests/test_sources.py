@@ -602,6 +602,13 @@ def test_own_tables_win(shared):
     assert source.table == "t"
 
 
+def test_run_does_not_choose_what_a_site_reads(tmp_path):
+    shared = tables_file(tmp_path, "[tables.t]\npath = 'secret.csv'\n")
+    with pytest.raises(SourceError, match="no tables file of its own, and the run's"):
+        hosted_shards({}, {"tables": shared})
+    assert hosted_shards({"partition-id": 0}, {"tables": shared})[0].table == "t"
+
+
 def test_flights_are_the_default(monkeypatch):
     files = {
         "flights": {"EWR": Path("e"), "JFK": Path("j")},

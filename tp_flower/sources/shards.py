@@ -83,11 +83,21 @@ def hosted_shards(
     A node with its own tables file hosts all of it. Otherwise the run's tables file, or
     the built-in flights, describes all organisations, and they are dealt to the nodes:
     organisation k goes to the node with partition-id k % num-partitions.
+
+    Raises:
+        SourceError: the tables file cannot be used, or the run names one to a node
+            that is not simulated: a server does not choose what files a site reads.
     """
     own = node_config.get("tables")
     if own:
         return load_tables(str(own))
     listed = run_config.get("tables")
+    if listed and "partition-id" not in node_config:
+        raise SourceError(
+            "this node has no tables file of its own, and the run's is one for "
+            "simulations: start the SuperNode with "
+            "--node-config 'tables=\"/path/of/tables.toml\"'"
+        )
     sources = load_tables(str(listed)) if listed else flights_sources()
     organisations = list(dict.fromkeys(source.site for source in sources))
     node = int(str(node_config.get("partition-id", 0)))
