@@ -272,8 +272,9 @@ def choose_update(lou: str, table: str, shards: int, is_linear: bool) -> Update:
 
 
 def _inner_penalty(table: Table, kappa: float) -> float:
-    # a table without trained rows has no curvature: any penalty draws it to zero
-    return CONSENSUS_SHARE * kappa * (mean(table.mean_curvature) or 1.0)
+    # shards without trained rows have no curvature; without any, all penalties do
+    own = [curvature for curvature in table.mean_curvature if curvature] or [1.0]
+    return CONSENSUS_SHARE * kappa * mean(own)
 
 
 def _no_arrays(*_: object) -> lou.PartArrays:

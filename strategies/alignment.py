@@ -200,9 +200,7 @@ def _extract(
     check_groups(grouped, replies)
     facts = replies.facts()
     rows = {part.number: fact_of(facts, part, "rows", int) for part in fragments}
-    for part, fragment in fragments.items():
-        if not rows[part.number]:
-            raise _empty_shard(part, fragment)
+    _check_filled(bound, parts, rows)
     return Extracted(
         parts=parts,
         rows=rows,
@@ -230,14 +228,22 @@ def _place(bound: BoundQuery, inventory: Inventory) -> dict[Part, Fragment]:
     return placed
 
 
-def _empty_shard(part: Part, fragment: Fragment) -> SchemaError:
-    is_filtered = fragment.filters or fragment.subquery
-    after = " after the query's filters" if is_filtered else ""
-    do = "filter less, or leave" if is_filtered else "leave"
-    return SchemaError(
-        f"the shard of table {fragment.name!r} at site {part.site!r} is empty{after}: "
-        f"every shard of {part.table!r} needs a row; {do} this shard out of the run"
-    )
+def _check_filled(
+    bound: BoundQuery,
+    parts: Mapping[str, Sequence[Part]],
+    rows: Mapping[int, int],
+) -> None:
+    """Refuse a table without any row, unless rows may do without a match in it."""
+    for table, own in parts.items():
+        if table in bound.outer or any(rows[part.number] for part in own):
+            continue
+        fragments = bound.fragments_of(table)
+        is_filtered = any(f.filters or f.subquery for f in fragments)
+        after = " after the query's filters" if is_filtered else ""
+        sites = ", ".join(dict.fromkeys(part.site for part in own))
+        raise SchemaError(
+            f"table {table!r} is empty{after}: none of its sites ({sites}) has a row"
+        )
 
 
 def _labels(
@@ -246,7 +252,12 @@ def _labels(
     rows: Mapping[int, int],
     settings: Settings,
 ) -> Labels:
-    columns = [read_label(replies, part, rows[part.number]) for part in parts]
+    # the label of a shard without rows may be of any type
+    columns = [
+        read_label(replies, part, rows[part.number])
+        for part in parts
+        if rows[part.number]
+    ]
     return read_labels(
         [{"kind": own.kind, "categories": own.categories} for own in columns],
         [own.values for own in columns],

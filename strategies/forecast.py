@@ -154,13 +154,13 @@ class Forecast:
         ]
 
     def _size(self, own: CompactTable, choose_update: UpdateChooser) -> TableSize:
+        features = self.encoders[own.name].width
         spec = ModelSpec(
-            kind=self.settings.model_of(own.name),
+            kind=self.settings.model_of(own.name) if features else "linear",
             outputs=self.aligned.loss.outputs,
             intercept=own.name == self.aligned.bound.label_table,
             hidden_sizes=self.settings.hidden_sizes,
         )
-        features = self.encoders[own.name].width
         is_linear = spec.kind == "linear"
         return TableSize(
             name=own.name,

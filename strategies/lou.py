@@ -72,10 +72,14 @@ def consensus_parameters(
     """Return w from the shards' theta^q + u^q (Eq. 20), (p,).
 
     w = Q rho_in / (Q rho_in + beta) * mean(theta + u); the paper's Eq. 20 has M where
-    consensus ADMM has Q_i. Biases are not penalised and are just averaged.
+    consensus ADMM has Q_i. Biases are not penalised and are just averaged. A shard
+    without rows to train on has no opinion: it takes w, and no part in it.
     """
-    shards = len(table.parts)
-    mean = sum_over_shards(table, replies, "proposal") / shards
+    every = range(len(table.parts))
+    asked = [index for index in every if table.rows[index].trained] or list(every)
+    shape, shards = table.penalised.shape, len(asked)
+    proposals = [checked(replies, table, k, "proposal", shape) for k in asked]
+    mean = np.sum(proposals, axis=0) / shards
     shrink = shards * rho_in / (shards * rho_in + l2)
     shrunk: FloatArray = np.where(table.penalised, shrink * mean, mean)
     return shrunk

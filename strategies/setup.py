@@ -128,8 +128,10 @@ class _Problem:
         loss = self.aligned.loss
         is_squared = loss.name == "squared"
         scale = float(self.aligned.train_labels.std()) if is_squared else 1.0
+        kind = self.settings.model_of(table)
         return ModelSpec(
-            kind=self.settings.model_of(table),
+            # where no feature says anything, a larger model has nothing to learn
+            kind=kind if self.encoders[table].width else "linear",
             outputs=loss.outputs,
             intercept=table == self.aligned.bound.label_table,
             hidden_sizes=self.settings.hidden_sizes,

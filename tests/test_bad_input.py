@@ -201,18 +201,22 @@ def test_table_name_in_other_case_is_the_same_table():
     assert len(start(sites(uk=uk)).federation.tables["c"].parts) == 2
 
 
-def test_empty_shard():
+def test_table_without_a_row():
+    none = {"customers": customers((2, 3)).head(0)}
     refused(
         SchemaError,
-        "the shard of table 'customers' at site 'uk' is empty: every shard of 'c' "
-        "needs a row; leave this shard out of the run$",
-        sites(uk={"customers": customers((2, 3)).head(0)}),
+        r"^table 'c' is empty: none of its sites \(.*us.*\) has a row$",
+        sites(uk=none, us=none),
     )
     refused(
         SchemaError,
-        "table 'customers' at site 'uk' is empty after the query's filters: every "
-        "shard of 'c' needs a row; filter less, or leave this shard out of the run$",
-        sql=f"{SQL} WHERE c.id < 2",
+        r"^table 'c' is empty after the query's filters: none of its sites \(.*uk",
+        sql=f"{SQL} WHERE c.id < 0",
+    )
+    refused(
+        SchemaError,
+        "^table 'o' is empty after the query's filters: none of its sites",
+        sql=f"{SQL} WHERE o.price IS NULL AND o.price IS NOT NULL",
     )
 
 
