@@ -49,7 +49,7 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
         content = pack(packet)
     except TPFlowerError as error:
         log(ERROR, "%s failed: %s", message.metadata.message_type, error)
-        content = _error(site, str(error))
+        content = _error(site, site.without_places(str(error)))
     except Exception as error:  # noqa: BLE001 - see the module docstring
         log(ERROR, "%s failed:\n%s", message.metadata.message_type, _trace(error))
         content = _error(site, f"{_place(error)}; its text is in the site's log")

@@ -91,6 +91,24 @@ class Site:
         own = str(self.context.node_config.get("tables", ""))
         return not own or own.startswith(MEMORY_PREFIX)
 
+    def without_places(self, text: str) -> str:
+        """Return an error's text as the server may know it; the site's log has it all.
+
+        Paths and addresses of a real site are nobody else's business.
+        """
+        if self.is_simulated:
+            return text
+        tables = str(self.context.node_config["tables"])
+        try:
+            sources = self.shards()
+        except TPFlowerError:
+            sources = ()
+        for source in sources:
+            text = source.without_place(text)
+        for path in (str(Path(tables).expanduser()), tables, str(self._root)):
+            text = text.replace(path, "of the site")
+        return text
+
     def keep_secret(self, secret: bytes) -> None:
         """Keep what the sites of the run share."""
         self.store.save(SECRET, Entry({SECRET: np.frombuffer(secret, np.uint8)}, {}))

@@ -716,3 +716,22 @@ def test_state_folder_that_cannot_be_written(tmp_path):
     match = "node 3: query.describe failed: cannot write to the state .*state-dir"
     with pytest.raises(SiteError, match=match):
         train(grid)
+
+
+def test_places_of_a_real_site_stay_in_its_log(tmp_path, caplog):
+    tables = tmp_path / "tables.toml"
+    for text, told in [
+        ("[tables.customers]\npath = 'a.csv'\n", r"\(its file\): the file does not"),
+        (
+            "[tables.customers]\nuri = 'sqlite:///a.db'\ntable = 't'\n",
+            r"\(its sqlite\)",
+        ),
+        ("[tables]\n", "the tables file of the site names no tables"),
+    ]:
+        tables.write_text(text)
+        caplog.clear()
+        grid = InProcessGrid(app, {**make_sites(), "us": str(tables)})
+        with pytest.raises(SiteError, match=told) as caught:
+            train(grid)
+        assert str(tmp_path) not in str(caught.value)
+        assert str(tmp_path) in caplog.text

@@ -124,14 +124,28 @@ class ShardSource:
         """The kind of database that the rows are in; DuckDB reads all others."""
         return self.database.url.name if self.database else DUCKDB
 
+    @property
+    def place(self) -> str:
+        """Where the rows are, in words; it is the site's own business."""
+        if self.database is not None:
+            return str(self.database)
+        where = "a data frame" if self.path is None else self.path
+        if self.relation is None:
+            return where
+        return f"table {'.'.join(self.relation)} of {where}"
+
     def __str__(self) -> str:
         """The shard in words, as error messages name it."""
-        where = "a data frame" if self.path is None else self.path
-        if self.relation is not None:
-            where = f"table {'.'.join(self.relation)} of {where}"
+        return f"table {self.table!r} at site {self.site!r} ({self.place})"
+
+    def without_place(self, text: str) -> str:
+        """Return a message for others: it tells no path and no address."""
         if self.database is not None:
-            where = str(self.database)
-        return f"table {self.table!r} at site {self.site!r} ({where})"
+            kind = f"its {self.engine}"
+            text = text.replace(self.place, kind).replace(str(self.database.url), kind)
+        elif self.path is not None:
+            text = text.replace(self.place, "its file").replace(self.path, "its file")
+        return text
 
 
 def read_tables_file(path: str) -> tuple[ShardSource, ...]:
