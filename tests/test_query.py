@@ -303,7 +303,7 @@ SHAPE_REFUSALS = [
     ),
     ("SELECT a.x AS label, b.x FROM t a, t A", "two tables are called 'A'"),
     ("SELECT x AS label, y FROM t JOIN t USING (x)", "two tables are called 't'"),
-    ("SELECT random() AS label, id FROM orders", "function Rand is not among"),
+    ("SELECT random() AS label, id FROM orders", "function 'random' is not among"),
     ("SELECT qty AS label, $1 FROM orders", "parameters are not supported"),
     ("SELECT " + "(" * 3000 + "x", "nested too deeply"),
 ]
