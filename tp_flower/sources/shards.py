@@ -1,7 +1,8 @@
 """Where a shard's rows come from: files, data frames and databases.
 
 Files and frames are opened by :func:`connect` as the view ``shard`` of a DuckDB
-connection that can read nothing else; databases by :mod:`tp_flower.databases.shards`.
+connection that can read nothing else; databases by :mod:`tp_flower.databases.shards`,
+which is imported where there is one: its drivers take as long as all the rest.
 """
 
 import uuid
@@ -14,12 +15,6 @@ from typing import Final
 
 import duckdb
 
-from tp_flower.databases.shards import (
-    database_fingerprint,
-    describe_database,
-    load_database,
-    scan_database,
-)
 from tp_flower.datasets.flights import flights_tables
 from tp_flower.errors import SourceError
 from tp_flower.query.fragment import Fragment
@@ -151,6 +146,8 @@ def scan(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
             inside the ``with`` block.
     """
     if source.database is not None:
+        from tp_flower.databases.shards import scan_database
+
         with scan_database(source, fragment) as opened:
             yield opened
         return
@@ -166,6 +163,8 @@ def fingerprint(source: ShardSource) -> str | None:
         SourceError: a file is missing, or the database's own query fails.
     """
     if source.database is not None:
+        from tp_flower.databases.shards import database_fingerprint
+
         return database_fingerprint(source)
     if source.path is None:
         return None
@@ -202,6 +201,8 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
         SourceError: the source cannot be read.
     """
     if source.database is not None:
+        from tp_flower.databases.shards import load_database
+
         load_database(source, connection)
         return
     if source.path is not None:
@@ -292,6 +293,8 @@ def describe(source: ShardSource) -> ShardSchema:
         SourceError: the source cannot be read.
     """
     if source.database is not None:
+        from tp_flower.databases.shards import describe_database
+
         return describe_database(source)
     with connect(source) as connection:
         columns = column_types(connection, "SELECT * FROM shard")

@@ -39,10 +39,12 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tp_flower.databases.url import DatabaseUrl, parse_url
 from tp_flower.errors import SourceError
+
+if TYPE_CHECKING:
+    from tp_flower.databases.url import DatabaseUrl
 
 DEFAULT_NULLS: Final = ("", "NA", "NaN", "nan", "NULL", "null")
 DUCKDB: Final = "duckdb"
@@ -74,7 +76,7 @@ class DatabaseShard:
         is_pushed_down: whether the database may compute what the query asks for.
     """
 
-    url: DatabaseUrl
+    url: "DatabaseUrl"
     table: tuple[str, ...] | None = None
     sql: str | None = None
     order_by: tuple[str, ...] = ()
@@ -250,6 +252,9 @@ def _file(entry: Mapping[str, Any], folder: Path, where: str) -> str:
 
 
 def _database(entry: Mapping[str, Any], folder: Path, where: str) -> DatabaseShard:
+    # SQLAlchemy takes long to import, and most sites have files
+    from tp_flower.databases.url import parse_url
+
     uri = _text(entry, "uri", where)
     if uri:
         url = parse_url(uri, os.environ, folder, where)
