@@ -19,15 +19,16 @@ def check(site: Site, request: Packet) -> Packet:
     arrays: dict[ArrayKey, AnyArray] = {}
     for number, order in site.orders(request):
         extracted = site.extracted(number)
+        # several joins may be on one key
+        keys = [key.hashed_whole(hasher) for key in extracted.keys]
         counts = {}
         for join, key in order["joins"].items():
             rows = request.array(number, f"rows-{join}")
             weights = request.array(number, f"weights-{join}")
             if len(rows) != len(weights) or not _are_rows(rows, extracted.rows):
                 raise SiteError(f"the rows to check of join {join} are not the shard's")
-            own = extracted.keys[int(key)]
-            codes, hashes = own.hashed(hasher).codes[rows], own.digests(hasher)
-            counts[join], digest = _digest(codes, hashes, weights)
+            codes, hashes = keys[int(key)]
+            counts[join], digest = _digest(codes[rows], hashes[:, 2:], weights)
             arrays[number, f"digest-{join}"] = digest
         parts.append({"id": number, "counts": counts})
     return Packet({"parts": parts}, arrays)

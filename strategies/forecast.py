@@ -1,6 +1,6 @@
 """What each way of training would cost, from what set-up has found."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -9,16 +9,15 @@ import numpy as np
 from strategies import admm, sgd
 from strategies.alignment import Alignment
 from strategies.compact import CompactTable
+from strategies.setup import Problem, UpdateChooser
 from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.experiment import Settings
 from tp_flower.explain import cost, server_memory
 from tp_flower.explain.cost import ShardSize, TableSize, Traffic
 from tp_flower.explain.explanation import StrategyCost
-from tp_flower.learning.models import ModelSpec, build_model
+from tp_flower.learning.models import build_model
 from tp_flower.protocol import Action, Update
 from tp_flower.report import RoundReport, sum_by_table
-
-UpdateChooser = Callable[[str, int, bool], Update]
 
 OTHER_PHASES = frozenset(
     action.name.lower() for action in (Action.CHECK, Action.FINISH)
@@ -155,12 +154,7 @@ class Forecast:
 
     def _size(self, own: CompactTable, choose_update: UpdateChooser) -> TableSize:
         features = self.encoders[own.name].width
-        spec = ModelSpec(
-            kind=self.settings.model_of(own.name) if features else "linear",
-            outputs=self.aligned.loss.outputs,
-            intercept=own.name == self.aligned.bound.label_table,
-            hidden_sizes=self.settings.hidden_sizes,
-        )
+        spec = Problem(self.aligned, self.settings, self.encoders).spec(own.name)
         is_linear = spec.kind == "linear"
         return TableSize(
             name=own.name,

@@ -57,7 +57,7 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
     """
     aligned = yield from align(query, settings, inventory)
     encoders = yield from fit_encoders(aligned)
-    problem = _Problem(aligned, settings, encoders)
+    problem = Problem(aligned, settings, encoders)
     tables, initial_scores = yield from _prepare(problem, plan)
     return Federation(
         tables=tables,
@@ -116,8 +116,14 @@ def fit_encoders(
 
 
 @dataclass(frozen=True)
-class _Problem:
-    """What ``prepare`` is made from."""
+class Problem:
+    """What ``prepare`` is made from.
+
+    Attributes:
+        aligned: the joined rows.
+        settings: of the run.
+        encoders: of every table.
+    """
 
     aligned: Alignment
     settings: Settings
@@ -142,7 +148,7 @@ class _Problem:
 
 
 def _prepare(
-    problem: _Problem, plan: Plan
+    problem: Problem, plan: Plan
 ) -> Generator[Request, Replies, tuple[dict[str, Table], dict[str, FloatArray]]]:
     aligned = problem.aligned
     orders: dict[int, dict[str, Any]] = {}

@@ -22,6 +22,7 @@ from tp_flower.encoding.choice import (
     render_entries,
 )
 from tp_flower.errors import SettingsError
+from tp_flower.joins.mapping import MAX_JOINED_ROWS
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "task": ("auto", "regression", "classification"),
@@ -137,7 +138,7 @@ class Settings:
     wait_seconds: float = 60.0
     max_categories: int = 256
     encoders: tuple[Entry, ...] = ()
-    max_joined_rows: int = 200_000_000
+    max_joined_rows: int = MAX_JOINED_ROWS
     output_dir: str = ""
     progress: bool = True
 

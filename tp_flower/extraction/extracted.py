@@ -86,24 +86,24 @@ class ExtractedKey:
 
     def hashed(self, hasher: KeyedHasher) -> KeyColumn:
         """Return the key as it may leave the site, in the order of its hashes."""
-        hashes, order = self._hashes(hasher)
-        place = np.empty(len(order) + 1, np.int32)
-        place[order] = np.arange(len(order), dtype=np.int32)
-        place[-1] = -1  # where a missing value's code points to
-        return KeyColumn(place[self.codes], hashes[:, :2], self.kind)
+        codes, hashes = self.hashed_whole(hasher)
+        return KeyColumn(codes, hashes[:, :2], self.kind)
 
     def digests(self, hasher: KeyedHasher) -> HashArray:
         """Return 128 further bits of hash of each row of ``hashed``'s, uint64 (k, 2).
 
         Whoever has the hashes alone cannot tell these.
         """
-        return self._hashes(hasher)[0][:, 2:]
+        return self.hashed_whole(hasher)[1][:, 2:]
 
-    def _hashes(self, hasher: KeyedHasher) -> tuple[HashArray, IndexArray]:
-        """All 256 bits (k, 4), sorted, and which text each row is of."""
+    def hashed_whole(self, hasher: KeyedHasher) -> tuple[CodeArray, HashArray]:
+        """Return the codes (n,) and all 256 bits (k, 4), in the order of the hashes."""
         hashes = hasher.hash_texts(self.texts)
         order = np.lexsort((hashes[:, 1], hashes[:, 0]))
-        return np.ascontiguousarray(hashes[order]), order
+        place = np.empty(len(order) + 1, np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
+        place[-1] = -1  # where a missing value's code points to
+        return place[self.codes], np.ascontiguousarray(hashes[order])
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ expressions over the columns of one table, and :meth:`Fragment.check` runs at th
 site before any of them reaches DuckDB.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from tp_flower.query.pieces import (
     check_names,
     check_piece,
     features_in,
+    fields_in,
     list_in,
     texts_in,
 )
@@ -84,11 +85,7 @@ class Fragment:
         Raises:
             QueryError: A field is missing, unknown, or of another form.
         """
-        if not isinstance(data, Mapping) or set(data) != set(_FIELDS):
-            got = ", ".join(map(str, data)) if isinstance(data, Mapping) else data
-            raise QueryError(
-                f"a fragment has the fields {', '.join(_FIELDS)}; got {got}"
-            )
+        data = fields_in(data, _FIELDS, "a fragment")
         label, subquery = data["label"], data["subquery"]
         return cls(
             table=as_text(data["table"], "table"),

@@ -119,6 +119,18 @@ def as_text(value: object, field: str) -> str:
     return value
 
 
+def fields_in(data: object, fields: Collection[str], what: str) -> Mapping[str, Any]:
+    """Return ``data`` if it has these fields and no others.
+
+    Raises:
+        QueryError: It has not.
+    """
+    if not isinstance(data, Mapping) or set(data) != set(fields):
+        got = ", ".join(map(str, data)) if isinstance(data, Mapping) else data
+        raise QueryError(f"{what} has the fields {', '.join(fields)}; got {got}")
+    return data
+
+
 def list_in(data: Mapping[str, Any], field: str) -> list[Any]:
     """Return the list in a field.
 

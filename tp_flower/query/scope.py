@@ -67,14 +67,23 @@ class Scope:
         table = self.tables(tree, what)[0]
         return Local(table, local_sql(tree, self.columns[table], what))
 
-    def _qualified(self, column: exp.Column, what: str) -> str:
-        alias = spell(column.table, tuple(self.columns))
+    def alias_of(self, name: str, what: str) -> str:
+        """Return the alias that ``name`` spells.
+
+        Raises:
+            QueryError: No table is called so.
+        """
+        alias = spell(name, tuple(self.columns))
         if alias is None:
             raise QueryError(
-                f"{what}: no table is called {column.table!r} here"
-                f"{closest(column.table, tuple(self.columns))}; "
+                f"{what}: no table is called {name!r} here"
+                f"{closest(name, tuple(self.columns))}; "
                 f"tables: {', '.join(self.columns)}"
             )
+        return alias
+
+    def _qualified(self, column: exp.Column, what: str) -> str:
+        alias = self.alias_of(column.table, what)
         names = self.columns[alias]
         if spell(column.name, names) is None:
             raise QueryError(

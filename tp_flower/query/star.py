@@ -110,14 +110,7 @@ def _starred(star: StarItem, scope: Scope) -> list[str]:
     """Return the aliases that a star is about."""
     if star.table is None:
         return list(scope.columns)
-    alias = spell(star.table, tuple(scope.columns))
-    if alias is None:
-        raise QueryError(
-            f"{star.table}.*: no table is called {star.table!r} here"
-            f"{closest(star.table, tuple(scope.columns))}; "
-            f"tables: {', '.join(scope.columns)}"
-        )
-    return [alias]
+    return [scope.alias_of(star.table, f"{star.table}.*")]
 
 
 def _expand(

@@ -9,7 +9,7 @@ A sub-query that does not group is not kept: its expressions are put in the plac
 its columns when the query is bound.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from tp_flower.query.pieces import (
     check_names,
     check_piece,
     features_in,
+    fields_in,
     texts_in,
 )
 from tp_flower.sources.sql_text import quote_name
@@ -87,11 +88,7 @@ class SubQuery:
         Raises:
             QueryError: A field is missing, unknown, or of another form.
         """
-        if not isinstance(data, Mapping) or set(data) != set(_FIELDS):
-            got = ", ".join(map(str, data)) if isinstance(data, Mapping) else data
-            raise QueryError(
-                f"a sub-query has the fields {', '.join(_FIELDS)}; got {got}"
-            )
+        data = fields_in(data, _FIELDS, "a sub-query")
         return cls(
             columns=features_in(data, "columns"),
             filters=texts_in(data, "filters"),
