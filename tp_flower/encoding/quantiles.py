@@ -93,7 +93,7 @@ def summarise(values: FloatArray, min_count: int = 1) -> QuantileSummary:
     edges = np.arange(groups + 1, dtype=np.int64) * len(values) // groups
     points = np.sort(values)[(edges[:-1] + edges[1:] - 1) // 2]
     weights = np.diff(edges)
-    return QuantileSummary(points, weights, rank_error_of(weights, len(values)))
+    return _ordered(points, weights, rank_error_of(weights, len(values)))
 
 
 def rank_error_of(weights: CountArray, count: int) -> int:
@@ -105,9 +105,15 @@ def merge_quantiles(summaries: Sequence[QuantileSummary]) -> QuantileSummary:
     """Return the summary of the union of the shards' values, in any order."""
     values = np.concatenate([summary.values for summary in summaries])
     weights = np.concatenate([summary.weights for summary in summaries])
+    return _ordered(values, weights, sum(own.rank_error for own in summaries))
+
+
+def _ordered(
+    values: FloatArray, weights: CountArray, rank_error: int
+) -> QuantileSummary:
+    """Return the summary of these points; equal points go by weight.
+
+    So a summary is the same in whatever order it was merged, or not merged at all.
+    """
     order = np.lexsort((weights, values))
-    return QuantileSummary(
-        values[order],
-        weights[order],
-        sum(summary.rank_error for summary in summaries),
-    )
+    return QuantileSummary(values[order], weights[order], rank_error)
