@@ -2,17 +2,31 @@
 
 Every site makes an X25519 key pair for the run and sends its public key to the server.
 The server relays them to one of the sites, the *leader*, which makes the secret and
-seals it to each other site; the server relays the sealed copies. A server that follows
-the protocol learns nothing of the secret. One that puts its own keys in place of the
-sites' would: public keys are not pinned.
+seals it to each other site; the server relays the sealed copies. The seal's key is
+HKDF-SHA-256 of what sender and recipient can both compute, over a text that names the
+run and all public keys in it:
 
-Guarantee: against a server that relays faithfully, whatever it computes; none against
-an active one, and none against the sites, which all hold the secret.
+    agreed:   DH(run key, run key)
+    pinned:   the same, and DH(site key, run key), DH(run key, site key),
+              DH(site key, site key)
+
+A *site key* is long-term. Where both ends were given the other's by their owners
+(*pinned*), only its holder can have sealed, and only its holder can open; a run that is
+over stays secret even from somebody who gets hold of the site keys later, because run
+keys are thrown away.
+
+Guarantee: the server learns nothing of the secret if it relays faithfully; if the keys
+are pinned, whatever it does. Not pinned, a server that puts its own keys in place of
+the sites' learns the secret. None against the sites, which all hold it.
+
+Reference:
+    The four exchanges are those of Noise's pattern KK and of Signal's X3DH.
 """
 
 import hashlib
 import hmac
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, Self
 
@@ -29,7 +43,10 @@ from tp_flower.errors import SiteError
 from tp_flower.privacy.keyed_hash import KEY_BYTES
 
 PUBLIC_KEY_BYTES: Final = 32
-_CONTEXT: Final = b"tp_flower group secret v1"
+_SIMULATION: Final = b"tp_flower group secret v1"
+_AGREED: Final = b"tp_flower sealed secret v2, agreed"
+_PINNED: Final = b"tp_flower sealed secret v2, pinned"
+_RUN: Final = b"tp_flower run key v1"
 _NONCE_BYTES: Final = 12
 _SIMULATED, _RANDOM = b"s", b"r"
 
@@ -55,18 +72,29 @@ class GroupSecret:
     @classmethod
     def of_simulation(cls, seed: int) -> Self:
         """Return the secret of all simulated runs with this seed."""
-        value = hmac.digest(_CONTEXT, str(seed).encode(), hashlib.sha256)
+        value = hmac.digest(_SIMULATION, str(seed).encode(), hashlib.sha256)
         return cls(value, is_simulated=True)
+
+    def of_run(self, run_id: int, public_keys: Collection[bytes]) -> bytes:
+        """Return the key of one run's hashes, which says nothing of any other run's.
+
+        The sites' public keys of the run are part of it: a site that finds its own
+        among them, made for this run, knows that the key is new, even where a server
+        names a run by the number of another. The secret of a simulation is its own key,
+        so that simulations with one seed repeat themselves.
+
+        Args:
+            run_id: Flower's.
+            public_keys: of all sites of the run, in any order.
+        """
+        if self.is_simulated:
+            return self.value
+        named = _RUN + b"".join(sorted(public_keys)) + str(run_id).encode()
+        return HKDF(hashes.SHA256(), KEY_BYTES, None, named).derive(self.value)
 
 
 class KeyPair:
-    """A site's X25519 keys for one run.
-
-    >>> leader, site = KeyPair(), KeyPair()
-    >>> secret = GroupSecret.random()
-    >>> site.open(leader.seal(secret, site.public), leader.public) == secret
-    True
-    """
+    """An X25519 private key and its public key."""
 
     def __init__(self, private: bytes | None = None) -> None:
         self._private = (
@@ -85,24 +113,77 @@ class KeyPair:
         """The private key, to be kept by the site alone."""
         return self._private.private_bytes_raw()
 
-    def seal(self, secret: GroupSecret, recipient: bytes) -> bytes:
-        """Return the secret for the holder of the public key ``recipient`` alone.
+    def exchange(self, other: bytes) -> bytes:
+        """Return what the holders of both keys can compute and nobody else.
 
         Raises:
-            SiteError: the public key is none.
+            SiteError: ``other`` is no public key, or one that yields no secret.
+        """
+        try:
+            return self._private.exchange(X25519PublicKey.from_public_bytes(other))
+        except ValueError:
+            raise SiteError("a public key of the run is not a key of X25519") from None
+
+
+@dataclass(frozen=True)
+class PublicKeys:
+    """What a site tells of its keys.
+
+    Attributes:
+        run: of this run alone.
+        site: long-term; empty where keys are not pinned.
+    """
+
+    run: bytes
+    site: bytes = b""
+
+
+@dataclass(frozen=True)
+class SiteKeys:
+    """A site's key pairs, to seal a run's secret with and to open it.
+
+    Attributes:
+        run: of this run alone.
+        site: long-term; None where keys are not pinned.
+
+    >>> leader, site = SiteKeys(KeyPair()), SiteKeys(KeyPair())
+    >>> secret = GroupSecret.random()
+    >>> sealed = leader.seal(secret, site.public, run_id=7)
+    >>> site.open(sealed, leader.public, run_id=7) == secret
+    True
+    """
+
+    run: KeyPair
+    site: KeyPair | None = None
+
+    @property
+    def public(self) -> PublicKeys:
+        """The public keys."""
+        return PublicKeys(self.run.public, self.site.public if self.site else b"")
+
+    def seal(self, secret: GroupSecret, recipient: PublicKeys, run_id: int) -> bytes:
+        """Return the secret for the holder of the recipient's keys alone.
+
+        Raises:
+            SiteError: the recipient's keys are none.
         """
         kind = _SIMULATED if secret.is_simulated else _RANDOM
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        cipher = self._cipher(recipient, self.public, recipient)
+        cipher = _cipher(
+            self._exchanges(recipient, is_sender=True), self.public, recipient, run_id
+        )
         return nonce + cipher.encrypt(nonce, kind + secret.value, None)
 
-    def open(self, sealed: bytes, sender: bytes) -> GroupSecret:
-        """Return the secret that the holder of ``sender`` sealed to this key.
+    def open(self, sealed: bytes, sender: PublicKeys, run_id: int) -> GroupSecret:
+        """Return the secret that the holder of the sender's keys sealed to this site.
 
         Raises:
-            SiteError: it was sealed by or to another key, or changed on the way.
+            SiteError: it was sealed by or to other keys, for another run, or changed on
+                the way.
         """
-        cipher = self._cipher(sender, sender, self.public)
+        cipher = _cipher(
+            self._exchanges(sender, is_sender=False), sender, self.public, run_id
+        )
         try:
             text = cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None)
         except (InvalidTag, ValueError):
@@ -112,14 +193,24 @@ class KeyPair:
             raise SiteError("the sealed secret of the run has another form")
         return GroupSecret(value, kind == _SIMULATED)
 
-    def _cipher(
-        self, other: bytes, sender: bytes, recipient: bytes
-    ) -> ChaCha20Poly1305:
-        """The cipher between this key and another; both ends derive the same one."""
-        try:
-            shared = self._private.exchange(X25519PublicKey.from_public_bytes(other))
-        except ValueError:
-            raise SiteError("a public key of the run is not a key of X25519") from None
-        info = _CONTEXT + sender + recipient
-        derived = HKDF(hashes.SHA256(), KEY_BYTES, None, info).derive(shared)
-        return ChaCha20Poly1305(derived)
+    def _exchanges(self, other: PublicKeys, *, is_sender: bool) -> bytes:
+        """What both ends compute, in the order of the sender's keys: run, then site."""
+        ours = [self.run, *([self.site] if self.site else [])]
+        theirs = [other.run, *([other.site] if self.site else [])]
+        if is_sender:
+            pairs = [(own, their) for own in ours for their in theirs]
+        else:
+            pairs = [(own, their) for their in theirs for own in ours]
+        return b"".join(own.exchange(their) for own, their in pairs)
+
+
+def _cipher(
+    exchanged: bytes, sender: PublicKeys, recipient: PublicKeys, run_id: int
+) -> ChaCha20Poly1305:
+    """The cipher from the sender to the recipient; both ends derive the same one."""
+    public = sender.run + sender.site + recipient.run + recipient.site
+    # all keys have one length, so that nothing can be read in two ways
+    info = (_PINNED if sender.site else _AGREED) + public + str(run_id).encode()
+    return ChaCha20Poly1305(
+        HKDF(hashes.SHA256(), KEY_BYTES, None, info).derive(exchanged)
+    )

@@ -1,0 +1,73 @@
+"""Noise that nobody can foresee: drawn from a ChaCha20 key stream.
+
+A guarantee of differential privacy is worth what its random numbers are worth. The
+generators of numpy and torch can be predicted from their outputs; a stream cipher under
+a fresh random key cannot. Noisy values are rounded to a grid far below the noise, as
+the low bits of a floating-point sum would tell the summands apart (Mironov 2012, "On
+significance of the least significant bits for differential privacy"). That takes the
+known attack away; it is no proof for floating-point numbers.
+"""
+
+import secrets
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from scipy.special import ndtri
+
+FloatArray = npt.NDArray[np.float64]
+Shape = int | tuple[int, ...]
+
+KEY_BYTES: Final = 32
+GRID_BITS: Final = 20
+"""Noisy values are multiples of the noise's deviation over about 2**GRID_BITS."""
+
+_NONCE: Final = bytes(16)
+_BITS: Final = 52  # and a half more fits into a floating-point number
+
+
+class NoiseSource:
+    """A stream of random numbers for one process.
+
+    Args:
+        key: ``KEY_BYTES`` bytes, for tests; random if not given.
+    """
+
+    def __init__(self, key: bytes | None = None) -> None:
+        own = secrets.token_bytes(KEY_BYTES) if key is None else key
+        # the key is used by this object alone, so that a fixed nonce is no repetition
+        self._stream = Cipher(ChaCha20(own, _NONCE), mode=None).encryptor()
+
+    def uniform(self, shape: Shape) -> FloatArray:
+        """Return numbers from the open interval (0, 1): odd multiples of 2**-53."""
+        count = int(np.prod(shape))
+        stream = self._stream.update(bytes(8 * count))
+        words = np.frombuffer(stream, np.uint64) >> np.uint64(64 - _BITS)
+        return ((words.astype(np.float64) + 0.5) * 2.0**-_BITS).reshape(shape)
+
+    def bernoulli(self, count: int, rate: float) -> npt.NDArray[np.int64]:
+        """Return which of ``count`` are drawn, each with probability ``rate``."""
+        return np.flatnonzero(self.uniform(count) < rate)
+
+    def with_gaussian(self, values: FloatArray, deviation: float) -> FloatArray:
+        """Return values plus Gaussian noise; the values themselves if it is 0."""
+        if not deviation:
+            return values
+        noise = ndtri(self.uniform(values.shape))
+        return _on_grid(values + deviation * noise, deviation)
+
+    def with_laplace(self, values: FloatArray, scale: float) -> FloatArray:
+        """Return values plus Laplace noise (deviation sqrt(2) scale); see above."""
+        if not scale:
+            return values
+        centred = self.uniform(values.shape) - 0.5
+        noise = -np.sign(centred) * np.log1p(-2.0 * np.abs(centred))
+        return _on_grid(values + scale * noise, scale)
+
+
+def _on_grid(values: FloatArray, deviation: float) -> FloatArray:
+    step = 2.0 ** (np.floor(np.log2(deviation)) - GRID_BITS)
+    rounded: FloatArray = np.round(values / step) * step
+    return rounded

@@ -1,0 +1,327 @@
+"""What a part does to its releases in a run: from the settings to noise, and its uses.
+
+A site makes the plan itself, from the settings of the run and from what it knows of the
+course of the run; the server only asks. The plan says how much noise each release gets,
+and how often it may happen: the epsilon that was asked for is spread over the planned
+uses, and what goes beyond them is refused.
+
+A *use* is one release of one kind. What a batch of SGD releases has the batch's number
+as its *key*: a row is in several batches of an epoch, so that the cost of using every
+key once is that of the row in most of them.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Self
+
+from tp_flower.errors import SiteError
+from tp_flower.privacy.accounting import (
+    noise_multiplier,
+    outsider_mechanism,
+    server_mechanism,
+)
+from tp_flower.privacy.dp_fit import PrivateFit
+from tp_flower.privacy.mechanisms import (
+    Gaussian,
+    Mechanism,
+    mechanism_from_json,
+    mechanism_to_json,
+)
+from tp_flower.privacy.settings import DP_SGD, OUTSIDER, STATISTICS, PrivacySettings
+from tp_flower.privacy.statistics_update import (
+    StatisticsPlan,
+    TableShape,
+    plan_statistics,
+)
+
+MODEL: Final = "model"
+GRADIENTS: Final = "gradients"
+CURVATURE: Final = "curvature"
+PARAMETERS: Final = "parameters"
+GRAM: Final = "gram"
+MOMENTS: Final = "moments"
+SCORES: Final = "scores"
+BATCH_SCORES: Final = "batch-scores"
+
+LEAST_TORCH_CLIP: Final = 1e-15
+"""Of gradients in float32: the squares of much smaller ones are 0, and so is what is
+found to be their norm."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a run goes, as far as it decides how often a row's data are used.
+
+    Attributes:
+        strategy: ``"admm"`` or ``"sgd"``.
+        epochs: of the run, at most.
+        exchanges: updates of the models per epoch of ADMM.
+        batches: of SGD's plan.
+        batch_uses: how often each of them is used in the run.
+        row_batches: the most batches of the plan that one row is in.
+        batch_rate: probability of a joined row to be in a batch where batches are
+            drawn by it (Poisson); 0 where they are not.
+        most_joined_rows: the most joined rows of one row, max G.
+        has_first_scores: whether the untrained model's scores leave.
+        shape: of the table, which clips are in units of.
+        output_scale: what a torch model multiplies its output by.
+    """
+
+    strategy: str
+    epochs: int
+    exchanges: int = 1
+    batches: int = 0
+    batch_uses: int = 0
+    row_batches: int = 0
+    batch_rate: float = 0.0
+    most_joined_rows: int = 0
+    has_first_scores: bool = False
+    shape: TableShape = field(default_factory=lambda: TableShape(1, 1.0, 1))
+    output_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Use:
+    """A kind of release, and how often it may happen.
+
+    Attributes:
+        what: one of the names above.
+        limit: how often, for each key.
+        mechanism: what it costs to use every key once; None: not covered.
+    """
+
+    what: str
+    limit: int
+    mechanism: Mechanism | None = None
+
+
+@dataclass(frozen=True)
+class ClippedNoise:
+    """Clip to a norm, then add Gaussian noise.
+
+    Attributes:
+        clip: > 0, inf for none.
+        noise_multiplier: deviation over clip, >= 0.
+
+    Raises:
+        SiteError: there is no clip, or the noise is so small that there is none.
+    """
+
+    clip: float
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        """Check that what is to have noise has some."""
+        has_noise = not self.noise_multiplier or self.noise_multiplier * self.clip > 0
+        if not (self.clip > 0 and has_noise):
+            raise SiteError(
+                f"a clip of {self.clip:g} with noise of {self.noise_multiplier:g} "
+                "times that is none"
+            )
+
+
+@dataclass(frozen=True)
+class PartPlan:
+    """What a part does to its releases.
+
+    Attributes:
+        fit: of a model's local update in ADMM by DP-SGD, or None.
+        gradients: of a batch of SGD, or None.
+        statistics: of the exact update of a linear model, or None.
+        scores: of single rows, or None.
+        uses: all kinds of releases from models and scores, covered or not.
+        outsider: what gradients cost against who sees the final model only, or None.
+    """
+
+    fit: PrivateFit | None = None
+    gradients: ClippedNoise | None = None
+    statistics: StatisticsPlan | None = None
+    scores: ClippedNoise | None = None
+    uses: tuple[Use, ...] = ()
+    outsider: Gaussian | None = None
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the model is trained by a private mechanism."""
+        return not (self.fit is None and self.gradients is None and not self.statistics)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON types."""
+        own: dict[str, Any] = {
+            "fit": self.fit and asdict(self.fit),
+            "gradients": self.gradients and asdict(self.gradients),
+            "statistics": self.statistics and self.statistics.to_json(),
+            "scores": self.scores and asdict(self.scores),
+            "outsider": self.outsider and asdict(self.outsider),
+        }
+        own["uses"] = [
+            {"what": use.what, "limit": use.limit, "mechanism": _json(use.mechanism)}
+            for use in self.uses
+        ]
+        return own
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Return the plan that ``to_json`` wrote; a site reads its own only."""
+
+        def read(name: str, kind: Callable[..., Any]) -> Any:
+            return None if data[name] is None else kind(**data[name])
+
+        return cls(
+            fit=read("fit", PrivateFit),
+            gradients=read("gradients", ClippedNoise),
+            statistics=read("statistics", _statistics),
+            scores=read("scores", ClippedNoise),
+            uses=tuple(
+                Use(own["what"], own["limit"], _read(own["mechanism"]))
+                for own in data["uses"]
+            ),
+            outsider=read("outsider", Gaussian),
+        )
+
+
+def plan_part(
+    settings: PrivacySettings, course: Course, *, sends: Sequence[str], is_linear: bool
+) -> PartPlan:
+    """Return what a part does to its releases, at the noise that epsilon takes.
+
+    Args:
+        settings: of the run.
+        course: of the run, as the site knows it.
+        sends: kinds of releases from the model that leave the site (the others are
+            only used at it); they are in the plan's uses even if nothing covers them.
+        is_linear: whether the part's model is linear.
+    """
+    scores, score_uses = _plan_scores(settings, course)
+    models = _plan_models(settings, course, is_linear=is_linear)
+    uses = models.pop("uses", ()) or tuple(
+        Use(what, _limit(what, course)) for what in sends
+    )
+    return PartPlan(**models, scores=scores, uses=(*uses, *score_uses))
+
+
+def _plan_models(
+    settings: PrivacySettings, course: Course, *, is_linear: bool
+) -> dict[str, Any]:
+    if settings.features == DP_SGD and course.strategy == "sgd":
+        return _plan_gradients(settings, course, is_linear=is_linear)
+    if settings.features == DP_SGD:
+        updates = course.epochs * course.exchanges
+        fit = _plan_fit(settings, course, updates)
+        return {"fit": fit, "uses": (Use(MODEL, updates, fit.mechanism(1)),)}
+    if settings.features == STATISTICS:
+        statistics = plan_statistics(settings, course.shape)
+        uses = tuple(
+            Use(what, limit, mechanism)
+            for what, (mechanism, limit) in statistics.releases().items()
+        )
+        return {"statistics": statistics, "uses": uses}
+    return {}
+
+
+def _plan_fit(settings: PrivacySettings, course: Course, updates: int) -> PrivateFit:
+    rate = settings.sample_rate or PrivateFit.sample_rate
+    steps = settings.local_steps or PrivateFit.steps
+    return PrivateFit(
+        clip=settings.clip,
+        noise_multiplier=settings.noise_multiplier
+        or noise_multiplier(
+            settings.epsilon,
+            settings.delta,
+            count=steps * updates,
+            sample_rate=rate,
+            accountant=settings.accountant,
+        ),
+        sample_rate=rate,
+        steps=steps,
+        output_scale=course.shape.label_scale,
+        row_norm=_row_norm(course),
+    )
+
+
+def _row_norm(course: Course) -> float:
+    """Return the norm that an encoded row and a one may be expected to have."""
+    return math.sqrt(1.0 + course.shape.columns)
+
+
+def _plan_gradients(
+    settings: PrivacySettings, course: Course, *, is_linear: bool
+) -> dict[str, Any]:
+    """Plan DP-SGD over the server's batches.
+
+    The server knows who is in a batch: against it every batch of a row is a Gaussian
+    mechanism of its own.
+
+    The unit of the clip is the norm that a row's gradient may be expected to have: that
+    of the row, times the loss's derivative, of the order of the label's scale. Of a row
+    with many joined rows in a batch more is clipped: room for them would cost more in
+    noise. A torch model multiplies its output by a scale, and so its gradient.
+    """
+    once = max(course.row_batches, 1)
+    in_run = server_mechanism(1.0, once, course.batch_uses)
+    if settings.adversary == OUTSIDER and course.batch_rate:
+        in_run = outsider_mechanism(
+            1.0,
+            course.batch_rate,
+            max(course.most_joined_rows, 1),
+            course.batches * course.batch_uses,
+        )
+    sigma = settings.noise_multiplier or noise_multiplier(
+        settings.epsilon,
+        settings.delta,
+        count=in_run.count,
+        sample_rate=in_run.sample_rate,
+        accountant=settings.accountant,
+    )
+    unit = _row_norm(course) * course.shape.label_scale
+    if not is_linear:
+        unit *= course.output_scale
+        if settings.clip * unit < LEAST_TORCH_CLIP:
+            raise SiteError(
+                f"gradients would be clipped to {settings.clip * unit:g}: allowed is "
+                f"from {LEAST_TORCH_CLIP:g} on; multiply the label by some number"
+            )
+    outsider = Gaussian(sigma, in_run.count, in_run.sample_rate)
+    return {
+        "gradients": ClippedNoise(settings.clip * unit, sigma),
+        "uses": (Use(GRADIENTS, course.batch_uses, Gaussian(sigma, once)),),
+        "outsider": outsider if in_run.sample_rate < 1 else None,
+    }
+
+
+def _plan_scores(
+    settings: PrivacySettings, course: Course
+) -> tuple[ClippedNoise | None, tuple[Use, ...]]:
+    whole = course.epochs + int(course.has_first_scores)
+    in_batches = course.row_batches if course.strategy == "sgd" else 0
+    limits = {SCORES: (whole, 1)}
+    if course.strategy == "sgd":
+        limits[BATCH_SCORES] = (course.batch_uses, max(in_batches, 1))
+    if not settings.covers_predictions:
+        return None, tuple(Use(what, limit) for what, (limit, _) in limits.items())
+    total = sum(limit * rows for limit, rows in limits.values())
+    sigma = noise_multiplier(settings.predictions, settings.delta, count=total)
+    clip = settings.prediction_clip * course.output_scale
+    return ClippedNoise(clip, sigma), tuple(
+        Use(what, limit, Gaussian(sigma, rows))
+        for what, (limit, rows) in limits.items()
+    )
+
+
+def _limit(what: str, course: Course) -> int:
+    if what == GRADIENTS:
+        return course.batch_uses
+    return 1 if what in (CURVATURE, GRAM) else course.epochs * course.exchanges
+
+
+def _statistics(**data: Any) -> StatisticsPlan:
+    return StatisticsPlan.from_json(data)
+
+
+def _json(mechanism: Mechanism | None) -> dict[str, Any] | None:
+    return None if mechanism is None else mechanism_to_json(mechanism)
+
+
+def _read(data: dict[str, Any] | None) -> Mechanism | None:
+    return None if data is None else mechanism_from_json(data)

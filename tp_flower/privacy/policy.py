@@ -1,0 +1,256 @@
+"""What may leave a table, and how: the rules that its owner sets for every run.
+
+A policy stands in the site's tables file (``tp_flower/sources/policy_entry.py`` reads
+it) and is checked at the site, on what came over the wire. No setting of a run weakens
+it. A refusal names the rule, what was asked and what is allowed; it quotes no value,
+and says the same of a column that the policy hides as of one that does not exist.
+
+What the rules are about, from what tells least to what tells most:
+
+=========== ==========================================================================
+release      levels, each allowing all before it
+=========== ==========================================================================
+labels       never, private (noise on each label), clear
+models       never, private (DP-SGD or noisy statistics), clear
+scores       never, private (noise on each row's scores), clear
+statistics   never, private (noise on each), moments (counts, means and deviations of
+             columns, and how many rows each category has), clear (also ranges and
+             quantiles, which are values of single rows)
+=========== ==========================================================================
+
+Columns and numbers of rows keep an honest server from asking for too much, and a
+dishonest one from asking for a row by name. They are no bound on what it can work out:
+two allowed answers over rows that differ in one tell of that one. Noise is the bound,
+and ``epsilon`` says how much, over all runs.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from tp_flower.encoding.spec import Need
+from tp_flower.errors import PolicyError, SourceError
+from tp_flower.query.reads import Read, Role
+
+NEVER, PRIVATE, MOMENTS, CLEAR = "never", "private", "moments", "clear"
+LABELS, STATISTICS, MODELS, SCORES = "labels", "statistics", "models", "scores"
+
+LEVELS: Final = {
+    LABELS: (NEVER, PRIVATE, CLEAR),
+    STATISTICS: (NEVER, PRIVATE, MOMENTS, CLEAR),
+    MODELS: (NEVER, PRIVATE, CLEAR),
+    SCORES: (NEVER, PRIVATE, CLEAR),
+}
+"""Per kind of release its levels, the strictest first."""
+
+DEFAULT_DELTA: Final = 1e-5
+_OF_MOMENTS: Final = frozenset({Need.MOMENTS, Need.CATEGORIES})
+_HOW: Final = {
+    LABELS: "privacy.labels",
+    STATISTICS: "privacy.statistics",
+    MODELS: "privacy.features",
+    SCORES: "privacy.predictions",
+}
+
+
+@dataclass(frozen=True)
+class Releases:
+    """The level of each kind of release."""
+
+    labels: str = CLEAR
+    statistics: str = CLEAR
+    models: str = CLEAR
+    scores: str = CLEAR
+
+    @classmethod
+    def within_budget(cls) -> "Releases":
+        """Return what holds of a table with a budget where its owner says nothing."""
+        return cls(labels=PRIVATE, statistics=PRIVATE, models=PRIVATE, scores=PRIVATE)
+
+    def level(self, kind: str) -> str:
+        """Return the level of one kind of release."""
+        return str(getattr(self, kind))
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The rules of one shard; the default allows everything.
+
+    Columns are compared without case. A list that is None is no rule.
+
+    Attributes:
+        columns: what features may read, and every other piece that has no list of its
+            own. Where it is given, columns in no list do not exist for the server.
+        labels: what the label may read; also columns that nothing else may.
+        filters: likewise of WHERE and HAVING. The server sees which rows pass a filter.
+        keys: likewise of join keys and groups, which must be plain columns then: of a
+            condition on a column the keyed hashes tell who meets it.
+        join_only: columns that leave as keyed hashes and are read for nothing else.
+        expressions: whether pieces may be more than the column itself. Whether an
+            expression fails on some value is an answer, which no noise covers.
+        min_rows: a fragment, statistic or training on fewer rows is refused.
+        releases: which may leave, and how.
+        epsilon: of all runs ever, for each row; None for no budget.
+        delta: likewise.
+        budget_name: names the rows in the ledger; "" for the place they are at.
+    """
+
+    columns: tuple[str, ...] | None = None
+    labels: tuple[str, ...] | None = None
+    filters: tuple[str, ...] | None = None
+    keys: tuple[str, ...] | None = None
+    join_only: tuple[str, ...] = ()
+    expressions: bool = True
+    min_rows: int = 1
+    releases: Releases = field(default_factory=Releases)
+    epsilon: float | None = None
+    delta: float = DEFAULT_DELTA
+    budget_name: str = ""
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Every column that some rule names."""
+        lists = (self.columns, self.labels, self.filters, self.keys, self.join_only)
+        return tuple(dict.fromkeys(name for names in lists for name in names or ()))
+
+    @property
+    def is_about_columns(self) -> bool:
+        """Whether some rule restricts what may be read; an empty list does."""
+        lists = (self.columns, self.labels, self.filters, self.keys)
+        has_list = bool(self.join_only) or any(names is not None for names in lists)
+        return has_list or not self.expressions
+
+    def visible(self, columns: Iterable[str]) -> list[str]:
+        """Return those of a table's columns that exist for the server, in order."""
+        is_open = self.columns is None
+        return [name for name in columns if is_open or _has(self.named, name)]
+
+    def check_names(self, columns: Collection[str]) -> None:
+        """Refuse to work with a rule about a column that the table does not have.
+
+        Such a rule protects nothing, which its owner believes it does.
+
+        Raises:
+            SourceError: names the column; the others are not the server's to know.
+        """
+        for name in self.named:
+            if not _has(columns, name):
+                raise SourceError(f"its policy names column {name!r}: there is none")
+
+    def check_read(self, read: Read) -> None:
+        """Refuse a piece of a query that reads what it may not.
+
+        Raises:
+            PolicyError: names the rule, the piece and the column.
+        """
+        asked = f"{read.what} reads column {read.column!r}"
+        is_key = read.role in (Role.KEY, Role.GROUP)
+        if not self.expressions and not read.is_bare:
+            allowed_form = "columns may be read as they are, without CAST"
+            raise _refused("expressions", f"{asked} in an expression", allowed_form)
+        if _has(self.join_only, read.column):
+            if is_key and not read.is_plain:
+                raise _refused("join-only", f"{asked} in an expression", _PLAIN)
+            if not is_key and read.role is not Role.INNER:
+                raise _refused("join-only", asked, "it may be joined on, as it is")
+            return
+        rule, allowed = self._allowed(read.role)
+        if allowed is not None and not _has(allowed, read.column):
+            shown = ", ".join(allowed) or "no column"
+            raise _refused(rule, asked, f"it may read {shown}")
+        if is_key and self.keys is not None and not read.is_plain:
+            raise _refused("keys", f"{asked} in an expression", _PLAIN)
+
+    def _allowed(self, role: Role) -> tuple[str, tuple[str, ...] | None]:
+        """The rule for a role, and the columns that it allows beside join_only."""
+        if role is Role.INNER:
+            return "columns", None if self.columns is None else self.named
+        own = {
+            Role.LABEL: ("labels", self.labels),
+            Role.FILTER: ("filters", self.filters),
+            Role.KEY: ("keys", self.keys),
+            Role.GROUP: ("keys", self.keys),
+        }.get(role)
+        if own is not None and own[1] is not None:
+            return own
+        return "columns", self.columns
+
+    def check_rows(self, rows: int, what: str) -> None:
+        """Refuse what would be computed from too few rows.
+
+        Args:
+            rows: how many; 0 is as few as 1: that nobody is in a group says something
+                of everybody. Callers let pass what tells nothing that is not known.
+            what: that is computed, for the message, which does not tell ``rows``.
+
+        Raises:
+            PolicyError: there are fewer than ``min_rows``.
+        """
+        # 1 is no rule: an empty shard is none's
+        if rows < self.min_rows and self.min_rows > 1:
+            raise _refused(
+                "min-rows",
+                f"{what} would be of too few rows",
+                f"at least {self.min_rows} are needed",
+            )
+
+    def check_statistics(
+        self, feature: str, needs: Collection[Need], *, is_private: bool
+    ) -> None:
+        """Refuse statistics of a feature that are finer than allowed.
+
+        Args:
+            feature: for the message.
+            needs: what the encoder is fitted to; how many values are missing always
+                leaves with it.
+            is_private: whether they leave with noise only.
+
+        Raises:
+            PolicyError: the encoder needs more.
+        """
+        level = self.releases.statistics
+        asked = f"the statistics of feature {feature!r}"
+        if level == CLEAR:
+            return
+        if level == NEVER or (level == PRIVATE and not is_private):
+            raise _level_refused(STATISTICS, asked, level)
+        if finer := sorted(set(needs) - _OF_MOMENTS):
+            raise _refused(
+                f"releases.{STATISTICS} = {level}",
+                f"its encoder asks for {' and '.join(finer)} of feature {feature!r}",
+                "counts, means, deviations and categories may leave",
+            )
+
+    def check_release(self, kind: str, *, is_private: bool) -> None:
+        """Refuse a kind of release that may not leave, or not without noise.
+
+        Args:
+            kind: a key of ``LEVELS``.
+            is_private: whether the run's privacy settings put noise on it.
+
+        Raises:
+            PolicyError: it may not.
+        """
+        level = self.releases.level(kind)
+        is_refused = level == NEVER or (level == PRIVATE and not is_private)
+        if is_refused:
+            raise _level_refused(kind, f"the run asks for {kind}", level)
+
+
+_PLAIN: Final = "the column itself may be joined on and grouped by"
+
+
+def _has(names: Iterable[str], name: str) -> bool:
+    return name.lower() in {other.lower() for other in names}
+
+
+def _refused(rule: str, asked: str, allowed: str) -> PolicyError:
+    return PolicyError(f"the table's policy ({rule}) refuses: {asked}; {allowed}")
+
+
+def _level_refused(kind: str, asked: str, level: str) -> PolicyError:
+    if level == NEVER:
+        allowed = "none may leave the site"
+    else:
+        allowed = f"they may leave with noise only (run config {_HOW[kind]})"
+    return _refused(f"releases.{kind} = {level}", asked, allowed)

@@ -1,0 +1,355 @@
+"""The private exact theta-update of linear models: noise on sufficient statistics.
+
+DP-SGD spends its budget on many noisy gradients. A linear model's theta-update needs
+two sums over rows only, so noise is added to those: to X^T G X once in a run, and to
+one product per epoch.
+
+    G'_j     = min(G_j, R^2 / ||x_j||^2)                weights: long rows count less
+    A        = X^T G' X + symmetric noise               once
+    q_j      = kappa (target_j - h_j)                   what the server tells of row j
+    q'_j     = q_j min(1, tau / (sqrt(G'_j) ||q_j||))
+    b        = X^T (G' q') + noise                      every epoch
+    theta   := argmin_t  beta R(t) + kappa/2N ||t - theta||_A^2 - <b, t - theta> / N
+
+With A = X^T G X and no clip, the last line is the update of
+:mod:`tp_flower.learning.solvers`, the square around the present theta completed: target
+= x theta + q / kappa. Of the two terms of its moments X^T G target = A theta + b /
+kappa the first is large and needs no row once A is there, and the second fades as
+training converges: it alone is clipped and gets noise. So a fixed point of training
+does not depend on A (b = N beta theta there); a noisy A makes other steps towards it,
+no other model. Re-weighting a long row keeps the model that it follows, where scaling
+it to length R would change it.
+
+A's noise has the spectral norm s sqrt(2 p) (s: deviation on the diagonal); directions
+with less weight than that are unknown. :func:`usable_gram` sets negative eigenvalues to
+zero and adds that norm to all (as Wang 2018, "AdaSSP", does to a ridge regression), so
+that an update takes short steps where A says nothing. It is damping and not a penalty:
+it vanishes at the fixed point. On flights at epsilon 1 this is worth more than any
+ridge, averaging or longer training that was tried.
+
+Guarantee:
+    unit: a row of the table, at its site; the shards' rows are disjoint, so that each
+        shard adds its own noise and the table's rows have the guarantee of one shard.
+    neighbours: zero-out (the row's summands against nothing). Row numbers and
+        multiplicities G are the server's own.
+    sensitivity: ||G'_j x_j x_j^T||_F = G'_j ||x_j||^2 <= R^2 of A in the Frobenius norm
+        (the noise has equal deviation in that norm: off the diagonal it is drawn once
+        per pair, with s / sqrt(2)), and ||x_j (G'_j q'_j)^T||_F <= R tau of b.
+    mechanisms: one Gaussian for A and one for each epoch's b, unsampled, composed.
+    not protected: what q_j, computed by the server, took from scores that left without
+        noise. theta's epsilon holds given the messages that the site received; with
+        ``privacy.predictions`` those are covered as well. The encoders that scale X
+        are statistics of their own.
+
+=====================  ===============================================================
+case                   what happens
+=====================  ===============================================================
+no rows                noise alone leaves
+noise 0, no clip       A and b are exactly those of the update without privacy
+x_j = 0                adds nothing, whatever its G_j
+G_j = 0                adds nothing
+q_j not finite, G < 0  refused: there would be no bound
+=====================  ===============================================================
+
+How a run uses it (strategy ``admm``, linear models; no mixing of iterates and no
+balancing of rho, which would follow the noise):
+
+1. Set-up: every site makes the plan of its part (:func:`plan_statistics`) and reserves
+   what it costs (``plan.releases()``). A takes the place of the Gram matrix in all that
+   is told or kept; its trace may be negative. A table in one shard keeps A, usable, and
+   factorises it; shards send A with the deviation of its noise, and the server sums.
+2. Every epoch: q = kappa (target - scores sent), where the scores are those that the
+   server has computed the target from (the noisy ones with ``privacy.predictions``: the
+   true ones would tell what the noise was). One shard updates its theta; shards send b,
+   and the server updates the theta that it keeps.
+
+Notation:
+    X    ``features`` [, 1]  (n, p)       G    ``multiplicity``  (n,)
+    G'   ``weights``  (n,)                q    ``residual``  (n, d_c)
+    R    ``radius``                       tau  ``target_bound``
+    A    ``gram``  (p, p)                 b    ``moments``  (p, d_c)
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from tp_flower.errors import SiteError
+from tp_flower.learning.losses import blocks
+from tp_flower.learning.models import FeatureArray, FloatArray, moment
+from tp_flower.learning.solvers import RidgeSolver, gram
+from tp_flower.privacy.accounting import noise_multiplier
+from tp_flower.privacy.mechanisms import Gaussian
+from tp_flower.privacy.noise import NoiseSource
+from tp_flower.privacy.settings import PrivacySettings
+
+GRAM_SHARE: Final = 0.3
+"""What A gets of the run's 1 / multiplier^2; epochs share the rest equally."""
+
+DAMPING: Final = 1.0
+"""What is added to A's eigenvalues, in expected spectral norms of its noise."""
+
+
+@dataclass(frozen=True)
+class TableShape:
+    """What a plan depends on: nothing that a row's values decide.
+
+    Attributes:
+        epochs: of training, > 0.
+        mean_multiplicity: mean G of the table's rows that are trained on.
+        columns: encodings of the table's features, and one for an intercept: about the
+            mean of ||x||^2, as a standardised number or a category adds one to it.
+        label_scale: size of the labels, 1 in classification.
+
+    Raises:
+        SiteError: a number is out of range.
+    """
+
+    epochs: int
+    mean_multiplicity: float
+    columns: int
+    label_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges: a site's numbers are the server's."""
+        for name, value in vars(self).items():
+            least = 0.0 if name != "label_scale" else math.nextafter(0.0, 1.0)
+            if not least <= value < math.inf:
+                raise SiteError(f"private statistics: {name} cannot be {value}")
+
+
+@dataclass(frozen=True)
+class StatisticsPlan:
+    """Bounds and noise of one table in one run.
+
+    Attributes:
+        radius: R > 0; math.inf does not clip.
+        target_bound: tau > 0; math.inf does not clip.
+        gram_multiplier: deviation of A's noise over R^2.
+        moments_multiplier: deviation of b's noise over R tau.
+        epochs: how many times b may leave.
+
+    Raises:
+        SiteError: a number is out of range, or noise has no finite bound.
+    """
+
+    radius: float
+    target_bound: float
+    gram_multiplier: float
+    moments_multiplier: float
+    epochs: int
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name in ("radius", "target_bound"):
+            if not getattr(self, name) > 0:
+                raise _wrong(f"{name} must be above 0, not {getattr(self, name)}")
+        for name in ("gram_multiplier", "moments_multiplier"):
+            if not 0 <= getattr(self, name) < math.inf:
+                text = "must be a finite number from 0 on"
+                raise _wrong(f"{name} {text}, not {getattr(self, name)}")
+        if not self.epochs >= 0:
+            raise _wrong(f"epochs must be at least 0, not {self.epochs}")
+        self._check_noise()
+
+    def _check_noise(self) -> None:
+        if not math.isfinite(self.gram_deviation + self.moments_deviation):
+            raise _wrong("noise needs a finite radius and target_bound")
+        for name in ("gram", "moments"):
+            deviation = getattr(self, f"{name}_deviation")
+            if getattr(self, f"{name}_multiplier") and not deviation > 0:
+                raise _wrong(f"the noise of {name} is so small that there is none")
+
+    @property
+    def gram_deviation(self) -> float:
+        """Deviation of the noise on A's diagonal, s."""
+        used = self.gram_multiplier
+        return used * self.radius * self.radius if used else 0.0
+
+    @property
+    def moments_deviation(self) -> float:
+        """Deviation of the noise on each entry of b."""
+        used = self.moments_multiplier
+        return used * self.radius * self.target_bound if used else 0.0
+
+    def releases(self) -> dict[str, tuple[Gaussian, int]]:
+        """Return, by what leaves, the mechanism of one use and the uses in a run."""
+        return {
+            "gram": (Gaussian(self.gram_multiplier), 1),
+            "moments": (Gaussian(self.moments_multiplier), self.epochs),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON types; infinity is null."""
+        values = asdict(self)
+        return {k: None if v == math.inf else v for k, v in values.items()}
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """Return the plan that ``to_json`` wrote.
+
+        Raises:
+            SiteError: it is none, which the server's message must be blamed for.
+        """
+        names = {field.name for field in fields(cls)}
+        if not isinstance(data, Mapping) or set(data) != names:
+            raise _wrong(f"expected {sorted(names)}")
+        epochs = data["epochs"]
+        if isinstance(epochs, bool) or not isinstance(epochs, int):
+            raise _wrong(f"epochs must be a whole number, not {epochs!r}")
+        bounds = {name: _number(name, data[name]) for name in names - {"epochs"}}
+        return cls(epochs=epochs, **bounds)
+
+
+def _number(name: str, value: object) -> float:
+    if value is None:
+        return math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _wrong(f"{name} must be a number, not {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise _wrong(f"{name} is too large") from None
+
+
+def _wrong(text: str) -> SiteError:
+    return SiteError(f"plan of private statistics: {text}")
+
+
+def plan_statistics(settings: PrivacySettings, shape: TableShape) -> StatisticsPlan:
+    """Return the bounds and the noise that the settings mean for a table.
+
+    R^2 = clip^2 * mean G * columns, and tau = target_clip * label_scale: units in which
+    1 is a good choice for every table. |q_j| is at most about the loss's gradient (1 in
+    classification), as a mean over the row's G_j joined rows: sqrt(G_j) |q_j| is of
+    that order too where joined rows are not alike.
+
+    With ``settings.noise_multiplier`` that is b's, and A's follows from the share.
+    """
+    share = (1.0 - GRAM_SHARE) / max(shape.epochs, 1)
+    moments = settings.noise_multiplier or noise_multiplier(
+        settings.epsilon, settings.delta
+    ) / math.sqrt(share)
+    # a LEFT JOINed table may have no row to train on
+    natural = (shape.mean_multiplicity or 1.0) * max(shape.columns, 1)
+    return StatisticsPlan(
+        radius=settings.clip * math.sqrt(natural),
+        target_bound=settings.target_clip * shape.label_scale,
+        gram_multiplier=moments * math.sqrt(share / GRAM_SHARE),
+        moments_multiplier=moments,
+        epochs=shape.epochs,
+    )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a shard that are trained on.
+
+    Attributes:
+        features: (n, d).
+        multiplicity: G, (n,).
+        intercept: whether the model has one: then x_j is followed by a one.
+
+    Raises:
+        SiteError: a multiplicity is negative: no weight would be bounded.
+    """
+
+    features: FeatureArray
+    multiplicity: npt.NDArray[np.int64]
+    intercept: bool
+
+    def __post_init__(self) -> None:
+        """Check the multiplicities, which the server has sent."""
+        if self.multiplicity.min(initial=0) < 0:
+            raise SiteError("a multiplicity is negative")
+
+    def weights(self, radius: float) -> FloatArray:
+        """Return G' with G'_j ||x_j||^2 <= radius^2, (n,).
+
+        >>> rows = Rows(np.array([[2.0], [1.0]], np.float32), np.array([3, 3]), False)
+        >>> rows.weights(2.0).tolist()
+        [1.0, 3.0]
+        """
+        weights = self.multiplicity.astype(np.float64)
+        if math.isinf(radius):
+            return weights
+        for block in blocks(len(weights)):
+            rows = self.features[block].astype(np.float64)
+            norms = np.einsum("ij,ij->i", rows, rows) + float(self.intercept)
+            # a row of zeros adds nothing, whatever its weight
+            most = np.full_like(norms, math.inf)
+            np.divide(radius * radius, norms, out=most, where=norms > 0)
+            weights[block] = np.minimum(weights[block], most)
+        return weights
+
+
+def noisy_gram(plan: StatisticsPlan, rows: Rows, noise: NoiseSource) -> FloatArray:
+    """Return A, (p, p) and symmetric; see the module's guarantee."""
+    matrix = gram(rows.features, rows.weights(plan.radius), intercept=rows.intercept)
+    if not plan.gram_deviation:
+        return matrix
+    # with sqrt(2) off the diagonal, the triangle has the matrix's Frobenius norm
+    upper = np.triu_indices(len(matrix))
+    scale = np.where(upper[0] == upper[1], 1.0, math.sqrt(2.0))
+    told = noise.with_gaussian(matrix[upper] * scale, plan.gram_deviation) / scale
+    noisy = np.empty_like(matrix)
+    noisy[upper] = told
+    noisy.T[upper] = told
+    return noisy
+
+
+def noisy_moments(
+    plan: StatisticsPlan, rows: Rows, residual: FloatArray, noise: NoiseSource
+) -> FloatArray:
+    """Return b from q (n, d_c), (p, d_c); see the module's guarantee.
+
+    Raises:
+        SiteError: a residual is not finite.
+    """
+    if not np.isfinite(residual).all():
+        raise SiteError("a target is not finite")
+    weights = rows.weights(plan.radius)
+    if math.isfinite(plan.target_bound):
+        size = np.sqrt(weights) * np.linalg.norm(residual, axis=1)
+        weights *= plan.target_bound / np.maximum(size, plan.target_bound)
+    sums = moment(rows.features, weights[:, None] * residual, intercept=rows.intercept)
+    return noise.with_gaussian(sums, plan.moments_deviation)
+
+
+def usable_gram(matrix: FloatArray, deviation: float) -> FloatArray:
+    """Return A as a positive matrix, (p, p): see above. It is A itself without noise.
+
+    Args:
+        matrix: noisy A, (p, p), of a shard or summed over the shards.
+        deviation: of the noise on its diagonal, all shards' together; 0 for none.
+    """
+    if not deviation:
+        return matrix
+    values, vectors = np.linalg.eigh(matrix)
+    spectral_norm = deviation * math.sqrt(2.0 * len(matrix))
+    floored = np.maximum(values, 0.0) + DAMPING * spectral_norm
+    usable: FloatArray = (vectors * floored) @ vectors.T
+    return usable
+
+
+def private_update(
+    solver: RidgeSolver,
+    theta: FloatArray,
+    moments: FloatArray,
+    kappa: float,
+    l2: float,
+) -> FloatArray:
+    """Return the theta after an update, (p, d_c): post-processing of A and b.
+
+    Args:
+        solver: of A, usable and summed over the shards.
+        theta: the present parameters, (p, d_c), which the residuals were made with.
+        moments: b summed over the shards, (p, d_c).
+        kappa: c * rho.
+        l2: beta.
+    """
+    return solver.solve(solver.product(theta) + moments / kappa, kappa, l2)

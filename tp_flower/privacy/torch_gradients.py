@@ -1,0 +1,266 @@
+"""Clipped sums of the row gradients of torch models, by the hooks of Opacus.
+
+Two passes back over one forward pass: the first finds the norm of each row's gradient,
+of linear layers without making it ("ghost clipping"), the second is an ordinary one
+with re-weighted messages. Row gradients that must be made are (k, p): for a chunk of
+rows at a time.
+
+Whether a module has gradients row by row at all is checked first, by its layers
+(Opacus) and by what it does: the scores of a row must not depend on the rows beside it.
+
+Reference:
+    Li et al. 2022 (ghost clipping).
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from opacus.grad_sample import GradSampleModuleFastGradientClipping as GradNormModule
+from opacus.validators import ModuleValidator
+from torch import nn
+
+from tp_flower.errors import SettingsError
+from tp_flower.learning.models import FeatureArray, FloatArray, LocalModel
+from tp_flower.learning.neural import EVALUATION_ROWS, TorchModel
+from tp_flower.privacy.gradients import clip_weights
+
+CHUNK_VALUES: Final = 2**24
+"""Row gradients that are held at a time, in numbers: 64 MB in float32."""
+
+_ROUNDING: Final = 2e-6  # of norms in float32: the clip stays above it
+_NORM: Final = "_norm_sample"  # where Opacus leaves a parameter's norms
+_PROBES: Final = 4
+_CLOSE: Final = 1e-4
+
+
+def clipped_torch_sum(
+    model: LocalModel, features: FeatureArray, messages: FloatArray, clip: float
+) -> FloatArray:
+    """Return the sum of the rows' gradients, each clipped to norm ``clip``, (p,).
+
+    Raises:
+        SettingsError: the module has a layer without gradients row by row.
+        TypeError: the model is none of torch.
+    """
+    if not isinstance(model, TorchModel):
+        raise TypeError(f"{type(model).__name__} has no row gradients")
+    if not len(features):
+        return np.zeros(len(model.penalised))
+    check_rows_are_apart(model, features.shape[1])
+    try:
+        return _sum_in_chunks(model, features, messages, clip, ghost=True)
+    except NotImplementedError:
+        # a layer that is used twice: the norm of its two gradients' sum takes them
+        return _sum_in_chunks(model, features, messages, clip, ghost=False)
+
+
+def check_rows_are_apart(model: LocalModel, features: int) -> None:
+    """Refuse a module whose rows have no scores, and so no gradients, of their own.
+
+    Raises:
+        SettingsError: naming the layer, if it is one.
+        TypeError: it is no torch model.
+    """
+    if not isinstance(model, TorchModel):
+        raise TypeError(f"{type(model).__name__} has no gradients row by row")
+    kind = f"model {model.spec.kind!r}"
+    for name, layer in model.module.named_modules():
+        if problem := _problem(layer):
+            raise SettingsError(
+                f"{kind}: layer {name or '(root)'!r} ({type(layer).__name__}) has no "
+                f"gradients row by row, which DP-SGD needs: {problem}"
+            )
+    check_scores_are_apart(model, features)
+
+
+def check_norms_are_whole(model: LocalModel, features: int) -> None:
+    """Refuse a module whose row gradients are longer than the hooks find.
+
+    They see what passes through layers; a parameter that is used beside its layer
+    (``functional.linear(x, layer.weight)``) has a gradient that would not be clipped.
+
+    Raises:
+        SettingsError: its gradients are longer, on made-up rows.
+        TypeError: it is no torch model.
+    """
+    if not isinstance(model, TorchModel):
+        raise TypeError(f"{type(model).__name__} has no gradients row by row")
+    try:
+        found, whole = _probed_norms(model, features, ghost=True)
+    except NotImplementedError:
+        found, whole = _probed_norms(model, features, ghost=False)
+    if not (whole <= found * (1.0 + _CLOSE) + _CLOSE * whole.max(initial=0.0)).all():
+        raise SettingsError(
+            f"model {model.spec.kind!r} uses a parameter outside of its layer, where "
+            "it has no gradients row by row, which DP-SGD needs: call the layer instead"
+        )
+
+
+def _probed_norms(
+    model: TorchModel, features: int, *, ghost: bool
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the norms of made-up rows' gradients: what hooks find, and all of it."""
+    parameters = list(model.module.parameters())
+    drawn = torch.Generator().manual_seed(0)
+    made_up = torch.randn((_PROBES, features), generator=drawn).to(parameters[0])
+    with torch.random.fork_rng(), _hooked(model.module, ghost=ghost) as hooked:
+        hooked.enable_hooks()
+        rows = made_up.requires_grad_()
+        # without the scale of the output, which may be any number
+        scores: torch.Tensor = model.module(rows)
+        ones = torch.ones_like(scores)
+        torch.autograd.grad(scores, rows, ones, retain_graph=True, allow_unused=True)
+        found = _norms(model)
+        hooked.disable_hooks()
+        whole = []
+        for own in scores:
+            gradients = torch.autograd.grad(
+                own.sum(), parameters, retain_graph=True, materialize_grads=True
+            )
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            whole.append(float(flat.double().norm()))
+    return found, np.array(whole)
+
+
+def check_scores_are_apart(model: LocalModel, features: int) -> None:
+    """Refuse a module whose score of a row depends on the rows beside it.
+
+    Raises:
+        SettingsError: it does, on made-up rows.
+        TypeError: it is no torch model.
+    """
+    if not isinstance(model, TorchModel):
+        raise TypeError(f"{type(model).__name__} is no torch model")
+    if _mixes_rows(model.module, features):
+        raise SettingsError(
+            f"model {model.spec.kind!r}: the scores of a row depend on the rows beside "
+            "it; privacy needs a model that maps each row by itself"
+        )
+
+
+def _problem(layer: nn.Module) -> str:
+    """What keeps a layer, apart from its parts, from row gradients; "" if nothing."""
+    own = list(layer.parameters(recurse=False))
+    if any(not parameter.requires_grad for parameter in own):
+        return "it has parameters that are not trained"
+    if own and any(True for _ in layer.buffers()):
+        return "it has buffers, which would keep something of the rows"
+    check = ModuleValidator.VALIDATORS.get(type(layer))
+    errors = check(layer) if check else []
+    # the first sentence: Opacus writes essays
+    return str(errors[0]).strip().partition(". ")[0] if errors else ""
+
+
+def _mixes_rows(module: nn.Module, features: int) -> bool:
+    """Whether made-up rows have other scores in other company."""
+    twin = copy.deepcopy(module)
+    device = next(twin.parameters()).device
+    dtype = next(twin.parameters()).dtype
+    drawn = torch.Generator().manual_seed(0)
+    shape = (2, _PROBES, features)
+    first, second = torch.randn(shape, generator=drawn, dtype=dtype).to(device)
+    second[0] = first[0]
+    alone, together = _first_scores(twin, first), _first_scores(twin, second)
+    return not torch.allclose(alone, together, rtol=_CLOSE, atol=_CLOSE)
+
+
+def _first_scores(module: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    """Return the first row's scores (d_c,), with the same dropout in every call."""
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)  # noqa: TID251 - forked: dropout has no Generator argument
+        scores: torch.Tensor = module(rows)
+    return scores[0]
+
+
+def _sum_in_chunks(
+    model: TorchModel,
+    features: FeatureArray,
+    messages: FloatArray,
+    clip: float,
+    *,
+    ghost: bool,
+) -> FloatArray:
+    total = np.zeros(len(model.penalised))
+    with _hooked(model.module, ghost=ghost) as hooked:
+        rows_at_once = _rows_at_once(hooked)
+        for start in range(0, len(features), rows_at_once):
+            chunk = slice(start, start + rows_at_once)
+            total += _chunk_sum(model, hooked, features[chunk], messages[chunk], clip)
+    return total
+
+
+@contextmanager
+def _hooked(module: nn.Module, *, ghost: bool) -> Iterator[GradNormModule]:
+    """Let passes back through the module leave the norms of the rows' gradients."""
+    was_training = module.training
+    module.train()
+    hooked = GradNormModule(module, loss_reduction="sum", use_ghost_clipping=ghost)
+    try:
+        yield hooked
+    finally:
+        hooked.to_standard_module()
+        module.train(was_training)
+        for layer in module.modules():
+            # left by a pass that failed
+            vars(layer).pop("activations", None)
+
+
+def _rows_at_once(hooked: GradNormModule) -> int:
+    """Return the size of a chunk, by the parameters whose row gradients are made."""
+    made = 0
+    for layer in hooked._module.modules():  # noqa: SLF001 - Opacus' name for it
+        is_ghost = hooked.use_ghost_clipping and type(layer) in hooked.NORM_SAMPLERS
+        if not is_ghost and any(True for _ in layer.parameters(recurse=False)):
+            made += sum(parameter.numel() for parameter in layer.parameters())
+    return min(EVALUATION_ROWS, max(1, CHUNK_VALUES // max(made, 1)))
+
+
+def _chunk_sum(
+    model: TorchModel,
+    hooked: GradNormModule,
+    features: FeatureArray,
+    messages: FloatArray,
+    clip: float,
+) -> FloatArray:
+    parameters = list(model.module.parameters())
+    like = parameters[0]
+    rows = torch.tensor(np.array(features), dtype=like.dtype, device=like.device)
+    upstream = torch.tensor(messages, dtype=like.dtype, device=like.device)
+    hooked.enable_hooks()
+    scores = model.forward(rows.requires_grad_())
+    # one forward pass for both: dropout draws its zeros once
+    torch.autograd.grad(scores, rows, upstream, retain_graph=True, allow_unused=True)
+    weights = clip_weights(_norms(model), clip * (1.0 - _ROUNDING))
+    hooked.disable_hooks()
+    if not weights.all():
+        # a row that is not finite would make the sum so, whatever its weight
+        kept = weights > 0
+        if not kept.any():
+            return np.zeros(len(model.penalised))
+        return _chunk_sum(model, hooked, features[kept], messages[kept], clip)
+    weighted = upstream * torch.as_tensor(weights[:, None]).to(upstream)
+    gradients = torch.autograd.grad(scores, parameters, weighted)
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    total: FloatArray = flat.double().cpu().numpy()
+    return total
+
+
+def _norms(model: TorchModel) -> npt.NDArray[np.float64]:
+    """Take the norms of the rows' gradients, (k,), from where Opacus left them."""
+    squares = []
+    for name, parameter in model.module.named_parameters():
+        norms = vars(parameter).pop(_NORM, None)
+        if norms is None:
+            raise SettingsError(
+                f"model {model.spec.kind!r}: parameter {name!r} takes no part in the "
+                "scores, or in a way that has no gradients row by row"
+            )
+        squares.append(norms.reshape(-1).double().square())
+    norms = torch.stack(squares).sum(dim=0).sqrt()
+    flat: npt.NDArray[np.float64] = norms.detach().cpu().numpy()
+    return flat
