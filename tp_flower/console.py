@@ -1,7 +1,8 @@
 """What a user sees of a run: numbers for people, a line per epoch, the summary."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -119,7 +120,12 @@ def _metrics_parts(name: str, metrics: Metrics, shown: Sequence[str]) -> list[st
 
 def summary(report: RunReport) -> RenderableType:
     """Return the tables that close a run: the join, the result and what it cost."""
-    return Group(_tables_table(report), _result_table(report))
+    privacy = privacy_table(
+        report.privacy,
+        "Privacy of a row against the server: epsilon of what is covered "
+        "(report.json lists all)",
+    )
+    return Group(_tables_table(report), _result_table(report), privacy)
 
 
 def _tables_table(report: RunReport) -> Table:
@@ -168,3 +174,28 @@ def _result_table(report: RunReport) -> Table:
     if report.status != COMPLETED:
         table.add_row("status", Text(report.status), "")
     return table
+
+
+def privacy_table(privacy: Mapping[str, object], title: str) -> Table:
+    """Return the epsilon of each site's rows, with what it says nothing of."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("table at site")
+    table.add_column("epsilon", justify="right")
+    table.add_column("delta", justify="right")
+    table.add_column("not covered")
+    for total in _totals(privacy):
+        covered = total["epsilon"]
+        table.add_row(
+            Text(f"{total['table']} at {total['site']}"),
+            format_value(covered) if covered else "none",
+            f"{total['delta']:g}",
+            Text(", ".join(total["uncovered"])),
+        )
+    return table
+
+
+def _totals(privacy: Mapping[str, object]) -> list[Mapping[str, Any]]:
+    """Return the totals by table and site: nodes have another order in every run."""
+    found = privacy.get("totals", [])
+    totals = list(found) if isinstance(found, list) else []
+    return sorted(totals, key=lambda own: (own["table"], own["site"]))

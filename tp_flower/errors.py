@@ -31,3 +31,15 @@ class ReplyError(TPFlowerError):
 
 class SiteError(TPFlowerError):
     """A site reported that it could not carry out a request."""
+
+
+class LedgerError(SiteError):
+    """A site's privacy ledger is damaged or cannot be written; nothing is released."""
+
+
+class BudgetError(SiteError):
+    """A release would spend more than a site's privacy budget."""
+
+
+class PolicyError(SiteError):
+    """A request asks for what the policy of a site's table does not allow."""

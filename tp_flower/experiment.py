@@ -6,10 +6,9 @@ A key there is a field here with dashes for underscores; a test keeps both equal
 
 import dataclasses
 import difflib
-import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from tp_flower.encoding.choice import (
@@ -23,6 +22,8 @@ from tp_flower.encoding.choice import (
 )
 from tp_flower.errors import SettingsError
 from tp_flower.joins.mapping import MAX_JOINED_ROWS
+from tp_flower.privacy.settings import PRIVACY_KEYS, STATISTICS, PrivacySettings
+from tp_flower.setting_checks import Range, has_type, plain_problem, store_floats
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "task": ("auto", "regression", "classification"),
@@ -44,45 +45,26 @@ _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _MODEL_FORMS = '"linear", "mlp" or "package.module:factory"'
 
 
-@dataclass(frozen=True)
-class _Range:
-    """An interval of numbers, open or closed at each end."""
-
-    low: float
-    high: float = math.inf
-    includes_low: bool = True
-
-    def __contains__(self, value: float) -> bool:
-        above = value >= self.low if self.includes_low else value > self.low
-        return above and value < self.high
-
-    def __str__(self) -> str:
-        if self.high == math.inf:
-            return f"{'at least' if self.includes_low else 'above'} {self.low:g}"
-        low = f"{'from' if self.includes_low else 'above'} {self.low:g}"
-        return f"{low} and below {self.high:g}"
-
-
-_RANGES: Mapping[str, _Range] = {
-    "num-epochs": _Range(0),
-    "l2": _Range(0),
-    "rho": _Range(0),
-    "over-relaxation": _Range(0, 2),
-    "anderson-memory": _Range(0),
-    "inner-rounds": _Range(1),
-    "local-epochs": _Range(0),
-    "tolerance": _Range(0),
-    "batch-size": _Range(0),
-    "learning-rate": _Range(0),
-    "momentum": _Range(0, 1),
-    "decay": _Range(0),
-    "test-fraction": _Range(0, 1),
-    "seed": _Range(0, 2**63),
-    "site-timeout": _Range(0, includes_low=False),
-    "min-sites": _Range(0),
-    "wait-seconds": _Range(0),
-    "max-categories": _Range(2),
-    "max-joined-rows": _Range(1),
+_RANGES: Mapping[str, Range] = {
+    "num-epochs": Range(0),
+    "l2": Range(0),
+    "rho": Range(0),
+    "over-relaxation": Range(0, 2),
+    "anderson-memory": Range(0),
+    "inner-rounds": Range(1),
+    "local-epochs": Range(0),
+    "tolerance": Range(0),
+    "batch-size": Range(0),
+    "learning-rate": Range(0),
+    "momentum": Range(0, 1),
+    "decay": Range(0),
+    "test-fraction": Range(0, 1),
+    "seed": Range(0, 2**63),
+    "site-timeout": Range(0, includes_low=False),
+    "min-sites": Range(0),
+    "wait-seconds": Range(0),
+    "max-categories": Range(2),
+    "max-joined-rows": Range(1),
 }
 
 
@@ -141,6 +123,7 @@ class Settings:
     max_joined_rows: int = MAX_JOINED_ROWS
     output_dir: str = ""
     progress: bool = True
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
 
     def __post_init__(self) -> None:
         """Check all values, then store numbers given as int for a float as floats."""
@@ -148,9 +131,7 @@ class Settings:
         problems = _find_problems(values)
         if problems:
             raise _settings_error(problems)
-        for field in _fields():
-            if field.type is float:
-                object.__setattr__(self, field.name, float(getattr(self, field.name)))
+        store_floats(self)
 
     @classmethod
     def from_run_config(cls, config: Mapping[str, object]) -> Self:
@@ -160,22 +141,7 @@ class Settings:
             SettingsError: a key is unknown (the message gives close matches and the
                 valid keys) or a value is refused; all problems are listed at once.
         """
-        values: dict[str, object] = {}
-        keyed: list[Entry] = []
-        problems: list[str] = []
-        for key, value in config.items():
-            try:
-                if key in KEYS:
-                    values[key] = _PARSERS.get(key, _unchanged)(value)
-                elif key.startswith(KEY_PREFIX):
-                    keyed.append(entry_of_key(key, value))
-                else:
-                    problems.append(_unknown(key))
-            except ValueError as error:
-                problems.append(f"{key}: {error}")
-        listed = values.get("encoders", ())
-        if keyed and isinstance(listed, tuple):
-            values["encoders"] = merge_entries(listed, keyed)
+        values, problems = _parse_config(config)
         problems += _find_problems(values)
         if problems:
             raise _settings_error(problems)
@@ -188,7 +154,8 @@ class Settings:
         Raises:
             SettingsError: a field is unknown or its value is refused.
         """
-        unknown = [_unknown(_key(name)) for name in fields if _key(name) not in KEYS]
+        own = {field.name for field in _fields()}
+        unknown = [_unknown(_key(name)) for name in fields if name not in own]
         if unknown:
             raise _settings_error(unknown)
         return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
@@ -213,7 +180,8 @@ class Settings:
         values["hidden-sizes"] = ",".join(map(str, self.hidden_sizes))
         values["models"] = ", ".join(f"{alias}={name}" for alias, name in self.models)
         values["encoders"] = render_entries(self.encoders)
-        return values
+        del values["privacy"]
+        return values | self.privacy.to_dict()
 
 
 def _fields() -> tuple[dataclasses.Field[Any], ...]:
@@ -228,14 +196,11 @@ def _field_name(key: str) -> str:
     return key.replace("-", "_")
 
 
-KEYS: tuple[str, ...] = tuple(_key(field.name) for field in _fields())
+KEYS: tuple[str, ...] = (
+    *(_key(field.name) for field in _fields() if field.name != "privacy"),
+    *PRIVACY_KEYS,
+)
 _TYPES: Mapping[str, object] = {_key(field.name): field.type for field in _fields()}
-_TYPE_NAMES: Mapping[object, str] = {
-    str: "a string",
-    int: "a whole number",
-    float: "a finite number",
-    bool: "true or false",
-}
 
 
 def _settings_error(problems: list[str]) -> SettingsError:
@@ -250,6 +215,33 @@ def _unknown(key: object) -> str:
 
 
 # --- parsing: what the run config can only say as a string ---------------------
+
+
+def _parse_config(
+    config: Mapping[str, object],
+) -> tuple[dict[str, object], list[str]]:
+    """Return the values by key, with the groups of keys put together, and problems."""
+    values: dict[str, object] = {}
+    keyed: list[Entry] = []
+    private: dict[str, object] = {}
+    problems: list[str] = []
+    for key, value in config.items():
+        try:
+            if key in PRIVACY_KEYS:
+                private[key] = value
+            elif key in KEYS:
+                values[key] = _PARSERS.get(key, _unchanged)(value)
+            elif key.startswith(KEY_PREFIX):
+                keyed.append(entry_of_key(key, value))
+            else:
+                problems.append(_unknown(key))
+        except ValueError as error:
+            problems.append(f"{key}: {error}")
+    listed = values.get("encoders", ())
+    if keyed and isinstance(listed, tuple):
+        values["encoders"] = merge_entries(listed, keyed)
+    values["privacy"], found = PrivacySettings.parsed(private)
+    return values, problems + found
 
 
 def _unchanged(value: object) -> object:
@@ -311,32 +303,17 @@ def _value_problem(key: str, value: object) -> str | None:
         return _models_problem(value)
     if key == "encoders":
         return entries_problem(value)
-    expected = _TYPES[key]
-    if not _has_type(value, expected):
-        return f"{value!r} is not {_TYPE_NAMES[expected]}"
-    if key == "model":
+    if key == "privacy":
+        is_fine = isinstance(value, PrivacySettings)
+        return None if is_fine else f"{value!r} is not a PrivacySettings"
+    if key == "model" and isinstance(value, str):
         return _model_problem(value)
-    if key in CHOICES and value not in CHOICES[key]:
-        return f"{value!r} is not one of {', '.join(CHOICES[key])}"
-    if key in _RANGES and value not in _RANGES[key]:  # type: ignore[operator]
-        return f"{value!r} is out of range: it must be {_RANGES[key]}"
-    return None
-
-
-def _has_type(value: object, expected: object) -> bool:
-    """Tell whether the value fits; bool is no number, NaN and infinity are none."""
-    if expected is bool or expected is str:
-        return type(value) is expected
-    if isinstance(value, bool):
-        return False
-    if expected is int:
-        return isinstance(value, int)
-    return isinstance(value, int | float) and math.isfinite(value)
+    return plain_problem(value, _TYPES[key], CHOICES.get(key), _RANGES.get(key))
 
 
 def _hidden_sizes_problem(value: object) -> str | None:
     widths = value if isinstance(value, tuple) else ()
-    if not widths or not all(_has_type(width, int) and width > 0 for width in widths):
+    if not widths or not all(has_type(width, int) and width > 0 for width in widths):
         return f"{value!r} is not a list of widths of at least 1"
     return None
 
@@ -374,5 +351,15 @@ def _relation_problems(values: Mapping[str, object]) -> list[str]:
             f"lou: 'gram' needs linear models, but {model!r} is asked for: "
             "use auto or consensus"
             for model in others[:1]
+        ]
+    privacy = values.get("privacy")
+    if isinstance(privacy, PrivacySettings) and privacy.features == STATISTICS:
+        problems += [
+            f"privacy.features: 'statistics' needs {needed}: use dp-sgd"
+            for needed, is_missing in (
+                ("strategy 'admm'", values.get("strategy", "admm") != "admm"),
+                ("linear models", bool(others)),
+            )
+            if is_missing
         ]
     return problems

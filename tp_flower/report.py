@@ -22,6 +22,8 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
                server-seconds, client-seconds, wait-seconds}
     epochs, rounds, bytes_up, bytes_down      of the whole run; without overhead
     final     {train: {metric: value}, test: {metric: value}}
+    privacy   {adversary, delta, messages, ledger, totals}   see
+              `tp_flower.privacy.run_report`
 
 Metrics: `loss`, and `rmse`, `r2` (regression) or `auc`, `accuracy`, `log_loss`
 (classification). Up is from the sites to the server. `overhead-bytes` is what messages
@@ -127,6 +129,7 @@ class RunReport:
         history: one record per round, set-up included.
         final_train: metrics of the final model on the training rows.
         final_test: the same on the held-out rows.
+        privacy: what left the sites, and what it cost.
         output_dir: where `report.json` is.
         started: ISO 8601, UTC.
         seconds: wall time of the run.
@@ -143,6 +146,7 @@ class RunReport:
     history: Sequence[RoundReport]
     final_train: Metrics
     final_test: Metrics
+    privacy: Mapping[str, object]
     output_dir: str
     started: str
     seconds: float
@@ -206,6 +210,7 @@ def report_dict(report: RunReport) -> dict[str, object]:
         "bytes_up": report.bytes_up,
         "bytes_down": report.bytes_down,
         "final": {"train": report.final_train, "test": report.final_test},
+        "privacy": report.privacy,
     }
     return {key: plain(value) for key, value in content.items()}
 

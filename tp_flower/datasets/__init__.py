@@ -1,6 +1,7 @@
 """Built-in federations."""
 
 from tp_flower.datasets.flights import (
+    FLIGHTS_RANGES,
     FLIGHTS_REGRESSION_SQL,
     FLIGHTS_SQL,
     flights_tables,
@@ -12,6 +13,7 @@ from tp_flower.datasets.store import (
 )
 
 __all__ = [
+    "FLIGHTS_RANGES",
     "FLIGHTS_REGRESSION_SQL",
     "FLIGHTS_SQL",
     "STORE_CLASSIFICATION_SQL",

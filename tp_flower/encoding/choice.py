@@ -7,11 +7,11 @@ quotes, as in SQL.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from tp_flower.encoding.spec import EncoderSpec, default_spec
+from tp_flower.encoding.spec import MOST_COLUMNS, EncoderSpec, default_spec
 from tp_flower.errors import SchemaError, SettingsError
 
 Entry = tuple[str, str, str]
@@ -85,18 +85,28 @@ def merge_entries(listed: Sequence[Entry], keyed: Sequence[Entry]) -> tuple[Entr
     return (*listed, *added)
 
 
-def entries_problem(entries: object) -> str | None:
-    """Return what is wrong with entries, None if nothing is."""
+def entries_problem(
+    entries: object,
+    what: str = "encoder",
+    parse: Callable[[str], object] = EncoderSpec.parse,
+) -> str | None:
+    """Return what is wrong with entries, None if nothing is.
+
+    Args:
+        entries: (table, column, text) each.
+        what: the texts say.
+        parse: raises ValueError where a text does not say it.
+    """
     if not isinstance(entries, tuple) or not all(_is_entry(item) for item in entries):
-        return f"{entries!r} is not a list of (table, column, encoder)"
+        return f"{entries!r} is not a list of (table, column, {what})"
     named: set[tuple[str, str]] = set()
-    for table, column, spec in entries:
+    for table, column, text in entries:
         name = (table.lower(), column.lower())
         if name in named:
-            return f"{table}.{column} is given two encoders"
+            return f"{table}.{column} is given two {what}s"
         named.add(name)
         try:
-            EncoderSpec.parse(spec)
+            parse(text)
         except ValueError as error:
             return f"{table}.{column}: {error}"
     return None
@@ -162,14 +172,20 @@ class TableChoice:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild the choices from ``to_json``."""
-        return cls(
-            data["table"],
-            {
-                name: EncoderChoice(text and EncoderSpec.parse(text), int(most))
-                for name, text, most in data["features"]
-            },
-        )
+        """Rebuild the choices from ``to_json``.
+
+        Raises:
+            ValueError: a number of categories is out of range, or a spec or the table's
+                name is none.
+        """
+        choices = {}
+        if type(data["table"]) is not str:
+            raise ValueError(f"{data['table']!r} is no name of a table")
+        for name, text, most in data["features"]:
+            if type(most) is not int or not 2 <= most <= MOST_COLUMNS:
+                raise ValueError(f"{most!r} is no number of categories")
+            choices[name] = EncoderChoice(text and EncoderSpec.parse(text), most)
+        return cls(data["table"], choices)
 
 
 def choose_encoders(
@@ -189,13 +205,8 @@ def choose_encoders(
     """
     chosen: dict[tuple[str, str], EncoderSpec] = {}
     for table, column, spec in entries:
-        alias = _find(table, features, f"encoders names table {table!r}; the query has")
-        name = _find(
-            column,
-            features[alias],
-            f"encoders names column {column!r} of table {alias!r}, whose features are",
-        )
-        chosen[alias, name] = EncoderSpec.parse(spec)
+        found = find_column("encoders", table, column, features)
+        chosen[found] = EncoderSpec.parse(spec)
     return {
         table: TableChoice(
             table,
@@ -206,6 +217,29 @@ def choose_encoders(
         )
         for table, names in features.items()
     }
+
+
+def find_column(
+    setting: str, table: str, column: str, features: Mapping[str, Sequence[str]]
+) -> tuple[str, str]:
+    """Return the table and the feature that an entry of a setting names.
+
+    Args:
+        setting: its key, for messages.
+        table: as the entry names it, in any case.
+        column: likewise.
+        features: names of the features by alias of their table.
+
+    Raises:
+        SettingsError: the query has no such table or feature.
+    """
+    alias = _find(table, features, f"{setting} names table {table!r}; the query has")
+    name = _find(
+        column,
+        features[alias],
+        f"{setting} names column {column!r} of table {alias!r}, whose features are",
+    )
+    return alias, name
 
 
 def _find(name: str, known: Mapping[str, object] | Sequence[str], message: str) -> str:

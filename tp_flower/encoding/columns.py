@@ -120,6 +120,20 @@ class VectorColumn:
 FeatureColumn = NumericColumn | CategoricalColumn | VectorColumn
 
 
+def no_values(rows: int) -> FeatureColumn:
+    """Return a column without any value: it fits every encoder."""
+    return NumericColumn(np.full(rows, np.nan))
+
+
+def example(kind: str, width: int) -> FeatureColumn:
+    """Return a column of one value, made up, of a kind and, of vectors, a width."""
+    if kind == "vector":
+        return VectorColumn(np.ones((1, width), np.float32))
+    if kind == "text":
+        return CategoricalColumn(np.zeros(1, np.int32), ("",))
+    return NumericColumn(np.ones(1))
+
+
 def as_numeric(name: str, column: FeatureColumn) -> NumericColumn:
     """Return a feature's column as numbers; one without values may be of any kind.
 

@@ -18,7 +18,12 @@ import numpy as np
 import pyarrow as pa
 
 from tp_flower.encoding.categories import category_purpose, short_hashes
-from tp_flower.encoding.columns import FeatureColumn, Float32Array, IndexArray
+from tp_flower.encoding.columns import (
+    FeatureColumn,
+    Float32Array,
+    IndexArray,
+    example,
+)
 from tp_flower.encoding.encodings import (
     BinEncoding,
     CyclicEncoding,
@@ -87,6 +92,31 @@ class TableEncoder:
     def width(self) -> int:
         """Number of encoded columns, d."""
         return sum(len(encoding.feature_names) for encoding in self.encodings)
+
+    @property
+    def columns(self) -> int:
+        """About the mean squared norm of an encoded row, whatever the rows are.
+
+        A standardised number adds one to it, and so does a category; a vector adds
+        about one per entry.
+        """
+        return sum(
+            len(own.feature_names) if isinstance(own, VectorEncoding) else 1
+            for own in self.encodings
+        )
+
+    def misfits(self, kinds: Mapping[str, tuple[str, int]]) -> tuple[str, ...]:
+        """Return the features of another kind than their encoding; no value decides.
+
+        Args:
+            kinds: of a shard's features by name, with the length of vectors.
+        """
+        found = {
+            own.name
+            for own in self.encodings
+            if own.name in kinds and not _fits(own, example(*kinds[own.name]))
+        }
+        return tuple(sorted(found))
 
     def at_site(self, hasher: KeyedHasher) -> "SiteEncoder":
         """Return what encodes rows, with the keys of its features.
@@ -261,6 +291,17 @@ class SiteEncoder:
         targets = encoding.targets(short_hashes(texts, self.keys[encoding.name]))
         self._targets[encoding.name] = (texts, targets)
         return targets
+
+
+def _fits(encoding: FeatureEncoding, column: FeatureColumn) -> bool:
+    try:
+        if isinstance(encoding, HashedEncoding):
+            categories_for(encoding, column)
+        else:
+            encoding.writer(column)
+    except SchemaError:
+        return False
+    return True
 
 
 def _column(columns: Mapping[str, FeatureColumn], name: str) -> FeatureColumn:

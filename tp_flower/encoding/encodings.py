@@ -2,12 +2,15 @@
 
 An encoding is what an encoder was fitted to: plain parameters, saved as JSON. Its
 ``writer`` takes a shard's column and returns the function that encodes a block of rows.
+
+At a site the parameters are the server's. Whatever they are, an encoded value is a
+finite number: one that is not would tell of its row through all noise.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +24,13 @@ from tp_flower.encoding.columns import (
     as_vectors,
 )
 from tp_flower.encoding.derived import cycle_of, text_lengths
+from tp_flower.encoding.spec import TIME_PARTS
 
 Writer = Callable[[Rows, Float32Array], None]
 PositionArray = npt.NDArray[np.intp]
+
+LARGEST: Final = 1e30
+"""No encoded value is farther from zero; a sum of its squares is a finite number."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,9 @@ class NumberEncoding:
         scale: divided by; above 0.
         fill: the number x that stands for a missing value.
         of_length: whether x is the length of a text.
+
+    Raises:
+        ValueError: a parameter is not finite, or the scale not above 0.
     """
 
     TYPE: ClassVar = "number"
@@ -45,6 +55,12 @@ class NumberEncoding:
     scale: float
     fill: float
     of_length: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        are_finite = np.isfinite([self.centre, self.scale, self.fill]).all()
+        if not (are_finite and self.scale > 0):
+            raise ValueError(f"{self.name!r}: centre, scale or fill is out of range")
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -78,13 +94,14 @@ class NumberEncoding:
             values = text_lengths(as_categorical(self.name, column)).values
         else:
             values = as_numeric(self.name, column).values
-        filled = (self.fill - self.centre) / self.scale
 
         def write(block: Rows, out: Float32Array) -> None:
-            scaled = values[block] - self.centre
-            scaled /= self.scale
-            scaled[np.isnan(scaled)] = filled
-            out[:, 0] = scaled
+            scaled = values[block]
+            scaled = np.where(np.isnan(scaled), self.fill, scaled)
+            with np.errstate(over="ignore"):
+                scaled -= self.centre
+                scaled /= self.scale
+            out[:, 0] = np.clip(scaled, -LARGEST, LARGEST, out=scaled)
 
         return write
 
@@ -97,6 +114,9 @@ class BinEncoding:
         name: the feature.
         edges: ascending; bin j holds edges[j - 1] <= x < edges[j].
         fill: the bin of a missing value; None: zeros in all columns.
+
+    Raises:
+        ValueError: there is no edge, they do not ascend, or there is no such bin.
     """
 
     TYPE: ClassVar = "bins"
@@ -104,6 +124,13 @@ class BinEncoding:
     name: str
     edges: tuple[float, ...]
     fill: int | None
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        ascend = all(low < high for low, high in pairwise(self.edges))
+        if not self.edges or not ascend or not np.isfinite(self.edges).all():
+            raise ValueError(f"{self.name!r}: the edges do not ascend")
+        check_place(self.name, self.fill, len(self.edges) + 1)
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -145,6 +172,16 @@ class BinEncoding:
         return write
 
 
+def check_place(name: str, place: int | None, columns: int) -> None:
+    """Refuse a place of missing values that is none of a feature's columns.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if place is not None and not 0 <= place < columns:
+        raise ValueError(f"{name!r}: no column {place} for missing values")
+
+
 def write_one_hot(
     hot: PositionArray, out: Float32Array, values: Float32Array | None = None
 ) -> None:
@@ -167,12 +204,21 @@ class CyclicEncoding:
     Attributes:
         name: the feature.
         cycle: a period, or a part of a time.
+
+    Raises:
+        ValueError: it is no part of a time, or no period.
     """
 
     TYPE: ClassVar = "cyclic"
 
     name: str
     cycle: float | str
+
+    def __post_init__(self) -> None:
+        """Check the cycle."""
+        is_part = self.cycle in TIME_PARTS
+        if not is_part and (isinstance(self.cycle, str) or not 0 < self.cycle < np.inf):
+            raise ValueError(f"{self.name!r}: {self.cycle!r} is no cycle")
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -197,8 +243,10 @@ class CyclicEncoding:
 
         def write(block: Rows, out: Float32Array) -> None:
             chosen = values[block]
-            angle = place(chosen) * (2 * np.pi / period)
-            is_missing = np.isnan(chosen)
+            with np.errstate(over="ignore", invalid="ignore"):
+                angle = place(chosen) * (2 * np.pi / period)
+            is_missing = ~np.isfinite(angle)
+            angle[is_missing] = 0.0
             for column, function in enumerate((np.sin, np.cos)):
                 wave = function(angle)
                 wave[is_missing] = 0.0

@@ -10,6 +10,7 @@ from tp_flower.encoding.categories import CategoryStatistics
 from tp_flower.encoding.columns import FloatArray
 from tp_flower.encoding.encoder import FeatureEncoding, TableEncoder
 from tp_flower.encoding.encodings import (
+    LARGEST,
     BinEncoding,
     CyclicEncoding,
     MissingEncoding,
@@ -21,9 +22,6 @@ from tp_flower.encoding.quantiles import QuantileSummary
 from tp_flower.encoding.spec import EncoderSpec
 from tp_flower.encoding.statistics import ColumnStatistics, Moments, Range
 from tp_flower.errors import SchemaError
-
-LARGEST: Final = 1e30
-"""Beyond it a float32 is about to overflow."""
 
 Fitted = FeatureEncoding | None
 Known = TypeVar("Known")

@@ -7,6 +7,7 @@ Notation
     k   distinct values of the column
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Self
@@ -22,7 +23,13 @@ from tp_flower.encoding.columns import (
     as_numeric,
 )
 from tp_flower.encoding.derived import number_texts
-from tp_flower.encoding.encodings import PositionArray, Writer, write_one_hot
+from tp_flower.encoding.encodings import (
+    PositionArray,
+    Writer,
+    check_place,
+    write_one_hot,
+)
+from tp_flower.encoding.spec import MOST_COLUMNS
 from tp_flower.privacy.keyed_hash import HashArray
 
 OTHER: Final = "(other)"
@@ -54,6 +61,9 @@ class CategoryEncoding:
         has_other: whether all other categories share a last column; without it they
             are encoded as zeros.
         of_number: whether the categories are numbers.
+
+    Raises:
+        ValueError: there is no category, a hash is none, or there is no such position.
     """
 
     TYPE: ClassVar = "categories"
@@ -63,6 +73,13 @@ class CategoryEncoding:
     fill: int | None
     has_other: bool
     of_number: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the hashes, and the place of missing values."""
+        are_hashes = all(re.fullmatch(r"[0-9a-f]{32}", text) for text in self.hashes)
+        if not self.hashes or not are_hashes:
+            raise ValueError(f"{self.name!r}: the categories are no hashes")
+        check_place(self.name, self.fill, len(self.hashes) + int(self.has_other))
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -142,6 +159,9 @@ class HashEncoding:
         buckets: number of columns.
         of_number: whether the values are numbers.
 
+    Raises:
+        ValueError: the number of columns is out of range.
+
     Reference:
         Weinberger et al., Feature hashing for large scale multitask learning, 2009.
     """
@@ -151,6 +171,11 @@ class HashEncoding:
     name: str
     buckets: int
     of_number: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the number of columns."""
+        if not 1 <= self.buckets <= MOST_COLUMNS:
+            raise ValueError(f"{self.name!r}: {self.buckets} is no number of columns")
 
     @property
     def feature_names(self) -> tuple[str, ...]:

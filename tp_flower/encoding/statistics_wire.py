@@ -4,8 +4,8 @@ Scalars travel as JSON types, lists as arrays. Texts do not travel.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +16,17 @@ from tp_flower.encoding.quantiles import MOST_POINTS, QuantileSummary, rank_erro
 from tp_flower.encoding.spec import KINDS, Need
 from tp_flower.encoding.statistics import ColumnStatistics, Moments, Range
 from tp_flower.errors import SchemaError
+from tp_flower.privacy.keyed_hash import HashArray
 
+Item = TypeVar("Item")
 Arrays = dict[str, npt.NDArray[Any]]
 
 MOST_WIDTH: Final = 1 << 20  # of a vector
 _LARGEST: Final = float(np.finfo(np.float64).max)
 _POINTS: Final = "quantile-values"
 _WEIGHTS: Final = "quantile-weights"
-_HASHES: Final = "category-hashes"
-_COUNTS: Final = "category-counts"
+CATEGORY_HASHES: Final = "category-hashes"
+CATEGORY_COUNTS: Final = "category-counts"
 
 
 def to_wire(
@@ -60,7 +62,10 @@ def _arrays(own: ColumnStatistics) -> Arrays:
     if own.quantiles is not None:
         arrays |= {_POINTS: own.quantiles.values, _WEIGHTS: own.quantiles.weights}
     if own.categories is not None:
-        arrays |= {_HASHES: own.categories.hashes, _COUNTS: own.categories.counts}
+        arrays |= {
+            CATEGORY_HASHES: own.categories.hashes,
+            CATEGORY_COUNTS: own.categories.counts,
+        }
     return arrays
 
 
@@ -81,12 +86,37 @@ def from_wire(
         SchemaError: they are not statistics of these features and so many rows; says
             what is wrong with which feature.
     """
-    names = list(choice.choices)
+    return read_features(
+        facts,
+        arrays,
+        list(choice.choices),
+        lambda name, fields: _read(fields, choice, name, rows),
+    )
+
+
+def read_features(
+    facts: Any,
+    arrays: Mapping[str, npt.NDArray[Any]],
+    names: Sequence[str],
+    read: Callable[[str, "Fields"], Item],
+) -> dict[str, Item]:
+    """Return what a site said of each feature.
+
+    Args:
+        facts: a list of one object per feature, in the order of the names.
+        arrays: the j-th feature's are called ``feature-j-...``.
+        names: of the features.
+        read: a feature, from its name and what was said of it.
+
+    Raises:
+        SchemaError: something is said of other features, or ``read`` raised an
+            ``ImpossibleError``; names the feature.
+    """
     if not isinstance(facts, list):
         raise SchemaError("statistics that are no list of features")
     if len(facts) != len(names):
         raise SchemaError(f"statistics of {len(facts)} features, not of {len(names)}")
-    read = {}
+    found = {}
     for number, (name, own) in enumerate(zip(names, facts, strict=True)):
         prefix = f"feature-{number}-"
         fields = {
@@ -97,18 +127,22 @@ def from_wire(
         if not isinstance(own, dict) or own.get("name") != name:
             raise SchemaError(f"no statistics of feature {name!r} in its place")
         try:
-            read[name] = _read(_Fields(own, fields), choice, name, rows)
-        except _ImpossibleError as error:
+            found[name] = read(name, Fields(own, fields))
+        except ImpossibleError as error:
             raise SchemaError(f"statistics of feature {name!r}: {error}") from None
-    return read
+    return found
 
 
-class _ImpossibleError(ValueError):
+class ImpossibleError(ValueError):
     """A statistic that no data have."""
 
 
-class _Fields:
-    """What a site said of one feature; every access checks a type."""
+class Fields:
+    """What a site said of one feature.
+
+    Every method raises ``ImpossibleError`` where it said nothing under the name, or
+    something of another type or out of range.
+    """
 
     def __init__(
         self, facts: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]
@@ -116,41 +150,49 @@ class _Fields:
         self._facts, self._arrays = facts, arrays
 
     def count(self, name: str, most: int, least: int = 0) -> int:
+        """Return a whole number."""
         value = self._facts.get(name)
         if type(value) is not int or not least <= value <= most:
-            raise _ImpossibleError(
+            raise ImpossibleError(
                 f"{name} must be a whole number from {least} to {most}"
             )
         return value
 
     def number(self, name: str) -> float:
+        """Return a finite number."""
         value: Any = self._facts.get(name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         # false for NaN, and for an int of any size
         if not (is_number and abs(value) <= _LARGEST):
-            raise _ImpossibleError(f"{name} must be a finite number")
+            raise ImpossibleError(f"{name} must be a finite number")
         return float(value)
 
     def kind(self) -> str:
+        """Return the kind of value."""
         value = self._facts.get("kind")
         if value not in KINDS:
-            raise _ImpossibleError(f"kind must be one of {', '.join(KINDS)}")
+            raise ImpossibleError(f"kind must be one of {', '.join(KINDS)}")
         return str(value)
+
+    def has_array(self, name: str) -> bool:
+        """Return whether there is an array of that name."""
+        return name in self._arrays
 
     def array(
         self, name: str, dtype: str, shape: tuple[int, ...], most: int
     ) -> npt.NDArray[Any]:
+        """Return an array of any length up to ``most``, and else of this shape."""
         array = self._arrays.get(name)
         wanted = (dtype, 1 + len(shape), shape)
         if array is None or (array.dtype.name, array.ndim, array.shape[1:]) != wanted:
-            raise _ImpossibleError(f"no usable array {name}")
+            raise ImpossibleError(f"no usable array {name}")
         if len(array) > most:
-            raise _ImpossibleError(f"{name} has {len(array)} entries, more than {most}")
+            raise ImpossibleError(f"{name} has {len(array)} entries, more than {most}")
         return array
 
 
 def _read(
-    fields: _Fields, choice: TableChoice, name: str, rows: int
+    fields: Fields, choice: TableChoice, name: str, rows: int
 ) -> ColumnStatistics:
     kind = fields.kind()
     own_rows = fields.count("rows", rows)
@@ -176,52 +218,58 @@ def _read(
     )
 
 
-def _read_moments(fields: _Fields, count: int) -> Moments:
+def _read_moments(fields: Fields, count: int) -> Moments:
     m2 = fields.number("m2")
     if m2 < 0:
-        raise _ImpossibleError(f"m2 must be at least 0, not {m2}")
+        raise ImpossibleError(f"m2 must be at least 0, not {m2}")
     return Moments(count, fields.number("mean"), m2)
 
 
-def _read_range(fields: _Fields) -> Range:
+def _read_range(fields: Fields) -> Range:
     low, high = fields.number("low"), fields.number("high")
     if not 0 <= high - low < math.inf:
-        raise _ImpossibleError("low and high do not span a range")
+        raise ImpossibleError("low and high do not span a range")
     return Range(low, high)
 
 
-def _read_quantiles(fields: _Fields, count: int) -> QuantileSummary:
+def _read_quantiles(fields: Fields, count: int) -> QuantileSummary:
     values = fields.array(_POINTS, "float64", (), MOST_POINTS)
     weights = fields.array(_WEIGHTS, "int64", (), MOST_POINTS)
     if len(values) != len(weights):
-        raise _ImpossibleError(
+        raise ImpossibleError(
             f"{len(values)} quantile points of {len(weights)} weights"
         )
     if not np.isfinite(values).all() or (np.diff(values) < 0).any():
-        raise _ImpossibleError("quantile points that are not finite and ascending")
+        raise ImpossibleError("quantile points that are not finite and ascending")
     _check_counts(weights, count)
     return QuantileSummary(values, weights, rank_error_of(weights, count))
 
 
-def _read_categories(fields: _Fields, count: int) -> CategoryStatistics:
-    hashes = fields.array(_HASHES, "uint64", (2,), MOST_CATEGORIES)
-    counts = fields.array(_COUNTS, "int64", (), MOST_CATEGORIES)
+def _read_categories(fields: Fields, count: int) -> CategoryStatistics:
+    hashes, counts = read_categories(fields, "int64")
+    _check_counts(counts, count)
+    tail = fields.count("tail", count)
+    if (counts <= tail).any():
+        raise ImpossibleError(f"categories of no more than tail = {tail} rows")
+    return CategoryStatistics(hashes, counts, counts, tail)
+
+
+def read_categories(fields: Fields, dtype: str) -> tuple[HashArray, npt.NDArray[Any]]:
+    """Return the hashes (k, 2) of the categories, in order, and a number of each."""
+    hashes = fields.array(CATEGORY_HASHES, "uint64", (2,), MOST_CATEGORIES)
+    counts = fields.array(CATEGORY_COUNTS, dtype, (), MOST_CATEGORIES)
     if len(hashes) != len(counts):
-        raise _ImpossibleError(f"{len(hashes)} categories with {len(counts)} counts")
+        raise ImpossibleError(f"{len(hashes)} categories with {len(counts)} counts")
     first, second = hashes[:, 0], hashes[:, 1]
     is_after = (first[1:] > first[:-1]) | (
         (first[1:] == first[:-1]) & (second[1:] > second[:-1])
     )
     if not is_after.all():
-        raise _ImpossibleError("categories that are not distinct and in order")
-    _check_counts(counts, count)
-    tail = fields.count("tail", count)
-    if (counts <= tail).any():
-        raise _ImpossibleError(f"categories of no more than tail = {tail} rows")
-    return CategoryStatistics(hashes, counts, counts, tail)
+        raise ImpossibleError("categories that are not distinct and in order")
+    return hashes, counts
 
 
 def _check_counts(counts: npt.NDArray[np.int64], total: int) -> None:
     # each is checked first, so that the sum cannot overflow
     if (counts < 1).any() or (counts > total).any() or counts.sum() > total:
-        raise _ImpossibleError(f"counts that are not of {total} values")
+        raise ImpossibleError(f"counts that are not of {total} values")

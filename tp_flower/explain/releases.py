@@ -5,12 +5,24 @@ covers a release, so that nobody takes silence for protection.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 from tp_flower.explain.explanation import Release
+from tp_flower.privacy.key_source import KeySource
+from tp_flower.privacy.settings import DP_SGD, LAPLACE, OUTSIDER, PrivacySettings
 from tp_flower.protocol import Action
 
 NOTHING = "nothing"
+_KEYS: Final = {
+    KeySource.FILE: "from a secret file, the server does not have the key",
+    KeySource.PINNED: "under pinned keys, the server does not have the key",
+    KeySource.AGREED: "an honest server does not have the key",
+}
+_SEALED: Final = {
+    KeySource.PINNED: "sealed to each site (X25519), under keys their owners pinned",
+    KeySource.AGREED: "sealed to each site (X25519), under keys that nobody checked",
+}
 SERVER, SITES = "server", "sites"
 
 
@@ -26,6 +38,8 @@ class Audience:
         grouped: aliases of the tables in several shards that a GROUP BY runs over.
         is_linear: whether all models are.
         is_simulated: whether the key of the hashes is that of a simulation.
+        privacy: what the run protects.
+        keys: where the sites take the key of the hashes from.
     """
 
     label_table: str
@@ -35,6 +49,75 @@ class Audience:
     grouped: Collection[str]
     is_linear: bool
     is_simulated: bool
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    keys: KeySource = KeySource.AGREED
+
+    @property
+    def hashes(self) -> str:
+        """What covers that which is hashed."""
+        if self.is_simulated:
+            return (
+                "keyed hash (HMAC-SHA-256), but the key of a simulation is known to all"
+            )
+        return f"keyed hash (HMAC-SHA-256; {_KEYS[self.keys]})"
+
+    @property
+    def labels(self) -> str:
+        """What covers a label."""
+        own = self.privacy
+        if not own.covers_labels:
+            return NOTHING
+        amount = (
+            f"epsilon {own.label_epsilon:g}"
+            if own.label_epsilon
+            else f"lambda {own.label_noise:g}"
+        )
+        name = "Laplace noise" if own.labels == LAPLACE else "randomised response"
+        return f"{name} on each label ({amount}), drawn once and kept"
+
+    @property
+    def models(self) -> str:
+        """What covers gradients, statistics and parameters."""
+        own = self.privacy
+        if not own.covers_features:
+            return NOTHING
+        amount = (
+            f"noise multiplier {own.noise_multiplier:g}"
+            if own.noise_multiplier
+            else f"epsilon {own.epsilon:g}"
+        )
+        if own.adversary == OUTSIDER and not own.noise_multiplier:
+            amount += " against an outsider"
+        name = "DP-SGD" if own.features == DP_SGD else "noisy clipped statistics"
+        return f"{name} ({amount}, delta {own.delta:g}, per row and run)"
+
+    @property
+    def scores(self) -> str:
+        """What covers the scores of single rows."""
+        own = self.privacy
+        if not own.covers_predictions:
+            return NOTHING
+        amount = f"epsilon {own.predictions:g}, delta {own.delta:g}"
+        return f"Gaussian noise on clipped scores ({amount}, per row and run)"
+
+    @property
+    def messages(self) -> str:
+        """What covers that which is made from labels and all tables' scores."""
+        own = self.privacy
+        if own.covers_labels and own.covers_predictions:
+            return "made from labels and scores that are covered"
+        if own.covers_labels:
+            return "the labels are covered, the scores are not"
+        return NOTHING
+
+    @property
+    def statistics(self) -> str:
+        """What covers the encoders' statistics."""
+        own = self.privacy
+        if not own.statistics:
+            return NOTHING
+        amount = f"epsilon {own.statistics:g}, delta {own.delta:g}"
+        return f"Gaussian noise ({amount}, per row and run)"
 
 
 def releases(audience: Audience) -> list[Release]:
@@ -45,12 +128,7 @@ def releases(audience: Audience) -> list[Release]:
 
 
 def _set_up(audience: Audience) -> list[Release]:
-    hashed = (
-        "keyed hash (HMAC-SHA-256), but the key of a simulation is known to all"
-        if audience.is_simulated
-        else "keyed hash (HMAC-SHA-256; the server does not have the key)"
-    )
-    label = audience.label_table
+    hashed, label = audience.hashes, audience.label_table
     groups = [
         _release(
             Action.EXTRACT,
@@ -66,12 +144,7 @@ def _set_up(audience: Audience) -> list[Release]:
             "names of the hosted tables; columns, types and rows of the query's",
             NOTHING,
         ),
-        _release(
-            Action.SEAL,
-            SITES,
-            "the key of the hashes, by way of the server",
-            "sealed to each site (X25519)",
-        ),
+        *_sealed(audience.keys),
         _release(Action.EXTRACT, SITES, "the query's expressions", NOTHING),
         _release(
             Action.EXTRACT,
@@ -85,7 +158,12 @@ def _set_up(audience: Audience) -> list[Release]:
             "the order of every shard's rows: by it go keys, labels and scores",
             NOTHING,
         ),
-        _release(Action.EXTRACT, SERVER, f"the label of every row of {label}", NOTHING),
+        _release(
+            Action.EXTRACT,
+            SERVER,
+            f"the label of every row of {label}",
+            audience.labels,
+        ),
         *(groups if audience.grouped else []),
         _release(
             Action.STATISTICS, SITES, f"which rows of {label} are held out", NOTHING
@@ -93,15 +171,19 @@ def _set_up(audience: Audience) -> list[Release]:
         _release(
             Action.STATISTICS,
             SERVER,
-            "per feature: count, mean, deviation; range or quantiles if its encoder "
-            "needs them",
-            NOTHING,
+            "per feature: count, mean, deviation"
+            if audience.privacy.covers_statistics
+            else "per feature: count, mean, deviation; range or quantiles if its "
+            "encoder needs them",
+            audience.statistics,
         ),
         _release(
             Action.STATISTICS,
             SERVER,
             "per category: how many rows; rare ones stay (min-count)",
-            hashed,
+            f"{hashed}; {audience.statistics}"
+            if audience.privacy.covers_statistics
+            else hashed,
         ),
         _release(
             Action.CHECK,
@@ -126,6 +208,13 @@ def _set_up(audience: Audience) -> list[Release]:
     ]
 
 
+def _sealed(keys: KeySource) -> list[Release]:
+    if keys is KeySource.FILE:
+        return []
+    carries = "the key of the hashes, by way of the server"
+    return [_release(Action.SEAL, SITES, carries, _SEALED[keys])]
+
+
 def _prepared(audience: Audience) -> list[Release]:
     found = []
     if audience.strategy == "admm" and audience.gram:
@@ -134,19 +223,22 @@ def _prepared(audience: Audience) -> list[Release]:
                 Action.PREPARE,
                 SERVER,
                 f"second moments of the features of {_listed(audience.gram)} (Gram)",
-                NOTHING,
+                audience.models,
             )
         )
     if not audience.is_linear:
         found.append(
             _release(
-                Action.PREPARE, SERVER, "scores of every row, untrained model", NOTHING
+                Action.PREPARE,
+                SERVER,
+                "scores of every row, untrained model",
+                audience.scores,
             )
         )
-    return [
-        *found,
-        _release(Action.PREPARE, SERVER, "one number of curvature per shard", NOTHING),
-    ]
+    if not audience.privacy.covers_features:
+        carries = "one number of curvature per shard"
+        found.append(_release(Action.PREPARE, SERVER, carries, NOTHING))
+    return found
 
 
 def _admm(audience: Audience) -> list[Release]:
@@ -155,7 +247,7 @@ def _admm(audience: Audience) -> list[Release]:
             Action.ADMM,
             SITES,
             "a target per own row, made from labels and all tables' scores",
-            NOTHING,
+            audience.messages,
         )
     ]
     seeking = [table for table in audience.sharded if table not in audience.gram]
@@ -163,18 +255,21 @@ def _admm(audience: Audience) -> list[Release]:
         carries = (
             f"features times targets, summed per shard of {_listed(audience.gram)}"
         )
-        found.append(_release(Action.ADMM, SERVER, carries, NOTHING))
+        found.append(_release(Action.ADMM, SERVER, carries, audience.models))
     if seeking:
         carries = f"parameters that each shard of {_listed(seeking)} fitted"
-        found.append(_release(Action.ADMM, SERVER, carries, NOTHING))
-    found.append(_release(Action.ADMM, SERVER, _SCORES, NOTHING))
+        found.append(_release(Action.ADMM, SERVER, carries, audience.models))
+    found.append(_release(Action.ADMM, SERVER, _SCORES, audience.scores))
     if audience.sharded:
         listed = _listed(audience.sharded)
         found += [
             _release(
-                Action.CONSENSUS, SITES, f"the common parameters of {listed}", NOTHING
+                Action.CONSENSUS,
+                SITES,
+                f"the common parameters of {listed}",
+                audience.models,
             ),
-            _release(Action.CONSENSUS, SERVER, _SCORES, NOTHING),
+            _release(Action.CONSENSUS, SERVER, _SCORES, audience.scores),
         ]
     return found
 
@@ -189,18 +284,23 @@ def _sgd(audience: Audience) -> list[Release]:
             SITES,
             "the loss's derivative per own row of a batch, made from labels and all "
             "tables' scores",
-            NOTHING,
+            audience.messages,
         ),
-        _release(Action.SGD, SERVER, _SCORES, NOTHING),
+        _release(Action.SGD, SERVER, _SCORES, audience.scores),
     ]
     if audience.sharded:
         listed = _listed(audience.sharded)
         found += [
             _release(
-                Action.SGD, SERVER, f"gradients of each shard of {listed}", NOTHING
+                Action.SGD,
+                SERVER,
+                f"gradients of each shard of {listed}",
+                audience.models,
             ),
-            _release(Action.STEP, SITES, f"the summed gradients of {listed}", NOTHING),
-            _release(Action.STEP, SERVER, _SCORES, NOTHING),
+            _release(
+                Action.STEP, SITES, f"the summed gradients of {listed}", audience.models
+            ),
+            _release(Action.STEP, SERVER, _SCORES, audience.scores),
         ]
     return found
 

@@ -30,6 +30,7 @@ from tp_flower.query.fragment import Fragment
 from tp_flower.sources.engine_errors import safe_message
 from tp_flower.sources.scan import Scan
 from tp_flower.sources.shards import ShardSource, scan
+from tp_flower.sources.sql_text import quote_name
 
 __all__ = [
     "ExtractedKey",
@@ -48,18 +49,25 @@ BATCH_VALUES: Final = 1 << 21
 
 
 def extract(
-    source: ShardSource, fragment: Fragment, folder: Path | None = None
+    source: ShardSource,
+    fragment: Fragment,
+    folder: Path | None = None,
+    order_key: bytes = b"",
 ) -> ExtractedShard:
     """Run a fragment on a shard.
 
     Rows come in the shard's own order, so that their position names them in every run;
-    where it has none, they are sorted by a hash of all that the fragment yields, which
-    puts equal rows in an equal order and says nothing of their values.
+    where it has none, they are sorted by a keyed hash of all that the fragment yields
+    but the label, which puts equal rows in an equal order. Without the key the order
+    says nothing of the values; a hash that everybody can compute would tell of a guess
+    how many rows come before it. Sorted by the label, too, rows of one label could lie
+    side by side, and whoever sees noisy labels would see through the noise.
 
     Args:
         source: the shard.
         fragment: what to run.
         folder: an empty folder to keep the columns in; None to keep them in memory.
+        order_key: of the site, for rows without an order of their own.
 
     Raises:
         QueryError: the fragment is not what a site may run, or names a column that the
@@ -72,7 +80,7 @@ def extract(
     with scan(source, fragment) as opened:
         plan = make_plan(source, opened)
         with closing(ShardWriter(plan, files, folder)) as writer:
-            for batch in _batches(opened, plan):
+            for batch in _batches(opened, plan, order_key):
                 writer.add(batch)
             meta = {
                 **writer.finish(fragment.table),
@@ -95,7 +103,7 @@ def open_extracted(folder: Path) -> ExtractedShard:
     return ExtractedShard(FolderFiles(folder), meta)
 
 
-def _batches(opened: Scan, plan: Plan) -> Iterator[pa.RecordBatch]:
+def _batches(opened: Scan, plan: Plan, order_key: bytes) -> Iterator[pa.RecordBatch]:
     """Yield what the plan selects, some rows at a time."""
     connection = opened.connection
     size = BATCH_ROWS
@@ -110,8 +118,15 @@ def _batches(opened: Scan, plan: Plan) -> Iterator[pa.RecordBatch]:
                 then = "" if number else " AS"
                 connection.execute(f"{start} unsorted{then} {plan.select}")
             # rows go by their position: sorted values would tell their ranks
+            label = {piece.column for piece in plan.label}
+            columns = connection.table("unsorted").columns
+            others = [quote_name(name) for name in columns if name not in label]
+            order = ""
+            if others:
+                row = f"CAST(hash({', '.join(others)}) AS VARCHAR)"
+                order = f"ORDER BY sha256('{order_key.hex()}' || {row})"
             yield from connection.sql(
-                "SELECT * FROM unsorted ORDER BY hash(unsorted)"
+                f"SELECT * FROM unsorted {order}"
             ).to_arrow_reader(size)
         else:
             for _ in opened.chunks():

@@ -4,8 +4,14 @@ The plan is drawn once and sent to the sites at set-up; later rounds name a batc
 number, and epochs permute the order of the batches. Within a batch the duplicates of a
 table's row are summed at the server (Eq. 10), so that a site sees each row once. A
 joined row without a row of some table is in a batch as well, and adds nothing there.
+
+Batches are a partition of the joined rows, or Poisson samples: each joined row is in
+each batch with one probability, independently. Only of these do the accountants know
+that sampling hides rows (from those who do not see the batches: not from the server).
+Each is used once then, as a batch that came back would be no independent sample.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +22,7 @@ import numpy.typing as npt
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.joins.table_rows import NO_ROW, segment_sum, with_zero_row
 from tp_flower.learning.losses import FloatArray
+from tp_flower.privacy.noise import NoiseSource
 
 IntArray = npt.NDArray[np.int64]
 
@@ -27,7 +34,7 @@ class TableBatches:
     Attributes:
         start: (batches + 1,), where each batch's rows start in ``rows``.
         rows: distinct rows of the table per batch, ascending within a batch.
-        slots: (N,), for each joined row in batch order: the position of its row of the
+        slots: (K,), for each joined row in batch order: the position of its row of the
             table among the batch's distinct rows, or -1 where it has none.
     """
 
@@ -50,8 +57,9 @@ class BatchPlan:
     """All mini-batches of one run.
 
     Attributes:
-        order: (N,), the joined rows in batch order; batch t holds the rows
-            ``order[start[t] : start[t + 1]]``.
+        order: (K,), the joined rows in batch order; batch t holds the rows
+            ``order[start[t] : start[t + 1]]``. K is N where the batches are a
+            partition; Poisson samples may have a row several times, or never.
         start: (batches + 1,).
         tables: the batches as each table sees them.
     """
@@ -62,7 +70,7 @@ class BatchPlan:
 
     @property
     def batches(self) -> int:
-        """Number of batches, ceil(N / B)."""
+        """Number of batches."""
         return len(self.start) - 1
 
     def slice(self, batch: int) -> slice:
@@ -100,6 +108,57 @@ def plan_batches(
     order = rng.permutation(total)
     count = -(-total // batch_size)
     start = np.minimum(np.arange(count + 1) * batch_size, total)
+    return _plan(mapping, order, start)
+
+
+def poisson_batches(
+    mapping: TableMapping, rate: float, steps: int, noise: NoiseSource
+) -> BatchPlan:
+    """Draw a batch for each step, with each joined row in it with probability ``rate``.
+
+    A batch may be empty, and two steps have independent batches: a run takes each of
+    them once, and divides by the size ``rate * N`` that is expected.
+
+    Args:
+        mapping: of the joined rows.
+        rate: r, in (0, 1]. A row of a table with multiplicity G is in a batch with
+            probability 1 - (1 - r)^G.
+        steps: number of batches.
+        noise: where the draws come from. A generator of the run's seed would not do:
+            whoever knows the seed knows the batches, and nothing is amplified.
+
+    Raises:
+        ValueError: the rate is out of range.
+    """
+    if not 0 < rate <= 1:
+        raise ValueError(f"rate is {rate}, allowed: above 0, at most 1")
+    total = mapping.joined_rows
+    drawn = _bernoulli_cells(total * steps, rate, noise)
+    start = np.searchsorted(drawn, np.arange(steps + 1) * total)
+    return _plan(mapping, drawn % total, start)
+
+
+def _bernoulli_cells(cells: int, rate: float, noise: NoiseSource) -> IntArray:
+    """Return which of ``cells`` are drawn, from the gaps between them: geometric."""
+    if rate == 1:
+        return np.arange(cells)
+    found, last = [], -1
+    while last < cells:
+        # nearly always enough at once
+        expected = (cells - last) * rate
+        count = math.ceil(expected + 5 * math.sqrt(expected)) + 1
+        gaps = np.floor(np.log(noise.uniform(count)) / math.log1p(-rate)) + 1
+        # a gap beyond the end ends the draws, however large the number is
+        cut = np.minimum(gaps, cells + 1).astype(np.int64)
+        found.append(last + np.cumsum(cut))
+        last = int(found[-1][-1])
+    drawn = np.concatenate(found)
+    return drawn[drawn < cells]
+
+
+def _plan(mapping: TableMapping, order: IntArray, start: IntArray) -> BatchPlan:
+    """Return the plan of batches that hold ``order[start[t] : start[t + 1]]``."""
+    count = len(start) - 1
     batch_of = np.repeat(np.arange(count), np.diff(start))
     tables = {
         table: _table_batches(rows.row_of[order], rows.rows, batch_of, count)

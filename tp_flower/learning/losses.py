@@ -14,7 +14,7 @@ closed or Newton forms used here in place of 100 gradient steps.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,11 @@ class Loss(ABC):
     """A convex loss of scores (N, d_c) against labels (N,)."""
 
     outputs: int = 1
-    name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What the settings and the report call it."""
 
     @abstractmethod
     def base_score(self, labels: FloatArray) -> FloatArray:
@@ -346,5 +350,7 @@ def _own_score(scores: FloatArray, labels: FloatArray) -> FloatArray:
 
 
 LOSSES: dict[str, type[Loss]] = {
-    loss.name: loss for loss in (SquaredLoss, LogisticLoss, SoftmaxLoss)
+    "squared": SquaredLoss,
+    "logistic": LogisticLoss,
+    "softmax": SoftmaxLoss,
 }

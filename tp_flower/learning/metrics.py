@@ -1,47 +1,108 @@
-"""Metrics of scores against labels, by the names that the report uses."""
+"""Metrics of scores against labels, by the names that the report uses.
+
+Where the labels have known noise, the metrics are estimates of those against the true
+labels: of the mean loss, the accuracy and the mean squared error without bias, of the
+others without bias in the limit of many rows. They hold for rows whose noise the scores
+do not depend on: held-out ones. An estimate that the noise has driven far out of the
+range of what it estimates is NaN: so few rows tell nothing.
+"""
 
 import numpy as np
+import numpy.typing as npt
 
+from tp_flower.learning.corrected import CorrectedClassLoss, CorrectedSquaredLoss
 from tp_flower.learning.losses import FloatArray, Loss, softmax
+from tp_flower.privacy.labels import ClassNoise
+
+BoolArray = npt.NDArray[np.bool_]
+
+SLACK = 0.05
+"""How far beyond its range an estimate may be that counts as the end of the range."""
 
 
 def evaluate(loss: Loss, scores: FloatArray, labels: FloatArray) -> dict[str, float]:
     """Return the loss and its metrics: RMSE and R2, or AUC, accuracy and log loss.
 
     Args:
-        loss: the loss that was trained; its name decides the metrics.
+        loss: the loss that was trained; it decides the metrics, and knows of noise.
         scores: h, (N, d_c).
         labels: y, (N,).
     """
     value = loss.value(scores, labels)
     if loss.name == "squared":
-        return {"loss": value, **regression_metrics(value, labels)}
-    return {"loss": value, "log_loss": value, **_class_metrics(scores, labels)}
+        extra = 0.0
+        if isinstance(loss, CorrectedSquaredLoss):
+            extra = loss.noise.variance
+        return {"loss": value, **regression_metrics(value, labels, extra)}
+    noise = loss.noise if isinstance(loss, CorrectedClassLoss) else None
+    return {"loss": value, "log_loss": value, **_class_metrics(scores, labels, noise)}
 
 
-def regression_metrics(half_mse: float, labels: FloatArray) -> dict[str, float]:
-    """Return RMSE and R2 from the mean of 1/2 (h - y)^2."""
-    variance = float(labels.var())
+def regression_metrics(
+    half_mse: float, labels: FloatArray, noise_variance: float = 0.0
+) -> dict[str, float]:
+    """Return RMSE and R2.
+
+    Args:
+        half_mse: the mean of 1/2 (h - y)^2, less that of the noise.
+        labels: y, (N,), with noise.
+        noise_variance: of the noise.
+    """
+    variance = float(labels.var()) - noise_variance
+    if noise_variance and not (variance > 0.0 and half_mse > -SLACK * variance):
+        return {"rmse": float("nan"), "r2": float("nan")}
+    half_mse = max(half_mse, 0.0)
     r2 = 1.0 - 2.0 * half_mse / variance if variance else 0.0
     return {"rmse": float(np.sqrt(2.0 * half_mse)), "r2": r2}
 
 
-def _class_metrics(scores: FloatArray, labels: FloatArray) -> dict[str, float]:
+def _class_metrics(
+    scores: FloatArray, labels: FloatArray, noise: ClassNoise | None
+) -> dict[str, float]:
     if scores.shape[1] == 1:
         predicted = scores[:, 0] > 0.0
-        area = auc(scores[:, 0], labels > 0.5)
+        area = _true_auc(scores[:, 0], labels > 0.5, noise)
     else:
         predicted = scores.argmax(axis=1)
         rates = softmax(scores)
         classes = range(scores.shape[1])
-        areas = [auc(rates[:, k], labels == k) for k in classes]
+        areas = [_true_auc(rates[:, k], labels == k, noise) for k in classes]
         area = float(np.nanmean(areas)) if not np.all(np.isnan(areas)) else np.nan
-    return {"auc": area, "accuracy": float((predicted == labels).mean())}
+    accuracy = (predicted == labels).mean()
+    if noise is not None:
+        accuracy = _share(float(noise.rate_of(accuracy)))
+    return {"auc": area, "accuracy": float(accuracy)}
 
 
-def auc(
-    scores: FloatArray, positive: np.ndarray[tuple[int], np.dtype[np.bool_]]
+def _share(estimate: float) -> float:
+    if not -SLACK <= estimate <= 1.0 + SLACK:
+        return float("nan")
+    return min(max(estimate, 0.0), 1.0)
+
+
+def _true_auc(
+    scores: FloatArray, positive: BoolArray, noise: ClassNoise | None
 ) -> float:
+    """Return the area under the ROC curve of one class against all others.
+
+    Noisy positives are a mixture of true positives and negatives, and so are noisy
+    negatives. With the true rate r and the noisy one r~ = q + (p - q) r the two differ
+    by (p - q) r (1 - r) / (r~ (1 - r~)) of what pure ones would, and so does the area
+    from one half (Menon et al. 2015, "Learning from corrupted binary labels", with the
+    shares that a symmetric change of classes gives).
+    """
+    area = auc(scores, positive)
+    if noise is None or np.isnan(area):
+        return area
+    seen = positive.mean()
+    rate = float(noise.rate_of(seen))
+    if not 0.0 < rate < 1.0:
+        return float("nan")
+    share = noise.contrast * rate * (1.0 - rate) / (seen * (1.0 - seen))
+    return _share(float(0.5 + (area - 0.5) / share))
+
+
+def auc(scores: FloatArray, positive: BoolArray) -> float:
     """Return the area under the ROC curve: P(score of a positive > of a negative).
 
     Ties count one half. NaN when one class is missing.

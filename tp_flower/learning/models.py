@@ -20,6 +20,11 @@ FloatArray = npt.NDArray[np.float64]
 FeatureArray = npt.NDArray[np.float32]
 
 
+MOST_UNITS = 1 << 20
+MOST_SCALE = 1e30
+LEAST_SCALE = 1 / MOST_SCALE
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """What decides a local model besides its parameters.
@@ -33,6 +38,9 @@ class ModelSpec:
         output_scale: torch models multiply their output by it; the label's standard
             deviation in regression, so that weights of order one reach the labels.
         seed: all shards of one table start from the same parameters.
+
+    Raises:
+        ValueError: a value is of another type, or out of range.
     """
 
     kind: str = "linear"
@@ -41,6 +49,22 @@ class ModelSpec:
     hidden_sizes: tuple[int, ...] = (16,)
     output_scale: float = 1.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check all but the kind, which ``build_model`` knows."""
+        sizes = (self.outputs, *self.hidden_sizes)
+        if not all(type(size) is int and 0 < size <= MOST_UNITS for size in sizes):
+            raise ValueError(f"sizes of a model must be 1 to {MOST_UNITS}: {sizes}")
+        if type(self.kind) is not str or type(self.intercept) is not bool:
+            raise ValueError("kind must be a text, and intercept true or false")
+        if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"seed must be a whole number below 2**63: {self.seed!r}")
+        is_usable = LEAST_SCALE <= self.output_scale <= MOST_SCALE
+        if self.output_scale != 0 and not is_usable:
+            # clips are in units of it, and must not vanish
+            raise ValueError(
+                f"output_scale must be 0, or from {LEAST_SCALE:g} to {MOST_SCALE:g}"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Return the specification as plain JSON types."""

@@ -12,6 +12,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from tp_flower.errors import SettingsError
 from tp_flower.learning.models import FeatureArray, FloatArray, LocalModel, ModelSpec
+from tp_flower.learning.problem import FitProblem
 
 EVALUATION_ROWS = 65536
 
@@ -93,34 +94,6 @@ def resolve_device(name: str) -> torch.device:
 
 
 @dataclass(frozen=True)
-class FitProblem:
-    """A penalised weighted least-squares fit of a model to targets.
-
-        minimise  (kappa / 2N) sum_j G_j ||f(theta; T_j) - target_j||^2
-                  + strength / 2 ||theta - centre||^2     over the ``penalised`` ones
-
-    Attributes:
-        features: T, (n, d).
-        multiplicity: G, (n,).
-        target: (n, d_c).
-        kappa: c * rho.
-        joined_rows: N.
-        strength: beta in the theta-update, rho_in in a consensus step.
-        centre: (p,): zero in the theta-update, w - u in a consensus step.
-        penalised: (p,) bool.
-    """
-
-    features: FeatureArray
-    multiplicity: npt.NDArray[np.integer]
-    target: FloatArray
-    kappa: float
-    joined_rows: int
-    strength: float
-    centre: FloatArray
-    penalised: npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
 class FitBudget:
     """How long and how a fit runs.
 
@@ -147,19 +120,13 @@ def fit_least_squares(
     rho. Without rows the penalised parameters move to the centre at once.
     """
     if not len(problem.features):
-        model.parameters = np.where(
-            problem.penalised & (problem.strength > 0), problem.centre, model.parameters
-        )
+        model.parameters = problem.settle(model.parameters)
         return
     device = next(model.module.parameters()).device
     rows = _tensor(problem.features, device)
     target = _tensor(problem.target, device).to(rows.dtype)
-    weight = _mean_one(torch.as_tensor(np.array(problem.multiplicity)), rows)
-    data_weight = problem.kappa * float(problem.multiplicity.sum())
-    ridge = problem.strength * problem.joined_rows / data_weight
-    penalty = torch.as_tensor(
-        np.where(problem.penalised, ridge, 0.0), dtype=rows.dtype, device=device
-    )
+    weight = torch.as_tensor(problem.weights, dtype=rows.dtype, device=device)
+    penalty = torch.as_tensor(problem.relative_penalty, dtype=rows.dtype, device=device)
     centre = torch.as_tensor(problem.centre, dtype=rows.dtype, device=device)
     scale = model.spec.output_scale**2
     parameters = list(model.module.parameters())
@@ -181,12 +148,6 @@ def fit_least_squares(
         (objective * (0.5 / scale)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
-
-
-def _mean_one(weight: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return weights (n,) with mean 1, of the type and on the device of ``like``."""
-    weight = weight.to(like.device)
-    return weight.to(like.dtype) * (len(weight) / weight.sum())
 
 
 def _mlp(features: int, spec: ModelSpec) -> nn.Module:

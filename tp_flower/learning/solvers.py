@@ -20,7 +20,10 @@ RANK_TOLERANCE = 1e-11
 
 
 def gram(
-    features: FeatureArray, multiplicity: npt.NDArray[np.int64], *, intercept: bool
+    features: FeatureArray,
+    multiplicity: npt.NDArray[np.int64] | FloatArray,
+    *,
+    intercept: bool,
 ) -> FloatArray:
     """Return [T, 1]^T diag(G) [T, 1], (d [+ 1], d [+ 1]): sums over shards add up.
 
@@ -74,6 +77,17 @@ class RidgeSolver:
             matrix = matrix[:-1, :-1] - weight * np.outer(mean, mean)
         values, vectors = np.linalg.eigh(matrix)
         return cls(np.maximum(values, 0.0), vectors, mean, weight, joined_rows)
+
+    def product(self, parameters: FloatArray) -> FloatArray:
+        """Return the Gram matrix times parameters (d [+ 1], d_c): their own moments."""
+        weights = parameters[:-1] if self.weight else parameters
+        scaled = self.eigenvalues[:, None] * (self.eigenvectors.T @ weights)
+        own = self.eigenvectors @ scaled
+        if self.weight:
+            total = self.weight * (self.mean @ weights + parameters[-1])
+            own = np.vstack([own + np.outer(self.mean, total), total])
+        product: FloatArray = self.joined_rows * own
+        return product
 
     def solve(self, moments: FloatArray, kappa: float, l2: float) -> FloatArray:
         """Return the parameters (d [+ 1], d_c) of the theta-update.

@@ -29,19 +29,23 @@ lists the shards it hosts::
     uri-file = "/run/secrets/visits-uri"
     sql = "SELECT * FROM visits WHERE consent = 1"
     order-by = ["visit_id"]
+
+What may leave a table is the business of its policy (``policy_entry.py``).
 """
 
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tp_flower.errors import SourceError
+from tp_flower.privacy.policy import Policy
+from tp_flower.sources import entries
+from tp_flower.sources.policy_entry import POLICY, read_policy
 
 if TYPE_CHECKING:
     from tp_flower.databases.url import DatabaseUrl
@@ -56,6 +60,7 @@ _PLACES: Final = ("path", "uri", "uri-file")
 _OF_DATABASES: Final = ("sql", "order-by", "fingerprint", "chunk-rows", "push-down")
 _SHARD_KEYS: Final = (
     *("path", "site", "types", "nulls", "uri", "uri-file", "table", "min-count"),
+    POLICY,
     *_OF_DATABASES,
 )
 _TABLE_KEYS: Final = (*_SHARD_KEYS, "shards")
@@ -108,6 +113,7 @@ class ShardSource:
         relation: the table in a DuckDB file, with its schema where one is named.
         database: where the shard is in a database, or None.
         min_count: categories with fewer rows never leave the site.
+        policy: what may leave the shard, and how.
     """
 
     table: str
@@ -120,6 +126,7 @@ class ShardSource:
     relation: tuple[str, ...] | None = None
     database: DatabaseShard | None = None
     min_count: int = 1
+    policy: Policy = field(default_factory=Policy)
 
     @property
     def engine(self) -> str:
@@ -159,7 +166,7 @@ def read_tables_file(path: str) -> tuple[ShardSource, ...]:
     """
     file = Path(path).expanduser()
     document = _read_toml(file)
-    _refuse_unknown(document, ("tables",), f"the tables file {file}")
+    entries.refuse_unknown(document, ("tables",), f"the tables file {file}")
     tables = document.get("tables")
     if not isinstance(tables, dict) or not tables:
         raise SourceError(
@@ -188,8 +195,10 @@ def _table_sources(file: Path, name: str, entry: object) -> list[ShardSource]:
     """The shards of one [tables.<name>] entry."""
     where = f"[tables.{name}] of {file}"
     if not isinstance(entry, dict):
-        raise SourceError(f"{where} is not a table of settings, but {_form(entry)}")
-    _refuse_unknown(entry, _TABLE_KEYS, where)
+        raise SourceError(
+            f"{where} is not a table of settings, but {entries.form(entry)}"
+        )
+    entries.refuse_unknown(entry, _TABLE_KEYS, where)
     shards = entry.get("shards", [entry])
     if "shards" in entry and "path" in entry:
         raise SourceError(f"{where} has both 'path' and 'shards': give one of them")
@@ -208,25 +217,29 @@ def _shard_source(
     """One shard; what it does not say itself is taken from its table's entry."""
     where = f"shard {index} of table {table!r} in {file}"
     if not isinstance(shard, dict):
-        raise SourceError(f"{where} is not a table of settings, but {_form(shard)}")
+        raise SourceError(
+            f"{where} is not a table of settings, but {entries.form(shard)}"
+        )
     if shard is not common:
-        _refuse_unknown(
+        entries.refuse_unknown(
             shard, _TABLE_KEYS if "shards" in common else _SHARD_KEYS, where
         )
     types = {**_types(common, where), **_types(shard, where)}
     merged = {**common, **shard}
-    given = [place for place in _PLACES if _text(merged, place, where)]
+    given = [place for place in _PLACES if entries.text(merged, place, where)]
     if len(given) != 1:
         found = f"both {given[0]!r} and {given[1]!r}" if given else "no 'path'"
         raise SourceError(f"{where} has {found}: give one of {', '.join(_PLACES)}")
     is_file = given == ["path"]
+    policy, min_count = read_policy(common, shard, where)
     return ShardSource(
         table=table,
-        site=_text(merged, "site", where) or f"{table}-{index}",
+        site=entries.text(merged, "site", where) or f"{table}-{index}",
         index=index,
         types=types,
-        nulls=_texts(merged, "nulls", where, DEFAULT_NULLS),
-        min_count=_count(merged, "min-count", where, 1),
+        nulls=entries.texts(merged, "nulls", where, DEFAULT_NULLS),
+        min_count=max(entries.count(merged, "min-count", where, 1), min_count),
+        policy=policy,
         path=_file(merged, file.absolute().parent, where) if is_file else None,
         relation=_relation(merged, where) if is_file else None,
         database=None if is_file else _database(merged, file.absolute().parent, where),
@@ -255,13 +268,13 @@ def _database(entry: Mapping[str, Any], folder: Path, where: str) -> DatabaseSha
     # SQLAlchemy takes long to import, and most sites have files
     from tp_flower.databases.url import parse_url
 
-    uri = _text(entry, "uri", where)
+    uri = entries.text(entry, "uri", where)
     if uri:
         url = parse_url(uri, os.environ, folder, where)
     else:
         file = folder / Path(entry["uri-file"]).expanduser()
         url = parse_url(_read_uri(file, where), {}, folder, where)
-    table, sql = _relation(entry, where), _text(entry, "sql", where)
+    table, sql = _relation(entry, where), entries.text(entry, "sql", where)
     if (table is None) == (not sql):
         raise SourceError(
             f"{where}: give 'table' or 'sql' with a database, one of them"
@@ -270,10 +283,11 @@ def _database(entry: Mapping[str, Any], folder: Path, where: str) -> DatabaseSha
         url=url,
         table=table,
         sql=sql.strip().rstrip(";") or None,
-        order_by=_texts(entry, "order-by", where, ()),
-        fingerprint=_text(entry, "fingerprint", where).strip().rstrip(";") or None,
-        chunk_rows=_count(entry, "chunk-rows", where, DEFAULT_CHUNK_ROWS),
-        is_pushed_down=_flag(entry, "push-down", where),
+        order_by=entries.texts(entry, "order-by", where, ()),
+        fingerprint=entries.text(entry, "fingerprint", where).strip().rstrip(";")
+        or None,
+        chunk_rows=entries.count(entry, "chunk-rows", where, DEFAULT_CHUNK_ROWS),
+        is_pushed_down=entries.flag(entry, "push-down", where),
     )
 
 
@@ -292,7 +306,7 @@ def _read_uri(file: Path, where: str) -> str:
 
 def _relation(entry: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
     """The parts of a table's name: "schema.table", or "table"."""
-    name = _text(entry, "table", where)
+    name = entries.text(entry, "table", where)
     if not name:
         return None
     # a name that holds a dot or a quote is written in double quotes
@@ -306,47 +320,12 @@ def _relation(entry: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
     return tuple(quoted or bare for quoted, bare in plain)
 
 
-def _text(entry: Mapping[str, Any], key: str, where: str) -> str:
-    value = entry.get(key, "")
-    if not isinstance(value, str):
-        raise SourceError(f"{key!r} of {where} must be a string, not {_form(value)}")
-    return value
-
-
-def _form(value: object) -> str:
-    """What a value is, without a text: it may be a URI in the wrong place."""
-    return repr(value) if isinstance(value, int | float) else type(value).__name__
-
-
-def _texts(
-    entry: Mapping[str, Any], key: str, where: str, default: tuple[str, ...]
-) -> tuple[str, ...]:
-    value = entry.get(key, list(default))
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise SourceError(
-            f"{key!r} of {where} must be a list of strings, not {_form(value)}"
-        )
-    return tuple(value)
-
-
-def _count(entry: Mapping[str, Any], key: str, where: str, default: int) -> int:
-    value = entry.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise SourceError(f"{key!r} of {where} must be at least 1, not {value!r}")
-    return value
-
-
-def _flag(entry: Mapping[str, Any], key: str, where: str) -> bool:
-    value = entry.get(key, True)
-    if not isinstance(value, bool):
-        raise SourceError(f"{key!r} of {where} must be true or false, not {value!r}")
-    return value
-
-
 def _types(entry: Mapping[str, Any], where: str) -> dict[str, str]:
     types = entry.get("types", {})
     if not isinstance(types, dict):
-        raise SourceError(f"'types' of {where} must be a table, not {_form(types)}")
+        raise SourceError(
+            f"'types' of {where} must be a table, not {entries.form(types)}"
+        )
     for column, name in types.items():
         if not isinstance(name, str) or not _TYPE_TEXT.fullmatch(name):
             raise SourceError(
@@ -354,19 +333,6 @@ def _types(entry: Mapping[str, Any], where: str) -> dict[str, str]:
                 "of a DuckDB type, such as DOUBLE, BIGINT, VARCHAR or TIMESTAMP"
             )
     return dict(types)
-
-
-def _refuse_unknown(
-    entry: Mapping[str, object], allowed: Sequence[str], where: str
-) -> None:
-    for key in entry:
-        if key not in allowed:
-            close = get_close_matches(key, allowed, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise SourceError(
-                f"unknown key {key!r} in {where}{hint}: "
-                f"valid keys are {', '.join(allowed)}"
-            )
 
 
 def file_suffix(path: str) -> str:
