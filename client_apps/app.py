@@ -16,7 +16,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from client_apps import check, keys, setup, training
+from client_apps import check, keys, prepare, setup, training
 from client_apps.site import Site
 from tp_flower.errors import TPFlowerError
 from tp_flower.protocol import Action, Packet, pack, unpack
@@ -29,7 +29,7 @@ ANSWERS: Mapping[Action, Answer] = {
     Action.EXTRACT: setup.extract_rows,
     Action.STATISTICS: setup.statistics,
     Action.CHECK: check.check,
-    Action.PREPARE: setup.prepare,
+    Action.PREPARE: prepare.prepare,
     Action.ADMM: training.admm,
     Action.CONSENSUS: training.consensus,
     Action.SGD: training.sgd,

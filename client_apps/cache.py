@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-VERSION: Final = 2
+VERSION: Final = 3
 ENTRY_FILE: Final = "entry.json"
 USES: Final = "uses"
 ONCE: Final = "once-"

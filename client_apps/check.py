@@ -1,11 +1,16 @@
 """A site's part in the cross-check of the alignment: digests of the keys it holds."""
 
+from typing import Any, Final
+
 import numpy as np
 
+from client_apps.keys import key_groups
+from client_apps.orders import part_orders, whole_numbers
 from client_apps.site import Site
-from tp_flower.errors import SiteError
 from tp_flower.privacy.keyed_hash import HashArray
 from tp_flower.protocol import AnyArray, ArrayKey, Packet
+
+MOST_WEIGHT: Final = (1 << 32) - 1
 
 
 def check(site: Site, request: Packet) -> Packet:
@@ -15,23 +20,41 @@ def check(site: Site, request: Packet) -> Packet:
     both sides of a join must come to the same. The bits are others than those that left
     the site with the join keys.
     """
-    parts, hasher = [], site.join_hasher()
+    parts: list[dict[str, Any]] = []
     arrays: dict[ArrayKey, AnyArray] = {}
-    for number, order in site.orders(request):
+    for number, order in part_orders(site, request):
         extracted = site.extracted(number)
         # several joins may be on one key
-        keys = [key.hashed_whole(hasher) for key in extracted.keys]
+        groups = key_groups(order, len(extracted.keys))
+        keys = [
+            key.hashed_whole(site.join_hasher(group))
+            for key, group in zip(extracted.keys, groups, strict=True)
+        ]
         counts = {}
-        for join, key in order["joins"].items():
-            rows = request.array(number, f"rows-{join}")
-            weights = request.array(number, f"weights-{join}")
-            if len(rows) != len(weights) or not _are_rows(rows, extracted.rows):
-                raise SiteError(f"the rows to check of join {join} are not the shard's")
-            codes, hashes = keys[int(key)]
+        joins = order.order("joins")
+        for join in joins.names():
+            codes, hashes = joins.one_of(join, keys)
+            rows, weights = _asked(request, number, join, extracted.rows)
             counts[join], digest = _digest(codes[rows], hashes[:, 2:], weights)
             arrays[number, f"digest-{join}"] = digest
         parts.append({"id": number, "counts": counts})
     return Packet({"parts": parts}, arrays)
+
+
+def _asked(
+    request: Packet, number: int, join: str, count: int
+) -> tuple[AnyArray, AnyArray]:
+    """Return the rows to check of a join, each one of ``count``, and their weights."""
+    of_rows, of_weights = f"rows-{join}", f"weights-{join}"
+    rows = whole_numbers(request.array(number, of_rows), of_rows, low=0, high=count - 1)
+    weights = whole_numbers(
+        request.array(number, of_weights),
+        of_weights,
+        low=0,
+        high=MOST_WEIGHT,
+        length=len(rows),
+    )
+    return rows, weights
 
 
 def _digest(
@@ -42,7 +65,3 @@ def _digest(
     weighted = hashes[codes[found]] * weights[found].astype(np.uint64)[:, None]
     # unsigned numbers wrap around: the sum is one mod 2**64
     return int(np.count_nonzero(found)), weighted.sum(axis=0, dtype=np.uint64)
-
-
-def _are_rows(rows: AnyArray, count: int) -> bool:
-    return bool(rows.min(initial=0) >= 0 and rows.max(initial=-1) < count)

@@ -85,7 +85,7 @@ class Shard:
     def moments(self, target: FloatArray) -> FloatArray:
         """Return [T, 1]^T (G * target), (d [+ 1], d_c): adds up over the shards."""
         weighted = self.data.multiplicity[:, None] * target
-        return moment(self.data.trained, weighted, intercept=self._linear.intercept)
+        return moment(self.data.trained, weighted, intercept=self.linear.intercept)
 
     def fit_exactly(
         self, solver: RidgeSolver, target: FloatArray, kappa: float
@@ -131,10 +131,6 @@ class Shard:
         self.vectors["consensus"] = consensus
         self.model.parameters = consensus
 
-    def batch_gradient(self, batch: int, messages: FloatArray) -> FloatArray:
-        """Return sum_j Y_j^T dh_j/dtheta over a batch's rows (Eq. 18), (p,)."""
-        return self.model.pullback(self.data.batch(batch), messages)
-
     def batch_scores(self, batch: int) -> FloatArray:
         """Return the local scores of a batch's distinct rows, (k, d_c)."""
         return self.model.scores(self.data.batch(batch))
@@ -152,7 +148,8 @@ class Shard:
         self.model.parameters = theta - learning_rate * velocity
 
     @property
-    def _linear(self) -> LinearModel:
+    def linear(self) -> LinearModel:
+        """The model, which must be linear."""
         if not isinstance(self.model, LinearModel):
             raise TypeError(f"{type(self.model).__name__} has no exact solution")
         return self.model

@@ -3,12 +3,14 @@
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import Context
 
+from client_apps.outgoing import Outgoing
 from client_apps.saved_models import MODELS, SavedModel
 from client_apps.shard import Shard, ShardData
 from client_apps.store import IN_MEMORY, Entry, SiteStore, cannot_write
@@ -20,6 +22,11 @@ from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.models import LocalModel, ModelSpec, build_model
 from tp_flower.learning.solvers import RidgeSolver
 from tp_flower.privacy.keyed_hash import KeyedHasher
+from tp_flower.privacy.ledger import FILE as LEDGER_FILE
+from tp_flower.privacy.ledger import Ledger, open_ledger
+from tp_flower.privacy.noise import NoiseSource
+from tp_flower.privacy.plan import PartPlan
+from tp_flower.privacy.releases import Use
 from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update, pack, unpack
 from tp_flower.sources.shards import MEMORY_PREFIX, ShardSource, hosted_shards
 
@@ -30,6 +37,7 @@ CACHE_GB = "cache-gb"
 DEFAULT_CACHE_GB = 20
 SECRET = "secret"
 MODEL = "model"
+POSITION = "position"
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,7 @@ class Part:
         shard: the client operator.
         solver: the factorised theta-update; None where the server or torch solves.
         device: torch device of models that need one.
+        outgoing: what leaves it.
     """
 
     number: int
@@ -51,6 +60,7 @@ class Part:
     shard: Shard
     solver: RidgeSolver | None
     device: str
+    outgoing: Outgoing
 
     @property
     def state(self) -> State:
@@ -67,20 +77,43 @@ class Site:
             about; None between parts.
         store: what is kept of the run.
         tables: the rows of the run's parts, and their features, in the site's cache.
+        noise: for what leaves.
     """
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self.current_part: int | None = None
-        root = str(context.node_config.get(STATE_DIR, "") or _default_state_dir())
+        root = state_dir(context.node_config)
         self.store = SiteStore(root, context.run_id, context.node_id)
         self.store.touch()
         self._root = root
-        self.tables = SiteTables(root, self._cache_limit(), self.store)
+        self.tables = SiteTables(
+            root, self._cache_limit(), self.store, is_simulated=self.is_simulated
+        )
+        self.noise = NoiseSource()
+        self._uses: list[Use] = []
 
     def shards(self) -> tuple[ShardSource, ...]:
         """Return the shards that this site hosts."""
         return hosted_shards(self.context.node_config, self.context.run_config)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The ledger of the site, over all its runs."""
+        is_kept = self._root != IN_MEMORY
+        return open_ledger(Path(self._root) / LEDGER_FILE if is_kept else None)
+
+    def bind(self, number: int, position: int) -> None:
+        """Keep which of the site's shards a part of the run is."""
+        self.store.save(f"source-{number}", Entry({}, {POSITION: position}))
+
+    def source(self, number: int) -> ShardSource:
+        """Return the shard that a part of the run is.
+
+        Raises:
+            SiteError: the part is none of this run.
+        """
+        return self.shards()[int(self.store.load(f"source-{number}").meta[POSITION])]
 
     @property
     def is_simulated(self) -> bool:
@@ -105,9 +138,9 @@ class Site:
             sources = ()
         for source in sources:
             text = source.without_place(text)
-        for path in (str(Path(tables).expanduser()), tables, str(self._root)):
+        for path in (str(Path(tables).expanduser()), tables):
             text = text.replace(path, "of the site")
-        return text
+        return text.replace(str(self._root), "<state-dir>")
 
     def keep_secret(self, secret: bytes) -> None:
         """Keep what the sites of the run share."""
@@ -121,16 +154,14 @@ class Site:
         """
         return KeyedHasher(self.store.load(SECRET).arrays[SECRET].tobytes())
 
-    def join_hasher(self) -> KeyedHasher:
-        """Return the keyed hash of join keys: all tables' keys are compared."""
-        return self.hasher().purpose("join keys")
+    def join_hasher(self, group: str) -> KeyedHasher:
+        """Return the keyed hash of the join keys of one group.
 
-    def orders(self, request: Packet) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield what a set-up request says of each part, by number."""
-        for order in request.header["parts"]:
-            self.current_part = int(order["id"])
-            yield self.current_part, order
-        self.current_part = None
+        Keys of one group are compared across the run's tables; those of two groups
+        share nothing. The server names the groups, as it does the joins: one that names
+        two columns of a request alike learns which of their values are equal.
+        """
+        return self.hasher().purpose(f"join keys {group}")
 
     def _cache_limit(self) -> int:
         """Bytes that the cache may take."""
@@ -167,8 +198,25 @@ class Site:
         for number in sorted(vectors):
             self.current_part = number
             entry = self.tables.with_features(self.store.load(f"part-{number}"))
-            yield _part(number, entry, vectors[number])
+            plan = PartPlan.from_json(entry.meta["privacy"])
+            outgoing = self.outgoing(number, plan)
+            yield _part(number, entry, vectors[number], outgoing)
         self.current_part = None
+
+    def outgoing(self, number: int, plan: PartPlan) -> Outgoing:
+        """Return what decides how a part's arrays leave with this message."""
+        return Outgoing(number, plan, self.noise, self._uses)
+
+    def pay(self) -> None:
+        """Write what leaves with this message to the ledger, before it leaves.
+
+        Raises:
+            SiteError: it is beyond what the run may release, or the ledger cannot be
+                written: then nothing may leave.
+        """
+        if self._uses:
+            self.ledger.spend(self.store.run, self._uses)
+            self._uses.clear()
 
     def save_state(self, states: Mapping[int, State]) -> None:
         """Keep the model and the other vectors of parts, by part number.
@@ -259,7 +307,9 @@ def initial_vectors(model: LocalModel, update: Update) -> dict[str, FloatArray]:
     return {"momentum": zeros}
 
 
-def _part(number: int, entry: Entry, vectors: dict[str, FloatArray]) -> Part:
+def _part(
+    number: int, entry: Entry, vectors: dict[str, FloatArray], outgoing: Outgoing
+) -> Part:
     meta: Any = entry.meta
     arrays = entry.arrays
     data = ShardData(
@@ -286,9 +336,15 @@ def _part(number: int, entry: Entry, vectors: dict[str, FloatArray]) -> Part:
         )
     update = Update(meta["update"])
     shard = Shard(data, model, vectors)
-    return Part(number, meta["table"], update, shard, solver, meta["device"])
+    return Part(number, meta["table"], update, shard, solver, meta["device"], outgoing)
 
 
-def _default_state_dir() -> Path:
+def state_dir(node_config: Mapping[str, object]) -> str:
+    """Return the folder for what a site keeps; ``":memory:"`` is none."""
+    if given := str(node_config.get(STATE_DIR) or ""):
+        if given == IN_MEMORY:
+            return given
+        # of a relative one, "." say, errors would be cleaned of more than a path
+        return str(Path(given).expanduser().absolute())
     home = os.environ.get("TP_FLOWER_HOME")
-    return (Path(home) if home else Path.home() / ".tp_flower") / "state"
+    return str((Path(home) if home else Path.home() / ".tp_flower") / "state")

@@ -75,10 +75,15 @@ class SiteStore:
             with suppress(OSError):
                 os.utime(self._folder)
 
-    def forget_stale(self) -> None:
-        """Remove what runs have left that were killed: their keys and working files."""
+    def forget_stale(self) -> list[str]:
+        """Remove what runs have left that were killed: their keys and working files.
+
+        Returns:
+            The runs' names.
+        """
         if self._folder is None or not self._folder.parent.is_dir():
-            return
+            return []
+        removed = []
         oldest = time.time() - STALE_SECONDS
         for folder in self._folder.parent.iterdir():
             # another process may be removing it
@@ -86,6 +91,8 @@ class SiteStore:
                 is_stale = folder.stat().st_mtime < oldest
                 if is_stale and _RUN.fullmatch(folder.name):
                     shutil.rmtree(folder, ignore_errors=True)
+                    removed.append(folder.name)
+        return removed
 
     def save(self, name: str, entry: Entry) -> None:
         """Keep an entry; it replaces one of the same name.

@@ -8,9 +8,11 @@ tells whether the source has changed is it for one run alone.
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
+from secrets import token_bytes
 from typing import Any, Final
 
 import numpy as np
@@ -18,10 +20,13 @@ import numpy.typing as npt
 
 from client_apps.cache import ONCE, Cache, entry_name
 from client_apps.store import IN_MEMORY, Entry, SiteStore, cannot_write, lost_state
+from tp_flower.encoding.columns import no_values
 from tp_flower.encoding.encoder import SiteEncoder
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract, open_extracted
 from tp_flower.extraction.extracted import ExtractedShard
+from tp_flower.privacy.key_files import row_order_key
+from tp_flower.privacy.keyed_hash import KEY_BYTES
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.shards import ShardSchema, ShardSource, describe, fingerprint
 
@@ -36,6 +41,7 @@ ROWS: Final = "rows"
 MOST_VALUES: Final = 1 << 19
 """Features encoded at a time, beside those of ``LEAST_ROWS``."""
 LEAST_ROWS: Final = 256
+_OF_PROCESS: Final = token_bytes(KEY_BYTES)
 
 
 class SiteTables:
@@ -45,14 +51,27 @@ class SiteTables:
         root: the state folder; ``":memory:"`` keeps everything in this process.
         limit: bytes that the cache may take.
         store: what is kept of the run; it knows which entries are the run's.
+        is_simulated: whether the data are the run's, so that nothing is secret.
     """
 
-    def __init__(self, root: str, limit: int, store: SiteStore) -> None:
-        self._store = store
+    def __init__(
+        self, root: str, limit: int, store: SiteStore, *, is_simulated: bool
+    ) -> None:
+        self._store, self._root, self._is_simulated = store, root, is_simulated
         self._cache: Cache | None = None
         if root != IN_MEMORY:
             self._cache = Cache(Path(root) / CACHE_FOLDER, store.run, limit)
         self._encoded: dict[int, str] = {}
+
+    @cached_property
+    def order_key(self) -> bytes:
+        """What rows without an order of their own are put in order by.
+
+        Simulations repeat themselves, and so do their orders.
+        """
+        if self._is_simulated:
+            return b""
+        return _OF_PROCESS if self._root == IN_MEMORY else row_order_key(self._root)
 
     def describe(self, source: ShardSource) -> ShardSchema:
         """Return a shard's columns, types and number of rows.
@@ -86,15 +105,16 @@ class SiteTables:
         """
         if self._cache is None:
             # nothing is written in memory: the entry holds the object itself
-            extracted = extract(source, fragment)
+            extracted = extract(source, fragment, order_key=self.order_key)
             self._store.save(_rows_of(number), Entry({}, {ROWS: extracted}))
             return extracted
         state = fingerprint(source)
-        facts = (_identity(source), fragment.to_json(), state or uuid.uuid4().hex)
+        changes = state or uuid.uuid4().hex
+        facts = (_identity(source), fragment.to_json(), changes, self._is_simulated)
         name = entry_name(ROWS if state else f"{ONCE}{ROWS}", *facts)
 
         def make(folder: Path) -> None:
-            extract(source, fragment, folder)
+            extract(source, fragment, folder, self.order_key)
             _check_unchanged(source, state)
 
         folder = self._obtain(name, make)
@@ -117,7 +137,12 @@ class SiteTables:
         self._store.drop(_rows_of(number))
 
     def encode(
-        self, number: int, encoder: SiteEncoder, rows: IndexArray
+        self,
+        number: int,
+        encoder: SiteEncoder,
+        rows: IndexArray,
+        *,
+        is_private: bool = False,
     ) -> FeatureArray:
         """Return the features of a part's rows, (n, d), memory-mapped where possible.
 
@@ -125,22 +150,28 @@ class SiteTables:
             number: the part.
             encoder: with the run's hashes.
             rows: (n,), positions among the extracted rows; a few sorted runs.
+            is_private: whether a column of another kind than the encoder's counts as
+                missing: a refusal where it has values would tell who has some.
 
         Raises:
             SchemaError: a column is of another kind than when the encoder was fitted.
             SiteError: the rows are gone, or the cache cannot be written.
         """
         extracted = self.extracted(number)
+        missing: tuple[str, ...] = ()
+        if is_private:
+            kinds = {info.name: (info.kind, info.width) for info in extracted.features}
+            missing = encoder.encoder.misfits(kinds)
         if self._cache is None:
-            blocks = [b.copy() for b in _encoded(extracted, encoder, rows)]
+            blocks = [b.copy() for b in _encoded(extracted, encoder, rows, missing)]
             none = np.empty((0, encoder.encoder.width), np.float32)
             return np.concatenate(blocks) if blocks else none
         of = str(self._store.load(_rows_of(number)).meta[ROWS])
         kind = f"{ONCE}{FEATURES}" if of.startswith(ONCE) else FEATURES
         chosen = hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()
-        name = entry_name(kind, of, encoder.to_json(), chosen)
+        name = entry_name(kind, of, encoder.to_json(), chosen, *missing)
         path = self._obtain(
-            name, lambda f: _write_features(f, extracted, encoder, rows)
+            name, lambda f: _write_features(f, extracted, encoder, rows, missing)
         )
         self._encoded[number] = name
         return _mapped(path)
@@ -210,27 +241,38 @@ def _check_unchanged(source: ShardSource, state: str | None) -> None:
 
 
 def _write_features(
-    folder: Path, extracted: ExtractedShard, encoder: SiteEncoder, rows: IndexArray
+    folder: Path,
+    extracted: ExtractedShard,
+    encoder: SiteEncoder,
+    rows: IndexArray,
+    missing: Collection[str],
 ) -> None:
     """Write the matrix block by block: no more than a block is in memory."""
     width = encoder.encoder.width
     layout = {"descr": "<f4", "fortran_order": False, "shape": (len(rows), width)}
     with (folder / FEATURES_FILE).open("wb") as file:
         np.lib.format.write_array_header_1_0(file, layout)
-        for block in _encoded(extracted, encoder, rows):
+        for block in _encoded(extracted, encoder, rows, missing):
             if block.size:
                 file.write(block.data.cast("B"))
 
 
 def _encoded(
-    extracted: ExtractedShard, encoder: SiteEncoder, rows: IndexArray
+    extracted: ExtractedShard,
+    encoder: SiteEncoder,
+    rows: IndexArray,
+    missing: Collection[str],
 ) -> Iterator[FeatureArray]:
-    """Yield the features of some rows at a time; each is overwritten by the next."""
+    """Yield the features of some rows at a time; each is overwritten by the next.
+
+    The columns in ``missing`` are taken for empty.
+    """
     block_rows = max(MOST_VALUES // max(encoder.encoder.width, 1), LEAST_ROWS)
     out = np.empty((min(block_rows, len(rows)), encoder.encoder.width), np.float32)
     start = 0
     for block in extracted.blocks(rows, block_rows):
         size = min(block_rows, len(rows) - start)
+        block.update({name: no_values(size) for name in missing})
         encoder.transform(block, out=out[:size])
         start += size
         yield out[:size]

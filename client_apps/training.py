@@ -6,16 +6,22 @@ parameters first, and with local scores after ``consensus``. SGD likewise with `
 and ``step``.
 """
 
-from typing import Any
+from typing import Final
 
 import numpy as np
 
-from client_apps.shard import Shard
+from client_apps.orders import Order, header_of, real_numbers
 from client_apps.site import Part, Site
+from client_apps.store import Entry
 from tp_flower.errors import SiteError
 from tp_flower.learning.losses import FloatArray
+from tp_flower.learning.problem import FitProblem
+from tp_flower.privacy.plan import MODEL, MOMENTS, PARAMETERS, SCORES
+from tp_flower.privacy.statistics_update import Rows, private_update
 from tp_flower.protocol import AnyArray, Packet, Update
 from tp_flower.randomness import Stream, generator
+
+MOST_SEED: Final = (1 << 63) - 1
 
 Own = dict[str, AnyArray]
 
@@ -23,60 +29,98 @@ Own = dict[str, AnyArray]
 def admm(site: Site, request: Packet) -> Packet:
     """Take the targets; update theta, or send what the server needs to do so."""
     arrays, changed = {}, {}
+    header = header_of(request)
     for part in site.parts():
         target = _received(request, part, "target", len(part.shard.data.multiplicity))
-        for name, array in _theta_update(part, target, request.header).items():
+        for name, array in _theta_update(site, part, target, header).items():
             arrays[part.number, name] = array
         changed[part.number] = part.state
+    site.pay()
     site.save_state(changed)
     return Packet({}, arrays)
 
 
-def _theta_update(part: Part, target: FloatArray, header: dict[str, Any]) -> Own:
-    shard, kappa = part.shard, float(header["kappa"])
+def _theta_update(site: Site, part: Part, target: FloatArray, header: Order) -> Own:
+    shard, kappa = part.shard, _kappa(header)
+    if part.outgoing.plan.statistics is not None:
+        return _private_exact_update(site, part, target, header)
     if part.update is Update.GRAM:
+        part.outgoing.check_clear(MOMENTS)
         return {"moments": shard.moments(target)}
     if part.update is Update.CONSENSUS:
-        if header["more-rounds"]:
+        if _has_more_rounds(header):
             shard.vectors["target"] = target.ravel()
         return {"proposal": _propose(part, target, header)}
     if part.solver is not None:
+        part.outgoing.check_clear(MODEL)
         shard.fit_exactly(part.solver, target, kappa)
     else:
         _fit_by_gradient(part, target, header, None)
-    return {"scores": _wire(shard.scores())}
+    return {"scores": _send_scores(site, part)}
 
 
-def _propose(part: Part, target: FloatArray, header: dict[str, Any]) -> FloatArray:
-    rho_in = float(header["rho-in"][part.table])
+def _send_scores(site: Site, part: Part) -> AnyArray:
+    """Return the scores of all rows to be sent, and keep them if they are noisy."""
+    scores = part.outgoing.scores(part.shard.scores())
+    plan = part.outgoing.plan
+    if plan.statistics is not None and plan.scores is not None:
+        site.store.save(_sent(part), Entry({SCORES: scores}, {}))
+    return scores
+
+
+def _sent_scores(site: Site, part: Part) -> AnyArray:
+    """Return the scores (n, d_c) that the server has made the targets from."""
+    if part.outgoing.plan.scores is None:
+        return part.shard.scores()
+    if not site.store.has(_sent(part)):
+        # it takes those of an untrained linear model for granted
+        return np.zeros((len(part.shard.data.features), part.shard.model.outputs))
+    return site.store.load(_sent(part)).arrays[SCORES]
+
+
+def _sent(part: Part) -> str:
+    return f"sent-{part.number}"
+
+
+def _private_exact_update(
+    site: Site, part: Part, target: FloatArray, header: Order
+) -> Own:
+    """Update theta by noisy statistics, or send those that the server needs."""
+    shard, kappa = part.shard, _kappa(header)
+    model = shard.linear
+    rows = Rows(shard.data.trained, shard.data.multiplicity, intercept=model.intercept)
+    sent = _sent_scores(site, part)[: len(target)]
+    moments = part.outgoing.moments(rows, kappa * (target - sent))
+    if part.update is Update.GRAM:
+        return {"moments": moments}
+    if part.solver is None:
+        raise TypeError(f"table {part.table}: no solver of the private statistics")
+    theta = private_update(part.solver, model.weights, moments, kappa, shard.data.l2)
+    model.parameters = theta.ravel()
+    return {"scores": _send_scores(site, part)}
+
+
+def _propose(part: Part, target: FloatArray, header: Order) -> FloatArray:
+    rho_in = header.order("rho-in").number(part.table, above_zero=True)
     part.shard.set_inner_penalty(rho_in)
     if part.solver is not None:
-        kappa = float(header["kappa"])
+        part.outgoing.check_clear(PARAMETERS)
+        kappa = _kappa(header)
         return part.shard.fit_consensus_exactly(part.solver, target, kappa, rho_in)
     _fit_by_gradient(part, target, header, rho_in)
     return part.shard.propose(part.shard.model.parameters)
 
 
 def _fit_by_gradient(
-    part: Part, target: FloatArray, header: dict[str, Any], rho_in: float | None
+    part: Part, target: FloatArray, header: Order, rho_in: float | None
 ) -> None:
     """Fit a torch model; toward w - u with strength rho_in if that is given."""
-    # linear models never import torch
-    from tp_flower.learning.neural import (
-        FitBudget,
-        FitProblem,
-        TorchModel,
-        fit_least_squares,
-    )
-
     shard, model = part.shard, part.shard.model
-    if not isinstance(model, TorchModel):
-        raise TypeError(f"{type(model).__name__} cannot be fitted by gradient")
     problem = FitProblem(
         features=shard.data.trained,
         multiplicity=shard.data.multiplicity,
         target=target,
-        kappa=float(header["kappa"]),
+        kappa=_kappa(header),
         joined_rows=shard.data.joined_rows,
         strength=shard.data.l2 if rho_in is None else rho_in,
         centre=np.zeros(len(model.penalised)) if rho_in is None else shard.centre,
@@ -84,13 +128,26 @@ def _fit_by_gradient(
     )
     if rho_in is not None:
         model.parameters = shard.vectors["theta"]
+    if part.outgoing.plan.fit is not None:
+        part.outgoing.fit(model, problem, header.number("learning-rate"))
+    else:
+        part.outgoing.check_clear(MODEL)
+        _fit_torch(part, problem, header)
+
+
+def _fit_torch(part: Part, problem: FitProblem, header: Order) -> None:
+    # linear models never import torch
+    from tp_flower.learning.neural import FitBudget, TorchModel, fit_least_squares
+
+    model = part.shard.model
+    if not isinstance(model, TorchModel):
+        raise TypeError(f"{type(model).__name__} cannot be fitted by gradient")
     budget = FitBudget(
-        passes=int(header["local-epochs"]) or FitBudget.passes,
-        learning_rate=float(header["learning-rate"]) or FitBudget.learning_rate,
+        passes=header.count("local-epochs") or FitBudget.passes,
+        learning_rate=header.number("learning-rate") or FitBudget.learning_rate,
     )
-    rng = generator(
-        int(header["seed"]), Stream.LOCAL_FIT, int(header["epoch"]), part.number
-    )
+    seed, epoch = header.count("seed", most=MOST_SEED), header.count("epoch")
+    rng = generator(seed, Stream.LOCAL_FIT, epoch, part.number)
     fit_least_squares(model, problem, budget, rng)
 
 
@@ -100,42 +157,59 @@ def consensus(site: Site, request: Packet) -> Packet:
     With further inner rounds to come, the reply is the next proposal instead.
     """
     arrays, changed = {}, {}
+    header = header_of(request)
+    more_rounds = _has_more_rounds(header)
     for part in site.parts():
         if (part.number, "parameters") not in request.arrays:
             continue
-        size = len(part.shard.model.penalised)
-        parameters = np.array(request.array(part.number, "parameters"), np.float64)
-        if parameters.shape != (size,):
-            raise SiteError(f"table {part.table}: expected {size} parameters")
-        if part.update is Update.CONSENSUS:
-            part.shard.accept_consensus(parameters)
-        else:
-            part.shard.model.parameters = parameters
-        if part.update is Update.CONSENSUS and request.header["more-rounds"]:
-            outputs = part.shard.model.outputs
-            target = part.shard.vectors["target"].reshape(-1, outputs)
-            arrays[part.number, "proposal"] = _propose(part, target, request.header)
-        if not request.header["more-rounds"]:
-            arrays[part.number, "scores"] = _wire(part.shard.scores())
+        _accept(part, request)
+        if part.update is Update.CONSENSUS and more_rounds:
+            target = part.shard.vectors.get("target")
+            if target is None:
+                raise SiteError("malformed request: no round of consensus has begun")
+            target = target.reshape(-1, part.shard.model.outputs)
+            arrays[part.number, "proposal"] = _propose(part, target, header)
+        if not more_rounds:
+            arrays[part.number, "scores"] = _send_scores(site, part)
         changed[part.number] = part.state
+    site.pay()
     site.save_state(changed)
     return Packet({}, arrays)
+
+
+def _accept(part: Part, request: Packet) -> None:
+    """Take the common parameters of a sharded table."""
+    parameters = real_numbers(
+        request.array(part.number, "parameters"),
+        "parameters",
+        (len(part.shard.model.penalised),),
+    )
+    if part.update is Update.CONSENSUS:
+        part.shard.accept_consensus(parameters)
+    elif part.update is Update.GRAM:
+        part.shard.model.parameters = parameters
+    else:
+        raise SiteError(f"table {part.table}: its model is not another's to set")
 
 
 def sgd(site: Site, request: Packet) -> Packet:
     """Take Y of a batch; step (one shard) or send the gradient (sharded table)."""
     arrays, changed = {}, {}
+    header = header_of(request)
     for part in site.parts():
-        batch = int(request.header["batch"])
+        batch = _batch(part, header, "batch")
         rows = len(part.shard.data.batch_of(batch))
         messages = _received(request, part, "messages", rows)
-        gradient = part.shard.batch_gradient(batch, messages)
+        gradient = part.outgoing.gradient(
+            part.shard.model, part.shard.data.batch(batch), messages, batch
+        )
         if part.update is Update.SUM:
             arrays[part.number, "gradient"] = gradient
             continue
-        _step(part, gradient, request.header)
-        arrays.update(_next_scores(part, request.header))
+        _step(part, gradient, header)
+        arrays.update(_next_scores(part, header))
         changed[part.number] = part.state
+    site.pay()
     site.save_state(changed)
     return Packet({}, arrays)
 
@@ -143,55 +217,72 @@ def sgd(site: Site, request: Packet) -> Packet:
 def step(site: Site, request: Packet) -> Packet:
     """Take the summed gradient of the sharded tables, step, send the next scores."""
     arrays, changed = {}, {}
+    header = header_of(request)
     for part in site.parts():
         if part.update is not Update.SUM:
             continue
-        _step(part, request.array(part.number, "gradient"), request.header)
-        arrays.update(_next_scores(part, request.header))
+        size = len(part.shard.model.penalised)
+        array = request.array(part.number, "gradient")
+        _step(part, real_numbers(array, "gradient", (size,)), header)
+        arrays.update(_next_scores(part, header))
         changed[part.number] = part.state
+    site.pay()
     site.save_state(changed)
     return Packet({}, arrays)
 
 
-def _step(part: Part, gradient_sum: AnyArray, header: dict[str, Any]) -> None:
-    gradient = gradient_sum / float(header["batch-rows"])
-    part.shard.step(gradient, float(header["learning-rate"]), float(header["momentum"]))
+def _step(part: Part, gradient_sum: FloatArray, header: Order) -> None:
+    gradient = gradient_sum / header.number("batch-rows", above_zero=True)
+    rate = header.order("learning-rates").number(part.table)
+    part.shard.step(gradient, rate, header.number("momentum", high=1.0))
 
 
-def _next_scores(part: Part, header: dict[str, Any]) -> dict[tuple[int, str], AnyArray]:
+def _next_scores(part: Part, header: Order) -> dict[tuple[int, str], AnyArray]:
     """Return the scores that ride along: next batch, held-out rows, or all rows."""
-    shard: Shard = part.shard
+    shard, own = part.shard, part.outgoing
     arrays: dict[tuple[int, str], AnyArray] = {}
-    if header["next-batch"] is not None:
-        arrays[part.number, "batch-scores"] = _wire(
-            shard.batch_scores(int(header["next-batch"]))
-        )
-    if header["evaluate"] == "tested":
-        arrays[part.number, "tested-scores"] = _wire(shard.tested_scores())
-    elif header["evaluate"] == "all":
-        arrays[part.number, "scores"] = _wire(shard.scores())
+    if header.has("next-batch"):
+        batch = _batch(part, header, "next-batch")
+        scores = own.batch_scores(shard.batch_scores(batch), batch)
+        arrays[part.number, "batch-scores"] = scores
+    asked = header.has("evaluate") and header.text("evaluate", ("tested", "all"))
+    if asked == "tested":
+        arrays[part.number, "tested-scores"] = own.scores(shard.tested_scores())
+    elif asked == "all":
+        arrays[part.number, "scores"] = own.scores(shard.scores())
     return arrays
 
 
 def finish(site: Site, request: Packet) -> Packet:
-    """Save the models of a run that went well, and forget all else of it."""
-    if request.header.get("keep-models"):
+    """Save the models of a run that went well, and forget all else of it.
+
+    The reply says what the run has released, and what that has cost.
+    """
+    header = header_of(request)
+    if header.has("keep-models") and header.flag("keep-models"):
         site.keep_models()
+    site.ledger.close(site.store.run)
+    account = site.ledger.lines(site.store.run)
     site.clear()
-    return Packet()
+    return Packet({"ledger": account})
 
 
 def _received(request: Packet, part: Part, name: str, rows: int) -> FloatArray:
     array = request.array(part.number, name)
-    if array.ndim != 2 or len(array) != rows:
-        raise SiteError(
-            f"table {part.table}: array {name!r} has shape {array.shape}, "
-            f"expected {rows} rows"
-        )
-    return array.astype(np.float64)
+    return real_numbers(array, name, (rows, part.shard.model.outputs))
 
 
-def _wire(scores: FloatArray) -> AnyArray:
-    # the server refuses what does not fit, and says what to do
-    with np.errstate(over="ignore", invalid="ignore"):
-        return scores.astype(np.float32)
+def _batch(part: Part, header: Order, name: str) -> int:
+    """Return the number of a batch of the run's plan."""
+    batches = len(part.shard.data.batch_start) - 1
+    if not batches:
+        raise SiteError("malformed request: the run has no plan of batches")
+    return header.count(name, most=batches - 1)
+
+
+def _kappa(header: Order) -> float:
+    return header.number("kappa", above_zero=True)
+
+
+def _has_more_rounds(header: Order) -> bool:
+    return header.count("more-rounds") > 0

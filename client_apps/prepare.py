@@ -1,0 +1,397 @@
+"""What a site does to prepare training: encode, plan its releases, make the models.
+
+The reply is what training starts from. What a run plans to release is set aside in the
+site's ledger first; nothing of a row is computed for the server before that.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from client_apps.costs import Run, Shard, planned, uncovered
+from client_apps.guard import Guard
+from client_apps.orders import Order, header_of, part_orders, whole_numbers
+from client_apps.outgoing import Outgoing
+from client_apps.site import Site, State, initial_vectors, make_model
+from client_apps.store import Entry
+from tp_flower.encoding.encoder import SiteEncoder, TableEncoder
+from tp_flower.errors import SettingsError, SiteError
+from tp_flower.experiment import CHOICES, Settings
+from tp_flower.learning.losses import FloatArray
+from tp_flower.learning.models import LinearModel, LocalModel, ModelSpec
+from tp_flower.learning.solvers import RidgeSolver
+from tp_flower.privacy.gradients import check_per_row, check_scores
+from tp_flower.privacy.plan import (
+    CURVATURE,
+    GRADIENTS,
+    GRAM,
+    MOMENTS,
+    PARAMETERS,
+    Course,
+    PartPlan,
+    plan_part,
+)
+from tp_flower.privacy.policy import MODELS, SCORES
+from tp_flower.privacy.settings import DP_SGD, STATISTICS, PrivacySettings
+from tp_flower.privacy.statistics_update import Rows, TableShape, usable_gram
+from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update, unpack_bits
+from tp_flower.randomness import Stream, generator
+from tp_flower.sources.shards import ShardSource
+
+Arrays = dict[ArrayKey, AnyArray]
+Start = tuple[dict[str, AnyArray], dict[str, float], Entry]
+
+_KINDS: Final = (MODELS, SCORES)
+SGD: Final = "sgd"
+MOST_STEPS: Final = 1_000_000
+MOST_ROWS: Final = 1 << 53
+MOST_SIZE: Final = 1e30
+LEAST_SIZE: Final = 1 / MOST_SIZE
+"""Of numbers that scale noise: all arithmetic with them stays finite, and above 0 (a
+clip of 0 has no noise, and tells whose gradient is 0)."""
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A part whose features are encoded, and whose releases are planned.
+
+    Attributes:
+        entry: what never changes in training.
+        model: untrained.
+        update: how the table's shards train together.
+        plan: what is done to its releases.
+        columns: about the mean squared norm of an encoded row.
+    """
+
+    entry: Entry
+    model: LocalModel
+    update: Update
+    plan: PartPlan
+    columns: int
+
+
+def prepare(site: Site, request: Packet) -> Packet:
+    """Encode the features, make the model, and reply with what training starts from."""
+    header = header_of(request)
+    settings = header.parsed("privacy", Settings.from_run_config).privacy
+    strategy = header.order("course").text("strategy", CHOICES["strategy"])
+    prepared = {
+        number: _prepare_part(site, number, order, request, settings)
+        for number, order in part_orders(site, request)
+    }
+    run = Run(site.store.run, strategy, settings)
+    _set_aside(site, run, prepared)
+    facts: list[dict[str, Any]] = []
+    arrays: Arrays = {}
+    states: dict[int, State] = {}
+    for number, part in prepared.items():
+        site.current_part = number
+        outgoing = site.outgoing(number, part.plan)
+        if isinstance(part.model, LinearModel):
+            own, curvature, entry = _start_linear(part.model, part, outgoing)
+        else:
+            own, curvature = _start_torch(part, outgoing)
+            entry = part.entry
+        site.save_part(number, entry)
+        site.tables.forget(number)
+        arrays.update({(number, name): array for name, array in own.items()})
+        width = part.entry.arrays["features"].shape[1]
+        facts.append({"id": number, "features": width, **curvature})
+        arrays[number, "penalised"] = part.model.penalised.astype(np.uint8)
+        states[number] = (part.model, initial_vectors(part.model, part.update))
+    site.current_part = None
+    site.pay()
+    site.start_state(states)
+    account = site.ledger.lines(run.name)
+    return Packet({"parts": facts, "ledger": account}, arrays)
+
+
+def _prepare_part(
+    site: Site,
+    number: int,
+    order: Order,
+    request: Packet,
+    settings: PrivacySettings,
+) -> _Prepared:
+    guard, source = Guard(site), site.source(number)
+    guard.check_plan(source, settings, _KINDS)
+    update = order.parsed("update", Update)
+    table_encoder = order.parsed("encoder", TableEncoder.from_json)
+    encoder = table_encoder.at_site(site.hasher())
+    is_private = settings.covers_features or settings.covers_predictions
+    entry = _training_entry(
+        site, number, order, request, encoder, is_private=is_private
+    )
+    sends_sums = update is Update.SUM and not settings.covers_features
+    _check_rows(guard, source, entry, sends_sums=sends_sums)
+    spec = order.parsed("model", ModelSpec.from_json)
+    is_exact = spec.kind == "linear" and update in (Update.LOCAL, Update.GRAM)
+    if settings.features == STATISTICS and not is_exact:
+        raise SiteError(
+            f"privacy.features = {STATISTICS!r} is of linear models that are fitted "
+            f"exactly, not of {spec.kind!r} by {update.value!r}"
+        )
+    width = entry.arrays["features"].shape[1]
+    model = make_model(spec, width, order.text("device", CHOICES["device"]))
+    if settings.features == DP_SGD:
+        check_per_row(model, width)
+    elif settings.covers_predictions:
+        check_scores(model, width)
+    columns = table_encoder.columns + int(spec.intercept)
+    told = header_of(request).order("course")
+    course = _course(told, entry, update, spec)
+    shape = TableShape(
+        epochs=course.epochs,
+        mean_multiplicity=_size(order, "mean-multiplicity", may_be_zero=True),
+        columns=columns,
+        label_scale=_size(order, "label-scale"),
+    )
+    plan = plan_part(
+        settings,
+        replace(course, shape=shape),
+        sends=_sends(update),
+        is_linear=spec.kind == "linear",
+    )
+    meta = {
+        **entry.meta,
+        "model": spec.to_json(),
+        "update": str(update),
+        "privacy": plan.to_json(),
+    }
+    whole = Entry(entry.arrays, meta)
+    return _Prepared(whole, model, update, plan, columns)
+
+
+def _size(order: Order, name: str, *, may_be_zero: bool = False) -> float:
+    """Return a number that noise is in units of."""
+    size = order.number(name, MOST_SIZE, above_zero=not may_be_zero)
+    if 0 < size < LEAST_SIZE:
+        raise SiteError(
+            f"malformed request: {name!r} is {size:g}, which is too small: allowed is "
+            f"from {LEAST_SIZE:g} on"
+        )
+    return size
+
+
+def _check_rows(
+    guard: Guard, source: ShardSource, entry: Entry, *, sends_sums: bool
+) -> None:
+    """Refuse to train on too few rows, and to send sums over too few."""
+    table = entry.meta["table"]
+    trained = len(entry.arrays["multiplicity"])
+    guard.check_rows(source, trained, f"the model of table {table!r}")
+    sizes = np.diff(entry.arrays["batch-start"])
+    if sends_sums and np.any(sizes):
+        least = int(sizes[sizes > 0].min())
+        guard.check_rows(source, least, f"a batch's gradient of table {table!r}")
+
+
+def _course(told: Order, entry: Entry, update: Update, spec: ModelSpec) -> Course:
+    """Return how the run goes; what the server says of it only limits the run."""
+    starts, rows = entry.arrays["batch-start"], entry.arrays["batch-rows"]
+    strategy = told.text("strategy", CHOICES["strategy"])
+    own: dict[str, Any] = {}
+    if update is Update.CONSENSUS:
+        own["exchanges"] = told.count("exchanges", low=1, most=MOST_STEPS)
+    if strategy == SGD:
+        own["batch_uses"] = told.count("batch-uses", most=MOST_STEPS)
+        own["batch_rate"] = told.number("batch-rate", high=1.0)
+    return Course(
+        strategy=strategy,
+        epochs=told.count("epochs", most=MOST_STEPS),
+        batches=len(starts) - 1,
+        # of the plan that the server has sent: it cannot say less
+        row_batches=int(np.bincount(rows).max(initial=0)),
+        most_joined_rows=int(entry.arrays["multiplicity"].max(initial=0)),
+        has_first_scores=spec.kind != "linear",
+        output_scale=spec.output_scale or 1.0,
+        **own,
+    )
+
+
+def _sends(update: Update) -> tuple[str, ...]:
+    """What leaves of a part's model where nothing covers it."""
+    further = {
+        Update.LOCAL: (),
+        Update.GRAM: (GRAM, MOMENTS),
+        Update.CONSENSUS: (PARAMETERS,),
+        Update.SUM: (GRADIENTS,),
+    }[update]
+    return (CURVATURE, *further)
+
+
+def _set_aside(site: Site, run: Run, prepared: Mapping[int, _Prepared]) -> None:
+    """Reserve what the run plans to release, and note what nothing covers.
+
+    Raises:
+        SiteError: a budget does not suffice, or the ledger cannot be written.
+    """
+    guard = Guard(site)
+    sources = {number: site.source(number) for number in prepared}
+    named = [
+        (Shard.of(site, number, sources[number]), part.plan)
+        for number, part in prepared.items()
+    ]
+    site.ledger.reserve(
+        run.name,
+        [release for shard, plan in named for release in planned(run, shard, plan)],
+        guard.budgets(list(sources.values())),
+    )
+    site.ledger.note(
+        run.name,
+        [release for shard, plan in named for release in uncovered(run, shard, plan)],
+    )
+
+
+def _training_entry(
+    site: Site,
+    number: int,
+    order: Order,
+    request: Packet,
+    encoder: SiteEncoder,
+    *,
+    is_private: bool,
+) -> Entry:
+    """Encode the rows that take part, the trained ones first."""
+    extracted = site.extracted(number)
+    trained = unpack_bits(request.array(number, "trained"), extracted.rows)
+    tested = unpack_bits(request.array(number, "tested"), extracted.rows)
+    rows = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested & ~trained)])
+    joined_rows = order.count("joined-rows", low=1, most=MOST_ROWS)
+    multiplicity = whole_numbers(
+        request.array(number, "multiplicity"),
+        "multiplicity",
+        low=1,
+        high=joined_rows,
+        length=int(np.count_nonzero(trained)),
+    )
+    arrays = {
+        "features": site.tables.encode(number, encoder, rows, is_private=is_private),
+        "multiplicity": multiplicity,
+        "tested": tested[rows],
+        **_batches(request, number, len(multiplicity)),
+    }
+    meta = {
+        "table": extracted.table,
+        "joined-rows": joined_rows,
+        "l2": order.number("l2"),
+        "device": order.text("device", CHOICES["device"]),
+        "encoder": encoder.to_json(),
+    }
+    return Entry(arrays, meta)
+
+
+def _batches(request: Packet, number: int, trained: int) -> dict[str, AnyArray]:
+    """Return the rows of each SGD batch; of none, where there is no plan.
+
+    Raises:
+        SiteError: a batch has a row twice: it would add to it more than is clipped.
+    """
+    if (number, "batch-start") not in request.arrays:
+        return {
+            "batch-start": np.zeros(1, np.int64),
+            "batch-rows": np.zeros(0, np.int64),
+        }
+    rows = whole_numbers(
+        request.array(number, "batch-rows"), "batch-rows", low=0, high=trained - 1
+    )
+    start = whole_numbers(
+        request.array(number, "batch-start"), "batch-start", low=0, high=len(rows)
+    )
+    is_whole = len(start) and start[0] == 0 and start[-1] == len(rows)
+    if not is_whole or np.any(np.diff(start) < 0):
+        raise SiteError("malformed request: 'batch-start' does not divide 'batch-rows'")
+    # invariant: rows ascend within a batch
+    begins = np.zeros(len(rows), np.bool_)
+    begins[start[start < len(rows)]] = True
+    if np.any((np.diff(rows) <= 0) & ~begins[1:]):
+        raise SiteError("malformed request: a batch has a row twice, or in disorder")
+    return {"batch-start": start, "batch-rows": rows}
+
+
+def _start_linear(model: LinearModel, part: _Prepared, outgoing: Outgoing) -> Start:
+    """Return what to send, the curvature, and the entry with its factorised solver.
+
+    SGD needs the largest curvature, for its step size, and ADMM the solver: each costs
+    an eigendecomposition.
+    """
+    entry, plan = part.entry, part.plan
+    if plan.fit is not None or plan.gradients is not None:
+        return {}, _typical_curvature(part, len(model.weights)), entry
+    multiplicity = entry.arrays["multiplicity"]
+    trained = entry.arrays["features"][: len(multiplicity)]
+    matrix = outgoing.gram(Rows(trained, multiplicity, intercept=model.intercept))
+    total = entry.meta["joined-rows"]
+    facts = {
+        "largest-curvature": 0.0,
+        "mean-curvature": float(np.trace(matrix)) / (total * max(len(matrix), 1)),
+    }
+    if plan.statistics is not None:
+        # the trace of a noisy matrix may be negative
+        facts = _typical_curvature(part, len(model.weights))
+    if len(entry.arrays["batch-start"]) > 1:
+        largest = np.linalg.eigvalsh(matrix / total).max(initial=0.0)
+        return {}, {**facts, "largest-curvature": float(largest)}, entry
+    deviation = plan.statistics.gram_deviation if plan.statistics else 0.0
+    if part.update is Update.GRAM:
+        return {"gram": matrix}, {**facts, "gram-deviation": deviation}, entry
+    matrix = usable_gram(matrix, deviation)
+    # a consensus step penalises every parameter alike, the intercept too
+    centred = model.intercept and part.update is Update.LOCAL
+    solver = RidgeSolver.from_gram(matrix, total, intercept=centred)
+    arrays = {
+        **entry.arrays,
+        "eigenvalues": solver.eigenvalues,
+        "eigenvectors": solver.eigenvectors,
+        "mean": solver.mean,
+    }
+    return {}, facts, Entry(arrays, {**entry.meta, "weight": solver.weight})
+
+
+def _typical_curvature(part: _Prepared, parameters: int) -> dict[str, float]:
+    """Return the curvature of standardised features: it says nothing of the rows.
+
+    The trace of the Gram matrix over N is the mean of G ||x||^2, summed over the rows,
+    and its largest eigenvalue is at most that.
+    """
+    gradients = part.plan.gradients
+    joined = int(part.entry.arrays["multiplicity"].sum())
+    trace = part.columns * joined / part.entry.meta["joined-rows"]
+    is_sgd = len(part.entry.arrays["batch-start"]) > 1
+    return {
+        "largest-curvature": trace if is_sgd else 0.0,
+        "mean-curvature": trace / max(parameters, 1),
+        "gradient-noise": gradients.noise_multiplier if gradients else 0.0,
+    }
+
+
+def _start_torch(
+    part: _Prepared, outgoing: Outgoing
+) -> tuple[dict[str, AnyArray], dict[str, float]]:
+    """Return the first scores, and the mean diagonal of the Gauss-Newton matrix.
+
+    The diagonal is estimated with one random vector e of signs (Hutchinson):
+    ||J^T (sqrt(G) e)||^2 / p has that mean as its expectation.
+    """
+    entry, model = part.entry, part.model
+    multiplicity = entry.arrays["multiplicity"]
+    trained = entry.arrays["features"][: len(multiplicity)]
+    outputs = int(entry.meta["model"]["outputs"])
+    rng = generator(int(entry.meta["model"]["seed"]), Stream.CURVATURE)
+    signs: FloatArray = rng.choice([-1.0, 1.0], size=(len(trained), outputs))
+    try:
+        probe = model.pullback(trained, np.sqrt(multiplicity)[:, None] * signs)
+    except (RuntimeError, TypeError, ValueError) as error:
+        # torch tells shapes and types here, no values
+        raise SettingsError(
+            f"model {entry.meta['model']['kind']!r} does not turn rows of "
+            f"{trained.shape[1]} features into {outputs} scores: {error}"
+        ) from error
+    mean = float(probe @ probe) / (entry.meta["joined-rows"] * len(probe))
+    facts = {"mean-curvature": mean}
+    if part.plan.is_private:
+        facts = _typical_curvature(part, len(probe))
+    scores = outgoing.scores(model.scores(entry.arrays["features"]))
+    return {"scores": scores}, facts
