@@ -15,7 +15,7 @@ from strategies import loj, lou
 from strategies.exchange import Replies, Request, ask
 from strategies.federation import Federation, Table
 from strategies.relational import EpochResult, RelationalStrategy
-from strategies.setup import Plan
+from strategies.setup import Plan, UpdateChooser
 from tp_flower.errors import SettingsError
 from tp_flower.experiment import Settings
 from tp_flower.learning.admm import (
@@ -29,6 +29,7 @@ from tp_flower.learning.admm import (
 )
 from tp_flower.learning.anderson import AndersonMixer, Point
 from tp_flower.learning.losses import FloatArray
+from tp_flower.privacy.settings import DP_SGD, STATISTICS
 from tp_flower.protocol import Action, Update
 
 RHO_SHARE = 0.5
@@ -63,15 +64,17 @@ class AdmmServer:
         )
         curvature = federation.loss.curvature(federation.base_score)
         self.rho = settings.rho or RHO_SHARE * curvature
-        self._balances = not settings.rho
+        noisy = settings.privacy.covers_features or settings.privacy.covers_predictions
+        # what balancing and mixing would look at is noise
+        self._balances = not settings.rho and not noisy
         # mixing needs theta-updates that depend on nothing but the target
-        exact = all(
+        exact = not noisy and all(
             table.is_linear and table.update is not Update.CONSENSUS
             for table in federation.tables.values()
         )
         self.memory = settings.anderson_memory if exact else 0
         self.over_relaxation = settings.over_relaxation or (
-            1.0 if self.memory else OVER_RELAXATION
+            1.0 if self.memory or noisy else OVER_RELAXATION
         )
         self._mixer = AndersonMixer(federation.train, self.memory, self.corrections)
         self._state = initial_state(
@@ -159,13 +162,18 @@ class TablePuppetADMM(RelationalStrategy):
 
     def plan(self) -> Plan:
         """Let sharded linear tables send statistics, others seek consensus."""
-        return Plan(partial(choose_update, self.settings.lou), _no_arrays)
+        return Plan(choose_update_for(self.settings), _no_arrays, self._course)
+
+    def _course(self) -> Mapping[str, Any]:
+        return {"exchanges": self.settings.inner_rounds}
 
     def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
         """Run the epochs, until the residuals are below the tolerance if one is set."""
         server = AdmmServer(federation, self.settings)
+        is_private = self.settings.privacy.features == STATISTICS
+        rows = federation.train.joined_rows
         solvers = {
-            table.name: lou.GramSolver(table, federation.train.joined_rows)
+            table.name: lou.GramSolver(table, rows, is_private=is_private)
             for table in federation.tables.values()
             if table.update is Update.GRAM
         }
@@ -252,6 +260,22 @@ class TablePuppetADMM(RelationalStrategy):
             table.name: lou.gather_scores(table, replies)
             for table in federation.sharded
         }
+
+
+def choose_update_for(settings: Settings) -> UpdateChooser:
+    """Return what chooses how the shards of a table train together.
+
+    Raises:
+        SettingsError: statistics of shards leave without noise where DP-SGD is to
+            cover the models; parameters do where noisy statistics are.
+    """
+    wanted = {DP_SGD: "consensus", STATISTICS: "gram"}.get(settings.privacy.features)
+    if wanted and settings.lou not in ("auto", wanted):
+        raise SettingsError(
+            f"lou is {settings.lou!r}, but privacy.features = "
+            f"{settings.privacy.features!r} needs {wanted!r} or 'auto'"
+        )
+    return partial(choose_update, wanted or settings.lou)
 
 
 def choose_update(lou: str, table: str, shards: int, is_linear: bool) -> Update:

@@ -14,10 +14,18 @@ import numpy.typing as npt
 
 from strategies.compact import CompactTable, compact_tables
 from strategies.exchange import Part, Replies, Request, ask
+from strategies.feature_ranges import check_ranges
 from strategies.groups import GROUPS, check_groups, split_groups
 from strategies.inventory import Inventory
+from strategies.key_groups import KEY_GROUPS, key_groups
 from strategies.key_relay import relay_secret
-from strategies.labels import Labels, choose_loss, read_labels
+from strategies.labels import (
+    Labels,
+    choose_loss,
+    label_plan,
+    read_labels,
+    read_private_labels,
+)
 from strategies.received import fact_of, read_key, read_label, read_work
 from tp_flower.encoding.choice import TableChoice, choose_encoders
 from tp_flower.errors import SchemaError, SettingsError
@@ -26,6 +34,7 @@ from tp_flower.explain.words import SiteWork
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.mapping import JoinStep, TableMapping, build_mapping, split_rows
 from tp_flower.learning.losses import FloatArray, Loss
+from tp_flower.privacy.labels import LABEL_PRIVACY
 from tp_flower.protocol import Action
 from tp_flower.query import BoundQuery, Fragment, Query
 from tp_flower.randomness import Stream, generator
@@ -121,7 +130,8 @@ def align(
         TPFlowerError: any of its kinds, if the query does not fit the tables or the
             label does not fit the task.
     """
-    bound = query.bind(inventory.schemas())
+    schemas = inventory.schemas()
+    bound = query.bind(schemas)
     _check_models(settings, bound)
     choices = choose_encoders(
         settings.encoders,
@@ -131,6 +141,7 @@ def align(
         },
         settings.max_categories,
     )
+    check_ranges(bound, schemas, choices, settings.privacy)
     extracted = yield from _extract(bound, settings, inventory)
     rows = extracted.table_rows
     mapping, steps = build_mapping(
@@ -177,6 +188,8 @@ def _check_models(settings: Settings, bound: BoundQuery) -> None:
 def _extract(
     bound: BoundQuery, settings: Settings, inventory: Inventory
 ) -> Generator[Request, Replies, Extracted]:
+    plan = label_plan(settings)
+    private = {} if plan is None else {LABEL_PRIVACY: plan.to_json()}
     fragments = _place(bound, inventory)
     parts: dict[str, tuple[Part, ...]] = dict.fromkeys(bound.tables, ())
     for part, fragment in fragments.items():
@@ -185,11 +198,14 @@ def _extract(
     secrets = yield from relay_secret(inventory, nodes, settings.seed)
     grouped = split_groups(fragments)
     with_groups = {part for parts in grouped for part in parts}
+    named = key_groups(bound)
     orders = {
         part.number: {
             "shard": part.shard,
             "fragment": fragment.to_json(),
             GROUPS: part in with_groups,
+            KEY_GROUPS: named[fragment.table],
+            **(private if fragment.label is not None else {}),
         }
         for part, fragment in fragments.items()
     }
@@ -254,12 +270,14 @@ def _labels(
 ) -> Labels:
     # the label of a shard without rows may be of any type
     columns = [
-        read_label(replies, part, rows[part.number])
+        (part, read_label(replies, part, rows[part.number]))
         for part in parts
         if rows[part.number]
     ]
+    if plan := label_plan(settings):
+        return read_private_labels(columns, plan)
     return read_labels(
-        [{"kind": own.kind, "categories": own.categories} for own in columns],
-        [own.values for own in columns],
+        [{"kind": own.kind, "categories": own.categories} for _, own in columns],
+        [own.values for _, own in columns],
         settings.task,
     )

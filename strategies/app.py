@@ -11,16 +11,18 @@ from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 
 from strategies import STRATEGIES, Explain
 from strategies.rounds import RoundListener
-from tp_flower.console import epoch_line, summary
-from tp_flower.datasets import FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
+from tp_flower.console import epoch_line, privacy_table, summary
+from tp_flower.datasets import FLIGHTS_RANGES, FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
+from tp_flower.encoding.ranges import parse_ranges
 from tp_flower.errors import SettingsError, TPFlowerError
 from tp_flower.experiment import Settings
 from tp_flower.explain.console import explanation_view
 from tp_flower.explain.explanation import explanation_dict
+from tp_flower.privacy.run_report import privacy_report
 from tp_flower.query import Query
 from tp_flower.report import RoundReport, report_line, write_json, write_report
 
@@ -35,7 +37,7 @@ def main(grid: Grid, context: Context) -> None:
     console = Console(width=CONSOLE_WIDTH, highlight=False)
     try:
         settings = Settings.from_run_config(context.run_config)
-        sql = choose_sql(settings)
+        sql, settings = choose_sql(settings), with_known_ranges(settings)
         folder = output_folder(settings, context.run_id)
         console.print(f"Results will be in {folder}", soft_wrap=True)
         settings = replace(settings, output_dir=str(folder))
@@ -57,8 +59,20 @@ def explain(
     """Write what training would do, and return it for the console."""
     strategy = Explain(query, settings, on_round)
     strategy.start(grid)
-    write_json(explanation_dict(strategy.explanation), folder)
-    return explanation_view(strategy.explanation)
+    explanation = strategy.explanation
+    privacy = privacy_report(
+        explanation.releases, strategy.ledgers, settings.privacy, is_complete=True
+    )
+    write_json({**explanation_dict(explanation), "privacy": privacy}, folder)
+    view = explanation_view(explanation)
+    own = settings.privacy
+    if not (own.covers_labels or own.covers_statistics):
+        return view
+    title = (
+        "What explaining has cost a row (statistics are paid for again by every "
+        "explain and run, labels once)"
+    )
+    return Group(view, privacy_table(privacy, title))
 
 
 def train(
@@ -94,6 +108,15 @@ def choose_sql(settings: Settings) -> str:
             "tables is set, but sql is empty: write the query whose result to train on"
         )
     return FLIGHTS_REGRESSION_SQL if settings.task == "regression" else FLIGHTS_SQL
+
+
+def with_known_ranges(settings: Settings) -> Settings:
+    """Return the settings with the built-in query's ranges where they are needed."""
+    own = settings.privacy
+    if settings.sql.strip() or own.ranges or not own.covers_statistics:
+        return settings
+    ranges = parse_ranges(FLIGHTS_RANGES)
+    return replace(settings, privacy=replace(own, ranges=ranges))
 
 
 def output_folder(settings: Settings, run_id: int) -> Path:

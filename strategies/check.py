@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from strategies.alignment import Alignment
 from strategies.exchange import Part, Replies, Request, ask
+from strategies.key_groups import KEY_GROUPS, key_groups
 from strategies.lou import PartArrays
 from strategies.received import array_of, fact_of, refuse
 from tp_flower.errors import MappingError
@@ -71,7 +72,11 @@ def check_alignment(
             _ask_side(aligned, number, side, weights[number], asked, arrays)
     parts = [p for own in aligned.extracted.parts.values() for p in own]
     parts = [part for part in parts if part.number in asked]
-    orders = {number: {"joins": own} for number, own in asked.items()}
+    named = key_groups(aligned.bound)
+    orders = {
+        part.number: {"joins": asked[part.number], KEY_GROUPS: named[part.table]}
+        for part in parts
+    }
     replies = yield ask(Action.CHECK, parts, arrays=arrays, facts=orders)
     for number, both in sides.items():
         left, right = (

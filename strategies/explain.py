@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from strategies.alignment import Alignment, align
+from strategies.audience import audience_of
 from strategies.check import check_alignment
 from strategies.exchange import Replies, Request, ask
 from strategies.forecast import Forecast
@@ -23,11 +24,11 @@ from tp_flower.explain.explanation import (
     KeySide,
     TableExplanation,
 )
-from tp_flower.explain.releases import Audience, releases
+from tp_flower.explain.releases import releases
 from tp_flower.explain.words import describe_places, describe_work
 from tp_flower.joins.key_codes import join_codes
 from tp_flower.joins.table_rows import IntArray
-from tp_flower.protocol import Action, Update
+from tp_flower.protocol import Action
 from tp_flower.query import Join
 from tp_flower.randomness import Stream, generator
 
@@ -65,7 +66,7 @@ class Explain(RoundStrategy):
     def rounds(self) -> Generator[Request, Replies, None]:
         """Take the rounds of set-up, check the mapping, let the sites forget."""
         aligned = yield from align(self.query, self.settings, self.inventory)
-        encoders = yield from fit_encoders(aligned)
+        encoders = yield from fit_encoders(aligned, self.settings.privacy)
         rng = generator(self.settings.seed, Stream.CHECK)
         checked = yield from check_alignment(aligned, rng)
         yield ask(
@@ -94,7 +95,9 @@ class Explain(RoundStrategy):
             joined_rows_test=len(aligned.test_labels),
             loss=aligned.loss.name,
             strategies=forecast.strategies(),
-            releases=releases(self._audience(forecast)),
+            releases=releases(
+                audience_of(aligned, settings, self.inventory, forecast.updates)
+            ),
             history=self.history,
             output_dir=settings.output_dir,
             started=self.started,
@@ -124,28 +127,6 @@ class Explain(RoundStrategy):
             multiplicity_median=float(np.median(multiplicity)),
             multiplicity_mean=float(multiplicity.mean()),
             multiplicity_max=int(multiplicity.max()),
-        )
-
-    def _audience(self, forecast: Forecast) -> Audience:
-        bound, settings = forecast.aligned.bound, self.settings
-        parts = forecast.aligned.extracted.parts
-        sharded = [name for name, own in parts.items() if len(own) > 1]
-        return Audience(
-            label_table=bound.label_table,
-            strategy=settings.strategy,
-            sharded=sharded,
-            gram=[
-                size.name
-                for size in forecast.admm_sizes(settings.lou)
-                if size.update is Update.GRAM
-            ],
-            grouped=[
-                name
-                for name in sharded
-                if any(own.subquery is not None for own in bound.fragments_of(name))
-            ],
-            is_linear=all(settings.model_of(name) == "linear" for name in parts),
-            is_simulated=all(n.is_simulated for n in self.inventory.nodes.values()),
         )
 
 

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from strategies.exchange import Part
 from tp_flower.encoding.encoder import TableEncoder
+from tp_flower.explain.releases import Audience
 from tp_flower.joins.mapping import JoinStep, TableMapping
 from tp_flower.learning.losses import FloatArray, Loss
 from tp_flower.protocol import Update
@@ -64,6 +65,9 @@ class Table:
         mean_curvature: per shard, the mean diagonal of that matrix.
         penalised: (p,) bool, the model's parameters that the penalty covers.
         gram: its sum over the shards where ``update`` is GRAM, else None.
+        gram_deviation: of the noise that the shards have added to it together.
+        gradient_noise: deviation over clip of the noise that the shards add together to
+            the gradient of a batch.
     """
 
     name: str
@@ -78,10 +82,12 @@ class Table:
     mean_curvature: tuple[float, ...]
     penalised: BoolArray
     gram: FloatArray | None
+    gram_deviation: float = 0.0
+    gradient_noise: float = 0.0
 
-    def with_gram(self, gram: FloatArray) -> "Table":
+    def with_gram(self, gram: FloatArray, deviation: float) -> "Table":
         """Return the table with the Gram matrix that its shards sent."""
-        return replace(self, gram=gram)
+        return replace(self, gram=gram, gram_deviation=deviation)
 
     @property
     def total_rows(self) -> int:
@@ -109,6 +115,7 @@ class Federation:
         source_rows: rows of every table after its filters.
         names: name of every table at the sites.
         encoders: of every table.
+        audience: what decides who learns what.
     """
 
     tables: Mapping[str, Table]
@@ -126,6 +133,7 @@ class Federation:
     source_rows: Mapping[str, int]
     names: Mapping[str, str]
     encoders: Mapping[str, TableEncoder]
+    audience: Audience
 
     @property
     def parts(self) -> Iterable[Part]:

@@ -11,11 +11,12 @@ from strategies.alignment import Alignment
 from strategies.compact import CompactTable
 from strategies.setup import Problem, UpdateChooser
 from tp_flower.encoding.encoder import TableEncoder
-from tp_flower.experiment import Settings
+from tp_flower.experiment import DEFAULT_EPOCHS, Settings
 from tp_flower.explain import cost, server_memory
 from tp_flower.explain.cost import ShardSize, TableSize, Traffic
 from tp_flower.explain.explanation import StrategyCost
 from tp_flower.learning.models import build_model
+from tp_flower.privacy.settings import STATISTICS
 from tp_flower.protocol import Action, Update
 from tp_flower.report import RoundReport, sum_by_table
 
@@ -43,10 +44,12 @@ class Forecast:
 
     def strategies(self) -> list[StrategyCost]:
         """Return what every way costs that the settings and the shards leave open."""
-        chosen, batched = self.admm_sizes(self.settings.lou), self.sgd_sizes()
-        ways = [self.admm_sizes("auto"), self.admm_sizes("consensus")]
-        if ways[0] == ways[1]:
-            ways.pop()
+        chosen, batched = self.admm_sizes(), self.sgd_sizes()
+        others = ("auto", "consensus")
+        ways = [self._sizes(partial(admm.choose_update, lou)) for lou in others]
+        if self.settings.privacy.covers_features or ways[0] == ways[1]:
+            # a mechanism goes with one of them
+            ways = [chosen]
         is_sharded = any(len(table.shards) > 1 for table in chosen)
         costs = [
             self._admm(
@@ -56,17 +59,28 @@ class Forecast:
             )
             for sizes in ways
         ]
-        costs.append(self._sgd("sgd", batched, is_chosen=True))
+        # noisy statistics are a way of ADMM alone
+        has_sgd = self.settings.privacy.features != STATISTICS
+        if has_sgd:
+            costs.append(self._sgd("sgd", batched, is_chosen=True))
         if is_sharded:
             one = [table.in_one_shard() for table in chosen]
             costs.append(self._admm("admm, unsplit", one, is_chosen=False))
+        if is_sharded and has_sgd:
             one = [table.in_one_shard() for table in batched]
             costs.append(self._sgd("sgd, unsplit", one, is_chosen=False))
         return costs
 
-    def admm_sizes(self, lou: str) -> list[TableSize]:
-        """Return the tables as ADMM trains them; ``lou`` as in the settings."""
-        return self._sizes(partial(admm.choose_update, lou))
+    @property
+    def updates(self) -> dict[str, Update]:
+        """By table, how its shards are trained together as it is set."""
+        is_admm = self.settings.strategy == "admm"
+        sizes = self.admm_sizes() if is_admm else self.sgd_sizes()
+        return {size.name: size.update for size in sizes}
+
+    def admm_sizes(self) -> list[TableSize]:
+        """Return the tables as ADMM trains them with the run's settings."""
+        return self._sizes(admm.choose_update_for(self.settings))
 
     def sgd_sizes(self) -> list[TableSize]:
         """Return the tables as SGD trains them, with the rows of its batches."""
@@ -111,7 +125,7 @@ class Forecast:
     def _admm(
         self, name: str, tables: Sequence[TableSize], *, is_chosen: bool
     ) -> StrategyCost:
-        settings = self.settings.with_fields(strategy="admm")
+        settings = self.settings
         is_exact = all(
             table.is_linear and table.update is not Update.CONSENSUS for table in tables
         )
@@ -121,7 +135,7 @@ class Forecast:
             set_up=self.set_up(tables),
             epoch=(epoch := cost.admm_epoch(tables, settings.inner_rounds)),
             last_epoch=epoch,
-            epochs=settings.epochs,
+            epochs=settings.num_epochs or DEFAULT_EPOCHS["admm"],
             server_bytes=server_memory.admm_bytes(
                 tables, *self._rows(), settings.anderson_memory if is_exact else 0
             ),
@@ -130,7 +144,7 @@ class Forecast:
     def _sgd(
         self, name: str, tables: Sequence[TableSize], *, is_chosen: bool
     ) -> StrategyCost:
-        settings = self.settings.with_fields(strategy="sgd")
+        settings = self.settings
         sgd_epoch = partial(
             cost.sgd_epoch, tables, self.batches, scores_all=bool(settings.tolerance)
         )
@@ -140,7 +154,7 @@ class Forecast:
             set_up=self.set_up(tables, self.batches),
             epoch=sgd_epoch(),
             last_epoch=sgd_epoch(is_last=True),
-            epochs=settings.epochs,
+            epochs=settings.num_epochs or DEFAULT_EPOCHS["sgd"],
             server_bytes=server_memory.sgd_bytes(tables, *self._rows()),
         )
 

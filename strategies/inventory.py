@@ -15,6 +15,7 @@ from tp_flower.errors import ReplyError, SchemaError
 from tp_flower.experiment import Settings
 from tp_flower.extraction.canonical import kind_of
 from tp_flower.privacy.key_agreement import PUBLIC_KEY_BYTES
+from tp_flower.privacy.key_source import KeySource
 from tp_flower.protocol import Action, Packet
 
 SETTLED_SECONDS = 2.0
@@ -56,11 +57,17 @@ class Node:
         tables: names of all the tables that it hosts.
         public_key: of the run, in hexadecimal.
         is_simulated: whether it is one of a simulation.
+        keys: where it takes the key of the run's hashes from.
+        site_key: its long-term public key, in hexadecimal; "" where none is pinned.
+        secret_digest: equal at sites with the same secret file; "" without a file.
     """
 
     tables: tuple[str, ...]
     public_key: str
     is_simulated: bool
+    keys: KeySource = KeySource.AGREED
+    site_key: str = ""
+    secret_digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -235,11 +242,24 @@ def read_inventory(answers: Mapping[int, Packet]) -> Inventory:
 
 
 def _node(header: Mapping[str, Any]) -> Node:
-    key = str(header["public-key"])
-    if len(bytes.fromhex(key)) != PUBLIC_KEY_BYTES:
+    keys = KeySource(header["keys"])
+    return Node(
+        tables=tuple(str(name) for name in header["tables"]),
+        public_key=_hexadecimal(header["public-key"]),
+        is_simulated=header["simulated"] is True,
+        keys=keys,
+        site_key=_hexadecimal(header["site-key"]) if keys is KeySource.PINNED else "",
+        secret_digest=(
+            _hexadecimal(header["secret-digest"]) if keys is KeySource.FILE else ""
+        ),
+    )
+
+
+def _hexadecimal(text: object) -> str:
+    """Return a public key, or a digest, which is as long."""
+    if len(bytes.fromhex(str(text))) != PUBLIC_KEY_BYTES:
         raise ValueError("not a public key")
-    tables = tuple(str(name) for name in header["tables"])
-    return Node(tables, key, header["simulated"] is True)
+    return str(text)
 
 
 def _hosted(node: int, described: Sequence[Mapping[str, Any]]) -> list[HostedShard]:

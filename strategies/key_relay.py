@@ -1,41 +1,85 @@
-"""The server's part in the key agreement: it relays, and never has the secret."""
+"""The server's part in how sites share a key: it relays, and never has the secret."""
 
 from collections.abc import Collection, Generator, Mapping
 from typing import Any
 
 from strategies.exchange import Replies, Request
-from strategies.inventory import Inventory
-from tp_flower.errors import ReplyError
+from strategies.inventory import Inventory, Node
+from tp_flower.errors import ReplyError, SettingsError
+from tp_flower.privacy.key_source import KeySource
 from tp_flower.protocol import Action, Packet
 
 
 def relay_secret(
     inventory: Inventory, nodes: Collection[int], seed: int
 ) -> Generator[Request, Replies, dict[int, dict[str, Any]]]:
-    """Let one of the nodes make a secret for all of them.
+    """Let one of the nodes make a secret for all of them, unless they have one.
 
     Returns:
-        Per node, the header entries by which it opens the secret.
+        Per node, the header entries by which it comes to the key of the run.
 
     Raises:
+        SettingsError: the nodes take their key from different places, or have
+            different secrets.
         ReplyError: the leader did not seal the secret to every node.
     """
-    leader = min(nodes)
     described = {node: inventory.nodes[node] for node in sorted(nodes)}
+    names = {node: inventory.site_names.get(node, f"node {node}") for node in described}
+    source = _common_source(described, names)
+    told: dict[str, Any] = {
+        "keys": str(source),
+        "public-keys": [own.public_key for own in described.values()],
+    }
+    if source is KeySource.FILE:
+        return {node: dict(told) for node in described}
+    leader = min(described)
     header = {
+        "keys": str(source),
         "public-keys": {str(node): own.public_key for node, own in described.items()},
+        "site-keys": {str(node): own.site_key for node, own in described.items()},
         "simulated": all(own.is_simulated for own in described.values()),
         "seed": seed,
     }
     replies = yield Request(Action.SEAL, {leader: Packet(header)}, phase="seal")
     sealed = replies.packets[leader].header.get("sealed")
     if not isinstance(sealed, Mapping) or not _are_texts(sealed, described):
-        name = inventory.site_names.get(leader, f"node {leader}")
-        raise ReplyError(f"site {name!r} did not seal the run's secret to all sites")
-    key = described[leader].public_key
-    return {
-        node: {"sealed": sealed[str(node)], "leader-key": key} for node in described
-    }
+        raise ReplyError(
+            f"site {names[leader]!r} did not seal the run's secret to all sites"
+        )
+    told["leader-key"] = described[leader].public_key
+    told["leader-site-key"] = described[leader].site_key
+    return {node: {**told, "sealed": sealed[str(node)]} for node in described}
+
+
+def _common_source(
+    described: Mapping[int, Node], names: Mapping[int, str]
+) -> KeySource:
+    """Return where all nodes take the key from, before anything is asked of them."""
+    sources = {node: str(own.keys) for node, own in described.items()}
+    by_source = _grouped(sources, names)
+    if len(by_source) > 1:
+        listed = "; ".join(f"{key}: {sites}" for key, sites in by_source.items())
+        raise SettingsError(
+            f"the sites take the key of the hashes from different places ({listed}): "
+            "give every site secret-file in its node config, or every site "
+            "allowed-keys, or no site either"
+        )
+    digests = {node: own.secret_digest for node, own in described.items()}
+    by_secret = _grouped(digests, names)
+    if len(by_secret) > 1:
+        listed = " and ".join(by_secret.values())
+        raise SettingsError(
+            f"the secret files of the sites {listed} differ: copy one file to all sites"
+        )
+    return next(iter(described.values())).keys
+
+
+def _grouped(values: Mapping[int, str], names: Mapping[int, str]) -> dict[str, str]:
+    """Return the names of the nodes that have each value."""
+    found: dict[str, list[str]] = {}
+    for node, value in values.items():
+        found.setdefault(value, []).append(repr(names[node]))
+    return {value: ", ".join(listed) for value, listed in found.items()}
 
 
 def _are_texts(sealed: Mapping[str, Any], nodes: Collection[int]) -> bool:

@@ -6,8 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from tp_flower.errors import QueryError
+from strategies.exchange import Part
+from strategies.received import refuse
+from tp_flower.errors import QueryError, SettingsError
 from tp_flower.experiment import Settings
+from tp_flower.extraction.extracted import LabelColumn
+from tp_flower.learning.corrected import corrected
 from tp_flower.learning.losses import (
     FloatArray,
     LogisticLoss,
@@ -15,6 +19,8 @@ from tp_flower.learning.losses import (
     SoftmaxLoss,
     SquaredLoss,
 )
+from tp_flower.privacy.labels import LabelNoise, LabelPlan, epsilon_of_noise
+from tp_flower.privacy.settings import LAPLACE
 
 MAX_CLASSES = 1000
 
@@ -29,10 +35,66 @@ class Labels:
     Attributes:
         values: (n,), the number in regression, the class index in classification.
         classes: the classes' names; empty in regression.
+        noise: that the sites have put on the values; None for labels as they are.
     """
 
     values: FloatArray
     classes: tuple[str, ...] = ()
+    noise: LabelNoise | None = None
+
+
+def label_plan(settings: Settings) -> LabelPlan | None:
+    """Return the noise that the sites are to put on labels, None for labels in clear.
+
+    Raises:
+        SettingsError: the settings of the labels' privacy do not fit each other, or the
+            task.
+    """
+    privacy, task = settings.privacy, settings.task
+    if not privacy.covers_labels:
+        return None
+    limits, classes = privacy.label_range, privacy.label_classes
+    if limits and (classes or task == "classification"):
+        other = "privacy.label-classes" if classes else "task = 'classification'"
+        raise SettingsError(f"privacy.label-range is of a regression: not with {other}")
+    if (limits or task == "regression") and privacy.labels != LAPLACE:
+        raise SettingsError(
+            f"privacy.labels: {privacy.labels!r} is of classes; a regression takes "
+            f"{LAPLACE!r}"
+        )
+    if task == "regression" and (classes or not limits):
+        found = "not privacy.label-classes" if classes else "it is not set"
+        raise SettingsError(
+            "private labels of a regression need privacy.label-range, the lowest and "
+            f"highest value that a label counts with; {found}"
+        )
+    noise = privacy.label_noise
+    epsilon = privacy.label_epsilon or epsilon_of_noise(noise, limits)
+    return LabelPlan(privacy.labels, epsilon, classes, limits)
+
+
+def read_private_labels(
+    columns: Sequence[tuple[Part, LabelColumn]], plan: LabelPlan
+) -> Labels:
+    """Put the shards' noisy labels together.
+
+    Args:
+        columns: of the shards that have rows.
+        plan: of their noise.
+
+    Raises:
+        ReplyError: a shard's labels are not what the plan makes of labels.
+    """
+    expected = "number" if plan.limits else "text" if plan.classes else "boolean"
+    count = plan.class_count
+    for part, own in columns:
+        is_one = not count or np.isin(own.values, np.arange(count)).all()
+        has_form = own.kind == expected and own.categories == plan.classes
+        if not (is_one and has_form and np.isfinite(own.values).all()):
+            raise refuse(part, "labels without the noise that the run asks for")
+    values = np.concatenate([own.values for _, own in columns])
+    names = plan.classes or tuple(str(code) for code in range(count))
+    return Labels(values, names, plan.noise)
 
 
 def read_labels(
@@ -117,7 +179,8 @@ def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:
     Args:
         labels: of the label table.
         joined: (N,), the labels of the joined training rows.
-        settings: ``loss`` may name it.
+        settings: ``loss`` may name it; ``privacy.label-correction`` lets it allow for
+            the labels' noise.
 
     Raises:
         QueryError: if the label is constant or has one class, the loss does not fit
@@ -135,7 +198,13 @@ def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:
             f"the label is constant in the {len(joined)} joined training rows "
             f"({'one class' if labels.classes else 'one value'}: {shown})"
         )
-    wanted = settings.loss
+    plain = _plain_loss(labels, settings.loss)
+    if labels.noise is None or not settings.privacy.label_correction:
+        return plain
+    return corrected(plain, labels.noise)
+
+
+def _plain_loss(labels: Labels, wanted: str) -> Loss:
     if not labels.classes:
         if wanted not in {"auto", "squared"}:
             raise QueryError(f"loss {wanted!r} needs a classification task")

@@ -16,6 +16,7 @@ from strategies.received import array_of
 from tp_flower.errors import ReplyError
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.solvers import RidgeSolver
+from tp_flower.privacy.statistics_update import private_update, usable_gram
 from tp_flower.protocol import AnyArray
 
 PartArrays = dict[int, dict[str, AnyArray]]
@@ -86,18 +87,28 @@ def consensus_parameters(
 
 
 class GramSolver:
-    """The theta-update of one sharded table from summed statistics (linear, exact)."""
+    """The theta-update of one sharded table from summed statistics (linear, exact).
 
-    def __init__(self, table: Table, joined_rows: int) -> None:
+    Statistics with noise are of what is left to fit, so that the solver keeps theta.
+    """
+
+    def __init__(self, table: Table, joined_rows: int, *, is_private: bool) -> None:
         if table.gram is None:
             raise ReplyError(f"table {table.name}: its shards sent no Gram matrix")
         self._solver = RidgeSolver.from_gram(
-            table.gram, joined_rows, intercept=table.has_intercept
+            usable_gram(table.gram, table.gram_deviation),
+            joined_rows,
+            intercept=table.has_intercept,
         )
+        self._theta = np.zeros((len(table.gram), table.outputs))
+        self._is_private = is_private
 
     def solve(self, moments: FloatArray, kappa: float, l2: float) -> FloatArray:
         """Return the flat parameters of the table's model, (p,)."""
-        return self._solver.solve(moments, kappa, l2).ravel()
+        if not self._is_private:
+            return self._solver.solve(moments, kappa, l2).ravel()
+        self._theta = private_update(self._solver, self._theta, moments, kappa, l2)
+        return self._theta.ravel()
 
 
 def checked(

@@ -12,6 +12,8 @@ from strategies.federation import Federation, table_reports
 from strategies.rounds import EpochResult, RoundListener, RoundStrategy
 from strategies.setup import Plan, set_up
 from tp_flower.experiment import Settings
+from tp_flower.explain.releases import releases
+from tp_flower.privacy.run_report import privacy_report
 from tp_flower.protocol import Action
 from tp_flower.query import Query
 from tp_flower.report import RunReport
@@ -100,6 +102,12 @@ class RelationalStrategy(RoundStrategy):
             history=self.history,
             final_train=ended[-1].train if ended else {},
             final_test=ended[-1].test if ended else {},
+            privacy=privacy_report(
+                releases(federation.audience),
+                self.ledgers,
+                self.settings.privacy,
+                is_complete=self.is_finished,
+            ),
             output_dir=self.settings.output_dir,
             started=self.started,
             seconds=self.seconds,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from logging import INFO, WARNING
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
@@ -72,6 +73,7 @@ class _Progress:
     pending: Request | None = None
     result: EpochResult | None = None
     history: list[RoundReport] = field(default_factory=list)
+    ledgers: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     sent: list[Message] = field(default_factory=list)
     sent_at: float = 0.0
 
@@ -121,6 +123,20 @@ class RoundStrategy(Strategy):
     def history(self) -> list[RoundReport]:
         """The records of the rounds so far."""
         return self._progress.history
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the method has come to its end."""
+        return self._progress.method is not None and self._progress.pending is None
+
+    @property
+    def ledgers(self) -> dict[str, list[dict[str, Any]]]:
+        """By site, the latest account of what the run's releases have cost."""
+        names = self._inventory.site_names
+        return {
+            names.get(node, f"node {node}"): account
+            for node, account in sorted(self._progress.ledgers.items())
+        }
 
     @property
     def started(self) -> str:
@@ -189,6 +205,9 @@ class RoundStrategy(Strategy):
         opened = open_replies(
             request, replies, self._inventory.site_names, self._progress.sent
         )
+        for node, packet in opened.packets.items():
+            if isinstance(account := packet.header.get("ledger"), list):
+                self._progress.ledgers[node] = account
         self._advance(opened)
         self._record(server_round, request, replies, opened, received_at)
         result, self._progress.result = self._progress.result, None

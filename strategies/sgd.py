@@ -22,16 +22,23 @@ from strategies.federation import Federation, Table
 from strategies.relational import EpochResult, RelationalStrategy
 from strategies.setup import Plan
 from tp_flower.experiment import Settings
-from tp_flower.joins.batches import BatchPlan, plan_batches
+from tp_flower.joins.batches import BatchPlan, plan_batches, poisson_batches
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.admm import LocalScores
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.metrics import evaluate
+from tp_flower.privacy.dp_fit import NOISE_DAMPING
+from tp_flower.privacy.noise import NoiseSource
+from tp_flower.privacy.settings import DP_SGD, OUTSIDER
 from tp_flower.protocol import Action, Update
 from tp_flower.randomness import Stream, generator
 
 BATCHES_PER_EPOCH = 100
 """Automatic batch size: 1/100 of the joined rows (paper, section 8)."""
+
+PRIVATE_BATCHES_PER_EPOCH = 20
+"""The same for DP-SGD: a row pays for every batch that it is in, and the noise of a
+batch is the less beside its gradient the more rows it has."""
 
 TORCH_LEARNING_RATE = 0.05
 """Automatic learning rate where some model is not linear."""
@@ -71,20 +78,44 @@ class TablePuppetSGD(RelationalStrategy):
 
     name = "sgd"
     _batches: "_ShardedBatches"
+    _per_epoch: int
+    _rate: float
 
     def plan(self) -> Plan:
         """Plan the batches when the mapping is known."""
-        return Plan(choose_update, self._plan_arrays)
+        return Plan(choose_update, self._plan_arrays, self._course)
 
     def _plan_arrays(
         self, mapping: TableMapping, compact: Mapping[str, CompactTable]
     ) -> lou.PartArrays:
         size = choose_batch_size(self.settings, mapping.joined_rows)
-        rng = generator(self.settings.seed, Stream.BATCHES)
-        plan = plan_batches(mapping, size, rng)
         self.chosen["batch-size"] = size
+        self._per_epoch = math.ceil(mapping.joined_rows / size)
+        if self._is_poisson:
+            self._rate = size / mapping.joined_rows
+            steps = self._per_epoch * self.settings.epochs
+            # whoever could guess the seed would know the batches
+            plan = poisson_batches(mapping, self._rate, steps, NoiseSource())
+        else:
+            self._rate = 0.0
+            rng = generator(self.settings.seed, Stream.BATCHES)
+            plan = plan_batches(mapping, size, rng)
         self._batches = _ShardedBatches(plan, compact)
         return self._batches.arrays()
+
+    @property
+    def _is_poisson(self) -> bool:
+        """Whether batches are drawn so that they hide their rows from an outsider.
+
+        Sub-sampling amplifies privacy where every batch takes every row with the same
+        probability, whatever the others do; a partition of the rows does not.
+        """
+        own = self.settings.privacy
+        return own.features == DP_SGD and own.adversary == OUTSIDER
+
+    def _course(self) -> Mapping[str, Any]:
+        uses = 1 if self._is_poisson else self.settings.epochs
+        return {"batch-uses": uses, "batch-rate": self._rate}
 
     def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
         """Run the epochs, until the loss changes less than the tolerance, if set."""
@@ -93,6 +124,11 @@ class TablePuppetSGD(RelationalStrategy):
         averaged = len(plan.order) / plan.batches * (1.0 - self.settings.momentum)
         rate = self.settings.learning_rate or _safe_rate(federation, averaged)
         self.chosen["learning-rate"] = rate
+        rates = dict.fromkeys(federation.tables, rate)
+        if self.settings.privacy.covers_features and not self.settings.learning_rate:
+            for name, table in federation.tables.items():
+                rates[name] = rate / self._noise_damping(table)
+            self.chosen["learning-rates"] = rates
         labels = federation.train_labels[plan.order]
         seen = np.empty((len(labels), federation.loss.outputs))
         local = {name: s.copy() for name, s in federation.initial_scores.items()}
@@ -107,7 +143,7 @@ class TablePuppetSGD(RelationalStrategy):
             scores = plan.sum_scores(step.batch, federation.base_score, batch_scores)
             seen[span] = scores
             derivatives = federation.loss.gradient(scores, labels[span])
-            replies = yield from self._exchange(federation, step, derivatives, rate)
+            replies = yield from self._exchange(federation, step, derivatives, rates)
             if step.next_batch is not None:
                 batch_scores = self._batches.gather(
                     federation, replies, step.next_batch
@@ -122,8 +158,11 @@ class TablePuppetSGD(RelationalStrategy):
     def _schedule(self, federation: Federation) -> Iterator[_Step]:
         """Yield the batches of all epochs, each epoch in an order of its own."""
         rng = generator(federation.seed, Stream.ORDER)
-        count, epochs = self._batches.plan.batches, self.settings.epochs
-        order = np.concatenate([rng.permutation(count) for _ in range(epochs)])
+        count, epochs = self._per_epoch, self.settings.epochs
+        if self._is_poisson:
+            order = np.arange(self._batches.plan.batches)
+        else:
+            order = np.concatenate([rng.permutation(count) for _ in range(epochs)])
         # with a tolerance any epoch may be the last one, whose metrics must be exact
         usual = ALL if self.settings.tolerance else TESTED
         for position, batch in enumerate(order.tolist()):
@@ -142,15 +181,19 @@ class TablePuppetSGD(RelationalStrategy):
         federation: Federation,
         step: _Step,
         derivatives: FloatArray,
-        rate: float,
+        rates: Mapping[str, float],
     ) -> Generator[Request, Replies, Replies]:
         """Send Y of a batch (Eq. 10); return the replies with the next scores."""
+        decay = 1.0 + self.settings.decay * (step.epoch - 1)
         header: dict[str, Any] = {
             "batch": step.batch,
-            "batch-rows": len(derivatives),
+            # a drawn batch may have any number of rows: it is divided by the mean
+            "batch-rows": self.chosen["batch-size"]
+            if self._is_poisson
+            else len(derivatives),
             "next-batch": step.next_batch,
             "evaluate": step.evaluate,
-            "learning-rate": rate / (1.0 + self.settings.decay * (step.epoch - 1)),
+            "learning-rates": {name: rate / decay for name, rate in rates.items()},
             "momentum": self.settings.momentum,
         }
         messages = self._batches.scatter(step.batch, derivatives)
@@ -170,6 +213,16 @@ class TablePuppetSGD(RelationalStrategy):
             {**replies.packets, **others.packets}, {**replies.arrays, **others.arrays}
         )
 
+    def _noise_damping(self, table: Table) -> float:
+        """Return what a table's steps are divided by: they must average its noise.
+
+        The noise of a batch's gradient, over the largest that its rows can make it.
+        """
+        rows = len(self._batches.plan.tables[table.name].rows)
+        in_batch = max(rows / self._batches.plan.batches, 1.0)
+        noise = table.gradient_noise * math.sqrt(len(table.penalised)) / in_batch
+        return 1.0 + NOISE_DAMPING * noise
+
     def _end_epoch(
         self,
         federation: Federation,
@@ -187,11 +240,22 @@ class TablePuppetSGD(RelationalStrategy):
         if step.evaluate == ALL:
             train = loj.train_metrics(federation, loj.gather(federation, local))
         else:
-            order = self._batches.plan.order
-            train = evaluate(federation.loss, seen, federation.train_labels[order])
+            rows = self._rows_of_epoch(step.epoch)
+            order = self._batches.plan.order[rows]
+            train = evaluate(
+                federation.loss, seen[rows], federation.train_labels[order]
+            )
         test = loj.test_metrics(federation, local)
         self.finish_epoch(EpochResult(step.epoch, train, test))
         return train["loss"]
+
+    def _rows_of_epoch(self, epoch: int) -> slice:
+        """Where the rows of an epoch's batches are in arrays of batch order."""
+        plan = self._batches.plan
+        if not self._is_poisson:
+            return slice(0, len(plan.order))
+        first, last = (plan.start[n * self._per_epoch] for n in (epoch - 1, epoch))
+        return slice(int(first), int(last))
 
 
 class _ShardedBatches:
@@ -265,7 +329,9 @@ def _shard_bounds(
 
 def choose_batch_size(settings: Settings, joined_rows: int) -> int:
     """Return B, at most N."""
-    size = settings.batch_size or math.ceil(joined_rows / BATCHES_PER_EPOCH)
+    is_private = settings.privacy.features == DP_SGD
+    batches = PRIVATE_BATCHES_PER_EPOCH if is_private else BATCHES_PER_EPOCH
+    size = settings.batch_size or math.ceil(joined_rows / batches)
     return min(size, joined_rows)
 
 

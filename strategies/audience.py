@@ -1,0 +1,43 @@
+"""Who will learn what in a run: what decides it, from the set-up of the run."""
+
+from collections.abc import Mapping
+
+from strategies.alignment import Alignment
+from strategies.inventory import Inventory
+from tp_flower.experiment import Settings
+from tp_flower.explain.releases import Audience
+from tp_flower.protocol import Update
+
+
+def audience_of(
+    aligned: Alignment,
+    settings: Settings,
+    inventory: Inventory,
+    updates: Mapping[str, Update],
+) -> Audience:
+    """Return what decides who learns what.
+
+    Args:
+        aligned: the joined rows.
+        settings: of the run.
+        inventory: of the sites.
+        updates: by table, how its shards are trained together.
+    """
+    bound, parts = aligned.bound, aligned.extracted.parts
+    sharded = [name for name, own in parts.items() if len(own) > 1]
+    return Audience(
+        label_table=bound.label_table,
+        strategy=settings.strategy,
+        sharded=sharded,
+        gram=[name for name in sharded if updates[name] is Update.GRAM],
+        grouped=[
+            name
+            for name in sharded
+            if any(own.subquery is not None for own in bound.fragments_of(name))
+        ],
+        is_linear=all(settings.model_of(name) == "linear" for name in parts),
+        is_simulated=all(node.is_simulated for node in inventory.nodes.values()),
+        privacy=settings.privacy,
+        # all sites have the same, or the run has been refused
+        keys=next(iter(inventory.nodes.values())).keys,
+    )
