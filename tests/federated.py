@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from client_apps.app import app
 from client_apps.site import Site
 from strategies import STRATEGIES, RelationalStrategy
 from tp_flower.grid import InProcessGrid
+from tp_flower.privacy.plan import PartPlan
 from tp_flower.protocol import message_bytes, unpack, unpack_bits
 from tp_flower.query import Query
 from tp_flower.report import RoundReport
@@ -78,6 +80,17 @@ def store(orders: int = 60, customers: int = 12, seed: int = 0) -> Frames:
     }
 
 
+def store_on_disk(folder: Path) -> Path:
+    """Write the store's tables, and return a tables file of site "shop"."""
+    lines = []
+    for name, frame in store().items():
+        frame.to_parquet(folder / f"{name}.parquet")
+        lines.append(f'[tables.{name}]\npath = "{name}.parquet"\nsite = "shop"\n')
+    file = folder / "tables.toml"
+    file.write_text("".join(lines))
+    return file
+
+
 def pieces(frame: pd.DataFrame, *cuts: int) -> list[pd.DataFrame]:
     """Cut a table into shards."""
     edges = [0, *cuts, len(frame)]
@@ -124,7 +137,7 @@ class Run:
 
     Attributes:
         parameters: per epoch (0 is the start), the parameters of each table.
-        state: per epoch, the parameters of each shard (by part number).
+        plans: by part number, what is done to its releases.
         features: per table, the encoded rows that take part, shard after shard.
         trained: per table (rows,) bool, which of all its rows are trained on.
         tested: per table (rows,) bool.
@@ -134,6 +147,7 @@ class Run:
     result: Result | None = None
     seen: list[Seen] = field(default_factory=list)
     parameters: list[dict[str, np.ndarray]] = field(default_factory=list)
+    plans: dict[int, PartPlan] = field(default_factory=dict)
     features: dict[str, np.ndarray] = field(default_factory=dict)
     trained: dict[str, np.ndarray] = field(default_factory=dict)
     tested: dict[str, np.ndarray] = field(default_factory=dict)
@@ -212,6 +226,7 @@ def _after_round(finished: Run, grid: InProcessGrid, report: RoundReport) -> Non
     parts.sort(key=lambda part: part.number)
     by_table: dict[str, list] = {}
     for part in parts:
+        finished.plans[part.number] = part.outgoing.plan
         by_table.setdefault(part.table, []).append(part.shard)
     for table, shards in by_table.items():
         for shard in shards[1:]:

@@ -4,6 +4,15 @@ from tp_flower.experiment import Settings
 from tp_flower.joins.joining import JoinStep
 from tp_flower.report import RoundReport, RunReport, TableReport
 
+TOTAL = {
+    "site": "EWR",
+    "table": "flights",
+    "source": "1f",
+    "epsilon": 1.25,
+    "delta": 1e-5,
+    "uncovered": ["scores"],
+}
+
 
 def small_report() -> RunReport:
     """Make the report of a set-up round and two epochs, the second of two rounds."""
@@ -42,6 +51,7 @@ def small_report() -> RunReport:
         history=history,
         final_train={"loss": 0.25, "auc": 0.75},
         final_test={"loss": 0.375, "auc": 0.625},
+        privacy={"delta": 1e-5, "totals": [TOTAL]},
         output_dir="/runs/1",
         started="2026-11-20T08:00:00+00:00",
         seconds=3.5,

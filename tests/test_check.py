@@ -169,7 +169,7 @@ def test_rows_that_a_shard_does_not_have_are_refused_by_the_site():
         for key in named(arrays, "rows-"):
             arrays[key][:1] = 99
 
-    with pytest.raises(SiteError, match=r"the rows to check of join 0 are not the sh"):
+    with pytest.raises(SiteError, match=r"must hold numbers from 0 to"):
         explain(Faulty("query.check", beyond, is_reply=False, node=2))
 
 

@@ -807,3 +807,12 @@ def test_order_of_groups_tells_nothing_of_them(url):
         orders.append(ranks.tolist())
     # every reading comes to the same one
     assert orders[0] == orders[1] == orders[2]
+    # and nobody can foresee it who has not the site's key
+    keyed = [
+        extract(grouped, fragment, order_key=key).column("k").values
+        for key in (b"a" * 32, b"b" * 32, b"a" * 32)
+    ]
+    assert keyed[0].tolist() == keyed[2].tolist()
+    places = [np.argsort(own) for own in (orders[0], keyed[0], keyed[1])]
+    likeness = np.corrcoef(places) - np.eye(3)
+    assert np.abs(likeness).max() < 0.3

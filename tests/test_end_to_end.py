@@ -75,9 +75,11 @@ def test_run_completes_and_reports(store: Path) -> None:
     assert report["final"]["test"]["auc"] > 0.7
     assert report["final"]["train"]["log_loss"] < 0.69
     # the sites have forgotten the run
-    # what a later run of the same query need not read again, and the sites' models
+    # what a later run of the same query need not read again, the sites' models, and
+    # what has left them
     state = store / "home" / "state"
-    assert sorted(own.name for own in state.iterdir()) == ["cache", "models"]
+    kept = sorted(own.name for own in state.iterdir())
+    assert kept == ["cache", "models", "privacy"]
 
 
 @pytest.mark.slow

@@ -24,6 +24,8 @@ from tp_flower.explain.console import explanation_view
 from tp_flower.explain.explanation import explanation_dict
 from tp_flower.explain.releases import NOTHING, Audience, releases
 from tp_flower.grid import InProcessGrid
+from tp_flower.privacy.key_source import KeySource
+from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import Action
 from tp_flower.query import Query
 
@@ -174,6 +176,25 @@ def test_what_the_user_reads(small):
         assert line in text
 
 
+@pytest.mark.parametrize(
+    ("privacy", "ways"),
+    [
+        ({}, {"admm, gram", "admm, consensus", "sgd"}),
+        ({"features": "statistics"}, {"admm, gram"}),
+        ({"features": "dp-sgd"}, {"admm, consensus", "sgd"}),
+        (
+            {"features": "dp-sgd", "adversary": "outsider", "predictions": 1.0},
+            {"admm, consensus", "sgd"},
+        ),
+    ],
+)
+def test_explain_of_a_private_run_lists_the_ways_that_its_mechanism_has(privacy, ways):
+    explanation = explain(SMALL_SQL, SMALL, privacy=PrivacySettings(**privacy))
+    found = {own.name for own in explanation.strategies}
+    assert {name for name in found if "unsplit" not in name} == ways
+    assert sum(own.is_chosen for own in explanation.strategies) == 1
+
+
 def test_the_report_is_json_and_says_the_same(small):
     content = json.loads(json.dumps(explanation_dict(small), allow_nan=False))
     assert content["mode"] == "explain"
@@ -231,12 +252,65 @@ def test_every_message_is_covered(strategy):
     assert "simulation" not in keys[0].protection
 
 
+@pytest.mark.parametrize("source", KeySource)
+def test_where_the_key_comes_from_is_said(source):
+    tables = [], [], []
+    told = releases(Audience("o", "admm", *tables, True, False, keys=source))
+    (keys,) = {own.protection for own in told if own.carries.startswith("join keys")}
+    assert {"file": "secret file", "pinned": "pinned", "agreed": "an honest server"}[
+        source
+    ] in keys
+    seals = [own.protection for own in told if own.message == str(Action.SEAL)]
+    assert len(seals) == (source is not KeySource.FILE)
+    assert all(("pinned" in own) == (source is KeySource.PINNED) for own in seals)
+
+
 def test_a_simulation_says_that_its_key_protects_nothing():
     told = releases(Audience("o", "admm", [], [], [], True, is_simulated=True))
     keys = [own for own in told if own.carries.startswith("join keys")]
     assert "the key of a simulation is known to all" in keys[0].protection
     assert not any("Gram" in own.carries for own in told)
     assert not any(own.message == str(Action.CONSENSUS) for own in told)
+
+
+PRIVATE = PrivacySettings(
+    labels="randomised-response",
+    label_epsilon=1.5,
+    features="dp-sgd",
+    epsilon=2.0,
+    predictions=8.0,
+)
+
+
+@pytest.mark.parametrize("strategy", ["admm", "sgd"])
+def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
+    tables = ["c", "d"], ["c"], ["d"]
+    clear = releases(Audience("o", strategy, *tables, False, False))
+    covered = releases(Audience("o", strategy, *tables, False, False, PRIVATE))
+    clear_by, covered_by = (
+        {(own.message, own.to, own.carries): own.protection for own in told}
+        for told in (clear, covered)
+    )
+    changed = {key[2]: own for key, own in covered_by.items() if clear_by[key] != own}
+    words = {
+        "label of every row": "randomised response on each label (epsilon 1.5)",
+        "a score per row": "clipped scores (epsilon 8, delta 1e-05, per row and run)",
+        "scores of every row": "clipped scores (epsilon 8",
+        "per own row": "made from labels and scores that are covered",
+        "gradients": "DP-SGD (epsilon 2, delta 1e-05, per row and run)",
+        "parameters": "DP-SGD (epsilon 2",
+        "second moments": "DP-SGD (epsilon 2",
+        "features times targets": "DP-SGD (epsilon 2",
+    }
+    for carries, protection in changed.items():
+        assert any(k in carries and v in protection for k, v in words.items()), carries
+    assert len(changed) >= 5
+    uncovered = {key[2] for key, own in covered_by.items() if own == NOTHING}
+    assert any("count, mean, deviation" in carries for carries in uncovered)
+    # what is left out: the curvature, which is not asked for
+    assert {key[2] for key in clear_by} - {key[2] for key in covered_by} == {
+        "one number of curvature per shard"
+    }
 
 
 # by SQL: the built-in federations
@@ -420,6 +494,20 @@ def test_mode_explain_prints_and_writes(tmp_path, capsys):
     assert f"Report: {tmp_path / 'report.json'}" in shown
     assert (content["mode"], content["status"]) == ("explain", "completed")
     assert content["settings"]["mode"] == "explain"
+
+
+def test_explain_says_what_it_has_spent_itself(tmp_path, capsys):
+    privacy = {"privacy.labels": "laplace", "privacy.label-epsilon": 1.5}
+    content = run_app(
+        tmp_path,
+        SMALL,
+        sql=SMALL_SQL,
+        mode="explain",
+        **{**privacy, "privacy.label-range": "0, 10", "task": "regression"},
+    )
+    assert "What explaining has cost a row" in capsys.readouterr().out
+    totals = {own["table"]: own["epsilon"] for own in content["privacy"]["totals"]}
+    assert totals == {"orders": 1.5, "items": 0, "customers": 0}
 
 
 def test_mode_train_is_the_default(tmp_path, capsys):

@@ -506,8 +506,11 @@ def test_order_of_groups_is_that_of_their_contents():
         assert_equal(shard, runs[0])
 
 
-def test_rows_without_an_order_are_sorted(monkeypatch):
-    def unordered(source, wanted):
+@pytest.fixture
+def unordered(monkeypatch):
+    """Data frames as a database without an order gives its rows."""
+
+    def scanned(source, wanted):
         @contextmanager
         def opened():
             with scan(source, wanted) as found:
@@ -515,9 +518,28 @@ def test_rows_without_an_order_are_sorted(monkeypatch):
 
         return opened()
 
-    monkeypatch.setattr("tp_flower.extraction.extract.scan", unordered)
+    monkeypatch.setattr("tp_flower.extraction.extract.scan", scanned)
+
+
+@pytest.mark.usefixtures("unordered")
+def test_rows_without_an_order_are_sorted():
     wanted = fragment({"twice": '"x" * 2', "c": '"c"'}, [('"k"',)])
     assert_equal(run(FRAME, wanted), run(FRAME.iloc[[2, 0, 3, 1]], wanted))
+
+
+@pytest.mark.usefixtures("unordered")
+@pytest.mark.parametrize("features", [{}, {"same": "1"}, {"x": '"x"'}])
+def test_order_of_rows_does_not_depend_on_the_label(features):
+    """Rows of one label side by side would tell what noise on labels hides."""
+    x = np.random.default_rng(5).permutation(1000)
+    frame = pd.DataFrame({"x": x, "y": x % 2})
+    label, other = (
+        run(frame, fragment(features, label=sql)).label.values
+        for sql in ('"y"', '1 - "y"')
+    )
+    np.testing.assert_array_equal(other, 1 - label)
+    changes = np.count_nonzero(np.diff(label))
+    assert changes == pytest.approx(500, abs=5 * np.sqrt(250))
 
 
 def test_digests_belong_to_the_hashes():

@@ -17,7 +17,11 @@ from tp_flower.report import write_report
 
 SITES = 3  # five organisations on three nodes
 # what a report says of places and times
-OF_THE_RUN = {"started", "seconds", "output-dir", "settings", "history", "totals"}
+OF_THE_RUN = {
+    *("started", "seconds", "output-dir", "settings", "history", "totals"),
+    # its times, and the places that the rows are at
+    "privacy",
+}
 
 
 def report_of(tables: str, folder: Path, **fields: object) -> dict[str, object]:
@@ -59,6 +63,11 @@ def test_databases_give_the_report_of_files(
         for report in (from_databases, from_files)
     )
     assert numbers.keys() == expected.keys()
+    totals = [
+        [{**own, "source": ""} for own in report["privacy"]["totals"]]
+        for report in (from_databases, from_files)
+    ]
+    assert totals[0] == totals[1]
     assert expected["/joined-rows/train"] > 200_000
     for path, value in expected.items():
         if isinstance(value, float):

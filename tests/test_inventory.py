@@ -34,6 +34,7 @@ def description(shards, **changes):
         "tables": [own["table"] for own in shards],
         "partitions": 0,
         "public-key": "ab" * 32,
+        "keys": "agreed",
         "simulated": True,
     } | {key.replace("_", "-"): value for key, value in changes.items()}
 
@@ -217,6 +218,12 @@ def test_two_nodes_with_the_same_shard():
         {"public_key": "ab"},
         {"public_key": "no hexadecimal"},
         {"public_key": None},
+        {"keys": None},
+        {"keys": "none"},
+        {"keys": "pinned"},
+        {"keys": "pinned", "site_key": "ab"},
+        {"keys": "file"},
+        {"keys": "file", "secret_digest": "ab"},
     ],
 )
 def test_malformed_description(changes):

@@ -1,57 +1,183 @@
+"""The run's secret: sealed from site to site, opened by nobody else, new each run."""
+
+from dataclasses import replace
+
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import (
+    X25519PrivateKey,
+    X25519PublicKey,
+)
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from tp_flower.errors import SiteError
-from tp_flower.privacy.key_agreement import GroupSecret, KeyPair
+from tp_flower.privacy.key_agreement import (
+    GroupSecret,
+    KeyPair,
+    PublicKeys,
+    SiteKeys,
+)
+
+RUN = 77
+SECRET = GroupSecret(bytes(range(32)))
 
 
-def test_only_the_recipient_opens_the_secret() -> None:
-    leader, site, other = KeyPair(), KeyPair(), KeyPair()
+def site_keys(pinned):
+    return SiteKeys(KeyPair(), KeyPair() if pinned else None)
+
+
+@pytest.fixture(params=[False, True], ids=["agreed", "pinned"])
+def pinned(request):
+    return request.param
+
+
+def test_only_the_recipient_opens_the_secret(pinned):
+    leader, site, other = (site_keys(pinned) for _ in range(3))
     secret = GroupSecret.random()
-    sealed = leader.seal(secret, site.public)
-    assert site.open(sealed, leader.public) == secret
+    sealed = leader.seal(secret, site.public, RUN)
+    assert site.open(sealed, leader.public, RUN) == secret
     with pytest.raises(SiteError, match="cannot be opened"):
-        other.open(sealed, leader.public)
+        other.open(sealed, leader.public, RUN)
     with pytest.raises(SiteError, match="cannot be opened"):
-        site.open(sealed, other.public)
+        site.open(sealed, other.public, RUN)
 
 
-def test_private_key_survives_being_kept() -> None:
-    leader, site = KeyPair(), KeyPair()
-    sealed = leader.seal(GroupSecret.random(), site.public)
-    again = KeyPair(site.private)
+def test_leader_opens_what_it_sealed_to_itself(pinned):
+    leader = site_keys(pinned)
+    sealed = leader.seal(SECRET, leader.public, RUN)
+    assert leader.open(sealed, leader.public, RUN) == SECRET
+
+
+def test_secret_of_another_run_is_refused(pinned):
+    leader, site = site_keys(pinned), site_keys(pinned)
+    sealed = leader.seal(SECRET, site.public, RUN)
+    with pytest.raises(SiteError, match="cannot be opened"):
+        site.open(sealed, leader.public, RUN + 1)
+
+
+@pytest.mark.parametrize("changed", ["run", "site"])
+@pytest.mark.parametrize("end", ["sender", "recipient"])
+def test_pinned_seal_needs_all_four_keys(changed, end):
+    # whoever lacks one private key of either end can neither seal nor open
+    leader, site = site_keys(True), site_keys(True)
+    sealed = leader.seal(SECRET, site.public, RUN)
+    if end == "sender":
+        forged = replace(leader, **{changed: KeyPair()})
+        forged_seal = forged.seal(SECRET, site.public, RUN)
+        with pytest.raises(SiteError, match="cannot be opened"):
+            site.open(forged_seal, leader.public, RUN)
+    else:
+        thief = replace(site, **{changed: KeyPair()})
+        with pytest.raises(SiteError, match="cannot be opened"):
+            thief.open(sealed, leader.public, RUN)
+
+
+def test_pinned_and_unpinned_do_not_open_each_other():
+    leader, site = site_keys(True), site_keys(True)
+    unpinned = SiteKeys(leader.run).seal(SECRET, PublicKeys(site.run.public), RUN)
+    with pytest.raises(SiteError, match="cannot be opened"):
+        site.open(unpinned, leader.public, RUN)
+    with pytest.raises(SiteError, match="not a key of X25519"):
+        leader.seal(SECRET, PublicKeys(site.run.public), RUN)
+
+
+def test_seal_is_hkdf_of_the_four_exchanges():
+    # written out once more from the docstring, with the library alone
+    leader, site = site_keys(True), site_keys(True)
+    sealed = leader.seal(SECRET, site.public, RUN)
+
+    def exchange(private, public):
+        own = X25519PrivateKey.from_private_bytes(private.private)
+        return own.exchange(X25519PublicKey.from_public_bytes(public.public))
+
+    shared = (
+        exchange(site.run, leader.run)
+        + exchange(site.site, leader.run)
+        + exchange(site.run, leader.site)
+        + exchange(site.site, leader.site)
+    )
+    ends = leader.run.public + leader.site.public + site.run.public + site.site.public
+    info = b"tp_flower sealed secret v2, pinned" + ends + b"77"
+    key = HKDF(hashes.SHA256(), 32, None, info).derive(shared)
+    text = ChaCha20Poly1305(key).decrypt(sealed[:12], sealed[12:], None)
+    assert text == b"r" + SECRET.value
+
+
+def test_private_key_survives_being_kept():
+    leader, site = site_keys(False), site_keys(False)
+    sealed = leader.seal(SECRET, site.public, RUN)
+    again = SiteKeys(KeyPair(site.run.private))
     assert again.public == site.public
-    assert again.open(sealed, leader.public) == site.open(sealed, leader.public)
+    assert again.open(sealed, leader.public, RUN) == SECRET
 
 
 @pytest.mark.parametrize("place", [0, 11, 12, 20, -1])
-def test_changed_secret_is_refused(place: int) -> None:
-    leader, site = KeyPair(), KeyPair()
-    sealed = bytearray(leader.seal(GroupSecret.random(), site.public))
+def test_changed_secret_is_refused(place, pinned):
+    leader, site = site_keys(pinned), site_keys(pinned)
+    sealed = bytearray(leader.seal(SECRET, site.public, RUN))
     sealed[place] ^= 1
     with pytest.raises(SiteError, match="cannot be opened"):
-        site.open(bytes(sealed), leader.public)
+        site.open(bytes(sealed), leader.public, RUN)
 
 
 @pytest.mark.parametrize("sealed", [b"", b"short", bytes(12)])
-def test_what_is_no_sealed_secret_is_refused(sealed: bytes) -> None:
+def test_what_is_no_sealed_secret_is_refused(sealed):
     with pytest.raises(SiteError, match="cannot be opened"):
-        KeyPair().open(sealed, KeyPair().public)
+        site_keys(False).open(sealed, site_keys(False).public, RUN)
+
+
+def test_sealed_text_of_another_form_is_refused():
+    leader, site = site_keys(False), site_keys(False)
+    for value in (b"short", bytes(33)):
+        sealed = leader.seal(GroupSecret(value), site.public, RUN)
+        with pytest.raises(SiteError, match="has another form"):
+            site.open(sealed, leader.public, RUN)
 
 
 @pytest.mark.parametrize("key", [b"", b"short", bytes(32)])
-def test_what_is_no_public_key_is_refused(key: bytes) -> None:
+def test_what_is_no_public_key_is_refused(key, pinned):
+    keys = site_keys(pinned)
     with pytest.raises(SiteError, match="not a key of X25519"):
-        KeyPair().seal(GroupSecret.random(), key)
+        keys.seal(SECRET, replace(keys.public, run=key), RUN)
+    if pinned:
+        with pytest.raises(SiteError, match="not a key of X25519"):
+            keys.seal(SECRET, replace(keys.public, site=key), RUN)
 
 
-def test_simulated_secret_follows_the_seed_and_says_so() -> None:
-    leader, site = KeyPair(), KeyPair()
-    secret = GroupSecret.of_simulation(7)
-    assert secret == GroupSecret.of_simulation(7) != GroupSecret.of_simulation(8)
-    opened = site.open(leader.seal(secret, site.public), leader.public)
+def test_simulated_secret_follows_the_seed_and_says_so(pinned):
+    leader, site = site_keys(pinned), site_keys(pinned)
+    secret = GroupSecret.of_simulation(3)
+    assert secret == GroupSecret.of_simulation(3)
+    assert secret != GroupSecret.of_simulation(4)
+    opened = site.open(leader.seal(secret, site.public, RUN), leader.public, RUN)
     assert opened.is_simulated
     assert not GroupSecret.random().is_simulated
 
 
-def test_secret_is_not_shown() -> None:
-    assert "value" not in repr(GroupSecret.random())
+def test_key_of_a_run_is_its_own():
+    keys = [bytes([n]) * 32 for n in range(3)]
+    own = SECRET.of_run(RUN, keys)
+    assert own == SECRET.of_run(RUN, reversed(keys))
+    others = {
+        SECRET.value,
+        SECRET.of_run(RUN + 1, keys),
+        # a new key of a site makes a new key of the run, whatever number it bears
+        SECRET.of_run(RUN, [*keys[:2], bytes(32)]),
+        SECRET.of_run(RUN, keys[:2]),
+        GroupSecret(bytes(32)).of_run(RUN, keys),
+    }
+    assert len(others | {own}) == 6
+    info = b"tp_flower run key v1" + b"".join(keys) + b"77"
+    assert own == HKDF(hashes.SHA256(), 32, None, info).derive(SECRET.value)
+
+
+def test_simulations_with_one_seed_share_their_key():
+    secret = GroupSecret.of_simulation(1)
+    assert secret.of_run(1, [bytes(32)]) == secret.of_run(2, []) == secret.value
+
+
+def test_secret_is_not_shown():
+    secret = GroupSecret.random()
+    assert secret.value.hex() not in repr(secret)
+    assert repr(secret.value) not in repr(secret)

@@ -61,7 +61,10 @@ def test_sites_share_a_secret_that_no_message_carries(tmp_path):
 def test_simulation_repeats_its_secret():
     sites = [{"a": A}, {"b": B}]
     assert set(secrets(sites)[0].values()) == {GroupSecret.of_simulation(0).value}
-    assert set(secrets(sites, 5)[0].values()) == {GroupSecret.of_simulation(5).value}
+    # the largest seed that there is
+    for seed in (5, 2**63 - 1):
+        expected = {GroupSecret.of_simulation(seed).value}
+        assert set(secrets(sites, seed)[0].values()) == expected
 
 
 def test_one_real_site_makes_the_secret_random(tmp_path):

@@ -11,11 +11,11 @@ from tp_flower.errors import SettingsError
 from tp_flower.learning.models import LinearModel, ModelSpec, build_model, moment
 from tp_flower.learning.neural import (
     FitBudget,
-    FitProblem,
     TorchModel,
     fit_least_squares,
     resolve_device,
 )
+from tp_flower.learning.problem import FitProblem
 
 few = settings(max_examples=30, deadline=None)
 

@@ -14,6 +14,7 @@ from client_apps.site import Site
 from strategies import TablePuppetADMM, TablePuppetSGD
 from tp_flower.errors import ReplyError, SchemaError, SiteError
 from tp_flower.grid import InProcessGrid
+from tp_flower.privacy.ledger import FILE
 from tp_flower.protocol import ARRAYS, LAYOUT, MESSAGE, Packet, pack, unpack
 from tp_flower.query import Query
 
@@ -611,8 +612,9 @@ def test_run_after_a_failed_one_equals_one_on_a_new_grid(method, forgets, monkey
 
 
 def left_in(folder):
-    """The files in a state folder, but for the lock of its cache."""
-    return [p for p in folder.rglob("*") if p.is_file() and p.name != ".lock"]
+    """The files in a state folder, but for its cache's lock and the ledger."""
+    stays = {".lock", FILE.name}
+    return [p for p in folder.rglob("*") if p.is_file() and p.name not in stays]
 
 
 @pytest.mark.parametrize("method", [TablePuppetADMM, TablePuppetSGD])
@@ -627,7 +629,7 @@ def test_finish_leaves_the_models_alone(tmp_path, method):
         on_round=lambda _: seen.append(len(list(tmp_path.iterdir()))),
     )
     strategy.start(grid)
-    assert max(seen) == 4  # the sites' and their cache
+    assert max(seen) == 5  # the sites', their cache and their ledger
     left = {path.relative_to(tmp_path).parts[0] for path in left_in(tmp_path)}
     assert left == {"models"}
     assert not any(len(context.state) for context in grid.contexts.values())

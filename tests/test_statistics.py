@@ -80,10 +80,10 @@ def test_texts_do_not_travel() -> None:
 
 def test_refuses_values_too_large() -> None:
     columns = {"x": numeric(0.0, 1e200)}
-    with pytest.raises(SchemaError, match=r"feature 'x': values up to 1e\+200 are too"):
+    with pytest.raises(SchemaError, match="feature 'x': some values are too large"):
         statistics_of(choice_of(columns), columns)
     columns = {"x": numeric(-1e308, 1e308)}
-    with pytest.raises(SchemaError, match=r"values from -1e\+308 to 1e\+308 are too"):
+    with pytest.raises(SchemaError, match="some values are too large to scale"):
         statistics_of(choice_of(columns, x="min-max missing=zero"), columns)
 
 

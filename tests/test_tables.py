@@ -59,7 +59,9 @@ class Site:
 
     def __post_init__(self):
         self.store = SiteStore(str(self.root), self.run, 1)
-        self.tables = SiteTables(str(self.root), self.limit, self.store)
+        self.tables = SiteTables(
+            str(self.root), self.limit, self.store, is_simulated=False
+        )
 
 
 def restart():
@@ -230,3 +232,12 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     # 60 columns of a million numbers are 480 MB
     assert peaks[1] < 700
     assert peaks[1] - peaks[0] < 150
+
+
+def test_the_key_of_the_order_is_the_sites_and_stays(tmp_path):
+    first, again = (Site(tmp_path, run=run).tables for run in (1, 2))
+    assert first.order_key == again.order_key
+    assert len(first.order_key) == 32
+    assert (tmp_path / "row-order-key").stat().st_mode & 0o777 == 0o600
+    store = SiteStore(str(tmp_path), 3, 2)
+    assert SiteTables(str(tmp_path), 0, store, is_simulated=True).order_key == b""

@@ -1,0 +1,146 @@
+"""Sites with tables files and state folders of their own, as real organisations have.
+
+In such a federation the key of the hashes is a secret, as it is in deployment; that of
+a simulation is known to all.
+"""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from client_apps.app import app
+from client_apps.site import Site
+from strategies import TablePuppetADMM
+from tp_flower.grid import InProcessGrid
+from tp_flower.privacy.key_files import site_key
+from tp_flower.protocol import Packet, pack, unpack
+from tp_flower.query import Query
+
+FIRST_NODE = 2
+SECRET_TEXT = bytes(range(7, 60)).hex()
+
+
+@dataclass
+class Seen:
+    """One message as it passed, with the node at the site's end."""
+
+    action: str
+    node: int
+    is_reply: bool
+    header: dict
+    arrays: dict
+
+
+class KeyedGrid(InProcessGrid):
+    """Real sites, whose messages are kept and may be changed on their way.
+
+    Args:
+        folder: for the sites' files.
+        tables: the only table of each site, by name.
+        change: called with what is about to arrive, which it may change.
+
+    Attributes:
+        seen: all messages, after they were changed.
+        secrets: by node, the key of the hashes that the site derived.
+    """
+
+    def __init__(self, folder, tables, change=None):
+        self.folders, paths = {}, {}
+        for name, frame in tables.items():
+            own = folder / name
+            own.mkdir(exist_ok=True)
+            frame.to_csv(own / f"{name}.csv", index=False)
+            paths[name] = own / "tables.toml"
+            paths[name].write_text(f'[tables.{name}]\npath = "{name}.csv"\n')
+            self.folders[name] = own
+        super().__init__(app, paths)
+        self.nodes = {name: node for node, name in enumerate(tables, FIRST_NODE)}
+        for name, node in self.nodes.items():
+            state = str(self.folders[name] / "state")
+            self.contexts[node].node_config["state-dir"] = state
+        self.change = change
+        self.seen: list[Seen] = []
+        self.secrets: dict[int, bytes] = {}
+
+    def configure(self, name, **files):
+        """Give a site files of keys: what they hold, by setting."""
+        for setting, text in files.items():
+            path = self.folders[name] / setting
+            path.write_text(text)
+            path.chmod(0o600)
+            config = self.contexts[self.nodes[name]].node_config
+            config[setting.replace("_", "-")] = str(path)
+
+    def share_secret(self, text=SECRET_TEXT):
+        """Give every site the same secret file."""
+        for name in self.nodes:
+            self.configure(name, secret_file=text)
+        return self
+
+    def public_key(self, name):
+        """A site's long-term public key."""
+        return site_key(self.folders[name] / "state").public.hex()
+
+    def pin(self, *left_out):
+        """Let every site trust the keys of the others, but for (site, trusted)."""
+        for name in self.nodes:
+            lines = [
+                f"{other} {self.public_key(other)}"
+                for other in self.nodes
+                if other != name and (name, other) not in left_out
+            ]
+            # a list of nobody is no list
+            lines.append(f"nobody {site_key(self.folders[name] / 'x').public.hex()}")
+            self.configure(name, allowed_keys="\n".join(lines))
+        return self
+
+    def leaked(self):
+        """The actions whose replies brought arrays to the server."""
+        return {seen.action for seen in self.seen if seen.is_reply and seen.arrays}
+
+    def headers(self, action, *, is_reply):
+        return [
+            seen.header
+            for seen in self.seen
+            if (seen.action, seen.is_reply) == (action, is_reply)
+        ]
+
+    def hashes(self):
+        """By (node, part, name), the hashed keys that the server has."""
+        return {
+            (seen.node, part, name): array
+            for seen in self.seen
+            if seen.is_reply and seen.action == "query.extract"
+            for (part, name), array in seen.arrays.items()
+            if name.startswith("hashes-")
+        }
+
+    def _deliver(self, message):
+        node, action = message.metadata.dst_node_id, message.metadata.message_type
+        message.content = self._kept(message.content, action, node, is_reply=False)
+        reply = super()._deliver(message)
+        reply.content = self._kept(reply.content, action, node, is_reply=True)
+        if action == "query.extract" and self.seen[-1].arrays:
+            self.secrets[node] = Site(self.contexts[node]).hasher().secret
+        return reply
+
+    def _kept(self, content, action, node, *, is_reply):
+        packet = unpack(content)
+        seen = Seen(action, node, is_reply, packet.header, dict(packet.arrays))
+        if self.change is not None:
+            self.change(seen)
+        self.seen.append(seen)
+        return pack(Packet(seen.header, seen.arrays))
+
+
+def train(grid, sql, **settings):
+    """Train, one epoch."""
+    strategy = TablePuppetADMM(Query.from_sql(sql), num_epochs=1, **settings)
+    strategy.start(grid)
+    return strategy
+
+
+SQL = "SELECT a.y AS label, b.x FROM a JOIN b ON a.k = b.k"
+A = pd.DataFrame({"k": [1, 2, 3, 4], "y": [0.0, 1.0, 2.0, 4.0]})
+B = pd.DataFrame({"k": [1, 2, 3, 4], "x": [0.5, 1.5, 3.0, 4.0]})
+AB = {"a": A, "b": B}

@@ -1,0 +1,69 @@
+"""What a site's rows have spent, as their owner is told."""
+
+import pytest
+
+from client_apps.account import main
+from tests.federated import store_on_disk, store_sql
+from tp_flower.privacy.ledger import FILE, Ledger, Planned, Release
+from tp_flower.privacy.mechanisms import Gaussian
+from tp_flower.privacy.settings import PrivacySettings
+
+
+@pytest.fixture
+def tables(tmp_path):
+    file = store_on_disk(tmp_path)
+    with file.open("a") as text:
+        text.write('[tables.orders.policy]\nepsilon = 4.5\nbudget-name = "orders"\n')
+        text.write('releases = { scores = "clear", statistics = "clear" }\n')
+    return file
+
+
+def told(tables, capsys):
+    main(["--tables", str(tables), "--state-dir", str(tables.parent / "state")])
+    lines = capsys.readouterr().out.splitlines()
+    return {line.split()[0]: line.split()[3:] for line in lines if " at shop" in line}
+
+
+def test_before_any_run_nothing_is_spent(tables, capsys):
+    assert told(tables, capsys) == {
+        "orders": ["0.0000", "4.5", "1e-05"],
+        "customers": ["0.0000", "no", "budget", "1e-05"],
+        "items": ["0.0000", "no", "budget", "1e-05"],
+    }
+
+
+def test_runs_add_up_and_what_is_reserved_counts(tables, capsys):
+    from client_apps.app import app
+    from strategies import TablePuppetADMM
+    from tp_flower.experiment import Settings
+    from tp_flower.grid import InProcessGrid
+    from tp_flower.query import Query
+
+    privacy = PrivacySettings(
+        labels="randomised-response", label_epsilon=2.0, features="statistics"
+    )
+    grid = InProcessGrid(app, [str(tables)])
+    for context in grid.contexts.values():
+        context.node_config["state-dir"] = str(tables.parent / "state")
+    settings = Settings(num_epochs=2, privacy=privacy)
+    method = TablePuppetADMM(Query.from_sql(store_sql("logistic")), settings)
+    method.start(grid)
+    after = told(tables, capsys)
+    assert float(after["orders"][0]) == pytest.approx(3.0, abs=1e-3)
+    assert float(after["items"][0]) == pytest.approx(1.0, abs=1e-3)
+    ledger = Ledger(tables.parent / "state" / FILE)
+    (source,) = {
+        total["source"]
+        for total in method.report.privacy["totals"]
+        if total["table"] == "items"
+    }
+    words = ("train.admm", "model", "a row of items", "", "server")
+    planned = Planned(Release("items", source, 9, *words, Gaussian(4.0)), 16)
+    ledger.reserve("open", [planned], {})
+    assert float(told(tables, capsys)["items"][0]) > 4.0
+
+
+def test_a_tables_file_that_cannot_be_read_is_told(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["--tables", str(tmp_path / "none.toml")])
+    assert "none.toml does not exist" in capsys.readouterr().err

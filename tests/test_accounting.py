@@ -1,0 +1,291 @@
+"""Epsilon equals that of independent accountants, closed forms and integrals.
+
+The independent accountants are those of dp-accounting, a test dependency: its Rényi
+accountant shares no code with Opacus's, and its privacy loss distributions bound the
+loss from above by discretisation.
+"""
+
+import math
+import subprocess
+import sys
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import pld, rdp
+from scipy import integrate, stats
+
+from tp_flower.privacy.accounting import (
+    ORDERS,
+    PRV,
+    RDP,
+    _divergences,
+    epsilon,
+    gaussian_delta,
+    noise_multiplier,
+    outsider_mechanism,
+    server_mechanism,
+)
+from tp_flower.privacy.mechanisms import Chance, Gaussian, PureDp
+
+DELTA = 1e-5
+
+# noise multiplier, sample rate, steps: epsilon from 0.2 to 20
+GRID = [
+    (0.6, 0.001, 1000),
+    (0.6, 0.01, 100),
+    (0.8, 0.05, 200),
+    (1.0, 0.001, 10_000),
+    (1.0, 0.01, 1000),
+    (1.0, 0.1, 10),
+    (2.0, 0.01, 100),
+    (2.0, 0.1, 1000),
+    (5.0, 0.01, 10_000),
+    (5.0, 0.1, 100),
+    (5.0, 0.5, 20),
+    (20.0, 0.3, 500),
+]
+
+
+def independent(accountant, mechanisms, delta=DELTA):
+    """Return epsilon by dp-accounting; both directions of adding and removing a row."""
+    for each in mechanisms:
+        if isinstance(each, PureDp):
+            event = dp_accounting.LaplaceDpEvent(1 / each.epsilon)
+        else:
+            event = dp_accounting.PoissonSampledDpEvent(
+                each.sample_rate, dp_accounting.GaussianDpEvent(each.noise_multiplier)
+            )
+        accountant.compose(event, each.count)
+    return accountant.get_epsilon(delta)
+
+
+def by_loss_distribution(mechanisms, delta=DELTA, interval=1e-4):
+    accountant = pld.PLDAccountant(value_discretization_interval=interval)
+    return independent(accountant, mechanisms, delta)
+
+
+@pytest.mark.parametrize(("multiplier", "rate", "steps"), GRID)
+def test_rdp_equals_an_independent_rdp_to_one_percent(multiplier, rate, steps):
+    mechanism = Gaussian(multiplier, steps, rate)
+    expected = independent(rdp.RdpAccountant(), [mechanism])
+    assert epsilon([mechanism], DELTA, RDP) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize(("multiplier", "rate", "steps"), GRID)
+def test_prv_equals_an_independent_loss_distribution_to_one_percent(
+    multiplier, rate, steps
+):
+    mechanism = Gaussian(multiplier, steps, rate)
+    expected = by_loss_distribution([mechanism])
+    found = epsilon([mechanism], DELTA, PRV)
+    # both bound from above; the discretised one by up to 1e-4 per step
+    assert found == pytest.approx(expected, rel=0.01)
+    assert found <= epsilon([mechanism], DELTA, RDP)
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "rate", "order"),
+    [(0.6, 0.1, 1.01), (0.6, 0.1, 1.6), (2.0, 0.01, 4.5), (5.0, 0.1, 20.0)],
+)
+def test_a_sampled_divergence_is_the_integral(multiplier, rate, order):
+    def density(x):
+        ratio = 1 - rate + rate * np.exp((2 * x - 1) / (2 * multiplier**2))
+        return stats.norm.pdf(x, scale=multiplier) * ratio**order
+
+    reach = 30 * multiplier
+    integral, _ = integrate.quad(
+        density, -reach, reach, points=[0, order], epsabs=0, epsrel=1e-12, limit=500
+    )
+    (found,) = _divergences([Gaussian(multiplier, 1, rate)])[np.isclose(order, ORDERS)]
+    assert found == pytest.approx(math.log(integral) / (order - 1), rel=1e-6)
+
+
+@pytest.mark.parametrize("mu", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("at", [0.0, 0.3, 2.0])
+def test_delta_of_a_gaussian_is_the_integral_of_its_definition(mu, at):
+    # sup over sets of P(S) - exp(e) Q(S): the integral of the positive part
+    def excess(x):
+        return max(stats.norm.pdf(x, loc=mu) - math.exp(at) * stats.norm.pdf(x), 0.0)
+
+    edge = at / mu + mu / 2
+    integral, _ = integrate.quad(excess, edge, mu + 40, points=[mu + 5], limit=500)
+    assert gaussian_delta(at, mu) == pytest.approx(integral, rel=1e-6)
+
+
+@pytest.mark.parametrize("delta", [1e-10, 1e-5, 0.1])
+@pytest.mark.parametrize("mu", [1e-3, 0.1, 1.0, 30.0, 1e4])
+def test_epsilon_of_gaussians_solves_the_closed_form(mu, delta):
+    found = epsilon([Gaussian(5 / mu, 16), Gaussian(5 / mu, 9)], delta)
+    if gaussian_delta(0.0, mu) <= delta:
+        assert found == 0.0
+    else:
+        assert gaussian_delta(found, mu) == pytest.approx(delta, rel=1e-5)
+
+
+@pytest.mark.parametrize("accountant", [RDP, PRV])
+def test_gaussians_of_different_noise_compose_as_an_independent_accountant_says(
+    accountant,
+):
+    mechanisms = [Gaussian(8.0, 10), Gaussian(20.0, 100), Gaussian(3.0)]
+    expected = by_loss_distribution(mechanisms)
+    assert epsilon(mechanisms, DELTA, accountant) == pytest.approx(expected, rel=0.001)
+
+
+@pytest.mark.parametrize("accountant", [RDP, PRV])
+def test_sampled_and_plain_gaussians_compose(accountant):
+    mechanisms = [Gaussian(2.0, 1000, 0.01), Gaussian(5.0, 2), Gaussian(1.5, 50, 0.02)]
+    other = rdp.RdpAccountant() if accountant == RDP else pld.PLDAccountant()
+    expected = independent(other, mechanisms)
+    found = epsilon(mechanisms, DELTA, accountant)
+    assert found == pytest.approx(expected, rel=0.01)
+    assert found > epsilon(mechanisms[1:], DELTA, accountant)
+
+
+def test_pure_mechanisms_add_up_or_compose_whichever_is_less():
+    assert epsilon([PureDp(2.0), PureDp(0.5, 4)], DELTA) == 4.0
+    many = [PureDp(0.01, 2000), Gaussian(10.0, 4)]
+    expected = independent(rdp.RdpAccountant(), many)
+    # the independent one knows that the mechanism is Laplace's, which is a little less
+    assert expected < epsilon(many, DELTA) < 1.05 * expected
+    assert epsilon(many, DELTA) < 20.0
+
+
+def test_a_pure_divergence_is_below_its_two_limits():
+    for size in (0.01, 0.5, 3.0, 50.0):
+        divergences = _divergences([PureDp(size)])
+        assert (divergences <= size * (1 + 1e-12)).all()
+        assert (divergences <= ORDERS * size**2 / 2 * (1 + 1e-12)).all()
+
+
+def test_a_pure_divergence_is_that_of_randomised_response():
+    # a bit kept with probability 3/4, order 2: log((3/4)^2 / (1/4) + (1/4)^2 / (3/4))
+    found = _divergences([PureDp(math.log(3), count=5)])[ORDERS == 2]
+    assert found == pytest.approx(5 * math.log(9 / 4 + 1 / 12), rel=1e-12)
+
+
+@pytest.mark.parametrize("others", [[Gaussian(2.0, 3)], [Gaussian(1.0), PureDp(0.2)]])
+def test_chances_take_their_delta_off_the_others(others):
+    together = [Chance(2e-6), *others, Chance(1e-6, count=3)]
+    assert epsilon(together, 1.5e-5) == pytest.approx(epsilon(others, 1e-5))
+    assert epsilon([Chance(1e-6)], 1e-6) == 0
+    assert epsilon([Chance(1e-6)], 9e-7) == math.inf
+
+
+def test_a_chance_and_a_gaussian_compose_as_an_independent_accountant_says():
+    loss = pld.privacy_loss_distribution.from_gaussian_mechanism(2.0)
+    shown = pld.common.DifferentialPrivacyParameters(0.0, 5e-6)
+    chance = pld.privacy_loss_distribution.from_privacy_parameters(shown)
+    expected = loss.compose(chance).get_epsilon_for_delta(1e-5)
+    found = epsilon([Gaussian(2.0), Chance(5e-6)], 1e-5)
+    assert found == pytest.approx(expected, rel=0.01)
+
+
+def test_without_delta_only_pure_mechanisms_have_an_epsilon():
+    assert epsilon([PureDp(0.25, 3)], 0.0) == 0.75
+    assert epsilon([PureDp(0.25, 3), Gaussian(9.0)], 0.0) == math.inf
+
+
+@pytest.mark.parametrize("accountant", [RDP, PRV])
+@pytest.mark.parametrize("rate", [1.0, 0.1])
+def test_no_noise_has_no_epsilon_unless_it_is_never_used(accountant, rate):
+    assert epsilon([Gaussian(0.0, 1, rate)], DELTA, accountant) == math.inf
+    assert epsilon([Gaussian(0.0, 0, rate)], DELTA, accountant) == 0.0
+    assert epsilon([], DELTA, accountant) == 0.0
+
+
+@pytest.mark.parametrize("accountant", [RDP, PRV])
+def test_sampling_never_costs_more_than_its_absence(accountant):
+    plain = epsilon([Gaussian(2.0, 100)], DELTA)
+    rates = [0.3, 0.9, 0.99, 0.9999, 1.0]
+    found = [epsilon([Gaussian(2.0, 100, q)], DELTA, accountant) for q in rates]
+    assert found == sorted(found)
+    assert found[-1] == plain
+
+
+@pytest.mark.parametrize("accountant", [RDP, PRV])
+@pytest.mark.parametrize(
+    ("target", "count", "rate"),
+    [(0.5, 1, 1.0), (1.0, 120, 1.0), (1.0, 500, 0.05), (8.0, 100, 0.1)],
+)
+def test_the_noise_for_a_target_is_enough_and_hardly_more(
+    target, count, rate, accountant
+):
+    found = noise_multiplier(
+        target, DELTA, count=count, sample_rate=rate, accountant=accountant
+    )
+    assert epsilon([Gaussian(found, count, rate)], DELTA, accountant) <= target
+    less = Gaussian(found * (1 - 2e-4), count, rate)
+    assert epsilon([less], DELTA, accountant) > target
+
+
+def test_no_noise_is_needed_for_nothing_or_for_any_epsilon():
+    assert noise_multiplier(1.0, DELTA, count=0) == 0.0
+    assert noise_multiplier(math.inf, DELTA, count=5) == 0.0
+
+
+@pytest.mark.parametrize("delta", [1e-300, 0.5, 0.999999])
+def test_the_noise_for_any_delta_is_enough(delta):
+    multiplier = noise_multiplier(1.0, delta)
+    assert epsilon([Gaussian(multiplier)], delta) <= 1.0
+
+
+def test_sgd_is_not_amplified_against_the_server():
+    # the numbers of the docstring, worked out by hand there
+    against_server = server_mechanism(6.0, batches_per_epoch_of_row=4, epochs=9)
+    assert against_server == Gaussian(6.0, 36, 1.0)
+    assert epsilon([against_server], DELTA) == pytest.approx(4.377, abs=5e-4)
+    amplified = Gaussian(6.0, 900, 0.04)
+    assert epsilon([amplified], DELTA) == pytest.approx(0.81, abs=5e-3)
+
+
+def test_an_outsider_sees_a_row_as_often_as_any_of_its_joined_rows_is_drawn():
+    found = outsider_mechanism(2.0, 0.01, multiplicity=3, steps=100)
+    assert found.sample_rate == pytest.approx(0.029701, rel=1e-12)
+    assert (found.noise_multiplier, found.count) == (2.0, 100)
+    assert outsider_mechanism(2.0, 1.0, multiplicity=1, steps=5).sample_rate == 1.0
+    assert outsider_mechanism(2.0, 1e-12, multiplicity=10, steps=5).sample_rate == (
+        pytest.approx(1e-11, rel=1e-9)
+    )
+
+
+def test_the_rate_of_a_row_is_that_of_drawn_batches():
+    rng = np.random.default_rng(0)
+    drawn = rng.random((200_000, 3)) < 0.2
+    rate = outsider_mechanism(1.0, 0.2, multiplicity=3, steps=1).sample_rate
+    error = math.sqrt(rate * (1 - rate) / len(drawn))
+    assert drawn.any(axis=1).mean() == pytest.approx(rate, abs=4 * error)
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: epsilon([], 1.0), r"delta is 1.0; it must be in \[0, 1\)"),
+        (lambda: epsilon([], math.nan), "delta is nan"),
+        (lambda: epsilon([], DELTA, "gdp"), "accountant is 'gdp'; one of"),
+        (lambda: noise_multiplier(0.0, DELTA), "epsilon is 0.0; it must be above 0"),
+        (lambda: noise_multiplier(math.nan, DELTA), "epsilon is nan"),
+        (lambda: noise_multiplier(1.0, 0.0), "delta is 0.0"),
+        (lambda: noise_multiplier(1.0, DELTA, count=-1), "count is out of range"),
+        (lambda: outsider_mechanism(1.0, 0.0, 1, 1), "batch_rate is 0.0"),
+        (lambda: outsider_mechanism(1.0, 0.5, 0, 1), "multiplicity is 0"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(call, match):
+    with pytest.raises(ValueError, match=match):
+        call()
+
+
+def test_plain_and_pure_mechanisms_are_accounted_without_torch():
+    code = (
+        "import sys\n"
+        "from tp_flower.privacy.accounting import epsilon, noise_multiplier\n"
+        "from tp_flower.privacy.mechanisms import Gaussian, PureDp\n"
+        "epsilon([Gaussian(3.0, 5), PureDp(0.1)], 1e-5, 'prv')\n"
+        "noise_multiplier(1.0, 1e-5, count=12)\n"
+        "print({'torch', 'opacus'} & set(sys.modules))\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+    assert found.stdout == "set()\n"

@@ -1,0 +1,89 @@
+"""A killed site has paid for all that left it, and keeps its labels."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.federated import store_on_disk
+from tp_flower.privacy.ledger import FILE, Ledger
+from tp_flower.privacy.mechanisms import PureDp
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
+KILLS = 8
+EPOCHS = 400
+KINDS = {"scores": "scores", "moments": "moments", "label": "labels"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return store_on_disk(tmp_path).parent
+
+
+def run_and_kill(folder, seconds):
+    """Return what left before the kill: the run, and its replies' arrays."""
+    child = subprocess.Popen(
+        [sys.executable, str(ROOT / "tests/run_child.py"), str(folder), str(EPOCHS)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    first = child.stdout.readline()
+    time.sleep(seconds)
+    child.send_signal(signal.SIGKILL)
+    text = first + child.communicate()[0]
+    # the pipe may end within a line: that reply was not seen whole
+    whole = text[: text.rfind(b"\n") + 1].decode().splitlines()
+    assert child.returncode == -signal.SIGKILL, "it ended before it was killed"
+    replies = [json.loads(line) for line in whole]
+    return replies[0]["run"], [reply["arrays"] for reply in replies]
+
+
+def test_whenever_a_site_is_killed_its_ledger_has_what_left(folder):
+    rng = np.random.default_rng(5)
+    labels, runs = set(), {}
+    for _ in range(KILLS):
+        run, replies = run_and_kill(folder, rng.uniform(0.05, 2.5))
+        left = Counter(
+            (part, KINDS[name])
+            for arrays in replies
+            for part, name, _ in arrays
+            if name in KINDS
+        )
+        labels |= {d for arrays in replies for _, name, d in arrays if name == "label"}
+        runs[run] = left
+    # the kills met set-up and training
+    assert sum(left["labels"] for left in map(by_what, runs.values())) >= 2
+    assert sum(left["scores"] for left in map(by_what, runs.values())) >= 10
+    # drawn once: every run told the same noisy labels
+    assert len(labels) == 1
+    ledger = Ledger(folder / "state" / FILE)
+    sources = set()
+    for run, left in runs.items():
+        lines = ledger.lines(run)
+        sources |= {line["release"]["source"] for line in lines}
+        used = {
+            (line["release"]["part"], line["release"]["what"]): line.get("used", 1)
+            for line in lines
+        }
+        for name, times in left.items():
+            assert used[name] >= times, (run, name)
+    # and the labels were paid for once, in all runs together
+    paid = [m for source in sources for m in ledger.spent(source)]
+    assert [m for m in paid if isinstance(m, PureDp)] == [PureDp(1.0)]
+
+
+def by_what(left):
+    found = Counter()
+    for (_, what), times in left.items():
+        found[what] += times
+    return found

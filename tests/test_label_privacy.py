@@ -1,0 +1,185 @@
+"""Labels: noise of the stated probabilities, and plans that a site can trust."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+
+from tp_flower.errors import SettingsError
+from tp_flower.privacy.labels import (
+    MAX_EPSILON,
+    MIN_EPSILON,
+    NOISE_VALUES,
+    ClassNoise,
+    LabelPlan,
+    NumberNoise,
+    epsilon_of_noise,
+    laplace_keep,
+    noisy_argmax,
+    randomised_response,
+    response_keep,
+)
+from tp_flower.privacy.noise import NoiseSource
+
+DRAWS = 1_000_000
+KEY = bytes(range(32))
+MECHANISMS = ("laplace", "randomised-response")
+EPSILONS = (0.5, 1.0, 2.0, epsilon_of_noise(0.5))
+
+
+def integrated_keep(classes: int, epsilon: float) -> float:
+    """P(1 + n_0 > max n_j) by adaptive quadrature over n_0, away from the kinks."""
+    b = 2.0 / epsilon
+
+    def integrand(x):
+        below = (
+            0.5 * math.exp((1 + x) / b) if x < -1 else 1 - 0.5 * math.exp(-(1 + x) / b)
+        )
+        return math.exp(-abs(x) / b) / (2 * b) * below ** (classes - 1)
+
+    edges = [-1 - 50 * b, -1 - 5 * b, -1, 0, b, 5 * b, 50 * b]
+    pieces = itertools.pairwise(edges)
+    return sum(quad(integrand, *piece, epsabs=1e-14)[0] for piece in pieces)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5, 40, 1000])
+@pytest.mark.parametrize("epsilon", [MIN_EPSILON, 0.3, 2.0, 5.657, 40.0, MAX_EPSILON])
+def test_keep_of_laplace_is_the_integral(classes, epsilon):
+    expected = integrated_keep(classes, epsilon)
+    assert laplace_keep(classes, epsilon) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_keep_of_laplace_has_a_closed_form_for_two_classes(epsilon):
+    flip = 0.5 * math.exp(-epsilon / 2) * (1 + epsilon / 4)
+    assert laplace_keep(2, epsilon) == pytest.approx(1 - flip, rel=1e-14)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("classes", [2, 3, 7])
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_every_class_is_kept_and_changed_as_often_as_stated(
+    mechanism, classes, epsilon
+):
+    plan = LabelPlan(mechanism, epsilon, tuple(map(str, range(classes))))
+    true = np.arange(DRAWS) % classes
+    noisy = plan.draw_classes(true, NoiseSource(KEY))
+    counts = np.zeros((classes, classes))
+    np.add.at(counts, (true, noisy), 1)
+    noise = plan.noise
+    expected = np.full((classes, classes), noise.flip)
+    np.fill_diagonal(expected, noise.keep)
+    of_class = counts.sum(axis=1, keepdims=True)
+    error = np.sqrt(expected * (1 - expected) / of_class)
+    assert (np.abs(counts / of_class - expected) < 4.5 * error).all()
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_likelihoods_are_within_e_to_the_epsilon(classes, epsilon):
+    response = ClassNoise(classes, response_keep(classes, epsilon))
+    laplace = ClassNoise(classes, laplace_keep(classes, epsilon))
+    assert response.epsilon == pytest.approx(epsilon, rel=1e-12)
+    # the argmax tells less than the noisy vector that Eq. 25 is about
+    assert 0.4 * epsilon < laplace.epsilon < 0.6 * epsilon
+    assert response.keep > laplace.keep
+    for noise in (response, laplace):
+        assert noise.keep + (classes - 1) * noise.flip == pytest.approx(1.0)
+
+
+def test_epsilon_of_the_papers_noise():
+    assert epsilon_of_noise(0.5) == pytest.approx(2 * math.sqrt(2) / 0.5)
+    # a number from 1 to 5 moves by at most 4: eps = 4 / b, b = 0.5 / sqrt 2
+    assert epsilon_of_noise(0.5, (1.0, 5.0)) == pytest.approx(4 * math.sqrt(2) / 0.5)
+
+
+def test_blocks_of_the_argmax_cover_all_rows():
+    classes = 1000
+    rows = 2 * NOISE_VALUES // classes + 7
+    true = np.arange(rows) % classes
+    noisy = noisy_argmax(true, classes, MAX_EPSILON, NoiseSource(KEY))
+    np.testing.assert_array_equal(noisy, true)
+
+
+def test_a_response_is_a_class_whatever_the_uniform_numbers():
+    class Extreme(NoiseSource):
+        def uniform(self, shape):
+            return np.full(shape, np.nextafter(1.0, 0.0))
+
+    out = randomised_response(np.arange(4) % 3, 3, 0.1, Extreme())
+    np.testing.assert_array_equal(out, [2, 0, 1, 2])
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 4.0])
+def test_numbers_are_clipped_and_get_the_laplace_noise_of_the_range(epsilon):
+    plan = LabelPlan("laplace", epsilon, limits=(1.0, 5.0))
+    assert plan.noise == NumberNoise(4.0 / epsilon)
+    values = np.repeat([-1e9, 1.0, 2.5, 7.0], DRAWS // 4)
+    noise = plan.draw_numbers(values, NoiseSource(KEY)) - np.clip(values, 1.0, 5.0)
+    assert noise.var() == pytest.approx(plan.noise.variance, rel=0.02)
+    for part in noise.reshape(4, -1):
+        assert abs(part.mean()) < 5 * np.sqrt(plan.noise.variance / len(part))
+
+
+def test_rates_of_noisy_classes_are_unbiased():
+    noise = ClassNoise(3, 0.6)
+    rates = np.array([0.5, 0.3, 0.2])
+    noisy = noise.flip + (noise.keep - noise.flip) * rates
+    np.testing.assert_allclose(noise.rate_of(noisy), rates, atol=1e-15)
+
+
+PLANS = [
+    LabelPlan("laplace", 0.7),
+    LabelPlan("randomised-response", 2, ("no", "yes", "it's")),
+    LabelPlan("laplace", 1.0, limits=(-1.0, 5.0)),
+]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_plans_survive_json(plan):
+    assert LabelPlan.from_json(plan.to_json()) == plan
+
+
+def test_a_plan_without_classes_is_of_booleans():
+    assert PLANS[0].class_count == 2
+    assert PLANS[0].noise == ClassNoise(2, laplace_keep(2, 0.7))
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"mechanism": "none"}, "'none' is no mechanism for labels"),
+        ({"mechanism": 3}, "'3' is no mechanism for labels"),
+        ({"epsilon": 0.0}, r"must be from 0.001 to 100, not 0.0"),
+        ({"epsilon": float("nan")}, "from 0.001 to 100, not nan"),
+        ({"epsilon": 1e9}, "from 0.001 to 100"),
+        ({"epsilon": "1"}, "no usable 'epsilon'"),
+        ({"epsilon": True}, "no usable 'epsilon'"),
+        ({"classes": ["a"]}, r"from 2 to 1000 different classes, not 1"),
+        ({"classes": ["a", "a"]}, r"not 2 \(1 different\)"),
+        ({"classes": [str(k) for k in range(1001)]}, "not 1001"),
+        ({"classes": [1, 2]}, "no usable 'classes'"),
+        ({"classes": "ab"}, "no usable 'classes'"),
+        ({"limits": [1.0, 1.0]}, r"\[1.0, 1.0\] is no range"),
+        ({"limits": [0.0, float("inf")]}, "is no range"),
+        ({"limits": [0.0]}, "is no range"),
+        ({"limits": [0, 1], "classes": ["a", "b"]}, "classes or a range, not both"),
+        (
+            {"limits": [0, 1], "mechanism": "randomised-response"},
+            "randomised-response is for classes: use laplace",
+        ),
+        ({"more": 1}, "has classes, epsilon, limits, mechanism"),
+    ],
+)
+def test_what_is_no_plan_is_refused(changes, match):
+    data = {"mechanism": "laplace", "epsilon": 1.0, "classes": [], "limits": []}
+    with pytest.raises(SettingsError, match=match):
+        LabelPlan.from_json({**data, **changes})
+
+
+@pytest.mark.parametrize("data", [None, [], "laplace", {"mechanism": "laplace"}])
+def test_what_has_no_plan_at_all_is_refused(data):
+    with pytest.raises(SettingsError, match="a plan of label noise has"):
+        LabelPlan.from_json(data)

@@ -1,0 +1,102 @@
+"""Noise has the distribution that the accountants assume, and is never the same."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tp_flower.privacy.mechanisms import (
+    Gaussian,
+    PureDp,
+    mechanism_from_json,
+    mechanism_to_json,
+)
+from tp_flower.privacy.noise import GRID_BITS, NoiseSource
+
+DRAWS = 1_000_000
+KEY = bytes(range(32))
+
+
+@pytest.mark.parametrize("deviation", [1e-6, 0.7, 3.0, 1e5])
+def test_gaussian_noise_has_its_deviation_and_distribution(deviation):
+    noise = NoiseSource(KEY).with_gaussian(np.zeros(DRAWS), deviation)
+    assert noise.std() == pytest.approx(deviation, rel=0.01)
+    assert abs(noise.mean()) < 5 * deviation / np.sqrt(DRAWS)
+    assert stats.kstest(noise[:50_000] / deviation, "norm").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("scale", [0.2, 5.0])
+def test_laplace_noise_has_its_scale_and_distribution(scale):
+    noise = NoiseSource(KEY).with_laplace(np.zeros(DRAWS), scale)
+    assert noise.std() == pytest.approx(np.sqrt(2) * scale, rel=0.01)
+    assert stats.kstest(noise[:50_000] / scale, "laplace").pvalue > 1e-3
+
+
+def test_uniform_numbers_are_uniform_and_never_at_the_ends():
+    numbers = NoiseSource(KEY).uniform((1000, 1000))
+    assert numbers.shape == (1000, 1000)
+    assert numbers.min() > 0
+    assert numbers.max() < 1
+    assert stats.kstest(numbers.ravel()[:50_000], "uniform").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("bits", [b"\x00", b"\xff"])
+def test_the_ends_are_not_reached_whatever_the_bits(bits, monkeypatch):
+    class Stream:
+        def update(self, data):
+            return bits * len(data)
+
+    source = NoiseSource()
+    monkeypatch.setattr(source, "_stream", Stream())
+    (number,) = source.uniform(1)
+    assert 0 < number < 1
+    assert np.isfinite(source.with_gaussian(np.zeros(1), 1.0)).all()
+    assert np.isfinite(source.with_laplace(np.zeros(1), 1.0)).all()
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.01, 0.5, 1.0])
+def test_bernoulli_draws_each_with_its_rate(rate):
+    drawn = NoiseSource(KEY).bernoulli(DRAWS, rate)
+    error = np.sqrt(rate * (1 - rate) / DRAWS)
+    assert len(drawn) / DRAWS == pytest.approx(rate, abs=5 * error)
+    assert (np.diff(drawn) > 0).all()
+
+
+def test_every_source_draws_anew_and_a_source_never_repeats_itself():
+    first, second = NoiseSource(), NoiseSource()
+    blocks = [first.uniform(4), second.uniform(4), first.uniform(4)]
+    assert len(np.unique(np.concatenate(blocks))) == 12
+
+
+def test_no_noise_leaves_the_values_as_they_are():
+    values = np.array([0.1, np.pi])
+    source = NoiseSource()
+    assert source.with_gaussian(values, 0.0) is values
+    assert source.with_laplace(values, 0.0) is values
+
+
+@pytest.mark.parametrize("deviation", [0.3, 1.0, 700.0])
+def test_noisy_values_lie_on_a_grid_that_does_not_depend_on_the_value(deviation):
+    step = 2.0 ** (np.floor(np.log2(deviation)) - GRID_BITS)
+    values = np.linspace(-1, 1, 1000) * np.pi
+    noisy = NoiseSource().with_gaussian(values, deviation) / step
+    np.testing.assert_array_equal(noisy, np.round(noisy))
+
+
+@pytest.mark.parametrize("mechanism", [Gaussian(1.1, 3, 0.01), PureDp(0.5, 2)])
+def test_mechanisms_survive_json(mechanism):
+    assert mechanism_from_json(mechanism_to_json(mechanism)) == mechanism
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        ({"kind": "cauchy"}, "'cauchy' is no mechanism"),
+        ({"kind": "pure"}, "not a mechanism"),
+        ({"kind": "pure", "epsilon": -1}, "epsilon is out of range: -1"),
+        ({"kind": "pure", "epsilon": float("inf")}, "epsilon is out of range: inf"),
+        ({"kind": "gaussian", "noise_multiplier": 1, "sample_rate": 0}, "sample_rate"),
+    ],
+)
+def test_what_is_no_mechanism_is_refused(data, match):
+    with pytest.raises(ValueError, match=match):
+        mechanism_from_json(data)

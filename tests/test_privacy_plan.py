@@ -1,0 +1,168 @@
+"""A part's plan: what all its uses cost together is the epsilon that was asked for."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tp_flower.privacy.accounting import epsilon
+from tp_flower.privacy.mechanisms import Gaussian
+from tp_flower.privacy.plan import (
+    BATCH_SCORES,
+    GRADIENTS,
+    GRAM,
+    MODEL,
+    MOMENTS,
+    SCORES,
+    Course,
+    PartPlan,
+    plan_part,
+)
+from tp_flower.privacy.settings import PrivacySettings
+from tp_flower.privacy.statistics_update import TableShape
+
+SHAPE = TableShape(epochs=6, mean_multiplicity=3.0, columns=8)
+ADMM = Course("admm", epochs=6, shape=SHAPE)
+SGD = Course(
+    "sgd",
+    epochs=6,
+    batches=10,
+    batch_uses=6,
+    row_batches=4,
+    most_joined_rows=5,
+    shape=SHAPE,
+)
+DRAWN = replace(SGD, batches=60, batch_uses=1, row_batches=19, batch_rate=0.1)
+KINDS = ("gram", "moments")
+
+
+def plan(settings, course, *, is_linear=True):
+    return plan_part(settings, course, sends=KINDS, is_linear=is_linear)
+
+
+def spent(plan, kinds, times=None):
+    """The mechanisms of a run that makes every use that is planned."""
+    return [
+        replace(use.mechanism, count=use.mechanism.count * (times or use.limit))
+        for use in plan.uses
+        if use.what in kinds
+    ]
+
+
+@pytest.mark.parametrize(
+    ("features", "course", "kinds"),
+    [
+        ("dp-sgd", ADMM, {MODEL}),
+        ("dp-sgd", replace(ADMM, exchanges=3), {MODEL}),
+        ("statistics", ADMM, {GRAM, MOMENTS}),
+        ("dp-sgd", SGD, {GRADIENTS}),
+        ("dp-sgd", DRAWN, {GRADIENTS}),
+    ],
+)
+@pytest.mark.parametrize("target", [0.3, 2.0])
+def test_the_uses_of_a_model_cost_its_epsilon(features, course, kinds, target):
+    settings = PrivacySettings(features=features, epsilon=target, delta=1e-6)
+    made = plan(settings, course)
+    assert {use.what for use in made.uses if use.mechanism} == kinds
+    assert epsilon(spent(made, kinds), 1e-6) == pytest.approx(target, rel=1e-3)
+    assert made.is_private
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.5])
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+def test_sampled_steps_cost_their_epsilon_too(rate, accountant):
+    settings = PrivacySettings(
+        features="dp-sgd", sample_rate=rate, local_steps=7, accountant=accountant
+    )
+    made = plan(settings, ADMM)
+    assert made.fit.sample_rate == rate
+    (whole,) = spent(made, {MODEL})
+    assert whole == Gaussian(made.fit.noise_multiplier, 7 * 6, rate)
+    assert epsilon([whole], 1e-5, accountant) == pytest.approx(1.0, rel=1e-2)
+
+
+@pytest.mark.parametrize("course", [ADMM, SGD, DRAWN])
+@pytest.mark.parametrize("first", [False, True])
+def test_the_scores_that_a_row_shows_cost_their_epsilon(course, first):
+    course = replace(course, has_first_scores=first)
+    made = plan(PrivacySettings(predictions=3.0), course)
+    cost = epsilon(spent(made, {SCORES, BATCH_SCORES}), 1e-5)
+    assert cost == pytest.approx(3.0, rel=1e-3)
+    assert not made.is_private
+    # one release per epoch, and of SGD one for each batch that the row is in
+    per_row = {"admm": 6, "sgd": 6 + course.row_batches * course.batch_uses}
+    counts = [mechanism.count for mechanism in spent(made, {SCORES, BATCH_SCORES})]
+    assert sum(counts) == per_row[course.strategy] + first
+
+
+def test_a_row_of_sgd_pays_for_every_batch_that_it_is_in():
+    """By hand: a table of 3 rows; row 1 is in 4 of the 10 batches of each epoch."""
+    rows = np.array([0, 1, 1, 2, 1, 1])
+    assert np.bincount(rows).max() == SGD.row_batches
+    made = plan(PrivacySettings(features="dp-sgd", noise_multiplier=5.0), SGD)
+    (gradients,) = [use for use in made.uses if use.what == GRADIENTS]
+    assert (gradients.limit, gradients.mechanism) == (6, Gaussian(5.0, 4))
+    # 24 Gaussians of multiplier 5 are one of 5 / sqrt(24)
+    one = epsilon([Gaussian(5.0 / math.sqrt(24))], 1e-5)
+    assert epsilon(spent(made, {GRADIENTS}), 1e-5) == pytest.approx(one)
+
+
+def test_no_amplification_is_claimed_against_the_server():
+    settings = PrivacySettings(features="dp-sgd", adversary="outsider", predictions=9.0)
+    for course in (SGD, DRAWN):
+        made = plan(settings, course)
+        assert all(use.mechanism.sample_rate == 1.0 for use in made.uses[:1])
+    # batches that are no Poisson samples amplify against nobody
+    assert plan(settings, SGD).outsider is None
+    drawn = plan(settings, DRAWN)
+    assert drawn.outsider.sample_rate == pytest.approx(1 - 0.9**5)
+    assert drawn.outsider.count == 60
+    assert epsilon([drawn.outsider], 1e-5) == pytest.approx(1.0, rel=1e-2)
+    assert epsilon(spent(drawn, {GRADIENTS}), 1e-5) > 1.0
+
+
+def test_a_given_noise_multiplier_is_the_noise():
+    settings = PrivacySettings(features="dp-sgd", noise_multiplier=1.25)
+    assert plan(settings, ADMM).fit.noise_multiplier == 1.25
+    assert plan(settings, SGD).gradients.noise_multiplier == 1.25
+
+
+def test_what_nothing_covers_is_a_use_too():
+    made = plan(PrivacySettings(), ADMM)
+    assert {use.what: use.limit for use in made.uses} == {
+        "gram": 1,
+        "moments": 6,
+        "scores": 6,
+    }
+    assert not any(use.mechanism for use in made.uses)
+    assert (made.fit, made.gradients, made.statistics, made.scores) == (None,) * 4
+
+
+def test_clips_follow_the_scale_of_labels_and_rows():
+    settings = PrivacySettings(features="dp-sgd", predictions=1.0, prediction_clip=2.0)
+    minutes = replace(SHAPE, label_scale=40.0)
+    in_minutes = replace(SGD, shape=minutes, output_scale=20.0)
+    one, scaled = plan(settings, SGD), plan(settings, in_minutes)
+    assert scaled.scores.clip == 20.0 * one.scores.clip == 40.0
+    assert scaled.gradients.clip == pytest.approx(40.0 * one.gradients.clip)
+    torch = plan(settings, in_minutes, is_linear=False)
+    assert torch.gradients.clip == pytest.approx(20.0 * scaled.gradients.clip)
+    assert one.gradients.clip == pytest.approx(math.sqrt(9.0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "course"),
+    [
+        (PrivacySettings(), ADMM),
+        (PrivacySettings(features="statistics", predictions=2.0), ADMM),
+        (PrivacySettings(features="dp-sgd"), ADMM),
+        (
+            PrivacySettings(features="dp-sgd", adversary="outsider", predictions=1.0),
+            DRAWN,
+        ),
+    ],
+)
+def test_plans_survive_json(settings, course):
+    made = plan(settings, course)
+    assert PartPlan.from_json(made.to_json()) == made

@@ -1,0 +1,577 @@
+"""DP-SGD: sums against batches of one, noise against its law, fits against ridge."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import nn
+
+from tp_flower.errors import SettingsError
+from tp_flower.learning.models import LinearModel, ModelSpec, build_model
+from tp_flower.learning.neural import TorchModel
+from tp_flower.learning.problem import FitProblem
+from tp_flower.privacy import torch_gradients
+from tp_flower.privacy.dp_fit import PrivateFit, fit_privately
+from tp_flower.privacy.gradients import clip_weights, clipped_sum, private_sum
+from tp_flower.privacy.mechanisms import Gaussian
+from tp_flower.privacy.noise import NoiseSource
+
+KEY = bytes(range(32))
+few = settings(max_examples=25, deadline=None)
+
+
+def rows_of(rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, columns)).astype(np.float32)
+
+
+def linear(columns=4, outputs=2, intercept=True) -> LinearModel:
+    model = LinearModel(columns, outputs, intercept=intercept)
+    model.parameters = np.random.default_rng(5).normal(size=len(model.penalised))
+    return model
+
+
+def torch_model(kind="mlp", columns=4, outputs=2, **spec) -> TorchModel:
+    given_spec = {"intercept": True, "hidden_sizes": (5,), "seed": 3, **spec}
+    model = build_model(ModelSpec(kind, outputs, **given_spec), columns, "cpu")
+    assert isinstance(model, TorchModel)
+    return model
+
+
+class Gate(nn.Module):
+    """A layer of a user, which Opacus has no rule for."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.linspace(0.5, 1.5, width))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(rows * self.gain)
+
+
+class Tied(nn.Module):
+    """One layer used twice."""
+
+    def __init__(self, width: int, outputs: int, intercept: bool) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+        self.outer = nn.Linear(width, outputs, intercept)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.outer(self.inner(torch.relu(self.inner(rows))))
+        return out
+
+
+class Centred(nn.Module):
+    """Subtracts the mean of its batch: no parameter, and no row by itself."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows - rows.mean(dim=0)
+
+
+class Idle(nn.Module):
+    """Has a parameter that no score depends on."""
+
+    def __init__(self, width: int, outputs: int, intercept: bool) -> None:
+        super().__init__()
+        self.used = nn.Linear(width, outputs, intercept)
+        self.unused = nn.Linear(width, outputs)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.used(rows)
+        return out
+
+
+def gated(features, outputs, intercept):
+    return nn.Sequential(
+        nn.Linear(features, 4),
+        Gate(4),
+        nn.LayerNorm(4),
+        nn.Linear(4, outputs, intercept),
+    )
+
+
+def tied(features, outputs, intercept):
+    return Tied(features, outputs, intercept)
+
+
+def batch_normed(features, outputs, intercept):
+    return nn.Sequential(
+        nn.Linear(features, 4), nn.BatchNorm1d(4), nn.Linear(4, outputs, intercept)
+    )
+
+
+def plain_batch_norm(features, outputs, intercept):
+    return nn.Sequential(
+        nn.BatchNorm1d(features, affine=False), nn.Linear(features, outputs, intercept)
+    )
+
+
+def centred(features, outputs, intercept):
+    return nn.Sequential(Centred(), nn.Linear(features, outputs, intercept))
+
+
+def idle(features, outputs, intercept):
+    return Idle(features, outputs, intercept)
+
+
+def frozen(features, outputs, intercept):
+    module = nn.Sequential(nn.Linear(features, 4), nn.Linear(4, outputs, intercept))
+    module[0].bias.requires_grad_(requires_grad=False)
+    return module
+
+
+def with_dropout(features, outputs, intercept):
+    return nn.Sequential(nn.Dropout(0.5), nn.Linear(features, outputs, intercept))
+
+
+def linear_module(features, outputs, intercept):
+    return nn.Linear(features, outputs, bias=intercept)
+
+
+MODELS = {
+    "linear": linear,
+    "linear without intercept": lambda: linear(intercept=False),
+    "mlp": torch_model,
+    "scaled mlp": lambda: torch_model(output_scale=7.0, hidden_sizes=(6, 3)),
+    "own layers": lambda: torch_model(f"{__name__}:gated"),
+    "tied layers": lambda: torch_model(f"{__name__}:tied"),
+}
+
+
+def one_by_one(model, features, messages, clip) -> np.ndarray:
+    """Batches of one: a row's gradient is the pullback of the row alone."""
+    total = np.zeros(len(model.parameters))
+    for row in range(len(features)):
+        gradient = model.pullback(features[row : row + 1], messages[row : row + 1])
+        norm = np.sqrt(sum(value**2 for value in gradient))
+        total += gradient * (clip / norm if norm > clip else 1.0)
+    return total
+
+
+# the clipped sum
+
+
+@pytest.mark.parametrize("clip", [0.05, 2.0, 1e6])
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_clipped_sum_is_that_of_batches_of_one(make, clip):
+    model, features = make(), rows_of(23, 4)
+    messages = np.random.default_rng(1).normal(size=(23, 2))
+    before = model.parameters
+    found = clipped_sum(model, features, messages, clip)
+    expected = one_by_one(model, features, messages, clip)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * min(clip, 10))
+    np.testing.assert_array_equal(model.parameters, before)
+
+
+@few
+@given(
+    rows=st.integers(1, 12),
+    clip=st.floats(1e-3, 1e3),
+    size=st.floats(1e-3, 1e4),
+    intercept=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_no_row_moves_a_linear_sum_by_more_than_the_clip(
+    rows, clip, size, intercept, seed
+):
+    rng = np.random.default_rng(seed)
+    model = linear(intercept=intercept)
+    features = (size * rng.normal(size=(rows, 4))).astype(np.float32)
+    messages = rng.normal(size=(rows, 2))
+    whole = clipped_sum(model, features, messages, clip)
+    for row in range(rows):
+        others = np.arange(rows) != row
+        without = clipped_sum(model, features[others], messages[others], clip)
+        change = np.linalg.norm(whole - without)
+        norm = np.linalg.norm(model.pullback(features[[row]], messages[[row]]))
+        assert change <= clip * (1 + 1e-9) + 1e-12 * np.abs(whole).max()
+        # and by all of its gradient where that is allowed
+        assert change == pytest.approx(min(clip, norm), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("clip", [1e-4, 0.3])
+@pytest.mark.parametrize("make", [torch_model, MODELS["own layers"]])
+def test_no_row_moves_a_torch_sum_by_more_than_the_clip(make, clip):
+    model, features = make(), 5 * rows_of(9, 4)
+    messages = np.random.default_rng(1).normal(size=(9, 2))
+    for row in range(9):
+        alone = clipped_sum(model, features[[row]], messages[[row]], clip)
+        assert np.linalg.norm(alone) <= clip * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_without_clip_and_noise_it_is_the_pullback_bit_by_bit(make):
+    model, features = make(), rows_of(50, 4)
+    messages = np.random.default_rng(1).normal(size=(50, 2))
+    found = private_sum(
+        model,
+        features,
+        messages,
+        clip=np.inf,
+        noise_multiplier=0.0,
+        noise=NoiseSource(),
+    )
+    np.testing.assert_array_equal(found, model.pullback(features, messages))
+
+
+def test_a_wide_clip_is_the_pullback_bit_by_bit_of_a_linear_model():
+    model, features = linear(), rows_of(50, 4)
+    messages = np.random.default_rng(1).normal(size=(50, 2))
+    np.testing.assert_array_equal(
+        clipped_sum(model, features, messages, 1e9), model.pullback(features, messages)
+    )
+
+
+def test_linear_sums_over_many_blocks():
+    model, features = linear(), rows_of(20_000, 4)
+    messages = np.random.default_rng(1).normal(size=(20_000, 2))
+    wide = np.hstack([features.astype(float), np.ones((20_000, 1))])
+    each = wide[:, :, None] * messages[:, None, :]
+    norms = np.linalg.norm(each.reshape(20_000, -1), axis=1)
+    expected = (each * np.minimum(1, 0.7 / norms)[:, None, None]).sum(axis=0)
+    found = clipped_sum(model, features, messages, 0.7)
+    np.testing.assert_allclose(found, expected.ravel(), rtol=1e-10, atol=1e-9)
+
+
+def test_torch_sums_do_not_depend_on_the_size_of_the_chunks(monkeypatch):
+    model, features = torch_model(), rows_of(11, 4)
+    messages = np.random.default_rng(1).normal(size=(11, 2))
+    whole = clipped_sum(model, features, messages, 0.5)
+    monkeypatch.setattr(torch_gradients, "CHUNK_VALUES", 3 * len(model.parameters))
+    np.testing.assert_allclose(
+        clipped_sum(model, features, messages, 0.5), whole, rtol=1e-6, atol=1e-7
+    )
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_no_rows_are_a_sum_of_zero_and_give_noise_alone(make):
+    model, nothing = make(), (rows_of(0, 4), np.zeros((0, 2)))
+    assert not clipped_sum(model, *nothing, 1.0).any()
+    noisy = private_sum(
+        model, *nothing, clip=2.0, noise_multiplier=3.0, noise=NoiseSource(KEY)
+    )
+    expected = NoiseSource(KEY).with_gaussian(np.zeros(len(model.parameters)), 6.0)
+    np.testing.assert_array_equal(noisy, expected)
+
+
+@pytest.mark.parametrize("make", [linear, torch_model])
+def test_gradients_that_are_not_finite_count_as_zero(make):
+    """A server that asks for an overflow learns nothing of where one was."""
+    model, features = make(), rows_of(5, 4)
+    messages = np.random.default_rng(1).normal(size=(5, 2))
+    messages[1], messages[3] = [np.inf, 0.0], [np.nan, 1.0]
+    kept = [0, 2, 4]
+    np.testing.assert_allclose(
+        clipped_sum(model, features, messages, 0.5),
+        clipped_sum(model, features[kept], messages[kept], 0.5),
+        rtol=1e-6,
+        atol=1e-7,
+    )
+
+
+def test_messages_whose_norm_overflows_leave_nothing_unclipped():
+    model, features = linear(), rows_of(4, 4)
+    features[2] = 0.0
+    found = clipped_sum(model, features, np.full((4, 2), 1e200), 0.5)
+    assert np.linalg.norm(found) <= 4 * 0.5
+
+
+def test_weights_of_a_zero_gradient_are_one():
+    # by the definition min(1, C / norm); exact numbers
+    found = clip_weights(np.array([0.0, 0.25, 0.5, 2.0]), 0.5)
+    assert found.tolist() == [1.0, 1.0, 1.0, 0.25]
+
+
+def test_a_hooked_model_is_as_it_was():
+    model = torch_model()
+    model.module.eval()
+    features, messages = rows_of(6, 4), np.ones((6, 2))
+    scores, gradient = model.scores(features), model.pullback(features, messages)
+    clipped_sum(model, features, messages, 0.5)
+    assert not model.module.training
+    for parameter in model.module.parameters():
+        assert parameter.grad is None
+        assert not vars(parameter)
+    for layer in model.module.modules():
+        assert not layer._forward_hooks
+        assert not layer._backward_hooks
+        assert not hasattr(layer, "activations")
+    np.testing.assert_array_equal(model.scores(features), scores)
+    np.testing.assert_array_equal(model.pullback(features, messages), gradient)
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("batch_normed", r"layer '1' \(BatchNorm1d\) has no gradients row by row"),
+        ("plain_batch_norm", r"layer '0' \(BatchNorm1d\) has no gradients row by row"),
+        ("centred", "scores of a row depend on the rows beside it"),
+        ("idle", "parameter 'unused.weight' takes no part in the scores"),
+        ("frozen", r"layer '0' \(Linear\) .* parameters that are not trained"),
+    ],
+)
+def test_models_without_row_gradients_are_refused_by_layer(factory, message):
+    model = torch_model(f"{__name__}:{factory}")
+    with pytest.raises(SettingsError, match=message):
+        clipped_sum(model, rows_of(5, 4), np.ones((5, 2)), 1.0)
+
+
+def test_dropout_mixes_no_rows():
+    model = torch_model(f"{__name__}:with_dropout")
+    state = torch.random.get_rng_state()
+    torch_gradients.check_rows_are_apart(model, 4)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_both_passes_see_the_same_dropout():
+    """With other zeros in the second one, norms would miss the clip either way."""
+    model = torch_model(f"{__name__}:with_dropout")
+    features, clip = rows_of(30, 4), 1e-3
+    for row in range(30):
+        found = clipped_sum(model, features[[row]], np.ones((1, 2)), clip)
+        assert np.linalg.norm(found) == pytest.approx(clip, rel=1e-5)
+
+
+def test_noise_without_a_clip_is_refused():
+    with pytest.raises(ValueError, match="clip is infinite: noise needs a finite clip"):
+        private_sum(
+            linear(),
+            rows_of(3, 4),
+            np.ones((3, 2)),
+            clip=np.inf,
+            noise_multiplier=1.0,
+            noise=NoiseSource(),
+        )
+
+
+# noise
+
+
+@pytest.mark.parametrize(("clip", "multiplier"), [(1.0, 1.1), (0.2, 4.0), (30.0, 0.5)])
+def test_noise_has_the_deviation_multiplier_times_clip(clip, multiplier):
+    model = LinearModel(250_000, 4, intercept=False)
+    features = np.zeros((2, 250_000), np.float32)
+    noise = private_sum(
+        model,
+        features,
+        np.ones((2, 4)),
+        clip=clip,
+        noise_multiplier=multiplier,
+        noise=NoiseSource(KEY),
+    )
+    assert len(noise) == 1_000_000
+    assert noise.std() == pytest.approx(multiplier * clip, rel=0.01)
+    scaled = noise[:50_000] / (multiplier * clip)
+    assert stats.kstest(scaled, "norm").pvalue > 1e-3
+
+
+def test_noise_differs_from_one_step_to_the_next():
+    model, source = linear(), NoiseSource()
+    first, second = (
+        private_sum(
+            model,
+            rows_of(3, 4),
+            np.ones((3, 2)),
+            clip=1.0,
+            noise_multiplier=1.0,
+            noise=source,
+        )
+        for _ in range(2)
+    )
+    assert not np.isin(first, second).any()
+
+
+# the local fit
+
+
+def problem_of(model, rows=60, strength=0.02, kappa=0.7, scale=1.0) -> FitProblem:
+    rng = np.random.default_rng(2)
+    features = rows_of(rows, 3)
+    target = features @ np.array([[1.0], [-2.0], [0.5]]) + 0.5
+    target = scale * (target + 0.1 * rng.normal(size=(rows, 1)))
+    return FitProblem(
+        features=features,
+        multiplicity=rng.integers(1, 5, rows),
+        target=target,
+        kappa=kappa,
+        joined_rows=200,
+        strength=strength,
+        centre=np.zeros(len(model.penalised)),
+        penalised=model.penalised,
+    )
+
+
+def ridge_of(problem: FitProblem) -> np.ndarray:
+    """The docstring of FitProblem, solved: the intercept is free."""
+    dense = np.hstack([problem.features.astype(float), np.ones((60, 1))])
+    scale = problem.kappa / problem.joined_rows
+    weighted = problem.multiplicity[:, None] * dense
+    penalty = problem.strength * np.diag([1.0, 1.0, 1.0, 0.0])
+    matrix = scale * dense.T @ weighted + penalty
+    right = scale * weighted.T @ problem.target + penalty @ problem.centre[:, None]
+    return np.linalg.solve(matrix, right).ravel()
+
+
+EXACT = PrivateFit(clip=np.inf, noise_multiplier=0.0, steps=3000, learning_rate=0.02)
+
+
+@pytest.mark.parametrize("scale", [1.0, 40.0])
+def test_without_noise_a_linear_fit_reaches_the_ridge(scale):
+    model = LinearModel(3, 1, intercept=True)
+    problem = replace(
+        problem_of(model, scale=scale), centre=scale * np.array([1.0, 0.0, -1.0, 9.0])
+    )
+    fit_privately(model, problem, replace(EXACT, output_scale=scale), NoiseSource())
+    np.testing.assert_allclose(model.parameters, ridge_of(problem), rtol=1e-3)
+
+
+def test_without_noise_a_torch_fit_reaches_the_ridge():
+    spec = ModelSpec(f"{__name__}:linear_module", intercept=True, output_scale=3.0)
+    model = build_model(spec, 3, "cpu")
+    problem = problem_of(model, strength=0.0)
+    fit_privately(model, problem, replace(EXACT, output_scale=3.0), NoiseSource())
+    np.testing.assert_allclose(
+        3.0 * model.parameters, ridge_of(problem), rtol=2e-3, atol=1e-3
+    )
+
+
+def test_without_noise_it_is_the_loop_without_privacy():
+    """Whole batches and no clip: torch's Adam on the documented objective."""
+    model = linear(3, 1)
+    problem = problem_of(model)
+    plan = PrivateFit(np.inf, 0.0, steps=30, learning_rate=0.05, row_norm=2.0)
+    theta = torch.tensor(model.parameters, requires_grad=True)
+    dense = torch.tensor(np.hstack([problem.features, np.ones((60, 1))]))
+    count = torch.tensor(problem.multiplicity).double()
+    adam = torch.optim.Adam([theta], lr=0.05)
+    for _ in range(30):
+        residual = (dense @ theta[:, None] - torch.tensor(problem.target)).square()
+        value = problem.kappa / 2 * (count * residual.sum(dim=1)).sum()
+        value = (
+            value / problem.joined_rows
+            + problem.strength
+            / 2
+            * (torch.tensor(problem.penalised) * theta.square()).sum()
+        )
+        # the docstring's factor: divided by sum(G) / N and by r
+        value = value * problem.joined_rows / count.sum() / 2.0
+        adam.zero_grad()
+        value.backward()
+        adam.step()
+    fit_privately(model, problem, plan, NoiseSource())
+    np.testing.assert_allclose(
+        model.parameters, theta.detach().numpy(), rtol=1e-8, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("make", [linear, torch_model])
+def test_one_step_is_the_equation_of_the_docstring(make):
+    """Poisson batch, clip, noise, division by q n, penalty: then Adam's first step."""
+    model = linear(3, 1) if make is linear else torch_model(columns=3, outputs=1)
+    problem = problem_of(model)
+    plan = PrivateFit(0.3, 0.8, sample_rate=0.4, steps=1, row_norm=1.5)
+    again, theta = NoiseSource(KEY), model.parameters
+    drawn = again.bernoulli(60, 0.4)
+    weights = problem.multiplicity / problem.multiplicity.mean()
+    messages = (model.scores(problem.features) - problem.target) * weights[:, None]
+    messages *= problem.kappa / 1.5
+    total = one_by_one(model, problem.features[drawn], messages[drawn], 0.3)
+    noise = again.with_gaussian(np.zeros(len(theta)), 0.8 * 0.3)
+    ridge = problem.strength * problem.joined_rows
+    ridge /= problem.kappa * problem.multiplicity.sum()
+    gradient = (total + noise) / (0.4 * 60)
+    gradient += problem.kappa / 1.5 * ridge * problem.penalised * theta
+    rate = (0.01 if make is linear else 0.03) / (
+        1 + 20 * 0.8 * np.sqrt(len(theta)) / (0.4 * 60)
+    )
+    fit_privately(model, problem, plan, NoiseSource(KEY))
+    # Adam's first step is the rate along the signs
+    moved = theta - model.parameters
+    clear = np.abs(gradient) > 1e-4
+    assert clear.sum() > 0.9 * len(theta)
+    np.testing.assert_allclose(moved[clear], rate * np.sign(gradient[clear]), rtol=1e-3)
+
+
+def test_empty_batches_are_steps_of_noise_and_penalty():
+    model = linear(3, 1)
+    plan = PrivateFit(1.0, 1.0, sample_rate=1e-9, steps=5)
+    before = model.parameters
+    fit_privately(model, problem_of(model), plan, NoiseSource(KEY))
+    assert np.isfinite(model.parameters).all()
+    assert (model.parameters != before).all()
+
+
+@pytest.mark.parametrize("make", [linear, torch_model])
+def test_a_shard_without_rows_moves_to_the_centre_without_noise(make):
+    model = linear(3, 1) if make is linear else torch_model(columns=3, outputs=1)
+    theta, full = model.parameters, problem_of(model)
+    problem = replace(
+        full,
+        features=full.features[:0],
+        multiplicity=full.multiplicity[:0],
+        target=full.target[:0],
+    )
+    fit_privately(model, problem, PrivateFit(1.0, 5.0), NoiseSource())
+    expected = np.where(model.penalised, 0.0, theta)
+    np.testing.assert_array_equal(model.parameters, expected)
+
+
+def test_more_noise_takes_smaller_steps():
+    """What noise alone moves stays near the rate, whatever the multiplier."""
+    moved = []
+    for multiplier in (1.0, 1e4):
+        model = LinearModel(3, 1, intercept=True)
+        plan = PrivateFit(1.0, multiplier, steps=50)
+        problem = replace(problem_of(model), target=np.zeros((60, 1)))
+        fit_privately(model, problem, plan, NoiseSource(KEY))
+        moved.append(np.linalg.norm(model.parameters))
+    assert moved[1] < 0.01 * moved[0]
+
+
+def test_a_linear_fit_survives_noise_that_fits_its_rows():
+    """60 000 rows, epsilon about 1 (multiplier 17 in 20 steps): the fit is close."""
+    model = LinearModel(3, 1, intercept=True)
+    rng = np.random.default_rng(2)
+    features = rows_of(60_000, 3)
+    target = features @ np.array([[0.3], [-0.2], [0.1]]) + 0.1
+    problem = replace(
+        problem_of(model),
+        features=features,
+        multiplicity=rng.integers(1, 5, 60_000),
+        target=target,
+        kappa=1.0,
+    )
+    plan = PrivateFit(1.0, 17.0, steps=20, learning_rate=0.05, row_norm=2.0)
+    fit_privately(model, problem, plan, NoiseSource(KEY))
+    np.testing.assert_allclose(
+        model.parameters, [0.3, -0.2, 0.1, 0.1], atol=0.05, rtol=0
+    )
+
+
+def test_plans_survive_json_and_state_their_mechanism():
+    plan = PrivateFit(1.5, 0.9, 0.25, 7, 0.02, 30.0, 2.5)
+    assert PrivateFit.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert plan.mechanism(updates=12) == Gaussian(0.9, 84, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"clip": 0.0}, "clip is 0.0, allowed: above 0"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier is -1.0, allowed: from 0"),
+        ({"noise_multiplier": np.inf}, "noise_multiplier is inf"),
+        ({"sample_rate": 1.5}, "sample_rate is 1.5"),
+        ({"sample_rate": float("nan")}, "sample_rate is nan, allowed: above 0"),
+        ({"steps": 0}, "steps is 0, allowed: at most 1, and at least 1"),
+        ({"learning_rate": -1.0}, "learning_rate is -1.0, allowed: from 0 on"),
+        ({"row_norm": -2.0}, "row_norm is -2.0, allowed: above 0"),
+    ],
+)
+def test_plans_out_of_range_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        PrivateFit(**{"clip": 1.0, "noise_multiplier": 1.0, **change})

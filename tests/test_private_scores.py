@@ -1,0 +1,88 @@
+"""Private scores: rows are clipped, and noise has its law, at every release anew."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from scipy import stats
+
+from tp_flower.privacy.noise import NoiseSource
+from tp_flower.privacy.scores import clip_rows, private_scores
+
+KEY = bytes(range(32))
+
+
+@settings(deadline=None)
+@given(
+    arrays.arrays(np.float64, st.tuples(st.integers(0, 6), st.integers(1, 3))),
+    st.floats(1e-3, 1e3),
+)
+def test_clipped_rows_have_at_most_the_norm_whatever_they_hold(scores, clip):
+    """Infinities and NaN included: a model can be made to overflow for chosen rows."""
+    found = clip_rows(scores, clip)
+    assert found.shape == scores.shape
+    assert np.isfinite(found).all()
+    assert (np.linalg.norm(found, axis=1) <= clip * (1 + 1e-12)).all()
+
+
+@settings(deadline=None)
+@given(
+    arrays.arrays(np.float64, (5, 2), elements=st.floats(-1e6, 1e6)),
+    st.floats(1e-3, 1e3),
+)
+def test_clipped_rows_are_those_of_a_loop(scores, clip):
+    for row, found in zip(scores, clip_rows(scores, clip), strict=True):
+        norm = float(np.sqrt((row**2).sum()))
+        expected = row * clip / norm if norm > clip else row
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
+
+
+def test_infinite_scores_are_clipped_and_nan_counts_as_zero():
+    scores = np.array([[np.inf, 0.0], [np.nan, 3.0], [-np.inf, np.inf], [1e300, 0.0]])
+    root = np.sqrt(2.0)
+    expected = [[2.0, 0.0], [0.0, 2.0], [-root, root], [2.0, 0.0]]
+    np.testing.assert_allclose(clip_rows(scores, 2.0), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("clip", "multiplier"), [(1.0, 1.0), (0.1, 30.0), (50.0, 0.2)])
+def test_noise_has_the_deviation_multiplier_times_clip(clip, multiplier):
+    scores = np.full((500_000, 2), clip / 2)
+    found = private_scores(
+        scores, clip=clip, noise_multiplier=multiplier, noise=NoiseSource(KEY)
+    )
+    noise = (found - scores).ravel()
+    assert noise.std() == pytest.approx(multiplier * clip, rel=0.01)
+    assert abs(noise.mean()) < 5 * multiplier * clip / 1000
+    assert stats.kstest(noise[:50_000] / noise.std(), "norm").pvalue > 1e-3
+
+
+def test_every_release_is_noised_anew():
+    source, scores = NoiseSource(), np.zeros((4, 1))
+    first, second = (
+        private_scores(scores, clip=1.0, noise_multiplier=1.0, noise=source)
+        for _ in range(2)
+    )
+    assert not np.isin(first, second).any()
+
+
+def test_without_noise_and_clip_the_scores_are_the_scores():
+    scores = np.array([[1e9, -3.0]])
+    found = private_scores(
+        scores, clip=np.inf, noise_multiplier=0.0, noise=NoiseSource()
+    )
+    assert found is scores
+
+
+def test_no_rows_stay_no_rows():
+    found = private_scores(
+        np.zeros((0, 3)), clip=1.0, noise_multiplier=1.0, noise=NoiseSource()
+    )
+    assert found.shape == (0, 3)
+
+
+def test_noise_without_a_clip_is_refused():
+    with pytest.raises(ValueError, match="clip is infinite: noise needs a finite clip"):
+        private_scores(
+            np.zeros((1, 1)), clip=np.inf, noise_multiplier=1.0, noise=NoiseSource()
+        )

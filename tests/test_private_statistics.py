@@ -1,0 +1,405 @@
+"""The private theta-update: sensitivities, noise, and what is left without noise."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tp_flower.errors import SiteError
+from tp_flower.learning.models import moment
+from tp_flower.learning.solvers import RidgeSolver, gram
+from tp_flower.privacy.accounting import epsilon
+from tp_flower.privacy.mechanisms import Gaussian
+from tp_flower.privacy.noise import KEY_BYTES, NoiseSource
+from tp_flower.privacy.settings import PrivacySettings
+from tp_flower.privacy.statistics_update import (
+    GRAM_SHARE,
+    Rows,
+    StatisticsPlan,
+    TableShape,
+    noisy_gram,
+    noisy_moments,
+    plan_statistics,
+    private_update,
+    usable_gram,
+)
+
+few = settings(max_examples=60, deadline=None)
+CLEAR = StatisticsPlan(math.inf, math.inf, 0.0, 0.0, 3)
+KAPPA, L2 = 0.6, 1e-3
+
+
+def noise(number: int = 1) -> NoiseSource:
+    return NoiseSource(bytes([number]) * KEY_BYTES)
+
+
+def rows_of(seed: int, count: int = 40, columns: int = 4, intercept: bool = True):
+    """Rows of very different lengths; one of zeros, one in no joined row."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(count, columns)) * rng.gamma(0.5, 4.0, (count, 1))
+    features[1] = 0.0
+    multiplicity = rng.integers(0, 30, count)
+    multiplicity[:3] = [1, 25, 0]
+    return Rows(features.astype(np.float32), multiplicity, intercept)
+
+
+def dense(rows: Rows) -> np.ndarray:
+    wide = rows.features.astype(np.float64)
+    return np.hstack([wide, np.ones((len(wide), 1))]) if rows.intercept else wide
+
+
+def without(rows: Rows, number: int) -> Rows:
+    """The zero-out neighbour: the row's summands are gone, its number stays."""
+    multiplicity = rows.multiplicity.copy()
+    multiplicity[number] = 0
+    return Rows(rows.features, multiplicity, rows.intercept)
+
+
+class TestWithoutNoise:
+    @few
+    @given(seed=st.integers(0, 999), intercept=st.booleans(), outputs=st.integers(1, 3))
+    def test_update_is_the_exact_one(self, seed, intercept, outputs):
+        rows = rows_of(seed, intercept=intercept)
+        rng = np.random.default_rng(seed)
+        theta = rng.normal(size=(4 + intercept, outputs))
+        target = rng.normal(size=(40, outputs))
+        joined = int(rows.multiplicity.sum())
+
+        clear = gram(rows.features, rows.multiplicity, intercept=intercept)
+        solver = RidgeSolver.from_gram(clear, joined, intercept=intercept)
+        weighted = rows.multiplicity[:, None] * target
+        moments = moment(rows.features, weighted, intercept=intercept)
+        expected = solver.solve(moments, KAPPA, L2)
+
+        matrix = usable_gram(noisy_gram(CLEAR, rows, noise()), 0.0)
+        np.testing.assert_array_equal(matrix, clear)
+        residual = KAPPA * (target - dense(rows) @ theta)
+        told = noisy_moments(CLEAR, rows, residual, noise())
+        own = RidgeSolver.from_gram(matrix, joined, intercept=intercept)
+        found = private_update(own, theta, told, KAPPA, L2)
+        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10)
+
+    def test_sums_are_exactly_those_without_privacy(self):
+        rows = rows_of(5)
+        residual = np.random.default_rng(5).normal(size=(40, 2))
+        weighted = rows.multiplicity[:, None] * residual
+        np.testing.assert_array_equal(
+            noisy_moments(CLEAR, rows, residual, noise()),
+            moment(rows.features, weighted, intercept=True),
+        )
+
+    def test_bounds_that_no_row_reaches_change_nothing(self):
+        rows = rows_of(6)
+        residual = np.random.default_rng(6).normal(size=(40, 1))
+        wide = StatisticsPlan(1e6, 1e6, 0.0, 0.0, 1)
+        np.testing.assert_array_equal(
+            noisy_gram(wide, rows, noise()), noisy_gram(CLEAR, rows, noise())
+        )
+        np.testing.assert_array_equal(
+            noisy_moments(wide, rows, residual, noise()),
+            noisy_moments(CLEAR, rows, residual, noise()),
+        )
+
+    @few
+    @given(seed=st.integers(0, 999), intercept=st.booleans())
+    def test_sums_of_reweighted_rows_equal_a_loop_over_rows(self, seed, intercept):
+        rows = rows_of(seed, intercept=intercept)
+        residual = np.random.default_rng(seed).normal(size=(40, 2))
+        plan = StatisticsPlan(3.0, 0.7, 0.0, 0.0, 1)
+        matrix, sums = np.zeros((4 + intercept,) * 2), np.zeros((4 + intercept, 2))
+        for x, g, q in zip(dense(rows), rows.multiplicity, residual, strict=True):
+            weight = 9.0 / (x @ x) if g * (x @ x) > 9.0 else g
+            size = math.sqrt(weight) * np.linalg.norm(q)
+            clipped = q * (0.7 / size) if size > 0.7 else q
+            matrix += weight * np.outer(x, x)
+            sums += weight * np.outer(x, clipped)
+        np.testing.assert_allclose(noisy_gram(plan, rows, noise()), matrix)
+        found = noisy_moments(plan, rows, residual, noise())
+        np.testing.assert_allclose(found, sums, atol=1e-12)
+
+
+class TestSensitivity:
+    plan = StatisticsPlan(
+        radius=2.5,
+        target_bound=0.4,
+        gram_multiplier=0.0,
+        moments_multiplier=0.0,
+        epochs=1,
+    )
+
+    @few
+    @given(seed=st.integers(0, 999), intercept=st.booleans(), size=st.floats(-3, 3))
+    def test_no_row_changes_a_sum_by_more(self, seed, intercept, size):
+        rows = rows_of(seed, intercept=intercept)
+        residual = np.random.default_rng(seed).normal(size=(40, 2)) * 10.0**size
+        whole = noisy_gram(self.plan, rows, noise())
+        sums = noisy_moments(self.plan, rows, residual, noise())
+        changes = []
+        for number in range(40):
+            other = without(rows, number)
+            changes.append(
+                [
+                    np.linalg.norm(whole - noisy_gram(self.plan, other, noise())),
+                    np.linalg.norm(
+                        sums - noisy_moments(self.plan, other, residual, noise())
+                    ),
+                ]
+            )
+        largest = np.max(changes, axis=0)
+        bounds = np.array([2.5**2, 2.5 * 0.4])
+        assert (largest <= bounds * (1 + 1e-9)).all()
+        # and the bound of A is reached: these rows are long
+        assert largest[0] == pytest.approx(bounds[0])
+
+    def test_the_bound_of_moments_is_reached(self):
+        rows = Rows(np.array([[9.0]], np.float32), np.array([50]), False)
+        sums = noisy_moments(self.plan, rows, np.array([[-70.0]]), noise())
+        assert sums.item() == pytest.approx(-2.5 * 0.4)
+
+    @few
+    @given(seed=st.integers(0, 999), radius=st.floats(1e-3, 1e3))
+    def test_weights_are_bounded_and_never_grow(self, seed, radius):
+        rows = rows_of(seed)
+        weights = rows.weights(radius)
+        assert (weights <= rows.multiplicity).all()
+        assert (weights >= 0).all()
+        lengths = weights * (dense(rows) ** 2).sum(axis=1)
+        assert (lengths <= radius**2 * (1 + 1e-12)).all()
+        short = rows.multiplicity * (dense(rows) ** 2).sum(axis=1) <= radius**2
+        np.testing.assert_array_equal(weights[short], rows.multiplicity[short])
+
+    def test_a_row_of_zeros_keeps_its_weight_and_adds_nothing(self):
+        rows = Rows(np.zeros((1, 2), np.float32), np.array([7]), False)
+        assert rows.weights(0.1).tolist() == [7.0]
+        sums = noisy_moments(self.plan, rows, np.ones((1, 1)), noise())
+        np.testing.assert_array_equal(sums, np.zeros((2, 1)))
+
+
+class TestNoise:
+    draws = 300
+
+    def test_deviations_of_the_gram_matrix(self):
+        """Symmetric; s on the diagonal and s / sqrt(2) off it, independent."""
+        plan = StatisticsPlan(1.5, 0.4, 3.0, 2.0, 1)
+        rows = rows_of(0, columns=29)
+        clear = noisy_gram(StatisticsPlan(1.5, 0.4, 0.0, 0.0, 1), rows, noise())
+        source = noise()
+        told = np.stack([noisy_gram(plan, rows, source) for _ in range(self.draws)])
+        np.testing.assert_array_equal(told, told.swapaxes(1, 2))
+        errors = told - clear
+        s = 3.0 * 1.5**2
+        assert plan.gram_deviation == pytest.approx(s)
+        diagonal = np.diagonal(errors, axis1=1, axis2=2)
+        upper = errors[:, *np.triu_indices(30, 1)]
+        # the standard error of a deviation is s / sqrt(2 n): four of them here
+        assert diagonal.std() == pytest.approx(s, rel=4 / math.sqrt(2 * diagonal.size))
+        expected = s / math.sqrt(2.0)
+        assert upper.std() == pytest.approx(expected, rel=4 / math.sqrt(2 * upper.size))
+        assert abs(upper.mean()) < 4 * expected / math.sqrt(upper.size)
+        # the noise is isotropic in the Frobenius norm: p (p + 1) / 2 dimensions
+        squared = (errors**2).sum(axis=(1, 2)).mean()
+        assert squared == pytest.approx(s**2 * 30 * 31 / 2, rel=0.02)
+
+    def test_deviation_of_the_moments(self):
+        plan = StatisticsPlan(1.5, 0.4, 3.0, 2.0, 1)
+        clear = StatisticsPlan(1.5, 0.4, 0.0, 0.0, 1)
+        rows, residual = rows_of(0), np.ones((40, 200))
+        exact = noisy_moments(clear, rows, residual, noise())
+        source = noise()
+        errors = np.stack(
+            [
+                noisy_moments(plan, rows, residual, source) - exact
+                for _ in range(self.draws)
+            ]
+        )
+        expected = 2.0 * 1.5 * 0.4
+        assert plan.moments_deviation == pytest.approx(expected)
+        assert errors.std() == pytest.approx(
+            expected, rel=4 / math.sqrt(2 * errors.size)
+        )
+        assert abs(errors.mean()) < 4 * expected / math.sqrt(errors.size)
+
+    def test_without_rows_noise_alone_leaves(self):
+        rows = Rows(np.zeros((0, 3), np.float32), np.zeros(0, np.int64), True)
+        plan = StatisticsPlan(1.0, 1.0, 1.0, 1.0, 1)
+        assert np.abs(noisy_gram(plan, rows, noise())).min() > 0
+        sums = noisy_moments(plan, rows, np.zeros((0, 2)), noise())
+        assert sums.shape == (4, 2)
+        assert np.abs(sums).min() > 0
+
+    def test_noise_differs_between_uses(self):
+        plan, rows, source = StatisticsPlan(1.0, 1.0, 1.0, 1.0, 2), rows_of(0), noise()
+        residual = np.ones((40, 1))
+        one, two = (noisy_moments(plan, rows, residual, source) for _ in range(2))
+        assert (one != two).all()
+
+
+class TestUsableGram:
+    @pytest.mark.parametrize("shards", [1, 3])
+    def test_noise_alone_becomes_a_positive_matrix(self, shards):
+        """All true eigenvalues are 0; the noise's are within its spectral norm."""
+        plan = StatisticsPlan(1.0, 1.0, 2.0, 1.0, 1)
+        rows = Rows(np.zeros((0, 60), np.float32), np.zeros(0, np.int64), False)
+        source = noise()
+        total = sum(noisy_gram(plan, rows, source) for _ in range(shards))
+        norm = plan.gram_deviation * math.sqrt(2.0 * shards * 60)
+        assert np.linalg.norm(total, 2) == pytest.approx(norm, rel=0.15)
+        values = np.linalg.eigvalsh(
+            usable_gram(total, plan.gram_deviation * math.sqrt(shards))
+        )
+        assert values.min() == pytest.approx(norm)
+        assert values.max() < 2.2 * norm
+
+    def test_damping_moves_no_fixed_point(self):
+        """Where b = N beta theta, theta stays, whatever A is."""
+        rng = np.random.default_rng(0)
+        theta = rng.normal(size=(5, 2))
+        penalised = np.array([1.0, 1.0, 1.0, 1.0, 0.0])[:, None]
+        for scale in (1e-2, 1.0, 1e3):
+            half = rng.normal(size=(5, 5)) * scale
+            solver = RidgeSolver.from_gram(half @ half.T, 40, intercept=True)
+            moments = 40 * L2 * penalised * theta
+            found = private_update(solver, theta, moments, KAPPA, L2)
+            np.testing.assert_allclose(found, theta, rtol=1e-6)
+
+    def test_a_noisy_gram_matrix_does_not_change_what_training_converges_to(self):
+        """Repeated updates with one A reach the ridge solution of the rows."""
+        rows = rows_of(3, count=400)
+        target = np.random.default_rng(3).normal(size=(400, 1))
+        joined = int(rows.multiplicity.sum())
+        plan = StatisticsPlan(1e3, 1e6, 1e-4, 0.0, 1)
+        matrix = usable_gram(noisy_gram(plan, rows, noise()), plan.gram_deviation)
+        exact = gram(rows.features, rows.multiplicity, intercept=True)
+        assert np.linalg.norm(matrix - exact) > 100.0
+        solver = RidgeSolver.from_gram(matrix, joined, intercept=True)
+        theta = np.zeros((5, 1))
+        for _ in range(200):
+            residual = KAPPA * (target - dense(rows) @ theta)
+            told = noisy_moments(plan, rows, residual, noise())
+            theta = private_update(solver, theta, told, KAPPA, L2)
+        best = RidgeSolver.from_gram(exact, joined, intercept=True).solve(
+            dense(rows).T @ (rows.multiplicity[:, None] * target), KAPPA, L2
+        )
+        np.testing.assert_allclose(theta, best, rtol=1e-6)
+
+
+class TestShards:
+    def test_sums_of_shards_are_those_of_the_table(self):
+        rows = rows_of(4)
+        residual = np.random.default_rng(4).normal(size=(40, 2))
+        plan = StatisticsPlan(2.0, 0.5, 0.0, 0.0, 1)
+        halves = [
+            Rows(rows.features[cut], rows.multiplicity[cut], True)
+            for cut in (slice(0, 13), slice(13, 40))
+        ]
+        np.testing.assert_allclose(
+            sum(noisy_gram(plan, half, noise()) for half in halves),
+            noisy_gram(plan, rows, noise()),
+        )
+        np.testing.assert_allclose(
+            noisy_moments(plan, halves[0], residual[:13], noise())
+            + noisy_moments(plan, halves[1], residual[13:], noise()),
+            noisy_moments(plan, rows, residual, noise()),
+            atol=1e-12,
+        )
+
+
+class TestPlan:
+    shape = TableShape(epochs=12, mean_multiplicity=9.0, columns=4, label_scale=30.0)
+    asked = PrivacySettings(features="statistics", clip=2.0, target_clip=0.5)
+
+    def test_bounds_have_natural_units(self):
+        plan = plan_statistics(self.asked, self.shape)
+        assert plan.radius == pytest.approx(2.0 * math.sqrt(9.0 * 4))
+        assert plan.target_bound == pytest.approx(15.0)
+
+    @pytest.mark.parametrize("wanted", [0.5, 1.0, 4.0])
+    @pytest.mark.parametrize("epochs", [1, 12])
+    def test_all_releases_of_a_run_cost_the_epsilon(self, wanted, epochs):
+        asked = PrivacySettings(features="statistics", epsilon=wanted, delta=1e-6)
+        shape = TableShape(epochs, 1.0, 1)
+        releases = plan_statistics(asked, shape).releases()
+        used = [
+            Gaussian(mechanism.noise_multiplier, uses)
+            for mechanism, uses in releases.values()
+        ]
+        assert [use.count for use in used] == [1, epochs]
+        assert epsilon(used, 1e-6) == pytest.approx(wanted, rel=1e-3)
+        assert epsilon(used, 1e-6) <= wanted
+        inverse = [use.count / use.noise_multiplier**2 for use in used]
+        assert inverse[0] / sum(inverse) == pytest.approx(GRAM_SHARE)
+
+    def test_a_given_multiplier_is_that_of_the_moments(self):
+        asked = PrivacySettings(features="statistics", noise_multiplier=7.0)
+        plan = plan_statistics(asked, self.shape)
+        assert plan.moments_multiplier == 7.0
+        total = 1 / plan.gram_multiplier**2 + 12 / 7.0**2
+        assert 1 / plan.gram_multiplier**2 / total == pytest.approx(GRAM_SHARE)
+
+    def test_a_table_without_rows_to_train_on_has_a_plan(self):
+        assert plan_statistics(self.asked, TableShape(3, 0.0, 0)).radius == 2.0
+
+    @pytest.mark.parametrize("plan", [CLEAR, StatisticsPlan(2.0, 0.5, 6.8, 15.4, 12)])
+    def test_json_both_ways(self, plan):
+        text = json.dumps(plan.to_json(), allow_nan=False)
+        assert StatisticsPlan.from_json(json.loads(text)) == plan
+
+
+class TestRefusals:
+    fine = StatisticsPlan(2.0, 0.5, 6.8, 15.4, 12).to_json()
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"radius": 0.0}, "radius must be above 0"),
+            ({"radius": -1}, "radius must be above 0"),
+            ({"radius": math.nan}, "radius must be above 0"),
+            ({"radius": None}, "noise needs a finite radius"),
+            ({"radius": 1e300}, "noise needs a finite radius"),
+            ({"radius": 10**400}, "too large"),
+            ({"radius": "2"}, "radius must be a number"),
+            ({"radius": True}, "radius must be a number"),
+            ({"target_bound": None}, "noise needs a finite radius and target_bound"),
+            ({"gram_multiplier": -0.1}, "gram_multiplier must be a finite number"),
+            ({"moments_multiplier": None}, "moments_multiplier must be a finite"),
+            ({"epochs": 1.5}, "epochs must be a whole number"),
+            ({"epochs": True}, "epochs must be a whole number"),
+            ({"epochs": -1}, "epochs must be at least 0"),
+            ({"more": 1}, "expected .*'epochs'"),
+        ],
+    )
+    def test_a_plan_that_bounds_nothing(self, change, words):
+        with pytest.raises(SiteError, match=words):
+            StatisticsPlan.from_json({**self.fine, **change})
+
+    @pytest.mark.parametrize("data", [None, [], "plan", {}])
+    def test_a_plan_that_is_none(self, data):
+        with pytest.raises(SiteError, match="plan of private statistics: expected"):
+            StatisticsPlan.from_json(data)
+
+    def test_a_negative_multiplicity(self):
+        with pytest.raises(SiteError, match="a multiplicity is negative"):
+            Rows(np.ones((2, 1), np.float32), np.array([1, -1]), True)
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    def test_a_target_without_size(self, value):
+        residual = np.array([[0.0], [value]])
+        rows = Rows(np.ones((2, 1), np.float32), np.array([1, 0]), True)
+        with pytest.raises(SiteError, match="a target is not finite"):
+            noisy_moments(CLEAR, rows, residual, noise())
+
+    @pytest.mark.parametrize(
+        "shape",
+        [(-1, 1.0, 1), (1, -1.0, 1), (1, math.nan, 1), (1, math.inf, 1), (1, 1.0, -1)],
+    )
+    def test_a_shape_that_no_table_has(self, shape):
+        with pytest.raises(SiteError, match=r"private statistics: .* cannot be"):
+            TableShape(*shape)
+
+    @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
+    def test_labels_without_a_size(self, scale):
+        with pytest.raises(SiteError, match="label_scale cannot be"):
+            TableShape(1, 1.0, 1, scale)

@@ -1,0 +1,65 @@
+"""What a report says of privacy adds up, and a malformed account is refused."""
+
+import pytest
+
+from tp_flower.errors import ReplyError
+from tp_flower.explain.explanation import Release as Message
+from tp_flower.privacy.accounting import epsilon
+from tp_flower.privacy.mechanisms import Gaussian, PureDp
+from tp_flower.privacy.releases import Planned, Release
+from tp_flower.privacy.run_report import privacy_report
+from tp_flower.privacy.settings import PrivacySettings
+
+SETTINGS = PrivacySettings(delta=1e-6)
+
+
+def release(what, mechanism=None, source="s1"):
+    words = {"unit": "a row of t", "neighbours": "", "adversary": "server"}
+    return Release("t", source, 0, "train.admm", what, mechanism=mechanism, **words)
+
+
+def report(accounts, *, is_complete=True):
+    messages = [Message("train.admm", "server", "scores", "nothing")]
+    return privacy_report(messages, {"a": accounts}, SETTINGS, is_complete=is_complete)
+
+
+MODEL = {**Planned(release("model", Gaussian(4.0, 2)), 9).to_json(), "used": 3}
+LABELS = {"release": release("labels", PureDp(0.5)).to_json()}
+SCORES = {"release": release("scores").to_json()}
+
+
+@pytest.mark.parametrize(("is_complete", "uses"), [(True, 3), (False, 9)])
+def test_a_total_composes_what_was_used_or_else_what_was_planned(is_complete, uses):
+    (total,) = report([MODEL, LABELS, SCORES], is_complete=is_complete)["totals"]
+    spent = [Gaussian(4.0, 2 * uses), PureDp(0.5)]
+    assert total["epsilon"] == epsilon(spent, 1e-6)
+    assert total["uncovered"] == ["scores"]
+    assert (total["site"], total["table"], total["delta"]) == ("a", "t", 1e-6)
+
+
+def test_rows_of_different_sources_have_totals_of_their_own():
+    other = {"release": release("labels", PureDp(2.0), source="s2").to_json()}
+    found = {own["source"]: own["epsilon"] for own in report([LABELS, other])["totals"]}
+    assert found == {"s1": 0.5, "s2": 2.0}
+
+
+def test_the_report_holds_every_message_and_every_account():
+    content = report([MODEL, SCORES])
+    assert content["messages"][0]["protection"] == "nothing"
+    assert content["ledger"] == {"a": [MODEL, SCORES]}
+    assert content["adversary"] == "server"
+
+
+@pytest.mark.parametrize(
+    "account",
+    [
+        {},
+        {"release": {"table": "t"}},
+        {"release": None},
+        {**MODEL, "used": "many"},
+        {"release": {**LABELS["release"], "mechanism": {"kind": "pure"}}},
+    ],
+)
+def test_a_malformed_account_is_refused_in_the_name_of_its_site(account):
+    with pytest.raises(ReplyError, match="site 'a' sent a malformed ledger"):
+        report([account])
