@@ -360,6 +360,8 @@ def nasty_duck(nasty):
     rows, source = nasty
     types = describe(source).columns
     with duckdb.connect() as connection:
+        # its rewriting leaves out additions that would overflow: NULLIF(2, i + 2)
+        connection.execute("SET disabled_optimizers = 'expression_rewriter'")
         listed = ", ".join(f'"{name}" {kind}' for name, kind in types.items())
         connection.execute(f"CREATE TABLE nasty ({listed})")
         places = ", ".join("?" * len(types))
