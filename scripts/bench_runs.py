@@ -1,8 +1,9 @@
-"""What the benchmarks share: runs with a curve, the data, and what they report."""
+"""What the benchmarks share: options, runs with a curve, data, and what they report."""
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import duckdb
 import pandas as pd
@@ -17,6 +18,31 @@ from tp_flower.query import Query
 from tp_flower.report import Metrics, RoundReport
 
 Frames = Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]]
+
+
+class SkippedSuite(Exception):  # noqa: N818 - nothing went wrong
+    """What a suite needs is not at hand."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line tells the suites.
+
+    Attributes:
+        movielens: folder with the files of MovieLens; None without.
+        paper_scale: folder for synthetic tables of the papers' sizes; None without.
+        factor: share of the papers' row counts.
+        datasets: names of those that methods are compared on; all if empty.
+        methods: names of those that are compared; all if empty.
+        settings: run-config keys and values that all of these runs are given.
+    """
+
+    movielens: Path | None = None
+    paper_scale: Path | None = None
+    factor: float = 1.0
+    datasets: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

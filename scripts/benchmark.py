@@ -1,32 +1,36 @@
-"""Measure tp_flower: convergence, bytes, speed, and MovieLens if its files are there.
+"""Measure tp_flower, and write what was found as one JSON file, plots and one page.
 
-    python scripts/benchmark.py [--suite convergence|bytes|speed|movielens|all]
-                                [--output DIR] [--movielens DIR]
+    python scripts/benchmark.py [--suite NAME[,NAME]] [--movielens DIR]
+                                [--paper-scale DIR [--factor F]]
+                                [--output DIR | --update FILE]
 
-Prints every figure that has a limit, and writes benchmark.json and a PNG per curve.
+Suites are in scripts/bench_suites.py; without --suite all run whose data are there.
+--update measures the named suites again and keeps the others of an existing file.
+Every finished suite is written at once: an error in one loses nothing of the others.
 
-Exit status: 0 all figures are within their limits, 1 some are not.
+Exit status: 0 all figures are within their limits, 1 some are not or a suite failed.
 """
 
 import argparse
-import json
 import logging
-import os
-import platform
-import re
 import sys
 import time
-from collections.abc import Callable, Sequence
-from importlib.metadata import version
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
-from bench_bytes import measure_bytes
-from bench_convergence import measure_convergence
-from bench_movielens import has_movielens, measure_movielens
-from bench_runs import Check, Outcome
-from bench_speed import measure_speed
-from matplotlib.figure import Figure
+from bench_results import (
+    RESULTS_FILE,
+    Results,
+    new_results,
+    put_failure,
+    put_outcome,
+    read_results,
+    write_results,
+)
+from bench_runs import Check, Options, SkippedSuite
+from bench_suites import SUITES
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -35,74 +39,112 @@ from tp_flower.console import format_seconds
 from tp_flower.datasets.flights import home_folder
 
 CONSOLE_WIDTH = 110
-LIBRARIES = ("duckdb", "flwr", "numpy", "scikit-learn", "torch")
-
-SUITES: dict[str, Callable[[], Outcome]] = {
-    "convergence": measure_convergence,
-    "bytes": measure_bytes,
-    "speed": measure_speed,
-}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the suites; return the exit status."""
-    options = _parse(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    path, results = _file(given, parser)
     # Flower tells of every run what these tables tell better
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    console = Console(width=CONSOLE_WIDTH, highlight=False)
-    outcomes: dict[str, Outcome] = {}
-    for name, measure in _chosen(options, console).items():
-        console.print(f"measuring {name} ...")
-        started = time.perf_counter()
-        outcomes[name] = measure()
-        seconds = time.perf_counter() - started
-        console.print(checks_table(name, outcomes[name].checks))
-        console.print(facts_table(outcomes[name].facts))
-        console.print(f"{name} took {format_seconds(seconds)}\n")
-    folder: Path = options.output
-    folder.mkdir(parents=True, exist_ok=True)
-    write_results(folder, outcomes)
-    console.print(f"Results: {folder}", soft_wrap=True, markup=False)
-    missed = [c.name for o in outcomes.values() for c in o.checks if not c.is_met]
-    for check in missed:
-        console.print(f"MISSED: {check}", soft_wrap=True, markup=False)
+    console = Console(width=CONSOLE_WIDTH, highlight=False, markup=False)
+    options = Options(given.movielens, given.paper_scale, given.factor)
+    missed: list[str] = []
+    for name in given.suite:
+        missed += run_suite(name, options, results, console)
+        write_results(path, results)
+    console.print(f"Results: {path.parent}", soft_wrap=True)
+    for figure in missed:
+        console.print(f"MISSED: {figure}", soft_wrap=True)
     return 1 if missed else 0
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+def _file(
+    given: argparse.Namespace, parser: argparse.ArgumentParser
+) -> tuple[Path, Results]:
+    """Return the file to write, and what it begins with."""
+    if given.update is None:
+        return given.output / RESULTS_FILE, new_results()
+    try:
+        return given.update, read_results(given.update)
+    except (OSError, ValueError) as error:
+        parser.error(f"--update: {error}")
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    suites = [*SUITES, "movielens", "all"]
-    parser.add_argument("--suite", choices=suites, default="all")
-    parser.add_argument(
+    add = parser.add_argument
+    names = ", ".join(SUITES)
+    add(
+        "--suite",
+        type=suite_names,
+        default=list(SUITES),
+        metavar="NAME,..",
+        help=f"all, or some of: {names}",
+    )
+    add(
         "--output",
         type=Path,
         metavar="DIR",
         default=home_folder() / "benchmarks" / time.strftime("%Y%m%d-%H%M%S"),
         help="folder for the results (default: a new one under ~/.tp_flower)",
     )
-    parser.add_argument(
+    add(
+        "--update",
+        type=Path,
+        metavar="FILE",
+        help=f"a {RESULTS_FILE}: replace these suites in it",
+    )
+    add(
         "--movielens",
         type=Path,
         metavar="DIR",
         help="folder with u.data, u.item and u.user of MovieLens-100K",
     )
-    return parser.parse_args(arguments)
+    add(
+        "--paper-scale",
+        type=Path,
+        metavar="DIR",
+        help="folder for synthetic tables of the papers' sizes, several GB",
+    )
+    add("--factor", type=float, default=1.0, help="share of the papers' row counts")
+    return parser
 
 
-def _chosen(
-    options: argparse.Namespace, console: Console
-) -> dict[str, Callable[[], Outcome]]:
-    """Return the suites to run, in order."""
-    wanted = [*SUITES, "movielens"] if options.suite == "all" else [options.suite]
-    chosen = {name: SUITES[name] for name in wanted if name in SUITES}
-    if "movielens" not in wanted:
-        return chosen
-    if has_movielens(options.movielens):
-        chosen["movielens"] = lambda: measure_movielens(options.movielens)
-    else:
-        where = options.movielens or "no folder given with --movielens"
-        console.print(f"movielens is skipped: no ml-100k ({where})", markup=False)
-    return chosen
+def suite_names(text: str) -> list[str]:
+    """Return the suites of ``"bytes,speed"`` or ``"all"``, in the order of `SUITES`."""
+    wanted = text.split(",")
+    unknown = [name for name in wanted if name not in {*SUITES, "all"}]
+    if unknown:
+        allowed = ", ".join(["all", *SUITES])
+        raise argparse.ArgumentTypeError(
+            f"no suite {unknown[0]!r}; there are {allowed}"
+        )
+    return [name for name in SUITES if name in wanted or "all" in wanted]
+
+
+def run_suite(
+    name: str, options: Options, results: Results, console: Console
+) -> list[str]:
+    """Run a suite and enter what it found; return the figures beyond their limits."""
+    console.print(f"measuring {name} ...")
+    started = time.perf_counter()
+    try:
+        outcome = SUITES[name](options)
+    except SkippedSuite as reason:
+        console.print(f"{name} is skipped: {reason}\n", soft_wrap=True)
+        return []
+    except Exception as error:  # noqa: BLE001 - the other suites' figures are worth as much
+        put_failure(results, name, error)
+        console.print(traceback.format_exc())
+        return [f"{name} failed: {error}"]
+    seconds = time.perf_counter() - started
+    put_outcome(results, name, outcome, seconds)
+    console.print(checks_table(name, outcome.checks))
+    console.print(facts_table(outcome.facts))
+    console.print(f"{name} took {format_seconds(seconds)}\n")
+    return [check.name for check in outcome.checks if not check.is_met]
 
 
 def checks_table(name: str, checks: Sequence[Check]) -> Table:
@@ -114,7 +156,7 @@ def checks_table(name: str, checks: Sequence[Check]) -> Table:
     table.add_column("")
     for check in checks:
         figures = (
-            _figure(value, check.unit) for value in (check.measured, check.limit)
+            format_figure(value, check.unit) for value in (check.measured, check.limit)
         )
         table.add_row(check.name, *figures, "yes" if check.is_met else "NO")
     return table
@@ -128,7 +170,12 @@ def facts_table(facts: dict[str, object]) -> Table:
     return table
 
 
-def _figure(value: float, unit: str) -> str:
+def format_figure(value: float, unit: str) -> str:
+    """Return a figure with its unit.
+
+    >>> format_figure(0.0123, "%"), format_figure(12.0, "s")
+    ('1.230%', '12 s')
+    """
     if unit == "%":
         return f"{value:.3%}"
     return f"{value:.4g} {unit}".strip()
@@ -142,43 +189,6 @@ def _text(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(_text, value))
     return str(value)
-
-
-def write_results(folder: Path, outcomes: dict[str, Outcome]) -> None:
-    """Write benchmark.json and the plots."""
-    content = {
-        "machine": {
-            "platform": platform.platform(),
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            **{name: version(name) for name in LIBRARIES},
-        },
-        **{name: outcome.to_json() for name, outcome in outcomes.items()},
-    }
-    text = json.dumps(content, indent=2) + "\n"
-    (folder / "benchmark.json").write_text(text, encoding="utf-8")
-    for outcome in outcomes.values():
-        for title, curves in outcome.curves.items():
-            name = re.sub(r"\W+", "-", title.lower())
-            plot_curves(folder / f"{name}.png", title, curves)
-
-
-def plot_curves(path: Path, title: str, curves: dict[str, list[float]]) -> None:
-    """Plot a value per epoch for every method; on a log scale where all are > 0."""
-    figure = Figure(figsize=(7.0, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for method, values in curves.items():
-        axes.plot(range(1, len(values) + 1), values, marker="o", label=method)
-    if "above" in title:
-        axes.set_yscale("log")
-        axes.set_ylabel("objective / optimum - 1")
-    else:
-        axes.set_ylabel("loss per held-out row")
-    axes.grid(alpha=0.3)
-    axes.set_xlabel("epoch")
-    axes.set_title(title)
-    axes.legend()
-    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

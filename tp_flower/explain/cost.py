@@ -167,9 +167,21 @@ class Network:
     bits_per_second: float
 
 
+US_UK = Network("US-UK", 0.136, 0.42e9)
+US_US = Network("US-US", 0.067, 1.15e9)
+
+PAPER_NETWORKS = (
+    US_UK,
+    US_US,
+    Network("US-East, US-West", 0.063, 8 * 60.0e6),
+    Network("US-West, EU", 0.153, 8 * 26.2e6),
+    Network("US-East, EU", 0.110, 8 * 33.8e6),
+)
+"""The last three are what the paper measured between AWS regions (Table 8)."""
+
 NETWORKS = (
-    Network("US-UK", 0.136, 0.42e9),
-    Network("US-US", 0.067, 1.15e9),
+    US_UK,
+    US_US,
     # a SuperNode polls every 3 s and starts a process per message (measured, 1.41)
     Network("Flower, LAN", 4.0, 1e9),
 )

@@ -1,0 +1,38 @@
+"""All suites of the benchmark by name.
+
+A suite is a function that returns an `Outcome`. To add one, write
+``scripts/bench_NAME.py`` with ``measure_NAME() -> Outcome`` and a line in `SUITES`. One
+that needs something of the user's takes the `Options`, and raises `SkippedSuite` where
+it is not there.
+"""
+
+from collections.abc import Callable, Mapping
+
+from bench_bytes import measure_bytes
+from bench_convergence import measure_convergence
+from bench_movielens import has_movielens, measure_movielens
+from bench_runs import Options, Outcome, SkippedSuite
+from bench_speed import measure_speed
+
+Suite = Callable[[Options], Outcome]
+
+
+def alone(measure: Callable[[], Outcome]) -> Suite:
+    """Return the suite of a function that needs nothing of the user's."""
+    return lambda _: measure()
+
+
+def _movielens(options: Options) -> Outcome:
+    folder = options.movielens
+    if folder is None or not has_movielens(folder):
+        where = folder or "no folder given with --movielens"
+        raise SkippedSuite(f"no ml-100k ({where})")
+    return measure_movielens(folder)
+
+
+SUITES: Mapping[str, Suite] = {
+    "convergence": alone(measure_convergence),
+    "bytes": alone(measure_bytes),
+    "speed": alone(measure_speed),
+    "movielens": _movielens,
+}
