@@ -11,23 +11,15 @@ from functools import partial
 from statistics import mean
 from typing import Any
 
-from strategies import loj, lou
+from strategies import lou
+from strategies.admm_arrays import AdmmArrays, HostArrays
 from strategies.exchange import Replies, Request, ask
 from strategies.federation import Federation, Table
 from strategies.relational import EpochResult, RelationalStrategy
 from strategies.setup import Plan, UpdateChooser
 from tp_flower.errors import SettingsError
 from tp_flower.experiment import Settings
-from tp_flower.learning.admm import (
-    AdmmState,
-    LocalScores,
-    Residuals,
-    admm_step,
-    balanced_rho,
-    initial_state,
-    residuals,
-)
-from tp_flower.learning.anderson import AndersonMixer, Point
+from tp_flower.learning.admm import LocalScores, Residuals, balanced_rho
 from tp_flower.learning.losses import FloatArray
 from tp_flower.privacy.settings import DP_SGD, STATISTICS
 from tp_flower.protocol import Action, Update
@@ -76,15 +68,7 @@ class AdmmServer:
         self.over_relaxation = settings.over_relaxation or (
             1.0 if self.memory or noisy else OVER_RELAXATION
         )
-        self._mixer = AndersonMixer(federation.train, self.memory, self.corrections)
-        self._state = initial_state(
-            federation.base_score, federation.train.joined_rows, self.rho
-        )
-        local_scores = dict(federation.initial_scores)
-        scores = loj.gather(federation, local_scores)
-        self._point = Point(scores, self._state.duals, local_scores)
-        self._reached = scores
-        self._stepped = self._state
+        self._arrays: AdmmArrays = HostArrays(federation, self.corrections, self.memory)
         self._epoch = 0
         self._recent: list[Residuals] = []
 
@@ -96,54 +80,41 @@ class AdmmServer:
     def targets(self) -> dict[str, FloatArray]:
         """Start an epoch: z- and dual update; return every table's target."""
         self._epoch += 1
-        self._stepped, message = admm_step(
-            self._state,
-            self._point.scores,
-            self.federation.train_labels,
-            self.federation.loss,
-            self.over_relaxation if self._epoch > 1 else 1.0,
-        )
-        return loj.scatter_targets(
-            self.federation, self._point.local_scores, message, self.kappa
+        return self._arrays.targets(
+            self.rho, self.kappa, self.over_relaxation if self._epoch > 1 else 1.0
         )
 
     def take(self, local_scores: LocalScores) -> EpochResult:
         """End an epoch with the sites' new local scores; return how far it got."""
-        scores = loj.gather(self.federation, local_scores)
-        gap = residuals(
-            self._stepped, scores, self._reached, self.federation.base_score
-        )
+        gap = self._arrays.take(local_scores)
         result = EpochResult(
             epoch=self._epoch,
-            train=loj.train_metrics(self.federation, scores),
-            test=loj.test_metrics(self.federation, local_scores),
+            train=self._arrays.train_metrics(),
+            test=self._arrays.test_metrics(),
             primal_residual=gap.primal,
             dual_residual=gap.dual,
         )
-        reached = Point(scores, self._stepped.duals, local_scores)
-        self._point = self._mixer.mix(self.rho, self._point, reached)
-        self._reached = scores
+        self._arrays.mix(self.rho)
         self._recent.append(gap)
         if self._balances and self._epoch <= BALANCED_EPOCHS:
             self._set_rho(balanced_rho(self.rho, self._recent))
-        self._state = AdmmState(self._stepped.z, self._point.duals, self.rho)
         return result
 
     @property
     def duals(self) -> FloatArray:
         """The duals lambda after their last update, (N, d_c)."""
-        return self._stepped.duals
+        return self._arrays.duals
 
     @property
     def z(self) -> FloatArray:
         """The auxiliary variable z after its last update, (N, d_c)."""
-        return self._stepped.z
+        return self._arrays.z
 
     def _set_rho(self, rho: float) -> None:
         if rho != self.rho:
             self.rho = rho
             self._recent.clear()
-            self._mixer.restart()
+            self._arrays.restart_mixing()
 
 
 class TablePuppetADMM(RelationalStrategy):

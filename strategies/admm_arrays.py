@@ -1,0 +1,129 @@
+"""The arrays of ADMM's server, and what an epoch does with them.
+
+:class:`~strategies.admm.AdmmServer` decides (rho, relaxation, when to forget the past);
+what it decides about lies here, in one place, so that it may lie elsewhere than in the
+main memory. What comes from the sites and goes to them is a numpy array either way.
+"""
+
+from abc import ABC, abstractmethod
+
+from strategies import loj
+from strategies.federation import Federation
+from tp_flower.learning.admm import (
+    AdmmState,
+    LocalScores,
+    Residuals,
+    admm_step,
+    initial_state,
+    residuals,
+)
+from tp_flower.learning.anderson import AndersonMixer, Point
+from tp_flower.learning.losses import FloatArray
+
+
+class AdmmArrays(ABC):
+    """z, duals, the scores of the joined rows, and those of the tables' rows."""
+
+    @abstractmethod
+    def targets(
+        self, rho: float, kappa: float, over_relaxation: float
+    ) -> dict[str, FloatArray]:
+        """Take the z- and dual update; return every table's target (n_i, d_c)."""
+
+    @abstractmethod
+    def take(self, local_scores: LocalScores) -> Residuals:
+        """Take the sites' new scores (n_i, d_c); return the residuals of the epoch."""
+
+    @abstractmethod
+    def train_metrics(self) -> dict[str, float]:
+        """Return the metrics of the scores that were taken last."""
+
+    @abstractmethod
+    def test_metrics(self) -> dict[str, float]:
+        """Return those on the held-out rows; nothing without any."""
+
+    @abstractmethod
+    def mix(self, rho: float) -> None:
+        """Move the next epoch's start by Anderson mixing, once scores were taken."""
+
+    @abstractmethod
+    def restart_mixing(self) -> None:
+        """Forget the epochs before."""
+
+    @property
+    @abstractmethod
+    def duals(self) -> FloatArray:
+        """The duals lambda after their last update, (N, d_c)."""
+
+    @property
+    @abstractmethod
+    def z(self) -> FloatArray:
+        """The auxiliary variable z after its last update, (N, d_c)."""
+
+
+class HostArrays(AdmmArrays):
+    """The arrays in the main memory, as numpy's.
+
+    Args:
+        federation: the training problem.
+        corrections: c.
+        memory: epochs that Anderson mixing looks back on; 0 without.
+    """
+
+    def __init__(self, federation: Federation, corrections: int, memory: int) -> None:
+        self._federation = federation
+        self._mixer = AndersonMixer(federation.train, memory, corrections)
+        self._stepped = initial_state(
+            federation.base_score, federation.train.joined_rows, rho=1.0
+        )
+        local_scores = dict(federation.initial_scores)
+        scores = loj.gather(federation, local_scores)
+        self._reached = self._point = Point(scores, self._stepped.duals, local_scores)
+
+    def targets(
+        self, rho: float, kappa: float, over_relaxation: float
+    ) -> dict[str, FloatArray]:
+        """Take the z- and dual update; return every table's target (n_i, d_c)."""
+        self._stepped, message = admm_step(
+            AdmmState(self._stepped.z, self._point.duals, rho),
+            self._point.scores,
+            self._federation.train_labels,
+            self._federation.loss,
+            over_relaxation,
+        )
+        return loj.scatter_targets(
+            self._federation, self._point.local_scores, message, kappa
+        )
+
+    def take(self, local_scores: LocalScores) -> Residuals:
+        """Take the sites' new scores (n_i, d_c); return the residuals of the epoch."""
+        before = self._reached.scores
+        scores = loj.gather(self._federation, local_scores)
+        self._reached = Point(scores, self._stepped.duals, local_scores)
+        return residuals(self._stepped, scores, before, self._federation.base_score)
+
+    def train_metrics(self) -> dict[str, float]:
+        """Return the metrics of the scores that were taken last."""
+        return loj.train_metrics(self._federation, self._reached.scores)
+
+    def test_metrics(self) -> dict[str, float]:
+        """Return those on the held-out rows; nothing without any."""
+        return loj.test_metrics(self._federation, self._reached.local_scores)
+
+    def mix(self, rho: float) -> None:
+        """Move the next epoch's start by Anderson mixing, once scores were taken."""
+        self._point = self._mixer.mix(rho, self._point, self._reached)
+
+    def restart_mixing(self) -> None:
+        """Forget the epochs before."""
+        self._mixer.restart()
+
+    @property
+    def duals(self) -> FloatArray:
+        """The duals lambda after their last update, (N, d_c)."""
+        return self._stepped.duals
+
+    @property
+    def z(self) -> FloatArray:
+        """The auxiliary variable z after its last update, (N, d_c)."""
+        return self._stepped.z
