@@ -1,8 +1,12 @@
-"""One MLP per table, summed and trained jointly on the joined table, in one place."""
+"""MLPs on the joined table: one of all columns, or one per table, summed."""
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from centralized import JoinedTable
+from joined_problem import Matrix, Problem
+from optima import FloatArray
 from torch import nn
 
 from tp_flower.experiment import Settings
@@ -14,18 +18,20 @@ EVALUATION_ROWS = 65536
 
 
 class AdditiveMlp(nn.Module):
-    """The sum of an MLP per table over its own columns, plus a constant.
+    """The sum of MLPs over columns of their own, plus a constant.
 
     Args:
-        joined: gives the columns of each table and the loss.
+        columns: of each MLP.
+        outputs: scores per row, d_c.
         hidden: width of the hidden layer.
         scale: the outputs are multiplied by it.
     """
 
-    def __init__(self, joined: JoinedTable, hidden: int, scale: float) -> None:
+    def __init__(
+        self, columns: Sequence[slice], outputs: int, hidden: int, scale: float
+    ) -> None:
         super().__init__()
-        self.columns, self.scale = list(joined.columns.values()), scale
-        outputs = joined.loss.outputs
+        self.columns, self.scale = columns, scale
         self.parts = nn.ModuleList(
             nn.Sequential(
                 nn.Linear(own.stop - own.start, hidden),
@@ -52,36 +58,62 @@ class AdditiveMlp(nn.Module):
 def fit_additive_mlp(
     joined: JoinedTable, settings: Settings, rng: np.random.Generator
 ) -> list[float]:
-    """Train with Adam; return the test loss after each epoch.
+    """Train one MLP per table with Adam; return the test loss after each epoch.
 
     Args:
         joined: the training set.
         settings: ``hidden_sizes`` (the first one) and ``l2``.
         rng: for the weights and the batches.
     """
-    features, labels = joined.part(test=False)
-    is_squared = joined.loss.name == "squared"
-    base = joined.loss.base_score(labels)
+    problem = Problem.of(joined, settings)
+    losses: list[float] = []
+
+    def record(test_scores: Callable[[], FloatArray]) -> bool:
+        losses.append(problem.loss.value(test_scores(), problem.test_labels))
+        return len(losses) == EPOCHS
+
+    columns = list(joined.columns.values())
+    fit_mlp(problem, columns, settings.hidden_sizes[0], rng, record)
+    return losses
+
+
+def fit_mlp(
+    problem: Problem,
+    columns: Sequence[slice],
+    hidden: int,
+    rng: np.random.Generator,
+    ends: Callable[[Callable[[], FloatArray]], bool],
+) -> None:
+    """Train the sum of MLPs over these columns with Adam until ``ends`` says so.
+
+    Args:
+        problem: the training set; its features are dense.
+        columns: of each MLP.
+        hidden: width of the hidden layer.
+        rng: for the weights and the batches.
+        ends: called after each epoch with a function that returns the test scores.
+    """
+    loss, labels = problem.loss, problem.train_labels
+    base = loss.base_score(labels)
+    scale = float(labels.std()) if loss.name == "squared" else 1.0
     with torch.random.fork_rng(devices=[]):
         torch.random.manual_seed(int(rng.integers(2**31)))
-        scale = float(labels.std()) if is_squared else 1.0
-        model = AdditiveMlp(joined, settings.hidden_sizes[0], scale)
+        model = AdditiveMlp(columns, loss.outputs, hidden, scale)
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
-    rows, target = torch.from_numpy(features), torch.from_numpy(labels)
+    rows, target = torch.from_numpy(problem.train), torch.from_numpy(labels)
     offset = torch.from_numpy(base).float()
-    losses = []
-    for _ in range(EPOCHS):
+    done = False
+    while not done:
         order = torch.from_numpy(rng.permutation(len(labels)))
         for batch in torch.split(order, BATCH_ROWS):
             scores = model(rows[batch]) + offset
-            loss = _loss(joined.loss.name, scores, target[batch])
+            value = _loss(loss.name, scores, target[batch])
             # in units of the label's variance, so that Adam's steps fit any label
-            objective = (loss + settings.l2 * model.penalty()) / scale**2
+            objective = (value + problem.l2 * model.penalty()) / scale**2
             optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward(objective)
             optimizer.step()
-        losses.append(_test_loss(joined, model, base))
-    return losses
+        done = ends(lambda: _scores(model, problem.test) + base)
 
 
 def _loss(name: str, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -94,13 +126,8 @@ def _loss(name: str, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor
     return nn.functional.cross_entropy(scores, labels.long())
 
 
-def _test_loss(
-    joined: JoinedTable, model: AdditiveMlp, base: np.ndarray[tuple[int], np.dtype]
-) -> float:
-    features, labels = joined.part(test=True)
+def _scores(model: AdditiveMlp, features: Matrix) -> FloatArray:
     with torch.no_grad():
-        scores = [
-            model(block)
-            for block in torch.split(torch.from_numpy(features), EVALUATION_ROWS)
-        ]
-    return joined.loss.value(torch.cat(scores).double().numpy() + base, labels)
+        blocks = torch.split(torch.from_numpy(features), EVALUATION_ROWS)
+        scores: FloatArray = torch.cat([model(x) for x in blocks]).double().numpy()
+    return scores
