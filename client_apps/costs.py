@@ -5,6 +5,7 @@ from typing import Final, Self
 
 from client_apps.guard import Guard
 from client_apps.site import Site
+from tp_flower.methods import SGD
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Chance, Gaussian, Mechanism
 from tp_flower.privacy.plan import (
@@ -104,12 +105,12 @@ class Run:
 
     Attributes:
         name: of the run at this site.
-        strategy: ``"admm"`` or ``"sgd"``.
+        family: of the run's method, ``"admm"`` or ``"sgd"``.
         settings: what it protects.
     """
 
     name: str
-    strategy: str
+    family: str
     settings: PrivacySettings
 
 
@@ -146,7 +147,7 @@ def uncovered(run: Run, shard: Shard, plan: PartPlan) -> list[Release]:
 def _release(run: Run, shard: Shard, plan: PartPlan, use: Use) -> Release:
     action = _ACTIONS.get(use.what)
     if action is None:
-        action = Action.SGD if run.strategy == "sgd" else Action.ADMM
+        action = Action.SGD if run.family == SGD else Action.ADMM
     scope = "; ".join(_scope(run.settings, plan, use))
     return shard.release(action, use.what, scope, use.mechanism)
 

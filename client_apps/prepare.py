@@ -12,16 +12,25 @@ import numpy as np
 
 from client_apps.costs import Run, Shard, planned, uncovered
 from client_apps.guard import Guard
-from client_apps.orders import Order, header_of, part_orders, whole_numbers
+from client_apps.orders import Order, header_of, part_orders
 from client_apps.outgoing import Outgoing
+from client_apps.rows import (
+    Batches,
+    TrainingRows,
+    check_rows,
+    expanded,
+    once_each,
+    read_batches,
+)
 from client_apps.site import Site, State, initial_vectors, make_model
 from client_apps.store import Entry
-from tp_flower.encoding.encoder import SiteEncoder, TableEncoder
+from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.experiment import CHOICES, Settings
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.models import LinearModel, LocalModel, ModelSpec
 from tp_flower.learning.solvers import RidgeSolver
+from tp_flower.methods import METHODS, SGD, Method, uncounted
 from tp_flower.privacy.gradients import check_per_row, check_scores
 from tp_flower.privacy.plan import (
     CURVATURE,
@@ -36,15 +45,13 @@ from tp_flower.privacy.plan import (
 from tp_flower.privacy.policy import MODELS, SCORES
 from tp_flower.privacy.settings import DP_SGD, STATISTICS, PrivacySettings
 from tp_flower.privacy.statistics_update import Rows, TableShape, usable_gram
-from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update, unpack_bits
+from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update
 from tp_flower.randomness import Stream, generator
-from tp_flower.sources.shards import ShardSource
 
 Arrays = dict[ArrayKey, AnyArray]
 Start = tuple[dict[str, AnyArray], dict[str, float], Entry]
 
 _KINDS: Final = (MODELS, SCORES)
-SGD: Final = "sgd"
 MOST_STEPS: Final = 1_000_000
 MOST_ROWS: Final = 1 << 53
 MOST_SIZE: Final = 1e30
@@ -76,12 +83,13 @@ def prepare(site: Site, request: Packet) -> Packet:
     """Encode the features, make the model, and reply with what training starts from."""
     header = header_of(request)
     settings = header.parsed("privacy", Settings.from_run_config).privacy
-    strategy = header.order("course").text("strategy", CHOICES["strategy"])
+    method = _method(header)
+    _check_counted(method, settings)
     prepared = {
         number: _prepare_part(site, number, order, request, settings)
         for number, order in part_orders(site, request)
     }
-    run = Run(site.store.run, strategy, settings)
+    run = Run(site.store.run, method.family, settings)
     _set_aside(site, run, prepared)
     facts: list[dict[str, Any]] = []
     arrays: Arrays = {}
@@ -120,12 +128,20 @@ def _prepare_part(
     update = order.parsed("update", Update)
     table_encoder = order.parsed("encoder", TableEncoder.from_json)
     encoder = table_encoder.at_site(site.hasher())
-    is_private = settings.covers_features or settings.covers_predictions
-    entry = _training_entry(
-        site, number, order, request, encoder, is_private=is_private
+    rows = _training_rows(site, number, order, request)
+    batches = read_batches(request, number, rows.trained)
+    check_rows(
+        guard,
+        source,
+        site.extracted(number).table,
+        rows,
+        batches,
+        sends_sums=update is Update.SUM and not settings.covers_features,
     )
-    sends_sums = update is Update.SUM and not settings.covers_features
-    _check_rows(guard, source, entry, sends_sums=sends_sums)
+    is_private = settings.covers_features or settings.covers_predictions
+    features = site.tables.encode(number, encoder, rows.own, is_private=is_private)
+    if rows.place is not None:
+        features = site.tables.repeat(number, features, rows.place)
     spec = order.parsed("model", ModelSpec.from_json)
     is_exact = spec.kind == "linear" and update in (Update.LOCAL, Update.GRAM)
     if settings.features == STATISTICS and not is_exact:
@@ -133,15 +149,14 @@ def _prepare_part(
             f"privacy.features = {STATISTICS!r} is of linear models that are fitted "
             f"exactly, not of {spec.kind!r} by {update.value!r}"
         )
-    width = entry.arrays["features"].shape[1]
+    width = features.shape[1]
     model = make_model(spec, width, order.text("device", CHOICES["device"]))
     if settings.features == DP_SGD:
         check_per_row(model, width)
     elif settings.covers_predictions:
         check_scores(model, width)
     columns = table_encoder.columns + int(spec.intercept)
-    told = header_of(request).order("course")
-    course = _course(told, entry, update, spec)
+    course = _course(header_of(request), rows, batches, update, spec)
     shape = TableShape(
         epochs=course.epochs,
         mean_multiplicity=_size(order, "mean-multiplicity", may_be_zero=True),
@@ -154,14 +169,58 @@ def _prepare_part(
         sends=_sends(update),
         is_linear=spec.kind == "linear",
     )
+    arrays: dict[str, AnyArray] = {
+        "features": features,
+        "multiplicity": rows.multiplicity,
+        "tested": rows.tested,
+        "batch-start": batches.start,
+        "batch-rows": batches.rows,
+    }
     meta = {
-        **entry.meta,
+        "table": site.extracted(number).table,
+        "joined-rows": _joined_rows(order),
+        "l2": order.number("l2"),
+        "device": order.text("device", CHOICES["device"]),
+        "encoder": encoder.to_json(),
         "model": spec.to_json(),
         "update": str(update),
         "privacy": plan.to_json(),
     }
-    whole = Entry(entry.arrays, meta)
-    return _Prepared(whole, model, update, plan, columns)
+    return _Prepared(Entry(arrays, meta), model, update, plan, columns)
+
+
+def _method(header: Order) -> Method:
+    """Return the method that the run trains by."""
+    return METHODS[header.order("course").text("strategy", CHOICES["strategy"])]
+
+
+def _check_counted(method: Method, settings: PrivacySettings) -> None:
+    """Refuse mechanisms whose cost per row is not known for the method.
+
+    Raises:
+        SiteError: the accounts would be too low.
+    """
+    for key, is_asked in uncounted(method, settings).items():
+        if is_asked:
+            raise SiteError(
+                f"privacy.{key} is of methods that send a row of a table once, not of "
+                "those on expanded rows"
+            )
+
+
+def _joined_rows(order: Order) -> int:
+    """Return N."""
+    return order.count("joined-rows", low=1, most=MOST_ROWS)
+
+
+def _training_rows(
+    site: Site, number: int, order: Order, request: Packet
+) -> TrainingRows:
+    """Return the rows that take part, as the method goes by them."""
+    rows = site.extracted(number).rows
+    if _method(header_of(request)).is_expanded:
+        return expanded(request, number, _joined_rows(order), rows, order)
+    return once_each(request, number, _joined_rows(order), rows)
 
 
 def _size(order: Order, name: str, *, may_be_zero: bool = False) -> float:
@@ -175,36 +234,28 @@ def _size(order: Order, name: str, *, may_be_zero: bool = False) -> float:
     return size
 
 
-def _check_rows(
-    guard: Guard, source: ShardSource, entry: Entry, *, sends_sums: bool
-) -> None:
-    """Refuse to train on too few rows, and to send sums over too few."""
-    table = entry.meta["table"]
-    trained = len(entry.arrays["multiplicity"])
-    guard.check_rows(source, trained, f"the model of table {table!r}")
-    sizes = np.diff(entry.arrays["batch-start"])
-    if sends_sums and np.any(sizes):
-        least = int(sizes[sizes > 0].min())
-        guard.check_rows(source, least, f"a batch's gradient of table {table!r}")
-
-
-def _course(told: Order, entry: Entry, update: Update, spec: ModelSpec) -> Course:
+def _course(
+    header: Order,
+    rows: TrainingRows,
+    batches: Batches,
+    update: Update,
+    spec: ModelSpec,
+) -> Course:
     """Return how the run goes; what the server says of it only limits the run."""
-    starts, rows = entry.arrays["batch-start"], entry.arrays["batch-rows"]
-    strategy = told.text("strategy", CHOICES["strategy"])
+    told, family = header.order("course"), _method(header).family
     own: dict[str, Any] = {}
     if update is Update.CONSENSUS:
         own["exchanges"] = told.count("exchanges", low=1, most=MOST_STEPS)
-    if strategy == SGD:
+    if family == SGD:
         own["batch_uses"] = told.count("batch-uses", most=MOST_STEPS)
         own["batch_rate"] = told.number("batch-rate", high=1.0)
     return Course(
-        strategy=strategy,
+        family=family,
         epochs=told.count("epochs", most=MOST_STEPS),
-        batches=len(starts) - 1,
+        batches=len(batches.start) - 1,
         # of the plan that the server has sent: it cannot say less
-        row_batches=int(np.bincount(rows).max(initial=0)),
-        most_joined_rows=int(entry.arrays["multiplicity"].max(initial=0)),
+        row_batches=int(np.bincount(batches.rows).max(initial=0)),
+        most_joined_rows=int(rows.multiplicity.max(initial=0)),
         has_first_scores=spec.kind != "linear",
         output_scale=spec.output_scale or 1.0,
         **own,
@@ -243,72 +294,6 @@ def _set_aside(site: Site, run: Run, prepared: Mapping[int, _Prepared]) -> None:
         run.name,
         [release for shard, plan in named for release in uncovered(run, shard, plan)],
     )
-
-
-def _training_entry(
-    site: Site,
-    number: int,
-    order: Order,
-    request: Packet,
-    encoder: SiteEncoder,
-    *,
-    is_private: bool,
-) -> Entry:
-    """Encode the rows that take part, the trained ones first."""
-    extracted = site.extracted(number)
-    trained = unpack_bits(request.array(number, "trained"), extracted.rows)
-    tested = unpack_bits(request.array(number, "tested"), extracted.rows)
-    rows = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested & ~trained)])
-    joined_rows = order.count("joined-rows", low=1, most=MOST_ROWS)
-    multiplicity = whole_numbers(
-        request.array(number, "multiplicity"),
-        "multiplicity",
-        low=1,
-        high=joined_rows,
-        length=int(np.count_nonzero(trained)),
-    )
-    arrays = {
-        "features": site.tables.encode(number, encoder, rows, is_private=is_private),
-        "multiplicity": multiplicity,
-        "tested": tested[rows],
-        **_batches(request, number, len(multiplicity)),
-    }
-    meta = {
-        "table": extracted.table,
-        "joined-rows": joined_rows,
-        "l2": order.number("l2"),
-        "device": order.text("device", CHOICES["device"]),
-        "encoder": encoder.to_json(),
-    }
-    return Entry(arrays, meta)
-
-
-def _batches(request: Packet, number: int, trained: int) -> dict[str, AnyArray]:
-    """Return the rows of each SGD batch; of none, where there is no plan.
-
-    Raises:
-        SiteError: a batch has a row twice: it would add to it more than is clipped.
-    """
-    if (number, "batch-start") not in request.arrays:
-        return {
-            "batch-start": np.zeros(1, np.int64),
-            "batch-rows": np.zeros(0, np.int64),
-        }
-    rows = whole_numbers(
-        request.array(number, "batch-rows"), "batch-rows", low=0, high=trained - 1
-    )
-    start = whole_numbers(
-        request.array(number, "batch-start"), "batch-start", low=0, high=len(rows)
-    )
-    is_whole = len(start) and start[0] == 0 and start[-1] == len(rows)
-    if not is_whole or np.any(np.diff(start) < 0):
-        raise SiteError("malformed request: 'batch-start' does not divide 'batch-rows'")
-    # invariant: rows ascend within a batch
-    begins = np.zeros(len(rows), np.bool_)
-    begins[start[start < len(rows)]] = True
-    if np.any((np.diff(rows) <= 0) & ~begins[1:]):
-        raise SiteError("malformed request: a batch has a row twice, or in disorder")
-    return {"batch-start": start, "batch-rows": rows}
 
 
 def _start_linear(model: LinearModel, part: _Prepared, outgoing: Outgoing) -> Start:

@@ -176,6 +176,29 @@ class SiteTables:
         self._encoded[number] = name
         return _mapped(path)
 
+    def repeat(
+        self, number: int, features: FeatureArray, place: IndexArray
+    ) -> FeatureArray:
+        """Return ``features[place]``, (n, d), memory-mapped where possible.
+
+        Args:
+            number: the part.
+            features: what :meth:`encode` has returned last for the part, (k, d).
+            place: (n,), rows of it, as often as they are wanted.
+
+        Raises:
+            SiteError: the cache cannot be written.
+        """
+        if number not in self._encoded:
+            return features[place]
+        of = self._encoded[number]
+        kind = f"{ONCE}{FEATURES}" if of.startswith(ONCE) else FEATURES
+        chosen = hashlib.sha256(np.ascontiguousarray(place).tobytes()).hexdigest()
+        name = entry_name(kind, of, chosen)
+        path = self._obtain(name, lambda f: _write_repeated(f, features, place))
+        self._encoded[number] = name
+        return _mapped(path)
+
     def without_features(self, number: int, entry: Entry) -> Entry:
         """Return a part's entry without the features that the cache has."""
         if number not in self._encoded:
@@ -248,11 +271,26 @@ def _write_features(
     missing: Collection[str],
 ) -> None:
     """Write the matrix block by block: no more than a block is in memory."""
-    width = encoder.encoder.width
-    layout = {"descr": "<f4", "fortran_order": False, "shape": (len(rows), width)}
+    shape = len(rows), encoder.encoder.width
+    _write_blocks(folder, shape, _encoded(extracted, encoder, rows, missing))
+
+
+def _write_repeated(folder: Path, features: FeatureArray, place: IndexArray) -> None:
+    """Write ``features[place]`` block by block."""
+    width = features.shape[1]
+    size = max(MOST_VALUES // max(width, 1), LEAST_ROWS)
+    starts = range(0, len(place), size)
+    blocks = (features[place[start : start + size]] for start in starts)
+    _write_blocks(folder, (len(place), width), blocks)
+
+
+def _write_blocks(
+    folder: Path, shape: tuple[int, int], blocks: Iterator[FeatureArray]
+) -> None:
+    layout = {"descr": "<f4", "fortran_order": False, "shape": shape}
     with (folder / FEATURES_FILE).open("wb") as file:
         np.lib.format.write_array_header_1_0(file, layout)
-        for block in _encoded(extracted, encoder, rows, missing):
+        for block in blocks:
             if block.size:
                 file.write(block.data.cast("B"))
 

@@ -141,11 +141,11 @@ def judge(
     run = report["final"]["test"]
     if "auc" in optimum:
         difference = abs(run["auc"] - optimum["auc"])
-        margin = AUC_MARGINS[settings.strategy]
+        margin = AUC_MARGINS[settings.family]
         text = f"AUC difference {difference:.5f}, allowed {margin:g}"
     else:
         difference = abs(run["rmse"] / optimum["rmse"] - 1.0)
-        margin = RMSE_MARGINS[settings.strategy]
+        margin = RMSE_MARGINS[settings.family]
         text = f"RMSE difference {difference:.3%}, allowed {margin:.1%}"
     if any(settings.model_of(table["table"]) != "linear" for table in report["tables"]):
         return Verdict(f"{text} for linear models; these are not: no verdict", True)

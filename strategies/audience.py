@@ -27,7 +27,7 @@ def audience_of(
     sharded = [name for name, own in parts.items() if len(own) > 1]
     return Audience(
         label_table=bound.label_table,
-        strategy=settings.strategy,
+        strategy=settings.family,
         sharded=sharded,
         gram=[name for name in sharded if updates[name] is Update.GRAM],
         grouped=[

@@ -11,11 +11,12 @@ from strategies.alignment import Alignment
 from strategies.compact import CompactTable
 from strategies.setup import Problem, UpdateChooser
 from tp_flower.encoding.encoder import TableEncoder
-from tp_flower.experiment import DEFAULT_EPOCHS, Settings
+from tp_flower.experiment import Settings
 from tp_flower.explain import cost, server_memory
 from tp_flower.explain.cost import ShardSize, TableSize, Traffic
 from tp_flower.explain.explanation import StrategyCost
 from tp_flower.learning.models import build_model
+from tp_flower.methods import ADMM, METHODS
 from tp_flower.privacy.settings import STATISTICS
 from tp_flower.protocol import Action, Update
 from tp_flower.report import RoundReport, sum_by_table
@@ -74,7 +75,7 @@ class Forecast:
     @property
     def updates(self) -> dict[str, Update]:
         """By table, how its shards are trained together as it is set."""
-        is_admm = self.settings.strategy == "admm"
+        is_admm = self.settings.family == ADMM
         sizes = self.admm_sizes() if is_admm else self.sgd_sizes()
         return {size.name: size.update for size in sizes}
 
@@ -135,7 +136,7 @@ class Forecast:
             set_up=self.set_up(tables),
             epoch=(epoch := cost.admm_epoch(tables, settings.inner_rounds)),
             last_epoch=epoch,
-            epochs=settings.num_epochs or DEFAULT_EPOCHS["admm"],
+            epochs=settings.num_epochs or METHODS["admm"].epochs,
             server_bytes=server_memory.admm_bytes(
                 tables, *self._rows(), settings.anderson_memory if is_exact else 0
             ),
@@ -154,7 +155,7 @@ class Forecast:
             set_up=self.set_up(tables, self.batches),
             epoch=sgd_epoch(),
             last_epoch=sgd_epoch(is_last=True),
-            epochs=settings.num_epochs or DEFAULT_EPOCHS["sgd"],
+            epochs=settings.num_epochs or METHODS["sgd"].epochs,
             server_bytes=server_memory.sgd_bytes(tables, *self._rows()),
         )
 

@@ -158,7 +158,7 @@ class Problem:
         """
         if self.aligned.loss.name == "squared":
             deviation = float(self.aligned.train_labels.std()) or 1.0
-            return deviation * SQUARED_REACH.get(self.settings.strategy, 1.0)
+            return deviation * SQUARED_REACH.get(self.settings.family, 1.0)
         noise = self.aligned.extracted.labels.noise
         if not isinstance(noise, ClassNoise):
             return 1.0

@@ -93,7 +93,7 @@ def test_the_scores_that_a_row_shows_cost_their_epsilon(course, first):
     # one release per epoch, and of SGD one for each batch that the row is in
     per_row = {"admm": 6, "sgd": 6 + course.row_batches * course.batch_uses}
     counts = [mechanism.count for mechanism in spent(made, {SCORES, BATCH_SCORES})]
-    assert sum(counts) == per_row[course.strategy] + first
+    assert sum(counts) == per_row[course.family] + first
 
 
 def test_a_row_of_sgd_pays_for_every_batch_that_it_is_in():

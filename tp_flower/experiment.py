@@ -22,12 +22,13 @@ from tp_flower.encoding.choice import (
 )
 from tp_flower.errors import SettingsError
 from tp_flower.joins.mapping import MAX_JOINED_ROWS
+from tp_flower.methods import ADMM, METHODS, Method, method_problems
 from tp_flower.privacy.settings import PRIVACY_KEYS, STATISTICS, PrivacySettings
 from tp_flower.setting_checks import Range, has_type, plain_problem, store_floats
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "task": ("auto", "regression", "classification"),
-    "strategy": ("admm", "sgd"),
+    "strategy": tuple(METHODS),
     "mode": ("train", "explain"),
     "loss": ("auto", "squared", "logistic", "softmax"),
     "admm-form": ("sharing", "jacobi"),
@@ -35,7 +36,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "cuda"),
 }
 BUILT_IN_MODELS = ("linear", "mlp")
-DEFAULT_EPOCHS: Mapping[str, int] = {"admm": 12, "sgd": 10}
 TASK_LOSSES: Mapping[str, tuple[str, ...]] = {
     "regression": ("auto", "squared"),
     "classification": ("auto", "logistic", "softmax"),
@@ -163,7 +163,17 @@ class Settings:
     @property
     def epochs(self) -> int:
         """The number of epochs, with 0 resolved to the strategy's default."""
-        return self.num_epochs or DEFAULT_EPOCHS[self.strategy]
+        return self.num_epochs or self.method.epochs
+
+    @property
+    def method(self) -> Method:
+        """What the strategy has in common with others."""
+        return METHODS[self.strategy]
+
+    @property
+    def family(self) -> str:
+        """Whose messages the strategy uses: "admm" or "sgd"."""
+        return self.method.family
 
     def model_of(self, table: str) -> str:
         """Return the model of one table, named by its alias in the query."""
@@ -346,7 +356,8 @@ def _relation_problems(values: Mapping[str, object]) -> list[str]:
     pairs = values.get("models", ())
     named = [model for _, model in pairs] if isinstance(pairs, tuple) else []
     others = [m for m in [values.get("model", "linear"), *named] if m != "linear"]
-    if values.get("lou") == "gram" and values.get("strategy", "admm") == "admm":
+    is_admm = METHODS[str(values.get("strategy", "admm"))].family == ADMM
+    if values.get("lou") == "gram" and is_admm:
         problems += [
             f"lou: 'gram' needs linear models, but {model!r} is asked for: "
             "use auto or consensus"
@@ -357,9 +368,9 @@ def _relation_problems(values: Mapping[str, object]) -> list[str]:
         problems += [
             f"privacy.features: 'statistics' needs {needed}: use dp-sgd"
             for needed, is_missing in (
-                ("strategy 'admm'", values.get("strategy", "admm") != "admm"),
+                ("strategy 'admm'", not is_admm),
                 ("linear models", bool(others)),
             )
             if is_missing
         ]
-    return problems
+    return problems + method_problems(values)

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self
 
 from tp_flower.errors import SiteError
+from tp_flower.methods import SGD
 from tp_flower.privacy.accounting import (
     noise_multiplier,
     outsider_mechanism,
@@ -54,7 +55,7 @@ class Course:
     """How a run goes, as far as it decides how often a row's data are used.
 
     Attributes:
-        strategy: ``"admm"`` or ``"sgd"``.
+        family: of the method, ``"admm"`` or ``"sgd"``.
         epochs: of the run, at most.
         exchanges: updates of the models per epoch of ADMM.
         batches: of SGD's plan.
@@ -68,7 +69,7 @@ class Course:
         output_scale: what a torch model multiplies its output by.
     """
 
-    strategy: str
+    family: str
     epochs: int
     exchanges: int = 1
     batches: int = 0
@@ -204,7 +205,7 @@ def plan_part(
 def _plan_models(
     settings: PrivacySettings, course: Course, *, is_linear: bool
 ) -> dict[str, Any]:
-    if settings.features == DP_SGD and course.strategy == "sgd":
+    if settings.features == DP_SGD and course.family == SGD:
         return _plan_gradients(settings, course, is_linear=is_linear)
     if settings.features == DP_SGD:
         updates = course.epochs * course.exchanges
@@ -294,9 +295,9 @@ def _plan_scores(
     settings: PrivacySettings, course: Course
 ) -> tuple[ClippedNoise | None, tuple[Use, ...]]:
     whole = course.epochs + int(course.has_first_scores)
-    in_batches = course.row_batches if course.strategy == "sgd" else 0
+    in_batches = course.row_batches if course.family == SGD else 0
     limits = {SCORES: (whole, 1)}
-    if course.strategy == "sgd":
+    if course.family == SGD:
         limits[BATCH_SCORES] = (course.batch_uses, max(in_batches, 1))
     if not settings.covers_predictions:
         return None, tuple(Use(what, limit) for what, (limit, _) in limits.items())

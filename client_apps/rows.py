@@ -1,0 +1,186 @@
+"""Which rows of a part take part in training, and in which batch, as the server says.
+
+A method goes by the rows of the table, each once with its multiplicity, or by the
+joined rows (VFL): then a row of the table is there for every joined row it is in. The
+policy's minimum of rows counts rows of the table in both.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from client_apps.guard import Guard
+from client_apps.orders import IntArray, Order, whole_numbers
+from tp_flower.errors import SiteError
+from tp_flower.protocol import Packet, unpack_bits
+from tp_flower.sources.shards import ShardSource
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """The rows that take part, the trained ones first.
+
+    Attributes:
+        own: (k,), positions of the rows of the table, each once.
+        place: (n,), where in ``own`` the row behind each that takes part is; None where
+            these are the rows of the table themselves.
+        multiplicity: (n_trained,), joined rows of each row that is trained on.
+        tested: (n,) bool, rows that appear in held-out joined rows.
+    """
+
+    own: IntArray
+    place: IntArray | None
+    multiplicity: IntArray
+    tested: npt.NDArray[np.bool_]
+
+    @property
+    def trained(self) -> int:
+        """Rows that are trained on."""
+        return len(self.multiplicity)
+
+    @property
+    def trained_own(self) -> int:
+        """Rows of the table that are trained on."""
+        if self.place is None:
+            return self.trained
+        return len(np.unique(self.place[: self.trained]))
+
+    def own_by_batch(self, batches: "Batches") -> IntArray:
+        """Return how many rows of the table each batch has, (batches,)."""
+        sizes = np.diff(batches.start)
+        if self.place is None:
+            return sizes
+        batch_of, rows = np.repeat(np.arange(len(sizes)), sizes), len(self.own)
+        pairs = np.unique(batch_of * rows + self.place[batches.rows])
+        return np.bincount(pairs // max(rows, 1), minlength=len(sizes))
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The rows of each SGD batch.
+
+    Attributes:
+        start: (batches + 1,), where each batch's rows start in ``rows``.
+        rows: among those that are trained on, ascending within a batch.
+    """
+
+    start: IntArray
+    rows: IntArray
+
+
+def once_each(
+    request: Packet, number: int, joined_rows: int, rows: int
+) -> TrainingRows:
+    """Return the rows that a request names by masks: each of the table once.
+
+    Args:
+        request: with the masks and the multiplicities.
+        number: of the part.
+        joined_rows: N.
+        rows: of the part.
+
+    Raises:
+        SiteError: a row is in no joined row, or in more than there are.
+    """
+    trained = unpack_bits(request.array(number, "trained"), rows)
+    tested = unpack_bits(request.array(number, "tested"), rows)
+    own = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested & ~trained)])
+    multiplicity = whole_numbers(
+        request.array(number, "multiplicity"),
+        "multiplicity",
+        low=1,
+        high=joined_rows,
+        length=int(np.count_nonzero(trained)),
+    )
+    return TrainingRows(own, None, multiplicity, tested[own])
+
+
+def expanded(
+    request: Packet, number: int, joined_rows: int, rows: int, order: Order
+) -> TrainingRows:
+    """Return the rows that a request lists: one for every joined row with one of them.
+
+    Args:
+        request: with the list, ``expanded-rows``: joined training rows first.
+        number: of the part.
+        joined_rows: N.
+        rows: of the part.
+        order: says how many of the list are of training rows, and how many joined rows
+            are held out.
+
+    Raises:
+        SiteError: the list is longer than the joined rows, or names no row of the part.
+    """
+    trained = order.count("expanded-trained", most=joined_rows)
+    held_out = order.count("held-out-rows")
+    listed = whole_numbers(
+        request.array(number, "expanded-rows"), "expanded-rows", low=0, high=rows - 1
+    )
+    if not 0 <= len(listed) - trained <= held_out:
+        raise SiteError(
+            f"malformed request: array 'expanded-rows' has {len(listed)} rows, but "
+            f"must have {trained} to train on and at most {held_out} held out"
+        )
+    is_used = np.zeros(rows, np.bool_)
+    is_used[listed] = True
+    return TrainingRows(
+        own=np.flatnonzero(is_used),
+        place=(np.cumsum(is_used) - 1)[listed],
+        multiplicity=np.ones(trained, np.int64),
+        tested=np.arange(len(listed)) >= trained,
+    )
+
+
+def read_batches(request: Packet, number: int, trained: int) -> Batches:
+    """Return the rows of each SGD batch; of none, where there is no plan.
+
+    Raises:
+        SiteError: a batch has a row twice: it would add to it more than is clipped.
+    """
+    if (number, "batch-start") not in request.arrays:
+        return Batches(np.zeros(1, np.int64), np.zeros(0, np.int64))
+    rows = whole_numbers(
+        request.array(number, "batch-rows"), "batch-rows", low=0, high=trained - 1
+    )
+    start = whole_numbers(
+        request.array(number, "batch-start"), "batch-start", low=0, high=len(rows)
+    )
+    is_whole = len(start) and start[0] == 0 and start[-1] == len(rows)
+    if not is_whole or np.any(np.diff(start) < 0):
+        raise SiteError("malformed request: 'batch-start' does not divide 'batch-rows'")
+    # invariant: rows ascend within a batch
+    begins = np.zeros(len(rows), np.bool_)
+    begins[start[start < len(rows)]] = True
+    if np.any((np.diff(rows) <= 0) & ~begins[1:]):
+        raise SiteError("malformed request: a batch has a row twice, or in disorder")
+    return Batches(start, rows)
+
+
+def check_rows(
+    guard: Guard,
+    source: ShardSource,
+    table: str,
+    rows: TrainingRows,
+    batches: Batches,
+    *,
+    sends_sums: bool,
+) -> None:
+    """Refuse to train on too few rows of the table, and to send sums over too few.
+
+    Args:
+        guard: of the site.
+        source: the shard.
+        table: alias of its table in the query.
+        rows: that take part.
+        batches: of SGD.
+        sends_sums: whether the gradient of every batch leaves as it is.
+
+    Raises:
+        PolicyError: there are fewer than the policy's ``min-rows``.
+    """
+    guard.check_rows(source, rows.trained_own, f"the model of table {table!r}")
+    sizes = rows.own_by_batch(batches)
+    if sends_sums and np.any(sizes):
+        least = int(sizes[sizes > 0].min())
+        guard.check_rows(source, least, f"a batch's gradient of table {table!r}")

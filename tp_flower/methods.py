@@ -1,0 +1,74 @@
+"""The training methods that a run can name, and what they have in common.
+
+The server's side of each is a class in ``strategies``; a site sees the family alone,
+and whether a method goes by the rows of a table or by the joined rows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tp_flower.privacy.settings import PrivacySettings
+
+ADMM: Final = "admm"
+SGD: Final = "sgd"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One value of the setting ``strategy``.
+
+    Attributes:
+        family: whose messages it uses, ``"admm"`` or ``"sgd"``.
+        epochs: of a run that does not say how many.
+        is_expanded: whether a site trains on a row for every joined row (VFL), not on
+            every row of its table once.
+        is_full_batch: whether the one batch of an epoch has all joined rows.
+    """
+
+    family: str
+    epochs: int
+    is_expanded: bool = False
+    is_full_batch: bool = False
+
+
+METHODS: Final[Mapping[str, Method]] = {
+    "admm": Method(ADMM, 12),
+    "sgd": Method(SGD, 10),
+}
+
+
+def method_problems(values: Mapping[str, object]) -> list[str]:
+    """Return what of the settings, by key, does not go with their method.
+
+    Args:
+        values: that are fine alone; keys may be missing.
+    """
+    name = str(values.get("strategy", "admm"))
+    method, problems = METHODS[name], []
+    if method.is_full_batch and values.get("batch-size"):
+        problems.append(
+            f"batch-size: {values['batch-size']!r} does not go with strategy {name!r}, "
+            "whose one batch has all joined rows: leave it 0, or use sgd"
+        )
+    privacy = values.get("privacy")
+    if isinstance(privacy, PrivacySettings):
+        problems += [
+            f"privacy.{key}: strategy {name!r} is for comparisons without it: a row of "
+            f"a table is in many rows of its messages. Use {method.family}"
+            for key, is_covered in uncounted(method, privacy).items()
+            if is_covered
+        ]
+    return problems
+
+
+def uncounted(method: Method, privacy: PrivacySettings) -> dict[str, bool]:
+    """Return, by privacy setting, whether it asks for what a method cannot count.
+
+    The accounts are of rows that are in a release once. Joined rows are not: what one
+    row of a table changes in a release grows with its multiplicity.
+    """
+    return {
+        "features": method.is_expanded and privacy.covers_features,
+        "predictions": method.is_expanded and privacy.covers_predictions,
+    }
