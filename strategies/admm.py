@@ -12,7 +12,7 @@ from statistics import mean
 from typing import Any
 
 from strategies import lou
-from strategies.admm_arrays import AdmmArrays, HostArrays
+from strategies.admm_arrays import make_arrays, server_device
 from strategies.exchange import Replies, Request, ask
 from strategies.federation import Federation, Table
 from strategies.relational import EpochResult, RelationalStrategy
@@ -68,7 +68,7 @@ class AdmmServer:
         self.over_relaxation = settings.over_relaxation or (
             1.0 if self.memory or noisy else OVER_RELAXATION
         )
-        self._arrays: AdmmArrays = HostArrays(federation, self.corrections, self.memory)
+        self._arrays = make_arrays(federation, settings, self.corrections, self.memory)
         self._epoch = 0
         self._recent: list[Residuals] = []
 
@@ -132,7 +132,12 @@ class TablePuppetADMM(RelationalStrategy):
     name = "admm"
 
     def plan(self) -> Plan:
-        """Let sharded linear tables send statistics, others seek consensus."""
+        """Let sharded linear tables send statistics, others seek consensus.
+
+        Raises:
+            SettingsError: the device of ``server-device`` is not there.
+        """
+        server_device(self.settings)
         return Plan(choose_update_for(self.settings), _no_arrays, self._course)
 
     def _course(self) -> Mapping[str, Any]:

@@ -34,6 +34,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "admm-form": ("sharing", "jacobi"),
     "lou": ("auto", "gram", "consensus"),
     "device": ("auto", "cpu", "cuda"),
+    "server-device": ("auto", "cpu", "cuda"),
 }
 BUILT_IN_MODELS = ("linear", "mlp")
 TASK_LOSSES: Mapping[str, tuple[str, ...]] = {
@@ -115,6 +116,7 @@ class Settings:
     test_fraction: float = 0.2
     seed: int = 0
     device: str = "auto"
+    server_device: str = "cpu"
     site_timeout: float = 600.0
     min_sites: int = 0
     wait_seconds: float = 60.0

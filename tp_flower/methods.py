@@ -51,6 +51,11 @@ def method_problems(values: Mapping[str, object]) -> list[str]:
             f"batch-size: {values['batch-size']!r} does not go with strategy {name!r}, "
             "whose one batch has all joined rows: leave it 0, or use sgd"
         )
+    if method.family == SGD and values.get("server-device") == "cuda":
+        problems.append(
+            "server-device: 'cuda' is of strategy 'admm', whose server works on all "
+            "rows at once; a batch of SGD is too small for it: use 'cpu' or 'auto'"
+        )
     privacy = values.get("privacy")
     if isinstance(privacy, PrivacySettings):
         problems += [

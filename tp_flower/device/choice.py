@@ -1,0 +1,62 @@
+"""Whether to compute on a GPU, decided without torch where there is none.
+
+A GPU is worth its start from some size on only: torch takes a second or two to import,
+CUDA as long to start, and in deployment every message starts a process.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from tp_flower.errors import SettingsError
+
+CPU: Final = "cpu"
+CUDA: Final = "cuda"
+AUTO: Final = "auto"
+
+DRIVER_FILES: Final = (
+    "/dev/nvidiactl",
+    "/dev/dxg",  # Windows Subsystem for Linux
+    "/dev/nvmap",  # Jetson
+    r"C:\Windows\System32\nvcuda.dll",
+)
+HIDDEN: Final = ("", "-1")
+"""Values of CUDA_VISIBLE_DEVICES that leave no device."""
+
+
+def resolve(name: str, setting: str, place: str, *, is_large: bool = True) -> str:
+    """Return ``"cpu"`` or ``"cuda"``, which ``"auto"`` is where it is there and pays.
+
+    Without a driver torch is not imported, unless ``"cuda"`` is asked for.
+
+    Args:
+        name: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        setting: what asks, for the error.
+        place: who has no device, for the error: "this site", say.
+        is_large: whether the work is worth the start of a device.
+
+    Raises:
+        SettingsError: ``"cuda"`` is asked for, and cannot be used.
+    """
+    if name == CPU or (name == AUTO and not (is_large and has_driver())):
+        return CPU
+    import torch
+
+    if torch.cuda.is_available():
+        return CUDA
+    if name == AUTO:
+        return CPU
+    why = "" if has_driver() else " (no NVIDIA driver was found)"
+    raise SettingsError(
+        f"{setting} is {name!r}, but {place} has no CUDA device that torch "
+        f"{torch.__version__} can use{why}; allowed there: 'cpu' and 'auto'"
+    )
+
+
+def has_driver() -> bool:
+    """Whether there is a sign of an NVIDIA driver, and its devices are not hidden."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in HIDDEN:
+        return False
+    own = (name for name in DRIVER_FILES if name[0] == "/" or sys.platform == "win32")
+    return any(Path(name).exists() for name in own)
