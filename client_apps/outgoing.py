@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tp_flower.errors import SiteError
+from tp_flower.learning.features import Features, on_host
 from tp_flower.learning.losses import FloatArray
-from tp_flower.learning.models import FeatureArray, LocalModel
+from tp_flower.learning.models import LocalModel
 from tp_flower.learning.problem import FitProblem
 from tp_flower.learning.solvers import gram
 from tp_flower.privacy.noise import NoiseSource
@@ -72,7 +73,7 @@ class Outgoing:
     def gradient(
         self,
         model: LocalModel,
-        features: FeatureArray,
+        features: Features,
         messages: FloatArray,
         batch: int,
     ) -> FloatArray:
@@ -87,7 +88,7 @@ class Outgoing:
         self._use(GRADIENTS, batch)
         return private_sum(
             model,
-            features,
+            on_host(features),
             messages,
             clip=plan.clip,
             noise_multiplier=plan.noise_multiplier,

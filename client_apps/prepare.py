@@ -14,6 +14,7 @@ from client_apps.costs import Run, Shard, planned, uncovered
 from client_apps.guard import Guard
 from client_apps.orders import Order, header_of, part_orders
 from client_apps.outgoing import Outgoing
+from client_apps.placement import forget
 from client_apps.rows import (
     Batches,
     TrainingRows,
@@ -27,6 +28,7 @@ from client_apps.store import Entry
 from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.experiment import CHOICES, Settings
+from tp_flower.learning.features import Features
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.models import LinearModel, LocalModel, ModelSpec
 from tp_flower.learning.solvers import RidgeSolver
@@ -70,6 +72,7 @@ class _Prepared:
         update: how the table's shards train together.
         plan: what is done to its releases.
         columns: about the mean squared norm of an encoded row.
+        features: the encoded rows, where the model is computed.
     """
 
     entry: Entry
@@ -77,6 +80,7 @@ class _Prepared:
     update: Update
     plan: PartPlan
     columns: int
+    features: Features
 
 
 def prepare(site: Site, request: Packet) -> Packet:
@@ -186,7 +190,9 @@ def _prepare_part(
         "update": str(update),
         "privacy": plan.to_json(),
     }
-    return _Prepared(Entry(arrays, meta), model, update, plan, columns)
+    whole = Entry(arrays, meta)
+    forget(site.store, number)
+    return _Prepared(whole, model, update, plan, columns, site.place(number, whole))
 
 
 def _method(header: Order) -> Method:
@@ -306,7 +312,7 @@ def _start_linear(model: LinearModel, part: _Prepared, outgoing: Outgoing) -> St
     if plan.fit is not None or plan.gradients is not None:
         return {}, _typical_curvature(part, len(model.weights)), entry
     multiplicity = entry.arrays["multiplicity"]
-    trained = entry.arrays["features"][: len(multiplicity)]
+    trained = part.features[: len(multiplicity)]
     matrix = outgoing.gram(Rows(trained, multiplicity, intercept=model.intercept))
     total = entry.meta["joined-rows"]
     facts = {
@@ -362,7 +368,7 @@ def _start_torch(
     """
     entry, model = part.entry, part.model
     multiplicity = entry.arrays["multiplicity"]
-    trained = entry.arrays["features"][: len(multiplicity)]
+    trained = part.features[: len(multiplicity)]
     outputs = int(entry.meta["model"]["outputs"])
     rng = generator(int(entry.meta["model"]["seed"]), Stream.CURVATURE)
     signs: FloatArray = rng.choice([-1.0, 1.0], size=(len(trained), outputs))
@@ -378,5 +384,5 @@ def _start_torch(
     facts = {"mean-curvature": mean}
     if part.plan.is_private:
         facts = _typical_curvature(part, len(probe))
-    scores = outgoing.scores(model.scores(entry.arrays["features"]))
+    scores = outgoing.scores(model.scores(part.features))
     return {"scores": scores}, facts

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from tp_flower.learning.features import Features
 from tp_flower.learning.losses import FloatArray
-from tp_flower.learning.models import FeatureArray, LinearModel, LocalModel, moment
+from tp_flower.learning.models import LinearModel, LocalModel, moment
 from tp_flower.learning.solvers import RidgeSolver
 
 IntArray = npt.NDArray[np.int64]
@@ -27,7 +28,8 @@ class ShardData:
     """What never changes during training.
 
     Attributes:
-        features: (n, d) float32, the trained rows first, then those only tested.
+        features: (n, d) float32, the trained rows first, then those only tested; where
+            the model is computed.
         multiplicity: (n_trained,), G of the trained rows.
         tested: (n,) bool, rows that appear in held-out joined rows.
         joined_rows: N of the training rows.
@@ -36,7 +38,7 @@ class ShardData:
         batch_rows: the rows of each SGD batch; empty without a plan.
     """
 
-    features: FeatureArray
+    features: Features
     multiplicity: IntArray
     tested: npt.NDArray[np.bool_]
     joined_rows: int
@@ -45,7 +47,7 @@ class ShardData:
     batch_rows: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
-    def trained(self) -> FeatureArray:
+    def trained(self) -> Features:
         """The features of the trained rows, (n_trained, d)."""
         return self.features[: len(self.multiplicity)]
 
@@ -53,7 +55,7 @@ class ShardData:
         """Return the distinct rows of an SGD batch, (k,)."""
         return self.batch_rows[self.batch_start[number] : self.batch_start[number + 1]]
 
-    def batch(self, number: int) -> FeatureArray:
+    def batch(self, number: int) -> Features:
         """Return the features of the distinct rows of an SGD batch, (k, d)."""
         return self.features[self.batch_of(number)]
 

@@ -11,6 +11,7 @@ import numpy as np
 from flwr.app import Context
 
 from client_apps.outgoing import Outgoing
+from client_apps.placement import place, release
 from client_apps.saved_models import MODELS, SavedModel
 from client_apps.shard import Shard, ShardData
 from client_apps.store import IN_MEMORY, Entry, SiteStore, cannot_write
@@ -18,6 +19,7 @@ from client_apps.tables import SiteTables
 from tp_flower.encoding.encoder import SiteEncoder
 from tp_flower.errors import SettingsError, SiteError, TPFlowerError
 from tp_flower.extraction.extracted import ExtractedShard
+from tp_flower.learning.features import Features
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.models import LocalModel, ModelSpec, build_model
 from tp_flower.learning.solvers import RidgeSolver
@@ -50,7 +52,7 @@ class Part:
         update: how the table's shards are trained together.
         shard: the client operator.
         solver: the factorised theta-update; None where the server or torch solves.
-        device: torch device of models that need one.
+        device: the setting: where the model is computed.
         outgoing: what leaves it.
     """
 
@@ -200,8 +202,17 @@ class Site:
             entry = self.tables.with_features(self.store.load(f"part-{number}"))
             plan = PartPlan.from_json(entry.meta["privacy"])
             outgoing = self.outgoing(number, plan)
-            yield _part(number, entry, vectors[number], outgoing)
+            features = self.place(number, entry)
+            yield _part(number, entry, features, vectors[number], outgoing)
         self.current_part = None
+
+    def place(self, number: int, entry: Entry) -> Features:
+        """Return a part's features where its model is computed."""
+        meta: Any = entry.meta
+        features = entry.arrays["features"]
+        return place(
+            self.store, number, features, meta["device"], meta["model"]["kind"]
+        )
 
     def outgoing(self, number: int, plan: PartPlan) -> Outgoing:
         """Return what decides how a part's arrays leave with this message."""
@@ -263,6 +274,7 @@ class Site:
 
     def clear(self) -> None:
         """Forget the run."""
+        release(self.store)
         self.tables.release()
         self.store.clear()
         for name in list(self.context.state):
@@ -308,12 +320,16 @@ def initial_vectors(model: LocalModel, update: Update) -> dict[str, FloatArray]:
 
 
 def _part(
-    number: int, entry: Entry, vectors: dict[str, FloatArray], outgoing: Outgoing
+    number: int,
+    entry: Entry,
+    features: Features,
+    vectors: dict[str, FloatArray],
+    outgoing: Outgoing,
 ) -> Part:
     meta: Any = entry.meta
     arrays = entry.arrays
     data = ShardData(
-        features=arrays["features"],
+        features=features,
         multiplicity=arrays["multiplicity"],
         tested=arrays["tested"],
         joined_rows=meta["joined-rows"],
@@ -322,7 +338,7 @@ def _part(
         batch_rows=arrays["batch-rows"],
     )
     model = make_model(
-        ModelSpec.from_json(meta["model"]), data.features.shape[1], meta["device"]
+        ModelSpec.from_json(meta["model"]), features.shape[1], meta["device"]
     )
     model.parameters = vectors.pop(MODEL)
     solver = None

@@ -5,6 +5,7 @@ import torch
 
 from tp_flower.device import torch_device as module
 from tp_flower.device.choice import CUDA
+from tp_flower.learning import neural
 
 NO_GPU = "torch finds no CUDA device here"
 
@@ -23,4 +24,5 @@ def pretend(monkeypatch: pytest.MonkeyPatch, device_name: str) -> None:
     if device_name == CUDA:
         return
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(module, "torch_device", lambda _: torch.device("cpu"))
+    for own in (module, neural):
+        monkeypatch.setattr(own, "torch_device", lambda _: torch.device("cpu"))

@@ -14,6 +14,7 @@ from client_apps.app import app
 from client_apps.site import Site
 from strategies import STRATEGIES, RelationalStrategy
 from tp_flower.grid import InProcessGrid
+from tp_flower.learning.features import on_host
 from tp_flower.privacy.plan import PartPlan
 from tp_flower.protocol import message_bytes, unpack, unpack_bits
 from tp_flower.query import Query
@@ -234,9 +235,11 @@ def _after_round(finished: Run, grid: InProcessGrid, report: RoundReport) -> Non
             np.testing.assert_array_equal(
                 shard.model.parameters, shards[0].model.parameters
             )
-        finished.features[table] = np.concatenate([s.data.features for s in shards])
+        finished.features[table] = np.concatenate(
+            [on_host(s.data.features) for s in shards]
+        )
     finished.parameters.append(
-        {table: own[0].model.parameters.copy() for table, own in by_table.items()}
+        {name: own[0].model.parameters.copy() for name, own in by_table.items()}
     )
 
 

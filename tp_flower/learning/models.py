@@ -14,11 +14,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tp_flower.learning.features import (
+    FeatureArray,
+    Features,
+    FloatArray,
+    PlacedFeatures,
+)
 from tp_flower.learning.losses import blocks
 
-FloatArray = npt.NDArray[np.float64]
-FeatureArray = npt.NDArray[np.float32]
-
+__all__ = [
+    "FeatureArray",
+    "FloatArray",
+    "LinearModel",
+    "LocalModel",
+    "ModelSpec",
+    "build_model",
+    "moment",
+]
 
 MOST_UNITS = 1 << 20
 MOST_SCALE = 1e30
@@ -89,11 +101,11 @@ class LocalModel(ABC):
     """Which parameters the penalty R = 1/2 ||theta||^2 covers: all but biases, (p,)."""
 
     @abstractmethod
-    def scores(self, features: FeatureArray) -> FloatArray:
+    def scores(self, features: Features) -> FloatArray:
         """Return the local scores h_i of rows (n, d), (n, d_c)."""
 
     @abstractmethod
-    def pullback(self, features: FeatureArray, messages: FloatArray) -> FloatArray:
+    def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
         """Return sum_j Y_j^T dh_j/dtheta (Eq. 12 without 1/N and penalty), (p,)."""
 
 
@@ -117,9 +129,11 @@ class LinearModel(LocalModel):
         """The parameters as a matrix (d [+ 1], d_c); the intercept is the last row."""
         return self.parameters.reshape(-1, self.outputs)
 
-    def scores(self, features: FeatureArray) -> FloatArray:
+    def scores(self, features: Features) -> FloatArray:
         """Return T W (+ c), accumulated in float64."""
         weights = self.weights
+        if isinstance(features, PlacedFeatures):
+            return features.times(weights[: self.features]) + self.intercepts
         out = np.empty((len(features), self.outputs))
         for block in blocks(len(features)):
             np.matmul(
@@ -131,15 +145,21 @@ class LinearModel(LocalModel):
             out += weights[-1]
         return out
 
-    def pullback(self, features: FeatureArray, messages: FloatArray) -> FloatArray:
+    @property
+    def intercepts(self) -> FloatArray:
+        """c, (d_c,); zero without."""
+        return self.weights[-1] if self.intercept else np.zeros(self.outputs)
+
+    def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
         """Return T^T Y (and the column sums of Y for the intercept), flat."""
         return moment(features, messages, intercept=self.intercept).ravel()
 
 
-def moment(
-    features: FeatureArray, messages: FloatArray, *, intercept: bool
-) -> FloatArray:
+def moment(features: Features, messages: FloatArray, *, intercept: bool) -> FloatArray:
     """Return [T, 1]^T Y, (d [+ 1], d_c), accumulated in float64 block by block."""
+    if isinstance(features, PlacedFeatures):
+        sums = [features.moment(messages), messages.sum(axis=0, keepdims=True)]
+        return np.concatenate(sums[: 1 + int(intercept)])
     out = np.zeros((features.shape[1] + int(intercept), messages.shape[1]))
     for block in blocks(len(features)):
         out[: features.shape[1]] += (

@@ -1,17 +1,21 @@
 """Local models made of torch modules: MLPs and modules from a user's factory."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from tp_flower.device.choice import resolve
+from tp_flower.device.features import DeviceFeatures
+from tp_flower.device.torch_device import to_device, torch_device
 from tp_flower.errors import SettingsError
-from tp_flower.learning.models import FeatureArray, FloatArray, LocalModel, ModelSpec
+from tp_flower.learning.features import Features, FloatArray, on_host
+from tp_flower.learning.losses import blocks
+from tp_flower.learning.models import LocalModel, ModelSpec
 from tp_flower.learning.problem import FitProblem
 
 EVALUATION_ROWS = 65536
@@ -28,6 +32,11 @@ class TorchModel(LocalModel):
                 for parameter in module.parameters()
             ]
         )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module is."""
+        return next(self.module.parameters()).device
 
     @property
     def parameters(self) -> FloatArray:
@@ -47,26 +56,27 @@ class TorchModel(LocalModel):
         output: torch.Tensor = self.module(rows)
         return output * self.spec.output_scale
 
-    def scores(self, features: FeatureArray) -> FloatArray:
+    def scores(self, features: Features) -> FloatArray:
         """Return the local scores, in chunks that bound the memory."""
         out = np.empty((len(features), self.spec.outputs))
-        device = next(self.module.parameters()).device
         with torch.no_grad():
-            for start in range(0, len(features), EVALUATION_ROWS):
-                chunk = _tensor(features[start : start + EVALUATION_ROWS], device)
-                out[start : start + EVALUATION_ROWS] = self.forward(chunk).cpu().numpy()
+            for block, rows in _blocks_on(features, self.device):
+                out[block] = self.forward(rows).cpu().numpy()
         return out
 
-    def pullback(self, features: FeatureArray, messages: FloatArray) -> FloatArray:
-        """Return the vector-Jacobian product of the scores with Y, by autograd."""
-        device = next(self.module.parameters()).device
-        scores = self.forward(_tensor(features, device))
-        upstream = _tensor(messages, device).to(scores.dtype)
-        gradients = torch.autograd.grad(
-            scores, list(self.module.parameters()), grad_outputs=upstream
-        )
-        flat: FloatArray = parameters_to_vector(gradients).cpu().numpy()
-        return flat.astype(np.float64)
+    def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
+        """Return the vector-Jacobian product of the scores with Y, by autograd.
+
+        Chunks of rows add up, so that what autograd keeps of them is bounded.
+        """
+        total = np.zeros(len(self.penalised))
+        parameters = list(self.module.parameters())
+        for block, rows in _blocks_on(features, self.device):
+            scores = self.forward(rows)
+            upstream = to_device(messages[block], self.device).to(scores.dtype)
+            gradients = torch.autograd.grad(scores, parameters, grad_outputs=upstream)
+            total += parameters_to_vector(gradients).cpu().numpy()
+        return total
 
 
 def build_torch_model(spec: ModelSpec, features: int, device: str) -> TorchModel:
@@ -85,12 +95,12 @@ def build_torch_model(spec: ModelSpec, features: int, device: str) -> TorchModel
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device of ``"auto"`` (CUDA when there), ``"cpu"`` or ``"cuda"``."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise SettingsError("device is 'cuda', but this site has no CUDA device")
-    return torch.device(name)
+    """Return the device of ``"auto"`` (CUDA when there), ``"cpu"`` or ``"cuda"``.
+
+    Raises:
+        SettingsError: there is no CUDA device.
+    """
+    return torch_device(resolve(name, "device", "this site"))
 
 
 @dataclass(frozen=True)
@@ -118,29 +128,37 @@ def fit_least_squares(
     Adam on mini-batches of rows drawn without replacement; the objective is divided by
     kappa * sum(G) / N, so that its scale (and the learning rate) does not depend on
     rho. Without rows the penalised parameters move to the centre at once.
+
+    Everything that a step needs lies on the model's device, and no step waits for a
+    number from there; only features that are streamed are gathered step by step.
     """
     if not len(problem.features):
         model.parameters = problem.settle(model.parameters)
         return
-    device = next(model.module.parameters()).device
-    rows = _tensor(problem.features, device)
-    target = _tensor(problem.target, device).to(rows.dtype)
-    weight = torch.as_tensor(problem.weights, dtype=rows.dtype, device=device)
-    penalty = torch.as_tensor(problem.relative_penalty, dtype=rows.dtype, device=device)
-    centre = torch.as_tensor(problem.centre, dtype=rows.dtype, device=device)
+    device, total = model.device, len(problem.features)
+    rows_of = _rows_on(problem.features, device)
+    target, weight, penalty, centre = (
+        to_device(array, device).float()
+        for array in (
+            problem.target,
+            problem.weights,
+            problem.relative_penalty,
+            problem.centre,
+        )
+    )
     scale = model.spec.output_scale**2
     parameters = list(model.module.parameters())
-    steps_per_pass = -(-len(rows) // budget.batch_rows)
+    steps_per_pass = -(-total // budget.batch_rows)
     steps = max(budget.passes * steps_per_pass, budget.least_steps)
     optimizer = torch.optim.Adam(parameters, lr=budget.learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    order = torch.arange(len(rows), device=device)
+    order = torch.arange(total, device=device)
     for step in range(steps):
         if step % steps_per_pass == 0:
-            order = torch.from_numpy(rng.permutation(len(rows))).to(device)
+            order = torch.from_numpy(rng.permutation(total)).to(device)
         start = (step % steps_per_pass) * budget.batch_rows
         batch = order[start : start + budget.batch_rows]
-        residual = model.forward(rows[batch]) - target[batch]
+        residual = model.forward(rows_of(batch)) - target[batch]
         theta = parameters_to_vector(parameters)
         objective = (weight[batch] * residual.square().sum(dim=1)).mean()
         objective = objective + (penalty * (theta - centre).square()).sum()
@@ -179,7 +197,26 @@ def _from_factory(features: int, spec: ModelSpec) -> nn.Module:
     return module
 
 
-def _tensor(values: npt.NDArray[np.floating], device: torch.device) -> torch.Tensor:
-    # torch warns of read-only arrays (memory-mapped features); nothing here writes
-    writable = values if values.flags.writeable else values.copy()
-    return torch.from_numpy(np.ascontiguousarray(writable)).to(device)
+def _blocks_on(
+    features: Features, device: torch.device
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield the rows in chunks on the model's device."""
+    if isinstance(features, DeviceFeatures):
+        yield from features.blocks(EVALUATION_ROWS)
+        return
+    own = on_host(features)
+    for block in blocks(len(own), EVALUATION_ROWS):
+        yield block, to_device(own[block], device)
+
+
+def _rows_on(
+    features: Features, device: torch.device
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what gathers rows by their positions on the device."""
+    if isinstance(features, DeviceFeatures) and not features.is_resident:
+        return lambda positions: features[positions.cpu().numpy()].tensor()
+    if isinstance(features, DeviceFeatures):
+        rows = features.tensor()
+    else:
+        rows = to_device(on_host(features), device)
+    return rows.__getitem__

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.learning.models import FeatureArray, FloatArray
+from tp_flower.learning.features import Features, FloatArray
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class FitProblem:
         penalised: (p,) bool.
     """
 
-    features: FeatureArray
+    features: Features
     multiplicity: npt.NDArray[np.integer]
     target: FloatArray
     kappa: float

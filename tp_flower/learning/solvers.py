@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tp_flower.learning.features import Features, FloatArray, PlacedFeatures
 from tp_flower.learning.losses import blocks
-from tp_flower.learning.models import FeatureArray, FloatArray
 
 RANK_TOLERANCE = 1e-11
 
 
 def gram(
-    features: FeatureArray,
+    features: Features,
     multiplicity: npt.NDArray[np.int64] | FloatArray,
     *,
     intercept: bool,
@@ -31,6 +31,8 @@ def gram(
     array([[13.,  7.],
            [ 7.,  4.]])
     """
+    if isinstance(features, PlacedFeatures):
+        return _placed_gram(features, multiplicity.astype(np.float64), intercept)
     width = features.shape[1] + int(intercept)
     total = np.zeros((width, width))
     for block in blocks(len(features)):
@@ -38,6 +40,16 @@ def gram(
         rows[:, : features.shape[1]] = features[block]
         total += rows.T @ (rows * multiplicity[block, None])
     return total
+
+
+def _placed_gram(
+    features: PlacedFeatures, multiplicity: FloatArray, intercept: bool
+) -> FloatArray:
+    inner = features.gram(multiplicity)
+    if not intercept:
+        return inner
+    edge = features.moment(multiplicity[:, None])
+    return np.block([[inner, edge], [edge.T, multiplicity.sum()]])
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
+from tp_flower.learning.features import on_host
 from tp_flower.learning.models import FloatArray, LinearModel, LocalModel
 from tp_flower.learning.problem import FitProblem
 from tp_flower.privacy.gradients import private_sum
@@ -125,7 +126,8 @@ def fit_privately(
     Raises:
         SettingsError: a torch model has a layer without gradients row by row.
     """
-    rows = len(problem.features)
+    own = on_host(problem.features)
+    rows = len(own)
     if not rows:
         model.parameters = problem.settle(model.parameters)
         return
@@ -140,7 +142,7 @@ def fit_privately(
     adam = _Adam(len(theta), unit * rate / _damping(plan, rows, len(theta)))
     for _ in range(plan.steps):
         drawn = _batch(plan, rows, noise)
-        features = problem.features[drawn]
+        features = own[drawn]
         residuals = model.scores(features) - problem.target[drawn]
         total = private_sum(
             model,

@@ -79,8 +79,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.errors import SiteError
+from tp_flower.learning.features import Features, on_host
 from tp_flower.learning.losses import blocks
-from tp_flower.learning.models import FeatureArray, FloatArray, moment
+from tp_flower.learning.models import FloatArray, moment
 from tp_flower.learning.solvers import RidgeSolver, gram
 from tp_flower.privacy.accounting import noise_multiplier
 from tp_flower.privacy.mechanisms import Gaussian
@@ -258,7 +259,7 @@ class Rows:
         SiteError: a multiplicity is negative: no weight would be bounded.
     """
 
-    features: FeatureArray
+    features: Features
     multiplicity: npt.NDArray[np.int64]
     intercept: bool
 
@@ -277,8 +278,9 @@ class Rows:
         weights = self.multiplicity.astype(np.float64)
         if math.isinf(radius):
             return weights
+        features = on_host(self.features)
         for block in blocks(len(weights)):
-            rows = self.features[block].astype(np.float64)
+            rows = features[block].astype(np.float64)
             norms = np.einsum("ij,ij->i", rows, rows) + float(self.intercept)
             # a row of zeros adds nothing, whatever its weight
             most = np.full_like(norms, math.inf)
