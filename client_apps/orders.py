@@ -16,9 +16,12 @@ import numpy.typing as npt
 from client_apps.site import Site
 from tp_flower.errors import SiteError, TPFlowerError
 from tp_flower.protocol import AnyArray, Packet
+from tp_flower.wire import Precision
 
 MOST: Final = (1 << 31) - 1
 """The largest whole number that a request may hold where nothing else limits it."""
+
+MOST_SEED: Final = (1 << 63) - 1
 
 Item = TypeVar("Item")
 Shape = tuple[int | None, ...]
@@ -156,6 +159,15 @@ def part_orders(site: Site, request: Packet) -> Iterator[tuple[int, Order]]:
         site.current_part = number
         yield number, Order(facts, f"the order of part {number}")
     site.current_part = None
+
+
+def wire_of(header: Order) -> dict[str, Any]:
+    """Return what ``prepare`` says of how the run's arrays travel."""
+    told = header.order("wire")
+    return {
+        "precision": Precision(told.text("precision", tuple(Precision))),
+        "seed": told.count("seed", most=MOST_SEED),
+    }
 
 
 def whole_numbers(

@@ -7,8 +7,6 @@ to the site's ledger, and have reached its disk, before the reply is sent
 
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from tp_flower.errors import SiteError
 from tp_flower.learning.features import Features, on_host
 from tp_flower.learning.losses import FloatArray
@@ -28,7 +26,7 @@ from tp_flower.privacy.plan import (
 from tp_flower.privacy.releases import Use
 from tp_flower.privacy.scores import private_scores
 from tp_flower.privacy.statistics_update import Rows, noisy_gram, noisy_moments
-from tp_flower.protocol import AnyArray
+from tp_flower.wire import Rounding, Sent
 
 
 @dataclass(frozen=True)
@@ -39,12 +37,14 @@ class Outgoing:
         number: of the part.
         plan: what is done to them.
         noise: of the site.
+        rounding: of numbers per row. What is noisy is so before it is rounded.
         uses: of the message, which the site pays for together.
     """
 
     number: int
     plan: PartPlan
     noise: NoiseSource = field(repr=False)
+    rounding: Rounding = field(repr=False)
     uses: list[Use] = field(default_factory=list)
 
     def check_clear(self, what: str) -> None:
@@ -62,11 +62,11 @@ class Outgoing:
                 f"{what}: the course of the run is not the one that was planned"
             )
 
-    def scores(self, scores: FloatArray) -> AnyArray:
+    def scores(self, scores: FloatArray) -> Sent:
         """Return scores (n, d_c) of all rows, or of the held-out ones, to be sent."""
         return self._scores(scores, SCORES, 0)
 
-    def batch_scores(self, scores: FloatArray, batch: int) -> AnyArray:
+    def batch_scores(self, scores: FloatArray, batch: int) -> Sent:
         """Return the scores (k, d_c) of a batch's distinct rows, to be sent."""
         return self._scores(scores, BATCH_SCORES, batch)
 
@@ -121,7 +121,7 @@ class Outgoing:
         self._use(MOMENTS, 0)
         return noisy_moments(self.plan.statistics, rows, residual, self.noise)
 
-    def _scores(self, scores: FloatArray, what: str, key: int) -> AnyArray:
+    def _scores(self, scores: FloatArray, what: str, key: int) -> Sent:
         plan = self.plan.scores
         if plan is not None:
             self._use(what, key)
@@ -131,9 +131,7 @@ class Outgoing:
                 noise_multiplier=plan.noise_multiplier,
                 noise=self.noise,
             )
-        # the server refuses what does not fit, and says what to do
-        with np.errstate(over="ignore", invalid="ignore"):
-            return scores.astype(np.float32)
+        return self.rounding.rows(scores)
 
     def _use(self, what: str, key: int) -> None:
         self.uses.append((self.number, what, key))

@@ -12,7 +12,7 @@ import numpy as np
 
 from client_apps.costs import Run, Shard, planned, uncovered
 from client_apps.guard import Guard
-from client_apps.orders import Order, header_of, part_orders
+from client_apps.orders import Order, header_of, part_orders, wire_of
 from client_apps.outgoing import Outgoing
 from client_apps.placement import forget
 from client_apps.rows import (
@@ -49,9 +49,10 @@ from tp_flower.privacy.settings import DP_SGD, STATISTICS, PrivacySettings
 from tp_flower.privacy.statistics_update import Rows, TableShape, usable_gram
 from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update
 from tp_flower.randomness import Stream, generator
+from tp_flower.wire import Sent
 
-Arrays = dict[ArrayKey, AnyArray]
-Start = tuple[dict[str, AnyArray], dict[str, float], Entry]
+Arrays = dict[ArrayKey, Sent]
+Start = tuple[dict[str, Sent], dict[str, float], Entry]
 
 _KINDS: Final = (MODELS, SCORES)
 MOST_STEPS: Final = 1_000_000
@@ -100,7 +101,7 @@ def prepare(site: Site, request: Packet) -> Packet:
     states: dict[int, State] = {}
     for number, part in prepared.items():
         site.current_part = number
-        outgoing = site.outgoing(number, part.plan)
+        outgoing = site.outgoing(number, part.plan, part.entry.meta["wire"])
         if isinstance(part.model, LinearModel):
             own, curvature, entry = _start_linear(part.model, part, outgoing)
         else:
@@ -189,6 +190,7 @@ def _prepare_part(
         "model": spec.to_json(),
         "update": str(update),
         "privacy": plan.to_json(),
+        "wire": wire_of(header_of(request)),
     }
     whole = Entry(arrays, meta)
     forget(site.store, number)
@@ -360,7 +362,7 @@ def _typical_curvature(part: _Prepared, parameters: int) -> dict[str, float]:
 
 def _start_torch(
     part: _Prepared, outgoing: Outgoing
-) -> tuple[dict[str, AnyArray], dict[str, float]]:
+) -> tuple[dict[str, Sent], dict[str, float]]:
     """Return the first scores, and the mean diagonal of the Gauss-Newton matrix.
 
     The diagonal is estimated with one random vector e of signs (Hutchinson):

@@ -30,7 +30,9 @@ from tp_flower.privacy.noise import NoiseSource
 from tp_flower.privacy.plan import PartPlan
 from tp_flower.privacy.releases import Use
 from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update, pack, unpack
+from tp_flower.randomness import Stream
 from tp_flower.sources.shards import MEMORY_PREFIX, ShardSource, hosted_shards
+from tp_flower.wire import Precision, Rounding
 
 State = tuple[LocalModel, dict[str, FloatArray]]
 
@@ -187,21 +189,24 @@ class Site:
         """Keep what never changes of a part in training."""
         self.store.save(f"part-{number}", self.tables.without_features(number, entry))
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self, draw: int = 0) -> Iterator[Part]:
         """Yield the parts in training, with the current state.
+
+        Args:
+            draw: tells the message's rounding from that of all others.
 
         Raises:
             SiteError: if the site has no state for this run.
         """
         state = self._state()
         vectors: dict[int, dict[str, FloatArray]] = {}
-        for (number, name), array in state.arrays.items():
+        for (number, name), array in state.wide_arrays().items():
             vectors.setdefault(number, {})[name] = np.array(array)
         for number in sorted(vectors):
             self.current_part = number
             entry = self.tables.with_features(self.store.load(f"part-{number}"))
             plan = PartPlan.from_json(entry.meta["privacy"])
-            outgoing = self.outgoing(number, plan)
+            outgoing = self.outgoing(number, plan, entry.meta["wire"], draw)
             features = self.place(number, entry)
             yield _part(number, entry, features, vectors[number], outgoing)
         self.current_part = None
@@ -214,9 +219,20 @@ class Site:
             self.store, number, features, meta["device"], meta["model"]["kind"]
         )
 
-    def outgoing(self, number: int, plan: PartPlan) -> Outgoing:
-        """Return what decides how a part's arrays leave with this message."""
-        return Outgoing(number, plan, self.noise, self._uses)
+    def outgoing(
+        self, number: int, plan: PartPlan, wire: Mapping[str, Any], draw: int = 0
+    ) -> Outgoing:
+        """Return what decides how a part's arrays leave with this message.
+
+        Args:
+            number: of the part.
+            plan: of its releases.
+            wire: what the run says of arrays that travel: ``precision`` and ``seed``.
+            draw: tells the message's rounding from that of all others.
+        """
+        precision, seed = Precision(wire["precision"]), wire["seed"]
+        rounding = Rounding(precision, seed, Stream.ROUND_UP, draw, number)
+        return Outgoing(number, plan, self.noise, rounding, self._uses)
 
     def pay(self) -> None:
         """Write what leaves with this message to the ledger, before it leaves.
@@ -234,7 +250,7 @@ class Site:
 
         The last thing an action does: an action that fails must leave the state alone.
         """
-        self._write_state(dict(self._state().arrays), states)
+        self._write_state(self._state().wide_arrays(), states)
 
     def start_state(self, states: Mapping[int, State]) -> None:
         """Keep the first state of a run, and nothing that a failed run left."""

@@ -6,11 +6,9 @@ parameters first, and with local scores after ``consensus``. SGD likewise with `
 and ``step``.
 """
 
-from typing import Final
-
 import numpy as np
 
-from client_apps.orders import Order, header_of, real_numbers
+from client_apps.orders import MOST_SEED, Order, header_of, real_numbers
 from client_apps.site import Part, Site
 from client_apps.store import Entry
 from tp_flower.errors import SiteError
@@ -18,19 +16,23 @@ from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.problem import FitProblem
 from tp_flower.privacy.plan import MODEL, MOMENTS, PARAMETERS, SCORES
 from tp_flower.privacy.statistics_update import Rows, private_update
-from tp_flower.protocol import AnyArray, Packet, Update
+from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update
 from tp_flower.randomness import Stream, generator
+from tp_flower.wire import Precision, Sent, wide, with_feedback
 
-MOST_SEED: Final = (1 << 63) - 1
+UNSENT = "unsent"
+"""State vector: what rounding has taken of the gradients so far, (p,)."""
 
-Own = dict[str, AnyArray]
+Own = dict[str, Sent]
+Arrays = dict[ArrayKey, Sent]
 
 
 def admm(site: Site, request: Packet) -> Packet:
     """Take the targets; update theta, or send what the server needs to do so."""
-    arrays, changed = {}, {}
+    arrays: Arrays = {}
+    changed = {}
     header = header_of(request)
-    for part in site.parts():
+    for part in site.parts(_draw(header)):
         target = _received(request, part, "target", len(part.shard.data.multiplicity))
         for name, array in _theta_update(site, part, target, header).items():
             arrays[part.number, name] = array
@@ -59,18 +61,24 @@ def _theta_update(site: Site, part: Part, target: FloatArray, header: Order) -> 
     return {"scores": _send_scores(site, part)}
 
 
-def _send_scores(site: Site, part: Part) -> AnyArray:
-    """Return the scores of all rows to be sent, and keep them if they are noisy."""
+def _send_scores(site: Site, part: Part) -> Sent:
+    """Return the scores of all rows to be sent, and keep them as they will arrive."""
     scores = part.outgoing.scores(part.shard.scores())
-    plan = part.outgoing.plan
-    if plan.statistics is not None and plan.scores is not None:
-        site.store.save(_sent(part), Entry({SCORES: scores}, {}))
+    if part.outgoing.plan.statistics is not None and _changes_scores(part):
+        site.store.save(_sent(part), Entry({SCORES: wide(scores)}, {}))
     return scores
+
+
+def _changes_scores(part: Part) -> bool:
+    """Whether other scores arrive than the model's: noisy ones, or rounded ones."""
+    own = part.outgoing
+    is_rounded = own.rounding.precision is not Precision.FLOAT32
+    return own.plan.scores is not None or is_rounded
 
 
 def _sent_scores(site: Site, part: Part) -> AnyArray:
     """Return the scores (n, d_c) that the server has made the targets from."""
-    if part.outgoing.plan.scores is None:
+    if not _changes_scores(part):
         return part.shard.scores()
     if not site.store.has(_sent(part)):
         # it takes those of an untrained linear model for granted
@@ -156,10 +164,11 @@ def consensus(site: Site, request: Packet) -> Packet:
 
     With further inner rounds to come, the reply is the next proposal instead.
     """
-    arrays, changed = {}, {}
+    arrays: Arrays = {}
+    changed = {}
     header = header_of(request)
     more_rounds = _has_more_rounds(header)
-    for part in site.parts():
+    for part in site.parts(_draw(header)):
         if (part.number, "parameters") not in request.arrays:
             continue
         _accept(part, request)
@@ -194,9 +203,10 @@ def _accept(part: Part, request: Packet) -> None:
 
 def sgd(site: Site, request: Packet) -> Packet:
     """Take Y of a batch; step (one shard) or send the gradient (sharded table)."""
-    arrays, changed = {}, {}
+    arrays: Arrays = {}
+    changed = {}
     header = header_of(request)
-    for part in site.parts():
+    for part in site.parts(_draw(header)):
         batch = _batch(part, header, "batch")
         rows = len(part.shard.data.batch_of(batch))
         messages = _received(request, part, "messages", rows)
@@ -204,7 +214,8 @@ def sgd(site: Site, request: Packet) -> Packet:
             part.shard.model, part.shard.data.batch(batch), messages, batch
         )
         if part.update is Update.SUM:
-            arrays[part.number, "gradient"] = gradient
+            arrays[part.number, "gradient"] = _summand(part, gradient)
+            changed[part.number] = part.state
             continue
         _step(part, gradient, header)
         arrays.update(_next_scores(part, header))
@@ -216,9 +227,10 @@ def sgd(site: Site, request: Packet) -> Packet:
 
 def step(site: Site, request: Packet) -> Packet:
     """Take the summed gradient of the sharded tables, step, send the next scores."""
-    arrays, changed = {}, {}
+    arrays: Arrays = {}
+    changed = {}
     header = header_of(request)
-    for part in site.parts():
+    for part in site.parts(_draw(header)):
         if part.update is not Update.SUM:
             continue
         size = len(part.shard.model.penalised)
@@ -237,10 +249,20 @@ def _step(part: Part, gradient_sum: FloatArray, header: Order) -> None:
     part.shard.step(gradient, rate, header.number("momentum", high=1.0))
 
 
-def _next_scores(part: Part, header: Order) -> dict[tuple[int, str], AnyArray]:
+def _summand(part: Part, gradient: FloatArray) -> Sent:
+    """Return a shard's gradient as it leaves; what rounding takes is kept."""
+    vectors = part.shard.vectors
+    before = vectors.get(UNSENT, np.zeros_like(gradient))
+    sent, vectors[UNSENT] = with_feedback(
+        gradient, before, part.outgoing.rounding.precision
+    )
+    return sent
+
+
+def _next_scores(part: Part, header: Order) -> Arrays:
     """Return the scores that ride along: next batch, held-out rows, or all rows."""
     shard, own = part.shard, part.outgoing
-    arrays: dict[tuple[int, str], AnyArray] = {}
+    arrays: Arrays = {}
     if header.has("next-batch"):
         batch = _batch(part, header, "next-batch")
         scores = own.batch_scores(shard.batch_scores(batch), batch)
@@ -278,6 +300,11 @@ def _batch(part: Part, header: Order, name: str) -> int:
     if not batches:
         raise SiteError("malformed request: the run has no plan of batches")
     return header.count(name, most=batches - 1)
+
+
+def _draw(header: Order) -> int:
+    """Return what tells the message's rounding from that of all others."""
+    return header.count("draw")
 
 
 def _kappa(header: Order) -> float:

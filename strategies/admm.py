@@ -175,8 +175,9 @@ class TablePuppetADMM(RelationalStrategy):
         """Send the targets; return the local scores of the updated models."""
         header = self._header(federation, server)
         arrays: lou.PartArrays = {}
+        rounding = self.rounding()
         for name, target in server.targets().items():
-            lou.scatter_targets(federation.tables[name], target, arrays)
+            lou.scatter_targets(federation.tables[name], target, rounding, arrays)
         replies = yield self.request(ask(Action.ADMM, federation.parts, header, arrays))
         scores = {
             name: lou.gather_scores(table, replies)
@@ -204,6 +205,7 @@ class TablePuppetADMM(RelationalStrategy):
             "more-rounds": self.settings.inner_rounds - 1 if seeking else 0,
             "epoch": self.epoch,
             "seed": federation.seed,
+            "draw": self.draw,
             "local-epochs": self.settings.local_epochs,
             "learning-rate": self.settings.learning_rate,
         }

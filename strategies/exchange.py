@@ -6,7 +6,7 @@ refused here, in the name of the site that sent it.
 """
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,7 @@ from tp_flower.protocol import (
     pack,
     unpack,
 )
+from tp_flower.wire import Sent
 
 FIRST_POLL_SECONDS = 0.001
 LONGEST_POLL_SECONDS = 0.1
@@ -114,7 +115,7 @@ def ask(
     action: Action,
     parts: Iterable[Part],
     header: Mapping[str, Any] | None = None,
-    arrays: Mapping[int, Mapping[str, AnyArray]] | None = None,
+    arrays: Mapping[int, Mapping[str, Sent]] | None = None,
     facts: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> Request:
     """Return a request with one packet per node that hosts any of the parts.
@@ -128,14 +129,16 @@ def ask(
     """
     packets: dict[int, Packet] = {}
     by_number: dict[int, Part] = {}
+    carried: defaultdict[int, dict[ArrayKey, Sent]] = defaultdict(dict)
     for part in parts:
         by_number[part.number] = part
-        packet = packets.setdefault(part.node, Packet(dict(header or {})))
+        own = carried[part.node]
+        packet = packets.setdefault(part.node, Packet(dict(header or {}), own))
         if facts is not None:
             told = {"id": part.number, **facts[part.number]}
             packet.header.setdefault("parts", []).append(told)
         for name, array in (arrays or {}).get(part.number, {}).items():
-            packet.arrays[part.number, name] = array
+            own[part.number, name] = array
     return Request(action, packets, by_number, phase=action.name.lower())
 
 
@@ -214,7 +217,7 @@ def open_replies(
     arrays = {
         key: array
         for packet in packets.values()
-        for key, array in packet.arrays.items()
+        for key, array in packet.wide_arrays().items()
     }
     return Replies(packets, arrays)
 

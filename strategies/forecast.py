@@ -20,6 +20,7 @@ from tp_flower.methods import ADMM, METHODS
 from tp_flower.privacy.settings import STATISTICS
 from tp_flower.protocol import Action, Update
 from tp_flower.report import RoundReport, sum_by_table
+from tp_flower.wire import Precision
 
 OTHER_PHASES = frozenset(
     action.name.lower() for action in (Action.CHECK, Action.FINISH)
@@ -180,6 +181,7 @@ class Forecast:
             parameters=len(build_model(spec, features, "cpu").penalised),
             has_intercept=spec.intercept,
             is_linear=is_linear,
+            wire=Precision(self.settings.wire),
         )
 
 

@@ -215,7 +215,7 @@ def _prepare(
         }
         for part in own.parts:
             orders[part.number] = order
-        arrays.update(own.set_up_arrays())
+        arrays = all_arrays(arrays, own.set_up_arrays())
     arrays = all_arrays(arrays, plan.plan_arrays(aligned.train, aligned.compact))
     every = [part for own in aligned.compact.values() for part in own.parts]
     header = {
@@ -224,6 +224,10 @@ def _prepare(
             "strategy": problem.settings.strategy,
             "epochs": problem.settings.epochs,
             **plan.course(),
+        },
+        "wire": {
+            "precision": problem.settings.wire,
+            "seed": problem.settings.seed,
         },
     }
     replies = yield ask(Action.PREPARE, every, header, arrays, orders)

@@ -32,6 +32,7 @@ from tp_flower.privacy.noise import NoiseSource
 from tp_flower.privacy.settings import DP_SGD, OUTSIDER
 from tp_flower.protocol import Action, Update
 from tp_flower.randomness import Stream, generator
+from tp_flower.wire import Precision, Rounding, Sent, with_feedback
 
 BATCHES_PER_EPOCH = 100
 """Automatic batch size: 1/100 of the joined rows (paper, section 8)."""
@@ -80,6 +81,7 @@ class TablePuppetSGD(RelationalStrategy):
     _batches: "_ShardedBatches"
     _per_epoch: int
     _rate: float
+    _unsent: dict[str, FloatArray]
 
     def plan(self) -> Plan:
         """Plan the batches when the mapping is known."""
@@ -130,6 +132,7 @@ class TablePuppetSGD(RelationalStrategy):
                 rates[name] = rate / self._noise_damping(table)
             self.chosen["learning-rates"] = rates
         labels = federation.train_labels[plan.order]
+        self._unsent = {}
         seen = np.empty((len(labels), federation.loss.outputs))
         local = {name: s.copy() for name, s in federation.initial_scores.items()}
         loss_before = math.inf
@@ -195,8 +198,9 @@ class TablePuppetSGD(RelationalStrategy):
             "evaluate": step.evaluate,
             "learning-rates": {name: rate / decay for name, rate in rates.items()},
             "momentum": self.settings.momentum,
+            "draw": self.draw,
         }
-        messages = self._batches.scatter(step.batch, derivatives)
+        messages = self._batches.scatter(step.batch, derivatives, self.rounding())
         replies = yield self.request(
             ask(Action.SGD, federation.parts, header, messages)
         )
@@ -204,7 +208,8 @@ class TablePuppetSGD(RelationalStrategy):
             return replies
         sums: lou.PartArrays = {}
         for table in federation.sharded:
-            gradient = lou.sum_over_shards(table, replies, "gradient")
+            summed = lou.sum_over_shards(table, replies, "gradient")
+            gradient = self._with_feedback(table, summed)
             for part in table.parts:
                 sums[part.number] = {"gradient": gradient}
         parts = [part for table in federation.sharded for part in table.parts]
@@ -212,6 +217,14 @@ class TablePuppetSGD(RelationalStrategy):
         return Replies(
             {**replies.packets, **others.packets}, {**replies.arrays, **others.arrays}
         )
+
+    def _with_feedback(self, table: Table, summed: FloatArray) -> Sent:
+        """Return a summed gradient as it leaves; what rounding takes is kept."""
+        unsent = self._unsent.get(table.name, np.zeros_like(summed))
+        sent, self._unsent[table.name] = with_feedback(
+            summed, unsent, Precision(self.settings.wire)
+        )
+        return sent
 
     def _noise_damping(self, table: Table) -> float:
         """Return what a table's steps are divided by: they must average its noise.
@@ -285,14 +298,17 @@ class _ShardedBatches:
                 }
         return arrays
 
-    def scatter(self, batch: int, derivatives: FloatArray) -> lou.PartArrays:
+    def scatter(
+        self, batch: int, derivatives: FloatArray, rounding: Rounding
+    ) -> lou.PartArrays:
         """Return each part's Y (k, d_c) from d loss / d h (B, d_c) of a batch."""
         arrays: lou.PartArrays = {}
         for name, table in self._compact.items():
-            summed = self.plan.segment_sum(name, batch, derivatives).astype(np.float32)
+            summed = self.plan.segment_sum(name, batch, derivatives)
             bounds = self._bounds[name][:, batch]
             for k, part in enumerate(table.parts):
-                arrays[part.number] = {"messages": summed[bounds[k] : bounds[k + 1]]}
+                own = summed[bounds[k] : bounds[k + 1]]
+                arrays[part.number] = {"messages": rounding.rows(own)}
         return arrays
 
     def gather(

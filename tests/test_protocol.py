@@ -5,7 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from tp_flower.errors import ReplyError
 from tp_flower.protocol import (
+    SMALL_BYTES,
     WIRE_DTYPES,
     Packet,
     message_bytes,
@@ -21,6 +22,7 @@ from tp_flower.protocol import (
     unpack,
     unpack_bits,
 )
+from tp_flower.wire import LARGEST_EXPONENT, Narrow, Precision
 
 dtypes = st.sampled_from(sorted(WIRE_DTYPES)).map(np.dtype)
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
@@ -84,6 +86,44 @@ def test_payload_bytes_by_part():
     assert unpack(pack(packet)).payload_bytes() == {0: 17, 2: 32}
 
 
+narrow_arrays = st.tuples(
+    hnp.arrays(np.uint16, shapes),
+    st.sampled_from([Precision.FLOAT16, Precision.BFLOAT16]),
+    st.integers(-LARGEST_EXPONENT, LARGEST_EXPONENT),
+)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(keys, narrow_arrays, min_size=1, max_size=4))
+def test_arrays_in_two_bytes_round_trip(given_arrays):
+    sent = {key: Narrow(*made) for key, made in given_arrays.items()}
+    # beside others, which they must not move
+    sent[10, "beside"] = np.arange(3.0)
+    found = unpack(over_the_wire(pack(Packet({}, sent))))
+    for key, (bits, precision, exponent) in given_arrays.items():
+        array = found.arrays[key]
+        assert (array.precision, array.exponent) == (precision, exponent)
+        assert array.bits.tobytes() == bits.tobytes()
+        wide = found.array(*key)
+        assert wide.dtype == np.float32
+        assert wide.shape == bits.shape
+    assert found.array(10, "beside").tolist() == [0.0, 1.0, 2.0]
+    assert found.payload_bytes()[10] == 24
+    assert found.payload_bytes() == Packet({}, sent).payload_bytes()
+    two_bytes = sum(bits.nbytes for bits, _, _ in given_arrays.values())
+    assert sum(found.payload_bytes().values()) == 24 + two_bytes
+
+
+@pytest.mark.parametrize("size", [SMALL_BYTES - 8, SMALL_BYTES, SMALL_BYTES + 8])
+def test_payloads_of_either_kind_round_trip(size):
+    array = np.arange(size, dtype=np.uint64).astype(np.uint8)
+    content = pack(Packet({}, {(0, "x"): array, (1, "none"): np.zeros((0, 2))}))
+    assert bool(content.array_records) == (size > SMALL_BYTES)
+    found = unpack(over_the_wire(content))
+    np.testing.assert_array_equal(found.array(0, "x"), array)
+    assert found.array(1, "none").shape == (0, 2)
+
+
 def test_overhead_does_not_grow_with_the_arrays():
     sizes = {}
     for rows in (10_000, 99_999):
@@ -101,8 +141,9 @@ def test_a_header_alone_has_no_array_record():
     assert unpack(content) == Packet({"seconds": 0.5})
 
 
-def test_unpacked_arrays_are_read_only_views_of_one_buffer():
-    packet = Packet({}, {(0, "x"): np.zeros(1000), (1, "y"): np.ones(1000)})
+@pytest.mark.parametrize("rows", [1000, SMALL_BYTES])
+def test_unpacked_arrays_are_read_only_views_of_one_buffer(rows):
+    packet = Packet({}, {(0, "x"): np.zeros(rows), (1, "y"): np.ones(rows)})
     found = unpack(pack(packet))
     one, other = found.array(0, "x"), found.array(1, "y")
     assert not one.flags.writeable
@@ -114,20 +155,40 @@ def test_unpacked_arrays_are_read_only_views_of_one_buffer():
     assert other.__array_interface__["data"][0] == start + one.nbytes
 
 
-def test_packing_copies_once():
-    """Beside the arrays themselves, only the payload is made."""
-    array = np.zeros(4_000_000, np.uint8)
+def peak_of(function):
+    """Return the result, and the most bytes that were held on the way to it."""
     tracemalloc.start()
     try:
-        content = pack(Packet({}, {(0, "x"): array}))
-        _, peak = tracemalloc.get_traced_memory()
+        result = function()
+        return result, tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert unpack(content).array(0, "x").nbytes == array.nbytes
-    assert peak < 1.1 * array.nbytes
 
 
-@pytest.mark.parametrize("dtype", ["bool", "complex128", "int16", "object", "<U3"])
+BASE = np.zeros((1000, 2000))
+ORDERS = {
+    "C": BASE,
+    "F": BASE.T,
+    "columns": BASE[:, ::2],
+    "two bytes": Narrow(BASE.view(np.uint16), Precision.FLOAT16, 0),
+}
+
+
+@pytest.mark.parametrize("order", list(ORDERS))
+def test_packing_copies_once_and_unpacking_never(order):
+    """Beside the arrays themselves only the payload is made, whatever their order."""
+    packet = Packet({}, {(0, "x"): ORDERS[order], (0, "y"): ORDERS[order]})
+    size = packet.payload_bytes()[0]
+    content, peak = peak_of(lambda: pack(packet))
+    assert size < peak < 1.1 * size
+    found, peak = peak_of(lambda: unpack(content))
+    assert found.payload_bytes() == {0: size}
+    assert peak < 100_000
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bool", "complex128", "int16", "float16", ">f4", "object", "<U3"]
+)
 def test_other_dtypes_do_not_travel(dtype):
     with pytest.raises(ValueError, match=r"array 'x' has dtype .*, not in"):
         pack(Packet({}, {(0, "x"): np.zeros(2, dtype)}))
@@ -150,10 +211,11 @@ def test_a_missing_array_is_named():
 # what is not a packet
 
 
-def records(header="{}", layout="[]", payload=None) -> RecordDict:
-    content = RecordDict(
-        {"message": ConfigRecord({"header": header, "layout": layout})}
-    )
+def records(header="{}", layout="[]", payload=None, small=None) -> RecordDict:
+    text = ConfigRecord({"header": header, "layout": layout})
+    if small is not None:
+        text["payload"] = small
+    content = RecordDict({"message": text})
     if payload is not None:
         content["arrays"] = ArrayRecord({"payload": payload})
     return content
@@ -173,6 +235,11 @@ def payload_of(data: np.ndarray) -> Array:
         (records(header="[]"), "header or layout has the wrong type"),
         (records(layout="{}"), "header or layout has the wrong type"),
         (records(layout='[[0,"x","uint8",[1]]]'), "a layout but no payload"),
+        (RecordDict({"message": ArrayRecord()}), "malformed message: KeyError"),
+        (
+            RecordDict({"message": MetricRecord({"header": 1, "layout": 2})}),
+            "malformed message: its text is no ConfigRecord",
+        ),
     ],
 )
 def test_malformed_records_are_refused(content, message):
@@ -194,6 +261,21 @@ def test_malformed_records_are_refused(content, message):
         [0, "x", "uint8", [0.5]],
         [0, "x", "uint8", 1],
         [0, "x", ["uint8"], [1]],
+        [True, "x", "uint8", [1]],
+        [0, "x", "float16", [1]],
+        [0, "x", "bfloat16", [1]],
+        [0, "x", "uint8", [1], 0],
+        [0, "x", "float32", [1], 0],
+        [0, "x", "float8", [1], 0],
+        [0, "x", "float16", [1], 0, 0],
+        [0, "x", "float16", [1], True],
+        [0, "x", "float16", [1], 1.0],
+        [0, "x", "float16", [1], "0"],
+        [0, "x", "float16", [1], None],
+        [0, "x", "float16", [1], [0]],
+        [0, "x", "float16", [1], LARGEST_EXPONENT + 1],
+        [0, "x", "bfloat16", [1], -LARGEST_EXPONENT - 1],
+        [0, "x", "bfloat16", [1], 10**400],
     ],
 )
 def test_bad_layout_entries_are_refused(entry):
@@ -214,6 +296,27 @@ def test_arrays_beyond_the_payload_are_refused(shape):
         unpack(content)
 
 
+@pytest.mark.parametrize("shape", [[5], [2, 3], [0, 10**30], [2**62, 4]])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_arrays_in_two_bytes_beyond_the_payload_are_refused(dtype, shape):
+    content = records(layout=json.dumps([[0, "x", dtype, shape, 3]]), small=bytes(8))
+    with pytest.raises(ReplyError, match=r"malformed message: .*array 'x'"):
+        unpack(content)
+
+
+def test_a_small_payload_must_be_bytes():
+    content = records(layout='[[0,"x","uint8",[8]]]', small="12345678")
+    with pytest.raises(ReplyError, match="a layout but no payload"):
+        unpack(content)
+
+
+def test_a_small_payload_must_fit_its_layout():
+    for length, message in ((7, "exceeds the payload"), (16, "exceeds its layout")):
+        content = records(layout='[[0,"x","uint8",[8]]]', small=bytes(length))
+        with pytest.raises(ReplyError, match=message):
+            unpack(content)
+
+
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
@@ -229,7 +332,7 @@ def test_payloads_that_are_not_bytes_are_refused(payload, message):
 
 
 def test_a_cut_payload_is_refused():
-    whole = pack(Packet({}, {(0, "x"): np.zeros(100)}))
+    whole = pack(Packet({}, {(0, "x"): np.zeros(SMALL_BYTES)}))
     array = whole.array_records["arrays"]["payload"]
     cut = Array(array.dtype, array.shape, array.stype, array.data[:-8])
     whole["arrays"] = ArrayRecord({"payload": cut})

@@ -15,7 +15,7 @@ from strategies import TablePuppetADMM, TablePuppetSGD
 from tp_flower.errors import ReplyError, SchemaError, SiteError
 from tp_flower.grid import InProcessGrid
 from tp_flower.privacy.ledger import FILE
-from tp_flower.protocol import ARRAYS, LAYOUT, MESSAGE, Packet, pack, unpack
+from tp_flower.protocol import LAYOUT, MESSAGE, Packet, pack, unpack
 from tp_flower.query import Query
 
 ROWS = 12
@@ -134,11 +134,9 @@ def layout(function):
     def change(_, reply):
         record = reply.content.config_records[MESSAGE]
         entries = function(json.loads(str(record[LAYOUT])))
-        content = RecordDict(
+        return RecordDict(
             {MESSAGE: ConfigRecord({**record, LAYOUT: json.dumps(entries)})}
         )
-        content[ARRAYS] = reply.content.array_records[ARRAYS]
-        return content
 
     return change
 
@@ -319,6 +317,9 @@ def renumbered(entries):
         (layout(lambda _: [[0, "scores", "float32", [0, 10**30]]]), "shape of array"),
         (layout(lambda _: [[0, "scores", "float32", [0] * 65]]), "shape of array"),
         (layout(lambda _: [[0, "scores", "object", [1]]]), "bad entry"),
+        (layout(lambda _: [[0, "scores", "float16", [3, 1]]]), "bad entry"),
+        (layout(lambda _: [[0, "scores", "float16", [3, 1], 10**9]]), "bad entry"),
+        (layout(lambda _: [[0, "scores", "bfloat16", [10**9], 0]]), "exceeds the pay"),
         (layout(lambda _: [[0, "scores"]]), "bad entry"),
         (layout(lambda _: [None]), "bad entry"),
         (layout(lambda _: {}), "wrong type"),

@@ -25,6 +25,7 @@ from tp_flower.joins.mapping import MAX_JOINED_ROWS
 from tp_flower.methods import ADMM, METHODS, Method, method_problems
 from tp_flower.privacy.settings import PRIVACY_KEYS, STATISTICS, PrivacySettings
 from tp_flower.setting_checks import Range, has_type, plain_problem, store_floats
+from tp_flower.wire import Precision
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "task": ("auto", "regression", "classification"),
@@ -35,6 +36,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "lou": ("auto", "gram", "consensus"),
     "device": ("auto", "cpu", "cuda"),
     "server-device": ("auto", "cpu", "cuda"),
+    "wire": tuple(map(str, Precision)),
 }
 BUILT_IN_MODELS = ("linear", "mlp")
 TASK_LOSSES: Mapping[str, tuple[str, ...]] = {
@@ -117,6 +119,7 @@ class Settings:
     seed: int = 0
     device: str = "auto"
     server_device: str = "cpu"
+    wire: str = "float32"
     site_timeout: float = 600.0
     min_sites: int = 0
     wait_seconds: float = 60.0

@@ -1,28 +1,33 @@
 """The messages that pass between the server and the sites.
 
-A message carries one JSON header and any number of named arrays, all packed into a
-single Flower ``Array``: in deployment the number of arrays in a message costs more than
-their bytes. Every array belongs to a *part*: one shard of one table of the query. One
-message carries all the parts that a site hosts.
+A message carries one JSON header and any number of named arrays, all packed into one
+run of bytes: in deployment the number of arrays in a message costs more than their
+bytes. Every array belongs to a *part*: one shard of one table of the query. One message
+carries all the parts that a site hosts.
 
 Layout on the wire: ``ConfigRecord["header"]`` is the JSON header,
-``ConfigRecord["layout"]`` lists ``[part, name, dtype, shape]`` per array, and the
-payload holds the arrays one after the other, each starting at a multiple of 8 bytes.
-Nothing is ever unpickled.
+``ConfigRecord["layout"]`` lists ``[part, name, dtype, shape]`` per array, with the
+exponent as a fifth entry for arrays in two bytes (:mod:`tp_flower.wire`). The payload
+holds the arrays one after the other, each starting at a multiple of 8 bytes: a small
+one is ``ConfigRecord["payload"]``, a large one a Flower ``Array`` of bytes, which is
+sent in chunks. Nothing is ever unpickled.
 """
 
 import io
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from json.encoder import encode_basestring_ascii
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from tp_flower.errors import ReplyError
+from tp_flower.wire import LARGEST_EXPONENT, Narrow, Precision, Sent, wide
 
 AnyArray = npt.NDArray[Any]
 ArrayKey = tuple[int, str]
@@ -31,16 +36,27 @@ ALIGNMENT_BYTES = 8
 WIRE_DTYPES = frozenset(
     {"uint8", "uint32", "uint64", "int32", "int64", "float32", "float64"}
 )
+NARROW = frozenset({Precision.FLOAT16, Precision.BFLOAT16})
 
 NPY_MAGIC = b"\x93NUMPY\x01\x00"
 NPY_HEADER_BYTES = 128
 """What NumPy writes before a flat array of bytes of any length."""
+
+SMALL_BYTES = 1 << 20
+"""Payloads up to here are a value of the config record: each further object of Flower's
+costs more than copying them, and in deployment calls of its own."""
 
 MESSAGE = "message"
 ARRAYS = "arrays"
 HEADER = "header"
 LAYOUT = "layout"
 PAYLOAD = "payload"
+
+# made once: json.dumps makes an encoder per call
+_JSON: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_DTYPES: Final = {name: np.dtype(name) for name in sorted(WIRE_DTYPES)}
+_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
+_BITS: Final = np.dtype(np.uint16)
 
 
 class Action(StrEnum):
@@ -65,28 +81,33 @@ class Packet:
 
     Attributes:
         header: JSON-able settings of the request or facts of the reply.
-        arrays: arrays by (part, name), of one of the dtypes in ``WIRE_DTYPES``.
+        arrays: arrays by (part, name), of one of the dtypes in ``WIRE_DTYPES`` or in
+            two bytes per number.
     """
 
     header: dict[str, Any] = field(default_factory=dict)
-    arrays: dict[ArrayKey, AnyArray] = field(default_factory=dict)
+    arrays: Mapping[ArrayKey, Sent] = field(default_factory=dict)
 
     def array(self, part: int, name: str) -> AnyArray:
-        """Return one array.
+        """Return one array; one in two bytes per number as float32.
 
         Raises:
             ReplyError: if the message does not carry it.
         """
         try:
-            return self.arrays[part, name]
+            return wide(self.arrays[part, name])
         except KeyError:
             present = sorted(f"{key[0]}/{key[1]}" for key in self.arrays)
             raise ReplyError(
                 f"the message lacks array {name!r} of part {part}; it has {present}"
             ) from None
 
+    def wide_arrays(self) -> dict[ArrayKey, AnyArray]:
+        """Return all arrays as ``array`` does."""
+        return {key: wide(array) for key, array in self.arrays.items()}
+
     def payload_bytes(self) -> dict[int, int]:
-        """Return the bytes of the arrays by part."""
+        """Return the bytes of the arrays by part, as they travel."""
         sizes: dict[int, int] = {}
         for (part, _), array in self.arrays.items():
             sizes[part] = sizes.get(part, 0) + array.nbytes
@@ -99,27 +120,25 @@ def pack(packet: Packet) -> RecordDict:
     Raises:
         ValueError: if an array has a dtype that does not travel.
     """
-    layout: list[list[Any]] = []
-    chunks: list[bytes | memoryview] = []
+    entries: list[str] = []
+    arrays: list[AnyArray] = []
     size = 0
-    for (part, name), array in packet.arrays.items():
-        dtype = array.dtype.name
-        if dtype not in WIRE_DTYPES:
-            raise ValueError(f"array {name!r} has dtype {dtype}, not in {WIRE_DTYPES}")
-        layout.append([part, name, dtype, list(array.shape)])
-        padding = -array.nbytes % ALIGNMENT_BYTES
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        chunks += [flat.data, bytes(padding)]
-        size += array.nbytes + padding
+    for (part, name), sent in packet.arrays.items():
+        array, entry = _entry(part, name, sent)
+        entries.append(entry)
+        arrays.append(array)
+        size += array.nbytes + (-array.nbytes % ALIGNMENT_BYTES)
     record = ConfigRecord(
         {
-            HEADER: json.dumps(packet.header, separators=(",", ":"), allow_nan=False),
-            LAYOUT: json.dumps(layout, separators=(",", ":")),
+            HEADER: _JSON.encode(packet.header),
+            LAYOUT: f"[{','.join(entries)}]",
         }
     )
     content = RecordDict({MESSAGE: record})
-    if layout:
-        data = b"".join([_npy_header(size), *chunks])
+    if 0 < size <= SMALL_BYTES:
+        record[PAYLOAD] = _joined(b"", arrays, size)
+    elif entries:
+        data = _joined(_npy_header(size), arrays, size)
         payload = Array("uint8", (size,), "numpy.ndarray", data)
         content[ARRAYS] = ArrayRecord({PAYLOAD: payload})
     return content
@@ -132,37 +151,71 @@ def unpack(content: RecordDict) -> Packet:
         ReplyError: if the records are not what ``pack`` makes.
     """
     try:
-        record = content.config_records[MESSAGE]
+        record = content[MESSAGE]
         header = json.loads(str(record[HEADER]))
         layout = json.loads(str(record[LAYOUT]))
     except (KeyError, ValueError, RecursionError) as error:
         raise ReplyError(f"malformed message: {type(error).__name__}") from None
+    if not isinstance(record, ConfigRecord):
+        raise ReplyError("malformed message: its text is no ConfigRecord")
     if not isinstance(header, dict) or not isinstance(layout, list):
         raise ReplyError("malformed message: header or layout has the wrong type")
     if not layout:
         return Packet(header)
-    return Packet(header, _views(layout, _payload(content)))
+    return Packet(header, _views(layout, _payload(content, record)))
 
 
 def message_bytes(content: RecordDict) -> int:
     """Return the size of a message's records on the wire, in bytes."""
-    total = 0
-    for records in content.array_records.values():
-        total += records.count_bytes()
-    for record in content.config_records.values():
-        total += record.count_bytes()
-    return total
-
-
-def _npy_header(size: int) -> bytes:
-    buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        buffer, {"descr": "|u1", "fortran_order": False, "shape": (size,)}
+    return sum(
+        record.count_bytes()
+        for record in content.values()
+        if isinstance(record, ArrayRecord | ConfigRecord)
     )
+
+
+def _entry(part: int, name: str, sent: Sent) -> tuple[AnyArray, str]:
+    """Return what an array is in the payload, and in the layout."""
+    if isinstance(sent, Narrow):
+        array, dtype, exponent = sent.bits, str(sent.precision), f",{sent.exponent}"
+    else:
+        array, dtype, exponent = sent, _NAMES.get(sent.dtype, ""), ""
+        if not dtype:
+            raise ValueError(f"array {name!r} has dtype {sent.dtype}, not in {_NAMES}")
+    shape = ",".join(map(str, array.shape))
+    quoted = encode_basestring_ascii(name)
+    return array, f'[{part},{quoted},"{dtype}",[{shape}]{exponent}]'
+
+
+def _joined(start: bytes, arrays: list[AnyArray], size: int) -> bytes:
+    """Return ``start`` and the arrays, padded; each is copied once, whatever its order.
+
+    The zeros are not written until something else is, and CPython hands them out as
+    they are when nobody else has seen them: neither is a copy.
+    """
+    buffer = io.BytesIO(bytes(len(start) + size))
+    buffer.write(start)
+    with buffer.getbuffer() as view:
+        offset = len(start)
+        for array in arrays:
+            place = np.ndarray(array.shape, array.dtype, view, offset)
+            place[...] = array
+            del place  # the buffer stays locked as long as there is one
+            offset += array.nbytes + (-array.nbytes % ALIGNMENT_BYTES)
     return buffer.getvalue()
 
 
-def _payload(content: RecordDict) -> memoryview:
+def _npy_header(size: int) -> bytes:
+    """Return what NumPy writes before ``size`` bytes, in less time."""
+    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({size},), }}"
+    length = NPY_HEADER_BYTES - len(NPY_MAGIC) - 2
+    padded = text.ljust(length - 1).encode("ascii") + b"\n"
+    return NPY_MAGIC + length.to_bytes(2, "little") + padded
+
+
+def _payload(content: RecordDict, record: ConfigRecord) -> memoryview:
+    if isinstance(small := record.get(PAYLOAD), bytes):
+        return memoryview(small)
     try:
         array = content.array_records[ARRAYS][PAYLOAD]
     except KeyError:
@@ -176,32 +229,48 @@ def _payload(content: RecordDict) -> memoryview:
     return view
 
 
-def _views(layout: list[Any], view: memoryview) -> dict[ArrayKey, AnyArray]:
-    arrays: dict[ArrayKey, AnyArray] = {}
+def _views(layout: list[Any], view: memoryview) -> dict[ArrayKey, Sent]:
+    arrays: dict[ArrayKey, Sent] = {}
     offset = 0
     for entry in layout:
-        part, name, dtype, shape = _layout_entry(entry)
-        count = math.prod(shape)
-        size = count * np.dtype(dtype).itemsize
+        part, name, dtype, shape, *exponent = _checked_entry(entry)
+        stored = _BITS if exponent else _DTYPES[dtype]
+        size = math.prod(shape) * stored.itemsize
         if offset + size > len(view):
             raise ReplyError(f"malformed message: array {name!r} exceeds the payload")
-        flat = np.frombuffer(view, dtype, count, offset)
         try:
-            arrays[part, name] = flat.reshape(shape)
-        except ValueError:  # too many dimensions, or one too long beside a 0
+            array: AnyArray = np.ndarray(shape, stored, view, offset)
+        except (ValueError, OverflowError):  # too many dimensions, or one beside a 0
             raise ReplyError(f"malformed message: shape of array {name!r}") from None
+        narrow = [Narrow(array, Precision(dtype), power) for power in exponent]
+        arrays[part, name] = narrow[0] if narrow else array
         offset += size + (-size % ALIGNMENT_BYTES)
     if offset != len(view):
         raise ReplyError("malformed message: the payload exceeds its layout")
     return arrays
 
 
-def _layout_entry(entry: Any) -> tuple[int, str, str, tuple[int, ...]]:
-    match entry:
-        case [int(part), str(name), str(dtype), [*shape]] if dtype in WIRE_DTYPES:
-            if all(type(size) is int and size >= 0 for size in shape):
-                return part, name, dtype, tuple(shape)
+def _checked_entry(entry: Any) -> list[Any]:
+    """Return an entry of the layout.
+
+    Whether an array is in two bytes is the sender's to say, whatever the run's setting:
+    its numbers are checked as those of any other once they are wide.
+    """
+    if type(entry) is list and len(entry) in (4, 5):
+        part, name, dtype, shape, *exponent = entry
+        is_known = type(part) is int and type(name) is str and type(dtype) is str
+        is_shape = type(shape) is list and all(
+            type(length) is int and length >= 0 for length in shape
+        )
+        fitting = NARROW if exponent else WIRE_DTYPES
+        is_scaled = all(_is_exponent(power) for power in exponent)
+        if is_known and is_shape and is_scaled and dtype in fitting:
+            return entry
     raise ReplyError("malformed message: bad entry in the layout")
+
+
+def _is_exponent(power: Any) -> bool:
+    return type(power) is int and abs(power) <= LARGEST_EXPONENT
 
 
 class Update(StrEnum):

@@ -17,6 +17,8 @@ class Stream(IntEnum):
     LOCAL_FIT = 4
     CURVATURE = 5
     CHECK = 6
+    ROUND_DOWN = 7
+    ROUND_UP = 8
 
 
 def generator(seed: int, stream: Stream, *position: int) -> np.random.Generator:

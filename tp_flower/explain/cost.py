@@ -2,7 +2,9 @@
 
 A pure model of the protocol: which arrays every message carries, in which type. It
 counts what a report counts as ``bytes-up`` and ``bytes-down`` (headers, layouts and
-padding are ``overhead-bytes`` there, and nothing here).
+padding are ``overhead-bytes`` there, and nothing here). The formulas below are of
+float32 on the wire: in two bytes, targets, messages and scores take 2 for 4, and
+gradients 2 for 8.
 
 Notation:
     n, m    ``trained`` rows and rows that take part, of one shard    k  batch rows
@@ -19,9 +21,11 @@ import numpy.typing as npt
 from scipy.special import gammaln
 
 from tp_flower.protocol import Update
+from tp_flower.wire import Precision
 
 SCORE_BYTES = 4  # targets, messages and scores travel as float32
 PARAMETER_BYTES = 8  # parameters, statistics and gradients as float64
+NARROW_BYTES = 2  # any of them but parameters and statistics, if ``wire`` says so
 INDEX_BYTES = 4  # row numbers and multiplicities as int32
 FLAG_BYTES = 1
 
@@ -69,6 +73,7 @@ class TableSize:
         parameters: p.
         has_intercept: whether its model has the output intercept.
         is_linear: whether its model is linear.
+        wire: what scores and gradients travel as.
     """
 
     name: str
@@ -79,6 +84,17 @@ class TableSize:
     parameters: int
     has_intercept: bool
     is_linear: bool
+    wire: Precision = Precision.FLOAT32
+
+    @property
+    def score_bytes(self) -> int:
+        """Of a target, a message or a score."""
+        return SCORE_BYTES if self.wire is Precision.FLOAT32 else NARROW_BYTES
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of a number of a gradient."""
+        return PARAMETER_BYTES if self.wire is Precision.FLOAT32 else NARROW_BYTES
 
     @property
     def trained(self) -> int:
@@ -198,8 +214,8 @@ def admm_epoch(tables: Sequence[TableSize], inner_rounds: int = 1) -> Traffic:
     down: defaultdict[str, float] = defaultdict(float)
     rounds = 1
     for table in tables:
-        down[table.name] += SCORE_BYTES * table.trained * table.outputs
-        up[table.name] += SCORE_BYTES * table.total * table.outputs
+        down[table.name] += table.score_bytes * table.trained * table.outputs
+        up[table.name] += table.score_bytes * table.total * table.outputs
         shards = len(table.shards)
         vector = PARAMETER_BYTES * table.parameters * shards
         if table.update is Update.GRAM:
@@ -237,12 +253,12 @@ def sgd_epoch(
     down: defaultdict[str, float] = defaultdict(float)
     sent = batches - 1 if is_last else batches
     for table in tables:
-        row = SCORE_BYTES * table.outputs
+        row = table.score_bytes * table.outputs
         scored = table.total if is_last or scores_all else table.tested
         down[table.name] += row * table.batch_rows
         up[table.name] += row * (table.batch_rows * sent / batches + scored)
         if table.update is Update.SUM:
-            vector = PARAMETER_BYTES * table.parameters * len(table.shards)
+            vector = table.gradient_bytes * table.parameters * len(table.shards)
             up[table.name] += batches * vector
             down[table.name] += batches * vector
     is_sharded = any(table.update is Update.SUM for table in tables)
@@ -270,7 +286,7 @@ def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
             if table.update is Update.GRAM:
                 up[table.name] += PARAMETER_BYTES * width * width
             if not table.is_linear:
-                up[table.name] += SCORE_BYTES * shard.total * table.outputs
+                up[table.name] += table.score_bytes * shard.total * table.outputs
     return Traffic(1, up, down)
 
 
