@@ -12,12 +12,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from client_apps.store import SiteStore
-from tp_flower.device.choice import CPU, resolve
+from tp_flower.device.choice import AUTO, CPU, resolve
+from tp_flower.errors import SettingsError
 from tp_flower.learning.features import FeatureArray, Features, PlacedFeatures
 
 LEAST_VALUES: Final = 1 << 26
 """Features of a linear model that "auto" takes to a GPU: fewer are two passes of less
 than a second, and in deployment torch would start with every message."""
+
+LEAST_BYTES: Final = 1 << 30
+"""Free memory of a GPU that blocks of features, and what is computed of them, take."""
 
 IDLE_SECONDS: Final = 3600.0
 
@@ -53,7 +57,7 @@ def place(
         kind: of the model.
 
     Raises:
-        SettingsError: the device is not there.
+        SettingsError: the device is not there, or its memory is full.
     """
     # torch models import torch whatever the device
     is_large = kind != "linear" or features.size >= LEAST_VALUES
@@ -65,9 +69,19 @@ def place(
     if copy is None:
         _forget_idle(now)
         from tp_flower.device.features import DeviceFeatures
-        from tp_flower.device.torch_device import torch_device
+        from tp_flower.device.torch_device import free_bytes, torch_device
 
-        copy = _Copy(DeviceFeatures.place(features, torch_device(name)), now)
+        own = torch_device(name)
+        free = free_bytes(own)
+        if free < LEAST_BYTES and device == AUTO:
+            return features
+        if free < LEAST_BYTES:
+            raise SettingsError(
+                f"device is {device!r}, but {free / 1e9:.1f} GB of this site's GPU are "
+                f"free and {LEAST_BYTES / 1e9:.1f} GB are the least that training "
+                "takes; allowed: 'cpu' and 'auto'"
+            )
+        copy = _Copy(DeviceFeatures.place(features, own), now)
         _PLACED.copies[key] = copy
     copy.used = now
     return copy.placed

@@ -101,6 +101,11 @@ class AdmmServer:
         return result
 
     @property
+    def device(self) -> str:
+        """Where the arrays lie, ``"cpu"`` or ``"cuda"``."""
+        return self._arrays.device
+
+    @property
     def duals(self) -> FloatArray:
         """The duals lambda after their last update, (N, d_c)."""
         return self._arrays.duals
@@ -157,6 +162,7 @@ class TablePuppetADMM(RelationalStrategy):
             "rho": server.rho,
             "over-relaxation": server.over_relaxation,
             "anderson-memory": server.memory,
+            "server-device": server.device,
             "lou": {t.name: str(t.update) for t in federation.tables.values()},
         }
         for _ in range(self.settings.epochs):

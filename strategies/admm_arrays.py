@@ -33,7 +33,13 @@ WORKING: Final = 14
 
 
 class AdmmArrays(ABC):
-    """z, duals, the scores of the joined rows, and those of the tables' rows."""
+    """z, duals, the scores of the joined rows, and those of the tables' rows.
+
+    Attributes:
+        device: where they lie, ``"cpu"`` or ``"cuda"``.
+    """
+
+    device: str
 
     @abstractmethod
     def targets(
@@ -80,6 +86,8 @@ class HostArrays(AdmmArrays):
         corrections: c.
         memory: epochs that Anderson mixing looks back on; 0 without.
     """
+
+    device = CPU
 
     def __init__(self, federation: Federation, corrections: int, memory: int) -> None:
         self._federation = federation

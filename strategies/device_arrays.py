@@ -41,6 +41,7 @@ class DeviceArrays(AdmmArrays):
         device: torch.device,
     ) -> None:
         self._federation, self._device = federation, device
+        self.device = device.type
         self._loss = on_device(federation.loss)
         self._labels = to_device(federation.train_labels, device)
         self._base = to_device(federation.base_score, device)

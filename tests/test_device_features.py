@@ -15,6 +15,7 @@ from tp_flower.device import choice
 from tp_flower.device import features as module
 from tp_flower.device.choice import resolve
 from tp_flower.device.features import DeviceFeatures
+from tp_flower.device.torch_device import torch_device
 from tp_flower.errors import SettingsError
 from tp_flower.learning.features import on_host
 from tp_flower.learning.models import LinearModel, ModelSpec, build_model, moment
@@ -260,6 +261,28 @@ def test_a_site_without_a_gpu_refuses_before_training(monkeypatch):
         resolve("cuda", "device", "this site")
     with pytest.raises(Exception, match=text):
         run("squared", one_per_site(whole(FRAMES)), device="cuda")
+
+
+def test_a_full_gpu(monkeypatch):
+    pretend(monkeypatch, "cpu")
+    monkeypatch.setattr("tp_flower.device.torch_device.free_bytes", lambda _: 10**8)
+    monkeypatch.setattr(placement, "LEAST_VALUES", 1)
+    monkeypatch.setattr(choice, "has_driver", lambda: True)
+    own, features = SiteStore(IN_MEMORY, 1, 5), matrix()
+    text = "device is 'cuda', but 0.1 GB of this site's GPU are free and 1.1 GB"
+    with pytest.raises(SettingsError, match=text):
+        placement.place(own, 0, features, "cuda", "linear")
+    assert placement.place(own, 0, features, "auto", "linear") is features
+
+
+def test_a_gpu_computes_in_full_precision():
+    torch.set_float32_matmul_precision("high")
+    try:
+        torch_device("cuda")
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert not torch.backends.cudnn.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 @pytest.mark.parametrize(

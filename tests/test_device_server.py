@@ -209,6 +209,8 @@ def test_runs_are_the_cpus_epoch_by_epoch(loss, device_name, monkeypatch):
     monkeypatch.setattr("strategies.admm.make_arrays", spy)
     found = run(loss, sites, num_epochs=5, server_device="cuda")
     assert [type(arrays) for arrays in made] == [DeviceArrays]
+    assert found.strategy.chosen["server-device"] == device_name
+    assert expected.strategy.chosen["server-device"] == "cpu"
     for one, other in zip(found.parameters, expected.parameters, strict=True):
         for table in one:
             # what travels is float32
