@@ -33,12 +33,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tp_flower.joins.mapping import TableRows
-from tp_flower.learning.losses import FloatArray, Loss, blocks
+from tp_flower.learning.losses import BLOCK_ROWS, FloatArray, Loss
+from tp_flower.learning.threads import blocks_of, in_threads
 
 LocalScores = dict[str, FloatArray]
 
-RESIDUAL_ROWS = 8192
-"""Rows per block: few enough for the cache, and for BLAS to start no threads."""
+RESIDUAL_VALUES = 8192
+"""Per block: few enough for the cache, and for BLAS to start no threads."""
+
+LEAST_VALUES = 1 << 18
+"""Values that a thread has at least: some milliseconds of work."""
 
 IMBALANCE = 10.0
 BALANCE_WINDOW = 3
@@ -98,20 +102,24 @@ def admm_step(
         The new state and v, (N, d_c).
     """
     z, duals, message = (np.empty_like(scores) for _ in range(3))
-    for block in blocks(len(scores)):
-        # one block at a time through all the steps, while it is in the cache
-        h, y, old_z = scores[block], labels[block], state.z[block]
-        relaxed = h
-        if over_relaxation != 1.0:
-            relaxed = over_relaxation * h + (1.0 - over_relaxation) * old_z
-        centre = state.duals[block] / state.rho
-        centre += relaxed
-        new_z = z[block] = loss.prox(centre, y, state.rho, start=old_z)
-        # duals + rho (h~ - z) in exact arithmetic, and free of the rounding of that sum
-        new_duals = duals[block] = loss.gradient(new_z, y)
-        gap = h - new_z
-        gap *= state.rho
-        np.add(gap, new_duals, out=message[block])
+
+    def step(span: slice) -> None:
+        for block in blocks_of(span, BLOCK_ROWS):
+            # one block at a time through all the steps, while it is in the cache
+            h, y, old_z = scores[block], labels[block], state.z[block]
+            relaxed = h
+            if over_relaxation != 1.0:
+                relaxed = over_relaxation * h + (1.0 - over_relaxation) * old_z
+            centre = state.duals[block] / state.rho
+            centre += relaxed
+            new_z = z[block] = loss.prox(centre, y, state.rho, start=old_z)
+            # duals + rho (h~ - z) in exact arithmetic, free of the sum's rounding
+            new_duals = duals[block] = loss.gradient(new_z, y)
+            gap = h - new_z
+            gap *= state.rho
+            np.add(gap, new_duals, out=message[block])
+
+    in_threads(step, len(scores), _least_rows(scores))
     return replace(state, z=z, duals=duals), message
 
 
@@ -130,21 +138,32 @@ def residuals(
     state: AdmmState, scores: FloatArray, scores_before: FloatArray, base: FloatArray
 ) -> Residuals:
     """Return the relative residuals of an epoch that ended with ``scores``."""
-    sums = np.zeros(4)
-    work = np.empty((min(RESIDUAL_ROWS, len(scores)), scores.shape[1]))
-    for block in blocks(len(scores), RESIDUAL_ROWS):
-        h, z, difference = scores[block], state.z[block], work[: len(scores[block])]
-        pairs = ((h, z), (h, base), (z, base), (h, scores_before[block]))
-        for place, (left, right) in enumerate(pairs):
-            np.subtract(left, right, out=difference)
-            sums[place] += np.vdot(difference, difference)
-    gap, size_h, size_z, change = np.sqrt(sums)
-    dual_size = np.sqrt(np.vdot(state.duals, state.duals))
+    size = max(RESIDUAL_VALUES // scores.shape[1], 1)
+
+    def sums_of(span: slice) -> FloatArray:
+        sums = np.zeros(5)
+        work = np.empty((min(size, span.stop - span.start), scores.shape[1]))
+        for block in blocks_of(span, size):
+            h, z = scores[block], state.z[block]
+            duals, difference = state.duals[block], work[: len(h)]
+            pairs = ((h, z), (h, base), (z, base), (h, scores_before[block]))
+            for place, (left, right) in enumerate(pairs):
+                np.subtract(left, right, out=difference)
+                sums[place] += np.vdot(difference, difference)
+            sums[4] += np.vdot(duals, duals)
+        return sums
+
+    parts = in_threads(sums_of, len(scores), _least_rows(scores))
+    gap, size_h, size_z, change, dual_size = np.sqrt(np.sum(parts, axis=0))
     tiny = np.finfo(np.float64).tiny
     return Residuals(
         primal=float(gap / max(size_h, size_z, tiny)),
         dual=float(state.rho * change / max(dual_size, tiny)),
     )
+
+
+def _least_rows(scores: FloatArray) -> int:
+    return max(LEAST_VALUES // int(scores.shape[1]), 1)
 
 
 def balanced_rho(rho: float, recent: Sequence[Residuals]) -> float:

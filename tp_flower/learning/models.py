@@ -8,6 +8,7 @@ others).
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from tp_flower.learning.features import (
     FloatArray,
     PlacedFeatures,
 )
-from tp_flower.learning.losses import blocks
+from tp_flower.learning.threads import blocks_of, in_threads
 
 __all__ = [
     "FeatureArray",
@@ -35,6 +36,13 @@ __all__ = [
 MOST_UNITS = 1 << 20
 MOST_SCALE = 1e30
 LEAST_SCALE = 1 / MOST_SCALE
+
+CACHED_VALUES = 1 << 18
+"""Features that are converted to float64 at a time: 2 MB, about a core's cache."""
+SMALL_PRODUCT = 1_000_000
+"""Multiplications below which BLAS starts no threads of its own."""
+LEAST_VALUES = 1 << 20
+"""Features that a thread has at least."""
 
 
 @dataclass(frozen=True)
@@ -131,18 +139,18 @@ class LinearModel(LocalModel):
 
     def scores(self, features: Features) -> FloatArray:
         """Return T W (+ c), accumulated in float64."""
-        weights = self.weights
+        weights = self.weights[: self.features]
         if isinstance(features, PlacedFeatures):
-            return features.times(weights[: self.features]) + self.intercepts
+            return features.times(weights) + self.intercepts
         out = np.empty((len(features), self.outputs))
-        for block in blocks(len(features)):
-            np.matmul(
-                features[block].astype(np.float64),
-                weights[: self.features],
-                out=out[block],
-            )
-        if self.intercept:
-            out += weights[-1]
+
+        def score(span: slice) -> None:
+            for block, wide in _in_float64(features, span, self.outputs):
+                np.matmul(wide, weights, out=out[block])
+            if self.intercept:
+                out[span] += self.weights[-1]
+
+        in_threads(score, len(features), _least_rows(features))
         return out
 
     @property
@@ -160,14 +168,42 @@ def moment(features: Features, messages: FloatArray, *, intercept: bool) -> Floa
     if isinstance(features, PlacedFeatures):
         sums = [features.moment(messages), messages.sum(axis=0, keepdims=True)]
         return np.concatenate(sums[: 1 + int(intercept)])
-    out = np.zeros((features.shape[1] + int(intercept), messages.shape[1]))
-    for block in blocks(len(features)):
-        out[: features.shape[1]] += (
-            features[block].astype(np.float64).T @ messages[block]
-        )
+    width, outputs = features.shape[1], messages.shape[1]
+
+    def add_up(span: slice) -> FloatArray:
+        total = np.zeros((width, outputs))
+        product = np.empty_like(total)
+        for block, wide in _in_float64(features, span, outputs):
+            total += np.matmul(wide.T, messages[block], out=product)
+        return total
+
+    out = np.zeros((width + int(intercept), outputs))
+    for part in in_threads(add_up, len(features), _least_rows(features)):
+        out[:width] += part
     if intercept:
         out[-1] = messages.sum(axis=0)
     return out
+
+
+def _in_float64(
+    features: FeatureArray, span: slice, outputs: int
+) -> Iterator[tuple[slice, FloatArray]]:
+    """Yield blocks of a span of rows in float64; each is overwritten by the next.
+
+    A block stays in the cache between its conversion and its product, and its product
+    is too small for BLAS to start threads: several of ours run already.
+    """
+    values = min(CACHED_VALUES, SMALL_PRODUCT // outputs)
+    size = max(values // max(features.shape[1], 1), 1)
+    wide = np.empty((min(size, span.stop - span.start), features.shape[1]))
+    for block in blocks_of(span, size):
+        own = wide[: block.stop - block.start]
+        np.copyto(own, features[block])
+        yield block, own
+
+
+def _least_rows(features: FeatureArray) -> int:
+    return max(LEAST_VALUES // max(int(features.shape[1]), 1), 1)
 
 
 def build_model(spec: ModelSpec, features: int, device: str = "auto") -> LocalModel:

@@ -18,6 +18,10 @@ from tp_flower.learning.losses import blocks
 
 RANK_TOLERANCE = 1e-11
 
+GRAM_VALUES = 1 << 22
+"""Float64 values of a block of rows, 32 MB."""
+LEAST_ROWS = 256
+
 
 def gram(
     features: Features,
@@ -27,18 +31,24 @@ def gram(
 ) -> FloatArray:
     """Return [T, 1]^T diag(G) [T, 1], (d [+ 1], d [+ 1]): sums over shards add up.
 
-    >>> gram(np.array([[1], [2]], dtype=np.float32), np.array([1, 3]), intercept=True)
-    array([[13.,  7.],
-           [ 7.,  4.]])
+    As A^T A with A = sqrt(G) [T, 1], which is symmetric, BLAS computes half of it.
+
+    >>> gram(np.array([[1], [2]], dtype=np.float32), np.array([1, 4]), intercept=True)
+    array([[17.,  9.],
+           [ 9.,  5.]])
     """
     if isinstance(features, PlacedFeatures):
         return _placed_gram(features, multiplicity.astype(np.float64), intercept)
     width = features.shape[1] + int(intercept)
     total = np.zeros((width, width))
-    for block in blocks(len(features)):
-        rows = np.ones((block.stop - block.start, width))
+    size = max(GRAM_VALUES // max(width, 1), LEAST_ROWS)
+    buffer = np.empty((min(size, len(features)), width))
+    for block in blocks(len(features), size):
+        rows = buffer[: block.stop - block.start]
         rows[:, : features.shape[1]] = features[block]
-        total += rows.T @ (rows * multiplicity[block, None])
+        rows[:, features.shape[1] :] = 1.0
+        rows *= np.sqrt(multiplicity[block])[:, None]
+        total += rows.T @ rows
     return total
 
 
