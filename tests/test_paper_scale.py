@@ -1,0 +1,88 @@
+"""The made-up tables of the papers' sizes: shapes, joins, and what can be learned."""
+
+import duckdb
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tp_flower.datasets.paper_scale import PAPER_SCALES, write_paper_scale
+
+SMALL = 1e-4
+
+
+@pytest.fixture(scope="module", params=PAPER_SCALES)
+def written(request, tmp_path_factory):
+    """Name of a data set, its folder."""
+    folder = tmp_path_factory.mktemp(request.param)
+    write_paper_scale(request.param, folder, SMALL)
+    return request.param, folder
+
+
+def test_sizes_are_those_of_table_7():
+    yelp, mimic = PAPER_SCALES["yelp"], PAPER_SCALES["mimic"]
+    assert [yelp.rows_of(name, 1.0) for name in ("reviews", "users", "businesses")] == [
+        3_200_000,
+        1_200_000,
+        35_000,
+    ]
+    features = {
+        scale.table: scale.width + sum(own.numbers for own in scale.others.values())
+        for scale in (yelp, mimic)
+    }
+    assert features == {"reviews": 775, "events": 717}
+    assert (yelp.classes, 1 + len(yelp.others)) == (5, 3)
+    assert (mimic.classes, 1 + len(mimic.others)) == (2, 5)
+    sizes = [mimic.rows, *(own.rows for own in mimic.others.values())]
+    assert (min(sizes), max(sizes)) == (35_000, 2_900_000)
+
+
+def test_every_row_of_the_largest_table_is_one_joined_row(written):
+    name, folder = written
+    scale = PAPER_SCALES[name]
+    with duckdb.connect() as connection:
+        for table in (scale.table, *scale.others):
+            source = connection.read_parquet(str(folder / f"{table}.parquet"))
+            source.create_view(table)
+            assert len(source) == scale.rows_of(table, SMALL)
+        joined = connection.sql(scale.sql)
+        assert len(joined) == scale.rows_of(scale.table, SMALL)
+        # vectors come as one column
+        numbers = sum(own.numbers for own in scale.others.values())
+        assert len(joined.columns) == 2 + numbers
+
+
+def test_labels_are_classes_and_vectors_are_finite_numbers(written):
+    name, folder = written
+    scale = PAPER_SCALES[name]
+    table = pq.read_table(folder / f"{scale.table}.parquet")
+    labels = set(table["label"].to_pylist())
+    assert labels == ({1, 2, 3, 4, 5} if scale.classes == 5 else {0, 1})
+    vectors = np.array(table["vector"].to_pylist())
+    assert vectors.shape == (table.num_rows, scale.width)
+    assert np.isfinite(vectors).all()
+    # mean 0; HIDDEN / HIDDEN = 1 of the directions and 1/4 of their own
+    assert abs(vectors.mean()) < 0.1
+    assert vectors.var() == pytest.approx(1.25, rel=0.2)
+
+
+def test_equal_seeds_make_equal_files_and_others_do_not(tmp_path):
+    def read(folder, seed):
+        write_paper_scale("yelp", tmp_path / folder, SMALL, seed)
+        return pq.read_table(tmp_path / folder / "reviews.parquet")
+
+    first = read("a", 3)
+    assert first.equals(read("b", 3))
+    assert not first["label"].equals(read("c", 4)["label"])
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "message"),
+    [
+        ("imdb", 1.0, "'imdb' is none of yelp, mimic"),
+        ("yelp", 0.0, "the factor must be above 0, not 0"),
+        ("yelp", float("nan"), "the factor must be above 0, not nan"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(tmp_path, name, factor, message):
+    with pytest.raises(ValueError, match=message):
+        write_paper_scale(name, tmp_path, factor)
