@@ -12,23 +12,31 @@ are linear in the point and are carried along, which spares a gather.
 
 Notation:
     x, g, f  points; a point is a list of arrays: h, duals, h_1 .. h_M
-    dG, dF   ``reached_changes``, ``moved_changes``  (memory, L)
-    L        values of a point in all
+    dG, dF   ``reached``, ``moved``, of each array  (memory, n, d_c)
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.losses import FloatArray
+from tp_flower.learning.threads import blocks_of, in_threads
+
+Float32Array = npt.NDArray[np.float32]
+Weight = FloatArray | None
 
 SETBACK = 10.0
 """A step that moves so many times further than the best one: the past misleads."""
 
 RIDGE = 1e-10
 """Relative to the trace of the normal equations, whose rounding it must exceed."""
+
+BLOCK_VALUES = 8192
+"""Of each array at a time: all their changes stay in a core's cache."""
+LEAST_VALUES = 1 << 18
+"""Values that a thread has at least."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +59,100 @@ class Point:
         return [self.scores, self.duals, *self.local_scores.values()]
 
 
+@dataclass(frozen=True)
+class _Sums:
+    """Inner products over an array's values, in the norm's weights.
+
+    Attributes:
+        products: <dF_k, dF_new> and <dF_k, f> of every change that is kept, (used, 2).
+        size: ||f||^2.
+    """
+
+    products: FloatArray
+    size: float
+
+
+class _History:
+    """What is remembered of one array of the point.
+
+    Args:
+        like: the array, (n, d_c).
+        memory: changes to keep.
+    """
+
+    def __init__(self, like: FloatArray, memory: int) -> None:
+        # pages that nothing is written to take no memory
+        self._reached: Float32Array = np.zeros((memory, *like.shape), np.float32)
+        self._moved: Float32Array = np.zeros((memory, *like.shape), np.float32)
+        self._step: Float32Array = np.zeros(like.shape, np.float32)
+        self._size = max(BLOCK_VALUES // like.shape[1], 1)
+        self._least_rows = max(LEAST_VALUES // like.shape[1], 1)
+
+    def reach(self, slot: int, after: FloatArray, earlier: FloatArray) -> None:
+        """Keep the change of g since the epoch before."""
+
+        def keep(span: slice) -> None:
+            np.subtract(after[span], earlier[span], out=self._reached[slot, span])
+
+        in_threads(keep, len(after), self._least_rows)
+
+    def move(
+        self, slot: int, used: int, ends: tuple[FloatArray, FloatArray], weight: Weight
+    ) -> _Sums:
+        """Keep f = g - x, and its change since the epoch before.
+
+        Args:
+            slot: of the change.
+            used: changes that are kept, the new one among them; 0 at the first step.
+            ends: x and g, (n, d_c).
+            weight: of every row in the norm, (n, 1); None for 1.
+        """
+        before, after = ends
+
+        def add_up(span: slice) -> _Sums:
+            products, size = np.zeros((used, 2)), 0.0
+            for block in blocks_of(span, self._size):
+                step = after[block] - before[block]
+                if weight is not None:
+                    step *= weight[block]
+                rounded = step.astype(np.float32)
+                if used:
+                    change = self._moved[slot, block]
+                    np.subtract(rounded, self._step[block], out=change)
+                    wide = self._moved[:used, block].reshape(used, -1)
+                    pair = np.stack([change.ravel(), rounded.ravel()], axis=1)
+                    products += wide.astype(np.float64) @ pair.astype(np.float64)
+                self._step[block] = rounded
+                size += float(np.vdot(step, step))
+            return _Sums(products, size)
+
+        parts = in_threads(add_up, len(after), self._least_rows)
+        products = np.sum([part.products for part in parts], axis=0)
+        return _Sums(products, sum(part.size for part in parts))
+
+    def extrapolated(self, after: FloatArray, gamma: FloatArray) -> FloatArray:
+        """Return g - dG gamma, (n, d_c)."""
+        out = np.empty_like(after)
+        used = len(gamma)
+
+        def extrapolate(span: slice) -> None:
+            for block in blocks_of(span, self._size):
+                wide = self._reached[:used, block].reshape(used, -1)
+                back = gamma @ wide.astype(np.float64)
+                np.subtract(after[block], back.reshape(out[block].shape), out[block])
+
+        in_threads(extrapolate, len(after), self._least_rows)
+        return out
+
+
 class AndersonMixer:
     """Mix the last epochs of ADMM.
 
-    Changes are kept in float64: gamma magnifies the rounding of float32 to 1e-5 of the
-    parameters, and a sharded table would no longer train like an unsplit one. In the
-    norm of f, duals count as they are and local scores h_i with the weight
-    sqrt(c G_i) rho, as in the augmented Lagrangian; h follows from them and has none.
+    Changes are kept in float32, which halves the largest thing that the server has, and
+    all their sums are in float64: gamma is then the best for the changes as they are
+    kept, and does not depend on the order of the rows. In the norm of f, duals count as
+    they are and local scores h_i with the weight sqrt(c G_i) rho, as in the augmented
+    Lagrangian; h follows from them and has none.
 
     Args:
         mapping: the training rows' mapping.
@@ -67,9 +162,8 @@ class AndersonMixer:
 
     def __init__(self, mapping: TableMapping, memory: int, corrections: int) -> None:
         self._mapping, self._memory, self._corrections = mapping, memory, corrections
-        self._reached_changes: FloatArray = np.zeros((0, 0))
-        self._moved: FloatArray = np.zeros(0)
-        self._turn = 0
+        self._histories: list[_History] = []
+        self._products: FloatArray = np.zeros((memory, memory))
         self.restart()
 
     def restart(self) -> None:
@@ -77,6 +171,7 @@ class AndersonMixer:
         self._count = 0
         self._best = np.inf
         self._reached: list[FloatArray] = []
+        self._weights: list[Weight] = []
 
     @property
     def remembered(self) -> int:
@@ -93,75 +188,61 @@ class AndersonMixer:
         """
         if not self._memory:
             return after
-        if not self._reached:
-            self._prepare(rho, after)
-        # two buffers by turns: the last step is still needed
-        moved = self._moved_buffers[self._turn]
-        self._turn = 1 - self._turn
-        self._measure(before, after, moved)
-        size = float(moved @ moved) ** 0.5
+        if not self._histories:
+            self._histories = [_History(a, self._memory) for a in after.arrays]
+        if not self._weights:
+            self._weights = self._weights_of(rho, after)
+        earlier = self._reached
+        sums = self._measure(before, after, has_earlier=bool(earlier))
+        size = sums.size**0.5
         if size > SETBACK * self._best:
             self.restart()
-        earlier, self._reached = self._reached, after.arrays
+            self._weights, earlier = self._weights_of(rho, after), []
         self._best = min(self._best, size)
-        if earlier:
-            self._remember(earlier, moved)
-        self._moved = moved
-        return self._extrapolated(after) if self._count else after
+        self._reached = after.arrays
+        if not earlier:
+            return after
+        self._remember(earlier, sums.products[:, 0])
+        return self._extrapolated(after, sums.products[:, 1])
 
-    def _prepare(self, rho: float, like: Point) -> None:
-        """Set the weights, and make all memory once: fresh pages cost time."""
-        self._weights: list[FloatArray] = [np.ones(1)]
-        for table, scores in like.local_scores.items():
+    def _weights_of(self, rho: float, point: Point) -> list[Weight]:
+        """Return the weights of the rows of duals and local scores in the norm."""
+        weights: list[Weight] = [None]
+        for table in point.local_scores:
             count = self._mapping.tables[table].multiplicity
-            weight = rho * np.sqrt(self._corrections * count)
-            self._weights.append(np.repeat(weight, scores.shape[1]))
-        if len(self._reached_changes):
-            return
-        ends = np.cumsum([0, *(array.size for array in like.arrays)]).tolist()
-        self._spans = [slice(*pair) for pair in pairwise(ends)]
-        length, free = ends[-1], like.scores.size
-        self._reached_changes = np.zeros((self._memory, length))
-        self._moved_changes = np.zeros((self._memory, length - free))
-        self._moved_buffers = np.zeros((2, length - free))
-        self._products = np.zeros((self._memory, self._memory))
+            weights.append(rho * np.sqrt(self._corrections * count)[:, None])
+        return weights
+
+    def _measure(self, before: Point, after: Point, *, has_earlier: bool) -> _Sums:
+        slot = self._count % self._memory
+        used = min(self._count + 1, self._memory) if has_earlier else 0
         # h follows from the rest and has no part in the norm
-        self._moved_spans = [
-            slice(span.start - free, span.stop - free) for span in self._spans[1:]
-        ]
+        ends = zip(before.arrays[1:], after.arrays[1:], strict=True)
+        own = zip(self._histories[1:], ends, self._weights, strict=True)
+        parts = [history.move(slot, used, pair, w) for history, pair, w in own]
+        products = np.sum([part.products for part in parts], axis=0)
+        return _Sums(products, sum(part.size for part in parts))
 
-    def _measure(self, before: Point, after: Point, moved: FloatArray) -> None:
-        """Write f = g - x in the norm's weights to ``moved``."""
-        arrays = zip(after.arrays[1:], before.arrays[1:], strict=True)
-        for span, weight, (new, old) in zip(
-            self._moved_spans, self._weights, arrays, strict=True
-        ):
-            own = moved[span]
-            np.subtract(new.ravel(), old.ravel(), out=own)
-            own *= weight
-
-    def _remember(self, earlier: list[FloatArray], moved: FloatArray) -> None:
-        """Keep the changes of g and f since the epoch before."""
+    def _remember(self, earlier: list[FloatArray], products: FloatArray) -> None:
+        """Keep the changes of g and the products of those of f."""
         slot = self._count % self._memory
         self._count += 1
-        np.subtract(moved, self._moved, out=self._moved_changes[slot])
-        for span, new, old in zip(self._spans, self._reached, earlier, strict=True):
-            own = self._reached_changes[slot, span]
-            np.subtract(new.ravel(), old.ravel(), out=own)
+        for history, new, old in zip(
+            self._histories, self._reached, earlier, strict=True
+        ):
+            history.reach(slot, new, old)
         used = self.remembered
-        products = self._moved_changes[:used] @ self._moved_changes[slot]
         self._products[slot, :used] = self._products[:used, slot] = products
 
-    def _extrapolated(self, after: Point) -> Point:
+    def _extrapolated(self, after: Point, against: FloatArray) -> Point:
         """Return g - dG gamma."""
         used = self.remembered
         products = self._products[:used, :used]
-        against = self._moved_changes[:used] @ self._moved
         ridge = RIDGE * np.trace(products) + np.finfo(np.float64).tiny
         gamma = np.linalg.solve(products + ridge * np.eye(used), against)
         scores, duals, *local = [
-            array - (gamma @ self._reached_changes[:used, span]).reshape(array.shape)
-            for array, span in zip(after.arrays, self._spans, strict=True)
+            history.extrapolated(array, gamma)
+            for history, array in zip(self._histories, after.arrays, strict=True)
         ]
         tables = zip(after.local_scores, local, strict=True)
         return Point(scores, duals, dict(tables))

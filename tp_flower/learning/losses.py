@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tp_flower.learning.softmax import log_sum_exp, softmax, softmax_prox
+
 FloatArray = npt.NDArray[np.float64]
 AnyFloat = npt.NDArray[np.floating[Any]]
 
@@ -26,14 +28,6 @@ ROUGH_STEPS = 2
 PROX_TOLERANCE = 1e-9
 SMALL_STEP = 2e-4
 """Newton's last step in z/2: it leaves |gradient| <= 0.0481 (2 * 2e-4)^2 < 8e-9."""
-SMALL_RANGE = 2.5e-4
-"""Of the entries of softmax's last Newton step: it leaves |gradient| <= 7.9e-9."""
-WHOLE_STEP = 1.0
-"""Newton steps of at most this range are taken whole."""
-NEAR_STEPS = 12
-"""Newton steps of whole blocks, before the rows that are still on their way go on."""
-SOFTMAX_ROWS = 4096
-"""Rows whose few arrays of k classes stay in a core's cache."""
 
 BLOCK_ROWS = 16384
 MAX_PROX_STEPS = 200
@@ -252,33 +246,6 @@ def _logistic_step(w: AnyFloat, size: AnyFloat, low: AnyFloat, rho: float) -> An
     return step
 
 
-def softmax(scores: FloatArray) -> FloatArray:
-    """Return exp(h) / sum exp(h) along the last axis, (N, k).
-
-    Classes come first in memory, so that every operation runs along the rows.
-    """
-    out, _ = _shifted_exp(scores)
-    out /= out.sum(axis=0)
-    return out.T
-
-
-def log_sum_exp(scores: FloatArray) -> FloatArray:
-    """Return log sum exp(h) along the last axis, (N,)."""
-    out, top = _shifted_exp(scores)
-    total: FloatArray = np.log(out.sum(axis=0))
-    total += top
-    return total
-
-
-def _shifted_exp(scores: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return exp(h - max h), (k, N), and the maxima, (N,)."""
-    out = np.array(scores.T, order="C")
-    top: FloatArray = out.max(axis=0)
-    out -= top
-    np.exp(out, out=out)
-    return out, top
-
-
 @dataclass(frozen=True)
 class SoftmaxLoss(Loss):
     """log sum_k exp(h_k) - h_y with y in 0 .. outputs - 1, for several classes."""
@@ -313,45 +280,12 @@ class SoftmaxLoss(Loss):
     def _prox_block(
         self, centre: FloatArray, labels: FloatArray, rho: float, start: FloatArray
     ) -> FloatArray:
-        """Run Newton on all rows of a small block at once, in float32 at first.
-
-        With H = diag(p) - p p^T + rho I the step is s = H^-1 gradient, by
-        Sherman-Morrison. Along s the objective's third derivative is at most
-        r = max s - min s times its second, so that a step of length
-        min(1, log(1 + r) / r) lowers it (Sun and Tran-Dinh 2019, generalised
-        self-concordance of order 2; a whole step does so while
-        (e^r - r - 1) / r^2 < 1, that is r < 1.79). After a whole step
-        |gradient| <= r^2 / 8: no further pass has to look. Classes come first in
-        memory, so that every operation runs along the rows.
-        """
-        z = np.empty_like(centre)
-        is_open = np.zeros(len(labels), np.bool_)
-        for block in blocks(len(labels), SOFTMAX_ROWS):
-            # c = v + onehot(y) / rho takes the place of v and of the label
-            c = np.array(centre[block].T, order="C")
-            c[labels[block].astype(np.intp), np.arange(c.shape[1])] += 1.0 / rho
-            # z = c - p / rho, and p is from 0 to 1
-            near = np.clip(start[block].T, c - 1.0 / rho, c)
-            z[block], is_open[block] = self._near_prox(near, c, float(rho))
+        """Run Newton on whole blocks, then on the rows that are still on their way."""
+        z, is_open = softmax_prox(centre, labels, float(rho), start)
         if is_open.any():
             rows = np.flatnonzero(is_open)
             z[rows] = self._far_prox(z[rows], centre[rows], labels[rows], rho)
         return z
-
-    def _near_prox(
-        self, near: FloatArray, c: FloatArray, rho: float
-    ) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-        """Return z (n, k) from (k, n), and which rows took too long."""
-        rough, rough_c = near.astype(np.float32), c.astype(np.float32)
-        for _ in range(ROUGH_STEPS):
-            _softmax_step(rough, rough_c, rho)
-        z = rough.astype(np.float64)
-        is_open = np.ones(z.shape[1], np.bool_)
-        for _ in range(NEAR_STEPS):
-            is_open = _softmax_step(z, c, rho) > SMALL_RANGE
-            if not is_open.any():
-                break
-        return z.T, is_open
 
     def _far_prox(
         self, start: FloatArray, centre: FloatArray, labels: FloatArray, rho: float
@@ -406,41 +340,6 @@ class SoftmaxLoss(Loss):
     ) -> FloatArray:
         distance: FloatArray = ((z - v) ** 2).sum(axis=1)
         return self.row_values(z, y) + 0.5 * rho * distance
-
-
-def _softmax_step(z: AnyFloat, c: AnyFloat, rho: float) -> AnyFloat:
-    """Take a damped Newton step of p + rho (z - c) = 0 in place.
-
-    Args:
-        z: (k, n).
-        c: (k, n).
-        rho: penalty.
-
-    Returns:
-        The range of every row's whole step, (n,).
-    """
-    p = z - z.max(axis=0)
-    np.exp(p, out=p)
-    p /= p.sum(axis=0)
-    step: AnyFloat = z - c
-    step *= rho
-    step += p
-    shifted = p + rho
-    step /= shifted
-    q = p / shifted
-    p *= step
-    # 1 - sum p^2 / (p + rho) = rho sum q without cancellation, since sum p = 1
-    scale = p.sum(axis=0)
-    scale /= rho * q.sum(axis=0)
-    q *= scale
-    step += q
-    ranges: AnyFloat = step.max(axis=0)
-    ranges -= step.min(axis=0)
-    is_far = ranges > WHOLE_STEP
-    if is_far.any():
-        step[:, is_far] *= np.log1p(ranges[is_far]) / ranges[is_far]
-    z -= step
-    return ranges
 
 
 def _own_score(scores: FloatArray, labels: FloatArray) -> FloatArray:

@@ -11,10 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.learning.corrected import CorrectedClassLoss, CorrectedSquaredLoss
-from tp_flower.learning.losses import FloatArray, Loss, softmax
+from tp_flower.learning.losses import FloatArray, Loss
+from tp_flower.learning.softmax import softmax
+from tp_flower.learning.threads import in_threads
 from tp_flower.privacy.labels import ClassNoise
 
 BoolArray = npt.NDArray[np.bool_]
+
+LEAST_ROWS = 1 << 16
+"""With fewer, the areas of several classes are computed one after the other."""
 
 SLACK = 0.05
 """How far beyond its range an estimate may be that counts as the end of the range."""
@@ -65,13 +70,26 @@ def _class_metrics(
     else:
         predicted = scores.argmax(axis=1)
         rates = softmax(scores)
-        classes = range(scores.shape[1])
-        areas = [_true_auc(rates[:, k], labels == k, noise) for k in classes]
+        areas = _class_areas(rates, labels, noise)
         area = float(np.nanmean(areas)) if not np.all(np.isnan(areas)) else np.nan
     accuracy = (predicted == labels).mean()
     if noise is not None:
         accuracy = _share(float(noise.rate_of(accuracy)))
     return {"auc": area, "accuracy": float(accuracy)}
+
+
+def _class_areas(
+    rates: FloatArray, labels: FloatArray, noise: ClassNoise | None
+) -> list[float]:
+    """Return the area of each class against all others, (k,)."""
+    classes = rates.shape[1]
+
+    def areas_of(span: slice) -> list[float]:
+        chosen = range(span.start, span.stop)
+        return [_true_auc(rates[:, k], labels == k, noise) for k in chosen]
+
+    least = 1 if len(rates) >= LEAST_ROWS else classes
+    return [area for part in in_threads(areas_of, classes, least) for area in part]
 
 
 def _share(estimate: float) -> float:
