@@ -143,11 +143,23 @@ class Shard:
         velocity = momentum * velocity + gradient + beta * theta (biases without beta);
         theta -= learning_rate * velocity.
         """
-        theta = self.model.parameters
-        full = gradient + self.data.l2 * np.where(self.model.penalised, theta, 0.0)
-        velocity = momentum * self.vectors["momentum"] + full
+        velocity = self._drift(momentum) + gradient
         self.vectors["momentum"] = velocity
-        self.model.parameters = theta - learning_rate * velocity
+        self.model.parameters = self.model.parameters - learning_rate * velocity
+
+    def foreseen(self, learning_rate: float, momentum: float) -> FloatArray:
+        """Return theta after a step whose gradient is not known yet, without it, (p,).
+
+        Most of a step with momentum is known before. Nesterov's momentum takes the
+        gradient there; here that makes steps on stale scores stable at larger rates.
+        """
+        return self.model.parameters - learning_rate * self._drift(momentum)
+
+    def _drift(self, momentum: float) -> FloatArray:
+        """Return what of the next velocity does not depend on the data, (p,)."""
+        theta = self.model.parameters
+        decay = self.data.l2 * np.where(self.model.penalised, theta, 0.0)
+        return momentum * self.vectors["momentum"] + decay
 
     @property
     def linear(self) -> LinearModel:

@@ -202,23 +202,28 @@ def _accept(part: Part, request: Packet) -> None:
 
 
 def sgd(site: Site, request: Packet) -> Packet:
-    """Take Y of a batch; step (one shard) or send the gradient (sharded table)."""
+    """Take Y of a batch; step (one shard) or send the gradient (sharded table).
+
+    With staleness a sharded table's step comes with the next batch: its shards take it
+    first, and send the next scores without the step that this batch leads to.
+    """
     arrays: Arrays = {}
     changed = {}
     header = header_of(request)
+    is_stale = header.flag("stale")
     for part in site.parts(_draw(header)):
-        batch = _batch(part, header, "batch")
-        rows = len(part.shard.data.batch_of(batch))
-        messages = _received(request, part, "messages", rows)
-        gradient = part.outgoing.gradient(
-            part.shard.model, part.shard.data.batch(batch), messages, batch
-        )
-        if part.update is Update.SUM:
+        is_sharded = part.update is Update.SUM
+        if is_sharded and (part.number, "gradient") in request.arrays:
+            _step(part, _mean_gradient(part, request), header)
+        gradient = _gradient(part, request, header)
+        if is_sharded:
             arrays[part.number, "gradient"] = _summand(part, gradient)
-            changed[part.number] = part.state
-            continue
-        _step(part, gradient, header)
-        arrays.update(_next_scores(part, header))
+        else:
+            _step(part, gradient / header.number("batch-rows", above_zero=True), header)
+        if not is_sharded:
+            arrays.update(_next_scores(part, header))
+        elif is_stale:
+            arrays.update(_foreseen_scores(part, header))
         changed[part.number] = part.state
     site.pay()
     site.save_state(changed)
@@ -226,16 +231,14 @@ def sgd(site: Site, request: Packet) -> Packet:
 
 
 def step(site: Site, request: Packet) -> Packet:
-    """Take the summed gradient of the sharded tables, step, send the next scores."""
+    """Take the mean gradient of the sharded tables, step, send the next scores."""
     arrays: Arrays = {}
     changed = {}
     header = header_of(request)
     for part in site.parts(_draw(header)):
         if part.update is not Update.SUM:
             continue
-        size = len(part.shard.model.penalised)
-        array = request.array(part.number, "gradient")
-        _step(part, real_numbers(array, "gradient", (size,)), header)
+        _step(part, _mean_gradient(part, request), header)
         arrays.update(_next_scores(part, header))
         changed[part.number] = part.state
     site.pay()
@@ -243,10 +246,39 @@ def step(site: Site, request: Packet) -> Packet:
     return Packet({}, arrays)
 
 
-def _step(part: Part, gradient_sum: FloatArray, header: Order) -> None:
-    gradient = gradient_sum / header.number("batch-rows", above_zero=True)
+def _gradient(part: Part, request: Packet, header: Order) -> FloatArray:
+    """Return the sum of the gradients of a batch's rows, (p,)."""
+    batch = _batch(part, header, "batch")
+    rows = len(part.shard.data.batch_of(batch))
+    messages = _received(request, part, "messages", rows)
+    features = part.shard.data.batch(batch)
+    return part.outgoing.gradient(part.shard.model, features, messages, batch)
+
+
+def _mean_gradient(part: Part, request: Packet) -> FloatArray:
+    """Return the gradient of a batch over all shards, and over its rows, (p,)."""
+    array = request.array(part.number, "gradient")
+    return real_numbers(array, "gradient", (len(part.shard.model.penalised),))
+
+
+def _step(part: Part, gradient: FloatArray, header: Order) -> None:
+    part.shard.step(gradient, *_pace(part, header))
+
+
+def _pace(part: Part, header: Order) -> tuple[float, float]:
+    """Return the learning rate and the momentum of a part's steps."""
     rate = header.order("learning-rates").number(part.table)
-    part.shard.step(gradient, rate, header.number("momentum", high=1.0))
+    return rate, header.number("momentum", high=1.0)
+
+
+def _foreseen_scores(part: Part, header: Order) -> Arrays:
+    """Return the next scores with what is known of the step that is still to come."""
+    model = part.shard.model
+    theta = model.parameters
+    model.parameters = part.shard.foreseen(*_pace(part, header))
+    arrays = _next_scores(part, header)
+    model.parameters = theta
+    return arrays
 
 
 def _summand(part: Part, gradient: FloatArray) -> Sent:

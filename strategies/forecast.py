@@ -148,7 +148,11 @@ class Forecast:
     ) -> StrategyCost:
         settings = self.settings
         sgd_epoch = partial(
-            cost.sgd_epoch, tables, self.batches, scores_all=bool(settings.tolerance)
+            cost.sgd_epoch,
+            tables,
+            self.batches,
+            scores_all=bool(settings.tolerance),
+            staleness=settings.staleness,
         )
         return StrategyCost(
             name=name,

@@ -5,8 +5,22 @@ of batch t down, the local scores of batch t + 1 up; two where some table is sha
 whose gradients the server sums in between (Eq. 17). Scores of held-out rows ride along
 with the last batch of an epoch; the training metrics of an epoch are those of its
 batches before their own steps, except after the last epoch, where all rows are scored.
+
+With ``staleness = 1`` a batch costs one round with sharded tables too: the mean
+gradient of batch t - 1 rides along with Y of batch t. A shard takes that step, sends
+its gradient of batch t, and the scores of batch t + 1 without the step of batch t. What
+is known of that step, all but its gradient, is in them:
+
+    drift_t     = momentum * velocity_{t-1} + beta * theta_t
+    velocity_t  = drift_t + gradient of batch t, at theta_{t-1} - rate * drift_{t-1}
+    theta_{t+1} = theta_t - rate * velocity_t
+
+Tables in one shard step at once.
+The last step of an epoch has a round of its own, so that no epoch begins, is evaluated
+or saved with a step outstanding.
 """
 
+import itertools
 import math
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,18 +35,19 @@ from strategies.exchange import Replies, Request, ask
 from strategies.federation import Federation, Table
 from strategies.relational import EpochResult, RelationalStrategy
 from strategies.setup import Plan
+from strategies.sgd_rates import damped_rates, safe_rate
+from strategies.sharded_batches import Batch, ShardedBatches
 from tp_flower.experiment import Settings
-from tp_flower.joins.batches import BatchPlan, plan_batches, poisson_batches
+from tp_flower.joins.batches import plan_batches, poisson_batches
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.admm import LocalScores
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.metrics import evaluate
-from tp_flower.privacy.dp_fit import NOISE_DAMPING
 from tp_flower.privacy.noise import NoiseSource
 from tp_flower.privacy.settings import DP_SGD, OUTSIDER
 from tp_flower.protocol import Action, Update
 from tp_flower.randomness import Stream, generator
-from tp_flower.wire import Precision, Rounding, Sent, with_feedback
+from tp_flower.wire import Precision, Sent, with_feedback
 
 BATCHES_PER_EPOCH = 100
 """Automatic batch size: 1/100 of the joined rows (paper, section 8)."""
@@ -41,13 +56,34 @@ PRIVATE_BATCHES_PER_EPOCH = 20
 """The same for DP-SGD: a row pays for every batch that it is in, and the noise of a
 batch is the less beside its gradient the more rows it has."""
 
-TORCH_LEARNING_RATE = 0.05
-"""Automatic learning rate where some model is not linear."""
-
-NOISE_MARGIN = 4.0
-"""Automatic learning rate: how far it stays below the bound on steps of few rows."""
-
 TESTED, ALL = "tested", "all"
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    """One pass over the joined rows.
+
+    Attributes:
+        number: from 1.
+        batches: what it visits.
+        order: their numbers, in the order of the visits.
+        rates: the learning rate of every table.
+    """
+
+    number: int
+    batches: ShardedBatches
+    order: npt.NDArray[np.int64]
+    rates: Mapping[str, float]
+
+    def batch(self, position: int) -> Batch:
+        """Return the batch of one visit."""
+        return Batch(self.batches, int(self.order[position]))
+
+    @property
+    def rows(self) -> slice:
+        """Where the joined rows of all its batches are in arrays of batch order."""
+        start, order = self.batches.plan.start, self.order
+        return slice(int(start[order.min()]), int(start[order.max() + 1]))
 
 
 @dataclass(frozen=True)
@@ -55,16 +91,16 @@ class _Step:
     """One mini-batch of the schedule.
 
     Attributes:
-        epoch: from 1.
-        batch: its number in the plan.
+        epoch: that it is in.
+        batch: to step on.
         next_batch: the batch after it, None after the last one.
         ends_epoch: whether it is the last batch of its epoch.
         evaluate: which scores ride along: none, ``"tested"`` or ``"all"``.
     """
 
-    epoch: int
-    batch: int
-    next_batch: int | None
+    epoch: _Epoch
+    batch: Batch
+    next_batch: Batch | None
     ends_epoch: bool
     evaluate: str | None
 
@@ -78,9 +114,9 @@ class TablePuppetSGD(RelationalStrategy):
     """
 
     name = "sgd"
-    _batches: "_ShardedBatches"
-    _per_epoch: int
-    _rate: float
+    _batches: ShardedBatches
+    _rate: float = 0.0
+    _staleness: int = 0
     _unsent: dict[str, FloatArray]
 
     def plan(self) -> Plan:
@@ -92,17 +128,15 @@ class TablePuppetSGD(RelationalStrategy):
     ) -> lou.PartArrays:
         size = choose_batch_size(self.settings, mapping.joined_rows)
         self.chosen["batch-size"] = size
-        self._per_epoch = math.ceil(mapping.joined_rows / size)
         if self._is_poisson:
             self._rate = size / mapping.joined_rows
-            steps = self._per_epoch * self.settings.epochs
+            steps = math.ceil(mapping.joined_rows / size) * self.settings.epochs
             # whoever could guess the seed would know the batches
             plan = poisson_batches(mapping, self._rate, steps, NoiseSource())
         else:
-            self._rate = 0.0
             rng = generator(self.settings.seed, Stream.BATCHES)
             plan = plan_batches(mapping, size, rng)
-        self._batches = _ShardedBatches(plan, compact)
+        self._batches = ShardedBatches(plan, compact)
         return self._batches.arrays()
 
     @property
@@ -121,36 +155,29 @@ class TablePuppetSGD(RelationalStrategy):
 
     def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
         """Run the epochs, until the loss changes less than the tolerance, if set."""
-        plan = self._batches.plan
-        # rows of which the momentum makes an average
-        averaged = len(plan.order) / plan.batches * (1.0 - self.settings.momentum)
-        rate = self.settings.learning_rate or _safe_rate(federation, averaged)
-        self.chosen["learning-rate"] = rate
-        rates = dict.fromkeys(federation.tables, rate)
-        if self.settings.privacy.covers_features and not self.settings.learning_rate:
-            for name, table in federation.tables.items():
-                rates[name] = rate / self._noise_damping(table)
-            self.chosen["learning-rates"] = rates
-        labels = federation.train_labels[plan.order]
+        # without shards no step is ever late
+        self._staleness = self.settings.staleness if federation.sharded else 0
+        self.chosen["staleness"] = self._staleness
+        labels = federation.train_labels[self._batches.plan.order]
         self._unsent = {}
         seen = np.empty((len(labels), federation.loss.outputs))
         local = {name: s.copy() for name, s in federation.initial_scores.items()}
         loss_before = math.inf
-        schedule = list(self._schedule(federation))
-        batch_scores = {
-            name: local[name][plan.tables[name].of(schedule[0].batch)]
-            for name in federation.tables
-        }
-        for step in schedule:
-            span = plan.slice(step.batch)
-            scores = plan.sum_scores(step.batch, federation.base_score, batch_scores)
-            seen[span] = scores
-            derivatives = federation.loss.gradient(scores, labels[span])
-            replies = yield from self._exchange(federation, step, derivatives, rates)
+        schedule = self._schedule(federation)
+        first = next(schedule)
+        batch_scores = first.batch.select(local)
+        late: lou.PartArrays = {}
+        for step in itertools.chain([first], schedule):
+            scores = step.batch.sum_scores(federation.base_score, batch_scores)
+            seen[step.batch.span] = scores
+            derivatives = federation.loss.gradient(scores, labels[step.batch.span])
+            messages = step.batch.scatter(derivatives, self.rounding())
+            header = self._header(step, len(derivatives))
+            replies, late = yield from self._exchange(
+                federation, step, header, lou.all_arrays(messages, late)
+            )
             if step.next_batch is not None:
-                batch_scores = self._batches.gather(
-                    federation, replies, step.next_batch
-                )
+                batch_scores = step.next_batch.gather(federation, replies)
             if not step.ends_epoch:
                 continue
             loss = self._end_epoch(federation, step, replies, local, seen)
@@ -159,82 +186,119 @@ class TablePuppetSGD(RelationalStrategy):
             loss_before = loss
 
     def _schedule(self, federation: Federation) -> Iterator[_Step]:
-        """Yield the batches of all epochs, each epoch in an order of its own."""
-        rng = generator(federation.seed, Stream.ORDER)
-        count, epochs = self._per_epoch, self.settings.epochs
-        if self._is_poisson:
-            order = np.arange(self._batches.plan.batches)
-        else:
-            order = np.concatenate([rng.permutation(count) for _ in range(epochs)])
+        """Yield the batches of all epochs.
+
+        An epoch is decided on when the last step of the one before is asked for: what
+        rides along with that step is for the next.
+        """
         # with a tolerance any epoch may be the last one, whose metrics must be exact
         usual = ALL if self.settings.tolerance else TESTED
-        for position, batch in enumerate(order.tolist()):
-            is_last = position + 1 == len(order)
-            ends_epoch = (position + 1) % count == 0
+        upcoming = self._passes(federation)
+        epoch = next(upcoming, None)
+        while epoch is not None:
+            last = len(epoch.order) - 1
+            for position in range(last):
+                batch, following = epoch.batch(position), epoch.batch(position + 1)
+                yield _Step(epoch, batch, following, ends_epoch=False, evaluate=None)
+            after = next(upcoming, None)
             yield _Step(
-                epoch=position // count + 1,
-                batch=batch,
-                next_batch=None if is_last else int(order[position + 1]),
-                ends_epoch=ends_epoch,
-                evaluate=(ALL if is_last else usual) if ends_epoch else None,
+                epoch,
+                epoch.batch(last),
+                None if after is None else after.batch(0),
+                ends_epoch=True,
+                evaluate=ALL if after is None else usual,
             )
+            epoch = after
+
+    def _passes(self, federation: Federation) -> Iterator[_Epoch]:
+        """Yield the epochs, each with an order of its own."""
+        rng = generator(federation.seed, Stream.ORDER)
+        batches, epochs = self._batches, self.settings.epochs
+        for number in range(1, epochs + 1):
+            rates = self._rates(federation, batches, number)
+            if self._is_poisson:
+                drawn = np.arange(batches.plan.batches)
+                order = drawn.reshape(epochs, -1)[number - 1]
+            else:
+                order = rng.permutation(batches.plan.batches)
+            yield _Epoch(number, batches, order, rates)
+
+    def _rates(
+        self, federation: Federation, batches: ShardedBatches, epoch: int
+    ) -> dict[str, float]:
+        """Return the learning rate of every table in an epoch."""
+        settings, plan = self.settings, batches.plan
+        rate = settings.learning_rate or safe_rate(
+            federation,
+            len(plan.order) / plan.batches,
+            settings.momentum,
+            is_stale=bool(self._staleness),
+        )
+        self.chosen["learning-rate"] = rate
+        rates = dict.fromkeys(federation.tables, rate)
+        if settings.privacy.covers_features and not settings.learning_rate:
+            rows = {n: len(t.rows) / plan.batches for n, t in plan.tables.items()}
+            rates = damped_rates(federation, rate, rows)
+            self.chosen["learning-rates"] = rates
+        decay = 1.0 + settings.decay * (epoch - 1)
+        return {name: own / decay for name, own in rates.items()}
+
+    def _header(self, step: _Step, rows: int) -> dict[str, Any]:
+        following = step.next_batch
+        return {
+            "batch": step.batch.number,
+            # a drawn batch may have any number of rows: it is divided by the mean
+            "batch-rows": self.chosen["batch-size"] if self._is_poisson else rows,
+            "next-batch": None if following is None else following.number,
+            "evaluate": step.evaluate,
+            "stale": self._is_late(step),
+            "learning-rates": step.epoch.rates,
+            "momentum": self.settings.momentum,
+            "draw": self.draw,
+        }
+
+    def _is_late(self, step: _Step) -> bool:
+        """Whether sharded tables take a batch's step with the next batch."""
+        return bool(self._staleness) and not step.ends_epoch
 
     def _exchange(
         self,
         federation: Federation,
         step: _Step,
-        derivatives: FloatArray,
-        rates: Mapping[str, float],
-    ) -> Generator[Request, Replies, Replies]:
-        """Send Y of a batch (Eq. 10); return the replies with the next scores."""
-        decay = 1.0 + self.settings.decay * (step.epoch - 1)
-        header: dict[str, Any] = {
-            "batch": step.batch,
-            # a drawn batch may have any number of rows: it is divided by the mean
-            "batch-rows": self.chosen["batch-size"]
-            if self._is_poisson
-            else len(derivatives),
-            "next-batch": step.next_batch,
-            "evaluate": step.evaluate,
-            "learning-rates": {name: rate / decay for name, rate in rates.items()},
-            "momentum": self.settings.momentum,
-            "draw": self.draw,
-        }
-        messages = self._batches.scatter(step.batch, derivatives, self.rounding())
-        replies = yield self.request(
-            ask(Action.SGD, federation.parts, header, messages)
-        )
+        header: Mapping[str, Any],
+        arrays: lou.PartArrays,
+    ) -> Generator[Request, Replies, tuple[Replies, lou.PartArrays]]:
+        """Send Y of a batch (Eq. 10), and what the last exchange left to be sent.
+
+        Returns:
+            The replies with the next scores, and the sharded tables' mean gradients
+            where their steps are still to be taken.
+        """
+        replies = yield self.request(ask(Action.SGD, federation.parts, header, arrays))
         if not federation.sharded:
-            return replies
-        sums: lou.PartArrays = {}
+            return replies, {}
+        means: lou.PartArrays = {}
         for table in federation.sharded:
-            summed = lou.sum_over_shards(table, replies, "gradient")
-            gradient = self._with_feedback(table, summed)
+            total = lou.sum_over_shards(table, replies, "gradient")
+            mean = self._with_feedback(table, total / header["batch-rows"])
             for part in table.parts:
-                sums[part.number] = {"gradient": gradient}
+                means[part.number] = {"gradient": mean}
+        if self._is_late(step):
+            return replies, means
         parts = [part for table in federation.sharded for part in table.parts]
-        others = yield self.request(ask(Action.STEP, parts, header, sums))
-        return Replies(
+        others = yield self.request(ask(Action.STEP, parts, header, means))
+        both = Replies(
             {**replies.packets, **others.packets}, {**replies.arrays, **others.arrays}
         )
+        return both, {}
 
-    def _with_feedback(self, table: Table, summed: FloatArray) -> Sent:
-        """Return a summed gradient as it leaves; what rounding takes is kept."""
-        unsent = self._unsent.get(table.name, np.zeros_like(summed))
+    def _with_feedback(self, table: Table, mean: FloatArray) -> Sent:
+        """Return a mean gradient as it leaves; what rounding takes is kept."""
+        unsent = self._unsent.get(table.name, np.zeros_like(mean))
         sent, self._unsent[table.name] = with_feedback(
-            summed, unsent, Precision(self.settings.wire)
+            mean, unsent, Precision(self.settings.wire)
         )
         return sent
-
-    def _noise_damping(self, table: Table) -> float:
-        """Return what a table's steps are divided by: they must average its noise.
-
-        The noise of a batch's gradient, over the largest that its rows can make it.
-        """
-        rows = len(self._batches.plan.tables[table.name].rows)
-        in_batch = max(rows / self._batches.plan.batches, 1.0)
-        noise = table.gradient_noise * math.sqrt(len(table.penalised)) / in_batch
-        return 1.0 + NOISE_DAMPING * noise
 
     def _end_epoch(
         self,
@@ -253,94 +317,14 @@ class TablePuppetSGD(RelationalStrategy):
         if step.evaluate == ALL:
             train = loj.train_metrics(federation, loj.gather(federation, local))
         else:
-            rows = self._rows_of_epoch(step.epoch)
+            rows = step.epoch.rows
             order = self._batches.plan.order[rows]
             train = evaluate(
                 federation.loss, seen[rows], federation.train_labels[order]
             )
         test = loj.test_metrics(federation, local)
-        self.finish_epoch(EpochResult(step.epoch, train, test))
+        self.finish_epoch(EpochResult(step.epoch.number, train, test))
         return train["loss"]
-
-    def _rows_of_epoch(self, epoch: int) -> slice:
-        """Where the rows of an epoch's batches are in arrays of batch order."""
-        plan = self._batches.plan
-        if not self._is_poisson:
-            return slice(0, len(plan.order))
-        first, last = (plan.start[n * self._per_epoch] for n in (epoch - 1, epoch))
-        return slice(int(first), int(last))
-
-
-class _ShardedBatches:
-    """The batch plan, and which of a batch's rows lie in which shard.
-
-    Within a batch the distinct rows of a table ascend, so that each shard's rows are
-    one slice: ``bounds[table][k, t]`` is where those of shard k start in batch t.
-    """
-
-    def __init__(self, plan: BatchPlan, compact: Mapping[str, CompactTable]) -> None:
-        self.plan, self._compact = plan, compact
-        self._bounds = {
-            name: _shard_bounds(plan, name, table) for name, table in compact.items()
-        }
-
-    def arrays(self) -> lou.PartArrays:
-        """Return what ``prepare`` sends to each part: its rows of every batch."""
-        arrays: lou.PartArrays = {}
-        for name, table in self._compact.items():
-            rows, bounds = self.plan.tables[name].rows, self._bounds[name]
-            for k, (part, own) in enumerate(zip(table.parts, table.rows, strict=True)):
-                is_own = (rows >= own.start) & (rows < own.start + own.total)
-                starts = np.append(0, np.cumsum(bounds[k + 1] - bounds[k]))
-                arrays[part.number] = {
-                    "batch-start": starts.astype(np.int32),
-                    "batch-rows": (rows[is_own] - own.start).astype(np.int32),
-                }
-        return arrays
-
-    def scatter(
-        self, batch: int, derivatives: FloatArray, rounding: Rounding
-    ) -> lou.PartArrays:
-        """Return each part's Y (k, d_c) from d loss / d h (B, d_c) of a batch."""
-        arrays: lou.PartArrays = {}
-        for name, table in self._compact.items():
-            summed = self.plan.segment_sum(name, batch, derivatives)
-            bounds = self._bounds[name][:, batch]
-            for k, part in enumerate(table.parts):
-                own = summed[bounds[k] : bounds[k + 1]]
-                arrays[part.number] = {"messages": rounding.rows(own)}
-        return arrays
-
-    def gather(
-        self, federation: Federation, replies: Replies, batch: int
-    ) -> dict[str, FloatArray]:
-        """Return every table's scores (k, d_c) of a batch's distinct rows."""
-        scores = {}
-        for name, table in federation.tables.items():
-            counts = np.diff(self._bounds[name][:, batch])
-            blocks = [
-                lou.checked(
-                    replies, table, k, "batch-scores", (int(count), table.outputs)
-                )
-                for k, count in enumerate(counts)
-            ]
-            scores[name] = np.concatenate(blocks)
-        return scores
-
-
-def _shard_bounds(
-    plan: BatchPlan, name: str, table: CompactTable
-) -> npt.NDArray[np.int64]:
-    """Return (shards + 1, batches): where each shard's rows start within a batch."""
-    own = plan.tables[name]
-    total = sum(rows.total for rows in table.rows)
-    batch_of = np.repeat(np.arange(plan.batches), np.diff(own.start))
-    keys = batch_of * total + own.rows
-    edges = np.array([rows.start for rows in table.rows] + [total])
-    first = np.arange(plan.batches) * total
-    found = np.searchsorted(keys, first[None, :] + edges[:, None])
-    bounds: npt.NDArray[np.int64] = found - own.start[None, :-1]
-    return bounds
 
 
 def choose_batch_size(settings: Settings, joined_rows: int) -> int:
@@ -354,24 +338,3 @@ def choose_batch_size(settings: Settings, joined_rows: int) -> int:
 def choose_update(table: str, shards: int, is_linear: bool) -> Update:  # noqa: ARG001
     """Return how the shards of a table train together."""
     return Update.LOCAL if shards == 1 else Update.SUM
-
-
-def _safe_rate(federation: Federation, averaged: float) -> float:
-    """Return 1 / (L + 4 T / averaged) for linear models.
-
-    L bounds the curvature of the whole objective: the largest eigenvalue of the joined
-    features' Gram matrix is at most the sum of the tables' own, and the loss's
-    curvature multiplies it. T does so with its trace, the mean curvature of single
-    rows: steps on few of them must be smaller. ``averaged`` is batch size *
-    (1 - momentum).
-    """
-    tables: list[Table] = list(federation.tables.values())
-    if not all(table.is_linear for table in tables):
-        return TORCH_LEARNING_RATE
-    largest = sum(table.largest_curvature for table in tables)
-    trace = sum(
-        sum(table.mean_curvature) * (table.features + table.has_intercept)
-        for table in tables
-    )
-    bound = federation.loss.max_curvature * (largest + NOISE_MARGIN * trace / averaged)
-    return 1.0 / (bound + federation.l2)

@@ -86,6 +86,11 @@ WAYS = {
     "admm-tolerance": ("whole", STORE_SQL, {"tolerance": 1e-12}),
     "sgd": ("whole", STORE_SQL, {"strategy": "sgd"}),
     "sgd-sharded": ("sharded", STORE_CLASSIFICATION_SQL, {"strategy": "sgd"}),
+    "sgd-stale": (
+        "sharded",
+        STORE_CLASSIFICATION_SQL,
+        {"strategy": "sgd", "staleness": 1},
+    ),
     "sgd-left": ("sharded", LEFT, {"strategy": "sgd"}),
     "sgd-mlp": (
         "whole",

@@ -65,6 +65,7 @@ WAYS = [
     ("admm", "dp-sgd", {"inner_rounds": 2}),
     ("admm", "dp-sgd", {"model": "mlp"}),
     ("sgd", "dp-sgd", {}),
+    ("sgd", "dp-sgd", {"staleness": 1}),
     ("sgd", "dp-sgd", {"model": "mlp"}),
 ]
 

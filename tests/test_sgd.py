@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 
+from strategies.sgd_rates import stale_limit
 from tests.federated import (
     ALIASES,
     LABELS,
@@ -16,16 +17,23 @@ from tests.federated import (
     whole,
 )
 from tests.reference import joins
-from tests.reference.training import Mlp, SgdSettings, mlp_sgd, sgd
+from tests.reference.training import Mlp, SgdSettings, mlp_sgd, sgd, stale_sgd
 from tests.store_reference import reference_of
 
 FRAMES = store()
-LAYOUTS = {"whole": whole, "sharded": sharded}
+LAYOUTS = {
+    "whole": whole,
+    "sharded": sharded,
+    "mixed": lambda frames: {
+        **whole(frames),
+        "customers": sharded(frames)["customers"],
+    },
+}
 HOW = SgdSettings(rate=0.05, momentum=0.8, decay=0.5)
 L2, EPOCHS, BATCH = 0.02, 3, 11
 
 each_loss = pytest.mark.parametrize("loss", list(LABELS))
-each_layout = pytest.mark.parametrize("layout", list(LAYOUTS))
+each_layout = pytest.mark.parametrize("layout", ["whole", "sharded"])
 
 
 @functools.cache
@@ -130,7 +138,7 @@ def test_one_batch_of_all_rows_is_gradient_descent():
 @each_loss
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_shards_train_as_the_whole(loss, model):
-    together, apart = (trained(loss, layout, model) for layout in LAYOUTS)
+    together, apart = (trained(loss, layout, model) for layout in ("whole", "sharded"))
     assert batches_of(together) == batches_of(apart)
     # scores and Y travel as float32
     assert distance(apart.flat, together.flat) < 1e-6
@@ -154,6 +162,68 @@ def test_dealing_of_shards_to_sites_does_not_matter():
     np.testing.assert_array_equal(finished.flat, expected.flat)
 
 
+# steps that are one batch late
+
+
+def mean_gradients(finished: Run, part: int) -> list[np.ndarray]:
+    """What the shards of a table were sent as the gradients of their steps."""
+    return [
+        seen.arrays[part, "gradient"]
+        for seen in finished.seen
+        if not seen.is_reply and (part, "gradient") in seen.arrays
+    ]
+
+
+@each_loss
+@pytest.mark.parametrize(("layout", "late"), [("sharded", "oci"), ("mixed", "c")])
+def test_stale_steps_are_those_of_centralised_sgd_with_delayed_gradients(
+    loss, layout, late
+):
+    finished = trained(loss, layout, staleness=1)
+    reference = reference_of(finished, FRAMES, loss)
+    batches = batches_of(finished)
+    expected = stale_sgd(reference, batches, HOW, late)
+    for epoch in range(1, EPOCHS + 1):
+        found = np.concatenate(list(finished.parameters[epoch].values()))
+        assert distance(found, expected[epoch * len(batches[0]) - 1]) < 1e-5
+    # every step of the late tables has a gradient, and the steps differ from fresh ones
+    assert len(mean_gradients(finished, 1)) == EPOCHS * len(batches[0])
+    assert distance(trained(loss, layout).flat, expected[-1]) > 1e-4
+
+
+def test_no_delay_without_shards_and_none_over_one_batch():
+    """Steps are late from one batch of an epoch to the next only."""
+    late = trained("logistic", staleness=1)
+    np.testing.assert_array_equal(late.flat, trained("logistic").flat)
+    assert late.strategy.chosen["staleness"] == 0
+    for model in ("linear", "mlp"):
+        how = {"batch_size": 10**6, "model": model}
+        late = trained("logistic", "sharded", staleness=1, **how)
+        fresh = trained("logistic", "sharded", **how)
+        np.testing.assert_array_equal(late.flat, fresh.flat)
+        assert late.strategy.chosen["staleness"] == 1
+
+
+def test_stale_mlps_learn_like_fresh_ones():
+    how = {"model": "mlp", "learning_rate": 0.02}
+    late, fresh = (trained("logistic", "sharded", staleness=k, **how) for k in (1, 0))
+    assert late.losses[-1] < late.losses[0] - 0.02
+    assert late.losses[-1] == pytest.approx(fresh.losses[-1], rel=0.02)
+    assert distance(late.flat, fresh.flat) > 1e-4
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
+def test_the_limit_of_stale_steps_is_where_their_modes_stop_to_die_away(momentum):
+    """On a quadratic of curvature 1 a step is linear in (theta, velocity, scored)."""
+    for share, is_stable in ((0.99, True), (1.01, False)):
+        rate = share * stale_limit(momentum)
+        velocity = np.array([0.0, momentum, 1.0])
+        theta = np.array([1.0, 0.0, 0.0]) - rate * velocity
+        scored = np.array([1.0, -rate * momentum, 0.0])
+        modes = np.linalg.eigvals(np.array([theta, velocity, scored]))
+        assert bool(np.abs(modes).max() < 1) is is_stable
+
+
 # rounds and bytes (design section 6)
 
 
@@ -169,6 +239,16 @@ def test_rounds_per_epoch(layout, per_batch):
         for requests in rounds:
             nodes = [request.node for request in requests]
             assert len(nodes) == len(set(nodes))
+
+
+@pytest.mark.parametrize("layout", ["sharded", "mixed"])
+def test_a_late_step_needs_no_round_of_its_own(layout):
+    finished = trained("squared", layout, staleness=1)
+    total = finished.strategy.federation.train.joined_rows
+    batches = -(-total // BATCH)
+    for epoch in range(1, EPOCHS + 1):
+        actions = [requests[0].action for requests in finished.requests(epoch)]
+        assert actions == ["train.sgd"] * batches + ["train.step"]
 
 
 def test_a_batch_sends_its_distinct_rows_only():
@@ -204,9 +284,10 @@ def test_last_epochs_metrics_are_those_of_the_final_model():
 
 
 @each_layout
-def test_test_metrics_are_of_the_epochs_model(layout):
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_test_metrics_are_of_the_epochs_model(layout, staleness):
     """Each epoch's model scores the held-out joined rows, from its own parameters."""
-    finished = trained("squared", layout)
+    finished = trained("squared", layout, staleness=staleness)
     federation = finished.strategy.federation
     every = joins.joined_positions(
         whole(FRAMES),

@@ -61,6 +61,7 @@ _RANGES: Mapping[str, Range] = {
     "learning-rate": Range(0),
     "momentum": Range(0, 1),
     "decay": Range(0),
+    "staleness": Range(0, 2),
     "test-fraction": Range(0, 1),
     "seed": Range(0, 2**63),
     "site-timeout": Range(0, includes_low=False),
@@ -115,6 +116,7 @@ class Settings:
     learning_rate: float = 0.0
     momentum: float = 0.9
     decay: float = 1.0
+    staleness: int = 0
     test_fraction: float = 0.2
     seed: int = 0
     device: str = "auto"

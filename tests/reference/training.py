@@ -6,8 +6,8 @@ covers.
 """
 
 import hmac
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -210,6 +210,43 @@ def sgd(
             velocity = how.momentum * velocity + problem.gradient(theta, batch)
             theta = theta - how.rate / (1 + how.decay * epoch) * velocity
     return theta
+
+
+def stale_sgd(
+    problem: Centralised,
+    epochs: Sequence[Sequence[Sequence[int]]],
+    how: SgdSettings,
+    late: Collection[str],
+) -> list[np.ndarray]:
+    """Linear models by SGD that scores the tables in ``late`` one step late.
+
+    They are scored where their step would end with a gradient of 0; no step is late
+    from one epoch to the next.
+
+    Returns:
+        All parameters after every step.
+    """
+    data = replace(problem, l2=0.0)
+    size = sum(rows.shape[1] for rows in problem.inputs.values()) * problem.outputs
+    zeros = np.zeros(size)
+    penalty = np.concatenate(
+        [np.repeat(problem.penalised[t], problem.outputs) for t in problem.inputs]
+    )
+    is_late = np.concatenate(
+        [np.full(m.size, table in late) for table, m in problem.split(zeros).items()]
+    )
+    theta, velocity, scored, steps = zeros, zeros, zeros, []
+    for epoch, batches in enumerate(epochs):
+        rate = how.rate / (1 + how.decay * epoch)
+        for number, batch in enumerate(batches):
+            drift = how.momentum * velocity + problem.l2 * penalty * theta
+            foreseen = theta - rate * drift
+            velocity = drift + data.gradient(scored, batch)
+            theta = theta - rate * velocity
+            is_last = number + 1 == len(batches)
+            scored = theta if is_last else np.where(is_late, foreseen, theta)
+            steps.append(theta)
+    return steps
 
 
 @dataclass(frozen=True)

@@ -236,18 +236,21 @@ def sgd_epoch(
     *,
     is_last: bool = False,
     scores_all: bool = False,
+    staleness: int = 0,
 ) -> Traffic:
     """Return what one epoch of SGD sends.
 
     Per batch Y goes down and the scores of the next batch come up, 4 k d_c each; with
-    several shards also a gradient up and the sum of all down, 8 p each, in a round of
-    its own. Scores of held-out rows ride along with the last batch.
+    several shards also a gradient up and the mean of all down, 8 p each, in a round of
+    its own, or with the next batch. Scores of held-out rows ride along with the last
+    batch.
 
     Args:
         tables: of the training problem.
         batches: per epoch.
         is_last: of the run: no batch follows, and all rows are scored.
         scores_all: whether every epoch scores all rows (a tolerance is set).
+        staleness: 1 where the mean gradient goes down with the next batch.
     """
     up: defaultdict[str, float] = defaultdict(float)
     down: defaultdict[str, float] = defaultdict(float)
@@ -262,7 +265,8 @@ def sgd_epoch(
             up[table.name] += batches * vector
             down[table.name] += batches * vector
     is_sharded = any(table.update is Update.SUM for table in tables)
-    return Traffic(batches * (2 if is_sharded else 1), up, down)
+    own_rounds = (1 if staleness else batches) if is_sharded else 0
+    return Traffic(batches + own_rounds, up, down)
 
 
 def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
