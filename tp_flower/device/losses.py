@@ -13,14 +13,23 @@ import torch
 from torch import Tensor
 
 from tp_flower.learning.corrected import CorrectedClassLoss, CorrectedSquaredLoss
-from tp_flower.learning.losses import MAX_PROX_STEPS, SMALL_STEP, Loss, blocks
+from tp_flower.learning.losses import (
+    MAX_PROX_STEPS,
+    PROX_TOLERANCE,
+    SMALL_STEP,
+    Loss,
+    blocks,
+)
+from tp_flower.learning.softmax import (
+    NEAR_STEPS,
+    ROUGH_STEPS,
+    SMALL_RANGE,
+    WHOLE_STEP,
+)
 from tp_flower.privacy.labels import ClassNoise
 
 PROX_ROWS = 1 << 20
-SMALL_RANGE = 2.5e-4
-"""Of the entries of softmax's last Newton step: it leaves |gradient| <= 7.9e-9."""
-WHOLE_STEP = 1.0
-"""Newton steps of at most this range are taken whole."""
+HALVINGS = 60
 
 
 class DeviceLoss(ABC):
@@ -124,29 +133,71 @@ class _Softmax(DeviceLoss):
     def prox_block(
         self, centre: Tensor, labels: Tensor, rho: float, start: Tensor
     ) -> Tensor:
-        """Run damped Newton on all rows at once.
+        """Run damped Newton on all rows, then on those that are still on their way.
 
-        H = diag(p) - p p^T + rho I by Sherman-Morrison; a step of range r = max - min
-        is cut to log(1 + r) / r, which lowers the objective whatever the start (Sun and
-        Tran-Dinh 2019). A whole one leaves |gradient| <= r^2 / 8.
+        The steps, and when they end, are those of :mod:`tp_flower.learning.softmax`.
         """
         # c = v + onehot(y) / rho takes the place of v and of the label
         own = labels.long()[:, None]
-        goal = centre.scatter_add(1, own, torch.full_like(centre[:, :1], 1.0 / rho))
-        z = start.clone()
-        for _ in range(MAX_PROX_STEPS):
-            p = z.softmax(dim=1)
-            step = (rho * (z - goal) + p) / (p + rho)
-            q = p / (p + rho)
-            # 1 - sum p^2/(p + rho) = rho sum q without cancellation, since sum p = 1
-            scale = (p * step).sum(dim=1) / (rho * q.sum(dim=1))
-            step += q * scale[:, None]
+        c = centre.scatter_add(1, own, torch.full_like(centre[:, :1], 1.0 / rho))
+        # z = c - p / rho, and p is from 0 to 1
+        z = start.clamp(c - 1.0 / rho, c)
+        is_open = torch.ones_like(labels, dtype=torch.bool)
+        for _ in range(ROUGH_STEPS + NEAR_STEPS):
+            step = _newton_step(z, c, rho)
             ranges = step.amax(dim=1) - step.amin(dim=1)
-            shorter = ranges.log1p() / ranges
-            z -= step * torch.where(ranges > WHOLE_STEP, shorter, 1.0)[:, None]
-            if float(ranges.max()) <= SMALL_RANGE:
-                break
+            length = torch.where(ranges > WHOLE_STEP, ranges.log1p() / ranges, 1.0)
+            z -= length[:, None] * step
+            is_open = ranges > SMALL_RANGE
+            if not is_open.any():
+                return z
+        z[is_open] = self._far_prox(z[is_open], c[is_open], rho)
         return z
+
+    def _far_prox(self, start: Tensor, c: Tensor, rho: float) -> Tensor:
+        """Run Newton with backtracking on the rows that have not converged yet."""
+        z = start.clone()
+        active = torch.arange(len(z), device=z.device)
+        for _ in range(MAX_PROX_STEPS):
+            own, goal = z[active], c[active]
+            gradient = own.softmax(dim=1) + rho * (own - goal)
+            is_open = gradient.abs().amax(dim=1) > PROX_TOLERANCE
+            active, own, goal = active[is_open], own[is_open], goal[is_open]
+            if not len(active):
+                break
+            step = _newton_step(own, goal, rho)
+            slope = (gradient[is_open] * step).sum(dim=1)
+            z[active] = own - _lengths(own, goal, rho, step, slope) * step
+        return z
+
+
+def _newton_step(z: Tensor, c: Tensor, rho: float) -> Tensor:
+    """Return H^-1 (p + rho (z - c)), by Sherman-Morrison."""
+    p = z.softmax(dim=1)
+    step = (rho * (z - c) + p) / (p + rho)
+    q = p / (p + rho)
+    # 1 - sum p^2/(p + rho) = rho sum q without cancellation, since sum p = 1
+    scale = (p * step).sum(dim=1) / (rho * q.sum(dim=1))
+    return step + q * scale[:, None]
+
+
+def _lengths(z: Tensor, c: Tensor, rho: float, step: Tensor, slope: Tensor) -> Tensor:
+    """Return how far to go along every row's step, (k, 1), by halving."""
+
+    def value(at: Tensor) -> Tensor:
+        return at.logsumexp(dim=1) + 0.5 * rho * (at - c).square().sum(dim=1)
+
+    before = value(z)
+    # rounding in the objective must not refuse the last, tiny steps
+    slack = 1e-12 * (1.0 + before.abs())
+    length = torch.ones_like(slope)
+    for _ in range(HALVINGS):
+        after = value(z - length[:, None] * step)
+        is_refused = after > before - 1e-4 * length * slope + slack
+        if not is_refused.any():
+            break
+        length = torch.where(is_refused, 0.5 * length, length)
+    return length[:, None]
 
 
 @dataclass(frozen=True)
