@@ -144,7 +144,7 @@ def main() -> None:
     if given.only:
         found = {"baseline": baseline, "ours": ours}[given.only](given.file)
         # not before: what it imports takes memory too
-        from bench_speed import peak_memory
+        from bench_processes import peak_memory
 
         peak = peak_memory() / 2**20
         print(json.dumps({**found, "total": sum(found.values()), "megabytes": peak}))

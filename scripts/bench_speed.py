@@ -7,19 +7,17 @@ the result is encoded, scikit-learn's LogisticRegression is fitted to 80 % of th
 """
 
 import json
-import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
 import scipy.sparse as sp
+from bench_processes import forget_peak, in_process_of_its_own, peak_memory
 from bench_runs import Check, Outcome, by_table, flights_frames
 from bench_server import measure_server
 from centralized import (
@@ -60,7 +58,7 @@ Measured = dict[str, Any]
 def measure_speed() -> Outcome:
     """Compare a run with DuckDB, encoding and scikit-learn, dense and sparse."""
     own, dense, sparse = _best_of(REPEATS, ("tp-flower", "dense", "sparse"))
-    server = _in_process_of_its_own("server")
+    server = in_process_of_its_own(__file__, "server")
     outcome = Outcome()
     outcome.facts = {
         "ten epochs": own,
@@ -92,25 +90,14 @@ def measure_speed() -> Outcome:
 
 def _best_of(repeats: int, names: Sequence[str]) -> list[Measured]:
     """Return the fastest of several measurements of each, taken in turns."""
-    rounds = [[_in_process_of_its_own(name) for name in names] for _ in range(repeats)]
+    rounds = [
+        [in_process_of_its_own(__file__, name) for name in names]
+        for _ in range(repeats)
+    ]
     return [
         min(same, key=lambda measured: float(measured["seconds"]))
         for same in zip(*rounds, strict=True)
     ]
-
-
-def _in_process_of_its_own(name: str) -> Measured:
-    result = subprocess.run(
-        [sys.executable, str(Path(__file__).resolve()), name],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if result.returncode:
-        message = f"the measurement {name!r} failed:\n{result.stderr[-2000:]}"
-        raise RuntimeError(message)
-    measured: Measured = json.loads(result.stdout.splitlines()[-1])
-    return measured
 
 
 def run_tp_flower(frames: Frames) -> Measured:
@@ -225,24 +212,6 @@ def _sparse(
             small = sp.csr_matrix(one.transform({name: table_of}))
             blocks.append(small[column.codes[chosen]])
     return sp.hstack(blocks, format="csr", dtype=np.float32)
-
-
-def peak_memory() -> int:
-    """Return the most memory that this process has had, in bytes."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        # ru_maxrss starts at the parent's there, and cannot be made to forget
-        (line,) = (x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def forget_peak() -> None:
-    """Let the peak start from what is in use now, where the system can do that."""
-    path = Path("/proc/self/clear_refs")
-    if path.exists():
-        path.write_text("5")
 
 
 MEASUREMENTS: Mapping[str, Callable[[Frames], Measured]] = {
