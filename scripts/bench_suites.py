@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from bench_bytes import measure_bytes
 from bench_convergence import measure_convergence
+from bench_methods import measure_methods
 from bench_movielens import has_movielens, measure_movielens
 from bench_runs import Options, Outcome, SkippedSuite
 from bench_speed import measure_speed
@@ -31,6 +32,7 @@ def _movielens(options: Options) -> Outcome:
 
 
 SUITES: Mapping[str, Suite] = {
+    "methods": measure_methods,
     "convergence": alone(measure_convergence),
     "bytes": alone(measure_bytes),
     "speed": alone(measure_speed),

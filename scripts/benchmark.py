@@ -2,6 +2,7 @@
 
     python scripts/benchmark.py [--suite NAME[,NAME]] [--movielens DIR]
                                 [--paper-scale DIR [--factor F]]
+                                [--datasets NAME,..] [--methods NAME,..] [--set K=V]
                                 [--output DIR | --update FILE]
 
 Suites are in scripts/bench_suites.py; without --suite all run whose data are there.
@@ -15,11 +16,16 @@ import argparse
 import logging
 import sys
 import time
+import tomllib
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import matplotlib as mpl
+from bench_datasets import DATASETS
+from bench_methods import METHODS
+from bench_page import write_page
 from bench_results import (
     RESULTS_FILE,
     Results,
@@ -49,11 +55,15 @@ def main(arguments: Sequence[str]) -> int:
     # Flower tells of every run what these tables tell better
     logging.getLogger("flwr").setLevel(logging.WARNING)
     console = Console(width=CONSOLE_WIDTH, highlight=False, markup=False)
-    options = Options(given.movielens, given.paper_scale, given.factor)
+    options = Options(
+        *(given.movielens, given.paper_scale, given.factor),
+        *(given.datasets, given.methods, dict(given.set)),
+    )
     missed: list[str] = []
     for name in given.suite:
         missed += run_suite(name, options, results, console)
         write_results(path, results)
+    write_page(path.parent, results)
     console.print(f"Results: {path.parent}", soft_wrap=True)
     for figure in missed:
         console.print(f"MISSED: {figure}", soft_wrap=True)
@@ -108,6 +118,19 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder for synthetic tables of the papers' sizes, several GB",
     )
+    names = ", ".join(DATASETS)
+    listed = partial(add, type=name_list, default=(), metavar="NAME,..")
+    listed("--datasets", help=f"of suite methods: {names} (default: all)")
+    names = ", ".join(METHODS)
+    listed("--methods", help=f"of suite methods: {names} (default: all)")
+    add(
+        "--set",
+        type=setting,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a run-config key of all runs of suite methods, such as model=mlp",
+    )
     add("--factor", type=float, default=1.0, help="share of the papers' row counts")
     return parser
 
@@ -122,6 +145,27 @@ def suite_names(text: str) -> list[str]:
             f"no suite {unknown[0]!r}; there are {allowed}"
         )
     return [name for name in SUITES if name in wanted or "all" in wanted]
+
+
+def name_list(text: str) -> tuple[str, ...]:
+    """Return the names of ``"flights,store"``."""
+    return tuple(text.split(","))
+
+
+def setting(text: str) -> tuple[str, str | int | float | bool]:
+    """Return key and value; what is no TOML value is a text.
+
+    >>> setting("l2=1e-3"), setting("model=mlp")
+    (('l2', 0.001), ('model', 'mlp'))
+    """
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    try:
+        read = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        read = value
+    return key, read
 
 
 def run_suite(
