@@ -16,7 +16,7 @@ probability (x - below) / ulp. Then
     ulp <= 2**-10 |x| in float16 and 2**-7 |x| in bfloat16,
 
 and errors of rows average out in what is computed from them. Below 2**-28 of the
-largest number float16 has no finer steps: ulp = 2**-38 of it, at most.
+largest number (2**-140 in bfloat16) steps get no finer: ulp = 2**-38 of it (2**-147).
 
 Why this is without bias: the bits of a float, read as a whole number, grow with it, and
 between two neighbours of the narrow format they grow evenly. A uniform whole number
