@@ -14,6 +14,7 @@ from bench_methods import measure_methods
 from bench_movielens import has_movielens, measure_movielens
 from bench_runs import Options, Outcome, SkippedSuite
 from bench_speed import measure_speed
+from bench_wire import measure_wire
 
 Suite = Callable[[Options], Outcome]
 
@@ -37,4 +38,5 @@ SUITES: Mapping[str, Suite] = {
     "bytes": alone(measure_bytes),
     "speed": alone(measure_speed),
     "movielens": _movielens,
+    "wire": lambda options: measure_wire(options.movielens),
 }
