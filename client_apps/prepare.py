@@ -133,7 +133,8 @@ def _prepare_part(
     update = order.parsed("update", Update)
     table_encoder = order.parsed("encoder", TableEncoder.from_json)
     encoder = table_encoder.at_site(site.hasher())
-    rows = _training_rows(site, number, order, request)
+    is_private = settings.covers_features or settings.covers_predictions
+    rows = _training_rows(site, number, order, request, is_private=is_private)
     batches = read_batches(request, number, rows.trained)
     check_rows(
         guard,
@@ -143,7 +144,6 @@ def _prepare_part(
         batches,
         sends_sums=update is Update.SUM and not settings.covers_features,
     )
-    is_private = settings.covers_features or settings.covers_predictions
     features = site.tables.encode(number, encoder, rows.own, is_private=is_private)
     if rows.place is not None:
         features = site.tables.repeat(number, features, rows.place)
@@ -222,13 +222,24 @@ def _joined_rows(order: Order) -> int:
 
 
 def _training_rows(
-    site: Site, number: int, order: Order, request: Packet
+    site: Site, number: int, order: Order, request: Packet, *, is_private: bool
 ) -> TrainingRows:
-    """Return the rows that take part, as the method goes by them."""
-    rows = site.extracted(number).rows
+    """Return the rows that take part, as the method goes by them.
+
+    Raises:
+        SiteError: joined rows are weighted where models or scores are protected.
+    """
+    joined_rows, rows = _joined_rows(order), site.extracted(number).rows
     if _method(header_of(request)).is_expanded:
-        return expanded(request, number, _joined_rows(order), rows, order)
-    return once_each(request, number, _joined_rows(order), rows)
+        found = expanded(request, number, joined_rows, rows, order)
+    else:
+        found = once_each(request, number, joined_rows, rows)
+    if is_private and found.is_weighted:
+        raise SiteError(
+            "the run is to protect models or scores, and its joined rows are weighted: "
+            "clips and noise are for rows that count as often as they are joined"
+        )
+    return found
 
 
 def _size(order: Order, name: str, *, may_be_zero: bool = False) -> float:

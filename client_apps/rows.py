@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from client_apps.guard import Guard
-from client_apps.orders import IntArray, Order, whole_numbers
+from client_apps.orders import FloatArray, IntArray, Order, real_numbers, whole_numbers
 from tp_flower.errors import SiteError
-from tp_flower.protocol import Packet, unpack_bits
+from tp_flower.protocol import AnyArray, Packet, unpack_bits
 from tp_flower.sources.shards import ShardSource
 
 
@@ -25,14 +25,20 @@ class TrainingRows:
         own: (k,), positions of the rows of the table, each once.
         place: (n,), where in ``own`` the row behind each that takes part is; None where
             these are the rows of the table themselves.
-        multiplicity: (n_trained,), joined rows of each row that is trained on.
+        multiplicity: (n_trained,), joined rows of each row that is trained on; where
+            joined rows are weighted, what those weigh.
         tested: (n,) bool, rows that appear in held-out joined rows.
     """
 
     own: IntArray
     place: IntArray | None
-    multiplicity: IntArray
+    multiplicity: IntArray | FloatArray
     tested: npt.NDArray[np.bool_]
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether joined rows weigh other than alike."""
+        return self.multiplicity.dtype.kind == "f"
 
     @property
     def trained(self) -> int:
@@ -86,14 +92,36 @@ def once_each(
     trained = unpack_bits(request.array(number, "trained"), rows)
     tested = unpack_bits(request.array(number, "tested"), rows)
     own = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested & ~trained)])
-    multiplicity = whole_numbers(
+    multiplicity = _multiplicity(
         request.array(number, "multiplicity"),
-        "multiplicity",
-        low=1,
-        high=joined_rows,
-        length=int(np.count_nonzero(trained)),
+        joined_rows,
+        int(np.count_nonzero(trained)),
     )
     return TrainingRows(own, None, multiplicity, tested[own])
+
+
+def _multiplicity(
+    array: AnyArray, joined_rows: int, trained: int
+) -> IntArray | FloatArray:
+    """Return G of the trained rows, or as float32 what their joined rows weigh.
+
+    The weights of the N joined rows have mean 1, so that no row's weigh more than N.
+
+    Raises:
+        SiteError: it is neither.
+    """
+    what = "multiplicity"
+    if array.dtype != np.float32:
+        return whole_numbers(array, what, low=1, high=joined_rows, length=trained)
+    found = real_numbers(array, what, (trained,))
+    # a sum that was rounded
+    most = joined_rows * (1.0 + np.finfo(np.float32).eps)
+    if found.size and not (found.min() > 0.0 and found.max() <= most):
+        raise SiteError(
+            f"malformed request: array {what!r} must hold weights above 0 and at most "
+            f"{joined_rows}"
+        )
+    return found
 
 
 def expanded(
@@ -110,7 +138,8 @@ def expanded(
             are held out.
 
     Raises:
-        SiteError: the list is longer than the joined rows, or names no row of the part.
+        SiteError: the list is longer than the joined rows, or names no row of the part;
+            or a weight of one is none.
     """
     trained = order.count("expanded-trained", most=joined_rows)
     held_out = order.count("held-out-rows")
@@ -122,12 +151,16 @@ def expanded(
             f"malformed request: array 'expanded-rows' has {len(listed)} rows, but "
             f"must have {trained} to train on and at most {held_out} held out"
         )
+    multiplicity: IntArray | FloatArray = np.ones(trained, np.int64)
+    if (number, "multiplicity") in request.arrays:
+        weights = request.array(number, "multiplicity")
+        multiplicity = _multiplicity(weights, joined_rows, trained)
     is_used = np.zeros(rows, np.bool_)
     is_used[listed] = True
     return TrainingRows(
         own=np.flatnonzero(is_used),
         place=(np.cumsum(is_used) - 1)[listed],
-        multiplicity=np.ones(trained, np.int64),
+        multiplicity=multiplicity,
         tested=np.arange(len(listed)) >= trained,
     )
 

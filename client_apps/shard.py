@@ -30,7 +30,8 @@ class ShardData:
     Attributes:
         features: (n, d) float32, the trained rows first, then those only tested; where
             the model is computed.
-        multiplicity: (n_trained,), G of the trained rows.
+        multiplicity: (n_trained,), G of the trained rows; where joined rows are
+            weighted, what those of each row weigh.
         tested: (n,) bool, rows that appear in held-out joined rows.
         joined_rows: N of the training rows.
         l2: beta.
@@ -39,7 +40,7 @@ class ShardData:
     """
 
     features: Features
-    multiplicity: IntArray
+    multiplicity: IntArray | FloatArray
     tested: npt.NDArray[np.bool_]
     joined_rows: int
     l2: float

@@ -91,7 +91,9 @@ class HostArrays(AdmmArrays):
 
     def __init__(self, federation: Federation, corrections: int, memory: int) -> None:
         self._federation = federation
-        self._mixer = AndersonMixer(federation.train, memory, corrections)
+        self._mixer = AndersonMixer(
+            federation.train, memory, corrections, federation.weighting.train
+        )
         self._stepped = initial_state(
             federation.base_score, federation.train.joined_rows, rho=1.0
         )
@@ -119,7 +121,13 @@ class HostArrays(AdmmArrays):
         before = self._reached.scores
         scores = loj.gather(self._federation, local_scores)
         self._reached = Point(scores, self._stepped.duals, local_scores)
-        return residuals(self._stepped, scores, before, self._federation.base_score)
+        return residuals(
+            self._stepped,
+            scores,
+            before,
+            self._federation.base_score,
+            self._federation.weighting.train_rows,
+        )
 
     def train_metrics(self) -> dict[str, float]:
         """Return the metrics of the scores that were taken last."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from strategies.compact import CompactTable, compact_tables
+from strategies.compact import CompactTable, compact_tables, weighted_tables
 from strategies.exchange import Part, Replies, Request, ask
 from strategies.feature_ranges import check_ranges
 from strategies.groups import GROUPS, check_groups, split_groups
@@ -27,6 +27,7 @@ from strategies.labels import (
     read_private_labels,
 )
 from strategies.received import fact_of, read_key, read_label, read_work
+from strategies.row_weights import Weighting, entity_table, weigh
 from tp_flower.encoding.choice import TableChoice, choose_encoders
 from tp_flower.errors import SchemaError, SettingsError
 from tp_flower.experiment import Settings
@@ -86,6 +87,7 @@ class Alignment:
         compact: the rows of each table that take part.
         values: (joined rows,), labels.
         loss: chosen by the labels and the settings.
+        weighting: what the joined rows weigh.
     """
 
     bound: BoundQuery
@@ -100,6 +102,7 @@ class Alignment:
     compact: Mapping[str, CompactTable]
     values: FloatArray
     loss: Loss
+    weighting: Weighting
 
     @property
     def names(self) -> dict[str, str]:
@@ -133,6 +136,7 @@ def align(
     schemas = inventory.schemas()
     bound = query.bind(schemas)
     _check_models(settings, bound)
+    asked = Weighting(entity=entity_table(bound, settings))
     choices = choose_encoders(
         settings.encoders,
         {
@@ -159,6 +163,9 @@ def align(
     train, test, compact = compact_tables(
         mapping, is_test, extracted.parts, extracted.rows
     )
+    weighting = weigh(asked, None, is_test, train, test)
+    if weighting.masses is not None:
+        compact = weighted_tables(compact, weighting.masses)
     values = extracted.labels.values[label_rows.row_of]
     return Alignment(
         bound=bound,
@@ -173,6 +180,7 @@ def align(
         compact=compact,
         values=values,
         loss=choose_loss(extracted.labels, values[~is_test], settings),
+        weighting=weighting,
     )
 
 

@@ -7,7 +7,7 @@ trained row at all.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from strategies.exchange import Part
 from strategies.federation import PartRows
 from tp_flower.joins.mapping import TableMapping, TableRows
-from tp_flower.joins.table_rows import NO_ROW
+from tp_flower.joins.table_rows import NO_ROW, FloatArray
 from tp_flower.protocol import AnyArray, pack_bits
 
 BoolArray = npt.NDArray[np.bool_]
@@ -32,6 +32,8 @@ class CompactTable:
         trained: per part, (rows of the shard,) bool.
         tested: per part, (rows of the shard,) bool.
         multiplicity: per part, (trained rows,): G of its trained rows.
+        masses: per part, (trained rows,): G^w, which takes the place of G where joined
+            rows are weighted; None where they are not.
     """
 
     name: str
@@ -40,6 +42,7 @@ class CompactTable:
     trained: tuple[BoolArray, ...]
     tested: tuple[BoolArray, ...]
     multiplicity: tuple[npt.NDArray[np.int32], ...]
+    masses: tuple[npt.NDArray[np.float32], ...] | None = None
 
     def set_up_arrays(self) -> dict[int, dict[str, AnyArray]]:
         """Return what ``prepare`` sends to each part."""
@@ -47,7 +50,7 @@ class CompactTable:
             part.number: {
                 "trained": pack_bits(self.trained[k]),
                 "tested": pack_bits(self.tested[k]),
-                "multiplicity": self.multiplicity[k],
+                "multiplicity": (self.masses or self.multiplicity)[k],
             }
             for k, part in enumerate(self.parts)
         }
@@ -89,6 +92,26 @@ def compact_tables(
         TableMapping(test_rows) if has_test else None,
         compact,
     )
+
+
+def weighted_tables(
+    tables: Mapping[str, CompactTable], masses: Mapping[str, FloatArray]
+) -> dict[str, CompactTable]:
+    """Return the tables with what the training rows of each row weigh.
+
+    Args:
+        tables: by name.
+        masses: by name G^w, (rows that take part,): numbers that float32 has.
+    """
+    return {
+        name: replace(
+            own,
+            masses=tuple(
+                masses[name][rows.trained_slice].astype(np.float32) for rows in own.rows
+            ),
+        )
+        for name, own in tables.items()
+    }
 
 
 def _compact(

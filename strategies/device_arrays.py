@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
+from strategies import loj
 from strategies.admm_arrays import AdmmArrays
 from strategies.federation import Federation
 from tp_flower.device.admm import admm_step, residuals, sum_scores, targets
@@ -47,12 +48,12 @@ class DeviceArrays(AdmmArrays):
         self._base = to_device(federation.base_score, device)
         self._train = self._rows(federation.train)
         self._test = self._rows(federation.test) if federation.test else {}
-        counts = [
-            to_device(rows.multiplicity, device).double()
-            for rows in federation.train.tables.values()
-        ]
-        weights = [(corrections * count).sqrt()[:, None] for count in counts]
-        self._mixer = DeviceMixer(weights, memory)
+        self._weights = _Weights(federation, device)
+        self._mixer = DeviceMixer(
+            [(corrections * mass).sqrt()[:, None] for mass in self._weights.masses],
+            memory,
+            None if self._weights.rows is None else self._weights.rows.sqrt(),
+        )
         self._local = self._on_device(federation.initial_scores)
         self._scores = self._gather(self._local)
         self._z = self._base.expand_as(self._scores).clone()
@@ -69,9 +70,12 @@ class DeviceArrays(AdmmArrays):
         self._z, self._duals, message = admm_step(
             self._loss, self._labels, rho, over_relaxation, (scores, self._z, duals)
         )
+        if self._weights.rows is not None:
+            message = message * self._weights.rows
         tables = zip(self._train.items(), local, strict=True)
+        inverse = self._weights.inverse_masses
         return {
-            name: to_host(targets(rows, own, message, kappa))
+            name: to_host(targets(rows, own, message, kappa, inverse.get(name)))
             for (name, rows), own in tables
         }
 
@@ -81,13 +85,17 @@ class DeviceArrays(AdmmArrays):
         self._local = self._on_device(local_scores)
         self._scores = self._gather(self._local)
         return residuals(
-            self._z, self._duals, self._rho, self._base, (self._scores, before)
+            self._z,
+            self._duals,
+            self._rho,
+            self._base,
+            (self._scores, before),
+            self._weights.rows,
         )
 
     def train_metrics(self) -> dict[str, float]:
         """Return the metrics of the scores that were taken last."""
-        scores = to_host(self._scores)
-        return evaluate(self._federation.loss, scores, self._federation.train_labels)
+        return loj.train_metrics(self._federation, to_host(self._scores))
 
     def test_metrics(self) -> dict[str, float]:
         """Return those on the held-out rows; nothing without any."""
@@ -96,7 +104,8 @@ class DeviceArrays(AdmmArrays):
         labels = self._federation.test_labels
         pairs = [(rows, self._local[name]) for name, rows in self._test.items()]
         scores = to_host(sum_scores(self._base, len(labels), pairs))
-        return evaluate(self._federation.loss, scores, labels)
+        weights = self._federation.weighting.test
+        return evaluate(self._federation.loss, scores, labels, weights)
 
     def mix(self, rho: float) -> None:
         """Move the next epoch's start by Anderson mixing, once scores were taken."""
@@ -133,3 +142,27 @@ class DeviceArrays(AdmmArrays):
     def _gather(self, local_scores: Scores) -> torch.Tensor:
         pairs = [(rows, local_scores[name]) for name, rows in self._train.items()]
         return sum_scores(self._base, len(self._labels), pairs)
+
+
+class _Weights:
+    """The weights of the joined training rows on a device.
+
+    Attributes:
+        rows: w, (N, 1); None where all weigh alike.
+        masses: G^w_i, or G_i, of each table, (n_i,).
+        inverse_masses: 1 / G^w_i by table, (n_i,); empty where all weigh alike.
+    """
+
+    def __init__(self, federation: Federation, device: torch.device) -> None:
+        own, tables = federation.weighting.train, federation.train.tables
+        self.rows: torch.Tensor | None = None
+        self.inverse_masses: Scores = {}
+        counts = {name: rows.multiplicity for name, rows in tables.items()}
+        masses = counts if own is None else own.masses
+        self.masses = [to_device(masses[name], device).double() for name in tables]
+        if own is not None:
+            self.rows = to_device(own.rows, device)[:, None]
+            inverse = own.inverse_masses
+            self.inverse_masses = {
+                name: to_device(inverse[name], device) for name in tables
+            }

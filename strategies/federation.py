@@ -1,12 +1,13 @@
 """What the server knows after set-up: parts, mapping, labels, loss and base score."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from strategies.exchange import Part
+from strategies.row_weights import Weighting
 from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.explain.releases import Audience
 from tp_flower.joins.mapping import JoinStep, TableMapping
@@ -116,6 +117,7 @@ class Federation:
         names: name of every table at the sites.
         encoders: of every table.
         audience: what decides who learns what.
+        weighting: what the joined rows weigh.
     """
 
     tables: Mapping[str, Table]
@@ -134,6 +136,7 @@ class Federation:
     names: Mapping[str, str]
     encoders: Mapping[str, TableEncoder]
     audience: Audience
+    weighting: Weighting = field(default_factory=Weighting)
 
     @property
     def parts(self) -> Iterable[Part]:

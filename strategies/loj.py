@@ -27,15 +27,22 @@ def scatter_targets(
     kappa: float,
 ) -> dict[str, FloatArray]:
     """Return every table's target (n_i, d_c) from v (N, d_c)."""
+    weights = federation.weighting.train
+    if weights is not None:
+        message = weights.rows[:, None] * message
+    inverse = {} if weights is None else weights.inverse_masses
     return {
-        name: targets(federation.train.tables[name], scores, message, kappa)
+        name: targets(
+            federation.train.tables[name], scores, message, kappa, inverse.get(name)
+        )
         for name, scores in local_scores.items()
     }
 
 
 def train_metrics(federation: Federation, scores: FloatArray) -> dict[str, float]:
     """Return the metrics of scores (N, d_c) on the training rows."""
-    return evaluate(federation.loss, scores, federation.train_labels)
+    weights = federation.weighting.train_rows
+    return evaluate(federation.loss, scores, federation.train_labels, weights)
 
 
 def test_metrics(federation: Federation, local_scores: LocalScores) -> dict[str, float]:
@@ -43,4 +50,5 @@ def test_metrics(federation: Federation, local_scores: LocalScores) -> dict[str,
     if federation.test is None:
         return {}
     scores = federation.test.sum_scores(federation.base_score, local_scores)
-    return evaluate(federation.loss, scores, federation.test_labels)
+    weights = federation.weighting.test
+    return evaluate(federation.loss, scores, federation.test_labels, weights)

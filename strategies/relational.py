@@ -67,6 +67,9 @@ class RelationalStrategy(RoundStrategy):
         )
         self.federation = federation
         self.chosen |= {"loss": federation.loss.name}
+        if federation.weighting.is_asked:
+            rows = federation.train.joined_rows
+            self.chosen["row-weight"] = federation.weighting.facts(rows)
         for table, encoder in federation.encoders.items():
             if encoder.dropped:
                 names = ", ".join(encoder.dropped)

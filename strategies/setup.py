@@ -79,7 +79,9 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
         train_labels=aligned.train_labels,
         test_labels=aligned.test_labels,
         loss=aligned.loss,
-        base_score=aligned.loss.base_score(aligned.train_labels),
+        base_score=aligned.loss.base_score(
+            aligned.train_labels, aligned.weighting.train_rows
+        ),
         initial_scores=initial_scores,
         l2=settings.l2,
         seed=settings.seed,
@@ -94,6 +96,7 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
             inventory,
             {name: table.update for name, table in tables.items()},
         ),
+        weighting=aligned.weighting,
     )
 
 

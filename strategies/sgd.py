@@ -38,10 +38,10 @@ from strategies.setup import Plan
 from strategies.sgd_rates import damped_rates, safe_rate
 from strategies.sharded_batches import Batch, ShardedBatches
 from tp_flower.experiment import Settings
-from tp_flower.joins.batches import plan_batches, poisson_batches
+from tp_flower.joins.batches import BatchPlan, plan_batches, poisson_batches
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.admm import LocalScores
-from tp_flower.learning.losses import FloatArray
+from tp_flower.learning.losses import FloatArray, Loss
 from tp_flower.learning.metrics import evaluate
 from tp_flower.privacy.noise import NoiseSource
 from tp_flower.privacy.settings import DP_SGD, OUTSIDER
@@ -105,6 +105,31 @@ class _Step:
     evaluate: str | None
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """The joined training rows in the order of the batches.
+
+    Attributes:
+        labels: (N,).
+        weights: (N, 1), mean 1; None where all weigh alike.
+    """
+
+    labels: FloatArray
+    weights: FloatArray | None
+
+    @classmethod
+    def of(cls, federation: Federation, plan: BatchPlan) -> "_Rows":
+        """Return the rows of a federation."""
+        own = federation.weighting.train_rows
+        weights = None if own is None else own[plan.order, None]
+        return cls(federation.train_labels[plan.order], weights)
+
+    def derivatives(self, loss: Loss, scores: FloatArray, span: slice) -> FloatArray:
+        """Return D_j = w_j d loss / d h_j of a batch's rows (Eq. 4), (B, d_c)."""
+        found = loss.gradient(scores, self.labels[span])
+        return found if self.weights is None else self.weights[span] * found
+
+
 class TablePuppetSGD(RelationalStrategy):
     """Train over the result of a query by mini-batch SGD with momentum.
 
@@ -158,9 +183,9 @@ class TablePuppetSGD(RelationalStrategy):
         # without shards no step is ever late
         self._staleness = self.settings.staleness if federation.sharded else 0
         self.chosen["staleness"] = self._staleness
-        labels = federation.train_labels[self._batches.plan.order]
+        rows = _Rows.of(federation, self._batches.plan)
         self._unsent = {}
-        seen = np.empty((len(labels), federation.loss.outputs))
+        seen = np.empty((len(rows.labels), federation.loss.outputs))
         local = {name: s.copy() for name, s in federation.initial_scores.items()}
         loss_before = math.inf
         schedule = self._schedule(federation)
@@ -170,7 +195,7 @@ class TablePuppetSGD(RelationalStrategy):
         for step in itertools.chain([first], schedule):
             scores = step.batch.sum_scores(federation.base_score, batch_scores)
             seen[step.batch.span] = scores
-            derivatives = federation.loss.gradient(scores, labels[step.batch.span])
+            derivatives = rows.derivatives(federation.loss, scores, step.batch.span)
             messages = step.batch.scatter(derivatives, self.rounding())
             header = self._header(step, len(derivatives))
             replies, late = yield from self._exchange(
@@ -319,8 +344,12 @@ class TablePuppetSGD(RelationalStrategy):
         else:
             rows = step.epoch.rows
             order = self._batches.plan.order[rows]
+            weights = federation.weighting.train_rows
             train = evaluate(
-                federation.loss, seen[rows], federation.train_labels[order]
+                federation.loss,
+                seen[rows],
+                federation.train_labels[order],
+                None if weights is None else weights[order],
             )
         test = loj.test_metrics(federation, local)
         self.finish_epoch(EpochResult(step.epoch.number, train, test))

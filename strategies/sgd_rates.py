@@ -26,8 +26,9 @@ def safe_rate(
     features' Gram matrix is at most the sum of the tables' own, and the loss's
     curvature multiplies it. T does so with its trace, the mean curvature of single
     rows: steps on few of them must be smaller. ``averaged`` is batch size *
-    (1 - momentum), the rows of which the momentum makes an average. s is 1, or less
-    where scores are stale. Other models have a rate of their own, times s.
+    (1 - momentum), the rows of which the momentum makes an average; where rows are
+    weighted, the equal ones whose average is as sure. s is 1, or less where scores are
+    stale. Other models have a rate of their own, times s.
     """
     share = STALE_MARGIN * stale_limit(momentum) if is_stale else 1.0
     tables: list[Table] = list(federation.tables.values())
@@ -38,7 +39,9 @@ def safe_rate(
         sum(table.mean_curvature) * (table.features + table.has_intercept)
         for table in tables
     )
-    averaged = batch_rows * (1.0 - momentum)
+    weights = federation.weighting.train
+    counted = 1.0 if weights is None else weights.effective_share
+    averaged = batch_rows * (1.0 - momentum) * counted
     bound = largest / share + NOISE_MARGIN * trace / averaged
     return 1.0 / (federation.loss.max_curvature * bound + federation.l2)
 

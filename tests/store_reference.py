@@ -19,21 +19,31 @@ def store_labels(frames: Frames, loss: str) -> np.ndarray:
 
 
 def reference_of(
-    run: Run, frames: Frames, loss: str, source: str = SOURCE
+    run: Run, frames: Frames, loss: str, source: str = SOURCE, weight: str = "1"
 ) -> Centralised:
     """The problem on the join that DuckDB materialises, with the run's split.
 
     Where a LEFT JOIN found no row, the features of its table are zero.
+
+    Args:
+        run: that is compared.
+        frames: the tables.
+        loss: its name.
+        source: the query from FROM on.
+        weight: what DuckDB weighs each joined training row by.
     """
-    every = joins.joined_positions(
-        {name: [frame] for name, frame in frames.items()}, ALIASES, source
-    )
     tested = run.tested["o"]
     # an order is trained on or tested, never both
     assert not (run.trained["o"] & tested).any()
-    positions = [row for row in every if not tested[row[0]]]
-    assert {row[0] for row in positions} == set(np.flatnonzero(run.trained["o"]))
     held_out = held_out_orders(run, len(tested))
+    positions, weights = joins.weighted_positions(
+        {name: [frame] for name, frame in frames.items()},
+        ALIASES,
+        f"{source} WHERE o.position_ NOT IN {(*np.flatnonzero(held_out).tolist(), -1)}",
+        weight,
+    )
+    counted = {row[0] for row, own in zip(positions, weights, strict=True) if own}
+    assert counted == set(np.flatnonzero(run.trained["o"]))
     return centralised(
         frames,
         ALIASES,
@@ -43,6 +53,7 @@ def reference_of(
         loss,
         run.strategy.settings.l2,
         GroupSecret.of_simulation(run.strategy.settings.seed).value,
+        None if weight == "1" else np.array(weights),
     )
 
 

@@ -228,12 +228,16 @@ def test_runs_are_the_cpus_epoch_by_epoch(loss, device_name, monkeypatch):
 @each_device
 @pytest.mark.parametrize("relaxation", [0.0, 1.3])
 @pytest.mark.parametrize("memory", [0, 3])
-def test_server_alone_is_numpys(relaxation, memory, device_name, monkeypatch):
+@pytest.mark.parametrize("weight", ["joined", "entity(c)"])
+def test_server_alone_is_numpys(relaxation, memory, weight, device_name, monkeypatch):
     """Through epochs of scores that no site would send, rho that is balanced included.
 
     All in float64: nothing travels.
     """
-    federation = run("softmax", one_per_site(SHARDS), num_epochs=1).strategy.federation
+    sites = one_per_site(SHARDS)
+    finished = run("softmax", sites, num_epochs=1, row_weight=weight)
+    federation = finished.strategy.federation
+    assert (federation.weighting.train is None) == (weight == "joined")
     how = {"over_relaxation": relaxation, "anderson_memory": memory}
     other = AdmmServer(federation, Settings(**how))
     pretend(monkeypatch, device_name)

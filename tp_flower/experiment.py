@@ -22,6 +22,7 @@ from tp_flower.encoding.choice import (
 )
 from tp_flower.errors import SettingsError
 from tp_flower.joins.mapping import MAX_JOINED_ROWS
+from tp_flower.joins.row_weights import JOINED, uncounted, weight_problem
 from tp_flower.methods import ADMM, METHODS, Method, method_problems
 from tp_flower.privacy.settings import PRIVACY_KEYS, STATISTICS, PrivacySettings
 from tp_flower.setting_checks import Range, has_type, plain_problem, store_floats
@@ -118,6 +119,7 @@ class Settings:
     decay: float = 1.0
     staleness: int = 0
     test_fraction: float = 0.2
+    row_weight: str = JOINED
     seed: int = 0
     device: str = "auto"
     server_device: str = "cpu"
@@ -323,8 +325,8 @@ def _value_problem(key: str, value: object) -> str | None:
     if key == "privacy":
         is_fine = isinstance(value, PrivacySettings)
         return None if is_fine else f"{value!r} is not a PrivacySettings"
-    if key == "model" and isinstance(value, str):
-        return _model_problem(value)
+    if isinstance(value, str) and key in _TEXT_PROBLEMS:
+        return _TEXT_PROBLEMS[key](value)
     return plain_problem(value, _TYPES[key], CHOICES.get(key), _RANGES.get(key))
 
 
@@ -353,6 +355,12 @@ def _model_problem(model: object) -> str | None:
     return f"{model!r} is not a model: it must be {_MODEL_FORMS}"
 
 
+_TEXT_PROBLEMS: Mapping[str, Callable[[str], str | None]] = {
+    "model": _model_problem,
+    "row-weight": weight_problem,
+}
+
+
 def _relation_problems(values: Mapping[str, object]) -> list[str]:
     """Check what only two settings together can get wrong."""
     problems = []
@@ -371,6 +379,8 @@ def _relation_problems(values: Mapping[str, object]) -> list[str]:
             for model in others[:1]
         ]
     privacy = values.get("privacy")
+    if isinstance(privacy, PrivacySettings):
+        problems += uncounted(str(values.get("row-weight", JOINED)), privacy)
     if isinstance(privacy, PrivacySettings) and privacy.features == STATISTICS:
         problems += [
             f"privacy.features: 'statistics' needs {needed}: use dp-sgd"

@@ -21,15 +21,27 @@ def joined_positions(
         source: the query from FROM on.
         order: aliases by whose positions the rows are sorted; all of them if empty.
     """
+    sorting = ", ".join(f"{alias}.position_" for alias in order or aliases)
+    columns = ", ".join(f"coalesce({alias}.position_, -1)" for alias in aliases)
+    return _query(shards, f"SELECT {columns} {source} ORDER BY {sorting}")
+
+
+def weighted_positions(
+    shards: Shards, aliases: Mapping[str, str], source: str, weight: str
+) -> tuple[list[tuple[int, ...]], list[float]]:
+    """Return the positions of every joined row, and what ``weight`` makes of it."""
+    sorting = ", ".join(f"{alias}.position_" for alias in aliases)
+    columns = ", ".join(f"coalesce({alias}.position_, -1)" for alias in aliases)
+    rows = _query(shards, f"SELECT {columns}, {weight} {source} ORDER BY {sorting}")
+    return [row[:-1] for row in rows], [float(row[-1]) for row in rows]
+
+
+def _query(shards: Shards, sql: str) -> list:
     with duckdb.connect() as connection:
         for name, frames in shards.items():
             connection.register(f"{name}_frame", union(frames))
             connection.execute(f"CREATE TABLE {name} AS SELECT * FROM {name}_frame")
-        columns = ", ".join(f"coalesce({alias}.position_, -1)" for alias in aliases)
-        sorting = ", ".join(f"{alias}.position_" for alias in order or aliases)
-        return connection.execute(
-            f"SELECT {columns} {source} ORDER BY {sorting}"
-        ).fetchall()
+        return connection.execute(sql).fetchall()
 
 
 def union(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:

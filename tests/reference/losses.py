@@ -60,9 +60,11 @@ def brute_prox(name: str, centre, label, rho: float) -> np.ndarray:
     ).x
 
 
-def mean_value(name: str, scores, labels) -> float:
-    """Return the mean loss over rows."""
+def mean_value(name: str, scores, labels, weights=None) -> float:
+    """Return the mean loss over rows, of weights with mean 1 if they have some."""
     rows = [row_value(name, s, y) for s, y in zip(scores, labels, strict=True)]
+    if weights is not None:
+        rows = [w * row for w, row in zip(weights, rows, strict=True)]
     return float(sum(rows) / len(rows))
 
 

@@ -68,6 +68,7 @@ class Centralised:
         base: b, (d_c,).
         l2: beta.
         penalised: per table, (d [+ 1],) bool.
+        weights: (N,), with mean 1; None: all alike.
     """
 
     loss: str
@@ -76,6 +77,7 @@ class Centralised:
     base: np.ndarray
     l2: float
     penalised: Mapping[str, np.ndarray]
+    weights: np.ndarray | None = None
 
     @property
     def outputs(self) -> int:
@@ -104,7 +106,8 @@ class Centralised:
     def objective(self, flat: np.ndarray) -> float:
         """Eq. 2."""
         every = range(len(self.labels))
-        value = losses.mean_value(self.loss, self.scores(flat, every), self.labels)
+        scores = self.scores(flat, every)
+        value = losses.mean_value(self.loss, scores, self.labels, self.weights)
         for table, matrix in self.split(flat).items():
             value += self.l2 / 2 * float((matrix[self.penalised[table]] ** 2).sum())
         return value
@@ -117,6 +120,8 @@ class Centralised:
         derivatives = losses.gradients(
             self.loss, self.scores(flat, rows), self.labels[list(rows)]
         )
+        if self.weights is not None:
+            derivatives = self.weights[list(rows), None] * derivatives
         parts = []
         for table, matrix in self.split(flat).items():
             own = np.zeros_like(matrix)
@@ -148,6 +153,7 @@ def centralised(
     loss: str,
     l2: float,
     secret: bytes,
+    weights: np.ndarray | None = None,
 ) -> Centralised:
     """Materialise the join, and encode it.
 
@@ -161,6 +167,7 @@ def centralised(
         loss: its name.
         l2: beta.
         secret: of the sites, which orders categories.
+        weights: of the joined training rows, in any unit; None: all alike.
     """
     label_alias, values, trained = label
     inputs, penalised = {}, {}
@@ -177,14 +184,18 @@ def centralised(
         inputs[alias] = np.array(joins.expand(row_of, encoded))
     number = list(aliases).index(label_alias)
     labels = np.array([values[position[number]] for position in positions])
-    return Centralised(loss, inputs, labels, base_score(loss, labels), l2, penalised)
+    own = None if weights is None else weights / np.mean(weights)
+    base = base_score(loss, labels, own)
+    return Centralised(loss, inputs, labels, base, l2, penalised, own)
 
 
-def base_score(loss: str, labels: np.ndarray) -> np.ndarray:
+def base_score(
+    loss: str, labels: np.ndarray, weights: np.ndarray | None = None
+) -> np.ndarray:
     """Mean label, log-odds or log class frequencies."""
     if loss == "squared":
-        return np.array([labels.mean()])
-    shares = np.bincount(labels.astype(int)) / len(labels)
+        return np.array([np.average(labels, weights=weights)])
+    shares = np.bincount(labels.astype(int), weights) / len(labels)
     if loss == "logistic":
         return np.array([np.log(shares[1] / shares[0])])
     return np.log(shares)

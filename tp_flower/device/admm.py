@@ -59,10 +59,23 @@ def admm_step(
 
 
 def targets(
-    rows: DeviceRows, local_scores: Tensor, message: Tensor, kappa: float
+    rows: DeviceRows,
+    local_scores: Tensor,
+    message: Tensor,
+    kappa: float,
+    inverse_mass: Tensor | None = None,
 ) -> Tensor:
-    """Return target_i = h_i - seg_i(v) / (kappa G_i), (n_i, d_c); h_i where G_i = 0."""
-    own = rows.segment_sum(message) * rows.inverse_multiplicity[:, None]
+    """Return target_i = h_i - seg_i(v) / (kappa G_i), (n_i, d_c); h_i where G_i = 0.
+
+    Args:
+        rows: of table i.
+        local_scores: h_i, (n_i, d_c).
+        message: v, (N, d_c); w v where rows are weighted.
+        kappa: c * rho.
+        inverse_mass: 1 / G^w_i, (n_i,), where rows are weighted, else None.
+    """
+    inverse = rows.inverse_multiplicity if inverse_mass is None else inverse_mass
+    own = rows.segment_sum(message) * inverse[:, None]
     return local_scores - own / kappa
 
 
@@ -72,6 +85,7 @@ def residuals(
     rho: float,
     base: Tensor,
     scores: tuple[Tensor, Tensor],
+    weights: Tensor | None = None,
 ) -> Residuals:
     """Return the relative residuals of an epoch.
 
@@ -81,11 +95,13 @@ def residuals(
         rho: its penalty.
         base: b, (d_c,).
         scores: h at its end and at the end of the epoch before, each (N, d_c).
+        weights: w, (N, 1), of the rows; None: all alike.
     """
     new, old = scores
+    roots = None if weights is None else weights.sqrt()
     sizes = torch.stack(
         [
-            torch.linalg.vector_norm(array)
+            torch.linalg.vector_norm(array if roots is None else array * roots)
             for array in (new - z, new - base, z - base, new - old, duals)
         ]
     )

@@ -22,10 +22,13 @@ class DeviceMixer:
     Args:
         weights: of h_1 .. h_M in the norm, over rho: sqrt(c G_i), each (n_i, 1).
         memory: epochs to look back on; 0 switches mixing off.
+        of_duals: the duals' own, sqrt(w), (N, 1), where rows are weighted, else None.
     """
 
-    def __init__(self, weights: Sequence[Tensor], memory: int) -> None:
-        self._weights, self._memory = weights, memory
+    def __init__(
+        self, weights: Sequence[Tensor], memory: int, of_duals: Tensor | None = None
+    ) -> None:
+        self._weights, self._memory, self._of_duals = weights, memory, of_duals
         self._changes: tuple[Tensor, Tensor] | None = None
         self.restart()
 
@@ -72,7 +75,8 @@ class DeviceMixer:
             step * (rho * weight)
             for step, weight in zip(steps[1:], self._weights, strict=True)
         ]
-        return torch.cat([step.ravel() for step in (steps[0], *weighted)])
+        duals = steps[0] if self._of_duals is None else steps[0] * self._of_duals
+        return torch.cat([step.ravel() for step in (duals, *weighted)])
 
     def _memories(self, reached: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
         """Return dG and dF, (memory, L), made at the first step."""

@@ -21,6 +21,13 @@ row's term in table i's update is a constant, so G_i counts matched joined rows 
 seg_i sums over them, and c stays M. (M_j <= M tables share the residual of joined row
 j; a c above M_j makes a shorter step there, never a wrong one.)
 
+Where joined rows have weights w_j of mean 1, the whole augmented Lagrangian of row j is
+multiplied by w_j. That changes neither its z- nor its dual update (the multiplier of
+the constraint is w_j duals_j, and equals w_j grad loss(z_j)), and the tables' updates
+through sums only: target_i = h_i - seg_i(w v) / (kappa G^w_i) with G^w_i = seg_i(w),
+which takes the place of G_i at the sites too. Equal weights leave all as it is; a
+weight of 2 is the row twice.
+
 Notation:
     h     ``scores``  (N, d_c)            h_i   ``local_scores``  (n_i, d_c)
     z     ``z``  (N, d_c)                 lambda  ``duals``  (N, d_c)
@@ -29,6 +36,7 @@ Notation:
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -124,20 +132,41 @@ def admm_step(
 
 
 def targets(
-    rows: TableRows, local_scores: FloatArray, message: FloatArray, kappa: float
+    rows: TableRows,
+    local_scores: FloatArray,
+    message: FloatArray,
+    kappa: float,
+    inverse_mass: FloatArray | None = None,
 ) -> FloatArray:
-    """Return target_i = h_i - seg_i(v) / (kappa G_i), (n_i, d_c); h_i where G_i = 0."""
+    """Return target_i = h_i - seg_i(v) / (kappa G_i), (n_i, d_c); h_i where G_i = 0.
+
+    Args:
+        rows: of table i.
+        local_scores: h_i, (n_i, d_c).
+        message: v, (N, d_c); w v where rows are weighted.
+        kappa: c * rho.
+        inverse_mass: 1 / G^w_i, (n_i,), where rows are weighted, else None.
+    """
+    inverse = rows.inverse_multiplicity if inverse_mass is None else inverse_mass
     out = rows.segment_sum(message)
-    out *= rows.inverse_multiplicity[:, None]
+    out *= inverse[:, None]
     out *= -1.0 / kappa
     out += local_scores
     return out
 
 
 def residuals(
-    state: AdmmState, scores: FloatArray, scores_before: FloatArray, base: FloatArray
+    state: AdmmState,
+    scores: FloatArray,
+    scores_before: FloatArray,
+    base: FloatArray,
+    weights: FloatArray | None = None,
 ) -> Residuals:
-    """Return the relative residuals of an epoch that ended with ``scores``."""
+    """Return the relative residuals of an epoch that ended with ``scores``.
+
+    The norms are those of the augmented Lagrangian: with weights w (N,) a row counts w
+    times.
+    """
     size = max(RESIDUAL_VALUES // scores.shape[1], 1)
 
     def sums_of(span: slice) -> FloatArray:
@@ -149,8 +178,8 @@ def residuals(
             pairs = ((h, z), (h, base), (z, base), (h, scores_before[block]))
             for place, (left, right) in enumerate(pairs):
                 np.subtract(left, right, out=difference)
-                sums[place] += np.vdot(difference, difference)
-            sums[4] += np.vdot(duals, duals)
+                sums[place] += _square(difference, weights, block)
+            sums[4] += _square(duals, weights, block)
         return sums
 
     parts = in_threads(sums_of, len(scores), _least_rows(scores))
@@ -160,6 +189,13 @@ def residuals(
         primal=float(gap / max(size_h, size_z, tiny)),
         dual=float(state.rho * change / max(dual_size, tiny)),
     )
+
+
+def _square(values: FloatArray, weights: FloatArray | None, block: slice) -> Any:
+    """Return the squared norm of a block's values, weighted row by row if given."""
+    if weights is None:
+        return np.vdot(values, values)
+    return weights[block] @ np.einsum("ij,ij->i", values, values)
 
 
 def _least_rows(scores: FloatArray) -> int:

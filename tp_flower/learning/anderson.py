@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.joins.mapping import TableMapping
+from tp_flower.joins.row_weights import RowWeights
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.threads import blocks_of, in_threads
 
@@ -152,16 +153,25 @@ class AndersonMixer:
     all their sums are in float64: gamma is then the best for the changes as they are
     kept, and does not depend on the order of the rows. In the norm of f, duals count as
     they are and local scores h_i with the weight sqrt(c G_i) rho, as in the augmented
-    Lagrangian; h follows from them and has none.
+    Lagrangian; h follows from them and has none. Of weighted rows duals have the weight
+    sqrt(w), and G^w is in the place of G.
 
     Args:
         mapping: the training rows' mapping.
         memory: epochs to look back on; 0 switches mixing off.
         corrections: c.
+        weights: w and G^w of the joined rows; None: all alike.
     """
 
-    def __init__(self, mapping: TableMapping, memory: int, corrections: int) -> None:
+    def __init__(
+        self,
+        mapping: TableMapping,
+        memory: int,
+        corrections: int,
+        weights: RowWeights | None = None,
+    ) -> None:
         self._mapping, self._memory, self._corrections = mapping, memory, corrections
+        self._row_weights = weights
         self._histories: list[_History] = []
         self._products: FloatArray = np.zeros((memory, memory))
         self.restart()
@@ -207,9 +217,11 @@ class AndersonMixer:
 
     def _weights_of(self, rho: float, point: Point) -> list[Weight]:
         """Return the weights of the rows of duals and local scores in the norm."""
-        weights: list[Weight] = [None]
+        own = self._row_weights
+        weights: list[Weight] = [None if own is None else np.sqrt(own.rows)[:, None]]
         for table in point.local_scores:
-            count = self._mapping.tables[table].multiplicity
+            rows = self._mapping.tables[table]
+            count = rows.multiplicity if own is None else own.masses[table]
             weights.append(rho * np.sqrt(self._corrections * count)[:, None])
         return weights
 

@@ -36,6 +36,7 @@ from tp_flower.learning.losses import (
     SoftmaxLoss,
     SquaredLoss,
 )
+from tp_flower.learning.means import class_counts, effective_rows
 from tp_flower.privacy.labels import ClassNoise, LabelNoise, NumberNoise
 
 
@@ -92,14 +93,17 @@ class CorrectedClassLoss(_CorrectedLoss):
 
     noise: ClassNoise
 
-    def base_score(self, labels: FloatArray) -> FloatArray:
+    def base_score(
+        self, labels: FloatArray, weights: FloatArray | None = None
+    ) -> FloatArray:
         """Return the scores of the classes' unbiased rates.
 
         A rate below its own standard error cannot be told from zero: it is set to that.
         """
         rows, noise = len(labels), self.noise
-        counts = np.bincount(labels.astype(np.intp), minlength=noise.classes)
-        error = np.sqrt(noise.flip * (1.0 - noise.flip) / rows) / noise.contrast
+        counts = class_counts(labels, noise.classes, weights)
+        sure = rows if weights is None else effective_rows(weights)
+        error = np.sqrt(noise.flip * (1.0 - noise.flip) / sure) / noise.contrast
         floor = min(max(error, 0.5 / rows), 1.0 / noise.classes)
         rates = np.maximum(noise.rate_of(counts / rows), floor)
         scores: FloatArray = np.log(rates / rates.sum())
@@ -146,9 +150,11 @@ class CorrectedSquaredLoss(_CorrectedLoss):
     plain: SquaredLoss
     noise: NumberNoise
 
-    def base_score(self, labels: FloatArray) -> FloatArray:
+    def base_score(
+        self, labels: FloatArray, weights: FloatArray | None = None
+    ) -> FloatArray:
         """Return the mean label."""
-        return self.plain.base_score(labels)
+        return self.plain.base_score(labels, weights)
 
     def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
         """Return 1/2 (h - y~)^2 - b^2, which may be negative."""

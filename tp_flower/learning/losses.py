@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tp_flower.learning.means import class_counts, mean
 from tp_flower.learning.softmax import log_sum_exp, softmax, softmax_prox
 
 FloatArray = npt.NDArray[np.float64]
@@ -55,8 +56,15 @@ class Loss(ABC):
         """What the settings and the report call it."""
 
     @abstractmethod
-    def base_score(self, labels: FloatArray) -> FloatArray:
-        """Return the best constant score (d_c,): the server's fixed base score b."""
+    def base_score(
+        self, labels: FloatArray, weights: FloatArray | None = None
+    ) -> FloatArray:
+        """Return the best constant score (d_c,): the server's fixed base score b.
+
+        Args:
+            labels: y, (N,).
+            weights: w, (N,), of the rows; None: all alike.
+        """
 
     @abstractmethod
     def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
@@ -80,12 +88,15 @@ class Loss(ABC):
         self, centre: FloatArray, labels: FloatArray, rho: float, start: FloatArray
     ) -> FloatArray: ...
 
-    def value(self, scores: FloatArray, labels: FloatArray) -> float:
-        """Return the mean loss over the rows."""
+    def value(
+        self, scores: FloatArray, labels: FloatArray, weights: FloatArray | None = None
+    ) -> float:
+        """Return the mean loss over the rows, weighted by ``weights`` (N,) if given."""
         total = 0.0
         for block in blocks(len(labels)):
-            total += float(self.row_values(scores[block], labels[block]).sum())
-        return total / len(labels)
+            values = self.row_values(scores[block], labels[block])
+            total += float(values.sum() if weights is None else weights[block] @ values)
+        return total / (len(labels) if weights is None else float(weights.sum()))
 
     def prox(
         self,
@@ -124,9 +135,11 @@ class SquaredLoss(Loss):
 
     name = "squared"
 
-    def base_score(self, labels: FloatArray) -> FloatArray:
+    def base_score(
+        self, labels: FloatArray, weights: FloatArray | None = None
+    ) -> FloatArray:
         """Return the mean label."""
-        return np.array([labels.mean()])
+        return np.array([mean(labels, weights)])
 
     def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
         """Return 1/2 (h - y)^2."""
@@ -174,9 +187,11 @@ class LogisticLoss(Loss):
 
     name = "logistic"
 
-    def base_score(self, labels: FloatArray) -> FloatArray:
+    def base_score(
+        self, labels: FloatArray, weights: FloatArray | None = None
+    ) -> FloatArray:
         """Return the log-odds of the labels."""
-        rate = labels.mean()
+        rate = mean(labels, weights)
         return np.array([np.log(rate / (1.0 - rate))])
 
     def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
@@ -252,9 +267,11 @@ class SoftmaxLoss(Loss):
 
     name = "softmax"
 
-    def base_score(self, labels: FloatArray) -> FloatArray:
+    def base_score(
+        self, labels: FloatArray, weights: FloatArray | None = None
+    ) -> FloatArray:
         """Return the log class frequencies."""
-        counts = np.bincount(labels.astype(np.intp), minlength=self.outputs)
+        counts = class_counts(labels, self.outputs, weights)
         return np.log(np.maximum(counts, 0.5) / len(labels))
 
     def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:

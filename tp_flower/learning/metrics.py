@@ -7,11 +7,14 @@ do not depend on: held-out ones. An estimate that the noise has driven far out o
 range of what it estimates is NaN: so few rows tell nothing.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from tp_flower.learning.corrected import CorrectedClassLoss, CorrectedSquaredLoss
 from tp_flower.learning.losses import FloatArray, Loss
+from tp_flower.learning.means import mean
 from tp_flower.learning.softmax import softmax
 from tp_flower.learning.threads import in_threads
 from tp_flower.privacy.labels import ClassNoise
@@ -25,26 +28,36 @@ SLACK = 0.05
 """How far beyond its range an estimate may be that counts as the end of the range."""
 
 
-def evaluate(loss: Loss, scores: FloatArray, labels: FloatArray) -> dict[str, float]:
+def evaluate(
+    loss: Loss,
+    scores: FloatArray,
+    labels: FloatArray,
+    weights: FloatArray | None = None,
+) -> dict[str, float]:
     """Return the loss and its metrics: RMSE and R2, or AUC, accuracy and log loss.
 
     Args:
         loss: the loss that was trained; it decides the metrics, and knows of noise.
         scores: h, (N, d_c).
         labels: y, (N,).
+        weights: w, (N,), > 0, of the rows in every mean; None: all alike.
     """
-    value = loss.value(scores, labels)
+    value = loss.value(scores, labels, weights)
     if loss.name == "squared":
         extra = 0.0
         if isinstance(loss, CorrectedSquaredLoss):
             extra = loss.noise.variance
-        return {"loss": value, **regression_metrics(value, labels, extra)}
+        return {"loss": value, **regression_metrics(value, labels, extra, weights)}
     noise = loss.noise if isinstance(loss, CorrectedClassLoss) else None
-    return {"loss": value, "log_loss": value, **_class_metrics(scores, labels, noise)}
+    metrics = _class_metrics(scores, labels, noise, weights)
+    return {"loss": value, "log_loss": value, **metrics}
 
 
 def regression_metrics(
-    half_mse: float, labels: FloatArray, noise_variance: float = 0.0
+    half_mse: float,
+    labels: FloatArray,
+    noise_variance: float = 0.0,
+    weights: FloatArray | None = None,
 ) -> dict[str, float]:
     """Return RMSE and R2.
 
@@ -52,8 +65,9 @@ def regression_metrics(
         half_mse: the mean of 1/2 (h - y)^2, less that of the noise.
         labels: y, (N,), with noise.
         noise_variance: of the noise.
+        weights: w, (N,); None: all alike.
     """
-    variance = float(labels.var()) - noise_variance
+    variance = float(_variance(labels, weights)) - noise_variance
     if noise_variance and not (variance > 0.0 and half_mse > -SLACK * variance):
         return {"rmse": float("nan"), "r2": float("nan")}
     half_mse = max(half_mse, 0.0)
@@ -61,32 +75,45 @@ def regression_metrics(
     return {"rmse": float(np.sqrt(2.0 * half_mse)), "r2": r2}
 
 
+def _variance(labels: FloatArray, weights: FloatArray | None) -> Any:
+    if weights is None:
+        # as numpy rounds it
+        return labels.var()
+    return mean((labels - mean(labels, weights)) ** 2, weights)
+
+
 def _class_metrics(
-    scores: FloatArray, labels: FloatArray, noise: ClassNoise | None
+    scores: FloatArray,
+    labels: FloatArray,
+    noise: ClassNoise | None,
+    weights: FloatArray | None,
 ) -> dict[str, float]:
     if scores.shape[1] == 1:
         predicted = scores[:, 0] > 0.0
-        area = _true_auc(scores[:, 0], labels > 0.5, noise)
+        area = _true_auc(scores[:, 0], labels > 0.5, noise, weights)
     else:
         predicted = scores.argmax(axis=1)
         rates = softmax(scores)
-        areas = _class_areas(rates, labels, noise)
+        areas = _class_areas(rates, labels, noise, weights)
         area = float(np.nanmean(areas)) if not np.all(np.isnan(areas)) else np.nan
-    accuracy = (predicted == labels).mean()
+    accuracy = mean(predicted == labels, weights)
     if noise is not None:
         accuracy = _share(float(noise.rate_of(accuracy)))
     return {"auc": area, "accuracy": float(accuracy)}
 
 
 def _class_areas(
-    rates: FloatArray, labels: FloatArray, noise: ClassNoise | None
+    rates: FloatArray,
+    labels: FloatArray,
+    noise: ClassNoise | None,
+    weights: FloatArray | None,
 ) -> list[float]:
     """Return the area of each class against all others, (k,)."""
     classes = rates.shape[1]
 
     def areas_of(span: slice) -> list[float]:
         chosen = range(span.start, span.stop)
-        return [_true_auc(rates[:, k], labels == k, noise) for k in chosen]
+        return [_true_auc(rates[:, k], labels == k, noise, weights) for k in chosen]
 
     least = 1 if len(rates) >= LEAST_ROWS else classes
     return [area for part in in_threads(areas_of, classes, least) for area in part]
@@ -99,7 +126,10 @@ def _share(estimate: float) -> float:
 
 
 def _true_auc(
-    scores: FloatArray, positive: BoolArray, noise: ClassNoise | None
+    scores: FloatArray,
+    positive: BoolArray,
+    noise: ClassNoise | None,
+    weights: FloatArray | None,
 ) -> float:
     """Return the area under the ROC curve of one class against all others.
 
@@ -109,10 +139,10 @@ def _true_auc(
     from one half (Menon et al. 2015, "Learning from corrupted binary labels", with the
     shares that a symmetric change of classes gives).
     """
-    area = auc(scores, positive)
+    area = auc(scores, positive, weights)
     if noise is None or np.isnan(area):
         return area
-    seen = positive.mean()
+    seen = mean(positive, weights)
     rate = float(noise.rate_of(seen))
     if not 0.0 < rate < 1.0:
         return float("nan")
@@ -120,14 +150,19 @@ def _true_auc(
     return _share(float(0.5 + (area - 0.5) / share))
 
 
-def auc(scores: FloatArray, positive: BoolArray) -> float:
+def auc(
+    scores: FloatArray, positive: BoolArray, weights: FloatArray | None = None
+) -> float:
     """Return the area under the ROC curve: P(score of a positive > of a negative).
 
-    Ties count one half. NaN when one class is missing.
+    Ties count one half, a pair by the product of its rows' weights if given. NaN when
+    one class is missing.
 
     >>> auc(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
     0.875
     """
+    if weights is not None:
+        return _weighted_auc(scores, positive, weights)
     high = np.sort(scores[positive])
     low = np.sort(scores[~positive])
     if not len(high) or not len(low):
@@ -135,3 +170,18 @@ def auc(scores: FloatArray, positive: BoolArray) -> float:
     below = np.searchsorted(low, high, side="left").sum(dtype=np.float64)
     not_above = np.searchsorted(low, high, side="right").sum(dtype=np.float64)
     return float((below + not_above) / (2.0 * len(high) * len(low)))
+
+
+def _weighted_auc(
+    scores: FloatArray, positive: BoolArray, weights: FloatArray
+) -> float:
+    own, low = weights[positive], scores[~positive]
+    if not len(own) or not len(low):
+        return float("nan")
+    order = np.argsort(low)
+    # what the k lowest scores weigh
+    total = np.append(0.0, np.cumsum(weights[~positive][order]))
+    high = scores[positive]
+    below = total[np.searchsorted(low[order], high, side="left")]
+    not_above = total[np.searchsorted(low[order], high, side="right")]
+    return float(own @ (below + not_above) / (2.0 * own.sum() * total[-1]))

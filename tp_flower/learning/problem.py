@@ -17,7 +17,7 @@ class FitProblem:
 
     Attributes:
         features: T, (n, d).
-        multiplicity: G, (n,).
+        multiplicity: G, or G^w of weighted joined rows, (n,).
         target: (n, d_c).
         kappa: c * rho.
         joined_rows: N.
@@ -27,7 +27,7 @@ class FitProblem:
     """
 
     features: Features
-    multiplicity: npt.NDArray[np.integer]
+    multiplicity: npt.NDArray[np.integer] | FloatArray
     target: FloatArray
     kappa: float
     joined_rows: int

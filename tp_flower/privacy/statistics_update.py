@@ -260,7 +260,7 @@ class Rows:
     """
 
     features: Features
-    multiplicity: npt.NDArray[np.int64]
+    multiplicity: npt.NDArray[np.int64] | npt.NDArray[np.float64]
     intercept: bool
 
     def __post_init__(self) -> None:

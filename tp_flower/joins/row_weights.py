@@ -1,0 +1,124 @@
+"""What joined rows weigh in training, and what that is for the rows of each table.
+
+    minimise (1/N) sum_j w_j loss(h_j; y_j) + beta sum_i R(theta_i)
+
+Without weights a table's row counts as often as the join repeats it: the distribution
+that is learned is that of the joined rows (paper, section 8). With w_j = 1 / G(p(j)) of
+one table, the *entity*, each of its rows counts once. Weights are scaled to mean 1 over
+the training rows, so that nothing depends on their unit. What a table needs of them is
+their sum over each of its rows, which stands where the multiplicity stands without
+weights: equal weights are no weights, and whole ones repeat rows.
+
+Notation:
+    w_j     weight of joined row j, (N,), > 0, mean 1
+    G^w_i   ``masses[i]``  (n_i,): seg_i(w), which is G_i where all w_j are 1
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tp_flower.joins.mapping import TableMapping
+from tp_flower.joins.table_rows import TableRows
+from tp_flower.learning.means import FloatArray, effective_rows
+from tp_flower.privacy.settings import PrivacySettings
+
+JOINED = "joined"
+_ENTITY = re.compile(r"entity(?:\(\s*([^()]+?)\s*\))?")
+
+
+def entity_named(text: str) -> str | None:
+    """Return the entity of the setting `row-weight`: an alias, "" for the label table.
+
+    None is every joined row for itself.
+
+    Raises:
+        ValueError: it is no such setting.
+
+    >>> entity_named("joined"), entity_named("entity"), entity_named("entity(c)")
+    (None, '', 'c')
+    """
+    if text == JOINED:
+        return None
+    found = _ENTITY.fullmatch(text)
+    if found is None:
+        raise ValueError(f'{text!r} is not one of "joined", "entity", "entity(ALIAS)"')
+    return found[1] or ""
+
+
+def weight_problem(text: str) -> str | None:
+    """Return what is wrong with the setting `row-weight`, None if nothing is."""
+    try:
+        entity_named(text)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def uncounted(weight: str, privacy: PrivacySettings) -> list[str]:
+    """Return why mechanisms do not go with the setting `row-weight`, if they do not.
+
+    Clips, noise and accounts are for rows that count as often as they are joined.
+    """
+    covered = {
+        "privacy.features": privacy.covers_features,
+        "privacy.predictions": privacy.covers_predictions,
+    }
+    return [
+        f"row-weight: {weight!r} does not go with {key}, whose noise is for rows that "
+        f"count as often as they are joined: use {JOINED!r}"
+        for key, is_on in covered.items()
+        if is_on and weight != JOINED
+    ]
+
+
+def entity_weights(rows: TableRows) -> FloatArray:
+    """Return 1 / G(p(j)) of each joined row, (N,); each must have a row of the table.
+
+    >>> entity_weights(TableRows(np.array([0, 1, 1, 2], np.int32), 3)).tolist()
+    [1.0, 0.5, 0.5, 1.0]
+    """
+    weights: FloatArray = rows.inverse_multiplicity[rows.row_of]
+    return weights
+
+
+@dataclass(frozen=True)
+class RowWeights:
+    """The weights of the joined training rows.
+
+    Attributes:
+        rows: w, (N,), > 0, mean 1.
+        masses: by table G^w_i, (n_i,): numbers that float32 has, as its sites are sent
+            them; 0 where no training row is.
+    """
+
+    rows: FloatArray
+    masses: Mapping[str, FloatArray]
+
+    @classmethod
+    def of(cls, weights: FloatArray, mapping: TableMapping) -> "RowWeights":
+        """Return weights (N,) of the mapping's joined rows, scaled to mean 1."""
+        own = weights / weights.mean()
+        masses = {
+            name: rows.segment_sum(own[:, None])[:, 0]
+            .astype(np.float32)
+            .astype(np.float64)
+            for name, rows in mapping.tables.items()
+        }
+        return cls(own, masses)
+
+    @cached_property
+    def inverse_masses(self) -> dict[str, FloatArray]:
+        """1 / G^w_i by table, (n_i,); 1 where G^w_i = 0."""
+        return {
+            name: 1.0 / np.where(mass > 0.0, mass, 1.0)
+            for name, mass in self.masses.items()
+        }
+
+    @property
+    def effective_share(self) -> float:
+        """What share of N the effective sample size is, above 0 and at most 1."""
+        return effective_rows(self.rows) / len(self.rows)
