@@ -224,21 +224,14 @@ def _joined_rows(order: Order) -> int:
 def _training_rows(
     site: Site, number: int, order: Order, request: Packet, *, is_private: bool
 ) -> TrainingRows:
-    """Return the rows that take part, as the method goes by them.
-
-    Raises:
-        SiteError: joined rows are weighted where models or scores are protected.
-    """
+    """Return the rows that take part, as the method goes by them."""
     joined_rows, rows = _joined_rows(order), site.extracted(number).rows
     if _method(header_of(request)).is_expanded:
         found = expanded(request, number, joined_rows, rows, order)
     else:
         found = once_each(request, number, joined_rows, rows)
-    if is_private and found.is_weighted:
-        raise SiteError(
-            "the run is to protect models or scores, and its joined rows are weighted: "
-            "clips and noise are for rows that count as often as they are joined"
-        )
+    if is_private:
+        found.check_unweighted()
     return found
 
 

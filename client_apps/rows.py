@@ -35,10 +35,18 @@ class TrainingRows:
     multiplicity: IntArray | FloatArray
     tested: npt.NDArray[np.bool_]
 
-    @property
-    def is_weighted(self) -> bool:
-        """Whether joined rows weigh other than alike."""
-        return self.multiplicity.dtype.kind == "f"
+    def check_unweighted(self) -> None:
+        """Refuse weighted joined rows where models or scores are protected.
+
+        Raises:
+            SiteError: they are weighted.
+        """
+        if self.multiplicity.dtype.kind == "f":
+            raise SiteError(
+                "the run is to protect models or scores, and its joined rows are "
+                "weighted: clips and noise are for rows that count as often as they "
+                "are joined"
+            )
 
     @property
     def trained(self) -> int:
