@@ -18,13 +18,18 @@ from client_apps.private_labels import LabelOrder, released_label
 from client_apps.private_statistics import Asked, noisy_reply
 from client_apps.site import Site
 from tp_flower.encoding.choice import TableChoice
-from tp_flower.encoding.statistics import Sample, feature_statistics
+from tp_flower.encoding.statistics import (
+    ColumnStatistics,
+    Sample,
+    feature_statistics,
+    merge,
+)
 from tp_flower.encoding.statistics_wire import to_wire
 from tp_flower.errors import PolicyError, SiteError
 from tp_flower.experiment import Settings
 from tp_flower.extraction.canonical import without_values
 from tp_flower.extraction.extract import extract
-from tp_flower.extraction.extracted import ExtractedShard, LabelColumn
+from tp_flower.extraction.extracted import ExtractedShard, FeatureInfo, LabelColumn
 from tp_flower.privacy.key_source import GUARANTEES, SIMULATED
 from tp_flower.privacy.keyed_hash import HashArray, KeyedHasher
 from tp_flower.privacy.releases import Release
@@ -219,13 +224,7 @@ def _clear_statistics(site: Site, asked: Sequence[Asked]) -> Packet:
         number = site.current_part = own.number
         extracted = site.extracted(number)
         found = {
-            info.name: feature_statistics(
-                own.choice,
-                info.name,
-                info.kind,
-                extracted.column(info.name),
-                own.sample,
-            )
+            info.name: _statistics_of(own.choice, extracted, info, own.sample)
             for info in extracted.features
         }
         facts, named = to_wire(found)
@@ -236,3 +235,18 @@ def _clear_statistics(site: Site, asked: Sequence[Asked]) -> Packet:
     site.current_part = None
     site.ledger.note(site.store.run, noted)
     return Packet({"parts": parts}, arrays)
+
+
+def _statistics_of(
+    choice: TableChoice, extracted: ExtractedShard, info: FeatureInfo, sample: Sample
+) -> ColumnStatistics:
+    """Return the statistics of a feature; vectors are not all held at once."""
+    if info.kind != "vector":
+        column = extracted.column(info.name)
+        return feature_statistics(choice, info.name, info.kind, column, sample)
+    return merge(
+        [
+            feature_statistics(choice, info.name, info.kind, block, sample.part(span))
+            for span, block in extracted.vector_blocks(info.name)
+        ]
+    )

@@ -130,6 +130,14 @@ class SiteStore:
         _CACHE.sites.setdefault(self._key, {})[name] = entry
         return entry
 
+    def remember(self, name: str, entry: Entry) -> None:
+        """Keep an entry in this process alone, until the run ends."""
+        _CACHE.sites.setdefault(self._key, {})[name] = entry
+
+    def recall(self, name: str) -> Entry | None:
+        """Return an entry that this process has, None if it has none."""
+        return _CACHE.sites.get(self._key, {}).get(name)
+
     def drop(self, name: str) -> None:
         """Forget an entry, if there is one."""
         _CACHE.sites.get(self._key, {}).pop(name, None)

@@ -214,8 +214,15 @@ class SiteTables:
         """
         if self._cache is None or FEATURES in entry.arrays:
             return entry
-        features = _mapped(self._find(str(entry.meta[FEATURES])))
-        return Entry({**entry.arrays, FEATURES: features}, entry.meta)
+        name = str(entry.meta[FEATURES])
+        folder = self._find(name)
+        # a map that a process keeps, keeps its pages: finding them anew takes as long
+        # as a pass over the features
+        known = self._store.recall(name)
+        if known is None:
+            known = Entry({FEATURES: _mapped(folder)}, {})
+            self._store.remember(name, known)
+        return Entry({**entry.arrays, **known.arrays}, entry.meta)
 
     def release(self) -> None:
         """Forget the run: its entries stay as long as they fit."""

@@ -101,6 +101,10 @@ class Sample:
     min_count: int = 1
     rows: BoolArray | None = None
 
+    def part(self, span: slice) -> "Sample":
+        """Return the same of some rows that follow each other."""
+        return self if self.rows is None else replace(self, rows=self.rows[span])
+
 
 def feature_statistics(
     choice: TableChoice, name: str, kind: str, column: FeatureColumn, sample: Sample
