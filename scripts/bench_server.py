@@ -129,7 +129,8 @@ def touched_arrays(
     arrays += [np.ones((total, outputs)) for _ in range(3)]
     # what Anderson mixing remembers: how point and step changed
     length = total + sum(table.total_rows for table in federation.tables.values())
-    arrays += [np.ones((memory, length * outputs))] * 2 * bool(memory)
+    change = np.ones((memory, length * outputs), np.float32)
+    arrays += [change] * 2 * bool(memory)
     return [*arrays, federation.train_labels]
 
 

@@ -79,13 +79,14 @@ class _History:
     Args:
         like: the array, (n, d_c).
         memory: changes to keep.
+        is_in_norm: whether f of it counts.
     """
 
-    def __init__(self, like: FloatArray, memory: int) -> None:
-        # pages that nothing is written to take no memory
+    def __init__(self, like: FloatArray, memory: int, *, is_in_norm: bool) -> None:
+        stepped = (len(like) if is_in_norm else 0, like.shape[1])
         self._reached: Float32Array = np.zeros((memory, *like.shape), np.float32)
-        self._moved: Float32Array = np.zeros((memory, *like.shape), np.float32)
-        self._step: Float32Array = np.zeros(like.shape, np.float32)
+        self._moved: Float32Array = np.zeros((memory, *stepped), np.float32)
+        self._step: Float32Array = np.zeros(stepped, np.float32)
         self._size = max(BLOCK_VALUES // like.shape[1], 1)
         self._least_rows = max(LEAST_VALUES // like.shape[1], 1)
 
@@ -199,7 +200,11 @@ class AndersonMixer:
         if not self._memory:
             return after
         if not self._histories:
-            self._histories = [_History(a, self._memory) for a in after.arrays]
+            # h follows from the rest and has no part in the norm
+            self._histories = [
+                _History(array, self._memory, is_in_norm=place > 0)
+                for place, array in enumerate(after.arrays)
+            ]
         if not self._weights:
             self._weights = self._weights_of(rho, after)
         earlier = self._reached
@@ -228,7 +233,6 @@ class AndersonMixer:
     def _measure(self, before: Point, after: Point, *, has_earlier: bool) -> _Sums:
         slot = self._count % self._memory
         used = min(self._count + 1, self._memory) if has_earlier else 0
-        # h follows from the rest and has no part in the norm
         ends = zip(before.arrays[1:], after.arrays[1:], strict=True)
         own = zip(self._histories[1:], ends, self._weights, strict=True)
         parts = [history.move(slot, used, pair, w) for history, pair, w in own]
