@@ -39,6 +39,8 @@ class InProcessGrid(Grid):
         run_config: what ``context.run_config`` holds at the sites.
         observe: called with every message and reply after serialisation, to audit what
             travels.
+        state: a folder for what the sites keep, with one of its own for each of them;
+            None keeps it in memory.
 
     >>> from client_apps.app import app  # doctest: +SKIP
     >>> grid = InProcessGrid(app, sites=[{"orders": orders}])  # doctest: +SKIP
@@ -50,8 +52,9 @@ class InProcessGrid(Grid):
         sites: int | Sequence[Tables] | Mapping[str, Tables],
         run_config: UserConfig | None = None,
         observe: Observer | None = None,
+        state: Path | None = None,
     ) -> None:
-        self._client_app, self._observe = client_app, observe
+        self._client_app, self._observe, self._state = client_app, observe, state
         self._run_id = uuid4().int >> 65
         self._tokens: list[str] = []
         self.contexts: dict[int, Context] = {
@@ -126,18 +129,20 @@ class InProcessGrid(Grid):
     def _node_configs(
         self, sites: int | Sequence[Tables] | Mapping[str, Tables]
     ) -> list[UserConfig]:
-        # the sites' working files stay in memory: nothing to clean up after a test
-        in_memory: UserConfig = {"state-dir": ":memory:"}
         if isinstance(sites, int):
             return [
-                {**in_memory, "partition-id": number, "num-partitions": sites}
+                {
+                    "state-dir": self._state_dir(str(number)),
+                    "partition-id": number,
+                    "num-partitions": sites,
+                }
                 for number in range(sites)
             ]
         if not isinstance(sites, Mapping):
             sites = {f"site-{number}": tables for number, tables in enumerate(sites)}
         return [
             {
-                **in_memory,
+                "state-dir": self._state_dir(name),
                 "tables": self._tables(name, tables),
                 "partition-id": number,
                 # nobody needs to wait for more of them
@@ -145,6 +150,10 @@ class InProcessGrid(Grid):
             }
             for number, (name, tables) in enumerate(sites.items())
         ]
+
+    def _state_dir(self, site: str) -> str:
+        # in memory there is nothing to clean up after a test
+        return ":memory:" if self._state is None else str(self._state / site)
 
     def _tables(self, site: str, tables: Tables) -> str:
         if isinstance(tables, str | Path):

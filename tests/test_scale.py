@@ -1,0 +1,79 @@
+"""The benchmark of the papers' sizes on tiny ones: it runs, and what it computes."""
+
+import numpy as np
+import pytest
+from bench_scale import (
+    anonymous_bytes,
+    log_slope,
+    measure_linearity,
+    run_paper_scale,
+)
+
+from client_apps.app import app
+from client_apps.site import Site
+from strategies import TablePuppetADMM
+from tp_flower.datasets.paper_scale import PAPER_SCALES, write_paper_scale
+from tp_flower.grid import InProcessGrid
+from tp_flower.query import Query
+
+SMALL = 1e-3
+
+
+def test_slope_of_powers():
+    sizes = [1e5, 3e5, 1e6]
+    for power in (0.5, 1.0, 2.0):
+        costs = [7.0 * n**power for n in sizes]
+        assert log_slope(sizes, costs) == pytest.approx(power)
+
+
+def test_memory_beside_files_is_seen():
+    before = anonymous_bytes()
+    held = np.ones(1 << 22)
+    assert anonymous_bytes() - before >= 0.9 * held.nbytes
+
+
+@pytest.mark.parametrize("name", PAPER_SCALES)
+def test_a_run_of_the_papers_tables_learns_what_is_in_them(tmp_path, name):
+    found = run_paper_scale(name, tmp_path, SMALL)
+    scale = PAPER_SCALES[name]
+    held_out = 0.2
+    rows = scale.rows_of(scale.table, SMALL)
+    assert found["joined-rows"] == rows - round(rows * held_out)
+    # 3,200 rows for 775 features: far from the 0.85 of all rows, and from 0.5
+    assert found["test"]["auc"] > 0.65
+    assert 0 < found["epoch-seconds"] <= found["epoch-seconds-median"]
+    assert found["floor-seconds"] > 0
+    # the features alone would be 9 MB; Python and its libraries take 100 or 200
+    assert 0.01 < found["epoch-peak-gb"] < 6.0
+
+
+def test_features_stay_mapped_from_message_to_message(tmp_path):
+    tables = write_paper_scale("yelp", tmp_path, 1e-4)
+    grid = InProcessGrid(app, {"all": tables}, state=tmp_path / "state")
+    seen: list[dict[int, np.ndarray]] = []
+
+    def on_round(report) -> None:
+        if report.epoch:
+            (context,) = grid.contexts.values()
+            parts = Site(context).parts()
+            seen.append({part.number: part.shard.data.features for part in parts})
+
+    strategy = TablePuppetADMM(
+        Query.from_sql(PAPER_SCALES["yelp"].sql),
+        task="classification",
+        num_epochs=2,
+        on_round=on_round,
+    )
+    strategy.start(grid)
+    first, second = seen
+    assert sorted(first) == [0, 1, 2]
+    for number, features in first.items():
+        assert isinstance(features, np.memmap)
+        assert second[number] is features
+
+
+@pytest.mark.slow
+def test_linearity_of_small_stores():
+    outcome = measure_linearity((2_000, 8_000))
+    assert [check.limit for check in outcome.checks] == [1.1, 1.1]
+    assert all(np.isfinite(check.measured) for check in outcome.checks)
