@@ -1,7 +1,7 @@
 """MovieLens-100K in the schema of the TablePuppet papers, if its files are at hand.
 
 Ratings join movies, which have one row per genre (so the join is many-to-many), and
-users. The data may not be passed on: get ml-100k from https://grouplens.org/datasets.
+users. `prepare_movielens.py` reads the files. The published time is without titles.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ import pandas as pd
 from bench_runs import Check, Outcome, first_within, run_traced
 from centralized import join_tables
 from optima import fit_linear
+from prepare_movielens import SQL, TEST_FRACTION, has_movielens, read_movielens
 
 from tp_flower.experiment import Settings
 from tp_flower.learning.metrics import evaluate
@@ -24,55 +25,20 @@ from tp_flower.sources.shards import (
     release,
 )
 
-FILES = ("u.data", "u.item", "u.user")
-GENRES = 19
+__all__ = [
+    "SQL",
+    "TEST_FRACTION",
+    "has_movielens",
+    "measure_movielens",
+    "read_movielens",
+]
 
-# 1 + 20 + 23 features: genre and occupation have 19 and 21 values
-SQL = """
-SELECT r.rating AS label, r.rated, m.year, m.genre, u.age, u.is_male, u.occupation
-FROM ratings AS r
-JOIN movies AS m ON r.movie_id = m.movie_id
-JOIN users AS u ON r.user_id = u.user_id
-"""
-TEST_FRACTION = 0.15
 EPOCHS_TO_OPTIMUM = 8
 RMSE_MARGIN = 0.0005
 
 PUBLISHED_SECONDS = 1.42
 """An epoch of the papers' TP-Join-ADMM, linear, by the authors' code on two cores."""
 SPEED_UP = 50.0
-
-
-def has_movielens(folder: Path | None) -> bool:
-    """Whether the folder has the files of ml-100k."""
-    return folder is not None and all((folder / name).is_file() for name in FILES)
-
-
-def read_movielens(folder: Path) -> dict[str, pd.DataFrame]:
-    """Return ratings, movies (a row per genre) and users."""
-    ratings = pd.read_csv(
-        folder / "u.data", sep="\t", names=["user_id", "movie_id", "rating", "rated"]
-    )
-    genres = [f"genre {number}" for number in range(GENRES)]
-    items = pd.read_csv(
-        folder / "u.item",
-        sep="|",
-        encoding="latin-1",
-        names=["movie_id", "title", "released", "video", "url", *genres],
-    )
-    movie, genre = np.nonzero(items[genres].to_numpy())
-    movies = pd.DataFrame(
-        {
-            "movie_id": items["movie_id"].to_numpy()[movie],
-            "year": pd.to_numeric(items["released"].str[-4:]).to_numpy()[movie],
-            "genre": np.array(genres)[genre],
-        }
-    )
-    users = pd.read_csv(
-        folder / "u.user", sep="|", names=["user_id", "age", "sex", "occupation", "zip"]
-    )
-    users["is_male"] = users.pop("sex") == "M"
-    return {"ratings": ratings, "movies": movies, "users": users}
 
 
 def measure_movielens(folder: Path) -> Outcome:

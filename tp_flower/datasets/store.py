@@ -30,27 +30,33 @@ MISSING_SHARE: Final = 0.03
 
 
 def make_store(
-    orders: int = 5_000, items: int = 200, customers: int = 600, seed: int = 0
+    orders: int = 5_000,
+    items: int = 200,
+    customers: int = 600,
+    seed: int = 0,
+    *,
+    parts: int = 4,
 ) -> dict[str, list[pd.DataFrame]]:
     """Return the store's tables, each as the list of its shards.
 
     Args:
         orders: rows of ``orders``.
-        items: distinct items; each has one to four rows, one per part.
+        items: distinct items; each has one row or more, one per part.
         customers: rows of ``customers``, two thirds of them in the US shard.
         seed: equal seeds give equal tables.
+        parts: the most rows of an item; an order joins (1 + parts) / 2 on average.
 
     Raises:
-        ValueError: there are no orders or items, or fewer than two customers.
+        ValueError: there are no orders, items or parts, or fewer than two customers.
     """
-    if orders < 1 or items < 1 or customers < 2:
+    if min(orders, items, parts) < 1 or customers < 2:
         raise ValueError(
-            "the store needs at least 1 order, 1 item and 2 customers, not "
-            f"{orders} orders, {items} items and {customers} customers"
+            "the store needs at least 1 order, 1 item, 2 customers and 1 part, not "
+            f"{orders} orders, {items} items, {customers} customers and {parts} parts"
         )
     # a data set of its own: not a draw of the run, so it does not take its generator
     draw = np.random.default_rng(seed)  # noqa: TID251
-    item_table, item_effect = _items(items, draw)
+    item_table, item_effect = _items(items, parts, draw)
     customer_table, customer_effect = _customers(customers, draw)
     order_table = _orders(orders, item_effect, customer_effect, draw)
     us = customer_table["country"] == "US"
@@ -62,9 +68,11 @@ def make_store(
     }
 
 
-def _items(items: int, draw: np.random.Generator) -> tuple[pd.DataFrame, FloatArray]:
+def _items(
+    items: int, most_parts: int, draw: np.random.Generator
+) -> tuple[pd.DataFrame, FloatArray]:
     """One row per part of an item; and what each item adds to the quantity."""
-    parts = draw.integers(1, 5, size=items)
+    parts = draw.integers(1, most_parts + 1, size=items)
     item = np.repeat(np.arange(items), parts)
     first = np.repeat(np.cumsum(parts) - parts, parts)
     part = (

@@ -1,0 +1,28 @@
+"""Runs over what the scripts that prepare data have written."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from client_apps.app import app
+from strategies import STRATEGIES
+from tp_flower.experiment import Settings
+from tp_flower.grid import InProcessGrid
+from tp_flower.query import Query
+from tp_flower.report import RunReport
+
+
+def run_prepared(output: Path, **changes: Any) -> RunReport:
+    """Train two epochs in process, on two nodes, as OUTPUT/my-run.toml says."""
+    config = tomllib.loads((output / "my-run.toml").read_text(encoding="utf-8"))
+    settings = Settings.from_run_config({**config, "num-epochs": 2, **changes})
+    strategy = STRATEGIES[settings.strategy](Query.from_sql(settings.sql), settings)
+    strategy.start(InProcessGrid(app, 2, run_config={"tables": settings.tables}))
+    return strategy.report
+
+
+def table(output: Path, name: str) -> pd.DataFrame:
+    """Read a table that was written."""
+    return pd.read_parquet(output / f"{name}.parquet")
