@@ -148,8 +148,8 @@ def test_no_step_of_a_fit_waits_for_the_gpu(device_name):
         own, np.ones(ROWS), np.ones((ROWS, 1)), 1.0, ROWS, 0.0, *2 * [model.penalised]
     )
     waits = []
-    for steps in (10, 40):
-        budget = FitBudget(passes=1, least_steps=steps, batch_rows=ROWS)
+    for steps in (8, 48):
+        budget = FitBudget(passes=1, least_steps=steps, batch_rows=6)
         torch.cuda.set_sync_debug_mode("warn")
         try:
             with pytest.warns(UserWarning, match="synchroniz") as caught:
@@ -157,8 +157,8 @@ def test_no_step_of_a_fit_waits_for_the_gpu(device_name):
         finally:
             torch.cuda.set_sync_debug_mode("default")
         waits.append(len(caught))
-    # one pass is one step here: its permutation is all that may wait
-    assert waits[1] - waits[0] <= 30
+    # ten more passes: the permutation of each is all that may wait
+    assert waits[1] - waits[0] <= 10
 
 
 # whole runs
@@ -195,9 +195,12 @@ def test_runs_are_the_cpus_epoch_by_epoch(name, device_name, monkeypatch):
     parts = [p for t in found.strategy.federation.tables.values() for p in t.parts]
     assert len(made) == len(parts)
     assert not placement._PLACED.copies
+    # hundreds of float32 steps carry the last bits of another order of sums on
+    loose = 100.0 if "mlp" in name and device_name == "cuda" else 1.0
+    near = {"rtol": loose * 1e-4, "atol": loose * 1e-5}
     for one, other in zip(found.parameters, expected.parameters, strict=True):
         for table in one:
-            np.testing.assert_allclose(one[table], other[table], rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(one[table], other[table], **near)
 
 
 # copies of a process
@@ -283,6 +286,24 @@ def test_a_gpu_computes_in_full_precision():
         assert not torch.backends.cudnn.allow_tf32
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(
+    ("hidden", "sign", "reason"),
+    [
+        ("", True, "CUDA_VISIBLE_DEVICES hides it, .* client-resources-num-gpus is 0"),
+        ("0", False, "no NVIDIA driver was found"),
+        ("0", True, "can use; allowed there"),
+    ],
+)
+def test_why_there_is_no_gpu(hidden, sign, reason, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    file = tmp_path if sign else tmp_path / "none"
+    monkeypatch.setattr(choice, "DRIVER_FILES", (str(file),))
+    assert resolve("auto", "device", "this site") == "cpu"
+    with pytest.raises(SettingsError, match=reason):
+        resolve("cuda", "device", "this site")
 
 
 @pytest.mark.parametrize(

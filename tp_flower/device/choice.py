@@ -47,16 +47,30 @@ def resolve(name: str, setting: str, place: str, *, is_large: bool = True) -> st
         return CUDA
     if name == AUTO:
         return CPU
-    why = "" if has_driver() else " (no NVIDIA driver was found)"
     raise SettingsError(
         f"{setting} is {name!r}, but {place} has no CUDA device that torch "
-        f"{torch.__version__} can use{why}; allowed there: 'cpu' and 'auto'"
+        f"{torch.__version__} can use{_reason()}; allowed there: 'cpu' and 'auto'"
     )
 
 
 def has_driver() -> bool:
     """Whether there is a sign of an NVIDIA driver, and its devices are not hidden."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in HIDDEN:
-        return False
-    own = (name for name in DRIVER_FILES if name[0] == "/" or sys.platform == "win32")
-    return any(Path(name).exists() for name in own)
+    return not is_hidden() and any(
+        Path(name).exists()
+        for name in DRIVER_FILES
+        if name.startswith("/") or sys.platform == "win32"
+    )
+
+
+def is_hidden() -> bool:
+    """Whether the environment hides all devices from this process."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in HIDDEN
+
+
+def _reason() -> str:
+    if is_hidden():
+        return (
+            " (CUDA_VISIBLE_DEVICES hides it, as Flower's simulation does where "
+            "client-resources-num-gpus is 0)"
+        )
+    return "" if has_driver() else " (no NVIDIA driver was found)"
