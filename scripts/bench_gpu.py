@@ -10,7 +10,6 @@ Without a GPU it measures the CPU and says so.
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -18,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench_processes import in_process_of_its_own
 from bench_runs import Check, Outcome
 
 from client_apps.app import app
@@ -65,7 +65,9 @@ def measure_gpu(
     }
     for method in METHODS:
         found = {
-            device: _in_process_of_its_own(tables, name, epochs, method, device)
+            device: in_process_of_its_own(
+                __file__, [str(tables), name, epochs, method, device]
+            )
             for device in ([CPU, CUDA] if has_gpu else [CPU])
         }
         for device, measured in found.items():
@@ -98,23 +100,6 @@ def _name_of_gpu() -> str:
     import torch
 
     return torch.cuda.get_device_name()
-
-
-def _in_process_of_its_own(
-    tables: Path, name: str, epochs: int, method: str, device: str
-) -> Measured:
-    arguments = [str(tables), name, str(epochs), method, device]
-    result = subprocess.run(
-        [sys.executable, str(Path(__file__).resolve()), "--one", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if result.returncode:
-        message = f"{method} on {device} failed:\n{result.stderr[-2000:]}"
-        raise RuntimeError(message)
-    measured: Measured = json.loads(result.stdout.splitlines()[-1])
-    return measured
 
 
 def measure_one(
@@ -166,10 +151,9 @@ def _seconds(history: Sequence[RoundReport], epoch: int) -> tuple[float, float, 
 
 def main() -> None:
     """Measure all, or one run for the process that measures all."""
-    if sys.argv[1:2] == ["--one"]:
-        tables, name, epochs, method, device = sys.argv[2:]
-        found = measure_one(Path(tables), name, int(epochs), method, device)
-        print(json.dumps(found))
+    if sys.argv[1:] and sys.argv[1].startswith("["):
+        tables, *how = json.loads(sys.argv[1])
+        print(json.dumps(measure_one(Path(tables), *how)))
         return
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="for the tables")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from bench_bytes import measure_bytes
 from bench_convergence import measure_convergence
+from bench_gpu import measure_gpu
 from bench_methods import measure_methods
 from bench_movielens import has_movielens, measure_movielens
 from bench_runs import Options, Outcome, SkippedSuite
@@ -32,6 +33,12 @@ def _movielens(options: Options) -> Outcome:
     return measure_movielens(folder)
 
 
+def _gpu(options: Options) -> Outcome:
+    if options.paper_scale is None:
+        raise SkippedSuite("no folder given with --paper-scale")
+    return measure_gpu(options.paper_scale, options.factor)
+
+
 SUITES: Mapping[str, Suite] = {
     "methods": measure_methods,
     "convergence": alone(measure_convergence),
@@ -39,4 +46,5 @@ SUITES: Mapping[str, Suite] = {
     "speed": alone(measure_speed),
     "movielens": _movielens,
     "wire": lambda options: measure_wire(options.movielens),
+    "gpu": _gpu,
 }

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import bench_gpu
 import pytest
@@ -14,8 +15,10 @@ def faked(monkeypatch, *, has_gpu: bool, loss: float) -> list[tuple[str, str]]:
     """Let the processes' figures be these; return which were asked for."""
     asked = []
 
-    def run(tables, name, epochs, method, device):
-        assert (tables.name, name, epochs) == ("tables.toml", "mimic", 3)
+    def run(script, argument):
+        tables, name, epochs, method, device = argument
+        assert Path(script).name == "bench_gpu.py"
+        assert (Path(tables).name, name, epochs) == ("tables.toml", "mimic", 3)
         asked.append((method, device))
         is_cpu = device == "cpu"
         return {
@@ -23,7 +26,7 @@ def faked(monkeypatch, *, has_gpu: bool, loss: float) -> list[tuple[str, str]]:
             "train loss": 0.5 if is_cpu else loss,
         }
 
-    monkeypatch.setattr(bench_gpu, "_in_process_of_its_own", run)
+    monkeypatch.setattr(bench_gpu, "in_process_of_its_own", run)
     monkeypatch.setattr(bench_gpu, "_name_of_gpu", lambda: "H")
     found = "cuda" if has_gpu else "cpu"
     monkeypatch.setattr(bench_gpu, "resolve", lambda *_: found)
@@ -58,8 +61,8 @@ def test_one_run(monkeypatch, tmp_path, capsys):
     before = tables.stat().st_mtime_ns
     assert bench_gpu._tables(tmp_path, FACTOR, "mimic") == tables
     assert tables.stat().st_mtime_ns == before
-    arguments = ["--one", str(tables), "mimic", "2", "admm", "cpu"]
-    monkeypatch.setattr(sys, "argv", ["bench_gpu.py", *arguments])
+    argument = json.dumps([str(tables), "mimic", 2, "admm", "cpu"])
+    monkeypatch.setattr(sys, "argv", ["bench_gpu.py", argument])
     bench_gpu.main()
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["joined rows"] == 232
