@@ -8,18 +8,17 @@ from collections.abc import Mapping
 
 import torch
 
-from strategies import loj
 from strategies.admm_arrays import AdmmArrays
 from strategies.federation import Federation
 from tp_flower.device.admm import admm_step, residuals, sum_scores, targets
 from tp_flower.device.anderson import DeviceMixer
 from tp_flower.device.losses import on_device
+from tp_flower.device.metrics import evaluate
 from tp_flower.device.rows import DeviceRows
 from tp_flower.device.torch_device import to_device, to_host
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.admm import LocalScores, Residuals
 from tp_flower.learning.losses import FloatArray
-from tp_flower.learning.metrics import evaluate
 
 Scores = dict[str, torch.Tensor]
 
@@ -95,17 +94,26 @@ class DeviceArrays(AdmmArrays):
 
     def train_metrics(self) -> dict[str, float]:
         """Return the metrics of the scores that were taken last."""
-        return loj.train_metrics(self._federation, to_host(self._scores))
+        weights = self._weights.rows
+        return evaluate(
+            self._federation.loss,
+            self._loss,
+            self._scores,
+            self._labels,
+            None if weights is None else weights[:, 0],
+        )
 
     def test_metrics(self) -> dict[str, float]:
         """Return those on the held-out rows; nothing without any."""
         if not self._test:
             return {}
-        labels = self._federation.test_labels
+        federation = self._federation
+        labels = to_device(federation.test_labels, self._device)
+        given = federation.weighting.test
+        weights = None if given is None else to_device(given, self._device)
         pairs = [(rows, self._local[name]) for name, rows in self._test.items()]
-        scores = to_host(sum_scores(self._base, len(labels), pairs))
-        weights = self._federation.weighting.test
-        return evaluate(self._federation.loss, scores, labels, weights)
+        scores = sum_scores(self._base, len(labels), pairs)
+        return evaluate(federation.loss, self._loss, scores, labels, weights)
 
     def mix(self, rho: float) -> None:
         """Move the next epoch's start by Anderson mixing, once scores were taken."""

@@ -15,6 +15,7 @@ from tests.federated import one_per_site, run, store, whole
 from tp_flower.device.admm import admm_step, residuals, targets
 from tp_flower.device.anderson import DeviceMixer
 from tp_flower.device.losses import on_device
+from tp_flower.device.metrics import evaluate
 from tp_flower.device.rows import DeviceRows
 from tp_flower.device.torch_device import to_device, to_host
 from tp_flower.errors import SettingsError
@@ -24,6 +25,7 @@ from tp_flower.learning import admm as host
 from tp_flower.learning.anderson import AndersonMixer, Point
 from tp_flower.learning.corrected import corrected
 from tp_flower.learning.losses import LogisticLoss, SoftmaxLoss, SquaredLoss
+from tp_flower.learning.metrics import evaluate as host_metrics
 from tp_flower.privacy.labels import ClassNoise, NumberNoise
 
 CLASSES = ClassNoise(3, 0.8)
@@ -96,6 +98,26 @@ def test_prox_is_optimal_and_numpys(loss, rho, scale, device, monkeypatch):
     np.testing.assert_allclose(
         found, expected, rtol=1e-12, atol=2 * PROX_GRADIENT * np.sqrt(5) / rho
     )
+
+
+@each_device
+@each_loss
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("missing", [False, True])
+def test_metrics(loss, weighted, missing, device):
+    scores, *_, labels = problem(loss)
+    if loss.outputs == 1:
+        # ties; of rates of several classes they would depend on their last bits
+        scores = scores.round()
+    if missing:
+        scores, labels = scores[labels != 0.0], labels[labels != 0.0]
+    rng = np.random.default_rng(5)
+    weights = rng.gamma(2.0, size=len(labels)) if weighted else None
+    expected = host_metrics(loss, scores, labels, weights)
+    arrays = moved(device, scores, labels)
+    own = None if weights is None else to_device(weights, device)
+    found = evaluate(loss, on_device(loss), *arrays, own)
+    assert found == pytest.approx(expected, rel=1e-10, abs=1e-12, nan_ok=True)
 
 
 def test_other_losses_are_refused():

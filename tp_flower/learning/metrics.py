@@ -7,6 +7,7 @@ do not depend on: held-out ones. An estimate that the noise has driven far out o
 range of what it estimates is NaN: so few rows tell nothing.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from tp_flower.learning.threads import in_threads
 from tp_flower.privacy.labels import ClassNoise
 
 BoolArray = npt.NDArray[np.bool_]
+Area = tuple[float, float]
+"""The area under the ROC curve of a class against all others, and its labels' share."""
 
 LEAST_ROWS = 1 << 16
 """With fewer, the areas of several classes are computed one after the other."""
@@ -67,7 +70,15 @@ def regression_metrics(
         noise_variance: of the noise.
         weights: w, (N,); None: all alike.
     """
-    variance = float(_variance(labels, weights)) - noise_variance
+    variance = float(_variance(labels, weights))
+    return error_metrics(half_mse, variance, noise_variance)
+
+
+def error_metrics(
+    half_mse: float, variance: float, noise_variance: float
+) -> dict[str, float]:
+    """Return RMSE and R2 of labels with this variance, that of their noise included."""
+    variance -= noise_variance
     if noise_variance and not (variance > 0.0 and half_mse > -SLACK * variance):
         return {"rmse": float("nan"), "r2": float("nan")}
     half_mse = max(half_mse, 0.0)
@@ -90,33 +101,46 @@ def _class_metrics(
 ) -> dict[str, float]:
     if scores.shape[1] == 1:
         predicted = scores[:, 0] > 0.0
-        area = _true_auc(scores[:, 0], labels > 0.5, noise, weights)
+        areas = [_area(scores[:, 0], labels > 0.5, weights)]
     else:
         predicted = scores.argmax(axis=1)
-        rates = softmax(scores)
-        areas = _class_areas(rates, labels, noise, weights)
-        area = float(np.nanmean(areas)) if not np.all(np.isnan(areas)) else np.nan
-    accuracy = mean(predicted == labels, weights)
+        areas = _class_areas(softmax(scores), labels, weights)
+    return class_metrics(float(mean(predicted == labels, weights)), areas, noise)
+
+
+def class_metrics(
+    accuracy: float, areas: Sequence[Area], noise: ClassNoise | None
+) -> dict[str, float]:
+    """Return the mean area of the classes that have one, and the accuracy.
+
+    Args:
+        accuracy: share of the labels that are predicted, noisy as they are.
+        areas: of every class.
+        noise: on the labels.
+    """
+    own = [_true_area(*area, noise) for area in areas]
+    area = float(np.nanmean(own)) if not np.all(np.isnan(own)) else np.nan
     if noise is not None:
-        accuracy = _share(float(noise.rate_of(accuracy)))
-    return {"auc": area, "accuracy": float(accuracy)}
+        accuracy = _share(noise.rate_of(accuracy))
+    return {"auc": area, "accuracy": accuracy}
 
 
 def _class_areas(
-    rates: FloatArray,
-    labels: FloatArray,
-    noise: ClassNoise | None,
-    weights: FloatArray | None,
-) -> list[float]:
+    rates: FloatArray, labels: FloatArray, weights: FloatArray | None
+) -> list[Area]:
     """Return the area of each class against all others, (k,)."""
     classes = rates.shape[1]
 
-    def areas_of(span: slice) -> list[float]:
+    def areas_of(span: slice) -> list[Area]:
         chosen = range(span.start, span.stop)
-        return [_true_auc(rates[:, k], labels == k, noise, weights) for k in chosen]
+        return [_area(rates[:, k], labels == k, weights) for k in chosen]
 
     least = 1 if len(rates) >= LEAST_ROWS else classes
     return [area for part in in_threads(areas_of, classes, least) for area in part]
+
+
+def _area(scores: FloatArray, positive: BoolArray, weights: FloatArray | None) -> Area:
+    return auc(scores, positive, weights), float(mean(positive, weights))
 
 
 def _share(estimate: float) -> float:
@@ -125,13 +149,8 @@ def _share(estimate: float) -> float:
     return min(max(estimate, 0.0), 1.0)
 
 
-def _true_auc(
-    scores: FloatArray,
-    positive: BoolArray,
-    noise: ClassNoise | None,
-    weights: FloatArray | None,
-) -> float:
-    """Return the area under the ROC curve of one class against all others.
+def _true_area(area: float, seen: float, noise: ClassNoise | None) -> float:
+    """Return the area for true labels; of the noisy ones ``seen`` are positive.
 
     Noisy positives are a mixture of true positives and negatives, and so are noisy
     negatives. With the true rate r and the noisy one r~ = q + (p - q) r the two differ
@@ -139,11 +158,9 @@ def _true_auc(
     from one half (Menon et al. 2015, "Learning from corrupted binary labels", with the
     shares that a symmetric change of classes gives).
     """
-    area = auc(scores, positive, weights)
     if noise is None or np.isnan(area):
         return area
-    seen = mean(positive, weights)
-    rate = float(noise.rate_of(seen))
+    rate = noise.rate_of(seen)
     if not 0.0 < rate < 1.0:
         return float("nan")
     share = noise.contrast * rate * (1.0 - rate) / (seen * (1.0 - seen))

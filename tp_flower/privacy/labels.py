@@ -25,7 +25,7 @@ Notation
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,7 @@ from tp_flower.privacy.noise import NoiseSource
 from tp_flower.privacy.settings import LAPLACE, RANDOMISED_RESPONSE
 
 FloatArray = npt.NDArray[np.float64]
+Rates = TypeVar("Rates", float, FloatArray)
 CodeArray = npt.NDArray[np.intp]
 
 LABEL_PRIVACY: Final = "label-privacy"
@@ -89,7 +90,7 @@ class ClassNoise:
         """ln(p / q), the epsilon of these probabilities themselves."""
         return math.log(self.keep / self.flip) if self.flip else math.inf
 
-    def rate_of(self, noisy: FloatArray) -> FloatArray:
+    def rate_of(self, noisy: Rates) -> Rates:
         """Return unbiased rates of classes from the rates of noisy ones, any shape.
 
         They may leave [0, 1], as what is unbiased near its end must.
