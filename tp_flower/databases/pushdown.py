@@ -130,6 +130,7 @@ def _plan_rows(translator: Translator, fragment: Fragment) -> Plan:
             for index, key in enumerate(fragment.keys)
         ),
         label=None if fragment.label is None else push(fragment.label, "label"),
+        weight=None if fragment.weight is None else push(fragment.weight, "weight"),
         filters=kept_filters,
     )
     own = {item.name for item in items}
@@ -347,8 +348,7 @@ def _pieces(fragment: Fragment) -> Iterator[str]:
     """Yield the expressions of a fragment."""
     yield from (feature.sql for feature in fragment.features)
     yield from (sql for key in fragment.keys for sql in key)
-    if fragment.label is not None:
-        yield fragment.label
+    yield from (sql for sql in (fragment.label, fragment.weight) if sql is not None)
     yield from fragment.filters
 
 

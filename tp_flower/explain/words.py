@@ -68,6 +68,8 @@ def describe_work(fragments: Sequence[Fragment]) -> tuple[str, ...]:
         lines.append(f"join keys: {keys}")
     if first.label is not None:
         lines.append(f"label: {first.label}")
+    if first.weight is not None:
+        lines.append(f"weight of a joined row: {first.weight}")
     return tuple(lines)
 
 

@@ -184,6 +184,16 @@ class ExtractedShard:
         values = np.where(codes < 0, np.nan, codes)
         return LabelColumn("text", values, tuple(texts.to_pylist()))
 
+    @property
+    def weight(self) -> FloatArray | None:
+        """What joined rows of each row weigh, float64 (n,), NaN where it is NULL.
+
+        None if it is another table's, or there is none.
+        """
+        # what was kept before there were weights says nothing of one
+        item = self.meta.get("weight")
+        return self._numbers.column(item["slot"]) if item else None
+
     def column(self, name: str) -> FeatureColumn:
         """Return one whole feature.
 

@@ -74,6 +74,7 @@ class Plan:
         relation: what they are evaluated over.
         features: one piece each.
         label: at most one.
+        weight: at most one.
         keys: the parts of each key.
         groups: the parts of what the sub-query groups by; none without one.
         filters: conditions on the relation.
@@ -83,14 +84,15 @@ class Plan:
     relation: str
     features: tuple[Piece, ...]
     label: tuple[Piece, ...]
+    weight: tuple[Piece, ...]
     keys: tuple[tuple[Piece, ...], ...]
     groups: tuple[Piece, ...]
     filters: tuple[str, ...]
 
     @property
     def values(self) -> tuple[Piece, ...]:
-        """Features and label."""
-        return (*self.features, *self.label)
+        """Features, label and weight."""
+        return (*self.features, *self.label, *self.weight)
 
     @property
     def parts(self) -> tuple[Piece, ...]:
@@ -99,7 +101,7 @@ class Plan:
 
     @property
     def numbers(self) -> tuple[Piece, ...]:
-        """Features and label that are neither texts nor vectors."""
+        """Features, label and weight that are neither texts nor vectors."""
         return self._of_kinds("number", "boolean", "time")
 
     @property
@@ -174,8 +176,10 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
     fragment, (relation, groups) = opened.fragment, _relation(opened)
     features = [(item.name, item.sql) for item in fragment.features]
     label = [] if fragment.label is None else [("label", fragment.label)]
+    weight = [] if fragment.weight is None else [("weight", fragment.weight)]
     keys = [[(f"join key {sql}", sql) for sql in parts] for parts in fragment.keys]
-    flat = [*features, *label, *(part for parts in keys for part in parts), *groups]
+    parts = [part for parts in keys for part in parts]
+    flat = [*features, *label, *weight, *parts, *groups]
     selected = ", ".join(f"{sql} AS c{i}" for i, (_, sql) in enumerate(flat))
     select = f"SELECT {selected or '0'} FROM {relation}"
     types = column_types(opened.connection, select)
@@ -192,6 +196,7 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
         relation=relation,
         features=tuple(next(pieces) for _ in features),
         label=tuple(next(pieces) for _ in label),
+        weight=tuple(_as_weight(source, next(pieces)) for _ in weight),
         keys=tuple(tuple(next(pieces) for _ in parts) for parts in keys),
         groups=tuple(next(pieces) for _ in groups),
         filters=fragment.filters,
@@ -209,6 +214,15 @@ def _relation(opened: Scan) -> tuple[str, list[tuple[str, str]]]:
     whole = replace(subquery, columns=(*subquery.columns, *groups))
     named = [(f"group {group.sql}", quote_name(group.name)) for group in groups]
     return f"({whole.to_sql(RELATION)})", named
+
+
+def _as_weight(source: ShardSource, piece: Piece) -> Piece:
+    if piece.kind not in ("number", "boolean"):
+        shown = without_values(piece.value.type)
+        raise SourceError(
+            f"{source}: the weight is of type {shown}; it must be a number: CAST it"
+        )
+    return piece
 
 
 def _piece(

@@ -1,7 +1,7 @@
 """Keep what a plan's SELECT yields, batch by batch.
 
 Layout
-    numbers.bin     numbers and numeric label, float64 blocks
+    numbers.bin     numbers, numeric label and weight, float64 blocks
     positions.bin   texts and keys, int32 blocks of positions in lists
     codes-<i>.bin   code of each text in list i, int32, then -1 for what is missing
     texts-<i>.bin   the distinct texts of list i, sorted: an Arrow stream
@@ -89,6 +89,7 @@ class ShardWriter:
                 for piece in plan.features
             ],
             "label": labels[0] if labels else None,
+            "weight": next((places[p.column] for p in plan.weight), None),
             "keys": keys[: len(plan.keys)],
             "groups": keys[-1] if plan.groups else None,
         }
@@ -170,7 +171,7 @@ def _check_finite(plan: Plan, piece: Piece, values: npt.NDArray[np.floating]) ->
 
 
 def _places(plan: Plan, widths: list[int]) -> Mapping[str, Mapping[str, int]]:
-    """Where each feature and the label is, by its piece's column."""
+    """Where each feature, label and weight is, by its piece's column."""
     places: dict[str, Mapping[str, int]] = {}
     for pieces in (plan.numbers, plan.texts, plan.vectors):
         for slot, piece in enumerate(pieces):

@@ -6,7 +6,7 @@ would need two tables' values at once is refused by name.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlglot import exp
@@ -21,7 +21,18 @@ from tp_flower.query.pieces import Feature, spell
 from tp_flower.query.relations import Schema
 from tp_flower.query.scope import Local, Scope
 from tp_flower.query.star import expand_stars
-from tp_flower.query.statement import SelectItem, Statement, is_label, item_name
+from tp_flower.query.statement import (
+    LABEL,
+    WEIGHT,
+    SelectItem,
+    Statement,
+    is_label,
+    is_weight,
+    item_name,
+)
+
+Bound = tuple[SelectItem, Local]
+"""An item of the SELECT list, and its expression over its one table."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,12 @@ class BoundQuery:
     def tables(self) -> tuple[str, ...]:
         """The aliases of the tables, in FROM order."""
         return tuple(dict.fromkeys(fragment.table for fragment in self.fragments))
+
+    @property
+    def weight_table(self) -> str | None:
+        """Alias of the table that holds the weight, None if joined rows have none."""
+        found = (own.table for own in self.fragments if own.weight is not None)
+        return next(found, None)
 
     def fragments_of(self, table: str) -> tuple[Fragment, ...]:
         """Return the fragments of a table.
@@ -114,13 +131,9 @@ def bind_statement(statement: Statement, schemas: Mapping[str, Schema]) -> Bound
     _check_joined(statement, settled)
     sides = {side for c in conditions if isinstance(c, Predicate) for side in c.sides}
     items = expand_stars(statement.items, scope, sides)
-    label, features = _bind_items(items, scope)
-    if label.table in settled.outer:
-        text = next(item.sql for item in items if is_label(item))
-        raise QueryError(
-            f"the label {text} is of table {label.table}, which is LEFT JOINed: "
-            f"rows without a match have no label; join {label.table} with JOIN"
-        )
+    bound = [(item, _bind_item(item, scope)) for item in items]
+    label, weight = _marked(bound, settled.outer)
+    features = _bind_features(bound, label, scope)
     joins, keys = _make_joins(settled.predicates, list(relations))
     fragments = tuple(
         branch.fragment(
@@ -130,6 +143,7 @@ def bind_statement(statement: Statement, schemas: Mapping[str, Schema]) -> Bound
                 features=tuple(features.get(alias, ())),
                 keys=tuple(keys.get(alias, ())),
                 label=label.sql if label.table == alias else None,
+                weight=weight.sql if weight and weight.table == alias else None,
                 filters=tuple(f.sql for f in settled.filters if f.table == alias),
             )
         )
@@ -197,28 +211,43 @@ def _index(keys: list[tuple[str, ...]], key: tuple[str, ...]) -> int:
     return keys.index(key)
 
 
-def _bind_items(
-    items: Sequence[SelectItem], scope: Scope
-) -> tuple[Local, dict[str, list[Feature]]]:
-    """Return the label, and the features of each table."""
-    bound = {item: _bind_item(item, scope) for item in items}
-    label = next(bound[item] for item in items if is_label(item))
-    chosen = [item for item in items if not is_label(item)]
-    names = _feature_names(chosen, [bound[item] for item in chosen], scope)
+def _marked(
+    bound: Sequence[Bound], outer: Collection[str]
+) -> tuple[Local, Local | None]:
+    """Return the label, and the weight if there is one; every joined row has both."""
+    found: dict[str, Local] = {}
+    for item, local in bound:
+        what = LABEL if is_label(item) else WEIGHT if is_weight(item) else ""
+        if what and local.table in outer:
+            raise QueryError(
+                f"the {what} {item.sql} is of table {local.table}, which is LEFT "
+                f"JOINed: rows without a match have no {what}; join {local.table} "
+                "with JOIN"
+            )
+        found[what] = local
+    return found[LABEL], found.get(WEIGHT)
+
+
+def _bind_features(
+    bound: Sequence[Bound], label: Local, scope: Scope
+) -> dict[str, list[Feature]]:
+    """Return the features of each table."""
+    chosen = [pair for pair in bound if not (is_label(pair[0]) or is_weight(pair[0]))]
+    names = _feature_names(chosen, scope)
     features: dict[str, list[Feature]] = {}
-    for item, name in zip(chosen, names, strict=True):
-        local = bound[item]
+    for (item, local), name in zip(chosen, names, strict=True):
         if local == label:
             raise QueryError(
                 f"feature {name!r} is the label itself ({item.sql}): the label leaks"
             )
         features.setdefault(local.table, []).append(Feature(name, local.sql))
-    return label, features
+    return features
 
 
 def _bind_item(item: SelectItem, scope: Scope) -> Local:
     """Return the expression of a SELECT item over its one table."""
-    what = f"the label {item.sql}" if is_label(item) else f"feature {item.sql}"
+    kind = "the label" if is_label(item) else "feature"
+    what = f"{'the weight' if is_weight(item) else kind} {item.sql}"
     tree = parse_expression(item.sql, what).unnest()
     tables = scope.tables(tree, what)
     if not tables:
@@ -231,17 +260,13 @@ def _bind_item(item: SelectItem, scope: Scope) -> Local:
     return scope.local(tree, what)
 
 
-def _feature_names(
-    items: Sequence[SelectItem], bound: Sequence[Local], scope: Scope
-) -> list[str]:
+def _feature_names(bound: Sequence[Bound], scope: Scope) -> list[str]:
     """Return a name per feature; names that clash get their table's alias."""
-    names = [
-        _own_name(item, local, scope) for item, local in zip(items, bound, strict=True)
-    ]
+    names = [_own_name(item, local, scope) for item, local in bound]
     counts = Counter(name.lower() for name in names)
     names = [
         name if counts[name.lower()] == 1 else f"{local.table}.{name}"
-        for name, local in zip(names, bound, strict=True)
+        for name, (_, local) in zip(names, bound, strict=True)
     ]
     for name, count in Counter(name.lower() for name in names).items():
         if count > 1:

@@ -5,7 +5,7 @@ expressions over the columns of one table, and :meth:`Fragment.check` runs at th
 site before any of them reaches DuckDB.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,8 @@ from tp_flower.query.subquery import SubQuery
 __all__ = ["Feature", "Fragment", "SubQuery"]
 
 _FIELDS = ("table", "name", "features", "keys", "label", "filters", "subquery")
+_WEIGHT = "weight"
+"""Of fragments that have one: those without stay what sites have kept of them."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Fragment:
         label: The label's expression, at the label table only.
         filters: Conditions, each safe between two ANDs, that rows must meet.
         subquery: What runs first, over the columns of the table itself.
+        weight: The expression that joined rows weigh, at its table only.
     """
 
     table: str
@@ -52,6 +55,7 @@ class Fragment:
     label: str | None = None
     filters: tuple[str, ...] = ()
     subquery: SubQuery | None = None
+    weight: str | None = None
 
     @property
     def all_groups(self) -> "Fragment":
@@ -76,6 +80,7 @@ class Fragment:
             "label": self.label,
             "filters": list(self.filters),
             "subquery": None if self.subquery is None else self.subquery.to_json(),
+            **({} if self.weight is None else {_WEIGHT: self.weight}),
         }
 
     @classmethod
@@ -85,7 +90,9 @@ class Fragment:
         Raises:
             QueryError: A field is missing, unknown, or of another form.
         """
-        data = fields_in(data, _FIELDS, "a fragment")
+        has_weight = isinstance(data, Mapping) and _WEIGHT in data
+        fields = (*_FIELDS, _WEIGHT) if has_weight else _FIELDS
+        data = fields_in(data, fields, "a fragment")
         label, subquery = data["label"], data["subquery"]
         return cls(
             table=as_text(data["table"], "table"),
@@ -95,6 +102,7 @@ class Fragment:
             label=None if label is None else as_text(label, "label"),
             filters=texts_in(data, "filters"),
             subquery=None if subquery is None else SubQuery.from_json(subquery),
+            weight=as_text(data[_WEIGHT], _WEIGHT) if has_weight else None,
         )
 
     def check(self, columns: Collection[str]) -> "Fragment":
@@ -118,9 +126,10 @@ class Fragment:
         if subquery is not None:
             subquery = subquery.check(columns, where)
             columns = subquery.names
-        label = self.label
-        if label is not None:
-            label = check_piece(label, f"{where}: label", columns)
+        label, weight = (
+            None if sql is None else check_piece(sql, f"{where}: {what}", columns)
+            for what, sql in (("label", self.label), (_WEIGHT, self.weight))
+        )
         return Fragment(
             table=self.table,
             name=self.name,
@@ -140,6 +149,7 @@ class Fragment:
                 for index, sql in enumerate(self.filters)
             ),
             subquery=subquery,
+            weight=weight,
         )
 
 

@@ -26,6 +26,7 @@ from tp_flower.query.statement import (
     Statement,
     Table,
     is_label,
+    is_weight,
 )
 from tp_flower.query.subselects import parse_derived
 
@@ -115,13 +116,21 @@ def _check_items(items: tuple[Item, ...]) -> tuple[Item, ...]:
     if len(labels) > 1:
         shown = ", ".join(item.sql for item in labels)
         raise QueryError(f"the query has {len(labels)} labels, expected one: {shown}")
+    weights = [
+        item for item in items if isinstance(item, SelectItem) and is_weight(item)
+    ]
+    if len(weights) > 1:
+        shown = ", ".join(item.sql for item in weights)
+        raise QueryError(
+            f"the query has {len(weights)} weights, expected one at most: {shown}"
+        )
     if any(isinstance(item, StarItem) for item in items):
         return items
     if not labels:
         raise QueryError(
             "the query has no label: write the value to predict as `... AS label`"
         )
-    if len(items) == 1:
+    if len(items) == len(labels) + len(weights):
         raise QueryError("the query has no features: SELECT more than the label")
     return items
 

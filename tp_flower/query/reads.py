@@ -22,6 +22,7 @@ class Role(StrEnum):
 
     FEATURE = "feature"
     LABEL = "label"
+    WEIGHT = "weight"
     FILTER = "filter"
     KEY = "join key"
     GROUP = "group"
@@ -81,6 +82,8 @@ def _outer_pieces(fragment: Fragment) -> Iterator[tuple[Role, str, str]]:
         yield Role.FEATURE, f"feature {feature.name!r}", feature.sql
     if fragment.label is not None:
         yield Role.LABEL, "the label", fragment.label
+    if fragment.weight is not None:
+        yield Role.WEIGHT, "the weight", fragment.weight
     for number, sql in enumerate(fragment.filters):
         yield Role.FILTER, f"filter {number}", sql
     for number, parts in enumerate(fragment.keys):

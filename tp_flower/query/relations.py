@@ -75,6 +75,7 @@ class BoundBranch:
             features=tuple(Feature(f.name, place(f.sql)) for f in outer.features),
             keys=tuple(tuple(map(place, key)) for key in outer.keys),
             label=None if outer.label is None else place(outer.label),
+            weight=None if outer.weight is None else place(outer.weight),
             filters=tuple(dict.fromkeys((*self.filters, *filters))),
             subquery=self.subquery,
         )

@@ -1,4 +1,4 @@
-"""``*`` and ``t.*`` in the query: every column but join keys and label."""
+"""``*`` and ``t.*`` in the query: every column but join keys, label and weight."""
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
@@ -9,7 +9,15 @@ from tp_flower.errors import QueryError
 from tp_flower.query.expressions import closest, parse_expression
 from tp_flower.query.pieces import spell
 from tp_flower.query.scope import Local, Scope
-from tp_flower.query.statement import LABEL, Item, SelectItem, StarItem, is_label
+from tp_flower.query.statement import (
+    LABEL,
+    WEIGHT,
+    Item,
+    SelectItem,
+    StarItem,
+    is_label,
+    is_weight,
+)
 from tp_flower.sources.sql_text import quote_name
 
 
@@ -18,9 +26,9 @@ def expand_stars(
 ) -> tuple[SelectItem, ...]:
     """Return the SELECT list without stars; one item is the label.
 
-    A star stands for the columns of its tables except those that a join key or the
-    label is made of, and those it EXCLUDEs. A column called ``label`` that a star
-    brings is the label, if no other item is.
+    A star stands for the columns of its tables except those that a join key, the label
+    or the weight is made of, and those it EXCLUDEs. A column called ``label`` that a
+    star brings is the label, if no other item is; one called ``weight`` is a feature.
 
     Args:
         items: The SELECT list.
@@ -32,7 +40,8 @@ def expand_stars(
             or column, or stands for nothing.
     """
     label = _label(items, scope)
-    hidden = _columns_of(label, keys, scope)
+    weights = [i for i in items if isinstance(i, SelectItem) and is_weight(i)]
+    hidden = _columns_of([label, *weights], keys, scope)
     expanded = chain.from_iterable(
         _expand(item, scope, hidden) if isinstance(item, StarItem) else [item]
         for item in items
@@ -91,18 +100,19 @@ def _label(items: Sequence[Item], scope: Scope) -> SelectItem:
 
 
 def _columns_of(
-    label: SelectItem, keys: Collection[Local], scope: Scope
+    items: Sequence[SelectItem], keys: Collection[Local], scope: Scope
 ) -> Mapping[str, Collection[str]]:
-    """Return the columns that label and keys are made of, by table."""
+    """Return the columns that label, weight and keys are made of, by table."""
     found = {alias: set[str]() for alias in scope.columns}
     for key in keys:
         tree = parse_expression(key.sql, "join key")
         found[key.table] |= {column.name for column in tree.find_all(exp.Column)}
-    what = f"the label {label.sql}"
-    for column in parse_expression(label.sql, what).find_all(exp.Column):
-        alias = scope.table_of(column, what)
-        name = spell(column.name, scope.columns[alias])
-        found[alias] |= {name} if name else set()
+    for item in items:
+        what = f"the {WEIGHT if is_weight(item) else LABEL} {item.sql}"
+        for column in parse_expression(item.sql, what).find_all(exp.Column):
+            alias = scope.table_of(column, what)
+            name = spell(column.name, scope.columns[alias])
+            found[alias] |= {name} if name else set()
     return found
 
 
@@ -128,7 +138,7 @@ def _expand(
     if not items:
         raise QueryError(
             f"{'*' if star.table is None else f'{star.table}.*'} stands for no column: "
-            f"those of {', '.join(tables)} are join keys, the label or EXCLUDEd"
+            f"those of {', '.join(tables)} are join keys, label, weight or EXCLUDEd"
         )
     return items
 

@@ -15,6 +15,7 @@ from tp_flower.query.aggregates import parse_aggregate
 from tp_flower.query.expressions import render
 
 LABEL = "label"
+WEIGHT = "weight"
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ class Statement:
 
     Attributes:
         tables: The tables in FROM order; their aliases differ.
-        items: The SELECT list; one item at most is the label by name.
+        items: The SELECT list; one item at most is the label by name, and one the
+            weight.
         joins: One clause per table after the first, in the same order.
         where: The conditions that WHERE joins by AND.
     """
@@ -154,6 +156,17 @@ def item_name(item: SelectItem) -> str | None:
 def is_label(item: Item) -> bool:
     """Return whether an item is the label by its name."""
     return isinstance(item, SelectItem) and (item_name(item) or "").lower() == LABEL
+
+
+def is_weight(item: Item) -> bool:
+    """Return whether an item is what joined rows weigh: only by ``AS weight``.
+
+    A column that is called so is a feature: many tables have one.
+
+    >>> is_weight(SelectItem("Weight", "p.w")), is_weight(SelectItem(None, "p.weight"))
+    (True, False)
+    """
+    return isinstance(item, SelectItem) and (item.name or "").lower() == WEIGHT
 
 
 def _clause(keyword: str, conditions: Sequence[str]) -> str:
