@@ -34,7 +34,7 @@ OF_BASE_ROWS: Final = (
     "rows of the run are groups of a sub-query: a row of the table changes what its "
     "group adds, and is counted with that, twice what a group adds"
 )
-KEYS, COUNTS, STATISTICS = "keys", "counts", "statistics"
+KEYS, COUNTS, STATISTICS, WEIGHTS = "keys", "counts", "statistics", "weights"
 _SCORES: Final = (SCORES, BATCH_SCORES)
 _ACTIONS: Final = {
     CURVATURE: Action.PREPARE,
@@ -152,13 +152,16 @@ def _release(run: Run, shard: Shard, plan: PartPlan, use: Use) -> Release:
     return shard.release(action, use.what, scope, use.mechanism)
 
 
-def extracted(shard: Shard, keys: str, *, has_keys: bool) -> list[Release]:
+def extracted(
+    shard: Shard, keys: str, *, has_keys: bool, has_weight: bool
+) -> list[Release]:
     """Return what of a shard leaves with its keys, and is not covered.
 
     Args:
         shard: that the fragment ran on.
         keys: what the key of the hashes is worth, in plain words.
         has_keys: whether the fragment has join keys or groups.
+        has_weight: whether it has the weight of joined rows.
     """
     counts = (
         "not covered: how many rows there are and how many the filters leave, which "
@@ -171,6 +174,9 @@ def extracted(shard: Shard, keys: str, *, has_keys: bool) -> list[Release]:
             f"and in other tables, and how often; {keys}"
         )
         found.append(shard.release(Action.EXTRACT, KEYS, scope))
+    if has_weight:
+        scope = "not covered: the weight of each row leaves as it is"
+        found.append(shard.release(Action.EXTRACT, WEIGHTS, scope))
     return found
 
 

@@ -17,7 +17,7 @@ from tp_flower.encoding.spec import Need
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extracted import FeatureInfo
 from tp_flower.privacy.ledger import Budget
-from tp_flower.privacy.policy import LABELS, MODELS, SCORES, STATISTICS
+from tp_flower.privacy.policy import LABELS, MODELS, SCORES, STATISTICS, WEIGHTS
 from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.query.fragment import Fragment
 from tp_flower.query.reads import reads
@@ -57,10 +57,13 @@ class Guard:
         """Refuse a fragment that reads what it may not, before anything is read.
 
         Raises:
-            PolicyError: names the rule, the piece and the column.
+            PolicyError: names the rule, the piece and the column; or weights may not
+                leave.
             QueryError: a piece is not an expression of those that a site may run.
             SourceError: as ``schema`` says.
         """
+        if fragment.weight is not None:
+            source.policy.check_release(WEIGHTS, is_private=False)
         if not source.policy.is_about_columns:
             return
         self.schema(source)

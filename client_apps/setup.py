@@ -101,12 +101,15 @@ def extract_rows(site: Site, request: Packet) -> Packet:
         facts, own = _extracted_reply(extracted, label, hashers)
         if order.flag("groups"):
             own["groups"] = _group_hashes(site, source, fragment)
+        if fragment.weight is not None:
+            own["weight"] = _weight(extracted)
         parts.append({"id": number, **facts})
         arrays.update({(number, name): array for name, array in own.items()})
         noted += costs.extracted(
             Shard.of(site, number, source),
             SIMULATED if site.is_simulated else GUARANTEES[key_source(site)],
             has_keys=bool(groups) or order.flag("groups"),
+            has_weight=fragment.weight is not None,
         )
     site.ledger.note(site.store.run, noted)
     return Packet({"parts": parts}, arrays)
@@ -137,6 +140,14 @@ def _released_label(
     if order.plan is None:
         _check_classes(order.source, label)
     return released_label(site, Guard(site), order, label)
+
+
+def _weight(extracted: ExtractedShard) -> AnyArray:
+    """Return what joined rows of each row weigh, (n,), which leaves as it is."""
+    weight = extracted.weight
+    if weight is None:
+        raise SiteError(f"table {extracted.table}: its rows were kept without a weight")
+    return weight
 
 
 def _check_classes(source: ShardSource, label: LabelColumn) -> None:

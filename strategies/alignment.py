@@ -26,8 +26,14 @@ from strategies.labels import (
     read_labels,
     read_private_labels,
 )
-from strategies.received import fact_of, read_key, read_label, read_work
-from strategies.row_weights import Weighting, entity_table, weigh
+from strategies.received import fact_of, read_key, read_label, read_weight, read_work
+from strategies.row_weights import (
+    Weighting,
+    asked_weighting,
+    query_weights,
+    weigh,
+    without_weightless,
+)
 from tp_flower.encoding.choice import TableChoice, choose_encoders
 from tp_flower.errors import SchemaError, SettingsError
 from tp_flower.experiment import Settings
@@ -53,6 +59,8 @@ class Extracted:
         keys: by (table, key number), in shard order.
         work: by part, where its fragment ran.
         labels: of the label table.
+        weights: what the query says that rows of the weight's table weigh; None without
+            a weight.
     """
 
     parts: dict[str, tuple[Part, ...]]
@@ -60,6 +68,7 @@ class Extracted:
     keys: dict[tuple[str, int], list[KeyColumn]]
     work: dict[int, SiteWork]
     labels: Labels
+    weights: FloatArray | None
 
     @property
     def table_rows(self) -> dict[str, int]:
@@ -136,7 +145,7 @@ def align(
     schemas = inventory.schemas()
     bound = query.bind(schemas)
     _check_models(settings, bound)
-    asked = Weighting(entity=entity_table(bound, settings))
+    asked = asked_weighting(bound, settings)
     choices = choose_encoders(
         settings.encoders,
         {
@@ -156,6 +165,9 @@ def align(
         bound.outer,
         settings.max_joined_rows,
     )
+    mapping, weights, asked = without_weightless(
+        mapping, extracted.weights, asked, bound.weight_table or ""
+    )
     rng = generator(settings.seed, Stream.SPLIT)
     held_out = split_rows(rows[bound.label_table], settings.test_fraction, rng)
     label_rows = mapping.tables[bound.label_table]
@@ -163,7 +175,7 @@ def align(
     train, test, compact = compact_tables(
         mapping, is_test, extracted.parts, extracted.rows
     )
-    weighting = weigh(asked, None, is_test, train, test)
+    weighting = weigh(asked, weights, is_test, train, test)
     if weighting.masses is not None:
         compact = weighted_tables(compact, weighting.masses)
     values = extracted.labels.values[label_rows.row_of]
@@ -237,6 +249,7 @@ def _extract(
         },
         work={part.number: read_work(facts, part) for part in fragments},
         labels=_labels(parts[bound.label_table], replies, rows, settings),
+        weights=_weights(bound, parts, replies, rows),
     )
 
 
@@ -268,6 +281,19 @@ def _check_filled(
         raise SchemaError(
             f"table {table!r} is empty{after}: none of its sites ({sites}) has a row"
         )
+
+
+def _weights(
+    bound: BoundQuery,
+    parts: Mapping[str, Sequence[Part]],
+    replies: Replies,
+    rows: Mapping[int, int],
+) -> FloatArray | None:
+    table = bound.weight_table
+    if table is None:
+        return None
+    found = [read_weight(replies, part, rows[part.number]) for part in parts[table]]
+    return query_weights(found, f"{table}: {bound.fragments_of(table)[0].weight}")
 
 
 def _labels(

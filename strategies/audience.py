@@ -40,4 +40,6 @@ def audience_of(
         privacy=settings.privacy,
         # all sites have the same, or the run has been refused
         keys=next(iter(inventory.nodes.values())).keys,
+        weight=aligned.weighting.column,
+        is_weighted=aligned.weighting.train is not None,
     )

@@ -102,6 +102,7 @@ class Explain(RoundStrategy):
             output_dir=settings.output_dir,
             started=self.started,
             seconds=self.seconds,
+            row_weight=aligned.weighting.facts(aligned.train.joined_rows),
         )
 
     def _table(self, found: _Found, name: str) -> TableExplanation:

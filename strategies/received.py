@@ -18,6 +18,7 @@ from tp_flower.encoding.statistics_wire import from_wire
 from tp_flower.errors import ReplyError, SchemaError
 from tp_flower.explain.words import SiteWork
 from tp_flower.extraction.extracted import KeyColumn, LabelColumn
+from tp_flower.learning.losses import FloatArray
 from tp_flower.protocol import AnyArray
 
 Fact = TypeVar("Fact", int, float, str, list[Any], dict[str, Any])
@@ -141,6 +142,20 @@ def read_label(replies: Replies, part: Part, rows: int) -> LabelColumn:
     if np.isinf(present).any():
         raise refuse(part, "infinite labels")
     return LabelColumn(label["kind"], values, names)
+
+
+def read_weight(replies: Replies, part: Part, rows: int) -> FloatArray:
+    """Return what joined rows of a part's rows weigh, (rows,); NaN where it is NULL.
+
+    Raises:
+        ReplyError: if it does not fit the rows, or is infinite.
+    """
+    values = replies.arrays.get((part.number, "weight"))
+    if values is None or values.dtype != np.float64 or values.shape != (rows,):
+        raise refuse(part, f"no weight for its {rows} rows")
+    if np.isinf(values).any():
+        raise refuse(part, "infinite weights")
+    return values
 
 
 def read_statistics(

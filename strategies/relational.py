@@ -67,9 +67,8 @@ class RelationalStrategy(RoundStrategy):
         )
         self.federation = federation
         self.chosen |= {"loss": federation.loss.name}
-        if federation.weighting.is_asked:
-            rows = federation.train.joined_rows
-            self.chosen["row-weight"] = federation.weighting.facts(rows)
+        if facts := federation.weighting.facts(federation.train.joined_rows):
+            self.chosen["row-weight"] = facts
         for table, encoder in federation.encoders.items():
             if encoder.dropped:
                 names = ", ".join(encoder.dropped)

@@ -6,20 +6,29 @@ scaled to mean 1; an entity's rows are counted among the training rows for train
 among the held-out ones for testing, so that it counts once there and once here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.errors import SettingsError
+from tp_flower.errors import QueryError, SettingsError
 from tp_flower.experiment import Settings
 from tp_flower.joins.mapping import TableMapping
-from tp_flower.joins.row_weights import RowWeights, entity_named, entity_weights
+from tp_flower.joins.row_weights import (
+    RowWeights,
+    entity_named,
+    entity_weights,
+    uncounted,
+)
 from tp_flower.learning.means import FloatArray, effective_rows
 from tp_flower.query import BoundQuery
+from tp_flower.query.reads import Role, reads
 
 BoolArray = npt.NDArray[np.bool_]
+
+LEAST_WEIGHT, LARGEST_WEIGHT = 1e-12, 1e12
+"""Sums of weights, over the mean weight, travel as float32."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +59,14 @@ class Weighting:
         """By table what the training rows of each of its rows weigh, (n_i,)."""
         return None if self.train is None else self.train.masses
 
-    @property
-    def is_asked(self) -> bool:
-        """Whether query or settings say something of weights."""
-        return bool(self.column or self.entity)
-
-    def facts(self, joined_rows: int) -> dict[str, object]:
-        """Return what a report says of the weights.
+    def facts(self, joined_rows: int) -> dict[str, object] | None:
+        """Return what a report says of the weights; None where nothing is asked.
 
         Args:
             joined_rows: N.
         """
+        if not (self.column or self.entity):
+            return None
         rows = np.ones(joined_rows) if self.train is None else self.train.rows
         return {
             "column": self.column,
@@ -97,6 +103,103 @@ def entity_table(bound: BoundQuery, settings: Settings) -> str:
     return found[0]
 
 
+def asked_weighting(bound: BoundQuery, settings: Settings) -> Weighting:
+    """Return which column and which entity weigh the joined rows, before any is known.
+
+    Raises:
+        QueryError: the weight would tell of private labels.
+        SettingsError: `row-weight` names no table that it could; or the query has a
+            weight where models or scores are protected.
+    """
+    entity, table = entity_table(bound, settings), bound.weight_table
+    if table is None:
+        return Weighting(entity=entity)
+    column = f"{table}: {bound.fragments_of(table)[0].weight}"
+    if problems := uncounted(f"AS weight ({column})", settings.privacy):
+        raise SettingsError("; ".join(problems))
+    _check_private_label(bound, settings)
+    return Weighting(column=column, entity=entity)
+
+
+def _check_private_label(bound: BoundQuery, settings: Settings) -> None:
+    """Refuse a weight that reads what a label is made of that leaves with noise only.
+
+    A site's policy keeps a server from asking; this keeps an operator from a mistake.
+    """
+    if not settings.privacy.covers_labels:
+        return
+    read: dict[Role, set[tuple[str, str]]] = {Role.LABEL: set(), Role.WEIGHT: set()}
+    for fragment in bound.fragments:
+        for own in reads(fragment):
+            if own.role in read:
+                read[own.role].add((fragment.name, own.column))
+    if both := sorted(read[Role.LABEL] & read[Role.WEIGHT]):
+        table, column = both[0]
+        raise QueryError(
+            f"privacy.labels is {settings.privacy.labels!r}, and the weight, which "
+            f"leaves as it is, reads column {column!r} of {table!r}, which the label "
+            "is made of"
+        )
+
+
+def query_weights(parts: Sequence[FloatArray], column: str) -> FloatArray:
+    """Return what the query says that each row of the weight's table weighs, (n,).
+
+    Args:
+        parts: what each shard sent, in their order; NaN where it is NULL.
+        column: table and expression, for messages.
+
+    Raises:
+        QueryError: a weight is NULL, negative, or of no usable size.
+    """
+    weights = np.concatenate(parts)
+    least, most = LEAST_WEIGHT, LARGEST_WEIGHT
+    is_odd = (weights > 0.0) & ((weights < least) | (weights > most))
+    for is_wrong, what, advice in (
+        (np.isnan(weights), "NULL", "write COALESCE(..., 0), or add a filter"),
+        (weights < 0.0, "negative", "it must be 0 or more"),
+        (is_odd, f"beyond {least:g} .. {most:g}", "scale it in the query"),
+    ):
+        if count := int(np.count_nonzero(is_wrong)):
+            raise QueryError(
+                f"the weight ({column}) is {what} in {count} of {len(weights)} rows: "
+                f"{advice}"
+            )
+    return weights
+
+
+def without_weightless(
+    mapping: TableMapping, weights: FloatArray | None, asked: Weighting, table: str
+) -> tuple[TableMapping, FloatArray | None, Weighting]:
+    """Return the joined rows that weigh something, what they do, and the number left.
+
+    Args:
+        mapping: of all joined rows.
+        weights: of the rows of the weight's table, (n,); None without a weight.
+        asked: column and entity.
+        table: alias of the weight's table.
+
+    Raises:
+        QueryError: all weigh nothing.
+    """
+    if weights is None:
+        return mapping, None, asked
+    joined = weights[mapping.tables[table].row_of]
+    if not joined.any():
+        raise QueryError(
+            f"the weight ({asked.column}) is 0 in all {len(joined)} joined rows: there "
+            "is nothing to train on"
+        )
+    if joined.all():
+        return mapping, joined, asked
+    left_out = len(joined) - int(np.count_nonzero(joined))
+    return (
+        mapping.select(joined > 0.0),
+        joined[joined > 0.0],
+        replace(asked, left_out=left_out),
+    )
+
+
 def weigh(
     asked: Weighting,
     given: FloatArray | None,
@@ -115,11 +218,13 @@ def weigh(
     """
 
     def weights_of(mapping: TableMapping, chosen: BoolArray) -> FloatArray | None:
+        if given is None and not asked.entity:
+            return None
         weights = np.ones(mapping.joined_rows) if given is None else given[chosen]
         if asked.entity:
             weights = weights * entity_weights(mapping.tables[asked.entity])
         # equal weights are none: such a run is the same to the bit
-        return None if np.all(weights == weights[0]) else weights
+        return None if np.all(weights[:1] == weights) else weights
 
     own = weights_of(train, ~is_test)
     return replace(

@@ -5,7 +5,18 @@ import functools
 import numpy as np
 import pytest
 
-from tests.federated import Run, one_per_site, run, sharded, store, whole
+from tests.federated import (
+    FEATURES,
+    LABELS,
+    SOURCE,
+    Run,
+    one_per_site,
+    run,
+    run_query,
+    sharded,
+    store,
+    whole,
+)
 from tests.reference.training import SgdSettings, sgd
 from tests.store_reference import reference_of
 from tests.test_sgd import batches_of
@@ -66,3 +77,38 @@ def test_sgd_is_centralised_sgd(loss, layout):
     reference = reference_of(finished, FRAMES, loss, weight=BY_SQL["entity(C)"])
     expected = sgd(reference, batches_of(finished), HOW)
     assert distance(finished.flat, expected) < 1e-5
+
+
+# the query's weight
+
+
+def query(weight: str, loss: str = "squared", source: str = SOURCE) -> str:
+    return f"SELECT {LABELS[loss]} AS label, {weight} AS weight, {FEATURES} {source}"
+
+
+def train(sql: str, layout: str = "whole", frames=FRAMES, strategy="admm", **how):
+    how = {"loss": "auto", "task": "auto", "device": "cpu", "l2": L2, **how}
+    return run_query(sql, one_per_site(LAYOUTS[layout](frames)), strategy, **how)
+
+
+@pytest.mark.parametrize(
+    ("loss", "layout", "weight", "source"),
+    [
+        ("squared", "sharded", "c.age", SOURCE),
+        ("logistic", "whole", "i.price", SOURCE),
+    ],
+)
+def test_a_weight_of_any_inner_table(loss, layout, weight, source):
+    frames = store()
+    frames["customers"]["age"] = frames["customers"]["age"].fillna(0.0)
+    finished = train(
+        query(weight, loss, source),
+        layout,
+        frames,
+        loss=loss,
+        task="regression" if loss == "squared" else "classification",
+        num_epochs=120,
+        tolerance=1e-8,
+    )
+    reference = reference_of(finished, frames, loss, source, weight)
+    assert np.abs(reference.gradient(finished.flat)).max() <= 1e-5

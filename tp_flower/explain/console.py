@@ -1,6 +1,6 @@
 """What a user sees of an explanation."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -33,6 +33,7 @@ def explanation_view(explanation: Explanation) -> RenderableType:
         _tables(explanation.tables),
         _steps(explanation.join_steps),
         _joins(explanation.joins),
+        *_weights(explanation.row_weight),
         *_section("What is saved", *map(Text, _saving(explanation))),
         *_costs(explanation.strategies),
         _releases(explanation),
@@ -132,6 +133,21 @@ def _side(side: KeySide) -> str:
     unmatched, rows = format_count(side.unmatched), format_count(side.rows)
     null = f", {format_count(side.null)} NULL" if side.null else ""
     return f"{side.table}: {unmatched} of {rows}{null}"
+
+
+def _weights(facts: Mapping[str, object] | None) -> Iterable[RenderableType]:
+    """What joined rows weigh, if something is asked of it."""
+    if facts is None:
+        return ()
+    made_of = [f"weight of {facts['column']}"] if facts["column"] else []
+    if facts["entity"]:
+        made_of.append(f"each row of {facts['entity']} counts once")
+    spread = f"from {facts['min']:.4g} to {facts['max']:.4g} (mean 1)"
+    sure = f"as sure as {facts['effective-rows']:,.0f} rows of equal weight"
+    lines = ["; ".join(made_of), f"{spread}; {sure}"]
+    if facts["left-out"]:
+        lines.append(f"{facts['left-out']:,} joined rows of weight 0 take no part")
+    return _section("What a joined row weighs", *map(Text, lines))
 
 
 def _saving(explanation: Explanation) -> Iterable[str]:

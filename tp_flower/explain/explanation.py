@@ -12,6 +12,8 @@ numbers, predicted bytes are rounded)::
                left-rows, left-null, left-unmatched, right-rows, ..}]
     join-steps  as in a report of training
     joined-rows {train, test}, loss
+    row-weight  {column, entity, min, max, effective-rows, left-out}, null without
+                weights: as in `chosen` of a report of training
     saving   {joined-rows, rows-held, joined-values, values-held}
     strategies  [{name, is-chosen, set-up: cost, epoch: cost, epochs, run: cost,
                   server-bytes}]
@@ -172,6 +174,7 @@ class Explanation:
         output_dir: where `report.json` is.
         started: ISO 8601, UTC.
         seconds: wall time.
+        row_weight: what joined rows weigh; None where nothing is asked of it.
     """
 
     settings: Mapping[str, object]
@@ -188,6 +191,7 @@ class Explanation:
     output_dir: str
     started: str
     seconds: float
+    row_weight: Mapping[str, object] | None = None
 
     @property
     def joined_rows(self) -> int:
@@ -229,6 +233,7 @@ def explanation_dict(explanation: Explanation) -> dict[str, object]:
             "test": explanation.joined_rows_test,
         },
         "loss": explanation.loss,
+        "row-weight": explanation.row_weight,
         "saving": {
             "joined-rows": explanation.joined_rows,
             "rows-held": explanation.rows_held,

@@ -40,6 +40,8 @@ class Audience:
         is_simulated: whether the key of the hashes is that of a simulation.
         privacy: what the run protects.
         keys: where the sites take the key of the hashes from.
+        weight: table and expression that joined rows weigh; "" without one.
+        is_weighted: whether joined rows weigh other than alike.
     """
 
     label_table: str
@@ -51,6 +53,8 @@ class Audience:
     is_simulated: bool
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
     keys: KeySource = KeySource.AGREED
+    weight: str = ""
+    is_weighted: bool = False
 
     @property
     def hashes(self) -> str:
@@ -164,6 +168,7 @@ def _set_up(audience: Audience) -> list[Release]:
             f"the label of every row of {label}",
             audience.labels,
         ),
+        *([_weight(audience)] if audience.weight else []),
         *(groups if audience.grouped else []),
         _release(
             Action.STATISTICS, SITES, f"which rows of {label} are held out", NOTHING
@@ -201,11 +206,16 @@ def _set_up(audience: Audience) -> list[Release]:
             Action.PREPARE,
             SITES,
             "the merged statistics of the own table's shards; which own rows are "
-            "joined, and to how many rows",
+            f"joined, and {_COUNTED[audience.is_weighted]}",
             NOTHING,
         ),
         *_prepared(audience),
     ]
+
+
+def _weight(audience: Audience) -> Release:
+    carries = f"the weight of every row of {audience.weight}"
+    return _release(Action.EXTRACT, SERVER, carries, NOTHING)
 
 
 def _sealed(keys: KeySource) -> list[Release]:
@@ -305,6 +315,7 @@ def _sgd(audience: Audience) -> list[Release]:
     return found
 
 
+_COUNTED = {False: "to how many rows", True: "what the joined rows of each weigh"}
 _SCORES = "a score per row, which reads the row's features; in every epoch anew"
 
 

@@ -69,7 +69,7 @@ def uncounted(weight: str, privacy: PrivacySettings) -> list[str]:
     }
     return [
         f"row-weight: {weight!r} does not go with {key}, whose noise is for rows that "
-        f"count as often as they are joined: use {JOINED!r}"
+        "count as often as they are joined: leave one of them out"
         for key, is_on in covered.items()
         if is_on and weight != JOINED
     ]

@@ -11,6 +11,7 @@ What the rules are about, from what tells least to what tells most:
 release      levels, each allowing all before it
 =========== ==========================================================================
 labels       never, private (noise on each label), clear
+weights      never, clear (of the rows that a query weighs joined rows by)
 models       never, private (DP-SGD or noisy statistics), clear
 scores       never, private (noise on each row's scores), clear
 statistics   never, private (noise on each), moments (counts, means and deviations of
@@ -34,12 +35,14 @@ from tp_flower.query.reads import Read, Role
 
 NEVER, PRIVATE, MOMENTS, CLEAR = "never", "private", "moments", "clear"
 LABELS, STATISTICS, MODELS, SCORES = "labels", "statistics", "models", "scores"
+WEIGHTS = "weights"
 
 LEVELS: Final = {
     LABELS: (NEVER, PRIVATE, CLEAR),
     STATISTICS: (NEVER, PRIVATE, MOMENTS, CLEAR),
     MODELS: (NEVER, PRIVATE, CLEAR),
     SCORES: (NEVER, PRIVATE, CLEAR),
+    WEIGHTS: (NEVER, CLEAR),
 }
 """Per kind of release its levels, the strictest first."""
 
@@ -55,12 +58,17 @@ _HOW: Final = {
 
 @dataclass(frozen=True)
 class Releases:
-    """The level of each kind of release."""
+    """The level of each kind of release.
+
+    A weight is a value of a row that leaves as it is, as a label in the clear does:
+    where nothing is said of weights, they may leave if such labels may.
+    """
 
     labels: str = CLEAR
     statistics: str = CLEAR
     models: str = CLEAR
     scores: str = CLEAR
+    weights: str = ""
 
     @classmethod
     def within_budget(cls) -> "Releases":
@@ -69,6 +77,8 @@ class Releases:
 
     def level(self, kind: str) -> str:
         """Return the level of one kind of release."""
+        if kind == WEIGHTS and not self.weights:
+            return CLEAR if self.labels == CLEAR else NEVER
         return str(getattr(self, kind))
 
 
@@ -82,6 +92,7 @@ class Policy:
         columns: what features may read, and every other piece that has no list of its
             own. Where it is given, columns in no list do not exist for the server.
         labels: what the label may read; also columns that nothing else may.
+        weights: likewise of the weight; what labels may read, where it is not given.
         filters: likewise of WHERE and HAVING. The server sees which rows pass a filter.
         keys: likewise of join keys and groups, which must be plain columns then: of a
             condition on a column the keyed hashes tell who meets it.
@@ -97,6 +108,7 @@ class Policy:
 
     columns: tuple[str, ...] | None = None
     labels: tuple[str, ...] | None = None
+    weights: tuple[str, ...] | None = None
     filters: tuple[str, ...] | None = None
     keys: tuple[str, ...] | None = None
     join_only: tuple[str, ...] = ()
@@ -110,15 +122,18 @@ class Policy:
     @property
     def named(self) -> tuple[str, ...]:
         """Every column that some rule names."""
-        lists = (self.columns, self.labels, self.filters, self.keys, self.join_only)
+        lists = (*self._lists, self.join_only)
         return tuple(dict.fromkeys(name for names in lists for name in names or ()))
 
     @property
     def is_about_columns(self) -> bool:
         """Whether some rule restricts what may be read; an empty list does."""
-        lists = (self.columns, self.labels, self.filters, self.keys)
-        has_list = bool(self.join_only) or any(names is not None for names in lists)
-        return has_list or not self.expressions
+        has_list = any(names is not None for names in self._lists)
+        return has_list or bool(self.join_only) or not self.expressions
+
+    @property
+    def _lists(self) -> tuple[tuple[str, ...] | None, ...]:
+        return (self.columns, self.labels, self.weights, self.filters, self.keys)
 
     def visible(self, columns: Iterable[str]) -> list[str]:
         """Return those of a table's columns that exist for the server, in order."""
@@ -165,8 +180,10 @@ class Policy:
         """The rule for a role, and the columns that it allows beside join_only."""
         if role is Role.INNER:
             return "columns", None if self.columns is None else self.named
+        of_labels, of_weights = ("labels", self.labels), ("weights", self.weights)
         own = {
-            Role.LABEL: ("labels", self.labels),
+            Role.LABEL: of_labels,
+            Role.WEIGHT: of_labels if self.weights is None else of_weights,
             Role.FILTER: ("filters", self.filters),
             Role.KEY: ("keys", self.keys),
             Role.GROUP: ("keys", self.keys),

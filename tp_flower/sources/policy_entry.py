@@ -5,6 +5,7 @@
     [tables.payments.policy]
     columns = ["amount", "day"]               # what a query may read; absent: all
     labels = ["is_fraud"]                     # what a label may read, and no feature
+    weights = ["amount"]                      # what a weight may read; absent: labels
     filters = ["day"]                         # what WHERE and HAVING may read
     keys = ["day"]                            # what may be joined on, as it is
     join-only = ["customer"]                  # leaves as a keyed hash, and only so
@@ -36,7 +37,7 @@ from tp_flower.privacy.policy import (
 from tp_flower.sources import entries
 
 POLICY: Final = "policy"
-_LISTS: Final = ("columns", "labels", "filters", "keys", "join-only")
+_LISTS: Final = ("columns", "labels", "weights", "filters", "keys", "join-only")
 _KEYS: Final = (
     *_LISTS,
     *("expressions", "min-rows", "min-count", "releases"),
@@ -73,6 +74,7 @@ def read_policy(
     policy = Policy(
         columns=lists["columns"],
         labels=lists["labels"],
+        weights=lists["weights"],
         filters=lists["filters"],
         keys=lists["keys"],
         join_only=lists["join-only"] or (),
@@ -101,7 +103,7 @@ def _names(entry: Mapping[str, Any], key: str, where: str) -> tuple[str, ...] | 
 def _check_apart(lists: Mapping[str, tuple[str, ...] | None], where: str) -> None:
     """Refuse a join-only column that a list allows to be read for something else."""
     for name in lists["join-only"] or ():
-        for key in ("labels", "filters"):
+        for key in ("labels", "weights", "filters"):
             if name.lower() in {other.lower() for other in lists[key] or ()}:
                 raise SourceError(
                     f"{where}: column {name!r} is join-only, and {key!r} has it too"
