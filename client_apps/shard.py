@@ -52,13 +52,15 @@ class ShardData:
         """The features of the trained rows, (n_trained, d)."""
         return self.features[: len(self.multiplicity)]
 
-    def batch_of(self, number: int) -> IntArray:
-        """Return the distinct rows of an SGD batch, (k,)."""
-        return self.batch_rows[self.batch_start[number] : self.batch_start[number + 1]]
+    def batch_of(self, batches: range) -> IntArray:
+        """Return the distinct rows of consecutive SGD batches, ascending, (k,)."""
+        start, stop = self.batch_start[batches.start], self.batch_start[batches.stop]
+        rows = self.batch_rows[start:stop]
+        return rows if len(batches) == 1 else np.unique(rows)
 
-    def batch(self, number: int) -> Features:
-        """Return the features of the distinct rows of an SGD batch, (k, d)."""
-        return self.features[self.batch_of(number)]
+    def batch(self, batches: range) -> Features:
+        """Return the features of the distinct rows of SGD batches, (k, d)."""
+        return self.features[self.batch_of(batches)]
 
 
 class Shard:
@@ -134,9 +136,9 @@ class Shard:
         self.vectors["consensus"] = consensus
         self.model.parameters = consensus
 
-    def batch_scores(self, batch: int) -> FloatArray:
-        """Return the local scores of a batch's distinct rows, (k, d_c)."""
-        return self.model.scores(self.data.batch(batch))
+    def batch_scores(self, batches: range) -> FloatArray:
+        """Return the local scores of the distinct rows of batches, (k, d_c)."""
+        return self.model.scores(self.data.batch(batches))
 
     def step(self, gradient: FloatArray, learning_rate: float, momentum: float) -> None:
         """Take one SGD step (Eq. 13 or 19) with the mean gradient of the loss, (p,).

@@ -248,11 +248,11 @@ def step(site: Site, request: Packet) -> Packet:
 
 def _gradient(part: Part, request: Packet, header: Order) -> FloatArray:
     """Return the sum of the gradients of a batch's rows, (p,)."""
-    batch = _batch(part, header, "batch")
-    rows = len(part.shard.data.batch_of(batch))
+    batches = _batches(part, header, "batch", "merged")
+    rows = len(part.shard.data.batch_of(batches))
     messages = _received(request, part, "messages", rows)
-    features = part.shard.data.batch(batch)
-    return part.outgoing.gradient(part.shard.model, features, messages, batch)
+    features = part.shard.data.batch(batches)
+    return part.outgoing.gradient(part.shard.model, features, messages, batches)
 
 
 def _mean_gradient(part: Part, request: Packet) -> FloatArray:
@@ -296,8 +296,8 @@ def _next_scores(part: Part, header: Order) -> Arrays:
     shard, own = part.shard, part.outgoing
     arrays: Arrays = {}
     if header.has("next-batch"):
-        batch = _batch(part, header, "next-batch")
-        scores = own.batch_scores(shard.batch_scores(batch), batch)
+        batches = _batches(part, header, "next-batch", "next-merged")
+        scores = own.batch_scores(shard.batch_scores(batches), batches)
         arrays[part.number, "batch-scores"] = scores
     asked = header.has("evaluate") and header.text("evaluate", ("tested", "all"))
     if asked == "tested":
@@ -326,12 +326,13 @@ def _received(request: Packet, part: Part, name: str, rows: int) -> FloatArray:
     return real_numbers(array, name, (rows, part.shard.model.outputs))
 
 
-def _batch(part: Part, header: Order, name: str) -> int:
-    """Return the number of a batch of the run's plan."""
-    batches = len(part.shard.data.batch_start) - 1
-    if not batches:
+def _batches(part: Part, header: Order, name: str, merged: str) -> range:
+    """Return consecutive batches of the run's plan: the first one, and how many."""
+    total = len(part.shard.data.batch_start) - 1
+    if not total:
         raise SiteError("malformed request: the run has no plan of batches")
-    return header.count(name, most=batches - 1)
+    first = header.count(name, most=total - 1)
+    return range(first, first + header.count(merged, low=1, most=total - first))
 
 
 def _draw(header: Order) -> int:

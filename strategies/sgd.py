@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies import loj, lou
+from strategies.batch_merging import choose_merging, seconds_per_round
 from strategies.compact import CompactTable
 from strategies.exchange import Replies, Request, ask
 from strategies.federation import Federation, Table
@@ -43,6 +44,7 @@ from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.admm import LocalScores
 from tp_flower.learning.losses import FloatArray, Loss
 from tp_flower.learning.metrics import evaluate
+from tp_flower.methods import AUTO
 from tp_flower.privacy.noise import NoiseSource
 from tp_flower.privacy.settings import DP_SGD, OUTSIDER
 from tp_flower.protocol import Action, Update
@@ -143,6 +145,7 @@ class TablePuppetSGD(RelationalStrategy):
     _rate: float = 0.0
     _staleness: int = 0
     _unsent: dict[str, FloatArray]
+    _sizes: list[int]
 
     def plan(self) -> Plan:
         """Plan the batches when the mapping is known."""
@@ -184,7 +187,9 @@ class TablePuppetSGD(RelationalStrategy):
         self._staleness = self.settings.staleness if federation.sharded else 0
         self.chosen["staleness"] = self._staleness
         rows = _Rows.of(federation, self._batches.plan)
-        self._unsent = {}
+        self._unsent, self._sizes = {}, []
+        if self.settings.batch_size == AUTO:
+            self.chosen["batch-sizes"] = self._sizes
         seen = np.empty((len(rows.labels), federation.loss.outputs))
         local = {name: s.copy() for name, s in federation.initial_scores.items()}
         loss_before = math.inf
@@ -240,6 +245,8 @@ class TablePuppetSGD(RelationalStrategy):
         rng = generator(federation.seed, Stream.ORDER)
         batches, epochs = self._batches, self.settings.epochs
         for number in range(1, epochs + 1):
+            if self.settings.batch_size == AUTO:
+                batches = self._resized(federation, batches)
             rates = self._rates(federation, batches, number)
             if self._is_poisson:
                 drawn = np.arange(batches.plan.batches)
@@ -247,6 +254,26 @@ class TablePuppetSGD(RelationalStrategy):
             else:
                 order = rng.permutation(batches.plan.batches)
             yield _Epoch(number, batches, order, rates)
+
+    def _resized(
+        self, federation: Federation, batches: ShardedBatches
+    ) -> ShardedBatches:
+        """Return batches for the next epoch, by how long the rounds of this one took.
+
+        Its last round is still to come.
+        """
+        rounds = [r for r in self.history if r.epoch and r.epoch == self.epoch]
+        if rounds:
+            wait, compute = seconds_per_round(rounds)
+            has_own_step = federation.sharded and not self._staleness
+            per_update = 2 if has_own_step else 1
+            per_epoch = per_update * batches.plan.batches
+            wanted = choose_merging(
+                self._batches.plan.batches, wait * per_update, compute * per_epoch
+            )
+            batches = self._batches.merge(wanted)
+        self._sizes.append(math.ceil(len(batches.plan.order) / batches.plan.batches))
+        return batches
 
     def _rates(
         self, federation: Federation, batches: ShardedBatches, epoch: int
@@ -269,12 +296,15 @@ class TablePuppetSGD(RelationalStrategy):
         return {name: own / decay for name, own in rates.items()}
 
     def _header(self, step: _Step, rows: int) -> dict[str, Any]:
-        following = step.next_batch
+        batch, merged = step.batch.name
+        following = (None, None) if step.next_batch is None else step.next_batch.name
         return {
-            "batch": step.batch.number,
+            "batch": batch,
+            "merged": merged,
             # a drawn batch may have any number of rows: it is divided by the mean
             "batch-rows": self.chosen["batch-size"] if self._is_poisson else rows,
-            "next-batch": None if following is None else following.number,
+            "next-batch": following[0],
+            "next-merged": following[1],
             "evaluate": step.evaluate,
             "stale": self._is_late(step),
             "learning-rates": step.epoch.rates,
@@ -357,10 +387,10 @@ class TablePuppetSGD(RelationalStrategy):
 
 
 def choose_batch_size(settings: Settings, joined_rows: int) -> int:
-    """Return B, at most N."""
+    """Return B, at most N; of "auto" that of batches before they are merged."""
     is_private = settings.privacy.features == DP_SGD
     batches = PRIVATE_BATCHES_PER_EPOCH if is_private else BATCHES_PER_EPOCH
-    size = settings.batch_size or math.ceil(joined_rows / batches)
+    size = settings.given_batch_size or math.ceil(joined_rows / batches)
     return min(size, joined_rows)
 
 

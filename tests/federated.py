@@ -190,12 +190,16 @@ def run(loss: str, sites: Sites, strategy: str = "admm", **settings: object) -> 
 
 
 def run_query(
-    sql: str, sites: Sites, strategy: str = "admm", **settings: object
+    sql: str,
+    sites: Sites,
+    strategy: str = "admm",
+    grid_class: type[InProcessGrid] = InProcessGrid,
+    **settings: object,
 ) -> Run:
     """Train on any query."""
     finished = Run(STRATEGIES[strategy](Query.from_sql(sql), **settings))
     finished.strategy._on_round = lambda report: _after_round(finished, grid, report)
-    grid = InProcessGrid(app, sites, observe=lambda m: finished.seen.append(_seen(m)))
+    grid = grid_class(app, sites, observe=lambda m: finished.seen.append(_seen(m)))
     try:
         finished.result = finished.strategy.start(grid)
     finally:

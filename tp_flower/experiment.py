@@ -23,7 +23,7 @@ from tp_flower.encoding.choice import (
 from tp_flower.errors import SettingsError
 from tp_flower.joins.mapping import MAX_JOINED_ROWS
 from tp_flower.joins.row_weights import JOINED, uncounted, weight_problem
-from tp_flower.methods import ADMM, METHODS, Method, method_problems
+from tp_flower.methods import ADMM, METHODS, Method, batch_size_problem, method_problems
 from tp_flower.privacy.settings import PRIVACY_KEYS, STATISTICS, PrivacySettings
 from tp_flower.setting_checks import Range, has_type, plain_problem, store_floats
 from tp_flower.wire import Precision
@@ -113,7 +113,7 @@ class Settings:
     inner_rounds: int = 1
     local_epochs: int = 0
     tolerance: float = 0.0
-    batch_size: int = 0
+    batch_size: int | str = 0
     learning_rate: float = 0.0
     momentum: float = 0.9
     decay: float = 1.0
@@ -183,6 +183,11 @@ class Settings:
     def family(self) -> str:
         """Whose messages the strategy uses: "admm" or "sgd"."""
         return self.method.family
+
+    @property
+    def given_batch_size(self) -> int:
+        """The batch size that was asked for; 0 where it is to be chosen."""
+        return self.batch_size if isinstance(self.batch_size, int) else 0
 
     def model_of(self, table: str) -> str:
         """Return the model of one table, named by its alias in the query."""
@@ -356,6 +361,7 @@ def _model_problem(model: object) -> str | None:
 
 
 _TEXT_PROBLEMS: Mapping[str, Callable[[str], str | None]] = {
+    "batch-size": batch_size_problem,
     "model": _model_problem,
     "row-weight": weight_problem,
 }

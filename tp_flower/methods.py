@@ -13,6 +13,9 @@ from tp_flower.privacy.settings import PrivacySettings
 ADMM: Final = "admm"
 SGD: Final = "sgd"
 
+AUTO: Final = "auto"
+"""The batch size that follows how long rounds take."""
+
 
 @dataclass(frozen=True)
 class Method:
@@ -58,6 +61,7 @@ def method_problems(values: Mapping[str, object]) -> list[str]:
         )
     privacy = values.get("privacy")
     if isinstance(privacy, PrivacySettings):
+        problems += _batch_problems(values.get("batch-size"), privacy)
         problems += [
             f"privacy.{key}: strategy {name!r} is for comparisons without it: a row of "
             f"a table is in many rows of its messages. Use {method.family}"
@@ -65,6 +69,24 @@ def method_problems(values: Mapping[str, object]) -> list[str]:
             if is_covered
         ]
     return problems
+
+
+def batch_size_problem(word: str) -> str | None:
+    """Return what is wrong with a batch size that is no number."""
+    return None if word == AUTO else f"{word!r} is not a whole number or {AUTO!r}"
+
+
+def _batch_problems(batch_size: object, privacy: PrivacySettings) -> list[str]:
+    covered = {
+        "features": privacy.covers_features,
+        "predictions": privacy.covers_predictions,
+    }
+    return [
+        f"batch-size: {AUTO!r} does not go with privacy.{name}: noise is planned for "
+        "batches of one size; set a number, or 0"
+        for name, is_covered in covered.items()
+        if is_covered and batch_size == AUTO
+    ]
 
 
 def uncounted(method: Method, privacy: PrivacySettings) -> dict[str, bool]:
