@@ -218,7 +218,7 @@ def _seen(message: Message) -> Seen:
         is_reply=is_reply,
         bytes=message_bytes(message.content),
         header=packet.header,
-        arrays={key: np.array(array) for key, array in packet.arrays.items()},
+        arrays={key: np.array(own) for key, own in packet.wide_arrays().items()},
     )
 
 

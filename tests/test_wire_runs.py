@@ -240,7 +240,7 @@ def on_flights(sql, **settings):
     ],
 )
 def test_the_metric_on_flights_stays(strategy, sql, metric):
-    how = {"strategy": strategy, "num_epochs": 6 if strategy == "admm" else 1}
+    how = {"strategy": strategy, "num_epochs": 4 if strategy == "admm" else 1}
     plain = on_flights(sql, **how)
     for precision in NARROW if strategy == "admm" else NARROW[:1]:
         found = on_flights(sql, wire=precision, **how)
