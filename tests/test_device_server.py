@@ -1,5 +1,7 @@
 """The server's kernels on torch tensors equal numpy's, one by one and run by run."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -217,6 +219,13 @@ def test_mixing(memory, device):
 SHARDS = whole(store(orders=40, customers=8))
 
 
+@functools.cache
+def federation_of(loss, weight="joined"):
+    """The training problem of a run, made once."""
+    finished = run(loss, one_per_site(SHARDS), num_epochs=1, row_weight=weight)
+    return finished.strategy.federation
+
+
 @each_device
 @pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
 def test_runs_are_the_cpus_epoch_by_epoch(loss, device_name, monkeypatch):
@@ -256,9 +265,7 @@ def test_server_alone_is_numpys(relaxation, memory, weight, device_name, monkeyp
 
     All in float64: nothing travels.
     """
-    sites = one_per_site(SHARDS)
-    finished = run("softmax", sites, num_epochs=1, row_weight=weight)
-    federation = finished.strategy.federation
+    federation = federation_of("softmax", weight)
     assert (federation.weighting.train is None) == (weight == "joined")
     how = {"over_relaxation": relaxation, "anderson_memory": memory}
     other = AdmmServer(federation, Settings(**how))
@@ -306,7 +313,7 @@ def test_a_gpu_for_the_server_of_sgd_is_refused():
 
 
 def test_arrays_beyond_the_gpus_memory(monkeypatch):
-    federation = run("squared", one_per_site(SHARDS), num_epochs=1).strategy.federation
+    federation = federation_of("squared")
     pretend(monkeypatch, "cpu")
     needed = admm_arrays.device_bytes(federation, 5)
     arguments = (federation, Settings(server_device="cuda"), 3, 5)
@@ -320,7 +327,7 @@ def test_arrays_beyond_the_gpus_memory(monkeypatch):
 
 
 def test_auto_is_the_cpu_for_a_small_problem(monkeypatch):
-    federation = run("squared", one_per_site(SHARDS), num_epochs=1).strategy.federation
+    federation = federation_of("squared")
     pretend(monkeypatch, "cpu")
     monkeypatch.setattr("tp_flower.device.choice.has_driver", lambda: True)
     arguments = (federation, Settings(server_device="auto"), 3, 5)
