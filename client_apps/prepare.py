@@ -227,7 +227,8 @@ def _training_rows(
     """Return the rows that take part, as the method goes by them."""
     joined_rows, rows = _joined_rows(order), site.extracted(number).rows
     if _method(header_of(request)).is_expanded:
-        found = expanded(request, number, joined_rows, rows, order)
+        held_out = order.count("held-out-rows")
+        found = expanded(request, number, joined_rows, rows, held_out)
     else:
         found = once_each(request, number, joined_rows, rows)
     if is_private:

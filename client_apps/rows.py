@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from client_apps.guard import Guard
-from client_apps.orders import FloatArray, IntArray, Order, real_numbers, whole_numbers
+from client_apps.orders import FloatArray, IntArray, real_numbers, whole_numbers
 from tp_flower.errors import SiteError
 from tp_flower.protocol import AnyArray, Packet, unpack_bits
 from tp_flower.sources.shards import ShardSource
@@ -133,43 +133,45 @@ def _multiplicity(
 
 
 def expanded(
-    request: Packet, number: int, joined_rows: int, rows: int, order: Order
+    request: Packet, number: int, joined_rows: int, rows: int, held_out: int
 ) -> TrainingRows:
     """Return the rows that a request lists: one for every joined row with one of them.
 
     Args:
-        request: with the list, ``expanded-rows``: joined training rows first.
+        request: with the lists, ``expanded-trained`` of joined training rows and
+            ``expanded-tested`` of those that are held out; and with what the former
+            weigh, where they do not weigh alike.
         number: of the part.
         joined_rows: N.
         rows: of the part.
-        order: says how many of the list are of training rows, and how many joined rows
-            are held out.
+        held_out: joined rows that are held out.
 
     Raises:
-        SiteError: the list is longer than the joined rows, or names no row of the part;
-            or a weight of one is none.
+        SiteError: a list is longer than there are joined rows, or names no row of the
+            part; or a weight of one is none.
     """
-    trained = order.count("expanded-trained", most=joined_rows)
-    held_out = order.count("held-out-rows")
-    listed = whole_numbers(
-        request.array(number, "expanded-rows"), "expanded-rows", low=0, high=rows - 1
-    )
-    if not 0 <= len(listed) - trained <= held_out:
-        raise SiteError(
-            f"malformed request: array 'expanded-rows' has {len(listed)} rows, but "
-            f"must have {trained} to train on and at most {held_out} held out"
-        )
+    lists = []
+    for name, most in (("trained", joined_rows), ("tested", held_out)):
+        what = f"expanded-{name}"
+        listed = whole_numbers(request.array(number, what), what, low=0, high=rows - 1)
+        if len(listed) > most:
+            raise SiteError(
+                f"malformed request: array {what!r} has {len(listed)} rows, but there "
+                f"are {most} joined rows to list"
+            )
+        lists.append(listed)
+    behind, trained = np.concatenate(lists), len(lists[0])
     multiplicity: IntArray | FloatArray = np.ones(trained, np.int64)
     if (number, "multiplicity") in request.arrays:
         weights = request.array(number, "multiplicity")
         multiplicity = _multiplicity(weights, joined_rows, trained)
     is_used = np.zeros(rows, np.bool_)
-    is_used[listed] = True
+    is_used[behind] = True
     return TrainingRows(
         own=np.flatnonzero(is_used),
-        place=(np.cumsum(is_used) - 1)[listed],
+        place=(np.cumsum(is_used) - 1)[behind],
         multiplicity=multiplicity,
-        tested=np.arange(len(listed)) >= trained,
+        tested=np.arange(len(behind)) >= trained,
     )
 
 

@@ -2,17 +2,29 @@
 
 from strategies.admm import TablePuppetADMM
 from strategies.explain import Explain
+from strategies.gd import GradientDescent
 from strategies.relational import RelationalStrategy
 from strategies.sgd import TablePuppetSGD
+from strategies.vfl import VflADMM, VflSGD
 
+_METHODS: tuple[type[RelationalStrategy], ...] = (
+    TablePuppetADMM,
+    TablePuppetSGD,
+    VflADMM,
+    VflSGD,
+    GradientDescent,
+)
 STRATEGIES: dict[str, type[RelationalStrategy]] = {
-    strategy.name: strategy for strategy in (TablePuppetADMM, TablePuppetSGD)
+    strategy.name: strategy for strategy in _METHODS
 }
 
 __all__ = [
     "STRATEGIES",
     "Explain",
+    "GradientDescent",
     "RelationalStrategy",
     "TablePuppetADMM",
     "TablePuppetSGD",
+    "VflADMM",
+    "VflSGD",
 ]

@@ -122,19 +122,13 @@ class AdmmServer:
             self._arrays.restart_mixing()
 
 
-class TablePuppetADMM(RelationalStrategy):
-    """Train over the result of a query by ADMM.
+class AdmmStrategy(RelationalStrategy):
+    """Base of the methods that alternate between the server and the sites' fits.
 
     Args:
         query: the training set.
         settings: of the run; keyword arguments override single ones.
-
-    >>> query = Query.from_sql("SELECT ...")  # doctest: +SKIP
-    >>> grid = InProcessGrid(app, sites=[{"t": frame}])  # doctest: +SKIP
-    >>> TablePuppetADMM(query, l2=0.0).start(grid)  # doctest: +SKIP
     """
-
-    name = "admm"
 
     def plan(self) -> Plan:
         """Let sharded linear tables send statistics, others seek consensus.
@@ -244,6 +238,21 @@ class TablePuppetADMM(RelationalStrategy):
             table.name: lou.gather_scores(table, replies)
             for table in federation.sharded
         }
+
+
+class TablePuppetADMM(AdmmStrategy):
+    """Train over the result of a query by ADMM.
+
+    Args:
+        query: the training set.
+        settings: of the run; keyword arguments override single ones.
+
+    >>> query = Query.from_sql("SELECT ...")  # doctest: +SKIP
+    >>> grid = InProcessGrid(app, sites=[{"t": frame}])  # doctest: +SKIP
+    >>> TablePuppetADMM(query, l2=0.0).start(grid)  # doctest: +SKIP
+    """
+
+    name = "admm"
 
 
 def choose_update_for(settings: Settings) -> UpdateChooser:

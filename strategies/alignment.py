@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from strategies.compact import CompactTable, compact_tables, weighted_tables
+from strategies.compact import TableLayout, compact_tables, weighted_tables
 from strategies.exchange import Part, Replies, Request, ask
 from strategies.feature_ranges import check_ranges
 from strategies.groups import GROUPS, check_groups, split_groups
@@ -108,7 +108,7 @@ class Alignment:
     is_test: BoolArray
     train: TableMapping
     test: TableMapping | None
-    compact: Mapping[str, CompactTable]
+    compact: Mapping[str, TableLayout]
     values: FloatArray
     loss: Loss
     weighting: Weighting

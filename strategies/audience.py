@@ -27,7 +27,7 @@ def audience_of(
     sharded = [name for name, own in parts.items() if len(own) > 1]
     return Audience(
         label_table=bound.label_table,
-        strategy=settings.family,
+        family=settings.family,
         sharded=sharded,
         gram=[name for name in sharded if updates[name] is Update.GRAM],
         grouped=[
@@ -42,4 +42,5 @@ def audience_of(
         keys=next(iter(inventory.nodes.values())).keys,
         weight=aligned.weighting.column,
         is_weighted=aligned.weighting.train is not None,
+        is_expanded=settings.method.is_expanded,
     )

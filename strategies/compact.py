@@ -6,8 +6,10 @@ shard's scores are slices, here and at the site. Of a LEFT JOINed table there ma
 trained row at all.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,16 +24,13 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class CompactTable:
-    """One table's rows that take part.
+class TableLayout(ABC):
+    """How the rows of one table that take part are numbered.
 
     Attributes:
         name: alias of the table.
         parts: its shards.
         rows: where each part's rows lie after renumbering.
-        trained: per part, (rows of the shard,) bool.
-        tested: per part, (rows of the shard,) bool.
-        multiplicity: per part, (trained rows,): G of its trained rows.
         masses: per part, (trained rows,): G^w, which takes the place of G where joined
             rows are weighted; None where they are not.
     """
@@ -39,10 +38,41 @@ class CompactTable:
     name: str
     parts: tuple[Part, ...]
     rows: tuple[PartRows, ...]
+    masses: tuple[npt.NDArray[np.float32], ...] | None = field(
+        default=None, kw_only=True
+    )
+
+    @property
+    @abstractmethod
+    def shard_rows(self) -> tuple[int, ...]:
+        """Rows of each part's shard, whether they take part or not."""
+
+    @abstractmethod
+    def set_up_arrays(self) -> dict[int, dict[str, AnyArray]]:
+        """Return what ``prepare`` sends to each part."""
+
+
+Layout = TypeVar("Layout", bound=TableLayout)
+
+
+@dataclass(frozen=True)
+class CompactTable(TableLayout):
+    """One table's rows that take part, each once.
+
+    Attributes:
+        trained: per part, (rows of the shard,) bool.
+        tested: per part, (rows of the shard,) bool.
+        multiplicity: per part, (trained rows,): G of its trained rows.
+    """
+
     trained: tuple[BoolArray, ...]
     tested: tuple[BoolArray, ...]
     multiplicity: tuple[npt.NDArray[np.int32], ...]
-    masses: tuple[npt.NDArray[np.float32], ...] | None = None
+
+    @property
+    def shard_rows(self) -> tuple[int, ...]:
+        """Rows of each part's shard."""
+        return tuple(len(own) for own in self.trained)
 
     def set_up_arrays(self) -> dict[int, dict[str, AnyArray]]:
         """Return what ``prepare`` sends to each part."""
@@ -95,8 +125,8 @@ def compact_tables(
 
 
 def weighted_tables(
-    tables: Mapping[str, CompactTable], masses: Mapping[str, FloatArray]
-) -> dict[str, CompactTable]:
+    tables: Mapping[str, Layout], masses: Mapping[str, FloatArray]
+) -> dict[str, Layout]:
     """Return the tables with what the training rows of each row weigh.
 
     Args:

@@ -114,6 +114,7 @@ class Federation:
         classes: names of the label's classes; empty in regression.
         join_steps: one record per table, in the order of joining.
         source_rows: rows of every table after its filters.
+        fan_out: by table, the joined training rows of each of its rows that is in one.
         names: name of every table at the sites.
         encoders: of every table.
         audience: what decides who learns what.
@@ -133,6 +134,7 @@ class Federation:
     classes: tuple[str, ...]
     join_steps: tuple[JoinStep, ...]
     source_rows: Mapping[str, int]
+    fan_out: Mapping[str, npt.NDArray[np.int64]]
     names: Mapping[str, str]
     encoders: Mapping[str, TableEncoder]
     audience: Audience
@@ -153,8 +155,7 @@ def table_reports(federation: Federation) -> list[TableReport]:
     """Return what the report says of every table, in the order of the query."""
     reports = []
     for name, table in federation.tables.items():
-        counts = federation.train.tables[name].multiplicity
-        trained = counts[counts > 0]
+        trained = federation.fan_out[name]
         reports.append(
             TableReport(
                 table=name,

@@ -5,19 +5,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from strategies import admm, sgd
 from strategies.alignment import Alignment
-from strategies.compact import CompactTable
+from strategies.compact import TableLayout
+from strategies.expanded import expand
 from strategies.setup import Problem, UpdateChooser
 from tp_flower.encoding.encoder import TableEncoder
+from tp_flower.errors import SettingsError
 from tp_flower.experiment import Settings
 from tp_flower.explain import cost, server_memory
 from tp_flower.explain.cost import ShardSize, TableSize, Traffic
 from tp_flower.explain.explanation import StrategyCost
 from tp_flower.learning.models import build_model
 from tp_flower.methods import ADMM, METHODS
-from tp_flower.privacy.settings import STATISTICS
 from tp_flower.protocol import Action, Update
 from tp_flower.report import RoundReport, sum_by_table
 from tp_flower.wire import Precision
@@ -26,6 +28,12 @@ OTHER_PHASES = frozenset(
     action.name.lower() for action in (Action.CHECK, Action.FINISH)
 )
 """Rounds of explaining that are not those of set-up."""
+
+OWN = ("admm", "sgd")
+"""Strategies that are not there for comparison only."""
+
+LOU = ("auto", "consensus")
+"""What ADMM may do for shards."""
 
 
 @dataclass(frozen=True)
@@ -46,32 +54,62 @@ class Forecast:
 
     def strategies(self) -> list[StrategyCost]:
         """Return what every way costs that the settings and the shards leave open."""
-        chosen, batched = self.admm_sizes(), self.sgd_sizes()
-        others = ("auto", "consensus")
-        ways = [self._sizes(partial(admm.choose_update, lou)) for lou in others]
+        costs = [
+            *self._ways_of_admm(),
+            *self._ways_of_sgd(),
+            *(self._baseline(name) for name in METHODS if name not in OWN),
+        ]
+        return [cost for cost in costs if cost is not None]
+
+    def _as(self, name: str) -> "Forecast | None":
+        """Return the forecast of another strategy; None if the settings rule it out."""
+        size = 0 if METHODS[name].is_full_batch else self.settings.batch_size
+        try:
+            settings = self.settings.with_fields(strategy=name, batch_size=size)
+        except SettingsError:
+            return None
+        is_expanded = settings.method.is_expanded
+        aligned = expand(self.aligned) if is_expanded else self.aligned
+        return replace(self, aligned=aligned, settings=settings)
+
+    def _ways_of_admm(self) -> Iterable[StrategyCost]:
+        """Yield what ADMM costs by what is done for shards, and without any."""
+        own = self._as("admm")
+        if own is None:
+            return
+        chosen = own.admm_sizes()
+        ways = [own.sizes(partial(admm.choose_update, lou)) for lou in LOU]
         if self.settings.privacy.covers_features or ways[0] == ways[1]:
             # a mechanism goes with one of them
             ways = [chosen]
         is_sharded = any(len(table.shards) > 1 for table in chosen)
-        costs = [
-            self._admm(
-                f"admm, {_lou_name(sizes)}" if is_sharded else "admm",
-                sizes,
-                is_chosen=sizes == chosen,
-            )
-            for sizes in ways
-        ]
-        # noisy statistics are a way of ADMM alone
-        has_sgd = self.settings.privacy.features != STATISTICS
-        if has_sgd:
-            costs.append(self._sgd("sgd", batched, is_chosen=True))
+        for sizes in ways:
+            name = f"admm, {_lou_name(sizes)}" if is_sharded else "admm"
+            is_chosen = sizes == chosen and self.settings.strategy == "admm"
+            yield own.admm_cost(name, sizes, is_chosen=is_chosen)
         if is_sharded:
             one = [table.in_one_shard() for table in chosen]
-            costs.append(self._admm("admm, unsplit", one, is_chosen=False))
-        if is_sharded and has_sgd:
-            one = [table.in_one_shard() for table in batched]
-            costs.append(self._sgd("sgd, unsplit", one, is_chosen=False))
-        return costs
+            yield own.admm_cost("admm, unsplit", one, is_chosen=False)
+
+    def _ways_of_sgd(self) -> Iterable[StrategyCost]:
+        """Yield what SGD costs with the shards, and without any."""
+        own = self._as("sgd")
+        if own is None:
+            return
+        sizes = own.sgd_sizes()
+        yield own.sgd_cost("sgd", sizes, is_chosen=self.settings.strategy == "sgd")
+        if any(len(table.shards) > 1 for table in sizes):
+            one = [table.in_one_shard() for table in sizes]
+            yield own.sgd_cost("sgd, unsplit", one, is_chosen=False)
+
+    def _baseline(self, name: str) -> StrategyCost | None:
+        """Return what a method costs that the others are compared with."""
+        own, is_chosen = self._as(name), self.settings.strategy == name
+        if own is None:
+            return None
+        if own.settings.family == ADMM:
+            return own.admm_cost(name, own.admm_sizes(), is_chosen=is_chosen)
+        return own.sgd_cost(name, own.sgd_sizes(), is_chosen=is_chosen)
 
     @property
     def updates(self) -> dict[str, Update]:
@@ -82,7 +120,7 @@ class Forecast:
 
     def admm_sizes(self) -> list[TableSize]:
         """Return the tables as ADMM trains them with the run's settings."""
-        return self._sizes(admm.choose_update_for(self.settings))
+        return self.sizes(admm.choose_update_for(self.settings))
 
     def sgd_sizes(self) -> list[TableSize]:
         """Return the tables as SGD trains them, with the rows of its batches."""
@@ -90,19 +128,14 @@ class Forecast:
         size = sgd.choose_batch_size(self.settings, rows)
 
         def in_batches(table: TableSize) -> TableSize:
-            own = self.aligned.compact[table.name]
+            counts = self._multiplicity(table.name)
             shards = tuple(
-                replace(
-                    shard,
-                    batch_rows=cost.expected_batch_rows(multiplicity, rows, size),
-                )
-                for shard, multiplicity in zip(
-                    table.shards, own.multiplicity, strict=True
-                )
+                replace(shard, batch_rows=cost.expected_batch_rows(own, rows, size))
+                for shard, own in zip(table.shards, counts, strict=True)
             )
             return replace(table, shards=shards)
 
-        return [in_batches(table) for table in self._sizes(sgd.choose_update)]
+        return [in_batches(table) for table in self.sizes(sgd.choose_update)]
 
     @property
     def batches(self) -> int:
@@ -124,28 +157,30 @@ class Forecast:
         )
         return taken + cost.prepare_round(tables, batches) + Traffic(rounds=1)
 
-    def _admm(
+    def admm_cost(
         self, name: str, tables: Sequence[TableSize], *, is_chosen: bool
     ) -> StrategyCost:
+        """Return what ADMM over the tables costs."""
         settings = self.settings
         is_exact = all(
             table.is_linear and table.update is not Update.CONSENSUS for table in tables
         )
         return StrategyCost(
             name=name,
-            is_chosen=is_chosen and self.settings.strategy == "admm",
+            is_chosen=is_chosen,
             set_up=self.set_up(tables),
             epoch=(epoch := cost.admm_epoch(tables, settings.inner_rounds)),
             last_epoch=epoch,
-            epochs=settings.num_epochs or METHODS["admm"].epochs,
+            epochs=settings.epochs,
             server_bytes=server_memory.admm_bytes(
                 tables, *self._rows(), settings.anderson_memory if is_exact else 0
             ),
         )
 
-    def _sgd(
+    def sgd_cost(
         self, name: str, tables: Sequence[TableSize], *, is_chosen: bool
     ) -> StrategyCost:
+        """Return what SGD over the tables costs."""
         settings = self.settings
         sgd_epoch = partial(
             cost.sgd_epoch,
@@ -156,23 +191,29 @@ class Forecast:
         )
         return StrategyCost(
             name=name,
-            is_chosen=is_chosen and self.settings.strategy == "sgd",
+            is_chosen=is_chosen,
             set_up=self.set_up(tables, self.batches),
             epoch=sgd_epoch(),
             last_epoch=sgd_epoch(is_last=True),
-            epochs=settings.num_epochs or METHODS["sgd"].epochs,
+            epochs=settings.epochs,
             server_bytes=server_memory.sgd_bytes(tables, *self._rows()),
         )
 
     def _rows(self) -> tuple[int, int]:
         return self.aligned.train.joined_rows, len(self.aligned.test_labels)
 
-    def _sizes(self, choose_update: UpdateChooser) -> list[TableSize]:
+    def _multiplicity(self, table: str) -> list[npt.NDArray[np.int64]]:
+        """Return by part the joined rows of each row that is trained on."""
+        counts = self.aligned.train.tables[table].multiplicity
+        return [counts[own.trained_slice] for own in self.aligned.compact[table].rows]
+
+    def sizes(self, choose_update: UpdateChooser) -> list[TableSize]:
+        """Return the tables, whose shards train together as is chosen."""
         return [
             self._size(table, choose_update) for table in self.aligned.compact.values()
         ]
 
-    def _size(self, own: CompactTable, choose_update: UpdateChooser) -> TableSize:
+    def _size(self, own: TableLayout, choose_update: UpdateChooser) -> TableSize:
         features = self.encoders[own.name].width
         spec = Problem(self.aligned, self.settings, self.encoders).spec(own.name)
         is_linear = spec.kind == "linear"
@@ -186,13 +227,14 @@ class Forecast:
             has_intercept=spec.intercept,
             is_linear=is_linear,
             wire=Precision(self.settings.wire),
+            is_expanded=self.settings.method.is_expanded,
         )
 
 
-def _shard_sizes(own: CompactTable) -> Iterable[ShardSize]:
-    for rows, trained in zip(own.rows, own.trained, strict=True):
+def _shard_sizes(own: TableLayout) -> Iterable[ShardSize]:
+    for rows, size in zip(own.rows, own.shard_rows, strict=True):
         yield ShardSize(
-            rows=len(trained),
+            rows=size,
             trained=rows.trained,
             tested=int(np.count_nonzero(rows.tested)),
             total=rows.total,

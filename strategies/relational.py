@@ -43,7 +43,10 @@ class RelationalStrategy(RoundStrategy):
         on_round: RoundListener | None = None,
         **overrides: object,
     ) -> None:
-        super().__init__(query, settings, on_round, **overrides)
+        # the sites are told what trains, whatever the settings were made for
+        super().__init__(
+            query, settings, on_round, **{**overrides, "strategy": self.name}
+        )
         self.chosen: dict[str, object] = {}
         self.federation: Federation | None = None
 

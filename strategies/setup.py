@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from strategies.alignment import Alignment, align
 from strategies.audience import audience_of
-from strategies.compact import CompactTable
+from strategies.compact import TableLayout
 from strategies.exchange import Replies, Request, ask
+from strategies.expanded import expand
 from strategies.federation import Federation, Table
 from strategies.inventory import Inventory
 from strategies.lou import PartArrays, all_arrays, checked, gather_scores
@@ -35,6 +37,8 @@ from tp_flower.privacy.labels import ClassNoise, NumberNoise
 from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import Action, Update, pack_bits
 from tp_flower.query import Query
+
+IntArray = npt.NDArray[np.int64]
 
 SQUARED_REACH = {"sgd": 3.0}
 """How far the derivatives of a squared loss reach, in deviations of the label, before
@@ -57,7 +61,7 @@ class Plan:
     """
 
     choose_update: UpdateChooser
-    plan_arrays: Callable[[TableMapping, Mapping[str, CompactTable]], PartArrays]
+    plan_arrays: Callable[[TableMapping, Mapping[str, TableLayout]], PartArrays]
     course: Callable[[], Mapping[str, Any]] = dict
 
 
@@ -70,6 +74,9 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
     """
     aligned = yield from align(query, settings, inventory)
     encoders = yield from fit_encoders(aligned, settings.privacy)
+    fan_out = _fan_out(aligned)
+    if settings.method.is_expanded:
+        aligned = expand(aligned)
     problem = Problem(aligned, settings, encoders)
     tables, initial_scores = yield from _prepare(problem, plan)
     return Federation(
@@ -88,6 +95,7 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
         classes=aligned.extracted.labels.classes,
         join_steps=aligned.steps,
         source_rows=aligned.extracted.table_rows,
+        fan_out=fan_out,
         names=aligned.names,
         encoders=encoders,
         audience=audience_of(
@@ -206,7 +214,7 @@ def _prepare(
     for table, own in aligned.compact.items():
         is_linear = specs[table].kind == "linear"
         updates[table] = plan.choose_update(table, len(own.parts), is_linear)
-        order = {
+        order: dict[str, Any] = {
             "encoder": problem.encoders[table].to_json(),
             "model": specs[table].to_json(),
             "update": str(updates[table]),
@@ -216,6 +224,8 @@ def _prepare(
             "label-scale": problem.label_scale,
             "mean-multiplicity": _mean_multiplicity(aligned, table),
         }
+        if problem.settings.method.is_expanded:
+            order["held-out-rows"] = len(aligned.test_labels)
         for part in own.parts:
             orders[part.number] = order
         arrays = all_arrays(arrays, own.set_up_arrays())
@@ -246,6 +256,15 @@ def _prepare(
     return tables, initial
 
 
+def _fan_out(aligned: Alignment) -> dict[str, IntArray]:
+    """Return by table the joined rows of each of its rows that is trained on."""
+    found = {}
+    for table, rows in aligned.train.tables.items():
+        counts = rows.multiplicity
+        found[table] = counts[counts > 0]
+    return found
+
+
 def _mean_multiplicity(aligned: Alignment, table: str) -> float:
     """Return the mean number of joined rows of a table's rows that are trained on."""
     counts = aligned.train.tables[table].multiplicity
@@ -254,7 +273,7 @@ def _mean_multiplicity(aligned: Alignment, table: str) -> float:
 
 
 def _table(
-    own: CompactTable,
+    own: TableLayout,
     spec: ModelSpec,
     update: Update,
     facts: Mapping[int, Mapping[str, Any]],

@@ -31,14 +31,14 @@ import numpy.typing as npt
 
 from strategies import loj, lou
 from strategies.batch_merging import choose_merging, seconds_per_round
-from strategies.compact import CompactTable
+from strategies.batch_sizes import choose_batch_size
+from strategies.compact import TableLayout
 from strategies.exchange import Replies, Request, ask
 from strategies.federation import Federation, Table
 from strategies.relational import EpochResult, RelationalStrategy
 from strategies.setup import Plan
-from strategies.sgd_rates import damped_rates, safe_rate
+from strategies.sgd_rates import damped_rates, decay_of, safe_rate
 from strategies.sharded_batches import Batch, ShardedBatches
-from tp_flower.experiment import Settings
 from tp_flower.joins.batches import BatchPlan, plan_batches, poisson_batches
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.admm import LocalScores
@@ -50,13 +50,6 @@ from tp_flower.privacy.settings import DP_SGD, OUTSIDER
 from tp_flower.protocol import Action, Update
 from tp_flower.randomness import Stream, generator
 from tp_flower.wire import Precision, Sent, with_feedback
-
-BATCHES_PER_EPOCH = 100
-"""Automatic batch size: 1/100 of the joined rows (paper, section 8)."""
-
-PRIVATE_BATCHES_PER_EPOCH = 20
-"""The same for DP-SGD: a row pays for every batch that it is in, and the noise of a
-batch is the less beside its gradient the more rows it has."""
 
 TESTED, ALL = "tested", "all"
 
@@ -132,15 +125,14 @@ class _Rows:
         return found if self.weights is None else self.weights[span] * found
 
 
-class TablePuppetSGD(RelationalStrategy):
-    """Train over the result of a query by mini-batch SGD with momentum.
+class BatchStrategy(RelationalStrategy):
+    """Base of the methods that step after every batch of joined rows.
 
     Args:
         query: the training set.
         settings: of the run; keyword arguments override single ones.
     """
 
-    name = "sgd"
     _batches: ShardedBatches
     _rate: float = 0.0
     _staleness: int = 0
@@ -152,7 +144,7 @@ class TablePuppetSGD(RelationalStrategy):
         return Plan(choose_update, self._plan_arrays, self._course)
 
     def _plan_arrays(
-        self, mapping: TableMapping, compact: Mapping[str, CompactTable]
+        self, mapping: TableMapping, compact: Mapping[str, TableLayout]
     ) -> lou.PartArrays:
         size = choose_batch_size(self.settings, mapping.joined_rows)
         self.chosen["batch-size"] = size
@@ -292,7 +284,7 @@ class TablePuppetSGD(RelationalStrategy):
             rows = {n: len(t.rows) / plan.batches for n, t in plan.tables.items()}
             rates = damped_rates(federation, rate, rows)
             self.chosen["learning-rates"] = rates
-        decay = 1.0 + settings.decay * (epoch - 1)
+        decay = decay_of(settings, epoch)
         return {name: own / decay for name, own in rates.items()}
 
     def _header(self, step: _Step, rows: int) -> dict[str, Any]:
@@ -386,12 +378,15 @@ class TablePuppetSGD(RelationalStrategy):
         return train["loss"]
 
 
-def choose_batch_size(settings: Settings, joined_rows: int) -> int:
-    """Return B, at most N; of "auto" that of batches before they are merged."""
-    is_private = settings.privacy.features == DP_SGD
-    batches = PRIVATE_BATCHES_PER_EPOCH if is_private else BATCHES_PER_EPOCH
-    size = settings.given_batch_size or math.ceil(joined_rows / batches)
-    return min(size, joined_rows)
+class TablePuppetSGD(BatchStrategy):
+    """Train over the result of a query by mini-batch SGD with momentum.
+
+    Args:
+        query: the training set.
+        settings: of the run; keyword arguments override single ones.
+    """
+
+    name = "sgd"
 
 
 def choose_update(table: str, shards: int, is_linear: bool) -> Update:  # noqa: ARG001

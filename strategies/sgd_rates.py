@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 
 from strategies.federation import Federation, Table
+from tp_flower.experiment import Settings
 from tp_flower.privacy.dp_fit import NOISE_DAMPING
 
 TORCH_LEARNING_RATE = 0.05
@@ -15,6 +16,16 @@ NOISE_MARGIN = 4.0
 STALE_MARGIN = 0.5
 """How far steps on stale scores stay below what is stable: oscillations then die away
 nearly as fast as without delay (by 0.960 per step instead of 0.949 at momentum 0.9)."""
+
+
+def decay_of(settings: Settings, epoch: int) -> float:
+    """Return what the step size is divided by in an epoch, from 1.
+
+    A batch of all rows has no noise that ever smaller steps would average.
+    """
+    if settings.method.is_full_batch:
+        return 1.0
+    return 1.0 + settings.decay * (epoch - 1)
 
 
 def safe_rate(

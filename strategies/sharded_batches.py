@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies import lou
-from strategies.compact import CompactTable
+from strategies.compact import TableLayout
 from strategies.exchange import Part, Replies
 from strategies.federation import Federation
 from tp_flower.joins.batches import BatchPlan
@@ -30,7 +30,7 @@ class ShardedBatches:
     def __init__(
         self,
         plan: BatchPlan,
-        compact: Mapping[str, CompactTable],
+        compact: Mapping[str, TableLayout],
         merged: int = 1,
         total: int | None = None,
     ) -> None:
@@ -140,7 +140,7 @@ class Batch:
 
 
 def _shard_bounds(
-    plan: BatchPlan, name: str, table: CompactTable
+    plan: BatchPlan, name: str, table: TableLayout
 ) -> npt.NDArray[np.int64]:
     """Return (shards + 1, batches): where each shard's rows start within a batch."""
     own = plan.tables[name]

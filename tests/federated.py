@@ -248,7 +248,12 @@ def _after_round(finished: Run, grid: InProcessGrid, report: RoundReport) -> Non
 
 
 def _masks(finished: Run) -> None:
-    """Put together what the sites were told about which rows take part."""
+    """Put together what the sites were told about which rows take part.
+
+    Those of VFL are told lists, not masks.
+    """
+    if finished.strategy.settings.method.is_expanded:
+        return
     federation = finished.strategy.federation
     sizes = {
         facts["id"]: facts["rows"]

@@ -38,6 +38,9 @@ class Method:
 METHODS: Final[Mapping[str, Method]] = {
     "admm": Method(ADMM, 12),
     "sgd": Method(SGD, 10),
+    "vfl-admm": Method(ADMM, 12, is_expanded=True),
+    "vfl-sgd": Method(SGD, 10, is_expanded=True),
+    "gd": Method(SGD, 100, is_full_batch=True),
 }
 
 

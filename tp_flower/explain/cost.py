@@ -74,6 +74,7 @@ class TableSize:
         has_intercept: whether its model has the output intercept.
         is_linear: whether its model is linear.
         wire: what scores and gradients travel as.
+        is_expanded: whether its rows are those of joined rows (VFL): a row for each.
     """
 
     name: str
@@ -85,6 +86,7 @@ class TableSize:
     has_intercept: bool
     is_linear: bool
     wire: Precision = Precision.FLOAT32
+    is_expanded: bool = False
 
     @property
     def score_bytes(self) -> int:
@@ -272,8 +274,9 @@ def sgd_epoch(
 def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
     """Return what the last round of set-up sends.
 
-    Which rows are trained and tested goes down as a bit each, G as 4 n, and with
-    ``batches`` the batch plan, 4 (batches + 1 + k). Up comes which parameters are
+    Which rows are trained and tested goes down as a bit each, and G as 4 n; in VFL the
+    list of rows instead, 4 m. With ``batches`` the batch plan follows, 4 (batches + 1 +
+    k). Up comes which parameters are
     penalised, a byte each; the Gram matrix where it is summed; and the first scores of
     models that are not linear.
     """
@@ -282,7 +285,7 @@ def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
     for table in tables:
         width = table.features + table.has_intercept
         for shard in table.shards:
-            own: float = 2 * (-(-shard.rows // 8)) + INDEX_BYTES * shard.trained
+            own: float = _row_bytes(table, shard)
             if batches:
                 own += INDEX_BYTES * (batches + 1 + shard.batch_rows)
             down[table.name] += own
@@ -292,6 +295,13 @@ def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
             if not table.is_linear:
                 up[table.name] += table.score_bytes * shard.total * table.outputs
     return Traffic(1, up, down)
+
+
+def _row_bytes(table: TableSize, shard: ShardSize) -> int:
+    """Return the bytes that tell a site which of its rows take part."""
+    if table.is_expanded:
+        return INDEX_BYTES * shard.total
+    return 2 * (-(-shard.rows // 8)) + INDEX_BYTES * shard.trained
 
 
 def expected_batch_rows(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tp_flower.explain.explanation import Release
+from tp_flower.methods import ADMM
 from tp_flower.privacy.key_source import KeySource
 from tp_flower.privacy.settings import DP_SGD, LAPLACE, OUTSIDER, PrivacySettings
 from tp_flower.protocol import Action
@@ -32,7 +33,7 @@ class Audience:
 
     Attributes:
         label_table: alias of the table with the label.
-        strategy: "admm" or "sgd".
+        family: of the method, "admm" or "sgd".
         sharded: aliases of the tables in several shards.
         gram: those of them that send statistics.
         grouped: aliases of the tables in several shards that a GROUP BY runs over.
@@ -42,10 +43,11 @@ class Audience:
         keys: where the sites take the key of the hashes from.
         weight: table and expression that joined rows weigh; "" without one.
         is_weighted: whether joined rows weigh other than alike.
+        is_expanded: whether messages go by joined rows (VFL), not by the tables' rows.
     """
 
     label_table: str
-    strategy: str
+    family: str
     sharded: Collection[str]
     gram: Collection[str]
     grouped: Collection[str]
@@ -55,6 +57,20 @@ class Audience:
     keys: KeySource = KeySource.AGREED
     weight: str = ""
     is_weighted: bool = False
+    is_expanded: bool = False
+
+    @property
+    def row(self) -> str:
+        """What messages have a number for."""
+        return "joined row" if self.is_expanded else "own row"
+
+    @property
+    def scored(self) -> str:
+        """What a score per row tells."""
+        rows = "joined row" if self.is_expanded else "row"
+        return (
+            f"a score per {rows}, which reads the row's features; in every epoch anew"
+        )
 
     @property
     def hashes(self) -> str:
@@ -126,7 +142,7 @@ class Audience:
 
 def releases(audience: Audience) -> list[Release]:
     """Return what every message of the run tells whom, in the order of the messages."""
-    training = _admm(audience) if audience.strategy == "admm" else _sgd(audience)
+    training = _admm(audience) if audience.family == ADMM else _sgd(audience)
     end = _release(Action.FINISH, SITES, "that the run is over", NOTHING)
     return [*_set_up(audience), *training, end]
 
@@ -205,8 +221,7 @@ def _set_up(audience: Audience) -> list[Release]:
         _release(
             Action.PREPARE,
             SITES,
-            "the merged statistics of the own table's shards; which own rows are "
-            f"joined, and {_COUNTED[audience.is_weighted]}",
+            f"the merged statistics of the own table's shards; {_alignment(audience)}",
             NOTHING,
         ),
         *_prepared(audience),
@@ -227,7 +242,7 @@ def _sealed(keys: KeySource) -> list[Release]:
 
 def _prepared(audience: Audience) -> list[Release]:
     found = []
-    if audience.strategy == "admm" and audience.gram:
+    if audience.family == ADMM and audience.gram:
         found.append(
             _release(
                 Action.PREPARE,
@@ -256,7 +271,7 @@ def _admm(audience: Audience) -> list[Release]:
         _release(
             Action.ADMM,
             SITES,
-            "a target per own row, made from labels and all tables' scores",
+            f"a target per {audience.row}, made from labels and all tables' scores",
             audience.messages,
         )
     ]
@@ -269,7 +284,7 @@ def _admm(audience: Audience) -> list[Release]:
     if seeking:
         carries = f"parameters that each shard of {_listed(seeking)} fitted"
         found.append(_release(Action.ADMM, SERVER, carries, audience.models))
-    found.append(_release(Action.ADMM, SERVER, _SCORES, audience.scores))
+    found.append(_release(Action.ADMM, SERVER, audience.scored, audience.scores))
     if audience.sharded:
         listed = _listed(audience.sharded)
         found += [
@@ -279,7 +294,7 @@ def _admm(audience: Audience) -> list[Release]:
                 f"the common parameters of {listed}",
                 audience.models,
             ),
-            _release(Action.CONSENSUS, SERVER, _SCORES, audience.scores),
+            _release(Action.CONSENSUS, SERVER, audience.scored, audience.scores),
         ]
     return found
 
@@ -292,11 +307,11 @@ def _sgd(audience: Audience) -> list[Release]:
         _release(
             Action.SGD,
             SITES,
-            "the loss's derivative per own row of a batch, made from labels and all "
-            "tables' scores",
+            f"the loss's derivative per {audience.row} of a batch, made from labels "
+            "and all tables' scores",
             audience.messages,
         ),
-        _release(Action.SGD, SERVER, _SCORES, audience.scores),
+        _release(Action.SGD, SERVER, audience.scored, audience.scores),
     ]
     if audience.sharded:
         listed = _listed(audience.sharded)
@@ -310,13 +325,19 @@ def _sgd(audience: Audience) -> list[Release]:
             _release(
                 Action.STEP, SITES, f"the summed gradients of {listed}", audience.models
             ),
-            _release(Action.STEP, SERVER, _SCORES, audience.scores),
+            _release(Action.STEP, SERVER, audience.scored, audience.scores),
         ]
     return found
 
 
 _COUNTED = {False: "to how many rows", True: "what the joined rows of each weigh"}
-_SCORES = "a score per row, which reads the row's features; in every epoch anew"
+
+
+def _alignment(audience: Audience) -> str:
+    if not audience.is_expanded:
+        return f"which own rows are joined, and {_COUNTED[audience.is_weighted]}"
+    weighs = ", and what that weighs" if audience.is_weighted else ""
+    return f"which own row is behind each joined row, in their order{weighs}"
 
 
 def _release(action: Action, to: str, carries: str, protection: str) -> Release:
