@@ -56,8 +56,9 @@ class Forecast:
         """Return what every way costs that the settings and the shards leave open."""
         costs = [
             *self._ways_of_admm(),
-            *self._ways_of_sgd(),
-            *(self._baseline(name) for name in METHODS if name not in OWN),
+            self._way("sgd"),
+            *(self._unsplit(name) for name in OWN),
+            *(self._way(name) for name in METHODS if name not in OWN),
         ]
         return [cost for cost in costs if cost is not None]
 
@@ -73,56 +74,55 @@ class Forecast:
         return replace(self, aligned=aligned, settings=settings)
 
     def _ways_of_admm(self) -> Iterable[StrategyCost]:
-        """Yield what ADMM costs by what is done for shards, and without any."""
+        """Yield what ADMM costs by what is done for shards."""
         own = self._as("admm")
         if own is None:
             return
-        chosen = own.admm_sizes()
+        chosen = own.own_sizes()
         ways = [own.sizes(partial(admm.choose_update, lou)) for lou in LOU]
         if self.settings.privacy.covers_features or ways[0] == ways[1]:
             # a mechanism goes with one of them
             ways = [chosen]
-        is_sharded = any(len(table.shards) > 1 for table in chosen)
         for sizes in ways:
-            name = f"admm, {_lou_name(sizes)}" if is_sharded else "admm"
+            name = f"admm, {_lou_name(sizes)}" if _is_sharded(chosen) else "admm"
             is_chosen = sizes == chosen and self.settings.strategy == "admm"
-            yield own.admm_cost(name, sizes, is_chosen=is_chosen)
-        if is_sharded:
-            one = [table.in_one_shard() for table in chosen]
-            yield own.admm_cost("admm, unsplit", one, is_chosen=False)
+            yield own.cost_of(name, sizes, is_chosen=is_chosen)
 
-    def _ways_of_sgd(self) -> Iterable[StrategyCost]:
-        """Yield what SGD costs with the shards, and without any."""
-        own = self._as("sgd")
-        if own is None:
-            return
-        sizes = own.sgd_sizes()
-        yield own.sgd_cost("sgd", sizes, is_chosen=self.settings.strategy == "sgd")
-        if any(len(table.shards) > 1 for table in sizes):
-            one = [table.in_one_shard() for table in sizes]
-            yield own.sgd_cost("sgd, unsplit", one, is_chosen=False)
-
-    def _baseline(self, name: str) -> StrategyCost | None:
-        """Return what a method costs that the others are compared with."""
-        own, is_chosen = self._as(name), self.settings.strategy == name
+    def _way(self, name: str) -> StrategyCost | None:
+        """Return what a strategy costs as it is set."""
+        own = self._as(name)
         if own is None:
             return None
-        if own.settings.family == ADMM:
-            return own.admm_cost(name, own.admm_sizes(), is_chosen=is_chosen)
-        return own.sgd_cost(name, own.sgd_sizes(), is_chosen=is_chosen)
+        is_chosen = self.settings.strategy == name
+        return own.cost_of(name, own.own_sizes(), is_chosen=is_chosen)
+
+    def _unsplit(self, name: str) -> StrategyCost | None:
+        """Return what a strategy would cost if every table were one shard."""
+        own = self._as(name)
+        if own is None or not _is_sharded(sizes := own.own_sizes()):
+            return None
+        one = [table.in_one_shard() for table in sizes]
+        return own.cost_of(f"{name}, unsplit", one, is_chosen=False)
 
     @property
     def updates(self) -> dict[str, Update]:
         """By table, how its shards are trained together as it is set."""
-        is_admm = self.settings.family == ADMM
-        sizes = self.admm_sizes() if is_admm else self.sgd_sizes()
-        return {size.name: size.update for size in sizes}
+        return {size.name: size.update for size in self.own_sizes()}
 
-    def admm_sizes(self) -> list[TableSize]:
-        """Return the tables as ADMM trains them with the run's settings."""
-        return self.sizes(admm.choose_update_for(self.settings))
+    def own_sizes(self) -> list[TableSize]:
+        """Return the tables as the run's strategy trains them."""
+        if self.settings.family == ADMM:
+            return self.sizes(admm.choose_update_for(self.settings))
+        return self._sgd_sizes()
 
-    def sgd_sizes(self) -> list[TableSize]:
+    def cost_of(
+        self, name: str, tables: Sequence[TableSize], *, is_chosen: bool
+    ) -> StrategyCost:
+        """Return what the run's strategy costs over tables, under a name."""
+        chosen = self._admm if self.settings.family == ADMM else self._sgd
+        return chosen(name, tables, is_chosen=is_chosen)
+
+    def _sgd_sizes(self) -> list[TableSize]:
         """Return the tables as SGD trains them, with the rows of its batches."""
         rows = self.aligned.train.joined_rows
         size = sgd.choose_batch_size(self.settings, rows)
@@ -157,10 +157,9 @@ class Forecast:
         )
         return taken + cost.prepare_round(tables, batches) + Traffic(rounds=1)
 
-    def admm_cost(
+    def _admm(
         self, name: str, tables: Sequence[TableSize], *, is_chosen: bool
     ) -> StrategyCost:
-        """Return what ADMM over the tables costs."""
         settings = self.settings
         is_exact = all(
             table.is_linear and table.update is not Update.CONSENSUS for table in tables
@@ -177,10 +176,9 @@ class Forecast:
             ),
         )
 
-    def sgd_cost(
+    def _sgd(
         self, name: str, tables: Sequence[TableSize], *, is_chosen: bool
     ) -> StrategyCost:
-        """Return what SGD over the tables costs."""
         settings = self.settings
         sgd_epoch = partial(
             cost.sgd_epoch,
@@ -239,6 +237,10 @@ def _shard_sizes(own: TableLayout) -> Iterable[ShardSize]:
             tested=int(np.count_nonzero(rows.tested)),
             total=rows.total,
         )
+
+
+def _is_sharded(tables: Sequence[TableSize]) -> bool:
+    return any(len(table.shards) > 1 for table in tables)
 
 
 def _lou_name(tables: Sequence[TableSize]) -> str:

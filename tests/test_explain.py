@@ -4,6 +4,7 @@ import io
 import json
 import math
 from contextlib import closing
+from dataclasses import replace
 
 import duckdb
 import numpy as np
@@ -134,6 +135,9 @@ def test_only_customers_need_a_second_round(small):
         "sgd",
         "admm, unsplit",
         "sgd, unsplit",
+        "vfl-admm",
+        "vfl-sgd",
+        "gd",
     ]
     assert [own.name for own in small.strategies if own.is_chosen] == ["admm, gram"]
     assert by_name["admm, gram"].epoch.rounds == 2
@@ -141,15 +145,21 @@ def test_only_customers_need_a_second_round(small):
     train = small.joined_rows_train
     assert by_name["sgd, unsplit"].epoch.rounds == train
     assert by_name["sgd"].epoch.rounds == 2 * train
+    assert by_name["vfl-admm"].epoch.rounds == 2
+    assert by_name["vfl-sgd"].epoch.rounds == 2 * train
+    assert by_name["gd"].epoch.rounds == 2
 
 
-def test_a_federation_of_whole_tables_has_two_ways():
+def test_a_federation_of_whole_tables_has_one_way_of_each_strategy():
     whole = {**SMALL, "us": {"customers": pd.concat(CUSTOMERS)}}
     del whole["uk"]
     found = explain(SMALL_SQL, whole, strategy="sgd", test_fraction=0.4, seed=1)
     assert [(own.name, own.is_chosen) for own in found.strategies] == [
         ("admm", False),
         ("sgd", True),
+        ("vfl-admm", False),
+        ("vfl-sgd", False),
+        ("gd", False),
     ]
 
 
@@ -179,12 +189,12 @@ def test_what_the_user_reads(small):
 @pytest.mark.parametrize(
     ("privacy", "ways"),
     [
-        ({}, {"admm, gram", "admm, consensus", "sgd"}),
+        ({}, {"admm, gram", "admm, consensus", "sgd", "vfl-admm", "vfl-sgd", "gd"}),
         ({"features": "statistics"}, {"admm, gram"}),
-        ({"features": "dp-sgd"}, {"admm, consensus", "sgd"}),
+        ({"features": "dp-sgd"}, {"admm, consensus", "sgd", "gd"}),
         (
             {"features": "dp-sgd", "adversary": "outsider", "predictions": 1.0},
-            {"admm, consensus", "sgd"},
+            {"admm, consensus", "sgd", "gd"},
         ),
     ],
 )
@@ -250,6 +260,31 @@ def test_every_message_is_covered(strategy):
     keys = [own for own in told if own.carries.startswith("join keys")]
     assert "keyed hash" in keys[0].protection
     assert "simulation" not in keys[0].protection
+
+
+@pytest.mark.parametrize("family", ["admm", "sgd"])
+def test_vfl_tells_a_site_what_each_joined_row_is_made_of(family):
+    def told(*, is_expanded):
+        audience = Audience("o", family, ["c"], [], [], True, False)
+        return releases(replace(audience, is_expanded=is_expanded))
+
+    changed = {
+        (plain.message, plain.to)
+        for plain, vfl in zip(
+            told(is_expanded=False), told(is_expanded=True), strict=True
+        )
+        if plain.carries != vfl.carries
+        and "joined row" in vfl.carries
+        and vfl.protection == NOTHING
+    }
+    further = {"admm": Action.CONSENSUS, "sgd": Action.STEP}[family]
+    action = {"admm": Action.ADMM, "sgd": Action.SGD}[family]
+    assert changed == {
+        (str(Action.PREPARE), "sites"),
+        (str(action), "sites"),
+        (str(action), "server"),
+        (str(further), "server"),
+    }
 
 
 @pytest.mark.parametrize("source", KeySource)
@@ -547,7 +582,7 @@ def test_a_query_over_one_table_reads_well_too():
     text = printed(found)
     assert "[red] (orders)" in text
     assert "Join keys" not in text
-    assert [own.name for own in found.strategies] == ["admm", "sgd"]
+    assert [own.name for own in found.strategies][:2] == ["admm", "sgd"]
 
 
 def test_explain_names_the_database_and_what_it_computes(tmp_path, postgresql):

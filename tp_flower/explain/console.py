@@ -193,6 +193,8 @@ def _costs(strategies: Sequence[StrategyCost]) -> Iterable[RenderableType]:
     notes = ["rounds: without the one that finds the sites", "memory: of the server"]
     if any("unsplit" in own.name for own in strategies):
         notes.append("unsplit: as if every table were one shard")
+    if any(own.name.startswith("vfl") for own in strategies):
+        notes.append("vfl-admm, vfl-sgd, gd: to compare with")
     yield Text("  " + "; ".join(notes))
 
 
