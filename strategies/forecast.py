@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from strategies import admm, sgd
 from strategies.alignment import Alignment
+from strategies.batch_sizes import choose_batch_size
 from strategies.compact import TableLayout
 from strategies.expanded import expand
 from strategies.setup import Problem, UpdateChooser
@@ -125,7 +126,7 @@ class Forecast:
     def _sgd_sizes(self) -> list[TableSize]:
         """Return the tables as SGD trains them, with the rows of its batches."""
         rows = self.aligned.train.joined_rows
-        size = sgd.choose_batch_size(self.settings, rows)
+        size = choose_batch_size(self.settings, rows)
 
         def in_batches(table: TableSize) -> TableSize:
             counts = self._multiplicity(table.name)
@@ -141,7 +142,7 @@ class Forecast:
     def batches(self) -> int:
         """Batches of an epoch of SGD, ceil(N / B)."""
         rows = self.aligned.train.joined_rows
-        return -(-rows // sgd.choose_batch_size(self.settings, rows))
+        return -(-rows // choose_batch_size(self.settings, rows))
 
     def set_up(self, tables: Sequence[TableSize], batches: int = 0) -> Traffic:
         """Return all that is sent outside of epochs.
