@@ -12,8 +12,10 @@ from bench_bytes import measure_bytes
 from bench_convergence import measure_convergence
 from bench_gpu import measure_gpu
 from bench_methods import measure_methods
+from bench_micro import measure_micro
 from bench_movielens import has_movielens, measure_movielens
 from bench_runs import Options, Outcome, SkippedSuite
+from bench_scale import measure_linearity, measure_paper_scale
 from bench_speed import measure_speed
 from bench_wire import measure_wire
 
@@ -39,6 +41,12 @@ def _gpu(options: Options) -> Outcome:
     return measure_gpu(options.paper_scale, options.factor)
 
 
+def _paper_scale(options: Options) -> Outcome:
+    if options.paper_scale is None:
+        raise SkippedSuite("no folder given with --paper-scale")
+    return measure_paper_scale(options.factor, options.paper_scale)
+
+
 SUITES: Mapping[str, Suite] = {
     "methods": measure_methods,
     "convergence": alone(measure_convergence),
@@ -47,4 +55,7 @@ SUITES: Mapping[str, Suite] = {
     "movielens": _movielens,
     "wire": lambda options: measure_wire(options.movielens),
     "gpu": _gpu,
+    "micro": alone(measure_micro),
+    "linearity": alone(measure_linearity),
+    "paper-scale": _paper_scale,
 }

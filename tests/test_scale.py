@@ -1,7 +1,9 @@
 """The benchmark of the papers' sizes on tiny ones: it runs, and what it computes."""
 
+import bench_micro
 import numpy as np
 import pytest
+from bench_runs import Check, Outcome
 from bench_scale import (
     anonymous_bytes,
     log_slope,
@@ -77,3 +79,24 @@ def test_linearity_of_small_stores():
     outcome = measure_linearity((2_000, 8_000))
     assert [check.limit for check in outcome.checks] == [1.1, 1.1]
     assert all(np.isfinite(check.measured) for check in outcome.checks)
+
+
+def test_every_kernel_is_measured_beside_its_floor(monkeypatch):
+    packing = Outcome([Check("packed", 1.0, 2.0)], {"fact": 3})
+    monkeypatch.setattr(bench_micro, "measure_packing", lambda: packing)
+    outcome = bench_micro.measure_micro(rows=4000, repeats=2)
+    names = [check.name for check in outcome.checks]
+    for part in (
+        "mapping",
+        "segment sum",
+        "gather",
+        "theta-update",
+        "Gram",
+        "Anderson",
+    ):
+        assert any(part in name for name in names), part
+    for loss in ("squared", "logistic", "softmax"):
+        assert any(f"z-update, {loss}" in name for name in names), loss
+    assert names[-1] == "packed"
+    assert outcome.facts["fact"] == 3
+    assert len(set(names)) == len(names)
