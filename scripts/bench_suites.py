@@ -9,6 +9,7 @@ it is not there.
 from collections.abc import Callable, Mapping
 
 from bench_bytes import measure_bytes
+from bench_centralized import measure_centralized
 from bench_convergence import measure_convergence
 from bench_gpu import measure_gpu
 from bench_methods import measure_methods
@@ -52,6 +53,7 @@ SUITES: Mapping[str, Suite] = {
     "convergence": alone(measure_convergence),
     "bytes": alone(measure_bytes),
     "speed": alone(measure_speed),
+    "centralized": alone(measure_centralized),
     "movielens": _movielens,
     "wire": lambda options: measure_wire(options.movielens),
     "gpu": _gpu,

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from bench_centralized import (
     CASES,
@@ -42,7 +43,7 @@ def frames():
 @pytest.fixture(scope="module")
 def case():
     # with a filter on the label table: what is held out is counted after it
-    whole = CASES["store"]
+    whole = CASES["narrow store"]
     return replace(whole, sql=f"{whole.sql} WHERE o.discount > 0")
 
 
@@ -51,6 +52,12 @@ def test_parts_set_the_fan_out() -> None:
     rows = items.groupby("item_id").size()
     assert (rows.min(), rows.max()) == (1, 24)
     assert rows.mean() == pytest.approx(12.5, abs=1.0)
+
+
+def test_specs_are_more_columns_of_the_same_store() -> None:
+    plain, wide = (make_store(50, 9, 8, specs=k)["items"][0] for k in (0, 2))
+    assert list(wide)[len(plain.columns) :] == ["spec_1", "spec_2"]
+    pd.testing.assert_frame_equal(wide[list(plain)], plain)
 
 
 def test_both_sides_hold_out_the_same_rows(case, frames) -> None:

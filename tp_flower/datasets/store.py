@@ -36,6 +36,7 @@ def make_store(
     seed: int = 0,
     *,
     parts: int = 4,
+    specs: int = 0,
 ) -> dict[str, list[pd.DataFrame]]:
     """Return the store's tables, each as the list of its shards.
 
@@ -45,6 +46,7 @@ def make_store(
         customers: rows of ``customers``, two thirds of them in the US shard.
         seed: equal seeds give equal tables.
         parts: the most rows of an item; an order joins (1 + parts) / 2 on average.
+        specs: more numbers of each part, in columns ``spec_1``, ``spec_2``, ...
 
     Raises:
         ValueError: there are no orders, items or parts, or fewer than two customers.
@@ -56,7 +58,7 @@ def make_store(
         )
     # a data set of its own: not a draw of the run, so it does not take its generator
     draw = np.random.default_rng(seed)  # noqa: TID251
-    item_table, item_effect = _items(items, parts, draw)
+    item_table, item_effect = _items(items, parts, specs, draw)
     customer_table, customer_effect = _customers(customers, draw)
     order_table = _orders(orders, item_effect, customer_effect, draw)
     us = customer_table["country"] == "US"
@@ -69,7 +71,7 @@ def make_store(
 
 
 def _items(
-    items: int, most_parts: int, draw: np.random.Generator
+    items: int, most_parts: int, specs: int, draw: np.random.Generator
 ) -> tuple[pd.DataFrame, FloatArray]:
     """One row per part of an item; and what each item adds to the quantity."""
     parts = draw.integers(1, most_parts + 1, size=items)
@@ -90,8 +92,12 @@ def _items(
         }
     )
     value = -1.5 * (np.log(price) - 3.0) + 0.8 * (part % len(PARTS) == 2)
-    effect = np.bincount(item, value + 0.2 * (weight - 3.0)) / parts
-    return table, 2.0 * effect
+    # drawn last, so that the rest is the same without them
+    spec = draw.normal(size=(item.size, specs)).round(3)
+    names = [f"spec_{number + 1}" for number in range(specs)]
+    table = pd.concat([table, pd.DataFrame(spec, columns=names)], axis=1)
+    value += 0.2 * (weight - 3.0) + 0.5 * spec.sum(axis=1) / max(specs, 1) ** 0.5
+    return table, 2.0 * np.bincount(item, value) / parts
 
 
 def _customers(
