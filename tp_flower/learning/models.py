@@ -193,12 +193,14 @@ def _in_float64(
     A block stays in the cache between its conversion and its product, and its product
     is too small for BLAS to start threads: several of ours run already.
     """
+    # slices of a plain array cost less than those of a memory map
+    plain = np.asarray(features)
     values = min(CACHED_VALUES, SMALL_PRODUCT // outputs)
     size = max(values // max(features.shape[1], 1), 1)
     wide = np.empty((min(size, span.stop - span.start), features.shape[1]))
     for block in blocks_of(span, size):
         own = wide[: block.stop - block.start]
-        np.copyto(own, features[block])
+        np.copyto(own, plain[block])
         yield block, own
 
 
