@@ -14,6 +14,7 @@ from client_apps.costs import Run, Shard, planned, uncovered
 from client_apps.guard import Guard
 from client_apps.orders import Order, header_of, part_orders, wire_of
 from client_apps.outgoing import Outgoing
+from client_apps.part import State, initial_vectors, make_model
 from client_apps.placement import forget
 from client_apps.rows import (
     Batches,
@@ -23,7 +24,7 @@ from client_apps.rows import (
     once_each,
     read_batches,
 )
-from client_apps.site import Site, State, initial_vectors, make_model
+from client_apps.site import Site
 from client_apps.store import Entry
 from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.errors import SettingsError, SiteError

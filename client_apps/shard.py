@@ -15,12 +15,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.learning.features import Features
+from tp_flower.learning.features import Features, rows_of
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.models import LinearModel, LocalModel, moment
 from tp_flower.learning.solvers import RidgeSolver
 
 IntArray = npt.NDArray[np.int64]
+
+MOST_KEPT = 1 << 24
+"""Features of a batch that are kept for the next message: 64 MiB."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class ShardData:
     l2: float
     batch_start: IntArray = field(default_factory=lambda: np.zeros(1, np.int64))
     batch_rows: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    _gathered: dict[range, Features] = field(default_factory=dict, repr=False)
 
     @property
     def trained(self) -> Features:
@@ -59,8 +63,21 @@ class ShardData:
         return rows if len(batches) == 1 else np.unique(rows)
 
     def batch(self, batches: range) -> Features:
-        """Return the features of the distinct rows of SGD batches, (k, d)."""
-        return self.features[self.batch_of(batches)]
+        """Return the features of the distinct rows of SGD batches, (k, d).
+
+        Those of the last call are kept: a batch's scores are asked for in one message,
+        and its gradient in the next, which the same process may answer.
+        """
+        if batches in self._gathered:
+            return self._gathered[batches]
+        rows = self.batch_of(batches)
+        if len(rows) == len(self.multiplicity):
+            return self.trained
+        found = rows_of(self.features, rows)
+        self._gathered.clear()
+        if found.shape[0] * found.shape[1] <= MOST_KEPT:
+            self._gathered[batches] = found
+        return found
 
 
 class Shard:

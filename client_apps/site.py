@@ -2,18 +2,17 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import Context
 
 from client_apps.outgoing import Outgoing
+from client_apps.part import MODEL, FixedPart, Part, State
 from client_apps.placement import place, release
 from client_apps.saved_models import MODELS, SavedModel
-from client_apps.shard import Shard, ShardData
 from client_apps.store import IN_MEMORY, Entry, SiteStore, cannot_write
 from client_apps.tables import SiteTables
 from tp_flower.encoding.encoder import SiteEncoder
@@ -21,55 +20,24 @@ from tp_flower.errors import SettingsError, SiteError, TPFlowerError
 from tp_flower.extraction.extracted import ExtractedShard
 from tp_flower.learning.features import Features
 from tp_flower.learning.losses import FloatArray
-from tp_flower.learning.models import LocalModel, ModelSpec, build_model
-from tp_flower.learning.solvers import RidgeSolver
+from tp_flower.learning.models import ModelSpec
 from tp_flower.privacy.keyed_hash import KeyedHasher
 from tp_flower.privacy.ledger import FILE as LEDGER_FILE
 from tp_flower.privacy.ledger import Ledger, open_ledger
 from tp_flower.privacy.noise import NoiseSource
 from tp_flower.privacy.plan import PartPlan
 from tp_flower.privacy.releases import Use
-from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update, pack, unpack
+from tp_flower.protocol import AnyArray, ArrayKey, Packet, pack, unpack
 from tp_flower.randomness import Stream
 from tp_flower.sources.shards import MEMORY_PREFIX, ShardSource, hosted_shards
 from tp_flower.wire import Precision, Rounding
-
-State = tuple[LocalModel, dict[str, FloatArray]]
 
 STATE_DIR = "state-dir"
 CACHE_GB = "cache-gb"
 DEFAULT_CACHE_GB = 20
 SECRET = "secret"
-MODEL = "model"
 POSITION = "position"
-
-
-@dataclass(frozen=True)
-class Part:
-    """One shard in one role: the table of the query that it serves as.
-
-    Attributes:
-        number: the server's name for it in this run.
-        table: alias of the table in the query.
-        update: how the table's shards are trained together.
-        shard: the client operator.
-        solver: the factorised theta-update; None where the server or torch solves.
-        device: the setting: where the model is computed.
-        outgoing: what leaves it.
-    """
-
-    number: int
-    table: str
-    update: Update
-    shard: Shard
-    solver: RidgeSolver | None
-    device: str
-    outgoing: Outgoing
-
-    @property
-    def state(self) -> State:
-        """What ``Site.save_state`` keeps of the part."""
-        return self.shard.model, self.shard.vectors
+FIXED = "fixed"
 
 
 class Site:
@@ -81,7 +49,6 @@ class Site:
             about; None between parts.
         store: what is kept of the run.
         tables: the rows of the run's parts, and their features, in the site's cache.
-        noise: for what leaves.
     """
 
     def __init__(self, context: Context) -> None:
@@ -94,8 +61,8 @@ class Site:
         self.tables = SiteTables(
             root, self._cache_limit(), self.store, is_simulated=self.is_simulated
         )
-        self.noise = NoiseSource()
         self._uses: list[Use] = []
+        self._read: Packet | None = None
 
     def shards(self) -> tuple[ShardSource, ...]:
         """Return the shards that this site hosts."""
@@ -106,6 +73,11 @@ class Site:
         """The ledger of the site, over all its runs."""
         is_kept = self._root != IN_MEMORY
         return open_ledger(Path(self._root) / LEDGER_FILE if is_kept else None)
+
+    @cached_property
+    def noise(self) -> NoiseSource:
+        """For what leaves."""
+        return NoiseSource()
 
     def bind(self, number: int, position: int) -> None:
         """Keep which of the site's shards a part of the run is."""
@@ -204,12 +176,21 @@ class Site:
             vectors.setdefault(number, {})[name] = np.array(array)
         for number in sorted(vectors):
             self.current_part = number
-            entry = self.tables.with_features(self.store.load(f"part-{number}"))
-            plan = PartPlan.from_json(entry.meta["privacy"])
-            outgoing = self.outgoing(number, plan, entry.meta["wire"], draw)
-            features = self.place(number, entry)
-            yield _part(number, entry, features, vectors[number], outgoing)
+            fixed = self._fixed(number)
+            outgoing = self.outgoing(number, fixed.plan, fixed.wire, draw)
+            yield fixed.part(number, vectors[number], outgoing)
         self.current_part = None
+
+    def _fixed(self, number: int) -> FixedPart:
+        """Return what never changes of a part; a process reads it once."""
+        kept = self.store.load(f"part-{number}")
+        features = self.place(number, self.tables.with_features(kept))
+        known = self.store.recall(_fixed_name(number))
+        fixed = None if known is None else known.meta[FIXED]
+        if fixed is None or not fixed.is_of(kept, features):
+            fixed = FixedPart.read(kept, features)
+            self.store.remember(_fixed_name(number), Entry({}, {FIXED: fixed}))
+        return cast(FixedPart, fixed)
 
     def place(self, number: int, entry: Entry) -> Features:
         """Return a part's features where its model is computed."""
@@ -265,6 +246,7 @@ class Site:
                 arrays[number, name] = vector
         for name, record in pack(Packet({}, arrays)).items():
             self.context.state[name] = record
+        self._read = None
 
     def keep_models(self) -> None:
         """Save the parts' models, as they are now, where later runs find them.
@@ -302,73 +284,13 @@ class Site:
                 "the site has no state for this run (was it restarted?); "
                 "start the run again"
             )
-        return unpack(self.context.state)
+        if self._read is None:
+            self._read = unpack(self.context.state)
+        return self._read
 
 
-def make_model(spec: ModelSpec, features: int, device: str) -> LocalModel:
-    """Return the model of a table; a factory's own errors are told with their text.
-
-    Raises:
-        SettingsError: if the model cannot be made.
-    """
-    try:
-        return build_model(spec, features, device)
-    except TPFlowerError:
-        raise
-    except Exception as error:
-        # a factory sees sizes only, so that its words cannot quote data
-        raise SettingsError(
-            f"model {spec.kind!r} raised {type(error).__name__} for {features} "
-            f"features and {spec.outputs} outputs: {error}"
-        ) from error
-
-
-def initial_vectors(model: LocalModel, update: Update) -> dict[str, FloatArray]:
-    """Return the state vectors that training by ``update`` needs besides theta."""
-    zeros = np.zeros(len(model.parameters))
-    if update is Update.CONSENSUS:
-        return {
-            "theta": model.parameters,
-            "consensus": model.parameters,
-            "consensus_duals": zeros,
-        }
-    return {"momentum": zeros}
-
-
-def _part(
-    number: int,
-    entry: Entry,
-    features: Features,
-    vectors: dict[str, FloatArray],
-    outgoing: Outgoing,
-) -> Part:
-    meta: Any = entry.meta
-    arrays = entry.arrays
-    data = ShardData(
-        features=features,
-        multiplicity=arrays["multiplicity"],
-        tested=arrays["tested"],
-        joined_rows=meta["joined-rows"],
-        l2=meta["l2"],
-        batch_start=arrays["batch-start"],
-        batch_rows=arrays["batch-rows"],
-    )
-    model = make_model(
-        ModelSpec.from_json(meta["model"]), features.shape[1], meta["device"]
-    )
-    model.parameters = vectors.pop(MODEL)
-    solver = None
-    if "eigenvalues" in arrays:
-        solver = RidgeSolver(
-            arrays["eigenvalues"],
-            arrays["eigenvectors"],
-            arrays["mean"],
-            meta["weight"],
-            meta["joined-rows"],
-        )
-    update = Update(meta["update"])
-    shard = Shard(data, model, vectors)
-    return Part(number, meta["table"], update, shard, solver, meta["device"], outgoing)
+def _fixed_name(number: int) -> str:
+    return f"fixed-{number}"
 
 
 def state_dir(node_config: Mapping[str, object]) -> str:

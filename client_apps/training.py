@@ -9,7 +9,8 @@ and ``step``.
 import numpy as np
 
 from client_apps.orders import MOST_SEED, Order, header_of, real_numbers
-from client_apps.site import Part, Site
+from client_apps.part import Part
+from client_apps.site import Site
 from client_apps.store import Entry
 from tp_flower.errors import SiteError
 from tp_flower.learning.losses import FloatArray

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from client_apps import store as store_module
 from strategies.batch_merging import (
     CRITICAL_UPDATES,
     FEWEST_UPDATES,
@@ -235,6 +236,24 @@ def test_the_limit_of_stale_steps_is_where_their_modes_stop_to_die_away(momentum
         scored = np.array([1.0, -rate * momentum, 0.0])
         modes = np.linalg.eigvals(np.array([theta, velocity, scored]))
         assert bool(np.abs(modes).max() < 1) is is_stable
+
+
+def test_no_process_needs_to_know_what_another_did(tmp_path):
+    """In deployment every message is answered by a process of its own."""
+
+    class ForgetfulGrid(InProcessGrid):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            for context in self.contexts.values():
+                context.node_config["state-dir"] = str(tmp_path)
+
+        def _deliver(self, message):
+            store_module._CACHE.sites.clear()
+            return super()._deliver(message)
+
+    how = {"staleness": 1, "num_epochs": 2}
+    found = trained("logistic", "mixed", grid_class=ForgetfulGrid, **how)
+    np.testing.assert_array_equal(found.flat, trained("logistic", "mixed", **how).flat)
 
 
 # rounds and bytes (design section 6)

@@ -37,3 +37,43 @@ def test_consensus_moves_the_duals_by_what_is_left_and_predicts_with_w():
     own.accept_consensus(np.array([1.5, 3.0]))
     np.testing.assert_array_equal(own.vectors["consensus_duals"], [1.0, -3.0])
     np.testing.assert_array_equal(own.scores()[:, 0], [1.5, 6.0])
+
+
+def batched(rows: int, batches: list[list[int]], width: int = 3) -> ShardData:
+    features = np.arange(rows * width, dtype=np.float32).reshape(rows, width)
+    return ShardData(
+        features=features,
+        multiplicity=np.ones(rows - 1, np.int64),
+        tested=np.ones(rows, dtype=np.bool_),
+        joined_rows=rows,
+        l2=0.0,
+        batch_start=np.cumsum([0, *map(len, batches)]),
+        batch_rows=np.concatenate(batches).astype(np.int64),
+    )
+
+
+def test_a_batch_has_the_features_of_its_rows_however_often_it_is_asked_for():
+    data = batched(6, [[0, 3], [1, 3, 4], [2], [0, 1, 2, 3, 4]])
+    rows = {
+        range(1): [0, 3],
+        range(1, 2): [1, 3, 4],
+        range(2): [0, 1, 3, 4],
+        range(1, 3): [1, 2, 3, 4],
+        range(3, 4): [0, 1, 2, 3, 4],
+    }
+    for batches in [*rows, *rows, range(1), range(1)]:
+        np.testing.assert_array_equal(data.batch_of(batches), rows[batches])
+        np.testing.assert_array_equal(data.batch(batches), data.features[rows[batches]])
+    # a batch of all rows is no copy
+    assert np.shares_memory(data.batch(range(3, 4)), data.features)
+
+
+def test_one_batch_is_kept_and_no_large_one(monkeypatch):
+    data = batched(6, [[0, 3], [1, 3, 4]])
+    first = data.batch(range(1))
+    assert data.batch(range(1)) is first
+    second = data.batch(range(1, 2))
+    assert data.batch(range(1)) is not first
+    monkeypatch.setattr("client_apps.shard.MOST_KEPT", 8)
+    assert data.batch(range(1, 2)) is not second
+    assert data.batch(range(1, 2)) is not data.batch(range(1, 2))

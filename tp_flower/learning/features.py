@@ -52,6 +52,14 @@ class PlacedFeatures(ABC):
 Features = FeatureArray | PlacedFeatures
 
 
+def rows_of(features: Features, rows: npt.NDArray[np.integer]) -> Features:
+    """Return rows (k,) of features, (k, d)."""
+    if isinstance(features, PlacedFeatures):
+        return features[rows]
+    # up to four times as fast as indexing, the narrower the faster
+    return features.take(rows, axis=0)
+
+
 def on_host(features: Features) -> FeatureArray:
     """Return features for work that stays on the CPU, wherever they lie."""
     return features.host if isinstance(features, PlacedFeatures) else features
