@@ -18,12 +18,17 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import duckdb
 import numpy as np
 
+if TYPE_CHECKING:
+    from bench_runs import Outcome
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 COLUMNS = 60
+SUITE_ROWS = 1_000_000
 MIXED = 6
 
 
@@ -129,6 +134,25 @@ def compare(path: Path, repeat: int) -> None:
             )
         ratio = sides["baseline"]["total"] / sides["ours"]["total"]
         print(f"speed of ours / baseline: {ratio:.2f}", flush=True)
+
+
+def measure_encode() -> "Outcome":
+    """Encode a file once on both sides."""
+    # not at the top: the measured processes must not import it
+    from bench_runs import Check, Outcome
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "shard.csv"
+        write_file(path, SUITE_ROWS, mixed=False)
+        sides = {name: measure(name, path) for name in ("baseline", "ours")}
+    facts: dict[str, object] = {"rows": SUITE_ROWS, "columns": COLUMNS}
+    for name, title in (("ours", "a site"), ("baseline", "DuckDB's scan into numpy")):
+        facts[f"{title}: seconds"] = sides[name]["total"]
+        facts[f"{title}: peak memory, MiB"] = sides[name]["megabytes"]
+    memory = sides["ours"]["megabytes"] / sides["baseline"]["megabytes"]
+    return Outcome(
+        [Check("a site's peak memory over DuckDB + numpy's", memory, 1.0)], facts
+    )
 
 
 def main() -> None:

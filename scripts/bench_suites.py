@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from bench_bytes import measure_bytes
 from bench_centralized import measure_centralized
 from bench_convergence import measure_convergence
+from bench_encode import measure_encode
 from bench_gpu import measure_gpu
 from bench_methods import measure_methods
 from bench_micro import measure_micro
 from bench_movielens import has_movielens, measure_movielens
+from bench_privacy import measure_privacy
 from bench_runs import Options, Outcome, SkippedSuite
 from bench_scale import measure_linearity, measure_paper_scale
 from bench_speed import measure_speed
@@ -54,6 +56,8 @@ SUITES: Mapping[str, Suite] = {
     "bytes": alone(measure_bytes),
     "speed": alone(measure_speed),
     "centralized": alone(measure_centralized),
+    "encode": alone(measure_encode),
+    "privacy": alone(measure_privacy),
     "movielens": _movielens,
     "wire": lambda options: measure_wire(options.movielens),
     "gpu": _gpu,

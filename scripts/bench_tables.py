@@ -104,7 +104,7 @@ def _flat(prefix: str, value: object) -> Iterator[list[str]]:
 def _text(value: object) -> str:
     if value is None or isinstance(value, bool) or not isinstance(value, int | float):
         return NEVER if value is None else str(value)
-    return number(value, 5)
+    return number(value, 4)
 
 
 def goal(dataset: Found) -> str:

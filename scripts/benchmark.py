@@ -207,11 +207,18 @@ def checks_table(name: str, checks: Sequence[Check]) -> Table:
 
 
 def facts_table(facts: dict[str, object]) -> Table:
-    """Return the other figures."""
+    """Return the other figures; tables of them are for the page."""
     table = Table(box=box.SIMPLE, show_header=False)
     for name, value in facts.items():
-        table.add_row(name, _text(value))
+        if not _is_nested(value):
+            table.add_row(name, _text(value))
     return table
+
+
+def _is_nested(value: object) -> bool:
+    return isinstance(value, dict) and any(
+        isinstance(item, dict) for item in value.values()
+    )
 
 
 def format_figure(value: float, unit: str) -> str:

@@ -5,12 +5,16 @@ import re
 from dataclasses import replace
 
 import bench_methods
+import bench_reference
+import pandas as pd
 import pytest
+from baselines import BASELINES
 from bench_curves import Cost, Curve, curve_of, is_within, phase_seconds
 from bench_datasets import Dataset, store
-from bench_methods import METHODS, claims, run_settings, summary
+from bench_methods import METHODS, claims, measure_run, run_settings, summary
 from bench_page import render_page
 from bench_plots import figures_of
+from bench_reference import measure_reference
 from bench_results import new_results, put_outcome
 from bench_runs import Check, Options, Outcome
 
@@ -182,17 +186,42 @@ def test_a_failed_method_is_a_missed_figure() -> None:
 
 
 def small_store() -> Dataset:
-    shards = make_store(60, 8, 12)
-    tables = {"orders": shards["orders"][0], "items": shards["items"][0]}
+    shards = make_store(300, 20, 30)
+    tables = {name: pd.concat(own, ignore_index=True) for name, own in shards.items()}
     return Dataset(
         *("small", "Small", "rmse", STORE_SQL), {"task": "regression"}, tables
     )
 
 
+@pytest.mark.parametrize("name", ["admm", "ucq-admm"])
+def test_methods_and_reference_hold_out_the_same_rows(name: str, monkeypatch) -> None:
+    dataset, method = small_store(), METHODS[name]
+    own = {"scikit-learn": BASELINES["scikit-learn"]}
+    monkeypatch.setattr(bench_reference, "BASELINES", own)
+    reference = measure_reference(dataset, run_settings(dataset, None, {}))
+    run = measure_run(dataset, method, run_settings(dataset, method, {}))
+    # metrics of so few held-out rows agree only if the rows do
+    last = Curve.from_json(run["curve"]).metric[-1]
+    assert last == pytest.approx(reference["reference"], rel=1e-3)
+    (found,) = reference["baselines"].values()
+    assert found["last"] == pytest.approx(reference["reference"], rel=1e-3)
+    assert found["steps-to-1%"] == 1
+    # float32 both ways for every row that is joined, by hand
+    tables = dataset.tables
+    used = tables["orders"].merge(tables["items"]).merge(tables["customers"])
+    rows = [
+        used["order_id"].nunique(),
+        len(tables["items"].merge(used[["item_id"]].drop_duplicates())),
+        used["customer_id"].nunique(),
+    ]
+    assert reference["floor"] == 8 * sum(rows)
+    assert sum(reference["joined-rows"]) == len(used)
+
+
 def test_two_shards_hold_the_rows_in_order() -> None:
     dataset = small_store()
     sites = dataset.two_shards()
-    assert list(sites) == ["orders-0", "orders-1", "items-0", "items-1"]
+    assert list(sites)[:4] == ["orders-0", "orders-1", "items-0", "items-1"]
     for name, frame in dataset.tables.items():
         first, second = (sites[f"{name}-{number}"][name] for number in (0, 1))
         assert abs(len(first) - len(second)) <= 1
