@@ -233,8 +233,8 @@ def _mixing(rows: int, draw: np.random.Generator) -> list[Kernel]:
     points = [(point(), point()) for _ in range(MEMORY + 1)]
     for before, after in points:
         mixer.mix(RHO, before, after)
-    # h, duals and h_i changed; duals and h_i were stepped
-    values = (3 * rows + 2 * users) * CLASSES
+    # how duals and h_i changed, and their steps
+    values = 2 * (rows + users) * CLASSES
     history = np.ones((MEMORY, values), np.float32)
     run = partial(mixer.mix, RHO, *points[0])
     return [Kernel("Anderson mixing", run, history.copy, "a copy of its memory", 12.0)]

@@ -39,7 +39,8 @@ def random_steps(count: int):
 
 
 def flat(point: Point) -> np.ndarray:
-    return np.concatenate([array.ravel() for array in point.arrays])
+    arrays = (point.scores, point.duals, point.local_scores["t"])
+    return np.concatenate([array.ravel() for array in arrays])
 
 
 def textbook(mapping, steps, memory):
@@ -98,7 +99,11 @@ def test_a_step_far_beyond_the_best_forgets_the_past():
     for before, after in steps[:3]:
         mixer.mix(RHO, before, after)
     assert mixer.remembered == 2
-    far = Point(*(100.0 * array for array in steps[3][1].arrays[:2]), {})
-    far = Point(far.scores, far.duals, {"t": 100.0 * steps[3][1].local_scores["t"]})
+    after = steps[3][1]
+    far = Point(
+        100.0 * after.scores,
+        100.0 * after.duals,
+        {"t": 100.0 * after.local_scores["t"]},
+    )
     assert mixer.mix(RHO, steps[3][0], far) is far
     assert mixer.remembered == 0

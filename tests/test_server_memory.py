@@ -90,8 +90,8 @@ def test_by_hand():
     tables = [table(4), table(6)]
     mapping = 10 * (2 * 4 + 8) + 10 * 8
     assert admm_bytes(tables, 10, 0, 0) == mapping + (7 * 10 + 3 * 10) * 8
-    # (h, duals, h_i): 30 numbers; (duals, h_i): 20, and once more; a weight per row
+    # (duals, h_i): 20 numbers, and their steps, and the last one; a weight per row
     assert admm_bytes(tables, 10, 0, 2) == (
-        mapping + 100 * 8 + (2 * (30 + 20) + 20) * 4 + 10 * 8
+        mapping + 100 * 8 + (2 * (20 + 20) + 20) * 4 + 10 * 8
     )
     assert sgd_bytes(tables, 10, 0) == mapping + (30 + 20) * 8 + 20 * 8 + 10 * 8

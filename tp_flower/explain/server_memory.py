@@ -21,8 +21,8 @@ def admm_bytes(
 
     Per joined row and output: z, duals and scores before and after an epoch and the
     message (7 numbers); per row and output: local scores before and after, and the
-    target (3). Anderson mixing remembers how (h, duals, h_i) and the weighted steps
-    (duals, h_i) changed, and the last step, in float32; and the weight of each row.
+    target (3). Anderson mixing remembers how (duals, h_i) and their weighted steps
+    changed, and the last step, in float32; and the weight of each row.
 
     Args:
         tables: of the training problem.
@@ -33,8 +33,7 @@ def admm_bytes(
     outputs = tables[0].outputs
     own = sum(table.total for table in tables)
     epoch = (7 * train + 2 * test + 3 * own) * outputs * FLOAT
-    point, step = 2 * train + own, train + own
-    changes = (anderson_memory * (point + step) + step) * outputs
+    changes = (2 * anderson_memory + 1) * (train + own) * outputs
     mixed = changes * CHANGE + own * FLOAT
     return _mapping_bytes(tables, train, test) + epoch + bool(anderson_memory) * mixed
 

@@ -8,10 +8,10 @@ g = map(x) and f = g - x. The next point is (Walker and Ni 2011, type II)
 where the columns of dG and dF are the changes of g and f over the last epochs. An exact
 theta-update depends on its target only, so the sites need not know: the extrapolated
 point reaches them through the targets. The scores h = b + sum_i h_i of the joined rows
-are linear in the point and are carried along, which spares a gather.
+follow from it.
 
 Notation:
-    x, g, f  points; a point is a list of arrays: h, duals, h_1 .. h_M
+    x, g, f  points; a point is a list of arrays: duals, h_1 .. h_M
     dG, dF   ``reached``, ``moved``, of each array  (memory, n, d_c)
 """
 
@@ -55,9 +55,9 @@ class Point:
     local_scores: dict[str, FloatArray]
 
     @property
-    def arrays(self) -> list[FloatArray]:
-        """The arrays of the point, those that follow from others first."""
-        return [self.scores, self.duals, *self.local_scores.values()]
+    def free(self) -> list[FloatArray]:
+        """The arrays that h follows from, and the duals: duals, h_1 .. h_M."""
+        return [self.duals, *self.local_scores.values()]
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,12 @@ class _History:
     Args:
         like: the array, (n, d_c).
         memory: changes to keep.
-        is_in_norm: whether f of it counts.
     """
 
-    def __init__(self, like: FloatArray, memory: int, *, is_in_norm: bool) -> None:
-        stepped = (len(like) if is_in_norm else 0, like.shape[1])
+    def __init__(self, like: FloatArray, memory: int) -> None:
         self._reached: Float32Array = np.zeros((memory, *like.shape), np.float32)
-        self._moved: Float32Array = np.zeros((memory, *stepped), np.float32)
-        self._step: Float32Array = np.zeros(stepped, np.float32)
+        self._moved: Float32Array = np.zeros((memory, *like.shape), np.float32)
+        self._step: Float32Array = np.zeros(like.shape, np.float32)
         self._size = max(BLOCK_VALUES // like.shape[1], 1)
         self._least_rows = max(LEAST_VALUES // like.shape[1], 1)
 
@@ -200,11 +198,7 @@ class AndersonMixer:
         if not self._memory:
             return after
         if not self._histories:
-            # h follows from the rest and has no part in the norm
-            self._histories = [
-                _History(array, self._memory, is_in_norm=place > 0)
-                for place, array in enumerate(after.arrays)
-            ]
+            self._histories = [_History(a, self._memory) for a in after.free]
         if not self._weights:
             self._weights = self._weights_of(rho, after)
         earlier = self._reached
@@ -214,7 +208,7 @@ class AndersonMixer:
             self.restart()
             self._weights, earlier = self._weights_of(rho, after), []
         self._best = min(self._best, size)
-        self._reached = after.arrays
+        self._reached = after.free
         if not earlier:
             return after
         self._remember(earlier, sums.products[:, 0])
@@ -233,8 +227,8 @@ class AndersonMixer:
     def _measure(self, before: Point, after: Point, *, has_earlier: bool) -> _Sums:
         slot = self._count % self._memory
         used = min(self._count + 1, self._memory) if has_earlier else 0
-        ends = zip(before.arrays[1:], after.arrays[1:], strict=True)
-        own = zip(self._histories[1:], ends, self._weights, strict=True)
+        ends = zip(before.free, after.free, strict=True)
+        own = zip(self._histories, ends, self._weights, strict=True)
         parts = [history.move(slot, used, pair, w) for history, pair, w in own]
         products = np.sum([part.products for part in parts], axis=0)
         return _Sums(products, sum(part.size for part in parts))
@@ -256,9 +250,14 @@ class AndersonMixer:
         products = self._products[:used, :used]
         ridge = RIDGE * np.trace(products) + np.finfo(np.float64).tiny
         gamma = np.linalg.solve(products + ridge * np.eye(used), against)
-        scores, duals, *local = [
+        duals, *local = [
             history.extrapolated(array, gamma)
-            for history, array in zip(self._histories, after.arrays, strict=True)
+            for history, array in zip(self._histories, after.free, strict=True)
         ]
+        scores = after.scores.copy()
+        for (table, reached), mixed in zip(
+            after.local_scores.items(), local, strict=True
+        ):
+            self._mapping.tables[table].add_expanded(mixed - reached, scores)
         tables = zip(after.local_scores, local, strict=True)
         return Point(scores, duals, dict(tables))
