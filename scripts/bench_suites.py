@@ -53,7 +53,7 @@ def _paper_scale(options: Options) -> Outcome:
 SUITES: Mapping[str, Suite] = {
     "methods": measure_methods,
     "convergence": alone(measure_convergence),
-    "bytes": alone(measure_bytes),
+    "bytes": lambda options: measure_bytes(options.movielens),
     "speed": alone(measure_speed),
     "centralized": alone(measure_centralized),
     "encode": alone(measure_encode),
