@@ -227,6 +227,7 @@ class Forecast:
             is_linear=is_linear,
             wire=Precision(self.settings.wire),
             is_expanded=self.settings.method.is_expanded,
+            is_weighted=own.masses is not None,
         )
 
 

@@ -1,6 +1,7 @@
 """The cost model against what training sends, and by hand."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -111,6 +112,11 @@ WAYS = {
         {"strategy": "vfl-sgd", "model": "mlp", "batch_size": 30},
     ),
     "vfl-sgd-left": ("sharded", LEFT, {"strategy": "vfl-sgd", "batch_size": 30}),
+    "vfl-admm-weighted": (
+        "whole",
+        STORE_SQL,
+        {"strategy": "vfl-admm", "row_weight": "entity(c)"},
+    ),
     "gd": ("whole", STORE_SQL, {"strategy": "gd"}),
     "gd-left": ("sharded", LEFT, {"strategy": "gd"}),
     "sgd-softmax": ("sharded", SOFTMAX, {"strategy": "sgd", "batch_size": 60}),
@@ -266,6 +272,34 @@ def test_prepare_by_hand():
     assert found.down == {"t": 10 + 60}
     # twice 4 flags and a Gram matrix of 4 x 4
     assert found.up == {"t": 2 * (4 + 128)}
+
+
+def test_table_6_by_hand():
+    """Ten rows of a table behind 40 joined ones; batches of 8 see 7 of them each."""
+    once = size("t", ShardSize(16, 10, 0, 10, 35.0), outputs=3)
+    joined = replace(once, shards=(ShardSize(16, 40, 0, 40, 40.0),), is_expanded=True)
+    steps = replace(once, shards=(ShardSize(16, 10, 0, 10, 10.0),))
+
+    def both(traffic):
+        return traffic.bytes_up + traffic.bytes_down
+
+    assert both(admm_epoch([once])) == 8 * 10 * 3
+    assert both(admm_epoch([joined])) == 8 * 40 * 3
+    assert both(sgd_epoch([once], 5)) == 8 * 35 * 3
+    assert both(sgd_epoch([joined], 5)) == 8 * 40 * 3
+    assert both(sgd_epoch([steps], 1)) == 8 * 10 * 3
+    told = [
+        prepare_round([own], batches).bytes_down
+        for own, batches in ((once, 0), (joined, 0), (once, 5), (joined, 5), (steps, 1))
+    ]
+    assert told == [
+        16 / 4 + 4 * 10,
+        4 * 40,
+        16 / 4 + 4 * 10 + 4 * (5 + 1 + 35),
+        4 * 40 + 4 * (5 + 1 + 40),
+        16 / 4 + 4 * 10 + 4 * (2 + 10),
+    ]
+    assert prepare_round([replace(joined, is_weighted=True)]).bytes_down == 2 * 4 * 40
 
 
 def test_a_table_in_one_shard_has_the_rows_of_all():

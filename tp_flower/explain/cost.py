@@ -6,10 +6,29 @@ padding are ``overhead-bytes`` there, and nothing here). The formulas below are 
 float32 on the wire: in two bytes, targets, messages and scores take 2 for 4, and
 gradients 2 for 8.
 
+The communication of Table 6 (paper, section 5) with its constants, per table, epoch and
+both ways; without held-out rows, and with every table in one shard::
+
+    method     the paper   here            rounds   told once, at set-up
+    VFL-ADMM   O(N)        8 N d_c         1        4 N
+    VFL-SGD    O(N)        8 N d_c         N/B      4 N + 4 (N/B + 1 + N)
+    TP-ADMM    O(n)        8 n d_c         1        r/4 + 4 n
+    TP-SGD     O(alpha)    8 alpha d_c     N/B      r/4 + 4 n + 4 (N/B + 1 + alpha)
+    GD                     8 n d_c         1        r/4 + 4 n + 4 (2 + n)
+
+alpha are the distinct rows of every batch, n <= alpha <= N; r the rows of the table.
+For held-out rows, ADMM sends 4 d_c more for each that is not trained on, and SGD 4 d_c
+for each. A table in Q shards adds 8 Q (d [+ 1]) d_c up and 8 Q p down (ADMM,
+statistics), 8 Q p each way and inner round (ADMM, consensus), or 8 Q p each way and
+batch (SGD): the paper's O(T' Q) and O(Q N/B). Joined rows of a LEFT JOIN without a row
+of the table are none of its N. So VFL-ADMM sends M (2 N + N') / sum_i (n_i + m_i) times
+the bytes of ADMM, with N' held-out joined rows and tables in one shard.
+
 Notation:
     n, m    ``trained`` rows and rows that take part, of one shard    k  batch rows
     d_c     ``outputs``     d  ``features``     p  ``parameters``
     N, B    joined training rows and rows of a batch     G  multiplicity of a row
+    M, Q    tables, and shards of one
 """
 
 from collections import defaultdict
@@ -27,6 +46,7 @@ SCORE_BYTES = 4  # targets, messages and scores travel as float32
 PARAMETER_BYTES = 8  # parameters, statistics and gradients as float64
 NARROW_BYTES = 2  # any of them but parameters and statistics, if ``wire`` says so
 INDEX_BYTES = 4  # row numbers and multiplicities as int32
+WEIGHT_BYTES = 4  # of a joined row, as float32
 FLAG_BYTES = 1
 
 
@@ -75,6 +95,7 @@ class TableSize:
         is_linear: whether its model is linear.
         wire: what scores and gradients travel as.
         is_expanded: whether its rows are those of joined rows (VFL): a row for each.
+        is_weighted: whether joined rows weigh other than alike.
     """
 
     name: str
@@ -87,6 +108,7 @@ class TableSize:
     is_linear: bool
     wire: Precision = Precision.FLOAT32
     is_expanded: bool = False
+    is_weighted: bool = False
 
     @property
     def score_bytes(self) -> int:
@@ -275,10 +297,10 @@ def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
     """Return what the last round of set-up sends.
 
     Which rows are trained and tested goes down as a bit each, and G as 4 n; in VFL the
-    list of rows instead, 4 m. With ``batches`` the batch plan follows, 4 (batches + 1 +
-    k). Up comes which parameters are
-    penalised, a byte each; the Gram matrix where it is summed; and the first scores of
-    models that are not linear.
+    list of rows instead, 4 m, and weights if there are any, 4 n. With ``batches`` the
+    batch plan follows, 4 (batches + 1 + k). Up comes which parameters are penalised, a
+    byte each; the Gram matrix where it is summed; and the first scores of models that
+    are not linear.
     """
     up: defaultdict[str, float] = defaultdict(float)
     down: defaultdict[str, float] = defaultdict(float)
@@ -300,7 +322,8 @@ def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
 def _row_bytes(table: TableSize, shard: ShardSize) -> int:
     """Return the bytes that tell a site which of its rows take part."""
     if table.is_expanded:
-        return INDEX_BYTES * shard.total
+        weights = WEIGHT_BYTES * shard.trained if table.is_weighted else 0
+        return INDEX_BYTES * shard.total + weights
     return 2 * (-(-shard.rows // 8)) + INDEX_BYTES * shard.trained
 
 
