@@ -17,6 +17,7 @@ from bench_methods import measure_methods
 from bench_micro import measure_micro
 from bench_movielens import has_movielens, measure_movielens
 from bench_privacy import measure_privacy
+from bench_rounds import measure_rounds, measure_simulation
 from bench_runs import Options, Outcome, SkippedSuite
 from bench_scale import measure_linearity, measure_paper_scale
 from bench_speed import measure_speed
@@ -62,6 +63,8 @@ SUITES: Mapping[str, Suite] = {
     "wire": lambda options: measure_wire(options.movielens),
     "gpu": _gpu,
     "micro": alone(measure_micro),
+    "rounds": alone(measure_rounds),
+    "simulation": alone(measure_simulation),
     "linearity": alone(measure_linearity),
     "paper-scale": _paper_scale,
 }
