@@ -9,11 +9,12 @@ known attack away; it is no proof for floating-point numbers.
 """
 
 import secrets
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from scipy.special import ndtri
 
@@ -36,9 +37,14 @@ class NoiseSource:
     """
 
     def __init__(self, key: bytes | None = None) -> None:
-        own = secrets.token_bytes(KEY_BYTES) if key is None else key
+        self._key = key
+
+    @cached_property
+    def _stream(self) -> CipherContext:
+        # made when the first number is drawn: most messages need none
+        own = secrets.token_bytes(KEY_BYTES) if self._key is None else self._key
         # the key is used by this object alone, so that a fixed nonce is no repetition
-        self._stream = Cipher(ChaCha20(own, _NONCE), mode=None).encryptor()
+        return Cipher(ChaCha20(own, _NONCE), mode=None).encryptor()
 
     def uniform(self, shape: Shape) -> FloatArray:
         """Return numbers from the open interval (0, 1): odd multiples of 2**-53."""
