@@ -175,8 +175,9 @@ class BatchStrategy(RelationalStrategy):
 
     def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
         """Run the epochs, until the loss changes less than the tolerance, if set."""
-        # without shards no step is ever late
-        self._staleness = self.settings.staleness if federation.sharded else 0
+        # without shards, or with one batch per epoch, no step is ever late
+        can_be_late = federation.sharded and self._batches.plan.batches > 1
+        self._staleness = self.settings.staleness if can_be_late else 0
         self.chosen["staleness"] = self._staleness
         rows = _Rows.of(federation, self._batches.plan)
         self._unsent, self._sizes = {}, []

@@ -8,7 +8,9 @@ from tp_flower.experiment import Settings
 from tp_flower.privacy.dp_fit import NOISE_DAMPING
 
 TORCH_LEARNING_RATE = 0.05
-"""Automatic learning rate where some model is not linear."""
+"""Automatic learning rate where some model is not linear. It is far below what is
+stable: on flights, MLPs reach the same loss with it whether scores are stale or not,
+and 0.018 more in three epochs with an eighth of it."""
 
 NOISE_MARGIN = 4.0
 """Automatic learning rate: how far it stays below the bound on steps of few rows."""
@@ -39,12 +41,11 @@ def safe_rate(
     rows: steps on few of them must be smaller. ``averaged`` is batch size *
     (1 - momentum), the rows of which the momentum makes an average; where rows are
     weighted, the equal ones whose average is as sure. s is 1, or less where scores are
-    stale. Other models have a rate of their own, times s.
+    stale. Other models have a rate of their own.
     """
-    share = STALE_MARGIN * stale_limit(momentum) if is_stale else 1.0
     tables: list[Table] = list(federation.tables.values())
     if not all(table.is_linear for table in tables):
-        return share * TORCH_LEARNING_RATE
+        return TORCH_LEARNING_RATE
     largest = sum(table.largest_curvature for table in tables)
     trace = sum(
         sum(table.mean_curvature) * (table.features + table.has_intercept)
@@ -53,6 +54,7 @@ def safe_rate(
     weights = federation.weighting.train
     counted = 1.0 if weights is None else weights.effective_share
     averaged = batch_rows * (1.0 - momentum) * counted
+    share = STALE_MARGIN * stale_limit(momentum) if is_stale else 1.0
     bound = largest / share + NOISE_MARGIN * trace / averaged
     return 1.0 / (federation.loss.max_curvature * bound + federation.l2)
 
