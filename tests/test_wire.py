@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tp_flower.protocol import Packet, pack, unpack
 from tp_flower.randomness import Stream
 from tp_flower.wire import (
     LARGEST_EXPONENT,
@@ -95,6 +96,16 @@ def test_numbers_of_the_format_are_exact(precision, scale):
 
 
 # rounding
+
+
+@each_precision
+@pytest.mark.parametrize("largest", [2.0**-144, 2.0**-149, 1e-300, 5e-324, 1e38])
+def test_arrays_of_any_size_travel(precision, largest):
+    """The margins of rows that are told apart well leave derivatives like these."""
+    values = np.array([largest, -largest, 0.0])
+    sent = round_stochastically(values, precision, seeded())
+    found = unpack(pack(Packet({}, {(0, "messages"): sent}))).array(0, "messages")
+    np.testing.assert_allclose(found, values, rtol=ULP[precision], atol=2.0**-149)
 
 
 @each_precision

@@ -45,11 +45,14 @@ AnyArray = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float64]
 Bits = npt.NDArray[np.uint16]
 
-LARGEST_EXPONENT: Final = 160
-"""No array of float32 numbers needs a power of two beyond 2**-160 or 2**160."""
-
 _TOP: Final = 15
 """The largest number is scaled to below 2**15, so that rounding up cannot overflow."""
+
+_LEAST_TOP: Final = -148
+"""The least float32 number above 0 is 2**-149, half of this power of two."""
+
+LARGEST_EXPONENT: Final = _TOP - _LEAST_TOP
+"""No array of float32 numbers needs a power of two beyond 2**-163 or 2**163."""
 
 
 class Precision(StrEnum):
@@ -218,8 +221,8 @@ def _narrowed(
     largest = float(np.abs(values).max(initial=0.0))
     if not largest <= float(np.finfo(np.float32).max):  # true for NaN
         return _not_finite(values, precision)
-    # largest = m * 2**top with m from [1/2, 1); the least float32 is 2**-149
-    exponent = max(math.frexp(largest)[1], -149) - _TOP
+    # largest = m * 2**top with m from [1/2, 1)
+    exponent = max(math.frexp(largest)[1], _LEAST_TOP) - _TOP
     scale = 2.0 ** -(exponent + form.lowered)
     # in float64, as the scale may be no float32
     scaled = values.astype(np.float64, copy=False) * scale
