@@ -141,6 +141,15 @@ def test_a_shards_keys_win_over_its_tables(tmp_path):
         ),
         ("releases = { scores = 3 }", "'scores' in 'releases' .* is 3: valid levels"),
         ("releases = { models = 'private' }", "are private, but no 'epsilon'"),
+        # a label in the clear, by another name
+        (
+            "labels = ['y']\nreleases = { labels = 'never', weights = 'clear' }",
+            "list in 'weights' which columns a weight may read, or .* the label's",
+        ),
+        (
+            "epsilon = 1\nreleases = { weights = 'clear' }",
+            "lets weights leave as they are, and labels not: list in 'weights'",
+        ),
         (
             "join-only = ['Customer']\nlabels = ['customer']",
             "column 'Customer' is join-only, and 'labels' has it too",

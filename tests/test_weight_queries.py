@@ -134,7 +134,10 @@ def test_a_column_for_weights_is_no_feature(tmp_path):
         ("", True),
         ("releases = { labels = 'never' }", False),
         ("epsilon = 2.0", False),
-        ("epsilon = 2.0\nreleases = { weights = 'clear' }", True),
+        (
+            "epsilon = 2.0\nweights = ['amount']\nreleases = { weights = 'clear' }",
+            True,
+        ),
         ("epsilon = 2.0\nreleases = { labels = 'clear' }", True),
         ("releases = { weights = 'never' }", False),
     ],

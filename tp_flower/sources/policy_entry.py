@@ -28,9 +28,11 @@ from typing import Any, Final
 
 from tp_flower.errors import SourceError
 from tp_flower.privacy.policy import (
+    CLEAR,
     DEFAULT_DELTA,
     LEVELS,
     PRIVATE,
+    WEIGHTS,
     Policy,
     Releases,
 )
@@ -71,6 +73,8 @@ def read_policy(
             "private: noise of any size would do"
         )
     defaults = Releases() if epsilon is None else Releases.within_budget()
+    levels = Releases(**{**vars(defaults), **releases})
+    _check_weights(lists, levels, where)
     policy = Policy(
         columns=lists["columns"],
         labels=lists["labels"],
@@ -80,7 +84,7 @@ def read_policy(
         join_only=lists["join-only"] or (),
         expressions=entries.flag(merged, "expressions", where),
         min_rows=entries.count(merged, "min-rows", where, 1),
-        releases=Releases(**{**vars(defaults), **releases}),
+        releases=levels,
         epsilon=epsilon,
         delta=_delta(merged, where),
         budget_name=entries.text(merged, "budget-name", where),
@@ -108,6 +112,18 @@ def _check_apart(lists: Mapping[str, tuple[str, ...] | None], where: str) -> Non
                 raise SourceError(
                     f"{where}: column {name!r} is join-only, and {key!r} has it too"
                 )
+
+
+def _check_weights(
+    lists: Mapping[str, tuple[str, ...] | None], levels: Releases, where: str
+) -> None:
+    """Refuse weights that may read labels, and leave as these may not."""
+    may_leave = levels.level(WEIGHTS) == CLEAR
+    if may_leave and levels.labels != CLEAR and lists["weights"] is None:
+        raise SourceError(
+            f"{where} lets weights leave as they are, and labels not: list in "
+            "'weights' which columns a weight may read, or it may read the label's"
+        )
 
 
 def _releases(entry: Mapping[str, Any], where: str) -> dict[str, str]:
