@@ -119,8 +119,9 @@ def _measure_dataset(name: str, methods: Sequence[str], options: Options) -> Fou
             print(f"  {name}, {method} failed: {error}", flush=True)
             continue
         found["methods"][method] = run | summary(found, Curve.from_json(run["curve"]))
-        epoch = found["methods"][method]["epochs-to-1%"] or "never"
-        print(f"  {name}, {METHODS[method].title}: within 1 %: {epoch}", flush=True)
+        epoch = found["methods"][method]["epochs-to-1%"]
+        when = f"within 1 % at epoch {epoch}" if epoch else "never within 1 %"
+        print(f"  {name}, {METHODS[method].title}: {when}", flush=True)
     return found
 
 

@@ -7,24 +7,28 @@
 
 Suites are in scripts/bench_suites.py; without --suite all run whose data are there.
 --update measures the named suites again and keeps the others of an existing file.
-Every finished suite is written at once: an error in one loses nothing of the others.
+Every finished suite is written at once: an error in one loses nothing of the others,
+nor does Ctrl-C.
 
-Exit status: 0 all figures are within their limits, 1 some are not or a suite failed.
+Exit status: 0 all figures are within their limits, 1 some are not or a suite failed,
+2 the arguments are not usable, 130 interrupted.
 """
 
 import argparse
 import logging
+import math
 import sys
 import time
 import tomllib
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 import matplotlib as mpl
 from bench_datasets import DATASETS
 from bench_methods import METHODS
+from bench_movielens import has_movielens
 from bench_page import write_page
 from bench_results import (
     RESULTS_FILE,
@@ -43,14 +47,18 @@ from rich.table import Table
 
 from tp_flower.console import format_seconds
 from tp_flower.datasets.flights import home_folder
+from tp_flower.errors import SettingsError
+from tp_flower.experiment import Settings
 
 CONSOLE_WIDTH = 110
+INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the suites; return the exit status."""
     parser = _parser()
     given = parser.parse_args(arguments)
+    check_settings(given, parser)
     path, results = _file(given, parser)
     # Flower tells of every run what these tables tell better
     logging.getLogger("flwr").setLevel(logging.WARNING)
@@ -60,26 +68,47 @@ def main(arguments: Sequence[str]) -> int:
         *(given.datasets, given.methods, dict(given.set)),
     )
     missed: list[str] = []
-    for name in given.suite:
-        missed += run_suite(name, options, results, console)
-        write_results(path, results)
+    status = 0
+    try:
+        for name in given.suite:
+            missed += run_suite(name, options, results, console)
+            write_results(path, results)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+        console.print("interrupted; what was measured before is kept")
     write_page(path.parent, results)
     console.print(f"Results: {path.parent}", soft_wrap=True)
     for figure in missed:
         console.print(f"MISSED: {figure}", soft_wrap=True)
-    return 1 if missed else 0
+    return status or (1 if missed else 0)
+
+
+def check_settings(given: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Refuse settings that one of the methods to run does not take."""
+    for name in given.methods or METHODS:
+        method = METHODS[name]
+        own = {"strategy": method.strategy, **method.settings}
+        try:
+            Settings.from_run_config(own | dict(given.set))
+        except SettingsError as error:
+            parser.error(f"--set, for method {name}: {error}")
 
 
 def _file(
     given: argparse.Namespace, parser: argparse.ArgumentParser
 ) -> tuple[Path, Results]:
-    """Return the file to write, and what it begins with."""
-    if given.update is None:
-        return given.output / RESULTS_FILE, new_results()
+    """Return the file to write, and what it begins with.
+
+    Its folder is made before anything is measured: without it all would be lost.
+    """
+    option = "--output" if given.update is None else "--update"
     try:
-        return given.update, read_results(given.update)
+        if given.update is not None:
+            return given.update, read_results(given.update)
+        given.output.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        parser.error(f"--update: {error}")
+        parser.error(f"{option}: {error}")
+    return given.output / RESULTS_FILE, new_results()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -108,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--movielens",
-        type=Path,
+        type=movielens_folder,
         metavar="DIR",
         help="folder with u.data, u.item and u.user of MovieLens-100K",
     )
@@ -119,10 +148,18 @@ def _parser() -> argparse.ArgumentParser:
         help="folder for synthetic tables of the papers' sizes, several GB",
     )
     names = ", ".join(DATASETS)
-    listed = partial(add, type=name_list, default=(), metavar="NAME,..")
-    listed("--datasets", help=f"of suite methods: {names} (default: all)")
+    listed = partial(add, default=(), metavar="NAME,..")
+    listed(
+        "--datasets",
+        type=partial(name_list, known=DATASETS, what="data set"),
+        help=f"of suite methods: {names} (default: all)",
+    )
     names = ", ".join(METHODS)
-    listed("--methods", help=f"of suite methods: {names} (default: all)")
+    listed(
+        "--methods",
+        type=partial(name_list, known=METHODS, what="method"),
+        help=f"of suite methods: {names} (default: all)",
+    )
     add(
         "--set",
         type=setting,
@@ -131,25 +168,47 @@ def _parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="a run-config key of all runs of suite methods, such as model=mlp",
     )
-    add("--factor", type=float, default=1.0, help="share of the papers' row counts")
+    add(
+        "--factor",
+        type=positive,
+        default=1.0,
+        help="share of the papers' row counts (default: 1)",
+    )
     return parser
 
 
 def suite_names(text: str) -> list[str]:
     """Return the suites of ``"bytes,speed"`` or ``"all"``, in the order of `SUITES`."""
-    wanted = text.split(",")
-    unknown = [name for name in wanted if name not in {*SUITES, "all"}]
-    if unknown:
-        allowed = ", ".join(["all", *SUITES])
-        raise argparse.ArgumentTypeError(
-            f"no suite {unknown[0]!r}; there are {allowed}"
-        )
+    wanted = name_list(text, ["all", *SUITES], "suite")
     return [name for name in SUITES if name in wanted or "all" in wanted]
 
 
-def name_list(text: str) -> tuple[str, ...]:
-    """Return the names of ``"flights,store"``."""
-    return tuple(text.split(","))
+def name_list(text: str, known: Iterable[str], what: str) -> tuple[str, ...]:
+    """Return the names of ``"flights,store"``, all of them known."""
+    wanted = tuple(text.split(","))
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"no {what} {unknown[0]!r}; there are {', '.join(known)}"
+        )
+    return wanted
+
+
+def movielens_folder(text: str) -> Path:
+    """Return a folder or archive that has the files of MovieLens."""
+    folder = Path(text)
+    if not has_movielens(folder):
+        message = f"{text!r} is not the folder or .zip of MovieLens-100K or -1M"
+        raise argparse.ArgumentTypeError(message)
+    return folder
+
+
+def positive(text: str) -> float:
+    """Return a number above 0."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return value
 
 
 def setting(text: str) -> tuple[str, str | int | float | bool]:

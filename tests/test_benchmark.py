@@ -46,6 +46,47 @@ def test_suites_are_named_in_their_order() -> None:
         benchmark.suite_names("byte")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--datasets", "flihgts"], "no data set 'flihgts'; there are flights,"),
+        (["--methods", "admm,amdm"], "no method 'amdm'; there are admm, sgd,"),
+        (["--set", "modle=mlp"], "modle: unknown setting. Did you mean mode"),
+        (["--set", "batch-size=100"], "for method gd: 1 setting is not usable"),
+        (["--movielens", "/nowhere"], "'/nowhere' is not the folder or .zip of Movie"),
+        (["--factor", "-1"], "-1 is not a number above 0"),
+        (["--output", __file__], "--output: "),
+    ],
+)
+def test_what_cannot_work_is_refused_before_measuring(
+    run, capsys, arguments, told
+) -> None:
+    def measured(_: Options) -> Outcome:
+        pytest.fail("measured")
+
+    with pytest.raises(SystemExit) as status:
+        run({"a": measured}, *arguments)
+    assert status.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_settings_are_of_the_methods_to_run(run) -> None:
+    arguments = ["--methods", "admm,sgd", "--set", "batch-size=100"]
+    status, _ = run({"a": good}, *arguments)
+    assert status == 0
+
+
+def test_an_interrupt_keeps_what_was_measured(run, capsys, tmp_path) -> None:
+    def interrupted(_: Options) -> Outcome:
+        raise KeyboardInterrupt
+
+    status, content = run({"a": good, "b": interrupted, "c": good})
+    assert status == 130
+    assert list(content["suites"]) == ["a"]
+    assert "interrupted" in capsys.readouterr().out
+    assert (tmp_path / "out" / "benchmark.html").exists()
+
+
 def test_an_error_loses_nothing_of_the_other_suites(run, capsys) -> None:
     suites = {"a": good, "b": failing, "c": skipped, "d": good}
     status, content = run(suites, "--suite", "all")
