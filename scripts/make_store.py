@@ -13,7 +13,15 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from run_files import RUN_FILE, Shards, print_commands, write_run, write_tables
+from run_files import (
+    RUN_FILE,
+    DataError,
+    Shards,
+    make_folder,
+    print_commands,
+    write_run,
+    write_tables,
+)
 
 from tp_flower.datasets.store import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
 
@@ -34,10 +42,10 @@ def main(arguments: Sequence[str]) -> int:
             *(options.orders, options.items, options.customers, options.seed),
             parts=options.parts,
         )
-    except ValueError as error:
+        make_folder(folder)
+    except (ValueError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    folder.mkdir(parents=True, exist_ok=True)
     us, uk = shards["customers"]
     shards["orders"][0].to_csv(folder / "orders.csv", index=False)
     shards["items"][0].to_parquet(folder / "items.parquet", index=False)
@@ -54,12 +62,29 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Write the store example.")
-    parser.add_argument("folder", type=Path, metavar="DIR")
-    parser.add_argument("--orders", type=int, default=5_000, help="rows of orders")
-    parser.add_argument("--items", type=int, default=200, help="distinct items")
-    parser.add_argument("--customers", type=int, default=600, help="in both countries")
-    parser.add_argument("--parts", type=int, default=4, help="most rows of an item")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder to write to")
+    parser.add_argument(
+        "--orders",
+        type=int,
+        default=5_000,
+        help="rows of orders (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--items", type=int, default=200, help="distinct items (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--customers",
+        type=int,
+        default=600,
+        help="in both countries (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--parts",
+        type=int,
+        default=4,
+        help="most rows of an item (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
     return parser.parse_args(arguments)
 
 

@@ -138,9 +138,19 @@ FUNCTIONS = ("least", "largest", "mean", "deviation", "skewness", "count")
 def main(arguments: Sequence[str]) -> int:
     """Write the tables and the files to train on them; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("output", type=Path, metavar="OUTPUT")
-    parser.add_argument("--stays", type=int, default=500, help="at a time")
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="with the official files"
+    )
+    parser.add_argument(
+        "output", type=Path, metavar="OUTPUT", help="folder to write to"
+    )
+    parser.add_argument(
+        "--stays",
+        type=int,
+        default=500,
+        metavar="N",
+        help="read at a time (default: 500)",
+    )
     return run_script(parser, arguments, prepare)
 
 

@@ -130,8 +130,12 @@ TABLES = ("ratings", "movies", "users")
 def main(arguments: Sequence[str]) -> int:
     """Write the tables and the files to train on them; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="or the .zip")
-    parser.add_argument("output", type=Path, metavar="OUTPUT")
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="the unpacked archive, or the .zip"
+    )
+    parser.add_argument(
+        "output", type=Path, metavar="OUTPUT", help="folder to write to"
+    )
     return run_script(parser, arguments, prepare)
 
 

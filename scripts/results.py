@@ -80,8 +80,19 @@ Found = Mapping[str, Any]
 def main(arguments: Sequence[str]) -> int:
     """Write section, plots and the copy of the file; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("file", type=Path, nargs="?", default=FOLDER / RESULTS_FILE)
-    results = read_results(parser.parse_args(arguments).file)
+    parser.add_argument(
+        "file",
+        type=Path,
+        nargs="?",
+        default=FOLDER / RESULTS_FILE,
+        metavar="FILE",
+        help=f"a {RESULTS_FILE} (default: the one in scripts/results/)",
+    )
+    file = parser.parse_args(arguments).file
+    try:
+        results = read_results(file)
+    except (OSError, ValueError) as error:
+        parser.error(f"{str(file)!r} is no {RESULTS_FILE}: {error}")
     write_results(FOLDER / RESULTS_FILE, results)
     for old in FOLDER.glob("*.png"):
         old.unlink()

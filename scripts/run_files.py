@@ -106,6 +106,19 @@ def one_row(connection: duckdb.DuckDBPyConnection, sql: str) -> tuple[int, ...]:
     return tuple(int(value or 0) for value in row)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder for data, if it is not there.
+
+    Raises:
+        DataError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "is a file" if folder.is_file() else str(error.strerror)
+        raise DataError(f"no folder can be made at {folder}: {why}") from error
+
+
 def run_script(
     parser: argparse.ArgumentParser,
     arguments: Sequence[str],
@@ -115,7 +128,7 @@ def run_script(
     options = parser.parse_args(arguments)
     options.output = options.output.resolve()
     try:
-        options.output.mkdir(parents=True, exist_ok=True)
+        make_folder(options.output)
         prepare(options)
     except (DataError, OSError, duckdb.Error) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -72,3 +72,11 @@ def test_impossible_sizes_are_refused(tmp_path: Path) -> None:
     done = make_store(str(tmp_path), "--customers", "1")
     assert done.returncode == 2
     assert "error: the store needs at least" in done.stderr
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    done = make_store(str(file))
+    assert done.returncode == 2
+    assert done.stderr == f"error: no folder can be made at {file}: is a file\n"

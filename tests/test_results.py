@@ -54,6 +54,19 @@ def test_markers_are_needed(readme: str, message: str) -> None:
         with_section(readme, "new")
 
 
+@pytest.mark.parametrize("content", [None, "text", '{"schema": 0}'])
+def test_another_file_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    file = tmp_path / "other.json"
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+    with pytest.raises(SystemExit, match="2"):
+        results.main([str(file)])
+    assert f"'{file}' is no benchmark.json: " in capsys.readouterr().err
+    assert README.read_text(encoding="utf-8") == README_TEXT
+
+
 def run_of(title: str, epoch: int, seconds: float) -> dict[str, object]:
     curve = {"metric": [0.1] * 7}
     if not epoch:
