@@ -35,10 +35,8 @@ class Range:
         return above and value < self.high
 
     def __str__(self) -> str:
-        if self.high == math.inf:
-            return f"{'at least' if self.includes_low else 'above'} {self.low:g}"
-        low = f"{'from' if self.includes_low else 'above'} {self.low:g}"
-        return f"{low} and below {self.high:g}"
+        low = f"{'at least' if self.includes_low else 'above'} {self.low:g}"
+        return low if self.high == math.inf else f"{low} and below {self.high:g}"
 
 
 def store_floats(settings: "DataclassInstance") -> None:
