@@ -51,7 +51,7 @@ def test_suites_are_named_in_their_order() -> None:
     [
         (["--datasets", "flihgts"], "no data set 'flihgts'; there are flights,"),
         (["--methods", "admm,amdm"], "no method 'amdm'; there are admm, sgd,"),
-        (["--set", "modle=mlp"], "modle: unknown setting. Did you mean mode"),
+        (["--set", "mdl=mlp"], "mdl: unknown setting"),
         (["--set", "batch-size=100"], "for method gd: 1 setting is not usable"),
         (["--movielens", "/nowhere"], "'/nowhere' is not the folder or .zip of Movie"),
         (["--factor", "-1"], "-1 is not a number above 0"),

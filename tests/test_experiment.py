@@ -151,7 +151,7 @@ def test_to_dict_is_read_back(
         ("task", "ranking", r"not one of auto, regression, classification"),
         ("over-relaxation", 2, r"must be at least 0 and below 2"),
         ("momentum", 1, r"must be at least 0 and below 1"),
-        ("test-fraction", -0.1, r"test-fraction: -0.1 is out of range: .* from 0"),
+        ("test-fraction", -0.1, r"test-fraction: -0.1 is out of range: .* at least 0"),
         ("site-timeout", 0, r"must be above 0"),
         ("inner-rounds", 0, r"must be at least 1"),
         ("max-categories", 1, r"must be at least 2"),
