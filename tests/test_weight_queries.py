@@ -5,18 +5,21 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import sqlalchemy as sa
 
 from client_apps.rows import once_each
+from tests.database_tables import fill, source_of
 from tests.federated import FEATURES, SOURCE, one_per_site, run_query, store, whole
 from tests.test_explain import explain, printed
 from tests.test_extraction import run as extracted
 from tests.test_policy import check, features, fragment, guard_of, policy_of
 from tp_flower.errors import PolicyError, QueryError, SiteError
 from tp_flower.explain.explanation import explanation_dict
+from tp_flower.extraction.extract import extract
 from tp_flower.privacy.policy import WEIGHTS, Policy, Releases
 from tp_flower.protocol import Packet, pack_bits
 from tp_flower.query import Query
-from tp_flower.query.fragment import Fragment
+from tp_flower.query.fragment import Feature, Fragment, SubQuery
 
 SCHEMAS = {
     "o": {"k": "INTEGER", "y": "DOUBLE", "w": "DOUBLE"},
@@ -95,6 +98,30 @@ def test_what_a_site_extracts():
     flags = extracted(frame, Fragment("t", "table", weight='"b"'))
     np.testing.assert_array_equal(flags.weight, [1.0, 0.0, 1.0])
     assert extracted(frame, Fragment("t", "table", label='"b"')).weight is None
+
+
+GROUPED = SubQuery(
+    columns=(Feature("x", 'MAX("b")'), Feature("n", "COUNT(*)")), groups=('"b"',)
+)
+
+
+@pytest.mark.parametrize(
+    ("fragment", "expected"),
+    [
+        (Fragment("t", "t", weight='"x" * 2', filters=('"x" < 4',)), [0.0, 3.0]),
+        (Fragment("t", "t", weight='"b"'), [0.0, 1.0, 1.0]),
+        (Fragment("t", "t", weight='"x" * "n"', subquery=GROUPED), [0, 2]),
+    ],
+)
+def test_a_database_computes_weights_as_a_site_does(tmp_path, fragment, expected):
+    url = sa.make_url(f"sqlite:///{tmp_path}/shards.db")
+    rows = [(1.5, 1), (0.0, 0), (5.5, 1)]
+    name = fill(url, "t", {"x": "DOUBLE", "b": "INTEGER"}, rows)
+    found = extract(source_of(url, name), fragment)
+    assert found.meta["pushed"] or fragment.weight == '"b"'
+    np.testing.assert_array_equal(np.sort(found.weight), expected)
+    frame = pd.DataFrame(rows, columns=["x", "b"])
+    np.testing.assert_array_equal(np.sort(extracted(frame, fragment).weight), expected)
 
 
 # policies
