@@ -59,8 +59,8 @@ def method_problems(values: Mapping[str, object]) -> list[str]:
         )
     if method.family == SGD and values.get("server-device") == "cuda":
         problems.append(
-            "server-device: 'cuda' is of strategy 'admm', whose server works on all "
-            "rows at once; a batch of SGD is too small for it: use 'cpu' or 'auto'"
+            "server-device: 'cuda' is for strategies admm and vfl-admm; with "
+            f"{name!r} the server's arrays are on the CPU: use 'cpu' or 'auto'"
         )
     privacy = values.get("privacy")
     if isinstance(privacy, PrivacySettings):
