@@ -69,10 +69,8 @@ def _against_formulas(
                 "%",
             )
         )
-        outcome.facts[f"{dataset.name}, {name}: bytes of an epoch, by formula"] = [
-            sent,
-            round(expected),
-        ]
+        what = f"{dataset.name}, {name}: an epoch's bytes, measured and by formula"
+        outcome.facts[what] = [sent, round(expected)]
         runs[name] = own
     return runs
 

@@ -17,6 +17,7 @@ Exit status: 0 all figures are within their limits, 1 some are not or a suite fa
 import argparse
 import logging
 import math
+import shutil
 import sys
 import time
 import tomllib
@@ -50,7 +51,7 @@ from tp_flower.datasets.flights import home_folder
 from tp_flower.errors import SettingsError
 from tp_flower.experiment import Settings
 
-CONSOLE_WIDTH = 110
+MOST_COLUMNS = 110
 INTERRUPTED = 130
 
 
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     path, results = _file(given, parser)
     # Flower tells of every run what these tables tell better
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    console = Console(width=CONSOLE_WIDTH, highlight=False, markup=False)
+    console = Console(width=console_width(), highlight=False, markup=False)
     options = Options(
         *(given.movielens, given.paper_scale, given.factor),
         *(given.datasets, given.methods, dict(given.set)),
@@ -81,6 +82,11 @@ def main(arguments: Sequence[str]) -> int:
     for figure in missed:
         console.print(f"MISSED: {figure}", soft_wrap=True)
     return status or (1 if missed else 0)
+
+
+def console_width() -> int:
+    """Return the columns of the terminal, up to as many as are readable."""
+    return min(MOST_COLUMNS, shutil.get_terminal_size((MOST_COLUMNS, 24)).columns)
 
 
 def check_settings(given: argparse.Namespace, parser: argparse.ArgumentParser) -> None:

@@ -70,6 +70,12 @@ def test_what_cannot_work_is_refused_before_measuring(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("columns", "expected"), [("80", 80), ("300", 110)])
+def test_tables_fit_into_the_terminal(monkeypatch, columns, expected) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert benchmark.console_width() == expected
+
+
 def test_settings_are_of_the_methods_to_run(run) -> None:
     arguments = ["--methods", "admm,sgd", "--set", "batch-size=100"]
     status, _ = run({"a": good}, *arguments)
