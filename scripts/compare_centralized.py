@@ -91,7 +91,7 @@ def read_report(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's report.json.
 
     Raises:
-        CompareError: it is missing, no report, or of a run that failed.
+        CompareError: it is missing, no report, or of a run that cannot be compared.
     """
     path = folder / REPORT_FILE
     try:
@@ -104,6 +104,18 @@ def read_report(folder: Path) -> dict[str, Any]:
         raise CompareError(message) from error
     if report.get("status") != COMPLETED:
         message = f"the run of {path} did not complete: {report.get('status')}"
+        raise CompareError(message)
+    if report["settings"]["mode"] != "train":
+        message = (
+            f"{path} is of mode = {report['settings']['mode']!r}: nothing was trained"
+        )
+        raise CompareError(message)
+    weights = report["chosen"].get("row-weight")
+    if weights:
+        message = (
+            "the run's joined rows have weights (row-weight or AS weight); on the "
+            "joined table every row would count once: there is nothing to compare"
+        )
         raise CompareError(message)
     return report
 

@@ -259,6 +259,7 @@ def test_compares_a_run_with_the_joined_table(
     [
         ({"status": "failed: no rows"}, "did not complete: failed: no rows"),
         ({"joined-rows": {"train": 1, "test": 1}}, "the run joined"),
+        ({"settings": {"mode": "explain"}}, "mode = 'explain': nothing was trained"),
     ],
 )
 def test_runs_that_cannot_be_compared(
@@ -270,6 +271,21 @@ def test_runs_that_cannot_be_compared(
     change_report(run_folder, **changes)
     assert main([str(run_folder)]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_weighted_runs_are_not_compared_with_unweighted_rows(
+    store: Mapping[str, list[pd.DataFrame]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    grid = InProcessGrid(app, [store])
+    query = Query.from_sql(STORE_SQL)
+    strategy = TablePuppetADMM(query, num_epochs=1, row_weight="entity(i)")
+    strategy.start(grid)
+    write_report(strategy.report, tmp_path)
+    grid.close()
+    assert main([str(tmp_path)]) == 1
+    assert "joined rows have weights" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
