@@ -9,5 +9,6 @@ ensure_environment dev
 
 cd "$root"
 say "tests"
+# two tests at a time, those of a file one after the other: they share what they make;
 # an empty -m undoes the "not slow" of pyproject.toml; a later -m of the caller wins
-exec "$venv/bin/python" -m pytest -m "" "$@"
+exec "$venv/bin/python" -m pytest -n 2 --dist loadfile -m "" "$@"
