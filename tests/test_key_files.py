@@ -10,7 +10,7 @@ import pytest
 
 from client_apps import site_key as command
 from tp_flower.errors import SettingsError, SiteError
-from tp_flower.privacy.key_agreement import GroupSecret, KeyPair
+from tp_flower.privacy.key_agreement import GroupSecret
 from tp_flower.privacy.key_files import (
     read_allowed_keys,
     read_secret,
