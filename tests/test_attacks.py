@@ -340,8 +340,8 @@ def test_without_a_mechanism_the_server_tells_records_apart(what):
 def test_with_noise_it_is_right_as_often_as_the_noise_lets_it(what):
     found = play(what, SOME[what])
     # enough noise and rows for the test to see something
-    assert found.error < 0.03
-    assert found.expected - 0.5 > 2 * found.error
+    assert found.error < 0.04
+    assert found.expected - 0.5 > 3 * found.error
     assert found.right == pytest.approx(found.expected, abs=4 * found.error)
     assert found.expected <= found.bound
 

@@ -122,9 +122,9 @@ def test_noise_that_changes_no_class_changes_no_figure(
         for privacy in (PrivacySettings(), private)
     ]
     clear, noisy = (method.report for method in methods)
-    # one less the rounding of what is left
-    assert noisy.final_train == pytest.approx(clear.final_train, rel=1e-10)
-    assert noisy.final_test == pytest.approx(clear.final_test, rel=1e-10)
+    # but for the rounding of what is left, and where the z-update's iteration stops
+    assert noisy.final_train == pytest.approx(clear.final_train, rel=1e-8)
+    assert noisy.final_test == pytest.approx(clear.final_test, rel=1e-8)
 
 
 def test_listed_classes_are_numbered_as_listed():
