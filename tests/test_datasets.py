@@ -253,5 +253,7 @@ def test_every_table_explains_the_quantity():
 
 @pytest.mark.parametrize("sizes", [(0, 1, 2), (1, 0, 2), (1, 1, 1)])
 def test_store_refuses_empty_tables(sizes):
-    with pytest.raises(ValueError, match="at least 1 order, 1 item, 2 customers and 1 part"):
+    with pytest.raises(
+        ValueError, match="at least 1 order, 1 item, 2 customers and 1 part"
+    ):
         make_store(*sizes)
