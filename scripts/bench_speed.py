@@ -69,7 +69,8 @@ def measure_speed() -> Outcome:
         Check(
             "server's part of an epoch over one copy of its arrays",
             server["epoch-ms"] / server["copy-ms"],
-            5.0,
+            # 5 while the mixer's history was in float64: it halved, and so did the copy
+            8.0,
         ),
     ]
     return outcome
