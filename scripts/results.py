@@ -33,13 +33,15 @@ TITLES: Mapping[str, str] = {
     "convergence": "How close to the centralised optimum, on flights",
     "bytes": "Bytes of an epoch, against the least that it could send",
     "speed": "Ten epochs on flights with set-up, against the way without tp_flower",
-    "centralized": "To a good model, against training on the materialised join",
+    "centralized": "To a good model, against training on the materialised join; the "
+    "store has 2 million joined rows, 12.5 per item, of 54 features (narrow: 22)",
     "encode": "A site encodes a CSV shard",
     "privacy": "Private models on flights; [PRIVACY.md](PRIVACY.md) has more, and what "
     "epsilon does not cover",
     "movielens": "MovieLens-100K, against the authors' published code",
     "wire": "Two bytes per number on the wire",
     "rounds": "Rounds of SGD",
+    "simulation": "Rounds of SGD in Flower's simulation",
     "micro": "The parts that take the time",
     "linearity": "How cost grows with the joined rows",
     "paper-scale": "Tables of the papers' sizes (`--paper-scale DIR`)",
@@ -69,6 +71,27 @@ SHOWN_FACTS: Mapping[str, Sequence[str]] = {
         "SGD, DP-SGD, eps 1: test AUC",
     ),
     "movielens": ("times faster than published",),
+    "centralized": (
+        "flights: tp-flower: seconds",
+        "flights: join, CSR, L-BFGS: seconds",
+        "store: tp-flower: seconds",
+        "store: tp-flower: peak-mib",
+        "store: join, dense, SGD: seconds",
+        "store: join, dense, scikit-learn: peak-mib",
+        "narrow store: time over the least without tp_flower",
+        "narrow store: memory over the least without tp_flower",
+    ),
+    "rounds": (
+        "rounds per second, 2 sites",
+        "rounds per second, 8 sites",
+        "rounds per epoch without staleness",
+    ),
+    "paper-scale": (
+        "yelp, factor 1: joined-rows",
+        "yelp, factor 1: set-up-seconds",
+        "yelp, factor 1: epoch-seconds",
+        "yelp, factor 1: floor-seconds",
+    ),
 }
 """Figures without a limit that are shown, if the suite has them."""
 
@@ -127,11 +150,11 @@ def render(results: Found) -> str:
     datasets = datasets_of(results)
     if datasets:
         blocks += _methods_blocks(datasets, suites[METHODS_SUITE]["checks"])
-    blocks += [
-        suite_block(name, suite)
-        for name, suite in suites.items()
-        if name != METHODS_SUITE
-    ]
+    others = [name for name in suites if name != METHODS_SUITE]
+    # in the order of the titles, whichever suite was measured last
+    order = {name: place for place, name in enumerate(TITLES)}
+    others.sort(key=lambda name: order.get(name, len(order)))
+    blocks += [suite_block(name, suites[name]) for name in others]
     return "\n\n".join(blocks)
 
 
