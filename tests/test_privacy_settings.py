@@ -51,7 +51,7 @@ def test_settings_survive_the_run_config():
         ({"privacy.epsilon": 0}, "privacy.epsilon: 0 is out of range.*above 0"),
         ({"privacy.delta": 1}, "privacy.delta: 1 is out of range.*below 1"),
         ({"privacy.sample-rate": 1.5}, "privacy.sample-rate: 1.5 is out of range"),
-        ({"privacy.clip": 0}, "privacy.clip: 0 is out of range: .* from 1e-12"),
+        ({"privacy.clip": 0}, "privacy.clip: 0 is out of range: .* at least 1e-12"),
         ({"privacy.prediction-clip": 1e300}, "below 1e\\+12"),
         ({"privacy.clip": "1"}, "privacy.clip: '1' is not a finite number"),
         ({"privacy.local-steps": 1.5}, "privacy.local-steps: 1.5 is not a whole"),
