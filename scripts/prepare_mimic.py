@@ -30,6 +30,7 @@ from mimic_items import ITEMS, converted, items_select
 from run_files import (
     RUN_FILE,
     DataError,
+    files_parser,
     one_row,
     print_commands,
     print_sizes,
@@ -137,13 +138,7 @@ FUNCTIONS = ("least", "largest", "mean", "deviation", "skewness", "count")
 
 def main(arguments: Sequence[str]) -> int:
     """Write the tables and the files to train on them; return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="with the official files"
-    )
-    parser.add_argument(
-        "output", type=Path, metavar="OUTPUT", help="folder to write to"
-    )
+    parser = files_parser(__doc__, "with the official files")
     parser.add_argument(
         "--stays",
         type=int,

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from run_files import (
     RUN_FILE,
     DataError,
+    files_parser,
     print_commands,
     print_sizes,
     run_script,
@@ -129,13 +130,7 @@ TABLES = ("ratings", "movies", "users")
 
 def main(arguments: Sequence[str]) -> int:
     """Write the tables and the files to train on them; return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="the unpacked archive, or the .zip"
-    )
-    parser.add_argument(
-        "output", type=Path, metavar="OUTPUT", help="folder to write to"
-    )
+    parser = files_parser(__doc__, "the unpacked archive, or the .zip")
     return run_script(parser, arguments, prepare)
 
 

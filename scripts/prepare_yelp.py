@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from run_files import (
     RUN_FILE,
     DataError,
+    files_parser,
     one_row,
     print_commands,
     print_sizes,
@@ -85,13 +86,7 @@ JOIN users AS u ON r.user_id = u.user_id
 
 def main(arguments: Sequence[str]) -> int:
     """Write the tables and the files to train on them; return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="with the official files"
-    )
-    parser.add_argument(
-        "output", type=Path, metavar="OUTPUT", help="folder to write to"
-    )
+    parser = files_parser(__doc__, "with the official files")
     parser.add_argument(
         "--embeddings", type=Path, metavar="FILE", help="of reviews: .parquet or .npy"
     )

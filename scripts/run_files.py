@@ -119,6 +119,21 @@ def make_folder(folder: Path) -> None:
         raise DataError(f"no folder can be made at {folder}: {why}") from error
 
 
+def files_parser(doc: str | None, folder: str) -> argparse.ArgumentParser:
+    """Return a parser of FOLDER and OUTPUT.
+
+    Args:
+        doc: of the script; its first line says what it does.
+        folder: what FOLDER is.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help=folder)
+    parser.add_argument(
+        "output", type=Path, metavar="OUTPUT", help="folder to write to"
+    )
+    return parser
+
+
 def run_script(
     parser: argparse.ArgumentParser,
     arguments: Sequence[str],
