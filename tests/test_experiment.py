@@ -176,6 +176,12 @@ def test_to_dict_is_read_back(
         ("batch-size", "big", r"batch-size: 'big' is not a whole number or 'auto'"),
         ("batch-size", 1.5, r"batch-size: 1.5 is not a whole number"),
         ("batch-size", True, r"batch-size: True is not a whole number"),
+        ("model-name", "Mine", r"model-name: 'Mine' is no name of a model"),
+        ("model-name", "../x", r"model-name: '\.\./x' is no name of a model"),
+        ("model-name", "m@1", r"model-name: '1' is no version of a model"),
+        ("row-key", "f.a b", r"row-key: 'f\.a b' is no column"),
+        ("track", "wandb", r"track: 'wandb' is not one of tensorboard, mlflow"),
+        ("max-stale", 0, r"max-stale: 0 is out of range: it must be at least 1"),
         ("hidden-sizes", "a", r"hidden-sizes: 'a' is not a comma-separated list"),
         ("hidden-sizes", "", r"hidden-sizes: '' is not a comma-separated list"),
         ("hidden-sizes", "0", r"not a list of widths of at least 1"),
@@ -200,10 +206,38 @@ def test_a_batch_size_is_a_number_or_follows_the_rounds() -> None:
 
 @pytest.mark.parametrize("key", sorted(CHOICES))
 def test_every_choice_is_accepted_and_others_are_not(key: str) -> None:
+    mode = {"on-missing": {"mean": "predict"}, "predictions-at": {"label-site": "predict"}}
     for value in CHOICES[key]:
-        Settings.from_run_config({key: value})
+        needed = mode.get(key, {}).get(value)
+        Settings.from_run_config({key: value} | ({"mode": needed} if needed else {}))
     with pytest.raises(SettingsError, match=f"{key}: 'other' is not one of"):
         Settings.from_run_config({key: "other"})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"on-missing": "mean"}, r"on-missing: 'mean' does not go with mode 'train'"),
+        ({"on-missing": "stale", "mode": "predict"}, r"'predict': use stop, mean"),
+        (
+            {"on-missing": "stale", "strategy": "sgd"},
+            r"on-missing: 'stale' needs the last scores .* 'sgd' .* use admm, or stop",
+        ),
+        ({"resume": "r", "mode": "predict"}, r"resume: only training is resumed"),
+        (
+            {"model-name": "m@20261121-093000-1a2b"},
+            r"model-name: a version is of a model that was trained",
+        ),
+        ({"row-key": "f.a"}, r"row-key: is of mode 'predict' alone, not 'train'"),
+        (
+            {"predictions-at": "label-site", "mode": "evaluate"},
+            r"predictions-at: is of mode 'predict' alone, not 'evaluate'",
+        ),
+    ],
+)
+def test_what_does_not_go_with_the_mode_is_refused(config: dict, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Settings.from_run_config(config)
 
 
 def test_an_unknown_key_is_refused_with_close_matches_and_all_keys() -> None:

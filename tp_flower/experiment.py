@@ -22,16 +22,33 @@ from tp_flower.encoding.choice import (
 )
 from tp_flower.errors import SettingsError
 from tp_flower.joins.mapping import MAX_JOINED_ROWS
-from tp_flower.joins.row_weights import JOINED, uncounted, weight_problem
-from tp_flower.methods import ADMM, METHODS, Method, batch_size_problem, method_problems
-from tp_flower.privacy.settings import PRIVACY_KEYS, STATISTICS, PrivacySettings
+from tp_flower.joins.row_weights import JOINED, weight_problem
+from tp_flower.methods import METHODS, Method, batch_size_problem
+from tp_flower.privacy.settings import PRIVACY_KEYS, PrivacySettings
+from tp_flower.run_modes import (
+    EVALUATE,
+    EXPLAIN,
+    LABEL_SITE,
+    MEAN,
+    PREDICT,
+    SERVER,
+    STALE,
+    STOP,
+    TRAIN,
+    model_name_problem,
+    row_key_problem,
+    track_problem,
+)
 from tp_flower.setting_checks import Range, has_type, plain_problem, store_floats
+from tp_flower.setting_relations import relation_problems
 from tp_flower.wire import Precision
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "task": ("auto", "regression", "classification"),
     "strategy": tuple(METHODS),
-    "mode": ("train", "explain"),
+    "mode": (TRAIN, EXPLAIN, PREDICT, EVALUATE),
+    "on-missing": (STOP, STALE, MEAN),
+    "predictions-at": (SERVER, LABEL_SITE),
     "loss": ("auto", "squared", "logistic", "softmax"),
     "admm-form": ("sharing", "jacobi"),
     "lou": ("auto", "gram", "consensus"),
@@ -40,10 +57,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "wire": tuple(map(str, Precision)),
 }
 BUILT_IN_MODELS = ("linear", "mlp")
-TASK_LOSSES: Mapping[str, tuple[str, ...]] = {
-    "regression": ("auto", "squared"),
-    "classification": ("auto", "logistic", "softmax"),
-}
 
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _MODEL_FORMS = '"linear", "mlp" or "package.module:factory"'
@@ -66,6 +79,7 @@ _RANGES: Mapping[str, Range] = {
     "test-fraction": Range(0, 1),
     "seed": Range(0, 2**63),
     "site-timeout": Range(0, includes_low=False),
+    "max-stale": Range(1),
     "min-sites": Range(0),
     "wait-seconds": Range(0),
     "max-categories": Range(2),
@@ -98,7 +112,11 @@ class Settings:
     task: str = "auto"
     tables: str = ""
     strategy: str = "admm"
-    mode: str = "train"
+    mode: str = TRAIN
+    resume: str = ""
+    model_name: str = "default"
+    row_key: str = ""
+    predictions_at: str = SERVER
     num_epochs: int = 0
     model: str = "linear"
     models: tuple[tuple[str, str], ...] = ()
@@ -125,6 +143,8 @@ class Settings:
     server_device: str = "cpu"
     wire: str = "float32"
     site_timeout: float = 600.0
+    on_missing: str = STOP
+    max_stale: int = 3
     min_sites: int = 0
     wait_seconds: float = 60.0
     max_categories: int = 256
@@ -132,6 +152,7 @@ class Settings:
     max_joined_rows: int = MAX_JOINED_ROWS
     output_dir: str = ""
     progress: bool = True
+    track: str = ""
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
 
     def __post_init__(self) -> None:
@@ -317,7 +338,7 @@ def _find_problems(values: Mapping[str, object]) -> list[str]:
     found = [f"{key}: {text}" for key, text in problems.items() if text]
     # relations between settings are judged only among values that are fine alone
     fine = {key: values[key] for key, text in problems.items() if not text}
-    return found + _relation_problems(fine)
+    return found + relation_problems(fine)
 
 
 def _value_problem(key: str, value: object) -> str | None:
@@ -363,37 +384,8 @@ def _model_problem(model: object) -> str | None:
 _TEXT_PROBLEMS: Mapping[str, Callable[[str], str | None]] = {
     "batch-size": batch_size_problem,
     "model": _model_problem,
+    "model-name": model_name_problem,
+    "row-key": row_key_problem,
     "row-weight": weight_problem,
+    "track": track_problem,
 }
-
-
-def _relation_problems(values: Mapping[str, object]) -> list[str]:
-    """Check what only two settings together can get wrong."""
-    problems = []
-    task, loss = str(values.get("task", "auto")), values.get("loss", "auto")
-    if task in TASK_LOSSES and loss not in TASK_LOSSES[task]:
-        allowed = ", ".join(TASK_LOSSES[task])
-        problems.append(f"loss: {loss!r} does not fit task {task!r}: use {allowed}")
-    pairs = values.get("models", ())
-    named = [model for _, model in pairs] if isinstance(pairs, tuple) else []
-    others = [m for m in [values.get("model", "linear"), *named] if m != "linear"]
-    is_admm = METHODS[str(values.get("strategy", "admm"))].family == ADMM
-    if values.get("lou") == "gram" and is_admm:
-        problems += [
-            f"lou: 'gram' needs linear models, but {model!r} is asked for: "
-            "use auto or consensus"
-            for model in others[:1]
-        ]
-    privacy = values.get("privacy")
-    if isinstance(privacy, PrivacySettings):
-        problems += uncounted(str(values.get("row-weight", JOINED)), privacy)
-    if isinstance(privacy, PrivacySettings) and privacy.features == STATISTICS:
-        problems += [
-            f"privacy.features: 'statistics' needs {needed}: use dp-sgd"
-            for needed, is_missing in (
-                ("strategy 'admm'", not is_admm),
-                ("linear models", bool(others)),
-            )
-            if is_missing
-        ]
-    return problems + method_problems(values)
