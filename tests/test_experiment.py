@@ -206,13 +206,9 @@ def test_a_batch_size_is_a_number_or_follows_the_rounds() -> None:
 
 @pytest.mark.parametrize("key", sorted(CHOICES))
 def test_every_choice_is_accepted_and_others_are_not(key: str) -> None:
-    mode = {
-        "on-missing": {"mean": "predict"},
-        "predictions-at": {"label-site": "predict"},
-    }
+    needs = dict.fromkeys(("mean", "label-site"), {"mode": "predict"})
     for value in CHOICES[key]:
-        needed = mode.get(value)
-        Settings.from_run_config({key: value} | ({"mode": needed} if needed else {}))
+        Settings.from_run_config({key: value, **needs.get(value, {})})
     with pytest.raises(SettingsError, match=f"{key}: 'other' is not one of"):
         Settings.from_run_config({key: "other"})
 
