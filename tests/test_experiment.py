@@ -206,7 +206,7 @@ def test_a_batch_size_is_a_number_or_follows_the_rounds() -> None:
 
 @pytest.mark.parametrize("key", sorted(CHOICES))
 def test_every_choice_is_accepted_and_others_are_not(key: str) -> None:
-    needs = dict.fromkeys(("mean", "label-site"), {"mode": "predict"})
+    needs = {key_0: {"mode": "predict"} for key_0 in ("mean", "label-site")}
     for value in CHOICES[key]:
         Settings.from_run_config({key: value, **needs.get(value, {})})
     with pytest.raises(SettingsError, match=f"{key}: 'other' is not one of"):
