@@ -43,3 +43,7 @@ class BudgetError(SiteError):
 
 class PolicyError(SiteError):
     """A request asks for what the policy of a site's table does not allow."""
+
+
+class ModelError(TPFlowerError):
+    """A saved model is unknown, damaged, of another version, or badly named."""

@@ -1,0 +1,170 @@
+"""Names and versions of saved models, and the folders that go by them.
+
+The server keeps a model's manifest, a site its parts of it, both below
+``<home>/models/<name>/<version>``. A name or version that comes from outside becomes a
+path only through :class:`ModelVersion`, which takes no other characters than these.
+"""
+
+import difflib
+import re
+import secrets
+import shutil
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from tp_flower.errors import ModelError
+
+MODELS: Final = "models"
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_VERSION: Final = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
+_DELETED: Final = ".deleted-"
+_SHOWN: Final = 80
+
+
+@dataclass(frozen=True, order=True)
+class ModelVersion:
+    """One version of a named model.
+
+    Attributes:
+        name: that the runs of one purpose share.
+        version: when the run started, UTC, and four digits of the run's name; later
+            versions sort after earlier ones.
+
+    Raises:
+        ModelError: name or version is not of its form.
+
+    >>> str(ModelVersion("delays", "20261122-001500-3f9a"))
+    'delays@20261122-001500-3f9a'
+    """
+
+    name: str
+    version: str
+
+    def __post_init__(self) -> None:
+        """Refuse what must not become a path."""
+        check_name(self.name)
+        if not _VERSION.fullmatch(self.version):
+            raise ModelError(
+                f"model version {_shown(self.version)} is not of the form "
+                "YYYYMMDD-HHMMSS-xxxx, with four hexadecimal digits at the end"
+            )
+
+    def __str__(self) -> str:
+        """Return ``name@version``."""
+        return f"{self.name}@{self.version}"
+
+    @classmethod
+    def parse(cls, text: str) -> "ModelVersion":
+        """Read ``name@version``.
+
+        Raises:
+            ModelError: it is not of this form.
+        """
+        name, _, version = text.partition("@")
+        if not version:
+            raise ModelError(
+                f"{_shown(text)} names no version: write name@version, as `list` does"
+            )
+        return cls(name, version)
+
+    def folder(self, home: Path) -> Path:
+        """Return where the version lies below a home folder or state folder."""
+        return home / MODELS / self.name / self.version
+
+
+def check_name(name: object) -> str:
+    """Return a model's name.
+
+    Raises:
+        ModelError: it has other characters than allowed, or too many.
+    """
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise ModelError(
+            f"model name {_shown(name)} is not allowed: it must have 1 to 64 of a-z, "
+            "0-9, '.', '_' and '-', and begin with a letter or digit"
+        )
+    return name
+
+
+def make_version(started: datetime, run: str) -> str:
+    """Return the version of a run's model.
+
+    Args:
+        started: when the run started, with its time zone.
+        run: its name, hexadecimal.
+
+    >>> make_version(datetime(2026, 11, 22, 0, 15, tzinfo=UTC), "3f9ac0")
+    '20261122-001500-3f9a'
+    """
+    return f"{started.astimezone(UTC):%Y%m%d-%H%M%S}-{run[:4]}"
+
+
+def versions_in(home: Path) -> tuple[ModelVersion, ...]:
+    """Return what is kept below a folder, by name, the earliest version first."""
+    found = []
+    for folder in (home / MODELS).glob("*/*"):
+        name, version = folder.parent.name, folder.name
+        # other files may lie there, and what is being written or deleted
+        if _NAME.fullmatch(name) and _VERSION.fullmatch(version) and folder.is_dir():
+            found.append(ModelVersion(name, version))
+    return tuple(sorted(found))
+
+
+def find_version(home: Path, text: str) -> ModelVersion:
+    """Return the version that ``name@version`` names, or the latest of ``name``.
+
+    Raises:
+        ModelError: there is none; says what is close to it.
+    """
+    name = check_name(text.partition("@")[0])
+    wanted = ModelVersion.parse(text) if "@" in text else None
+    versions = versions_in(home)
+    own = [version for version in versions if version.name == name]
+    if wanted is None and own:
+        return own[-1]
+    if wanted in own:
+        return wanted
+    raise ModelError(f"there is no model {text!r}{_advice(name, text, versions)}")
+
+
+def delete_version(home: Path, text: str) -> ModelVersion:
+    """Delete one version, whole or not at all, and return which it was.
+
+    Args:
+        home: folder that the models lie in.
+        text: ``name@version``; a name alone deletes nothing.
+
+    Raises:
+        ModelError: there is none, or it cannot be deleted.
+    """
+    ModelVersion.parse(text)
+    found = find_version(home, text)
+    folder = found.folder(home)
+    try:
+        for left in folder.parent.glob(f"{_DELETED}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        # under its new name nothing finds it, however far the removal gets
+        gone = folder.with_name(f"{_DELETED}{found.version}-{secrets.token_hex(4)}")
+        folder.rename(gone)
+        shutil.rmtree(gone)
+    except OSError as error:
+        raise ModelError(f"model {found} cannot be deleted: {error.strerror}") from None
+    if not any(folder.parent.iterdir()):
+        folder.parent.rmdir()
+    return found
+
+
+def _advice(name: str, text: str, versions: tuple[ModelVersion, ...]) -> str:
+    own = [str(version) for version in versions if version.name == name]
+    names = list(dict.fromkeys(version.name for version in versions))
+    close = difflib.get_close_matches(text, own, n=3, cutoff=0.0)
+    if close := close or difflib.get_close_matches(name, names, n=3):
+        return f". Did you mean {' or '.join(close)}?"
+    return f"; there are {', '.join(names)}" if names else "; there is none yet"
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
