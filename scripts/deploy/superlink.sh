@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Start the operator's SuperLink, in the foreground: over TLS, for registered SuperNodes only,
+# with a database that outlives it. Stop it with Ctrl-C or SIGTERM.
+#   bash scripts/deploy/superlink.sh --certificates FOLDER --state FOLDER [--host ADDRESS] [--port N]
+#
+#   --certificates  has ca.crt, server.pem and server.key (make_ca.sh)
+#   --state         takes superlink.db (registered keys, runs), runs/ (reports) and models/
+#   --host          address to listen on (default 127.0.0.1). Whoever reaches the port can start
+#                   runs: see DEPLOY.md before it is another one
+#   --port          default 8000
+set -euo pipefail
+
+# shellcheck source=scripts/deploy/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+certificates='' state='' host=127.0.0.1 port=8000
+while [ $# -gt 0 ]; do
+  case $1 in
+    --certificates) certificates=$(value "$@") ;;
+    --state) state=$(value "$@") ;;
+    --host) host=$(value "$@") ;;
+    --port) port=$(value "$@") ;;
+    *) wrong_usage "unknown argument: $1" ;;
+  esac
+  shift 2
+done
+need --certificates "$certificates"
+need --state "$state"
+certificates=$(absolute "$certificates")
+state=$(absolute "$state")
+
+need_file --certificates "$certificates/ca.crt"
+need_file --certificates "$certificates/server.pem"
+need_private --certificates "$certificates/server.key"
+make_state_folder "$state"
+use_environment "$state/flower"
+# two SuperLinks on one database would give each run's messages to either
+exec 9>"$state/superlink.lock"
+flock -n 9 || fail "another SuperLink runs on $state"
+
+# reports and models go below the state folder, as do relative paths of a run
+export TP_FLOWER_HOME=$state
+umask 077
+cd -- "$state"
+exec flower-superlink \
+  --ssl-ca-certfile "$certificates/ca.crt" \
+  --ssl-certfile "$certificates/server.pem" \
+  --ssl-keyfile "$certificates/server.key" \
+  --enable-supernode-auth \
+  --database "$state/superlink.db" \
+  --disable-runtime-dependency-installation \
+  --host "$host" --port "$port"

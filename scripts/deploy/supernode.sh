@@ -1,0 +1,139 @@
+#!/usr/bin/env bash
+# Start an organisation's SuperNode, in the foreground. Stop it with Ctrl-C or SIGTERM.
+#   bash scripts/deploy/supernode.sh --superlink HOST:PORT --ca FILE --key FILE --tables FILE --state FOLDER
+#     [--port N] [--secret-file FILE] [--allowed-keys FILE] [--cache-gb N] [--check]
+#
+#   --superlink     the operator's; the certificate must name HOST
+#   --ca            ca.crt, as the operator gave it
+#   --key           this SuperNode's private key (make_node_key.sh), registered by the operator
+#   --tables        what this organisation holds (README, "Your data")
+#   --state         keys, privacy ledger, models and cache: one SuperNode to a folder, back it up
+#   --port          on loopback, for the SuperNode's own processes (default 9094; one SuperNode to a port)
+#   --secret-file, --allowed-keys, --cache-gb   as in README, "Privacy" and "Sources"
+#   --check         try the files, the tables and the way to the SuperLink, and start nothing
+#
+# A SuperNode that is refused exits; whoever supervises it starts it again. After a kill -9 the
+# SuperLink refuses the same key for up to a minute.
+set -euo pipefail
+
+# shellcheck source=scripts/deploy/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+superlink='' ca='' key='' tables='' state='' port=9094 is_check=false
+secret_file='' allowed_keys='' cache_gb=''
+while [ $# -gt 0 ]; do
+  case $1 in
+    --check)
+      is_check=true
+      shift
+      continue
+      ;;
+    --superlink) superlink=$(value "$@") ;;
+    --ca) ca=$(value "$@") ;;
+    --key) key=$(value "$@") ;;
+    --tables) tables=$(value "$@") ;;
+    --state) state=$(value "$@") ;;
+    --port) port=$(value "$@") ;;
+    --secret-file) secret_file=$(value "$@") ;;
+    --allowed-keys) allowed_keys=$(value "$@") ;;
+    --cache-gb) cache_gb=$(value "$@") ;;
+    *) wrong_usage "unknown argument: $1" ;;
+  esac
+  shift 2
+done
+need --superlink "$superlink"
+need --ca "$ca"
+need --key "$key"
+need --tables "$tables"
+need --state "$state"
+[[ $superlink =~ ^[^/]+:[0-9]+$ ]] || fail "--superlink is HOST:PORT, not '$superlink'"
+ca=$(absolute "$ca")
+key=$(absolute "$key")
+tables=$(absolute "$tables")
+state=$(absolute "$state")
+
+# the node config is read as key="value" pairs
+config=''
+add() {
+  case $2 in
+    *[\"\\]*) fail "$1: a path with a quote or a backslash cannot be told to Flower: $2" ;;
+  esac
+  config+="${config:+ }$1=\"$2\""
+}
+add tables "$tables"
+add state-dir "$state"
+need_file --ca "$ca"
+need_private --key "$key"
+need_file --tables "$tables"
+if [ -n "$secret_file" ]; then
+  secret_file=$(absolute "$secret_file")
+  need_private --secret-file "$secret_file"
+  add secret-file "$secret_file"
+fi
+if [ -n "$allowed_keys" ]; then
+  allowed_keys=$(absolute "$allowed_keys")
+  need_file --allowed-keys "$allowed_keys"
+  add allowed-keys "$allowed_keys"
+fi
+[ -z "$cache_gb" ] || config+=" cache-gb=$cache_gb"
+make_state_folder "$state"
+use_environment "$state/flower"
+# modules of the project, also where it is not installed
+cd -- "$root"
+
+check_tables() {
+  python - "$tables" <<'PYTHON'
+import sys
+from tp_flower.errors import TPFlowerError
+from tp_flower.sources.shards import describe, load_tables
+
+try:
+    for source in load_tables(sys.argv[1]):
+        found = describe(source)
+        print(f"  {source.table} of {source.site}: {found.rows:,} rows, {len(found.columns)} columns")
+except TPFlowerError as error:
+    sys.exit(f"error: {error}")
+PYTHON
+}
+
+check_superlink() {
+  local host=${superlink%:*} answer
+  host=${host#[}
+  host=${host%]}
+  local option=-verify_hostname
+  [[ ! $host =~ ^[0-9.]+$ && $host != *:* ]] || option=-verify_ip
+  need_program openssl openssl
+  answer=$(timeout 20 openssl s_client -connect "$superlink" -CAfile "$ca" -verify_return_error \
+    "$option" "$host" -brief </dev/null 2>&1) ||
+    fail "no TLS connection to $superlink that $ca vouches for: $(tail -n 3 <<<"$answer")"
+  printf '  %s: reached, its certificate is good\n' "$superlink"
+}
+
+if $is_check; then
+  say "the tables, as $(id -un) reads them"
+  check_tables
+  say "what they have spent of their budgets"
+  python -m client_apps.account --tables "$tables" --state-dir "$state"
+  say "the SuperLink, under the CA $(fingerprint "$ca")"
+  check_superlink
+  say "all is well; nothing was started"
+  exit
+fi
+
+# a tables file that cannot be used stops here, and not in the middle of a run
+python -c 'import sys
+from tp_flower.errors import TPFlowerError
+from tp_flower.sources.shards import load_tables
+try:
+    load_tables(sys.argv[1])
+except TPFlowerError as error:
+    sys.exit(f"error: {error}")' "$tables"
+# two SuperNodes in one folder would mix up their keys and ledgers; the lock ends with the process
+exec 9>"$state/supernode.lock"
+flock -n 9 || fail "another SuperNode runs with the state folder $state"
+
+umask 077
+cd -- "$state"
+exec flower-supernode \
+  --superlink "$superlink" --root-certificates "$ca" --auth-supernode-private-key "$key" \
+  --port "$port" --node-config "$config"
