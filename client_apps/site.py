@@ -4,20 +4,17 @@ import os
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from flwr.app import Context
 
+from client_apps.kept_features import KeptFeatures
 from client_apps.outgoing import Outgoing
 from client_apps.part import MODEL, FixedPart, Part, State
 from client_apps.placement import place, release
-from client_apps.saved_models import MODELS, SavedModel
 from client_apps.store import IN_MEMORY, Entry, SiteStore, cannot_write
-from client_apps.tables import SiteTables
-from tp_flower.encoding.encoder import SiteEncoder
 from tp_flower.errors import SettingsError, SiteError, TPFlowerError
-from tp_flower.extraction.extracted import ExtractedShard
 from tp_flower.learning.features import Features
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.models import ModelSpec
@@ -29,8 +26,13 @@ from tp_flower.privacy.plan import PartPlan
 from tp_flower.privacy.releases import Use
 from tp_flower.protocol import AnyArray, ArrayKey, Packet, pack, unpack
 from tp_flower.randomness import Stream
-from tp_flower.sources.shards import MEMORY_PREFIX, ShardSource, hosted_shards
+from tp_flower.sources.memory_name import MEMORY_PREFIX
 from tp_flower.wire import Precision, Rounding
+
+if TYPE_CHECKING:
+    from client_apps.tables import SiteTables
+    from tp_flower.extraction.extracted import ExtractedShard
+    from tp_flower.sources.shards import ShardSource
 
 STATE_DIR = "state-dir"
 CACHE_GB = "cache-gb"
@@ -43,12 +45,15 @@ FIXED = "fixed"
 class Site:
     """One node's view of one run, for the length of one message.
 
+    In deployment every message starts a process. What reads tables, parses queries or
+    writes models is imported by the messages that do.
+
     Attributes:
         context: Flower's.
         current_part: number of the part that is being worked on, which an error is
             about; None between parts.
         store: what is kept of the run.
-        tables: the rows of the run's parts, and their features, in the site's cache.
+        features: of the run's parts, in the site's cache.
     """
 
     def __init__(self, context: Context) -> None:
@@ -58,14 +63,21 @@ class Site:
         self.store = SiteStore(root, context.run_id, context.node_id)
         self.store.touch()
         self._root = root
-        self.tables = SiteTables(
-            root, self._cache_limit(), self.store, is_simulated=self.is_simulated
-        )
+        self.features = KeptFeatures(root, self._cache_limit(), self.store)
         self._uses: list[Use] = []
         self._read: Packet | None = None
 
-    def shards(self) -> tuple[ShardSource, ...]:
+    @cached_property
+    def tables(self) -> "SiteTables":
+        """The rows of the run's parts."""
+        from client_apps.tables import SiteTables
+
+        return SiteTables(self.features, is_simulated=self.is_simulated)
+
+    def shards(self) -> tuple["ShardSource", ...]:
         """Return the shards that this site hosts."""
+        from tp_flower.sources.shards import hosted_shards
+
         return hosted_shards(self.context.node_config, self.context.run_config)
 
     @cached_property
@@ -83,7 +95,7 @@ class Site:
         """Keep which of the site's shards a part of the run is."""
         self.store.save(f"source-{number}", Entry({}, {POSITION: position}))
 
-    def source(self, number: int) -> ShardSource:
+    def source(self, number: int) -> "ShardSource":
         """Return the shard that a part of the run is.
 
         Raises:
@@ -153,13 +165,13 @@ class Site:
             )
         return int(limit * 1e9)
 
-    def extracted(self, number: int) -> ExtractedShard:
+    def extracted(self, number: int) -> "ExtractedShard":
         """Return the rows of a part that were extracted in this run."""
         return self.tables.extracted(number)
 
     def save_part(self, number: int, entry: Entry) -> None:
         """Keep what never changes of a part in training."""
-        self.store.save(f"part-{number}", self.tables.without_features(number, entry))
+        self.store.save(f"part-{number}", self.features.without(number, entry))
 
     def parts(self, draw: int = 0) -> Iterator[Part]:
         """Yield the parts in training, with the current state.
@@ -184,7 +196,7 @@ class Site:
     def _fixed(self, number: int) -> FixedPart:
         """Return what never changes of a part; a process reads it once."""
         kept = self.store.load(f"part-{number}")
-        features = self.place(number, self.tables.with_features(kept))
+        features = self.place(number, self.features.added_to(kept))
         known = self.store.recall(_fixed_name(number))
         fixed = None if known is None else known.meta[FIXED]
         if fixed is None or not fixed.is_of(kept, features):
@@ -256,6 +268,9 @@ class Site:
         """
         if self._root == IN_MEMORY:
             return
+        from client_apps.saved_models import MODELS, SavedModel
+        from tp_flower.encoding.encoder import SiteEncoder
+
         folder = Path(self._root) / MODELS / self.store.run
         for part in self.parts():
             meta: Any = self.store.load(f"part-{part.number}").meta
@@ -273,7 +288,7 @@ class Site:
     def clear(self) -> None:
         """Forget the run."""
         release(self.store)
-        self.tables.release()
+        self.features.release()
         self.store.clear()
         for name in list(self.context.state):
             del self.context.state[name]

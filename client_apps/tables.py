@@ -18,8 +18,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from client_apps.cache import ONCE, Cache, entry_name
-from client_apps.store import IN_MEMORY, Entry, SiteStore, cannot_write, lost_state
+from client_apps.cache import ONCE, entry_name
+from client_apps.kept_features import (
+    FEATURES,
+    FEATURES_FILE,
+    FeatureArray,
+    KeptFeatures,
+    mapped,
+)
+from client_apps.store import IN_MEMORY, Entry, cannot_write, lost_state
 from tp_flower.encoding.columns import no_values
 from tp_flower.encoding.encoder import SiteEncoder
 from tp_flower.errors import SourceError
@@ -30,13 +37,9 @@ from tp_flower.privacy.keyed_hash import KEY_BYTES
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.shards import ShardSchema, ShardSource, describe, fingerprint
 
-FeatureArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.integer[Any]]
 
-FEATURES: Final = "features"
-FEATURES_FILE: Final = "features.npy"
 SCHEMA_FILE: Final = "schema.json"
-CACHE_FOLDER: Final = "cache"
 ROWS: Final = "rows"
 MOST_VALUES: Final = 1 << 19
 """Features encoded at a time, beside those of ``LEAST_ROWS``."""
@@ -48,20 +51,14 @@ class SiteTables:
     """What one run has read of a site's shards.
 
     Args:
-        root: the state folder; ``":memory:"`` keeps everything in this process.
-        limit: bytes that the cache may take.
-        store: what is kept of the run; it knows which entries are the run's.
+        features: of the run's parts, and the cache for them and all else.
         is_simulated: whether the data are the run's, so that nothing is secret.
     """
 
-    def __init__(
-        self, root: str, limit: int, store: SiteStore, *, is_simulated: bool
-    ) -> None:
-        self._store, self._root, self._is_simulated = store, root, is_simulated
-        self._cache: Cache | None = None
-        if root != IN_MEMORY:
-            self._cache = Cache(Path(root) / CACHE_FOLDER, store.run, limit)
-        self._encoded: dict[int, str] = {}
+    def __init__(self, features: KeptFeatures, *, is_simulated: bool) -> None:
+        self._features, self._is_simulated = features, is_simulated
+        self._store, self._root = features.store, features.root
+        self._cache = features.cache
 
     @cached_property
     def order_key(self) -> bytes:
@@ -130,7 +127,7 @@ class SiteTables:
         kept = self._store.load(_rows_of(number)).meta[ROWS]
         if isinstance(kept, ExtractedShard):
             return kept
-        return open_extracted(self._find(kept))
+        return open_extracted(self._features.find(kept))
 
     def forget(self, number: int) -> None:
         """Forget the rows of a part: its features replace them."""
@@ -173,8 +170,8 @@ class SiteTables:
         path = self._obtain(
             name, lambda f: _write_features(f, extracted, encoder, rows, missing)
         )
-        self._encoded[number] = name
-        return _mapped(path)
+        self._features.encoded[number] = name
+        return mapped(path)
 
     def repeat(
         self, number: int, features: FeatureArray, place: IndexArray
@@ -189,51 +186,15 @@ class SiteTables:
         Raises:
             SiteError: the cache cannot be written.
         """
-        if number not in self._encoded:
+        if number not in self._features.encoded:
             return features[place]
-        of = self._encoded[number]
+        of = self._features.encoded[number]
         kind = f"{ONCE}{FEATURES}" if of.startswith(ONCE) else FEATURES
         chosen = hashlib.sha256(np.ascontiguousarray(place).tobytes()).hexdigest()
         name = entry_name(kind, of, chosen)
         path = self._obtain(name, lambda f: _write_repeated(f, features, place))
-        self._encoded[number] = name
-        return _mapped(path)
-
-    def without_features(self, number: int, entry: Entry) -> Entry:
-        """Return a part's entry without the features that the cache has."""
-        if number not in self._encoded:
-            return entry
-        arrays = {name: a for name, a in entry.arrays.items() if name != FEATURES}
-        return Entry(arrays, {**entry.meta, FEATURES: self._encoded[number]})
-
-    def with_features(self, entry: Entry) -> Entry:
-        """Return a part's entry with the features from the cache.
-
-        Raises:
-            SiteError: they are gone.
-        """
-        if self._cache is None or FEATURES in entry.arrays:
-            return entry
-        name = str(entry.meta[FEATURES])
-        folder = self._find(name)
-        # a map that a process keeps, keeps its pages: finding them anew takes as long
-        # as a pass over the features
-        known = self._store.recall(name)
-        if known is None:
-            known = Entry({FEATURES: _mapped(folder)}, {})
-            self._store.remember(name, known)
-        return Entry({**entry.arrays, **known.arrays}, entry.meta)
-
-    def release(self) -> None:
-        """Forget the run: its entries stay as long as they fit."""
-        if self._cache is not None:
-            self._cache.release()
-
-    def _find(self, name: str) -> Path:
-        folder = self._cache.find(name) if self._cache else None
-        if folder is None:
-            raise lost_state()
-        return folder
+        self._features.encoded[number] = name
+        return mapped(path)
 
     def _obtain(self, name: str, make: Callable[[Path], None]) -> Path:
         if self._cache is None:
@@ -321,12 +282,3 @@ def _encoded(
         encoder.transform(block, out=out[:size])
         start += size
         yield out[:size]
-
-
-def _mapped(folder: Path) -> FeatureArray:
-    path = folder / FEATURES_FILE
-    try:
-        features: FeatureArray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise lost_state() from error
-    return features

@@ -70,6 +70,7 @@ def baseline(path: Path) -> dict[str, float]:
 
 def ours(path: Path) -> dict[str, float]:
     """Encode the file as a site does."""
+    from client_apps.kept_features import KeptFeatures
     from client_apps.store import SiteStore
     from client_apps.tables import SiteTables
     from tp_flower.encoding.choice import EncoderChoice, TableChoice
@@ -83,7 +84,8 @@ def ours(path: Path) -> dict[str, float]:
     source = ShardSource("t", "site", 0, str(path))
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         store = SiteStore(folder, 1, 1)
-        tables = SiteTables(folder, int(1e12), store, is_simulated=True)
+        kept = KeptFeatures(folder, int(1e12), store)
+        tables = SiteTables(kept, is_simulated=True)
         started = time.perf_counter()
         schema = tables.describe(source)
         seconds["describe"] = time.perf_counter() - started

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from client_apps import store
+from client_apps.kept_features import KeptFeatures
 from client_apps.store import IN_MEMORY, SiteStore
 from client_apps.tables import SiteTables
 from tp_flower.encoding.choice import EncoderChoice, TableChoice
@@ -59,9 +60,8 @@ class Site:
 
     def __post_init__(self):
         self.store = SiteStore(str(self.root), self.run, 1)
-        self.tables = SiteTables(
-            str(self.root), self.limit, self.store, is_simulated=False
-        )
+        self.features = KeptFeatures(str(self.root), self.limit, self.store)
+        self.tables = SiteTables(self.features, is_simulated=False)
 
 
 def restart():
@@ -124,7 +124,7 @@ def test_later_run_reads_no_source(tmp_path, source, monkeypatch):
     site = Site(tmp_path / "state")
     schema = site.tables.describe(source)
     extracted = site.tables.extract(0, source, WANTED)
-    site.tables.release()
+    site.features.release()
     site.store.clear()
     restart()
 
@@ -170,7 +170,7 @@ def test_frames_are_of_one_run(tmp_path):
         site = Site(tmp_path)
         assert site.tables.extract(0, source, WANTED).rows == 500
         site.tables.encode(0, encoder(site.tables), ROWS)
-        site.tables.release()
+        site.features.release()
         left = [p for p in tmp_path.glob("cache/*") if p.name[0] != "."]
         assert [p.name for p in left] == ["uses"]
     finally:
@@ -240,4 +240,5 @@ def test_the_key_of_the_order_is_the_sites_and_stays(tmp_path):
     assert len(first.order_key) == 32
     assert (tmp_path / "row-order-key").stat().st_mode & 0o777 == 0o600
     store = SiteStore(str(tmp_path), 3, 2)
-    assert SiteTables(str(tmp_path), 0, store, is_simulated=True).order_key == b""
+    features = KeptFeatures(str(tmp_path), 0, store)
+    assert SiteTables(features, is_simulated=True).order_key == b""

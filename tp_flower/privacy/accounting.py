@@ -30,7 +30,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import log_ndtr
 
 from tp_flower.privacy.mechanisms import Chance, Gaussian, Mechanism, PureDp
 
@@ -216,6 +215,9 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
     """
     if not mu:
         return 0.0
+    # a ledger is opened more often than an epsilon is computed
+    from scipy.special import log_ndtr
+
     upper = float(log_ndtr(mu / 2 - epsilon / mu))
     lower = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
     return math.exp(upper) * -math.expm1(min(lower - upper, 0.0))

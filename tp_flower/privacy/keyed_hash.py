@@ -10,12 +10,14 @@ import hmac
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import duckdb
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
 
 HashArray = npt.NDArray[np.uint64]
 
@@ -53,7 +55,7 @@ class KeyedHasher:
         derived = hmac.digest(self.secret, name.encode() + b"\x01", hashlib.sha256)
         return KeyedHasher(derived)
 
-    def hash_texts(self, texts: pa.Array | pa.ChunkedArray) -> HashArray:
+    def hash_texts(self, texts: "pa.Array | pa.ChunkedArray") -> HashArray:
         """Return the 256-bit HMAC of each text, uint64 (k, 4), big-endian.
 
         Args:
@@ -62,6 +64,8 @@ class KeyedHasher:
         names = tuple(f"half_{place}" for place in range(4))
         if not len(texts):
             return np.zeros((0, len(names)), dtype=np.uint64)
+        import pyarrow as pa
+
         # a table that is registered needs no copy; the secret is no part of any SQL
         with closing(_engine().cursor()) as cursor:
             cursor.register("texts", pa.table({"t": texts}))
@@ -78,8 +82,11 @@ class KeyedHasher:
 
 
 @lru_cache(maxsize=1)
-def _engine() -> duckdb.DuckDBPyConnection:
+def _engine() -> "duckdb.DuckDBPyConnection":
     """An engine for hashing alone; each call takes a cursor of its own."""
+    # few messages hash, but all of them may import this module
+    import duckdb
+
     engine = duckdb.connect()
     engine.execute("SET enable_external_access = false")
     engine.execute("SET lock_configuration = true")

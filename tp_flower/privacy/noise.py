@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-from scipy.special import ndtri
 
 FloatArray = npt.NDArray[np.float64]
 Shape = int | tuple[int, ...]
@@ -61,6 +60,9 @@ class NoiseSource:
         """Return values plus Gaussian noise; the values themselves if it is 0."""
         if not deviation:
             return values
+        # most messages draw no noise, and scipy takes a sixth of a second to import
+        from scipy.special import ndtri
+
         noise = ndtri(self.uniform(values.shape))
         return _on_grid(values + deviation * noise, deviation)
 

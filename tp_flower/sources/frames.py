@@ -8,11 +8,10 @@ from typing import Final
 import pandas as pd
 
 from tp_flower.errors import SourceError
+from tp_flower.sources.memory_name import MEMORY_PREFIX
 from tp_flower.sources.tables_file import ShardSource
 
 Frames = Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]]
-
-MEMORY_PREFIX: Final = "memory:"
 
 
 class _Registry:

@@ -22,12 +22,12 @@ from tp_flower.sources.csv_files import csv_call, csv_facts, csv_types
 from tp_flower.sources.engine import lock, new_engine, shared_cursor
 from tp_flower.sources.engine_errors import safe_message
 from tp_flower.sources.frames import (
-    MEMORY_PREFIX,
     frame_of,
     register_frames,
     registered_frames,
     release,
 )
+from tp_flower.sources.memory_name import MEMORY_PREFIX
 from tp_flower.sources.scan import Scan, ShardSchema, column_types
 from tp_flower.sources.sql_text import quote_name, quote_path, quote_text
 from tp_flower.sources.tables_file import (
