@@ -7,7 +7,7 @@ would need two tables' values at once is refused by name.
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
@@ -24,7 +24,9 @@ from tp_flower.query.star import expand_stars
 from tp_flower.query.statement import (
     LABEL,
     WEIGHT,
+    Item,
     SelectItem,
+    StarItem,
     Statement,
     is_label,
     is_weight,
@@ -119,6 +121,40 @@ def bind_statement(statement: Statement, schemas: Mapping[str, Schema]) -> Bound
             two tables at once, a table is not joined with the others, or a LEFT JOIN
             asks for rows that no site has.
     """
+    return _bind(statement, schemas, None)
+
+
+def bind_features(
+    statement: Statement, schemas: Mapping[str, Schema], label_table: str
+) -> BoundQuery:
+    """Return the fragments and joins without label and weight, if there are any.
+
+    Args:
+        statement: The query; only where it has stars is its label looked at, as they do
+            not stand for the label's columns.
+        schemas: Table name -> column -> DuckDB type.
+        label_table: Alias of the table that joined rows follow.
+
+    Raises:
+        QueryError: As :func:`bind_statement` says; or the query has no such table, or
+            LEFT JOINs it.
+    """
+    items = statement.items
+    if not any(isinstance(item, StarItem) for item in items):
+        items = tuple(item for item in items if not _is_marked(item))
+    bound = _bind(replace(statement, items=items), schemas, label_table)
+    if label_table not in bound.tables or label_table in bound.outer:
+        raise QueryError(
+            f"the rows of table {label_table!r} are to be predicted, but the query "
+            + ("LEFT JOINs it" if label_table in bound.outer else "does not have it")
+        )
+    return bound
+
+
+def _bind(
+    statement: Statement, schemas: Mapping[str, Schema], label_table: str | None
+) -> BoundQuery:
+    """Bind a query; where ``label_table`` is given, it needs no label and keeps none."""
     relations = {table.alias: bind_table(table, schemas) for table in statement.tables}
     names = (item.name for item in statement.items if isinstance(item, SelectItem))
     scope = Scope(
@@ -130,10 +166,11 @@ def bind_statement(statement: Statement, schemas: Mapping[str, Schema]) -> Bound
     settled = settle(conditions, left_joined, relations)
     _check_joined(statement, settled)
     sides = {side for c in conditions if isinstance(c, Predicate) for side in c.sides}
-    items = expand_stars(statement.items, scope, sides)
+    has_label = label_table is None
+    items = expand_stars(statement.items, scope, sides, needs_label=has_label)
     bound = [(item, _bind_item(item, scope)) for item in items]
-    label, weight = _marked(bound, settled.outer)
-    features = _bind_features(bound, label, scope)
+    features = _bind_features(bound, scope)
+    label, weight = _marked(bound, settled.outer) if has_label else (None, None)
     joins, keys = _make_joins(settled.predicates, list(relations))
     fragments = tuple(
         branch.fragment(
@@ -142,7 +179,7 @@ def bind_statement(statement: Statement, schemas: Mapping[str, Schema]) -> Bound
                 name=branch.name,
                 features=tuple(features.get(alias, ())),
                 keys=tuple(keys.get(alias, ())),
-                label=label.sql if label.table == alias else None,
+                label=label.sql if label and label.table == alias else None,
                 weight=weight.sql if weight and weight.table == alias else None,
                 filters=tuple(f.sql for f in settled.filters if f.table == alias),
             )
@@ -150,7 +187,8 @@ def bind_statement(statement: Statement, schemas: Mapping[str, Schema]) -> Bound
         for alias, relation in relations.items()
         for branch in relation.branches
     )
-    return BoundQuery(fragments, joins, label.table, settled.outer)
+    own = label_table if label is None else label.table
+    return BoundQuery(fragments, joins, own or "", settled.outer)
 
 
 def _check_joined(statement: Statement, settled: Settled) -> None:
@@ -228,15 +266,19 @@ def _marked(
     return found[LABEL], found.get(WEIGHT)
 
 
-def _bind_features(
-    bound: Sequence[Bound], label: Local, scope: Scope
-) -> dict[str, list[Feature]]:
+def _is_marked(item: Item) -> bool:
+    """Return whether an item is the label or the weight."""
+    return is_label(item) or is_weight(item)
+
+
+def _bind_features(bound: Sequence[Bound], scope: Scope) -> dict[str, list[Feature]]:
     """Return the features of each table."""
-    chosen = [pair for pair in bound if not (is_label(pair[0]) or is_weight(pair[0]))]
+    labels = [local for item, local in bound if is_label(item)]
+    chosen = [pair for pair in bound if not _is_marked(pair[0])]
     names = _feature_names(chosen, scope)
     features: dict[str, list[Feature]] = {}
     for (item, local), name in zip(chosen, names, strict=True):
-        if local == label:
+        if local in labels:
             raise QueryError(
                 f"feature {name!r} is the label itself ({item.sql}): the label leaks"
             )

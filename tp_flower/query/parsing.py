@@ -44,8 +44,15 @@ _OPENING = {TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE}
 _CLOSING = {TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE}
 
 
-def parse_statement(sql: str, dialect: str = DIALECT) -> Statement:
+def parse_statement(
+    sql: str, dialect: str = DIALECT, *, needs_label: bool = True
+) -> Statement:
     """Return the parts of a query.
+
+    Args:
+        sql: the query.
+        dialect: it is written in.
+        needs_label: whether it is refused without a label.
 
     Raises:
         QueryError: The SQL does not parse, or holds anything but one SELECT of a
@@ -57,7 +64,7 @@ def parse_statement(sql: str, dialect: str = DIALECT) -> Statement:
     where = select.args.get("where")
     return Statement(
         tables=tuple(tables),
-        items=_check_items(parse_items(select.expressions)),
+        items=_check_items(parse_items(select.expressions), needs_label=needs_label),
         joins=_parse_joins(select, sql, dialect),
         where=parse_conditions(where.this, "WHERE") if where else (),
     )
@@ -105,8 +112,8 @@ def _check_aliases(tables: list[Table]) -> None:
         seen.add(table.alias.lower())
 
 
-def _check_items(items: tuple[Item, ...]) -> tuple[Item, ...]:
-    """Refuse a SELECT list without a label or without a feature.
+def _check_items(items: tuple[Item, ...], *, needs_label: bool) -> tuple[Item, ...]:
+    """Refuse a SELECT list without a label that it needs, or without a feature.
 
     A star may bring either: then only the columns can tell.
     """
@@ -126,7 +133,7 @@ def _check_items(items: tuple[Item, ...]) -> tuple[Item, ...]:
         )
     if any(isinstance(item, StarItem) for item in items):
         return items
-    if not labels:
+    if needs_label and not labels:
         raise QueryError(
             "the query has no label: write the value to predict as `... AS label`"
         )

@@ -19,7 +19,7 @@ with UNION ALL.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tp_flower.query.binding import BoundQuery, bind_statement
+from tp_flower.query.binding import BoundQuery, bind_features, bind_statement
 from tp_flower.query.expressions import DIALECT
 from tp_flower.query.parsing import parse_statement
 from tp_flower.query.statement import Statement, Table
@@ -42,19 +42,23 @@ class Query:
     statement: Statement
 
     @classmethod
-    def from_sql(cls, sql: str, dialect: str = DIALECT) -> "Query":
+    def from_sql(
+        cls, sql: str, dialect: str = DIALECT, *, needs_label: bool = True
+    ) -> "Query":
         """Return the query that ``sql`` writes.
 
         Args:
             sql: One SELECT with a label, features, equi-joins (INNER or LEFT) and
                 filters; a table may be a sub-query over one table.
             dialect: The dialect it is written in, as sqlglot names it.
+            needs_label: Whether it is refused without a label. Rows that a model
+                predicts have none.
 
         Raises:
             QueryError: It does not parse or has an unsupported part; the message
                 names the part.
         """
-        return cls(sql, parse_statement(sql, dialect))
+        return cls(sql, parse_statement(sql, dialect, needs_label=needs_label))
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -78,6 +82,26 @@ class Query:
                 LEFT JOIN asks for rows that no site has.
         """
         return bind_statement(self.statement, schemas)
+
+    def bind_features(
+        self, schemas: Mapping[str, Mapping[str, str]], label_table: str
+    ) -> BoundQuery:
+        """Return what ``bind`` does, without label and weight, where there are any.
+
+        Args:
+            schemas: Table name -> column -> DuckDB type.
+            label_table: Alias of the table whose rows are to be predicted.
+
+        Raises:
+            QueryError: As ``bind`` says, but for a label that is missing or cannot be
+                read; or the query has no such table, or LEFT JOINs it.
+
+        >>> query = Query.from_sql("SELECT x FROM t", needs_label=False)
+        >>> bound = query.bind_features({"t": {"x": "DOUBLE"}}, "t")
+        >>> bound.label_table, bound.fragment("t").label
+        ('t', None)
+        """
+        return bind_features(self.statement, schemas, label_table)
 
     def to_sql(self) -> str:
         """Return the canonical SQL; parsing and rendering it changes nothing."""

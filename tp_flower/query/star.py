@@ -22,9 +22,13 @@ from tp_flower.sources.sql_text import quote_name
 
 
 def expand_stars(
-    items: Sequence[Item], scope: Scope, keys: Collection[Local]
+    items: Sequence[Item],
+    scope: Scope,
+    keys: Collection[Local],
+    *,
+    needs_label: bool = True,
 ) -> tuple[SelectItem, ...]:
-    """Return the SELECT list without stars; one item is the label.
+    """Return the SELECT list without stars; one item is the label, if there is any.
 
     A star stands for the columns of its tables except those that a join key, the label
     or the weight is made of, and those it EXCLUDEs. A column called ``label`` that a
@@ -34,19 +38,24 @@ def expand_stars(
         items: The SELECT list.
         scope: The tables and their columns.
         keys: Every join key.
+        needs_label: Whether there must be a label.
 
     Raises:
         QueryError: There is no label, or more than one; a star names an unknown table
             or column, or stands for nothing.
     """
-    label = _label(items, scope)
+    labels = _labels(items, scope)
+    if needs_label and not labels:
+        raise QueryError(
+            "the query has no label: write the value to predict as `... AS label`"
+        )
     weights = [i for i in items if isinstance(i, SelectItem) and is_weight(i)]
-    hidden = _columns_of([label, *weights], keys, scope)
+    hidden = _columns_of([*labels, *weights], keys, scope)
     expanded = chain.from_iterable(
         _expand(item, scope, hidden) if isinstance(item, StarItem) else [item]
         for item in items
     )
-    brought = () if any(is_label(item) for item in items) else (label,)
+    brought = () if any(is_label(item) for item in items) else labels
     return (*expanded, *brought)
 
 
@@ -76,11 +85,11 @@ def excluded_columns(star: StarItem, scope: Scope) -> Mapping[str, Collection[st
     return excluded
 
 
-def _label(items: Sequence[Item], scope: Scope) -> SelectItem:
-    """Return the label: the item of that name, or such a column of a star."""
+def _labels(items: Sequence[Item], scope: Scope) -> tuple[SelectItem, ...]:
+    """Return the label, one or none: the item of that name, or a column of a star."""
     labels = [i for i in items if isinstance(i, SelectItem) and is_label(i)]
     if labels:
-        return labels[0]
+        return (labels[0],)
     found = [
         (alias, name)
         for star in items
@@ -89,14 +98,10 @@ def _label(items: Sequence[Item], scope: Scope) -> SelectItem:
         if (name := spell(LABEL, scope.columns[alias]))
         and name not in excluded_columns(star, scope)[alias]
     ]
-    if not found:
-        raise QueryError(
-            "the query has no label: write the value to predict as `... AS label`"
-        )
     if len(found) > 1:
         shown = ", ".join(f"{alias}.{name}" for alias, name in found)
         raise QueryError(f"the query has {len(found)} labels, expected one: {shown}")
-    return _item(*found[0])
+    return tuple(_item(alias, name) for alias, name in found)
 
 
 def _columns_of(
