@@ -19,6 +19,7 @@ from tp_flower.query.fragment import Fragment
 from tp_flower.query.outer import Settled, settle
 from tp_flower.query.pieces import Feature, spell
 from tp_flower.query.relations import Schema
+from tp_flower.query.row_key import row_key_columns
 from tp_flower.query.scope import Local, Scope
 from tp_flower.query.star import expand_stars
 from tp_flower.query.statement import (
@@ -125,7 +126,10 @@ def bind_statement(statement: Statement, schemas: Mapping[str, Schema]) -> Bound
 
 
 def bind_features(
-    statement: Statement, schemas: Mapping[str, Schema], label_table: str
+    statement: Statement,
+    schemas: Mapping[str, Schema],
+    label_table: str,
+    row_key: Sequence[str] = (),
 ) -> BoundQuery:
     """Return the fragments and joins without label and weight, if there are any.
 
@@ -134,27 +138,42 @@ def bind_features(
             not stand for the label's columns.
         schemas: Table name -> column -> DuckDB type.
         label_table: Alias of the table that joined rows follow.
+        row_key: Columns of that table; its last keys, which no join uses.
 
     Raises:
-        QueryError: As :func:`bind_statement` says; or the query has no such table, or
-            LEFT JOINs it.
+        QueryError: As :func:`bind_statement` says; the query has no such table, or
+            LEFT JOINs it; or a column of the row key is not the table's.
     """
     items = statement.items
     if not any(isinstance(item, StarItem) for item in items):
         items = tuple(item for item in items if not _is_marked(item))
-    bound = _bind(replace(statement, items=items), schemas, label_table)
-    if label_table not in bound.tables or label_table in bound.outer:
+    if label_table not in {table.alias for table in statement.tables}:
+        raise QueryError(
+            f"the rows of table {label_table!r} are to be predicted, but the query has "
+            f"{', '.join(table.alias for table in statement.tables)}"
+        )
+    asked = _Rows(label_table, tuple(row_key))
+    bound = _bind(replace(statement, items=items), schemas, asked)
+    if label_table in bound.outer:
         raise QueryError(
             f"the rows of table {label_table!r} are to be predicted, but the query "
-            + ("LEFT JOINs it" if label_table in bound.outer else "does not have it")
+            f"LEFT JOINs it: join {label_table} with JOIN"
         )
     return bound
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """Of rows without a label: their table, and the columns that name them."""
+
+    table: str
+    key: tuple[str, ...]
+
+
 def _bind(
-    statement: Statement, schemas: Mapping[str, Schema], label_table: str | None
+    statement: Statement, schemas: Mapping[str, Schema], rows: _Rows | None
 ) -> BoundQuery:
-    """Bind a query; where ``label_table`` is given, it needs no label and keeps none."""
+    """Bind a query; one of ``rows`` needs no label, and keeps none."""
     relations = {table.alias: bind_table(table, schemas) for table in statement.tables}
     names = (item.name for item in statement.items if isinstance(item, SelectItem))
     scope = Scope(
@@ -166,12 +185,14 @@ def _bind(
     settled = settle(conditions, left_joined, relations)
     _check_joined(statement, settled)
     sides = {side for c in conditions if isinstance(c, Predicate) for side in c.sides}
-    has_label = label_table is None
-    items = expand_stars(statement.items, scope, sides, needs_label=has_label)
+    items = expand_stars(statement.items, scope, sides, needs_label=rows is None)
     bound = [(item, _bind_item(item, scope)) for item in items]
     features = _bind_features(bound, scope)
-    label, weight = _marked(bound, settled.outer) if has_label else (None, None)
+    label, weight = _marked(bound, settled.outer) if rows is None else (None, None)
     joins, keys = _make_joins(settled.predicates, list(relations))
+    if rows is not None:
+        named = row_key_columns(rows.key, scope, rows.table)
+        keys[rows.table] = [*keys.get(rows.table, ()), *named]
     fragments = tuple(
         branch.fragment(
             Fragment(
@@ -187,8 +208,8 @@ def _bind(
         for alias, relation in relations.items()
         for branch in relation.branches
     )
-    own = label_table if label is None else label.table
-    return BoundQuery(fragments, joins, own or "", settled.outer)
+    of = label.table if label else rows.table if rows else ""
+    return BoundQuery(fragments, joins, of, settled.outer)
 
 
 def _check_joined(statement: Statement, settled: Settled) -> None:

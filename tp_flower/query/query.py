@@ -16,7 +16,7 @@ never run. A sub-query is over one table; it may group, or list the table's part
 with UNION ALL.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tp_flower.query.binding import BoundQuery, bind_features, bind_statement
@@ -84,24 +84,29 @@ class Query:
         return bind_statement(self.statement, schemas)
 
     def bind_features(
-        self, schemas: Mapping[str, Mapping[str, str]], label_table: str
+        self,
+        schemas: Mapping[str, Mapping[str, str]],
+        label_table: str,
+        row_key: Sequence[str] = (),
     ) -> BoundQuery:
         """Return what ``bind`` does, without label and weight, where there are any.
 
         Args:
             schemas: Table name -> column -> DuckDB type.
             label_table: Alias of the table whose rows are to be predicted.
+            row_key: Columns of that table; they are its last keys.
 
         Raises:
             QueryError: As ``bind`` says, but for a label that is missing or cannot be
-                read; or the query has no such table, or LEFT JOINs it.
+                read; the query has no such table, or LEFT JOINs it; or a column of the
+                row key is not the table's.
 
         >>> query = Query.from_sql("SELECT x FROM t", needs_label=False)
         >>> bound = query.bind_features({"t": {"x": "DOUBLE"}}, "t")
         >>> bound.label_table, bound.fragment("t").label
         ('t', None)
         """
-        return bind_features(self.statement, schemas, label_table)
+        return bind_features(self.statement, schemas, label_table, row_key)
 
     def to_sql(self) -> str:
         """Return the canonical SQL; parsing and rendering it changes nothing."""
