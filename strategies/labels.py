@@ -1,13 +1,13 @@
 """From the labels that the sites sent to a loss and numbers to train on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from strategies.exchange import Part
-from strategies.received import refuse
+from strategies.exchange import Part, Replies
+from strategies.received import read_label, refuse
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.experiment import Settings
 from tp_flower.extraction.extracted import LabelColumn
@@ -71,6 +71,36 @@ def label_plan(settings: Settings) -> LabelPlan | None:
     noise = privacy.label_noise
     epsilon = privacy.label_epsilon or epsilon_of_noise(noise, limits)
     return LabelPlan(privacy.labels, epsilon, classes, limits)
+
+
+def gather_labels(
+    replies: Replies, parts: Sequence[Part], rows: Mapping[int, int], settings: Settings
+) -> Labels:
+    """Return the labels of the label table, of what its shards sent.
+
+    Args:
+        replies: of the ``extract`` round.
+        parts: of the label table.
+        rows: by part.
+        settings: of the run.
+
+    Raises:
+        ReplyError: a shard's labels are malformed.
+        QueryError: labels are missing, or do not fit the task.
+    """
+    # the label of a shard without rows may be of any type
+    columns = [
+        (part, read_label(replies, part, rows[part.number]))
+        for part in parts
+        if rows[part.number]
+    ]
+    if plan := label_plan(settings):
+        return read_private_labels(columns, plan)
+    return read_labels(
+        [{"kind": own.kind, "categories": own.categories} for _, own in columns],
+        [own.values for _, own in columns],
+        settings.task,
+    )
 
 
 def read_private_labels(

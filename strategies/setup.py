@@ -92,7 +92,7 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
         initial_scores=initial_scores,
         l2=settings.l2,
         seed=settings.seed,
-        classes=aligned.extracted.labels.classes,
+        classes=aligned.labels.classes,
         join_steps=aligned.steps,
         source_rows=aligned.extracted.table_rows,
         fan_out=fan_out,
@@ -170,7 +170,7 @@ class Problem:
         if self.aligned.loss.name == "squared":
             deviation = float(self.aligned.train_labels.std()) or 1.0
             return deviation * SQUARED_REACH.get(self.settings.family, 1.0)
-        noise = self.aligned.extracted.labels.noise
+        noise = self.aligned.labels.noise
         if not isinstance(noise, ClassNoise):
             return 1.0
         return (1.0 - noise.flip) / noise.contrast
@@ -181,7 +181,7 @@ class Problem:
         if self.aligned.loss.name != "squared":
             return 1.0
         variance = float(self.aligned.train_labels.var())
-        noise = self.aligned.extracted.labels.noise
+        noise = self.aligned.labels.noise
         if isinstance(noise, NumberNoise):
             # of labels that noise has drowned, a hundredth is as good as any guess
             variance = max(variance - noise.variance, 0.01 * variance)
