@@ -25,6 +25,7 @@ from tp_flower.explain.explanation import explanation_dict
 from tp_flower.privacy.run_report import privacy_report
 from tp_flower.query import Query
 from tp_flower.report import RoundReport, report_line, write_json, write_report
+from tp_flower.report_page import ReportError, write_page
 
 CONSOLE_WIDTH = 100
 
@@ -50,6 +51,7 @@ def main(grid: Grid, context: Context) -> None:
         console.print(f"FAILED: {error}", soft_wrap=True, markup=False)
         raise
     console.print(view)
+    console.print(page_line(folder), soft_wrap=True, markup=False)
     console.print(report_line(folder / "report.json"), soft_wrap=True, markup=False)
 
 
@@ -90,9 +92,21 @@ def train(
         if strategy.federation is not None:
             failed = replace(strategy.report, status=f"failed: {error}")
             write_report(failed, folder)
+            page_line(folder)
         raise
     write_report(strategy.report, folder)
     return summary(strategy.report)
+
+
+def page_line(folder: Path) -> str:
+    """Write `report.html` beside `report.json`, and return a line that says where.
+
+    A run is what it is without its page: that it cannot be written is only said.
+    """
+    try:
+        return f"Page: {write_page(folder)}"
+    except (OSError, ReportError) as error:
+        return f"report.html could not be written: {error}"
 
 
 def choose_sql(settings: Settings) -> str:

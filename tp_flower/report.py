@@ -221,19 +221,24 @@ def write_report(report: RunReport, folder: Path) -> Path:
 
 
 def write_json(content: Mapping[str, object], folder: Path) -> Path:
-    """Write the content of `report.json` into a folder, made if missing.
+    """Write the content of `report.json` into a folder, made if missing."""
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    return write_whole(folder / REPORT_FILE, text)
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Write a file into a folder, made if missing, and return its path.
 
     A reader sees the old file or the whole new one, never a part of it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{REPORT_FILE}.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         # mkstemp makes the file private; a report is as readable as its folder
         Path(temporary).chmod(0o644)
-        return Path(temporary).replace(folder / REPORT_FILE)
+        return Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

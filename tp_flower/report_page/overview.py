@@ -1,0 +1,219 @@
+"""The head of the page: what was done, the result in one line, the main figures."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from tp_flower.console import (
+    format_bytes,
+    format_count,
+    format_seconds,
+    format_value,
+)
+from tp_flower.report import COMPLETED
+from tp_flower.report_page.blocks import Section, Table
+from tp_flower.report_page.curves import (
+    METRIC_NAMES,
+    TEST,
+    TRAIN,
+    final_metrics,
+    main_metric,
+    metric_name,
+)
+from tp_flower.report_page.reading import (
+    Report,
+    amount,
+    mapping,
+    number,
+    records,
+    text,
+    texts,
+)
+from tp_flower.report_page.sql import label_of
+
+_METHODS = {
+    "admm": "ADMM",
+    "sgd": "SGD",
+    "vfl-admm": "VFL-ADMM",
+    "vfl-sgd": "VFL-SGD",
+    "gd": "gradient descent",
+}
+_VERBS = {
+    "train": "learned from",
+    "explain": "explained, not trained, over",
+    "predict": "predicted from",
+    "evaluate": "evaluated on",
+}
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One figure of the run: its name, the figure, and what belongs to it."""
+
+    name: str
+    value: str
+    more: str = ""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The top of the page.
+
+    Attributes:
+        label: what is predicted, in SQL.
+        subject: from what, in words.
+        result: the outcome in one line.
+        failure: why the run failed; "" if it did not.
+        about: how and when.
+        facts: the main figures.
+    """
+
+    label: str
+    subject: str
+    result: str
+    failure: str
+    about: str
+    facts: tuple[Fact, ...]
+
+    @property
+    def title(self) -> str:
+        """The page's title."""
+        return f"{self.label} {self.subject}".strip()
+
+
+def head_of(report: Report) -> Head:
+    """Return the top of a report's page."""
+    status = text(report.get("status")) or "unknown"
+    return Head(
+        label=label_of(text(report.get("query"))),
+        subject=_subject(report),
+        result=_result(report),
+        failure="" if status == COMPLETED else status,
+        about=_about(report),
+        facts=tuple(_facts(report)),
+    )
+
+
+def result(report: Report) -> Section:
+    """Return all metrics of the final model."""
+    train, test = (final_metrics(report, part) for part in (TRAIN, TEST))
+    known = [name for name in METRIC_NAMES if name in {*train, *test}]
+    names = dict.fromkeys([*known, *train, *test])
+    rows = [
+        (metric_name(name), format_value(test.get(name)), format_value(train.get(name)))
+        for name in names
+    ]
+    table = Table("Metrics of the final model", ("", "test rows", "train rows"), rows)
+    return Section("result", "Result", [table] if rows else [])
+
+
+def _subject(report: Report) -> str:
+    tables = records(report.get("tables"))
+    sites = {site for own in tables for site in texts(own.get("sites"))}
+    verb = _VERBS.get(text(report.get("mode")), "over")
+    return f"{verb} {_counted(len(tables), 'table')} at {_counted(len(sites), 'site')}"
+
+
+def _counted(count: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    >>> _counted(1, "table"), _counted(1200, "site")
+    ('1 table', '1,200 sites')
+    """
+    return f"{format_count(count)} {noun}{'' if count == 1 else 's'}"
+
+
+def _result(report: Report) -> str:
+    found = main_metric(report)
+    if not found:
+        return ""
+    part, first = found
+    metrics = final_metrics(report, part)
+    shown = [name for name in (first, "log_loss", "r2") if name in metrics]
+    values = ", ".join(
+        f"{metric_name(name)} {format_value(metrics[name])}"
+        for name in dict.fromkeys(shown)
+    )
+    epochs = int(amount(report.get("epochs")))
+    after = f" after {_counted(epochs, 'epoch')}" if epochs else ""
+    rows = {TEST: "held-out rows", TRAIN: "training rows"}[part]
+    return f"{values} on {rows}{after}"
+
+
+def _about(report: Report) -> str:
+    settings, chosen = mapping(report.get("settings")), mapping(report.get("chosen"))
+    strategy = text(settings.get("strategy"))
+    loss = text(chosen.get("loss")) or text(report.get("loss"))
+    model = text(settings.get("model"))
+    parts = [
+        _METHODS.get(strategy, strategy),
+        f"{model} models" if model else "",
+        f"{loss} loss" if loss else "",
+        _moment(text(report.get("started"))),
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _moment(started: str) -> str:
+    """Return a time for people.
+
+    >>> _moment("2026-11-20T08:00:00+00:00")
+    '20 November 2026, 08:00 UTC'
+    """
+    try:
+        moment = datetime.fromisoformat(started)
+    except ValueError:
+        return started
+    return f"{moment.day} {moment:%B %Y, %H:%M} UTC"
+
+
+def _facts(report: Report) -> list[Fact]:
+    return [
+        fact
+        for fact in (
+            _metric_fact(report),
+            _rows_fact(report),
+            _rounds_fact(report),
+            _bytes_fact(report),
+            _time_fact(report),
+        )
+        if fact
+    ]
+
+
+def _metric_fact(report: Report) -> Fact | None:
+    found = main_metric(report)
+    if not found:
+        return None
+    part, name = found
+    own = final_metrics(report, part)[name]
+    train = final_metrics(report, TRAIN).get(name)
+    more = f"train {format_value(train)}" if part == TEST and train is not None else ""
+    return Fact(f"{part} {metric_name(name)}", format_value(own), more)
+
+
+def _rows_fact(report: Report) -> Fact | None:
+    rows = mapping(report.get("joined-rows"))
+    train, test = number(rows.get(TRAIN)), number(rows.get(TEST))
+    if train is None and test is None:
+        return None
+    counts = int(amount(train)), int(amount(test))
+    more = f"{format_count(counts[1])} held out" if counts[1] else "none held out"
+    return Fact("joined rows", format_count(sum(counts)), more)
+
+
+def _rounds_fact(report: Report) -> Fact | None:
+    rounds = int(amount(report.get("rounds"))) or len(records(report.get("history")))
+    epochs = int(amount(report.get("epochs")))
+    more = _counted(epochs, "epoch") if epochs else ""
+    return Fact("rounds", format_count(rounds), more) if rounds else None
+
+
+def _bytes_fact(report: Report) -> Fact | None:
+    up, down = (amount(report.get(f"bytes_{way}")) for way in ("up", "down"))
+    more = f"{format_bytes(up)} up, {format_bytes(down)} down"
+    return Fact("sent", format_bytes(up + down), more) if up + down else None
+
+
+def _time_fact(report: Report) -> Fact | None:
+    seconds = number(report.get("seconds"))
+    return None if seconds is None else Fact("time", format_seconds(max(seconds, 0.0)))
