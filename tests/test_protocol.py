@@ -296,7 +296,7 @@ def test_arrays_beyond_the_payload_are_refused(shape):
         unpack(content)
 
 
-@pytest.mark.parametrize("shape", [[5], [2, 3], [0, 10**30], [2**62, 4]])
+@pytest.mark.parametrize("shape", [[5], [2, 3], [0, 2**62], [2**62, 4]])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_arrays_in_two_bytes_beyond_the_payload_are_refused(dtype, shape):
     content = records(layout=json.dumps([[0, "x", dtype, shape, 3]]), small=bytes(8))

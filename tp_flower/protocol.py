@@ -46,6 +46,10 @@ SMALL_BYTES = 1 << 20
 """Payloads up to here are a value of the config record: each further object of Flower's
 costs more than copying them, and in deployment calls of its own."""
 
+MOST_DIMENSIONS: Final = 8
+LONGEST: Final = (1 << 63) - 1
+"""An array's dimensions, and the length of each."""
+
 MESSAGE = "message"
 ARRAYS = "arrays"
 HEADER = "header"
@@ -161,6 +165,8 @@ def unpack(content: RecordDict) -> Packet:
     if not isinstance(header, dict) or not isinstance(layout, list):
         raise ReplyError("malformed message: header or layout has the wrong type")
     if not layout:
+        if PAYLOAD in record or ARRAYS in content:
+            raise ReplyError("malformed message: it has a payload but no layout")
         return Packet(header)
     return Packet(header, _views(layout, _payload(content, record)))
 
@@ -235,12 +241,14 @@ def _views(layout: list[Any], view: memoryview) -> dict[ArrayKey, Sent]:
     for entry in layout:
         part, name, dtype, shape, *exponent = _checked_entry(entry)
         stored = _BITS if exponent else _DTYPES[dtype]
+        if (part, name) in arrays:
+            raise ReplyError(f"malformed message: array {name!r} is there twice")
         size = math.prod(shape) * stored.itemsize
         if offset + size > len(view):
             raise ReplyError(f"malformed message: array {name!r} exceeds the payload")
         try:
             array: AnyArray = np.ndarray(shape, stored, view, offset)
-        except (ValueError, OverflowError):  # too many dimensions, or one beside a 0
+        except (ValueError, OverflowError):  # one that is too long beside a 0
             raise ReplyError(f"malformed message: shape of array {name!r}") from None
         narrow = [Narrow(array, Precision(dtype), power) for power in exponent]
         arrays[part, name] = narrow[0] if narrow else array
@@ -259,8 +267,10 @@ def _checked_entry(entry: Any) -> list[Any]:
     if type(entry) is list and len(entry) in (4, 5):
         part, name, dtype, shape, *exponent = entry
         is_known = type(part) is int and type(name) is str and type(dtype) is str
-        is_shape = type(shape) is list and all(
-            type(length) is int and length >= 0 for length in shape
+        # of longer ones the product alone could take minutes
+        is_shape = type(shape) is list and len(shape) <= MOST_DIMENSIONS
+        is_shape = is_shape and all(
+            type(length) is int and 0 <= length <= LONGEST for length in shape
         )
         fitting = NARROW if exponent else WIRE_DTYPES
         is_scaled = all(_is_exponent(power) for power in exponent)
