@@ -38,7 +38,7 @@ ANSWERS: Final[Mapping[Action, str]] = {
     Action.CONSENSUS: "training:consensus",
     Action.SGD: "training:sgd",
     Action.STEP: "training:step",
-    Action.FINISH: "training:finish",
+    Action.FINISH: "finish:finish",
 }
 """What answers an action: a module of this package and its function."""
 

@@ -10,6 +10,7 @@ from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Chance, Gaussian, Mechanism
 from tp_flower.privacy.plan import (
     BATCH_SCORES,
+    COEFFICIENTS,
     CURVATURE,
     GRADIENTS,
     GRAM,
@@ -178,6 +179,17 @@ def extracted(
         scope = "not covered: the weight of each row leaves as it is"
         found.append(shard.release(Action.EXTRACT, WEIGHTS, scope))
     return found
+
+
+def coefficients(number: int, source: ShardSource, guard: Guard) -> Release:
+    """Return the coefficients of a linear model as they leave after a clear run."""
+    name = guard.source_id(source)
+    shard = Shard(number, source.table, source.site, name, is_grouped=False)
+    scope = (
+        "not covered: the final coefficients of the table's features, which the "
+        "table's policy allows to be shown"
+    )
+    return shard.release(Action.FINISH, COEFFICIENTS, scope)
 
 
 def encoders_statistics(shard: Shard) -> Release:

@@ -94,7 +94,7 @@ def extract_rows(site: Site, request: Packet) -> Packet:
         fragment = order.parsed("fragment", Fragment.from_json)
         groups = key_groups(order, len(fragment.keys))
         extracted = _extract(site, number, source, fragment)
-        site.bind(number, order.count("shard"))
+        site.bind(number, order.count("shard"), fragment.to_json())
         asked = LabelOrder.of(number, order, source, fragment)
         label = _released_label(site, asked, extracted)
         hashers = [site.join_hasher(group) for group in groups]

@@ -13,11 +13,10 @@ from client_apps.kept_features import KeptFeatures
 from client_apps.outgoing import Outgoing
 from client_apps.part import MODEL, FixedPart, Part, State
 from client_apps.placement import place, release
-from client_apps.store import IN_MEMORY, Entry, SiteStore, cannot_write
+from client_apps.store import IN_MEMORY, Entry, SiteStore
 from tp_flower.errors import SettingsError, SiteError, TPFlowerError
 from tp_flower.learning.features import Features
 from tp_flower.learning.losses import FloatArray
-from tp_flower.learning.models import ModelSpec
 from tp_flower.privacy.keyed_hash import KeyedHasher
 from tp_flower.privacy.ledger import FILE as LEDGER_FILE
 from tp_flower.privacy.ledger import Ledger, open_ledger
@@ -39,6 +38,7 @@ CACHE_GB = "cache-gb"
 DEFAULT_CACHE_GB = 20
 SECRET = "secret"
 POSITION = "position"
+FRAGMENT = "fragment"
 FIXED = "fixed"
 
 
@@ -74,6 +74,11 @@ class Site:
 
         return SiteTables(self.features, is_simulated=self.is_simulated)
 
+    @property
+    def state_folder(self) -> Path | None:
+        """Where the site keeps what outlives a run; None where nothing does."""
+        return None if self._root == IN_MEMORY else Path(self._root)
+
     def shards(self) -> tuple["ShardSource", ...]:
         """Return the shards that this site hosts."""
         from tp_flower.sources.shards import hosted_shards
@@ -91,9 +96,10 @@ class Site:
         """For what leaves."""
         return NoiseSource()
 
-    def bind(self, number: int, position: int) -> None:
-        """Keep which of the site's shards a part of the run is."""
-        self.store.save(f"source-{number}", Entry({}, {POSITION: position}))
+    def bind(self, number: int, position: int, fragment: Mapping[str, Any]) -> None:
+        """Keep which of the site's shards a part of the run is, and what it runs."""
+        meta = {POSITION: position, FRAGMENT: fragment}
+        self.store.save(f"source-{number}", Entry({}, meta))
 
     def source(self, number: int) -> "ShardSource":
         """Return the shard that a part of the run is.
@@ -102,6 +108,15 @@ class Site:
             SiteError: the part is none of this run.
         """
         return self.shards()[int(self.store.load(f"source-{number}").meta[POSITION])]
+
+    def fragment(self, number: int) -> Mapping[str, Any]:
+        """Return the part of the query that a part of the run is, as JSON.
+
+        Raises:
+            SiteError: the part is none of this run.
+        """
+        fragment: Mapping[str, Any] = self.store.load(f"source-{number}").meta[FRAGMENT]
+        return fragment
 
     @property
     def is_simulated(self) -> bool:
@@ -259,31 +274,6 @@ class Site:
         for name, record in pack(Packet({}, arrays)).items():
             self.context.state[name] = record
         self._read = None
-
-    def keep_models(self) -> None:
-        """Save the parts' models, as they are now, where later runs find them.
-
-        Raises:
-            SiteError: if they cannot be written.
-        """
-        if self._root == IN_MEMORY:
-            return
-        from client_apps.saved_models import MODELS, SavedModel
-        from tp_flower.encoding.encoder import SiteEncoder
-
-        folder = Path(self._root) / MODELS / self.store.run
-        for part in self.parts():
-            meta: Any = self.store.load(f"part-{part.number}").meta
-            saved = SavedModel(
-                table=part.table,
-                encoder=SiteEncoder.from_json(meta["encoder"]),
-                spec=ModelSpec.from_json(meta["model"]),
-                parameters=part.shard.model.parameters,
-            )
-            try:
-                saved.save(folder / f"part-{part.number}")
-            except OSError as error:
-                raise cannot_write(folder, error) from error
 
     def clear(self) -> None:
         """Forget the run."""

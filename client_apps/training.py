@@ -308,20 +308,6 @@ def _next_scores(part: Part, header: Order) -> Arrays:
     return arrays
 
 
-def finish(site: Site, request: Packet) -> Packet:
-    """Save the models of a run that went well, and forget all else of it.
-
-    The reply says what the run has released, and what that has cost.
-    """
-    header = header_of(request)
-    if header.has("keep-models") and header.flag("keep-models"):
-        site.keep_models()
-    site.ledger.close(site.store.run)
-    account = site.ledger.lines(site.store.run)
-    site.clear()
-    return Packet({"ledger": account})
-
-
 def _received(request: Packet, part: Part, name: str, rows: int) -> FloatArray:
     array = request.array(part.number, name)
     return real_numbers(array, name, (rows, part.shard.model.outputs))

@@ -161,7 +161,8 @@ class AdmmStrategy(RelationalStrategy):
         }
         for _ in range(self.settings.epochs):
             exchange = self._exchange(federation, server, solvers)
-            result = server.take((yield from exchange))
+            self.local_scores = yield from exchange
+            result = server.take(self.local_scores)
             self.finish_epoch(result)
             if result.is_within(self.settings.tolerance):
                 return

@@ -3,7 +3,6 @@
 ``mode = "explain"`` takes the set-up's rounds only, and reports what training would do.
 """
 
-import os
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,8 +11,11 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
 from strategies import STRATEGIES, Explain
+from strategies.home import home_folder
+from strategies.model_manifest import make_manifest
 from strategies.rounds import RoundListener
 from tp_flower.console import epoch_line, privacy_table, summary
 from tp_flower.datasets import FLIGHTS_RANGES, FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
@@ -22,6 +24,7 @@ from tp_flower.errors import SettingsError, TPFlowerError
 from tp_flower.experiment import Settings
 from tp_flower.explain.console import explanation_view
 from tp_flower.explain.explanation import explanation_dict
+from tp_flower.manifest import write_manifest
 from tp_flower.privacy.run_report import privacy_report
 from tp_flower.query import Query
 from tp_flower.report import RoundReport, report_line, write_json, write_report
@@ -95,7 +98,9 @@ def train(
             page_line(folder)
         raise
     write_report(strategy.report, folder)
-    return summary(strategy.report)
+    manifest = make_manifest(strategy)
+    write_manifest(home_folder(), manifest)
+    return Group(summary(strategy.report), Text(f"Model: {manifest.model}"))
 
 
 def page_line(folder: Path) -> str:
@@ -139,10 +144,8 @@ def output_folder(settings: Settings, run_id: int) -> Path:
     Raises:
         SettingsError: if it cannot be made.
     """
-    home = os.environ.get("TP_FLOWER_HOME")
-    base = Path(home) if home else Path.home() / ".tp_flower"
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    default = base / "runs" / f"{stamp}-{run_id % 0x10000:04x}"
+    default = home_folder() / "runs" / f"{stamp}-{run_id % 0x10000:04x}"
     folder = Path(settings.output_dir).expanduser() if settings.output_dir else default
     try:
         folder.mkdir(parents=True, exist_ok=True)

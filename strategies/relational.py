@@ -9,10 +9,19 @@ from flwr.common.logger import log
 
 from strategies.exchange import Replies, Request, ask
 from strategies.federation import Federation, table_reports
+from strategies.outcome import (
+    Outcome,
+    coefficient_facts,
+    contribution_facts,
+    finish_order,
+    read_outcome,
+)
 from strategies.rounds import EpochResult, RoundListener, RoundStrategy
 from strategies.setup import Plan, set_up
 from tp_flower.experiment import Settings
 from tp_flower.explain.releases import releases
+from tp_flower.learning.admm import LocalScores
+from tp_flower.model_names import ModelVersion, make_version
 from tp_flower.privacy.run_report import privacy_report
 from tp_flower.protocol import Action
 from tp_flower.query import Query
@@ -34,6 +43,9 @@ class RelationalStrategy(RoundStrategy):
     Attributes:
         chosen: what was chosen for settings that are 0, "" or "auto".
         federation: the training problem, after set-up.
+        local_scores: (n_i, d_c) by table, as the sites sent them last; set by
+            :meth:`epochs`.
+        outcome: what the run has come to, once it has ended well.
     """
 
     def __init__(
@@ -49,6 +61,8 @@ class RelationalStrategy(RoundStrategy):
         )
         self.chosen: dict[str, object] = {}
         self.federation: Federation | None = None
+        self.local_scores: LocalScores = {}
+        self.outcome = Outcome()
 
     @abstractmethod
     def plan(self) -> Plan:
@@ -56,7 +70,10 @@ class RelationalStrategy(RoundStrategy):
 
     @abstractmethod
     def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
-        """Train; call :meth:`finish_epoch` at the end of every epoch."""
+        """Train; call :meth:`finish_epoch` at the end of every epoch.
+
+        At the end, ``local_scores`` are those of the final models.
+        """
 
     def default_settings(self) -> Settings:
         """Return the defaults of the method."""
@@ -79,7 +96,14 @@ class RelationalStrategy(RoundStrategy):
         self.start_epochs()
         yield from self.epochs(federation)
         self.end_epochs()
-        yield ask(Action.FINISH, federation.parts, {"keep-models": True})
+        replies = yield ask(Action.FINISH, federation.parts, finish_order(self.model))
+        self.outcome = read_outcome(replies, federation, self.local_scores)
+
+    @property
+    def model(self) -> ModelVersion:
+        """What the run's model is called."""
+        version = make_version(self.started_at, self.run)
+        return ModelVersion(self.settings.model_name, version)
 
     def rounding(self) -> Rounding:
         """Return how the row arrays of the next request leave."""
@@ -119,6 +143,9 @@ class RelationalStrategy(RoundStrategy):
             history=self.history,
             final_train=ended[-1].train if ended else {},
             final_test=ended[-1].test if ended else {},
+            model=str(self.model) if self.is_finished else "",
+            contributions=contribution_facts(self.outcome),
+            coefficients=coefficient_facts(self.outcome, federation),
             privacy=privacy_report(
                 releases(federation.audience),
                 self.ledgers,

@@ -7,6 +7,7 @@ So wrappers that look at or change messages work, and ``start`` returns Flower's
 ``Result``.
 """
 
+import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable
@@ -85,6 +86,9 @@ class RoundStrategy(Strategy):
         query: what it is about.
         settings: of the run; ``overrides`` replace single fields.
         on_round: called with the record of every round, for progress displays.
+
+    Attributes:
+        run: its name, drawn anew at every start.
     """
 
     name: str
@@ -105,6 +109,7 @@ class RoundStrategy(Strategy):
         self._progress = _Progress()
         self._started = datetime.now(UTC)
         self._clock = time.perf_counter()
+        self.run = secrets.token_hex(16)
 
     @abstractmethod
     def default_settings(self) -> Settings:
@@ -137,6 +142,11 @@ class RoundStrategy(Strategy):
             names.get(node, f"node {node}"): account
             for node, account in sorted(self._progress.ledgers.items())
         }
+
+    @property
+    def started_at(self) -> datetime:
+        """When the run started."""
+        return self._started
 
     @property
     def started(self) -> str:
@@ -273,6 +283,7 @@ class RoundStrategy(Strategy):
         if num_rounds:
             self.settings = self.settings.with_fields(num_epochs=num_rounds)
         self._started, self._clock = datetime.now(UTC), time.perf_counter()
+        self.run = secrets.token_hex(16)
         self._progress, self._epoch = _Progress(), 0
         log(INFO, "Starting %s strategy:", type(self).__name__)
         self.summary()

@@ -185,6 +185,8 @@ class BatchStrategy(RelationalStrategy):
             self.chosen["batch-sizes"] = self._sizes
         seen = np.empty((len(rows.labels), federation.loss.outputs))
         local = {name: s.copy() for name, s in federation.initial_scores.items()}
+        # the last epoch brings them all anew
+        self.local_scores = local
         loss_before = math.inf
         schedule = self._schedule(federation)
         first = next(schedule)

@@ -10,7 +10,7 @@ import pytest
 from client_apps.app import app
 from client_apps.saved_models import SavedModel
 from strategies import Explain, TablePuppetADMM, TablePuppetSGD
-from tp_flower.errors import SiteError
+from tp_flower.errors import ModelError
 from tp_flower.extraction.extract import extract
 from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import unpack
@@ -53,7 +53,7 @@ def train(folder, method, **settings):
 
 
 def saved_parts(folder: Path) -> dict[int, SavedModel]:
-    found = sorted((folder / "models").glob("*/part-*"))
+    found = sorted((folder / "models").glob("*/*/part-*"))
     return {
         int(path.name.removeprefix("part-")): SavedModel.load(path) for path in found
     }
@@ -111,7 +111,7 @@ def test_saved_model_scores_rows_and_categories_it_never_saw(tmp_path):
 
 def test_saved_model_keeps_its_keys_to_the_site(tmp_path):
     train(tmp_path, TablePuppetADMM, num_epochs=1)
-    (folder,) = (tmp_path / "models").glob("*/part-1")
+    (folder,) = (tmp_path / "models").glob("*/*/part-1")
     assert folder.stat().st_mode & 0o077 == 0
     assert json.loads((folder / "model.json").read_text())["encoder"]["keys"]
 
@@ -130,18 +130,30 @@ def damage(folder, name, text):
     [
         ("model.json", "{", "is damaged"),
         ("model.json", "{}", "is damaged"),
-        ("model.json", '{"version": 7}', "is of version 7, expected 1"),
+        ("model.json", '{"version": 7}', "is of version 7, expected 2"),
         ("model.safetensors", "no", "is damaged"),
     ],
 )
 def test_damaged_model_is_refused(tmp_path, name, text, match):
     train(tmp_path, TablePuppetADMM, num_epochs=1)
-    (folder,) = (tmp_path / "models").glob("*/part-1")
+    (folder,) = (tmp_path / "models").glob("*/*/part-1")
     damage(folder, name, text)
-    with pytest.raises(SiteError, match=match):
+    with pytest.raises(ModelError, match=match):
         SavedModel.load(folder)
 
 
 def test_missing_model(tmp_path):
-    with pytest.raises(SiteError, match="there is no model in"):
+    with pytest.raises(ModelError, match="there is no model in"):
         SavedModel.load(tmp_path)
+
+
+def test_models_that_are_not_linear_show_no_coefficients(tmp_path):
+    orders, _ = frames()
+    orders.to_csv(tmp_path / "o.csv", index=False)
+    path = tmp_path / "tables.toml"
+    path.write_text("[tables.o]\npath='o.csv'\npolicy = { coefficients = true }\n")
+    strategy = TablePuppetADMM(
+        Query.from_sql("SELECT qty AS label, price FROM o"), num_epochs=1, model="mlp"
+    )
+    strategy.start(InProcessGrid(app, {"shop": path}))
+    assert strategy.outcome.coefficients == {}

@@ -6,7 +6,6 @@ path only through :class:`ModelVersion`, which takes no other characters than th
 """
 
 import difflib
-import re
 import secrets
 import shutil
 from dataclasses import dataclass
@@ -15,10 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from tp_flower.errors import ModelError
+from tp_flower.run_modes import NAME, VERSION
 
 MODELS: Final = "models"
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-_VERSION: Final = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
 _DELETED: Final = ".deleted-"
 _SHOWN: Final = 80
 
@@ -45,7 +43,7 @@ class ModelVersion:
     def __post_init__(self) -> None:
         """Refuse what must not become a path."""
         check_name(self.name)
-        if not _VERSION.fullmatch(self.version):
+        if not VERSION.fullmatch(self.version):
             raise ModelError(
                 f"model version {_shown(self.version)} is not of the form "
                 "YYYYMMDD-HHMMSS-xxxx, with four hexadecimal digits at the end"
@@ -80,7 +78,7 @@ def check_name(name: object) -> str:
     Raises:
         ModelError: it has other characters than allowed, or too many.
     """
-    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+    if not (isinstance(name, str) and NAME.fullmatch(name)):
         raise ModelError(
             f"model name {_shown(name)} is not allowed: it must have 1 to 64 of a-z, "
             "0-9, '.', '_' and '-', and begin with a letter or digit"
@@ -107,7 +105,7 @@ def versions_in(home: Path) -> tuple[ModelVersion, ...]:
     for folder in (home / MODELS).glob("*/*"):
         name, version = folder.parent.name, folder.name
         # other files may lie there, and what is being written or deleted
-        if _NAME.fullmatch(name) and _VERSION.fullmatch(version) and folder.is_dir():
+        if NAME.fullmatch(name) and VERSION.fullmatch(version) and folder.is_dir():
             found.append(ModelVersion(name, version))
     return tuple(sorted(found))
 

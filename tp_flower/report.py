@@ -22,6 +22,11 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
                server-seconds, client-seconds, wait-seconds}
     epochs, rounds, bytes_up, bytes_down      of the whole run; without overhead
     final     {train: {metric: value}, test: {metric: value}}
+    model     name@version that the models were kept under; "" if they were not
+    contributions  {table: {share, mean-score: [value per output]}}   see
+              `tp_flower.learning.contributions`
+    coefficients   {table: [{feature, output, value}]}   of linear models, as far as
+              the policies of the sites allow
     privacy   {adversary, delta, messages, ledger, totals}   see
               `tp_flower.privacy.run_report`
 
@@ -134,6 +139,9 @@ class RunReport:
         started: ISO 8601, UTC.
         seconds: wall time of the run.
         status: "completed", or why the run failed.
+        model: name@version of what the sites keep; "" where they keep nothing.
+        contributions: by table, its share of the scores' variance, and its mean score.
+        coefficients: by table, those of the final linear model that may be shown.
     """
 
     settings: Mapping[str, object]
@@ -151,6 +159,9 @@ class RunReport:
     started: str
     seconds: float
     status: str = COMPLETED
+    model: str = ""
+    contributions: Mapping[str, object] = field(default_factory=dict)
+    coefficients: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def epochs(self) -> int:
@@ -210,6 +221,9 @@ def report_dict(report: RunReport) -> dict[str, object]:
         "bytes_up": report.bytes_up,
         "bytes_down": report.bytes_down,
         "final": {"train": report.final_train, "test": report.final_test},
+        "model": report.model,
+        "contributions": report.contributions,
+        "coefficients": report.coefficients,
         "privacy": report.privacy,
     }
     return {key: plain(value) for key, value in content.items()}

@@ -44,6 +44,7 @@ GRAM: Final = "gram"
 MOMENTS: Final = "moments"
 SCORES: Final = "scores"
 BATCH_SCORES: Final = "batch-scores"
+COEFFICIENTS: Final = "coefficients"
 
 LEAST_TORCH_CLIP: Final = 1e-15
 """Of gradients in float32: the squares of much smaller ones are 0, and so is what is

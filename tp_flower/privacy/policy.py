@@ -104,6 +104,7 @@ class Policy:
         epsilon: of all runs ever, for each row; None for no budget.
         delta: likewise.
         budget_name: names the rows in the ledger; "" for the place they are at.
+        coefficients: whether those of a linear model may leave when its run ends.
     """
 
     columns: tuple[str, ...] | None = None
@@ -118,6 +119,7 @@ class Policy:
     epsilon: float | None = None
     delta: float = DEFAULT_DELTA
     budget_name: str = ""
+    coefficients: bool = False
 
     @property
     def named(self) -> tuple[str, ...]:

@@ -59,13 +59,13 @@ def count(entry: Entry, key: str, where: str, default: int) -> int:
     return value
 
 
-def flag(entry: Entry, key: str, where: str) -> bool:
-    """Return a truth value, true if the key is not there.
+def flag(entry: Entry, key: str, where: str, *, default: bool = True) -> bool:
+    """Return a truth value.
 
     Raises:
         SourceError: it is something else.
     """
-    value = entry.get(key, True)
+    value = entry.get(key, default)
     if not isinstance(value, bool):
         raise SourceError(f"{key!r} of {where} must be true or false, not {value!r}")
     return value

@@ -15,6 +15,7 @@
     epsilon = 4.0                             # of each row, for all runs ever
     delta = 1e-5
     budget-name = "payments"                  # in the ledger, instead of the place
+    coefficients = true                       # a linear model's may be shown
     releases = { labels = "private", statistics = "moments", scores = "never" }
 
 A shard may have a policy of its own: its keys win over those of its table's. Columns
@@ -31,6 +32,7 @@ from tp_flower.privacy.policy import (
     CLEAR,
     DEFAULT_DELTA,
     LEVELS,
+    NEVER,
     PRIVATE,
     WEIGHTS,
     Policy,
@@ -43,7 +45,7 @@ _LISTS: Final = ("columns", "labels", "weights", "filters", "keys", "join-only")
 _KEYS: Final = (
     *_LISTS,
     *("expressions", "min-rows", "min-count", "releases"),
-    *("epsilon", "delta", "budget-name"),
+    *("epsilon", "delta", "budget-name", "coefficients"),
 )
 
 
@@ -88,7 +90,9 @@ def read_policy(
         epsilon=epsilon,
         delta=_delta(merged, where),
         budget_name=entries.text(merged, "budget-name", where),
+        coefficients=entries.flag(merged, "coefficients", where, default=False),
     )
+    _check_coefficients(policy, where)
     return policy, entries.count(merged, "min-count", where, 1)
 
 
@@ -123,6 +127,15 @@ def _check_weights(
         raise SourceError(
             f"{where} lets weights leave as they are, and labels not: list in "
             "'weights' which columns a weight may read, or it may read the label's"
+        )
+
+
+def _check_coefficients(policy: Policy, where: str) -> None:
+    """Refuse coefficients of models that may not leave."""
+    if policy.coefficients and policy.releases.models == NEVER:
+        raise SourceError(
+            f"{where} lets coefficients be shown, and nothing of models leave: one of "
+            "'coefficients' and 'releases' must change"
         )
 
 

@@ -1,0 +1,101 @@
+"""The end of a run at a site: keep its parts of the model, and forget all else.
+
+What the site keeps is named by the server and counted by its digest. Of a linear model
+whose table's policy says so the coefficients leave: numbers for the features that the
+server has named, of categories by their keyed hash.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from client_apps.costs import coefficients
+from client_apps.guard import Guard
+from client_apps.orders import Order, header_of
+from client_apps.part import Part
+from client_apps.saved_models import SavedModel, part_folder
+from client_apps.site import Site
+from client_apps.store import cannot_write
+from tp_flower.encoding.encoder import SiteEncoder
+from tp_flower.learning.models import LinearModel, ModelSpec
+from tp_flower.model_names import ModelVersion
+from tp_flower.privacy.plan import COEFFICIENTS
+from tp_flower.protocol import ArrayKey, Packet
+from tp_flower.query import Fragment
+from tp_flower.software import software
+from tp_flower.wire import Sent
+
+
+def finish(site: Site, request: Packet) -> Packet:
+    """Keep the models of a run that went well, and forget all else of it.
+
+    The reply says what the run has released, and what that has cost; of models that
+    are kept their digests, and the coefficients that may be shown.
+    """
+    header = header_of(request)
+    facts: dict[str, Any] = {}
+    arrays: dict[ArrayKey, Sent] = {}
+    if header.has("keep-models") and header.flag("keep-models"):
+        model = _model(header)
+        parts = list(site.parts())
+        facts["models"] = _keep(site, model, parts)
+        arrays = _coefficients(site, parts)
+    site.ledger.close(site.store.run)
+    facts["ledger"] = site.ledger.lines(site.store.run)
+    site.clear()
+    return Packet(facts, arrays)
+
+
+def _model(header: Order) -> ModelVersion:
+    """Return the name that the parts are kept under; it becomes a path."""
+    return ModelVersion(header.text("model-name"), header.text("model-version"))
+
+
+def _keep(site: Site, model: ModelVersion, parts: Sequence[Part]) -> dict[str, str]:
+    """Save the parts' models, as they are now, and return their digests by number.
+
+    Raises:
+        SiteError: they cannot be written.
+        ModelError: another model has this name and version.
+    """
+    root = site.state_folder
+    if root is None:
+        return {}
+    return {str(part.number): _keep_part(site, root, model, part) for part in parts}
+
+
+def _keep_part(site: Site, root: Path, model: ModelVersion, part: Part) -> str:
+    meta: Any = site.store.load(f"part-{part.number}").meta
+    spec = ModelSpec.from_json(meta["model"])
+    saved = SavedModel(
+        table=part.table,
+        encoder=SiteEncoder.from_json(meta["encoder"]),
+        spec=spec,
+        parameters=part.shard.model.parameters,
+        fragment=Fragment.from_json(site.fragment(part.number)),
+        versions=software(has_torch=spec.kind != "linear"),
+    )
+    folder = part_folder(root, model, part.number)
+    try:
+        return saved.keep(folder)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+
+
+def _coefficients(site: Site, parts: Sequence[Part]) -> dict[ArrayKey, Sent]:
+    """Return the coefficients (d [+ 1], d_c) that may leave, once they are noted.
+
+    Those of a model that was trained privately are made from releases that are paid
+    for, and cost nothing more.
+    """
+    arrays: dict[ArrayKey, Sent] = {}
+    noted = []
+    for part in parts:
+        model, source = part.shard.model, site.source(part.number)
+        if not (source.policy.coefficients and isinstance(model, LinearModel)):
+            continue
+        if not part.outgoing.plan.is_private:
+            noted.append(coefficients(part.number, source, Guard(site)))
+        arrays[part.number, COEFFICIENTS] = model.weights
+    site.ledger.note(site.store.run, noted)
+    return arrays

@@ -1,0 +1,70 @@
+"""The manifest of a model that a run has trained."""
+
+from strategies.exchange import Part
+from strategies.inventory import Inventory
+from strategies.outcome import Outcome
+from strategies.relational import RelationalStrategy
+from tp_flower.manifest import Manifest, ModelPart, ModelTable, finite
+from tp_flower.query.feature_texts import feature_texts, label_text
+from tp_flower.software import software
+
+
+def make_manifest(strategy: RelationalStrategy) -> Manifest:
+    """Return the manifest of a run that went well.
+
+    Raises:
+        RuntimeError: the run has not come to its end.
+    """
+    federation, report, outcome = strategy.federation, strategy.report, strategy.outcome
+    if federation is None or not strategy.is_finished:
+        raise RuntimeError("there is no model before the run has ended")
+    inventory = strategy.inventory
+    schemas = inventory.schemas()
+    bound = strategy.query.bind(schemas)
+    fragments = {name: bound.fragments_of(name) for name in federation.tables}
+    kinds = {
+        name: "linear" if table.is_linear else strategy.settings.model_of(name)
+        for name, table in federation.tables.items()
+    }
+    tables = tuple(
+        ModelTable(
+            table=name,
+            name=federation.names[name],
+            columns={own.name: schemas[own.name] for own in fragments[name]},
+            features=feature_texts(fragments[name]),
+            kind=kinds[name],
+            encoder=federation.encoders[name],
+            parts=tuple(_part(part, inventory, outcome) for part in table.parts),
+            mean_score=outcome.contributions[name].mean_score,
+            share=outcome.contributions[name].share,
+        )
+        for name, table in federation.tables.items()
+    )
+    return Manifest(
+        model=strategy.model,
+        created=report.started,
+        status=report.status,
+        query=report.query,
+        settings=report.settings,
+        label_table=bound.label_table,
+        label=label_text(fragments[bound.label_table]) or "",
+        loss=federation.loss.name,
+        classes=federation.classes,
+        base_score=federation.base_score,
+        tables=tables,
+        train=finite(report.final_train),
+        test=finite(report.final_test),
+        joined_rows=report.joined_rows_train,
+        versions=software(has_torch=set(kinds.values()) != {"linear"}),
+    )
+
+
+def _part(part: Part, inventory: Inventory, outcome: Outcome) -> ModelPart:
+    """Return how a part is found again: by site, table and shard, not by node."""
+    (shard,) = (
+        own
+        for own in inventory.shards
+        if (own.node, own.position) == (part.node, part.shard)
+    )
+    digest = outcome.digests.get(part.number, "")
+    return ModelPart(part.number, part.site, shard.table, shard.index, digest)

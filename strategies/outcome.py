@@ -1,0 +1,129 @@
+"""What a run has come to at its end: digests, coefficients, contributions."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from strategies.exchange import Part, Replies
+from strategies.federation import Federation, Table
+from strategies.received import array_of, refuse
+from tp_flower.errors import ReplyError
+from tp_flower.learning.contributions import Contribution, contributions
+from tp_flower.learning.losses import FloatArray
+from tp_flower.model_names import ModelVersion
+from tp_flower.privacy.plan import COEFFICIENTS
+
+INTERCEPT: Final = "(intercept)"
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run has come to, besides its metrics.
+
+    Attributes:
+        digests: of the parts that sites keep, by number.
+        coefficients: (d [+ 1], d_c) by table, of those that may be shown.
+        contributions: by table.
+    """
+
+    digests: Mapping[int, str] = field(default_factory=dict)
+    coefficients: Mapping[str, FloatArray] = field(default_factory=dict)
+    contributions: Mapping[str, Contribution] = field(default_factory=dict)
+
+
+def finish_order(model: ModelVersion) -> dict[str, object]:
+    """Return what ends a run that went well: the sites keep its models."""
+    return {
+        "keep-models": True,
+        "model-name": model.name,
+        "model-version": model.version,
+    }
+
+
+def read_outcome(
+    replies: Replies, federation: Federation, local_scores: Mapping[str, FloatArray]
+) -> Outcome:
+    """Return what the sites' last replies, and their last scores, come to.
+
+    Args:
+        replies: to the message that ends the run.
+        federation: the training problem.
+        local_scores: (n_i, d_c) of the final models, by table.
+
+    Raises:
+        ReplyError: a digest or a coefficient is malformed.
+    """
+    shown = {
+        name: weights
+        for name, table in federation.tables.items()
+        if (weights := _coefficients(replies, table)) is not None
+    }
+    return Outcome(
+        digests=_digests(replies, federation.parts),
+        coefficients=shown,
+        contributions=contributions(
+            federation.train, local_scores, federation.weighting.train_rows
+        ),
+    )
+
+
+def contribution_facts(outcome: Outcome) -> dict[str, dict[str, object]]:
+    """Return what a report says of the tables' contributions."""
+    return {
+        table: {"share": own.share, "mean-score": own.mean_score.tolist()}
+        for table, own in outcome.contributions.items()
+    }
+
+
+def coefficient_facts(
+    outcome: Outcome, federation: Federation
+) -> dict[str, list[dict[str, object]]]:
+    """Return what a report says of the coefficients that sites have shown.
+
+    They are of encoded features, those of a standardised number per deviation. The
+    output is a class, where there are several.
+    """
+    facts = {}
+    for table, weights in outcome.coefficients.items():
+        names = [*federation.encoders[table].feature_names, INTERCEPT]
+        outputs = federation.classes if weights.shape[1] > 1 else ("score",)
+        facts[table] = [
+            {"feature": feature, "output": output, "value": float(value)}
+            for feature, row in zip(names, weights, strict=False)
+            for output, value in zip(outputs, row, strict=True)
+        ]
+    return facts
+
+
+def _digests(replies: Replies, parts: Iterable[Part]) -> dict[int, str]:
+    """Return the digests that the sites report; a site without a folder has none."""
+    found: dict[int, str] = {}
+    for part in parts:
+        told = replies.packets[part.node].header.get("models", {})
+        if not isinstance(told, dict):
+            raise refuse(part, "digests that are no object of names")
+        digest = told.get(str(part.number), "")
+        if digest and not (type(digest) is str and _DIGEST.fullmatch(digest)):
+            raise refuse(part, "a digest of its model that is none")
+        found[part.number] = digest
+    return found
+
+
+def _coefficients(replies: Replies, table: Table) -> FloatArray | None:
+    """Return a linear model's coefficients, the mean of the shards that show them.
+
+    Shards that agree through statistics or gradients have the same ones.
+    """
+    shape = (table.features + int(table.has_intercept), table.outputs)
+    shown = [
+        array_of(replies, part, COEFFICIENTS, shape).astype(np.float64)
+        for part in table.parts
+        if (part.number, COEFFICIENTS) in replies.arrays
+    ]
+    if shown and not table.is_linear:
+        raise ReplyError(f"table {table.name}: coefficients of a model that has none")
+    return np.mean(shown, axis=0) if shown else None

@@ -1,0 +1,389 @@
+"""What a run leaves of its model: parts at the sites, a manifest at the server."""
+
+import io
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from flwr.app import Message
+from rich.console import Console
+
+import strategies.app
+from client_apps.app import app
+from client_apps.saved_models import SavedModel, digest_of, part_folder
+from strategies import TablePuppetADMM, TablePuppetSGD
+from strategies.exchange import Replies
+from strategies.model_manifest import make_manifest
+from strategies.outcome import read_outcome
+from tp_flower.encoding.columns import CategoricalColumn, NumericColumn
+from tp_flower.errors import ModelError, ReplyError, SourceError
+from tp_flower.experiment import Settings
+from tp_flower.grid import InProcessGrid
+from tp_flower.joins.mapping import TableMapping, TableRows
+from tp_flower.learning.contributions import contributions
+from tp_flower.manifest import resolve, write_manifest
+from tp_flower.privacy.settings import PrivacySettings
+from tp_flower.protocol import Packet, pack, unpack
+from tp_flower.query import Query
+from tp_flower.report import report_dict
+from tp_flower.sources.shards import load_tables
+
+ROWS = 40
+SQL = "SELECT o.qty AS label, o.price, c.age, c.kind FROM o LEFT JOIN c ON o.c = c.id"
+
+
+def frames():
+    rng = np.random.default_rng(8)
+    price, customer = rng.normal(size=ROWS), np.arange(ROWS) % 9
+    age = rng.integers(20, 70, size=8).astype(float)
+    orders = pd.DataFrame({"c": customer, "price": price})
+    orders["qty"] = price + 0.1 * np.append(age, 0)[customer]
+    people = pd.DataFrame({"id": range(8), "age": age, "kind": list("ggggssss")})
+    # customer 8 is in no table of customers
+    return orders, people
+
+
+def sites(folder, policy=""):
+    """Two sites, the customers in two shards, from files with a policy."""
+    orders, people = frames()
+    tables = {"o": orders, "us": people[:5], "uk": people[5:]}
+    for name, frame in tables.items():
+        frame.to_csv(folder / f"{name}.csv", index=False)
+    (folder / "shop.toml").write_text("[tables.o]\npath='o.csv'\nsite='shop'\n")
+    shards = "".join(
+        f"[[tables.c.shards]]\npath='{name}.csv'\nsite='{name}'\n"
+        for name in tables
+        if name != "o"
+    )
+    rules = f"[tables.c.policy]\n{policy}\n" if policy else ""
+    (folder / "bank.toml").write_text(rules + shards)
+    return {name: folder / f"{name}.toml" for name in ("shop", "bank")}
+
+
+def run(folder, method=TablePuppetADMM, policy="", sql=SQL, **settings):
+    seen = []
+    grid = InProcessGrid(
+        app, sites(folder, policy), observe=seen.append, state=folder / "state"
+    )
+    strategy = method(
+        Query.from_sql(sql), **{"num_epochs": 3, "test_fraction": 0.0, **settings}
+    )
+    strategy.start(grid)
+    return strategy, seen
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run that others only look at: its folder and its strategy."""
+    folder = tmp_path_factory.mktemp("trained")
+    return folder, run(folder, model_name="qty")[0]
+
+
+def finish_arrays(seen):
+    """What the sites' last replies carried."""
+    found = {}
+    for message in seen:
+        if message.metadata.message_type == "query.finish":
+            found |= unpack(message.content).wide_arrays()
+    return found
+
+
+def test_manifest_says_what_the_sites_keep(trained):
+    folder, strategy = trained
+    write_manifest(folder / "home", make_manifest(strategy))
+    manifest = resolve(folder / "home", "qty")
+    assert manifest.model == strategy.model
+    assert manifest.created == strategy.report.started
+    assert manifest.label_table == "o"
+    assert manifest.label == '"qty"'
+    assert manifest.base_score == pytest.approx(frames()[0].qty.mean())
+    assert manifest.joined_rows == ROWS
+    assert manifest.query == strategy.query.to_sql()
+    assert Settings.from_run_config(manifest.settings) == strategy.settings
+    assert [part.site for part in manifest.parts] == ["shop", "us", "uk"]
+    assert [(part.name, part.index) for part in manifest.parts] == [
+        ("o", 0),
+        ("c", 0),
+        ("c", 1),
+    ]
+    assert manifest.table("c").features == ('age = "age"', 'kind = "kind"')
+    assert manifest.table("c").columns["c"].keys() == {"id", "age", "kind"}
+    assert manifest.table("c").encoder == strategy.federation.encoders["c"]
+    for part in manifest.parts:
+        kept = part_folder(state_of(folder, part.site), manifest.model, part.number)
+        assert SavedModel.load(kept, part.digest).fragment.name == part.name
+
+
+@pytest.mark.parametrize("method", [None, TablePuppetSGD], ids=["admm", "sgd"])
+def test_manifest_says_what_the_tables_add(trained, tmp_path, method):
+    folder, strategy = trained
+    if method is not None:
+        folder, (strategy, _) = tmp_path, run(tmp_path, method, batch_size=10)
+    # by hand: the final parameters on the encoded features of the joined rows
+    orders, people = frames()
+    own = {
+        "o": encoded_scores(folder, strategy, [0], [orders[["price"]]]),
+        "c": encoded_scores(folder, strategy, [1, 2], [people[:5], people[5:]]),
+    }
+    joined = {"o": own["o"], "c": np.append(own["c"], 0.0)[orders.c]}
+    total = joined["o"] + joined["c"]
+    for name, scores in joined.items():
+        table = make_manifest(strategy).table(name)
+        assert table.mean_score == pytest.approx(scores.mean(), abs=1e-5)
+        expected = np.cov(scores, total)[0, 1] / total.var(ddof=1)
+        assert table.share == pytest.approx(expected, abs=1e-5)
+
+
+def encoded_scores(folder, strategy, numbers, frames):
+    """What the parts that the sites keep make of data frames, (n,)."""
+    found = []
+    for number, frame in zip(numbers, frames, strict=True):
+        site = "shop" if number == 0 else "bank"
+        kept = part_folder(state_of(folder, site), strategy.model, number)
+        saved = SavedModel.load(kept)
+        columns = {
+            name: NumericColumn(values.to_numpy(float))
+            if name in ("age", "price")
+            else CategoricalColumn(*codes_of(values))
+            for name, values in frame.items()
+        }
+        found.append(saved.model("cpu").scores(saved.encoder.transform(columns))[:, 0])
+    return np.concatenate(found)
+
+
+def state_of(folder, site):
+    return folder / "state" / ("shop" if site == "shop" else "bank")
+
+
+def codes_of(values):
+    codes, texts = pd.factorize(values)
+    return codes.astype(np.int32), [str(text) for text in texts]
+
+
+def test_report_says_where_the_model_is_and_what_the_tables_add(trained):
+    _, strategy = trained
+    report = report_dict(strategy.report)
+    assert report["model"] == str(make_manifest(strategy).model)
+    shares = [own["share"] for own in report["contributions"].values()]
+    assert sum(shares) == pytest.approx(1.0)
+    assert report["coefficients"] == {}
+
+
+def test_a_run_that_has_not_ended_has_no_manifest(tmp_path):
+    found = []
+
+    def look(report):
+        if report.train:
+            found.append(strategy.report.model)
+            with pytest.raises(RuntimeError, match="no model before the run has ended"):
+                make_manifest(strategy)
+
+    strategy = TablePuppetADMM(Query.from_sql(SQL), num_epochs=1, on_round=look)
+    strategy.start(InProcessGrid(app, sites(tmp_path)))
+    assert found == [""]
+    # without a state folder the sites keep nothing
+    assert {part.digest for part in make_manifest(strategy).parts} == {""}
+
+
+# shares and means
+
+
+def test_shares_of_weighted_rows_and_several_outputs_are_those_of_repeated_rows():
+    rng = np.random.default_rng(3)
+    row_of = {"a": rng.integers(0, 4, 12), "b": rng.integers(-1, 3, 12)}
+    mapping = TableMapping(
+        {name: TableRows(of.astype(np.int32), 4) for name, of in row_of.items()}
+    )
+    scores = {name: rng.normal(size=(4, 3)) for name in row_of}
+    weights = rng.integers(1, 4, 12).astype(float)
+    found = contributions(mapping, scores, weights)
+    again = np.repeat(np.arange(12), weights.astype(int))
+    joined = {
+        name: np.where(of[:, None] < 0, 0.0, scores[name][of])[again]
+        for name, of in row_of.items()
+    }
+    total = sum(joined.values())
+    whole = total.var(axis=0).sum()
+    for name, own in joined.items():
+        both = ((own - own.mean(axis=0)) * (total - total.mean(axis=0))).mean(axis=0)
+        assert found[name].share == pytest.approx(both.sum() / whole)
+        assert found[name].mean_score == pytest.approx(own.mean(axis=0))
+
+
+def test_tables_that_add_the_same_to_every_row_have_no_share():
+    mapping = TableMapping({"a": TableRows(np.array([0, 0], np.int32), 1)})
+    found = contributions(mapping, {"a": np.array([[2.0]])})
+    assert (found["a"].share, found["a"].mean_score) == (0.0, 2.0)
+
+
+# what the sites keep
+
+
+def test_keeping_a_part_again_changes_nothing_and_another_is_not_replaced(trained):
+    folder, strategy = trained
+    folder = part_folder(state_of(folder, "shop"), strategy.model, 0)
+    saved, before = SavedModel.load(folder), folder.stat().st_mtime_ns
+    digest = make_manifest(strategy).parts[0].digest
+    assert saved.keep(folder) == digest
+    assert folder.stat().st_mtime_ns == before
+    saved.parameters[0] += 1.0
+    with pytest.raises(ModelError, match="holds another model: it is not replaced"):
+        saved.keep(folder)
+    assert saved.keep(folder.with_name("part-9")) != digest
+    with pytest.raises(ModelError, match="its digest is another"):
+        SavedModel.load(folder.with_name("part-9"), digest)
+
+
+def test_the_digest_tells_files_apart():
+    one = {"model.json": b"ab", "model.safetensors": b"c"}
+    other = {"model.json": b"a", "model.safetensors": b"bc"}
+    assert digest_of(one) != digest_of(other)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "match"),
+    [
+        ("../../x", "20261122-001500-3f9a", "model name '../../x' is not allowed"),
+        ("x", "../../../etc", "model version '../../../etc' is not of the form"),
+        (7, "20261122-001500-3f9a", "'model-name' of the request must be a text"),
+    ],
+    ids=["name", "version", "number"],
+)
+def test_names_that_could_be_paths_keep_no_model(tmp_path, name, version, match):
+    grid = InProcessGrid(app, {"shop": {"o": frames()[0]}}, state=tmp_path)
+    header = {"keep-models": True, "model-name": name, "model-version": version}
+    (node,) = grid.contexts
+    sent = Message(pack(Packet(header)), node, "query.finish", group_id="1")
+    (reply,) = grid.send_and_receive([sent])
+    assert re.search(match, unpack(reply.content).header["error"])
+    assert not list(tmp_path.rglob("part-*"))
+
+
+@pytest.mark.parametrize(
+    ("models", "match"),
+    [
+        ([1], "site 'shop'.* sent digests that are no object of names"),
+        ({"0": "ab"}, "site 'shop'.* sent a digest of its model that is none"),
+        ({"0": ["a" * 64]}, "site 'shop'.* sent a digest of its model that is none"),
+    ],
+    ids=["list", "short", "nested"],
+)
+def test_digests_that_are_none_are_refused(trained, models, match):
+    _, strategy = trained
+    federation = strategy.federation
+    packets = {part.node: Packet({"models": models}) for part in federation.parts}
+    with pytest.raises(ReplyError, match=match):
+        read_outcome(Replies(packets, {}), federation, strategy.local_scores)
+
+
+@pytest.mark.parametrize(
+    ("array", "match"),
+    [
+        (np.zeros((9, 1)), r"sent 'coefficients' as float64 of shape \(9, 1\)"),
+        (np.full((2, 1), np.nan), "sent 'coefficients' with values that are not"),
+    ],
+    ids=["shape", "nan"],
+)
+def test_coefficients_that_are_none_are_refused(trained, array, match):
+    _, strategy = trained
+    federation = strategy.federation
+    packets = {part.node: Packet() for part in federation.parts}
+    replies = Replies(packets, {(0, "coefficients"): array})
+    with pytest.raises(ReplyError, match=match):
+        read_outcome(replies, federation, strategy.local_scores)
+
+
+# coefficients
+
+
+def test_coefficients_leave_where_the_policy_says_so_and_are_noted(tmp_path):
+    strategy, seen = run(tmp_path, policy="coefficients = true\nmin-count = 2")
+    assert {name for _, name in finish_arrays(seen)} == {"coefficients"}
+    report = report_dict(strategy.report)
+    assert report["coefficients"].keys() == {"c"}
+    shown = report["coefficients"]["c"]
+    saved = SavedModel.load(
+        part_folder(state_of(tmp_path, "us"), strategy.model, 1), ""
+    )
+    assert [own["value"] for own in shown] == pytest.approx(saved.parameters.tolist())
+    names = strategy.federation.encoders["c"].feature_names
+    assert tuple(own["feature"] for own in shown) == names
+    # categories go by their keyed hash
+    assert not any("kind = g" in name or "kind = s" in name for name in names)
+    totals = report["privacy"]["totals"]
+    noted = {own["site"] for own in totals if "coefficients" in own["uncovered"]}
+    assert noted == {"us", "uk"}
+
+
+def test_coefficients_of_the_label_table_have_its_intercept(tmp_path):
+    orders, _ = frames()
+    path = tmp_path / "tables.toml"
+    orders.to_csv(tmp_path / "o.csv", index=False)
+    path.write_text("[tables.o]\npath='o.csv'\npolicy = { coefficients = true }\n")
+    sql = "SELECT CASE WHEN c > 5 THEN 'x' WHEN c > 2 THEN 'y' ELSE 'z' END AS label, "
+    grid = InProcessGrid(app, {"shop": path})
+    strategy = TablePuppetADMM(Query.from_sql(f"{sql} price FROM o"), num_epochs=1)
+    strategy.start(grid)
+    shown = report_dict(strategy.report)["coefficients"]["o"]
+    assert [(own["feature"], own["output"]) for own in shown] == [
+        (feature, output)
+        for feature in ("price", "(intercept)")
+        for output in ("x", "y", "z")
+    ]
+
+
+def test_nothing_leaves_without_the_policy(tmp_path):
+    strategy, seen = run(tmp_path, policy="min-count = 2")
+    assert finish_arrays(seen) == {}
+    totals = report_dict(strategy.report)["privacy"]["totals"]
+    assert not any("coefficients" in own["uncovered"] for own in totals)
+
+
+def test_coefficients_of_private_models_cost_nothing_more(tmp_path):
+    private = PrivacySettings(features="statistics", epsilon=5.0)
+    strategy, seen = run(
+        tmp_path, policy="coefficients = true", privacy=private, num_epochs=1
+    )
+    assert {number for number, _ in finish_arrays(seen)} == {1, 2}
+    totals = report_dict(strategy.report)["privacy"]["totals"]
+    assert not any("coefficients" in own["uncovered"] for own in totals)
+
+
+@pytest.mark.parametrize(
+    ("policy", "match"),
+    [
+        ("coefficients = 1", "'coefficients' of .* must be true or false, not 1"),
+        (
+            "coefficients = true\nreleases = { models = 'never' }",
+            "lets coefficients be shown, and nothing of models leave",
+        ),
+        ("coefficient = true", "did you mean 'coefficients'?"),
+    ],
+    ids=["type", "never", "typo"],
+)
+def test_a_policy_about_coefficients_that_makes_no_sense_is_refused(
+    tmp_path, policy, match
+):
+    files = sites(tmp_path, policy)
+    with pytest.raises(SourceError, match=match):
+        load_tables(str(files["bank"]))
+
+
+# the app
+
+
+def test_train_writes_the_manifest_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("TP_FLOWER_HOME", str(tmp_path / "home"))
+    grid = InProcessGrid(app, sites(tmp_path), state=tmp_path / "state")
+    settings = Settings(num_epochs=1, model_name="qty", output_dir=str(tmp_path))
+    view = strategies.app.train(
+        Query.from_sql(SQL), settings, lambda _: None, grid, tmp_path
+    )
+    console = Console(width=100, file=io.StringIO())
+    console.print(view)
+    found = resolve(tmp_path / "home", "qty")
+    assert f"Model: {found.model}" in console.file.getvalue()
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["model"] == str(found.model)
