@@ -69,19 +69,26 @@ ensure_environment() {
 # ensure_database_servers: install PostgreSQL and MariaDB for the tests, where apt-get can.
 # The tests start servers of their own; where these are missing, they are skipped.
 ensure_database_servers() {
-  local packages=() prefix=() log
+  local packages=()
   compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || command -v initdb >/dev/null ||
     packages+=(postgresql)
   PATH="$PATH:/usr/sbin" command -v mariadbd >/dev/null || packages+=(mariadb-server)
   [ ${#packages[@]} -gt 0 ] || return 0
+  install_packages "${packages[@]}" ||
+    say "${packages[*]} cannot be had: the tests of these databases are skipped"
+}
+
+# install_packages PACKAGE...: install Debian packages, whose services are not started.
+install_packages() {
+  local prefix=() log status=0
   if [ "$(id -u)" != 0 ]; then
     prefix=(sudo -n)
   fi
   if ! command -v apt-get >/dev/null || ! "${prefix[@]}" true 2>/dev/null; then
-    say "cannot install ${packages[*]} (needs apt-get and root): the tests of these databases are skipped"
-    return 0
+    say "cannot install $* (needs apt-get and root)"
+    return 1
   fi
-  say "installing ${packages[*]} for the tests"
+  say "installing $*"
   log=$(mktemp)
   # RUNLEVEL=1: Debian's packages start no service in single-user mode
   apt() {
@@ -89,9 +96,10 @@ ensure_database_servers() {
       apt-get -y --no-install-recommends "$@" >>"$log" 2>&1
   }
   # the lists of packages may be missing or old
-  if ! apt install "${packages[@]}" && ! { apt update && apt install "${packages[@]}"; }; then
+  if ! apt install "$@" && ! { apt update && apt install "$@"; }; then
     tail -n 5 "$log" >&2
-    say "could not install ${packages[*]}: the tests of these databases are skipped"
+    status=1
   fi
   rm -f "$log"
+  return $status
 }

@@ -1,0 +1,203 @@
+#!/usr/bin/env bash
+# A whole deployment on this machine: five organisations with a SuperNode each, planes in PostgreSQL,
+# weather in MariaDB, the rest in files; a SuperLink over TLS with node authentication behind a
+# front. Trains, predicts, prints the report, and compares with the simulation of the same run.
+#   bash scripts/deploy/demo.sh [--install] [--keep FOLDER]
+#
+#   --install  install the Debian packages that are missing (apt-get, as root or with sudo)
+#   --keep     leave reports, predictions and logs in FOLDER
+#
+# Everything listens on 127.0.0.1, lies in a temporary folder, and is stopped by its process id
+# at the end, on failure and on Ctrl-C. Exit status 0: all of it worked.
+set -euo pipefail
+
+# shellcheck source=scripts/deploy/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+# shellcheck source=scripts/deploy/processes.sh
+source "$root/scripts/deploy/processes.sh"
+# shellcheck source=scripts/deploy/databases.sh
+source "$root/scripts/deploy/databases.sh"
+
+deploy=$root/scripts/deploy
+organisations=(EWR JFK LGA registry directory)
+
+install=false keep=''
+while [ $# -gt 0 ]; do
+  case $1 in
+    --install) install=true ;;
+    --keep)
+      keep=$(value "$@")
+      keep=$(absolute "$keep")
+      shift
+      ;;
+    *) wrong_usage "unknown argument: $1" ;;
+  esac
+  shift
+done
+
+missing_packages() {
+  command -v openssl >/dev/null || echo openssl
+  command -v ssh-keygen >/dev/null || echo openssh-client
+  command -v nginx >/dev/null || echo nginx-light
+  command -v mariadbd >/dev/null || echo mariadb-server
+  compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || echo postgresql
+}
+
+finish() {
+  local status=$?
+  trap '' INT TERM
+  # SuperNodes first: they tell the SuperLink that they go
+  local name others=()
+  for name in "${!started[@]}"; do
+    case $name in
+      site-*) ;;
+      *) others+=("$name") ;;
+    esac
+  done
+  # shellcheck disable=SC2046 # names without spaces
+  stop $(printf '%s\n' "${!started[@]}" | grep '^site-')
+  stop "${others[@]}"
+  if [ -n "$keep" ] && [ -d "$work" ]; then
+    mkdir -p "$keep"
+    cp -r "$work/log" "$work/link/runs" "$keep" 2>/dev/null || true
+  fi
+  rm -rf "$work" ${databases:+"$databases"}
+  exit "$status"
+}
+
+PATH=$PATH:/usr/sbin
+mapfile -t missing < <(missing_packages)
+if [ ${#missing[@]} -gt 0 ]; then
+  $install || fail "these Debian packages are missing: ${missing[*]}" \
+    "(apt-get install ${missing[*]}, or call this with --install)"
+  install_packages "${missing[@]}" || fail "could not install ${missing[*]}"
+fi
+# shellcheck disable=SC2119 # without the tools of tests
+ensure_environment
+
+umask 077
+work=$(mktemp -d) databases=''
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+mkdir "$work/log" "$work/sites"
+use_environment "$work/operator"
+# the flights' files are made here, and nothing is left in the user's home
+export TP_FLOWER_HOME=$work/home
+cd "$root"
+read -r port front planes_port weather_port rejected_port node_ports < <(free_ports 10)
+
+# supernode ORGANISATION PORT [CA]: set command, which starts its SuperNode.
+supernode() {
+  local site=$work/sites/$1
+  command=(bash "$deploy/supernode.sh" --superlink "127.0.0.1:$front" --ca "${3:-$work/ca/ca.crt}"
+    --key "$site/node.key" --tables "$site/tables.toml" --state "$site/state" --port "$2")
+}
+
+# rejected WHAT PATTERN ORGANISATION [CA]: its SuperNode must end by itself, for that reason.
+rejected() {
+  local what=$1 pattern=$2 command status=0
+  supernode "$3" "$rejected_port" "${4:-}"
+  follow timeout 60 "${command[@]}" >"$work/log/rejected" 2>&1 || status=$?
+  if [ "$status" = 0 ] || [ "$status" = 124 ] || ! grep -qE "$pattern" "$work/log/rejected"; then
+    fail_with_log rejected "$what was not rejected as it should be (exit status $status)"
+  fi
+  printf '  %s: rejected (%s)\n' "$what" "$(grep -oEm 1 "$pattern" "$work/log/rejected")"
+}
+
+# online NUMBER: whether as many SuperNodes are.
+online() {
+  flwr supernode list demo --format json | python -c '
+import json, sys
+nodes = json.load(sys.stdin)["nodes"]
+sys.exit(sum(node["status"] == "online" for node in nodes) != int(sys.argv[1]))' "$1"
+}
+
+# run_app NAME SETTINGS: run the app on the SuperLink; set results, the folder of its report.
+run_app() {
+  local log=$work/log/run-$1 id details
+  follow flwr run . demo --stream -c "$2" > >(tee "$log") 2>&1 || fail_with_log "run-$1" "flwr run failed"
+  id=$(sed -n 's/^Successfully started run \([0-9]*\).*/\1/p' "$log")
+  # the exit status of flwr tells of the stream, not of the run
+  details=$(flwr ls demo --run-id "$id" --format json)
+  grep -q '"finished:completed"' <<<"$details" || fail "the run did not complete: $details"
+  results=$(dirname "$(sed -n 's/^Report: //p' "$log")")
+}
+
+say "two database servers, and the tables of five organisations"
+start_databases "$planes_port" "$weather_port"
+python scripts/load_flights.py "$work/data" --planes "$planes_uri" --weather "$weather_uri"
+for name in "${organisations[@]}"; do
+  mkdir "$work/sites/$name"
+done
+for name in EWR JFK LGA; do
+  site=$work/sites/$name
+  mv "$work/data/flights-$name.parquet" "$site"
+  # the password stays out of the tables file
+  printf '%s\n' "$weather_uri" >"$site/weather.uri"
+  printf '[tables.flights]\npath = "flights-%s.parquet"\nsite = "%s"\n\n' "$name" "$name" >"$site/tables.toml"
+  printf '[tables.weather]\nuri-file = "weather.uri"\ntable = "weather_%s"\nsite = "%s"\n' "${name,,}" "$name" \
+    >>"$site/tables.toml"
+done
+printf '%s\n' "$planes_uri" >"$work/sites/registry/planes.uri"
+printf '[tables.planes]\nuri-file = "planes.uri"\ntable = "planes"\nsite = "registry"\n' \
+  >"$work/sites/registry/tables.toml"
+mv "$work/data/airports.csv" "$work/sites/directory"
+printf '[tables.airports]\npath = "airports.csv"\nsite = "directory"\n' >"$work/sites/directory/tables.toml"
+
+say "a CA, the SuperLink's certificate, and a key for every SuperNode"
+bash "$deploy/make_ca.sh" "$work/ca" localhost
+bash "$deploy/make_ca.sh" "$work/other-ca" localhost >"$work/log/other-ca" 2>&1
+for name in "${organisations[@]}" stranger; do
+  bash "$deploy/make_node_key.sh" "$work/sites/$name/node.key" >>"$work/log/keys" 2>&1
+done
+cp "$work/sites/directory/tables.toml" "$work/sites/directory/airports.csv" "$work/sites/stranger"
+
+say "the SuperLink on port $port, and before it the front on port $front"
+start superlink bash "$deploy/superlink.sh" --certificates "$work/ca" --state "$work/link" --port "$port"
+mkdir "$work/front"
+sed -e "s|127.0.0.1:8000|127.0.0.1:$port|" -e "s|listen 8443|listen 127.0.0.1:$front|" \
+  -e "s|/etc/tp-flower/ca|$work/ca|" -e "s|/var/lib/tp-flower-front|$work/front|" "$deploy/nginx.conf" \
+  >"$work/front/nginx.conf"
+start front nginx -c "$work/front/nginx.conf" -e stderr \
+  -g "daemon off; pid $work/front/pid; user $(id -un) $(id -gn);"
+bash "$deploy/connect.sh" demo "127.0.0.1:$port" "$work/ca/ca.crt"
+bash "$deploy/connect.sh" from-outside "127.0.0.1:$front" "$work/ca/ca.crt"
+wait_until 60 "the SuperLink answers" superlink flwr supernode list demo
+wait_until 10 "the front answers" front openssl s_client -connect "127.0.0.1:$front" -CAfile "$work/ca/ca.crt" \
+  -verify_return_error -brief
+
+say "what may not come in"
+if flwr supernode list from-outside >"$work/log/from-outside" 2>&1; then
+  fail "the operator's API can be reached through the front"
+fi
+printf '  the operator, through the front: rejected\n'
+rejected "a SuperNode that is not registered" "Failed to activate SuperNode" stranger
+bash "$deploy/register.sh" demo "$work/sites/directory/node.key.pub" directory
+rejected "a SuperNode with another CA" "CERTIFICATE_VERIFY_FAILED" directory "$work/other-ca/ca.crt"
+
+say "five SuperNodes"
+for name in EWR JFK LGA registry; do
+  bash "$deploy/register.sh" demo "$work/sites/$name/node.key.pub" "$name"
+done
+read -r -a ports <<<"$node_ports"
+for index in "${!organisations[@]}"; do
+  supernode "${organisations[index]}" "${ports[index]}"
+  start "site-${organisations[index]}" "${command[@]}"
+done
+wait_until 60 "five SuperNodes are online" superlink online 5
+flwr supernode list demo
+
+say "training over the five organisations"
+printf '%s\n' 'min-sites = 5' 'site-timeout = 120' 'model-name = "flights"' >"$work/train.toml"
+run_app train "$work/train.toml"
+trained=$results
+
+say "the same settings in the simulation"
+printf '%s\n' 'model-name = "flights"' >"$work/simulate.toml"
+follow python scripts/run_app.py --note-output "$work/simulated" -c "$work/simulate.toml" >"$work/log/simulation" 2>&1 ||
+  fail_with_log simulation "the simulation failed"
+say "metrics of the deployment, and of the simulation"
+python "$deploy/compare_reports.py" "$trained/report.json" "$(cat "$work/simulated")/report.json"
+
+say "done in $SECONDS seconds${keep:+; reports and logs are in $keep}"
