@@ -31,12 +31,19 @@ make_account_folder() {
   fi
 }
 
+# write_as_account NAME: write standard input to a file of the account's folder, for it alone.
+write_as_account() {
+  # shellcheck disable=SC2016 # $1 is the inner shell's
+  "${as[@]}" sh -c 'umask 077 && cat >"$1"' sh "$folder/$1"
+}
+
 start_postgresql() {
   local folder as programs
   programs=$(compgen -G '/usr/lib/postgresql/*/bin' | sort -V | tail -n 1)
   make_account_folder postgres postgresql
+  write_as_account password <<<"$2"
   "${as[@]}" "$programs/initdb" -D "$folder/data" -U "$database_user" --no-sync -E UTF8 --no-locale \
-    -A scram-sha-256 --pwfile=<(printf '%s' "$2") >"$work/log/initdb" 2>&1 ||
+    -A scram-sha-256 --pwfile="$folder/password" >"$work/log/initdb" 2>&1 ||
     fail "initdb: $(tail -n 5 "$work/log/initdb")"
   # no fsync: the rows are thrown away
   start postgresql "${as[@]}" "$programs/postgres" -D "$folder/data" -c listen_addresses=127.0.0.1 \
@@ -49,8 +56,10 @@ start_mariadb() {
   "${as[@]}" mariadb-install-db --no-defaults --datadir="$folder/data" --skip-test-db --tmpdir="$folder" \
     --auth-root-authentication-method=normal --innodb-log-file-size=4M >"$work/log/mariadb-install-db" 2>&1 ||
     fail "mariadb-install-db: $(tail -n 5 "$work/log/mariadb-install-db")"
-  printf '%s\n' "CREATE USER '$database_user'@'127.0.0.1' IDENTIFIED BY '$2';" \
-    "GRANT ALL ON *.* TO '$database_user'@'127.0.0.1';" >"$folder/users.sql"
+  write_as_account users.sql <<SQL
+CREATE USER '$database_user'@'127.0.0.1' IDENTIFIED BY '$2';
+GRANT ALL ON *.* TO '$database_user'@'127.0.0.1';
+SQL
   start mariadb "${as[@]}" mariadbd --no-defaults --datadir="$folder/data" --socket="$folder/socket" \
     --port="$1" --init-file="$folder/users.sql" --tmpdir="$folder" --bind-address=127.0.0.1 \
     --skip-name-resolve --character-set-server=utf8mb4 --innodb-buffer-pool-size=16M \

@@ -71,8 +71,6 @@ use_environment() {
   # the environment is complete: nothing is installed, fetched or told at run time
   export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
   export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 PYTHONUNBUFFERED=1
-  # how often a waiting process asks for work, in seconds: Flower's default of 1 is paid every round
-  export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=${FLWR_SUPEREXEC_TASK_POLL_INTERVAL:-0.05}
   # Flower's processes of one machine talk over loopback, which no proxy must get hold of
   export no_proxy="127.0.0.1,localhost,::1${no_proxy:+,$no_proxy}"
   export NO_PROXY=$no_proxy

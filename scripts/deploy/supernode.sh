@@ -132,6 +132,9 @@ except TPFlowerError as error:
 exec 9>"$state/supernode.lock"
 flock -n 9 || fail "another SuperNode runs with the state folder $state"
 
+# how often it looks for a message to answer, in seconds: Flower's 1 is paid in every round. An
+# idle SuperNode takes about 5% of a core for it; 0.05 takes 7%, 0.2 takes 3%
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=${FLWR_SUPEREXEC_TASK_POLL_INTERVAL:-0.1}
 umask 077
 cd -- "$state"
 exec flower-supernode \
