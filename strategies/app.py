@@ -17,6 +17,7 @@ from strategies import STRATEGIES, Explain
 from strategies.home import home_folder
 from strategies.model_manifest import make_manifest
 from strategies.rounds import RoundListener
+from strategies.trackers import Tracking, each
 from tp_flower.console import epoch_line, privacy_table, summary
 from tp_flower.datasets import FLIGHTS_RANGES, FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
 from tp_flower.encoding.ranges import parse_ranges
@@ -46,15 +47,16 @@ def main(grid: Grid, context: Context) -> None:
         console.print(f"Results will be in {folder}", soft_wrap=True)
         settings = replace(settings, output_dir=str(folder))
         act = explain if settings.mode == "explain" else train
-        view = act(
-            Query.from_sql(sql), settings, _Progress(console, settings), grid, folder
-        )
+        with Tracking(settings, folder) as tracking:
+            on_round = each(_Progress(console, settings), tracking)
+            view = act(Query.from_sql(sql), settings, on_round, grid, folder)
+            page = page_line(folder)
     except TPFlowerError as error:
         # the exit status of `flwr run` does not tell, so the last line must
         console.print(f"FAILED: {error}", soft_wrap=True, markup=False)
         raise
     console.print(view)
-    console.print(page_line(folder), soft_wrap=True, markup=False)
+    console.print(page, soft_wrap=True, markup=False)
     console.print(report_line(folder / "report.json"), soft_wrap=True, markup=False)
 
 

@@ -1,0 +1,257 @@
+"""Trackers of experiments: TensorBoard and MLflow see a run as it goes.
+
+Per epoch: metrics, residuals, and what the run has sent and computed so far. At its
+end: the final metrics, the settings, `report.json` and `report.html`.
+
+A tracker that is not installed, or cannot be reached, is refused before anything else
+happens. One that fails later is left out with a warning: the run goes on without it.
+"""
+
+import math
+import os
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from logging import WARNING
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from flwr.common.logger import log
+
+from strategies.rounds import RoundListener
+from tp_flower.errors import SettingsError
+from tp_flower.experiment import Settings
+from tp_flower.report import REPORT_FILE, RoundReport, sum_by_table
+from tp_flower.report_page import PAGE_FILE, ReportError, read_report
+from tp_flower.run_modes import columns_of
+
+EXPERIMENT = "tp_flower"
+PARAMETER_CHARACTERS = 500
+"""MLflow has taken as many in every version."""
+
+Values = Mapping[str, float]
+
+
+class Tracker(ABC):
+    """Where a run is logged."""
+
+    @abstractmethod
+    def log(self, values: Values, epoch: int) -> None:
+        """Log figures as of the end of an epoch."""
+
+    @abstractmethod
+    def finish(self, values: Values, files: Sequence[Path], *, is_ok: bool) -> None:
+        """Log the final figures and the report's files, and close."""
+
+
+class TensorBoard(Tracker):
+    """Event files in `tensorboard/` of the run's folder."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        lines = (f"| {key} | {_cell(own)} |" for key, own in _texts(settings).items())
+        table = "\n".join(("| setting | value |", "|---|---|", *lines))
+        self._writer.add_text("settings", table)
+
+    def log(self, values: Values, epoch: int) -> None:
+        """Add a point to every curve."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, epoch)
+        self._writer.flush()
+
+    def finish(self, values: Values, files: Sequence[Path], *, is_ok: bool) -> None:
+        """Add the final metrics, and where the report is."""
+        self.log({f"final/{name}": value for name, value in values.items()}, 0)
+        lines = ["completed" if is_ok else "failed", *map(str, files)]
+        self._writer.add_text("report", "\n\n".join(lines))
+        self._writer.close()
+
+
+class Mlflow(Tracker):
+    """A run at MLFLOW_TRACKING_URI, or else in `mlflow.db` of the run's folder."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        # it would report its use to its makers
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow.entities import Metric, Param
+        from mlflow.tracking import MlflowClient
+
+        self._metric: Callable[..., object] = Metric
+        given = os.environ.get("MLFLOW_TRACKING_URI")
+        self._client: Any = MlflowClient(given or f"sqlite:///{folder / 'mlflow.db'}")
+        artefacts = None if given else (folder / "mlflow").as_uri()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+        found = self._client.get_experiment_by_name(name)
+        number = (
+            found.experiment_id
+            if found
+            else self._client.create_experiment(name, artifact_location=artefacts)
+        )
+        self._run = self._client.create_run(number, run_name=folder.name).info.run_id
+        parameters = [
+            Param(key, own[:PARAMETER_CHARACTERS])
+            for key, own in _texts(settings).items()
+        ]
+        self._client.log_batch(self._run, params=parameters)
+
+    def log(self, values: Values, epoch: int) -> None:
+        """Log all figures in one request."""
+        now = round(1000 * time.time())
+        points = [self._metric(name, own, now, epoch) for name, own in values.items()]
+        self._client.log_batch(self._run, metrics=points)
+
+    def finish(self, values: Values, files: Sequence[Path], *, is_ok: bool) -> None:
+        """Log the final metrics and the files, and set the status."""
+        self.log({f"final/{name}": value for name, value in values.items()}, 0)
+        for file in files:
+            self._client.log_artifact(self._run, str(file))
+        self._client.set_terminated(self._run, "FINISHED" if is_ok else "FAILED")
+
+
+TRACKERS: Mapping[str, Callable[[Settings, Path], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": Mlflow,
+}
+
+
+def open_trackers(settings: Settings, folder: Path) -> list[Tracker]:
+    """Return the trackers that the settings name, ready to log to.
+
+    Raises:
+        SettingsError: one is not installed, or cannot be used.
+    """
+    return [_open(name, settings, folder) for name in columns_of(settings.track)]
+
+
+def _open(name: str, settings: Settings, folder: Path) -> Tracker:
+    try:
+        return TRACKERS[name](settings, folder)
+    except ImportError as error:
+        raise SettingsError(
+            f"track = {name!r} needs packages that are not installed ({error}): "
+            f'pip install -c constraints.txt -e ".[{name}]"'
+        ) from error
+    except Exception as error:
+        # each library has errors of its own
+        raise SettingsError(f"track = {name!r} cannot be used: {error}") from error
+
+
+class Tracking:
+    """Logs the rounds of one run; a context, at whose end the run's end is logged.
+
+    Args:
+        settings: of the run; `track` names the trackers.
+        folder: of the run's results.
+
+    Raises:
+        SettingsError: a tracker cannot be used.
+    """
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self._folder = folder
+        self._trackers = open_trackers(settings, folder)
+        self._so_far: Counter[str] = Counter()
+        # files of an earlier run in the same folder are not this one's
+        self._started = time.time() - 1.0
+
+    def __enter__(self) -> Self:
+        """Start."""
+        return self
+
+    def __call__(self, report: RoundReport) -> None:
+        """Count a round, and log the epoch that it ends."""
+        self._so_far.update(_costs(report))
+        if report.epoch and report.train:
+            values = {**_reached(report), **self._so_far}
+            self._tell(lambda tracker: tracker.log(_finite(values), report.epoch))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Log how the run ended, from its report."""
+        paths = [self._folder / name for name in (REPORT_FILE, PAGE_FILE)]
+        files = [path for path in paths if self._is_new(path)]
+        values = _finite(_final(self._folder)) if files else {}
+        self._tell(lambda own: own.finish(values, files, is_ok=kind is None))
+
+    def _is_new(self, path: Path) -> bool:
+        return path.exists() and path.stat().st_mtime >= self._started
+
+    def _tell(self, call: Callable[[Tracker], None]) -> None:
+        """Call each tracker, and drop the ones that fail."""
+        for tracker in list(self._trackers):
+            try:
+                call(tracker)
+            except Exception as error:  # noqa: BLE001 - the run matters more
+                name = type(tracker).__name__
+                log(WARNING, "%s is left out from here on: %s", name, error)
+                self._trackers.remove(tracker)
+
+
+def each(*listeners: RoundListener) -> RoundListener:
+    """Return a listener that tells several."""
+
+    def tell(report: RoundReport) -> None:
+        for listener in listeners:
+            listener(report)
+
+    return tell
+
+
+def _reached(report: RoundReport) -> dict[str, float]:
+    """Return what an epoch reached."""
+    values = {f"train/{name}": value for name, value in report.train.items()}
+    values |= {f"test/{name}": value for name, value in report.test.items()}
+    for name in ("primal", "dual"):
+        residual = getattr(report, f"{name}_residual")
+        if residual is not None:
+            values[f"residual/{name}"] = residual
+    return values
+
+
+def _costs(report: RoundReport) -> dict[str, float]:
+    """Return what a round cost; sums of them are what the run cost so far."""
+    return {
+        "so-far/rounds": 1,
+        "so-far/bytes-up": sum(sum_by_table([report.bytes_up]).values()),
+        "so-far/bytes-down": sum(sum_by_table([report.bytes_down]).values()),
+        "so-far/server-seconds": report.server_seconds,
+        "so-far/client-seconds": report.client_seconds,
+        "so-far/wait-seconds": report.wait_seconds,
+    }
+
+
+def _final(folder: Path) -> dict[str, float]:
+    """Return the final metrics of the report in a folder, if there are any."""
+    try:
+        final = read_report(folder).get("final")
+    except ReportError:
+        return {}
+    return {
+        f"{part}/{name}": value
+        for part, metrics in (final or {}).items()
+        for name, value in metrics.items()
+        if value is not None
+    }
+
+
+def _finite(values: Values) -> dict[str, float]:
+    """Return the values without those that a curve has no place for."""
+    return {name: own for name, own in values.items() if math.isfinite(own)}
+
+
+def _texts(settings: Settings) -> dict[str, str]:
+    """Return the settings as texts; none of them holds a secret."""
+    return {key: str(value) for key, value in settings.to_dict().items()}
+
+
+def _cell(text: str) -> str:
+    """Return a text for a cell of a Markdown table."""
+    return " ".join(text.replace("|", "\\|").split())
