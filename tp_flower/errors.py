@@ -1,4 +1,13 @@
-"""The errors a caller of tp_flower can act on."""
+"""The errors a caller of tp_flower can act on.
+
+A site tells the server of which kind an error is, as that decides what comes next: the
+same request again, what the site has missed, or the end of the run.
+"""
+
+import errno
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Final
 
 
 class TPFlowerError(Exception):
@@ -21,6 +30,10 @@ class SourceError(TPFlowerError):
     """A shard's source cannot be read or holds values that cannot be used."""
 
 
+class UnreachableError(SourceError):
+    """A shard's database does not answer now, and may do so later."""
+
+
 class MappingError(TPFlowerError):
     """The join of the keys cannot be built or has no rows."""
 
@@ -29,8 +42,16 @@ class ReplyError(TPFlowerError):
     """A site's reply is missing, malformed or of the wrong shape."""
 
 
+class MissingSiteError(ReplyError):
+    """A site has not answered in time."""
+
+
 class SiteError(TPFlowerError):
     """A site reported that it could not carry out a request."""
+
+
+class UnavailableError(SiteError):
+    """A site cannot carry out a request now: its app crashed, or its disk is full."""
 
 
 class LedgerError(SiteError):
@@ -47,3 +68,82 @@ class PolicyError(SiteError):
 
 class ModelError(TPFlowerError):
     """A saved model is unknown, damaged, of another version, or badly named."""
+
+
+class BehindError(SiteError):
+    """A site lacks what a request builds on.
+
+    Attributes:
+        at: the last round that the site has answered; None for none.
+    """
+
+    def __init__(self, text: str, at: int | None) -> None:
+        super().__init__(text)
+        self.at = at
+
+
+class LostStateError(SiteError):
+    """What a site kept of a run is gone or damaged."""
+
+
+class DivergedError(SiteError):
+    """A site's part of the model is not finite any more."""
+
+
+class ErrorKind(StrEnum):
+    """What may be done about an error of a site.
+
+    REFUSED: nothing, it would come again. TRANSIENT: send the same request later.
+    BEHIND: send the rounds that the site lacks. DIVERGED: train with smaller steps.
+    """
+
+    REFUSED = "refused"
+    TRANSIENT = "transient"
+    BEHIND = "behind"
+    DIVERGED = "diverged"
+
+
+_LASTING: Final = {
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL, errno.ELOOP),
+}
+"""Errors of the system that somebody has to mend."""
+
+_FULL: Final = ("No space left on device", "Disk quota exceeded", "Input/output error")
+"""What DuckDB says of a disk, as it has no numbers for it."""
+
+
+def kind_of(error: BaseException) -> ErrorKind:
+    """Return what may be done about an error of a site.
+
+    >>> kind_of(OSError(errno.ENOSPC, "No space left on device")).value
+    'transient'
+    >>> kind_of(FileNotFoundError(errno.ENOENT, "No such file or directory")).value
+    'refused'
+    """
+    if isinstance(error, BehindError):
+        return ErrorKind.BEHIND
+    if isinstance(error, DivergedError):
+        return ErrorKind.DIVERGED
+    is_passing = any(_is_passing(each) for each in _causes(error))
+    return ErrorKind.TRANSIENT if is_passing else ErrorKind.REFUSED
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a disk has no room left for its user."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _is_passing(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno not in _LASTING
+    if isinstance(error, UnreachableError):
+        return True
+    is_engine = type(error).__module__.partition(".")[0] in ("duckdb", "_duckdb")
+    return is_engine and any(words in str(error) for words in _FULL)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__

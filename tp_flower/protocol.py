@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from json.encoder import encode_basestring_ascii
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,19 @@ costs more than copying them, and in deployment calls of its own."""
 MOST_DIMENSIONS: Final = 8
 LONGEST: Final = (1 << 63) - 1
 """An array's dimensions, and the length of each."""
+RUN = "run"
+"""Header: the run's name, ``RUN_DIGITS`` hexadecimal digits. Whoever knows it can go on
+with the run."""
+RUN_DIGITS = 32
+ROUND = "round"
+"""Header: the number of the round; of a reply, that of its request."""
+AFTER = "after"
+"""Header: the last round that the site has answered, as far as the server knows; null
+for none."""
+AT = "at"
+"""Header of a reply: the last round that the site has answered; null for none."""
+KIND = "kind"
+"""Header of a reply with an error: what may be done about it."""
 
 MESSAGE = "message"
 ARRAYS = "arrays"
@@ -169,6 +182,50 @@ def unpack(content: RecordDict) -> Packet:
             raise ReplyError("malformed message: it has a payload but no layout")
         return Packet(header)
     return Packet(header, _views(layout, _payload(content, record)))
+
+
+class Parcel(NamedTuple):
+    """A message's content as bytes, to be kept in a file.
+
+    Attributes:
+        header: JSON.
+        layout: JSON.
+        payload: the arrays, as they travel.
+    """
+
+    header: bytes | memoryview
+    layout: bytes | memoryview
+    payload: bytes | memoryview
+
+
+def parcel_of(content: RecordDict) -> Parcel:
+    """Return what ``pack`` has made, without a copy of the arrays.
+
+    Raises:
+        ReplyError: it has not made this.
+    """
+    try:
+        record = content.config_records[MESSAGE]
+        header, layout = str(record[HEADER]), str(record[LAYOUT])
+    except KeyError as error:
+        raise ReplyError(f"malformed message: it has no {error}") from None
+    payload = b"" if layout == "[]" else _payload(content, record)
+    return Parcel(header.encode("utf-8"), layout.encode("utf-8"), payload)
+
+
+def open_parcel(parcel: Parcel) -> RecordDict:
+    """Return the content that a parcel is of."""
+    header, layout = (str(bytes(text), "utf-8") for text in parcel[:2])
+    record = ConfigRecord({HEADER: header, LAYOUT: layout})
+    content = RecordDict({MESSAGE: record})
+    size = len(parcel.payload)
+    if 0 < size <= SMALL_BYTES:
+        record[PAYLOAD] = bytes(parcel.payload)
+    elif size:
+        data = _npy_header(size) + bytes(parcel.payload)
+        payload = Array("uint8", (size,), "numpy.ndarray", data)
+        content[ARRAYS] = ArrayRecord({PAYLOAD: payload})
+    return content
 
 
 def message_bytes(content: RecordDict) -> int:
