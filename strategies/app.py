@@ -16,6 +16,7 @@ from rich.text import Text
 from strategies import STRATEGIES, Explain
 from strategies.home import home_folder
 from strategies.model_manifest import make_manifest
+from strategies.resuming import resumed
 from strategies.rounds import RoundListener
 from strategies.trackers import Tracking, each
 from tp_flower.console import epoch_line, privacy_table, summary
@@ -42,6 +43,8 @@ def main(grid: Grid, context: Context) -> None:
     console = Console(width=CONSOLE_WIDTH, highlight=False)
     try:
         settings = Settings.from_run_config(context.run_config)
+        if settings.resume:
+            settings = resumed(settings)
         sql, settings = choose_sql(settings), with_known_ranges(settings)
         folder = output_folder(settings, context.run_id)
         console.print(f"Results will be in {folder}", soft_wrap=True)
@@ -53,7 +56,8 @@ def main(grid: Grid, context: Context) -> None:
             page = page_line(folder)
     except TPFlowerError as error:
         # the exit status of `flwr run` does not tell, so the last line must
-        console.print(f"FAILED: {error}", soft_wrap=True, markup=False)
+        text = "\n".join([f"FAILED: {error}", *getattr(error, "__notes__", ())])
+        console.print(text, soft_wrap=True, markup=False)
         raise
     console.print(view)
     console.print(page, soft_wrap=True, markup=False)
@@ -98,10 +102,15 @@ def train(
             failed = replace(strategy.report, status=f"failed: {error}")
             write_report(failed, folder)
             page_line(folder)
+        if strategy.can_be_resumed:
+            error.add_note(
+                f"A checkpoint is kept. To go on: flwr run . -c 'resume=\"{folder}\"'"
+            )
         raise
     write_report(strategy.report, folder)
     manifest = make_manifest(strategy)
     write_manifest(home_folder(), manifest)
+    strategy.talk.end()
     return Group(summary(strategy.report), Text(f"Model: {manifest.model}"))
 
 

@@ -2,7 +2,7 @@
 
 import difflib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any
@@ -10,13 +10,15 @@ from typing import Any
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from strategies.exchange import Request, make_messages, open_replies, send_and_receive
+from strategies.delivery import Courier
+from strategies.exchange import Envelope, Request, make_messages
+from strategies.opening import open_replies
 from tp_flower.errors import ReplyError, SchemaError
 from tp_flower.experiment import Settings
 from tp_flower.extraction.canonical import kind_of
 from tp_flower.privacy.key_agreement import PUBLIC_KEY_BYTES
 from tp_flower.privacy.key_source import KeySource
-from tp_flower.protocol import Action, Packet
+from tp_flower.protocol import AT, Action, Packet
 
 SETTLED_SECONDS = 2.0
 """Where the number of nodes is unknown: no further one came for so long."""
@@ -60,6 +62,7 @@ class Node:
         keys: where it takes the key of the run's hashes from.
         site_key: its long-term public key, in hexadecimal; "" where none is pinned.
         secret_digest: equal at sites with the same secret file; "" without a file.
+        at: the last round of the run that it has answered; None for none.
     """
 
     tables: tuple[str, ...]
@@ -68,6 +71,7 @@ class Node:
     keys: KeySource = KeySource.AGREED
     site_key: str = ""
     secret_digest: str = ""
+    at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -77,10 +81,12 @@ class Inventory:
     Attributes:
         shards: of the query's tables.
         nodes: what each node says of itself.
+        described: the same as the nodes have written it.
     """
 
     shards: tuple[HostedShard, ...]
     nodes: Mapping[int, Node] = field(default_factory=dict)
+    described: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def tables(self) -> list[str]:
@@ -129,7 +135,13 @@ def _distinct(names: Iterable[str]) -> list[str]:
     return sorted(spelled.values())
 
 
-def find_sites(grid: Grid, settings: Settings, wanted: Sequence[str]) -> Inventory:
+def find_sites(
+    grid: Grid,
+    settings: Settings,
+    wanted: Sequence[str],
+    run: str,
+    is_complete: Callable[[Inventory], bool] | None = None,
+) -> Inventory:
     """Wait for the sites and return what they host.
 
     Nodes come online one by one. Where their number is known (``num-partitions`` in the
@@ -142,6 +154,8 @@ def find_sites(grid: Grid, settings: Settings, wanted: Sequence[str]) -> Invento
         grid: reaches the nodes.
         settings: ``min_sites``, ``wait_seconds``, ``site_timeout``.
         wanted: names of the query's tables.
+        run: name of the run.
+        is_complete: whether what was found so far is all that has to be waited for.
 
     Raises:
         SchemaError: if too few nodes came, or none hosts a table of the query.
@@ -152,7 +166,7 @@ def find_sites(grid: Grid, settings: Settings, wanted: Sequence[str]) -> Invento
     while True:
         new = [node for node in grid.get_node_ids() if node not in answers]
         if new:
-            answers.update(_describe(grid, new, wanted, settings.site_timeout))
+            answers.update(_describe(grid, new, wanted, run, settings))
             changed = time.monotonic()
         inventory = read_inventory(answers)
         missing = [name for name in wanted if not inventory.hosts(name)]
@@ -163,6 +177,7 @@ def find_sites(grid: Grid, settings: Settings, wanted: Sequence[str]) -> Invento
         else:
             settled = settings.min_sites or now - changed > SETTLED_SECONDS
             is_over = bool(is_enough and not missing and settled)
+        is_over = is_over and (is_complete is None or is_complete(inventory))
         if is_over or now - started > settings.wait_seconds:
             if missing or not is_enough:
                 waited = min(now - started, settings.wait_seconds)
@@ -176,13 +191,20 @@ def find_sites(grid: Grid, settings: Settings, wanted: Sequence[str]) -> Invento
 
 
 def _describe(
-    grid: Grid, nodes: Sequence[int], wanted: Sequence[str], timeout: float
+    grid: Grid,
+    nodes: Sequence[int],
+    wanted: Sequence[str],
+    run: str,
+    settings: Settings,
 ) -> Mapping[int, Packet]:
     header = {"tables": list(wanted)}
     request = Request(Action.DESCRIBE, {node: Packet(dict(header)) for node in nodes})
-    messages = make_messages(request, 0)
-    replies = send_and_receive(grid, messages, timeout)
-    return open_replies(request, replies, {}, messages).packets
+    courier = Courier(grid)
+    replies = courier.deliver(
+        make_messages(request, Envelope(run, 0, {})), settings.site_timeout
+    )
+    named = [(courier.node_of(reply), reply) for reply in replies]
+    return open_replies(request, named, {}).complete().packets
 
 
 def _known_nodes(answers: Mapping[int, Packet]) -> int:
@@ -238,7 +260,8 @@ def read_inventory(answers: Mapping[int, Packet]) -> Inventory:
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise ReplyError(f"the description of node {node} is malformed") from None
     _refuse_twins(shards)
-    return Inventory(tuple(shards), nodes)
+    headers = {node: packet.header for node, packet in answers.items()}
+    return Inventory(tuple(shards), nodes, headers)
 
 
 def _node(header: Mapping[str, Any]) -> Node:
@@ -252,6 +275,7 @@ def _node(header: Mapping[str, Any]) -> Node:
         secret_digest=(
             _hexadecimal(header["secret-digest"]) if keys is KeySource.FILE else ""
         ),
+        at=None if header.get(AT) is None else int(header[AT]),
     )
 
 

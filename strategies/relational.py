@@ -7,6 +7,7 @@ from logging import INFO
 from flwr.app import Array, ArrayRecord
 from flwr.common.logger import log
 
+from strategies.epochs import EpochResult
 from strategies.exchange import Replies, Request, ask
 from strategies.federation import Federation, table_reports
 from strategies.outcome import (
@@ -16,7 +17,7 @@ from strategies.outcome import (
     finish_order,
     read_outcome,
 )
-from strategies.rounds import EpochResult, RoundListener, RoundStrategy
+from strategies.rounds import RoundListener, RoundStrategy
 from strategies.setup import Plan, set_up
 from tp_flower.experiment import Settings
 from tp_flower.explain.releases import releases

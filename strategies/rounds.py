@@ -7,13 +7,13 @@ So wrappers that look at or change messages work, and ``start`` returns Flower's
 ``Result``.
 """
 
-import secrets
+import dataclasses
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from logging import INFO, WARNING
+from logging import INFO
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -21,49 +21,17 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from strategies.exchange import (
-    Replies,
-    Request,
-    count_bytes,
-    make_messages,
-    open_replies,
-    send_and_receive,
-)
-from strategies.inventory import Inventory, find_sites
+from strategies.conversation import Conversation
+from strategies.epochs import EpochResult
+from strategies.exchange import Replies, Request, count_bytes
+from strategies.inventory import Inventory
+from strategies.opening import BehindSites
+from tp_flower.errors import MissingSiteError, TPFlowerError, UnavailableError
 from tp_flower.experiment import Settings
-from tp_flower.protocol import Action, Packet
 from tp_flower.query import Query
 from tp_flower.report import RoundReport
 
-ABANDON_SECONDS = 10.0
-"""To wait for the sites to forget a failed run."""
-
 RoundListener = Callable[[RoundReport], None]
-
-
-@dataclass(frozen=True)
-class EpochResult:
-    """How far an epoch got.
-
-    Attributes:
-        epoch: from 1.
-        train: metrics on the training rows.
-        test: metrics on the held-out rows.
-        primal_residual: ADMM's, relative; None for SGD.
-        dual_residual: ADMM's, relative; None for SGD.
-    """
-
-    epoch: int
-    train: dict[str, float]
-    test: dict[str, float]
-    primal_residual: float | None = None
-    dual_residual: float | None = None
-
-    def is_within(self, tolerance: float) -> bool:
-        """Whether both residuals are below the tolerance."""
-        if self.primal_residual is None or self.dual_residual is None:
-            return False
-        return max(self.primal_residual, self.dual_residual) < tolerance
 
 
 @dataclass
@@ -77,6 +45,7 @@ class _Progress:
     ledgers: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     sent: list[Message] = field(default_factory=list)
     sent_at: float = 0.0
+    returned: Result = field(default_factory=Result)
 
 
 class RoundStrategy(Strategy):
@@ -86,9 +55,6 @@ class RoundStrategy(Strategy):
         query: what it is about.
         settings: of the run; ``overrides`` replace single fields.
         on_round: called with the record of every round, for progress displays.
-
-    Attributes:
-        run: its name, drawn anew at every start.
     """
 
     name: str
@@ -105,11 +71,10 @@ class RoundStrategy(Strategy):
         self.query = query
         self._on_round = on_round
         self._epoch = 0
-        self._inventory = Inventory(())
+        self._talk: Conversation | None = None
         self._progress = _Progress()
         self._started = datetime.now(UTC)
         self._clock = time.perf_counter()
-        self.run = secrets.token_hex(16)
 
     @abstractmethod
     def default_settings(self) -> Settings:
@@ -122,7 +87,29 @@ class RoundStrategy(Strategy):
     @property
     def inventory(self) -> Inventory:
         """What the sites host, after :meth:`start` has found them."""
-        return self._inventory
+        return Inventory(()) if self._talk is None else self._talk.inventory
+
+    @property
+    def talk(self) -> Conversation:
+        """What is exchanged with the sites, after :meth:`start` has found them.
+
+        Raises:
+            RuntimeError: before.
+        """
+        if self._talk is None:
+            raise RuntimeError("no sites are known before the strategy starts")
+        return self._talk
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return self.talk.run
+
+    @property
+    def can_be_resumed(self) -> bool:
+        """Whether the run stopped and has kept what it takes to go on."""
+        journal = None if self._talk is None else self._talk.journal
+        return journal is not None and journal.folder.is_dir()
 
     @property
     def history(self) -> list[RoundReport]:
@@ -137,7 +124,7 @@ class RoundStrategy(Strategy):
     @property
     def ledgers(self) -> dict[str, list[dict[str, Any]]]:
         """By site, the latest account of what the run's releases have cost."""
-        names = self._inventory.site_names
+        names = self.inventory.site_names
         return {
             names.get(node, f"node {node}"): account
             for node, account in sorted(self._progress.ledgers.items())
@@ -194,7 +181,7 @@ class RoundStrategy(Strategy):
         """Return the messages of the pending request."""
         if self._progress.pending is None:
             return []
-        messages = make_messages(self._progress.pending, server_round)
+        messages = self.talk.messages(self._progress.pending, server_round)
         self._progress.sent = messages
         self._progress.sent_at = time.perf_counter()
         return messages
@@ -209,17 +196,32 @@ class RoundStrategy(Strategy):
             ReplyError: if a reply is missing or malformed.
         """
         received_at = time.perf_counter()
-        replies, request = list(replies), self._progress.pending
+        request = self._progress.pending
         if request is None:
             return None, None
-        opened = open_replies(
-            request, replies, self._inventory.site_names, self._progress.sent
-        )
-        for node, packet in opened.packets.items():
+        opened, answered = self.talk.open(request, replies)
+        self._take(opened)
+        report = self._report(server_round, request, opened, answered, received_at)
+        facts = {"action": request.action, "report": dataclasses.asdict(report)}
+        self.talk.note(server_round, answered, facts)
+        if self._on_round is not None:
+            self._on_round(report)
+        return self._epoch_result()
+
+    def _take(self, replies: Replies) -> None:
+        """Let the method compute its next request."""
+        for node, packet in replies.packets.items():
             if isinstance(account := packet.header.get("ledger"), list):
                 self._progress.ledgers[node] = account
-        self._advance(opened)
-        self._record(server_round, request, replies, opened, received_at)
+        if self._progress.method is None:
+            return
+        try:
+            self._progress.pending = self._progress.method.send(replies)
+        except StopIteration:
+            self._progress.pending = None
+
+    def _epoch_result(self) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return what Flower is told of an epoch that has just ended."""
         result, self._progress.result = self._progress.result, None
         if result is None:
             return None, None
@@ -282,72 +284,88 @@ class RoundStrategy(Strategy):
         """
         if num_rounds:
             self.settings = self.settings.with_fields(num_epochs=num_rounds)
-        self._started, self._clock = datetime.now(UTC), time.perf_counter()
-        self.run = secrets.token_hex(16)
-        self._progress, self._epoch = _Progress(), 0
+        self._talk, self._clock = None, time.perf_counter()
         log(INFO, "Starting %s strategy:", type(self).__name__)
         self.summary()
-        wanted = list(self.query.names)
         config = ConfigRecord() if train_config is None else train_config
+        talk = Conversation.resume if self.settings.resume else Conversation.begin
+        self._talk = talk(grid, self.query, self.settings)
+        self._started = self._talk.started
         try:
-            self._inventory = find_sites(grid, self.settings, wanted)
-            self._progress.method = self.rounds()
-            self._progress.pending = next(self._progress.method)
+            self._begin()
             result = self._run(grid, config, timeout or self.settings.site_timeout)
-        except Exception:
-            # every site that was asked for its tables has made keys
-            self._abandon(grid, grid.get_node_ids)
+        except Exception as error:
+            self._stop(error)
             raise
-        hosts = {shard.node for shard in self._inventory.shards}
-        self._abandon(grid, lambda: self._inventory.nodes.keys() - hosts)
+        except BaseException:
+            self._talk.keep()
+            raise
+        # whoever has written down what came of it lets go of the journal
+        self._talk.keep()
+        self._talk.abandon(self._talk.idle_nodes())
         return result
 
-    def _abandon(self, grid: Grid, nodes: Callable[[], Iterable[int]]) -> None:
-        """Let sites forget the run, as far as they can be reached."""
-        try:
-            packets = {node: Packet() for node in nodes()}
-            messages = make_messages(Request(Action.FINISH, packets), 0)
-            send_and_receive(grid, messages, ABANDON_SECONDS)
-        except Exception as error:  # noqa: BLE001 - the run's own outcome matters more
-            log(WARNING, "the sites could not be told to forget the run: %s", error)
+    def _begin(self) -> None:
+        """Start the method, and go through the rounds that the journal has."""
+        self._progress, self._epoch = _Progress(), 0
+        self._progress.method = self.rounds()
+        self._progress.pending = next(self._progress.method)
+        for frame in self.talk.frames():
+            self._take(self.talk.recall(self._progress.pending, frame))
+            self._progress.history.append(RoundReport(**frame.facts["report"]))
+            self._return(*self._epoch_result())
+        if done := len(self.history):
+            log(INFO, "%d rounds are done, %d epochs", done, self.history[-1].epoch)
+
+    def _stop(self, error: Exception) -> None:
+        """Leave the run to be resumed where that may help; else let it be forgotten."""
+        is_passing = isinstance(error, MissingSiteError | UnavailableError)
+        may_help = is_passing or self._epoch or not isinstance(error, TPFlowerError)
+        if self.talk.journal is not None and may_help:
+            self.talk.keep()
+            return
+        self.talk.abandon()
+        self.talk.end()
 
     def _run(self, grid: Grid, config: ConfigRecord, timeout: float) -> Result:
-        result, arrays, server_round = Result(), ArrayRecord(), 0
         while self._progress.pending is not None:
-            server_round += 1
-            messages = list(self.configure_train(server_round, arrays, config, grid))
-            replies = send_and_receive(grid, messages, timeout)
-            new_arrays, metrics = self.aggregate_train(server_round, replies)
-            if new_arrays is None or metrics is None:
-                continue
-            result.arrays = arrays = new_arrays
-            ended = self._progress.history[-1]
-            result.train_metrics_clientapp[ended.epoch] = metrics
-            if ended.test:
-                test = MetricRecord(dict(ended.test))
-                result.evaluate_metrics_serverapp[ended.epoch] = test
-        return result
+            number, arrays = len(self.history) + 1, self._progress.returned.arrays
+            messages = list(self.configure_train(number, arrays, config, grid))
+            replies = self.talk.exchange(number, messages, timeout)
+            try:
+                self._return(*self.aggregate_train(number, replies))
+            except BehindSites as lacking:
+                self.talk.start_again(lacking.positions)
+                self._begin()
+        return self._progress.returned
 
-    def _advance(self, replies: Replies) -> None:
-        if self._progress.method is None:
+    def _return(self, arrays: ArrayRecord | None, metrics: MetricRecord | None) -> None:
+        """Add an epoch to what Flower is returned."""
+        if arrays is None or metrics is None:
             return
-        try:
-            self._progress.pending = self._progress.method.send(replies)
-        except StopIteration:
-            self._progress.pending = None
+        returned, ended = self._progress.returned, self._progress.history[-1]
+        returned.arrays = arrays
+        returned.train_metrics_clientapp[ended.epoch] = metrics
+        if ended.test:
+            test = MetricRecord(dict(ended.test))
+            returned.evaluate_metrics_serverapp[ended.epoch] = test
 
-    def _record(
+    def _report(
         self,
         server_round: int,
         request: Request,
-        replies: list[Message],
         opened: Replies,
+        answered: dict[int, Message],
         received_at: float,
-    ) -> None:
-        traffic = count_bytes(request, opened, self._progress.sent, replies)
+    ) -> RoundReport:
+        """Add the record of a round to the history."""
+        fresh = {n: p for n, p in opened.packets.items() if n in answered}
+        traffic = count_bytes(
+            request, Replies.of(fresh), self._progress.sent, answered.values()
+        )
         result = self._progress.result
         client_seconds = max(
-            (float(p.header.get("seconds", 0.0)) for p in opened.packets.values()),
+            (float(p.header.get("seconds", 0.0)) for p in fresh.values()),
             default=0.0,
         )
         report = RoundReport(
@@ -368,5 +386,4 @@ class RoundStrategy(Strategy):
             dual_residual=result.dual_residual if result else None,
         )
         self._progress.history.append(report)
-        if self._on_round is not None:
-            self._on_round(report)
+        return report

@@ -152,7 +152,9 @@ class BatchStrategy(RelationalStrategy):
             self._rate = size / mapping.joined_rows
             steps = math.ceil(mapping.joined_rows / size) * self.settings.epochs
             # whoever could guess the seed would know the batches
-            plan = poisson_batches(mapping, self._rate, steps, NoiseSource())
+            plan = poisson_batches(
+                mapping, self._rate, steps, NoiseSource(self.talk.secret)
+            )
         else:
             rng = generator(self.settings.seed, Stream.BATCHES)
             plan = plan_batches(mapping, size, rng)

@@ -77,7 +77,9 @@ def node(*tables, partitions=0, after=0.0, site=None):
 
 def find(grid, *wanted, wait_seconds=1.0, **settings):
     started = time.monotonic()
-    found = find_sites(grid, Settings(wait_seconds=wait_seconds, **settings), wanted)
+    found = find_sites(
+        grid, Settings(wait_seconds=wait_seconds, **settings), wanted, "0" * 32
+    )
     return found.tables, time.monotonic() - started
 
 

@@ -400,7 +400,7 @@ def test_error_that_flower_made_is_named():
 
 def test_error_without_a_reason():
     with pytest.raises(SiteError, match=r"Flower error 5\): no reason given"):
-        train(TamperingGrid("train.admm", US, crash(5, "")))
+        train(TamperingGrid("train.admm", US, crash(5, "")), site_timeout=0.2)
 
 
 def test_missing_reply_is_named():

@@ -1,0 +1,83 @@
+"""Sites that are missing: stop, or go on with what they sent last.
+
+ADMM's server can take an epoch with a table's scores of the epoch before: that table
+has not moved. How long is bounded, and the report says which rounds went without whom.
+"""
+
+from collections.abc import Mapping
+from logging import WARNING
+from typing import Final
+
+from flwr.common.logger import log
+
+from strategies.exchange import Replies, Request
+from strategies.opening import Opened
+from tp_flower.experiment import Settings
+from tp_flower.protocol import Action, Packet
+from tp_flower.run_modes import STALE
+
+_REPEATABLE: Final = frozenset({Action.ADMM, Action.CONSENSUS})
+
+_Key = tuple[Action, int, int]
+
+
+class Absences:
+    """Who is missing, since when, and what they sent last.
+
+    Args:
+        settings: ``on-missing`` and ``max-stale``.
+        site_names: the organisations behind each node.
+    """
+
+    def __init__(self, settings: Settings, site_names: Mapping[int, str]) -> None:
+        self._may_go_on = settings.on_missing == STALE
+        self._most, self._names = settings.max_stale, site_names
+        self._last: dict[_Key, Packet] = {}
+        self._since: dict[int, int] = {}
+
+    @property
+    def nodes(self) -> frozenset[int]:
+        """The nodes that were missing in the last round that they were asked in."""
+        return frozenset(self._since)
+
+    def fill(self, request: Request, opened: Opened) -> Replies:
+        """Return the replies of a round, older ones in place of those that are missing.
+
+        Raises:
+            MissingSiteError: a site has not answered, and must.
+            UnavailableError: a site could not, and must.
+        """
+        for node, error in sorted(opened.absent.items()):
+            if not self._can_miss(request, node):
+                raise error
+            log(
+                WARNING,
+                "epoch %d goes on with the last scores of %s: %s",
+                request.epoch,
+                self._names.get(node, f"node {node}"),
+                error,
+            )
+        return self.filled(request, opened.packets)
+
+    def filled(self, request: Request, packets: Mapping[int, Packet]) -> Replies:
+        """Return the replies of a round whose missing sites have been put up with."""
+        missing = request.packets.keys() - packets.keys()
+        older = {node: self._last[self._key(request, node)] for node in missing}
+        for node in missing:
+            self._since.setdefault(node, request.epoch)
+        for node, packet in packets.items():
+            self._since.pop(node, None)
+            if self._may_go_on and request.action in _REPEATABLE:
+                self._last[self._key(request, node)] = packet
+        return Replies.of({**packets, **older}, missing)
+
+    def _can_miss(self, request: Request, node: int) -> bool:
+        if not self._may_go_on or self._key(request, node) not in self._last:
+            return False
+        since = self._since.get(node, request.epoch)
+        return request.epoch - since < self._most
+
+    def _key(self, request: Request, node: int) -> _Key:
+        # rounds of consensus before the last one bring other arrays
+        more = int(request.packets[node].header.get("more-rounds", 0))
+        return request.action, node, more
