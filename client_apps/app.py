@@ -38,6 +38,8 @@ ANSWERS: Final[Mapping[Action, str]] = {
     Action.CONSENSUS: "training:consensus",
     Action.SGD: "training:sgd",
     Action.STEP: "training:step",
+    Action.SCORE: "scoring:score",
+    Action.DELIVER: "delivery:deliver",
     Action.FINISH: "finish:finish",
 }
 """What answers an action: a module of this package and its function."""

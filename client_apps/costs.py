@@ -181,6 +181,16 @@ def extracted(
     return found
 
 
+def scored(shard: Shard, plan: PartPlan) -> Release:
+    """Return the scores of rows that are predicted, which leave once."""
+    (use,) = plan.uses
+    if use.mechanism is None:
+        scope = "not covered: the score of every row that is joined leaves as it is"
+    else:
+        scope = "given the model and its encoder, which come from an earlier run"
+    return shard.release(Action.SCORE, use.what, scope, use.mechanism)
+
+
 def coefficients(number: int, source: ShardSource, guard: Guard) -> Release:
     """Return the coefficients of a linear model as they leave after a clear run."""
     name = guard.source_id(source)

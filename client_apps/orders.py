@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from client_apps.site import Site
 from tp_flower.errors import SiteError, TPFlowerError
+from tp_flower.model_names import ModelVersion
 from tp_flower.protocol import AnyArray, Packet
 from tp_flower.wire import Precision
 
@@ -159,6 +160,11 @@ def part_orders(site: Site, request: Packet) -> Iterator[tuple[int, Order]]:
         site.current_part = number
         yield number, Order(facts, f"the order of part {number}")
     site.current_part = None
+
+
+def model_of(header: Order) -> ModelVersion:
+    """Return the model that a request names, as what becomes a path."""
+    return ModelVersion(header.text("model-name"), header.text("model-version"))
 
 
 def wire_of(header: Order) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from client_apps.keys import key_facts, key_groups, key_source, take_secret
 from client_apps.orders import header_of, part_orders
 from client_apps.private_labels import LabelOrder, released_label
 from client_apps.private_statistics import Asked, noisy_reply
+from client_apps.row_keys import RowKey
 from client_apps.site import Site
 from tp_flower.encoding.choice import TableChoice
 from tp_flower.encoding.statistics import (
@@ -92,7 +93,8 @@ def extract_rows(site: Site, request: Packet) -> Packet:
     for number, order in part_orders(site, request):
         source = order.one_of("shard", sources)
         fragment = order.parsed("fragment", Fragment.from_json)
-        groups = key_groups(order, len(fragment.keys))
+        row_key = RowKey.of(order, len(fragment.keys))
+        groups = key_groups(order, len(fragment.keys) - row_key.columns)
         extracted = _extract(site, number, source, fragment)
         site.bind(number, order.count("shard"), fragment.to_json())
         asked = LabelOrder.of(number, order, source, fragment)
@@ -103,12 +105,14 @@ def extract_rows(site: Site, request: Packet) -> Packet:
             own["groups"] = _group_hashes(site, source, fragment)
         if fragment.weight is not None:
             own["weight"] = _weight(extracted)
+        if row_key.leaves:
+            own["row-hashes"] = row_key.hashes(extracted, site.hasher())
         parts.append({"id": number, **facts})
         arrays.update({(number, name): array for name, array in own.items()})
         noted += costs.extracted(
             Shard.of(site, number, source),
             SIMULATED if site.is_simulated else GUARANTEES[key_source(site)],
-            has_keys=bool(groups) or order.flag("groups"),
+            has_keys=bool(groups) or order.flag("groups") or row_key.leaves,
             has_weight=fragment.weight is not None,
         )
     site.ledger.note(site.store.run, noted)
@@ -177,7 +181,9 @@ def _extracted_reply(
         "pushed": list(extracted.pushed),
     }
     arrays: dict[str, AnyArray] = {}
-    for number, (key, hasher) in enumerate(zip(extracted.keys, hashers, strict=True)):
+    # keys that only name rows come last, and are not joined on
+    joined_on = extracted.keys[: len(hashers)]
+    for number, (key, hasher) in enumerate(zip(joined_on, hashers, strict=True)):
         hashed = key.hashed(hasher)
         arrays[f"codes-{number}"] = hashed.codes
         arrays[f"hashes-{number}"] = hashed.hashes

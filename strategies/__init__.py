@@ -1,8 +1,10 @@
 """The server side: training methods as Flower strategies, and the ServerApp."""
 
 from strategies.admm import TablePuppetADMM
+from strategies.evaluate import Evaluate
 from strategies.explain import Explain
 from strategies.gd import GradientDescent
+from strategies.predict import Predict
 from strategies.relational import RelationalStrategy
 from strategies.sgd import TablePuppetSGD
 from strategies.vfl import VflADMM, VflSGD
@@ -20,8 +22,10 @@ STRATEGIES: dict[str, type[RelationalStrategy]] = {
 
 __all__ = [
     "STRATEGIES",
+    "Evaluate",
     "Explain",
     "GradientDescent",
+    "Predict",
     "RelationalStrategy",
     "TablePuppetADMM",
     "TablePuppetSGD",

@@ -1,6 +1,7 @@
 """The Flower ServerApp: run config -> settings -> strategy -> report.
 
-``mode = "explain"`` takes the set-up's rounds only, and reports what training would do.
+``mode = "explain"`` takes the set-up's rounds only, and reports what training would do;
+"predict" and "evaluate" use a model that a run has left (:mod:`strategies.model_app`).
 """
 
 import time
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from strategies import STRATEGIES, Explain
 from strategies.home import home_folder
+from strategies.model_app import use_model
 from strategies.model_manifest import make_manifest
 from strategies.resuming import resumed
 from strategies.rounds import RoundListener
@@ -31,6 +33,7 @@ from tp_flower.privacy.run_report import privacy_report
 from tp_flower.query import Query
 from tp_flower.report import RoundReport, report_line, write_json, write_report
 from tp_flower.report_page import ReportError, write_page
+from tp_flower.run_modes import EVALUATE, EXPLAIN, PREDICT
 
 CONSOLE_WIDTH = 100
 
@@ -39,20 +42,18 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train over the query's result, or explain it, and write the report."""
+    """Do what the run's mode says about the query's result; write the report."""
     console = Console(width=CONSOLE_WIDTH, highlight=False)
     try:
         settings = Settings.from_run_config(context.run_config)
         if settings.resume:
             settings = resumed(settings)
-        sql, settings = choose_sql(settings), with_known_ranges(settings)
         folder = output_folder(settings, context.run_id)
         console.print(f"Results will be in {folder}", soft_wrap=True)
         settings = replace(settings, output_dir=str(folder))
-        act = explain if settings.mode == "explain" else train
         with Tracking(settings, folder) as tracking:
             on_round = each(_Progress(console, settings), tracking)
-            view = act(Query.from_sql(sql), settings, on_round, grid, folder)
+            view = act(settings, on_round, grid, folder)
             page = page_line(folder)
     except TPFlowerError as error:
         # the exit status of `flwr run` does not tell, so the last line must
@@ -62,6 +63,18 @@ def main(grid: Grid, context: Context) -> None:
     console.print(view)
     console.print(page, soft_wrap=True, markup=False)
     console.print(report_line(folder / "report.json"), soft_wrap=True, markup=False)
+
+
+def act(
+    settings: Settings, on_round: RoundListener, grid: Grid, folder: Path
+) -> RenderableType:
+    """Do what the run's mode says, and return what the console shows of it."""
+    if settings.mode in (PREDICT, EVALUATE):
+        return use_model(settings, on_round, grid, folder)
+    query = Query.from_sql(choose_sql(settings))
+    settings = with_known_ranges(settings)
+    does = explain if settings.mode == EXPLAIN else train
+    return does(query, settings, on_round, grid, folder)
 
 
 def explain(

@@ -19,6 +19,7 @@ from tp_flower.extraction.canonical import kind_of
 from tp_flower.privacy.key_agreement import PUBLIC_KEY_BYTES
 from tp_flower.privacy.key_source import KeySource
 from tp_flower.protocol import AT, Action, Packet
+from tp_flower.run_modes import MEAN
 
 SETTLED_SECONDS = 2.0
 """Where the number of nodes is unknown: no further one came for so long."""
@@ -158,7 +159,8 @@ def find_sites(
         is_complete: whether what was found so far is all that has to be waited for.
 
     Raises:
-        SchemaError: if too few nodes came, or none hosts a table of the query.
+        SchemaError: if too few nodes came, or none hosts a table of the query (unless
+            ``on-missing`` lets a mean stand for it).
         SiteError: if a node cannot describe its tables.
     """
     answers: dict[int, Packet] = {}
@@ -179,7 +181,9 @@ def find_sites(
             is_over = bool(is_enough and not missing and settled)
         is_over = is_over and (is_complete is None or is_complete(inventory))
         if is_over or now - started > settings.wait_seconds:
-            if missing or not is_enough:
+            # a saved model predicts without some of its sites, if it may
+            is_missed = bool(missing) and settings.on_missing != MEAN
+            if is_missed or not is_enough:
                 waited = min(now - started, settings.wait_seconds)
                 raise SchemaError(
                     _who_is_missing(inventory, settings, missing, len(answers), waited)

@@ -228,7 +228,21 @@ def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:
             f"the label is constant in the {len(joined)} joined training rows "
             f"({'one class' if labels.classes else 'one value'}: {shown})"
         )
-    plain = _plain_loss(labels, settings.loss)
+    return loss_of(labels, settings.loss, settings)
+
+
+def loss_of(labels: Labels, wanted: str, settings: Settings) -> Loss:
+    """Return a loss, which allows for the labels' noise if it is to.
+
+    Args:
+        labels: of the label table.
+        wanted: name of the loss, or "auto".
+        settings: ``privacy.label-correction`` lets it allow for noise.
+
+    Raises:
+        QueryError: it does not fit the labels.
+    """
+    plain = _plain_loss(labels, wanted)
     if labels.noise is None or not settings.privacy.label_correction:
         return plain
     return corrected(plain, labels.noise)

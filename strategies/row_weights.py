@@ -216,19 +216,33 @@ def weigh(
         train: mapping of the training rows.
         test: mapping of the held-out rows, None without any.
     """
-
-    def weights_of(mapping: TableMapping, chosen: BoolArray) -> FloatArray | None:
-        if given is None and not asked.entity:
-            return None
-        weights = np.ones(mapping.joined_rows) if given is None else given[chosen]
-        if asked.entity:
-            weights = weights * entity_weights(mapping.tables[asked.entity])
-        # equal weights are none: such a run is the same to the bit
-        return None if np.all(weights[:1] == weights) else weights
-
-    own = weights_of(train, ~is_test)
+    own = row_weights(asked, given, train, ~is_test)
     return replace(
         asked,
         train=None if own is None else RowWeights.of(own, train),
-        test=None if test is None else weights_of(test, is_test),
+        test=None if test is None else row_weights(asked, given, test, is_test),
     )
+
+
+def row_weights(
+    asked: Weighting,
+    given: FloatArray | None,
+    mapping: TableMapping,
+    chosen: BoolArray | None = None,
+) -> FloatArray | None:
+    """Return what some joined rows weigh, (n,); None where all weigh alike.
+
+    Args:
+        asked: column and entity.
+        given: the query's weights of the joined rows that take part; None without.
+        mapping: of those that are chosen.
+        chosen: which of them; None for all.
+    """
+    if given is None and not asked.entity:
+        return None
+    own = given if given is None or chosen is None else given[chosen]
+    weights = np.ones(mapping.joined_rows) if own is None else own
+    if asked.entity:
+        weights = weights * entity_weights(mapping.tables[asked.entity])
+    # equal weights are none: such a run is the same to the bit
+    return None if np.all(weights[:1] == weights) else weights

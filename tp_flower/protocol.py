@@ -89,6 +89,8 @@ class Action(StrEnum):
     CONSENSUS = "train.consensus"
     SGD = "train.sgd"
     STEP = "train.step"
+    SCORE = "query.score"
+    DELIVER = "query.deliver"
     FINISH = "query.finish"
 
 

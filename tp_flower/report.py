@@ -208,14 +208,14 @@ def report_dict(report: RunReport) -> dict[str, object]:
         "query": report.query,
         "settings": report.settings,
         "chosen": report.chosen,
-        "tables": [_table_dict(table) for table in report.tables],
+        "tables": [table_dict(table) for table in report.tables],
         "joined-rows": {
             "train": report.joined_rows_train,
             "test": report.joined_rows_test,
         },
         "join-steps": [record_dict(step) for step in report.join_steps],
         "history": [record_dict(item) for item in report.history],
-        "totals": _totals(report.history),
+        "totals": totals_of(report.history),
         "epochs": report.epochs,
         "rounds": report.rounds,
         "bytes_up": report.bytes_up,
@@ -263,7 +263,8 @@ def report_line(path: Path) -> str:
     return f"{REPORT_LINE}{path}"
 
 
-def _table_dict(table: TableReport) -> dict[str, object]:
+def table_dict(table: TableReport) -> dict[str, object]:
+    """Return a table's entry of `report.json`."""
     return {
         "table": table.table,
         "name": table.name,
@@ -285,7 +286,8 @@ def record_dict(item: object) -> dict[str, object]:
     return {name.replace("_", "-"): value for name, value in vars(item).items()}
 
 
-def _totals(history: Sequence[RoundReport]) -> dict[str, object]:
+def totals_of(history: Sequence[RoundReport]) -> dict[str, object]:
+    """Return the sums over all rounds, as `report.json` has them."""
     return {
         "bytes-up": sum_by_table(item.bytes_up for item in history),
         "bytes-down": sum_by_table(item.bytes_down for item in history),

@@ -164,7 +164,7 @@ def _set_up(audience: Audience) -> list[Release]:
             "names of the hosted tables; columns, types and rows of the query's",
             NOTHING,
         ),
-        *_sealed(audience.keys),
+        *sealed(audience.keys),
         _release(Action.EXTRACT, SITES, "the query's expressions", NOTHING),
         _release(
             Action.EXTRACT,
@@ -233,7 +233,8 @@ def _weight(audience: Audience) -> Release:
     return _release(Action.EXTRACT, SERVER, carries, NOTHING)
 
 
-def _sealed(keys: KeySource) -> list[Release]:
+def sealed(keys: KeySource) -> list[Release]:
+    """Return how the key of the hashes comes to the sites, if it has to."""
     if keys is KeySource.FILE:
         return []
     carries = "the key of the hashes, by way of the server"

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self
 
 from tp_flower.errors import SiteError
-from tp_flower.methods import SGD
+from tp_flower.methods import ADMM, SGD
 from tp_flower.privacy.accounting import (
     noise_multiplier,
     outsider_mechanism,
@@ -201,6 +201,18 @@ def plan_part(
         Use(what, _limit(what, course)) for what in sends
     )
     return PartPlan(**models, scores=scores, uses=(*uses, *score_uses))
+
+
+def plan_prediction(settings: PrivacySettings, output_scale: float) -> PartPlan:
+    """Return what a part does to the scores of a prediction, which leave once.
+
+    Args:
+        settings: of the run.
+        output_scale: of the model, which the clip is in units of.
+    """
+    course = Course(ADMM, epochs=1, output_scale=output_scale)
+    scores, uses = _plan_scores(settings, course)
+    return PartPlan(scores=scores, uses=uses)
 
 
 def _plan_models(

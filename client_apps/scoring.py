@@ -1,0 +1,169 @@
+"""What a site does to predict: score rows with a part of a model that it has kept.
+
+They are the rows that the server has found in joined rows, and the part is one that a
+training run left here. The server names model, version and part; the site sends nothing
+unless the part is of this very table and of these very features, as any other query
+would tell of the model, not of the rows.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from client_apps.costs import Shard, scored
+from client_apps.guard import Guard
+from client_apps.orders import Order, header_of, model_of, part_orders, wire_of
+from client_apps.part import make_model
+from client_apps.saved_models import SavedModel, part_folder
+from client_apps.site import Site
+from tp_flower.errors import ModelError, SiteError
+from tp_flower.experiment import CHOICES, Settings
+from tp_flower.learning.losses import FloatArray
+from tp_flower.learning.models import LocalModel
+from tp_flower.privacy.gradients import check_scores
+from tp_flower.privacy.plan import PartPlan, plan_prediction
+from tp_flower.privacy.policy import SCORES
+from tp_flower.privacy.releases import Planned
+from tp_flower.privacy.settings import PrivacySettings
+from tp_flower.protocol import ArrayKey, Packet, unpack_bits
+from tp_flower.query import Fragment
+from tp_flower.wire import Sent
+
+MOST_PART: Final = 1_000_000
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A part whose model is there, and whose releases are planned.
+
+    Attributes:
+        model: with the parameters that it was trained to.
+        saved: the part of the model.
+        rows: (k,), positions of the rows to score.
+        plan: what is done to their scores.
+    """
+
+    model: LocalModel
+    saved: SavedModel
+    rows: np.ndarray[Any, np.dtype[np.int64]]
+    plan: PartPlan
+
+
+def score(site: Site, request: Packet) -> Packet:
+    """Reply with the local scores of the rows that are named, each once."""
+    header = header_of(request)
+    settings = header.parsed("privacy", Settings.from_run_config).privacy
+    ready = {
+        number: _ready(site, number, order, request, settings)
+        for number, order in part_orders(site, request)
+    }
+    _set_aside(site, ready)
+    arrays: dict[ArrayKey, Sent] = {}
+    for number, part in ready.items():
+        site.current_part = number
+        scores = _scores(site, number, part, settings)
+        outgoing = site.outgoing(number, part.plan, wire_of(header))
+        arrays[number, "scores"] = outgoing.scores(scores)
+    site.current_part = None
+    site.pay()
+    facts = [{"id": number, "rows": len(part.rows)} for number, part in ready.items()]
+    return Packet({"parts": facts, "ledger": site.ledger.lines(site.store.run)}, arrays)
+
+
+def _ready(
+    site: Site, number: int, order: Order, request: Packet, settings: PrivacySettings
+) -> _Ready:
+    guard, source, extracted = Guard(site), site.source(number), site.extracted(number)
+    guard.check_plan(source, settings, (SCORES,))
+    mask = unpack_bits(request.array(number, "rows"), extracted.rows)
+    rows = np.flatnonzero(mask)
+    guard.check_rows(source, len(rows), f"the scores of table {extracted.table!r}")
+    saved = _saved(site, order, header_of(request))
+    _check_fits(saved, Fragment.from_json(site.fragment(number)))
+    width = saved.encoder.encoder.width
+    device = header_of(request).text("device", CHOICES["device"])
+    model = make_model(saved.spec, width, device)
+    model.parameters = saved.parameters
+    if settings.covers_predictions:
+        check_scores(model, width)
+    plan = plan_prediction(settings, saved.spec.output_scale or 1.0)
+    return _Ready(model, saved, rows, plan)
+
+
+def _saved(site: Site, order: Order, header: Order) -> SavedModel:
+    """Return the part of the model that an order names.
+
+    Raises:
+        ModelError: the site does not have it, or another one.
+    """
+    model, digest = model_of(header), order.text("digest")
+    number = order.count("model-part", most=MOST_PART)
+    if not _DIGEST.fullmatch(digest):
+        raise SiteError("malformed request: 'digest' must be 64 hexadecimal digits")
+    root = site.state_folder
+    if root is None:
+        raise ModelError("this site keeps no models: its state-dir is ':memory:'")
+    folder = part_folder(root, model, number)
+    if not folder.is_dir():
+        raise ModelError(f"this site has no part {number} of model {model}")
+    return SavedModel.load(folder, digest)
+
+
+def _check_fits(saved: SavedModel, fragment: Fragment) -> None:
+    """Refuse rows that are not made as those that the model was trained on.
+
+    Raises:
+        ModelError: says what differs; of the model nothing that the request has not.
+    """
+    own = saved.fragment
+    for what, found, kept in (
+        ("table", fragment.name.lower(), own.name.lower()),
+        ("alias", fragment.table, own.table),
+        ("features", fragment.features, own.features),
+        ("grouping", _grouping(fragment), _grouping(own)),
+    ):
+        if found != kept:
+            raise ModelError(
+                f"the model's part is of another table or query: its {what} differs "
+                f"from that of {fragment.table!r} in this one"
+            )
+
+
+def _grouping(fragment: Fragment) -> object:
+    """Return what a sub-query's columns are made of; its filters may differ."""
+    own = fragment.subquery
+    return None if own is None else (own.columns, own.groups)
+
+
+def _set_aside(site: Site, ready: Mapping[int, _Ready]) -> None:
+    """Reserve what leaves, or note that nothing covers it.
+
+    Raises:
+        SiteError: a budget does not suffice, or the ledger cannot be written.
+    """
+    sources = {number: site.source(number) for number in ready}
+    releases = [
+        scored(Shard.of(site, number, sources[number]), part.plan)
+        for number, part in ready.items()
+    ]
+    run, budgets = site.store.run, Guard(site).budgets(list(sources.values()))
+    covered = [Planned(own, 1) for own in releases if own.mechanism is not None]
+    site.ledger.reserve(run, covered, budgets)
+    site.ledger.note(run, [own for own in releases if own.mechanism is None])
+
+
+def _scores(
+    site: Site, number: int, part: _Ready, settings: PrivacySettings
+) -> FloatArray:
+    """Return the scores (k, d_c) of a part's rows, with nothing done to them."""
+    features = site.tables.encode(
+        number,
+        part.saved.encoder,
+        part.rows,
+        is_private=settings.covers_predictions,
+    )
+    return part.model.scores(features)
