@@ -333,6 +333,7 @@ def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
         "scores of every row": "clipped scores (epsilon 8",
         "per own row": "made from labels and scores that are covered",
         "gradients": "DP-SGD (epsilon 2, delta 1e-05, per row and run)",
+        "final coefficients": "DP-SGD (epsilon 2, delta 1e-05, per row and run)",
         "parameters": "DP-SGD (epsilon 2",
         "second moments": "DP-SGD (epsilon 2",
         "features times targets": "DP-SGD (epsilon 2",

@@ -20,7 +20,7 @@ SITES = 3  # five organisations on three nodes
 OF_THE_RUN = {
     *("started", "seconds", "output-dir", "settings", "history", "totals"),
     # its times, and the places that the rows are at
-    "privacy",
+    *("privacy", "model"),
 }
 
 

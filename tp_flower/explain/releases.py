@@ -143,8 +143,20 @@ class Audience:
 def releases(audience: Audience) -> list[Release]:
     """Return what every message of the run tells whom, in the order of the messages."""
     training = _admm(audience) if audience.family == ADMM else _sgd(audience)
-    end = _release(Action.FINISH, SITES, "that the run is over", NOTHING)
-    return [*_set_up(audience), *training, end]
+    return [*_set_up(audience), *training, *_end(audience)]
+
+
+def _end(audience: Audience) -> list[Release]:
+    shown = (
+        "the final coefficients of a table's linear model, if the table's policy says "
+        "that they may be shown"
+    )
+    digest = "a digest of each part of the model that the site keeps"
+    return [
+        _release(Action.FINISH, SITES, "that the run is over, and its name", NOTHING),
+        _release(Action.FINISH, SERVER, digest, NOTHING),
+        _release(Action.FINISH, SERVER, shown, audience.models),
+    ]
 
 
 def _set_up(audience: Audience) -> list[Release]:
