@@ -20,7 +20,8 @@ def models_table(found: Mapping[ModelVersion, Manifest | str]) -> RenderableType
     if not found:
         return Text("no models")
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("model", "created", "strategy", "tables", "test metrics"):
+    table.add_column("model", no_wrap=True)
+    for heading in ("created, UTC", "strategy", "tables", "test metrics"):
         table.add_column(heading, overflow="fold")
     for model, own in found.items():
         if isinstance(own, str):
@@ -28,7 +29,7 @@ def models_table(found: Mapping[ModelVersion, Manifest | str]) -> RenderableType
             continue
         table.add_row(
             Text(str(model)),
-            own.created,
+            Text(own.created.removesuffix("+00:00").replace("T", " ")),
             str(own.settings.get("strategy", "")),
             Text(", ".join(dict.fromkeys(table.name for table in own.tables))),
             _metrics(own.test),
