@@ -115,11 +115,15 @@ class AdmmServer:
         """The auxiliary variable z after its last update, (N, d_c)."""
         return self._arrays.z
 
+    def forget_steps(self) -> None:
+        """Choose rho and mix by the epochs from here on only."""
+        self._recent.clear()
+        self._arrays.restart_mixing()
+
     def _set_rho(self, rho: float) -> None:
         if rho != self.rho:
             self.rho = rho
-            self._recent.clear()
-            self._arrays.restart_mixing()
+            self.forget_steps()
 
 
 class AdmmStrategy(RelationalStrategy):
@@ -162,6 +166,9 @@ class AdmmStrategy(RelationalStrategy):
         for _ in range(self.settings.epochs):
             exchange = self._exchange(federation, server, solvers)
             self.local_scores = yield from exchange
+            if self.talk.stale:
+                # steps in which some tables stood still say nothing of the others
+                server.forget_steps()
             result = server.take(self.local_scores)
             self.finish_epoch(result)
             if result.is_within(self.settings.tolerance):

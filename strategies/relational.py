@@ -1,5 +1,6 @@
 """RelationalStrategy: a Flower Strategy whose training set is the result of a query."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Generator
 from logging import INFO
@@ -7,6 +8,7 @@ from logging import INFO
 from flwr.app import Array, ArrayRecord
 from flwr.common.logger import log
 
+from strategies.divergence import baseline_loss, check_epoch
 from strategies.epochs import EpochResult
 from strategies.exchange import Replies, Request, ask
 from strategies.federation import Federation, table_reports
@@ -64,6 +66,7 @@ class RelationalStrategy(RoundStrategy):
         self.federation: Federation | None = None
         self.local_scores: LocalScores = {}
         self.outcome = Outcome()
+        self._baseline = math.inf
 
     @abstractmethod
     def plan(self) -> Plan:
@@ -94,11 +97,23 @@ class RelationalStrategy(RoundStrategy):
             if encoder.dropped:
                 names = ", ".join(encoder.dropped)
                 log(INFO, "table %s: constant features dropped: %s", table, names)
+        if not self.settings.privacy.covers_features:
+            # noise alone can make an epoch this bad, and the next one good
+            self._baseline = baseline_loss(federation)
         self.start_epochs()
         yield from self.epochs(federation)
         self.end_epochs()
         replies = yield ask(Action.FINISH, federation.parts, finish_order(self.model))
         self.outcome = read_outcome(replies, federation, self.local_scores)
+
+    def finish_epoch(self, result: EpochResult) -> None:
+        """Record an epoch; its metrics belong to the round that just ended.
+
+        Raises:
+            DivergedError: training goes nowhere.
+        """
+        check_epoch(result.epoch, result.train["loss"], self._baseline)
+        super().finish_epoch(result)
 
     @property
     def model(self) -> ModelVersion:
