@@ -15,6 +15,7 @@ from tp_flower.learning.contributions import Contribution, contributions
 from tp_flower.learning.losses import FloatArray
 from tp_flower.model_names import ModelVersion
 from tp_flower.privacy.plan import COEFFICIENTS
+from tp_flower.protocol import Packet
 
 INTERCEPT: Final = "(intercept)"
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -100,10 +101,14 @@ def coefficient_facts(
 
 
 def _digests(replies: Replies, parts: Iterable[Part]) -> dict[int, str]:
-    """Return the digests that the sites report; a site without a folder has none."""
+    """Return the digests that the sites report.
+
+    A site without a state folder has none, nor has one that did not answer.
+    """
     found: dict[int, str] = {}
     for part in parts:
-        told = replies.packets[part.node].header.get("models", {})
+        packet = replies.packets.get(part.node, Packet())
+        told = packet.header.get("models", {})
         if not isinstance(told, dict):
             raise refuse(part, "digests that are no object of names")
         digest = told.get(str(part.number), "")

@@ -278,6 +278,13 @@ def test_digests_that_are_none_are_refused(trained, models, match):
         read_outcome(Replies(packets, {}), federation, strategy.local_scores)
 
 
+def test_a_site_that_did_not_answer_has_no_digest(trained):
+    _, strategy = trained
+    federation = strategy.federation
+    outcome = read_outcome(Replies({}, {}), federation, strategy.local_scores)
+    assert outcome.digests == {0: "", 1: "", 2: ""}
+
+
 @pytest.mark.parametrize(
     ("array", "match"),
     [

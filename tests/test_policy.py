@@ -58,6 +58,7 @@ def test_a_policy_with_every_key(tmp_path):
         filters = []
         keys = ["day"]
         join-only = ["customer"]
+        coefficients = true
         min-rows = 5
         min-count = 3
         epsilon = 2
@@ -77,6 +78,7 @@ def test_a_policy_with_every_key(tmp_path):
         epsilon=2.0,
         delta=1e-6,
         budget_name="payments",
+        coefficients=True,
     )
     assert source.min_count == 3
 
