@@ -66,6 +66,10 @@ fingerprint() { openssl x509 -in "$1" -noout -fingerprint -sha256 | cut -d= -f2;
 use_environment() {
   [ -x "$venv/bin/flwr" ] ||
     fail "there is no environment in $venv: run 'bash scripts/deploy/install.sh' as a user who may write there"
+  # a Python in somebody's home is nobody else's
+  "$venv/bin/python" -c '' 2>/dev/null ||
+    fail "$(id -un) may not run $(realpath -m -- "$venv/bin/python"), which the environment in $venv is" \
+      "made with: remove it, and make it with PYTHON=/usr/bin/python3 bash scripts/deploy/install.sh"
   PATH=$venv/bin:$PATH
   export PATH FLWR_HOME=$1
   # the environment is complete: nothing is installed, fetched or told at run time
