@@ -195,6 +195,25 @@ printf '%s\n' "${settings[@]}" 'min-sites = 5' 'site-timeout = 120' >"$work/trai
 run_app train "$work/train.toml"
 trained=$results
 
+say "predictions by the model that it has left at the organisations"
+printf '%s\n' 'mode = "predict"' 'model-name = "flights"' 'row-key = "f.flight, f.time_hour"' 'min-sites = 5' \
+  'site-timeout = 120' >"$work/predict.toml"
+run_app predict "$work/predict.toml"
+python - "$trained/report.json" "$results/predictions.parquet" <<'PYTHON'
+import json
+import sys
+
+import pandas as pd
+
+predictions = pd.read_parquet(sys.argv[2])
+print(predictions.head().to_string())
+report = json.load(open(sys.argv[1]))
+expected = sum(report["joined-rows"].values())
+print(f"{len(predictions):,} predictions")
+if len(predictions) != expected:
+    sys.exit(f"error: {expected:,} joined rows were trained and tested on")
+PYTHON
+
 say "the same settings in the simulation"
 printf '%s\n' "${settings[@]}" >"$work/simulate.toml"
 follow python scripts/run_app.py --note-output "$work/simulated" -c "$work/simulate.toml" >"$work/log/simulation" 2>&1 ||
