@@ -28,6 +28,7 @@ SECONDS_TO_STOP = 15.0
 SECONDS_TO_RETURN = 100.0
 RETURN_PAUSE = 4.0
 POLL_SECONDS = 0.1
+STATUS_SECONDS = 3.0  # asking for it starts a process of a second
 LOG_CHARACTERS = 3000
 
 
@@ -117,8 +118,14 @@ class Deployment:
 
     def finish(self, run: str, seconds: float) -> tuple[str, str]:
         """Wait until a run has ended; return its status and the details."""
-        self.wait(lambda: self.status(run)[0].startswith("finished"), "an end", seconds)
-        return self.status(run)
+        deadline = time.monotonic() + seconds
+        while True:
+            status, details = self.status(run)
+            if status.startswith("finished"):
+                return status, details
+            if time.monotonic() > deadline:
+                self._fail(f"after {seconds:g} seconds run {run} is {status}")
+            time.sleep(STATUS_SECONDS)
 
     def wait(
         self, is_so: Callable[[], bool], what: str, seconds: float = 120.0
