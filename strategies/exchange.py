@@ -199,3 +199,18 @@ def count_bytes(
         total = sum(message_bytes(message.content) for message in messages)
         traffic.overhead += total - counter.total()
     return traffic
+
+
+def computing_seconds(
+    packets: Mapping[int, Packet], site_names: Mapping[int, str]
+) -> dict[str, float]:
+    """Return how long each site has computed, by its name.
+
+    >>> computing_seconds({7: Packet({"seconds": 0.5})}, {7: "EWR"})
+    {'EWR': 0.5}
+    """
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for node, packet in packets.items():
+        spent = float(packet.header.get("seconds", 0.0))
+        seconds[site_names.get(node, f"node {node}")] += spent
+    return dict(seconds)

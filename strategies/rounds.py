@@ -23,7 +23,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from strategies.conversation import Conversation
 from strategies.epochs import EpochResult
-from strategies.exchange import Replies, Request, count_bytes
+from strategies.exchange import Replies, Request, computing_seconds, count_bytes
 from strategies.inventory import Inventory
 from strategies.opening import BehindSites
 from tp_flower.errors import MissingSiteError, TPFlowerError, UnavailableError
@@ -379,6 +379,7 @@ class RoundStrategy(Strategy):
             overhead_bytes=traffic.overhead,
             server_seconds=time.perf_counter() - received_at,
             client_seconds=client_seconds,
+            site_seconds=computing_seconds(fresh, self.inventory.site_names),
             wait_seconds=max(
                 received_at - self._progress.sent_at - client_seconds, 0.0
             ),

@@ -30,6 +30,7 @@ def small_report() -> RunReport:
             wait_seconds=0.125,
             primal_residual=0.1,
             dual_residual=0.2,
+            site_seconds={"EWR": 0.5, "registry": 0.25},
         ),
         RoundReport(3, 2, "statistics", bytes_up={"f": 10}, server_seconds=0.25),
         RoundReport(4, 2, "admm", train={"loss": 0.25}, bytes_down={"f": 20}),

@@ -79,6 +79,16 @@ EXAMPLES = {
     "30 tables": made_report(tables=[f"a_table_{n}" for n in range(30)]),
     "failed": made_report(status="failed: site 'EWR' is gone", final={}),
     "failed at once": made_report(history=[], epochs=0, final={}, status="failed: x"),
+    "evaluated": made_report(
+        epochs=0,
+        mode="evaluate",
+        final={},
+        metrics={"auc": 0.75},
+        rows={"joined": 27, "label-table": 20, "partial": 3},
+        missing=[{"table": "p", "sites": ["registry"]}],
+        model={"name": "late", "version": "20261121-093000-1a2b"},
+        predictions={"at": "label-site", "files": [{"site": "EWR", "rows": 27}]},
+    ),
     "nothing": {},
 }
 
@@ -167,8 +177,8 @@ def test_drawings_are_to_scale() -> None:
 
 def test_negative_values_go_to_the_left_of_zero() -> None:
     entries = [
-        {"feature": "age", "output": 0, "value": -2.0},
-        {"feature": "seats", "output": 0, "value": 1.0},
+        {"feature": "age", "output": "score", "value": -2.0},
+        {"feature": "seats", "output": "score", "value": 1.0},
     ]
     report = made_report(coefficients={"p": entries})
     figure = Page(render(report)).figures["Coefficients of p"]
@@ -233,6 +243,14 @@ def test_status_of_a_failed_run_is_at_the_top() -> None:
     assert "AUC 0.7333" in page.text
 
 
+def test_what_a_saved_model_was_used_for_is_said() -> None:
+    text = Page(render(EXAMPLES["evaluated"])).text
+    assert "late@20261121-093000-1a2b" in text
+    assert "AUC 0.7500 on all rows" in text
+    assert "joined rows in which a mean stands for a table's score 3" in text
+    assert "were not there table sites p registry" in text
+
+
 def test_what_is_not_covered_is_said() -> None:
     text = Page(render(made_report())).text
     assert "flights at EWR 1.2500 1e-05 scores" in text
@@ -269,7 +287,9 @@ def test_runs_are_compared() -> None:
     figure = page.figures["Test AUC by epoch, all runs"]
     assert [len(own) for own in figure.points.values()] == [3, 2]
     assert list(figure.points) == ["1: 1", "2: 2"]
-    assert "2: 2 5 0.6250" in page.text
+    assert "2: 2 0.6250" in page.text
+    # its seed is the one setting that differs
+    assert "completed 5 Test AUC" in page.text
     assert "Compared with other runs" not in Page(render(made_report())).text
 
 

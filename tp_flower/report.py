@@ -17,7 +17,7 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     history   [{round, epoch, phase, train: {metric: value}, test: {metric: value},
                 bytes-up: {table: n}, bytes-down: {table: n}, overhead-bytes,
                 server-seconds, client-seconds, wait-seconds,
-                primal-residual, dual-residual}]
+                primal-residual, dual-residual, site-seconds: {site: s}}]
     totals    {bytes-up: {table: n}, bytes-down: {table: n}, overhead-bytes,
                server-seconds, client-seconds, wait-seconds}
     epochs, rounds, bytes_up, bytes_down      of the whole run; without overhead
@@ -102,6 +102,7 @@ class RoundReport:
         wait_seconds: the rest: transfer, queues, start of processes.
         primal_residual: ADMM's; None where there is none.
         dual_residual: ADMM's; None where there is none.
+        site_seconds: computing at each site, by name; sites of one SuperNode together.
     """
 
     round: int
@@ -117,6 +118,7 @@ class RoundReport:
     wait_seconds: float = 0.0
     primal_residual: float | None = None
     dual_residual: float | None = None
+    site_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

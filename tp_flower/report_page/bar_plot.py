@@ -83,7 +83,7 @@ def _draw(summary: str, measure: Measure, bars: Sequence[Bar]) -> Markup:
     ]
     scale = from_zero(ends)
     height = TOP + ROW * len(bars) + BOTTOM
-    parts = [*_axis(measure, scale, height), *_zero(scale, height)]
+    parts = _axis(measure, scale, height)
     for n, bar in enumerate(bars):
         parts += _bar(measure, scale, bar, TOP + ROW * n)
     return tag(
@@ -119,12 +119,12 @@ def _axis(measure: Measure, scale: Scale, height: float) -> list[Markup]:
     return parts
 
 
-def _zero(scale: Scale, height: float) -> list[Markup]:
-    """Return the line that bars to the left and to the right start from."""
+def _zero(scale: Scale, top: float) -> list[Markup]:
+    """Return what bars to the left and to the right start from, between the names."""
     if scale.low == 0:
         return []
     x = _at(scale, 0.0)
-    return [tag("line", class_="mark", x1=x, x2=x, y1=TOP + 14, y2=height - BOTTOM + 2)]
+    return [tag("line", class_="mark", x1=x, x2=x, y1=top + 14, y2=top + 29)]
 
 
 def _bar(measure: Measure, scale: Scale, bar: Bar, top: float) -> list[Markup]:
@@ -154,4 +154,4 @@ def _bar(measure: Measure, scale: Scale, bar: Bar, top: float) -> list[Markup]:
         )
         parts.append(tag("g", rectangle, class_=f"s{n + 1}"))
         start += value
-    return parts
+    return [*parts, *_zero(scale, top)]

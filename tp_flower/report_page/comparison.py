@@ -66,14 +66,13 @@ def differing_settings(runs: Sequence[Report]) -> dict[str, list[str]]:
     {'seed': ['0', '1']}
     """
     found = [mapping(own.get("settings")) for own in runs]
-    values = {
-        key: [say_value(own.get(key)) for own in found]
-        for key in dict.fromkeys(key for own in found for key in own)
-        if key not in NOT_COMPARED
-    }
-    return {
-        key: list(map(_short, own)) for key, own in values.items() if len(set(own)) > 1
-    }
+    differing = {}
+    for key in dict.fromkeys(key for own in found for key in own):
+        # a run of another version may lack the setting
+        values = {say_value(own[key]) for own in found if key in own}
+        if len(values) > 1 and key not in NOT_COMPARED:
+            differing[key] = [_short(say_value(own.get(key))) for own in found]
+    return differing
 
 
 def _short(value: str) -> str:
@@ -87,19 +86,23 @@ def _table(runs: list[Report], names: list[str]) -> Table:
     rows = [
         (
             name,
-            *(values[n] for values in differing.values()),
             *(format_value(metrics[n].get(metric)) for metric in shown),
             *_cost(run),
+            *(values[n] for values in differing.values()),
         )
         for n, (name, run) in enumerate(zip(names, runs, strict=True))
     ]
     results = (f"test {metric_name(metric)}" for metric in shown)
     costs = ("epochs", "rounds", "sent", "time", "status")
-    head = ("run", *differing, *results, *costs)
-    words = frozenset({0, *range(1, 1 + len(differing)), len(head) - 1})
+    results_and_costs = ("run", *results, *costs)
+    head = (*results_and_costs, *differing)
+    # the status, and the settings after it
+    words = frozenset({0, *range(len(results_and_costs) - 1, len(head))})
     queries = {text(own.get("query")) for own in runs}
     note = "The runs have different queries." if len(queries) > 1 else ""
-    return Table("Settings that differ, results and costs", head, rows, words, note)
+    return Table(
+        "Results, costs, and the settings that differ", head, rows, words, note
+    )
 
 
 def _cost(run: Report) -> tuple[str, ...]:

@@ -60,18 +60,19 @@ def _table_coefficients(table: str, entries: list[Mapping[str, Any]]) -> Block |
     return bar_figure(
         f"Coefficients of {table}",
         Measure(
-            "change of the score per unit of the encoded feature",
+            "change of the score per unit of the feature",
             ("value",),
             format_value,
         ),
         [Bar(name, (value,)) for name, value in shown],
-        f"{note}Its site allows them to be shown.",
+        f"{note}Of encoded features; of a standardised number, per deviation. Its "
+        "sites allow them to be shown.",
     )
 
 
 def _feature(entry: Mapping[str, Any]) -> str:
     output = entry.get("output")
-    suffix = "" if output in (None, 0, "") else f", output {output}"
+    suffix = "" if output in (None, "", "score") else f", output {output}"
     return f"{text(entry.get('feature')) or '?'}{suffix}"
 
 

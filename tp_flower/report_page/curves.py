@@ -88,6 +88,9 @@ def metric_points(
 def final_metrics(report: Report, part: str) -> dict[str, float]:
     """Return the metrics of the final model, or of the last epoch that has some."""
     final = dict(numbers(mapping(report.get("final")).get(part)))
+    if part == TEST:
+        # `evaluate` has metrics of all its rows
+        final = final or dict(numbers(report.get("metrics")))
     if final:
         return final
     ended = [own.metrics[part] for own in read_epochs(report) if own.metrics[part]]

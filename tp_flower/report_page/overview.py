@@ -19,6 +19,7 @@ from tp_flower.report_page.curves import (
     main_metric,
     metric_name,
 )
+from tp_flower.report_page.model_run import model_name
 from tp_flower.report_page.reading import (
     Report,
     amount,
@@ -39,7 +40,7 @@ _METHODS = {
 }
 _VERBS = {
     "train": "learned from",
-    "explain": "explained, not trained, over",
+    "explain": "to be learned from",
     "predict": "predicted from",
     "evaluate": "evaluated on",
 }
@@ -95,15 +96,24 @@ def head_of(report: Report) -> Head:
 
 def result(report: Report) -> Section:
     """Return all metrics of the final model."""
-    train, test = (final_metrics(report, part) for part in (TRAIN, TEST))
-    known = [name for name in METRIC_NAMES if name in {*train, *test}]
-    names = dict.fromkeys([*known, *train, *test])
+    found = {part: final_metrics(report, part) for part in (TEST, TRAIN)}
+    parts = [part for part, own in found.items() if own]
+    names = {name for own in found.values() for name in own}
+    known = [name for name in METRIC_NAMES if name in names]
     rows = [
-        (metric_name(name), format_value(test.get(name)), format_value(train.get(name)))
-        for name in names
+        (metric_name(name), *(format_value(found[part].get(name)) for part in parts))
+        for name in (*known, *sorted(names - set(known)))
     ]
-    table = Table("Metrics of the final model", ("", "test rows", "train rows"), rows)
+    head = ("", *(_rows_of(report, part) for part in parts))
+    table = Table("Metrics of the model", head, rows)
     return Section("result", "Result", [table] if rows else [])
+
+
+def _rows_of(report: Report, part: str) -> str:
+    """Return the rows that metrics are of."""
+    if mapping(report.get("metrics")):
+        return "all rows"
+    return {TEST: "held-out rows", TRAIN: "training rows"}[part]
 
 
 def _subject(report: Report) -> str:
@@ -135,8 +145,7 @@ def _result(report: Report) -> str:
     )
     epochs = int(amount(report.get("epochs")))
     after = f" after {_counted(epochs, 'epoch')}" if epochs else ""
-    rows = {TEST: "held-out rows", TRAIN: "training rows"}[part]
-    return f"{values} on {rows}{after}"
+    return f"{values} on {_rows_of(report, part)}{after}"
 
 
 def _about(report: Report) -> str:
@@ -148,6 +157,7 @@ def _about(report: Report) -> str:
         _METHODS.get(strategy, strategy),
         f"{model} models" if model else "",
         f"{loss} loss" if loss else "",
+        model_name(report),
         _moment(text(report.get("started"))),
     ]
     return " · ".join(part for part in parts if part)
@@ -188,11 +198,15 @@ def _metric_fact(report: Report) -> Fact | None:
     own = final_metrics(report, part)[name]
     train = final_metrics(report, TRAIN).get(name)
     more = f"train {format_value(train)}" if part == TEST and train is not None else ""
-    return Fact(f"{part} {metric_name(name)}", format_value(own), more)
+    rows = "" if mapping(report.get("metrics")) else f"{part} "
+    return Fact(f"{rows}{metric_name(name)}", format_value(own), more)
 
 
 def _rows_fact(report: Report) -> Fact | None:
     rows = mapping(report.get("joined-rows"))
+    scored = number(mapping(report.get("rows")).get("joined"))
+    if scored is not None:
+        return Fact("joined rows", format_count(int(scored)), "scored")
     train, test = number(rows.get(TRAIN)), number(rows.get(TEST))
     if train is None and test is None:
         return None

@@ -13,6 +13,7 @@ from tp_flower.report_page.convergence import convergence
 from tp_flower.report_page.costs import costs
 from tp_flower.report_page.explained import predicted_costs
 from tp_flower.report_page.line_plot import STYLES
+from tp_flower.report_page.model_run import model_run
 from tp_flower.report_page.overview import head_of, result
 from tp_flower.report_page.privacy import privacy
 from tp_flower.report_page.reading import Report
@@ -31,6 +32,7 @@ def render(report: Report, others: Sequence[Report] = ()) -> str:
     """
     sections = [
         result(report),
+        model_run(report),
         tables(report),
         predicted_costs(report),
         convergence(report),

@@ -22,8 +22,8 @@ COVERED_NOTE = (
     "covered releases of the run composed. It says nothing of what is not covered."
 )
 NOTHING_NOTE = (
-    "No mechanism covers what this run released: the columns, rows and models stayed "
-    "at their sites, but what the messages below carry was sent as it is."
+    "No mechanism covers what this run released: rows and their columns stayed at "
+    "their sites, but what the messages below carry was sent as it is."
 )
 
 

@@ -94,7 +94,7 @@ h3 { margin: 0; font-size: 1rem; line-height: 1.4; font-weight: 600;
 .note { margin: .15rem 0 0; color: var(--soft); font-size: .875rem; line-height: 1.45;
   max-width: 46rem; }
 .prose { margin: .8rem 0; max-width: 44rem; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%,
+.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%,
   25rem), 1fr)); gap: 2.2rem 3rem; margin: 1.6rem 0; }
 figure { margin: 0; min-width: 0; max-width: 36rem; }
 .plot { display: block; width: 100%; height: auto; margin-top: .55rem;
