@@ -8,11 +8,15 @@ only count too much.
 Lines of ``<state-dir>/privacy/ledger.jsonl``, in the form that ``journal`` describes
 (a release is an object with the fields of ``Release``)::
 
-    {..., "event": "reserve", "run", "planned": [{"release": {...}, "limit": 12}, ...]}
-    {..., "event": "spend", "run", "uses": [[part, what, key], ...]}
+    {..., "event": "reserve", "run", "planned": [{"release": {...}, "limit": 12}, ...],
+     "ident"}
+    {..., "event": "spend", "run", "uses": [[part, what, key], ...], "ident"}
     {..., "event": "charge", "run", "release": {...}, "ident"}
     {..., "event": "note", "run", "release": {...}}
     {..., "event": "close", "run"}
+
+*Once.* What is written with an ``ident`` is written once: the same call again, of a
+process that does not know what became of the one before it, changes nothing.
 
 *Guarantee.* Whatever a call has returned for is on the disk. If a call raises, nothing
 may be released. So the total is never below what has left the site, wherever the
@@ -89,7 +93,11 @@ class Ledger:
             self._kept = position.seq
 
     def reserve(
-        self, run: str, planned: Sequence[Planned], budgets: Mapping[str, Budget]
+        self,
+        run: str,
+        planned: Sequence[Planned],
+        budgets: Mapping[str, Budget],
+        ident: str = "",
     ) -> None:
         """Set aside what a run plans to spend: all of it or nothing.
 
@@ -97,12 +105,15 @@ class Ledger:
             run: names the run.
             planned: one for each part and what.
             budgets: by source; a source that is not there has no limit.
+            ident: names the call in the run; none if empty.
 
         Raises:
             BudgetError: a budget does not suffice, or the run has an open reservation
                 of the same.
         """
         with self._turn():
+            if self._state.run(run).has_done(RESERVE, ident):
+                return
             taken = set(self._state.run(run).reserved)
             asked: dict[str, Costs] = {}
             for each in planned:
@@ -117,16 +128,24 @@ class Ledger:
             for source, costs in asked.items():
                 self._check(source, tables[source], costs, budgets)
             if planned:
-                self._append(RESERVE, run, planned=[each.to_json() for each in planned])
+                lines = [each.to_json() for each in planned]
+                self._append(RESERVE, run, planned=lines, ident=ident)
 
-    def spend(self, run: str, uses: Sequence[Use]) -> None:
+    def spend(self, run: str, uses: Sequence[Use], ident: str = "") -> None:
         """Use what the run has reserved, once for each of ``uses``.
+
+        Args:
+            run: names the run.
+            uses: of what it has reserved.
+            ident: names the call in the run; none if empty.
 
         Raises:
             BudgetError: it is not reserved, or would be used more often than planned;
                 nothing is written.
         """
         with self._turn():
+            if self._state.run(run).has_done(SPEND, ident):
+                return
             reserved = self._state.run(run).reserved
             for (part, what, key), count in Counter(uses).items():
                 name = _words(run, (part, what))
@@ -140,7 +159,8 @@ class Ledger:
                         f"{used} are used, asked for is {count} more"
                     )
             if uses:
-                self._append(SPEND, run, uses=[list(use) for use in uses])
+                listed = [list(use) for use in uses]
+                self._append(SPEND, run, uses=listed, ident=ident)
 
     def charge(
         self,

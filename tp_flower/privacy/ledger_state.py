@@ -62,16 +62,26 @@ class Reservation:
 
 @dataclass
 class OpenRun:
-    """What a run has reserved and noted, by part and what."""
+    """What a run has reserved and noted, by part and what.
+
+    Attributes:
+        done: event and ident of the calls that are not to be carried out again.
+    """
 
     reserved: dict[Name, Reservation] = field(default_factory=dict)
     noted: set[Name] = field(default_factory=set)
+    done: set[tuple[str, str]] = field(default_factory=set)
+
+    def has_done(self, event: str, ident: str) -> bool:
+        """Return whether a call that has a name was carried out."""
+        return bool(ident) and (event, ident) in self.done
 
     def to_json(self) -> Content:
         """Return plain JSON types."""
         return {
             "reserved": [each.to_json() for each in self.reserved.values()],
             "noted": sorted(self.noted),
+            "done": sorted(self.done),
         }
 
     @classmethod
@@ -81,6 +91,8 @@ class OpenRun:
         return cls(
             {each.planned.release.name: each for each in found},
             {(part, what) for part, what in data["noted"]},
+            # those of an earlier version had no names
+            {(event, ident) for event, ident in data.get("done", ())},
         )
 
 
@@ -124,10 +136,14 @@ class LedgerState:
         if event == RESERVE:
             planned = [Planned.from_json(each) for each in line["planned"]]
             found = {each.release.name: Reservation(each) for each in planned}
-            self._runs.setdefault(run, OpenRun()).reserved.update(found)
+            own = self._runs.setdefault(run, OpenRun())
+            own.reserved.update(found)
+            own.done.add((event, line.get("ident", "")))
         elif event == SPEND:
+            own = self._runs[run]
             for part, what, key in line["uses"]:
-                self._runs[run].reserved[part, what].uses[key] += 1
+                own.reserved[part, what].uses[key] += 1
+            own.done.add((event, line.get("ident", "")))
         elif event == CHARGE:
             release = Release.from_json(line["release"])
             self._settle(release.source, costs_of(release.mechanism))
