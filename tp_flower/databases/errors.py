@@ -41,6 +41,9 @@ _DATA: Final = (
     "it cannot compute with some value: convert the column in 'sql', or set "
     "push-down = false to compute at the site"
 )
+PASSING: Final = (_LOST, _REACH, _FULL, _BUSY)
+"""What may be over when the database is asked again."""
+
 # these speak of names and syntax: the server's words help
 _WORDY: Final = (_MISSING, _COLUMN, _SYNTAX)
 

@@ -13,9 +13,9 @@ from urllib.parse import quote
 import sqlalchemy as sa
 from pymysql.cursors import SSCursor
 
-from tp_flower.databases.errors import DRIVER_ERRORS, safe_words
+from tp_flower.databases.errors import DRIVER_ERRORS, PASSING, safe_words
 from tp_flower.databases.url import DatabaseUrl, Dialect
-from tp_flower.errors import SourceError
+from tp_flower.errors import SourceError, UnreachableError
 from tp_flower.sources.tables_file import DatabaseShard, ShardSource
 
 SECONDS_TO_CONNECT: Final = 30
@@ -175,7 +175,8 @@ def open_session(source: ShardSource) -> Iterator[Session]:
     """Open a shard's database; nothing stays open after the block.
 
     Raises:
-        SourceError: the database cannot be reached.
+        UnreachableError: the database cannot be reached.
+        SourceError: it does not let the user in.
     """
     database = source.database
     if database is None:
@@ -193,14 +194,16 @@ def open_session(source: ShardSource) -> Iterator[Session]:
 @contextmanager
 def _told(source: ShardSource, database: DatabaseShard) -> Iterator[None]:
     """Say in our own words what a driver raises."""
-    words = ""
+    words, kind = "", SourceError
     try:
         yield
     except DRIVER_ERRORS as error:
         words = safe_words(error, database)
+        if words in PASSING or isinstance(error, ConnectionError | TimeoutError):
+            kind = UnreachableError
     if words:
         # nobody is to see the driver's error
-        raise SourceError(f"{source}: {words}") from None
+        raise kind(f"{source}: {words}") from None
 
 
 @contextmanager
