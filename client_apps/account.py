@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from client_apps.guard import Guard
-from client_apps.site import STATE_DIR, Site
+from client_apps.node_config import STATE_DIR
+from client_apps.site import Site
 from tp_flower.errors import TPFlowerError
 from tp_flower.privacy.policy import DEFAULT_DELTA
 

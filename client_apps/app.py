@@ -10,9 +10,8 @@ so that a round of training waits for no library that reads tables or parses que
 """
 
 import importlib
-import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from logging import ERROR
 from pathlib import Path
 from typing import Final, cast
@@ -21,11 +20,11 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
+from client_apps.requests import Request
 from client_apps.site import Site
-from tp_flower.errors import TPFlowerError
-from tp_flower.protocol import Action, Packet, pack, unpack
-
-Answer = Callable[[Site, Packet], Packet]
+from client_apps.turn import Answer, take_turn
+from tp_flower.errors import BehindError, TPFlowerError, kind_of
+from tp_flower.protocol import AT, KIND, ROUND, Action, Packet, pack
 
 ANSWERS: Final[Mapping[Action, str]] = {
     Action.DESCRIBE: "setup:describe",
@@ -54,25 +53,33 @@ def answer_of(action: Action) -> Answer:
 
 
 def _reply(message: Message, context: Context, action: Action) -> Message:
-    started = time.perf_counter()
-    site = Site(context)
+    request, site = None, None
     try:
-        packet = answer_of(action)(site, unpack(message.content))
-        packet.header["seconds"] = time.perf_counter() - started
-        content = pack(packet)
-    except TPFlowerError as error:
-        log(ERROR, "%s failed: %s", message.metadata.message_type, error)
-        content = _error(site, site.without_places(str(error)))
+        request = Request.read(action, message.content)
+        site = Site(context, request.run)
+        content = take_turn(site, request, answer_of(action))
     except Exception as error:  # noqa: BLE001 - see the module docstring
-        log(ERROR, "%s failed:\n%s", message.metadata.message_type, _trace(error))
-        content = _error(site, f"{_place(error)}; its text is in the site's log")
+        content = _failed(action, request, site, error)
     return Message(content, reply_to=message)
 
 
-def _error(site: Site, text: str) -> RecordDict:
-    header: dict[str, object] = {"error": text}
-    if site.current_part is not None:
+def _failed(
+    action: Action, request: Request | None, site: Site | None, error: Exception
+) -> RecordDict:
+    """Return what the server is told of an error."""
+    if isinstance(error, TPFlowerError):
+        log(ERROR, "%s failed: %s", action, error)
+        text = str(error) if site is None else site.without_places(str(error))
+    else:
+        log(ERROR, "%s failed:\n%s", action, _trace(error))
+        text = f"{_place(error)}; its text is in the site's log"
+    header: dict[str, object] = {"error": text, KIND: str(kind_of(error))}
+    if request is not None:
+        header[ROUND] = request.number
+    if site is not None and site.current_part is not None:
         header["part"] = site.current_part
+    if isinstance(error, BehindError):
+        header[AT] = error.at
     return pack(Packet(header))
 
 

@@ -42,7 +42,7 @@ def finish(site: Site, request: Packet) -> Packet:
         arrays = _coefficients(site, parts)
     site.ledger.close(site.store.run)
     facts["ledger"] = site.ledger.lines(site.store.run)
-    site.clear()
+    site.round.end_run()
     return Packet(facts, arrays)
 
 

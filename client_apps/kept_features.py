@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from client_apps.cache import Cache
-from client_apps.store import IN_MEMORY, Entry, SiteStore, lost_state
+from client_apps.node_config import IN_MEMORY
+from client_apps.store import Entry, SiteStore, lost_state
 
 FeatureArray = npt.NDArray[np.float32]
 
@@ -82,6 +83,11 @@ class KeptFeatures:
         """Forget the run: its entries stay as long as they fit."""
         if self.cache is not None:
             self.cache.release()
+
+
+def rows_of(number: int) -> str:
+    """Return the name of the entry that says where a part's rows are."""
+    return f"extracted-{number}"
 
 
 def mapped(folder: Path) -> FeatureArray:

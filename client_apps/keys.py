@@ -11,9 +11,10 @@ from typing import Final
 
 import numpy as np
 
+from client_apps.node_config import IN_MEMORY, state_dir
 from client_apps.orders import Order, header_of
-from client_apps.site import Site, state_dir
-from client_apps.store import IN_MEMORY, Entry
+from client_apps.site import REQUEST, Site
+from client_apps.store import Entry
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.privacy.key_agreement import GroupSecret, KeyPair, PublicKeys, SiteKeys
 from tp_flower.privacy.key_files import (
@@ -28,6 +29,8 @@ from tp_flower.privacy.key_source import KeySource
 from tp_flower.protocol import Packet
 
 _KEYS, _PRIVATE = "keys", "private"
+_PUBLIC: Final = "public"
+_SEALED: Final = "sealed"
 _GROUP: Final = re.compile(r"[a-z0-9-]{1,64}")
 _MOST_SEED: Final = (1 << 63) - 1
 _SHOWN: Final = 16
@@ -57,24 +60,28 @@ def key_facts(site: Site) -> dict[str, str]:
     Raises:
         SettingsError: a key file cannot be used.
     """
-    source, keys = key_source(site), _site_keys(site)
-    facts = {"keys": str(source), "public-key": keys.public.run.hex()}
+    source, own = key_source(site), _public_keys(site)
+    facts = {"keys": str(source), "public-key": own.run.hex()}
     if source is KeySource.PINNED:
         _allowed(site)
-        facts["site-key"] = keys.public.site.hex()
+        facts["site-key"] = own.site.hex()
     if source is KeySource.FILE:
         secret = read_secret(_path(site, SECRET_FILE))
-        facts["secret-digest"] = secret_digest(secret, site.context.run_id)
+        facts["secret-digest"] = secret_digest(secret, site.run_number)
     return facts
 
 
 def seal(site: Site, request: Packet) -> Packet:
     """As the leader: make the run's secret and seal it to the sites, itself too.
 
+    The same request again gets what was sealed, even if the site's key is gone.
+
     Raises:
         SiteError: a site's key is not one that this site was told to trust, or the
             secret is in a file.
     """
+    if _sealed_for(site) == site.round.digest:
+        return Packet({_SEALED: site.store.load(_SEALED).meta[_SEALED]})
     asked = header_of(request)
     source, keys = key_source(site), _site_keys(site)
     _check_source(source, asked)
@@ -92,25 +99,43 @@ def seal(site: Site, request: Packet) -> Packet:
         if is_simulated and asked.flag("simulated")
         else GroupSecret.random()
     )
-    run_id = site.context.run_id
     sealed = {
-        node: keys.seal(secret, recipient, run_id).hex()
+        node: keys.seal(secret, recipient, site.run_number).hex()
         for node, recipient in recipients.items()
     }
-    return Packet({"sealed": sealed})
+    kept = Entry({}, {REQUEST: site.round.digest, _SEALED: sealed})
+    site.store.save(_SEALED, kept)
+    return Packet({_SEALED: sealed})
+
+
+def _sealed_for(site: Site) -> str | None:
+    """Return the digest of the request that this site has sealed the secret for."""
+    if not site.store.has(_SEALED):
+        return None
+    return str(site.store.load(_SEALED).meta[REQUEST])
 
 
 def take_secret(site: Site, request: Packet) -> None:
     """Keep the key of the run's hashes, from the site's file or what a request brings.
 
-    Once per pair of keys that the site made for the run.
+    Once in a run, for one request: that again finds the key that is kept.
 
     Raises:
-        SiteError: the secret cannot be opened, is no secret and the site's data are
-            real, or was sealed by a site that this one does not trust; the server wants
-            the key from elsewhere, or the run is not the one that this site is in.
+        SiteError: another request has brought it; the secret cannot be opened, is no
+            secret and the site's data are real, or was sealed by a site that this one
+            does not trust; the server wants the key from elsewhere, or the run is not
+            the one that this site is in.
     """
     told = header_of(request)
+    # nobody opens the secret a second time: another request for rows would get hashes
+    # that can be compared with those of the first
+    site.round.forget(_KEYS)
+    if site.secret_of is not None:
+        if site.secret_of != site.round.digest:
+            raise SiteError(
+                "the rows of this run were asked for before, by another request"
+            )
+        return
     source, keys = key_source(site), _site_keys(site)
     _check_source(source, told)
     if source is KeySource.FILE:
@@ -121,12 +146,10 @@ def take_secret(site: Site, request: Packet) -> None:
     if keys.public.run not in public:
         raise SiteError(
             "the public keys of the run lack this site's: the key of the hashes would "
-            "not be one that is new in this run"
+            "not be one that is new in this run; if the site has lost its keys of the "
+            "run, start the run again"
         )
-    site.keep_secret(secret.of_run(site.context.run_id, public))
-    # thrown away: nobody opens the secret a second time, and a second request for rows
-    # gets hashes under another key or none, so that the two cannot be compared
-    site.store.drop(_KEYS)
+    site.keep_secret(secret.of_run(site.run_number, public), site.round.digest)
 
 
 def key_groups(order: Order, keys: int) -> list[str]:
@@ -156,7 +179,7 @@ def _open(site: Site, told: Order, keys: SiteKeys) -> GroupSecret:
         trusted = _allowed(site) | {keys.public.site}
         _check_pin(leader.site, trusted, "of the site that made the run's secret")
     sealed = _bytes(told.text("sealed"))
-    secret = keys.open(sealed, leader, site.context.run_id)
+    secret = keys.open(sealed, leader, site.run_number)
     if secret.is_simulated and not site.is_simulated:
         raise SiteError(
             "the run's secret is that of a simulation, which is known to everybody: "
@@ -165,27 +188,54 @@ def _open(site: Site, told: Order, keys: SiteKeys) -> GroupSecret:
     return secret
 
 
+def _public_keys(site: Site) -> PublicKeys:
+    """Return the site's public keys, which stay when the private one is thrown away.
+
+    Raises:
+        SettingsError: keys are to be pinned and the site cannot keep one of its own.
+    """
+    if not site.store.has(_PUBLIC):
+        return _site_keys(site).public
+    run = site.store.load(_PUBLIC).arrays[_PUBLIC].tobytes()
+    own = _long_term(site)
+    return PublicKeys(run, own.public if own else b"")
+
+
 def _site_keys(site: Site) -> SiteKeys:
     """Return the site's keys; those of the run are made when they are asked for first.
 
     Raises:
         SettingsError: keys are to be pinned and the site cannot keep one of its own.
+        SiteError: the run's private key was used, and is gone.
     """
+    is_known = site.store.has(_PUBLIC)
     if site.store.has(_KEYS):
         run = KeyPair(site.store.load(_KEYS).arrays[_PRIVATE].tobytes())
+    elif is_known:
+        raise SiteError(
+            "the site's key of this run is gone: it is used once; start the run again"
+        )
     else:
         run = KeyPair()
         private = np.frombuffer(run.private, np.uint8)
         site.store.save(_KEYS, Entry({_PRIVATE: private}, {}))
+    if not is_known:
+        public = np.frombuffer(run.public, np.uint8)
+        site.store.save(_PUBLIC, Entry({_PUBLIC: public}, {}))
+    return SiteKeys(run, _long_term(site))
+
+
+def _long_term(site: Site) -> KeyPair | None:
+    """Return the site's own key pair; None if keys are not pinned."""
     if key_source(site) is not KeySource.PINNED:
-        return SiteKeys(run)
+        return None
     folder = state_dir(site.context.node_config)
     if folder == IN_MEMORY:
         raise SettingsError(
             f"{ALLOWED_KEYS} needs a state-dir on disk: the site's own long-term key "
             f"is kept there, and state-dir is {IN_MEMORY}"
         )
-    return SiteKeys(run, site_key(folder))
+    return site_key(folder)
 
 
 def _path(site: Site, setting: str) -> str:

@@ -27,7 +27,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from client_apps.store import IN_MEMORY, cannot_write
+from client_apps.node_config import IN_MEMORY
+from client_apps.store import cannot_write
 from tp_flower.errors import SiteError
 
 FOLDER: Final = Path("privacy") / "labels"

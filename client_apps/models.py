@@ -17,8 +17,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from client_apps.node_config import STATE_DIR, state_dir
 from client_apps.saved_models import SavedModel, parts_of
-from client_apps.site import STATE_DIR, state_dir
 from tp_flower.console import format_bytes, format_count
 from tp_flower.errors import ModelError
 from tp_flower.model_names import (

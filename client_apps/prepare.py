@@ -12,6 +12,7 @@ import numpy as np
 
 from client_apps.costs import Run, Shard, planned, uncovered
 from client_apps.guard import Guard
+from client_apps.kept_features import rows_of
 from client_apps.orders import Order, header_of, part_orders, wire_of
 from client_apps.outgoing import Outgoing
 from client_apps.part import State, initial_vectors, make_model
@@ -109,15 +110,15 @@ def prepare(site: Site, request: Packet) -> Packet:
             own, curvature = _start_torch(part, outgoing)
             entry = part.entry
         site.save_part(number, entry)
-        site.tables.forget(number)
+        site.round.forget(rows_of(number))
         arrays.update({(number, name): array for name, array in own.items()})
         width = part.entry.arrays["features"].shape[1]
         facts.append({"id": number, "features": width, **curvature})
         arrays[number, "penalised"] = part.model.penalised.astype(np.uint8)
         states[number] = (part.model, initial_vectors(part.model, part.update))
     site.current_part = None
-    site.pay()
     site.start_state(states)
+    site.pay()
     account = site.ledger.lines(run.name)
     return Packet({"parts": facts, "ledger": account}, arrays)
 
@@ -299,8 +300,7 @@ def _set_aside(site: Site, run: Run, prepared: Mapping[int, _Prepared]) -> None:
         (Shard.of(site, number, sources[number]), part.plan)
         for number, part in prepared.items()
     ]
-    site.ledger.reserve(
-        run.name,
+    site.reserve(
         [release for shard, plan in named for release in planned(run, shard, plan)],
         guard.budgets(list(sources.values())),
     )

@@ -28,8 +28,9 @@ from flwr.common.logger import log
 
 from client_apps.guard import Guard
 from client_apps.label_store import LabelStore
+from client_apps.node_config import state_dir
 from client_apps.orders import Order
-from client_apps.site import Site, state_dir
+from client_apps.site import Site
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.privacy.labels import LABEL_PRIVACY, ClassNoise, LabelPlan

@@ -122,8 +122,7 @@ def noisy_reply(
         if not part.is_empty
         for release in _releases(site, part, prices[part.asked.number])
     ]
-    run, sources = site.store.run, [own.source for own in asked]
-    site.ledger.reserve(run, planned, guard.budgets(sources))
+    site.reserve(planned, guard.budgets([own.source for own in asked]))
     facts: list[dict[str, Any]] = []
     arrays: dict[ArrayKey, AnyArray] = {}
     for part in parts:
@@ -131,7 +130,7 @@ def noisy_reply(
         facts.append(told)
         arrays.update({(part.asked.number, name): own for name, own in named.items()})
     site.current_part = None
-    site.ledger.spend(run, [(*each.release.name, 0) for each in planned])
+    site.uses += [(*each.release.name, 0) for each in planned]
     return Packet({"parts": facts}, arrays)
 
 

@@ -150,10 +150,10 @@ def _set_aside(site: Site, ready: Mapping[int, _Ready]) -> None:
         scored(Shard.of(site, number, sources[number]), part.plan)
         for number, part in ready.items()
     ]
-    run, budgets = site.store.run, Guard(site).budgets(list(sources.values()))
+    budgets = Guard(site).budgets(list(sources.values()))
     covered = [Planned(own, 1) for own in releases if own.mechanism is not None]
-    site.ledger.reserve(run, covered, budgets)
-    site.ledger.note(run, [own for own in releases if own.mechanism is None])
+    site.reserve(covered, budgets)
+    site.ledger.note(site.store.run, [own for own in releases if own.mechanism is None])
 
 
 def _scores(

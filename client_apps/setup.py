@@ -97,6 +97,7 @@ def extract_rows(site: Site, request: Packet) -> Packet:
         groups = key_groups(order, len(fragment.keys) - row_key.columns)
         extracted = _extract(site, number, source, fragment)
         site.bind(number, order.count("shard"), fragment.to_json())
+        site.round.learn(site.tables.identity(number))
         asked = LabelOrder.of(number, order, source, fragment)
         label = _released_label(site, asked, extracted)
         hashers = [site.join_hasher(group) for group in groups]

@@ -1,29 +1,32 @@
 """A site in one run: the shards it hosts, what it keeps of them, and their state."""
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from secrets import token_bytes
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from flwr.app import Context
 
-from client_apps.kept_features import KeptFeatures
+from client_apps.kept_features import KeptFeatures, rows_of
+from client_apps.node_config import IN_MEMORY, cache_limit, site_id, state_dir
 from client_apps.outgoing import Outgoing
-from client_apps.part import MODEL, FixedPart, Part, State
+from client_apps.part import FixedPart, Part, State
 from client_apps.placement import place, release
-from client_apps.store import IN_MEMORY, Entry, SiteStore
-from tp_flower.errors import SettingsError, SiteError, TPFlowerError
+from client_apps.round import Round
+from client_apps.state_file import Record
+from client_apps.store import Entry, SiteStore
+from tp_flower.errors import SiteError, TPFlowerError
 from tp_flower.learning.features import Features
 from tp_flower.learning.losses import FloatArray
-from tp_flower.privacy.keyed_hash import KeyedHasher
+from tp_flower.privacy.keyed_hash import KEY_BYTES, KeyedHasher
 from tp_flower.privacy.ledger import FILE as LEDGER_FILE
-from tp_flower.privacy.ledger import Ledger, open_ledger
+from tp_flower.privacy.ledger import Budget, Ledger, open_ledger
 from tp_flower.privacy.noise import NoiseSource
 from tp_flower.privacy.plan import PartPlan
-from tp_flower.privacy.releases import Use
-from tp_flower.protocol import AnyArray, ArrayKey, Packet, pack, unpack
+from tp_flower.privacy.releases import Planned, Use
+from tp_flower.protocol import NO_RUN, Parcel
 from tp_flower.randomness import Stream
 from tp_flower.sources.memory_name import MEMORY_PREFIX
 from tp_flower.wire import Precision, Rounding
@@ -33,39 +36,44 @@ if TYPE_CHECKING:
     from tp_flower.extraction.extracted import ExtractedShard
     from tp_flower.sources.shards import ShardSource
 
-STATE_DIR = "state-dir"
-CACHE_GB = "cache-gb"
-DEFAULT_CACHE_GB = 20
 SECRET = "secret"
+REQUEST = "request"
+NOISE = "noise"
 POSITION = "position"
 FRAGMENT = "fragment"
 FIXED = "fixed"
 
 
 class Site:
-    """One node's view of one run, for the length of one message.
+    """One site's view of one run, for the length of one message.
+
+    Args:
+        context: Flower's; nothing is kept in its state.
+        run: the run's name, which has been checked.
 
     In deployment every message starts a process. What reads tables, parses queries or
     writes models is imported by the messages that do.
 
     Attributes:
-        context: Flower's.
+        context: as given.
+        run: as given.
         current_part: number of the part that is being worked on, which an error is
             about; None between parts.
         store: what is kept of the run.
         features: of the run's parts, in the site's cache.
+        uses: of what is covered, that leave with this message.
     """
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
+    def __init__(self, context: Context, run: str = NO_RUN) -> None:
+        self.context, self.run = context, run
         self.current_part: int | None = None
         root = state_dir(context.node_config)
-        self.store = SiteStore(root, context.run_id, context.node_id)
-        self.store.touch()
-        self._root = root
-        self.features = KeptFeatures(root, self._cache_limit(), self.store)
-        self._uses: list[Use] = []
-        self._read: Packet | None = None
+        own = site_id(context.node_config, context.node_id)
+        self.store = SiteStore(root, run, own, is_durable=not self.is_simulated)
+        self._root, limit = root, cache_limit(context.node_config)
+        self.features = KeptFeatures(root, limit, self.store)
+        self.uses: list[Use] = []
+        self._round: Round | None = None
 
     @cached_property
     def tables(self) -> "SiteTables":
@@ -91,15 +99,20 @@ class Site:
         is_kept = self._root != IN_MEMORY
         return open_ledger(Path(self._root) / LEDGER_FILE if is_kept else None)
 
-    @cached_property
+    @property
     def noise(self) -> NoiseSource:
         """For what leaves."""
-        return NoiseSource()
+        return self.round.once.noise
+
+    @property
+    def run_number(self) -> int:
+        """The run's name as a number."""
+        return int(self.run, 16)
 
     def bind(self, number: int, position: int, fragment: Mapping[str, Any]) -> None:
         """Keep which of the site's shards a part of the run is, and what it runs."""
         meta = {POSITION: position, FRAGMENT: fragment}
-        self.store.save(f"source-{number}", Entry({}, meta))
+        self.store.save(_source_name(number), Entry({}, meta))
 
     def source(self, number: int) -> "ShardSource":
         """Return the shard that a part of the run is.
@@ -107,7 +120,17 @@ class Site:
         Raises:
             SiteError: the part is none of this run.
         """
-        return self.shards()[int(self.store.load(f"source-{number}").meta[POSITION])]
+        self._check_known(_source_name(number), number)
+        kept = self.store.load(_source_name(number))
+        return self.shards()[int(kept.meta[POSITION])]
+
+    def _check_known(self, name: str, number: int) -> None:
+        """Refuse what the server asks of a part before its rows were extracted."""
+        if not self.store.has(name):
+            raise SiteError(
+                f"malformed request: part {number} is none of this run at this site, "
+                "or it is not at this point of the run"
+            )
 
     def fragment(self, number: int) -> Mapping[str, Any]:
         """Return the part of the query that a part of the run is, as JSON.
@@ -115,7 +138,10 @@ class Site:
         Raises:
             SiteError: the part is none of this run.
         """
-        fragment: Mapping[str, Any] = self.store.load(f"source-{number}").meta[FRAGMENT]
+        self._check_known(_source_name(number), number)
+        fragment: Mapping[str, Any] = self.store.load(_source_name(number)).meta[
+            FRAGMENT
+        ]
         return fragment
 
     @property
@@ -145,9 +171,17 @@ class Site:
             text = text.replace(path, "of the site")
         return text.replace(str(self._root), "<state-dir>")
 
-    def keep_secret(self, secret: bytes) -> None:
-        """Keep what the sites of the run share."""
-        self.store.save(SECRET, Entry({SECRET: np.frombuffer(secret, np.uint8)}, {}))
+    def keep_secret(self, secret: bytes, request: str) -> None:
+        """Keep what the sites of the run share, for the request that brought it."""
+        arrays = {SECRET: np.frombuffer(secret, np.uint8)}
+        self.store.save(SECRET, Entry(arrays, {REQUEST: request}))
+
+    @property
+    def secret_of(self) -> str | None:
+        """The digest of the request that the run's secret came with; None for none."""
+        if not self.store.has(SECRET):
+            return None
+        return str(self.store.load(SECRET).meta[REQUEST])
 
     def hasher(self) -> KeyedHasher:
         """Return the keyed hash that the sites of the run share.
@@ -166,22 +200,14 @@ class Site:
         """
         return self.hasher().purpose(f"join keys {group}")
 
-    def _cache_limit(self) -> int:
-        """Bytes that the cache may take."""
-        given = self.context.node_config.get(CACHE_GB, DEFAULT_CACHE_GB)
-        try:
-            limit = float(given)
-        except (TypeError, ValueError):
-            limit = -1.0
-        if not 0 <= limit < float("inf"):
-            raise SettingsError(
-                f"node config {CACHE_GB} must be a number of gigabytes from 0 on, "
-                f"not {given!r}"
-            )
-        return int(limit * 1e9)
-
     def extracted(self, number: int) -> "ExtractedShard":
-        """Return the rows of a part that were extracted in this run."""
+        """Return the rows of a part that were extracted in this run.
+
+        Raises:
+            SiteError: none were, or its features have replaced them.
+            LostStateError: they are gone.
+        """
+        self._check_known(rows_of(number), number)
         return self.tables.extracted(number)
 
     def save_part(self, number: int, entry: Entry) -> None:
@@ -195,11 +221,14 @@ class Site:
             draw: tells the message's rounding from that of all others.
 
         Raises:
-            SiteError: if the site has no state for this run.
+            SiteError: the site has no models in this run.
         """
-        state = self._state()
+        if not self.round.arrays:
+            raise SiteError(
+                "malformed request: no model has been prepared in this run at this site"
+            )
         vectors: dict[int, dict[str, FloatArray]] = {}
-        for (number, name), array in state.wide_arrays().items():
+        for (number, name), array in self.round.arrays.items():
             vectors.setdefault(number, {})[name] = np.array(array)
         for number in sorted(vectors):
             self.current_part = number
@@ -240,7 +269,19 @@ class Site:
         """
         precision, seed = Precision(wire["precision"]), wire["seed"]
         rounding = Rounding(precision, seed, Stream.ROUND_UP, draw, number)
-        return Outgoing(number, plan, self.noise, rounding, self._uses)
+        return Outgoing(number, plan, self.noise, rounding, self.uses)
+
+    def reserve(
+        self, planned: Sequence[Planned], budgets: Mapping[str, Budget]
+    ) -> None:
+        """Set aside in the ledger what the run plans to release.
+
+        Raises:
+            SiteError: a budget does not suffice, or the ledger cannot be written.
+        """
+        if planned:
+            ident = self.round.once.ident
+            self.ledger.reserve(self.store.run, planned, budgets, ident)
 
     def pay(self) -> None:
         """Write what leaves with this message to the ledger, before it leaves.
@@ -249,61 +290,71 @@ class Site:
             SiteError: it is beyond what the run may release, or the ledger cannot be
                 written: then nothing may leave.
         """
-        if self._uses:
-            self.ledger.spend(self.store.run, self._uses)
-            self._uses.clear()
+        if self.uses:
+            ident = self.round.once.ident
+            self.ledger.spend(self.store.run, self.uses, ident)
+            self.uses.clear()
 
     def save_state(self, states: Mapping[int, State]) -> None:
-        """Keep the model and the other vectors of parts, by part number.
+        """Change the model and the other vectors of parts, by part number.
 
-        The last thing an action does: an action that fails must leave the state alone.
+        Nobody sees it before the round is committed.
         """
-        self._write_state(self._state().wide_arrays(), states)
+        self.round.change(states)
 
     def start_state(self, states: Mapping[int, State]) -> None:
-        """Keep the first state of a run, and nothing that a failed run left."""
-        self._write_state({}, states)
+        """Have the first state of a run, and nothing that there was before."""
+        self.round.arrays.clear()
+        self.round.change(states)
 
-    def _write_state(
-        self, arrays: dict[ArrayKey, AnyArray], states: Mapping[int, State]
-    ) -> None:
-        for number, (model, vectors) in states.items():
-            arrays[number, MODEL] = model.parameters
-            for name, vector in vectors.items():
-                arrays[number, name] = vector
-        for name, record in pack(Packet({}, arrays)).items():
-            self.context.state[name] = record
-        self._read = None
+    def begin(self, number: int, digest: str, last: Record | None) -> None:
+        """Begin a round.
 
-    def clear(self) -> None:
-        """Forget the run."""
-        release(self.store)
-        self.features.release()
-        self.store.clear()
-        for name in list(self.context.state):
-            del self.context.state[name]
+        Args:
+            number: of the round.
+            digest: of its request.
+            last: the record of the round before.
+        """
+        self._round = Round.after(last, self._noise_key, number, digest)
 
-    def _state(self) -> Packet:
-        if not len(self.context.state):
-            raise SiteError(
-                "the site has no state for this run (was it restarted?); "
-                "start the run again"
-            )
-        if self._read is None:
-            self._read = unpack(self.context.state)
-        return self._read
+    def commit(self, reply: Parcel) -> Record:
+        """Keep all that the round has changed, and its reply: all at once.
+
+        Raises:
+            SiteError: it cannot be written: then nothing has changed.
+        """
+        record = self.round.record(self.store.run, reply, self.store.names())
+        self.store.commit(record)
+        return record
+
+    def settle(self, record: Record) -> None:
+        """Forget what a round that was answered has left; again, if it was begun."""
+        for name in record.doomed:
+            self.store.drop(name)
+        if record.is_over:
+            release(self.store)
+            self.features.release()
+            self.store.end()
+
+    @property
+    def round(self) -> Round:
+        """The round in progress; between two of them, one that is never committed."""
+        if self._round is None:
+            last = self.store.last()
+            self._round = Round.after(last, self._noise_key, 0, "")
+        return self._round
+
+    def _noise_key(self) -> bytes:
+        """Return the key of the run's noise; made when it is asked for first."""
+        if not self.store.has(NOISE):
+            key = np.frombuffer(token_bytes(KEY_BYTES), np.uint8)
+            self.store.save(NOISE, Entry({NOISE: key}, {}))
+        return self.store.load(NOISE).arrays[NOISE].tobytes()
+
+
+def _source_name(number: int) -> str:
+    return f"source-{number}"
 
 
 def _fixed_name(number: int) -> str:
     return f"fixed-{number}"
-
-
-def state_dir(node_config: Mapping[str, object]) -> str:
-    """Return the folder for what a site keeps; ``":memory:"`` is none."""
-    if given := str(node_config.get(STATE_DIR) or ""):
-        if given == IN_MEMORY:
-            return given
-        # of a relative one, "." say, errors would be cleaned of more than a path
-        return str(Path(given).expanduser().absolute())
-    home = os.environ.get("TP_FLOWER_HOME")
-    return str((Path(home) if home else Path.home() / ".tp_flower") / "state")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from client_apps.site import STATE_DIR, state_dir
+from client_apps.node_config import STATE_DIR, state_dir
 from tp_flower.errors import TPFlowerError
 from tp_flower.privacy.key_files import site_key
 

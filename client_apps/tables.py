@@ -25,8 +25,10 @@ from client_apps.kept_features import (
     FeatureArray,
     KeptFeatures,
     mapped,
+    rows_of,
 )
-from client_apps.store import IN_MEMORY, Entry, cannot_write, lost_state
+from client_apps.node_config import IN_MEMORY
+from client_apps.store import Entry, cannot_write, lost_state
 from tp_flower.encoding.columns import no_values
 from tp_flower.encoding.encoder import SiteEncoder
 from tp_flower.errors import SourceError
@@ -103,7 +105,7 @@ class SiteTables:
         if self._cache is None:
             # nothing is written in memory: the entry holds the object itself
             extracted = extract(source, fragment, order_key=self.order_key)
-            self._store.save(_rows_of(number), Entry({}, {ROWS: extracted}))
+            self._store.save(rows_of(number), Entry({}, {ROWS: extracted}))
             return extracted
         state = fingerprint(source)
         changes = state or uuid.uuid4().hex
@@ -115,7 +117,7 @@ class SiteTables:
             _check_unchanged(source, state)
 
         folder = self._obtain(name, make)
-        self._store.save(_rows_of(number), Entry({}, {ROWS: name}))
+        self._store.save(rows_of(number), Entry({}, {ROWS: name}))
         return open_extracted(folder)
 
     def extracted(self, number: int) -> ExtractedShard:
@@ -124,14 +126,24 @@ class SiteTables:
         Raises:
             SiteError: they are gone.
         """
-        kept = self._store.load(_rows_of(number)).meta[ROWS]
+        kept = self._store.load(rows_of(number)).meta[ROWS]
         if isinstance(kept, ExtractedShard):
             return kept
         return open_extracted(self._features.find(kept))
 
     def forget(self, number: int) -> None:
-        """Forget the rows of a part: its features replace them."""
-        self._store.drop(_rows_of(number))
+        """Forget the rows of a part."""
+        self._store.drop(rows_of(number))
+
+    def identity(self, number: int) -> str:
+        """Return what is another one where a part's rows are others.
+
+        Raises:
+            SiteError: they are gone.
+        """
+        kept = self._store.load(rows_of(number)).meta[ROWS]
+        # rows in memory were read by this process: another one may find others
+        return uuid.uuid4().hex if isinstance(kept, ExtractedShard) else str(kept)
 
     def encode(
         self,
@@ -163,7 +175,7 @@ class SiteTables:
             blocks = [b.copy() for b in _encoded(extracted, encoder, rows, missing)]
             none = np.empty((0, encoder.encoder.width), np.float32)
             return np.concatenate(blocks) if blocks else none
-        of = str(self._store.load(_rows_of(number)).meta[ROWS])
+        of = str(self._store.load(rows_of(number)).meta[ROWS])
         kind = f"{ONCE}{FEATURES}" if of.startswith(ONCE) else FEATURES
         chosen = hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()
         name = entry_name(kind, of, encoder.to_json(), chosen, *missing)
@@ -203,10 +215,6 @@ class SiteTables:
             return self._cache.obtain(name, make)
         except OSError as error:
             raise cannot_write(self._cache.folder, error) from error
-
-
-def _rows_of(number: int) -> str:
-    return f"extracted-{number}"
 
 
 def _identity(source: ShardSource) -> list[Any]:

@@ -11,11 +11,10 @@ import numpy as np
 from client_apps.orders import MOST_SEED, Order, header_of, real_numbers
 from client_apps.part import Part
 from client_apps.site import Site
-from client_apps.store import Entry
 from tp_flower.errors import SiteError
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.problem import FitProblem
-from tp_flower.privacy.plan import MODEL, MOMENTS, PARAMETERS, SCORES
+from tp_flower.privacy.plan import MODEL, MOMENTS, PARAMETERS
 from tp_flower.privacy.statistics_update import Rows, private_update
 from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update
 from tp_flower.randomness import Stream, generator
@@ -23,6 +22,9 @@ from tp_flower.wire import Precision, Sent, wide, with_feedback
 
 UNSENT = "unsent"
 """State vector: what rounding has taken of the gradients so far, (p,)."""
+
+SENT = "sent"
+"""State vector: the scores that the server has made the targets from, (n, d_c)."""
 
 Own = dict[str, Sent]
 Arrays = dict[ArrayKey, Sent]
@@ -35,18 +37,17 @@ def admm(site: Site, request: Packet) -> Packet:
     header = header_of(request)
     for part in site.parts(_draw(header)):
         target = _received(request, part, "target", len(part.shard.data.multiplicity))
-        for name, array in _theta_update(site, part, target, header).items():
+        for name, array in _theta_update(part, target, header).items():
             arrays[part.number, name] = array
         changed[part.number] = part.state
-    site.pay()
     site.save_state(changed)
     return Packet({}, arrays)
 
 
-def _theta_update(site: Site, part: Part, target: FloatArray, header: Order) -> Own:
+def _theta_update(part: Part, target: FloatArray, header: Order) -> Own:
     shard, kappa = part.shard, _kappa(header)
     if part.outgoing.plan.statistics is not None:
-        return _private_exact_update(site, part, target, header)
+        return _private_exact_update(part, target, header)
     if part.update is Update.GRAM:
         part.outgoing.check_clear(MOMENTS)
         return {"moments": shard.moments(target)}
@@ -59,14 +60,14 @@ def _theta_update(site: Site, part: Part, target: FloatArray, header: Order) -> 
         shard.fit_exactly(part.solver, target, kappa)
     else:
         _fit_by_gradient(part, target, header, None)
-    return {"scores": _send_scores(site, part)}
+    return {"scores": _send_scores(part)}
 
 
-def _send_scores(site: Site, part: Part) -> Sent:
+def _send_scores(part: Part) -> Sent:
     """Return the scores of all rows to be sent, and keep them as they will arrive."""
     scores = part.outgoing.scores(part.shard.scores())
     if part.outgoing.plan.statistics is not None and _changes_scores(part):
-        site.store.save(_sent(part), Entry({SCORES: wide(scores)}, {}))
+        part.shard.vectors[SENT] = wide(scores)
     return scores
 
 
@@ -77,28 +78,21 @@ def _changes_scores(part: Part) -> bool:
     return own.plan.scores is not None or is_rounded
 
 
-def _sent_scores(site: Site, part: Part) -> AnyArray:
+def _sent_scores(part: Part) -> AnyArray:
     """Return the scores (n, d_c) that the server has made the targets from."""
     if not _changes_scores(part):
         return part.shard.scores()
-    if not site.store.has(_sent(part)):
-        # it takes those of an untrained linear model for granted
-        return np.zeros((len(part.shard.data.features), part.shard.model.outputs))
-    return site.store.load(_sent(part)).arrays[SCORES]
+    # before the first ones it takes those of an untrained linear model for granted
+    none = np.zeros((len(part.shard.data.features), part.shard.model.outputs))
+    return part.shard.vectors.get(SENT, none)
 
 
-def _sent(part: Part) -> str:
-    return f"sent-{part.number}"
-
-
-def _private_exact_update(
-    site: Site, part: Part, target: FloatArray, header: Order
-) -> Own:
+def _private_exact_update(part: Part, target: FloatArray, header: Order) -> Own:
     """Update theta by noisy statistics, or send those that the server needs."""
     shard, kappa = part.shard, _kappa(header)
     model = shard.linear
     rows = Rows(shard.data.trained, shard.data.multiplicity, intercept=model.intercept)
-    sent = _sent_scores(site, part)[: len(target)]
+    sent = _sent_scores(part)[: len(target)]
     moments = part.outgoing.moments(rows, kappa * (target - sent))
     if part.update is Update.GRAM:
         return {"moments": moments}
@@ -106,7 +100,7 @@ def _private_exact_update(
         raise TypeError(f"table {part.table}: no solver of the private statistics")
     theta = private_update(part.solver, model.weights, moments, kappa, shard.data.l2)
     model.parameters = theta.ravel()
-    return {"scores": _send_scores(site, part)}
+    return {"scores": _send_scores(part)}
 
 
 def _propose(part: Part, target: FloatArray, header: Order) -> FloatArray:
@@ -180,9 +174,8 @@ def consensus(site: Site, request: Packet) -> Packet:
             target = target.reshape(-1, part.shard.model.outputs)
             arrays[part.number, "proposal"] = _propose(part, target, header)
         if not more_rounds:
-            arrays[part.number, "scores"] = _send_scores(site, part)
+            arrays[part.number, "scores"] = _send_scores(part)
         changed[part.number] = part.state
-    site.pay()
     site.save_state(changed)
     return Packet({}, arrays)
 
@@ -226,7 +219,6 @@ def sgd(site: Site, request: Packet) -> Packet:
         elif is_stale:
             arrays.update(_foreseen_scores(part, header))
         changed[part.number] = part.state
-    site.pay()
     site.save_state(changed)
     return Packet({}, arrays)
 
@@ -242,7 +234,6 @@ def step(site: Site, request: Packet) -> Packet:
         _step(part, _mean_gradient(part, request), header)
         arrays.update(_next_scores(part, header))
         changed[part.number] = part.state
-    site.pay()
     site.save_state(changed)
     return Packet({}, arrays)
 

@@ -83,7 +83,7 @@ def ours(path: Path) -> dict[str, float]:
     hasher, seconds = KeyedHasher(bytes(32)), {}
     source = ShardSource("t", "site", 0, str(path))
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        store = SiteStore(folder, 1, 1)
+        store = SiteStore(folder, "1", "1")
         kept = KeptFeatures(folder, int(1e12), store)
         tables = SiteTables(kept, is_simulated=True)
         started = time.perf_counter()

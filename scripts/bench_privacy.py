@@ -212,7 +212,11 @@ def run(task: Task, settings: Settings) -> Run:
 
 def _local_scores(grid: InProcessGrid) -> dict[str, FloatArray]:
     """Return the scores of every table's rows, (n_i, d_c), straight from the models."""
-    parts = [part for own in grid.contexts.values() for part in Site(own).parts()]
+    parts = [
+        part
+        for context in grid.contexts.values()
+        for part in Site(context, grid.run_name).parts()
+    ]
     parts.sort(key=lambda part: part.number)
     scores: dict[str, list[FloatArray]] = {}
     for part in parts:

@@ -137,7 +137,7 @@ def _squared_norm(grid: InProcessGrid) -> float:
     """Return ||theta||^2 over all tables, as far as it is penalised."""
     by_table = {}
     for context in grid.contexts.values():
-        for part in Site(context).parts():
+        for part in Site(context, grid.run_name).parts():
             model = part.shard.model
             # all shards of a table have the same parameters at the end of an epoch
             by_table[part.table] = float((model.parameters[model.penalised] ** 2).sum())

@@ -192,7 +192,7 @@ def _floor(grid: InProcessGrid, table: str, outputs: int) -> list[tuple[float, f
     (features,) = [
         on_host(part.shard.data.features)
         for context in grid.contexts.values()
-        for part in Site(context).parts()
+        for part in Site(context, grid.run_name).parts()
         if part.table == table
     ]
     rng = np.random.default_rng(0)

@@ -226,7 +226,9 @@ def _after_round(finished: Run, grid: InProcessGrid, report: RoundReport) -> Non
     if report.phase != "prepare" and not report.train:
         return
     parts = [
-        part for context in grid.contexts.values() for part in Site(context).parts()
+        part
+        for context in grid.contexts.values()
+        for part in Site(context, grid.run_name).parts()
     ]
     parts.sort(key=lambda part: part.number)
     by_table: dict[str, list] = {}

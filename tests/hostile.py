@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 from flwr.app import ConfigRecord, Message
 
-from client_apps import store
 from client_apps.app import app
 from strategies import TablePuppetADMM
 from tp_flower.grid import InProcessGrid
@@ -94,7 +93,7 @@ class Answer:
     def check_nothing_left(self) -> None:
         """Assert that the reply is a refusal, and nothing else."""
         assert self.error
-        assert set(self.header) <= {"error", "part"}
+        assert set(self.header) <= {"error", "kind", "part", "round", "at"}
         assert not self.arrays
 
 
@@ -151,7 +150,7 @@ class HostileGrid(InProcessGrid):
             reply = self._send(message, packet, asked)
             answer = Answer(asked, node, what, reply.header, reply.arrays)
             self.answers.append(answer)
-            # whatever becomes of its first request for rows, a site's key is gone
+            # whatever becomes of it, only its first request for rows is answered
             if not answer.error or action == Action.EXTRACT:
                 kept.restore()
         if changes and self._stops:
@@ -179,11 +178,6 @@ class _Kept:
     """What a site has of the run, to be put back where a changed request went well."""
 
     def __init__(self, context):
-        self._context = context
-        self._state = {name: context.state[name] for name in context.state}
-        self._cached = store._CACHE.sites
-        self._key = (context.run_id, context.node_id)
-        self._entries = dict(self._cached.get(self._key, {}))
         self._folder = Path(context.node_config["state-dir"])
         self._copy = self._folder.with_name("state-kept")
         shutil.rmtree(self._copy, ignore_errors=True)
@@ -193,11 +187,6 @@ class _Kept:
             shutil.copytree(self._folder, self._copy, ignore=skip)
 
     def restore(self):
-        for name in list(self._context.state):
-            del self._context.state[name]
-        for name, record in self._state.items():
-            self._context.state[name] = record
-        self._cached[self._key] = dict(self._entries)
         for path in self._folder.iterdir():
             if path.is_dir() and path.name != "privacy":
                 shutil.rmtree(path)

@@ -121,7 +121,9 @@ class KeyedGrid(InProcessGrid):
         reply = super()._deliver(message)
         reply.content = self._kept(reply.content, action, node, is_reply=True)
         if action == "query.extract" and self.seen[-1].arrays:
-            self.secrets[node] = Site(self.contexts[node]).hasher().secret
+            self.secrets[node] = (
+                Site(self.contexts[node], self.run_name).hasher().secret
+            )
         return reply
 
     def _kept(self, content, action, node, *, is_reply):

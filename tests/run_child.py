@@ -36,12 +36,11 @@ def main(folder: Path, epochs: int) -> None:
             [part, name, hashlib.sha256(array.tobytes()).hexdigest()]
             for (part, name), array in unpack(message.content).arrays.items()
         ]
-        line = {"run": run[0], "arrays": arrays}
+        # the grid's only site is its partition 0
+        line = {"run": f"{grid.run_name}-0", "arrays": arrays}
         os.write(1, json.dumps(line).encode() + b"\n")
 
-    run: list[str] = []
     grid = InProcessGrid(app, [str(folder / "tables.toml")], observe=left)
-    run += [f"{c.run_id:x}-{c.node_id:x}" for c in grid.contexts.values()]
     for context in grid.contexts.values():
         context.node_config["state-dir"] = str(folder / "state")
     settings = Settings(num_epochs=epochs, device="cpu", privacy=PRIVACY)

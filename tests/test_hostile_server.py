@@ -378,7 +378,7 @@ def test_rows_that_a_policy_refused_are_not_kept_for_other_requests(tmp_path):
     grid = HostileGrid(tmp_path, instead=lonely)
     with pytest.raises(SiteError, match="min-rows"):
         train(grid)
-    site = Site(grid.contexts[SHOP])
+    site = Site(grid.contexts[SHOP], grid.run_name)
     for lost in (lambda: site.source(ORDERS), lambda: site.extracted(ORDERS)):
         with pytest.raises(SiteError, match="lost its state"):
             lost()
@@ -503,7 +503,7 @@ def test_a_real_site_takes_no_secret_of_a_simulation(tmp_path):
         server, secret = SiteKeys(KeyPair()), GroupSecret.of_simulation(1)
         for key in packet.header["public-keys"]:
             public = PublicKeys(bytes.fromhex(key))
-            sealed = server.seal(secret, public, grid.run.run_id)
+            sealed = server.seal(secret, public, int(packet.header["run"], 16))
             told = {"sealed": sealed.hex(), "leader-key": server.public.run.hex()}
             yield key, Packet({**packet.header, **told}, packet.arrays)
 

@@ -143,7 +143,7 @@ class TestDictionary:
             bytes.fromhex(header["public-key"])
             for header in grid.headers("query.describe", is_reply=True)
         ]
-        run_id = grid.run.run_id
+        run_id = int(grid.run_name, 16)
         guessed = all_the_server_has(grid)
         assert len(guessed) > 4
         guessed |= {GroupSecret(key).of_run(run_id, public) for key in guessed}
@@ -225,7 +225,7 @@ class Middle:
             )
 
     def _read(self, sealed, leader):
-        run_id = self.grid.run.run_id
+        run_id = int(self.grid.run_name, 16)
         for text in sealed.values():
             try:
                 opened = self._own().open(
@@ -239,7 +239,7 @@ class Middle:
         """Seal a secret that it has to a site, in the leader's place."""
         secret = self.secrets[0] if self.secrets else GroupSecret.random()
         self.secrets = [secret]
-        own, run_id = self._own(), self.grid.run.run_id
+        own, run_id = self._own(), int(self.grid.run_name, 16)
         seen.header["sealed"] = own.seal(secret, self.told[seen.node], run_id).hex()
         seen.header["leader-key"] = own.public.run.hex()
         if self.swap_site_keys:
@@ -249,7 +249,7 @@ class Middle:
         """The share of the hashes that it has read."""
         sent = list(self.grid.hashes().values())
         public = [own.run for own in self.told.values()]
-        run_id = self.grid.run.run_id
+        run_id = int(self.grid.run_name, 16)
         keys = [secret.of_run(run_id, public) for secret in self.secrets]
         return recovered(sent, map(with_key, keys)) if sent else 0.0
 

@@ -38,7 +38,7 @@ def secrets(sites, seed=0):
             seen.append(str(reply.content))
             if message.metadata.message_type == "query.extract":
                 node = message.metadata.dst_node_id
-                kept[node] = Site(self.contexts[node]).hasher().secret
+                kept[node] = Site(self.contexts[node], self.run_name).hasher().secret
             return reply
 
     strategy = TablePuppetADMM(Query.from_sql(SQL), num_epochs=1, seed=seed)

@@ -52,7 +52,7 @@ def make_site(folder, run=7, policy="", state="state"):
     )
     state_dir = state if state == ":memory:" else str(folder / state)
     node = {"tables": str(file), "state-dir": state_dir}
-    return Site(Context(run, 1, node, RecordDict(), {}))
+    return Site(Context(run, 1, node, RecordDict(), {}), f"{run:032x}")
 
 
 def order_for(site, plan, fragment=FRAGMENT):

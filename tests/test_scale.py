@@ -57,7 +57,7 @@ def test_features_stay_mapped_from_message_to_message(tmp_path):
     def on_round(report) -> None:
         if report.epoch:
             (context,) = grid.contexts.values()
-            parts = Site(context).parts()
+            parts = Site(context, grid.run_name).parts()
             seen.append({part.number: part.shard.data.features for part in parts})
 
     strategy = TablePuppetADMM(

@@ -11,6 +11,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from client_apps.app import app
 from client_apps.shard import Shard
 from client_apps.site import Site
+from client_apps.state_file import STATE_FILE
 from strategies import TablePuppetADMM, TablePuppetSGD
 from tp_flower.errors import ReplyError, SchemaError, SiteError
 from tp_flower.grid import InProcessGrid
@@ -536,10 +537,24 @@ def test_diverged_sgd_says_what_to_do(label):
 # the state of the sites
 
 
-def state_bytes(context):
-    if not len(context.state):
-        return {}
-    return {key: v.tobytes() for key, v in unpack(context.state).arrays.items()}
+def last_rounds(grid):
+    """What each site has kept of the round that it has answered last."""
+    sites = [Site(context, grid.run_name) for context in grid.contexts.values()]
+    return [site.store.last() for site in sites]
+
+
+def state_bytes(grid, node):
+    last = Site(grid.contexts[node], grid.run_name).store.last()
+    return last and {key: own.tobytes() for key, own in last.arrays.items()}
+
+
+def nothing_is_left(grid):
+    """Whether the sites have nothing of the run but a reply, and Flower has nothing."""
+    for context, last in zip(grid.contexts.values(), last_rounds(grid), strict=True):
+        assert last is None or (last.is_over and not last.arrays and not last.entries)
+        assert not Site(context, grid.run_name).store.names()
+        assert not len(context.state)
+    return True
 
 
 @pytest.mark.parametrize(
@@ -557,11 +572,11 @@ def test_failed_action_leaves_its_site_alone(monkeypatch, method, method_name):
 
     class Watched(InProcessGrid):
         def _deliver(self, message):
-            context = self.contexts[message.metadata.dst_node_id]
-            before = state_bytes(context)
+            node = message.metadata.dst_node_id
+            before = state_bytes(self, node)
             reply = super()._deliver(message)
             if "error" in unpack(reply.content).header:
-                pairs.append((before, state_bytes(context)))
+                pairs.append((before, state_bytes(self, node)))
             return reply
 
     calls = []
@@ -585,7 +600,7 @@ def test_failed_extraction_leaves_no_state():
     sql = SQL.replace("o.price", "CAST('x' || o.price AS INTEGER) AS p")
     with pytest.raises(SiteError, match="fails on some value"):
         TablePuppetADMM(Query.from_sql(sql)).start(grid)
-    assert not any(len(context.state) for context in grid.contexts.values())
+    assert nothing_is_left(grid)
 
 
 @pytest.mark.parametrize("method", [TablePuppetADMM, TablePuppetSGD])
@@ -605,10 +620,11 @@ def test_run_after_a_failed_one_equals_one_on_a_new_grid(method, forgets, monkey
     with monkeypatch.context() as patch:
         patch.setattr(Shard, "scores", lambda *_: 1 / 0)
         if not forgets:
-            patch.setattr(Site, "clear", lambda *_: None)
+            patch.setattr(Site, "settle", lambda *_: None)
         with pytest.raises(SiteError, match="ZeroDivisionError"):
             method(Query.from_sql(wide), num_epochs=2).start(grid)
-    assert any(len(context.state) for context in grid.contexts.values()) != forgets
+    names = [Site(own, grid.run_name).store.names() for own in grid.contexts.values()]
+    assert any(names) != forgets
     again = train(grid, method).report
     assert (
         again.final_train
@@ -617,8 +633,8 @@ def test_run_after_a_failed_one_equals_one_on_a_new_grid(method, forgets, monkey
 
 
 def left_in(folder):
-    """The files in a state folder, but for its cache's lock and the ledger."""
-    stays = {".lock", FILE.name}
+    """The files in a state folder, but for locks, last replies and the ledger."""
+    stays = {".lock", STATE_FILE, FILE.name}
     return [p for p in folder.rglob("*") if p.is_file() and p.name not in stays]
 
 
@@ -634,10 +650,10 @@ def test_finish_leaves_the_models_alone(tmp_path, method):
         on_round=lambda _: seen.append(len(list(tmp_path.iterdir()))),
     )
     strategy.start(grid)
-    assert max(seen) == 5  # the sites', their cache and their ledger
+    assert max(seen) == 6  # the sites', their cache, their ledger and the models
     left = {path.relative_to(tmp_path).parts[0] for path in left_in(tmp_path)}
     assert left == {"models"}
-    assert not any(len(context.state) for context in grid.contexts.values())
+    assert nothing_is_left(grid)
 
 
 @pytest.mark.parametrize(
@@ -650,7 +666,7 @@ def test_failed_run_leaves_nothing(tmp_path, action):
     with pytest.raises(SiteError, match="boom"):
         train(grid)
     assert left_in(tmp_path) == []
-    assert not any(len(context.state) for context in grid.contexts.values())
+    assert nothing_is_left(grid)
 
 
 def test_site_without_a_part_keeps_no_key(tmp_path):
@@ -684,7 +700,7 @@ def test_failed_run_keeps_its_error_when_the_sites_are_gone():
     grid.push_messages = push_until_failure
     with pytest.raises(SiteError, match="boom"):
         train(grid)
-    assert all(len(context.state) for context in grid.contexts.values())
+    assert all(last and last.arrays for last in last_rounds(grid))
 
 
 def test_lost_files_are_reported(tmp_path):
@@ -694,10 +710,10 @@ def test_lost_files_are_reported(tmp_path):
 
     def lose(report):
         if report.phase == "prepare":
-            Site(grid.contexts[US]).store.clear()
+            Site(grid.contexts[US], grid.run_name).store.clear()
 
     strategy = TablePuppetADMM(Query.from_sql(SQL), on_round=lose)
-    match = "site 'us', table 'c': train.admm failed: the site has lost its state"
+    match = "site 'us'.*in this run"
     with pytest.raises(SiteError, match=match):
         strategy.start(grid)
 
@@ -707,10 +723,10 @@ def test_lost_state_is_reported():
 
     def restart(report):
         if report.phase == "prepare":
-            grid.contexts[US].state = RecordDict()
+            Site(grid.contexts[US], grid.run_name).store.clear()
 
     strategy = TablePuppetADMM(Query.from_sql(SQL), on_round=restart)
-    match = "site 'us': train.admm failed: the site has no state for this run"
+    match = "site 'us'.*in this run"
     with pytest.raises(SiteError, match=match):
         strategy.start(grid)
 

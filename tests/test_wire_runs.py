@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from client_apps.app import app
-from client_apps.store import IN_MEMORY, SiteStore
+from client_apps.site import Site
 from strategies import STRATEGIES, TablePuppetSGD
 from tests import hostile
 from tests.federated import one_per_site, run, sharded, store, store_sql, whole
@@ -133,12 +133,11 @@ def test_noisy_statistics_are_of_the_scores_that_arrived(precision):
                 assert name == "scores"
                 arrived[part] = wide(own)
             return
-        kept = SiteStore(IN_MEMORY, grid.run.run_id, metadata.dst_node_id)
+        site = Site(grid.contexts[metadata.dst_node_id], grid.run_name)
+        kept = {part.number: part.shard.vectors for part in site.parts()}
         for part in {part for part, _ in unpack(message.content).arrays}:
             if part in arrived:
-                np.testing.assert_array_equal(
-                    kept.load(f"sent-{part}").arrays["scores"], arrived[part]
-                )
+                np.testing.assert_array_equal(kept[part]["sent"], arrived[part])
                 checked += 1
 
     sites = one_per_site(whole(FRAMES))

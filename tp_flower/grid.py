@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from tp_flower.protocol import NO_RUN, RUN, unpack
 from tp_flower.sources.shards import MEMORY_PREFIX, register_frames, release
 
 Tables = Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]] | str | Path
@@ -64,6 +65,7 @@ class InProcessGrid(Grid):
             for node, node_config in enumerate(self._node_configs(sites), start=2)
         }
         self._replies: dict[str, Message] = {}
+        self._last: Message | None = None
         _ensure_task_identity(self._run_id)
 
     def close(self) -> None:
@@ -79,6 +81,13 @@ class InProcessGrid(Grid):
     def run(self) -> Run:
         """The run that this grid is in."""
         return Run.create_empty(self._run_id)
+
+    @property
+    def run_name(self) -> str:
+        """What the server calls the run that the last message to a site was of."""
+        if self._last is None:
+            return NO_RUN
+        return str(unpack(self._last.content).header[RUN])
 
     def create_message(
         self,
@@ -163,7 +172,7 @@ class InProcessGrid(Grid):
 
     def _deliver(self, message: Message) -> Message:
         context = self.contexts[message.metadata.dst_node_id]
-        incoming = _received(message)
+        incoming = self._last = _received(message)
         self._see(incoming)
         try:
             reply = self._client_app(incoming, context)

@@ -53,6 +53,8 @@ RUN = "run"
 """Header: the run's name, ``RUN_DIGITS`` hexadecimal digits. Whoever knows it can go on
 with the run."""
 RUN_DIGITS = 32
+NO_RUN = "0" * RUN_DIGITS
+"""Names none."""
 ROUND = "round"
 """Header: the number of the round; of a reply, that of its request."""
 AFTER = "after"
@@ -223,7 +225,7 @@ def open_parcel(parcel: Parcel) -> RecordDict:
     size = len(parcel.payload)
     if 0 < size <= SMALL_BYTES:
         record[PAYLOAD] = bytes(parcel.payload)
-    elif size:
+    elif layout != "[]":  # arrays without a single number have a payload of no bytes
         data = _npy_header(size) + bytes(parcel.payload)
         payload = Array("uint8", (size,), "numpy.ndarray", data)
         content[ARRAYS] = ArrayRecord({PAYLOAD: payload})

@@ -9,6 +9,7 @@ known attack away; it is no proof for floating-point numbers.
 """
 
 import secrets
+from collections.abc import Callable
 from functools import cached_property
 from typing import Final
 
@@ -32,16 +33,18 @@ class NoiseSource:
     """A stream of random numbers for one process.
 
     Args:
-        key: ``KEY_BYTES`` bytes, for tests; random if not given.
+        key: ``KEY_BYTES`` bytes that are used for nothing else, or what returns them
+            when the first number is drawn; random if not given.
     """
 
-    def __init__(self, key: bytes | None = None) -> None:
+    def __init__(self, key: bytes | Callable[[], bytes] | None = None) -> None:
         self._key = key
 
     @cached_property
     def _stream(self) -> CipherContext:
         # made when the first number is drawn: most messages need none
         own = secrets.token_bytes(KEY_BYTES) if self._key is None else self._key
+        own = own() if callable(own) else own
         # the key is used by this object alone, so that a fixed nonce is no repetition
         return Cipher(ChaCha20(own, _NONCE), mode=None).encryptor()
 

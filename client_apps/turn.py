@@ -1,0 +1,95 @@
+"""One message to a site: it is answered once, whatever becomes of the process.
+
+Lock the run; look up what was answered last; repeat that, or refuse, or act; pay;
+commit the changes and the reply together; forget what nobody needs any more; reply.
+
+    killed before    has happened               the same message again
+    acting           nothing that anybody sees  acts again
+    paying           nothing that anybody sees  acts again: the same noise
+    committing       it is paid for             acts again: the same noise, paid
+    forgetting       all                        gets the reply, and forgets
+    replying         all                        gets the reply
+"""
+
+import time
+from collections.abc import Callable
+from logging import WARNING
+
+from flwr.app import RecordDict
+from flwr.common.logger import log
+
+from client_apps.requests import Request, answered_before
+from client_apps.site import Site
+from client_apps.state_file import Record
+from tp_flower.errors import BehindError, LostStateError
+from tp_flower.protocol import AT, ROUND, Action, Packet, open_parcel, pack, parcel_of
+
+Answer = Callable[[Site, Packet], Packet]
+
+
+def take_turn(site: Site, request: Request, answer: Answer) -> RecordDict:
+    """Return the reply to a request; every action but a description happens once.
+
+    Args:
+        site: in the request's run.
+        request: that arrived.
+        answer: does what is asked for; it may be called again after a crash.
+
+    Raises:
+        BehindError: the site lacks what the request builds on.
+        TPFlowerError: whatever the action raises; then nothing has changed.
+        OSError: likewise.
+    """
+    with site.store.turn():
+        last = site.store.last()
+        if request.action is Action.DESCRIBE:
+            return _described(site, request, answer, last)
+        try:
+            if kept := answered_before(request, last):
+                return _repeated(site, kept)
+            return _answered(site, request, answer, last)
+        except LostStateError as error:
+            if last is None:
+                raise
+            # what was there when the round before was committed is not there any more
+            log(WARNING, "run %s: %s", site.store.run, error)
+            site.store.forget_record()
+            raise BehindError(str(error), None) from error
+
+
+def _described(
+    site: Site, request: Request, answer: Answer, last: Record | None
+) -> RecordDict:
+    started = time.perf_counter()
+    packet = answer(site, request.packet)
+    packet.header[AT] = None if last is None else last.number
+    return pack(_numbered(packet, request, started))
+
+
+def _repeated(site: Site, last: Record) -> RecordDict:
+    """Return the reply that was kept; what was to be forgotten with it is forgotten."""
+    last.check_reply()
+    site.settle(last)
+    return open_parcel(last.reply)
+
+
+def _answered(
+    site: Site, request: Request, answer: Answer, last: Record | None
+) -> RecordDict:
+    started = time.perf_counter()
+    if last is not None:
+        site.settle(last)
+    site.begin(request.number, request.digest, last)
+    packet = answer(site, request.packet)
+    content = pack(_numbered(packet, request, started))
+    site.pay()
+    if last is not None or site.store.names() or not site.round.is_over:
+        # of a run that the site does not know nothing is to be kept either
+        site.settle(site.commit(parcel_of(content)))
+    return content
+
+
+def _numbered(packet: Packet, request: Request, started: float) -> Packet:
+    packet.header[ROUND] = request.number
+    packet.header["seconds"] = time.perf_counter() - started
+    return packet
