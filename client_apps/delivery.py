@@ -21,13 +21,12 @@ from client_apps.orders import (
     real_numbers,
     whole_numbers,
 )
-from client_apps.row_keys import RowKey, plain_columns
+from client_apps.row_keys import PREDICTIONS, PRIVATE_FILE, RUN_SHOWN, RowKey
 from client_apps.site import Site
 from client_apps.store import cannot_write
 from tp_flower.errors import SiteError
 from tp_flower.extraction.extracted import ExtractedShard
 from tp_flower.predictions import (
-    RESERVED,
     ROW,
     Outputs,
     Scored,
@@ -36,9 +35,7 @@ from tp_flower.predictions import (
 )
 from tp_flower.protocol import Packet, unpack_bits
 
-PREDICTIONS: Final = "predictions"
 MOST_CLASSES: Final = 1000
-PRIVATE_FILE: Final = 0o600
 
 
 @dataclass(frozen=True)
@@ -70,9 +67,13 @@ class _Delivery:
                 "this site can keep no predictions: its state-dir is ':memory:'"
             )
         model, run = model_of(header), site.store.run
-        folder = root / PREDICTIONS / f"{model.name}-{model.version}-{run}"
-        facts = {"model": str(model), "query": header.text("query"), "run": run}
-        return cls(root, folder, _outputs(header), facts)
+        name = f"{model.name}-{model.version}-{run[:RUN_SHOWN]}"
+        facts = {
+            "model": str(model),
+            "query": header.text("query"),
+            "run": run[:RUN_SHOWN],
+        }
+        return cls(root, root / PREDICTIONS / name, _outputs(header), facts)
 
 
 def deliver(site: Site, request: Packet) -> Packet:
@@ -121,14 +122,6 @@ def _named(
 ) -> dict[str, pa.Array]:
     """Return what names the joined rows: the own row, and the columns of its key."""
     row_key = RowKey.of(order, len(extracted.keys))
-    names = order.texts("row-key-names")
-    if len(names) != row_key.columns or len({*names, *RESERVED}) != len(names) + len(
-        RESERVED
-    ):
-        raise SiteError(
-            "malformed request: 'row-key-names' must name each column once, and none "
-            f"of {', '.join(sorted(RESERVED))}"
-        )
-    columns = plain_columns(row_key.of_shard(extracted), names)
     rows = pa.array(scored.rows)
-    return {ROW: rows, **{name: own.take(rows) for name, own in columns.items()}}
+    columns = row_key.plain(extracted).items()
+    return {ROW: rows, **{name: own.take(rows) for name, own in columns}}

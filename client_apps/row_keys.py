@@ -1,10 +1,10 @@
 """What names the rows of predictions: columns of the label table, as its last keys.
 
-At the site they are read as they are; the server gets a keyed hash of each row's, which
-tells whoever lacks the run's key nothing but which rows are named alike.
+At the site they are read as they are. Where the server writes the predictions, it gets
+a keyed hash of each row's, which tells whoever lacks the run's key nothing but which
+rows are named alike; the site keeps a file that says which hash is which row.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -13,10 +13,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from client_apps.orders import Order
+from client_apps.site import Site
+from client_apps.store import cannot_write
+from tp_flower.errors import SiteError
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
+from tp_flower.predictions import (
+    OCCURRENCE,
+    ROW,
+    ROW_HASH,
+    hex_texts,
+    write_predictions,
+)
 from tp_flower.privacy.keyed_hash import HashArray, KeyedHasher
 
 ROW_KEY: Final = "row-key"
+PREDICTIONS: Final = "predictions"
+"""Folder below the state folder."""
+NAMES: Final = "row-keys"
+RUN_SHOWN: Final = 8
+PRIVATE_FILE: Final = 0o600
 PURPOSE: Final = "row keys of predictions"
 _NULL: Final = "null"
 _HEAD: Final = r"^[a-z]+[0-9]+:"
@@ -30,12 +45,17 @@ class RowKey:
     """What an order says of a part's row key.
 
     Attributes:
-        columns: how many of the fragment's last keys it consists of.
+        names: of its columns, which are the fragment's last keys.
         leaves: whether its keyed hash leaves the site.
     """
 
-    columns: int = 0
+    names: tuple[str, ...] = ()
     leaves: bool = False
+
+    @property
+    def columns(self) -> int:
+        """How many of the fragment's last keys it consists of."""
+        return len(self.names)
 
     @classmethod
     def of(cls, order: Order, keys: int) -> Self:
@@ -51,12 +71,24 @@ class RowKey:
         if not order.has(ROW_KEY):
             return cls()
         told = order.order(ROW_KEY)
-        return cls(told.count("columns", low=1, most=keys), told.flag("leaves"))
+        names = told.texts("names")
+        taken = {name.lower() for name in names} & {ROW, OCCURRENCE, ROW_HASH}
+        if taken or len(set(names)) < len(names) or not 0 < len(names) <= keys:
+            raise SiteError(
+                f"malformed request: 'names' of a row key must be 1 to {keys} that "
+                "differ from each other and from the columns of predictions"
+            )
+        return cls(tuple(names), told.flag("leaves"))
 
     def of_shard(self, extracted: ExtractedShard) -> tuple[ExtractedKey, ...]:
         """Return the keys that name the rows."""
         keys = extracted.keys
         return keys[len(keys) - self.columns :]
+
+    def plain(self, extracted: ExtractedShard) -> dict[str, pa.Array]:
+        """Return its columns as they are, (n,) each."""
+        keys = zip(self.names, self.of_shard(extracted), strict=True)
+        return {name: _on_rows(key, _values(key)) for name, key in keys}
 
     def hashes(self, extracted: ExtractedShard, hasher: KeyedHasher) -> HashArray:
         """Return 128 bits of keyed hash of each row's key, uint64 (n, 2).
@@ -73,18 +105,30 @@ class RowKey:
         return np.ascontiguousarray(found[joined.indices.to_numpy()])
 
 
-def plain_columns(
-    keys: Sequence[ExtractedKey], names: Sequence[str]
-) -> Mapping[str, pa.Array]:
-    """Return the columns of a row key as they are, (n,) each.
+def leave_hashes(
+    site: Site, number: int, row_key: RowKey, extracted: ExtractedShard
+) -> HashArray:
+    """Return the hashes of a part's row keys, and keep which row each of them is.
 
-    Args:
-        keys: one per column.
-        names: of the columns.
+    Raises:
+        SiteError: the file cannot be written.
     """
-    return {
-        name: _on_rows(key, _values(key)) for name, key in zip(names, keys, strict=True)
+    hashes = row_key.hashes(extracted, site.hasher())
+    root, run = site.state_folder, site.store.run
+    if root is None:
+        return hashes
+    columns = {
+        ROW_HASH: hex_texts(hashes),
+        ROW: pa.array(np.arange(extracted.rows)),
+        **row_key.plain(extracted),
     }
+    folder = root / PREDICTIONS / f"{NAMES}-{run[:RUN_SHOWN]}"
+    path = folder / f"part-{number}.parquet"
+    try:
+        write_predictions(pa.table(columns), path, {}, PRIVATE_FILE)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    return hashes
 
 
 def _whole(texts: pa.Array | pa.ChunkedArray) -> pa.Array:

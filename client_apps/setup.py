@@ -16,7 +16,7 @@ from client_apps.keys import key_facts, key_groups, key_source, take_secret
 from client_apps.orders import header_of, part_orders
 from client_apps.private_labels import LabelOrder, released_label
 from client_apps.private_statistics import Asked, noisy_reply
-from client_apps.row_keys import RowKey
+from client_apps.row_keys import RowKey, leave_hashes
 from client_apps.site import Site
 from tp_flower.encoding.choice import TableChoice
 from tp_flower.encoding.statistics import (
@@ -107,7 +107,7 @@ def extract_rows(site: Site, request: Packet) -> Packet:
         if fragment.weight is not None:
             own["weight"] = _weight(extracted)
         if row_key.leaves:
-            own["row-hashes"] = row_key.hashes(extracted, site.hasher())
+            own["row-hashes"] = leave_hashes(site, number, row_key, extracted)
         parts.append({"id": number, **facts})
         arrays.update({(number, name): array for name, array in own.items()})
         noted += costs.extracted(

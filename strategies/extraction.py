@@ -41,12 +41,17 @@ class RowKey:
     """What names the rows of the label table in predictions.
 
     Attributes:
-        columns: how many of the table's last keys it consists of.
+        names: of its columns, which are the table's last keys.
         leaves: whether its keyed hash leaves the sites.
     """
 
-    columns: int = 0
+    names: tuple[str, ...] = ()
     leaves: bool = False
+
+    @property
+    def columns(self) -> int:
+        """How many of the table's last keys it consists of."""
+        return len(self.names)
 
     @property
     def is_sent(self) -> bool:
@@ -55,7 +60,7 @@ class RowKey:
 
     def to_json(self) -> dict[str, Any]:
         """Return what sites are told."""
-        return dict(vars(self))
+        return {"names": list(self.names), "leaves": self.leaves}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from strategies.exchange import Part, Replies, Request, ask
+from strategies.extraction import ROW_KEY as KEY_TOLD
 from strategies.extraction import Extracted, RowKey
 from strategies.lou import PartArrays
 from strategies.model_rounds import ModelStrategy
@@ -23,7 +24,7 @@ from tp_flower.experiment import Settings
 from tp_flower.prediction_report import Delivered
 from tp_flower.predictions import (
     RESERVED,
-    ROW_KEY,
+    ROW_HASH,
     IntArray,
     Outputs,
     Scored,
@@ -71,7 +72,7 @@ class Predict(ModelStrategy):
         """Score the joined rows; have them delivered where they are to be."""
         names = _column_names(self.settings)
         at_site = self.settings.predictions_at == LABEL_SITE
-        row_key = RowKey(len(names), leaves=not at_site and bool(names))
+        row_key = RowKey(names, leaves=not at_site)
         joined = yield from join_rows(
             bound, self.missing, self.settings, self.inventory, row_key
         )
@@ -82,7 +83,7 @@ class Predict(ModelStrategy):
         scored = Scored(rows, scores, joined.is_partial)
         delivered = None
         if at_site:
-            delivered = yield from self._deliver(joined, scored, names)
+            delivered = yield from self._deliver(joined, scored, row_key)
         self._predicted = _Predicted(_named(joined.extracted, rows), scored, delivered)
         return joined
 
@@ -115,7 +116,7 @@ class Predict(ModelStrategy):
         return self._predicted
 
     def _deliver(
-        self, joined: Joined, scored: Scored, names: list[str]
+        self, joined: Joined, scored: Scored, row_key: RowKey
     ) -> Generator[Request, Replies, tuple[Delivered, ...]]:
         """Send the label table's sites the scores of their joined rows."""
         outputs = self.outputs
@@ -125,9 +126,7 @@ class Predict(ModelStrategy):
             "classes": list(outputs.classes),
             "query": self.query.to_sql(),
         }
-        told: dict[str, Any] = {"row-key-names": names}
-        if names:
-            told["row-key"] = RowKey(len(names)).to_json()
+        told = {KEY_TOLD: row_key.to_json()} if row_key.columns else {}
         arrays: PartArrays = {}
         counts = {}
         parts = joined.extracted.parts[joined.bound.label_table]
@@ -148,19 +147,19 @@ class Predict(ModelStrategy):
         return tuple(_delivered(facts, part, counts[part.number]) for part in parts)
 
 
-def _column_names(settings: Settings) -> list[str]:
+def _column_names(settings: Settings) -> tuple[str, ...]:
     """Return what the columns of the row key are called in the predictions.
 
     Raises:
         SettingsError: two are called alike, or one as a column that is there anyway.
     """
-    names = [column.split(".")[-1] for column in columns_of(settings.row_key)]
+    names = tuple(column.split(".")[-1] for column in columns_of(settings.row_key))
     if len({name.lower() for name in names}) < len(names):
         raise SettingsError(f"row-key names a column twice: {settings.row_key!r}")
     if taken := sorted(RESERVED & {name.lower() for name in names}):
         raise SettingsError(
             f"row-key: a column called {taken[0]!r} would be taken for one of the "
-            "predictions; rename it in a sub-query"
+            "predictions: rename it in a sub-query"
         )
     return names
 
@@ -168,8 +167,8 @@ def _column_names(settings: Settings) -> list[str]:
 def _named(extracted: Extracted, rows: IntArray) -> dict[str, pa.Array]:
     """Return what names the joined rows at the server: a keyed hash, or a position."""
     if extracted.row_hashes is None:
-        return {ROW_KEY: pa.array(rows)}
-    return {ROW_KEY: hex_texts(extracted.row_hashes[rows])}
+        return {ROW_HASH: pa.array(rows)}
+    return {ROW_HASH: hex_texts(extracted.row_hashes[rows])}
 
 
 def _delivered(

@@ -247,6 +247,20 @@ def test_row_keys_at_the_server_are_keyed_hashes(squared):
         assert found == hmac.digest(key, text.encode(), hashlib.sha256).hex()[:32]
 
 
+def test_the_label_site_alone_can_tell_which_row_a_hash_is(squared):
+    before = set(squared.state.glob("*/predictions/row-keys-*"))
+    table = squared.table(on(whole, store()), UNLABELLED, row_key="day, o.online")
+    (folder,) = set(squared.state.glob("*/predictions/row-keys-*")) - before
+    assert folder.parts[-3] == "orders"
+    assert folder.stat().st_mode & 0o077 == 0
+    kept = pq.read_table(folder / "part-0.parquet").to_pandas()
+    orders = store()["orders"]
+    assert kept["day"].tolist() == orders["day"].tolist()
+    assert kept["online"].tolist() == orders["online"].tolist()
+    positions = squared.table(on(whole, store()), UNLABELLED)["row_key"].to_numpy()
+    assert table["row_key"].to_pylist() == kept["row_key"].iloc[positions].tolist()
+
+
 def test_row_keys_of_equal_rows_are_equal(squared):
     rows = store()
     table = squared.table(on(whole, rows), UNLABELLED, row_key="day, o.online")

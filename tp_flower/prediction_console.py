@@ -30,11 +30,10 @@ def model_run_view(report: ModelRunReport) -> RenderableType:
 
 
 def _result_table(report: ModelRunReport) -> Table:
-    done = "Evaluation" if report.mode == EVALUATE else "Predictions"
-    title = f"{done} of model {report.manifest.model}"
-    table = Table(title=Text(title), box=box.SIMPLE_HEAD, title_justify="left")
-    table.add_column("")
-    table.add_column("", justify="right")
+    title = "Evaluation" if report.mode == EVALUATE else "Predictions"
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("model")
+    table.add_column(str(report.manifest.model), justify="right")
     label_table = report.manifest.label_table
     table.add_row("joined rows", format_count(report.joined_rows))
     table.add_row(Text(f"rows of {label_table}"), format_count(report.label_rows))

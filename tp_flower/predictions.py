@@ -30,10 +30,10 @@ from tp_flower.learning.softmax import softmax
 PREDICTIONS_FILE: Final = "predictions.parquet"
 OCCURRENCE: Final = "occurrence"
 ROW: Final = "row"
-ROW_KEY: Final = "row_key"
+ROW_HASH: Final = "row_key"
 _SCORE, _PREDICTION, _PROBABILITY = "score", "prediction", "probability"
 _PARTIAL: Final = "is_partial"
-RESERVED: Final = frozenset({ROW, OCCURRENCE, _SCORE, _PREDICTION, _PARTIAL})
+RESERVED: Final = frozenset({ROW, ROW_HASH, OCCURRENCE, _SCORE, _PREDICTION, _PARTIAL})
 """Names that no column of a row key can have."""
 
 _DIGITS: Final = np.array([f"{byte:02x}" for byte in range(256)], dtype="S2")
