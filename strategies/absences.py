@@ -5,13 +5,11 @@ has not moved. How long is bounded, and the report says which rounds went withou
 """
 
 from collections.abc import Mapping
-from logging import WARNING
 from typing import Final
-
-from flwr.common.logger import log
 
 from strategies.exchange import Replies, Request
 from strategies.opening import Opened
+from strategies.run_log import RunLog
 from tp_flower.experiment import Settings
 from tp_flower.protocol import Action, Packet
 from tp_flower.run_modes import STALE
@@ -26,12 +24,12 @@ class Absences:
 
     Args:
         settings: ``on-missing`` and ``max-stale``.
-        site_names: the organisations behind each node.
+        log: of the run.
     """
 
-    def __init__(self, settings: Settings, site_names: Mapping[int, str]) -> None:
+    def __init__(self, settings: Settings, log: RunLog) -> None:
         self._may_go_on = settings.on_missing == STALE
-        self._most, self._names = settings.max_stale, site_names
+        self._most, self._log = settings.max_stale, log
         self._last: dict[_Key, Packet] = {}
         self._since: dict[int, int] = {}
 
@@ -50,13 +48,7 @@ class Absences:
         for node, error in sorted(opened.absent.items()):
             if not self._can_miss(request, node):
                 raise error
-            log(
-                WARNING,
-                "epoch %d goes on with the last scores of %s: %s",
-                request.epoch,
-                self._names.get(node, f"node {node}"),
-                error,
-            )
+            self._log.stale(node, request, error)
         return self.filled(request, opened.packets)
 
     def filled(self, request: Request, packets: Mapping[int, Packet]) -> Replies:

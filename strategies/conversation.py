@@ -7,13 +7,11 @@ journal; a strategy says what to ask and computes with the replies.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from logging import INFO, WARNING
 from pathlib import Path
 from secrets import token_bytes, token_hex
 from typing import Any, Final
 
 from flwr.app import Message
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from strategies.absences import Absences
@@ -23,6 +21,7 @@ from strategies.inventory import Inventory, find_sites, read_inventory
 from strategies.journal import FOLDER, Frame, Journal, messages_of
 from strategies.opening import open_replies
 from strategies.resuming import check_same, find_again, positions_text
+from strategies.run_log import RunLog
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.experiment import Settings
 from tp_flower.privacy.noise import KEY_BYTES
@@ -71,7 +70,7 @@ class Conversation:
     answered: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._absences = Absences(self.settings, self.inventory.site_names)
+        self._absences = Absences(self.settings, self.log)
 
     @classmethod
     def begin(cls, grid: Grid, query: Query, settings: Settings) -> "Conversation":
@@ -81,7 +80,9 @@ class Conversation:
             TPFlowerError: they are not there, or do not fit; see ``find_sites``.
         """
         run, secret = token_hex(RUN_DIGITS // 2), token_bytes(KEY_BYTES)
-        own = cls(grid, settings, run, secret, Inventory(()), Courier(grid))
+        own = cls(
+            grid, settings, run, secret, Inventory(()), Courier(grid, RunLog(run))
+        )
         own._find(query)
         if settings.mode == TRAIN and settings.output_dir:
             described = own.inventory.described
@@ -113,7 +114,8 @@ class Conversation:
             # every site that was asked for its tables has made keys
             self.abandon(self.grid.get_node_ids())
             raise
-        self._absences = Absences(self.settings, self.inventory.site_names)
+        self._absences = Absences(self.settings, self.log)
+        self.courier = Courier(self.grid, self.log)
 
     @classmethod
     def resume(cls, grid: Grid, query: Query, settings: Settings) -> "Conversation":
@@ -136,14 +138,15 @@ class Conversation:
         except BaseException:
             journal.close()
             raise
-        log(INFO, "sites of the run: %s", positions_text(positions, sorted(positions)))
+        log = RunLog(head["run"], before.site_names)
+        log.found_again(positions_text(positions, sorted(positions)))
         return cls(
             grid,
             settings,
             head["run"],
             bytes.fromhex(head["secret"]),
             before,
-            Courier(grid, addresses),
+            Courier(grid, log, addresses),
             journal,
             datetime.fromisoformat(head["started"]),
             positions,
@@ -153,6 +156,11 @@ class Conversation:
     def stale(self) -> frozenset[int]:
         """The nodes that were missing when they were asked last."""
         return self._absences.nodes
+
+    @property
+    def log(self) -> RunLog:
+        """The log of the run."""
+        return RunLog(self.run, self.inventory.site_names)
 
     def messages(self, request: Request, number: int) -> list[Message]:
         """Return the messages of a round; those that have left already, as they are."""
@@ -167,6 +175,7 @@ class Conversation:
         """Send the messages of a round and return what came back."""
         if self.journal is not None:
             self.journal.send_off(number, messages)
+        self.log.sent(number, messages)
         return self.courier.deliver(messages, timeout, self.stale)
 
     def open(
@@ -215,10 +224,10 @@ class Conversation:
             )
         if positions.items() <= self.behind.items():
             raise SiteError(f"{listed}: the state of this run does not last there")
-        log(WARNING, "bringing up to date: %s", positions_text(positions, positions))
+        self.log.behind(positions_text(positions, positions))
         self.behind |= positions
         self.answered.clear()
-        self._absences = Absences(self.settings, names)
+        self._absences = Absences(self.settings, self.log)
 
     def frames(self) -> Iterator[Frame]:
         """Yield the rounds of the journal."""
@@ -281,9 +290,9 @@ class Conversation:
             request = Request(Action.FINISH, {node: Packet() for node in asked})
             number = self._beyond()
             messages = make_messages(request, Envelope(self.run, number, {}))
-            Courier(self.grid).deliver(messages, ABANDON_SECONDS)
+            Courier(self.grid, self.log).deliver(messages, ABANDON_SECONDS)
         except Exception as error:  # noqa: BLE001 - the run's own outcome matters more
-            log(WARNING, "the sites could not be told to forget the run: %s", error)
+            self.log.unreached(error)
 
     def _beyond(self) -> int:
         """Return a number that no round has, for messages that end the run."""

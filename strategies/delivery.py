@@ -10,13 +10,12 @@ often.
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from logging import WARNING
 from typing import Final
 
 from flwr.app import Message
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from strategies.run_log import RunLog
 from tp_flower.errors import ErrorKind, ReplyError
 from tp_flower.protocol import KIND, unpack
 
@@ -75,11 +74,14 @@ class Courier:
 
     Args:
         grid: how messages reach Flower's nodes.
+        log: of the run.
         addresses: of nodes that have another number now than when the run began.
     """
 
-    def __init__(self, grid: Grid, addresses: Mapping[int, int] | None = None) -> None:
-        self._grid = grid
+    def __init__(
+        self, grid: Grid, log: RunLog, addresses: Mapping[int, int] | None = None
+    ) -> None:
+        self._grid, self._log = grid, log
         self._addresses = addresses or {}
         self._node_of: dict[str, int] = {}
         self._strangers: list[Message] = []
@@ -172,29 +174,21 @@ class Courier:
                 self._strangers.append(reply)
             else:
                 errand.ids.discard(reply.metadata.reply_to_message_id)
-                _take(errand, reply)
+                self._take(errand, reply)
         return len(replies)
 
-
-def _take(errand: _Errand, reply: Message) -> None:
-    """Note a reply: an answer, or a reason to try again."""
-    if errand.answer is not None:
-        return
-    reason = _reason(errand, reply)
-    if reason is None:
-        errand.answer = reply
-        return
-    errand.failure = reply
-    log(
-        WARNING,
-        "node %d: %s: %s; sent again in %.1f s",
-        errand.node,
-        errand.message.metadata.message_type,
-        reason,
-        errand.pause,
-    )
-    errand.due = time.monotonic() + errand.pause
-    errand.pause = _longer(errand.pause)
+    def _take(self, errand: _Errand, reply: Message) -> None:
+        """Note a reply: an answer, or a reason to try again."""
+        if errand.answer is not None:
+            return
+        reason = _reason(errand, reply)
+        if reason is None:
+            errand.answer = reply
+            return
+        errand.failure = reply
+        self._log.retry(errand.node, errand.message, reason, errand.pause)
+        errand.due = time.monotonic() + errand.pause
+        errand.pause = _longer(errand.pause)
 
 
 def _reason(errand: _Errand, reply: Message) -> str | None:

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from strategies.delivery import Courier
 from strategies.exchange import Envelope, Request, make_messages
 from strategies.opening import open_replies
+from strategies.run_log import RunLog
 from tp_flower.errors import ReplyError, SchemaError
 from tp_flower.experiment import Settings
 from tp_flower.extraction.canonical import kind_of
@@ -203,7 +204,7 @@ def _describe(
 ) -> Mapping[int, Packet]:
     header = {"tables": list(wanted)}
     request = Request(Action.DESCRIBE, {node: Packet(dict(header)) for node in nodes})
-    courier = Courier(grid)
+    courier = Courier(grid, RunLog(run))
     replies = courier.deliver(
         make_messages(request, Envelope(run, 0, {})), settings.site_timeout
     )

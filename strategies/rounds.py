@@ -204,6 +204,8 @@ class RoundStrategy(Strategy):
         report = self._report(server_round, request, opened, answered, received_at)
         facts = {"action": request.action, "report": dataclasses.asdict(report)}
         self.talk.note(server_round, answered, facts)
+        fresh = {node: opened.packets[node] for node in answered}
+        self.talk.log.round_done(request.action, report, fresh)
         if self._on_round is not None:
             self._on_round(report)
         return self._epoch_result()
@@ -291,6 +293,7 @@ class RoundStrategy(Strategy):
         talk = Conversation.resume if self.settings.resume else Conversation.begin
         self._talk = talk(grid, self.query, self.settings)
         self._started = self._talk.started
+        self._talk.log.started(type(self).__name__)
         try:
             self._begin()
             result = self._run(grid, config, timeout or self.settings.site_timeout)
@@ -300,6 +303,7 @@ class RoundStrategy(Strategy):
         except BaseException:
             self._talk.keep()
             raise
+        self._talk.log.finished(len(self.history), self.seconds)
         # whoever has written down what came of it lets go of the journal
         self._talk.keep()
         self._talk.abandon(self._talk.idle_nodes())
@@ -315,13 +319,15 @@ class RoundStrategy(Strategy):
             self._progress.history.append(RoundReport(**frame.facts["report"]))
             self._return(*self._epoch_result())
         if done := len(self.history):
-            log(INFO, "%d rounds are done, %d epochs", done, self.history[-1].epoch)
+            self.talk.log.resumed(done, self.history[-1].epoch)
 
     def _stop(self, error: Exception) -> None:
         """Leave the run to be resumed where that may help; else let it be forgotten."""
         is_passing = isinstance(error, MissingSiteError | UnavailableError)
         may_help = is_passing or self._epoch or not isinstance(error, TPFlowerError)
-        if self.talk.journal is not None and may_help:
+        is_kept = bool(self.talk.journal is not None and may_help)
+        self.talk.log.stopped(error, len(self.history), is_kept=is_kept)
+        if is_kept:
             self.talk.keep()
             return
         self.talk.abandon()

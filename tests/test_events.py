@@ -1,24 +1,11 @@
 """Lines of the log can be read by programs, and cannot be forged by names."""
 
-import json
-import re
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tp_flower.events import MOST_CHARACTERS, RUN_DIGITS, line
-
-PAIR = re.compile(r'([a-z-]+)=("(?:[^"\\]|\\.)*"|[^" ]+)(?: |$)')
-
-
-def read(text: str) -> dict[str, str]:
-    """Read a line as a program would."""
-    assert PAIR.sub("", text) == ""
-    return {
-        name: json.loads(value) if value.startswith('"') else value
-        for name, value in PAIR.findall(text)
-    }
+from tests.log_lines import read
+from tp_flower.events import MOST_CHARACTERS, SHOWN_DIGITS, line
 
 
 @settings(max_examples=60)
@@ -65,7 +52,7 @@ def test_names_are_in_order_and_what_is_unknown_is_left_out():
 
 def test_a_run_is_named_by_its_first_digits():
     run = "0123456789abcdef" * 2
-    assert read(line("e", run=run))["run"] == run[:RUN_DIGITS]
+    assert read(line("e", run=run))["run"] == run[:SHOWN_DIGITS]
     assert line("e", run=None) == "event=e"
 
 

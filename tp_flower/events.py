@@ -15,7 +15,9 @@ from typing import Final
 
 Fact = str | int | float | Iterable[str] | None
 
-RUN_DIGITS: Final = 8
+SHOWN_DIGITS: Final = 8
+"""Of a run's name."""
+
 MOST_CHARACTERS: Final = 500
 """Of a value; the rest is cut, and three dots stand for it."""
 
@@ -38,7 +40,7 @@ def line(event: str, /, **facts: Fact) -> str:
     event=late site="the \"north\"\n" tables="a,b"
     """
     if "run" in facts and facts["run"] is not None:
-        facts["run"] = str(facts["run"])[:RUN_DIGITS]
+        facts["run"] = str(facts["run"])[:SHOWN_DIGITS]
     pairs = {"event": event, **facts}
     return " ".join(
         f"{name.replace('_', '-')}={_value(fact)}"
