@@ -77,7 +77,7 @@ def _keep_part(site: Site, root: Path, model: ModelVersion, part: Part) -> str:
     )
     folder = part_folder(root, model, part.number)
     try:
-        return saved.keep(folder)
+        return saved.keep(folder, is_durable=not site.is_simulated)
     except OSError as error:
         raise cannot_write(folder, error) from error
 

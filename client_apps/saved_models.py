@@ -56,8 +56,13 @@ class SavedModel:
         model.parameters = self.parameters
         return model
 
-    def keep(self, folder: Path) -> str:
+    def keep(self, folder: Path, *, is_durable: bool = False) -> str:
         """Write the part, once, and return its digest; the folder appears whole.
+
+        Args:
+            folder: of the part.
+            is_durable: whether it must outlast a loss of power: what it was made from
+                is forgotten next.
 
         Raises:
             OSError: it cannot be written.
@@ -70,7 +75,7 @@ class SavedModel:
             if digest_of(_read(folder)) == digest:
                 return digest
             raise ModelError(f"{folder} holds another model: it is not replaced")
-        with whole_folder(folder) as whole:
+        with whole_folder(folder, is_durable=is_durable) as whole:
             for name, data in files.items():
                 (whole / name).write_bytes(data)
         return digest
