@@ -253,7 +253,8 @@ def test_the_digest_tells_files_apart():
 )
 def test_names_that_could_be_paths_keep_no_model(tmp_path, name, version, match):
     grid = InProcessGrid(app, {"shop": {"o": frames()[0]}}, state=tmp_path)
-    header = {"keep-models": True, "model-name": name, "model-version": version}
+    asked = {"keep-models": True, "model-name": name, "model-version": version}
+    header = {"run": "ab" * 16, "round": 1, "after": None, **asked}
     (node,) = grid.contexts
     sent = Message(pack(Packet(header)), node, "query.finish", group_id="1")
     (reply,) = grid.send_and_receive([sent])
