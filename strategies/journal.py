@@ -218,7 +218,9 @@ def _read_frame(file: BinaryIO) -> memoryview | None:
     head = file.read(_FRAME.size)
     if len(head) == _FRAME.size:
         magic, length, checksum = _FRAME.unpack(head)
-        if magic == _MAGIC and length <= os.fstat(file.fileno()).st_size - file.tell():
+        rest = os.fstat(file.fileno()).st_size - file.tell()
+        # an empty body has the checksum of zeros, which a crash may have left
+        if magic == _MAGIC and _LENGTH.size <= length <= rest:
             body = file.read(length)
             if zlib.crc32(body) == checksum:
                 return memoryview(body)
