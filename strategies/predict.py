@@ -5,6 +5,7 @@ query needs no label. Where the label table's site is to have the predictions, t
 sent there (``deliver``), and the server writes none.
 """
 
+import re
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,8 @@ from tp_flower.predictions import (
 from tp_flower.protocol import Action, pack_bits
 from tp_flower.query import BoundQuery
 from tp_flower.run_modes import LABEL_SITE, PREDICT, columns_of
+
+_FILE = re.compile(r"[a-z0-9][a-z0-9._/-]{0,255}")
 
 
 @dataclass(frozen=True)
@@ -176,4 +179,7 @@ def _delivered(
 ) -> Delivered:
     if fact_of(facts, part, "rows", int) != rows:
         raise refuse(part, "another number of predictions than it was sent")
-    return Delivered(part.site, fact_of(facts, part, "file", str), rows)
+    file = fact_of(facts, part, "file", str)
+    if not _FILE.fullmatch(file):
+        raise refuse(part, "no name of the file that it wrote")
+    return Delivered(part.site, file, rows)

@@ -15,12 +15,12 @@ import pyarrow as pa
 import torch
 
 from client_apps.app import app
-from client_apps.saved_models import SavedModel, part_folder
+from client_apps.saved_models import SavedModel
 from strategies import STRATEGIES
 from strategies.evaluate import Evaluate
 from strategies.model_manifest import make_manifest
 from strategies.predict import Predict
-from tests.federated import ALIASES, Frames, store_sql
+from tests.federated import Frames, store_sql
 from tp_flower.extraction.extract import extract
 from tp_flower.grid import InProcessGrid
 from tp_flower.manifest import Manifest
@@ -28,7 +28,7 @@ from tp_flower.protocol import unpack
 from tp_flower.query import Query
 from tp_flower.sources.shards import ShardSource, register_frames, release
 
-NamedSites = Mapping[str, Mapping[str, list[pd.DataFrame]]]
+NamedSites = Mapping[str, Mapping[str, list[pd.DataFrame]]] | int
 
 
 def on(layout: Callable[[Frames], dict], frames: Frames) -> NamedSites:
@@ -92,7 +92,9 @@ class Model:
     def saved(self, alias: str) -> SavedModel:
         """Return a part of the model of a table."""
         part = self.manifest.table(alias).parts[0]
-        folder = part_folder(self.state / part.site, self.manifest.model, part.number)
+        model = self.manifest.model
+        pattern = f"*/models/{model.name}/{model.version}/part-{part.number}"
+        (folder,) = self.state.glob(pattern)
         return SavedModel.load(folder, part.digest)
 
     def local_scores(self, alias: str, frame: pd.DataFrame) -> np.ndarray:
@@ -110,7 +112,7 @@ class Model:
         self,
         frames: Mapping[str, pd.DataFrame],
         source: str,
-        aliases: Collection[str] = tuple(ALIASES),
+        aliases: Collection[str] = (),
     ) -> list[tuple[float, ...]]:
         """Return (row of the label table, *scores) of the joined rows, in order.
 
@@ -118,11 +120,12 @@ class Model:
             frames: the tables by name, each whole.
             source: FROM, joins and WHERE; a table that is LEFT JOINed adds 0 where
                 there is no match.
-            aliases: the tables of it.
+            aliases: the tables of it; all, if none is named.
         """
+        aliases = aliases or [table.table for table in self.manifest.tables]
         connection = duckdb.connect()
         for alias in aliases:
-            name = ALIASES[alias]
+            name = self.manifest.table(alias).name
             own = frames[name].reset_index(drop=True)
             scores = self.local_scores(alias, own)
             extra = {f"score_{k}": scores[:, k] for k in range(scores.shape[1])}

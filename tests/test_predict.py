@@ -19,6 +19,7 @@ from tp_flower.learning.losses import LogisticLoss, SquaredLoss
 from tp_flower.learning.metrics import evaluate
 from tp_flower.predictions import Outputs
 from tp_flower.privacy.key_agreement import GroupSecret
+from tp_flower.privacy.settings import PrivacySettings
 
 UNLABELLED = f"SELECT {FEATURES} {SOURCE}"
 
@@ -170,6 +171,54 @@ def _numbers(columns):
     from tp_flower.encoding.columns import NumericColumn
 
     return {name: NumericColumn(values) for name, values in columns.items()}
+
+
+def test_parts_of_a_union(tmp_path):
+    def apart(frames):
+        people = frames["customers"]
+        is_young = people["age"].fillna(0) < 50
+        return {
+            "shop": {"orders": [frames["orders"]]},
+            "young": {"young": [people[is_young]]},
+            "old": {"old": [people[~is_young].drop(columns="region")]},
+        }
+
+    tail = """FROM orders o JOIN (SELECT id, age, region FROM young
+    UNION ALL SELECT id, age, 'old' FROM old) c ON o.customer = c.id"""
+    sql = f"SELECT o.qty AS label, o.day, c.age, c.region {tail}"
+    model = train(tmp_path, apart(store()), sql, task="regression")
+    frames = store(customers=20, seed=3)
+    table = model.table(apart(frames))
+    people = frames["customers"]
+    people["region"] = people["region"].where(people["age"].fillna(0) < 50, "old")
+    o = model.local_scores("o", frames["orders"])[:, 0]
+    c = model.local_scores("c", people)[:, 0]
+    joined = (
+        frames["orders"]
+        .assign(o=o, row=range(len(o)))
+        .merge(people.assign(c=c), left_on="customer", right_on="id")
+    )
+    total = joined["o"] + joined["c"] + model.manifest.base_score[0]
+    check_equal(scored(table), sorted(zip(joined["row"], total, strict=True)))
+    gone = apart(frames)
+    del gone["old"]
+    table = model.table(gone, on_missing="mean")
+    is_partial = table["is_partial"].to_numpy(zero_copy_only=False)
+    young = joined[joined["region"] != "old"]
+    expected = total[young.index]
+    check_equal(
+        scored(table.filter(~is_partial)),
+        sorted(zip(young["row"], expected, strict=True)),
+    )
+
+
+def test_metrics_of_private_labels_allow_for_their_noise(logistic):
+    frames = store(orders=400, seed=3)
+    exact = logistic.evaluate(on(whole, frames))
+    private = PrivacySettings(labels="randomised-response", label_epsilon=6.0)
+    noisy = logistic.evaluate(on(whole, frames), privacy=private)
+    assert noisy != exact
+    assert noisy["accuracy"] == pytest.approx(exact["accuracy"], abs=0.02)
 
 
 def test_weights_are_ignored_in_predictions(squared):
