@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,10 +14,16 @@ import report as report_script
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from client_apps.app import app as client_app
+from strategies.app import page_line, train
 from tests.page_reading import Page
 from tests.report_example import small_report
+from tests.test_explain import SMALL, SMALL_SQL
+from tp_flower.experiment import Settings
 from tp_flower.explain.cost import NETWORKS
-from tp_flower.report import report_dict, write_json
+from tp_flower.grid import InProcessGrid
+from tp_flower.query import Query
+from tp_flower.report import RoundReport, report_dict, write_json
 from tp_flower.report_page import (
     PAGE_FILE,
     ReportError,
@@ -188,6 +195,7 @@ def test_negative_values_go_to_the_left_of_zero() -> None:
     assert float(right.attrib["x"]) == pytest.approx(start, abs=0.01)
 
 
+@settings(max_examples=40)
 @given(count=st.integers(1, 5 * MOST_POINTS))
 def test_a_long_line_is_thinned_evenly_to_its_ends(count: int) -> None:
     kept = [point[0] for point in thin([(float(n), 0.0) for n in range(count)])]
@@ -259,7 +267,7 @@ def test_what_is_not_covered_is_said() -> None:
 ODD = st.sampled_from([None, "", "x", -1, 1e400, True, [], {}, [None], {"a": None}])
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_part_may_be_missing_or_odd(data: st.DataObject) -> None:
     report = made_report(epochs=2)
@@ -309,6 +317,30 @@ def test_earlier_runs_of_the_query_are_found(tmp_path: Path) -> None:
     ]
 
 
+def test_a_run_that_fails_midway_has_a_page(tmp_path: Path) -> None:
+    def fail(report: RoundReport) -> None:
+        if report.epoch == 2 and report.train:
+            raise RuntimeError("no space left")
+
+    chosen = Settings(seed=1, test_fraction=0.4)
+    with (
+        closing(InProcessGrid(client_app, SMALL)) as grid,
+        pytest.raises(RuntimeError, match="no space left"),
+    ):
+        train(Query.from_sql(SMALL_SQL), chosen, fail, grid, tmp_path)
+    page = Page((tmp_path / PAGE_FILE).read_text())
+    assert "failed: no space left" in page.text
+    assert len(page.figures["Loss by epoch"].points["test rows"]) == 2
+
+
+def test_a_page_that_cannot_be_written_is_only_said(tmp_path: Path) -> None:
+    write_json(made_report(), tmp_path)
+    (tmp_path / PAGE_FILE).mkdir()
+    assert page_line(tmp_path).startswith("report.html could not be written: ")
+    (tmp_path / PAGE_FILE).rmdir()
+    assert page_line(tmp_path) == f"Page: {tmp_path / PAGE_FILE}"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -347,6 +379,7 @@ VALUES = st.lists(
 
 
 @pytest.mark.parametrize("fit", [linear, from_zero], ids=["linear", "from zero"])
+@settings(max_examples=40)
 @given(values=VALUES)
 def test_an_axis_holds_its_values_and_few_ticks(fit, values: list[float]) -> None:
     scale = fit(values)
@@ -359,6 +392,7 @@ def test_an_axis_holds_its_values_and_few_ticks(fit, values: list[float]) -> Non
     assert len({label for _, label in scale.ticks}) == len(places)
 
 
+@settings(max_examples=40)
 @given(values=st.lists(st.floats(1e-30, 1e30), min_size=1, max_size=5))
 def test_a_logarithmic_axis_holds_its_values(values: list[float]) -> None:
     scale = logarithmic(values)
@@ -375,6 +409,7 @@ def test_epochs_have_whole_ticks(first: int, count: int) -> None:
     assert 1 <= len(scale.ticks) <= 9
 
 
+@settings(max_examples=40)
 @given(st.lists(st.floats(0, 200), max_size=9))
 def test_labels_do_not_lie_on_each_other(heights: list[float]) -> None:
     placed = spread(sorted(heights), 13.0, 200.0)

@@ -71,7 +71,7 @@ h1 code { font-size: .88em; letter-spacing: -.03em; color: var(--accent); }
 .failure { margin: .8rem 0; padding: .7rem .9rem; border-left: 4px solid var(--bad);
   background: var(--panel);
   color: var(--bad); font-weight: 600; overflow-wrap: anywhere; }
-.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr));
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5rem, auto));
   gap: 1.2rem 1.5rem; margin: 1.8rem 0 0; padding: 0; }
 .facts div { border-top: 2px solid var(--fg); padding-top: .45rem; }
 .facts dt { color: var(--soft); font-size: .875rem; }
