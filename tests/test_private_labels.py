@@ -55,6 +55,11 @@ def make_site(folder, run=7, policy="", state="state"):
     return Site(Context(run, 1, node, RecordDict(), {}), f"{run:032x}")
 
 
+def name_of(run):
+    """Of a run at the site, in its ledger."""
+    return f"{run:032x}-1"
+
+
 def order_for(site, plan, fragment=FRAGMENT):
     return LabelOrder(0, site.shards()[0], fragment, plan)
 
@@ -244,9 +249,9 @@ def test_labels_are_drawn_once_and_paid_for_once(tmp_path):
     assert kept[0].stat().st_mode & 0o077 == 0
     assert kept[0].parent.stat().st_mode & 0o077 == 0
     # the later run has a line that says what left, and that costs nothing
-    events = [line["event"] for line in site.ledger.lines("2-1")]
+    events = [line["event"] for line in site.ledger.lines(name_of(2))]
     assert events == ["note"]
-    (line,) = site.ledger.lines("1-1")
+    (line,) = site.ledger.lines(name_of(1))
     assert line["event"] == "charge"
     assert line["release"]["what"] == "labels"
     assert "probability 0.7311" in line["release"]["scope"]
@@ -258,8 +263,17 @@ def test_labels_whose_payment_is_lost_stand_once_in_the_report(tmp_path):
     open_ledger.cache_clear()
     second = release(make_site(tmp_path, run=2), booleans())
     np.testing.assert_array_equal(first.values, second.values)
-    lines = make_site(tmp_path, run=2).ledger.lines("2-1")
+    lines = make_site(tmp_path, run=2).ledger.lines(name_of(2))
     assert [line["event"] for line in lines] == ["charge"]
+
+
+def test_a_run_that_asks_again_has_one_line(tmp_path):
+    """It was killed when it had paid, and before anybody was answered."""
+    for _ in range(2):
+        site = make_site(tmp_path, run=1)
+        release(site, booleans())
+        open_ledger.cache_clear()
+    assert [line["event"] for line in site.ledger.lines(name_of(1))] == ["charge"]
 
 
 def test_draws_are_kept_in_memory_where_nothing_is_written(tmp_path):

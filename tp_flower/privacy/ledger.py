@@ -169,7 +169,7 @@ class Ledger:
         budgets: Mapping[str, Budget],
         ident: str = "",
     ) -> bool:
-        """Spend without a reservation; return whether it was not paid before.
+        """Spend without a reservation; return whether it is this run that pays.
 
         Args:
             run: names the run.
@@ -187,7 +187,7 @@ class Ledger:
             if is_new:
                 self._check(release.source, release.table, costs, budgets)
                 self._append(CHARGE, run, release=release.to_json(), ident=ident)
-        return is_new
+            return is_new or self._state.run(run).has_done(CHARGE, ident)
 
     def note(self, run: str, releases: Sequence[Release]) -> None:
         """Write down releases that nothing covers: one line each, once in a run."""

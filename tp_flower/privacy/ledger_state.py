@@ -147,8 +147,9 @@ class LedgerState:
         elif event == CHARGE:
             release = Release.from_json(line["release"])
             self._settle(release.source, costs_of(release.mechanism))
-            if line["ident"]:
-                self.paid.add((release.source, line["ident"]))
+            if ident := line["ident"]:
+                self.paid.add((release.source, ident))
+                self._runs.setdefault(run, OpenRun()).done.add((event, ident))
         elif event == NOTE:
             release = Release.from_json(line["release"])
             self._runs.setdefault(run, OpenRun()).noted.add(release.name)
