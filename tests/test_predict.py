@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -33,6 +34,11 @@ def new_rows():
     return {**frames, "orders": frames["orders"].drop(columns="qty")}
 
 
+def moved(model, folder):
+    """A model whose sites' state folders lie elsewhere."""
+    return replace(model, state=shutil.copytree(model.state, folder / "state"))
+
+
 @pytest.fixture(scope="module")
 def logistic(tmp_path_factory):
     state = tmp_path_factory.mktemp("logistic")
@@ -45,22 +51,35 @@ def squared(tmp_path_factory):
     return train_store(state, "squared", on(whole, store()))
 
 
+@pytest.fixture(scope="module")
+def softmax(tmp_path_factory):
+    state = tmp_path_factory.mktemp("softmax")
+    settings = {"strategy": "sgd", "batch_size": 20, "num_epochs": 1}
+    return train_store(state, "softmax", on(whole, store()), **settings)
+
+
+@pytest.fixture(scope="module")
+def torch(tmp_path_factory):
+    state = tmp_path_factory.mktemp("torch")
+    models = (("i", "mlp"), ("c", "tests.predicted:wide"))
+    settings = {"models": models, "num_epochs": 1, "local_epochs": 2}
+    return train_store(state, "squared", on(whole, store()), **settings)
+
+
 @pytest.mark.parametrize(
-    ("loss", "layout", "settings"),
+    ("name", "layout"),
     [
-        ("squared", whole, {}),
-        ("logistic", sharded, {}),
-        ("softmax", whole, {"strategy": "sgd", "batch_size": 20}),
-        ("squared", sharded, {"models": (("i", "mlp"),), "num_epochs": 1}),
-        ("logistic", whole, {"model": "tests.predicted:wide", "num_epochs": 1}),
+        ("squared", whole),
+        ("logistic", whole),
+        ("softmax", whole),
+        ("torch", whole),
     ],
-    ids=["squared", "logistic-sharded", "softmax-sgd", "mlp-sharded", "factory"],
 )
-def test_equal_to_the_joined_table(tmp_path, loss, layout, settings):
-    model = train_store(tmp_path, loss, on(layout, store()), **settings)
+def test_equal_to_the_joined_table(request, name, layout):
+    model = request.getfixturevalue(name)
     rows = new_rows()
     # the label table in other shards than in training, the others in more
-    again = {**on(sharded, rows), "orders": on(whole, rows)["orders"]}
+    again = {**on(sharded, rows), "orders": on(layout, rows)["orders"]}
     table = model.table(again, UNLABELLED)
     check_equal(scored(table), model.reference(rows, SOURCE))
     assert not any(table["is_partial"].to_pylist())
@@ -75,15 +94,14 @@ def test_same_rows_score_as_in_training(logistic):
     )
 
 
-def test_outputs_of_classes(logistic, tmp_path):
+def test_outputs_of_classes(logistic, softmax):
     table = logistic.table(on(whole, store()), UNLABELLED)
     score = table["score"].to_numpy()
     chance = table["probability.1"].to_numpy()
     np.testing.assert_allclose(chance, 1 / (1 + np.exp(-score)))
     np.testing.assert_allclose(table["probability.0"].to_numpy() + chance, 1.0)
     assert table["prediction"].to_pylist() == np.where(score > 0, "1", "0").tolist()
-    three = train_store(tmp_path, "softmax", on(whole, store()), num_epochs=1)
-    table = three.table(on(whole, store()))
+    table = softmax.table(on(whole, store()))
     scores = np.column_stack([table[f"score.{c}"] for c in "abc"])
     chances = np.column_stack([table[f"probability.{c}"] for c in "abc"])
     odds = np.exp(scores)
@@ -112,14 +130,16 @@ def test_a_row_that_is_joined_several_times_is_numbered(squared):
     assert table["occurrence"].max() == 2
 
 
-def test_other_runs_and_moves_change_nothing(tmp_path):
+def test_other_runs_and_moves_change_nothing(logistic, tmp_path):
     sites = on(sharded, store())
-    model = train_store(tmp_path, "logistic", sites)
-    before = model.table(sites, UNLABELLED)
+    before = logistic.table(sites, UNLABELLED)
+    model = moved(logistic, tmp_path)
     # a second training with other encoders; then all that can be made again is gone
-    other = train_store(tmp_path, "logistic", sites, max_categories=2, l2=0.1)
+    other = train_store(
+        model.state, "logistic", sites, max_categories=2, l2=0.1, num_epochs=1
+    )
     assert other.manifest.model != model.manifest.model
-    for cache in tmp_path.glob("*/cache"):
+    for cache in model.state.glob("*/cache"):
         shutil.rmtree(cache)
     site_store._CACHE.sites.clear()
     assert model.table(sites, UNLABELLED).equals(before)
@@ -245,11 +265,10 @@ def test_metrics_are_those_of_the_joined_table(loss, request):
     assert metrics == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_class_that_the_model_does_not_know_is_refused(tmp_path):
-    model = train_store(tmp_path, "softmax", on(whole, store()), num_epochs=1)
-    other = model.sql.replace("'a'", "'z'")
+def test_a_class_that_the_model_does_not_know_is_refused(softmax):
+    other = softmax.sql.replace("'a'", "'z'")
     with pytest.raises(QueryError, match=r"1 classes that .* not know \('z'\)"):
-        model.evaluate(on(whole, store()), other)
+        softmax.evaluate(on(whole, store()), other)
 
 
 @pytest.mark.parametrize(
@@ -390,9 +409,9 @@ def test_refused_row_keys(squared, row_key, error, match):
 # the model
 
 
-def test_a_part_that_was_changed_is_refused(tmp_path):
-    model = train_store(tmp_path, "squared", on(whole, store()), num_epochs=1)
-    (file,) = (tmp_path / "items").glob("models/*/*/part-2/model.json")
+def test_a_part_that_was_changed_is_refused(squared, tmp_path):
+    model = moved(squared, tmp_path)
+    (file,) = (model.state / "items").glob("models/*/*/part-2/model.json")
     file.write_text(file.read_text().replace('"price"', '"price" '))
     with pytest.raises(
         SiteError, match=r"site 'items', table 'i': .* digest is another"
@@ -400,9 +419,9 @@ def test_a_part_that_was_changed_is_refused(tmp_path):
         model.table(on(whole, store()), UNLABELLED)
 
 
-def test_a_version_that_a_site_does_not_have_is_refused(tmp_path):
-    model = train_store(tmp_path, "squared", on(whole, store()), num_epochs=1)
-    shutil.rmtree(tmp_path / "items" / "models")
+def test_a_version_that_a_site_does_not_have_is_refused(squared, tmp_path):
+    model = moved(squared, tmp_path)
+    shutil.rmtree(model.state / "items" / "models")
     name = str(model.manifest.model)
     with pytest.raises(SiteError, match=f"'items', .* has no part 2 of model {name}"):
         model.table(on(whole, store()), UNLABELLED)

@@ -145,9 +145,7 @@ def test_refused_scores(trained):
 
 def test_scores_of_a_part_that_is_none_of_the_run_are_refused(trained):
     change = header("parts", 0, "id", value=7)
-    assert "the site has lost its state" in refused(
-        trained, "query.score", SHOP, change
-    )
+    assert "part 7 is none of this run" in refused(trained, "query.score", SHOP, change)
 
 
 FRAGMENT = ("parts", 0, "fragment")
