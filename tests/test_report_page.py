@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from contextlib import closing
+from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
 
@@ -282,7 +283,7 @@ def test_any_part_may_be_missing_or_odd(data: st.DataObject) -> None:
             ):
                 break
             place = inner
-        place[key] = data.draw(ODD)
+        place[key] = deepcopy(data.draw(ODD))
     for figure in Page(render(report, [report, made_report()])).figures.values():
         assert figure.points or figure.bars
 
