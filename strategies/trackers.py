@@ -143,6 +143,8 @@ def _open(name: str, settings: Settings, folder: Path) -> Tracker:
 class Tracking:
     """Logs the rounds of one run; a context, at whose end the run's end is logged.
 
+    What a resumed run had sent and computed before is in its report, not in these sums.
+
     Args:
         settings: of the run; `track` names the trackers.
         folder: of the run's results.

@@ -95,6 +95,7 @@ EXAMPLES = {
         rows={"joined": 27, "label-table": 20, "partial": 3},
         missing=[{"table": "p", "sites": ["registry"]}],
         model={"name": "late", "version": "20261121-093000-1a2b"},
+        chosen={},
         predictions={"at": "label-site", "files": [{"site": "EWR", "rows": 27}]},
     ),
     "nothing": {},
@@ -254,7 +255,7 @@ def test_status_of_a_failed_run_is_at_the_top() -> None:
 
 def test_what_a_saved_model_was_used_for_is_said() -> None:
     text = Page(render(EXAMPLES["evaluated"])).text
-    assert "late@20261121-093000-1a2b" in text
+    assert "tp_flower · late@20261121-093000-1a2b · 20 November" in text
     assert "AUC 0.7500 on all rows" in text
     assert "joined rows in which a mean stands for a table's score 3" in text
     assert "were not there table sites p registry" in text

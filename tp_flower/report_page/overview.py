@@ -1,7 +1,9 @@
 """The head of the page: what was done, the result in one line, the main figures."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from tp_flower.console import (
     format_bytes,
@@ -149,18 +151,22 @@ def _result(report: Report) -> str:
 
 
 def _about(report: Report) -> str:
-    settings, chosen = mapping(report.get("settings")), mapping(report.get("chosen"))
-    strategy = text(settings.get("strategy"))
-    loss = text(chosen.get("loss")) or text(report.get("loss"))
-    model = text(settings.get("model"))
+    """Return how and when; a run with a saved model has its model's loss."""
+    saved = mapping(report.get("model"))
+    loss = text(saved.get("loss")) or text(mapping(report.get("chosen")).get("loss"))
+    loss = loss or text(report.get("loss"))
     parts = [
-        _METHODS.get(strategy, strategy),
-        f"{model} models" if model else "",
+        *([] if saved else _method(mapping(report.get("settings")))),
         f"{loss} loss" if loss else "",
         model_name(report),
         _moment(text(report.get("started"))),
     ]
     return " · ".join(part for part in parts if part)
+
+
+def _method(settings: Mapping[str, Any]) -> list[str]:
+    strategy, model = text(settings.get("strategy")), text(settings.get("model"))
+    return [_METHODS.get(strategy, strategy), f"{model} models" if model else ""]
 
 
 def _moment(started: str) -> str:
