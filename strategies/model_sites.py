@@ -94,6 +94,7 @@ def check_query(manifest: Manifest, bound: BoundQuery) -> None:
             f"{manifest.label_table!r}, that of the query of {bound.label_table!r}"
         )
     for table in manifest.tables:
+        _check_names(manifest, table, bound)
         found = feature_texts(bound.fragments_of(table.table))
         if found == table.features:
             continue
@@ -101,6 +102,20 @@ def check_query(manifest: Manifest, bound: BoundQuery) -> None:
         raise QueryError(
             f"table {table.table!r}: the features of the query are not those of model "
             f"{manifest.model}" + (difference or ": they are in another order")
+        )
+
+
+def _check_names(manifest: Manifest, table: ModelTable, bound: BoundQuery) -> None:
+    """Refuse an alias that stands for other tables than in training.
+
+    A site scores no other table with its part.
+    """
+    asked = [own.name for own in bound.fragments_of(table.table)]
+    own = {name.lower() for name in table.columns}
+    if {name.lower() for name in asked} != own:
+        raise QueryError(
+            f"table {table.table!r} is {' + '.join(map(repr, asked))} in the query, "
+            f"but {' + '.join(map(repr, table.columns))} in model {manifest.model}"
         )
 
 

@@ -276,6 +276,12 @@ def test_a_class_that_the_model_does_not_know_is_refused(softmax):
     [
         (UNLABELLED.replace(", i.weight", ""), r"table 'i': .* missing weight = "),
         (
+            UNLABELLED.replace("c.age, c.region", "c.price AS age").replace(
+                "customers c ON o.customer = c.id", "items c ON o.item = c.item"
+            ),
+            "table 'c' is 'items' in the query, but 'customers' in model",
+        ),
+        (
             UNLABELLED.replace("o.day", "o.day + 1 AS day"),
             "missing day = .* not in the",
         ),
