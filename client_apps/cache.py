@@ -23,6 +23,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from tp_flower.errors import is_full
+
 VERSION: Final = 3
 ENTRY_FILE: Final = "entry.json"
 USES: Final = "uses"
@@ -77,6 +79,8 @@ class Cache:
     def obtain(self, name: str, make: Callable[[Path], None]) -> Path:
         """Return an entry's folder and use it from now on; have it made if need be.
 
+        Where the disk is full, what no run uses is removed, and it is made once more.
+
         Args:
             name: of the entry.
             make: fills an empty folder; nothing is kept if it raises.
@@ -87,6 +91,16 @@ class Cache:
         found = self.find(name)
         if found is not None:
             return found
+        try:
+            return self._made(name, make)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self.shrink(0)
+            return self._made(name, make)
+
+    def _made(self, name: str, make: Callable[[Path], None]) -> Path:
+        """Make an entry and return its folder."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = Path(tempfile.mkdtemp(dir=self.folder, prefix=f".{name}-"))
         try:
@@ -114,8 +128,13 @@ class Cache:
                 _remove(self._uses)
             self.shrink()
 
-    def shrink(self) -> None:
-        """Remove the entries that were not used for longest until the rest fits."""
+    def shrink(self, limit: int | None = None) -> None:
+        """Remove the entries that were not used for longest until the rest fits.
+
+        Args:
+            limit: bytes; None: the cache's own.
+        """
+        limit = self._limit if limit is None else limit
         if not self.folder.is_dir():
             return
         with self._locked():
@@ -123,7 +142,7 @@ class Cache:
             total = sum(entries.values())
             used = self._used()
             for path in sorted(entries, key=_last_use):
-                if total <= self._limit:
+                if total <= limit:
                     break
                 if path.name not in used:
                     _remove(path)

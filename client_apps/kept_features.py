@@ -13,6 +13,7 @@ import numpy.typing as npt
 from client_apps.cache import Cache
 from client_apps.node_config import IN_MEMORY
 from client_apps.store import Entry, SiteStore, lost_state
+from tp_flower.errors import is_full
 
 FeatureArray = npt.NDArray[np.float32]
 
@@ -78,6 +79,17 @@ class KeptFeatures:
         if folder is None:
             raise lost_state()
         return folder
+
+    def make_room(self, error: BaseException | None) -> bool:
+        """Remove from the cache what no run uses, if the disk is full.
+
+        Returns:
+            Whether it is worth while to try again.
+        """
+        if self.cache is None or not (isinstance(error, OSError) and is_full(error)):
+            return False
+        self.cache.shrink(0)
+        return True
 
     def release(self) -> None:
         """Forget the run: its entries stay as long as they fit."""

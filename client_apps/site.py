@@ -324,7 +324,12 @@ class Site:
             SiteError: it cannot be written: then nothing has changed.
         """
         record = self.round.record(self.store.run, reply, self.store.names())
-        self.store.commit(record)
+        try:
+            self.store.commit(record)
+        except SiteError as error:
+            if not self.features.make_room(error.__cause__):
+                raise
+            self.store.commit(record)
         return record
 
     def settle(self, record: Record) -> None:

@@ -119,8 +119,10 @@ class SiteStore:
             self.touch()
             yield
         finally:
-            self._leave_no_trace()
-            os.close(lock)
+            try:
+                self._leave_no_trace()
+            finally:
+                os.close(lock)
 
     def touch(self) -> None:
         """Say that the run goes on, if anything of it is kept."""

@@ -9,9 +9,9 @@ and ``step``.
 import numpy as np
 
 from client_apps.orders import MOST_SEED, Order, header_of, real_numbers
-from client_apps.part import Part
+from client_apps.part import Part, State
 from client_apps.site import Site
-from tp_flower.errors import SiteError
+from tp_flower.errors import DivergedError, SiteError
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.problem import FitProblem
 from tp_flower.privacy.plan import MODEL, MOMENTS, PARAMETERS
@@ -39,7 +39,7 @@ def admm(site: Site, request: Packet) -> Packet:
         target = _received(request, part, "target", len(part.shard.data.multiplicity))
         for name, array in _theta_update(part, target, header).items():
             arrays[part.number, name] = array
-        changed[part.number] = part.state
+        changed[part.number] = _finite_state(part)
     site.save_state(changed)
     return Packet({}, arrays)
 
@@ -65,7 +65,7 @@ def _theta_update(part: Part, target: FloatArray, header: Order) -> Own:
 
 def _send_scores(part: Part) -> Sent:
     """Return the scores of all rows to be sent, and keep them as they will arrive."""
-    scores = part.outgoing.scores(part.shard.scores())
+    scores = part.outgoing.scores(_finite(part, part.shard.scores()))
     if part.outgoing.plan.statistics is not None and _changes_scores(part):
         part.shard.vectors[SENT] = wide(scores)
     return scores
@@ -175,7 +175,7 @@ def consensus(site: Site, request: Packet) -> Packet:
             arrays[part.number, "proposal"] = _propose(part, target, header)
         if not more_rounds:
             arrays[part.number, "scores"] = _send_scores(part)
-        changed[part.number] = part.state
+        changed[part.number] = _finite_state(part)
     site.save_state(changed)
     return Packet({}, arrays)
 
@@ -218,7 +218,7 @@ def sgd(site: Site, request: Packet) -> Packet:
             arrays.update(_next_scores(part, header))
         elif is_stale:
             arrays.update(_foreseen_scores(part, header))
-        changed[part.number] = part.state
+        changed[part.number] = _finite_state(part)
     site.save_state(changed)
     return Packet({}, arrays)
 
@@ -233,7 +233,7 @@ def step(site: Site, request: Packet) -> Packet:
             continue
         _step(part, _mean_gradient(part, request), header)
         arrays.update(_next_scores(part, header))
-        changed[part.number] = part.state
+        changed[part.number] = _finite_state(part)
     site.save_state(changed)
     return Packet({}, arrays)
 
@@ -289,14 +289,40 @@ def _next_scores(part: Part, header: Order) -> Arrays:
     arrays: Arrays = {}
     if header.has("next-batch"):
         batches = _batches(part, header, "next-batch", "next-merged")
-        scores = own.batch_scores(shard.batch_scores(batches), batches)
+        scores = own.batch_scores(_finite(part, shard.batch_scores(batches)), batches)
         arrays[part.number, "batch-scores"] = scores
     asked = header.has("evaluate") and header.text("evaluate", ("tested", "all"))
     if asked == "tested":
-        arrays[part.number, "tested-scores"] = own.scores(shard.tested_scores())
+        arrays[part.number, "tested-scores"] = own.scores(
+            _finite(part, shard.tested_scores())
+        )
     elif asked == "all":
-        arrays[part.number, "scores"] = own.scores(shard.scores())
+        arrays[part.number, "scores"] = own.scores(_finite(part, shard.scores()))
     return arrays
+
+
+def _finite_state(part: Part) -> State:
+    """Return what is to be kept of a part.
+
+    Raises:
+        DivergedError: its model is not finite any more.
+    """
+    _finite(part, part.shard.model.parameters)
+    return part.state
+
+
+def _finite(part: Part, numbers: FloatArray) -> FloatArray:
+    """Return a part's parameters or scores.
+
+    Raises:
+        DivergedError: they are not finite.
+    """
+    if not np.isfinite(numbers).all():
+        raise DivergedError(
+            f"table {part.table}: the model is not finite any more: training diverged. "
+            "Lower learning-rate (0 chooses one)"
+        )
+    return numbers
 
 
 def _received(request: Packet, part: Part, name: str, rows: int) -> FloatArray:

@@ -1,0 +1,417 @@
+"""Every round of a run happens once at a site, whatever becomes of messages and files.
+
+The sites are those of ``hostile``: tables files with policies, and state on disk. A
+*kill* is an exception that nothing catches, at any call that changes a file, after
+which the process has forgotten all that it had read.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from flwr.common.serde import recorddict_to_proto
+
+from client_apps import state_file, store
+from client_apps.node_config import site_id
+from client_apps.site import Site
+from client_apps.state_file import STATE_FILE
+from strategies import TablePuppetADMM, TablePuppetSGD
+from strategies.explain import Explain
+from tests.hostile import SHOP, US, HostileGrid, train
+from tp_flower.errors import SiteError
+from tp_flower.grid import InProcessGrid
+from tp_flower.privacy.ledger import FILE as LEDGER
+from tp_flower.privacy.ledger import Ledger, open_ledger
+from tp_flower.privacy.settings import PrivacySettings
+from tp_flower.protocol import Action, Packet, pack, unpack
+
+COVERED = PrivacySettings(
+    labels="laplace",
+    label_epsilon=1.0,
+    label_range=(-4.0, 4.0),
+    features="statistics",
+    epsilon=1.0,
+    predictions=2.0,
+    statistics=1.0,
+    ranges=(("o", "price", "-5..5"), ("o", "day", "1..28"), ("c", "age", "0..300")),
+)
+BUDGET = """
+    epsilon = 50.0
+    delta = 1e-3
+"""
+SETTINGS = {
+    "covered": {"privacy": COVERED},
+    "consensus": {"lou": "consensus", "num_epochs": 1},
+    "sgd": {"batch_size": 5, "num_epochs": 1},
+}
+Change = Callable[[Packet], Packet]
+
+
+def bytes_of(message: Message) -> bytes:
+    content = message.content
+    return recorddict_to_proto(content).SerializeToString(deterministic=True)
+
+
+def told(packet: Packet, **header: object) -> Packet:
+    """A request that says something else."""
+    return Packet({**packet.header, **header}, packet.arrays)
+
+
+class Sites(HostileGrid):
+    """Sites that remember what they were asked.
+
+    Args:
+        folder: of their files.
+        policies: by table.
+
+    Attributes:
+        asked: by node, the requests in order and their replies.
+    """
+
+    def __init__(self, folder: Path, policies=None):
+        super().__init__(folder, policies=policies)
+        self.asked: dict[int, list[tuple[Message, Message]]] = {}
+
+    def ask(self, message: Message, packet: Packet | None = None) -> Message:
+        """Return the reply to a request, or to one that says something else."""
+        if packet is None:
+            return InProcessGrid._deliver(self, message)
+        changed = Message(pack(packet), dst_node_id=SHOP, message_type="query")
+        changed.metadata.__dict__.update(message.metadata.__dict__)
+        return InProcessGrid._deliver(self, changed)
+
+    def answer(self, message: Message, packet: Packet | None = None) -> Packet:
+        return unpack(self.ask(message, packet).content)
+
+    def _deliver(self, message):
+        reply = self.ask(message)
+        own = self.asked.setdefault(message.metadata.dst_node_id, [])
+        own.append((message, reply))
+        return reply
+
+    def site(self, node) -> Site:
+        return Site(self.contexts[node], self.run_name)
+
+    def state_dir(self, node) -> Path:
+        return Path(self.contexts[node].node_config["state-dir"])
+
+    def run_folder(self, node) -> Path:
+        context = self.contexts[node]
+        own = site_id(context.node_config, context.node_id)
+        return self.state_dir(node) / f"{self.run_name}-{own}"
+
+    def kept(self, node) -> dict[str, bytes]:
+        """Every file that the site has, but for when it was used last."""
+        return {
+            path.relative_to(self.state_dir(node)).as_posix(): path.read_bytes()
+            for path in sorted(self.state_dir(node).rglob("*"))
+            if path.is_file()
+        }
+
+
+def restart():
+    """Forget what this process has read."""
+    store._CACHE.sites.clear()
+    open_ledger.cache_clear()
+
+
+def spent(grid) -> dict[int, list[tuple]]:
+    """What each site's ledger says of the run: what, and how often it was used."""
+    found = {}
+    for node in grid.contexts:
+        site = grid.site(node)
+        found[node] = [
+            (own["event"], own["release"]["part"], own["release"]["what"], own["used"])
+            if "used" in own
+            else (own["event"], own["release"]["part"], own["release"]["what"])
+            for own in Ledger(grid.state_dir(node) / LEDGER).lines(site.store.run)
+        ]
+    return found
+
+
+def run(folder: Path, kind: str, grid_class=Sites, **settings):
+    """Train in one of the ways; return the grid and the strategy."""
+    folder.mkdir(exist_ok=True)
+    grid = grid_class(folder)
+    method = TablePuppetSGD if kind == "sgd" else TablePuppetADMM
+    return grid, train(grid, method, **{**SETTINGS[kind], **settings})
+
+
+# the same message twice, and others that look like it
+
+
+class Twice(Sites):
+    """A network that delivers every message twice, and some that nobody has sent."""
+
+    actions: set[str]
+
+    def _deliver(self, message):
+        node, packet = message.metadata.dst_node_id, unpack(message.content)
+        first = super()._deliver(message)
+        if message.metadata.message_type == Action.DESCRIBE:
+            return first
+        before = self.kept(node)
+        restart()
+        assert bytes_of(self.ask(message)) == bytes_of(first)
+        number = packet.header["round"]
+        for what, kind, at in (
+            (told(packet, more=1), "refused", None),
+            (told(packet, round=number - 1, after=None), "refused", None),
+            (told(packet, round=number + 9, after=number + 4), "behind", number),
+        ):
+            is_end = message.metadata.message_type == Action.FINISH
+            if kind == "behind" and is_end and "keep-models" not in packet.header:
+                continue  # it may come at any time
+            answer = self.answer(message, what)
+            assert answer.header["kind"] == ("refused" if is_end else kind)
+            assert answer.header.get("at") == (None if is_end else at)
+            assert not answer.arrays
+        assert self.kept(node) == before
+        assert not len(self.contexts[node].state)
+        self.actions = {*getattr(self, "actions", ()), message.metadata.message_type}
+        return first
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_a_message_that_comes_twice_is_answered_once(tmp_path, kind):
+    grid, strategy = run(tmp_path / "twice", kind, Twice)
+    plain, expected = run(tmp_path / "plain", kind)
+    assert spent(grid) == spent(plain)
+    if kind != "covered":
+        assert strategy.report.final_train == pytest.approx(
+            expected.report.final_train, rel=1e-9
+        )
+    own = {Action.SEAL, Action.EXTRACT, Action.STATISTICS, Action.FINISH}
+    sgd, admm = {Action.SGD, Action.STEP}, {Action.ADMM, Action.CONSENSUS}
+    assert grid.actions >= {*own, Action.PREPARE, *(sgd if kind == "sgd" else admm)}
+
+
+def test_what_a_run_of_mode_explain_asks_is_answered_once(tmp_path):
+    grid = Twice(tmp_path)
+    train(grid, Explain)
+    assert Action.CHECK in grid.actions
+
+
+# state that is lost, damaged or restored
+
+
+class Losing(Sites):
+    """Sites of which one loses something before it is asked for a certain action.
+
+    Args:
+        folder: of their files.
+        action: before which it happens, at the site in the USA.
+        lose: what happens, called with the grid.
+    """
+
+    def __init__(self, folder, action, lose):
+        super().__init__(folder, {"customers": BUDGET})
+        self.action, self.lose = action, lose
+
+    def _deliver(self, message):
+        metadata = message.metadata
+        if (metadata.message_type, metadata.dst_node_id) == (self.action, US):
+            self.lose(self)
+            self.action = ""
+        return super()._deliver(message)
+
+
+def flip(place):
+    """Change one bit of the state file."""
+
+    def lose(grid):
+        path = grid.run_folder(US) / STATE_FILE
+        data = bytearray(path.read_bytes())
+        data[place] ^= 4
+        path.write_bytes(data)
+
+    return lose
+
+
+def without(name):
+    return lambda grid: shutil.rmtree(grid.run_folder(US) / name)
+
+
+def of_another_run(grid):
+    path = grid.run_folder(US) / STATE_FILE
+    other = state_file.read(path, path.parent.name)
+    state_file.write(path, replace(other, run="f" * 32 + "-1"), is_durable=False)
+
+
+LOSSES = {
+    "gone": lambda grid: (grid.run_folder(US) / STATE_FILE).unlink(),
+    "empty": lambda grid: (grid.run_folder(US) / STATE_FILE).write_bytes(b""),
+    "cut": lambda grid: os.truncate(grid.run_folder(US) / STATE_FILE, 100),
+    "another version": flip(8),
+    "its description": flip(40),
+    "of another run": of_another_run,
+    "no model": without("part-2"),
+    "no features": lambda grid: shutil.rmtree(grid.state_dir(US) / "cache"),
+}
+
+
+@pytest.mark.parametrize("what", LOSSES)
+def test_a_site_that_lost_its_state_is_told_all_again(tmp_path, what):
+    """It then says, noise and all, what it has said before, and pays for it once."""
+
+    def lose(grid):
+        LOSSES[what](grid)
+        restart()
+        asked = grid.asked[US][1:]
+        last, _ = asked[-1]
+        number = unpack(last.content).header["round"]
+        request = told(unpack(last.content), round=number + 1, after=number)
+        before = spent(grid)
+        answer = grid.answer(last, request)
+        assert answer.header["kind"] == "behind", answer.header
+        assert answer.header["at"] is None
+        for message, reply in asked:
+            again, first = grid.answer(message), unpack(reply.content)
+            for packet in (again, first):
+                del packet.header["seconds"]
+                # a ledger's account has grown since
+                packet.header.pop("ledger", None)
+            assert again.header == first.header
+            assert again.arrays.keys() == first.arrays.keys()
+            for key, array in first.arrays.items():
+                np.testing.assert_array_equal(again.arrays[key], array)
+        assert spent(grid) == before
+        lost.append(what)
+
+    lost: list[str] = []
+    grid = Losing(tmp_path, Action.CONSENSUS, lose)
+    train(grid, privacy=COVERED, num_epochs=1)
+    assert lost == [what]
+
+
+def test_a_damaged_reply_is_not_sent(tmp_path):
+    answers = []
+
+    def lose(grid):
+        data = (grid.run_folder(US) / STATE_FILE).read_bytes()
+        flip(data.rindex(b'"seconds"'))(grid)
+        message, _ = grid.asked[US][-1]
+        answers.append(grid.answer(message))
+
+    grid = Losing(tmp_path, Action.CONSENSUS, lose)
+    with pytest.raises(SiteError, match="us"):
+        train(grid, privacy=COVERED, num_epochs=1)
+    (answer,) = answers
+    assert (answer.header["kind"], answer.header["at"]) == ("behind", None)
+    assert "reply of the last round is damaged" in answer.header["error"]
+
+
+def test_a_state_that_was_restored_from_a_copy_is_behind(tmp_path):
+    copies: list[bytes] = []
+
+    class Restoring(Sites):
+        def _deliver(self, message):
+            path, asked = self.run_folder(US) / STATE_FILE, self.asked.get(US, [])
+            if message.metadata.dst_node_id != US or not path.exists():
+                return super()._deliver(message)
+            copies.append(path.read_bytes())
+            if len(copies) == 6:
+                now = copies[-1]
+                path.write_bytes(copies[3])
+                numbers = [unpack(m.content).header["round"] for m, _ in asked]
+                answer = self.answer(message)
+                assert (answer.header["kind"], answer.header["at"]) == (
+                    "behind",
+                    numbers[-3],
+                )
+                for earlier, reply in asked[-2:]:
+                    again = self.answer(earlier)
+                    first = unpack(reply.content)
+                    assert again.arrays.keys() == first.arrays.keys()
+                    for key, array in first.arrays.items():
+                        np.testing.assert_array_equal(again.arrays[key], array)
+                assert len(path.read_bytes()) == len(now)
+            return super()._deliver(message)
+
+    run(tmp_path, "covered", Restoring)
+    assert len(copies) > 6
+
+
+# kills
+
+
+class KilledError(BaseException):
+    """The process is no more."""
+
+
+CHANGING = ("mkdir", "rename", "replace", "unlink", "rmdir", "write", "fsync")
+
+
+@contextmanager
+def killed_at(point: int):
+    """Kill the process at a call that changes files: before it, or after it.
+
+    From then on no such call is possible. Yields a list of how many there were.
+    """
+    calls = [0]
+
+    def patched(real):
+        @wraps(real)
+        def function(*arguments, **options):
+            calls[0] += 1
+            done = calls[0] - 1
+            if done == point and point % 2:
+                real(*arguments, **options)
+            if done >= point:
+                raise KilledError
+            return real(*arguments, **options)
+
+        return function
+
+    with pytest.MonkeyPatch.context() as changes:
+        for name in CHANGING:
+            changes.setattr(f"os.{name}", patched(getattr(store.os, name)))
+        yield calls
+
+
+class Killed(Sites):
+    """Sites whose process is killed at many places of every message.
+
+    Attributes:
+        kills: by action, how often.
+    """
+
+    def __init__(self, folder, policies=None):
+        super().__init__(folder, policies)
+        self.kills: dict[str, int] = {}
+
+    def _deliver(self, message):
+        point, action = 0, message.metadata.message_type
+        while True:
+            try:
+                with killed_at(point):
+                    reply = super()._deliver(message)
+            except KilledError:
+                restart()
+                self.kills[action] = self.kills.get(action, 0) + 1
+                # all of the last calls of a short message, some of a long one's
+                point += 1 if point < 8 else 13
+            else:
+                return reply
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_wherever_a_site_is_killed_the_same_message_does_it_all(tmp_path, kind):
+    grid, strategy = run(tmp_path / "killed", kind, Killed, num_epochs=1)
+    plain, expected = run(tmp_path / "plain", kind, num_epochs=1)
+    assert spent(grid) == spent(plain)
+    if kind != "covered":
+        assert strategy.report.final_train == pytest.approx(
+            expected.report.final_train, rel=1e-9
+        )
+    assert min(grid.kills.values()) >= 6
+    assert not {
+        name for node in grid.contexts for name in grid.site(node).store.names()
+    }
