@@ -100,7 +100,10 @@ def test_predictions_at_the_label_site_are_written_nowhere_else(run):
     assert [own["site"] for own in files] == ["orders"] * 3
     assert sum(own["rows"] for own in files) == report["rows"]["joined"]
     assert "Predictions of site orders: predictions/late-" in shown
-    assert report["privacy"]["messages"][-2]["message"] == "query.deliver"
+    # every message of the run says what it tells
+    told = {own["message"].split(".")[1] for own in report["privacy"]["messages"]}
+    assert told == {"describe"} | {item["phase"] for item in report["history"]}
+    assert all(own["protection"] for own in report["privacy"]["messages"])
 
 
 def test_evaluate_reports_metrics(run):
