@@ -6,6 +6,7 @@ It is started by the scripts of ``scripts/deploy``, on free ports, below one fol
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -28,7 +29,6 @@ SECONDS_TO_STOP = 15.0
 SECONDS_TO_RETURN = 100.0
 RETURN_PAUSE = 4.0
 POLL_SECONDS = 0.1
-STATUS_SECONDS = 3.0  # asking for it starts a process of a second
 LOG_CHARACTERS = 3000
 
 
@@ -97,10 +97,12 @@ class Deployment:
             time.sleep(RETURN_PAUSE)
 
     def kill(self, name: str) -> None:
-        """Kill a process as power loss does; its children are left to themselves."""
+        """Kill a process and all that it has started, as power loss and systemd do."""
         process = self._processes.pop(name)
+        under = _descendants({process.pid})
         process.kill()
         process.wait()
+        _kill(under)
 
     def submit(self, name: str, settings: Mapping[str, object]) -> str:
         """Start a run with a file of settings; return its id."""
@@ -117,15 +119,17 @@ class Deployment:
         return found["status"], found["status-details"]
 
     def finish(self, run: str, seconds: float) -> tuple[str, str]:
-        """Wait until a run has ended; return its status and the details."""
-        deadline = time.monotonic() + seconds
-        while True:
-            status, details = self.status(run)
-            if status.startswith("finished"):
-                return status, details
-            if time.monotonic() > deadline:
-                self._fail(f"after {seconds:g} seconds run {run} is {status}")
-            time.sleep(STATUS_SECONDS)
+        """Wait until a run's ServerApp has ended; return the status and the details.
+
+        The log tells it; to ask for the status starts a process of a second.
+        """
+        end = re.compile(rf"Finished task \d+ of run {run}\b")
+        self.wait(
+            lambda: bool(end.search(self.log("superlink"))),
+            f"the end of {run}",
+            seconds,
+        )
+        return self.status(run)
 
     def wait(
         self, is_so: Callable[[], bool], what: str, seconds: float = 120.0
@@ -148,9 +152,7 @@ class Deployment:
                 process.wait(SECONDS_TO_STOP)
             process.kill()
             process.wait()
-        for pid in under:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        _kill(under)
 
     def _start(self, name: str, script: str, *arguments: object) -> int:
         """Start a script in the background; return how long its log was."""
@@ -233,6 +235,12 @@ def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def _kill(processes: set[int]) -> None:
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _descendants(ancestors: set[int]) -> set[int]:
