@@ -1,0 +1,357 @@
+"""A federation where everything goes wrong that can, by a schedule.
+
+Messages are lost or come late or twice, ClientApps are killed wherever it hurts, disks
+are full, state is damaged, nodes restart, and the server is killed. Time is virtual: a
+minute of silence takes no time.
+"""
+
+import errno
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+from flwr.app import Error, Message
+
+from client_apps import site, state_file, store
+from client_apps.app import app
+from client_apps.state_file import STATE_FILE
+from strategies import delivery, inventory
+from tp_flower.grid import InProcessGrid
+from tp_flower.protocol import Action, unpack
+
+
+class Fault(StrEnum):
+    """What happens to one try of one message, or just before it.
+
+    In the order in which one message can meet them all: first those that leave the
+    site as it was, last those that let the message pass.
+    """
+
+    UNKNOWN_NODE = "Flower does not know the node"
+    FLOWER_0 = "Flower error 0"
+    FLOWER_1 = "Flower error 1"
+    FLOWER_2 = "Flower error 2"
+    FLOWER_3 = "Flower error 3"
+    FLOWER_4 = "Flower error 4"
+    FLOWER_5 = "Flower error 5"
+    FLOWER_8 = "Flower error 8"
+    DROP_REQUEST = "the request is lost"
+    UNREADABLE = "the site's disk cannot be read now"
+    DISK_FULL = "the site's disk is full"
+    KILLED_PAYING = "the app is killed when it has paid"
+    KILLED_COMMITTING = "the app is killed before it commits"
+    KILLED_COMMITTED = "the app is killed when it has committed"
+    DROP_REPLY = "the reply is lost"
+    KILLED_FORGETTING = "the app is killed while it forgets what is over"
+    KILLED_REPLYING = "the app is killed before it replies"
+    LATE_REQUEST = "the request arrives after the next try"
+    LATE_REPLY = "the reply arrives after the next try"
+    STRAY = "a copy of the request arrives after the next request"
+    RESTARTED = "the site's process is a new one"
+    TWICE = "the request arrives twice"
+    STATE_GONE = "the site's state file is gone"
+    STATE_DAMAGED = "the site's state file is damaged"
+    STATE_OLD = "the site's state is as it was when it was asked last"
+    SERVER_KILLED_SENDING = "the server is killed before it sends"
+    SERVER_KILLED_WAITING = "the server is killed before it gets the reply"
+
+
+LOSSES = (Fault.STATE_GONE, Fault.STATE_DAMAGED, Fault.STATE_OLD)
+KILLS = (Fault.SERVER_KILLED_SENDING, Fault.SERVER_KILLED_WAITING)
+PASSING = tuple(fault for fault in Fault if fault not in (*LOSSES, *KILLS))
+"""What another try mends, and nobody need know of."""
+
+CRASHES = (
+    *(Fault.FLOWER_1, Fault.FLOWER_2, Fault.FLOWER_8, Fault.KILLED_PAYING),
+    *(Fault.KILLED_COMMITTING, Fault.KILLED_COMMITTED, Fault.KILLED_FORGETTING),
+    Fault.KILLED_REPLYING,
+)
+"""What may be tried again a few times only: the app may do it each time."""
+
+LATE = (Fault.LATE_REQUEST, Fault.LATE_REPLY)
+PASSED = (Fault.STRAY, Fault.RESTARTED, Fault.TWICE)
+"""The message has passed at the next try, or at this one."""
+
+CODES = {
+    fault: int(fault.name.rpartition("_")[2])
+    for fault in Fault
+    if fault.name.startswith("FLOWER")
+}
+CRASHED = 8
+OF_SERVER = (3, 5)
+"""Errors that do not say which node they are about."""
+
+Schedule = Callable[[str, int, int], Fault | None]
+"""What happens to a try, by action, node, and how many tries of all there were."""
+
+
+class ServerKilledError(BaseException):
+    """The server is gone: nothing of its own can see it."""
+
+
+class SiteKilledError(BaseException):
+    """A site's process is gone."""
+
+
+@dataclass
+class World:
+    """What goes on when the server is killed: the schedule, and what is on its way.
+
+    Attributes:
+        schedule: of the faults.
+        tries: how many there were.
+        happened: the faults that did, with the action and the node.
+        asked: every try: its action and node.
+        strays: by node, copies of requests that arrive later.
+        states: by node, the state file as it was before the last request.
+    """
+
+    schedule: Schedule = lambda *_: None
+    tries: int = 0
+    happened: list[tuple[str, int, Fault]] = field(default_factory=list)
+    asked: list[tuple[str, int]] = field(default_factory=list)
+    strays: dict[int, list[Message]] = field(default_factory=dict)
+    states: dict[int, dict[Path, bytes]] = field(default_factory=dict)
+
+
+class FaultyGrid(InProcessGrid):
+    """Deliver messages as a schedule says.
+
+    Args:
+        world: outlives the server.
+        sites: as ``InProcessGrid`` takes them.
+        state: folder of what the sites keep.
+    """
+
+    def __init__(self, world: World, sites: Mapping[str, Path], state: Path) -> None:
+        super().__init__(app, sites, state=state)
+        self.world = world
+        self._late: defaultdict[int, list[tuple[str, Message | None]]]
+        self._late = defaultdict(list)
+        self._requests: dict[str, Message] = {}
+        self._unknown: set[str] = set()
+        self._unsent = {
+            Fault.UNKNOWN_NODE: self._not_known,
+            Fault.DROP_REQUEST: lambda _: None,
+            Fault.LATE_REQUEST: self._held,
+            Fault.SERVER_KILLED_SENDING: kill_server,
+            **{fault: partial(flower_error, code) for fault, code in CODES.items()},
+        }
+        self._sent = {
+            Fault.DROP_REPLY: lambda *_: None,
+            Fault.LATE_REPLY: self._hold,
+            Fault.STRAY: self._copied,
+            Fault.TWICE: self._again,
+            Fault.KILLED_REPLYING: lambda message, _: flower_error(CRASHED, message),
+            Fault.SERVER_KILLED_WAITING: kill_server,
+        }
+
+    def push_messages(self, messages):
+        """Send messages; one to a node that is not known has no id."""
+        identifiers = []
+        for message in messages:
+            (identifier,) = super().push_messages([message])
+            identifiers.append("" if identifier in self._unknown else identifier)
+        return identifiers
+
+    def pull_messages(self, message_ids):
+        """Return the replies that have arrived."""
+        arrived = super().pull_messages(message_ids)
+        return [reply for reply in arrived if reply is not None]
+
+    def _deliver(self, message: Message) -> Message | None:
+        node, world = message.metadata.dst_node_id, self.world
+        action = message.metadata.message_type
+        fault = world.schedule(action, node, world.tries)
+        world.tries += 1
+        world.asked.append((action, node))
+        late, strays = self._late.pop(node, []), world.strays.pop(node, [])
+        if fault is not None:
+            world.happened.append((action, node, fault))
+        reply = self._happen(fault, message)
+        for identifier, held in late:
+            # a request that comes after the next one is answered, too
+            request = self._requests.pop(identifier, None)
+            self._replies[identifier] = held if request is None else self._call(request)
+        for stray in strays:
+            self._call(stray)
+        return reply
+
+    def _happen(self, fault: Fault | None, message: Message) -> Message | None:
+        """Return what comes back of a try, if anything does."""
+        node = message.metadata.dst_node_id
+        self._lose(fault, node)
+        self._remember(node)
+        if fault in HOOKS:
+            with HOOKS[fault]():
+                return self._call(message)
+        if fault in self._unsent:
+            return self._unsent[fault](message)
+        reply = self._call(message)
+        return self._sent[fault](message, reply) if fault in self._sent else reply
+
+    # instead of the request's arrival
+
+    def _not_known(self, message: Message) -> None:
+        self._unknown.add(message.metadata.message_id)
+
+    def _held(self, message: Message) -> None:
+        self._requests[message.metadata.message_id] = message
+        self._hold(message, None)
+
+    # after it
+
+    def _copied(self, message: Message, reply: Message) -> Message:
+        self.world.strays.setdefault(message.metadata.dst_node_id, []).append(message)
+        return reply
+
+    def _again(self, message: Message, reply: Message) -> Message:
+        check_same(reply, second := self._call(message))
+        return second
+
+    def _hold(self, message: Message, reply: Message | None) -> None:
+        held = message.metadata.message_id, reply
+        self._late[message.metadata.dst_node_id].append(held)
+
+    def _call(self, message: Message) -> Message:
+        """Return what the site's app answers; Flower's error if it was killed."""
+        try:
+            return super()._deliver(message)
+        except SiteKilledError:
+            forget_processes()
+            return flower_error(CRASHED, message)
+
+    def state_files(self, node: int) -> list[Path]:
+        """The records of a site's runs."""
+        root = Path(str(self.contexts[node].node_config["state-dir"]))
+        return list(root.glob(f"*/{STATE_FILE}"))
+
+    def _remember(self, node: int) -> None:
+        files = self.state_files(node)
+        self.world.states[node] = {path: path.read_bytes() for path in files}
+
+    def _lose(self, fault: Fault | None, node: int) -> None:
+        if fault not in (*LOSSES, Fault.RESTARTED):
+            return
+        forget_processes()
+        for path in self.state_files(node):
+            if fault is Fault.STATE_GONE:
+                path.unlink()
+            elif fault is Fault.STATE_DAMAGED:
+                data = bytearray(path.read_bytes())
+                data[len(data) // 2] ^= 0x55
+                path.write_bytes(data)
+            elif fault is Fault.STATE_OLD:
+                before = self.world.states.get(node, {}).get(path)
+                path.unlink() if before is None else path.write_bytes(before)
+
+
+def check_same(first: Message, second: Message) -> None:
+    """Assert that two replies to one request are the same, byte for byte."""
+    told, again = (unpack(reply.content) for reply in (first, second))
+    if first.metadata.message_type == Action.DESCRIBE or "error" in told.header:
+        assert told.header | {"seconds": 0} == again.header | {"seconds": 0}
+    else:
+        assert first.content == second.content
+
+
+def forget_processes() -> None:
+    """Forget what this process knows of the sites, as another one would."""
+    store._CACHE.sites.clear()
+
+
+def kill_server(*_: Message) -> None:
+    """Let nothing more happen at the server."""
+    raise ServerKilledError
+
+
+def flower_error(code: int, message: Message) -> Message:
+    """Return an error that Flower replies with."""
+    error = Message(Error(code, "as tested"), reply_to=message)
+    if code in OF_SERVER:
+        error.metadata.__dict__["_src_node_id"] = 1
+    return error
+
+
+# where a site's process is hit
+
+
+def _killed(*_: object, **__: object) -> None:
+    raise SiteKilledError
+
+
+def _full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _unreadable(*_: object, **__: object) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def _after(function: Callable, then: Callable) -> Callable:
+    def both(*arguments, **named):
+        function(*arguments, **named)
+        then()
+
+    return both
+
+
+@contextmanager
+def _disk_full() -> Iterator[None]:
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(state_file, "write", _full))
+        patches.enter_context(patch.object(store, "whole_folder", _full))
+        yield
+
+
+HOOKS = {
+    Fault.UNREADABLE: lambda: patch.object(store.SiteStore, "last", _unreadable),
+    Fault.KILLED_PAYING: lambda: patch.object(
+        site.Site, "pay", _after(site.Site.pay, _killed)
+    ),
+    Fault.KILLED_COMMITTING: lambda: patch.object(state_file, "write", _killed),
+    Fault.KILLED_COMMITTED: lambda: patch.object(
+        state_file, "write", _after(state_file.write, _killed)
+    ),
+    Fault.KILLED_FORGETTING: lambda: patch.object(
+        site.Site, "settle", _after(site.Site.settle, _killed)
+    ),
+    Fault.DISK_FULL: _disk_full,
+}
+
+
+# time
+
+
+class Clock:
+    """Passes when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        """The time."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass, and more of it than was asked for: there are many polls."""
+        self.now += 50 * seconds
+
+
+@contextmanager
+def virtual_time() -> Iterator[None]:
+    """Let the server wait for nothing, and disks be fast."""
+    clock = Clock()
+    own = SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep)
+    with ExitStack() as patches:
+        for module in (delivery, inventory):
+            patches.enter_context(patch.object(module, "time", own))
+        patches.enter_context(patch.object(os, "fsync", lambda _: None))
+        yield
