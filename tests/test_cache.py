@@ -1,5 +1,6 @@
 """The site's cache of folders: made once, whole, private, and only as large as told."""
 
+import errno
 import json
 import os
 import subprocess
@@ -211,3 +212,25 @@ def test_processes_share_a_cache(tmp_path):
     for worker in workers:
         assert worker.communicate(timeout=120) == ("done\n", "")
     assert len(entries(tmp_path / "cache")) <= 1
+
+
+def no_room(_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_takes_what_no_run_uses(tmp_path):
+    unused = at(tmp_path, "1-1").obtain("unused", make())
+    at(tmp_path, "1-1").release()
+    cache = at(tmp_path, "2-1")
+    used = cache.obtain("used", make())
+
+    def fill(folder):
+        if unused.exists():
+            no_room(folder)
+        make()(folder)
+
+    wanted = cache.obtain("wanted", fill)
+    assert entries(tmp_path / "cache") == {used.name, wanted.name}
+    with pytest.raises(OSError, match="No space left"):
+        cache.obtain("another", no_room)
+    assert entries(tmp_path / "cache") == {used.name, wanted.name}
