@@ -27,7 +27,7 @@ SECONDS_TO_START = 60.0
 SECONDS_TO_STOP = 15.0
 # a killed SuperNode's key is taken for in use for up to 60 seconds
 SECONDS_TO_RETURN = 100.0
-RETURN_PAUSE = 4.0
+RETURN_PAUSE = 12.0  # a try takes seconds of a core
 POLL_SECONDS = 0.1
 LOG_CHARACTERS = 3000
 
@@ -51,6 +51,8 @@ class Deployment:
             "FLWR_HOME": str(folder / "operator"),
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
+            # waiting takes less of a core than by default, and rounds a little longer
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.4",
         }
         self.script("make_ca.sh", folder / "ca", "localhost")
         address = f"127.0.0.1:{self.port}"
