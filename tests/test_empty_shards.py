@@ -16,7 +16,7 @@ FRAMES = store()
 ALL_WAYS = [
     {"strategy": "admm", "num_epochs": 3},
     {"strategy": "admm", "num_epochs": 3, "lou": "consensus"},
-    {"strategy": "admm", "num_epochs": 12, "model": "mlp"},
+    {"strategy": "admm", "num_epochs": 4, "model": "mlp"},
     {"strategy": "sgd", "num_epochs": 2, "batch_size": 20},
 ]
 each_way = pytest.mark.parametrize("how", ALL_WAYS, ids=str)

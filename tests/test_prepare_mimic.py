@@ -214,7 +214,7 @@ def test_the_chunks_do_not_matter(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([str(folder), str(tmp_path), "--stays", "1"]) == 0
+    assert main([str(folder), str(tmp_path), "--stays", "3"]) == 0
     assert "joined: 35 rows" in capsys.readouterr().out
     parts = table(tmp_path, "events").set_index(["icustay_id", "hour"])
     pd.testing.assert_frame_equal(parts, events)

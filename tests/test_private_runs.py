@@ -35,9 +35,8 @@ def train(
     """Return the strategy after a run, and all messages."""
     seen = [] if seen is None else seen
     grid = InProcessGrid(app, one_per_site(shards(store())), observe=seen.append)
-    own = Settings(
-        strategy=strategy, num_epochs=EPOCHS, device="cpu", privacy=privacy, **settings
-    )
+    settings = {"num_epochs": EPOCHS, **settings}
+    own = Settings(strategy=strategy, device="cpu", privacy=privacy, **settings)
     method = STRATEGIES[strategy](Query.from_sql(store_sql(loss)), own)
     method.start(grid)
     return method, seen
@@ -193,12 +192,13 @@ def test_parameters_and_gradients_of_shards_are_noisy():
     """Twice the same run: what is private differs, what is not is the same."""
     for strategy, name in (("admm", "proposal"), ("sgd", "gradient")):
         privacy = PrivacySettings(features="dp-sgd", epsilon=1.0)
-        runs = [train(privacy, strategy, batch_size=30)[1] for _ in range(2)]
+        short = {"batch_size": 60, "num_epochs": 1}
+        runs = [train(privacy, strategy, **short)[1] for _ in range(2)]
         first, second = (arrays(seen, name) for seen in runs)
         assert first.keys() == second.keys()
         assert all(not np.array_equal(first[p][0], second[p][0]) for p in first)
         clear = [
-            train(PrivacySettings(), strategy, lou="consensus", batch_size=30)[1]
+            train(PrivacySettings(), strategy, lou="consensus", **short)[1]
             for _ in range(2)
         ]
         first, second = (arrays(seen, name) for seen in clear)
@@ -226,11 +226,10 @@ def test_against_an_outsider_batches_are_drawn_and_the_server_pays_more():
     assert max(epsilon([cost], 1e-5) for cost in costs) > 1.0
     # the batches are never the same, whatever the seed
     plans = []
-    for _ in range(2):
-        _, seen = train(privacy, "sgd", batch_size=20)
+    for run in (seen, train(privacy, "sgd", batch_size=20, num_epochs=1)[1]):
         prepared = [
             unpack(m.content).arrays
-            for m in seen
+            for m in run
             if m.metadata.message_type == "train.prepare"
         ]
         plans.append(
