@@ -22,6 +22,7 @@ from flwr.common.logger import log
 
 from client_apps.requests import Request
 from client_apps.site import Site
+from client_apps.site_log import MessageLog
 from client_apps.turn import Answer, take_turn
 from tp_flower.errors import BehindError, TPFlowerError, kind_of
 from tp_flower.protocol import AT, KIND, ROUND, Action, Packet, pack
@@ -54,24 +55,29 @@ def answer_of(action: Action) -> Answer:
 
 def _reply(message: Message, context: Context, action: Action) -> Message:
     request, site = None, None
+    own_log = MessageLog(action, message.content)
     try:
         request = Request.read(action, message.content)
         site = Site(context, request.run)
         content = take_turn(site, request, answer_of(action))
+        own_log.answered(request, site, content)
     except Exception as error:  # noqa: BLE001 - see the module docstring
-        content = _failed(action, request, site, error)
+        own_log.refused(request, site, error, _reason(error))
+        content = _failed(request, site, error)
     return Message(content, reply_to=message)
 
 
-def _failed(
-    action: Action, request: Request | None, site: Site | None, error: Exception
-) -> RecordDict:
+def _reason(error: Exception) -> str:
+    """Return what the site's log says of an error; of our own, all."""
+    return str(error) if isinstance(error, TPFlowerError) else _place(error)
+
+
+def _failed(request: Request | None, site: Site | None, error: Exception) -> RecordDict:
     """Return what the server is told of an error."""
     if isinstance(error, TPFlowerError):
-        log(ERROR, "%s failed: %s", action, error)
         text = str(error) if site is None else site.without_places(str(error))
     else:
-        log(ERROR, "%s failed:\n%s", action, _trace(error))
+        log(ERROR, _trace(error))
         text = f"{_place(error)}; its text is in the site's log"
     header: dict[str, object] = {"error": text, KIND: str(kind_of(error))}
     if request is not None:

@@ -31,6 +31,7 @@ from client_apps.folders import whole_folder
 from client_apps.node_config import IN_MEMORY
 from client_apps.state_file import STATE_FILE, Record
 from tp_flower.errors import LostStateError, SiteError
+from tp_flower.events import line
 
 AnyArray = npt.NDArray[Any]
 
@@ -162,10 +163,10 @@ class SiteStore:
         except FileNotFoundError:
             return None
         except _MALFORMED as error:
-            log(WARNING, "run %s: the state is not used: %s", self.run, error)
+            log(WARNING, line("unusable-state", run=self.run, reason=str(error)))
             return None
         if gone := set(record.entries) - set(self.names()):
-            log(WARNING, "run %s: %s are gone", self.run, ", ".join(sorted(gone)))
+            log(WARNING, line("lost-state", run=self.run, gone=sorted(gone)))
             return None
         return record
 

@@ -13,7 +13,7 @@ commit the changes and the reply together; forget what nobody needs any more; re
 
 import time
 from collections.abc import Callable
-from logging import WARNING
+from logging import INFO, WARNING
 
 from flwr.app import RecordDict
 from flwr.common.logger import log
@@ -22,6 +22,7 @@ from client_apps.requests import Request, answered_before
 from client_apps.site import Site
 from client_apps.state_file import Record
 from tp_flower.errors import BehindError, LostStateError
+from tp_flower.events import line
 from tp_flower.protocol import AT, ROUND, Action, Packet, open_parcel, pack, parcel_of
 
 Answer = Callable[[Site, Packet], Packet]
@@ -46,13 +47,15 @@ def take_turn(site: Site, request: Request, answer: Answer) -> RecordDict:
             return _described(site, request, answer, last)
         try:
             if kept := answered_before(request, last):
+                log(INFO, line("repeated", run=site.run, round=request.number))
                 return _repeated(site, kept)
             return _answered(site, request, answer, last)
         except LostStateError as error:
             if last is None:
                 raise
             # what was there when the round before was committed is not there any more
-            log(WARNING, "run %s: %s", site.store.run, error)
+            told = line("behind", run=site.run, round=request.number, reason=str(error))
+            log(WARNING, told)
             site.store.forget_record()
             raise BehindError(str(error), None) from error
 

@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 240
+Run = Future[tuple[int, str]]
 
 
 def script(name: str, *arguments: str, home: Path) -> tuple[int, str]:
@@ -34,29 +37,50 @@ def run(config: Path, home: Path) -> tuple[int, str]:
     return script("run_app.py", *arguments, home=home)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small store; its four organisations share two SuperNodes."""
+    folder = tmp_path_factory.mktemp("store")
     sizes = ("--orders", "300", "--items", "20", "--customers", "40")
-    status, printed = script("make_store.py", str(tmp_path), *sizes, home=tmp_path)
+    status, printed = script("make_store.py", str(folder), *sizes, home=folder)
     assert status == 0, printed
-    return tmp_path
+    return folder
 
 
-def changed(folder: Path, old: str, new: str) -> Path:
+@pytest.fixture(scope="module")
+def runs(store: Path) -> Iterator[dict[str, Run]]:
+    """A run that completes and one that fails, at the same time: they wait a lot."""
+    settings = f'task = "auto"\nnum-epochs = 3\noutput-dir = "{store / "out"}"'
+    changes = {
+        "good": ('task = "classification"', settings),
+        "bad": ("c.income", "c.incom"),
+    }
+    with ThreadPoolExecutor(len(changes)) as pool:
+        yield {
+            name: pool.submit(run, changed(store, name, *change), home(store, name))
+            for name, change in changes.items()
+        }
+
+
+def home(folder: Path, name: str) -> Path:
+    """Make a working folder of one run."""
+    own = folder / name
+    own.mkdir()
+    return own
+
+
+def changed(folder: Path, name: str, old: str, new: str) -> Path:
     """Write a run config in which a text is replaced."""
     text = (folder / "my-run.toml").read_text()
     assert old in text
-    path = folder / "changed.toml"
+    path = folder / f"{name}.toml"
     path.write_text(text.replace(old, new))
     return path
 
 
 @pytest.mark.slow
-def test_run_completes_and_reports(store: Path) -> None:
-    settings = f'task = "auto"\nnum-epochs = 3\noutput-dir = "{store / "out"}"'
-    config = changed(store, 'task = "classification"', settings)
-    status, printed = run(config, store)
+def test_run_completes_and_reports(store: Path, runs: dict[str, Run]) -> None:
+    status, printed = runs["good"].result()
     assert status == 0, printed
     assert f"Report: {store / 'out' / 'report.json'}" in printed
     report = json.loads((store / "out" / "report.json").read_text())
@@ -74,18 +98,21 @@ def test_run_completes_and_reports(store: Path) -> None:
     assert tables["c"]["sites"] == ["us", "uk"]
     assert report["final"]["test"]["auc"] > 0.7
     assert report["final"]["train"]["log_loss"] < 0.69
-    # the sites have forgotten the run
-    # what a later run of the same query need not read again, the sites' models, and
-    # what has left them
-    state = store / "home" / "state"
-    kept = sorted(own.name for own in state.iterdir())
-    assert kept == ["cache", "models", "privacy"]
+    # the sites have forgotten the run but for the last reply, which they may be asked
+    # for again; they keep what a later run of the same query need not read again, their
+    # models, and what has left them
+    state = store / "good" / "home" / "state"
+    kept = {own.name for own in state.iterdir()}
+    records = kept - {"cache", "models", "privacy"}
+    assert kept - records == {"cache", "models", "privacy"}
+    assert {name.partition("-")[2] for name in records} == {"0", "1"}
+    left = [file for name in records for file in (state / name).iterdir()]
+    assert sum(file.stat().st_size for file in left) < 20_000
 
 
 @pytest.mark.slow
-def test_run_fails_with_its_message(store: Path) -> None:
-    config = changed(store, "c.income", "c.incom")
-    status, printed = run(config, store)
+def test_run_fails_with_its_message(runs: dict[str, Run]) -> None:
+    status, printed = runs["bad"].result()
     assert status == 1, printed
     message = "table 'c' has no column 'incom' (did you mean 'income'?)"
     assert f"FAILED: feature c.incom: {message}" in printed
@@ -95,8 +122,8 @@ def test_run_fails_with_its_message(store: Path) -> None:
 
 @pytest.mark.slow
 def test_settings_are_refused_before_anything_starts(store: Path) -> None:
-    config = changed(store, 'strategy = "admm"', 'stratgy = "admm"')
-    status, printed = run(config, store)
+    config = changed(store, "unknown", 'strategy = "admm"', 'stratgy = "admm"')
+    status, printed = run(config, home(store, "unknown"))
     assert status == 2
     assert "stratgy: unknown setting. Did you mean strategy?" in printed
     assert "Valid settings: sql, task, tables, strategy" in printed

@@ -128,9 +128,9 @@ def test_a_malformed_request_is_refused_and_changes_nothing(tmp_path, method, se
     check_malformed(tmp_path, method, settings, share=(5, 41))
 
 
-# all of range(41) take half an hour
+# all of range(41) take half an hour; tests/test_fuzz.py sends thousands more
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 20])
+@pytest.mark.parametrize("number", [20])
 @pytest.mark.parametrize(("method", "settings"), RUNS)
 def test_more_malformed_requests(tmp_path, method, settings, number):
     check_malformed(tmp_path, method, settings, share=(number, 41))
