@@ -4,6 +4,7 @@ It knows the run's name, who hosts what, which round each site has answered, and
 journal; a strategy says what to ask and computes with the replies.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -22,7 +23,13 @@ from strategies.journal import FOLDER, Frame, Journal, messages_of
 from strategies.opening import open_replies
 from strategies.resuming import check_same, find_again, positions_text
 from strategies.run_log import RunLog
-from tp_flower.errors import SettingsError, SiteError
+from tp_flower.errors import (
+    MissingSiteError,
+    SettingsError,
+    SiteError,
+    TPFlowerError,
+    UnavailableError,
+)
 from tp_flower.experiment import Settings
 from tp_flower.privacy.noise import KEY_BYTES
 from tp_flower.protocol import (
@@ -35,6 +42,9 @@ from tp_flower.protocol import (
 )
 from tp_flower.query import Query
 from tp_flower.run_modes import TRAIN
+
+MOST_LOSSES: Final = 2
+"""How often a site may lose its state before the next round is over."""
 
 ABANDON_SECONDS: Final = 10.0
 """To wait for the sites to forget a failed run."""
@@ -56,6 +66,7 @@ class Conversation:
         behind: the sites that may lack rounds of the journal, with the last round that
             each has answered.
         answered: by node, the last round that it has answered.
+        is_replaying: whether the rounds of the journal are gone through again.
     """
 
     grid: Grid
@@ -68,9 +79,11 @@ class Conversation:
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     behind: dict[int, int | None] = field(default_factory=dict)
     answered: dict[int, int] = field(default_factory=dict)
+    is_replaying: bool = False
 
     def __post_init__(self) -> None:
         self._absences = Absences(self.settings, self.log)
+        self._losses: Counter[int] = Counter()
 
     @classmethod
     def begin(cls, grid: Grid, query: Query, settings: Settings) -> "Conversation":
@@ -150,6 +163,7 @@ class Conversation:
             journal,
             datetime.fromisoformat(head["started"]),
             positions,
+            is_replaying=True,
         )
 
     @property
@@ -204,6 +218,10 @@ class Conversation:
             facts: JSON, what is to be known of the round when the run is resumed.
         """
         self.answered |= dict.fromkeys(answered, number)
+        for node in answered:
+            self.behind.pop(node, None)
+        self._losses.clear()
+        self.is_replaying = False
         if self.journal is not None:
             parcels = {node: parcel_of(m.content) for node, m in answered.items()}
             self.journal.append(Frame({"number": number, **facts}, parcels))
@@ -212,7 +230,7 @@ class Conversation:
         """Prepare to go through the journal again, for sites that lack rounds.
 
         Raises:
-            SiteError: there is no journal, or they lacked the same rounds before.
+            SiteError: there is no journal, or they have lost rounds again and again.
         """
         names = self.inventory.site_names
         listed = ", ".join(repr(names.get(n, f"node {n}")) for n in sorted(positions))
@@ -222,10 +240,12 @@ class Conversation:
                 "state-dir?), and the run has no checkpoint, as it has no output-dir; "
                 "start the run again"
             )
-        if positions.items() <= self.behind.items():
+        self._losses.update(positions.keys())
+        if max(self._losses.values()) > MOST_LOSSES:
             raise SiteError(f"{listed}: the state of this run does not last there")
         self.log.behind(positions_text(positions, positions))
         self.behind |= positions
+        self.is_replaying = True
         self.answered.clear()
         self._absences = Absences(self.settings, self.log)
 
@@ -271,13 +291,41 @@ class Conversation:
         replies = self.courier.deliver(messages, self.settings.site_timeout)
         named = [(self.courier.node_of(message), message) for message in replies]
         names = self.inventory.site_names
-        found = open_replies(asked, named, names).complete()
+        try:
+            found = open_replies(asked, named, names).complete()
+        except UnavailableError:
+            raise
+        except SiteError as error:
+            raise SiteError(
+                f"{error} (it has lost its state, and cannot be brought up to date; "
+                "start the run again)"
+            ) from error
         for node, packet in found.packets.items():
             if packet.header.get("parts") != packets[node].header.get("parts"):
                 raise SiteError(
                     f"site {names.get(node)!r} lost its state, and its tables have "
                     "changed since the run began; start the run again"
                 )
+            self.behind[node] = number
+
+    def stop(self, error: Exception, rounds: int, *, has_trained: bool) -> None:
+        """Leave the run to be resumed where that may help; else let it be forgotten.
+
+        Args:
+            error: why it stops.
+            rounds: that are over.
+            has_trained: whether there is more to lose than the set-up.
+        """
+        is_passing = isinstance(error, MissingSiteError | UnavailableError)
+        is_foreign = not isinstance(error, TPFlowerError)
+        may_help = is_passing or is_foreign or has_trained or self.is_replaying
+        is_kept = self.journal is not None and may_help
+        self.log.stopped(error, rounds, is_kept=is_kept)
+        if is_kept:
+            self.keep()
+            return
+        self.abandon()
+        self.end()
 
     def abandon(self, nodes: Iterable[int] | None = None) -> None:
         """Let sites forget the run, as far as they can be reached.

@@ -26,7 +26,6 @@ from strategies.epochs import EpochResult
 from strategies.exchange import Replies, Request, computing_seconds, count_bytes
 from strategies.inventory import Inventory
 from strategies.opening import BehindSites
-from tp_flower.errors import MissingSiteError, TPFlowerError, UnavailableError
 from tp_flower.experiment import Settings
 from tp_flower.query import Query
 from tp_flower.report import RoundReport
@@ -273,13 +272,12 @@ class RoundStrategy(Strategy):
                 rounds; how many of them an epoch takes depends on the method.
             timeout: seconds to wait for a site, in place of ``site_timeout``, if not 0.
             train_config: passed to ``configure_train``, for wrappers.
-            evaluate_config: not used.
-            evaluate_fn: not used; held-out rows are evaluated every epoch.
+            evaluate_config: not used, as held-out rows are evaluated every epoch.
+            evaluate_fn: likewise.
 
         Returns:
-            Flower's result: the base score in ``arrays``, and the training and test
-            metrics of every epoch in ``train_metrics_clientapp`` and
-            ``evaluate_metrics_serverapp``.
+            The base score in ``arrays``, and the training and test metrics of every
+            epoch in ``train_metrics_clientapp`` and ``evaluate_metrics_serverapp``.
 
         Raises:
             TPFlowerError: any of its kinds; see the modules.
@@ -295,10 +293,11 @@ class RoundStrategy(Strategy):
         self._started = self._talk.started
         self._talk.log.started(type(self).__name__)
         try:
-            self._begin()
+            self._catch_up()
             result = self._run(grid, config, timeout or self.settings.site_timeout)
         except Exception as error:
-            self._stop(error)
+            has_trained = bool(self._epoch)
+            self._talk.stop(error, len(self.history), has_trained=has_trained)
             raise
         except BaseException:
             self._talk.keep()
@@ -308,6 +307,15 @@ class RoundStrategy(Strategy):
         self._talk.keep()
         self._talk.abandon(self._talk.idle_nodes())
         return result
+
+    def _catch_up(self, lacking: BehindSites | None = None) -> None:
+        """Go to where the journal ends, also if sites lose their state meanwhile."""
+        if lacking is not None:
+            self.talk.start_again(lacking.positions)
+        try:
+            self._begin()
+        except BehindSites as again:
+            self._catch_up(again)
 
     def _begin(self) -> None:
         """Start the method, and go through the rounds that the journal has."""
@@ -321,18 +329,6 @@ class RoundStrategy(Strategy):
         if done := len(self.history):
             self.talk.log.resumed(done, self.history[-1].epoch)
 
-    def _stop(self, error: Exception) -> None:
-        """Leave the run to be resumed where that may help; else let it be forgotten."""
-        is_passing = isinstance(error, MissingSiteError | UnavailableError)
-        may_help = is_passing or self._epoch or not isinstance(error, TPFlowerError)
-        is_kept = bool(self.talk.journal is not None and may_help)
-        self.talk.log.stopped(error, len(self.history), is_kept=is_kept)
-        if is_kept:
-            self.talk.keep()
-            return
-        self.talk.abandon()
-        self.talk.end()
-
     def _run(self, grid: Grid, config: ConfigRecord, timeout: float) -> Result:
         while self._progress.pending is not None:
             number, arrays = len(self.history) + 1, self._progress.returned.arrays
@@ -341,8 +337,7 @@ class RoundStrategy(Strategy):
             try:
                 self._return(*self.aggregate_train(number, replies))
             except BehindSites as lacking:
-                self.talk.start_again(lacking.positions)
-                self._begin()
+                self._catch_up(lacking)
         return self._progress.returned
 
     def _return(self, arrays: ArrayRecord | None, metrics: MetricRecord | None) -> None:
