@@ -242,6 +242,9 @@ class FaultyGrid(InProcessGrid):
             return
         forget_processes()
         for path in self.state_files(node):
+            if not any(beside.is_dir() for beside in path.parent.iterdir()):
+                # the run is over there: nothing is left to go on with but the record
+                continue
             if fault is Fault.STATE_GONE:
                 path.unlink()
             elif fault is Fault.STATE_DAMAGED:
