@@ -362,3 +362,11 @@ def test_masks_round_trip(mask):
 def test_masks_of_another_length_are_refused(packed):
     with pytest.raises(ReplyError, match="not a mask of 9 rows"):
         unpack_bits(packed, 9)
+
+
+def test_bytes_are_counted_as_flower_counts_them_and_of_empty_values_too():
+    record = ConfigRecord({"a": "text", "b": b"12", "c": True, "d": 3, "e": [1.0, 2.0]})
+    arrays = ArrayRecord({"x": Array(np.zeros(5))})
+    content = RecordDict({"one": record, "two": arrays})
+    assert message_bytes(content) == record.count_bytes() + arrays.count_bytes()
+    assert message_bytes(RecordDict({"r": ConfigRecord({"f": "", "g": []})})) == 2
