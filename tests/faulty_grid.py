@@ -106,6 +106,7 @@ class World:
 
     Attributes:
         schedule: of the faults.
+        tamper: called with a message and its reply, to return what arrives.
         tries: how many there were.
         happened: the faults that did, with the action and the node.
         asked: every try: its action and node.
@@ -114,6 +115,7 @@ class World:
     """
 
     schedule: Schedule = lambda *_: None
+    tamper: Callable[[Message, Message], Message] = lambda _, reply: reply
     tries: int = 0
     happened: list[tuple[str, int, Fault]] = field(default_factory=list)
     asked: list[tuple[str, int]] = field(default_factory=list)
@@ -223,7 +225,8 @@ class FaultyGrid(InProcessGrid):
     def _call(self, message: Message) -> Message:
         """Return what the site's app answers; Flower's error if it was killed."""
         try:
-            return super()._deliver(message)
+            reply = super()._deliver(message)
+            return self.world.tamper(message, reply)
         except SiteKilledError:
             forget_processes()
             return flower_error(CRASHED, message)

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -88,6 +89,7 @@ class Ended:
         error: that it stopped with; None if it came to its end.
         happened: the faults.
         asked: every try of a message: its action and node.
+        losses: of the epochs.
     """
 
     parameters: dict[str, np.ndarray]
@@ -95,6 +97,7 @@ class Ended:
     error: TPFlowerError | None
     happened: list[tuple[str, int, Fault]]
     asked: list[tuple[str, int]]
+    losses: list[float] = field(default_factory=list)
 
     def check_is(self, other: "Ended") -> None:
         """Assert that it has come to the same end as another one."""
@@ -147,9 +150,19 @@ class Federation:
         shutil.rmtree(before, ignore_errors=True)
         forget_processes()
 
-    def train(self, schedule: Schedule | None = None) -> Ended:
-        """Train to the end or to an error; resume whenever the server was killed."""
-        world = World(schedule) if schedule else World()
+    def train(self, schedule: Schedule | None = None, **world: Any) -> Ended:
+        """Train to the end or to an error; resume whenever the server was killed.
+
+        Args:
+            schedule: of the faults; none if not given.
+            world: what else it is told.
+        """
+        return self.train_in(
+            World(**{"schedule": schedule} if schedule else {}, **world)
+        )
+
+    def train_in(self, world: World) -> Ended:
+        """Do so in a world that is given."""
         for _ in range(MOST_LIVES):
             try:
                 return self._live(world)
@@ -171,13 +184,12 @@ class Federation:
         grid = FaultyGrid(world, self._tables, self._state)
         strategy = STRATEGIES[self._method.strategy](
             self._query,
-            num_epochs=2,
             output_dir=str(self.run),
             resume=str(self.run) if self.can_be_resumed else "",
             site_timeout=TIMEOUT,
             wait_seconds=TIMEOUT,
             device="cpu",
-            **self._method.own,
+            **{"num_epochs": 2, **self._method.own},
         )
         error = None
         try:
@@ -189,9 +201,9 @@ class Federation:
             error = raised
         finally:
             grid.close()
-        return Ended(
-            self._models(), ledgers(strategy), error, world.happened, world.asked
-        )
+        losses = [item.train["loss"] for item in strategy.history if item.train]
+        seen = ledgers(strategy), error, world.happened, world.asked, losses
+        return Ended(self._models(), *seen)
 
     def _models(self) -> dict[str, np.ndarray]:
         """The parameters that the sites have saved, by site and part."""
