@@ -58,10 +58,10 @@ def train(grid, caplog):
 def test_a_run_is_told_from_start_to_end(caplog):
     strategy, found = train(InProcessGrid(app, sites()), caplog)
     own = [line for line in found if line["run"] == strategy.run[:SHOWN_DIGITS]]
-    told = [line["event"] for line in own if line["level"] != "DEBUG"]
-    assert told == ["start", "finish"]
-    assert own[0]["strategy"] == "TablePuppetADMM"
-    assert own[0]["sites"] == f"{FORGED},shop"
+    start, finish = (line for line in own if line["level"] != "DEBUG")
+    assert (start["event"], finish["event"]) == ("start", "finish")
+    assert start["strategy"] == "TablePuppetADMM"
+    assert start["sites"] == f"{FORGED},shop"
     rounds = [line for line in own if line["event"] == "round"]
     assert [int(line["round"]) for line in rounds] == [
         r.round for r in strategy.history
@@ -73,7 +73,7 @@ def test_a_run_is_told_from_start_to_end(caplog):
     assert {*replies} == {FORGED, "shop"}
     sent = [line for line in own if line["event"] == "sent"]
     assert len(replies) == sum(int(line["sites"]) for line in sent)
-    assert own[-1]["rounds"] == str(len(rounds))
+    assert finish["rounds"] == str(len(rounds))
 
 
 def test_a_message_that_is_sent_again_is_told_with_its_site(caplog):
