@@ -216,6 +216,10 @@ class Federation:
             found[name] = theta
         return found
 
+    def run_folders(self, site: str) -> list[Path]:
+        """Where a site keeps what it knows of runs."""
+        return [lock.parent for lock in (self._state / site).glob("*-*/.lock")]
+
     def check_nothing_left(self) -> None:
         """Assert that all is over but what is to stay."""
         assert not self.can_be_resumed

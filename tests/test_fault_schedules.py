@@ -1,6 +1,7 @@
 """Faults at random: a run ends in the same model, or stops and can be resumed."""
 
 import re
+import shutil
 
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
@@ -9,9 +10,11 @@ from hypothesis import strategies as st
 from tests.faulty_grid import Fault
 from tests.faulty_runs import place, plain, same_noise
 from tp_flower.errors import MissingSiteError, SiteError, TPFlowerError
+from tp_flower.protocol import Action
 
 __all__ = ["place", "plain", "same_noise"]
 
+US = 3
 SCHEDULES = 50
 """Of each method: 200 in all."""
 
@@ -48,3 +51,22 @@ def test_random_faults_end_in_the_same_model_or_in_a_clear_stop(plain, name):
         ended.check_is(expected)
 
     check()
+
+
+@pytest.mark.parametrize("action", [Action.STATISTICS, Action.ADMM, Action.FINISH])
+def test_a_site_that_has_lost_its_keys_too_cannot_go_on_and_it_is_said(plain, action):
+    federation, expected = plain("gram")
+
+    def lose_all(asked: str, node: int, _: int) -> None:
+        if (asked, node) == (action, US):
+            for folder in federation.run_folders("us"):
+                shutil.rmtree(folder)
+
+    ended = federation.train(lose_all)
+    assert isinstance(ended.error, SiteError)
+    match = r"^site 'us'.*\(it has lost its state, and cannot be brought up to date; "
+    assert re.search(match + "start the run again", str(ended.error))
+    # what the others and the server know is not thrown away with it
+    assert federation.can_be_resumed
+    federation.start()
+    federation.train().check_is(expected)
