@@ -194,9 +194,9 @@ TRAINING = {
         TablePuppetADMM,
         {},
         {
-            Action.DESCRIBE: 600,
+            Action.DESCRIBE: 400,
             Action.SEAL: 900,
-            Action.EXTRACT: 700,
+            Action.EXTRACT: 500,
             Action.STATISTICS: 700,
             Action.PREPARE: 900,
             Action.ADMM: 1000,
@@ -210,7 +210,7 @@ TRAINING = {
         {Action.PREPARE: 100, Action.SGD: 900, Action.STEP: 900},
     ),
 }
-CHECKING = {Action.CHECK: 600}
+CHECKING = {Action.CHECK: 400}
 PREDICTING = {Action.SCORE: 500, Action.DELIVER: 500}
 
 

@@ -13,7 +13,7 @@ from tests.fuzzing import Fuzzer
 __all__ = ["place", "plain", "same_noise"]
 
 US = 3
-EACH = 6
+EACH = 4
 """Mutants of the reply to each action."""
 
 

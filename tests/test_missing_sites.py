@@ -93,7 +93,7 @@ MLP = {"model": "mlp", "hidden_sizes": (4,), "batch_size": 6, "learning_rate": 1
 
 
 @pytest.mark.parametrize(
-    "own", [{"batch_size": 6, **SOARING}, {**MLP, "num_epochs": 50}], ids=["sgd", "mlp"]
+    "own", [{"batch_size": 6, **SOARING}, {**MLP, "num_epochs": 20}], ids=["sgd", "mlp"]
 )
 def test_training_that_diverges_stops_with_the_last_checkpoint(place, own):
     federation = Federation(place / own.get("model", "linear"), Method("sgd", own=own))
