@@ -195,19 +195,19 @@ TRAINING = {
         {},
         {
             Action.DESCRIBE: 400,
-            Action.SEAL: 900,
+            Action.SEAL: 1000,
             Action.EXTRACT: 500,
             Action.STATISTICS: 700,
             Action.PREPARE: 900,
-            Action.ADMM: 1000,
-            Action.CONSENSUS: 1000,
-            Action.FINISH: 900,
+            Action.ADMM: 1100,
+            Action.CONSENSUS: 1100,
+            Action.FINISH: 1000,
         },
     ),
     "sgd": (
         TablePuppetSGD,
         {"batch_size": 5},
-        {Action.PREPARE: 100, Action.SGD: 900, Action.STEP: 900},
+        {Action.PREPARE: 100, Action.SGD: 1100, Action.STEP: 1100},
     ),
 }
 CHECKING = {Action.CHECK: 400}
