@@ -188,7 +188,8 @@ class Courier:
         errand.failure = reply
         self._log.retry(errand.node, errand.message, reason, errand.pause)
         errand.due = time.monotonic() + errand.pause
-        errand.pause = _longer(errand.pause)
+        # somebody has answered: silence is counted from the next try on
+        errand.pause, errand.silence = _longer(errand.pause), SILENCE
 
 
 def _reason(errand: _Errand, reply: Message) -> str | None:
