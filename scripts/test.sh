@@ -9,7 +9,7 @@ ensure_environment dev
 
 cd "$root"
 say "tests"
-# two tests at a time, those of a file one after the other: they share what they make;
+# three tests at a time, as some wait; those of a file one after the other: they share what they make;
 # the files that take longest first (tests/conftest.py), so that both end together;
 # an empty -m undoes the "not slow" of pyproject.toml; a later -m of the caller wins
-exec "$venv/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "" "$@"
+exec "$venv/bin/python" -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "" "$@"

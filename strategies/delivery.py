@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 
 from strategies.run_log import RunLog
 from tp_flower.errors import ErrorKind, ReplyError
-from tp_flower.protocol import KIND, unpack
+from tp_flower.protocol import KIND, Action, unpack
 
 FIRST_POLL_SECONDS: Final = 0.001
 LONGEST_POLL_SECONDS: Final = 0.1
@@ -49,7 +49,8 @@ class _Errand:
         silence: seconds before the next try without an answer.
         due: when it is sent next.
         ids: of the messages that were sent.
-        crashes: how often the site's app has crashed over it.
+        crashes: how often the site's app has crashed over it, or could not even
+            describe its tables.
         answer: the reply that counts.
         failure: the last reply that is worth another try.
     """
@@ -205,8 +206,12 @@ def _reason(errand: _Errand, reply: Message) -> str | None:
     except ReplyError:
         # malformed: refused by whoever opens the replies
         return None
-    is_passing = "error" in header and header.get(KIND) == ErrorKind.TRANSIENT
-    return "the site cannot do it now" if is_passing else None
+    if "error" not in header or header.get(KIND) != ErrorKind.TRANSIENT:
+        return None
+    # before a run has begun nothing is lost by saying soon what may be a wrong address
+    errand.crashes += errand.message.metadata.message_type == Action.DESCRIBE
+    is_final = errand.crashes >= MOST_CRASHES
+    return None if is_final else "the site cannot do it now"
 
 
 def _longer(pause: float) -> float:
