@@ -97,7 +97,8 @@ class RelationalStrategy(RoundStrategy):
             if encoder.dropped:
                 names = ", ".join(encoder.dropped)
                 log(INFO, "table %s: constant features dropped: %s", table, names)
-        if not self.settings.privacy.covers_features:
+        own = self.settings.privacy
+        if not (own.covers_features or own.covers_predictions):
             # noise alone can make an epoch this bad, and the next one good
             self._baseline = baseline_loss(federation)
         self.start_epochs()
