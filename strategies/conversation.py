@@ -280,9 +280,7 @@ class Conversation:
         lacking = {
             node: packet
             for node, packet in request.packets.items()
-            if node in packets
-            and node in self.behind
-            and (self.behind[node] is None or (self.behind[node] or 0) < number)
+            if node in packets and self._lacks(node, number)
         }
         if not lacking:
             return
@@ -307,6 +305,13 @@ class Conversation:
                     "changed since the run began; start the run again"
                 )
             self.behind[node] = number
+
+    def _lacks(self, node: int, number: int) -> bool:
+        """Whether a site has not taken a round of the journal."""
+        if node not in self.behind:
+            return False
+        at = self.behind[node]
+        return at is None or at < number
 
     def stop(self, error: Exception, rounds: int, *, has_trained: bool) -> None:
         """Leave the run to be resumed where that may help; else let it be forgotten.

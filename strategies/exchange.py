@@ -183,15 +183,22 @@ def make_messages(request: Request, envelope: Envelope) -> list[Message]:
 
 def count_bytes(
     request: Request,
-    opened: Replies,
+    answers: Mapping[int, Packet],
     sent: Iterable[Message],
     received: Iterable[Message],
 ) -> Traffic:
-    """Return what a round's messages carried, by table and direction."""
+    """Return what a round's messages carried, by table and direction.
+
+    Args:
+        request: of the round.
+        answers: the packets of the nodes that answered.
+        sent: the messages of the request.
+        received: those of the answers.
+    """
     traffic = Traffic()
     for messages, packets, counter in (
         (sent, request.packets, traffic.down),
-        (received, opened.packets, traffic.up),
+        (received, answers, traffic.up),
     ):
         for packet in packets.values():
             for part, size in packet.payload_bytes().items():

@@ -361,9 +361,7 @@ class RoundStrategy(Strategy):
     ) -> RoundReport:
         """Add the record of a round to the history."""
         fresh = {n: p for n, p in opened.packets.items() if n in answered}
-        traffic = count_bytes(
-            request, Replies.of(fresh), self._progress.sent, answered.values()
-        )
+        traffic = count_bytes(request, fresh, self._progress.sent, answered.values())
         result = self._progress.result
         client_seconds = max(
             (float(p.header.get("seconds", 0.0)) for p in fresh.values()),
