@@ -47,9 +47,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tp_flower.console import format_seconds
-from tp_flower.datasets.flights import home_folder
 from tp_flower.errors import SettingsError
 from tp_flower.experiment import Settings
+from tp_flower.home import home_folder
 
 MOST_COLUMNS = 110
 INTERRUPTED = 130

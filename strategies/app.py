@@ -15,7 +15,6 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from strategies import STRATEGIES, Explain
-from strategies.home import home_folder
 from strategies.model_app import use_model
 from strategies.model_manifest import make_manifest
 from strategies.resuming import resumed
@@ -28,6 +27,7 @@ from tp_flower.errors import SettingsError, TPFlowerError
 from tp_flower.experiment import Settings
 from tp_flower.explain.console import explanation_view
 from tp_flower.explain.explanation import explanation_dict
+from tp_flower.home import home_folder
 from tp_flower.manifest import write_manifest
 from tp_flower.privacy.run_report import privacy_report
 from tp_flower.query import Query

@@ -6,11 +6,11 @@ from flwr.serverapp import Grid
 from rich.console import RenderableType
 
 from strategies.evaluate import Evaluate
-from strategies.home import home_folder
 from strategies.predict import Predict
 from strategies.rounds import RoundListener
 from tp_flower.errors import SettingsError
 from tp_flower.experiment import Settings
+from tp_flower.home import home_folder
 from tp_flower.manifest import Manifest, resolve
 from tp_flower.prediction_console import model_run_view
 from tp_flower.prediction_report import model_run_dict

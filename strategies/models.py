@@ -16,8 +16,8 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from strategies.home import home_folder
 from tp_flower.errors import ModelError
+from tp_flower.home import home_folder
 from tp_flower.manifest import Manifest, read_manifest, resolve
 from tp_flower.model_names import ModelVersion, delete_version, versions_in
 from tp_flower.model_views import comparison, model_view, models_table

