@@ -28,8 +28,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from client_apps.folders import write_file
 from tp_flower.errors import LostStateError
+from tp_flower.files import write_file
 from tp_flower.protocol import WIRE_DTYPES, AnyArray, ArrayKey, Parcel
 
 VERSION: Final = 1

@@ -32,6 +32,7 @@ from typing import Any, BinaryIO, Final, Self
 from flwr.app import Message
 
 from tp_flower.errors import SettingsError
+from tp_flower.files import write_file
 from tp_flower.protocol import Parcel, open_parcel, parcel_of
 
 VERSION: Final = 1
@@ -93,7 +94,7 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         (folder / ROUNDS).touch(mode=0o600)
         text = json.dumps({"version": VERSION, **head})
-        _write_whole(folder / HEAD, [text.encode("utf-8")], is_lasting=True)
+        write_file(folder / HEAD, [text.encode("utf-8")], is_durable=True)
         return cls(folder, head)
 
     @classmethod
@@ -127,7 +128,7 @@ class Journal:
             {m.metadata.dst_node_id: parcel_of(m.content) for m in messages},
         )
         path = self.folder / IN_FLIGHT
-        _write_whole(path, _framed(_body(frame)), is_lasting=False)
+        write_file(path, _framed(_body(frame)), is_durable=False)
 
     def in_flight(self, number: int) -> Mapping[int, Parcel]:
         """Return the messages of a round as they left, by node; none if it has not."""
@@ -242,18 +243,3 @@ def _frame(body: memoryview) -> Frame:
             start += length
         parcels[node] = Parcel(*pieces)
     return Frame(facts, parcels)
-
-
-def _write_whole(
-    path: Path, pieces: Sequence[bytes | memoryview], *, is_lasting: bool
-) -> None:
-    """Write a file that is there whole or as it was before."""
-    temporary = path.with_name(f".{path.name}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        for piece in pieces:
-            file.write(piece)
-        if is_lasting:
-            file.flush()
-            os.fsync(file.fileno())
-    temporary.replace(path)
