@@ -29,7 +29,7 @@ from client_apps.site import Site
 from client_apps.store import Entry
 from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.errors import SettingsError, SiteError
-from tp_flower.experiment import CHOICES, Settings
+from tp_flower.experiment import Settings
 from tp_flower.learning.features import Features
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.models import LinearModel, LocalModel, ModelSpec
@@ -51,6 +51,7 @@ from tp_flower.privacy.settings import DP_SGD, STATISTICS, PrivacySettings
 from tp_flower.privacy.statistics_update import Rows, TableShape, usable_gram
 from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update
 from tp_flower.randomness import Stream, generator
+from tp_flower.setting_values import CHOICES
 from tp_flower.wire import Sent
 
 Arrays = dict[ArrayKey, Sent]

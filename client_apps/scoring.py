@@ -20,7 +20,7 @@ from client_apps.part import make_model
 from client_apps.saved_models import SavedModel, part_folder
 from client_apps.site import Site
 from tp_flower.errors import ModelError, SiteError
-from tp_flower.experiment import CHOICES, Settings
+from tp_flower.experiment import Settings
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.models import LocalModel
 from tp_flower.privacy.gradients import check_scores
@@ -30,6 +30,7 @@ from tp_flower.privacy.releases import Planned
 from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import ArrayKey, Packet, unpack_bits
 from tp_flower.query import Fragment
+from tp_flower.setting_values import CHOICES
 from tp_flower.wire import Sent
 
 MOST_PART: Final = 1_000_000

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tp_flower.errors import SettingsError
-from tp_flower.experiment import CHOICES, KEYS, Settings
+from tp_flower.experiment import KEYS, Settings
+from tp_flower.setting_values import CHOICES
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 

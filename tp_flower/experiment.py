@@ -26,65 +26,21 @@ from tp_flower.joins.row_weights import JOINED, weight_problem
 from tp_flower.methods import METHODS, Method, batch_size_problem
 from tp_flower.privacy.settings import PRIVACY_KEYS, PrivacySettings
 from tp_flower.run_modes import (
-    EVALUATE,
-    EXPLAIN,
-    LABEL_SITE,
-    MEAN,
-    PREDICT,
     SERVER,
-    STALE,
     STOP,
     TRAIN,
     model_name_problem,
     row_key_problem,
     track_problem,
 )
-from tp_flower.setting_checks import Range, has_type, plain_problem, store_floats
+from tp_flower.setting_checks import has_type, plain_problem, store_floats
 from tp_flower.setting_relations import relation_problems
-from tp_flower.wire import Precision
+from tp_flower.setting_values import CHOICES, RANGES
 
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "task": ("auto", "regression", "classification"),
-    "strategy": tuple(METHODS),
-    "mode": (TRAIN, EXPLAIN, PREDICT, EVALUATE),
-    "on-missing": (STOP, STALE, MEAN),
-    "predictions-at": (SERVER, LABEL_SITE),
-    "loss": ("auto", "squared", "logistic", "softmax"),
-    "admm-form": ("sharing", "jacobi"),
-    "lou": ("auto", "gram", "consensus"),
-    "device": ("auto", "cpu", "cuda"),
-    "server-device": ("auto", "cpu", "cuda"),
-    "wire": tuple(map(str, Precision)),
-}
 BUILT_IN_MODELS = ("linear", "mlp")
 
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _MODEL_FORMS = '"linear", "mlp" or "package.module:factory"'
-
-
-_RANGES: Mapping[str, Range] = {
-    "num-epochs": Range(0),
-    "l2": Range(0),
-    "rho": Range(0),
-    "over-relaxation": Range(0, 2),
-    "anderson-memory": Range(0),
-    "inner-rounds": Range(1),
-    "local-epochs": Range(0),
-    "tolerance": Range(0),
-    "batch-size": Range(0),
-    "learning-rate": Range(0),
-    "momentum": Range(0, 1),
-    "decay": Range(0),
-    "staleness": Range(0, 2),
-    "test-fraction": Range(0, 1),
-    "seed": Range(0, 2**63),
-    "site-timeout": Range(0, includes_low=False),
-    "max-stale": Range(1),
-    "min-sites": Range(0),
-    "wait-seconds": Range(0),
-    "max-categories": Range(2),
-    "max-joined-rows": Range(1),
-}
 
 
 @dataclass(frozen=True)
@@ -353,7 +309,7 @@ def _value_problem(key: str, value: object) -> str | None:
         return None if is_fine else f"{value!r} is not a PrivacySettings"
     if isinstance(value, str) and key in _TEXT_PROBLEMS:
         return _TEXT_PROBLEMS[key](value)
-    return plain_problem(value, _TYPES[key], CHOICES.get(key), _RANGES.get(key))
+    return plain_problem(value, _TYPES[key], CHOICES.get(key), RANGES.get(key))
 
 
 def _hidden_sizes_problem(value: object) -> str | None:
