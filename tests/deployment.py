@@ -134,7 +134,7 @@ class Deployment:
         return self.status(run)
 
     def wait(
-        self, is_so: Callable[[], bool], what: str, seconds: float = 120.0
+        self, is_so: Callable[[], bool], what: str, seconds: float = 400.0
     ) -> None:
         """Wait for something; the test fails, with the logs, where it does not come."""
         deadline = time.monotonic() + seconds
