@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tp_flower.errors import SettingsError
 from tp_flower.experiment import KEYS, Settings
+from tp_flower.methods import METHODS
 from tp_flower.setting_values import CHOICES
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
@@ -208,7 +209,10 @@ def test_a_batch_size_is_a_number_or_follows_the_rounds() -> None:
 @pytest.mark.parametrize("key", sorted(CHOICES))
 def test_every_choice_is_accepted_and_others_are_not(key: str) -> None:
     needs = {key_0: {"mode": "predict"} for key_0 in ("mean", "label-site")}
+    needs |= {s: {"strategy": n} for n, own in METHODS.items() for s in own.solvers}
     for value in CHOICES[key]:
+        if key == "coreset-solver" and value not in ("auto", *needs):
+            continue  # of a strategy that is not there
         Settings.from_run_config({key: value, **needs.get(value, {})})
     with pytest.raises(SettingsError, match=f"{key}: 'other' is not one of"):
         Settings.from_run_config({key: "other"})

@@ -94,6 +94,11 @@ class Settings:
     staleness: int = 0
     test_fraction: float = 0.2
     row_weight: str = JOINED
+    coreset_size: int = 0
+    coreset_kind: str = "importance"
+    coreset_solver: str = "auto"
+    clusters: int = 10
+    l1: float = 0.0
     seed: int = 0
     device: str = "auto"
     server_device: str = "cpu"
@@ -160,6 +165,11 @@ class Settings:
     def family(self) -> str:
         """Whose messages the strategy uses: "admm" or "sgd"."""
         return self.method.family
+
+    @property
+    def coreset_rows(self) -> int:
+        """The joined rows that are drawn to train on; 0 where all are trained on."""
+        return self.coreset_size or self.method.coreset_size
 
     @property
     def given_batch_size(self) -> int:

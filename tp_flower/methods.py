@@ -27,12 +27,19 @@ class Method:
         is_expanded: whether a site trains on a row for every joined row (VFL), not on
             every row of its table once.
         is_full_batch: whether the one batch of an epoch has all joined rows.
+        coreset_size: joined rows that are drawn where the run does not say how many; 0
+            trains on all of them.
+        is_clustering: whether rows are drawn for k-means, not for a regression.
+        solvers: what the server may solve with; empty where the sites train.
     """
 
     family: str
     epochs: int
     is_expanded: bool = False
     is_full_batch: bool = False
+    coreset_size: int = 0
+    is_clustering: bool = False
+    solvers: tuple[str, ...] = ()
 
 
 METHODS: Final[Mapping[str, Method]] = {

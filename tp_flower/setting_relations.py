@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from tp_flower.coreset_settings import coreset_problems
 from tp_flower.joins.row_weights import JOINED, uncounted
 from tp_flower.methods import ADMM, METHODS, method_problems
 from tp_flower.privacy.settings import STATISTICS, PrivacySettings
@@ -46,4 +47,5 @@ def relation_problems(values: Mapping[str, object]) -> list[str]:
             )
             if is_missing
         ]
-    return problems + method_problems(values) + mode_problems(values)
+    problems += method_problems(values) + coreset_problems(values)
+    return problems + mode_problems(values)

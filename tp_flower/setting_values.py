@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
+from tp_flower.coreset_settings import KINDS, SOLVERS
 from tp_flower.methods import METHODS
 from tp_flower.run_modes import (
     EVALUATE,
@@ -29,6 +30,8 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "lou": ("auto", "gram", "consensus"),
     "device": ("auto", "cpu", "cuda"),
     "server-device": ("auto", "cpu", "cuda"),
+    "coreset-kind": KINDS,
+    "coreset-solver": SOLVERS,
     "wire": tuple(map(str, Precision)),
 }
 
@@ -47,6 +50,9 @@ RANGES: Final[Mapping[str, Range]] = {
     "decay": Range(0),
     "staleness": Range(0, 2),
     "test-fraction": Range(0, 1),
+    "coreset-size": Range(0),
+    "clusters": Range(1),
+    "l1": Range(0),
     "seed": Range(0, 2**63),
     "site-timeout": Range(0, includes_low=False),
     "max-stale": Range(1),
