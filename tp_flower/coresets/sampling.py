@@ -1,0 +1,206 @@
+"""Drawing joined rows by importance without building them.
+
+The law of the sample. Joined row j of N weighs w0_j and has the score
+
+    s_j = sum_i g_i(p_i(j)) + T / W,    W = sum_j w0_j,    total = sum_j w0_j s_j
+
+with T tables. Each of m draws is row j with probability q_j = w0_j s_j / total, and a
+draw of it weighs w0_j / (m q_j) = total / (m s_j): the expected weighted sum of any
+cost over the sample is sum_j w0_j cost_j.
+
+Drawing needs no joined row at any site. Let G^w_r be the sum of w0 over the joined rows
+of row r of table i, and total_i = sum_r G^w_r g_i(r).
+
+    server       a table i with probability total_i / total, or the uniform share
+                 with probability T / total                       ``party_counts``
+    site of i    a row r with probability G^w_r g_i(r) / total_i  ``draw_rows``
+    server       one of the row's joined rows j with probability
+                 w0_j / G^w_r; of the uniform share w0_j / W      ``draw_joined``
+
+A draw is joined row j with probability
+
+    sum_i total_i / total * G^w_r g_i(r) / total_i * w0_j / G^w_r  (r = p_i(j))
+        + T / total * w0_j / W
+    = w0_j / total * (sum_i g_i(p_i(j)) + T / W)  =  q_j
+
+which is Algorithm 1 on the materialised join: there party i draws joined row j with
+probability w0_j g_i(p_i(j)) / total_i. Draws of the same joined row are merged.
+
+Reference:
+    Huang, Li, Sun, Zhao 2022, Coresets for Vertical Federated Learning, Algorithm 1;
+    ours: the joined rows' weights, the tables' multiplicities, the server's share.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tp_flower.joins.table_rows import TableRows
+from tp_flower.learning.means import effective_rows
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+Generator = np.random.Generator
+
+
+def party_counts(totals: npt.NDArray[Any], size: int, rng: Generator) -> IntArray:
+    """Return how many of ``size`` draws each party makes, (T,).
+
+    Args:
+        totals: (T,), >= 0, not all 0: what each party's scores sum to.
+        size: m.
+        rng: the server's.
+
+    Raises:
+        ValueError: the totals are no such numbers.
+    """
+    sums = np.asarray(totals, np.float64)
+    if not np.isfinite(sums).all() or (sums < 0).any() or not sums.any():
+        raise ValueError(f"totals are {sums.tolist()}: finite, >= 0, not all 0")
+    counts: IntArray = rng.multinomial(size, sums / sums.sum())
+    return counts
+
+
+def draw_rows(mass: npt.NDArray[Any], count: int, rng: Generator) -> IntArray:
+    """Return ``count`` positions, each r with probability mass_r / sum of mass.
+
+    Raises:
+        ValueError: no row has a mass, and some are to be drawn.
+    """
+    ends = np.cumsum(mass, dtype=np.float64)
+    if not count:
+        return np.zeros(0, np.int64)
+    if not len(ends) or not ends[-1] > 0:
+        raise ValueError(f"{count} rows are to be drawn, and none has a mass above 0")
+    # the first end above the number: a row without mass has none of the interval
+    at = rng.random(count) * ends[-1]
+    found: IntArray = np.searchsorted(ends, at, side="right")
+    return found
+
+
+def draw_joined(
+    rows: TableRows,
+    positions: npt.NDArray[np.integer],
+    row_weights: FloatArray | None,
+    rng: Generator,
+) -> IntArray:
+    """Return a joined row of each drawn row of a table, (count,), in the draws' order.
+
+    Args:
+        rows: how the table lies in the joined rows.
+        positions: (count,), rows of the table, each with a joined row.
+        row_weights: w0, (N,); None where all are 1. One of the row's joined rows is
+            drawn in proportion to it.
+        rng: the server's.
+
+    Raises:
+        ValueError: a row has no joined row.
+
+    >>> twice = TableRows(np.array([1, 0, 1], np.int32), 2)
+    >>> draw_joined(twice, np.array([0, 0]), None, np.random.default_rng(0)).tolist()
+    [1, 1]
+    """
+    wanted = np.zeros(rows.rows + 1, np.bool_)  # the last is of joined rows without one
+    wanted[positions] = True
+    joined = np.flatnonzero(wanted[rows.row_of])
+    joined = joined[np.argsort(rows.row_of[joined], kind="stable")]
+    sizes = np.where(wanted[:-1], rows.multiplicity, 0)
+    if not sizes[positions].all():
+        missing = int((sizes[positions] == 0).sum())
+        raise ValueError(f"{missing} drawn rows are in no joined row")
+    stops = np.cumsum(sizes)[positions]
+    starts = stops - sizes[positions]
+    share = rng.random(len(positions))
+    if row_weights is None:
+        places = starts + (share * (stops - starts)).astype(np.int64)
+    else:
+        ends = np.concatenate([[0.0], np.cumsum(row_weights[joined])])
+        at = ends[starts] + share * (ends[stops] - ends[starts])
+        places = np.searchsorted(ends, at, side="right") - 1
+    # a rounding error at the edge of a group must not reach into the next
+    found: IntArray = joined[np.clip(places, starts, stops - 1)]
+    return found
+
+
+def draw_uniform(
+    count: int, joined_rows: int, row_weights: FloatArray | None, rng: Generator
+) -> IntArray:
+    """Return ``count`` joined rows, each with probability w0_j / W: the server's share.
+
+    With them every score has the term T / W (paper: 1/n at each of T parties), which
+    bounds the weight of a draw by total / (m T / W).
+    """
+    if row_weights is None:
+        return rng.integers(joined_rows, size=count)
+    return draw_rows(row_weights, count, rng)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A weighted sample of joined rows.
+
+    Attributes:
+        joined: (k,) int64, ascending: the distinct joined rows.
+        counts: (k,), how often each was drawn.
+        weights: (k,), > 0: its weighted sums estimate sums over all joined rows.
+        size: m, the number of draws.
+    """
+
+    joined: IntArray
+    counts: IntArray
+    weights: FloatArray
+    size: int
+
+    @cached_property
+    def effective_rows(self) -> float:
+        """(sum w)^2 / sum w^2: so many equal rows have a mean as sure as theirs."""
+        return effective_rows(self.weights)
+
+    @cached_property
+    def largest_over_mean(self) -> float:
+        """The largest weight over the mean one."""
+        return float(self.weights.max() / self.weights.mean())
+
+
+def weigh_sample(draws: IntArray, scores: FloatArray, total: float) -> Sample:
+    """Return the draws merged, and what each weighs: total / (m s_j) per draw.
+
+    Args:
+        draws: (m,), joined rows.
+        scores: (k,), s_j > 0 of the distinct rows of ``draws`` in ascending order, with
+            the uniform term.
+        total: what w0_j s_j sum to over all joined rows: the totals of the parties and
+            T for the uniform share.
+
+    Raises:
+        ValueError: the number of scores is not that of distinct rows; or a score is not
+            above 0, so that its row cannot have been drawn.
+
+    >>> sample = weigh_sample(np.array([4, 2, 4]), np.array([0.5, 2.0]), 6.0)
+    >>> sample.joined.tolist(), sample.weights.tolist()
+    ([2, 4], [4.0, 2.0])
+    """
+    joined, counts = np.unique(draws, return_counts=True)
+    if scores.shape != joined.shape:
+        raise ValueError(f"{len(joined)} rows were drawn; scores are {scores.shape}")
+    if not (scores > 0).all():
+        raise ValueError("a drawn row has a score that is not above 0")
+    weights = counts * (total / (len(draws) * scores))
+    return Sample(joined, counts, weights, len(draws))
+
+
+def uniform_sample(
+    joined_rows: int, size: int, row_weights: FloatArray | None, rng: Generator
+) -> Sample:
+    """Return ``size`` distinct joined rows, all as likely, of weights w0_j N / m.
+
+    Of N rows or fewer all are taken, with their own weights.
+    """
+    taken = min(size, joined_rows)
+    joined = np.sort(rng.choice(joined_rows, taken, replace=False, shuffle=False))
+    own = np.ones(taken) if row_weights is None else row_weights[joined]
+    weights = own * (joined_rows / taken)
+    return Sample(joined, np.ones(taken, np.int64), weights, taken)
