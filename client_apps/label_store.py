@@ -15,7 +15,6 @@ Layout
 """
 
 import fcntl
-import os
 import secrets
 import zipfile
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ import numpy.typing as npt
 from client_apps.node_config import IN_MEMORY
 from client_apps.store import cannot_write
 from tp_flower.errors import SiteError
+from tp_flower.files import sync, whole_file
 
 FOLDER: Final = Path("privacy") / "labels"
 
@@ -102,25 +102,11 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _write(path: Path, drawn: Drawn) -> None:
     """Write a file that is there whole, and on the disk, or not at all."""
-    temporary = path.with_suffix(".tmp")
     ident = np.frombuffer(bytes.fromhex(drawn.ident), np.uint8)
-    # nobody but the user may read it
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
+    with whole_file(path, is_durable=True) as file:
         np.savez(file, values=drawn.values, ident=ident)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    for folder in (path.parent, path.parent.parent, path.parent.parent.parent):
-        _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    for folder in (path.parent.parent, path.parent.parent.parent):
+        sync(folder)
 
 
 def _read(path: Path) -> Drawn:

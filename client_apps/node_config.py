@@ -1,11 +1,11 @@
 """What the owner of a site sets in the node config of its SuperNode."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from tp_flower.errors import SettingsError
+from tp_flower.home import home_folder
 
 STATE_DIR: Final = "state-dir"
 CACHE_GB: Final = "cache-gb"
@@ -25,8 +25,7 @@ def state_dir(node_config: NodeConfig) -> str:
             return given
         # of a relative one, "." say, errors would be cleaned of more than a path
         return str(Path(given).expanduser().absolute())
-    home = os.environ.get("TP_FLOWER_HOME")
-    return str((Path(home) if home else Path.home() / ".tp_flower") / "state")
+    return str(home_folder() / "state")
 
 
 def site_id(node_config: NodeConfig, node_id: int) -> str:

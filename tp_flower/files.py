@@ -5,23 +5,35 @@ their names.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO, Final
+
+PRIVATE: Final = 0o600
 
 
-def write_file(
-    path: Path, pieces: Iterable[bytes | memoryview], *, is_durable: bool
-) -> None:
-    """Replace a file; nobody else may be writing it, or may read it but the user.
+@contextmanager
+def whole_file(
+    path: Path, *, is_durable: bool, mode: int = PRIVATE
+) -> Iterator[BinaryIO]:
+    """Replace a file by what is written to the one that is yielded.
+
+    Args:
+        path: of the file, in a folder that is there; nobody else may be writing it.
+        is_durable: whether it must outlast a loss of power.
+        mode: who may read it.
 
     Raises:
         OSError: it cannot be written; what was there before still is.
     """
+    # always the same name: one that a killed process has left is written over
     temporary = path.with_name(f".{path.name}-new")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
     try:
-        with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
-            file.writelines(pieces)
+        with os.fdopen(os.open(temporary, flags, PRIVATE), "w+b") as file:
+            yield file
+            os.fchmod(file.fileno(), mode)
             if is_durable:
                 file.flush()
                 os.fsync(file.fileno())
@@ -31,6 +43,18 @@ def write_file(
         raise
     if is_durable:
         sync(path.parent)
+
+
+def write_file(
+    path: Path,
+    pieces: Iterable[bytes | memoryview],
+    *,
+    is_durable: bool,
+    mode: int = PRIVATE,
+) -> None:
+    """Replace a file by pieces, as :func:`whole_file` does."""
+    with whole_file(path, is_durable=is_durable, mode=mode) as file:
+        file.writelines(pieces)
 
 
 def sync(path: Path) -> None:

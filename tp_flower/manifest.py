@@ -11,8 +11,6 @@ content of ``model``, so that a file that was damaged or edited is refused.
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ import numpy as np
 
 from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.errors import ModelError, SchemaError
+from tp_flower.files import write_file
 from tp_flower.learning.losses import FloatArray
 from tp_flower.manifest_json import Fields
 from tp_flower.model_names import ModelVersion, delete_version, find_version
@@ -310,18 +309,11 @@ def write_manifest(home: Path, manifest: Manifest) -> Path:
     """
     path = manifest_path(home, manifest.model)
     text = json.dumps(manifest.to_json(), indent=2, allow_nan=False) + "\n"
-    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        return Path(temporary).replace(path)
+        write_file(path, [text.encode("utf-8")], is_durable=True)
+        return path
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         raise ModelError(f"{path} cannot be written: {error.strerror}") from None
 
 

@@ -12,8 +12,6 @@ Columns of the file
     ``is_partial``        bool: the mean stands for some table's score
 """
 
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tp_flower.files import whole_file
 from tp_flower.learning.losses import FloatArray, sigmoid
 from tp_flower.learning.softmax import softmax
 
@@ -174,14 +173,5 @@ def write_predictions(
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     named = {f"tp_flower.{key}": text for key, text in facts.items()}
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            pq.write_table(table.replace_schema_metadata(named), file)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(mode)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with whole_file(path, is_durable=True, mode=mode) as file:
+        pq.write_table(table.replace_schema_metadata(named), file)

@@ -37,13 +37,12 @@ carry besides the arrays of the tables, both ways.
 
 import json
 import math
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tp_flower.files import write_file
 from tp_flower.joins.joining import JoinStep
 
 SCHEMA_VERSION = 1
@@ -248,16 +247,9 @@ def write_whole(path: Path, text: str) -> Path:
     A reader sees the old file or the whole new one, never a part of it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        # mkstemp makes the file private; a report is as readable as its folder
-        Path(temporary).chmod(0o644)
-        return Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    # a report is as readable as its folder
+    write_file(path, [text.encode("utf-8")], is_durable=False, mode=0o644)
+    return path
 
 
 def report_line(path: Path) -> str:

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from tp_flower.errors import SettingsError, SiteError
+from tp_flower.files import sync
 from tp_flower.privacy.key_agreement import PUBLIC_KEY_BYTES, GroupSecret, KeyPair
 from tp_flower.privacy.keyed_hash import KEY_BYTES
 
@@ -216,8 +217,4 @@ def _write_once(path: Path, content: bytes) -> None:
             return
     finally:
         Path(temporary).unlink()
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(path.parent)
