@@ -1,0 +1,107 @@
+"""How far the paper's assumptions are met, measured on the rows of a sample.
+
+gamma (Assumption 4.1): the smallest singular value of [U_1, ..., U_T], with U_i an
+orthonormal basis of the columns of table i over the joined rows. 0: some column is a
+combination of other tables' columns (and scores may miss what matters); 1: the tables'
+columns are orthogonal. The sample size that the theorem asks for grows as 1 / gamma^2.
+
+tau (Assumption 5.1): the least number with ||x - x'||^2 <= tau ||x^(t) - x'^(t)||^2 for
+all pairs of joined rows at some table t. It is infinite as soon as two joined rows
+differ, and share their row of t, for every t: the rule over joins, where a table's rows
+repeat. The median over pairs says how far that is from the ordinary pair.
+
+Where they are far from met a sample is a robust coreset: its error is bounded on all
+but a small share of the rows (Remarks 4.3, 5.3).
+
+Reference:
+    Huang, Li, Sun, Zhao 2022, Coresets for Vertical Federated Learning.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tp_flower.coresets.sensitivity import weighted_gram, whitening
+
+FloatArray = npt.NDArray[np.float64]
+
+LEAST_GAMMA_SQUARED: Final = 0.01
+MOST_TAU: Final = 100.0
+MOST_PAIRS: Final = 100_000
+
+
+def gamma(blocks: Sequence[npt.NDArray[Any]], weights: FloatArray) -> float:
+    """Return the smallest singular value of [U_1, ..., U_T], 0 to 1.
+
+    Args:
+        blocks: by table (m, p_i): its columns on the sampled joined rows, at the label
+            table with the intercept's and the label's.
+        weights: (m,), > 0: their sums stand for sums over all joined rows.
+
+    >>> own = np.array([[1.0], [2.0]])
+    >>> others = (np.array([[2.0], [-1.0]]), 3.0 * own)
+    >>> [round(gamma([own, other], np.ones(2)), 9) for other in others]
+    [1.0, 0.0]
+    """
+    bases = [own @ whitening(weighted_gram(own, weights)) for own in blocks]
+    together = np.concatenate(bases, axis=1)
+    least = np.linalg.eigvalsh(weighted_gram(together, weights)).min(initial=1.0)
+    # a square: rounding makes of 0 what is 1e-8 as a root
+    return float(np.sqrt(np.clip(least, 0.0, 1.0))) if least > 1e-12 else 0.0
+
+
+@dataclass(frozen=True)
+class PairRatio:
+    """How much of two joined rows' distance one table sees.
+
+    Attributes:
+        largest: tau over the pairs looked at; infinite where no table tells some apart.
+        median: over the pairs, at the table where it is least.
+    """
+
+    largest: float
+    median: float
+
+
+def tau(blocks: Sequence[npt.NDArray[Any]], rng: np.random.Generator) -> PairRatio:
+    """Return tau and its median, each least over the tables, over pairs of rows.
+
+    Args:
+        blocks: by table (m, d_i): its columns on the sampled joined rows.
+        rng: draws ``MOST_PAIRS`` pairs where there are more.
+    """
+    first, second = _pairs(len(blocks[0]), rng)
+    local = np.stack([_squared_distances(own, first, second) for own in blocks])
+    total = local.sum(axis=0)
+    local, total = local[:, total > 0], total[total > 0]
+    if not len(total):
+        return PairRatio(1.0, 1.0)
+    ratios = np.divide(total, local, where=local > 0, out=np.full(local.shape, np.inf))
+    # of an even number of pairs the median is between two, one of them infinite or not
+    middle = np.sort(ratios, axis=1)[:, len(total) // 2]
+    return PairRatio(float(ratios.max(axis=1).min()), float(middle.min()))
+
+
+def _pairs(
+    rows: int, rng: np.random.Generator
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    if rows * (rows - 1) // 2 <= MOST_PAIRS:
+        first, second = np.triu_indices(rows, 1)
+        return first, second
+    first, second = rng.integers(rows, size=(2, MOST_PAIRS))
+    return first, second
+
+
+def _squared_distances(
+    rows: npt.NDArray[Any],
+    first: npt.NDArray[np.intp],
+    second: npt.NDArray[np.intp],
+) -> FloatArray:
+    """Return the squared distances of pairs, a column at a time: pairs may be many."""
+    total = np.zeros(len(first))
+    for column in rows.T.astype(np.float64):
+        total += (column[first] - column[second]) ** 2
+    return total
