@@ -8,13 +8,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-from tp_flower.explain.explanation import Release
+from tp_flower.explain.coreset_releases import coreset_releases
+from tp_flower.explain.explanation import NOTHING, SERVER, SITES, Release
 from tp_flower.methods import ADMM
 from tp_flower.privacy.key_source import KeySource
 from tp_flower.privacy.settings import DP_SGD, LAPLACE, OUTSIDER, PrivacySettings
 from tp_flower.protocol import Action
 
-NOTHING = "nothing"
 _KEYS: Final = {
     KeySource.FILE: "from a secret file, the server does not have the key",
     KeySource.PINNED: "under pinned keys, the server does not have the key",
@@ -24,7 +24,6 @@ _SEALED: Final = {
     KeySource.PINNED: "sealed to each site (X25519), under keys their owners pinned",
     KeySource.AGREED: "sealed to each site (X25519), under keys that nobody checked",
 }
-SERVER, SITES = "server", "sites"
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,7 @@ class Audience:
         weight: table and expression that joined rows weigh; "" without one.
         is_weighted: whether joined rows weigh other than alike.
         is_expanded: whether messages go by joined rows (VFL), not by the tables' rows.
+        is_measured: whether a coreset is drawn by the sensitivities of the rows.
     """
 
     label_table: str
@@ -58,6 +58,7 @@ class Audience:
     weight: str = ""
     is_weighted: bool = False
     is_expanded: bool = False
+    is_measured: bool = False
 
     @property
     def row(self) -> str:
@@ -229,6 +230,11 @@ def _set_up(audience: Audience) -> list[Release]:
             SERVER,
             "in explain only: per join, one weighted sum of keyed hashes",
             hashed,
+        ),
+        *(
+            coreset_releases(_listed(audience.sharded), _COUNTED[audience.is_weighted])
+            if audience.is_measured
+            else []
         ),
         _release(
             Action.PREPARE,
