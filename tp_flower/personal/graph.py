@@ -1,0 +1,172 @@
+"""Which sites are similar: an undirected graph with a node per site.
+
+Notation: N sites, M edges; the draft's Q is the transpose of
+`SimilarityGraph.incidence` (M, N), whose row of an edge (i, j), i < j, is 1 at i and
+-1 at j.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tp_flower.errors import SettingsError
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SimilarityGraph:
+    """The sites and which of them are alike; it may be disconnected.
+
+    Attributes:
+        names: of the sites.
+        edges: (M, 2), each with the lower position first, sorted, without repetition.
+    """
+
+    names: tuple[str, ...]
+    edges: IntArray
+
+    @classmethod
+    def from_pairs(
+        cls, names: Sequence[str], pairs: npt.NDArray[np.int64]
+    ) -> "SimilarityGraph":
+        """Make the graph of (M, 2) pairs of positions, in any order and repeated.
+
+        >>> SimilarityGraph.from_pairs("abc", np.array([[2, 0], [0, 2]])).edges
+        array([[0, 2]])
+        """
+        ordered = np.sort(np.asarray(pairs, np.int64).reshape(-1, 2), axis=1)
+        distinct = np.unique(ordered, axis=0)
+        return cls(tuple(names), distinct[distinct[:, 0] != distinct[:, 1]])
+
+    def __len__(self) -> int:
+        """Return the number of sites."""
+        return len(self.names)
+
+    @cached_property
+    def incidence(self) -> Any:
+        """Q^T of the draft, a sparse (M, N): times Z (N, d) it is the differences."""
+        from scipy.sparse import csr_array
+
+        edges = len(self.edges)
+        signs = np.tile([1.0, -1.0], edges)
+        starts = np.arange(0, 2 * edges + 1, 2)
+        return csr_array((signs, self.edges.ravel(), starts), (edges, len(self)))
+
+    @cached_property
+    def degrees(self) -> IntArray:
+        """Neighbours of every site, (N,)."""
+        return np.bincount(self.edges.ravel(), minlength=len(self))
+
+    @cached_property
+    def components(self) -> IntArray:
+        """The connected group of every site, (N,), numbered by their first sites."""
+        return self.groups(np.ones(len(self.edges), np.bool_))
+
+    def groups(self, joined: npt.NDArray[np.bool_]) -> IntArray:
+        """Return the groups that some of the edges (M,) connect, as `components`."""
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import connected_components
+
+        left, right = self.edges[joined].T
+        shape = (len(self), len(self))
+        links = csr_array((np.ones(len(left)), (left, right)), shape)
+        labels = connected_components(links, directed=False)[1]
+        _, first = np.unique(labels, return_index=True)
+        rank = np.empty(len(first), np.int64)
+        rank[np.argsort(first)] = np.arange(len(first))
+        groups: IntArray = rank[labels]
+        return groups
+
+    def neighbours(self, site: int) -> IntArray:
+        """Return the positions of a site's neighbours, ascending."""
+        touching = self.edges[(self.edges == site).any(axis=1)]
+        return np.sort(touching.sum(axis=1) - site)
+
+    def neighbours_mean(
+        self, models: FloatArray, site: int, known: npt.NDArray[np.bool_]
+    ) -> FloatArray:
+        """Return what a site that joins begins with: its known neighbours' mean, (d,).
+
+        Without a known neighbour it is the mean of all known sites, without these 0.
+
+        Args:
+            models: Z, (N, d).
+            site: position of the site that joins.
+            known: which sites have a model, (N,).
+        """
+        near = self.neighbours(site)
+        near = near[known[near]]
+        if not len(near):
+            near = np.flatnonzero(known)
+        if not len(near):
+            return np.zeros(models.shape[1])
+        mean: FloatArray = models[near].mean(axis=0)
+        return mean
+
+
+def nearest_neighbours(
+    names: Sequence[str], distances: FloatArray, neighbours: int
+) -> SimilarityGraph:
+    """Return the graph of each site's nearest, an edge where either names the other.
+
+    Equal distances are broken by the order of the sites.
+
+    Args:
+        names: of the sites.
+        distances: (N, N), symmetric; the diagonal is not read.
+        neighbours: k >= 1; all others where there are fewer.
+    """
+    sites = len(names)
+    others = np.array(distances, np.float64)
+    np.fill_diagonal(others, np.inf)
+    nearest = np.argsort(others, axis=1, kind="stable")[:, : min(neighbours, sites - 1)]
+    pairs = np.column_stack(
+        [np.repeat(np.arange(sites), nearest.shape[1]), nearest.ravel()]
+    )
+    return SimilarityGraph.from_pairs(names, pairs)
+
+
+def parse_edges(text: str, names: Sequence[str]) -> SimilarityGraph:
+    """Return the graph that a user wrote: "a-b, b-c", or one edge per line.
+
+    A name may hold a hyphen itself, where only one reading names two sites. Lines that
+    begin with # are left out.
+
+    Raises:
+        SettingsError: an edge does not name two sites, or can be read in two ways.
+
+    >>> parse_edges("b-a, x-y-a", ["a", "b", "x-y"]).edges.tolist()
+    [[0, 1], [0, 2]]
+    """
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    written = re.split(r"[,;\n]", "\n".join(lines))
+    positions = {name: place for place, name in enumerate(names)}
+    pairs = [_edge(part.strip(), positions) for part in written if part.strip()]
+    return SimilarityGraph.from_pairs(names, np.array(pairs, np.int64))
+
+
+def _edge(written: str, positions: dict[str, int]) -> tuple[int, int]:
+    found = [
+        (positions[left], positions[right])
+        for left, right in _readings(written)
+        if left in positions and right in positions and left != right
+    ]
+    if len(found) == 1:
+        return found[0]
+    problem = "can be read in more than one way" if found else "names no two sites"
+    raise SettingsError(
+        f'graph: {written!r} {problem}; write "a-b" with two of the sites '
+        f"{', '.join(sorted(positions))}"
+    )
+
+
+def _readings(written: str) -> Iterable[tuple[str, str]]:
+    for match in re.finditer("-", written):
+        yield written[: match.start()].strip(), written[match.end() :].strip()
