@@ -18,6 +18,9 @@ from tp_flower.report import (
     sum_by_table,
 )
 
+TESTED = ("loss", "auc", "accuracy", "rmse", "r2", "rms_distance")
+"""Metrics of tested rows that the line of an epoch shows."""
+
 
 def format_count(number: int) -> str:
     """Return a count with thousands set apart.
@@ -101,7 +104,7 @@ def epoch_line(rounds: Sequence[RoundReport], epochs: int, seconds: float) -> st
     parts = [
         f"epoch {last.epoch:>{len(str(epochs))}}/{epochs}",
         *_metrics_parts("train", last.train, ("loss",)),
-        *_metrics_parts("test", last.test, ("loss", "auc", "accuracy", "rmse", "r2")),
+        *_metrics_parts("test", last.test, TESTED),
     ]
     if last.primal_residual is not None and last.dual_residual is not None:
         primal, dual = last.primal_residual, last.dual_residual

@@ -46,7 +46,7 @@ def blocks(rows: int, size: int = BLOCK_ROWS) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class Loss(ABC):
-    """A convex loss of scores (N, d_c) against labels (N,)."""
+    """A loss of scores (N, d_c) against labels (N,); convex, where it is trained by."""
 
     outputs: int = 1
 

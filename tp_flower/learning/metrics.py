@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.learning.corrected import CorrectedClassLoss, CorrectedSquaredLoss
+from tp_flower.learning.kmeans import KMEANS, cluster_metrics
 from tp_flower.learning.losses import FloatArray, Loss
 from tp_flower.learning.means import mean
 from tp_flower.learning.softmax import softmax
@@ -39,6 +40,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the loss and its metrics: RMSE and R2, or AUC, accuracy and log loss.
 
+    Of a clustering, which has no labels, it is the distance to the nearest centre.
+
     Args:
         loss: the loss that was trained; it decides the metrics, and knows of noise.
         scores: h, (N, d_c).
@@ -46,6 +49,8 @@ def evaluate(
         weights: w, (N,), > 0, of the rows in every mean; None: all alike.
     """
     value = loss.value(scores, labels, weights)
+    if loss.name == KMEANS:
+        return cluster_metrics(value)
     if loss.name == "squared":
         extra = 0.0
         if isinstance(loss, CorrectedSquaredLoss):

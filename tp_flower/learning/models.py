@@ -33,6 +33,9 @@ __all__ = [
     "moment",
 ]
 
+NUMPY_KINDS = frozenset({"linear", "centres"})
+"""Kinds of models that need no torch."""
+
 MOST_UNITS = 1 << 20
 MOST_SCALE = 1e30
 LEAST_SCALE = 1 / MOST_SCALE
@@ -50,8 +53,9 @@ class ModelSpec:
     """What decides a local model besides its parameters.
 
     Attributes:
-        kind: ``"linear"``, ``"mlp"`` or ``"package.module:factory"``, the dotted path
-            of a function ``(features, outputs, intercept) -> torch.nn.Module``.
+        kind: ``"linear"``, ``"centres"``, ``"mlp"`` or ``"package.module:factory"``,
+            the dotted path of a function ``(features, outputs, intercept) ->
+            torch.nn.Module``.
         outputs: d_c, number of scores per row.
         intercept: whether the model has an output intercept (the label table's has).
         hidden_sizes: widths of the MLP's hidden layers.
@@ -222,6 +226,10 @@ def build_model(spec: ModelSpec, features: int, device: str = "auto") -> LocalMo
     """
     if spec.kind == "linear":
         return LinearModel(features, spec.outputs, intercept=spec.intercept)
+    if spec.kind == "centres":
+        from tp_flower.learning.centres import CentresModel
+
+        return CentresModel(features, spec.outputs)
     # torch takes a second to import: linear models do without
     from tp_flower.learning.neural import build_torch_model
 

@@ -17,6 +17,7 @@ from tp_flower.report_page.reading import (
 METRIC_NAMES = {
     "auc": "AUC",
     "rmse": "RMSE",
+    "rms_distance": "RMS distance",
     "accuracy": "accuracy",
     "r2": "R²",
     "log_loss": "log loss",
