@@ -17,7 +17,14 @@ from tp_flower.encoding.spec import Need
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extracted import FeatureInfo
 from tp_flower.privacy.ledger import Budget
-from tp_flower.privacy.policy import LABELS, MODELS, SCORES, STATISTICS, WEIGHTS
+from tp_flower.privacy.policy import (
+    LABELS,
+    MODELS,
+    ROWS,
+    SCORES,
+    STATISTICS,
+    WEIGHTS,
+)
 from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.query.fragment import Fragment
 from tp_flower.query.reads import reads
@@ -136,7 +143,7 @@ class Guard:
             source: the shard.
             privacy: of the run.
             kinds: what will leave of this shard: "labels", "models" (gradients, Gram,
-                moments, parameters, curvatures), "scores", "statistics".
+                moments, parameters, curvatures), "scores", "statistics", "rows".
 
         Raises:
             PolicyError: something may not leave, or not without noise.
@@ -146,6 +153,7 @@ class Guard:
             MODELS: privacy.covers_features,
             SCORES: privacy.covers_predictions,
             STATISTICS: privacy.covers_statistics,
+            ROWS: False,
         }
         for kind in kinds:
             source.policy.check_release(kind, is_private=covered[kind])

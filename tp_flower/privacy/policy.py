@@ -14,6 +14,8 @@ labels       never, private (noise on each label), clear
 weights      never, clear (of the rows that a query weighs joined rows by)
 models       never, private (DP-SGD or noisy statistics), clear
 scores       never, private (noise on each row's scores), clear
+rows         never, clear (encoded features of the rows that a run has drawn); what
+             is not said is never
 statistics   never, private (noise on each), moments (counts, means and deviations of
              columns, and how many rows each category has), clear (also ranges and
              quantiles, which are values of single rows)
@@ -35,7 +37,7 @@ from tp_flower.query.reads import Read, Role
 
 NEVER, PRIVATE, MOMENTS, CLEAR = "never", "private", "moments", "clear"
 LABELS, STATISTICS, MODELS, SCORES = "labels", "statistics", "models", "scores"
-WEIGHTS = "weights"
+WEIGHTS, ROWS = "weights", "rows"
 
 LEVELS: Final = {
     LABELS: (NEVER, PRIVATE, CLEAR),
@@ -43,6 +45,7 @@ LEVELS: Final = {
     MODELS: (NEVER, PRIVATE, CLEAR),
     SCORES: (NEVER, PRIVATE, CLEAR),
     WEIGHTS: (NEVER, CLEAR),
+    ROWS: (NEVER, CLEAR),
 }
 """Per kind of release its levels, the strictest first."""
 
@@ -61,7 +64,8 @@ class Releases:
     """The level of each kind of release.
 
     A weight is a value of a row that leaves as it is, as a label in the clear does:
-    where nothing is said of weights, they may leave if such labels may.
+    where nothing is said of weights, they may leave if such labels may. Rows leave
+    where their owner says so, and nowhere else.
     """
 
     labels: str = CLEAR
@@ -69,6 +73,7 @@ class Releases:
     models: str = CLEAR
     scores: str = CLEAR
     weights: str = ""
+    rows: str = NEVER
 
     @classmethod
     def within_budget(cls) -> "Releases":
@@ -255,6 +260,9 @@ class Policy:
         if is_refused:
             raise _level_refused(kind, f"the run asks for {kind}", level)
 
+
+OPEN: Final = Policy(releases=Releases(rows=CLEAR))
+"""Of tables that whoever runs the server has, too."""
 
 _PLAIN: Final = "the column itself may be joined on and grouped by"
 

@@ -8,6 +8,7 @@ from typing import Final
 import pandas as pd
 
 from tp_flower.errors import SourceError
+from tp_flower.privacy.policy import OPEN
 from tp_flower.sources.memory_name import MEMORY_PREFIX
 from tp_flower.sources.tables_file import ShardSource
 
@@ -69,14 +70,14 @@ def release(token: str) -> None:
 
 
 def registered_frames(token: str) -> tuple[ShardSource, ...]:
-    """Return the shards of the data frames under a token.
+    """Return the shards of the data frames under a token; the process has them all.
 
     Raises:
         SourceError: the token is not known.
     """
     site, tables = _REGISTRY.get(token)
     return tuple(
-        ShardSource(table=table, site=site, index=index, token=token)
+        ShardSource(table=table, site=site, index=index, token=token, policy=OPEN)
         for table, shards in tables.items()
         for index in range(len(shards))
     )

@@ -17,6 +17,7 @@ import duckdb
 
 from tp_flower.datasets.flights import flights_tables
 from tp_flower.errors import SourceError
+from tp_flower.privacy.policy import OPEN
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.csv_files import csv_call, csv_facts, csv_types
 from tp_flower.sources.engine import lock, new_engine, shared_cursor
@@ -102,11 +103,16 @@ def hosted_shards(
 
 
 def flights_sources() -> tuple[ShardSource, ...]:
-    """The shards of the built-in flights federation, five organisations in all."""
+    """The shards of the built-in flights federation, five organisations in all.
+
+    Its data are public: rows may leave.
+    """
     sources = []
     for table, files in flights_tables().items():
         sources += [
-            ShardSource(table=table, site=site, index=index, path=str(path))
+            ShardSource(
+                table=table, site=site, index=index, path=str(path), policy=OPEN
+            )
             for index, (site, path) in enumerate(files.items())
         ]
     # invariant: organisations in order EWR, JFK, LGA, registry, directory
