@@ -162,12 +162,34 @@ def bind_features(
     return bound
 
 
+def bind_unlabelled(statement: Statement, schemas: Mapping[str, Schema]) -> BoundQuery:
+    """Return the fragments and joins of a query whose label, if any, is left out.
+
+    Args:
+        statement: The query; its weight stays.
+        schemas: Table name -> column -> DuckDB type.
+
+    Returns:
+        Its label table is the first one, and has no label.
+
+    Raises:
+        QueryError: As :func:`bind_statement` says, but for a label that is missing.
+    """
+    items = statement.items
+    if not any(isinstance(item, StarItem) for item in items):
+        items = tuple(item for item in items if not is_label(item))
+    first = statement.tables[0].alias
+    asked = _Rows(first, (), keeps_weight=True)
+    return _bind(replace(statement, items=items), schemas, asked)
+
+
 @dataclass(frozen=True)
 class _Rows:
     """Of rows without a label: their table, and the columns that name them."""
 
     table: str
     key: tuple[str, ...]
+    keeps_weight: bool = False
 
 
 def _bind(
@@ -188,7 +210,7 @@ def _bind(
     items = expand_stars(statement.items, scope, sides, needs_label=rows is None)
     bound = [(item, _bind_item(item, scope)) for item in items]
     features = _bind_features(bound, scope)
-    label, weight = _marked(bound, settled.outer) if rows is None else (None, None)
+    label, weight = _marked(bound, settled.outer, rows)
     joins, keys = _make_joins(settled.predicates, list(relations))
     if rows is not None:
         named = row_key_columns(rows.key, scope, rows.table)
@@ -271,9 +293,11 @@ def _index(keys: list[tuple[str, ...]], key: tuple[str, ...]) -> int:
 
 
 def _marked(
-    bound: Sequence[Bound], outer: Collection[str]
-) -> tuple[Local, Local | None]:
-    """Return the label, and the weight if there is one; every joined row has both."""
+    bound: Sequence[Bound], outer: Collection[str], rows: _Rows | None
+) -> tuple[Local | None, Local | None]:
+    """Return the label and the weight that are asked for; every joined row has both."""
+    if rows is not None:
+        bound = [own for own in bound if rows.keeps_weight and is_weight(own[0])]
     found: dict[str, Local] = {}
     for item, local in bound:
         what = LABEL if is_label(item) else WEIGHT if is_weight(item) else ""
@@ -284,7 +308,7 @@ def _marked(
                 "with JOIN"
             )
         found[what] = local
-    return found[LABEL], found.get(WEIGHT)
+    return found.get(LABEL), found.get(WEIGHT)
 
 
 def _is_marked(item: Item) -> bool:

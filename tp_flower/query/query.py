@@ -19,7 +19,12 @@ with UNION ALL.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tp_flower.query.binding import BoundQuery, bind_features, bind_statement
+from tp_flower.query.binding import (
+    BoundQuery,
+    bind_features,
+    bind_statement,
+    bind_unlabelled,
+)
 from tp_flower.query.expressions import DIALECT
 from tp_flower.query.parsing import parse_statement
 from tp_flower.query.statement import Statement, Table
@@ -107,6 +112,26 @@ class Query:
         ('t', None)
         """
         return bind_features(self.statement, schemas, label_table, row_key)
+
+    def bind_unlabelled(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
+        """Return what ``bind`` does, without the label, if there is one.
+
+        Joined rows follow the rows of the first table, which stands for the one with
+        the label; their weight stays.
+
+        Args:
+            schemas: Table name -> column -> DuckDB type.
+
+        Raises:
+            QueryError: As ``bind`` says, but for a label that is missing or cannot be
+                read.
+
+        >>> query = Query.from_sql("SELECT x, y AS label, w AS weight FROM t")
+        >>> bound = query.bind_unlabelled({"t": dict.fromkeys("xyw", "DOUBLE")})
+        >>> bound.label_table, bound.fragment("t").label, bound.fragment("t").weight
+        ('t', None, '"w"')
+        """
+        return bind_unlabelled(self.statement, schemas)
 
     def to_sql(self) -> str:
         """Return the canonical SQL; parsing and rendering it changes nothing."""
