@@ -5,11 +5,12 @@ from typing import Final, Self
 
 from client_apps.guard import Guard
 from client_apps.site import Site
-from tp_flower.methods import SGD
+from tp_flower.methods import CORESET, SGD
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Chance, Gaussian, Mechanism
 from tp_flower.privacy.plan import (
     BATCH_SCORES,
+    CENTRES,
     COEFFICIENTS,
     CURVATURE,
     GRADIENTS,
@@ -17,6 +18,7 @@ from tp_flower.privacy.plan import (
     MODEL,
     MOMENTS,
     PARAMETERS,
+    SAMPLED_ROWS,
     SCORES,
     PartPlan,
     Use,
@@ -36,7 +38,6 @@ OF_BASE_ROWS: Final = (
     "group adds, and is counted with that, twice what a group adds"
 )
 KEYS, COUNTS, STATISTICS, WEIGHTS = "keys", "counts", "statistics", "weights"
-SENSITIVITIES, DRAWN, MASKED = "sensitivities", "drawn-rows", "masked-sensitivities"
 _SCORES: Final = (SCORES, BATCH_SCORES)
 _ACTIONS: Final = {
     CURVATURE: Action.PREPARE,
@@ -46,7 +47,10 @@ _ACTIONS: Final = {
     MODEL: Action.ADMM,
     GRADIENTS: Action.SGD,
     BATCH_SCORES: Action.SGD,
+    SAMPLED_ROWS: Action.ROWS,
+    CENTRES: Action.ROWS,
 }
+_OF_FAMILY: Final = {SGD: Action.SGD, CORESET: Action.CONSENSUS}
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class Run:
 
     Attributes:
         name: of the run at this site.
-        family: of the run's method, ``"admm"`` or ``"sgd"``.
+        family: of the run's method, ``"admm"``, ``"sgd"`` or ``"coreset"``.
         settings: what it protects.
     """
 
@@ -147,9 +151,7 @@ def uncovered(run: Run, shard: Shard, plan: PartPlan) -> list[Release]:
 
 
 def _release(run: Run, shard: Shard, plan: PartPlan, use: Use) -> Release:
-    action = _ACTIONS.get(use.what)
-    if action is None:
-        action = Action.SGD if run.family == SGD else Action.ADMM
+    action = _ACTIONS.get(use.what) or _OF_FAMILY.get(run.family, Action.ADMM)
     scope = "; ".join(_scope(run.settings, plan, use))
     return shard.release(action, use.what, scope, use.mechanism)
 
@@ -180,37 +182,6 @@ def extracted(
         scope = "not covered: the weight of each row leaves as it is"
         found.append(shard.release(Action.EXTRACT, WEIGHTS, scope))
     return found
-
-
-def measured(shard: Shard, *, is_shard: bool) -> Release:
-    """Return what the sensitivities of a shard's rows sum to, as it leaves.
-
-    Args:
-        shard: that was measured.
-        is_shard: whether its table has others.
-    """
-    what = (
-        "second moments of the shard's columns, the label's too, or the cost of its "
-        "clusters"
-        if is_shard
-        else "what the sensitivities of the table's rows sum to"
-    )
-    return shard.release(Action.MEASURE, SENSITIVITIES, f"not covered: {what}")
-
-
-def drawn(shard: Shard) -> Release:
-    """Return the numbers of the rows that a site has drawn, as they leave."""
-    scope = "not covered: which rows were drawn, the sensitive ones more often"
-    return shard.release(Action.DRAW, DRAWN, scope)
-
-
-def weighed(shard: Shard) -> Release:
-    """Return the sensitivities of a sample's rows, which leave under masks."""
-    scope = (
-        "masked (ChaCha20, no differential privacy): of a sampled joined row the "
-        "server learns the sum of all tables' sensitivities, not a table's own"
-    )
-    return shard.release(Action.WEIGH, MASKED, scope)
 
 
 def scored(shard: Shard, plan: PartPlan) -> Release:

@@ -17,7 +17,7 @@ from client_apps.saved_models import SavedModel, part_folder
 from client_apps.site import Site
 from client_apps.store import cannot_write
 from tp_flower.encoding.encoder import SiteEncoder
-from tp_flower.learning.models import LinearModel, ModelSpec
+from tp_flower.learning.models import NUMPY_KINDS, LinearModel, ModelSpec
 from tp_flower.model_names import ModelVersion
 from tp_flower.privacy.plan import COEFFICIENTS
 from tp_flower.protocol import ArrayKey, Packet
@@ -73,7 +73,7 @@ def _keep_part(site: Site, root: Path, model: ModelVersion, part: Part) -> str:
         spec=spec,
         parameters=part.shard.model.parameters,
         fragment=Fragment.from_json(site.fragment(part.number)),
-        versions=software(has_torch=spec.kind != "linear"),
+        versions=software(has_torch=spec.kind not in NUMPY_KINDS),
     )
     folder = part_folder(root, model, part.number)
     try:

@@ -11,6 +11,14 @@ from typing import Any, Final
 import numpy as np
 
 from client_apps.costs import Run, Shard, planned, uncovered
+from client_apps.course import (
+    check_counted,
+    check_given,
+    course_of,
+    kinds_of,
+    method_of,
+    sends_of,
+)
 from client_apps.guard import Guard
 from client_apps.kept_features import rows_of
 from client_apps.orders import Order, header_of, part_orders, wire_of
@@ -18,7 +26,6 @@ from client_apps.outgoing import Outgoing
 from client_apps.part import State, initial_vectors, make_model
 from client_apps.placement import forget
 from client_apps.rows import (
-    Batches,
     TrainingRows,
     check_rows,
     expanded,
@@ -34,19 +41,11 @@ from tp_flower.learning.features import Features
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.models import LinearModel, LocalModel, ModelSpec
 from tp_flower.learning.solvers import RidgeSolver
-from tp_flower.methods import METHODS, SGD, Method, uncounted
 from tp_flower.privacy.gradients import check_per_row, check_scores
 from tp_flower.privacy.plan import (
-    CURVATURE,
-    GRADIENTS,
-    GRAM,
-    MOMENTS,
-    PARAMETERS,
-    Course,
     PartPlan,
     plan_part,
 )
-from tp_flower.privacy.policy import MODELS, SCORES
 from tp_flower.privacy.settings import DP_SGD, STATISTICS, PrivacySettings
 from tp_flower.privacy.statistics_update import Rows, TableShape, usable_gram
 from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update
@@ -57,8 +56,9 @@ from tp_flower.wire import Sent
 Arrays = dict[ArrayKey, Sent]
 Start = tuple[dict[str, Sent], dict[str, float], Entry]
 
-_KINDS: Final = (MODELS, SCORES)
-MOST_STEPS: Final = 1_000_000
+_NO_CURVATURE: Final = {"mean-curvature": 0.0, "largest-curvature": 0.0}
+"""Nobody asks where the server solves."""
+
 MOST_ROWS: Final = 1 << 53
 MOST_SIZE: Final = 1e30
 LEAST_SIZE: Final = 1 / MOST_SIZE
@@ -91,8 +91,8 @@ def prepare(site: Site, request: Packet) -> Packet:
     """Encode the features, make the model, and reply with what training starts from."""
     header = header_of(request)
     settings = header.parsed("privacy", Settings.from_run_config).privacy
-    method = _method(header)
-    _check_counted(method, settings)
+    method = method_of(header)
+    check_counted(method, settings)
     prepared = {
         number: _prepare_part(site, number, order, request, settings)
         for number, order in part_orders(site, request)
@@ -105,11 +105,7 @@ def prepare(site: Site, request: Packet) -> Packet:
     for number, part in prepared.items():
         site.current_part = number
         outgoing = site.outgoing(number, part.plan, part.entry.meta["wire"])
-        if isinstance(part.model, LinearModel):
-            own, curvature, entry = _start_linear(part.model, part, outgoing)
-        else:
-            own, curvature = _start_torch(part, outgoing)
-            entry = part.entry
+        own, curvature, entry = _start(part, outgoing)
         site.save_part(number, entry)
         site.round.forget(rows_of(number))
         arrays.update({(number, name): array for name, array in own.items()})
@@ -132,8 +128,8 @@ def _prepare_part(
     settings: PrivacySettings,
 ) -> _Prepared:
     guard, source = Guard(site), site.source(number)
-    guard.check_plan(source, settings, _KINDS)
-    update = order.parsed("update", Update)
+    header, update = header_of(request), order.parsed("update", Update)
+    guard.check_plan(source, settings, kinds_of(header, update))
     table_encoder = order.parsed("encoder", TableEncoder.from_json)
     encoder = table_encoder.at_site(site.hasher())
     is_private = settings.covers_features or settings.covers_predictions
@@ -151,12 +147,8 @@ def _prepare_part(
     if rows.place is not None:
         features = site.tables.repeat(number, features, rows.place)
     spec = order.parsed("model", ModelSpec.from_json)
-    is_exact = spec.kind == "linear" and update in (Update.LOCAL, Update.GRAM)
-    if settings.features == STATISTICS and not is_exact:
-        raise SiteError(
-            f"privacy.features = {STATISTICS!r} is of linear models that are fitted "
-            f"exactly, not of {spec.kind!r} by {update.value!r}"
-        )
+    check_given(header, update, spec)
+    _check_exact(settings, update, spec)
     width = features.shape[1]
     model = make_model(spec, width, order.text("device", CHOICES["device"]))
     if settings.features == DP_SGD:
@@ -164,7 +156,7 @@ def _prepare_part(
     elif settings.covers_predictions:
         check_scores(model, width)
     columns = table_encoder.columns + int(spec.intercept)
-    course = _course(header_of(request), rows, batches, update, spec)
+    course = course_of(header, rows, batches, update, spec)
     shape = TableShape(
         epochs=course.epochs,
         mean_multiplicity=_size(order, "mean-multiplicity", may_be_zero=True),
@@ -174,7 +166,7 @@ def _prepare_part(
     plan = plan_part(
         settings,
         replace(course, shape=shape),
-        sends=_sends(update),
+        sends=sends_of(header, update),
         is_linear=spec.kind == "linear",
     )
     arrays: dict[str, AnyArray] = {
@@ -200,23 +192,14 @@ def _prepare_part(
     return _Prepared(whole, model, update, plan, columns, site.place(number, whole))
 
 
-def _method(header: Order) -> Method:
-    """Return the method that the run trains by."""
-    return METHODS[header.order("course").text("strategy", CHOICES["strategy"])]
-
-
-def _check_counted(method: Method, settings: PrivacySettings) -> None:
-    """Refuse mechanisms whose cost per row is not known for the method.
-
-    Raises:
-        SiteError: the accounts would be too low.
-    """
-    for key, is_asked in uncounted(method, settings).items():
-        if is_asked:
-            raise SiteError(
-                f"privacy.{key} is of methods that send a row of a table once, not of "
-                "those on expanded rows"
-            )
+def _check_exact(settings: PrivacySettings, update: Update, spec: ModelSpec) -> None:
+    """Refuse noise on statistics that the model is not fitted by."""
+    is_exact = spec.kind == "linear" and update in (Update.LOCAL, Update.GRAM)
+    if settings.features == STATISTICS and not is_exact:
+        raise SiteError(
+            f"privacy.features = {STATISTICS!r} is of linear models that are fitted "
+            f"exactly, not of {spec.kind!r} by {update.value!r}"
+        )
 
 
 def _joined_rows(order: Order) -> int:
@@ -229,7 +212,7 @@ def _training_rows(
 ) -> TrainingRows:
     """Return the rows that take part, as the method goes by them."""
     joined_rows, rows = _joined_rows(order), site.extracted(number).rows
-    if _method(header_of(request)).is_expanded:
+    if method_of(header_of(request)).is_expanded:
         held_out = order.count("held-out-rows")
         found = expanded(request, number, joined_rows, rows, held_out)
     else:
@@ -248,45 +231,6 @@ def _size(order: Order, name: str, *, may_be_zero: bool = False) -> float:
             f"from {LEAST_SIZE:g} on"
         )
     return size
-
-
-def _course(
-    header: Order,
-    rows: TrainingRows,
-    batches: Batches,
-    update: Update,
-    spec: ModelSpec,
-) -> Course:
-    """Return how the run goes; what the server says of it only limits the run."""
-    told, family = header.order("course"), _method(header).family
-    own: dict[str, Any] = {}
-    if update is Update.CONSENSUS:
-        own["exchanges"] = told.count("exchanges", low=1, most=MOST_STEPS)
-    if family == SGD:
-        own["batch_uses"] = told.count("batch-uses", most=MOST_STEPS)
-        own["batch_rate"] = told.number("batch-rate", high=1.0)
-    return Course(
-        family=family,
-        epochs=told.count("epochs", most=MOST_STEPS),
-        batches=len(batches.start) - 1,
-        # of the plan that the server has sent: it cannot say less
-        row_batches=int(np.bincount(batches.rows).max(initial=0)),
-        most_joined_rows=int(rows.multiplicity.max(initial=0)),
-        has_first_scores=spec.kind != "linear",
-        output_scale=spec.output_scale or 1.0,
-        **own,
-    )
-
-
-def _sends(update: Update) -> tuple[str, ...]:
-    """What leaves of a part's model where nothing covers it."""
-    further = {
-        Update.LOCAL: (),
-        Update.GRAM: (GRAM, MOMENTS),
-        Update.CONSENSUS: (PARAMETERS,),
-        Update.SUM: (GRADIENTS,),
-    }[update]
-    return (CURVATURE, *further)
 
 
 def _set_aside(site: Site, run: Run, prepared: Mapping[int, _Prepared]) -> None:
@@ -309,6 +253,16 @@ def _set_aside(site: Site, run: Run, prepared: Mapping[int, _Prepared]) -> None:
         run.name,
         [release for shard, plan in named for release in uncovered(run, shard, plan)],
     )
+
+
+def _start(part: _Prepared, outgoing: Outgoing) -> Start:
+    """Return what training starts from, facts of curvature, and what is kept."""
+    if part.update is Update.GIVEN:
+        return {}, dict(_NO_CURVATURE), part.entry
+    if isinstance(part.model, LinearModel):
+        return _start_linear(part.model, part, outgoing)
+    own, curvature = _start_torch(part, outgoing)
+    return own, curvature, part.entry
 
 
 def _start_linear(model: LinearModel, part: _Prepared, outgoing: Outgoing) -> Start:

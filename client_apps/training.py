@@ -155,7 +155,7 @@ def _fit_torch(part: Part, problem: FitProblem, header: Order) -> None:
 
 
 def consensus(site: Site, request: Packet) -> Packet:
-    """Take the sharded tables' common parameters; reply with local scores.
+    """Take parameters that the server has found; reply with local scores.
 
     With further inner rounds to come, the reply is the next proposal instead.
     """
@@ -189,7 +189,7 @@ def _accept(part: Part, request: Packet) -> None:
     )
     if part.update is Update.CONSENSUS:
         part.shard.accept_consensus(parameters)
-    elif part.update is Update.GRAM:
+    elif part.update in (Update.GRAM, Update.GIVEN):
         part.shard.model.parameters = parameters
     else:
         raise SiteError(f"table {part.table}: its model is not another's to set")

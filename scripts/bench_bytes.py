@@ -8,12 +8,13 @@ from bench_movielens import has_movielens
 from bench_runs import Check, Outcome, flights_frames, run_traced
 
 from client_apps.app import app
-from strategies import STRATEGIES, Explain, RelationalStrategy
+from strategies import Explain, RelationalStrategy
 from tp_flower.datasets import FLIGHTS_SQL
 from tp_flower.experiment import Settings
 from tp_flower.explain.cost import Traffic
 from tp_flower.explain.explanation import StrategyCost
 from tp_flower.grid import InProcessGrid
+from tp_flower.methods import METHODS
 from tp_flower.query import Query
 from tp_flower.report import RoundReport
 
@@ -53,7 +54,7 @@ def _against_formulas(
     """Compare what is sent with what `explain` says; return the runs by strategy."""
     predicted = _predicted(dataset)
     runs = {}
-    for name in STRATEGIES:
+    for name in (name for name, own in METHODS.items() if not own.solvers):
         settings = _settings(dataset, name)
         own = run_traced(dataset.sql, settings, dataset.join_only()).strategy
         sent, expected = epoch_bytes(own), total_bytes(predicted[name].epoch)

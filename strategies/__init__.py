@@ -1,6 +1,8 @@
 """The server side: training methods as Flower strategies, and the ServerApp."""
 
 from strategies.admm import TablePuppetADMM
+from strategies.coreset_kmeans import CoresetKMeans
+from strategies.coreset_ridge import CoresetRidge
 from strategies.evaluate import Evaluate
 from strategies.explain import Explain
 from strategies.gd import GradientDescent
@@ -15,6 +17,8 @@ _METHODS: tuple[type[RelationalStrategy], ...] = (
     VflADMM,
     VflSGD,
     GradientDescent,
+    CoresetRidge,
+    CoresetKMeans,
 )
 STRATEGIES: dict[str, type[RelationalStrategy]] = {
     strategy.name: strategy for strategy in _METHODS
@@ -22,6 +26,8 @@ STRATEGIES: dict[str, type[RelationalStrategy]] = {
 
 __all__ = [
     "STRATEGIES",
+    "CoresetKMeans",
+    "CoresetRidge",
     "Evaluate",
     "Explain",
     "GradientDescent",

@@ -15,7 +15,7 @@ from strategies.exchange import Replies, Request
 from strategies.extraction import Extracted, extract
 from strategies.feature_ranges import check_ranges
 from strategies.inventory import Inventory
-from strategies.labels import Labels, choose_loss, gather_labels
+from strategies.labels import Labels, choose_loss, gather_labels, no_labels
 from strategies.row_weights import (
     Weighting,
     asked_weighting,
@@ -23,7 +23,7 @@ from strategies.row_weights import (
     without_weightless,
 )
 from tp_flower.encoding.choice import TableChoice, choose_encoders
-from tp_flower.errors import SettingsError
+from tp_flower.errors import QueryError, SettingsError
 from tp_flower.experiment import Settings
 from tp_flower.joins.mapping import JoinStep, TableMapping, build_mapping, split_rows
 from tp_flower.learning.losses import FloatArray, Loss
@@ -31,6 +31,7 @@ from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator
 
 BoolArray = npt.NDArray[np.bool_]
+Schema = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def align(
             label does not fit the task.
     """
     schemas = inventory.schemas()
-    bound = query.bind(schemas)
+    bound = bind(query, schemas, settings)
     _check_models(settings, bound)
     asked = asked_weighting(bound, settings)
     choices = choose_encoders(
@@ -113,9 +114,7 @@ def align(
     check_ranges(bound, schemas, choices, settings.privacy)
     extracted = yield from extract(bound, settings, inventory)
     rows = extracted.table_rows
-    labels = gather_labels(
-        extracted.replies, extracted.parts[bound.label_table], extracted.rows, settings
-    )
+    labels = _labels(extracted, bound, settings)
     mapping, steps = build_mapping(
         bound.joins,
         extracted.keys,
@@ -128,7 +127,9 @@ def align(
         mapping, extracted.weights, asked, bound.weight_table or ""
     )
     rng = generator(settings.seed, Stream.SPLIT)
-    held_out = split_rows(rows[bound.label_table], settings.test_fraction, rng)
+    # a clustering has no label to hold rows out for
+    share = 0.0 if settings.method.is_clustering else settings.test_fraction
+    held_out = split_rows(rows[bound.label_table], share, rng)
     label_rows = mapping.tables[bound.label_table]
     is_test = held_out[label_rows.row_of]
     train, test, compact = compact_tables(
@@ -154,6 +155,33 @@ def align(
         loss=choose_loss(labels, values[~is_test], settings),
         weighting=weighting,
     )
+
+
+def bind(query: Query, schemas: Mapping[str, Schema], settings: Settings) -> BoundQuery:
+    """Return the query over the sites' columns, as the strategy reads it.
+
+    Raises:
+        QueryError: it does not fit the columns; or rows are to be clustered that may
+            lack a part, which has no distance to a centre.
+    """
+    if not settings.method.is_clustering:
+        return query.bind(schemas)
+    bound = query.bind_unlabelled(schemas)
+    if bound.outer:
+        raise QueryError(
+            f"strategy {settings.strategy!r} clusters whole rows, but the query LEFT "
+            f"JOINs {', '.join(sorted(bound.outer))}: join it with JOIN"
+        )
+    return bound
+
+
+def _labels(extracted: Extracted, bound: BoundQuery, settings: Settings) -> Labels:
+    """Return the labels of the label table; zeros, where nothing reads them."""
+    if settings.method.is_clustering:
+        rows = extracted.table_rows[bound.label_table]
+        return no_labels(rows, settings.clusters)
+    parts = extracted.parts[bound.label_table]
+    return gather_labels(extracted.replies, parts, extracted.rows, settings)
 
 
 def _check_models(settings: Settings, bound: BoundQuery) -> None:

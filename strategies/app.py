@@ -29,6 +29,7 @@ from tp_flower.explain.console import explanation_view
 from tp_flower.explain.explanation import explanation_dict
 from tp_flower.home import home_folder
 from tp_flower.manifest import write_manifest
+from tp_flower.methods import CORESET
 from tp_flower.privacy.run_report import privacy_report
 from tp_flower.query import Query
 from tp_flower.report import RoundReport, report_line, write_json, write_report
@@ -71,7 +72,8 @@ def act(
     """Do what the run's mode says, and return what the console shows of it."""
     if settings.mode in (PREDICT, EVALUATE):
         return use_model(settings, on_round, grid, folder)
-    query = Query.from_sql(choose_sql(settings))
+    is_labelled = not settings.method.is_clustering
+    query = Query.from_sql(choose_sql(settings), needs_label=is_labelled)
     settings = with_known_ranges(settings)
     does = explain if settings.mode == EXPLAIN else train
     return does(query, settings, on_round, grid, folder)
@@ -150,7 +152,8 @@ def choose_sql(settings: Settings) -> str:
         raise SettingsError(
             "tables is set, but sql is empty: write the query whose result to train on"
         )
-    return FLIGHTS_REGRESSION_SQL if settings.task == "regression" else FLIGHTS_SQL
+    is_regression = settings.task == "regression" or settings.family == CORESET
+    return FLIGHTS_REGRESSION_SQL if is_regression else FLIGHTS_SQL
 
 
 def with_known_ranges(settings: Settings) -> Settings:

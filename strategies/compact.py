@@ -105,6 +105,27 @@ def compact_tables(
         and the renumbered tables.
     """
     train, test = mapping.select(~is_test), mapping.select(is_test)
+    return compact_rows(train, test, parts, part_rows)
+
+
+def compact_rows(
+    train: TableMapping,
+    test: TableMapping,
+    parts: Mapping[str, tuple[Part, ...]],
+    part_rows: Mapping[int, int],
+) -> tuple[TableMapping, TableMapping | None, dict[str, CompactTable]]:
+    """Renumber the rows of every table that are in some joined rows.
+
+    Args:
+        train: mapping of the joined rows to train on, over all rows of the tables.
+        test: likewise of those to test on; some may be the same.
+        parts: by table, in shard order.
+        part_rows: rows of every part.
+
+    Returns:
+        Both mappings over the renumbered rows (None for a test without any), and the
+        renumbered tables.
+    """
     train_rows: dict[str, TableRows] = {}
     test_rows: dict[str, TableRows] = {}
     compact: dict[str, CompactTable] = {}
@@ -116,10 +137,9 @@ def compact_tables(
         total = sum(rows.total for rows in compact[name].rows)
         train_rows[name] = TableRows(new_number[train.tables[name].row_of], total)
         test_rows[name] = TableRows(new_number[test.tables[name].row_of], total)
-    has_test = bool(is_test.any())
     return (
         TableMapping(train_rows),
-        TableMapping(test_rows) if has_test else None,
+        TableMapping(test_rows) if test.joined_rows else None,
         compact,
     )
 

@@ -10,12 +10,15 @@ from dataclasses import replace
 import numpy as np
 
 from strategies.exchange import Replies, Request
-from strategies.labels import Labels, gather_labels, loss_of
+from strategies.extraction import Extracted
+from strategies.labels import Labels, gather_labels, loss_of, no_labels
 from strategies.model_rounds import ModelStrategy
 from strategies.row_weights import asked_weighting, row_weights, without_weightless
 from strategies.scoring import Joined, join_rows, score_rows
 from tp_flower.errors import QueryError
 from tp_flower.experiment import Settings
+from tp_flower.learning.kmeans import KMEANS, KMeansLoss
+from tp_flower.learning.losses import Loss
 from tp_flower.learning.metrics import evaluate
 from tp_flower.query import BoundQuery
 from tp_flower.run_modes import EVALUATE
@@ -32,8 +35,15 @@ class Evaluate(ModelStrategy):
         return Settings(mode=EVALUATE)
 
     def bind(self) -> BoundQuery:
-        """Return the query, with its label."""
+        """Return the query, with its label, if the model has learnt one."""
+        if self.is_clustering:
+            return self.query.bind_unlabelled(self.schemas)
         return self.query.bind(self.schemas)
+
+    @property
+    def is_clustering(self) -> bool:
+        """Whether the model is a clustering: then no label is read."""
+        return self.manifest.loss == KMEANS
 
     def model_rounds(self, bound: BoundQuery) -> Generator[Request, Replies, Joined]:
         """Score the joined rows, and compare them with their labels."""
@@ -41,9 +51,7 @@ class Evaluate(ModelStrategy):
         asked = asked_weighting(bound, settings)
         joined = yield from join_rows(bound, self.missing, settings, self.inventory)
         extracted = joined.extracted
-        parts = extracted.parts[bound.label_table]
-        labels = gather_labels(extracted.replies, parts, extracted.rows, settings)
-        labels = _of_classes(labels, self.manifest.classes)
+        labels = self._labels(extracted, bound.label_table, settings)
         mapping, given, asked = without_weightless(
             joined.mapping, extracted.weights, asked, bound.weight_table or ""
         )
@@ -53,9 +61,21 @@ class Evaluate(ModelStrategy):
             joined, self.manifest, self.settings, self.inventory
         )
         values = labels.values[mapping.tables[bound.label_table].row_of]
-        loss = loss_of(labels, self.manifest.loss, settings)
-        self._metrics = evaluate(loss, scores, values, weights)
+        self._metrics = evaluate(self._loss(labels), scores, values, weights)
         return joined
+
+    def _labels(self, extracted: Extracted, table: str, settings: Settings) -> Labels:
+        if self.is_clustering:
+            return no_labels(extracted.table_rows[table], self.manifest.outputs)
+        labels = gather_labels(
+            extracted.replies, extracted.parts[table], extracted.rows, settings
+        )
+        return _of_classes(labels, self.manifest.classes)
+
+    def _loss(self, labels: Labels) -> Loss:
+        if self.is_clustering:
+            return KMeansLoss(self.manifest.outputs)
+        return loss_of(labels, self.manifest.loss, self.settings)
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from strategies import admm, sgd
 from strategies.alignment import Alignment
+from strategies.audience import sent_of_rows
 from strategies.batch_sizes import choose_batch_size
 from strategies.compact import TableLayout
 from strategies.expanded import expand
@@ -16,11 +17,11 @@ from strategies.setup import Problem, UpdateChooser
 from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.errors import SettingsError
 from tp_flower.experiment import Settings
-from tp_flower.explain import cost, server_memory
+from tp_flower.explain import cost, server_memory, solved
 from tp_flower.explain.cost import ShardSize, TableSize, Traffic
 from tp_flower.explain.explanation import StrategyCost
 from tp_flower.learning.models import build_model
-from tp_flower.methods import ADMM, METHODS
+from tp_flower.methods import ADMM, CORESET, METHODS, SGD
 from tp_flower.protocol import Action, Update
 from tp_flower.report import RoundReport, sum_by_table
 from tp_flower.wire import Precision
@@ -32,6 +33,12 @@ OTHER_PHASES = frozenset(
 
 OWN = ("admm", "sgd")
 """Strategies that are not there for comparison only."""
+
+COMPARED = tuple(
+    name
+    for name, method in METHODS.items()
+    if name not in OWN and method.family != CORESET
+)
 
 LOU = ("auto", "consensus")
 """What ADMM may do for shards."""
@@ -55,11 +62,15 @@ class Forecast:
 
     def strategies(self) -> list[StrategyCost]:
         """Return what every way costs that the settings and the shards leave open."""
+        if self.settings.family == CORESET:
+            # others train on all rows, or on labels
+            sizes = self.own_sizes()
+            return [self.cost_of(self.settings.strategy, sizes, is_chosen=True)]
         costs = [
             *self._ways_of_admm(),
             self._way("sgd"),
             *(self._unsplit(name) for name in OWN),
-            *(self._way(name) for name in METHODS if name not in OWN),
+            *(self._way(name) for name in COMPARED),
         ]
         return [cost for cost in costs if cost is not None]
 
@@ -114,14 +125,16 @@ class Forecast:
         """Return the tables as the run's strategy trains them."""
         if self.settings.family == ADMM:
             return self.sizes(admm.choose_update_for(self.settings))
+        if self.settings.family == CORESET:
+            return self.sizes(lambda *_: Update.GIVEN)
         return self._sgd_sizes()
 
     def cost_of(
         self, name: str, tables: Sequence[TableSize], *, is_chosen: bool
     ) -> StrategyCost:
         """Return what the run's strategy costs over tables, under a name."""
-        chosen = self._admm if self.settings.family == ADMM else self._sgd
-        return chosen(name, tables, is_chosen=is_chosen)
+        ways = {ADMM: self._admm, SGD: self._sgd, CORESET: self._solved}
+        return ways[self.settings.family](name, tables, is_chosen=is_chosen)
 
     def _sgd_sizes(self) -> list[TableSize]:
         """Return the tables as SGD trains them, with the rows of its batches."""
@@ -198,6 +211,20 @@ class Forecast:
             server_bytes=server_memory.sgd_bytes(tables, *self._rows()),
         )
 
+    def _solved(
+        self, name: str, tables: Sequence[TableSize], *, is_chosen: bool
+    ) -> StrategyCost:
+        epoch = solved.solved_epoch(tables, sent_of_rows(self.settings))
+        return StrategyCost(
+            name=name,
+            is_chosen=is_chosen,
+            set_up=self.set_up(tables),
+            epoch=epoch,
+            last_epoch=epoch,
+            epochs=self.settings.epochs,
+            server_bytes=solved.solved_bytes(tables, *self._rows()),
+        )
+
     def _rows(self) -> tuple[int, int]:
         return self.aligned.train.joined_rows, len(self.aligned.test_labels)
 
@@ -212,14 +239,9 @@ class Forecast:
             self._size(table, choose_update) for table in self.aligned.compact.values()
         ]
 
-    @property
-    def _problem(self) -> Problem:
-        labels = self.aligned.train_labels
-        return Problem(self.aligned, self.settings, self.encoders, labels)
-
     def _size(self, own: TableLayout, choose_update: UpdateChooser) -> TableSize:
         features = self.encoders[own.name].width
-        spec = self._problem.spec(own.name)
+        spec = Problem(self.aligned, self.settings, self.encoders).spec(own.name)
         is_linear = spec.kind == "linear"
         return TableSize(
             name=own.name,

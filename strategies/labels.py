@@ -12,6 +12,7 @@ from tp_flower.errors import QueryError, SettingsError
 from tp_flower.experiment import Settings
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.corrected import corrected
+from tp_flower.learning.kmeans import KMeansLoss
 from tp_flower.learning.losses import (
     FloatArray,
     LogisticLoss,
@@ -34,7 +35,8 @@ class Labels:
 
     Attributes:
         values: (n,), the number in regression, the class index in classification.
-        classes: the classes' names; empty in regression.
+        classes: the classes' names; empty in regression; those of a clustering's
+            centres.
         noise: that the sites have put on the values; None for labels as they are.
     """
 
@@ -101,6 +103,11 @@ def gather_labels(
         [own.values for _, own in columns],
         settings.task,
     )
+
+
+def no_labels(rows: int, clusters: int) -> Labels:
+    """Return what stands for labels where rows are clustered: they have none."""
+    return Labels(np.zeros(rows), tuple(map(str, range(clusters))))
 
 
 def read_private_labels(
@@ -204,7 +211,7 @@ def _check_class_count(count: int) -> None:
 
 
 def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:
-    """Return the loss of the task, after checking the training labels.
+    """Return the loss of the task, after checking the training labels, if it has any.
 
     Args:
         labels: of the label table.
@@ -216,6 +223,8 @@ def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:
         QueryError: if the label is constant or has one class, the loss does not fit
             the task, or no row is left to train on.
     """
+    if settings.method.is_clustering:
+        return KMeansLoss(settings.clusters)
     if not len(joined):
         raise QueryError(
             "all joined rows are held out for testing: lower test-fraction "

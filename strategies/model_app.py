@@ -11,6 +11,7 @@ from strategies.rounds import RoundListener
 from tp_flower.errors import SettingsError
 from tp_flower.experiment import Settings
 from tp_flower.home import home_folder
+from tp_flower.learning.kmeans import KMEANS
 from tp_flower.manifest import Manifest, resolve
 from tp_flower.prediction_console import model_run_view
 from tp_flower.prediction_report import model_run_dict
@@ -90,4 +91,5 @@ def evaluate(
 def _query(manifest: Manifest, settings: Settings) -> Query:
     """Return the query of the run: the user's, or the one that was trained on."""
     sql = settings.sql if settings.sql.strip() else manifest.query
-    return Query.from_sql(sql, needs_label=settings.mode != PREDICT)
+    is_labelled = settings.mode != PREDICT and manifest.loss != KMEANS
+    return Query.from_sql(sql, needs_label=is_labelled)

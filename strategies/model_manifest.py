@@ -1,9 +1,13 @@
 """The manifest of a model that a run has trained."""
 
+from strategies.alignment import bind
 from strategies.exchange import Part
 from strategies.inventory import Inventory
 from strategies.outcome import Outcome
 from strategies.relational import RelationalStrategy
+from tp_flower.experiment import Settings
+from tp_flower.learning.centres import CENTRES
+from tp_flower.learning.models import NUMPY_KINDS
 from tp_flower.manifest import Manifest, ModelPart, ModelTable, finite
 from tp_flower.query.feature_texts import feature_texts, label_text
 from tp_flower.software import software
@@ -20,10 +24,10 @@ def make_manifest(strategy: RelationalStrategy) -> Manifest:
         raise RuntimeError("there is no model before the run has ended")
     inventory = strategy.inventory
     schemas = inventory.schemas()
-    bound = strategy.query.bind(schemas)
+    bound = bind(strategy.query, schemas, strategy.settings)
     fragments = {name: bound.fragments_of(name) for name in federation.tables}
     kinds = {
-        name: "linear" if table.is_linear else strategy.settings.model_of(name)
+        name: _kind(strategy.settings, name, is_linear=table.is_linear)
         for name, table in federation.tables.items()
     }
     tables = tuple(
@@ -55,8 +59,15 @@ def make_manifest(strategy: RelationalStrategy) -> Manifest:
         train=finite(report.final_train),
         test=finite(report.final_test),
         joined_rows=report.joined_rows_train,
-        versions=software(has_torch=set(kinds.values()) != {"linear"}),
+        versions=software(has_torch=not set(kinds.values()) <= NUMPY_KINDS),
     )
+
+
+def _kind(settings: Settings, table: str, *, is_linear: bool) -> str:
+    """Return what kind of model a table has."""
+    if settings.method.is_clustering:
+        return CENTRES
+    return "linear" if is_linear else settings.model_of(table)
 
 
 def _part(part: Part, inventory: Inventory, outcome: Outcome) -> ModelPart:

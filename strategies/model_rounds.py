@@ -20,6 +20,7 @@ from tp_flower.experiment import Settings
 from tp_flower.explain.explanation import Release
 from tp_flower.explain.prediction_releases import prediction_releases
 from tp_flower.explain.releases import Audience
+from tp_flower.learning.kmeans import KMEANS
 from tp_flower.manifest import Manifest
 from tp_flower.methods import ADMM
 from tp_flower.prediction_report import ModelRunReport
@@ -175,7 +176,8 @@ class ModelStrategy(RoundStrategy):
         )
         return prediction_releases(
             audience,
-            is_evaluated=self.settings.mode == EVALUATE,
+            is_evaluated=self.settings.mode == EVALUATE
+            and self.manifest.loss != KMEANS,
             has_row_key=joined.extracted.row_hashes is not None,
             at_site=self.settings.predictions_at == LABEL_SITE,
         )

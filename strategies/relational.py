@@ -24,6 +24,7 @@ from strategies.setup import Plan, set_up
 from tp_flower.experiment import Settings
 from tp_flower.explain.releases import releases
 from tp_flower.learning.admm import LocalScores
+from tp_flower.methods import CORESET
 from tp_flower.model_names import ModelVersion, make_version
 from tp_flower.privacy.run_report import privacy_report
 from tp_flower.protocol import Action
@@ -93,15 +94,14 @@ class RelationalStrategy(RoundStrategy):
         self.chosen |= {"loss": federation.loss.name}
         if facts := federation.weighting.facts(federation.train.joined_rows):
             self.chosen["row-weight"] = facts
-        if federation.coreset is not None:
-            self.chosen["coreset"] = federation.coreset.facts()
         for table, encoder in federation.encoders.items():
             if encoder.dropped:
                 names = ", ".join(encoder.dropped)
                 log(INFO, "table %s: constant features dropped: %s", table, names)
-        own = self.settings.privacy
-        if not (own.covers_features or own.covers_predictions):
-            # noise alone can make an epoch this bad, and the next one good
+        own, is_solved = self.settings.privacy, self.settings.family == CORESET
+        if not (own.covers_features or own.covers_predictions or is_solved):
+            # noise alone can make an epoch this bad, and the next one good; what is
+            # solved at once goes nowhere
             self._baseline = baseline_loss(federation)
         self.start_epochs()
         yield from self.epochs(federation)

@@ -2,7 +2,6 @@
 
 ``extract`` brings hashed join keys and labels, from which the server builds the
 mapping; ``statistics`` brings what the encoders need, merged exactly over the shards;
-where a coreset is trained on, three rounds draw it (:mod:`strategies.coreset`);
 ``prepare`` sends encoders, multiplicities and the batch plan, and brings what training
 starts from. A function with ``yield`` sends a :class:`Request` and receives its
 :class:`Replies`.
@@ -20,7 +19,6 @@ import numpy.typing as npt
 from strategies.alignment import Alignment, align
 from strategies.audience import audience_of
 from strategies.compact import TableLayout
-from strategies.coreset import draw_coreset
 from strategies.exchange import Replies, Request, ask
 from strategies.expanded import expand
 from strategies.federation import Federation, Table
@@ -28,12 +26,12 @@ from strategies.inventory import Inventory
 from strategies.lou import PartArrays, all_arrays, checked, gather_scores
 from strategies.private_statistics import estimated_statistics
 from strategies.received import array_of, fact_of, read_statistics, refuse
-from strategies.sampled import sampled
 from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.encoding.fitting import fit
 from tp_flower.encoding.statistics import merge_tables
 from tp_flower.experiment import Settings
 from tp_flower.joins.mapping import TableMapping
+from tp_flower.learning.centres import CENTRES
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.models import ModelSpec
 from tp_flower.privacy.labels import ClassNoise, NumberNoise
@@ -77,13 +75,10 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
     """
     aligned = yield from align(query, settings, inventory)
     encoders = yield from fit_encoders(aligned, settings.privacy)
-    whole, drawn = aligned, None
-    if settings.coreset_rows:
-        drawn = yield from draw_coreset(aligned, encoders, settings)
-        aligned = sampled(aligned, drawn.sample)
+    fan_out = _fan_out(aligned)
     if settings.method.is_expanded:
         aligned = expand(aligned)
-    problem = Problem(aligned, settings, encoders, whole.train_labels)
+    problem = Problem(aligned, settings, encoders)
     tables, initial_scores = yield from _prepare(problem, plan)
     return Federation(
         tables=tables,
@@ -92,9 +87,8 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
         train_labels=aligned.train_labels,
         test_labels=aligned.test_labels,
         loss=aligned.loss,
-        # the server knows all labels, and a sample may have one class only
-        base_score=whole.loss.base_score(
-            whole.train_labels, whole.weighting.train_rows
+        base_score=aligned.loss.base_score(
+            aligned.train_labels, aligned.weighting.train_rows
         ),
         initial_scores=initial_scores,
         l2=settings.l2,
@@ -102,7 +96,7 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
         classes=aligned.labels.classes,
         join_steps=aligned.steps,
         source_rows=aligned.extracted.table_rows,
-        fan_out=_fan_out(whole),
+        fan_out=fan_out,
         names=aligned.names,
         encoders=encoders,
         audience=audience_of(
@@ -112,7 +106,6 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
             {name: table.update for name, table in tables.items()},
         ),
         weighting=aligned.weighting,
-        coreset=drawn,
     )
 
 
@@ -163,13 +156,11 @@ class Problem:
         aligned: the joined rows.
         settings: of the run.
         encoders: of every table.
-        train_labels: of all joined training rows, of which a sample may be trained on.
     """
 
     aligned: Alignment
     settings: Settings
     encoders: Mapping[str, TableEncoder]
-    train_labels: FloatArray
 
     @property
     def label_scale(self) -> float:
@@ -178,7 +169,7 @@ class Problem:
         Soft targets that allow for noise on a class reach (1 - q) / (p - q).
         """
         if self.aligned.loss.name == "squared":
-            deviation = float(self.train_labels.std()) or 1.0
+            deviation = float(self.aligned.train_labels.std()) or 1.0
             return deviation * SQUARED_REACH.get(self.settings.family, 1.0)
         noise = self.aligned.labels.noise
         if not isinstance(noise, ClassNoise):
@@ -190,7 +181,7 @@ class Problem:
         """The deviation of true labels in regression, 1 in classification."""
         if self.aligned.loss.name != "squared":
             return 1.0
-        variance = float(self.train_labels.var())
+        variance = float(self.aligned.train_labels.var())
         noise = self.aligned.labels.noise
         if isinstance(noise, NumberNoise):
             # of labels that noise has drowned, a hundredth is as good as any guess
@@ -201,6 +192,8 @@ class Problem:
         """Return the local model of a table."""
         loss = self.aligned.loss
         kind = self.settings.model_of(table)
+        if self.settings.method.is_clustering:
+            return ModelSpec(kind=CENTRES, outputs=loss.outputs)
         return ModelSpec(
             # where no feature says anything, a larger model has nothing to learn
             kind=kind if self.encoders[table].width else "linear",
@@ -261,8 +254,9 @@ def _prepare(
         if updates[name] is Update.GRAM:
             trained = _with_gram(trained, facts, replies)
         tables[name] = trained
+        has_none = trained.is_linear or trained.update is Update.GIVEN
         zero = np.zeros((trained.total_rows, aligned.loss.outputs))
-        initial[name] = zero if trained.is_linear else gather_scores(trained, replies)
+        initial[name] = zero if has_none else gather_scores(trained, replies)
     return tables, initial
 
 

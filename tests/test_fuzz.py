@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from strategies import Explain, TablePuppetADMM, TablePuppetSGD
+from strategies import CoresetKMeans, Explain, TablePuppetADMM, TablePuppetSGD
 from strategies.model_manifest import make_manifest
 from strategies.predict import Predict
 from strategies.rounds import RoundStrategy
@@ -209,9 +209,18 @@ TRAINING = {
         {"batch_size": 5},
         {Action.PREPARE: 100, Action.SGD: 1100, Action.STEP: 1100},
     ),
+    "coreset": (
+        CoresetKMeans,
+        {
+            "num_epochs": 0,
+            "coreset_kind": "uniform",
+            "clusters": 2,
+            "coreset_solver": "distdim",
+        },
+        {Action.PREPARE: 100, Action.ROWS: 300, Action.CONSENSUS: 100},
+    ),
 }
 CHECKING = {Action.CHECK: 400}
-DRAWING = {Action.MEASURE: 300, Action.DRAW: 150, Action.WEIGH: 150}
 PREDICTING = {Action.SCORE: 500, Action.DELIVER: 500}
 
 
@@ -265,7 +274,7 @@ def fuzz(folder: Path, strategy: RoundStrategy, counts: dict) -> None:
 @pytest.mark.parametrize("name", TRAINING)
 def test_malformed_messages_are_refused_and_change_nothing(name, place):
     method, settings, counts = TRAINING[name]
-    strategy = method(Query.from_sql(SQL), num_epochs=2, **settings)
+    strategy = method(Query.from_sql(SQL), **{"num_epochs": 2, **settings})
     fuzz(place, strategy, counts)
     # nor is the run another one
     (place / "plain").mkdir()
@@ -277,12 +286,6 @@ def test_malformed_messages_of_a_check_are_refused(place):
     fuzz(place, Explain(Query.from_sql(SQL), mode="explain"), CHECKING)
 
 
-def test_malformed_messages_about_a_coreset_are_refused(place):
-    strategy = TablePuppetADMM(Query.from_sql(SQL), num_epochs=1, coreset_size=8)
-    fuzz(place, strategy, DRAWING)
-    assert strategy.report.chosen["coreset"]["size"] == 8
-
-
 def test_malformed_messages_about_a_saved_model_are_refused(place):
     manifest = make_manifest(train(HostileGrid(place), num_epochs=1))
     query = Query.from_sql(SQL.replace("o.qty AS label, ", ""), needs_label=False)
@@ -291,7 +294,6 @@ def test_malformed_messages_about_a_saved_model_are_refused(place):
 
 
 def test_every_action_gets_its_share():
-    counts = [counts for *_, counts in TRAINING.values()]
-    counts += [CHECKING, PREDICTING, DRAWING]
+    counts = [counts for *_, counts in TRAINING.values()] + [CHECKING, PREDICTING]
     assert {action for each in counts for action in each} == set(Action)
     assert sum(sum(each.values()) for each in counts) >= ENOUGH

@@ -9,6 +9,9 @@ Columns of the file
     ``score``             float64; of several outputs one column per class
     ``prediction``        float64, or the name of the most likely class
     ``probability.<c>``   float64, of every class c; they sum to 1
+    ``distance``          float64, to the nearest centre; of a clustering, whose
+                          prediction is the centre's number, and whose scores are the
+                          squared distances to all centres
     ``is_partial``        bool: the mean stands for some table's score
 """
 
@@ -23,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tp_flower.files import whole_file
+from tp_flower.learning.kmeans import KMEANS
 from tp_flower.learning.losses import FloatArray, sigmoid
 from tp_flower.learning.softmax import softmax
 
@@ -31,8 +35,10 @@ OCCURRENCE: Final = "occurrence"
 ROW: Final = "row"
 ROW_HASH: Final = "row_key"
 _SCORE, _PREDICTION, _PROBABILITY = "score", "prediction", "probability"
-_PARTIAL: Final = "is_partial"
-RESERVED: Final = frozenset({ROW, ROW_HASH, OCCURRENCE, _SCORE, _PREDICTION, _PARTIAL})
+_PARTIAL, _DISTANCE = "is_partial", "distance"
+RESERVED: Final = frozenset(
+    {ROW, ROW_HASH, OCCURRENCE, _SCORE, _PREDICTION, _PARTIAL, _DISTANCE}
+)
 """Names that no column of a row key can have."""
 
 _DIGITS: Final = np.array([f"{byte:02x}" for byte in range(256)], dtype="S2")
@@ -62,7 +68,8 @@ class Outputs:
 
     Attributes:
         loss: name of the loss that the model was trained with.
-        classes: names of the label's classes; empty in regression.
+        classes: names of the label's classes; empty in regression; the numbers of the
+            centres of a clustering.
 
     Raises:
         ValueError: the loss does not go with so many classes.
@@ -77,6 +84,7 @@ class Outputs:
             "squared": not self.classes,
             "logistic": len(self.classes) == 2,
             "softmax": len(self.classes) > 1,
+            KMEANS: len(self.classes) > 0,
         }
         if not fits.get(self.loss, False):
             raise ValueError(f"loss {self.loss!r} of {len(self.classes)} classes")
@@ -84,7 +92,7 @@ class Outputs:
     @property
     def count(self) -> int:
         """The number of scores of a row, d_c."""
-        return len(self.classes) if self.loss == "softmax" else 1
+        return len(self.classes) if self.loss in ("softmax", KMEANS) else 1
 
     def probabilities(self, scores: FloatArray) -> FloatArray:
         """Return the probability of every class (N, k); of a regression (N, 0).
@@ -146,6 +154,13 @@ def prediction_table(
 
 
 def _predicted(scores: FloatArray, outputs: Outputs) -> dict[str, pa.Array]:
+    if outputs.loss == KMEANS:
+        nearest = scores.argmin(axis=1)
+        return {
+            _PREDICTION: pa.array(outputs.classes).take(pa.array(nearest)),
+            # noise on the scores may take one below 0
+            _DISTANCE: pa.array(np.sqrt(np.maximum(scores.min(axis=1), 0.0))),
+        }
     if not outputs.classes:
         return {_PREDICTION: pa.array(scores[:, 0])}
     chances = outputs.probabilities(scores)

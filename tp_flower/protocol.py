@@ -86,14 +86,12 @@ class Action(StrEnum):
     EXTRACT = "query.extract"
     STATISTICS = "query.statistics"
     CHECK = "query.check"
-    MEASURE = "train.measure"
-    DRAW = "train.draw"
-    WEIGH = "train.weigh"
     PREPARE = "train.prepare"
     ADMM = "train.admm"
     CONSENSUS = "train.consensus"
     SGD = "train.sgd"
     STEP = "train.step"
+    ROWS = "train.rows"
     SCORE = "query.score"
     DELIVER = "query.deliver"
     FINISH = "query.finish"
@@ -366,13 +364,14 @@ class Update(StrEnum):
 
     LOCAL: the shard is the whole table. GRAM: the sites send sufficient statistics, the
     server solves. CONSENSUS: consensus ADMM. SUM: the sites send gradients, the server
-    sums (SGD).
+    sums (SGD). GIVEN: the server solves over sampled rows, whole tables alike.
     """
 
     LOCAL = "local"
     GRAM = "gram"
     CONSENSUS = "consensus"
     SUM = "sum"
+    GIVEN = "given"
 
 
 def pack_bits(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:

@@ -314,7 +314,7 @@ def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
             up[table.name] += FLAG_BYTES * table.parameters
             if table.update is Update.GRAM:
                 up[table.name] += PARAMETER_BYTES * width * width
-            if not table.is_linear:
+            if not (table.is_linear or table.update is Update.GIVEN):
                 up[table.name] += table.score_bytes * shard.total * table.outputs
     return Traffic(1, up, down)
 

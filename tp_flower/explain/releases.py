@@ -8,13 +8,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-from tp_flower.explain.coreset_releases import coreset_releases
-from tp_flower.explain.explanation import NOTHING, SERVER, SITES, Release
-from tp_flower.methods import ADMM
+from tp_flower.explain.explanation import Release
+from tp_flower.explain.solved import solved_releases
+from tp_flower.methods import ADMM, CORESET, SGD
 from tp_flower.privacy.key_source import KeySource
 from tp_flower.privacy.settings import DP_SGD, LAPLACE, OUTSIDER, PrivacySettings
 from tp_flower.protocol import Action
 
+NOTHING = "nothing"
 _KEYS: Final = {
     KeySource.FILE: "from a secret file, the server does not have the key",
     KeySource.PINNED: "under pinned keys, the server does not have the key",
@@ -24,6 +25,7 @@ _SEALED: Final = {
     KeySource.PINNED: "sealed to each site (X25519), under keys their owners pinned",
     KeySource.AGREED: "sealed to each site (X25519), under keys that nobody checked",
 }
+SERVER, SITES = "server", "sites"
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Audience:
 
     Attributes:
         label_table: alias of the table with the label.
-        family: of the method, "admm" or "sgd".
+        family: of the method, "admm", "sgd" or "coreset".
         sharded: aliases of the tables in several shards.
         gram: those of them that send statistics.
         grouped: aliases of the tables in several shards that a GROUP BY runs over.
@@ -43,7 +45,8 @@ class Audience:
         weight: table and expression that joined rows weigh; "" without one.
         is_weighted: whether joined rows weigh other than alike.
         is_expanded: whether messages go by joined rows (VFL), not by the tables' rows.
-        is_measured: whether a coreset is drawn by the sensitivities of the rows.
+        sends: what leaves of sampled rows where the server solves; "" elsewhere.
+        has_label: whether labels leave.
     """
 
     label_table: str
@@ -58,7 +61,8 @@ class Audience:
     weight: str = ""
     is_weighted: bool = False
     is_expanded: bool = False
-    is_measured: bool = False
+    sends: str = ""
+    has_label: bool = True
 
     @property
     def row(self) -> str:
@@ -143,8 +147,12 @@ class Audience:
 
 def releases(audience: Audience) -> list[Release]:
     """Return what every message of the run tells whom, in the order of the messages."""
-    training = _admm(audience) if audience.family == ADMM else _sgd(audience)
-    return [*_set_up(audience), *training, *_end(audience)]
+    training = {ADMM: _admm, SGD: _sgd, CORESET: _solved}[audience.family]
+    return [*_set_up(audience), *training(audience), *_end(audience)]
+
+
+def _solved(audience: Audience) -> list[Release]:
+    return solved_releases(audience.sharded, audience.sends, audience.scored, NOTHING)
 
 
 def _end(audience: Audience) -> list[Release]:
@@ -191,12 +199,7 @@ def _set_up(audience: Audience) -> list[Release]:
             "the order of every shard's rows: by it go keys, labels and scores",
             NOTHING,
         ),
-        _release(
-            Action.EXTRACT,
-            SERVER,
-            f"the label of every row of {label}",
-            audience.labels,
-        ),
+        *([_label(audience)] if audience.has_label else []),
         *([_weight(audience)] if audience.weight else []),
         *(groups if audience.grouped else []),
         _release(
@@ -231,11 +234,6 @@ def _set_up(audience: Audience) -> list[Release]:
             "in explain only: per join, one weighted sum of keyed hashes",
             hashed,
         ),
-        *(
-            coreset_releases(_listed(audience.sharded), _COUNTED[audience.is_weighted])
-            if audience.is_measured
-            else []
-        ),
         _release(
             Action.PREPARE,
             SITES,
@@ -244,6 +242,11 @@ def _set_up(audience: Audience) -> list[Release]:
         ),
         *_prepared(audience),
     ]
+
+
+def _label(audience: Audience) -> Release:
+    carries = f"the label of every row of {audience.label_table}"
+    return _release(Action.EXTRACT, SERVER, carries, audience.labels)
 
 
 def _weight(audience: Audience) -> Release:
@@ -279,7 +282,7 @@ def _prepared(audience: Audience) -> list[Release]:
                 audience.scores,
             )
         )
-    if not audience.privacy.covers_features:
+    if audience.family != CORESET and not audience.privacy.covers_features:
         carries = "one number of curvature per shard"
         found.append(_release(Action.PREPARE, SERVER, carries, NOTHING))
     return found

@@ -45,6 +45,9 @@ MOMENTS: Final = "moments"
 SCORES: Final = "scores"
 BATCH_SCORES: Final = "batch-scores"
 COEFFICIENTS: Final = "coefficients"
+SAMPLED_ROWS: Final = "rows"
+CENTRES: Final = "centres"
+NEAREST: Final = "nearest"
 
 LEAST_TORCH_CLIP: Final = 1e-15
 """Of gradients in float32: the squares of much smaller ones are 0, and so is what is
@@ -56,7 +59,7 @@ class Course:
     """How a run goes, as far as it decides how often a row's data are used.
 
     Attributes:
-        family: of the method, ``"admm"`` or ``"sgd"``.
+        family: of the method, ``"admm"``, ``"sgd"`` or ``"coreset"``.
         epochs: of the run, at most.
         exchanges: updates of the models per epoch of ADMM.
         batches: of SGD's plan.
@@ -147,6 +150,10 @@ class PartPlan:
     def is_private(self) -> bool:
         """Whether the model is trained by a private mechanism."""
         return not (self.fit is None and self.gradients is None and not self.statistics)
+
+    def allows(self, what: str) -> bool:
+        """Whether a kind of release is planned."""
+        return any(use.what == what for use in self.uses)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types."""
@@ -326,7 +333,8 @@ def _plan_scores(
 def _limit(what: str, course: Course) -> int:
     if what == GRADIENTS:
         return course.batch_uses
-    return 1 if what in (CURVATURE, GRAM) else course.epochs * course.exchanges
+    once = (CURVATURE, GRAM, SAMPLED_ROWS, CENTRES)
+    return 1 if what in once else course.epochs * course.exchanges
 
 
 def _statistics(**data: Any) -> StatisticsPlan:

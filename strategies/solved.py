@@ -1,0 +1,142 @@
+"""SolvedStrategy: the server solves over the sampled rows that the sites send it.
+
+Three messages after the set-up, in one epoch: ``rows`` brings what the sites tell of
+the rows of the sample (their encoded features, or local clusters of them); the server
+solves; ``consensus`` sets what it has found as the parameters of the sites' models, and
+brings the scores of the sampled and the held-out rows, so that models are measured,
+kept and used as those of the other strategies.
+"""
+
+from abc import abstractmethod
+from collections.abc import Generator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from strategies.audience import sent_of_rows
+from strategies.exchange import Replies, Request, ask
+from strategies.federation import Federation, Table
+from strategies.lou import PartArrays, gather_scores, scatter_parameters
+from strategies.received import array_of
+from strategies.relational import EpochResult, RelationalStrategy
+from strategies.setup import Plan
+from tp_flower.coreset_settings import AUTO
+from tp_flower.joins.mapping import TableMapping
+from tp_flower.learning.losses import FloatArray
+from tp_flower.learning.metrics import evaluate
+from tp_flower.privacy.plan import SAMPLED_ROWS
+from tp_flower.protocol import Action, Update
+
+EVALUATE = "evaluate"
+"""What the round is called that brings scores: its bytes are not those of training."""
+
+
+class SolvedStrategy(RelationalStrategy):
+    """Base of the methods that solve over a coreset at the server.
+
+    Args:
+        query: the training set.
+        settings: of the run; keyword arguments override single ones.
+    """
+
+    def plan(self) -> Plan:
+        """Let the server set the models; the sites are told what they will send."""
+        return Plan(
+            choose_update=lambda *_: Update.GIVEN,
+            plan_arrays=lambda *_: {},
+            course=lambda: {"sends": sent_of_rows(self.settings)},
+        )
+
+    @property
+    def solver(self) -> str:
+        """The solver that is asked for, or else the first of the strategy's."""
+        asked = self.settings.coreset_solver
+        return self.settings.method.solvers[0] if asked == AUTO else asked
+
+    @abstractmethod
+    def solve(
+        self, federation: Federation, replies: Replies, weights: FloatArray
+    ) -> Mapping[str, FloatArray]:
+        """Return the parameters of every table's model, (p,).
+
+        Args:
+            federation: the training problem.
+            replies: to ``rows``.
+            weights: (k,), of the sampled joined rows, mean 1.
+        """
+
+    def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
+        """Ask for the rows, solve, set the models and measure them."""
+        self.chosen["coreset-solver"] = self.solver
+        header: dict[str, Any] = {
+            "draw": self.draw,
+            "seed": federation.seed,
+            "clusters": self.settings.clusters,
+        }
+        replies = yield self.request(ask(Action.ROWS, federation.parts, header))
+        weights = federation.weighting.train_rows
+        found = self.solve(
+            federation,
+            replies,
+            np.ones(federation.train.joined_rows) if weights is None else weights,
+        )
+        arrays: PartArrays = {}
+        for name, table in federation.tables.items():
+            arrays |= scatter_parameters(table, found[name])
+        told = {"draw": self.draw, "more-rounds": 0}
+        request = ask(Action.CONSENSUS, federation.parts, told, arrays)
+        replies = yield self.request(replace(request, phase=EVALUATE))
+        self.local_scores = {
+            name: gather_scores(table, replies)
+            for name, table in federation.tables.items()
+        }
+        self.finish_epoch(self._measured(federation))
+
+    def _measured(self, federation: Federation) -> EpochResult:
+        own, weighting = federation, federation.weighting
+        scores = own.train.sum_scores(own.base_score, self.local_scores)
+        train = evaluate(own.loss, scores, own.train_labels, weighting.train_rows)
+        test: dict[str, float] = {}
+        if own.test is not None:
+            scores = own.test.sum_scores(own.base_score, self.local_scores)
+            test = evaluate(own.loss, scores, own.test_labels, weighting.test)
+        return EpochResult(1, train, test)
+
+    def add_facts(self, facts: Mapping[str, object], warnings: list[str]) -> None:
+        """Say more of the coreset in the report.
+
+        Args:
+            facts: by name.
+            warnings: what of them is to be warned of.
+        """
+        known = self.chosen.get("coreset")
+        own: dict[str, Any] = dict(known) if isinstance(known, Mapping) else {}
+        own["warnings"] = [*own.get("warnings", []), *warnings]
+        self.chosen["coreset"] = {**own, **facts}
+
+
+def joined_rows(
+    mapping: TableMapping, tables: Mapping[str, Table], replies: Replies
+) -> dict[str, FloatArray]:
+    """Return by table what is behind each sampled joined row, (k, d_i).
+
+    A joined row without a row of a LEFT JOINed table has zeros there, which add nothing
+    to a linear score.
+
+    Raises:
+        ReplyError: a part sent other rows than those that it was asked for.
+    """
+    return {
+        name: mapping.tables[name].expand(_table_rows(table, replies))
+        for name, table in tables.items()
+    }
+
+
+def _table_rows(table: Table, replies: Replies) -> FloatArray:
+    """Return the features of a table's sampled rows, (n_i, d_i); 0 in the others."""
+    found = np.zeros((table.total_rows, table.features))
+    for part, rows in zip(table.parts, table.rows, strict=True):
+        shape = (rows.trained, table.features)
+        found[rows.trained_slice] = array_of(replies, part, SAMPLED_ROWS, shape)
+    return found
