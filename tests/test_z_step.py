@@ -1,0 +1,205 @@
+"""The Z-step against a generic convex solver, and in both limits."""
+
+import cvxpy as cp
+import numpy as np
+import pytest
+
+from tp_flower.personal import z_step
+from tp_flower.personal.edge_prox import (
+    EdgeNorm,
+    edge_norms,
+    edge_prox,
+    project_dual,
+)
+from tp_flower.personal.graph import SimilarityGraph
+from tp_flower.personal.z_step import ZStep, factorise
+
+ORDERS = {EdgeNorm.ONE: 1, EdgeNorm.TWO: 2, EdgeNorm.MAX: "inf"}
+EXACT = {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-11}
+
+
+def random_graph(sites: int, edges: int, seed: int) -> SimilarityGraph:
+    rng = np.random.default_rng(seed)
+    names = [f"s{number}" for number in range(sites)]
+    return SimilarityGraph.from_pairs(names, rng.integers(0, sites, (edges, 2)))
+
+
+def ring(sites: int) -> SimilarityGraph:
+    places = np.arange(sites)
+    pairs = np.column_stack([places, np.roll(places, 1)])
+    return SimilarityGraph.from_pairs([str(place) for place in places], pairs)
+
+
+def generic(graph, targets, penalty, norm):
+    """Solve the problem as it is written, by an interior point method."""
+    models = cp.Variable(targets.shape)
+    distances = [cp.norm(models[i] - models[j], ORDERS[norm]) for i, j in graph.edges]
+    cost = 0.5 * cp.sum_squares(models - targets) + penalty * sum(distances)
+    cp.Problem(cp.Minimize(cost)).solve(solver="CLARABEL", **EXACT)
+    return models.value
+
+
+def objective(graph, models, targets, penalty, norm):
+    distances = edge_norms(graph.incidence @ models, norm).sum()
+    return 0.5 * np.sum((models - targets) ** 2) + penalty * distances
+
+
+@pytest.mark.parametrize("norm", EdgeNorm)
+def test_the_prox_is_the_least_of_its_problem(norm):
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(40, 3))
+    found = edge_prox(rows, 0.7, norm)
+
+    def cost(points):
+        return 0.7 * edge_norms(points, norm) + 0.5 * np.sum((points - rows) ** 2, 1)
+
+    for step in (1e-1, 1e-3, 1e-5):
+        for _ in range(200):
+            other = found + step * rng.normal(size=rows.shape)
+            assert (cost(other) >= cost(found)).all()
+
+
+@pytest.mark.parametrize("norm", EdgeNorm)
+def test_the_prox_shrinks_to_exactly_zero_within_the_dual_ball(norm):
+    rows = np.array([[0.2, -0.1], [0.0, 0.0], [0.25, 0.25]])
+    assert not edge_prox(rows, 0.5, norm).any()
+    assert edge_prox(rows, 0.0, norm).tolist() == rows.tolist()
+    assert project_dual(rows, 0.5, norm).tolist() == rows.tolist()
+
+
+def test_only_for_two_the_prox_is_that_of_the_draft():
+    rows = np.random.default_rng(2).normal(size=(50, 4))
+
+    def draft(norm, order):
+        lengths = np.linalg.norm(rows, order, axis=1)
+        return np.maximum(1 - 0.3 / lengths, 0)[:, None] * rows - edge_prox(
+            rows, 0.3, norm
+        )
+
+    assert np.abs(draft(EdgeNorm.TWO, 2)).max() < 1e-15
+    # with the dual norm's order, as the draft has it
+    assert np.abs(draft(EdgeNorm.ONE, np.inf)).max() > 0.1
+    assert np.abs(draft(EdgeNorm.MAX, 1)).max() > 0.1
+
+
+@pytest.mark.parametrize("norm", EdgeNorm)
+@pytest.mark.parametrize("penalty", [0.02, 0.2, 1.0])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_z_step_is_what_a_convex_solver_finds(norm, penalty, seed):
+    graph = random_graph(9, 14, seed)
+    targets = np.random.default_rng(10 + seed).normal(size=(9, 3))
+    found = ZStep(graph, norm, tolerance=1e-10, most_iterations=50_000).solve(
+        targets, penalty
+    )
+    assert found.is_converged
+    expected = generic(graph, targets, penalty, norm)
+    assert np.abs(found.models - expected).max() < 1e-6
+    gap = objective(graph, found.models, targets, penalty, norm) - objective(
+        graph, expected, targets, penalty, norm
+    )
+    assert gap < 1e-8
+
+
+@pytest.mark.parametrize("norm", EdgeNorm)
+def test_the_pull_proves_that_the_models_are_optimal(norm):
+    """The gap between the problem and its dual, a bound of the error squared."""
+    graph = random_graph(40, 120, 3)
+    targets = np.random.default_rng(4).normal(size=(40, 6))
+    penalty = 0.1
+    found = ZStep(graph, norm, tolerance=1e-8).solve(targets, penalty)
+    back = graph.incidence.T @ found.pull
+    dual_norm = {"1": EdgeNorm.MAX, "2": EdgeNorm.TWO, "inf": EdgeNorm.ONE}[norm]
+    assert edge_norms(found.pull, dual_norm).max() <= penalty * (1 + 1e-12)
+    dual = 0.5 * np.sum(targets**2) - 0.5 * np.sum((targets - back) ** 2)
+    primal = objective(graph, found.models, targets, penalty, norm)
+    assert 0 <= primal - dual < 1e-6 * primal
+    assert found.models == pytest.approx(targets - back, abs=1e-6)
+
+
+@pytest.mark.parametrize("norm", EdgeNorm)
+def test_without_penalty_every_site_is_alone(norm):
+    graph = random_graph(9, 14, 0)
+    targets = np.random.default_rng(5).normal(size=(9, 3))
+    found = ZStep(graph, norm).solve(targets, 0.0)
+    assert (found.models == targets).all()
+    assert not found.fused.any()
+
+
+@pytest.mark.parametrize("norm", EdgeNorm)
+def test_a_large_penalty_on_a_connected_graph_makes_one_model(norm):
+    graph = ring(7)
+    targets = np.random.default_rng(6).normal(size=(7, 3))
+    mean = targets.mean(axis=0)
+    # a flow along the ring's edges that carries all differences to the mean
+    flow = np.linalg.pinv(graph.incidence.T.toarray()) @ (targets - mean)
+    enough = edge_norms(flow, EdgeNorm.ONE).max()
+    found = ZStep(graph, norm).solve(targets, enough)
+    assert found.fused.all()
+    assert found.models == pytest.approx(np.tile(mean, (7, 1)), abs=1e-14)
+    assert (found.models == found.models[0]).all()
+
+
+def test_without_a_connection_the_limit_is_one_model_per_component():
+    pairs = np.array([[0, 1], [1, 2], [3, 4]])
+    graph = SimilarityGraph.from_pairs("abcdef", pairs)
+    targets = np.array([[0.0], [1.0], [5.0], [10.0], [12.0], [7.0]])
+    found = ZStep(graph, EdgeNorm.TWO).solve(targets, 100.0)
+    assert found.models.ravel() == pytest.approx([2, 2, 2, 11, 11, 7], abs=1e-13)
+    assert found.models[5, 0] == 7.0
+
+
+def test_sites_that_agree_stay_and_no_edge_changes_nothing():
+    same = np.full((4, 2), 3.25)
+    found = ZStep(ring(4), EdgeNorm.TWO).solve(same, 1.0)
+    assert (found.models == same).all()
+    assert found.fused.all()
+    alone = SimilarityGraph.from_pairs("ab", np.empty((0, 2), np.int64))
+    targets = np.array([[1.0], [2.0]])
+    assert ZStep(alone, EdgeNorm.ONE).solve(targets, 1.0).models is targets
+
+
+def test_a_warm_start_takes_a_fraction_of_the_iterations():
+    graph = random_graph(60, 150, 7)
+    rng = np.random.default_rng(8)
+    targets = rng.normal(size=(60, 4))
+    step = ZStep(graph, EdgeNorm.TWO)
+    first = step.solve(targets, 0.2)
+    again = step.solve(targets, 0.2, first.pull)
+    assert again.iterations <= first.iterations // 4
+    moved = targets + 1e-4 * rng.normal(size=targets.shape)
+    warm, cold = step.solve(moved, 0.2, first.pull), step.solve(moved, 0.2)
+    assert warm.iterations < cold.iterations
+    assert warm.models == pytest.approx(cold.models, abs=1e-4)
+
+
+def test_factors_are_made_once(monkeypatch):
+    made = []
+
+    def counted(graph, kappa):
+        made.append(kappa)
+        return factorise(graph, kappa)
+
+    monkeypatch.setattr(z_step, "factorise", counted)
+    step = ZStep(ring(6), EdgeNorm.TWO)
+    targets = np.random.default_rng(9).normal(size=(6, 2))
+    for scale in (1.0, 2.0, 1e-3, 1e5):
+        # another step size: targets that differ, and penalties, scale alike
+        step.solve(scale * targets, 0.3 * scale)
+    assert len(made) == 1
+
+
+def test_sparse_factors_are_the_inverse(monkeypatch):
+    graph = random_graph(50, 120, 11)
+    right = np.random.default_rng(12).normal(size=(50, 3))
+    dense = factorise(graph, 0.4)(right)
+    monkeypatch.setattr(z_step, "DENSE_SITES", 10)
+    assert factorise(graph, 0.4)(right) == pytest.approx(dense, abs=1e-12)
+
+
+def test_too_few_iterations_are_told():
+    graph = random_graph(30, 60, 13)
+    targets = np.random.default_rng(14).normal(size=(30, 3))
+    found = ZStep(graph, EdgeNorm.TWO, most_iterations=2).solve(targets, 0.3)
+    assert found.iterations == 2
+    assert not found.is_converged
+    assert max(found.primal_residual, found.dual_residual) > 1e-6
