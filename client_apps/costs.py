@@ -38,6 +38,7 @@ OF_BASE_ROWS: Final = (
     "group adds, and is counted with that, twice what a group adds"
 )
 KEYS, COUNTS, STATISTICS, WEIGHTS = "keys", "counts", "statistics", "weights"
+SENSITIVITIES, DRAWN, MASKED = "sensitivities", "drawn-rows", "masked-sensitivities"
 _SCORES: Final = (SCORES, BATCH_SCORES)
 _ACTIONS: Final = {
     CURVATURE: Action.PREPARE,
@@ -182,6 +183,37 @@ def extracted(
         scope = "not covered: the weight of each row leaves as it is"
         found.append(shard.release(Action.EXTRACT, WEIGHTS, scope))
     return found
+
+
+def measured(shard: Shard, *, is_shard: bool) -> Release:
+    """Return what the sensitivities of a shard's rows sum to, as it leaves.
+
+    Args:
+        shard: that was measured.
+        is_shard: whether its table has others.
+    """
+    what = (
+        "second moments of the shard's columns, the label's too, or the cost of its "
+        "clusters"
+        if is_shard
+        else "what the sensitivities of the table's rows sum to"
+    )
+    return shard.release(Action.MEASURE, SENSITIVITIES, f"not covered: {what}")
+
+
+def drawn(shard: Shard) -> Release:
+    """Return the numbers of the rows that a site has drawn, as they leave."""
+    scope = "not covered: which rows were drawn, the sensitive ones more often"
+    return shard.release(Action.DRAW, DRAWN, scope)
+
+
+def weighed(shard: Shard) -> Release:
+    """Return the sensitivities of a sample's rows, which leave under masks."""
+    scope = (
+        "masked (ChaCha20, no differential privacy): of a sampled joined row the "
+        "server learns the sum of all tables' sensitivities, not a table's own"
+    )
+    return shard.release(Action.WEIGH, MASKED, scope)
 
 
 def scored(shard: Shard, plan: PartPlan) -> Release:

@@ -100,16 +100,14 @@ def once_each(
     trained = unpack_bits(request.array(number, "trained"), rows)
     tested = unpack_bits(request.array(number, "tested"), rows)
     own = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested & ~trained)])
-    multiplicity = _multiplicity(
-        request.array(number, "multiplicity"),
-        joined_rows,
-        int(np.count_nonzero(trained)),
-    )
+    counts = request.array(number, "multiplicity")
+    count = int(np.count_nonzero(trained))
+    multiplicity = read_masses(counts, "multiplicity", joined_rows, count)
     return TrainingRows(own, None, multiplicity, tested[own])
 
 
-def _multiplicity(
-    array: AnyArray, joined_rows: int, trained: int
+def read_masses(
+    array: AnyArray, what: str, joined_rows: int, trained: int
 ) -> IntArray | FloatArray:
     """Return G of the trained rows, or as float32 what their joined rows weigh.
 
@@ -118,7 +116,6 @@ def _multiplicity(
     Raises:
         SiteError: it is neither.
     """
-    what = "multiplicity"
     if array.dtype != np.float32:
         return whole_numbers(array, what, low=1, high=joined_rows, length=trained)
     found = real_numbers(array, what, (trained,))
@@ -164,7 +161,7 @@ def expanded(
     multiplicity: IntArray | FloatArray = np.ones(trained, np.int64)
     if (number, "multiplicity") in request.arrays:
         weights = request.array(number, "multiplicity")
-        multiplicity = _multiplicity(weights, joined_rows, trained)
+        multiplicity = read_masses(weights, "multiplicity", joined_rows, trained)
     is_used = np.zeros(rows, np.bool_)
     is_used[behind] = True
     return TrainingRows(

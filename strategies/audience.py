@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from strategies.alignment import Alignment
 from strategies.inventory import Inventory
-from tp_flower.coreset_settings import DISTDIM
+from tp_flower.coreset_settings import DISTDIM, IMPORTANCE
 from tp_flower.experiment import Settings
 from tp_flower.explain.releases import Audience
 from tp_flower.methods import CORESET
@@ -46,9 +46,15 @@ def audience_of(
         weight=aligned.weighting.column,
         is_weighted=aligned.weighting.train is not None,
         is_expanded=settings.method.is_expanded,
+        is_measured=is_measured(settings),
         sends=sent_of_rows(settings),
         has_label=not settings.method.is_clustering,
     )
+
+
+def is_measured(settings: Settings) -> bool:
+    """Return whether a coreset is drawn by the sensitivities of the rows."""
+    return bool(settings.coreset_rows) and settings.coreset_kind == IMPORTANCE
 
 
 def sent_of_rows(settings: Settings) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from strategies.drawn import Drawn
 from strategies.exchange import Part
 from strategies.row_weights import Weighting
 from tp_flower.encoding.encoder import TableEncoder
@@ -119,6 +120,7 @@ class Federation:
         encoders: of every table.
         audience: what decides who learns what.
         weighting: what the joined rows weigh.
+        coreset: the sample that is trained on; None where all joined rows are.
     """
 
     tables: Mapping[str, Table]
@@ -139,6 +141,7 @@ class Federation:
     encoders: Mapping[str, TableEncoder]
     audience: Audience
     weighting: Weighting = field(default_factory=Weighting)
+    coreset: Drawn | None = None
 
     @property
     def parts(self) -> Iterable[Part]:

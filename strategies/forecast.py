@@ -239,9 +239,14 @@ class Forecast:
             self._size(table, choose_update) for table in self.aligned.compact.values()
         ]
 
+    @property
+    def _problem(self) -> Problem:
+        labels = self.aligned.train_labels
+        return Problem(self.aligned, self.settings, self.encoders, labels)
+
     def _size(self, own: TableLayout, choose_update: UpdateChooser) -> TableSize:
         features = self.encoders[own.name].width
-        spec = Problem(self.aligned, self.settings, self.encoders).spec(own.name)
+        spec = self._problem.spec(own.name)
         is_linear = spec.kind == "linear"
         return TableSize(
             name=own.name,

@@ -94,6 +94,8 @@ class RelationalStrategy(RoundStrategy):
         self.chosen |= {"loss": federation.loss.name}
         if facts := federation.weighting.facts(federation.train.joined_rows):
             self.chosen["row-weight"] = facts
+        if federation.coreset is not None:
+            self.chosen["coreset"] = federation.coreset.facts()
         for table, encoder in federation.encoders.items():
             if encoder.dropped:
                 names = ", ".join(encoder.dropped)

@@ -2,6 +2,7 @@
 
 ``extract`` brings hashed join keys and labels, from which the server builds the
 mapping; ``statistics`` brings what the encoders need, merged exactly over the shards;
+where a coreset is trained on, three rounds draw it (:mod:`strategies.coreset`);
 ``prepare`` sends encoders, multiplicities and the batch plan, and brings what training
 starts from. A function with ``yield`` sends a :class:`Request` and receives its
 :class:`Replies`.
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from strategies.alignment import Alignment, align
 from strategies.audience import audience_of
 from strategies.compact import TableLayout
+from strategies.coreset import draw_coreset
 from strategies.exchange import Replies, Request, ask
 from strategies.expanded import expand
 from strategies.federation import Federation, Table
@@ -26,6 +28,7 @@ from strategies.inventory import Inventory
 from strategies.lou import PartArrays, all_arrays, checked, gather_scores
 from strategies.private_statistics import estimated_statistics
 from strategies.received import array_of, fact_of, read_statistics, refuse
+from strategies.sampled import sampled
 from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.encoding.fitting import fit
 from tp_flower.encoding.statistics import merge_tables
@@ -75,10 +78,13 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
     """
     aligned = yield from align(query, settings, inventory)
     encoders = yield from fit_encoders(aligned, settings.privacy)
-    fan_out = _fan_out(aligned)
+    whole, drawn = aligned, None
+    if settings.coreset_rows:
+        drawn = yield from draw_coreset(aligned, encoders, settings)
+        aligned = sampled(aligned, drawn.sample)
     if settings.method.is_expanded:
         aligned = expand(aligned)
-    problem = Problem(aligned, settings, encoders)
+    problem = Problem(aligned, settings, encoders, whole.train_labels)
     tables, initial_scores = yield from _prepare(problem, plan)
     return Federation(
         tables=tables,
@@ -87,8 +93,9 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
         train_labels=aligned.train_labels,
         test_labels=aligned.test_labels,
         loss=aligned.loss,
-        base_score=aligned.loss.base_score(
-            aligned.train_labels, aligned.weighting.train_rows
+        # the server knows all labels, and a sample may have one class only
+        base_score=whole.loss.base_score(
+            whole.train_labels, whole.weighting.train_rows
         ),
         initial_scores=initial_scores,
         l2=settings.l2,
@@ -96,7 +103,7 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
         classes=aligned.labels.classes,
         join_steps=aligned.steps,
         source_rows=aligned.extracted.table_rows,
-        fan_out=fan_out,
+        fan_out=_fan_out(whole),
         names=aligned.names,
         encoders=encoders,
         audience=audience_of(
@@ -106,6 +113,7 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
             {name: table.update for name, table in tables.items()},
         ),
         weighting=aligned.weighting,
+        coreset=drawn,
     )
 
 
@@ -156,11 +164,13 @@ class Problem:
         aligned: the joined rows.
         settings: of the run.
         encoders: of every table.
+        train_labels: of all joined training rows, of which a sample may be trained on.
     """
 
     aligned: Alignment
     settings: Settings
     encoders: Mapping[str, TableEncoder]
+    train_labels: FloatArray
 
     @property
     def label_scale(self) -> float:
@@ -169,7 +179,7 @@ class Problem:
         Soft targets that allow for noise on a class reach (1 - q) / (p - q).
         """
         if self.aligned.loss.name == "squared":
-            deviation = float(self.aligned.train_labels.std()) or 1.0
+            deviation = float(self.train_labels.std()) or 1.0
             return deviation * SQUARED_REACH.get(self.settings.family, 1.0)
         noise = self.aligned.labels.noise
         if not isinstance(noise, ClassNoise):
@@ -181,7 +191,7 @@ class Problem:
         """The deviation of true labels in regression, 1 in classification."""
         if self.aligned.loss.name != "squared":
             return 1.0
-        variance = float(self.aligned.train_labels.var())
+        variance = float(self.train_labels.var())
         noise = self.aligned.labels.noise
         if isinstance(noise, NumberNoise):
             # of labels that noise has drowned, a hundredth is as good as any guess

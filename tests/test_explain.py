@@ -244,9 +244,11 @@ def test_the_report_is_json_and_says_the_same(small):
 
 @pytest.mark.parametrize("strategy", ["admm", "sgd", "coreset"])
 def test_every_message_is_covered(strategy):
-    told = releases(
-        Audience("o", strategy, ["c", "d"], ["c"], ["d"], False, is_simulated=False)
-    )
+    audience = Audience("o", strategy, ["c", "d"], ["c"], ["d"], False, False)
+    told = releases(replace(audience, is_measured=True))
+    drawing = {Action.MEASURE, Action.DRAW, Action.WEIGH}
+    plain = {own.message for own in releases(audience)}
+    assert {own.message for own in told} - plain == set(map(str, drawing))
     others = {
         "admm": {Action.SGD, Action.STEP, Action.ROWS},
         "sgd": {Action.ADMM, Action.CONSENSUS, Action.ROWS},

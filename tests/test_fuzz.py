@@ -221,6 +221,7 @@ TRAINING = {
     ),
 }
 CHECKING = {Action.CHECK: 400}
+DRAWING = {Action.MEASURE: 300, Action.DRAW: 150, Action.WEIGH: 150}
 PREDICTING = {Action.SCORE: 500, Action.DELIVER: 500}
 
 
@@ -286,6 +287,12 @@ def test_malformed_messages_of_a_check_are_refused(place):
     fuzz(place, Explain(Query.from_sql(SQL), mode="explain"), CHECKING)
 
 
+def test_malformed_messages_about_a_coreset_are_refused(place):
+    strategy = TablePuppetADMM(Query.from_sql(SQL), num_epochs=1, coreset_size=8)
+    fuzz(place, strategy, DRAWING)
+    assert strategy.report.chosen["coreset"]["size"] == 8
+
+
 def test_malformed_messages_about_a_saved_model_are_refused(place):
     manifest = make_manifest(train(HostileGrid(place), num_epochs=1))
     query = Query.from_sql(SQL.replace("o.qty AS label, ", ""), needs_label=False)
@@ -294,6 +301,7 @@ def test_malformed_messages_about_a_saved_model_are_refused(place):
 
 
 def test_every_action_gets_its_share():
-    counts = [counts for *_, counts in TRAINING.values()] + [CHECKING, PREDICTING]
+    counts = [counts for *_, counts in TRAINING.values()]
+    counts += [CHECKING, PREDICTING, DRAWING]
     assert {action for each in counts for action in each} == set(Action)
     assert sum(sum(each.values()) for each in counts) >= ENOUGH

@@ -11,6 +11,16 @@ UNIFORM: Final = "uniform"
 KINDS: Final = (IMPORTANCE, UNIFORM)
 """How rows are drawn: by their sensitivities, or all alike."""
 
+REGRESSION: Final = "regression"
+CLUSTERS: Final = "clusters"
+SENSITIVITIES: Final = (REGRESSION, CLUSTERS)
+"""What rows are sensitive for: leverages for a regression, or those of k-means."""
+
+MOST_ROWS: Final = 1 << 24
+"""Rows that may be drawn: a site answers with a number for each."""
+
+MOST_CLUSTERS: Final = 10_000
+
 AUTO: Final = "auto"
 DISTDIM: Final = "distdim"
 SOLVERS: Final = (AUTO, "exact", "saga", "kmeans++", DISTDIM)

@@ -6,6 +6,7 @@ The only place that makes generators: all other code takes one as an argument.
 from enum import IntEnum
 
 import numpy as np
+import numpy.typing as npt
 
 
 class Stream(IntEnum):
@@ -19,6 +20,7 @@ class Stream(IntEnum):
     CHECK = 6
     ROUND_DOWN = 7
     ROUND_UP = 8
+    CORESET = 9
     SOLVE = 10
 
 
@@ -30,3 +32,8 @@ def generator(seed: int, stream: Stream, *position: int) -> np.random.Generator:
     False
     """
     return np.random.default_rng([seed, int(stream), *position])
+
+
+def seeded(words: npt.NDArray[np.uint64]) -> np.random.Generator:
+    """Return a generator whose seed is in nobody's settings: a site's own."""
+    return np.random.default_rng(words)

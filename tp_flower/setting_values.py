@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from tp_flower.coreset_settings import KINDS, SOLVERS
+from tp_flower.coreset_settings import KINDS, MOST_CLUSTERS, MOST_ROWS, SOLVERS
 from tp_flower.methods import METHODS
 from tp_flower.run_modes import (
     EVALUATE,
@@ -50,8 +50,8 @@ RANGES: Final[Mapping[str, Range]] = {
     "decay": Range(0),
     "staleness": Range(0, 2),
     "test-fraction": Range(0, 1),
-    "coreset-size": Range(0),
-    "clusters": Range(1),
+    "coreset-size": Range(0, MOST_ROWS + 1),
+    "clusters": Range(1, MOST_CLUSTERS + 1),
     "l1": Range(0),
     "seed": Range(0, 2**63),
     "site-timeout": Range(0, includes_low=False),

@@ -30,6 +30,7 @@ the other table does not have, or, counted in ``null`` too, no key.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from tp_flower.explain.cost import NETWORKS, Traffic
 from tp_flower.joins.joining import JoinStep
@@ -136,6 +137,12 @@ class StrategyCost:
     def run(self) -> Traffic:
         """What the whole run sends, set-up included."""
         return self.set_up + self.epoch * (self.epochs - 1) + self.last_epoch
+
+
+NOTHING: Final = "nothing"
+"""What covers a release where nothing does."""
+SERVER: Final = "server"
+SITES: Final = "sites"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Who learns what when a saved model predicts or is evaluated, message by message."""
 
-from tp_flower.explain.explanation import Release
-from tp_flower.explain.releases import NOTHING, SERVER, SITES, Audience, sealed
+from tp_flower.explain.explanation import NOTHING, SERVER, SITES, Release
+from tp_flower.explain.releases import Audience, sealed
 from tp_flower.protocol import Action
 
 

@@ -8,14 +8,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-from tp_flower.explain.explanation import Release
+from tp_flower.explain.coreset_releases import coreset_releases
+from tp_flower.explain.explanation import NOTHING, SERVER, SITES, Release
 from tp_flower.explain.solved import solved_releases
 from tp_flower.methods import ADMM, CORESET, SGD
 from tp_flower.privacy.key_source import KeySource
 from tp_flower.privacy.settings import DP_SGD, LAPLACE, OUTSIDER, PrivacySettings
 from tp_flower.protocol import Action
 
-NOTHING = "nothing"
 _KEYS: Final = {
     KeySource.FILE: "from a secret file, the server does not have the key",
     KeySource.PINNED: "under pinned keys, the server does not have the key",
@@ -25,7 +25,6 @@ _SEALED: Final = {
     KeySource.PINNED: "sealed to each site (X25519), under keys their owners pinned",
     KeySource.AGREED: "sealed to each site (X25519), under keys that nobody checked",
 }
-SERVER, SITES = "server", "sites"
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,7 @@ class Audience:
         weight: table and expression that joined rows weigh; "" without one.
         is_weighted: whether joined rows weigh other than alike.
         is_expanded: whether messages go by joined rows (VFL), not by the tables' rows.
+        is_measured: whether a coreset is drawn by the sensitivities of the rows.
         sends: what leaves of sampled rows where the server solves; "" elsewhere.
         has_label: whether labels leave.
     """
@@ -61,6 +61,7 @@ class Audience:
     weight: str = ""
     is_weighted: bool = False
     is_expanded: bool = False
+    is_measured: bool = False
     sends: str = ""
     has_label: bool = True
 
@@ -233,6 +234,11 @@ def _set_up(audience: Audience) -> list[Release]:
             SERVER,
             "in explain only: per join, one weighted sum of keyed hashes",
             hashed,
+        ),
+        *(
+            coreset_releases(_listed(audience.sharded), _COUNTED[audience.is_weighted])
+            if audience.is_measured
+            else []
         ),
         _release(
             Action.PREPARE,

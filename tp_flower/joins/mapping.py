@@ -52,8 +52,11 @@ class TableMapping:
         """N, the number of rows of the joined table."""
         return len(next(iter(self.tables.values())).row_of)
 
-    def select(self, joined: npt.NDArray[np.bool_]) -> "TableMapping":
-        """Return the mapping of the joined rows where ``joined`` (N,) is true."""
+    def select(self, joined: npt.NDArray[np.bool_ | np.integer]) -> "TableMapping":
+        """Return the mapping of the joined rows where ``joined`` (N,) is true.
+
+        Or of those that are listed, in this order.
+        """
         return TableMapping(
             {
                 table: TableRows(rows.row_of[joined], rows.rows)

@@ -18,6 +18,8 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
+from tp_flower.randomness import seeded
+
 FloatArray = npt.NDArray[np.float64]
 Shape = int | tuple[int, ...]
 
@@ -58,6 +60,14 @@ class NoiseSource:
     def bernoulli(self, count: int, rate: float) -> npt.NDArray[np.int64]:
         """Return which of ``count`` are drawn, each with probability ``rate``."""
         return np.flatnonzero(self.uniform(count) < rate)
+
+    def generator(self) -> np.random.Generator:
+        """Return a generator seeded by the next 256 bits, for what nothing hides in.
+
+        Whoever sees many of its numbers can foresee others: no noise is made of it.
+        """
+        words = np.frombuffer(self._stream.update(bytes(KEY_BYTES)), np.uint64)
+        return seeded(words)
 
     def with_gaussian(self, values: FloatArray, deviation: float) -> FloatArray:
         """Return values plus Gaussian noise; the values themselves if it is 0."""

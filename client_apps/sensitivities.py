@@ -1,0 +1,267 @@
+"""How much each trained row of a part matters, and what of that the server needs.
+
+For a regression these are leverages (:mod:`tp_flower.coresets.sensitivity`), of a
+table's encoded columns, beside the intercept and the label at the label table; for
+k-means the terms of the table's own clusters. Of a table in several shards both take a
+sum over the shards: of their Gram matrices, or of their clusters' costs.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from client_apps.orders import FloatArray, IntArray, Order, real_numbers
+from client_apps.rows import read_masses
+from client_apps.site import Site
+from client_apps.store import Entry
+from tp_flower.coreset_settings import CLUSTERS, REGRESSION
+from tp_flower.coresets.gram_checks import is_gram
+from tp_flower.coresets.sensitivity import (
+    augmented,
+    leverages,
+    weighted_gram,
+    whitening,
+)
+from tp_flower.encoding.encoder import SiteEncoder, TableEncoder
+from tp_flower.errors import SiteError
+from tp_flower.learning.losses import blocks
+from tp_flower.protocol import AnyArray, Packet, unpack_bits
+
+MOST_JOINED: Final = 1 << 53
+MOST_CLASSES: Final = 1000
+TOLERANCE: Final = 1e-3
+"""By which rounding may take a row's share of its own direction beyond all of it."""
+_BLOCK_VALUES: Final = 1 << 21
+
+
+@dataclass(frozen=True)
+class TrainedRows:
+    """The rows of a part that joined training rows come from.
+
+    Attributes:
+        own: (n,), their positions.
+        masses: G^w, (n,), what their joined rows weigh.
+    """
+
+    own: IntArray
+    masses: FloatArray
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What leaves of a part."""
+
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, AnyArray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A part whose rows were measured.
+
+    Attributes:
+        kept: what the rows' scores are computed from; it has their ``masses``.
+        of_table: what leaves of a whole table.
+        of_shard: what leaves of one of several shards.
+    """
+
+    kept: Entry
+    of_table: Sent
+    of_shard: Sent
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The columns that scores are of, a block of rows at a time.
+
+    Attributes:
+        features: (n, d), encoded.
+        label: (n,), numbers or classes; None where the label is another table's.
+        classes: how many; 0 of numbers.
+    """
+
+    features: npt.NDArray[np.float32]
+    label: FloatArray | None
+    classes: int
+
+    def blocks(self) -> Iterator[tuple[slice, FloatArray]]:
+        """Yield the columns (k, p) of some rows at a time, and which rows."""
+        width = self.features.shape[1] + self.classes + 2
+        for block in blocks(len(self.features), max(_BLOCK_VALUES // width, 1)):
+            label = None
+            if self.label is not None:
+                label = self._label(self.label[block])
+            has_intercept = self.label is not None
+            yield block, augmented(self.features[block], label, intercept=has_intercept)
+
+    def _label(self, values: FloatArray) -> FloatArray:
+        if not self.classes:
+            return values[:, None]
+        one_hot: FloatArray = values[:, None] == np.arange(self.classes)
+        return one_hot
+
+    @property
+    def width(self) -> int:
+        """How many there are, p."""
+        own = 0 if self.label is None else 1 + (self.classes or 1)
+        return int(self.features.shape[1]) + own
+
+
+def trained_rows(
+    site: Site, number: int, request: Packet, joined_rows: int
+) -> TrainedRows:
+    """Return the rows that a request names, and what their joined rows weigh.
+
+    Raises:
+        SiteError: a row is in no joined row, or in more than there are.
+    """
+    mask = unpack_bits(request.array(number, "trained"), site.extracted(number).rows)
+    own = np.flatnonzero(mask)
+    if (number, "masses") not in request.arrays:
+        return TrainedRows(own, np.ones(len(own)))
+    array = request.array(number, "masses")
+    masses = read_masses(array, "masses", joined_rows, len(own))
+    return TrainedRows(own, masses.astype(np.float64))
+
+
+def measured_columns(
+    site: Site, number: int, order: Order, rows: TrainedRows
+) -> Measured:
+    """Return a part's second moments, whose rank its leverages sum to."""
+    encoder = order.parsed("encoder", TableEncoder.from_json).at_site(site.hasher())
+    label, classes = None, 0
+    if order.has("label"):
+        label, classes = _label(site, number, order.order("label"), rows.own)
+    columns = _Columns(site.tables.encode(number, encoder, rows.own), label, classes)
+    gram = np.zeros((columns.width, columns.width))
+    for block, own in columns.blocks():
+        gram += weighted_gram(own, rows.masses[block])
+    if not is_gram(gram):
+        raise SiteError("a feature or the label is too large for a sum of its squares")
+    meta = {"of": REGRESSION, "encoder": encoder.to_json(), "classes": classes}
+    arrays = {"own": rows.own, "masses": rows.masses, "gram": gram}
+    if label is not None:
+        arrays["label"] = label
+    rank = int(whitening(gram).shape[1])
+    return Measured(
+        Entry(arrays, meta), Sent({"total": rank}), Sent(arrays={"gram": gram})
+    )
+
+
+def measured_clusters(
+    site: Site, number: int, order: Order, rows: TrainedRows, clusters: int
+) -> Measured:
+    """Return a part's rows in clusters, and what those cost."""
+    from tp_flower.coresets.cluster_scores import cluster_shard, kmeans_total
+
+    encoder = order.parsed("encoder", TableEncoder.from_json).at_site(site.hasher())
+    features = site.tables.encode(number, encoder, rows.own)
+    rng = site.noise.generator()
+    found = cluster_shard(features, rows.masses, clusters, rng)
+    arrays = {
+        "masses": found.masses,
+        "labels": found.labels,
+        "distances": found.distances,
+        "centres": found.centres,
+    }
+    total = kmeans_total(found.cost, found.cost, found.used)
+    return Measured(
+        Entry(arrays, {"of": CLUSTERS}),
+        Sent({"total": total}),
+        Sent({"cost": found.cost, "clusters": found.used}),
+    )
+
+
+def scored(
+    site: Site, number: int, kept: Entry, order: Order, request: Packet
+) -> FloatArray:
+    """Return how much each row matters, (n,).
+
+    Args:
+        site: that has the rows.
+        number: of the part.
+        kept: when it was measured.
+        order: may have the ``cost`` of the clusters of all shards.
+        request: may have the sum ``gram`` over all shards.
+
+    Raises:
+        SiteError: what comes of all shards is none that this one is in.
+    """
+    if kept.meta["of"] == CLUSTERS:
+        return _cluster_scores(kept, order)
+    return _leverages(site, number, kept, request)
+
+
+def _cluster_scores(kept: Entry, order: Order) -> FloatArray:
+    from tp_flower.coresets.cluster_scores import ShardClusters, kmeans_scores
+
+    arrays = kept.arrays
+    names = ("labels", "distances", "masses", "centres")
+    own = ShardClusters(*(arrays[name] for name in names))
+    cost = order.number("cost") if order.has("cost") else own.cost
+    if cost < own.cost * (1.0 - TOLERANCE):
+        raise SiteError(
+            "malformed request: 'cost' is no sum over shards of which this is one"
+        )
+    return kmeans_scores(own, cost)
+
+
+def _leverages(site: Site, number: int, kept: Entry, request: Packet) -> FloatArray:
+    gram = kept.arrays["gram"]
+    if (number, "gram") in request.arrays:
+        gram = real_numbers(request.array(number, "gram"), "gram", gram.shape)
+        if not is_gram(gram):
+            raise SiteError("malformed request: array 'gram' is no Gram matrix")
+    encoder = SiteEncoder.from_json(kept.meta["encoder"])
+    features = site.tables.encode(number, encoder, kept.arrays["own"])
+    label, classes = kept.arrays.get("label"), int(kept.meta["classes"])
+    basis = whitening(gram)
+    scores = np.zeros(len(features))
+    for block, own in _Columns(features, label, classes).blocks():
+        scores[block] = leverages(own, basis)
+    if (kept.arrays["masses"] * scores).max(initial=0.0) > 1.0 + TOLERANCE:
+        raise SiteError(
+            "malformed request: array 'gram' is no sum over shards of which this is one"
+        )
+    return scores
+
+
+def _label(
+    site: Site, number: int, order: Order, rows: IntArray
+) -> tuple[FloatArray, int]:
+    """Return the label of rows as numbers or classes, (n,), and how many classes.
+
+    Raises:
+        SiteError: the part has no label, or one of another class.
+    """
+    label = site.extracted(number).label
+    if label is None:
+        raise SiteError("malformed request: the part has no label")
+    values = label.values[rows]
+    if not np.isfinite(values).all():
+        raise SiteError("malformed request: rows without a label are to be trained on")
+    if not order.has("classes"):
+        if label.kind == "text":
+            raise SiteError("malformed request: the label is text, and needs classes")
+        return values, 0
+    is_text = label.kind == "text"
+    classes = order.parsed("classes", lambda own: _classes(own, is_text=is_text))
+    places = {name: place for place, name in enumerate(classes)}
+    known, codes = np.unique(values, return_inverse=True)
+    names: list[Any] = known.tolist()
+    if is_text:
+        names = [label.categories[int(value)] for value in names]
+    if not places.keys() >= set(names):
+        raise SiteError("malformed request: 'classes' lacks classes of the label")
+    found = np.array([places[name] for name in names], np.float64)
+    return found[codes], len(classes)
+
+
+def _classes(own: Any, *, is_text: bool) -> list[Any]:
+    kinds = (str,) if is_text else (int, float)
+    if len(own) > MOST_CLASSES or not all(type(name) in kinds for name in own):
+        raise ValueError(own)
+    return list(own)

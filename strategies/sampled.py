@@ -1,0 +1,49 @@
+"""The joined rows of a coreset in place of all training rows.
+
+What is trained on is the sample with its weights; the rows that are tested stay. Rows
+of the tables that are behind none of either take no part any more.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from strategies.alignment import Alignment
+from strategies.compact import compact_tables, weighted_tables
+from tp_flower.coresets.sampling import Sample
+from tp_flower.joins.row_weights import RowWeights
+
+
+def sampled(aligned: Alignment, sample: Sample) -> Alignment:
+    """Return the alignment with a sample of its training rows.
+
+    A sample of all of them, with the weights that they have, is the same alignment.
+
+    Args:
+        aligned: the joined rows.
+        sample: of those to train on, by their numbers among these; they stay in this
+            order, and the held-out rows in theirs.
+    """
+    train = np.flatnonzero(~aligned.is_test)[sample.joined]
+    chosen = np.concatenate([train, np.flatnonzero(aligned.is_test)])
+    mapping = aligned.mapping.select(chosen)
+    is_test = np.arange(len(chosen)) >= len(train)
+    extracted = aligned.extracted
+    drawn, test, compact = compact_tables(
+        mapping, is_test, extracted.parts, extracted.rows
+    )
+    weights = sample.weights
+    # equal weights are none: such a run is the same to the bit
+    own = None if np.all(weights[:1] == weights) else RowWeights.of(weights, drawn)
+    if own is not None:
+        compact = weighted_tables(compact, own.masses)
+    return replace(
+        aligned,
+        mapping=mapping,
+        is_test=is_test,
+        train=drawn,
+        test=test,
+        compact=compact,
+        values=aligned.values[chosen],
+        weighting=replace(aligned.weighting, train=own),
+    )

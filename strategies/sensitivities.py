@@ -1,0 +1,160 @@
+"""What the sensitivities of the parts' rows sum to, as far as a site may say so."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from strategies.alignment import Alignment
+from strategies.compact import TableLayout
+from strategies.exchange import Part, Replies
+from strategies.federation import PartRows
+from strategies.received import LARGEST, array_of, fact_of, refuse
+from tp_flower.coreset_settings import REGRESSION
+from tp_flower.coresets.cluster_scores import kmeans_total
+from tp_flower.coresets.gram_checks import is_gram
+from tp_flower.coresets.sensitivity import leverage_total, whitening
+from tp_flower.encoding.encoder import TableEncoder
+from tp_flower.learning.losses import FloatArray
+from tp_flower.protocol import AnyArray
+
+ROUNDING: Final = 1e-6
+"""By which a total may be beyond its bound, relative to it."""
+
+
+@dataclass(frozen=True)
+class Party:
+    """A part as one that draws rows.
+
+    Attributes:
+        part: of the run.
+        rows: where its rows lie.
+        total: what its sensitivities sum to, as its site says.
+        most: that they can sum to.
+        facts: what it is told of all shards of its table.
+        arrays: likewise.
+    """
+
+    part: Part
+    rows: PartRows
+    total: float
+    most: float
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, AnyArray] = field(default_factory=dict)
+
+    @property
+    def scale(self) -> float:
+        """By what its scores are lowered: 1 where its total is one that it can have."""
+        if self.total <= self.most * (1.0 + ROUNDING):
+            return 1.0
+        # a site without rows has nothing that could be drawn
+        return max(self.most / self.total, np.finfo(np.float64).tiny)
+
+    @property
+    def words(self) -> str:
+        """What a report says of a total that is more than it can be."""
+        own = self.part
+        return f"{own.table} at {own.site}: {self.total:g} of at most {self.most:g}"
+
+    @property
+    def capped(self) -> float:
+        """What its lowered scores sum to."""
+        return min(self.total, self.most)
+
+
+def measured_parties(
+    aligned: Alignment,
+    encoders: Mapping[str, TableEncoder],
+    replies: Replies,
+    wanted: str,
+    clusters: int,
+) -> list[Party]:
+    """Return the parts of all tables, in the order of the query.
+
+    Raises:
+        ReplyError: a site says what no rows can sum to, beyond what can be capped.
+    """
+    parties: list[Party] = []
+    for name, own in aligned.compact.items():
+        if wanted == REGRESSION:
+            columns = encoders[name].width
+            if name == aligned.bound.label_table:
+                columns += 1 + max(len(aligned.labels.classes), 1)
+            parties += _of_columns(own, replies, columns)
+        else:
+            parties += _of_clusters(own, replies, clusters)
+    return parties
+
+
+def label_order(aligned: Alignment) -> dict[str, Any]:
+    """Return how the label table is to take its label: as a number, or by classes.
+
+    The classes are values as the sites have them, in the order of their codes here.
+    """
+    if not aligned.labels.classes:
+        return {"classes": None}
+    sent = aligned.extracted
+    parts = [p for p in sent.parts[aligned.bound.label_table] if sent.rows[p.number]]
+    kind = sent.replies.facts()[parts[0].number]["label"]["kind"]
+    if kind == "text":
+        return {"classes": list(aligned.labels.classes)}
+    values = [sent.replies.arrays[part.number, "label"] for part in parts]
+    return {"classes": np.unique(np.concatenate(values)).tolist()}
+
+
+def _of_columns(own: TableLayout, replies: Replies, columns: int) -> list[Party]:
+    """Return the parts of a table whose rows' leverages sum to a rank."""
+    most = [float(min(columns, rows.trained)) for rows in own.rows]
+    if len(own.parts) == 1:
+        total = fact_of(replies.facts(), own.parts[0], "total", float)
+        return [Party(own.parts[0], own.rows[0], float(total), most[0])]
+    grams = [_gram(replies, part, columns) for part in own.parts]
+    whole: FloatArray = np.sum(grams, axis=0)
+    basis = whitening(whole)
+    return [
+        Party(
+            part,
+            rows,
+            max(leverage_total(gram, basis), 0.0) if rows.trained else 0.0,
+            limit,
+            arrays={"gram": whole},
+        )
+        for part, rows, gram, limit in zip(
+            own.parts, own.rows, grams, most, strict=True
+        )
+    ]
+
+
+def _gram(replies: Replies, part: Part, columns: int) -> FloatArray:
+    found = array_of(replies, part, "gram", (columns, columns), ("float64",))
+    if not is_gram(found):
+        raise refuse(part, "second moments that no columns have")
+    return found
+
+
+def _of_clusters(own: TableLayout, replies: Replies, clusters: int) -> list[Party]:
+    """Return the parts of a table whose rows are clustered shard by shard."""
+    facts = replies.facts()
+    most = [min(clusters, rows.trained) for rows in own.rows]
+    limits = [kmeans_total(1.0, 1.0, used) if used else 0.0 for used in most]
+    if len(own.parts) == 1:
+        total = fact_of(facts, own.parts[0], "total", float)
+        return [Party(own.parts[0], own.rows[0], float(total), limits[0])]
+    costs = [fact_of(facts, part, "cost", float) for part in own.parts]
+    used = [fact_of(facts, part, "clusters", int) for part in own.parts]
+    whole = sum(costs)
+    if whole > LARGEST:
+        raise refuse(own.parts[int(np.argmax(costs))], "clusters of an absurd cost")
+    return [
+        Party(
+            part,
+            rows,
+            kmeans_total(cost, whole, count) if count else 0.0,
+            limit,
+            facts={"cost": whole},
+        )
+        for part, rows, cost, count, limit in zip(
+            own.parts, own.rows, costs, used, limits, strict=True
+        )
+    ]
