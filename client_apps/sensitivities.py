@@ -21,7 +21,9 @@ from tp_flower.coreset_settings import CLUSTERS, REGRESSION
 from tp_flower.coresets.gram_checks import is_gram
 from tp_flower.coresets.sensitivity import (
     augmented,
+    leverage_total,
     leverages,
+    penalised,
     weighted_gram,
     whitening,
 )
@@ -32,6 +34,7 @@ from tp_flower.protocol import AnyArray, Packet, unpack_bits
 
 MOST_JOINED: Final = 1 << 53
 MOST_CLASSES: Final = 1000
+LARGEST_PENALTY: Final = 1e100
 TOLERANCE: Final = 1e-3
 """By which rounding may take a row's share of its own direction beyond all of it."""
 _BLOCK_VALUES: Final = 1 << 21
@@ -130,7 +133,8 @@ def trained_rows(
 def measured_columns(
     site: Site, number: int, order: Order, rows: TrainedRows
 ) -> Measured:
-    """Return a part's second moments, whose rank its leverages sum to."""
+    """Return a part's second moments, and what its leverages sum to."""
+    penalty = order.number("penalty", LARGEST_PENALTY)
     encoder = order.parsed("encoder", TableEncoder.from_json).at_site(site.hasher())
     label, classes = None, 0
     if order.has("label"):
@@ -141,13 +145,19 @@ def measured_columns(
         gram += weighted_gram(own, rows.masses[block])
     if not is_gram(gram):
         raise SiteError("a feature or the label is too large for a sum of its squares")
-    meta = {"of": REGRESSION, "encoder": encoder.to_json(), "classes": classes}
+    meta = {
+        "of": REGRESSION,
+        "encoder": encoder.to_json(),
+        "classes": classes,
+        "penalty": penalty,
+    }
     arrays = {"own": rows.own, "masses": rows.masses, "gram": gram}
     if label is not None:
         arrays["label"] = label
-    rank = int(whitening(gram).shape[1])
+    features = int(columns.features.shape[1])
+    total = leverage_total(gram, whitening(penalised(gram, features, penalty)))
     return Measured(
-        Entry(arrays, meta), Sent({"total": rank}), Sent(arrays={"gram": gram})
+        Entry(arrays, meta), Sent({"total": total}), Sent(arrays={"gram": gram})
     )
 
 
@@ -218,7 +228,8 @@ def _leverages(site: Site, number: int, kept: Entry, request: Packet) -> FloatAr
     encoder = SiteEncoder.from_json(kept.meta["encoder"])
     features = site.tables.encode(number, encoder, kept.arrays["own"])
     label, classes = kept.arrays.get("label"), int(kept.meta["classes"])
-    basis = whitening(gram)
+    width, penalty = int(features.shape[1]), float(kept.meta["penalty"])
+    basis = whitening(penalised(gram, width, penalty))
     scores = np.zeros(len(features))
     for block, own in _Columns(features, label, classes).blocks():
         scores[block] = leverages(own, basis)

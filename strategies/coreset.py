@@ -28,7 +28,12 @@ from strategies.drawn import Drawn
 from strategies.exchange import Part, Replies, Request, ask
 from strategies.federation import PartRows
 from strategies.received import array_of, refuse
-from strategies.sensitivities import Party, label_order, measured_parties
+from strategies.sensitivities import (
+    Party,
+    label_order,
+    measured_parties,
+    penalty_of,
+)
 from tp_flower.coreset_settings import CLUSTERS, IMPORTANCE, REGRESSION, UNIFORM
 from tp_flower.coresets.masks import from_fixed
 from tp_flower.coresets.sampling import (
@@ -69,7 +74,7 @@ def draw_coreset(
     if settings.coreset_kind == UNIFORM:
         return sampled_uniformly(aligned, settings)
     wanted = CLUSTERS if settings.method.is_clustering else REGRESSION
-    parties = yield from _measure(aligned, encoders, wanted, settings.clusters)
+    parties = yield from _measure(aligned, encoders, wanted, settings)
     draws = yield from _draw(aligned, parties, settings.coreset_rows, rng)
     joined = np.unique(draws)
     scores = yield from _weigh(aligned, parties, joined)
@@ -104,7 +109,7 @@ def _measure(
     aligned: Alignment,
     encoders: Mapping[str, TableEncoder],
     wanted: str,
-    clusters: int,
+    settings: Settings,
 ) -> Generator[Request, Replies, list[Party]]:
     """Return what every part's sensitivities sum to."""
     orders: dict[int, dict[str, Any]] = {}
@@ -115,6 +120,8 @@ def _measure(
             "encoder": encoders[table].to_json(),
             "is-shard": len(own.parts) > 1,
         }
+        if wanted == REGRESSION:
+            order["penalty"] = penalty_of(aligned, settings)
         if label is not None and table == aligned.bound.label_table:
             order["label"] = label
         told = own.set_up_arrays()
@@ -126,11 +133,11 @@ def _measure(
                 arrays[part.number]["masses"] = _small(masses)
     header = {
         "sensitivities": wanted,
-        "clusters": clusters,
+        "clusters": settings.clusters,
         "joined-rows": aligned.train.joined_rows,
     }
     replies = yield ask(Action.MEASURE, _parts(aligned), header, arrays, orders)
-    return measured_parties(aligned, encoders, replies, wanted, clusters)
+    return measured_parties(aligned, encoders, replies, wanted, settings)
 
 
 def _draw(

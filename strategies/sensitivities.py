@@ -14,8 +14,9 @@ from strategies.received import LARGEST, array_of, fact_of, refuse
 from tp_flower.coreset_settings import REGRESSION
 from tp_flower.coresets.cluster_scores import kmeans_total
 from tp_flower.coresets.gram_checks import is_gram
-from tp_flower.coresets.sensitivity import leverage_total, whitening
+from tp_flower.coresets.sensitivity import leverage_total, penalised, whitening
 from tp_flower.encoding.encoder import TableEncoder
+from tp_flower.experiment import Settings
 from tp_flower.learning.losses import FloatArray
 from tp_flower.protocol import AnyArray
 
@@ -68,7 +69,7 @@ def measured_parties(
     encoders: Mapping[str, TableEncoder],
     replies: Replies,
     wanted: str,
-    clusters: int,
+    settings: Settings,
 ) -> list[Party]:
     """Return the parts of all tables, in the order of the query.
 
@@ -76,14 +77,16 @@ def measured_parties(
         ReplyError: a site says what no rows can sum to, beyond what can be capped.
     """
     parties: list[Party] = []
+    penalty = penalty_of(aligned, settings)
     for name, own in aligned.compact.items():
         if wanted == REGRESSION:
-            columns = encoders[name].width
+            others = 0
             if name == aligned.bound.label_table:
-                columns += 1 + max(len(aligned.labels.classes), 1)
-            parties += _of_columns(own, replies, columns)
+                others = 1 + max(len(aligned.labels.classes), 1)
+            features = encoders[name].width
+            parties += _of_columns(own, replies, features, others, penalty)
         else:
-            parties += _of_clusters(own, replies, clusters)
+            parties += _of_clusters(own, replies, settings.clusters)
     return parties
 
 
@@ -103,15 +106,31 @@ def label_order(aligned: Alignment) -> dict[str, Any]:
     return {"classes": np.unique(np.concatenate(values)).tolist()}
 
 
-def _of_columns(own: TableLayout, replies: Replies, columns: int) -> list[Party]:
-    """Return the parts of a table whose rows' leverages sum to a rank."""
+def penalty_of(aligned: Alignment, settings: Settings) -> float:
+    """Return N l2: what the objective's penalty adds to a table's second moments."""
+    return settings.l2 * aligned.train.joined_rows
+
+
+def _of_columns(
+    own: TableLayout, replies: Replies, features: int, others: int, penalty: float
+) -> list[Party]:
+    """Return the parts of a table whose rows' leverages sum to its columns at most.
+
+    Args:
+        own: the table.
+        replies: of its sites.
+        features: its columns that are penalised; they come first.
+        others: the intercept and the label's, at the label table.
+        penalty: N l2.
+    """
+    columns = features + others
     most = [float(min(columns, rows.trained)) for rows in own.rows]
     if len(own.parts) == 1:
         total = fact_of(replies.facts(), own.parts[0], "total", float)
         return [Party(own.parts[0], own.rows[0], float(total), most[0])]
     grams = [_gram(replies, part, columns) for part in own.parts]
     whole: FloatArray = np.sum(grams, axis=0)
-    basis = whitening(whole)
+    basis = whitening(penalised(whole, features, penalty))
     return [
         Party(
             part,

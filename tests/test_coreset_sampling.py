@@ -25,6 +25,7 @@ from tp_flower.coresets.sensitivity import (
     augmented,
     leverage_total,
     leverages,
+    penalised,
     regression_scores,
     weighted_gram,
     whitening,
@@ -145,6 +146,22 @@ def test_weighted_costs_are_unbiased_for_50_random_parameters(weighted):
     assert np.abs(z).max() < 3
     # and for the sum of the weights themselves
     assert abs(z).mean() < 1.5
+
+
+@both
+def test_the_penalty_is_as_many_more_joined_rows(weighted):
+    join, penalty = _Join(weighted=weighted), 0.3
+    rows, mass = join.columns[0], join.masses[0]  # three features, 1, the label
+    own = np.sqrt(join.own)[:, None] * join.expanded(0)
+    extended = np.vstack([own, np.sqrt(penalty) * np.eye(5)[:3]])
+    basis, _ = np.linalg.qr(extended)
+    known = (basis[: join.rows] ** 2).sum(axis=1) / join.own
+    found = regression_scores(rows, mass, features=3, penalty=penalty)
+    np.testing.assert_allclose(join.tables[0].expand(found), known, rtol=1e-9)
+    gram = weighted_gram(rows, mass)
+    total = leverage_total(gram, whitening(penalised(gram, 3, penalty)))
+    assert found @ mass == pytest.approx(total)
+    assert 2 < total < 5  # what is not penalised counts in full
 
 
 @given(st.integers(0, 2**32 - 1))

@@ -13,6 +13,13 @@ row of the table. Gram matrices of shards add up. The scores sum to the rank of 
 
     sum_j w_j g_i(p_i(j)) = sum_r G^w_r g_i(r) = trace(Gram Gram^+) = rank <= columns
 
+The objective's penalty N l2 ||theta||^2 is the cost of d more joined rows, sqrt(N l2)
+times the unit vectors, whose label is 0. They are known and always in the sample. With
+them the basis is of [X_i; sqrt(N l2) I], and (Gram + N l2 I)^+ takes the place of
+Gram^+: ridge leverage scores. Directions that the penalty decides, such as those of
+rare categories, then claim no draws; with l2 = 0 it is the paper's score. The total is
+the effective dimension, still at most the number of columns.
+
 The paper adds 1/N at every party. That share reads no data, and the server draws it:
 :func:`tp_flower.coresets.sampling.draw_uniform`.
 
@@ -22,7 +29,8 @@ Notation:
     W       ``whitening``  (p, r): W W^T = (T^T diag(G^w) T)^+, r its rank
 
 Reference:
-    Huang, Li, Sun, Zhao 2022, Coresets for Vertical Federated Learning, Algorithm 2.
+    Huang, Li, Sun, Zhao 2022, Coresets for Vertical Federated Learning, Algorithm 2;
+    Chhaya, Dasgupta, Shit 2020, On Coresets for Regularized Regression (the penalty).
 """
 
 from collections.abc import Sequence
@@ -76,6 +84,22 @@ def weighted_gram(rows: npt.NDArray[Any], masses: npt.NDArray[Any]) -> FloatArra
     return total
 
 
+def penalised(gram: FloatArray, features: int, penalty: float) -> FloatArray:
+    """Return the Gram matrix (p, p) with the penalty's rows in it.
+
+    Args:
+        gram: of the table's columns: first its features, then what is not penalised.
+        features: d, how many are.
+        penalty: N l2, >= 0.
+
+    >>> penalised(np.ones((2, 2)), 1, 3.0).tolist()
+    [[4.0, 1.0], [1.0, 1.0]]
+    """
+    own = np.zeros(len(gram))
+    own[:features] = penalty
+    return gram + np.diag(own)
+
+
 def whitening(gram: FloatArray) -> FloatArray:
     """Return W, (p, r), with W W^T = gram^+ on the space that the columns span.
 
@@ -113,17 +137,23 @@ def leverages(rows: npt.NDArray[Any], whitening: FloatArray) -> FloatArray:
 
 
 def leverage_total(gram: FloatArray, whitening: FloatArray) -> float:
-    """Return what a shard's scores sum to: trace(gram_q gram^+), 0 to the rank.
+    """Return what a shard's scores sum to: trace(gram_q gram^+), 0 to its columns.
 
     Args:
-        gram: (p, p), of the shard.
-        whitening: (p, r), of the sum over the shards.
+        gram: (p, p), of the shard, without the penalty's rows.
+        whitening: (p, r), of the sum over the shards, with them.
     """
     return float(np.einsum("pr,pq,qr->", whitening, gram, whitening, optimize=True))
 
 
-def regression_scores(rows: npt.NDArray[Any], masses: npt.NDArray[Any]) -> FloatArray:
-    """Return the scores (n,) of a table of one shard.
+def regression_scores(
+    rows: npt.NDArray[Any],
+    masses: npt.NDArray[Any],
+    *,
+    features: int = 0,
+    penalty: float = 0.0,
+) -> FloatArray:
+    """Return the scores (n,) of a table of one shard, of which d columns are penalised.
 
     A row that is joined twice is half of its direction each time; one that is alone
     in its direction is all of it:
@@ -132,7 +162,8 @@ def regression_scores(rows: npt.NDArray[Any], masses: npt.NDArray[Any]) -> Float
     >>> scores.round(9).tolist()
     [0.5, 1.0]
     """
-    return leverages(rows, whitening(weighted_gram(rows, masses)))
+    gram = penalised(weighted_gram(rows, masses), features, penalty)
+    return leverages(rows, whitening(gram))
 
 
 def _row_blocks(rows: npt.NDArray[Any]) -> list[slice]:
