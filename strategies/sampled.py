@@ -12,6 +12,7 @@ from strategies.alignment import Alignment
 from strategies.compact import compact_tables, weighted_tables
 from tp_flower.coresets.sampling import Sample
 from tp_flower.joins.row_weights import RowWeights
+from tp_flower.learning.kmeans import KMEANS
 
 
 def sampled(aligned: Alignment, sample: Sample) -> Alignment:
@@ -22,10 +23,13 @@ def sampled(aligned: Alignment, sample: Sample) -> Alignment:
     Args:
         aligned: the joined rows.
         sample: of those to train on, by their numbers among these; they stay in this
-            order, and the held-out rows in theirs.
+            order, and the held-out rows in theirs. A clustering holds no row out: it is
+            tested on all of them.
     """
+    is_clustering = aligned.loss.name == KMEANS
     train = np.flatnonzero(~aligned.is_test)[sample.joined]
-    chosen = np.concatenate([train, np.flatnonzero(aligned.is_test)])
+    tested = np.flatnonzero(aligned.is_test | is_clustering)
+    chosen = np.concatenate([train, tested])
     mapping = aligned.mapping.select(chosen)
     is_test = np.arange(len(chosen)) >= len(train)
     extracted = aligned.extracted
@@ -45,5 +49,11 @@ def sampled(aligned: Alignment, sample: Sample) -> Alignment:
         test=test,
         compact=compact,
         values=aligned.values[chosen],
-        weighting=replace(aligned.weighting, train=own),
+        weighting=replace(
+            aligned.weighting,
+            train=own,
+            test=aligned.weighting.train_rows
+            if is_clustering
+            else aligned.weighting.test,
+        ),
     )
