@@ -11,5 +11,6 @@ cd "$root"
 say "tests"
 # three tests at a time, as some wait; those of a file one after the other: they share what they make;
 # the files that take longest first (tests/conftest.py), so that both end together;
+# a thread for each of them: more would take turns on the cores;
 # an empty -m undoes the "not slow" of pyproject.toml; a later -m of the caller wins
-exec "$venv/bin/python" -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "" "$@"
+OMP_NUM_THREADS=1 exec "$venv/bin/python" -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "" "$@"
