@@ -66,6 +66,10 @@ SPENT = {"epsilon": 3.0, "delta": 1e-3}
 WHOLE = ("shop", "us")
 STALE = {"batch_size": 6, "staleness": 1}
 FLIPPED = private(labels="randomised-response", label_epsilon=2.0)
+SOLVED = {
+    **{"num_epochs": 0, "coreset_size": 8, "clusters": 2},
+    "coreset_solver": "distdim",
+}
 METHODS = {
     "admm": Method("admm", WHOLE),
     "gram": Method("admm"),
@@ -76,6 +80,7 @@ METHODS = {
     "dp-sgd": Method("admm", own=private(features="dp-sgd", **SPENT)),
     "statistics": Method("admm", own=private(features="statistics", **SPENT)),
     "labels": Method("admm", own=FLIPPED, label="o.qty > 0"),
+    "coreset": Method("coreset-kmeans", own=SOLVED),
 }
 
 
