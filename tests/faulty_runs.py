@@ -67,7 +67,9 @@ WHOLE = ("shop", "us")
 STALE = {"batch_size": 6, "staleness": 1}
 FLIPPED = private(labels="randomised-response", label_epsilon=2.0)
 SOLVED = {
-    **{"num_epochs": 0, "coreset_size": 8, "clusters": 2},
+    "num_epochs": 0,
+    "coreset_size": 8,
+    "clusters": 2,
     "coreset_solver": "distdim",
 }
 METHODS = {

@@ -15,6 +15,7 @@ from client_apps.site import Site
 from strategies import STRATEGIES, RelationalStrategy
 from tp_flower.grid import InProcessGrid
 from tp_flower.learning.features import on_host
+from tp_flower.methods import METHODS
 from tp_flower.privacy.plan import PartPlan
 from tp_flower.protocol import message_bytes, unpack, unpack_bits
 from tp_flower.query import Query
@@ -197,7 +198,9 @@ def run_query(
     **settings: object,
 ) -> Run:
     """Train on any query."""
-    finished = Run(STRATEGIES[strategy](Query.from_sql(sql), **settings))
+    is_labelled = not METHODS[strategy].is_clustering
+    query = Query.from_sql(sql, needs_label=is_labelled)
+    finished = Run(STRATEGIES[strategy](query, **settings))
     finished.strategy._on_round = lambda report: _after_round(finished, grid, report)
     grid = grid_class(app, sites, observe=lambda m: finished.seen.append(_seen(m)))
     try:

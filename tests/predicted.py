@@ -24,6 +24,7 @@ from tests.federated import Frames, store_sql
 from tp_flower.extraction.extract import extract
 from tp_flower.grid import InProcessGrid
 from tp_flower.manifest import Manifest
+from tp_flower.methods import METHODS
 from tp_flower.protocol import unpack
 from tp_flower.query import Query
 from tp_flower.sources.shards import ShardSource, register_frames, release
@@ -145,7 +146,9 @@ def train(
 ) -> Model:
     """Train, and let the sites keep their parts."""
     chosen = {"num_epochs": 2, "device": "cpu", **settings}
-    method = STRATEGIES[strategy](Query.from_sql(sql), **chosen)
+    is_labelled = not METHODS[strategy].is_clustering
+    query = Query.from_sql(sql, needs_label=is_labelled)
+    method = STRATEGIES[strategy](query, **chosen)
     grid = InProcessGrid(app, sites, state=state)
     try:
         method.start(grid)

@@ -23,7 +23,8 @@ MOST_CLUSTERS: Final = 10_000
 
 AUTO: Final = "auto"
 DISTDIM: Final = "distdim"
-SOLVERS: Final = (AUTO, "exact", "saga", "kmeans++", DISTDIM)
+SAGA: Final = "saga"
+SOLVERS: Final = (AUTO, "exact", SAGA, "kmeans++", DISTDIM)
 
 
 def coreset_problems(values: Mapping[str, object]) -> list[str]:
@@ -43,6 +44,8 @@ def coreset_problems(values: Mapping[str, object]) -> list[str]:
         )
     if values.get("l1") and "exact" not in method.solvers:
         problems.append(f"l1: strategy {name!r} has no such penalty: leave it 0")
+    elif values.get("l1") and solver == SAGA:
+        problems.append(f"l1: solver {SAGA!r} takes none: use 'exact', or leave it 0")
     return problems + _unprotected(values, method)
 
 
