@@ -42,6 +42,19 @@ def piecewise_update(gradient: FloatArray, penalty: float) -> FloatArray:
     return np.array(values)
 
 
+def penalty_of_round(penalty: float, rounds_before: int) -> float:
+    """Return gamma of a round: gamma / (1 + t), t = 0, 1, ...
+
+    An element of the update is off the gradient's by at most 2 gamma, so that the error
+    goes to zero and the optimum stays where it is. With a fixed gamma every point whose
+    gradients' partial sums are within gamma would be a fixed point.
+
+    >>> penalty_of_round(0.5, 0), penalty_of_round(0.5, 4)
+    (0.5, 0.1)
+    """
+    return penalty / (1 + rounds_before)
+
+
 def _bounds(gradient: list[float], penalty: float) -> tuple[list[float], list[float]]:
     """Return where the derivatives pass -gamma and gamma, element by element.
 

@@ -1,0 +1,212 @@
+"""Piecewise constant updates, and their bytes."""
+
+import cvxpy as cp
+import numpy as np
+import pytest
+
+from tp_flower.errors import ReplyError
+from tp_flower.personal.codec import (
+    MOST_CODES,
+    code_book,
+    decode_update,
+    encode_update,
+)
+from tp_flower.personal.taut_string import penalty_of_round, piecewise_update
+
+VECTORS = 1000
+
+
+def differences(size: int) -> np.ndarray:
+    """Lambda of Eq. 7."""
+    return np.eye(size) - np.eye(size, k=1)
+
+
+def test_a_thousand_updates_are_what_a_convex_solver_finds():
+    rng = np.random.default_rng(0)
+    size = 12
+    gradients = rng.normal(size=(VECTORS, size))
+    penalties = rng.uniform(0.0, 1.0, VECTORS)
+    updates = cp.Variable(gradients.shape)
+    jumps = cp.multiply(penalties[:, None], updates @ differences(size).T)
+    cost = 0.5 * cp.sum_squares(updates - gradients) + cp.sum(cp.abs(jumps))
+    # OSQP finds the jumps, and polishing solves the linear system that these leave
+    cp.Problem(cp.Minimize(cost)).solve(
+        solver="OSQP", eps_abs=1e-9, eps_rel=1e-9, max_iter=20_000, polishing=True
+    )
+    found = [piecewise_update(*pair) for pair in zip(gradients, penalties, strict=True)]
+    assert np.abs(updates.value - np.array(found)).max() < 1e-8
+
+
+@pytest.mark.parametrize("integers", [False, True])
+def test_updates_of_every_size_satisfy_the_optimality_condition(integers):
+    """u - g = -Lambda^T w with |w| <= gamma, and w = gamma sign(Lambda u) at a jump."""
+    rng = np.random.default_rng(1)
+    for _ in range(VECTORS):
+        size = int(rng.integers(1, 80))
+        gradient = rng.normal(size=size) * 10.0 ** rng.integers(-3, 4)
+        # ties and plateaus
+        gradient = np.round(gradient) if integers else gradient
+        penalty = float(rng.exponential()) * max(np.abs(gradient).mean(), 1e-3)
+        update = piecewise_update(gradient, penalty)
+        multipliers = np.cumsum(gradient - update)
+        scale = penalty + np.abs(gradient).sum()
+        assert np.abs(multipliers).max() <= penalty + 1e-12 * scale
+        jumps = differences(size) @ update
+        at = jumps != 0
+        expected = penalty * np.sign(jumps[at])
+        assert np.abs(multipliers[at] - expected).max(initial=0.0) <= 1e-12 * scale
+
+
+def test_an_update_is_the_step_that_equation_seven_defines():
+    """Nabla = (x - v) / eta, whatever x and eta."""
+    rng = np.random.default_rng(2)
+    gradient, point, eta, gamma = rng.normal(size=8), rng.normal(size=8), 0.3, 0.4
+    other = cp.Variable(8)
+    cost = (
+        gradient @ other
+        + gamma * cp.norm1(differences(8) @ (other - point))
+        + cp.sum_squares(other - point) / (2 * eta)
+    )
+    exact = {"tol_gap_abs": 1e-14, "tol_gap_rel": 1e-14, "tol_feas": 1e-14}
+    cp.Problem(cp.Minimize(cost)).solve(solver="CLARABEL", **exact)
+    expected = (point - other.value) / eta
+    assert piecewise_update(gradient, gamma) == pytest.approx(expected, abs=1e-7)
+
+
+def test_without_penalty_it_is_the_gradient_and_with_a_large_one_zero():
+    gradient = np.random.default_rng(3).normal(size=50)
+    assert (piecewise_update(gradient, 0.0) == gradient).all()
+    enough = np.abs(np.cumsum(gradient)).max()
+    assert not piecewise_update(gradient, enough * 1.001).any()
+    assert piecewise_update(gradient, enough * 0.99).any()
+    assert piecewise_update(np.empty(0), 1.0).shape == (0,)
+
+
+def test_an_update_is_at_most_as_long_as_the_gradient_and_points_its_way():
+    rng = np.random.default_rng(4)
+    for penalty in (0.1, 1.0, 3.0):
+        gradient = rng.normal(size=200)
+        update = piecewise_update(gradient, penalty)
+        # firm non-expansiveness about the fixed point 0
+        assert update @ update <= update @ gradient + 1e-12
+
+
+def test_the_schedule_ends_at_the_gradient():
+    gradient = np.random.default_rng(9).normal(size=30)
+    errors = [
+        np.linalg.norm(piecewise_update(gradient, penalty_of_round(1.0, at)) - gradient)
+        for at in (0, 9, 99, 9999)
+    ]
+    # each element is off by at most 2 gamma, at jumps
+    bounds = [2 * np.sqrt(30) / (1 + at) for at in (0, 9, 99, 9999)]
+    assert (np.array(errors) <= bounds).all()
+    assert errors == sorted(errors, reverse=True)
+    assert penalty_of_round(0.3, 0) == 0.3
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 1000, 70_000])
+@pytest.mark.parametrize("length", [1, 3, 300, 66_000])
+def test_a_code_is_read_as_it_was_written(size, length):
+    rng = np.random.default_rng(5)
+    values = np.repeat(rng.normal(size=size // length + 1), length)[:size]
+    code = encode_update(values)
+    assert (decode_update(code, size) == values.astype(np.float32)).all()
+    runs = -(-size // length)
+    assert len(code) <= 5 + min(4 * runs, (size + 7) // 8) + 4 * runs
+    # an element of its own needs no length
+    assert length > 1 or len(code) == 5 + 4 * size
+
+
+@pytest.mark.parametrize("codes", [1, 2, 3, 16, MOST_CODES])
+def test_a_code_book_has_so_many_entries_and_takes_so_many_bits(codes):
+    rng = np.random.default_rng(6)
+    values = rng.normal(size=5000)
+    code = encode_update(values, codes)
+    decoded = decode_update(code, 5000)
+    assert len(np.unique(decoded)) <= codes
+    bits = (codes - 1).bit_length()
+    assert len(code) <= 5 + 625 + 1 + 4 * codes + -(-5000 * bits // 8)
+    # at least as good as the middles of equal parts of the values
+    middles = np.quantile(values, (np.arange(codes) + 0.5) / codes)
+    nearest = np.abs(values[:, None] - middles).min(axis=1)
+    assert np.sum((decoded - values) ** 2) <= np.sum(nearest**2) * (1 + 1e-6)
+
+
+def test_a_code_book_is_a_fixed_point_of_lloyds_iteration():
+    values = np.concatenate([np.full(5, 1.0), np.full(3, 1.2), np.full(9, -4.0)])
+    counts = np.ones(len(values), np.int64)
+    assert code_book(values, counts, 2).tolist() == pytest.approx(
+        [-4.0, (5 * 1.0 + 3 * 1.2) / 8]
+    )
+    assert code_book(values, counts, 3).tolist() == pytest.approx([-4.0, 1.0, 1.2])
+    # where nothing changes, nothing is told to change
+    assert 0.0 in code_book(np.linspace(-1, 1, 101), np.ones(101, np.int64), 8)
+
+
+def test_a_value_with_no_finite_code_is_refused():
+    for value in (np.nan, np.inf, 1e39):
+        with pytest.raises(ValueError, match="not finite"):
+            encode_update(np.array([0.0, value]))
+    with pytest.raises(ValueError, match="codes is 257, allowed: 0 to 256"):
+        encode_update(np.zeros(2), 257)
+
+
+def bytes_of(text: str) -> np.ndarray:
+    return np.frombuffer(bytes.fromhex(text), np.uint8)
+
+
+ONE = "00 00 80 3f"
+TWO = "00 00 00 40"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has 0 bytes"),
+        ("00 02 00 00", "has 4 bytes"),
+        ("00 00 00 00 00", "has 0 runs for 4"),
+        (f"00 05 00 00 00 f0 {5 * ONE}", "has 5 runs for 4"),
+        (f"07 01 00 00 00 {ONE}", "the unknown layout 7"),
+        (f"40 01 00 00 00 {ONE}", "the unknown layout 64"),
+        ("00 01 00 00 00", "ends within its runs"),
+        ("04 01 00 00 00 04 00", "ends within its runs"),
+        (f"00 01 00 00 00 88 {ONE}", "bits behind its end"),
+        (f"00 01 00 00 00 40 {ONE}", "do not make up 4 elements"),
+        (f"00 01 00 00 00 c0 {ONE}", "do not make up 4 elements"),
+        (f"01 02 00 00 00 04 00 {ONE} {TWO}", "do not make up 4 elements"),
+        (f"01 02 00 00 00 04 01 {ONE} {TWO}", "do not make up 4 elements"),
+        (f"08 03 00 00 00 {3 * ONE}", "has 3 runs that should be 4"),
+        (f"01 02 00 00 00 02 02 {ONE}", "has 4 bytes of 2 values"),
+        ("01 01 00 00 00 04 00 00 80 7f", "values that are not finite"),
+        ("11 01 00 00 00 04", "no code book"),
+        (f"11 01 00 00 00 04 01 {ONE} 00", "bytes of a code book's values"),
+        (f"11 02 00 00 00 02 02 02 {ONE} {TWO} {ONE} f0", "entries that its code book"),
+        (f"11 02 00 00 00 02 02 01 {ONE} {TWO} 44", "bits behind its end"),
+    ],
+)
+def test_a_wrong_code_is_refused(text, message):
+    with pytest.raises(ReplyError, match=message):
+        decode_update(bytes_of(text), 4)
+
+
+def test_a_code_by_hand():
+    code = bytes_of(f"11 02 00 00 00 01 03 01 {ONE} {TWO} 80")
+    assert decode_update(code, 4).tolist() == [2.0, 1.0, 1.0, 1.0]
+    with pytest.raises(ReplyError, match="no vector of bytes"):
+        decode_update(code.astype(np.int64), 4)
+
+
+def test_no_bytes_crash_the_reader():
+    rng = np.random.default_rng(7)
+    whole = encode_update(np.repeat(rng.normal(size=20), 5), 8)
+    for _ in range(2000):
+        broken = whole.copy()
+        places = rng.integers(0, len(whole), 2)
+        broken[places] = rng.integers(0, 256, 2)
+        broken = broken[: rng.integers(0, len(whole) + 1)]
+        try:
+            decoded = decode_update(broken, 100)
+        except ReplyError:
+            continue
+        assert decoded.shape == (100,)
+        assert np.isfinite(decoded).all()
