@@ -100,6 +100,10 @@ class Shard:
         """Return the local scores of all rows that take part, (n, d_c)."""
         return self.model.scores(self.data.features)
 
+    def trained_scores(self) -> FloatArray:
+        """Return the local scores of the rows that are trained on, (n_trained, d_c)."""
+        return self.model.scores(self.data.trained)
+
     def tested_scores(self) -> FloatArray:
         """Return the local scores of the held-out rows, (n_tested, d_c)."""
         return self.model.scores(self.data.features[self.data.tested])

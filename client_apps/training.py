@@ -60,12 +60,17 @@ def _theta_update(part: Part, target: FloatArray, header: Order) -> Own:
         shard.fit_exactly(part.solver, target, kappa)
     else:
         _fit_by_gradient(part, target, header, None)
-    return {"scores": _send_scores(part)}
+    return {"scores": _send_scores(part, header)}
 
 
-def _send_scores(part: Part) -> Sent:
-    """Return the scores of all rows to be sent, and keep them as they will arrive."""
-    scores = part.outgoing.scores(_finite(part, part.shard.scores()))
+def _send_scores(part: Part, header: Order) -> Sent:
+    """Return the scores of all rows to be sent, and keep them as they will arrive.
+
+    Where held-out rows are not evaluated, those of the trained rows.
+    """
+    own = part.shard
+    found = own.scores() if header.flag("evaluate") else own.trained_scores()
+    scores = part.outgoing.scores(_finite(part, found))
     if part.outgoing.plan.statistics is not None and _changes_scores(part):
         part.shard.vectors[SENT] = wide(scores)
     return scores
@@ -100,7 +105,7 @@ def _private_exact_update(part: Part, target: FloatArray, header: Order) -> Own:
         raise TypeError(f"table {part.table}: no solver of the private statistics")
     theta = private_update(part.solver, model.weights, moments, kappa, shard.data.l2)
     model.parameters = theta.ravel()
-    return {"scores": _send_scores(part)}
+    return {"scores": _send_scores(part, header)}
 
 
 def _propose(part: Part, target: FloatArray, header: Order) -> FloatArray:
@@ -174,7 +179,7 @@ def consensus(site: Site, request: Packet) -> Packet:
             target = target.reshape(-1, part.shard.model.outputs)
             arrays[part.number, "proposal"] = _propose(part, target, header)
         if not more_rounds:
-            arrays[part.number, "scores"] = _send_scores(part)
+            arrays[part.number, "scores"] = _send_scores(part, header)
         changed[part.number] = _finite_state(part)
     site.save_state(changed)
     return Packet({}, arrays)

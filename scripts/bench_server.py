@@ -40,10 +40,10 @@ class _Clock:
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function, timed."""
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             started = self.now()
             try:
-                return function(*arguments)
+                return function(*arguments, **named)
             finally:
                 spent = self.epochs[-1]
                 spent[name] = spent.get(name, 0.0) + self.now() - started
@@ -88,8 +88,11 @@ def _run(
             clock.epochs.append({})
             return clock.timed("targets", super().targets)()  # type: ignore[no-any-return]
 
-        def take(self, local_scores: LocalScores) -> EpochResult:
-            return clock.timed("take", super().take)(local_scores)  # type: ignore[no-any-return]
+        def take(
+            self, local_scores: LocalScores, *, is_tested: bool = True
+        ) -> EpochResult:
+            take = clock.timed("take", super().take)
+            return take(local_scores, is_tested=is_tested)  # type: ignore[no-any-return]
 
     train_metrics = clock.timed("metrics", loj.train_metrics)
     test_metrics = clock.timed("metrics", loj.test_metrics)

@@ -13,9 +13,10 @@ from typing import Any
 
 from strategies import lou
 from strategies.admm_arrays import make_arrays, server_device
+from strategies.epochs import EpochResult, tests_every_epoch
 from strategies.exchange import Replies, Request, ask
 from strategies.federation import Federation, Table
-from strategies.relational import EpochResult, RelationalStrategy
+from strategies.relational import RelationalStrategy
 from strategies.setup import Plan, UpdateChooser
 from tp_flower.errors import SettingsError
 from tp_flower.experiment import Settings
@@ -84,13 +85,18 @@ class AdmmServer:
             self.rho, self.kappa, self.over_relaxation if self._epoch > 1 else 1.0
         )
 
-    def take(self, local_scores: LocalScores) -> EpochResult:
-        """End an epoch with the sites' new local scores; return how far it got."""
+    def take(self, local_scores: LocalScores, *, is_tested: bool = True) -> EpochResult:
+        """End an epoch with the sites' new local scores; return how far it got.
+
+        Args:
+            local_scores: (n_i, d_c) by table.
+            is_tested: whether those of held-out rows are of this epoch.
+        """
         gap = self._arrays.take(local_scores)
         result = EpochResult(
             epoch=self._epoch,
             train=self._arrays.train_metrics(),
-            test=self._arrays.test_metrics(),
+            test=self._arrays.test_metrics() if is_tested else {},
             primal_residual=gap.primal,
             dual_residual=gap.dual,
         )
@@ -163,16 +169,28 @@ class AdmmStrategy(RelationalStrategy):
             "server-device": server.device,
             "lou": {t.name: str(t.update) for t in federation.tables.values()},
         }
+        self.local_scores = dict(federation.initial_scores)
         for _ in range(self.settings.epochs):
             exchange = self._exchange(federation, server, solvers)
             self.local_scores = yield from exchange
             if self.talk.stale:
                 # steps in which some tables stood still say nothing of the others
                 server.forget_steps()
-            result = server.take(self.local_scores)
+            result = server.take(self.local_scores, is_tested=self._tests_epoch)
             self.finish_epoch(result)
             if result.is_within(self.settings.tolerance):
                 return
+
+    @property
+    def _tests_epoch(self) -> bool:
+        """Whether held-out rows are scored in the epoch in progress."""
+        return tests_every_epoch(self.settings) or self.epoch == self.settings.epochs
+
+    def _gather(self, table: Table, replies: Replies) -> FloatArray:
+        """Return a table's scores (n_i, d_c); of held-out rows those it had before."""
+        if self._tests_epoch:
+            return lou.gather_scores(table, replies)
+        return lou.gather_trained(table, replies, self.local_scores[table.name])
 
     def _exchange(
         self,
@@ -188,7 +206,7 @@ class AdmmStrategy(RelationalStrategy):
             lou.scatter_targets(federation.tables[name], target, rounding, arrays)
         replies = yield self.request(ask(Action.ADMM, federation.parts, header, arrays))
         scores = {
-            name: lou.gather_scores(table, replies)
+            name: self._gather(table, replies)
             for name, table in federation.tables.items()
             if table.update is Update.LOCAL
         }
@@ -212,6 +230,7 @@ class AdmmStrategy(RelationalStrategy):
             },
             "more-rounds": self.settings.inner_rounds - 1 if seeking else 0,
             "epoch": self.epoch,
+            "evaluate": self._tests_epoch,
             "seed": federation.seed,
             "draw": self.draw,
             "local-epochs": self.settings.local_epochs,
@@ -243,8 +262,7 @@ class AdmmStrategy(RelationalStrategy):
             told = {**header, "more-rounds": more_rounds}
             replies = yield self.request(ask(Action.CONSENSUS, parts, told, common))
         return {
-            table.name: lou.gather_scores(table, replies)
-            for table in federation.sharded
+            table.name: self._gather(table, replies) for table in federation.sharded
         }
 
 

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from tp_flower.experiment import Settings
+from tp_flower.run_modes import STALE
+
 
 @dataclass(frozen=True)
 class EpochResult:
@@ -10,7 +13,7 @@ class EpochResult:
     Attributes:
         epoch: from 1.
         train: metrics on the training rows.
-        test: metrics on the held-out rows.
+        test: metrics on the held-out rows; empty where they were not scored.
         primal_residual: ADMM's, relative; None for SGD.
         dual_residual: ADMM's, relative; None for SGD.
     """
@@ -26,3 +29,13 @@ class EpochResult:
         if self.primal_residual is None or self.dual_residual is None:
             return False
         return max(self.primal_residual, self.dual_residual) < tolerance
+
+
+def tests_every_epoch(settings: Settings) -> bool:
+    """Whether held-out rows are scored in every epoch, or in the last one only.
+
+    With a coreset their scores would cost more than the training. Where any epoch may
+    be the last, or scores may have to do for later epochs, they are all there.
+    """
+    may_be_last = settings.tolerance > 0.0 or settings.on_missing == STALE
+    return may_be_last or not settings.coreset_rows

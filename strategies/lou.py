@@ -35,6 +35,20 @@ def gather_scores(table: Table, replies: Replies) -> FloatArray:
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
 
+def gather_trained(table: Table, replies: Replies, scores: FloatArray) -> FloatArray:
+    """Return the scores (n_i, d_c) with those of the trained rows as the shards sent.
+
+    Raises:
+        ReplyError: if a shard's scores have the wrong shape or are not finite.
+    """
+    found = scores.copy()
+    for index, rows in enumerate(table.rows):
+        shape = (rows.trained, table.outputs)
+        block = checked(replies, table, index, "scores", shape)
+        found[rows.trained_slice] = block
+    return found
+
+
 def gather_tested(table: Table, replies: Replies, scores: FloatArray) -> None:
     """Write the shards' scores of held-out rows into ``scores`` (n_i, d_c)."""
     for index, rows in enumerate(table.rows):

@@ -33,9 +33,10 @@ from strategies import loj, lou
 from strategies.batch_merging import choose_merging, seconds_per_round
 from strategies.batch_sizes import choose_batch_size
 from strategies.compact import TableLayout
+from strategies.epochs import EpochResult, tests_every_epoch
 from strategies.exchange import Replies, Request, ask
 from strategies.federation import Federation, Table
-from strategies.relational import EpochResult, RelationalStrategy
+from strategies.relational import RelationalStrategy
 from strategies.setup import Plan
 from strategies.sgd_rates import damped_rates, decay_of, safe_rate
 from strategies.sharded_batches import Batch, ShardedBatches
@@ -152,9 +153,8 @@ class BatchStrategy(RelationalStrategy):
             self._rate = size / mapping.joined_rows
             steps = math.ceil(mapping.joined_rows / size) * self.settings.epochs
             # whoever could guess the seed would know the batches
-            plan = poisson_batches(
-                mapping, self._rate, steps, NoiseSource(self.talk.secret)
-            )
+            noise = NoiseSource(self.talk.secret)
+            plan = poisson_batches(mapping, self._rate, steps, noise)
         else:
             rng = generator(self.settings.seed, Stream.BATCHES)
             plan = plan_batches(mapping, size, rng)
@@ -219,7 +219,8 @@ class BatchStrategy(RelationalStrategy):
         rides along with that step is for the next.
         """
         # with a tolerance any epoch may be the last one, whose metrics must be exact
-        usual = ALL if self.settings.tolerance else TESTED
+        often = TESTED if tests_every_epoch(self.settings) else None
+        usual = ALL if self.settings.tolerance else often
         upcoming = self._passes(federation)
         epoch = next(upcoming, None)
         while epoch is not None:
@@ -364,7 +365,7 @@ class BatchStrategy(RelationalStrategy):
         for name, table in federation.tables.items():
             if step.evaluate == ALL:
                 local[name] = lou.gather_scores(table, replies)
-            else:
+            elif step.evaluate == TESTED:
                 lou.gather_tested(table, replies, local[name])
         if step.evaluate == ALL:
             train = loj.train_metrics(federation, loj.gather(federation, local))
@@ -378,7 +379,7 @@ class BatchStrategy(RelationalStrategy):
                 federation.train_labels[order],
                 None if weights is None else weights[order],
             )
-        test = loj.test_metrics(federation, local)
+        test = loj.test_metrics(federation, local) if step.evaluate else {}
         self.finish_epoch(EpochResult(step.epoch.number, train, test))
         return train["loss"]
 

@@ -227,11 +227,14 @@ NETWORKS = (
 )
 
 
-def admm_epoch(tables: Sequence[TableSize], inner_rounds: int = 1) -> Traffic:
+def admm_epoch(
+    tables: Sequence[TableSize], inner_rounds: int = 1, *, is_tested: bool = True
+) -> Traffic:
     """Return what one epoch of ADMM sends.
 
-    Targets go down, 4 n d_c. Scores come up, 4 m d_c: at once from a table in one
-    shard, and after one round more from a sharded one. Its shards first send moments, 8
+    Targets go down, 4 n d_c. Scores come up, 4 m d_c, or 4 n d_c where held-out rows
+    are not scored: at once from a table in one shard, and after one round more from a
+    sharded one. Its shards first send moments, 8
     (d [+ 1]) d_c, or in every inner round a proposal, 8 p; parameters come down, 8 p.
     """
     up: defaultdict[str, float] = defaultdict(float)
@@ -239,7 +242,8 @@ def admm_epoch(tables: Sequence[TableSize], inner_rounds: int = 1) -> Traffic:
     rounds = 1
     for table in tables:
         down[table.name] += table.score_bytes * table.trained * table.outputs
-        up[table.name] += table.score_bytes * table.total * table.outputs
+        scored = table.total if is_tested else table.trained
+        up[table.name] += table.score_bytes * scored * table.outputs
         shards = len(table.shards)
         vector = PARAMETER_BYTES * table.parameters * shards
         if table.update is Update.GRAM:
@@ -260,6 +264,7 @@ def sgd_epoch(
     *,
     is_last: bool = False,
     scores_all: bool = False,
+    is_tested: bool = True,
     staleness: int = 0,
 ) -> Traffic:
     """Return what one epoch of SGD sends.
@@ -274,6 +279,7 @@ def sgd_epoch(
         batches: per epoch.
         is_last: of the run: no batch follows, and all rows are scored.
         scores_all: whether every epoch scores all rows (a tolerance is set).
+        is_tested: whether every epoch scores held-out rows, not the last one alone.
         staleness: 1 where the mean gradient goes down with the next batch.
     """
     up: defaultdict[str, float] = defaultdict(float)
@@ -281,7 +287,8 @@ def sgd_epoch(
     sent = batches - 1 if is_last else batches
     for table in tables:
         row = table.score_bytes * table.outputs
-        scored = table.total if is_last or scores_all else table.tested
+        tested = table.tested if is_tested else 0
+        scored = table.total if is_last or scores_all else tested
         down[table.name] += row * table.batch_rows
         up[table.name] += row * (table.batch_rows * sent / batches + scored)
         if table.update is Update.SUM:
