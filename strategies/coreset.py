@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies.alignment import Alignment
+from strategies.compact import TableLayout
 from strategies.drawn import Drawn
 from strategies.exchange import Part, Replies, Request, ask
 from strategies.federation import PartRows
@@ -124,13 +125,8 @@ def _measure(
             order["penalty"] = penalty_of(aligned, settings)
         if label is not None and table == aligned.bound.label_table:
             order["label"] = label
-        told = own.set_up_arrays()
-        for part in own.parts:
-            orders[part.number] = order
-            masses = told[part.number]["multiplicity"]
-            arrays[part.number] = {"trained": told[part.number]["trained"]}
-            if (masses != 1).any():
-                arrays[part.number]["masses"] = _small(masses)
+        orders |= {part.number: order for part in own.parts}
+        arrays |= measured_rows(own)
     header = {
         "sensitivities": wanted,
         "clusters": settings.clusters,
@@ -232,6 +228,20 @@ def check_scores(
 
 def _parts(aligned: Alignment) -> list[Part]:
     return [part for own in aligned.compact.values() for part in own.parts]
+
+
+def measured_rows(own: TableLayout) -> PartArrays:
+    """Return which rows a table's parts are to measure, and what those weigh.
+
+    Where all weigh 1, as where no row is joined twice, nothing is said of it.
+    """
+    arrays: PartArrays = {}
+    for number, told in own.set_up_arrays().items():
+        masses = told["multiplicity"]
+        arrays[number] = {"trained": told["trained"]}
+        if (masses != 1).any():
+            arrays[number]["masses"] = _small(masses)
+    return arrays
 
 
 def _small(masses: AnyArray) -> AnyArray:

@@ -9,15 +9,19 @@ import numpy.typing as npt
 
 from strategies import admm, sgd
 from strategies.alignment import Alignment
-from strategies.audience import sent_of_rows
+from strategies.audience import is_measured, sent_of_rows
 from strategies.batch_sizes import choose_batch_size
 from strategies.compact import TableLayout
+from strategies.coreset import measured_rows, sampled_uniformly
+from strategies.epochs import tests_every_epoch
 from strategies.expanded import expand
+from strategies.sampled import sampled
 from strategies.setup import Problem, UpdateChooser
 from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.errors import SettingsError
 from tp_flower.experiment import Settings
 from tp_flower.explain import cost, server_memory, solved
+from tp_flower.explain.coreset_cost import CoresetSize, coreset_rounds
 from tp_flower.explain.cost import ShardSize, TableSize, Traffic
 from tp_flower.explain.explanation import StrategyCost
 from tp_flower.learning.models import build_model
@@ -53,12 +57,15 @@ class Forecast:
         encoders: of every table.
         settings: of the run that is asked about.
         history: the rounds that set-up took so far.
+        trained: the joined rows as a strategy trains on them: repeated, or a sample. In
+            place of a coreset stands a uniform sample of its size.
     """
 
     aligned: Alignment
     encoders: Mapping[str, TableEncoder]
     settings: Settings
     history: Sequence[RoundReport]
+    trained: Alignment | None = None
 
     def strategies(self) -> list[StrategyCost]:
         """Return what every way costs that the settings and the shards leave open."""
@@ -81,9 +88,16 @@ class Forecast:
             settings = self.settings.with_fields(strategy=name, batch_size=size)
         except SettingsError:
             return None
-        is_expanded = settings.method.is_expanded
-        aligned = expand(self.aligned) if is_expanded else self.aligned
-        return replace(self, aligned=aligned, settings=settings)
+        trained = self.aligned
+        if settings.coreset_rows:
+            trained = sampled(trained, sampled_uniformly(trained, settings).sample)
+        if settings.method.is_expanded:
+            trained = expand(trained)
+        return replace(self, settings=settings, trained=trained)
+
+    @property
+    def _trained(self) -> Alignment:
+        return self.trained or self.aligned
 
     def _ways_of_admm(self) -> Iterable[StrategyCost]:
         """Yield what ADMM costs by what is done for shards."""
@@ -138,7 +152,7 @@ class Forecast:
 
     def _sgd_sizes(self) -> list[TableSize]:
         """Return the tables as SGD trains them, with the rows of its batches."""
-        rows = self.aligned.train.joined_rows
+        rows = self._trained.train.joined_rows
         size = choose_batch_size(self.settings, rows)
 
         def in_batches(table: TableSize) -> TableSize:
@@ -154,7 +168,7 @@ class Forecast:
     @property
     def batches(self) -> int:
         """Batches of an epoch of SGD, ceil(N / B)."""
-        rows = self.aligned.train.joined_rows
+        rows = self._trained.train.joined_rows
         return -(-rows // choose_batch_size(self.settings, rows))
 
     def set_up(self, tables: Sequence[TableSize], batches: int = 0) -> Traffic:
@@ -169,7 +183,26 @@ class Forecast:
             sum_by_table(item.bytes_up for item in before),
             sum_by_table(item.bytes_down for item in before),
         )
-        return taken + cost.prepare_round(tables, batches) + Traffic(rounds=1)
+        drawing = self._drawing() if is_measured(self.settings) else Traffic()
+        return taken + drawing + cost.prepare_round(tables, batches) + Traffic(rounds=1)
+
+    def _drawing(self) -> Traffic:
+        """Return what is sent to draw a coreset of all joined rows."""
+        whole = replace(self, trained=None)
+        coreset = CoresetSize(
+            size=self.settings.coreset_rows,
+            joined_rows=self.aligned.train.joined_rows,
+            label_columns=max(len(self.aligned.labels.classes), 1),
+            mass_bytes={
+                name: sum(
+                    told["masses"].nbytes
+                    for told in measured_rows(own).values()
+                    if "masses" in told
+                )
+                for name, own in self.aligned.compact.items()
+            },
+        )
+        return coreset_rounds(whole.sizes(_one_way), coreset)
 
     def _admm(
         self, name: str, tables: Sequence[TableSize], *, is_chosen: bool
@@ -182,8 +215,10 @@ class Forecast:
             name=name,
             is_chosen=is_chosen,
             set_up=self.set_up(tables),
-            epoch=(epoch := cost.admm_epoch(tables, settings.inner_rounds)),
-            last_epoch=epoch,
+            epoch=cost.admm_epoch(
+                tables, settings.inner_rounds, is_tested=tests_every_epoch(settings)
+            ),
+            last_epoch=cost.admm_epoch(tables, settings.inner_rounds),
             epochs=settings.epochs,
             server_bytes=server_memory.admm_bytes(
                 tables, *self._rows(), settings.anderson_memory if is_exact else 0
@@ -199,6 +234,7 @@ class Forecast:
             tables,
             self.batches,
             scores_all=bool(settings.tolerance),
+            is_tested=tests_every_epoch(settings),
             staleness=settings.staleness,
         )
         return StrategyCost(
@@ -226,23 +262,23 @@ class Forecast:
         )
 
     def _rows(self) -> tuple[int, int]:
-        return self.aligned.train.joined_rows, len(self.aligned.test_labels)
+        return self._trained.train.joined_rows, len(self._trained.test_labels)
 
     def _multiplicity(self, table: str) -> list[npt.NDArray[np.int64]]:
         """Return by part the joined rows of each row that is trained on."""
-        counts = self.aligned.train.tables[table].multiplicity
-        return [counts[own.trained_slice] for own in self.aligned.compact[table].rows]
+        counts = self._trained.train.tables[table].multiplicity
+        return [counts[own.trained_slice] for own in self._trained.compact[table].rows]
 
     def sizes(self, choose_update: UpdateChooser) -> list[TableSize]:
         """Return the tables, whose shards train together as is chosen."""
         return [
-            self._size(table, choose_update) for table in self.aligned.compact.values()
+            self._size(table, choose_update) for table in self._trained.compact.values()
         ]
 
     @property
     def _problem(self) -> Problem:
-        labels = self.aligned.train_labels
-        return Problem(self.aligned, self.settings, self.encoders, labels)
+        labels = self._trained.train_labels
+        return Problem(self._trained, self.settings, self.encoders, labels)
 
     def _size(self, own: TableLayout, choose_update: UpdateChooser) -> TableSize:
         features = self.encoders[own.name].width
@@ -259,8 +295,13 @@ class Forecast:
             is_linear=is_linear,
             wire=Precision(self.settings.wire),
             is_expanded=self.settings.method.is_expanded,
-            is_weighted=own.masses is not None,
+            is_weighted=own.masses is not None or is_measured(self.settings),
         )
+
+
+def _one_way(*_: object) -> Update:
+    """Return how shards train together where that makes no difference."""
+    return Update.LOCAL
 
 
 def _shard_sizes(own: TableLayout) -> Iterable[ShardSize]:

@@ -1,0 +1,70 @@
+"""What the three rounds that draw a coreset send, as training sends it before epochs.
+
+Per shard: which rows are trained goes down as a bit each, what their joined rows weigh
+as 0, 1 or 4 bytes each, and comes up as one number, or from one of several shards as a
+matrix of 8 p^2, whose sum goes down again. Drawn rows come up, 4 each; the sample's k
+joined rows go down, 4 each, and their masked scores come up, 8 each.
+
+How many rows a table draws, and how many of them are distinct, is known when they are
+drawn: here tables draw by their columns, and rows are drawn alike.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tp_flower.explain.cost import INDEX_BYTES, PARAMETER_BYTES, TableSize, Traffic
+
+MASKED_BYTES = 8
+
+
+@dataclass(frozen=True)
+class CoresetSize:
+    """A coreset before it is drawn.
+
+    Attributes:
+        size: m, rows that are drawn.
+        joined_rows: N, of which they are drawn.
+        label_columns: of the label in the scores of its table.
+        mass_bytes: by table, of what the joined rows of its trained rows weigh.
+    """
+
+    size: int
+    joined_rows: int
+    label_columns: int
+    mass_bytes: Mapping[str, int]
+
+    @property
+    def distinct(self) -> float:
+        """Of m of N rows, drawn alike and with replacement: N (1 - (1 - 1/N)^m)."""
+        absent: float = (1.0 - 1.0 / self.joined_rows) ** self.size
+        return self.joined_rows * (1.0 - absent)
+
+    def columns(self, table: TableSize) -> int:
+        """Return the columns that a table's scores are of, p."""
+        own = 1 + self.label_columns if table.has_intercept else 0
+        return table.features + own
+
+
+def coreset_rounds(tables: Sequence[TableSize], coreset: CoresetSize) -> Traffic:
+    """Return what the rounds send.
+
+    Args:
+        tables: of the training problem, with all joined rows.
+        coreset: that is to be drawn.
+    """
+    up: defaultdict[str, float] = defaultdict(float)
+    down: defaultdict[str, float] = defaultdict(float)
+    total = len(tables) + sum(map(coreset.columns, tables))
+    for table in tables:
+        shards, columns = len(table.shards), coreset.columns(table)
+        down[table.name] += coreset.mass_bytes[table.name]
+        down[table.name] += sum(-(-shard.rows // 8) for shard in table.shards)
+        if shards > 1:
+            moments = PARAMETER_BYTES * columns * columns * shards
+            up[table.name] += moments
+            down[table.name] += moments
+        up[table.name] += INDEX_BYTES * coreset.size * columns / total
+        up[table.name] += MASKED_BYTES * coreset.distinct * shards
+        down[table.name] += INDEX_BYTES * coreset.distinct * shards
+    return Traffic(3, up, down)
