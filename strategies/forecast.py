@@ -71,8 +71,7 @@ class Forecast:
         """Return what every way costs that the settings and the shards leave open."""
         if self.settings.family == CORESET:
             # others train on all rows, or on labels
-            sizes = self.own_sizes()
-            return [self.cost_of(self.settings.strategy, sizes, is_chosen=True)]
+            return [own for own in [self._way(self.settings.strategy)] if own]
         costs = [
             *self._ways_of_admm(),
             self._way("sgd"),
@@ -193,6 +192,7 @@ class Forecast:
             size=self.settings.coreset_rows,
             joined_rows=self.aligned.train.joined_rows,
             label_columns=max(len(self.aligned.labels.classes), 1),
+            has_moments=not self.settings.method.is_clustering,
             mass_bytes={
                 name: sum(
                     told["masses"].nbytes

@@ -57,20 +57,22 @@ def joined_numbers(sql: str) -> np.ndarray:
     return np.array(found)
 
 
-def leverages(columns: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def leverages(columns, weights, penalty) -> np.ndarray:
     """Squared lengths of the rows of an orthonormal basis of a joined table's columns.
 
-    Algorithm 2 of the paper, on rows that are there; of a weighted row, per weight.
+    Algorithm 2 of the paper, on rows that are there; of a weighted row, per weight. The
+    penalty (p,) is a further row per column.
     """
     rows = np.sqrt(weights)[:, None] * columns
+    rows = np.concatenate([rows, np.diag(np.sqrt(penalty))])
     lengths = np.linalg.norm(rows, axis=0)
     rows = rows / np.where(lengths > 0, lengths, 1.0)
     left, values, _ = np.linalg.svd(rows, full_matrices=False)
     basis = left[:, values > 1e-6 * values[0]]
-    return (basis**2).sum(axis=1) / weights
+    return (basis**2).sum(axis=1)[: len(columns)] / weights
 
 
-def materialised(sql: str, labels, weights=None) -> dict[tuple, tuple[float, float]]:
+def materialised(sql: str, labels, weights, l2) -> dict[tuple, tuple[float, float]]:
     """Sensitivity and weight of each joined row, by the numbers of its rows.
 
     The tables are encoded by a run without a coreset; what is joined is DuckDB's.
@@ -92,7 +94,8 @@ def materialised(sql: str, labels, weights=None) -> dict[tuple, tuple[float, flo
         if alias == "o":
             ones = np.ones((len(joined), 1))
             columns = np.concatenate([columns, ones, labels(label)], axis=1)
-        total += leverages(columns, own) * (joined[:, place] >= 0)
+        penalty = l2 * len(joined) * (np.arange(columns.shape[1]) < features.shape[1])
+        total += leverages(columns, own, penalty) * (joined[:, place] >= 0)
     return {
         tuple(numbers): (score, weight)
         for numbers, score, weight in zip(joined.tolist(), total, own, strict=True)
@@ -123,19 +126,20 @@ def price_of(joined):
 
 
 LAWS = {
-    "regression": (store_sql("squared"), lambda y: y[:, None], None, {}),
-    "classes": (store_sql("logistic"), lambda y: one_hot(y > 3), None, {}),
-    "left join": (LEFT, lambda y: y[:, None], None, {}),
-    "weights": (WEIGHED, lambda y: y[:, None], price_of, {}),
+    "regression": (store_sql("squared"), lambda y: y[:, None], None, 0.0),
+    "penalised": (store_sql("squared"), lambda y: y[:, None], None, 0.1),
+    "classes": (store_sql("logistic"), lambda y: one_hot(y > 3), None, 0.0),
+    "left join": (LEFT, lambda y: y[:, None], None, 0.0),
+    "weights": (WEIGHED, lambda y: y[:, None], price_of, 1e-3),
 }
 
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("law", LAWS)
 def test_joined_rows_are_drawn_as_on_the_materialised_join(law, split):
-    sql, labels, weights, settings = LAWS[law]
-    expected = materialised(sql, labels, weights)
-    finished = drawn(sql, SPLITS[split], **settings)
+    sql, labels, weights, l2 = LAWS[law]
+    expected = materialised(sql, labels, weights, l2)
+    finished = drawn(sql, SPLITS[split], l2=l2)
     sample = finished.strategy.federation.coreset.sample
     scores, own = np.array([*expected.values()]).T
     total = own @ scores
@@ -150,9 +154,10 @@ def test_joined_rows_are_drawn_as_on_the_materialised_join(law, split):
         sample.weights, sample.counts * total / (DRAWS * scores[found]), rtol=1e-5
     )
     facts = finished.strategy.chosen["coreset"]
-    ranks = np.array([*facts["totals"].values()])
-    np.testing.assert_allclose(ranks, ranks.round(), atol=1e-6)
-    assert ranks.sum() + len(TABLES) == pytest.approx(total, rel=1e-6)
+    totals = np.array([*facts["totals"].values()])
+    if not l2:  # ranks
+        np.testing.assert_allclose(totals, totals.round(), atol=1e-6)
+    assert totals.sum() + len(TABLES) == pytest.approx(total, rel=1e-6)
     assert facts["uniform-share"] == pytest.approx(len(TABLES) / total, rel=1e-6)
 
 
@@ -351,7 +356,7 @@ def test_a_shard_has_at_most_the_share_of_its_tables_columns():
     claims = {Action.MEASURE: with_arrays(lambda p, a: a if p else a * 1e15)}
     facts = claim(sharded, claims)
     # its rows are all of every direction, of which there are as many as without it
-    assert facts["totals"]["o"] == pytest.approx(4, abs=1e-6)
+    assert facts["totals"]["o"] == pytest.approx(4, abs=0.01)
 
 
 @pytest.mark.parametrize("size", [1, 500])

@@ -119,6 +119,21 @@ WAYS = {
     ),
     "gd": ("whole", STORE_SQL, {"strategy": "gd"}),
     "gd-left": ("sharded", LEFT, {"strategy": "gd"}),
+    "coreset": (
+        "sharded",
+        STORE_SQL,
+        {"coreset_size": 150, "coreset_kind": "uniform"},
+    ),
+    "coreset-tolerance": (
+        "whole",
+        STORE_SQL,
+        {"coreset_size": 150, "coreset_kind": "uniform", "tolerance": 1e-12},
+    ),
+    "coreset-sgd": (
+        "sharded",
+        STORE_SQL,
+        {"strategy": "sgd", "coreset_size": 150, "coreset_kind": "uniform"},
+    ),
     "sgd-softmax": ("sharded", SOFTMAX, {"strategy": "sgd", "batch_size": 60}),
 }
 
@@ -185,6 +200,25 @@ def test_predictions_match_what_training_reports(way):
     check(cost.run, sent(report.history), within)
     assert cost.run.bytes_up == pytest.approx(report.bytes_up, rel=WITHIN)
     assert cost.run.bytes_down == pytest.approx(report.bytes_down, rel=WITHIN)
+
+
+@pytest.mark.parametrize("layout", ["whole", "sharded"])
+def test_what_drawing_sends_is_predicted_within_what_is_drawn(layout):
+    """Which rows are drawn, and how many of them twice, nobody knows before."""
+    how = {"coreset_size": 150, "num_epochs": 1}
+    (cost,) = [c for c in explained(layout, STORE_SQL, **how).strategies if c.is_chosen]
+    history = trained(layout, STORE_SQL, **how).history
+    before = [item for item in history if not item.epoch]
+    drawing = [item for item in before if item.phase in ("measure", "draw", "weigh")]
+    assert [item.phase for item in drawing] == ["measure", "draw", "weigh"]
+    check(cost.set_up, sent(before), within=0.1)
+    # what the first round sends is known
+    plain = {"coreset_size": 0, "num_epochs": 1}
+    (other,) = [
+        c for c in explained(layout, STORE_SQL, **plain).strategies if c.is_chosen
+    ]
+    assert cost.set_up.rounds == other.set_up.rounds + 3
+    assert cost.epoch.bytes_up < other.epoch.bytes_up
 
 
 @pytest.mark.slow

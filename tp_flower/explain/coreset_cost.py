@@ -26,12 +26,14 @@ class CoresetSize:
         size: m, rows that are drawn.
         joined_rows: N, of which they are drawn.
         label_columns: of the label in the scores of its table.
+        has_moments: whether shards send second moments, not what their clusters cost.
         mass_bytes: by table, of what the joined rows of its trained rows weigh.
     """
 
     size: int
     joined_rows: int
     label_columns: int
+    has_moments: bool
     mass_bytes: Mapping[str, int]
 
     @property
@@ -60,7 +62,7 @@ def coreset_rounds(tables: Sequence[TableSize], coreset: CoresetSize) -> Traffic
         shards, columns = len(table.shards), coreset.columns(table)
         down[table.name] += coreset.mass_bytes[table.name]
         down[table.name] += sum(-(-shard.rows // 8) for shard in table.shards)
-        if shards > 1:
+        if shards > 1 and coreset.has_moments:
             moments = PARAMETER_BYTES * columns * columns * shards
             up[table.name] += moments
             down[table.name] += moments
