@@ -84,7 +84,7 @@ class SolvedStrategy(RelationalStrategy):
         arrays: PartArrays = {}
         for name, table in federation.tables.items():
             arrays |= scatter_parameters(table, found[name])
-        told = {"draw": self.draw, "more-rounds": 0}
+        told = {"draw": self.draw, "more-rounds": 0, "evaluate": True}
         request = ask(Action.CONSENSUS, federation.parts, told, arrays)
         replies = yield self.request(replace(request, phase=EVALUATE))
         self.local_scores = {
