@@ -13,7 +13,7 @@ from client_apps.rows import Batches, TrainingRows
 from tp_flower.errors import SiteError
 from tp_flower.learning.centres import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models import NUMPY_KINDS, ModelSpec
-from tp_flower.methods import CORESET, METHODS, SGD, Method, uncounted
+from tp_flower.methods import CORESET, METHODS, PERSONAL, SGD, Method, uncounted
 from tp_flower.privacy.plan import (
     CENTRES,
     CURVATURE,
@@ -27,14 +27,15 @@ from tp_flower.privacy.plan import (
 from tp_flower.privacy.policy import MODELS, ROWS, SCORES
 from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import Update
-from tp_flower.setting_values import CHOICES
 
+JOINING: Final = tuple(n for n, own in METHODS.items() if own.family != PERSONAL)
+"""The strategies whose runs are prepared by this message."""
 MOST_STEPS: Final = 1_000_000
 
 
 def method_of(header: Order) -> Method:
     """Return the method that the run trains by."""
-    return METHODS[header.order("course").text("strategy", CHOICES["strategy"])]
+    return METHODS[header.order("course").text("strategy", JOINING)]
 
 
 def check_counted(method: Method, settings: PrivacySettings) -> None:

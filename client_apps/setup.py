@@ -12,8 +12,9 @@ import numpy as np
 from client_apps import costs
 from client_apps.costs import Shard
 from client_apps.guard import Guard
+from client_apps.kept_labels import KEPT_LABEL, TASKS, kept_label_facts
 from client_apps.keys import key_facts, key_groups, key_source, take_secret
-from client_apps.orders import header_of, part_orders
+from client_apps.orders import Order, header_of, part_orders
 from client_apps.private_labels import LabelOrder, released_label
 from client_apps.private_statistics import Asked, noisy_reply
 from client_apps.row_keys import RowKey, leave_hashes
@@ -99,9 +100,12 @@ def extract_rows(site: Site, request: Packet) -> Packet:
         site.bind(number, order.count("shard"), fragment.to_json())
         site.round.learn(site.tables.identity(number))
         asked = LabelOrder.of(number, order, source, fragment)
-        label = _released_label(site, asked, extracted)
+        stays = order.has(KEPT_LABEL)
+        label = None if stays else _released_label(site, asked, extracted)
         hashers = [site.join_hasher(group) for group in groups]
         facts, own = _extracted_reply(extracted, label, hashers)
+        if stays:
+            facts["label"] = _kept_label(order, source, extracted)
         if order.flag("groups"):
             own["groups"] = _group_hashes(site, source, fragment)
         if fragment.weight is not None:
@@ -145,6 +149,17 @@ def _released_label(
     if order.plan is None:
         _check_classes(order.source, label)
     return released_label(site, Guard(site), order, label)
+
+
+def _kept_label(
+    order: Order, source: ShardSource, extracted: ExtractedShard
+) -> dict[str, Any]:
+    """Return what leaves of a label that stays."""
+    label = extracted.label
+    if label is None:
+        raise SiteError(f"table {extracted.table}: its rows were kept without a label")
+    _check_classes(source, label)
+    return kept_label_facts(source, label, order.text(KEPT_LABEL, TASKS))
 
 
 def _weight(extracted: ExtractedShard) -> AnyArray:

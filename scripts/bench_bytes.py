@@ -14,7 +14,7 @@ from tp_flower.experiment import Settings
 from tp_flower.explain.cost import Traffic
 from tp_flower.explain.explanation import StrategyCost
 from tp_flower.grid import InProcessGrid
-from tp_flower.methods import METHODS
+from tp_flower.methods import METHODS, PERSONAL
 from tp_flower.query import Query
 from tp_flower.report import RoundReport
 
@@ -48,13 +48,19 @@ def measure_bytes(folder: Path | None = None) -> Outcome:
     return outcome
 
 
+JOINING = [
+    name for name, own in METHODS.items() if not own.solvers and own.family != PERSONAL
+]
+"""The strategies that `explain` says the bytes of."""
+
+
 def _against_formulas(
     dataset: Dataset, outcome: Outcome
 ) -> dict[str, RelationalStrategy]:
     """Compare what is sent with what `explain` says; return the runs by strategy."""
     predicted = _predicted(dataset)
     runs = {}
-    for name in (name for name, own in METHODS.items() if not own.solvers):
+    for name in JOINING:
         settings = _settings(dataset, name)
         own = run_traced(dataset.sql, settings, dataset.join_only()).strategy
         sent, expected = epoch_bytes(own), total_bytes(predicted[name].epoch)

@@ -6,6 +6,7 @@ from strategies.coreset_ridge import CoresetRidge
 from strategies.evaluate import Evaluate
 from strategies.explain import Explain
 from strategies.gd import GradientDescent
+from strategies.personalised import Personalised
 from strategies.predict import Predict
 from strategies.relational import RelationalStrategy
 from strategies.sgd import TablePuppetSGD
@@ -19,6 +20,7 @@ _METHODS: tuple[type[RelationalStrategy], ...] = (
     GradientDescent,
     CoresetRidge,
     CoresetKMeans,
+    Personalised,
 )
 STRATEGIES: dict[str, type[RelationalStrategy]] = {
     strategy.name: strategy for strategy in _METHODS
@@ -31,6 +33,7 @@ __all__ = [
     "Evaluate",
     "Explain",
     "GradientDescent",
+    "Personalised",
     "Predict",
     "RelationalStrategy",
     "TablePuppetADMM",

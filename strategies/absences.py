@@ -14,7 +14,10 @@ from tp_flower.experiment import Settings
 from tp_flower.protocol import Action, Packet
 from tp_flower.run_modes import STALE
 
-_REPEATABLE: Final = frozenset({Action.ADMM, Action.CONSENSUS})
+_REPEATABLE: Final = frozenset({Action.ADMM, Action.CONSENSUS, Action.PERSONAL})
+
+_JOINING: Final = frozenset({Action.PERSONAL})
+"""A site may come to these rounds late: nothing of it is needed before."""
 
 _Key = tuple[Action, int, int]
 
@@ -54,7 +57,10 @@ class Absences:
     def filled(self, request: Request, packets: Mapping[int, Packet]) -> Replies:
         """Return the replies of a round whose missing sites have been put up with."""
         missing = request.packets.keys() - packets.keys()
-        older = {node: self._last[self._key(request, node)] for node in missing}
+        nothing = Packet({"parts": []})
+        older = {
+            node: self._last.get(self._key(request, node), nothing) for node in missing
+        }
         for node in missing:
             self._since.setdefault(node, request.epoch)
         for node, packet in packets.items():
@@ -64,7 +70,8 @@ class Absences:
         return Replies.of({**packets, **older}, missing)
 
     def _can_miss(self, request: Request, node: int) -> bool:
-        if not self._may_go_on or self._key(request, node) not in self._last:
+        is_known = self._key(request, node) in self._last
+        if not self._may_go_on or not (is_known or request.action in _JOINING):
             return False
         since = self._since.get(node, request.epoch)
         return request.epoch - since < self._most

@@ -26,12 +26,16 @@ from tp_flower.experiment import Settings
 from tp_flower.explain.words import SiteWork
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.learning.losses import FloatArray
+from tp_flower.methods import PERSONAL
 from tp_flower.privacy.labels import LABEL_PRIVACY
 from tp_flower.protocol import Action
 from tp_flower.query import BoundQuery, Fragment
+from tp_flower.run_modes import TRAIN
 
 HashArray = npt.NDArray[np.uint64]
 
+KEPT_LABEL = "kept-label"
+"""Of an order: the label stays at the site; its value is the task."""
 ROW_KEY = "row-key"
 ROW_HASHES = "row-hashes"
 
@@ -159,6 +163,8 @@ def _orders(
     """Return what each part is told."""
     plan = label_plan(settings)
     private = {} if plan is None else {LABEL_PRIVACY: plan.to_json()}
+    stays = settings.method.family == PERSONAL and settings.mode == TRAIN
+    kept = {KEPT_LABEL: settings.task} if stays else {}
     rows_named = {ROW_KEY: row_key.to_json()} if row_key.columns else {}
     with_groups = {part for parts in grouped for part in parts}
     named = key_groups(bound)
@@ -172,6 +178,7 @@ def _orders(
             GROUPS: part in with_groups,
             KEY_GROUPS: named[fragment.table],
             **(private if fragment.label is not None else {}),
+            **(kept if fragment.label is not None else {}),
             **(rows_named if fragment.table == bound.label_table else {}),
         }
         for part, fragment in fragments.items()

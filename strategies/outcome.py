@@ -64,7 +64,7 @@ def read_outcome(
         if (weights := _coefficients(replies, table)) is not None
     }
     return Outcome(
-        digests=_digests(replies, federation.parts),
+        digests=read_digests(replies, federation.parts),
         coefficients=shown,
         contributions=contributions(
             federation.train, local_scores, federation.weighting.train_rows
@@ -100,7 +100,7 @@ def coefficient_facts(
     return facts
 
 
-def _digests(replies: Replies, parts: Iterable[Part]) -> dict[int, str]:
+def read_digests(replies: Replies, parts: Iterable[Part]) -> dict[int, str]:
     """Return the digests that the sites report.
 
     A site without a state folder has none, nor has one that did not answer.

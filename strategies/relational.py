@@ -87,9 +87,7 @@ class RelationalStrategy(RoundStrategy):
     def rounds(self) -> Generator[Request, Replies, None]:
         """Set up, train, and let the sites forget the run."""
         self.chosen["num-epochs"] = self.settings.epochs
-        federation = yield from set_up(
-            self.query, self.settings, self.plan(), self.inventory
-        )
+        federation = yield from self.set_up()
         self.federation = federation
         self.chosen |= {"loss": federation.loss.name}
         if facts := federation.weighting.facts(federation.train.joined_rows):
@@ -100,16 +98,31 @@ class RelationalStrategy(RoundStrategy):
             if encoder.dropped:
                 names = ", ".join(encoder.dropped)
                 log(INFO, "table %s: constant features dropped: %s", table, names)
-        own, is_solved = self.settings.privacy, self.settings.family == CORESET
-        if not (own.covers_features or own.covers_predictions or is_solved):
-            # noise alone can make an epoch this bad, and the next one good; what is
-            # solved at once goes nowhere
-            self._baseline = baseline_loss(federation)
+        self._baseline = self.baseline(federation)
         self.start_epochs()
         yield from self.epochs(federation)
         self.end_epochs()
         replies = yield ask(Action.FINISH, federation.parts, finish_order(self.model))
-        self.outcome = read_outcome(replies, federation, self.local_scores)
+        self.outcome = self.outcome_of(replies, federation)
+
+    def set_up(self) -> Generator[Request, Replies, Federation]:
+        """Run the set-up rounds and return the training problem."""
+        return (
+            yield from set_up(self.query, self.settings, self.plan(), self.inventory)
+        )
+
+    def baseline(self, federation: Federation) -> float:
+        """Return the loss that none of a training that converges is far beyond."""
+        own, is_solved = self.settings.privacy, self.settings.family == CORESET
+        if own.covers_features or own.covers_predictions or is_solved:
+            # noise alone can make an epoch this bad, and the next one good; what is
+            # solved at once goes nowhere
+            return math.inf
+        return baseline_loss(federation)
+
+    def outcome_of(self, replies: Replies, federation: Federation) -> Outcome:
+        """Return what the run has come to, by the replies to its last message."""
+        return read_outcome(replies, federation, self.local_scores)
 
     def finish_epoch(self, result: EpochResult) -> None:
         """Record an epoch; its metrics belong to the round that just ended.

@@ -103,7 +103,7 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
         classes=aligned.labels.classes,
         join_steps=aligned.steps,
         source_rows=aligned.extracted.table_rows,
-        fan_out=_fan_out(whole),
+        fan_out=fan_out(whole),
         names=aligned.names,
         encoders=encoders,
         audience=audience_of(
@@ -270,7 +270,7 @@ def _prepare(
     return tables, initial
 
 
-def _fan_out(aligned: Alignment) -> dict[str, IntArray]:
+def fan_out(aligned: Alignment) -> dict[str, IntArray]:
     """Return by table the joined rows of each of its rows that is trained on."""
     found = {}
     for table, rows in aligned.train.tables.items():

@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from strategies import CoresetKMeans, Explain, TablePuppetADMM, TablePuppetSGD
+from strategies import (
+    CoresetKMeans,
+    Explain,
+    Personalised,
+    TablePuppetADMM,
+    TablePuppetSGD,
+)
 from strategies.model_manifest import make_manifest
 from strategies.predict import Predict
 from strategies.rounds import RoundStrategy
@@ -222,6 +228,7 @@ TRAINING = {
 }
 CHECKING = {Action.CHECK: 400}
 DRAWING = {Action.MEASURE: 300, Action.DRAW: 150, Action.WEIGH: 150}
+PERSONAL = {Action.PERSONALISE: 150, Action.SUMMARISE: 100, Action.PERSONAL: 150}
 PREDICTING = {Action.SCORE: 500, Action.DELIVER: 500}
 
 
@@ -293,6 +300,12 @@ def test_malformed_messages_about_a_coreset_are_refused(place):
     assert strategy.report.chosen["coreset"]["size"] == 8
 
 
+def test_malformed_messages_about_a_model_of_a_sites_own_are_refused(place):
+    query = Query.from_sql("SELECT c.age AS label, c.id, c.kind FROM customers c")
+    strategy = Personalised(query, num_epochs=1, graph="data", update_penalty=0.1)
+    fuzz(place, strategy, PERSONAL)
+
+
 def test_malformed_messages_about_a_saved_model_are_refused(place):
     manifest = make_manifest(train(HostileGrid(place), num_epochs=1))
     query = Query.from_sql(SQL.replace("o.qty AS label, ", ""), needs_label=False)
@@ -302,6 +315,6 @@ def test_malformed_messages_about_a_saved_model_are_refused(place):
 
 def test_every_action_gets_its_share():
     counts = [counts for *_, counts in TRAINING.values()]
-    counts += [CHECKING, PREDICTING, DRAWING]
+    counts += [CHECKING, PREDICTING, DRAWING, PERSONAL]
     assert {action for each in counts for action in each} == set(Action)
     assert sum(sum(each.values()) for each in counts) >= ENOUGH

@@ -24,6 +24,7 @@ from tp_flower.errors import SettingsError
 from tp_flower.joins.mapping import MAX_JOINED_ROWS
 from tp_flower.joins.row_weights import JOINED, weight_problem
 from tp_flower.methods import METHODS, Method, batch_size_problem
+from tp_flower.personal_settings import graph_problem, personal_problem
 from tp_flower.privacy.settings import PRIVACY_KEYS, PrivacySettings
 from tp_flower.run_modes import (
     SERVER,
@@ -114,6 +115,16 @@ class Settings:
     output_dir: str = ""
     progress: bool = True
     track: str = ""
+    personal: str = "*"
+    graph: str = "models"
+    graph_penalty: float = 0.01
+    graph_norm: str = "2"
+    graph_neighbours: int = 5
+    graph_epsilon: float = 0.0
+    update_penalty: float = 0.0
+    update_clusters: int = 0
+    baselines: bool = True
+    start_from: str = ""
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
 
     def __post_init__(self) -> None:
@@ -163,7 +174,7 @@ class Settings:
 
     @property
     def family(self) -> str:
-        """Whose messages the strategy uses: "admm" or "sgd"."""
+        """Whose messages the strategy uses: "admm", "sgd" or "personal"."""
         return self.method.family
 
     @property
@@ -350,7 +361,9 @@ def _model_problem(model: object) -> str | None:
 _TEXT_PROBLEMS: Mapping[str, Callable[[str], str | None]] = {
     "batch-size": batch_size_problem,
     "model": _model_problem,
+    "graph": graph_problem,
     "model-name": model_name_problem,
+    "personal": personal_problem,
     "row-key": row_key_problem,
     "row-weight": weight_problem,
     "track": track_problem,

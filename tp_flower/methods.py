@@ -13,6 +13,7 @@ from tp_flower.privacy.settings import PrivacySettings
 ADMM: Final = "admm"
 SGD: Final = "sgd"
 CORESET: Final = "coreset"
+PERSONAL: Final = "personal"
 
 ROWS_OF_CORESET: Final = 2000
 """Joined rows that a method which solves on a coreset draws if nobody says how many."""
@@ -26,8 +27,8 @@ class Method:
     """One value of the setting ``strategy``.
 
     Attributes:
-        family: whose messages it uses, ``"admm"``, ``"sgd"`` or ``"coreset"``: of the
-            last the server solves, over the rows of a coreset.
+        family: whose messages it uses, ``"admm"``, ``"sgd"``, ``"coreset"`` (the server
+            solves, over the rows of a coreset) or ``"personal"`` (a model per site).
         epochs: of a run that does not say how many.
         is_expanded: whether a site trains on a row for every joined row (VFL), not on
             every row of its table once.
@@ -63,6 +64,7 @@ METHODS: Final[Mapping[str, Method]] = {
         is_clustering=True,
         solvers=("kmeans++", "distdim"),
     ),
+    "personalised": Method(PERSONAL, 60),
 }
 
 

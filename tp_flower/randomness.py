@@ -22,6 +22,7 @@ class Stream(IntEnum):
     ROUND_UP = 8
     CORESET = 9
     SOLVE = 10
+    SUMMARIES = 11
 
 
 def generator(seed: int, stream: Stream, *position: int) -> np.random.Generator:

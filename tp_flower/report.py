@@ -27,6 +27,7 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
               `tp_flower.learning.contributions`
     coefficients   {table: [{feature, output, value}]}   of linear models, as far as
               the policies of the sites allow
+    personal  of strategy "personalised" alone: see `strategies.personal_report`
     privacy   {adversary, delta, messages, ledger, totals}   see
               `tp_flower.privacy.run_report`
 
@@ -143,6 +144,7 @@ class RunReport:
         model: name@version of what the sites keep; "" where they keep nothing.
         contributions: by table, its share of the scores' variance, and its mean score.
         coefficients: by table, those of the final linear model that may be shown.
+        personal: of models of the sites' own: metrics by site, graph, clusters, bytes.
     """
 
     settings: Mapping[str, object]
@@ -163,6 +165,7 @@ class RunReport:
     model: str = ""
     contributions: Mapping[str, object] = field(default_factory=dict)
     coefficients: Mapping[str, object] = field(default_factory=dict)
+    personal: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def epochs(self) -> int:
@@ -225,6 +228,7 @@ def report_dict(report: RunReport) -> dict[str, object]:
         "model": report.model,
         "contributions": report.contributions,
         "coefficients": report.coefficients,
+        **({"personal": report.personal} if report.personal else {}),
         "privacy": report.privacy,
     }
     return {key: plain(value) for key, value in content.items()}

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from tp_flower.coreset_settings import coreset_problems
 from tp_flower.joins.row_weights import JOINED, uncounted
 from tp_flower.methods import ADMM, METHODS, method_problems
+from tp_flower.personal_settings import personal_problems
 from tp_flower.privacy.settings import STATISTICS, PrivacySettings
 from tp_flower.run_modes import mode_problems
 
@@ -48,4 +49,5 @@ def relation_problems(values: Mapping[str, object]) -> list[str]:
             if is_missing
         ]
     problems += method_problems(values) + coreset_problems(values)
+    problems += personal_problems(values)
     return problems + mode_problems(values)

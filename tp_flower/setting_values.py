@@ -5,6 +5,7 @@ from typing import Final
 
 from tp_flower.coreset_settings import KINDS, MOST_CLUSTERS, MOST_ROWS, SOLVERS
 from tp_flower.methods import METHODS
+from tp_flower.personal_settings import NORMS
 from tp_flower.run_modes import (
     EVALUATE,
     EXPLAIN,
@@ -33,6 +34,7 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "coreset-kind": KINDS,
     "coreset-solver": SOLVERS,
     "wire": tuple(map(str, Precision)),
+    "graph-norm": NORMS,
 }
 
 RANGES: Final[Mapping[str, Range]] = {
@@ -60,4 +62,9 @@ RANGES: Final[Mapping[str, Range]] = {
     "wait-seconds": Range(0),
     "max-categories": Range(2),
     "max-joined-rows": Range(1),
+    "graph-penalty": Range(0),
+    "graph-neighbours": Range(1),
+    "graph-epsilon": Range(0),
+    "update-penalty": Range(0),
+    "update-clusters": Range(0, 257),
 }

@@ -10,8 +10,13 @@ from typing import Final
 
 from tp_flower.explain.coreset_releases import coreset_releases
 from tp_flower.explain.explanation import NOTHING, SERVER, SITES, Release
+from tp_flower.explain.personal_releases import (
+    OwnModels,
+    personal_rounds,
+    personal_set_up,
+)
 from tp_flower.explain.solved import solved_releases
-from tp_flower.methods import ADMM, CORESET, SGD
+from tp_flower.methods import ADMM, CORESET, PERSONAL, SGD
 from tp_flower.privacy.key_source import KeySource
 from tp_flower.privacy.settings import DP_SGD, LAPLACE, OUTSIDER, PrivacySettings
 from tp_flower.protocol import Action
@@ -47,6 +52,8 @@ class Audience:
         is_measured: whether a coreset is drawn by the sensitivities of the rows.
         sends: what leaves of sampled rows where the server solves; "" elsewhere.
         has_label: whether labels leave.
+        graph: what the similarity of sites with models of their own is made of.
+        graph_epsilon: of the noise on that; 0 for none.
     """
 
     label_table: str
@@ -64,6 +71,8 @@ class Audience:
     is_measured: bool = False
     sends: str = ""
     has_label: bool = True
+    graph: str = ""
+    graph_epsilon: float = 0.0
 
     @property
     def row(self) -> str:
@@ -148,6 +157,15 @@ class Audience:
 
 def releases(audience: Audience) -> list[Release]:
     """Return what every message of the run tells whom, in the order of the messages."""
+    if audience.family == PERSONAL:
+        own = OwnModels(
+            audience.label_table,
+            audience.graph,
+            audience.graph_epsilon,
+            audience.privacy.delta,
+        )
+        told = personal_set_up(_set_up(audience), audience.label_table)
+        return [*told, *personal_rounds(own), *_end(audience)]
     training = {ADMM: _admm, SGD: _sgd, CORESET: _solved}[audience.family]
     return [*_set_up(audience), *training(audience), *_end(audience)]
 

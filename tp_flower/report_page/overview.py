@@ -39,6 +39,7 @@ _METHODS = {
     "vfl-admm": "VFL-ADMM",
     "vfl-sgd": "VFL-SGD",
     "gd": "gradient descent",
+    "personalised": "personalised",
 }
 _VERBS = {
     "train": "learned from",

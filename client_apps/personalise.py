@@ -1,0 +1,235 @@
+"""What a site does to prepare a model of its own: encode, keep its labels, reply.
+
+The reply is sums of labels (how many of each class), a bound of the objective's
+curvature, and how many rows there are. Rows and labels stay.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from client_apps.costs import Shard
+from client_apps.guard import Guard
+from client_apps.kept_features import rows_of
+from client_apps.kept_labels import label_numbers, label_sums
+from client_apps.orders import Order, header_of, part_orders, wire_of
+from client_apps.part import State, make_model
+from client_apps.personal_parts import LABELS_KEPT, loss_of
+from client_apps.placement import forget
+from client_apps.site import Site
+from client_apps.store import Entry
+from tp_flower.encoding.encoder import TableEncoder
+from tp_flower.errors import SiteError
+from tp_flower.learning.losses import FloatArray, Loss
+from tp_flower.learning.models import LocalModel, ModelSpec
+from tp_flower.learning.site_objective import SiteObjective
+from tp_flower.personal_settings import DATA, FEATURES, SUMMARIES
+from tp_flower.personal_settings import MODELS as OF_MODELS
+from tp_flower.privacy.accounting import noise_multiplier
+from tp_flower.privacy.mechanisms import Gaussian
+from tp_flower.privacy.plan import CURVATURE, GRADIENTS, PartPlan
+from tp_flower.privacy.policy import MODELS, STATISTICS
+from tp_flower.privacy.releases import Planned
+from tp_flower.privacy.settings import PrivacySettings
+from tp_flower.protocol import (
+    Action,
+    AnyArray,
+    ArrayKey,
+    Packet,
+    Update,
+    unpack_bits,
+)
+from tp_flower.setting_values import CHOICES
+
+LABEL_SUMS: Final = "label-sums"
+METRICS: Final = "metrics"
+SUMMARY: Final = "summaries"
+MOST_EPSILON: Final = 1e6
+NO_GRAPH: Final = "none"
+"""Said in place of a kind of summary where the graph needs none."""
+
+_ACTIONS: Final = {
+    LABEL_SUMS: Action.PERSONALISE,
+    CURVATURE: Action.PERSONALISE,
+    SUMMARY: Action.SUMMARISE,
+}
+_SUMMARIES: Final[Mapping[str, str]] = {
+    DATA: "the mean of random Fourier features of rows and labels",
+    FEATURES: "the mean of the products of two features",
+    OF_MODELS: "the parameters of a model that the site has trained alone",
+}
+_NOTES: Final[Mapping[str, str]] = {
+    LABEL_SUMS: "not covered: how many training rows each class has, or in a "
+    "regression the sum of their labels and of the squares",
+    CURVATURE: "not covered: one number of how steep the site's objective is",
+    GRADIENTS: "not covered: the gradient of the mean loss of the training rows, at "
+    "the parameters that the server sends; in every round anew",
+    METRICS: "not covered: metrics of the training and of the held-out rows, at the "
+    "same parameters",
+}
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A part whose features are encoded.
+
+    Attributes:
+        entry: what never changes in training.
+        model: untrained.
+        facts: of the reply.
+    """
+
+    entry: Entry
+    model: LocalModel
+    facts: dict[str, Any]
+
+
+def personalise(site: Site, request: Packet) -> Packet:
+    """Encode the features, keep the labels, make the model; reply with sums."""
+    header = header_of(request)
+    ready = {
+        number: _prepare_part(site, number, order, header, request)
+        for number, order in part_orders(site, request)
+    }
+    _set_aside(site, list(ready), _summary_order(header))
+    facts: list[dict[str, Any]] = []
+    arrays: dict[ArrayKey, AnyArray] = {}
+    states: dict[int, State] = {}
+    for number, part in ready.items():
+        site.save_part(number, part.entry)
+        site.round.forget(rows_of(number))
+        facts.append({"id": number, **part.facts})
+        arrays[number, "penalised"] = part.model.penalised.astype(np.uint8)
+        arrays[number, "parameters"] = part.model.parameters.astype(np.float32)
+        states[number] = (part.model, {})
+    site.start_state(states)
+    account = site.ledger.lines(site.store.run)
+    return Packet({"parts": facts, "ledger": account}, arrays)
+
+
+def _summary_order(header: Order) -> dict[str, Any]:
+    """Return what a request says of summaries: their kind, and the noise on them.
+
+    Raises:
+        SiteError: no noise is of the size that epsilon asks for.
+    """
+    kind = header.text("graph", (*SUMMARIES, NO_GRAPH))
+    epsilon = header.number("graph-epsilon", MOST_EPSILON)
+    if not epsilon or kind not in (DATA, FEATURES):
+        return {"kind": kind, "multiplier": 0.0}
+    delta = header.number("delta", 1.0)
+    try:
+        return {"kind": kind, "multiplier": noise_multiplier(epsilon, delta)}
+    except ValueError as error:
+        raise SiteError(
+            f"graph-epsilon = {epsilon:g}, delta = {delta:g}: {error}"
+        ) from None
+
+
+def _set_aside(site: Site, numbers: Sequence[int], summary: Mapping[str, Any]) -> None:
+    """Reserve the noisy summaries, and note what nothing covers.
+
+    Raises:
+        SiteError: a budget does not suffice, or the ledger cannot be written.
+    """
+    notes, kind = dict(_NOTES), str(summary["kind"])
+    if kind in _SUMMARIES and not summary["multiplier"]:
+        notes[SUMMARY] = f"not covered: {_SUMMARIES[kind]}"
+    sources = {number: site.source(number) for number in numbers}
+    shards = [Shard.of(site, number, own) for number, own in sources.items()]
+    planned = [
+        Planned(
+            shard.release(
+                Action.SUMMARISE,
+                SUMMARY,
+                f"{_SUMMARIES[kind]}; not: the number of rows, and the encoder",
+                Gaussian(summary["multiplier"]),
+            ),
+            limit=1,
+        )
+        for shard in shards
+        if summary["multiplier"]
+    ]
+    site.reserve(planned, Guard(site).budgets(list(sources.values())))
+    noted = [
+        shard.release(_ACTIONS.get(what, Action.PERSONAL), what, scope)
+        for shard in shards
+        for what, scope in notes.items()
+    ]
+    site.ledger.note(site.store.run, noted)
+
+
+def _prepare_part(
+    site: Site, number: int, order: Order, header: Order, request: Packet
+) -> _Ready:
+    guard, source, extracted = Guard(site), site.source(number), site.extracted(number)
+    guard.check_plan(source, PrivacySettings(), (MODELS, STATISTICS))
+    trained = unpack_bits(request.array(number, "trained"), extracted.rows)
+    tested = unpack_bits(request.array(number, "tested"), extracted.rows)
+    if (trained & tested).any():
+        raise SiteError("malformed request: a row is both trained on and held out")
+    rows = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested)])
+    count = int(np.count_nonzero(trained))
+    guard.check_rows(source, count, f"the model of table {extracted.table!r}")
+    held = len(rows) - count
+    guard.check_rows(source, held, f"the metrics of table {extracted.table!r}")
+    encoder = order.parsed("encoder", TableEncoder.from_json).at_site(site.hasher())
+    spec = order.parsed("model", ModelSpec.from_json)
+    labels, classes = _labels(site, number, header, spec)
+    features = site.tables.encode(number, encoder, rows)
+    device = order.text("device", CHOICES["device"])
+    model = make_model(spec, features.shape[1], device)
+    meta: dict[str, Any] = {
+        "table": extracted.table,
+        "joined-rows": max(count, 1),
+        "l2": order.number("l2"),
+        "loss": header.text("loss"),
+        "device": device,
+        "encoder": encoder.to_json(),
+        "model": spec.to_json(),
+        "update": str(Update.LOCAL),
+        "privacy": PartPlan().to_json(),
+        "wire": wire_of(header),
+        "summary": _summary_order(header),
+    }
+    arrays: dict[str, AnyArray] = {
+        "features": features,
+        "multiplicity": np.ones(count, np.int32),
+        "tested": np.arange(len(rows)) >= count,
+        "batch-start": np.zeros(1, np.int64),
+        "batch-rows": np.zeros(0, np.int64),
+        LABELS_KEPT: labels[rows],
+    }
+    entry = Entry(arrays, meta)
+    forget(site.store, number)
+    placed = site.place(number, entry)
+    loss = loss_of(header, spec.outputs)
+    base = np.zeros(spec.outputs)
+    own = labels[rows][:count]
+    objective = SiteObjective(model, placed[:count], own, loss, base, meta["l2"])
+    meta[CURVATURE] = objective.largest_curvature
+    facts = {
+        "features": features.shape[1],
+        "rows": count,
+        LABEL_SUMS: label_sums(own, classes),
+        CURVATURE: meta[CURVATURE],
+    }
+    return _Ready(entry, model, facts)
+
+
+def _labels(
+    site: Site, number: int, header: Order, spec: ModelSpec
+) -> tuple[FloatArray, int]:
+    """Return the labels of all rows as numbers, and how many classes there are."""
+    label = site.extracted(number).label
+    if label is None:
+        raise SiteError("malformed request: the part has no label")
+    loss: Loss = loss_of(header, spec.outputs)
+    if loss.name == "squared":
+        return label_numbers(label, None), 0
+    classes = header.parsed("classes", list)
+    if loss.outputs != (len(classes) if loss.name == "softmax" else 1):
+        raise SiteError("malformed request: 'classes' are not those of the loss")
+    return label_numbers(label, classes), len(classes)

@@ -1,0 +1,109 @@
+"""What a site does for the graph: train alone, and sum up its rows or its model."""
+
+from typing import Any, Final
+
+import numpy as np
+
+from client_apps.orders import MOST_SEED, FloatArray, Order, header_of
+from client_apps.personal_parts import PersonalPart, personal_parts
+from client_apps.personalise import SUMMARY
+from client_apps.site import Site
+from tp_flower.errors import SiteError
+from tp_flower.learning.accelerated import descend
+from tp_flower.learning.features import on_host
+from tp_flower.learning.models import LinearModel
+from tp_flower.personal.summaries import (
+    EMBEDDING_BOUND,
+    RandomFeatures,
+    mean_moments,
+    moments_bound,
+    noisy_mean,
+)
+from tp_flower.personal_settings import DATA, FEATURES, MODELS
+from tp_flower.protocol import AnyArray, ArrayKey, Packet
+from tp_flower.randomness import Stream, generator
+
+ALONE_TOLERANCE: Final = 1e-7
+MOST_STEPS: Final = 3000
+LEAST_CURVATURE: Final = 1e-30
+MOST_TORCH_STEPS: Final = 300
+"""An MLP's steps alone are about as many as its rounds with others."""
+PAIRS: Final = 128
+"""Of random features: a summary is twice as many numbers."""
+
+
+def summarise(site: Site, request: Packet) -> Packet:
+    """Reply with the metrics of the model of the site alone, and what a graph needs."""
+    header = header_of(request)
+    is_asked, is_alone = header.flag("summaries"), header.flag("alone")
+    facts: list[dict[str, Any]] = []
+    arrays: dict[ArrayKey, AnyArray] = {}
+    for part in personal_parts(site, header):
+        told: dict[str, Any] = {"id": part.number}
+        kind = _kind(part) if is_asked else ""
+        alone = _alone(part) if is_alone or kind == MODELS else part.start
+        if is_alone:
+            told["local"] = part.metrics(alone)
+        if kind:
+            summary = alone if kind == MODELS else _summary(site, part, kind, header)
+            arrays[part.number, "summary"] = summary.astype(np.float32)
+        facts.append(told)
+    return Packet({"parts": facts}, arrays)
+
+
+def _kind(part: PersonalPart) -> str:
+    """Return what was planned to leave of a part.
+
+    Raises:
+        SiteError: nothing was.
+    """
+    kind = str(part.summary["kind"])
+    if kind not in (DATA, FEATURES, MODELS):
+        raise SiteError("malformed request: no summary was planned in this run")
+    return kind
+
+
+def _alone(part: PersonalPart) -> FloatArray:
+    """Return the minimiser of the site's own objective, (p,)."""
+    own = part.objective
+    is_linear = isinstance(own.model, LinearModel)
+    return descend(
+        own.gradient,
+        part.start,
+        1.0 / max(part.curvature, LEAST_CURVATURE),
+        tolerance=ALONE_TOLERANCE,
+        most_steps=MOST_STEPS if is_linear else MOST_TORCH_STEPS,
+    )
+
+
+def _summary(site: Site, part: PersonalPart, kind: str, header: Order) -> FloatArray:
+    """Return the summary of a part's trained rows, with the noise that is planned."""
+    own, multiplier = part.objective, float(part.summary["multiplier"])
+    features = np.asarray(on_host(own.features))
+    if kind == DATA:
+        scale = header.number("label-scale", above_zero=True)
+        rows = np.column_stack([features, _label_columns(part, scale)])
+        rng = generator(header.count("seed", most=MOST_SEED), Stream.SUMMARIES)
+        mean = RandomFeatures.draw(rows.shape[1], PAIRS, rng).mean(rows)
+        bound = EMBEDDING_BOUND
+    else:
+        clip = float(np.sqrt(max(features.shape[1], 1))) if multiplier else np.inf
+        mean = mean_moments(features, clip)
+        bound = moments_bound(clip) if multiplier else 0.0
+    if not multiplier:
+        return mean
+    site.uses.append((part.number, SUMMARY, 0))
+    return noisy_mean(mean, bound, len(own.labels), multiplier, site.noise)
+
+
+def _label_columns(part: PersonalPart, scale: float) -> FloatArray:
+    """Return the labels as columns like standardised features, (n, 1 or classes)."""
+    own = part.objective
+    labels = own.labels[:, None]
+    if own.loss.name == "squared":
+        labels = (labels - own.base[0]) / scale
+    elif own.loss.outputs == 1:
+        labels = 2.0 * labels - 1.0
+    else:
+        labels = 2.0 * (labels == np.arange(own.loss.outputs)) - 1.0
+    return np.asarray(labels, np.float64)

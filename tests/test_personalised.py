@@ -1,0 +1,389 @@
+"""Models of the sites' own: both limits, the optimum between, and what leaves."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from client_apps.app import app
+from strategies import Personalised, Predict
+from strategies.model_manifest import make_manifest
+from strategies.personal_descent import Descent, Track, joined
+from strategies.personal_labels import LABEL_SUMS
+from tp_flower.errors import QueryError, SettingsError, SiteError
+from tp_flower.experiment import Settings
+from tp_flower.grid import InProcessGrid
+from tp_flower.personal.graph import SimilarityGraph, parse_edges
+from tp_flower.privacy.settings import PrivacySettings
+from tp_flower.protocol import Action, unpack
+from tp_flower.query import Query
+
+SQL = "SELECT y AS label, a, b FROM t"
+CHAIN = "s0-s1, s1-s2"
+WHOLE = {"test_fraction": 0.0, "tolerance": 1e-7, "num_epochs": 80, "l2": 0.01}
+
+
+def frames(sites: int = 3, rows: int = 30) -> dict[str, pd.DataFrame]:
+    """Sites whose labels depend on a and b in ways of their own."""
+    found = {}
+    for site in range(sites):
+        rng = np.random.default_rng(site)
+        count = rows + 7 * site
+        own = pd.DataFrame(rng.normal(size=(count, 2)), columns=["a", "b"])
+        noise = 0.3 * rng.normal(size=count)
+        found[f"s{site}"] = own.assign(y=own.a + site * own.b + 1 + noise)
+    return found
+
+
+def grid_of(tables: dict[str, pd.DataFrame], **kwargs: object) -> InProcessGrid:
+    return InProcessGrid(app, {s: {"t": own} for s, own in tables.items()}, **kwargs)
+
+
+def train(
+    tables: dict[str, pd.DataFrame], sql: str = SQL, **settings: object
+) -> Personalised:
+    strategy = Personalised(Query.from_sql(sql), **{"graph": CHAIN, **settings})
+    strategy.start(grid_of(tables))
+    return strategy
+
+
+class Obvious:
+    """The same objective on all rows in one place, of a squared loss."""
+
+    def __init__(self, tables: dict[str, pd.DataFrame], l2: float) -> None:
+        rows = pd.concat(tables.values())
+        centre, scale = rows[["a", "b"]].mean(), rows[["a", "b"]].std(ddof=0)
+        self.base, self.l2 = rows.y.mean(), l2
+        self.designs = [
+            np.column_stack([(own[["a", "b"]] - centre) / scale, np.ones(len(own))])
+            for own in tables.values()
+        ]
+        self.labels = [own.y.to_numpy() - self.base for own in tables.values()]
+
+    def quadratic(self, site: int) -> tuple[np.ndarray, np.ndarray]:
+        """H and c of f = 1/2 z'Hz - c'z + constant."""
+        design, labels = self.designs[site], self.labels[site]
+        penalty = self.l2 * np.diag([1.0, 1.0, 0.0])
+        count = len(labels)
+        return design.T @ design / count + penalty, design.T @ labels / count
+
+    def gradients(self, models: np.ndarray) -> np.ndarray:
+        pairs = [self.quadratic(k) for k in range(len(models))]
+        return np.array([h @ z - c for (h, c), z in zip(pairs, models, strict=True)])
+
+
+# the two limits
+
+
+def test_without_a_penalty_every_site_has_the_model_of_its_rows_alone():
+    tables = frames()
+    strategy = train(tables, graph_penalty=0.0, **WHOLE)
+    obvious = Obvious(tables, 0.01)
+    alone = [np.linalg.solve(*obvious.quadratic(k)) for k in range(3)]
+    found = strategy.parameters["personal"]
+    np.testing.assert_allclose(found, alone, atol=1e-5)
+    means = strategy.report.personal["means"]
+    assert means["personal"]["train"]["loss"] == pytest.approx(
+        means["local"]["train"]["loss"], rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("norm", ["1", "2", "inf"])
+def test_a_large_penalty_leads_to_the_one_model_of_no_personal_coordinate(norm):
+    tables = frames()
+    tied = train(tables, graph_penalty=100.0, graph_norm=norm, **WHOLE)
+    obvious = Obvious(tables, 0.01)
+    pairs = [obvious.quadratic(k) for k in range(3)]
+    # every site counts alike, however many rows it has
+    one = np.linalg.solve(sum(h for h, _ in pairs), sum(c for _, c in pairs))
+    found = tied.parameters["personal"]
+    assert (found == found[0]).all()
+    np.testing.assert_allclose(found[0], one, atol=1e-5)
+    np.testing.assert_allclose(tied.parameters["global"][0], one, atol=1e-5)
+    assert tied.report.personal["clusters"] == [[0, 1, 2]]
+
+
+def test_no_personal_coordinate_is_one_model_whatever_the_penalty():
+    strategy = train(frames(), personal="", graph_penalty=0.3, **WHOLE)
+    np.testing.assert_allclose(
+        strategy.parameters["personal"], strategy.parameters["global"], atol=1e-6
+    )
+
+
+def test_sites_that_no_edge_connects_share_nothing():
+    strategy = train(frames(4), graph="s0-s1", graph_penalty=100.0, **WHOLE)
+    facts = strategy.report.personal
+    assert facts["graph"]["components"] == 3
+    assert facts["clusters"] == [[0, 1], [2], [3]]
+
+
+# the optimum between them
+
+
+@pytest.mark.parametrize("norm", ["1", "2", "inf"])
+def test_between_the_limits_it_is_the_optimum_of_a_generic_solver(norm):
+    import cvxpy
+
+    tables = frames(5)
+    edges = "s0-s1, s1-s2, s2-s3, s3-s4, s4-s0, s0-s2"
+    strategy = train(tables, graph=edges, graph_norm=norm, graph_penalty=0.05, **WHOLE)
+    obvious, models = Obvious(tables, 0.01), cvxpy.Variable((5, 3))
+    fits = 0.0
+    for k in range(5):
+        fits += cvxpy.sum_squares(
+            obvious.designs[k] @ models[k] - obvious.labels[k]
+        ) / (2 * len(obvious.labels[k]))
+        fits += 0.005 * cvxpy.sum_squares(models[k, :2])
+    pulls = sum(
+        cvxpy.norm(models[i] - models[j], norm if norm == "inf" else int(norm))
+        for i, j in parse_edges(edges, strategy.sites).edges.tolist()
+    )
+    problem = cvxpy.Problem(cvxpy.Minimize(fits / 5 + 0.05 * pulls))
+    problem.solve(solver=cvxpy.CLARABEL)
+    found = strategy.report.personal["objective"]
+    assert found == pytest.approx(problem.value, rel=1e-6)
+    np.testing.assert_allclose(strategy.parameters["personal"], models.value, atol=2e-4)
+
+
+def test_shared_coordinates_are_one_and_named_ones_are_each_sites_own():
+    tables = frames()
+    strategy = train(tables, personal="b", graph_penalty=0.0, **WHOLE)
+    found = strategy.parameters["personal"]
+    assert (found[:, [0, 2]] == found[0, [0, 2]]).all()
+    assert len(set(found[:, 1])) == 3
+    gradients = Obvious(tables, 0.01).gradients(found)
+    # optimal: what is shared in the mean, what is not at each site
+    np.testing.assert_allclose(gradients[:, [0, 2]].mean(axis=0), 0.0, atol=1e-5)
+    np.testing.assert_allclose(gradients[:, 1], 0.0, atol=1e-5)
+
+
+def clusters_of_sites() -> tuple[dict[str, pd.DataFrame], np.ndarray]:
+    """30 sites of 40 rows in 3 clusters, each with a law of its own."""
+    rng = np.random.default_rng(0)
+    laws, found = rng.normal(size=(3, 10)), {}
+    for site in range(30):
+        rows = pd.DataFrame(rng.normal(size=(40, 10))).add_prefix("x")
+        label = rows.to_numpy() @ laws[site % 3] + rng.normal(size=40)
+        found[f"s{site:02}"] = rows.assign(y=label)
+    return found, np.arange(30) % 3
+
+
+def test_clusters_of_sites_are_found_and_predict_better_than_one_or_each_alone():
+    from sklearn.metrics import adjusted_rand_score
+
+    tables, truth = clusters_of_sites()
+    sql = f"SELECT y AS label, {', '.join(f'x{k}' for k in range(10))} FROM t"
+    strategy = train(tables, sql, graph="models", graph_penalty=0.01, num_epochs=15)
+    facts = strategy.report.personal
+    found = [own["cluster"] for own in facts["sites"]]
+    assert adjusted_rand_score(truth, found) >= 0.95
+    loss = {name: own["test"]["loss"] for name, own in facts["means"].items()}
+    assert loss["personal"] <= 0.9 * min(loss["global"], loss["local"])
+
+
+# what leaves
+
+
+def test_labels_and_rows_stay():
+    tables, sent = frames(), []
+    strategy = Personalised(Query.from_sql(SQL), graph="data", num_epochs=3)
+    strategy.start(grid_of(tables, observe=sent.append))
+    replies = [unpack(own.content) for own in sent if own.metadata.reply_to_message_id]
+    extracted = [own for own in replies if "engine" in str(own.header)]
+    assert len(extracted) == 3
+    assert not any(own.arrays for own in extracted)
+    # nothing has a number per row
+    counts = {len(own) for own in tables.values()}
+    sizes = {array.shape[0] for own in replies for array in own.arrays.values()}
+    assert sizes
+    assert not sizes & counts
+    parts = [part for own in replies for part in own.header.get("parts", [])]
+    assert [len(part[LABEL_SUMS]) for part in parts if LABEL_SUMS in part] == [3, 3, 3]
+
+
+def test_noise_on_the_summaries_is_paid_for_and_so_said(tmp_path):
+    strategy = Personalised(
+        Query.from_sql(SQL), graph="data", graph_epsilon=1.0, num_epochs=1
+    )
+    strategy.start(grid_of(frames(), state=tmp_path))
+    for lines in strategy.ledgers.values():
+        (own,) = [o for o in lines if o["release"]["what"] == "summaries"]
+        assert own["release"]["mechanism"]["kind"] == "gaussian"
+        assert own["used"]
+        clear = {o["release"]["what"] for o in lines if "mechanism" not in str(o)}
+        assert "summaries" not in clear
+    said = [own for own in strategy.report.privacy["messages"] if "epsilon" in str(own)]
+    assert [own["message"] for own in said] == [str(Action.SUMMARISE)]
+
+
+def test_a_policy_that_keeps_models_refuses(tmp_path):
+    frames()["s0"].to_csv(tmp_path / "t.csv", index=False)
+    text = "[tables.t]\npath='t.csv'\nsite='s0'\npolicy.releases.models='never'\n"
+    (tmp_path / "tables.toml").write_text(text)
+    strategy = Personalised(Query.from_sql(SQL), graph=CHAIN, baselines=False)
+    with pytest.raises(SiteError, match=r"releases\.models = never"):
+        strategy.start(InProcessGrid(app, [tmp_path / "tables.toml"]))
+
+
+def test_encoded_updates_are_shorter_and_lead_to_the_same_place():
+    tables, rng = {}, np.random.default_rng(5)
+    law = np.repeat([0.5, 0.0, -0.5, 1.0], 10)
+    for site in range(3):
+        rows = pd.DataFrame(rng.normal(size=(60, 40))).add_prefix("x")
+        noise = 0.3 * rng.normal(size=60)
+        tables[f"s{site}"] = rows.assign(y=rows.to_numpy() @ (law + 0.1 * site) + noise)
+    sql = f"SELECT y AS label, {', '.join(f'x{k}' for k in range(40))} FROM t"
+    settings = {"num_epochs": 40, "graph_penalty": 0.05, "baselines": False}
+    plain = train(tables, sql, **settings).report.personal
+    coded = train(tables, sql, update_penalty=0.2, **settings).report.personal
+    bytes_of = coded["bytes"]
+    assert plain["bytes"]["updates"] == bytes_of["updates-float32"] == 40 * 3 * 41 * 4
+    assert bytes_of["updates"] < 0.8 * bytes_of["updates-float32"]
+    assert coded["objective"] == pytest.approx(plain["objective"], rel=5e-3)
+
+
+# classes, other models, prediction
+
+
+@pytest.mark.parametrize(
+    ("label", "loss", "classes"),
+    [
+        ("y > 1", "logistic", ("0.0", "1.0")),
+        ("CASE WHEN y > 2 THEN 'hi' WHEN y > 0 THEN 'mid' ELSE 'lo' END", "softmax", 3),
+    ],
+    ids=["logistic", "softmax"],
+)
+def test_classes_of_all_sites_are_put_together(label, loss, classes):
+    sql = f"SELECT {label} AS label, a, b FROM t"
+    strategy = train(frames(), sql, num_epochs=30)
+    federation = strategy.federation
+    assert federation.loss.name == loss
+    assert len(federation.classes) == (2 if loss == "logistic" else classes)
+    assert strategy.report.final_test["accuracy"] > 0.6
+    assert np.isfinite(strategy.report.final_test["log_loss"])
+
+
+def test_an_mlps_last_layer_is_each_sites_own():
+    settings = {"model": "mlp", "hidden_sizes": (4,), "num_epochs": 15, "device": "cpu"}
+    strategy = train(frames(), personal="last", baselines=False, **settings)
+    found = strategy.parameters["personal"]
+    assert (found[:, :-5] == found[0, :-5]).all()
+    assert not (found[1:, -5:] == found[0, -5:]).any()
+    losses = [item.train["loss"] for item in strategy.history if item.train]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_local_steps_on_batches_come_near_the_same_place():
+    exact = train(frames(), graph_penalty=0.05, num_epochs=60)
+    rough = train(
+        frames(), graph_penalty=0.05, num_epochs=40, batch_size=8, local_epochs=2
+    )
+    found, best = rough.report.personal["objective"], exact.report.personal["objective"]
+    assert best <= found + 1e-9
+    assert found == pytest.approx(best, rel=0.1)
+
+
+def test_every_site_predicts_with_its_own_model(tmp_path):
+    tables = frames()
+    strategy = Personalised(
+        Query.from_sql(SQL), graph=CHAIN, graph_penalty=0.01, **WHOLE
+    )
+    grid = grid_of(tables, state=tmp_path)
+    strategy.start(grid)
+    manifest = make_manifest(strategy)
+    query = Query.from_sql("SELECT a, b FROM t", needs_label=False)
+    predict = Predict(query, manifest, mode="predict", model_name=str(manifest.model))
+    predict.start(grid)
+    scores = predict.predictions["score"].to_numpy()
+    obvious = Obvious(tables, 0.01)
+    expected = [
+        design @ own + obvious.base
+        for design, own in zip(
+            obvious.designs, strategy.parameters["personal"], strict=True
+        )
+    ]
+    np.testing.assert_allclose(scores, np.concatenate(expected), atol=1e-5)
+
+
+# sites that come and go
+
+
+GRAPH = SimilarityGraph.from_pairs(["x", "y", "z"], np.array([[0, 1], [1, 2]]))
+
+
+def test_a_site_that_is_missing_keeps_its_own_coordinates():
+    track = Track("personal", np.array([True, False]))
+    start = np.array([[1.0, 4.0], [2.0, 4.0], [3.0, 4.0]])
+    descent = Descent.start(track, start)
+    present = np.array([True, False, True])
+    after = descent.stepped(np.ones((3, 2)), 0.5, present, is_accelerated=True)
+    np.testing.assert_array_equal(after.iterate.point[:, 0], [0.5, 2.0, 2.5])
+    # what is shared moves by those that are there
+    np.testing.assert_array_equal(after.iterate.point[:, 1], [3.5, 3.5, 3.5])
+    np.testing.assert_array_equal(after.ahead[1], after.iterate.point[1])
+
+
+def test_a_site_that_is_new_stands_where_its_neighbours_are_on_average():
+    track = Track("personal", np.array([True, False]))
+    start = np.array([[1.0, 4.0], [0.0, 4.0], [3.0, 4.0]])
+    known = np.array([True, False, True])
+    after = joined(Descent.start(track, start), GRAPH, known)
+    np.testing.assert_array_equal(after.ahead, [[1.0, 4.0], [2.0, 4.0], [3.0, 4.0]])
+    # of neighbours that nobody knows either it is the mean of all that are known
+    after = joined(Descent.start(track, start), GRAPH, np.array([False, False, True]))
+    np.testing.assert_array_equal(after.ahead[:, 0], [3.0, 3.0, 3.0])
+
+
+# refusals
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("SELECT t.y AS label, u.a FROM t JOIN t u ON t.a = u.a", "joins t, u"),
+        ("SELECT y AS label, a, b AS weight FROM t", "leave out 'AS weight'"),
+        ("SELECT y > 99 AS label, a FROM t", "constant at all sites"),
+    ],
+)
+def test_queries_that_are_not_of_one_table_are_refused(sql, message):
+    with pytest.raises(QueryError, match=message):
+        train(frames(), sql)
+
+
+def test_a_label_that_is_null_is_refused_at_its_site():
+    tables = frames()
+    tables["s1"].loc[3, "y"] = np.nan
+    with pytest.raises(SiteError, match=r"'s1'.*the label is NULL in 1 rows"):
+        train(tables)
+
+
+def test_a_feature_that_there_is_not_cannot_be_personal():
+    with pytest.raises(SettingsError, match=r"no feature 'c'; it has a, b, \(inter"):
+        train(frames(), personal="a, c")
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"mode": "explain"}, "'explain' is about joins"),
+        ({"row_weight": "entity"}, "is of joined rows"),
+        ({"coreset_size": 5}, "trains on every row"),
+        ({"personal": "last"}, "last layer of model 'mlp'"),
+        ({"personal": "a", "model": "mlp"}, "needs model 'linear'"),
+        ({"personal": "a, a"}, "names a more than once"),
+        ({"personal": "*, a"}, "stands alone"),
+        ({"personal": "a,,b"}, "empty name"),
+        ({"graph": " "}, "is empty"),
+        ({"graph_epsilon": 1.0}, "not for 'models'"),
+        ({"update_clusters": 4}, "set update-penalty above 0"),
+        ({"batch_size": "auto"}, "'auto' is of strategy 'sgd'"),
+        ({"privacy": PrivacySettings(features="dp-sgd", epsilon=1.0)}, "goes without"),
+    ],
+)
+def test_settings_that_do_not_go_with_it_are_refused(own, message):
+    with pytest.raises(SettingsError, match=message):
+        Settings(strategy="personalised", **own)
+
+
+def test_its_settings_are_refused_where_nobody_reads_them():
+    with pytest.raises(SettingsError, match=r"graph-penalty: is of strategy 'pers"):
+        Settings(graph_penalty=0.5)
