@@ -3,12 +3,17 @@
 import pytest
 
 from strategies import TablePuppetADMM, TablePuppetSGD
+from tests.faulty_runs import same_noise
 from tests.hostile import FOREIGN, US, HostileGrid, train
 from tp_flower.protocol import AFTER, ROUND, RUN, Action, Packet
 
-READ = {Action.STATISTICS, Action.PREPARE}
+READ = {Action.STATISTICS, Action.MEASURE, Action.PREPARE}
+DRAWING = {Action.DRAW, Action.WEIGH}
+"""Where rows may still be read."""
 TRAINING = {Action.ADMM, Action.CONSENSUS, Action.SGD, Action.STEP, Action.FINISH}
 """Actions that may stand in for each other: any of them needs what the others need."""
+
+__all__ = ["same_noise"]
 
 PLACE = (RUN, ROUND, AFTER)
 
@@ -28,8 +33,12 @@ def requests_of(folder, method, settings):
 
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [(TablePuppetADMM, {}), (TablePuppetSGD, {"batch_size": 6})],
-    ids=["admm", "sgd"],
+    [
+        (TablePuppetADMM, {}),
+        (TablePuppetSGD, {"batch_size": 6}),
+        (TablePuppetADMM, {"coreset_size": 8}),
+    ],
+    ids=["admm", "sgd", "coreset"],
 )
 def test_every_action_at_every_other_point_of_a_run(tmp_path, method, settings):
     (tmp_path / "plain").mkdir()
@@ -62,4 +71,10 @@ def test_every_action_at_every_other_point_of_a_run(tmp_path, method, settings):
     }
     # rows are asked for once, nobody trains before that is prepared, or goes back
     assert accepted
-    assert all({*pair} <= READ or {*pair} <= TRAINING for pair in accepted)
+    assert all(
+        (point in READ | DRAWING and action in READ)
+        or {point, action} <= TRAINING
+        # another draw of what was measured
+        or (point, action) == (Action.WEIGH, Action.DRAW)
+        for point, action in accepted
+    )
