@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from tp_flower.methods import ADMM, METHODS, SGD
+from tp_flower.methods import ADMM, CORESET, METHODS, SGD
 
 TRAIN: Final = "train"
 EXPLAIN: Final = "explain"
@@ -91,7 +91,8 @@ def mode_problems(values: Mapping[str, object]) -> list[str]:
         problems.append(
             f"on-missing: {wanted!r} does not go with mode {mode!r}: use {allowed}"
         )
-    if wanted == STALE and METHODS[str(values.get("strategy", ADMM))].family == SGD:
+    family = METHODS[str(values.get("strategy", ADMM))].family
+    if wanted == STALE and family in (SGD, CORESET):
         problems.append(
             f"on-missing: {STALE!r} needs the last scores of all rows, which strategy "
             f"{values['strategy']!r} does not have at the server: use admm, or stop"
