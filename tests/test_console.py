@@ -129,6 +129,14 @@ def test_the_summary_shows_tables_result_and_cost() -> None:
         assert expected in lines
 
 
+def test_the_summary_says_what_was_drawn_from() -> None:
+    facts = {"joined-rows": 4000, "capped": ["f at EWR: 9 of at most 4"]}
+    report = replace(small_report(), chosen={"coreset": facts})
+    lines = [" ".join(line.split()) for line in rendered(report).splitlines()]
+    assert "drawn from 4,000" in lines
+    assert "Coreset: a total was lowered: f at EWR: 9 of at most 4" in lines
+
+
 def test_the_summary_says_why_a_run_failed_and_takes_markup_as_text() -> None:
     report = replace(small_report(), status="table [bold]x[/bold] is missing")
     assert "table [bold]x[/bold] is missing" in rendered(report)

@@ -98,6 +98,24 @@ EXAMPLES = {
         chosen={},
         predictions={"at": "label-site", "files": [{"site": "EWR", "rows": 27}]},
     ),
+    "coreset": made_report(
+        chosen={
+            "coreset": {
+                "kind": "importance",
+                "size": 12_000,
+                "distinct-rows": 9_000,
+                "joined-rows": 240_000,
+                "effective-rows": 5000.4,
+                "largest-weight": 6.5,
+                "totals": {"f": 30.0, "p": 90.0},
+                "shares": {"f": 0.25, "p": 0.725},
+                "uniform-share": 0.025,
+                "capped": ["p at EWR: 90 of at most 60"],
+                "warnings": ["tau is 150"],
+                "tau": 150.0,
+            }
+        }
+    ),
     "nothing": {},
 }
 
@@ -259,6 +277,19 @@ def test_what_a_saved_model_was_used_for_is_said() -> None:
     assert "AUC 0.7500 on all rows" in text
     assert "joined rows in which a mean stands for a table's score 3" in text
     assert "were not there table sites p registry" in text
+
+
+def test_what_a_coreset_was_drawn_from_is_said() -> None:
+    text = Page(render(EXAMPLES["coreset"])).text
+    for words in (
+        "joined rows to draw from 240,000 drawn by importance 12,000 distinct 9,000",
+        "as sure as so many of equal weight 5,000 largest weight over the mean 6.5000",
+        "f 30.0000 25.0% p 90.0000 72.5% drawn uniformly 2.0000 2.5%",
+        "Warning: tau is 150.",
+        "A total was lowered to what it can be: p at EWR: 90 of at most 60.",
+    ):
+        assert words in text
+    assert "Who draws" not in Page(render(EXAMPLES["as usual"])).text
 
 
 def test_what_is_not_covered_is_said() -> None:

@@ -128,7 +128,19 @@ def summary(report: RunReport) -> RenderableType:
         "Privacy of a row against the server: epsilon of what is covered "
         "(report.json lists all)",
     )
-    return Group(_tables_table(report), _result_table(report), privacy)
+    return Group(
+        _tables_table(report), _result_table(report), *_warnings(report), privacy
+    )
+
+
+def _warnings(report: RunReport) -> list[Text]:
+    """Return what is to be said of a coreset beside its rows."""
+    coreset = report.chosen.get("coreset")
+    found: Mapping[str, Any] = coreset if isinstance(coreset, Mapping) else {}
+    capped = [f"a total was lowered: {words}" for words in found.get("capped", [])]
+    return [
+        Text(f"Coreset: {words}") for words in (*capped, *found.get("warnings", []))
+    ]
 
 
 def _tables_table(report: RunReport) -> Table:
@@ -160,6 +172,9 @@ def _result_table(report: RunReport) -> Table:
     table.add_column("test", justify="right")
     rows = (report.joined_rows_train, report.joined_rows_test)
     table.add_row("joined rows", *map(format_count, rows))
+    coreset = report.chosen.get("coreset")
+    if isinstance(coreset, Mapping):
+        table.add_row("drawn from", format_count(int(coreset["joined-rows"])), "")
     names = dict.fromkeys([*report.final_train, *report.final_test])
     for name in names:
         pair = (report.final_train.get(name), report.final_test.get(name))

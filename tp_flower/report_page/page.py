@@ -10,6 +10,7 @@ from tp_flower.report_page.blocks import Block, Section
 from tp_flower.report_page.comparison import comparison
 from tp_flower.report_page.contributions import contributions
 from tp_flower.report_page.convergence import convergence
+from tp_flower.report_page.coreset import coreset
 from tp_flower.report_page.costs import costs
 from tp_flower.report_page.explained import predicted_costs
 from tp_flower.report_page.line_plot import STYLES
@@ -34,6 +35,7 @@ def render(report: Report, others: Sequence[Report] = ()) -> str:
         result(report),
         model_run(report),
         tables(report),
+        coreset(report),
         predicted_costs(report),
         convergence(report),
         costs(report),
