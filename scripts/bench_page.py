@@ -8,6 +8,7 @@ from typing import Any
 
 from bench_plots import DOTS_PER_INCH, figures_of
 from bench_tables import Table, checks_table, dataset_tables, facts_table
+from coreset_tables import CORESET_SUITE, coreset_tables
 from jinja2 import Environment, FileSystemLoader
 from matplotlib.figure import Figure
 
@@ -68,7 +69,9 @@ def render_page(results: Results, figures: Mapping[str, tuple[str, Figure]]) -> 
 def suite_tables(name: str, suite: Results) -> list[Table]:
     """Return the tables of a suite; data sets have theirs in places of their own."""
     tables = [checks_table(suite)]
-    if name != METHODS_SUITE:
+    if name == CORESET_SUITE:
+        tables += coreset_tables(suite["facts"])
+    elif name != METHODS_SUITE:
         tables.append(facts_table(suite))
     return [table for table in tables if table.rows]
 

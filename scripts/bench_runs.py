@@ -35,6 +35,7 @@ class Options:
         datasets: names of those that methods are compared on; all if empty.
         methods: names of those that are compared; all if empty.
         settings: run-config keys and values that all of these runs are given.
+        vertical: folder with official files of the coreset paper; None without.
     """
 
     movielens: Path | None = None
@@ -43,6 +44,7 @@ class Options:
     datasets: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    vertical: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from bench_bytes import measure_bytes
 from bench_centralized import measure_centralized
 from bench_convergence import measure_convergence
+from bench_coreset import measure_coreset
 from bench_encode import measure_encode
 from bench_gpu import measure_gpu
 from bench_methods import measure_methods
@@ -57,6 +58,7 @@ SUITES: Mapping[str, Suite] = {
     "bytes": lambda options: measure_bytes(options.movielens),
     "speed": alone(measure_speed),
     "centralized": alone(measure_centralized),
+    "coreset": lambda options: measure_coreset(options.vertical),
     "encode": alone(measure_encode),
     "privacy": alone(measure_privacy),
     "movielens": _movielens,

@@ -1,7 +1,7 @@
 """Measure tp_flower, and write what was found as one JSON file, plots and one page.
 
     python scripts/benchmark.py [--suite NAME[,NAME]] [--movielens DIR]
-                                [--paper-scale DIR [--factor F]]
+                                [--paper-scale DIR [--factor F]] [--vertical DIR]
                                 [--datasets NAME,..] [--methods NAME,..] [--set K=V]
                                 [--output DIR | --update FILE]
 
@@ -67,6 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     options = Options(
         *(given.movielens, given.paper_scale, given.factor),
         *(given.datasets, given.methods, dict(given.set)),
+        vertical=given.vertical,
     )
     missed: list[str] = []
     status = 0
@@ -152,6 +153,12 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="DIR",
         help="folder for synthetic tables of the papers' sizes, several GB",
+    )
+    add(
+        "--vertical",
+        type=Path,
+        metavar="DIR",
+        help="folder with YearPredictionMSD.txt or kc_house_data.csv, for coreset",
     )
     names = ", ".join(DATASETS)
     listed = partial(add, default=(), metavar="NAME,..")

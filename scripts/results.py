@@ -18,6 +18,7 @@ from bench_methods import ADMM_CLAIM, SGD_CLAIM, UCQ
 from bench_plots import DOTS_PER_INCH, MAIN_PANELS, MEGABYTE, plot_dataset
 from bench_results import RESULTS_FILE, read_results, write_results
 from bench_tables import NEVER, Table, facts_table, goal, measured, number
+from coreset_tables import CORESET_SUITE, coreset_tables
 
 from tp_flower.console import format_seconds
 from tp_flower.explain.cost import US_UK
@@ -35,6 +36,8 @@ TITLES: Mapping[str, str] = {
     "speed": "Ten epochs on flights with set-up, against the way without tp_flower",
     "centralized": "To a good model, against training on the materialised join; the "
     "store has 2 million joined rows, 12.5 per item, of 54 features (narrow: 22)",
+    "coreset": "Coresets: ridge regression and k-means on a few thousand of the joined "
+    "rows, by importance (C) and uniform (U), mean of 20 samples",
     "encode": "A site encodes a CSV shard",
     "privacy": "Private models on flights; [PRIVACY.md](PRIVACY.md) has more, and what "
     "epsilon does not cover",
@@ -154,7 +157,10 @@ def render(results: Found) -> str:
     # in the order of the titles, whichever suite was measured last
     order = {name: place for place, name in enumerate(TITLES)}
     others.sort(key=lambda name: order.get(name, len(order)))
-    blocks += [suite_block(name, suites[name]) for name in others]
+    for name in others:
+        blocks.append(suite_block(name, suites[name]))
+        if name == CORESET_SUITE:
+            blocks += coreset_blocks(suites[name]["facts"])
     return "\n\n".join(blocks)
 
 
@@ -272,6 +278,12 @@ def suite_block(name: str, suite: Found) -> str:
     title = TITLES.get(name, f"Suite {name}")
     table = Table(title, ["", "measured", "at most"], rows)
     return f"**{title}** (`--suite {name}`)\n\n{table.markdown()}"
+
+
+def coreset_blocks(facts: Found) -> Iterator[str]:
+    """Yield a table per data set and problem."""
+    for table in coreset_tables(facts):
+        yield f"*{table.title}*\n\n{table.markdown()}\n\n{table.note}"
 
 
 def _marked(figure: str, is_met: bool) -> str:

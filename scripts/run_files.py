@@ -42,6 +42,16 @@ def write_tables(folder: Path, shards: Shards) -> Path:
     return path
 
 
+def let_rows_leave(path: Path, tables: Sequence[str]) -> None:
+    """Allow in a tables file that drawn rows leave, which the default forbids."""
+    policies = [
+        f'[tables.{table}.policy]\nreleases = {{ rows = "clear" }}\n'
+        for table in tables
+    ]
+    text = path.read_text(encoding="utf-8")
+    path.write_text("\n".join([text, *policies]), encoding="utf-8")
+
+
 def write_run(
     path: Path, question: str, sql: str, settings: Mapping[str, str | float]
 ) -> Path:
