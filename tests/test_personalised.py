@@ -1,5 +1,7 @@
 """Models of the sites' own: both limits, the optimum between, and what leaves."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,6 +11,7 @@ from strategies import Personalised, Predict
 from strategies.model_manifest import make_manifest
 from strategies.personal_descent import Descent, Track, joined
 from strategies.personal_labels import LABEL_SUMS
+from tp_flower.console import format_value
 from tp_flower.errors import QueryError, SettingsError, SiteError
 from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
@@ -16,6 +19,8 @@ from tp_flower.personal.graph import SimilarityGraph, parse_edges
 from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import Action, unpack
 from tp_flower.query import Query
+from tp_flower.report import report_dict
+from tp_flower.report_page import render
 
 SQL = "SELECT y AS label, a, b FROM t"
 CHAIN = "s0-s1, s1-s2"
@@ -304,6 +309,22 @@ def test_every_site_predicts_with_its_own_model(tmp_path):
     np.testing.assert_allclose(scores, np.concatenate(expected), atol=1e-5)
 
 
+def test_the_page_has_the_graph_and_every_site():
+    strategy = train(frames(4), graph="s0-s1, s2-s3", graph_penalty=100.0)
+    page = render(report_dict(strategy.report))
+    assert page.count('<circle class="dot') >= 4
+    assert "4 sites, 2 edges, 2 clusters of equal models, 2 connected groups" in page
+    for own in strategy.report.personal["sites"]:
+        shown = format_value(own["personal"]["test"]["rmse"])
+        assert re.search(rf"{own['site']}</t[hd]>.*?{shown}", page, re.DOTALL)
+
+
+def test_a_page_of_odd_facts_is_a_page():
+    facts = {"sites": [{}, {"site": 3}], "graph": {"edges": [[0, 9], "x", [0, 1]]}}
+    page = render({"personal": facts})
+    assert "2 sites, 1 edges" in page
+
+
 # sites that come and go
 
 
@@ -331,6 +352,49 @@ def test_a_site_that_is_new_stands_where_its_neighbours_are_on_average():
     # of neighbours that nobody knows either it is the mean of all that are known
     after = joined(Descent.start(track, start), GRAPH, np.array([False, False, True]))
     np.testing.assert_array_equal(after.ahead[:, 0], [3.0, 3.0, 3.0])
+
+
+class Away(InProcessGrid):
+    """A site that answers no round of training from one round on to another.
+
+    Args:
+        tables: of the sites.
+        span: rounds of training in which it is away.
+    """
+
+    def __init__(self, tables: dict[str, pd.DataFrame], span: range) -> None:
+        super().__init__(app, {s: {"t": own} for s, own in tables.items()})
+        self._span = span
+        self.lost = 0
+
+    def push_messages(self, messages):
+        for message in messages:
+            if self._is_away(message):
+                self.lost += 1
+                yield f"lost-{self.lost}"
+            else:
+                yield from super().push_messages([message])
+
+    def _is_away(self, message) -> bool:
+        packet = unpack(message.content)
+        first = message.metadata.dst_node_id == min(self.get_node_ids())
+        is_round = message.metadata.message_type == Action.PERSONAL
+        return first and is_round and packet.header.get("epoch") in self._span
+
+
+@pytest.mark.parametrize("span", [range(3, 5), range(1, 3)], ids=["leaves", "comes"])
+def test_training_goes_on_without_a_site_and_with_it_again(span):
+    settings = {"graph_penalty": 0.05, "num_epochs": 60, "site_timeout": 0.2}
+    away = Personalised(
+        Query.from_sql(SQL), graph=CHAIN, on_missing="stale", **settings
+    )
+    grid = Away(frames(), span)
+    away.start(grid)
+    assert grid.lost >= len(span)
+    found, expected = away.report.personal, train(frames(), **settings).report.personal
+    # it is the same optimum in the end
+    assert found["objective"] == pytest.approx(expected["objective"], rel=1e-4)
+    assert len(found["sites"]) == 3
 
 
 # refusals

@@ -124,7 +124,6 @@ class Settings:
     update_penalty: float = 0.0
     update_clusters: int = 0
     baselines: bool = True
-    start_from: str = ""
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
 
     def __post_init__(self) -> None:

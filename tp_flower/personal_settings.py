@@ -1,7 +1,7 @@
 """The settings of personalised models: which coordinates, which graph, which updates.
 
-The checks of ``personal``, ``graph`` and ``graph-*``, ``update-*``, ``baselines`` and
-``start-from``, and of how they go together with the others.
+The checks of ``personal``, ``graph`` and ``graph-*``, ``update-*`` and ``baselines``,
+and of how they go together with the others.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,6 @@ _USUAL: Final[Mapping[str, object]] = {
     "update-penalty": 0.0,
     "update-clusters": 0,
     "baselines": True,
-    "start-from": "",
 }
 
 

@@ -1,5 +1,6 @@
 """Built-in federations."""
 
+from tp_flower.datasets.carriers import CARRIERS_SQL, make_carriers
 from tp_flower.datasets.flights import (
     FLIGHTS_RANGES,
     FLIGHTS_REGRESSION_SQL,
@@ -13,11 +14,13 @@ from tp_flower.datasets.store import (
 )
 
 __all__ = [
+    "CARRIERS_SQL",
     "FLIGHTS_RANGES",
     "FLIGHTS_REGRESSION_SQL",
     "FLIGHTS_SQL",
     "STORE_CLASSIFICATION_SQL",
     "STORE_SQL",
     "flights_tables",
+    "make_carriers",
     "make_store",
 ]

@@ -16,6 +16,7 @@ from tp_flower.report_page.explained import predicted_costs
 from tp_flower.report_page.line_plot import STYLES
 from tp_flower.report_page.model_run import model_run
 from tp_flower.report_page.overview import head_of, result
+from tp_flower.report_page.personal import personal
 from tp_flower.report_page.privacy import privacy
 from tp_flower.report_page.reading import Report
 from tp_flower.report_page.settings_table import settings
@@ -39,6 +40,7 @@ def render(report: Report, others: Sequence[Report] = ()) -> str:
         predicted_costs(report),
         convergence(report),
         costs(report),
+        personal(report),
         contributions(report),
         privacy(report),
         comparison(report, others),
