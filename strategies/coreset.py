@@ -36,7 +36,7 @@ from strategies.sensitivities import (
     penalty_of,
 )
 from tp_flower.coreset_settings import CLUSTERS, IMPORTANCE, REGRESSION, UNIFORM
-from tp_flower.coresets.masks import from_fixed
+from tp_flower.coresets.masks import MOST_PARTS, from_fixed
 from tp_flower.coresets.sampling import (
     draw_joined,
     draw_uniform,
@@ -45,7 +45,7 @@ from tp_flower.coresets.sampling import (
     weigh_sample,
 )
 from tp_flower.encoding.encoder import TableEncoder
-from tp_flower.errors import ReplyError
+from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.experiment import Settings
 from tp_flower.protocol import Action, AnyArray
 from tp_flower.randomness import Stream, generator
@@ -70,10 +70,16 @@ def draw_coreset(
 
     Raises:
         ReplyError: a site's answer is none that it could give.
+        SettingsError: there are more shards than can be summed.
     """
     rng = generator(settings.seed, Stream.CORESET)
     if settings.coreset_kind == UNIFORM:
         return sampled_uniformly(aligned, settings)
+    if (shards := len(_parts(aligned))) > MOST_PARTS:
+        raise SettingsError(
+            f"coreset-kind is {IMPORTANCE!r}, which sums the masked numbers of at most "
+            f"{MOST_PARTS} shards; the query has {shards}: use {UNIFORM!r}"
+        )
     wanted = CLUSTERS if settings.method.is_clustering else REGRESSION
     parties = yield from _measure(aligned, encoders, wanted, settings)
     draws = yield from _draw(aligned, parties, settings.coreset_rows, rng)

@@ -20,7 +20,7 @@ from tests.federated import (
 )
 from tests.hostile import ORDERS, HostileGrid, train
 from tp_flower.coresets.masks import from_fixed, to_fixed
-from tp_flower.errors import ReplyError, SiteError
+from tp_flower.errors import ReplyError, SettingsError, SiteError
 from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import Action, Packet, pack, unpack
 from tp_flower.query import Query
@@ -129,13 +129,21 @@ LAWS = {
     "regression": (store_sql("squared"), lambda y: y[:, None], None, 0.0),
     "penalised": (store_sql("squared"), lambda y: y[:, None], None, 0.1),
     "classes": (store_sql("logistic"), lambda y: one_hot(y > 3), None, 0.0),
+    "texts": (
+        store_sql("softmax"),
+        lambda y: one_hot(np.searchsorted([2, 4], y, side="left")),
+        None,
+        0.0,
+    ),
     "left join": (LEFT, lambda y: y[:, None], None, 0.0),
     "weights": (WEIGHED, lambda y: y[:, None], price_of, 1e-3),
 }
 
 
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(
+    ("law", "split"),
+    [*((law, "sharded") for law in LAWS), ("regression", "whole")],
+)
 def test_joined_rows_are_drawn_as_on_the_materialised_join(law, split):
     sql, labels, weights, l2 = LAWS[law]
     expected = materialised(sql, labels, weights, l2)
@@ -172,6 +180,18 @@ def test_a_shards_rows_and_a_tables_are_scored_alike():
     assert scores[0].keys() == scores[1].keys()
     for numbers, score in scores[0].items():
         assert scores[1][numbers] == pytest.approx(score, rel=1e-6)
+
+
+def test_clusters_of_shards_are_those_of_their_table():
+    """Algorithm 3: 2 alpha of the cost, and 2 alpha for each cluster of a shard."""
+    own = {"coreset_size": 20_000, "clusters": 3}
+    sql, sites = store_sql("squared"), one_per_site(sharded(frames()))
+    finished = run_query(sql, sites, "coreset-kmeans", **own)
+    drawn = finished.strategy.federation.coreset
+    # of at most as many clusters as a shard has rows, o in three shards
+    totals = {name: total / 4 for name, total in drawn.totals.items()}
+    assert totals == pytest.approx({"o": 1 + 9, "c": 1 + 6, "i": 1 + 6}, abs=1e-6)
+    assert drawn.sample.weights.sum() == pytest.approx(drawn.joined_rows, rel=0.03)
 
 
 def test_the_server_sees_sums_of_scores_alone():
@@ -364,6 +384,13 @@ def test_a_sample_may_be_a_row_or_more_than_all(size):
     facts = claim(whole, {}, coreset_size=size)
     assert facts["size"] == size
     assert facts["distinct-rows"] <= min(size, facts["joined-rows"])
+
+
+def test_more_shards_than_can_be_summed_are_refused(monkeypatch):
+    monkeypatch.setattr("strategies.coreset.MOST_PARTS", 2)
+    message = "of at most 2 shards; the query has 3: use 'uniform'"
+    with pytest.raises(SettingsError, match=message):
+        claim(whole, {})
 
 
 def test_a_policy_that_keeps_scores_keeps_sensitivities(tmp_path):
