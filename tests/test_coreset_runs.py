@@ -18,7 +18,7 @@ from tests.federated import (
     store_sql,
     whole,
 )
-from tests.hostile import ORDERS, HostileGrid, train
+from tests.hostile import ORDERS, SHOP, US, US_PART, HostileGrid, array, header, train
 from tp_flower.coresets.masks import from_fixed, to_fixed
 from tp_flower.errors import ReplyError, SettingsError, SiteError
 from tp_flower.grid import InProcessGrid
@@ -212,8 +212,8 @@ def test_the_server_sees_sums_of_scores_alone():
     np.testing.assert_allclose(per_draw, per_draw[0], rtol=1e-9)
     # a part's own numbers are nothing like scores: of a score the high bits are 0
     largest = int(to_fixed(np.array([1.0]), rows)[0])
-    for array in masked.values():
-        assert (array > 100 * largest).mean() > 0.9
+    for own in masked.values():
+        assert (own > 100 * largest).mean() > 0.9
     assert (total <= largest * len(TABLES)).all()
 
 
@@ -400,3 +400,63 @@ def test_a_policy_that_keeps_scores_keeps_sensitivities(tmp_path):
         train(grid, coreset_size=5)
     assert (Action.MEASURE, ORDERS, "gram") not in grid.left
     assert not any(action == Action.PREPARE for action, *_ in grid.left)
+
+
+ASKED = {
+    "moments of other rows": (
+        *(Action.DRAW, US, array(US_PART, "gram", lambda a: a * 1e-3)),
+        "array 'gram' is no sum over shards of which this is one",
+    ),
+    "moments of none": (
+        *(Action.DRAW, US, array(US_PART, "gram", lambda a: -a)),
+        "array 'gram' is no Gram matrix",
+    ),
+    "more than may be drawn": (
+        *(Action.DRAW, US, header("parts", 0, "count", value=1 << 25)),
+        "'count' of the order of part 2 must be a whole number from 0 to 16777216",
+    ),
+    "rows that it has not": (
+        *(Action.WEIGH, SHOP, array(ORDERS, "rows", lambda a: a + 1000)),
+        "array 'rows' must hold numbers from -1 to",
+    ),
+    "a place beyond all": (
+        *(Action.WEIGH, SHOP, header("parts", 0, "place", value=3)),
+        "'place' of the order of part 0 must be a whole number from 0 to 2",
+    ),
+    "classes of another label": (
+        *(Action.MEASURE, SHOP, header("parts", 0, "label", "classes", value=[1])),
+        "'classes' lacks classes of the label",
+    ),
+    "classes that are texts": (
+        *(Action.MEASURE, SHOP, header("parts", 0, "label", "classes", value=["x"])),
+        "'classes' of 'label' of the order of part 0 must be of the form",
+    ),
+    "the label of another table": (
+        *(Action.MEASURE, US, header("parts", 0, "label", value={"classes": None})),
+        "the part has no label",
+    ),
+}
+
+
+def test_a_site_refuses_what_its_rows_cannot_be_asked(tmp_path):
+    def changes(action, node, packet):
+        for what, (wanted, at, change, _) in ASKED.items():
+            if (action, node) == (wanted, at):
+                yield what, change(packet)
+
+    grid = HostileGrid(tmp_path, changes)
+    train(grid, coreset_size=8, num_epochs=1)
+    told = {answer.what: answer for answer in grid.answers}
+    assert told.keys() == ASKED.keys()
+    for what, answer in told.items():
+        assert ASKED[what][3] in answer.error, answer.error
+        answer.check_nothing_left()
+
+
+def test_drawing_has_its_lines_in_the_ledger(tmp_path):
+    strategy = train(HostileGrid(tmp_path), coreset_size=8, num_epochs=1)
+    drawing = {"sensitivities", "drawn-rows", "masked-sensitivities"}
+    for site, lines in strategy.ledgers.items():
+        noted = {own["release"]["what"]: own["release"] for own in lines}
+        assert drawing <= noted.keys(), site
+        assert all(noted[what]["mechanism"] is None for what in drawing)
