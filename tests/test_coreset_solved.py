@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import duckdb
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from client_apps.app import app
@@ -179,6 +181,19 @@ def test_the_cost_over_all_joined_rows_is_that_of_the_built_join(
     labelled = CLUSTERS.replace("SELECT", "SELECT o.qty AS label,")
     again = model.evaluate(sites, labelled)
     assert again == pytest.approx(model.manifest.test, rel=1e-6)
+
+
+def test_clusters_of_its_rows_are_for_the_first_tables_site(tmp_path):
+    sites = on(sharded, store())
+    own = {"num_epochs": 0, "clusters": 2, **ALL}
+    model = train(tmp_path, sites, CLUSTERS, "coreset-kmeans", **own)
+    expected = model.table(sites)
+    found = model.predict(sites, predictions_at="label-site")
+    assert found.predictions is None
+    files = [tmp_path / "orders" / own.file for own in found.delivered]
+    written = pa.concat_tables([pq.read_table(file) for file in files])
+    for name in ("score.0", "score.1", "distance", "prediction"):
+        assert written[name].to_pylist() == expected[name].to_pylist()
 
 
 def test_centres_are_those_of_the_sample_of_the_joined_rows():

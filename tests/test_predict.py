@@ -117,7 +117,7 @@ def test_prediction_of_a_regression_is_its_score(squared):
     assert table.column_names == names
 
 
-@pytest.mark.parametrize("loss", ["squared ", "logistic"])
+@pytest.mark.parametrize("loss", ["squared ", "logistic", "kmeans"])
 def test_outputs_fit_their_classes(loss):
     with pytest.raises(ValueError, match="of 0 classes"):
         Outputs(loss)

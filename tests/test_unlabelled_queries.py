@@ -36,6 +36,28 @@ def test_label_and_weight_are_left_out(select):
     assert bound(select) == replace(expected, fragments=fragments)
 
 
+@pytest.mark.parametrize("label", ["", "o.qty AS label, ", "c.gone AS label, "])
+@pytest.mark.parametrize("weight", ["", ", o.qty AS weight"])
+def test_training_without_a_label_keeps_the_weight(label, weight):
+    labelled = Query.from_sql(f"SELECT o.id, o.day AS label, c.age{weight} {FROM}")
+    expected = labelled.bind(SCHEMAS)
+    fragments = tuple(replace(own, label=None) for own in expected.fragments)
+    query = Query.from_sql(
+        f"SELECT o.id, {label}c.age{weight} {FROM}", needs_label=False
+    )
+    assert query.bind_unlabelled(SCHEMAS) == replace(expected, fragments=fragments)
+
+
+def test_a_star_without_a_label_is_of_the_rows_that_training_reads():
+    def names(select):
+        query = Query.from_sql(f"SELECT {select} {FROM}", needs_label=False)
+        found = query.bind_unlabelled(SCHEMAS).fragments_of("o")[0].features
+        return [feature.name for feature in found]
+
+    assert names("o.*, o.qty AS label, c.age") == ["id", "day"]
+    assert names("o.*, c.age") == ["id", "day", "qty"]
+
+
 def test_stars_hide_the_columns_of_a_label_that_is_there():
     def names(select):
         found = bound(select).fragments_of("o")[0].features
