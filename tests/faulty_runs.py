@@ -50,12 +50,14 @@ class Method:
         sites: that there are; without "uk" all customers are at one.
         own: its settings.
         label: of the query.
+        sql: that the label is put into.
     """
 
     strategy: str
     sites: tuple[str, ...] = ("shop", "us", "uk")
     own: Mapping[str, object] = field(default_factory=dict)
     label: str = "o.qty"
+    sql: str = SQL
 
 
 def private(**chosen: object) -> dict[str, PrivacySettings]:
@@ -82,6 +84,13 @@ METHODS = {
     "dp-sgd": Method("admm", own=private(features="dp-sgd", **SPENT)),
     "statistics": Method("admm", own=private(features="statistics", **SPENT)),
     "labels": Method("admm", own=FLIPPED, label="o.qty > 0"),
+    "personalised": Method(
+        "personalised",
+        ("us", "uk"),
+        own={"graph": "data", "graph_epsilon": 5.0, "update_penalty": 0.1},
+        label="c.age",
+        sql="SELECT {label} AS label, c.id FROM customers c",
+    ),
     "coreset": Method("coreset-kmeans", own=SOLVED),
 }
 
@@ -127,7 +136,7 @@ class Federation:
 
     def __init__(self, folder: Path, method: Method) -> None:
         self._folder, self._method = folder, method
-        self._query = Query.from_sql(SQL.format(label=method.label))
+        self._query = Query.from_sql(method.sql.format(label=method.label))
         self._state, self._runs = folder / "state-0", 0
         hosted = hostile.tables()
         if "uk" not in method.sites:
