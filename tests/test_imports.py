@@ -12,7 +12,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 
 from client_apps.app import ANSWERS, answer_of, app
-from strategies import TablePuppetADMM, TablePuppetSGD
+from strategies import Personalised, TablePuppetADMM, TablePuppetSGD
 from tests.federated import store, store_sql
 from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import Action, Packet, unpack
@@ -110,6 +110,20 @@ def test_a_round_of_training_imports_nothing_heavy(method, action, tmp_path):
     for key in {*elsewhere, *here}:
         np.testing.assert_array_equal(elsewhere[key], here[key])
     assert "client_apps.training" in grid.imported
+    assert not {name.split(".")[0] for name in grid.imported} & HEAVY
+    assert not grid.imported & OWN
+
+
+def test_a_round_of_a_sites_own_model_imports_nothing_heavy(tmp_path):
+    grid = _OtherProcess(Action.PERSONAL, tmp_path)
+    query = Query.from_sql("SELECT qty AS label, day FROM orders")
+    strategy = Personalised(query, num_epochs=1, graph="data", update_penalty=0.1)
+    strategy.start(grid)
+    elsewhere, here = grid.elsewhere.arrays, grid.here.arrays
+    assert elsewhere
+    for key in {*elsewhere, *here}:
+        np.testing.assert_array_equal(elsewhere[key], here[key])
+    assert "client_apps.personal" in grid.imported
     assert not {name.split(".")[0] for name in grid.imported} & HEAVY
     assert not grid.imported & OWN
 
