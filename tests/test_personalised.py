@@ -5,13 +5,14 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from client_apps.app import app
 from strategies import Personalised, Predict
 from strategies.model_manifest import make_manifest
 from strategies.personal_descent import Descent, Track, joined
 from strategies.personal_labels import LABEL_SUMS
-from tp_flower.console import format_value
+from tp_flower.console import format_value, summary
 from tp_flower.errors import QueryError, SettingsError, SiteError
 from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
@@ -317,6 +318,16 @@ def test_the_page_has_the_graph_and_every_site():
     for own in strategy.report.personal["sites"]:
         shown = format_value(own["personal"]["test"]["rmse"])
         assert re.search(rf"{own['site']}</t[hd]>.*?{shown}", page, re.DOTALL)
+
+
+def test_the_console_compares_with_one_model_and_with_each_alone():
+    report = train(frames()).report
+    with (console := Console(width=100)).capture() as shown:
+        console.print(summary(report))
+    means = report.personal["means"].values()
+    values = [format_value(own["test"]["rmse"]) for own in means]
+    assert re.search(r"rmse +" + " +".join(map(re.escape, values)), shown.get())
+    assert "one model for all" in shown.get()
 
 
 def test_a_page_of_odd_facts_is_a_page():

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -20,6 +20,13 @@ from tp_flower.report import (
 
 TESTED = ("loss", "auc", "accuracy", "rmse", "r2", "rms_distance")
 """Metrics of tested rows that the line of an epoch shows."""
+
+OWN_MODELS: Final = {
+    "personal": "own model",
+    "global": "one model for all",
+    "local": "model of the site alone",
+}
+"""What a personalised run compares, by its name in the report."""
 
 
 def format_count(number: int) -> str:
@@ -129,8 +136,31 @@ def summary(report: RunReport) -> RenderableType:
         "(report.json lists all)",
     )
     return Group(
-        _tables_table(report), _result_table(report), *_warnings(report), privacy
+        _tables_table(report),
+        _result_table(report),
+        *_own_models(report),
+        *_warnings(report),
+        privacy,
     )
+
+
+def _own_models(report: RunReport) -> list[Table]:
+    """Return what models of the sites' own are worth beside others, if there are."""
+    means = report.personal.get("means")
+    if not isinstance(means, Mapping):
+        return []
+    table = Table(
+        title="Test metrics, means of the sites",
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+    )
+    table.add_column("")
+    for name in means:
+        table.add_column(OWN_MODELS[str(name)], justify="right")
+    for metric in next(iter(means.values()))["test"]:
+        values = [own["test"].get(metric) for own in means.values()]
+        table.add_row(metric.replace("_", " "), *map(format_value, values))
+    return [table]
 
 
 def _warnings(report: RunReport) -> list[Text]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from tp_flower.console import format_bytes, format_count, format_value
+from tp_flower.console import OWN_MODELS, format_bytes, format_count, format_value
 from tp_flower.report_page.blocks import Block, Figure, Section, Table
 from tp_flower.report_page.reading import (
     Report,
@@ -19,11 +19,6 @@ from tp_flower.report_page.reading import (
 )
 from tp_flower.report_page.svg import shorten, tag
 
-MODELS = {
-    "personal": "own model",
-    "global": "one model for all",
-    "local": "model of the site alone",
-}
 METRICS = ("log_loss", "rmse", "auc")
 COLOURS = 8
 WIDTH, HEIGHT, RADIUS = 380.0, 340.0, 120.0
@@ -44,7 +39,7 @@ def personal(report: Report) -> Section:
 def _metrics(
     found: Mapping[str, Any], sites: Sequence[Mapping[str, Any]]
 ) -> Table | None:
-    models = [name for name in MODELS if any(name in own for own in sites)]
+    models = [name for name in OWN_MODELS if any(name in own for own in sites)]
     metric = next(
         (name for name in METRICS if any(_has(own, name) for own in sites)), None
     )
@@ -64,7 +59,7 @@ def _metrics(
     mean = [format_value(_value(means, name, metric)) for name in models]
     rows.append(("mean of the sites", total, "", *mean))
     shown = metric.replace("_", " ")
-    head = ("site", "rows, train", "cluster", *(MODELS[name] for name in models))
+    head = ("site", "rows, train", "cluster", *(OWN_MODELS[name] for name in models))
     sent = mapping(found.get("bytes"))
     note = f"Test {shown} at each site. Sites of a cluster have the same model."
     if number(sent.get("updates")):
