@@ -223,7 +223,7 @@ TRAINING = {
             "clusters": 2,
             "coreset_solver": "distdim",
         },
-        {Action.PREPARE: 100, Action.ROWS: 300, Action.CONSENSUS: 100},
+        {Action.PREPARE: 30, Action.ROWS: 200, Action.CONSENSUS: 30},
     ),
 }
 CHECKING = {Action.CHECK: 400}
