@@ -1,5 +1,7 @@
 """Coresets in whole runs: what is drawn, what the server sees, what sites may say."""
 
+from functools import cache
+
 import duckdb
 import numpy as np
 import pytest
@@ -72,14 +74,19 @@ def leverages(columns, weights, penalty) -> np.ndarray:
     return (basis**2).sum(axis=1)[: len(columns)] / weights
 
 
+@cache
+def on_all_rows(sql: str) -> Run:
+    """A run without a coreset, for its encoded rows."""
+    sites = one_per_site(whole(frames()))
+    return run_query(sql, sites, test_fraction=0.0, num_epochs=1)
+
+
 def materialised(sql: str, labels, weights, l2) -> dict[tuple, tuple[float, float]]:
     """Sensitivity and weight of each joined row, by the numbers of its rows.
 
     The tables are encoded by a run without a coreset; what is joined is DuckDB's.
     """
-    plain = run_query(
-        sql, one_per_site(whole(frames())), test_fraction=0.0, num_epochs=1
-    )
+    plain = on_all_rows(sql)
     joined = joined_numbers(sql)
     label = frames()["orders"]["qty"].to_numpy()[joined[:, 0]]
     own = np.ones(len(joined)) if weights is None else weights(joined)

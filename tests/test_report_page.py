@@ -290,6 +290,9 @@ def test_what_a_coreset_was_drawn_from_is_said() -> None:
     ):
         assert words in text
     assert "Who draws" not in Page(render(EXAMPLES["as usual"])).text
+    assert "not measured" not in text
+    other = made_report(chosen={"coreset": {"kind": "importance"}})
+    assert "as the rows stay at the sites not measured" in Page(render(other)).text
 
 
 def test_what_is_not_covered_is_said() -> None:

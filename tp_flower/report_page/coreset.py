@@ -14,6 +14,8 @@ _MEASURED: Final = {
     "tau-median": "tau of the pair of rows in the middle",
 }
 
+_UNKNOWN: Final = "gamma and tau (Assumptions 4.1, 5.1), as the rows stay at the sites"
+
 
 def coreset(report: Report) -> Section:
     """Return what was drawn; nothing of a run on all joined rows."""
@@ -32,17 +34,20 @@ def coreset(report: Report) -> Section:
 def _rows(found: Mapping[str, Any]) -> Block:
     drawn = {"importance": "by importance", "uniform": "uniformly"}
     kind, largest = text(found.get("kind")), found.get("largest-weight")
+    measured = [
+        (words, format_value(value))
+        for name, words in _MEASURED.items()
+        if (value := number(found.get(name))) is not None
+    ]
+    if not measured and kind == "importance":
+        measured = [(_UNKNOWN, "not measured")]
     rows = [
         ("joined rows to draw from", _count(found, "joined-rows")),
         (f"drawn {drawn.get(kind, kind)}", _count(found, "size")),
         ("distinct", _count(found, "distinct-rows")),
         ("as sure as so many of equal weight", _count(found, "effective-rows")),
         ("largest weight over the mean", format_value(amount(largest))),
-        *(
-            (words, format_value(value))
-            for name, words in _MEASURED.items()
-            if (value := number(found.get(name))) is not None
-        ),
+        *measured,
     ]
     return Table("What was trained on", ("", "rows"), rows)
 
