@@ -17,6 +17,7 @@ from bench_gpu import measure_gpu
 from bench_methods import measure_methods
 from bench_micro import measure_micro
 from bench_movielens import has_movielens, measure_movielens
+from bench_personal import measure_personal
 from bench_privacy import measure_privacy
 from bench_rounds import measure_rounds, measure_simulation
 from bench_runs import Options, Outcome, SkippedSuite
@@ -64,6 +65,7 @@ SUITES: Mapping[str, Suite] = {
     "movielens": _movielens,
     "wire": lambda options: measure_wire(options.movielens),
     "gpu": _gpu,
+    "personal": alone(measure_personal),
     "micro": alone(measure_micro),
     "rounds": alone(measure_rounds),
     "simulation": alone(measure_simulation),

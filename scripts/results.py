@@ -15,6 +15,7 @@ from typing import Any
 
 import matplotlib as mpl
 from bench_methods import ADMM_CLAIM, SGD_CLAIM, UCQ
+from bench_personal import CODE_NAMES, Z_STEP
 from bench_plots import DOTS_PER_INCH, MAIN_PANELS, MEGABYTE, plot_dataset
 from bench_results import RESULTS_FILE, read_results, write_results
 from bench_tables import NEVER, Table, facts_table, goal, measured, number
@@ -45,6 +46,8 @@ TITLES: Mapping[str, str] = {
     "wire": "Two bytes per number on the wire",
     "rounds": "Rounds of SGD",
     "simulation": "Rounds of SGD in Flower's simulation",
+    "personal": "Personal models: updates of ten sites with 1,000 coefficients each, "
+    "and Z-steps over a graph",
     "micro": "The parts that take the time",
     "linearity": "How cost grows with the joined rows",
     "paper-scale": "Tables of the papers' sizes (`--paper-scale DIR`)",
@@ -83,6 +86,16 @@ SHOWN_FACTS: Mapping[str, Sequence[str]] = {
         "store: join, dense, scikit-learn: peak-mib",
         "narrow store: time over the least without tp_flower",
         "narrow store: memory over the least without tp_flower",
+    ),
+    "personal": tuple(
+        f"{name}, {code}: bytes to the test loss over float32's"
+        for name in ("steps", "no order")
+        for code in CODE_NAMES
+    )
+    + tuple(
+        f"{Z_STEP}, p = {norm}, {kind}: one core, seconds"
+        for norm in ("1", "inf")
+        for kind in ("cold", "warm")
     ),
     "rounds": (
         "rounds per second, 2 sites",

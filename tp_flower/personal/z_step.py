@@ -152,7 +152,7 @@ class ZStep:
         typical = max(float(np.sqrt(np.mean(lengths**2))), np.finfo(np.float64).tiny)
         # the longest pull that the dual norm's ball allows
         width = targets.shape[1] if self.norm is EdgeNorm.ONE else 1
-        strength = 10.0 * penalty * float(np.sqrt(width)) / typical
+        strength = 25.0 * penalty * float(np.sqrt(width)) / typical
         strength = min(max(strength, 1.0), 10.0)
         coupling = 3.0 / float(self.graph.degrees.mean()) * strength
         return float(2.0 ** np.round(np.log2(coupling)))
