@@ -13,7 +13,6 @@ import numpy.typing as npt
 from centralized import JoinedTable
 
 from tp_flower.coresets.cluster_scores import cluster_shard, kmeans_scores
-from tp_flower.coresets.kmeans import nearest
 from tp_flower.coresets.sampling import (
     Sample,
     draw_rows,
@@ -147,9 +146,10 @@ class Join:
         labels, centres = [], []
         for own in self.tables:
             rows = own.rows.row_of[sample.joined]
-            mass = np.bincount(rows, sample.weights, minlength=own.rows.rows)
-            found = cluster_shard(own.features, mass, clusters, rng)
-            labels.append(nearest(own.features[rows], found.centres)[0])
+            taken, place = np.unique(rows, return_inverse=True)
+            mass = np.bincount(place, sample.weights)
+            found = cluster_shard(own.features[taken], mass, clusters, rng)
+            labels.append(found.labels[place])
             centres.append(found.centres)
         return np.stack(labels, axis=1), centres
 
