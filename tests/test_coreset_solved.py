@@ -83,7 +83,7 @@ def test_ridge_over_all_rows_is_what_admm_converges_to():
     sites = one_per_site(sharded(store()))
     own = {"l2": 0.05, "test_fraction": 0.25, "device": "cpu"}
     solved = run_query(SQL, sites, "coreset-ridge", **ALL, **own)
-    admm = run_query(SQL, sites, "admm", num_epochs=30, tolerance=1e-9, **own)
+    admm = run_query(SQL, sites, "admm", num_epochs=60, tolerance=1e-9, **own)
     np.testing.assert_allclose(solved.flat, admm.flat, atol=1e-6)
     for of in ("train", "test"):
         found, expected = (
