@@ -121,6 +121,7 @@ class Federation:
         audience: what decides who learns what.
         weighting: what the joined rows weigh.
         coreset: the sample that is trained on; None where all joined rows are.
+        weight_facts: what a report says of the weights that were asked for.
     """
 
     tables: Mapping[str, Table]
@@ -142,6 +143,7 @@ class Federation:
     audience: Audience
     weighting: Weighting = field(default_factory=Weighting)
     coreset: Drawn | None = None
+    weight_facts: Mapping[str, object] | None = None
 
     @property
     def parts(self) -> Iterable[Part]:

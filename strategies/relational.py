@@ -90,8 +90,8 @@ class RelationalStrategy(RoundStrategy):
         federation = yield from self.set_up()
         self.federation = federation
         self.chosen |= {"loss": federation.loss.name}
-        if facts := federation.weighting.facts(federation.train.joined_rows):
-            self.chosen["row-weight"] = facts
+        if federation.weight_facts:
+            self.chosen["row-weight"] = federation.weight_facts
         if federation.coreset is not None:
             self.chosen["coreset"] = federation.coreset.facts()
         for table, encoder in federation.encoders.items():

@@ -114,6 +114,8 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
         ),
         weighting=aligned.weighting,
         coreset=drawn,
+        # of all rows: those of a sample weigh by how they were drawn, too
+        weight_facts=whole.weighting.facts(whole.train.joined_rows),
     )
 
 

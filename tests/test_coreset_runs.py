@@ -189,6 +189,17 @@ def test_a_shards_rows_and_a_tables_are_scored_alike():
         assert scores[1][numbers] == pytest.approx(score, rel=1e-6)
 
 
+def test_the_weights_that_are_told_are_those_of_all_rows():
+    own = {"row_weight": "entity(c)", "num_epochs": 1}
+    sites = one_per_site(whole(store()))
+    plain, sample = (
+        run("squared", sites, **own, **how).strategy.chosen["row-weight"]
+        for how in ({}, {"coreset_size": 20})
+    )
+    assert sample == plain
+    assert plain["effective-rows"] > 20
+
+
 def test_clusters_of_shards_are_those_of_their_table():
     """Algorithm 3: 2 alpha of the cost, and 2 alpha for each cluster of a shard."""
     own = {"coreset_size": 20_000, "clusters": 3}
