@@ -46,8 +46,9 @@ TITLES: Mapping[str, str] = {
     "wire": "Two bytes per number on the wire",
     "rounds": "Rounds of SGD",
     "simulation": "Rounds of SGD in Flower's simulation",
-    "personal": "Personal models: updates of ten sites with 1,000 coefficients each, "
-    "and Z-steps over a graph",
+    "personal": "Personal models: updates of ten sites with 1,000 coefficients, whose "
+    "order has a meaning (steps) or none, until the test loss is within 0.5 % of where "
+    "float32 ends; Z-steps over a graph",
     "micro": "The parts that take the time",
     "linearity": "How cost grows with the joined rows",
     "paper-scale": "Tables of the papers' sizes (`--paper-scale DIR`)",
