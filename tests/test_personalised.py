@@ -221,6 +221,18 @@ def test_noise_on_the_summaries_is_paid_for_and_so_said(tmp_path):
     assert [own["message"] for own in said] == [str(Action.SUMMARISE)]
 
 
+def test_every_message_says_what_it_tells():
+    strategy = train(frames(), graph="features", num_epochs=1)
+    messages = strategy.report.privacy["messages"]
+    sent = {
+        *(Action.DESCRIBE, Action.SEAL, Action.EXTRACT, Action.STATISTICS),
+        *(Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL, Action.FINISH),
+    }
+    assert {own["message"] for own in messages} == set(map(str, sent))
+    assert not any("label of every row" in own["carries"] for own in messages)
+    assert any("covariance" in own["carries"] for own in messages)
+
+
 def test_a_policy_that_keeps_models_refuses(tmp_path):
     frames()["s0"].to_csv(tmp_path / "t.csv", index=False)
     text = "[tables.t]\npath='t.csv'\nsite='s0'\npolicy.releases.models='never'\n"
