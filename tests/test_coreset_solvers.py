@@ -81,6 +81,14 @@ def test_copied_columns_and_no_penalty_give_the_least_norm():
     np.testing.assert_allclose(twice[:8], np.tile(plain[:4], 2) / 2, rtol=1e-8)
 
 
+def test_saga_converges_where_some_rows_outweigh_the_others():
+    design, targets, _ = problem(60)
+    weights = np.where(np.arange(60) % 12 == 0, 20.0, 0.2)
+    found = solve(design, targets, weights, l2=0.01, solver="saga")
+    known = solve(design, targets, weights, l2=0.01)
+    np.testing.assert_allclose(found, known, atol=1e-3)
+
+
 def test_saga_with_l1_is_refused():
     with pytest.raises(ValueError, match="l1 is 0 with it"):
         solve(*problem(), l2=0.1, l1=0.1, solver="saga")

@@ -64,9 +64,31 @@ def solve(
     with warnings.catch_warnings():
         # the best that was reached is used, and its cost is in the report
         warnings.simplefilter("ignore", ConvergenceWarning)
-        model = _model(l2, l1, solver, len(own))
+        if solver == "saga":
+            return _saga(own_design, targets, own, l2)
+        model = _model(l2, l1, len(own))
         model.fit(own_design, targets, sample_weight=own)
     return np.append(model.coef_, model.intercept_)
+
+
+def _saga(
+    design: FloatArray, targets: FloatArray, weights: FloatArray, l2: float
+) -> FloatArray:
+    from sklearn.linear_model import Ridge
+
+    # scikit-learn's step is from the longest row, whatever it weighs: with a weight of
+    # its own a row may make it diverge, so that weights go into the rows themselves
+    mean, middle = np.average(design, 0, weights), np.average(targets, 0, weights)
+    roots = np.sqrt(weights)
+    model = Ridge(
+        alpha=l2 * len(weights),
+        solver="saga",
+        fit_intercept=False,
+        max_iter=MAX_PASSES,
+        tol=TOLERANCE,
+        random_state=_SEED,
+    ).fit(roots[:, None] * (design - mean), roots * (targets - middle))
+    return np.append(model.coef_, middle - mean @ model.coef_)
 
 
 def _least_squares(
@@ -85,7 +107,7 @@ def _least_squares(
     return np.append(model.coef_ * units, model.intercept_)
 
 
-def _model(l2: float, l1: float, solver: Solver, rows: int) -> Any:
+def _model(l2: float, l1: float, rows: int) -> Any:
     """Return scikit-learn's model whose objective is a multiple of ours."""
     from sklearn.linear_model import ElasticNet, Ridge
 
@@ -98,10 +120,4 @@ def _model(l2: float, l1: float, solver: Solver, rows: int) -> Any:
             tol=TOLERANCE,
         )
     # sum w r^2 + alpha ||theta||^2, which is 2 n times ours
-    return Ridge(
-        alpha=l2 * rows,
-        solver="svd" if solver == "exact" else "saga",
-        max_iter=MAX_PASSES,
-        tol=TOLERANCE,
-        random_state=_SEED,
-    )
+    return Ridge(alpha=l2 * rows, solver="svd")
