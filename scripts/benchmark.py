@@ -42,6 +42,7 @@ from bench_results import (
 )
 from bench_runs import Check, Options, SkippedSuite
 from bench_suites import SUITES
+from prepare_vertical import SOURCES
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -156,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--vertical",
-        type=Path,
+        type=vertical_folder,
         metavar="DIR",
         help="folder with YearPredictionMSD.txt or kc_house_data.csv, for coreset",
     )
@@ -213,6 +214,15 @@ def movielens_folder(text: str) -> Path:
     if not has_movielens(folder):
         message = f"{text!r} is not the folder or .zip of MovieLens-100K or -1M"
         raise argparse.ArgumentTypeError(message)
+    return folder
+
+
+def vertical_folder(text: str) -> Path:
+    """Return a folder that has an official file of the coreset paper's data."""
+    folder = Path(text)
+    if not any(source.found_in(folder) for source in SOURCES):
+        names = ", ".join(name for source in SOURCES for name in source.files)
+        raise argparse.ArgumentTypeError(f"{text!r} has none of the files {names}")
     return folder
 
 

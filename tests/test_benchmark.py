@@ -54,6 +54,7 @@ def test_suites_are_named_in_their_order() -> None:
         (["--set", "mdl=mlp"], "mdl: unknown setting"),
         (["--set", "batch-size=100"], "for method gd: 1 setting is not usable"),
         (["--movielens", "/nowhere"], "'/nowhere' is not the folder or .zip of Movie"),
+        (["--vertical", "/nowhere"], "'/nowhere' has none of the files YearPredict"),
         (["--factor", "-1"], "-1 is not a number above 0"),
         (["--output", __file__], "--output: "),
     ],
