@@ -33,7 +33,7 @@ L2 = 1e-2
 PENALTY = 0.02
 WITHIN = 1.005
 
-GAMMA = 0.01
+GAMMA = 0.003
 CODES = 16
 FEW_CODES = 8
 MEANT = f"Eq. 7, {CODES} codes"
@@ -188,7 +188,7 @@ def encoded(
     update: FloatArray, gamma: float, rounds_before: int, entries: int
 ) -> tuple[FloatArray, float]:
     """Return the communication-efficient update, as the server decodes it."""
-    penalty = penalty_of_round(gamma, rounds_before)
+    penalty = penalty_of_round(gamma, rounds_before, ROUNDS)
     code = encode_update(piecewise_update(update, penalty), entries)
     return decode_update(code, len(update)), float(len(code))
 

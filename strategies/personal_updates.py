@@ -13,14 +13,15 @@ from tp_flower.errors import ReplyError
 from tp_flower.experiment import Settings
 from tp_flower.learning.losses import FloatArray
 from tp_flower.personal.codec import decode_update
+from tp_flower.personal.taut_string import penalty_of_round
 
 
 @dataclass(frozen=True)
 class UpdateCode:
     """How updates are encoded in a run.
 
-    gamma falls to 0, as (1 - (epoch - 1) / epochs)^3: so the last updates are as good
-    as gradients, and what the training comes to is not moved.
+    gamma falls to 0 (`penalty_of_round`): so the last updates are as good as gradients,
+    and what the training comes to is not moved.
 
     Attributes:
         penalty: gamma of the first round; 0 for updates as they are.
@@ -41,8 +42,8 @@ class UpdateCode:
         """Return what the sites are told in an epoch, from 1."""
         if not self.penalty:
             return {}
-        left = 1.0 - (epoch - 1) / self.epochs
-        return {"gamma": self.penalty * left**3, "clusters": self.clusters}
+        gamma = penalty_of_round(self.penalty, epoch - 1, self.epochs)
+        return {"gamma": gamma, "clusters": self.clusters}
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def test_short_updates_reach_the_objective_of_long_ones():
     sent = []
 
     def encoded(gradient: np.ndarray, at: int) -> np.ndarray:
-        update = piecewise_update(gradient, penalty_of_round(0.1, at))
+        update = piecewise_update(gradient, penalty_of_round(0.03, at, 40))
         code = encode_update(update, 32)
         sent.append(len(code))
         return decode_update(code, 1000)

@@ -42,17 +42,17 @@ def piecewise_update(gradient: FloatArray, penalty: float) -> FloatArray:
     return np.array(values)
 
 
-def penalty_of_round(penalty: float, rounds_before: int) -> float:
-    """Return gamma of a round: gamma / (1 + t), t = 0, 1, ...
+def penalty_of_round(penalty: float, rounds_before: int, rounds: int) -> float:
+    """Return gamma of a round: gamma (1 - t / T)^3, t = 0, 1, ..., T - 1.
 
-    An element of the update is off the gradient's by at most 2 gamma, so that the error
-    goes to zero and the optimum stays where it is. With a fixed gamma every point whose
-    gradients' partial sums are within gamma would be a fixed point.
+    An element of the update is off the gradient's by at most 2 gamma, so that the last
+    updates are as good as gradients, and the optimum stays where it is. With a fixed
+    gamma every point whose gradients' partial sums are within gamma would be one.
 
-    >>> penalty_of_round(0.5, 0), penalty_of_round(0.5, 4)
-    (0.5, 0.1)
+    >>> penalty_of_round(0.5, 0, 10), penalty_of_round(0.5, 5, 10)
+    (0.5, 0.0625)
     """
-    return penalty / (1 + rounds_before)
+    return float(penalty * (1.0 - rounds_before / rounds) ** 3)
 
 
 def _bounds(gradient: list[float], penalty: float) -> tuple[list[float], list[float]]:
