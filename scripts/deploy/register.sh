@@ -13,7 +13,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 connection=$1 key=$(absolute "$2") name=${3:-}
 need_program ssh-keygen openssh-client
 need_file PUBLIC_KEY "$key"
-print=$(ssh-keygen -lf "$key" 2>/dev/null | cut -d' ' -f2) || fail "$key is no public key"
+print=$(ssh-keygen -lf "$key" 2>&1 | cut -d' ' -f2-) || fail "$key is no public key: $print"
+print=${print%% *}
 if grep -q 'PRIVATE KEY' "$key"; then
   fail "$key is a private key: it belongs to the SuperNode alone; register $key.pub"
 fi
