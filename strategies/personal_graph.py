@@ -14,10 +14,15 @@ from tp_flower.errors import SettingsError
 from tp_flower.experiment import Settings
 from tp_flower.learning.losses import FloatArray
 from tp_flower.personal.edge_prox import EdgeNorm, edge_norms
-from tp_flower.personal.graph import SimilarityGraph, nearest_neighbours, parse_edges
+from tp_flower.personal.graph import (
+    SimilarityGraph,
+    nearest_neighbours,
+    parse_edges,
+    row_weights,
+)
 from tp_flower.personal.summaries import covariances, pairwise_distances
 from tp_flower.personal.z_step import ZStep
-from tp_flower.personal_settings import DATA, FEATURES, MODELS, SUMMARIES
+from tp_flower.personal_settings import BY_ROWS, DATA, FEATURES, MODELS, SUMMARIES
 from tp_flower.protocol import Action
 
 SUMMARY = "summary"
@@ -26,31 +31,40 @@ PAIRS = 128
 
 
 class EdgePenalty:
-    """lambda sum over the edges of ||z_i - z_j||_p, and its proximal step.
+    """lambda sum over the edges of w_ij ||z_i - z_j||_p, and its proximal step.
 
     Args:
         graph: of the sites.
-        settings: lambda and p.
+        settings: lambda, p, and what the edges weigh.
+        rows: (N,), that each site trains on.
     """
 
-    def __init__(self, graph: SimilarityGraph, settings: Settings) -> None:
-        self.graph, self.weight = graph, settings.graph_penalty
+    def __init__(
+        self, graph: SimilarityGraph, settings: Settings, rows: Sequence[int]
+    ) -> None:
+        self.graph, self.penalty = graph, settings.graph_penalty
         self.norm = EdgeNorm(settings.graph_norm)
-        self._step = ZStep(graph, self.norm)
+        is_by_rows = settings.graph_weights == BY_ROWS
+        self.weights = (
+            row_weights(graph, np.array(rows))
+            if is_by_rows
+            else np.ones(len(graph.edges))
+        )
+        self._step = ZStep(graph, self.norm, self.weights)
         self._pull: FloatArray | None = None
 
     def value(self, models: FloatArray) -> float:
         """Return the penalty of models (N, d)."""
         left, right = self.graph.edges.T
         norms = edge_norms(models[left] - models[right], self.norm)
-        return self.weight * float(norms.sum())
+        return self.penalty * float(self.weights @ norms)
 
     def step(self, targets: FloatArray, eta: float) -> FloatArray:
         """Return argmin eta * penalty(Z) + 1/2 ||Z - targets||_F^2, (N, d).
 
         The multipliers of the step before are where this one begins.
         """
-        found = self._step.solve(targets, eta * self.weight, self._pull)
+        found = self._step.solve(targets, eta * self.penalty, self._pull)
         self._pull = found.pull
         return found.models
 
@@ -87,6 +101,7 @@ class PersonalGraph:
             "kind": self.kind,
             "norm": settings["graph-norm"],
             "penalty": settings["graph-penalty"],
+            "weights": settings["graph-weights"],
             "edges": self.graph.edges.tolist(),
             "components": int(components.max(initial=-1)) + 1,
         }

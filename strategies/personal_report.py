@@ -4,7 +4,7 @@ Entry ``personal`` of `report.json`::
 
     sites     [{site, rows, cluster, personal: {train, test}, global: .., local: ..}]
     means     {personal: {train, test}, global: .., local: ..}   over the sites
-    graph     {kind, norm, penalty, neighbours, edges: [[i, j]], components}
+    graph     {kind, norm, penalty, weights, edges: [[i, j]], components}
               positions in ``sites``; what is not connected shares nothing but x
     clusters  [[i, ..]]   connected sites whose own coordinates are equal
     objective of the final parameters; change  by the last step, {track: relative}

@@ -140,7 +140,7 @@ class Personalised(RelationalStrategy):
         """Return the tracks at their start: the sites' models, and one for all."""
         count = len(self.problem.parts)
         self._known = np.zeros(count, np.bool_)
-        self._penalty = EdgePenalty(self.graph.graph, self.settings)
+        self._penalty = EdgePenalty(self.graph.graph, self.settings, self.problem.rows)
         mask = personal_mask(self.settings, federation)
         start = np.tile(self.problem.start, (count, 1))
         tracks = [Track(PERSONAL, mask, self._penalty.step)]

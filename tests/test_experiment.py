@@ -211,7 +211,7 @@ def test_a_batch_size_is_a_number_or_follows_the_rounds() -> None:
 def test_every_choice_is_accepted_and_others_are_not(key: str) -> None:
     needs = {key_0: {"mode": "predict"} for key_0 in ("mean", "label-site")}
     needs |= {s: {"strategy": n} for n, own in METHODS.items() for s in own.solvers}
-    if key == "graph-norm":
+    if key in ("graph-norm", "graph-weights"):
         needs |= {value: {"strategy": "personalised"} for value in CHOICES[key]}
     for value in CHOICES[key]:
         if key == "coreset-solver" and value not in ("auto", *needs):

@@ -11,7 +11,7 @@ from tp_flower.personal.edge_prox import (
     edge_prox,
     project_dual,
 )
-from tp_flower.personal.graph import SimilarityGraph
+from tp_flower.personal.graph import SimilarityGraph, row_weights
 from tp_flower.personal.z_step import ZStep, factorise
 
 ORDERS = {EdgeNorm.ONE: 1, EdgeNorm.TWO: 2, EdgeNorm.MAX: "inf"}
@@ -30,11 +30,13 @@ def ring(sites: int) -> SimilarityGraph:
     return SimilarityGraph.from_pairs([str(place) for place in places], pairs)
 
 
-def generic(graph, targets, penalty, norm):
+def generic(graph, targets, penalty, norm, weights=None):
     """Solve the problem as it is written, by an interior point method."""
     models = cp.Variable(targets.shape)
     distances = [cp.norm(models[i] - models[j], ORDERS[norm]) for i, j in graph.edges]
-    cost = 0.5 * cp.sum_squares(models - targets) + penalty * sum(distances)
+    own = np.ones(len(distances)) if weights is None else weights
+    total = cp.hstack(distances) @ own
+    cost = 0.5 * cp.sum_squares(models - targets) + penalty * total
     cp.Problem(cp.Minimize(cost)).solve(solver="CLARABEL", **EXACT)
     return models.value
 
@@ -98,6 +100,23 @@ def test_a_z_step_is_what_a_convex_solver_finds(norm, penalty, seed):
         graph, expected, targets, penalty, norm
     )
     assert gap < 1e-8
+
+
+@pytest.mark.parametrize("norm", EdgeNorm)
+def test_edges_count_what_they_weigh(norm):
+    graph = random_graph(9, 14, 2)
+    targets = np.random.default_rng(12).normal(size=(9, 3))
+    weights = row_weights(graph, np.array([1, 5, 20, 400, 0, 9, 9, 70, 3000]))
+    exact = {"tolerance": 1e-10, "most_iterations": 50_000}
+    found = ZStep(graph, norm, weights, **exact).solve(targets, 0.2)
+    expected = generic(graph, targets, 0.2, norm, weights)
+    assert np.abs(found.models - expected).max() < 1e-6
+    assert weights.mean() == pytest.approx(1.0)
+    # the weights matter, and equal ones do not
+    plain = ZStep(graph, norm, **exact).solve(targets, 0.2).models
+    assert np.abs(found.models - plain).max() > 1e-2
+    ones = ZStep(graph, norm, np.ones(len(graph.edges)), **exact).solve(targets, 0.2)
+    assert (ones.models == plain).all()
 
 
 @pytest.mark.parametrize("norm", EdgeNorm)

@@ -119,6 +119,7 @@ class Settings:
     graph: str = "models"
     graph_penalty: float = 0.01
     graph_norm: str = "2"
+    graph_weights: str = "equal"
     graph_neighbours: int = 5
     graph_epsilon: float = 0.0
     update_penalty: float = 0.0

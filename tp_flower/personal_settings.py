@@ -24,6 +24,8 @@ SUMMARIES: Final = (DATA, FEATURES, MODELS)
 """What of the sites a similarity graph is made of."""
 
 NORMS: Final = ("1", "2", "inf")
+EQUAL, BY_ROWS = "equal", "rows"
+EDGE_WEIGHTS: Final = (EQUAL, BY_ROWS)
 LINEAR: Final = "linear"
 MLP: Final = "mlp"
 
@@ -32,6 +34,7 @@ _USUAL: Final[Mapping[str, object]] = {
     "graph": MODELS,
     "graph-penalty": 0.01,
     "graph-norm": "2",
+    "graph-weights": EQUAL,
     "graph-neighbours": 5,
     "graph-epsilon": 0.0,
     "update-penalty": 0.0,

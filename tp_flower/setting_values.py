@@ -5,7 +5,7 @@ from typing import Final
 
 from tp_flower.coreset_settings import KINDS, MOST_CLUSTERS, MOST_ROWS, SOLVERS
 from tp_flower.methods import METHODS
-from tp_flower.personal_settings import NORMS
+from tp_flower.personal_settings import EDGE_WEIGHTS, NORMS
 from tp_flower.run_modes import (
     EVALUATE,
     EXPLAIN,
@@ -35,6 +35,7 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "coreset-solver": SOLVERS,
     "wire": tuple(map(str, Precision)),
     "graph-norm": NORMS,
+    "graph-weights": EDGE_WEIGHTS,
 }
 
 RANGES: Final[Mapping[str, Range]] = {

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
+Radius = float | FloatArray
+"""One for all edges, or a column (M, 1) with one for each."""
 
 
 class EdgeNorm(StrEnum):
@@ -38,7 +40,7 @@ def edge_norms(rows: FloatArray, norm: EdgeNorm) -> FloatArray:
     return norms
 
 
-def edge_prox(rows: FloatArray, threshold: float, norm: EdgeNorm) -> FloatArray:
+def edge_prox(rows: FloatArray, threshold: Radius, norm: EdgeNorm) -> FloatArray:
     """Return argmin_b threshold ||b||_p + 1/2 ||b - a||^2 of every row a, (M, d).
 
     p = 1 is elementwise soft-thresholding, p = 2 block soft-thresholding.
@@ -49,7 +51,7 @@ def edge_prox(rows: FloatArray, threshold: float, norm: EdgeNorm) -> FloatArray:
     return rows - project_dual(rows, threshold, norm)
 
 
-def project_dual(rows: FloatArray, radius: float, norm: EdgeNorm) -> FloatArray:
+def project_dual(rows: FloatArray, radius: Radius, norm: EdgeNorm) -> FloatArray:
     """Return every row's nearest point in the dual norm's ball, (M, d).
 
     Args:
@@ -60,20 +62,19 @@ def project_dual(rows: FloatArray, radius: float, norm: EdgeNorm) -> FloatArray:
     return _PROJECTIONS[norm](rows, radius)
 
 
-def _onto_box(rows: FloatArray, radius: float) -> FloatArray:
+def _onto_box(rows: FloatArray, radius: Radius) -> FloatArray:
     return np.clip(rows, -radius, radius)
 
 
-def _onto_sphere(rows: FloatArray, radius: float) -> FloatArray:
-    lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-    outside = lengths > radius
-    shrink = np.ones(len(rows))
-    shrink[outside] = radius / lengths[outside]
-    projected: FloatArray = rows * shrink[:, None]
+def _onto_sphere(rows: FloatArray, radius: Radius) -> FloatArray:
+    lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
+    shrink = np.ones_like(lengths)
+    np.divide(radius, lengths, out=shrink, where=lengths > radius)
+    projected: FloatArray = rows * shrink
     return projected
 
 
-def _onto_cross_polytope(rows: FloatArray, radius: float) -> FloatArray:
+def _onto_cross_polytope(rows: FloatArray, radius: Radius) -> FloatArray:
     """Project onto the l1 ball (Duchi et al., ICML 2008, Figure 1)."""
     if not rows.size:
         return rows.copy()
@@ -88,7 +89,7 @@ def _onto_cross_polytope(rows: FloatArray, radius: float) -> FloatArray:
     return projected
 
 
-_PROJECTIONS: Mapping[EdgeNorm, Callable[[FloatArray, float], FloatArray]] = {
+_PROJECTIONS: Mapping[EdgeNorm, Callable[[FloatArray, Radius], FloatArray]] = {
     EdgeNorm.ONE: _onto_box,
     EdgeNorm.TWO: _onto_sphere,
     EdgeNorm.MAX: _onto_cross_polytope,

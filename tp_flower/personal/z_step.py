@@ -1,21 +1,21 @@
 """The Z-step: personal models that are near their targets and alike along the edges.
 
-    Z = argmin  1/2 ||Z - V||_F^2 + penalty * sum over edges (i, j) ||z_i - z_j||_p
+    Z = argmin  1/2 ||Z - V||_F^2 + penalty * sum over edges (i, j) w_ij ||z_i - z_j||_p
 
-With V = Z_t - eta G_t / N and penalty = eta * lambda this is the draft's problem of
-Section IV-B. It is solved by Algorithm 4 (ADMM), written with rows for sites,
-over-relaxed and scaled: kappa = eta rho, and the multipliers as `pull` = -eta Omega^T,
-so that neither the factors nor a warm start depend on the step size eta:
+With w_ij = 1, V = Z_t - eta G_t / N and penalty = eta * lambda this is the draft's
+problem of Section IV-B. It is solved by Algorithm 4 (ADMM), written with rows for
+sites, over-relaxed and scaled: kappa = eta rho, and the multipliers as
+`pull` = -eta Omega^T, so that neither the factors nor a warm start depend on eta:
 
     Z  <- (I + kappa B^T B)^-1 (V + B^T (kappa W - pull))
     D  <- a B Z + (1 - a) W                               (a: over-relaxation)
     C  <- D + pull / kappa
-    W  <- prox_{penalty/kappa ||.||_p}(C),   pull <- kappa (C - W)
+    W  <- prox_{w penalty/kappa ||.||_p}(C),   pull <- kappa (C - W)
 
 Notation: Z `models` (N, d), V `targets` (N, d), B `graph.incidence` (M, N), W
 `differences` (M, d), Omega the draft's multipliers (d, M). At the optimum
 Z = V - B^T pull, and every row of pull lies in the dual norm's ball of radius
-`penalty`.
+`penalty w`.
 
 The draft runs a fixed number of iterations. This one stops on both residuals, in units
 of Z: ||B Z - W||_F and kappa ||B^T (W - W_before)||_F.
@@ -67,6 +67,7 @@ class ZStep:
     Args:
         graph: of the sites.
         norm: p.
+        weights: w, (M,), > 0, of the edges; None where all are 1.
         tolerance: of both residuals, relative to the spread of the targets.
         most_iterations: of ADMM in one step.
     """
@@ -75,12 +76,14 @@ class ZStep:
         self,
         graph: SimilarityGraph,
         norm: EdgeNorm,
+        weights: FloatArray | None = None,
         *,
         tolerance: float = 1e-6,
         most_iterations: int = 2000,
     ) -> None:
         self.graph = graph
         self.norm = norm
+        self._weights = 1.0 if weights is None else weights[:, None]
         self.tolerance = tolerance
         self.most_iterations = most_iterations
         self._factors: dict[float, Solve] = {}
@@ -113,7 +116,8 @@ class ZStep:
         forward, back = self.graph.incidence, self.graph.incidence.T.tocsr()
         kappa = self._coupling(targets, penalty)
         inverse = self._factor(kappa)
-        scaled = project_dual(pull, penalty, self.norm) / kappa
+        radius = penalty * self._weights
+        scaled = project_dual(pull, radius, self.norm) / kappa
         models = targets - kappa * (back @ scaled)
         differences = forward @ models
         primal = dual = np.inf
@@ -125,7 +129,7 @@ class ZStep:
             centre = OVER_RELAXATION * exact
             centre += (1.0 - OVER_RELAXATION) * differences
             centre += scaled
-            scaled = project_dual(centre, penalty / kappa, self.norm)
+            scaled = project_dual(centre, radius / kappa, self.norm)
             centre -= scaled
             primal = float(np.linalg.norm(exact - centre)) / spread
             dual = kappa * float(np.linalg.norm(back @ (centre - differences))) / spread
