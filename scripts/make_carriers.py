@@ -24,7 +24,11 @@ from tp_flower.datasets.carriers import CARRIERS_SQL, make_carriers
 from tp_flower.errors import SourceError
 
 QUESTION = "Will a flight be more than 15 minutes late? A model for every carrier."
-SETTINGS: dict[str, str | float] = {"strategy": "personalised", "graph-penalty": 0.003}
+SETTINGS: dict[str, str | float] = {
+    "strategy": "personalised",
+    "graph-penalty": 0.0003,
+    "graph-weights": "rows",
+}
 
 
 def main(arguments: Sequence[str]) -> int:
