@@ -1,6 +1,7 @@
 """Models of the sites' own: what each is worth at its site, and who is like whom."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -95,7 +96,7 @@ def _graph(
     groups = int(amount(graph.get("components")))
     summary = (
         f"{len(names)} sites, {len(edges)} edges, {len(set(clusters))} clusters of "
-        f"equal models, {groups} connected groups"
+        f"equal models, {groups} connected group{'s' if groups != 1 else ''}"
     )
     rows = [(names[left], names[right]) for left, right in edges]
     lost = ". Sites of different groups share nothing but what is not personal"
@@ -105,7 +106,7 @@ def _graph(
         summary,
         Table("Edges", ("site", "site"), rows, words=frozenset({0, 1}), is_folded=True),
         note=f"Made of: {text(graph.get('kind'))}. {summary}"
-        f"{lost if groups > 1 else ''}. A colour is a cluster.",
+        f"{lost if groups > 1 else ''}. Clusters of several sites have a colour.",
     )
 
 
@@ -126,10 +127,12 @@ def _drawing(
     """Return the sites on a circle, those of a cluster beside each other."""
     order = sorted(range(len(names)), key=lambda k: (clusters[k], names[k]))
     places = {k: _place(n, len(order)) for n, k in enumerate(order)}
+    several = sorted(own for own, count in Counter(clusters).items() if count > 1)
+    colours = {own: f"s{n % COLOURS + 1}" for n, own in enumerate(several)}
     lines = [
         tag(
             "line",
-            class_="grid",
+            class_="base",
             x1=places[left][0],
             y1=places[left][1],
             x2=places[right][0],
@@ -137,7 +140,9 @@ def _drawing(
         )
         for left, right in edges
     ]
-    nodes = [_node(names[k], clusters[k], *places[k]) for k in order]
+    nodes = [
+        _node(names[k], colours.get(clusters[k], "alone"), *places[k]) for k in order
+    ]
     return tag(
         "svg",
         tag("desc", summary),
@@ -158,10 +163,10 @@ def _place(position: int, count: int) -> tuple[float, float]:
     )
 
 
-def _node(name: str, cluster: int, x: float, y: float) -> Markup:
-    """Return a site: a dot in its cluster's colour, its name outside the circle."""
+def _node(name: str, colour: str, x: float, y: float) -> Markup:
+    """Return a site: a dot of its cluster's class, its name outside the circle."""
     right = x >= WIDTH / 2.0 - 1.0
-    dot = tag("circle", class_=f"dot s{cluster % COLOURS + 1}", cx=x, cy=y, r=6.0)
+    dot = tag("circle", class_=f"dot {colour}", cx=x, cy=y, r=6.0)
     out = 1.0 + 14.0 / RADIUS
     label = tag(
         "text",

@@ -110,6 +110,7 @@ figure { margin: 0; min-width: 0; max-width: 36rem; }
 .d2, .d6 { stroke-dasharray: 6 4; } .d3, .d7 { stroke-dasharray: 1.5 4; } .d4,
   .d8 { stroke-dasharray: 9 3 1.5 3; }
 .dot { fill: currentColor; stroke: var(--bg); stroke-width: 1; }
+.dot.alone { fill: var(--soft); }
 .dot.hidden { fill: transparent; stroke: none; }
 .dot:hover { stroke: var(--fg); r: 5px; }
 .bar { fill: currentColor; }
