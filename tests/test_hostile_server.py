@@ -123,17 +123,10 @@ def check_malformed(folder, method, settings, share):
         assert fuzzed.report.final_train == plain.report.final_train
 
 
+# tests/test_fuzz.py sends thousands more
 @pytest.mark.parametrize(("method", "settings"), RUNS)
 def test_a_malformed_request_is_refused_and_changes_nothing(tmp_path, method, settings):
     check_malformed(tmp_path, method, settings, share=(5, 41))
-
-
-# all of range(41) take half an hour; tests/test_fuzz.py sends thousands more
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [20])
-@pytest.mark.parametrize(("method", "settings"), RUNS)
-def test_more_malformed_requests(tmp_path, method, settings, number):
-    check_malformed(tmp_path, method, settings, share=(number, 41))
 
 
 EVERYTHING = {

@@ -239,9 +239,9 @@ def on_flights(sql, **settings):
     ],
 )
 def test_the_metric_on_flights_stays(strategy, sql, metric):
-    how = {"strategy": strategy, "num_epochs": 4 if strategy == "admm" else 1}
+    how = {"strategy": strategy, "num_epochs": 3 if strategy == "admm" else 1}
     plain = on_flights(sql, **how)
-    for precision in NARROW if strategy == "admm" else NARROW[:1]:
+    for precision in NARROW if metric == "auc" and strategy == "admm" else NARROW[:1]:
         found = on_flights(sql, wire=precision, **how)
         assert found.final_test[metric] == pytest.approx(
             plain.final_test[metric], rel=1e-3
