@@ -88,12 +88,12 @@ class _Ready:
 
 def personalise(site: Site, request: Packet) -> Packet:
     """Encode the features, keep the labels, make the model; reply with sums."""
-    header = header_of(request)
+    summary = _summary_order(header_of(request))
     ready = {
-        number: _prepare_part(site, number, order, header, request)
+        number: _prepare_part(site, number, order, request, summary)
         for number, order in part_orders(site, request)
     }
-    _set_aside(site, list(ready), _summary_order(header))
+    _set_aside(site, list(ready), summary)
     facts: list[dict[str, Any]] = []
     arrays: dict[ArrayKey, AnyArray] = {}
     states: dict[int, State] = {}
@@ -162,8 +162,9 @@ def _set_aside(site: Site, numbers: Sequence[int], summary: Mapping[str, Any]) -
 
 
 def _prepare_part(
-    site: Site, number: int, order: Order, header: Order, request: Packet
+    site: Site, number: int, order: Order, request: Packet, summary: Mapping[str, Any]
 ) -> _Ready:
+    header = header_of(request)
     guard, source, extracted = Guard(site), site.source(number), site.extracted(number)
     guard.check_plan(source, PrivacySettings(), (MODELS, STATISTICS))
     trained = unpack_bits(request.array(number, "trained"), extracted.rows)
@@ -177,7 +178,8 @@ def _prepare_part(
     guard.check_rows(source, held, f"the metrics of table {extracted.table!r}")
     encoder = order.parsed("encoder", TableEncoder.from_json).at_site(site.hasher())
     spec = order.parsed("model", ModelSpec.from_json)
-    labels, classes = _labels(site, number, header, spec)
+    every, classes = _labels(site, number, header, spec)
+    labels = every[rows]
     features = site.tables.encode(number, encoder, rows)
     device = order.text("device", CHOICES["device"])
     model = make_model(spec, features.shape[1], device)
@@ -192,7 +194,7 @@ def _prepare_part(
         "update": str(Update.LOCAL),
         "privacy": PartPlan().to_json(),
         "wire": wire_of(header),
-        "summary": _summary_order(header),
+        "summary": summary,
     }
     arrays: dict[str, AnyArray] = {
         "features": features,
@@ -200,14 +202,14 @@ def _prepare_part(
         "tested": np.arange(len(rows)) >= count,
         "batch-start": np.zeros(1, np.int64),
         "batch-rows": np.zeros(0, np.int64),
-        LABELS_KEPT: labels[rows],
+        LABELS_KEPT: labels,
     }
     entry = Entry(arrays, meta)
     forget(site.store, number)
     placed = site.place(number, entry)
     loss = loss_of(header, spec.outputs)
     base = np.zeros(spec.outputs)
-    own = labels[rows][:count]
+    own = labels[:count]
     objective = SiteObjective(model, placed[:count], own, loss, base, meta["l2"])
     meta[CURVATURE] = objective.largest_curvature
     facts = {

@@ -5,7 +5,6 @@ encoders need, which all sites share, and ``personalise`` sends encoders and the
 and brings sums of labels, from which the base score is made.
 """
 
-import zlib
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +29,7 @@ from strategies.personal_labels import (
 )
 from strategies.received import array_of, fact_of, refuse
 from strategies.row_weights import Weighting
-from strategies.setup import Plan, Problem, fan_out, fit_encoders
+from strategies.setup import Plan, Problem, fan_out, fit_encoders, model_seed
 from tp_flower.encoding.choice import choose_encoders
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.experiment import Settings
@@ -245,7 +244,7 @@ def _spec(problem: Problem, table: str) -> ModelSpec:
         outputs=problem.aligned.loss.outputs,
         intercept=True,
         hidden_sizes=settings.hidden_sizes,
-        seed=zlib.crc32(f"{settings.seed}/{table}".encode()),
+        seed=model_seed(settings, table),
     )
 
 

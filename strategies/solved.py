@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from strategies import loj
 from strategies.audience import sent_of_rows
 from strategies.exchange import Replies, Request, ask
 from strategies.federation import Federation, Table
@@ -24,7 +25,6 @@ from strategies.setup import Plan
 from tp_flower.coreset_settings import AUTO
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.losses import FloatArray
-from tp_flower.learning.metrics import evaluate
 from tp_flower.privacy.plan import SAMPLED_ROWS
 from tp_flower.protocol import Action, Update
 
@@ -91,17 +91,10 @@ class SolvedStrategy(RelationalStrategy):
             name: gather_scores(table, replies)
             for name, table in federation.tables.items()
         }
-        self.finish_epoch(self._measured(federation))
-
-    def _measured(self, federation: Federation) -> EpochResult:
-        own, weighting = federation, federation.weighting
-        scores = own.train.sum_scores(own.base_score, self.local_scores)
-        train = evaluate(own.loss, scores, own.train_labels, weighting.train_rows)
-        test: dict[str, float] = {}
-        if own.test is not None:
-            scores = own.test.sum_scores(own.base_score, self.local_scores)
-            test = evaluate(own.loss, scores, own.test_labels, weighting.test)
-        return EpochResult(1, train, test)
+        scores = loj.gather(federation, self.local_scores)
+        train = loj.train_metrics(federation, scores)
+        test = loj.test_metrics(federation, self.local_scores)
+        self.finish_epoch(EpochResult(1, train, test))
 
     def add_facts(self, facts: Mapping[str, object], warnings: list[str]) -> None:
         """Say more of the coreset in the report.
