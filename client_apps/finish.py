@@ -20,10 +20,9 @@ from tp_flower.encoding.encoder import SiteEncoder
 from tp_flower.learning.models import NUMPY_KINDS, LinearModel, ModelSpec
 from tp_flower.model_names import ModelVersion
 from tp_flower.privacy.plan import COEFFICIENTS
-from tp_flower.protocol import ArrayKey, Packet
+from tp_flower.protocol import AnyArray, ArrayKey, Packet
 from tp_flower.query import Fragment
 from tp_flower.software import software
-from tp_flower.wire import Sent
 
 
 def finish(site: Site, request: Packet) -> Packet:
@@ -34,7 +33,7 @@ def finish(site: Site, request: Packet) -> Packet:
     """
     header = header_of(request)
     facts: dict[str, Any] = {}
-    arrays: dict[ArrayKey, Sent] = {}
+    arrays: dict[ArrayKey, AnyArray] = {}
     if header.has("keep-models") and header.flag("keep-models"):
         model = _model(header)
         parts = list(site.parts())
@@ -82,13 +81,13 @@ def _keep_part(site: Site, root: Path, model: ModelVersion, part: Part) -> str:
         raise cannot_write(folder, error) from error
 
 
-def _coefficients(site: Site, parts: Sequence[Part]) -> dict[ArrayKey, Sent]:
+def _coefficients(site: Site, parts: Sequence[Part]) -> dict[ArrayKey, AnyArray]:
     """Return the coefficients (d [+ 1], d_c) that may leave, once they are noted.
 
     Those of a model that was trained privately are made from releases that are paid
     for, and cost nothing more.
     """
-    arrays: dict[ArrayKey, Sent] = {}
+    arrays: dict[ArrayKey, AnyArray] = {}
     noted = []
     for part in parts:
         model, source = part.shard.model, site.source(part.number)

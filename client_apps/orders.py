@@ -17,7 +17,6 @@ from client_apps.site import Site
 from tp_flower.errors import SiteError, TPFlowerError
 from tp_flower.model_names import ModelVersion
 from tp_flower.protocol import AnyArray, Packet
-from tp_flower.wire import Precision
 
 MOST: Final = (1 << 31) - 1
 """The largest whole number that a request may hold where nothing else limits it."""
@@ -165,15 +164,6 @@ def part_orders(site: Site, request: Packet) -> Iterator[tuple[int, Order]]:
 def model_of(header: Order) -> ModelVersion:
     """Return the model that a request names, as what becomes a path."""
     return ModelVersion(header.text("model-name"), header.text("model-version"))
-
-
-def wire_of(header: Order) -> dict[str, Any]:
-    """Return what ``prepare`` says of how the run's arrays travel."""
-    told = header.order("wire")
-    return {
-        "precision": Precision(told.text("precision", tuple(Precision))),
-        "seed": told.count("seed", most=MOST_SEED),
-    }
 
 
 def whole_numbers(

@@ -26,7 +26,7 @@ from tp_flower.privacy.plan import (
 from tp_flower.privacy.releases import Use
 from tp_flower.privacy.scores import private_scores
 from tp_flower.privacy.statistics_update import Rows, noisy_gram, noisy_moments
-from tp_flower.wire import Rounding, Sent
+from tp_flower.protocol import AnyArray, row_numbers
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,12 @@ class Outgoing:
         number: of the part.
         plan: what is done to them.
         noise: of the site.
-        rounding: of numbers per row. What is noisy is so before it is rounded.
         uses: of the message, which the site pays for together.
     """
 
     number: int
     plan: PartPlan
     noise: NoiseSource = field(repr=False)
-    rounding: Rounding = field(repr=False)
     uses: list[Use] = field(default_factory=list)
 
     def check_clear(self, what: str) -> None:
@@ -62,11 +60,11 @@ class Outgoing:
                 f"{what}: the course of the run is not the one that was planned"
             )
 
-    def scores(self, scores: FloatArray) -> Sent:
+    def scores(self, scores: FloatArray) -> AnyArray:
         """Return scores (n, d_c) of all rows, or of the held-out ones, to be sent."""
         return self._scores(scores, SCORES, 0)
 
-    def batch_scores(self, scores: FloatArray, batches: range) -> Sent:
+    def batch_scores(self, scores: FloatArray, batches: range) -> AnyArray:
         """Return the scores (k, d_c) of the distinct rows of batches, to be sent."""
         return self._scores(scores, BATCH_SCORES, self._key(batches))
 
@@ -134,7 +132,7 @@ class Outgoing:
             )
         return batches.start
 
-    def _scores(self, scores: FloatArray, what: str, key: int) -> Sent:
+    def _scores(self, scores: FloatArray, what: str, key: int) -> AnyArray:
         plan = self.plan.scores
         if plan is not None:
             self._use(what, key)
@@ -144,7 +142,7 @@ class Outgoing:
                 noise_multiplier=plan.noise_multiplier,
                 noise=self.noise,
             )
-        return self.rounding.rows(scores)
+        return row_numbers(scores)
 
     def _use(self, what: str, key: int) -> None:
         self.uses.append((self.number, what, key))

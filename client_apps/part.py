@@ -1,6 +1,5 @@
 """A part in training: a shard in one role, with what its site keeps of it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -100,12 +99,6 @@ class FixedPart:
     def is_of(self, entry: Entry, features: Features) -> bool:
         """Whether it was read from these very objects."""
         return self.entry is entry and self.data.features is features
-
-    @property
-    def wire(self) -> Mapping[str, Any]:
-        """What the run says of arrays that travel."""
-        wire: Mapping[str, Any] = self.entry.meta["wire"]
-        return wire
 
     def part(
         self, number: int, vectors: dict[str, FloatArray], outgoing: Outgoing

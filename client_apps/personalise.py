@@ -14,7 +14,7 @@ from client_apps.costs import Shard
 from client_apps.guard import Guard
 from client_apps.kept_features import rows_of
 from client_apps.kept_labels import label_numbers, label_sums
-from client_apps.orders import Order, header_of, part_orders, wire_of
+from client_apps.orders import Order, header_of, part_orders
 from client_apps.part import State, make_model
 from client_apps.personal_parts import LABELS_KEPT, loss_of
 from client_apps.placement import forget
@@ -193,7 +193,6 @@ def _prepare_part(
         "model": spec.to_json(),
         "update": str(Update.LOCAL),
         "privacy": PartPlan().to_json(),
-        "wire": wire_of(header),
         "summary": summary,
     }
     arrays: dict[str, AnyArray] = {

@@ -21,7 +21,7 @@ from client_apps.course import (
 )
 from client_apps.guard import Guard
 from client_apps.kept_features import rows_of
-from client_apps.orders import Order, header_of, part_orders, wire_of
+from client_apps.orders import Order, header_of, part_orders
 from client_apps.outgoing import Outgoing
 from client_apps.part import State, initial_vectors, make_model
 from client_apps.placement import forget
@@ -51,10 +51,9 @@ from tp_flower.privacy.statistics_update import Rows, TableShape, usable_gram
 from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update
 from tp_flower.randomness import Stream, generator
 from tp_flower.setting_values import CHOICES
-from tp_flower.wire import Sent
 
-Arrays = dict[ArrayKey, Sent]
-Start = tuple[dict[str, Sent], dict[str, float], Entry]
+Arrays = dict[ArrayKey, AnyArray]
+Start = tuple[dict[str, AnyArray], dict[str, float], Entry]
 
 _NO_CURVATURE: Final = {"mean-curvature": 0.0, "largest-curvature": 0.0}
 """Nobody asks where the server solves."""
@@ -104,7 +103,7 @@ def prepare(site: Site, request: Packet) -> Packet:
     states: dict[int, State] = {}
     for number, part in prepared.items():
         site.current_part = number
-        outgoing = site.outgoing(number, part.plan, part.entry.meta["wire"])
+        outgoing = site.outgoing(number, part.plan)
         own, curvature, entry = _start(part, outgoing)
         site.save_part(number, entry)
         site.round.forget(rows_of(number))
@@ -185,7 +184,6 @@ def _prepare_part(
         "model": spec.to_json(),
         "update": str(update),
         "privacy": plan.to_json(),
-        "wire": wire_of(header_of(request)),
     }
     whole = Entry(arrays, meta)
     forget(site.store, number)
@@ -323,7 +321,7 @@ def _typical_curvature(part: _Prepared, parameters: int) -> dict[str, float]:
 
 def _start_torch(
     part: _Prepared, outgoing: Outgoing
-) -> tuple[dict[str, Sent], dict[str, float]]:
+) -> tuple[dict[str, AnyArray], dict[str, float]]:
     """Return the first scores, and the mean diagonal of the Gauss-Newton matrix.
 
     The diagonal is estimated with one random vector e of signs (Hutchinson):

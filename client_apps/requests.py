@@ -29,7 +29,6 @@ from tp_flower.protocol import (
     Packet,
     unpack,
 )
-from tp_flower.wire import Narrow, Sent
 
 _NAME: Final = re.compile(rf"[0-9a-f]{{{RUN_DIGITS}}}")
 _DIGEST_BYTES: Final = 16
@@ -91,12 +90,11 @@ class Request:
         """
         told = {k: own for k, own in self.packet.header.items() if k != AFTER}
         arrays = sorted(self.packet.arrays.items(), key=itemgetter(0))
-        facts = [[*key, *_facts(sent)] for key, sent in arrays]
+        facts = [[*key, array.dtype.str, array.shape] for key, array in arrays]
         text = _JSON.encode([self.action, told, facts])
         digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES)
-        for _, sent in arrays:
-            numbers = sent.bits if isinstance(sent, Narrow) else sent
-            digest.update(numbers.data if numbers.size else b"")
+        for _, array in arrays:
+            digest.update(array.data if array.size else b"")
         return digest.hexdigest()
 
 
@@ -138,10 +136,3 @@ def answered_before(request: Request, last: Record | None) -> Record | None:
 
 def _keeps_models(request: Request) -> bool:
     return bool(request.packet.header.get("keep-models"))
-
-
-def _facts(sent: Sent) -> list[object]:
-    """Return what an array is besides its numbers."""
-    if isinstance(sent, Narrow):
-        return [sent.precision, sent.exponent, sent.shape]
-    return [sent.dtype.str, sent.shape]

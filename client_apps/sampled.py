@@ -17,28 +17,27 @@ from tp_flower.learning.features import on_host
 from tp_flower.learning.models import MOST_UNITS
 from tp_flower.privacy.plan import CENTRES, NEAREST, SAMPLED_ROWS
 from tp_flower.privacy.policy import ROWS
-from tp_flower.protocol import ArrayKey, Packet
+from tp_flower.protocol import AnyArray, ArrayKey, Packet, row_numbers
 from tp_flower.randomness import Stream, generator
-from tp_flower.wire import Sent
 
 
 def rows(site: Site, request: Packet) -> Packet:
     """Reply with the sampled rows of every part, or with their local clusters."""
     header = header_of(request)
-    arrays: dict[ArrayKey, Sent] = {}
-    for part in site.parts(header.count("draw")):
+    arrays: dict[ArrayKey, AnyArray] = {}
+    for part in site.parts():
         for name, array in _sampled(site, part, header).items():
             arrays[part.number, name] = array
     return Packet({}, arrays)
 
 
-def _sampled(site: Site, part: Part, header: Order) -> dict[str, Sent]:
+def _sampled(site: Site, part: Part, header: Order) -> dict[str, AnyArray]:
     plan, own = part.outgoing.plan, part.shard.data
     if plan.allows(SAMPLED_ROWS):
         # the policy may have changed since the run was planned
         site.source(part.number).policy.check_release(ROWS, is_private=False)
         features = np.asarray(on_host(own.trained), np.float64)
-        return {SAMPLED_ROWS: part.outgoing.rounding.rows(features)}
+        return {SAMPLED_ROWS: row_numbers(features)}
     if plan.allows(CENTRES):
         return _clusters(part, header)
     raise SiteError(
@@ -47,7 +46,7 @@ def _sampled(site: Site, part: Part, header: Order) -> dict[str, Sent]:
     )
 
 
-def _clusters(part: Part, header: Order) -> dict[str, Sent]:
+def _clusters(part: Part, header: Order) -> dict[str, AnyArray]:
     """Return the centres (k, d) of a part's sampled rows, and each row's centre (n,).
 
     A part without sampled rows has no centre.

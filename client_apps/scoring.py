@@ -15,7 +15,7 @@ import numpy as np
 
 from client_apps.costs import Shard, scored
 from client_apps.guard import Guard
-from client_apps.orders import Order, header_of, model_of, part_orders, wire_of
+from client_apps.orders import Order, header_of, model_of, part_orders
 from client_apps.part import make_model
 from client_apps.saved_models import SavedModel, part_folder
 from client_apps.site import Site
@@ -28,10 +28,9 @@ from tp_flower.privacy.plan import PartPlan, plan_prediction
 from tp_flower.privacy.policy import SCORES
 from tp_flower.privacy.releases import Planned
 from tp_flower.privacy.settings import PrivacySettings
-from tp_flower.protocol import ArrayKey, Packet, unpack_bits
+from tp_flower.protocol import AnyArray, ArrayKey, Packet, unpack_bits
 from tp_flower.query import Fragment
 from tp_flower.setting_values import CHOICES
-from tp_flower.wire import Sent
 
 MOST_PART: Final = 1_000_000
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -63,11 +62,11 @@ def score(site: Site, request: Packet) -> Packet:
         for number, order in part_orders(site, request)
     }
     _set_aside(site, ready)
-    arrays: dict[ArrayKey, Sent] = {}
+    arrays: dict[ArrayKey, AnyArray] = {}
     for number, part in ready.items():
         site.current_part = number
         scores = _scores(site, number, part, settings)
-        outgoing = site.outgoing(number, part.plan, wire_of(header))
+        outgoing = site.outgoing(number, part.plan)
         arrays[number, "scores"] = outgoing.scores(scores)
     site.current_part = None
     site.pay()

@@ -27,9 +27,7 @@ from tp_flower.privacy.noise import NoiseSource
 from tp_flower.privacy.plan import PartPlan
 from tp_flower.privacy.releases import Planned, Use
 from tp_flower.protocol import NO_RUN, Parcel
-from tp_flower.randomness import Stream
 from tp_flower.sources.memory_name import MEMORY_PREFIX
-from tp_flower.wire import Precision, Rounding
 
 if TYPE_CHECKING:
     from client_apps.tables import SiteTables
@@ -214,11 +212,8 @@ class Site:
         """Keep what never changes of a part in training."""
         self.store.save(f"part-{number}", self.features.without(number, entry))
 
-    def parts(self, draw: int = 0) -> Iterator[Part]:
+    def parts(self) -> Iterator[Part]:
         """Yield the parts in training, with the current state.
-
-        Args:
-            draw: tells the message's rounding from that of all others.
 
         Raises:
             SiteError: the site has no models in this run.
@@ -233,7 +228,7 @@ class Site:
         for number in sorted(vectors):
             self.current_part = number
             fixed = self._fixed(number)
-            outgoing = self.outgoing(number, fixed.plan, fixed.wire, draw)
+            outgoing = self.outgoing(number, fixed.plan)
             yield fixed.part(number, vectors[number], outgoing)
         self.current_part = None
 
@@ -256,20 +251,9 @@ class Site:
             self.store, number, features, meta["device"], meta["model"]["kind"]
         )
 
-    def outgoing(
-        self, number: int, plan: PartPlan, wire: Mapping[str, Any], draw: int = 0
-    ) -> Outgoing:
-        """Return what decides how a part's arrays leave with this message.
-
-        Args:
-            number: of the part.
-            plan: of its releases.
-            wire: what the run says of arrays that travel: ``precision`` and ``seed``.
-            draw: tells the message's rounding from that of all others.
-        """
-        precision, seed = Precision(wire["precision"]), wire["seed"]
-        rounding = Rounding(precision, seed, Stream.ROUND_UP, draw, number)
-        return Outgoing(number, plan, self.noise, rounding, self.uses)
+    def outgoing(self, number: int, plan: PartPlan) -> Outgoing:
+        """Return how a part's arrays leave with this message, by the plan of them."""
+        return Outgoing(number, plan, self.noise, self.uses)
 
     def reserve(
         self, planned: Sequence[Planned], budgets: Mapping[str, Budget]

@@ -18,16 +18,12 @@ from tp_flower.privacy.plan import MODEL, MOMENTS, PARAMETERS
 from tp_flower.privacy.statistics_update import Rows, private_update
 from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update
 from tp_flower.randomness import Stream, generator
-from tp_flower.wire import Precision, Sent, wide, with_feedback
-
-UNSENT = "unsent"
-"""State vector: what rounding has taken of the gradients so far, (p,)."""
 
 SENT = "sent"
 """State vector: the scores that the server has made the targets from, (n, d_c)."""
 
-Own = dict[str, Sent]
-Arrays = dict[ArrayKey, Sent]
+Own = dict[str, AnyArray]
+Arrays = dict[ArrayKey, AnyArray]
 
 
 def admm(site: Site, request: Packet) -> Packet:
@@ -35,7 +31,7 @@ def admm(site: Site, request: Packet) -> Packet:
     arrays: Arrays = {}
     changed = {}
     header = header_of(request)
-    for part in site.parts(_draw(header)):
+    for part in site.parts():
         target = _received(request, part, "target", len(part.shard.data.multiplicity))
         for name, array in _theta_update(part, target, header).items():
             arrays[part.number, name] = array
@@ -63,7 +59,7 @@ def _theta_update(part: Part, target: FloatArray, header: Order) -> Own:
     return {"scores": _send_scores(part, header)}
 
 
-def _send_scores(part: Part, header: Order) -> Sent:
+def _send_scores(part: Part, header: Order) -> AnyArray:
     """Return the scores of all rows to be sent, and keep them as they will arrive.
 
     Where held-out rows are not evaluated, those of the trained rows.
@@ -71,21 +67,18 @@ def _send_scores(part: Part, header: Order) -> Sent:
     own = part.shard
     found = own.scores() if header.flag("evaluate") else own.trained_scores()
     scores = part.outgoing.scores(_finite(part, found))
-    if part.outgoing.plan.statistics is not None and _changes_scores(part):
-        part.shard.vectors[SENT] = wide(scores)
+    if part.outgoing.plan.statistics is not None and _has_noisy_scores(part):
+        part.shard.vectors[SENT] = scores
     return scores
 
 
-def _changes_scores(part: Part) -> bool:
-    """Whether other scores arrive than the model's: noisy ones, or rounded ones."""
-    own = part.outgoing
-    is_rounded = own.rounding.precision is not Precision.FLOAT32
-    return own.plan.scores is not None or is_rounded
+def _has_noisy_scores(part: Part) -> bool:
+    return part.outgoing.plan.scores is not None
 
 
 def _sent_scores(part: Part) -> AnyArray:
     """Return the scores (n, d_c) that the server has made the targets from."""
-    if not _changes_scores(part):
+    if not _has_noisy_scores(part):
         return part.shard.scores()
     # before the first ones it takes those of an untrained linear model for granted
     none = np.zeros((len(part.shard.data.features), part.shard.model.outputs))
@@ -168,7 +161,7 @@ def consensus(site: Site, request: Packet) -> Packet:
     changed = {}
     header = header_of(request)
     more_rounds = _has_more_rounds(header)
-    for part in site.parts(_draw(header)):
+    for part in site.parts():
         if (part.number, "parameters") not in request.arrays:
             continue
         _accept(part, request)
@@ -210,13 +203,13 @@ def sgd(site: Site, request: Packet) -> Packet:
     changed = {}
     header = header_of(request)
     is_stale = header.flag("stale")
-    for part in site.parts(_draw(header)):
+    for part in site.parts():
         is_sharded = part.update is Update.SUM
         if is_sharded and (part.number, "gradient") in request.arrays:
             _step(part, _mean_gradient(part, request), header)
         gradient = _gradient(part, request, header)
         if is_sharded:
-            arrays[part.number, "gradient"] = _summand(part, gradient)
+            arrays[part.number, "gradient"] = gradient
         else:
             _step(part, gradient / header.number("batch-rows", above_zero=True), header)
         if not is_sharded:
@@ -233,7 +226,7 @@ def step(site: Site, request: Packet) -> Packet:
     arrays: Arrays = {}
     changed = {}
     header = header_of(request)
-    for part in site.parts(_draw(header)):
+    for part in site.parts():
         if part.update is not Update.SUM:
             continue
         _step(part, _mean_gradient(part, request), header)
@@ -276,16 +269,6 @@ def _foreseen_scores(part: Part, header: Order) -> Arrays:
     arrays = _next_scores(part, header)
     model.parameters = theta
     return arrays
-
-
-def _summand(part: Part, gradient: FloatArray) -> Sent:
-    """Return a shard's gradient as it leaves; what rounding takes is kept."""
-    vectors = part.shard.vectors
-    before = vectors.get(UNSENT, np.zeros_like(gradient))
-    sent, vectors[UNSENT] = with_feedback(
-        gradient, before, part.outgoing.rounding.precision
-    )
-    return sent
 
 
 def _next_scores(part: Part, header: Order) -> Arrays:
@@ -342,11 +325,6 @@ def _batches(part: Part, header: Order, name: str, merged: str) -> range:
         raise SiteError("malformed request: the run has no plan of batches")
     first = header.count(name, most=total - 1)
     return range(first, first + header.count(merged, low=1, most=total - first))
-
-
-def _draw(header: Order) -> int:
-    """Return what tells the message's rounding from that of all others."""
-    return header.count("draw")
 
 
 def _kappa(header: Order) -> float:

@@ -14,8 +14,8 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+from bench_packing import measure_packing
 from bench_runs import Check, Outcome
-from bench_wire import measure_packing
 
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.mapping import TableMapping, TableRows, build_mapping

@@ -23,7 +23,6 @@ from bench_rounds import measure_rounds, measure_simulation
 from bench_runs import Options, Outcome, SkippedSuite
 from bench_scale import measure_linearity, measure_paper_scale
 from bench_speed import measure_speed
-from bench_wire import measure_wire
 
 Suite = Callable[[Options], Outcome]
 
@@ -63,7 +62,6 @@ SUITES: Mapping[str, Suite] = {
     "encode": alone(measure_encode),
     "privacy": alone(measure_privacy),
     "movielens": _movielens,
-    "wire": lambda options: measure_wire(options.movielens),
     "gpu": _gpu,
     "personal": alone(measure_personal),
     "micro": alone(measure_micro),

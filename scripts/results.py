@@ -43,7 +43,6 @@ TITLES: Mapping[str, str] = {
     "privacy": "Private models on flights; [PRIVACY.md](PRIVACY.md) has more, and what "
     "epsilon does not cover",
     "movielens": "MovieLens-100K, against the authors' published code",
-    "wire": "Two bytes per number on the wire",
     "rounds": "Rounds of SGD",
     "simulation": "Rounds of SGD in Flower's simulation",
     "personal": "Personal models: updates of ten sites with 1,000 coefficients, whose "

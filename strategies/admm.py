@@ -201,9 +201,8 @@ class AdmmStrategy(RelationalStrategy):
         """Send the targets; return the local scores of the updated models."""
         header = self._header(federation, server)
         arrays: lou.PartArrays = {}
-        rounding = self.rounding()
         for name, target in server.targets().items():
-            lou.scatter_targets(federation.tables[name], target, rounding, arrays)
+            lou.scatter_targets(federation.tables[name], target, arrays)
         replies = yield self.request(ask(Action.ADMM, federation.parts, header, arrays))
         scores = {
             name: self._gather(table, replies)
@@ -232,7 +231,6 @@ class AdmmStrategy(RelationalStrategy):
             "epoch": self.epoch,
             "evaluate": self._tests_epoch,
             "seed": federation.seed,
-            "draw": self.draw,
             "local-epochs": self.settings.local_epochs,
             "learning-rate": self.settings.learning_rate,
         }

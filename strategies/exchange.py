@@ -21,7 +21,6 @@ from tp_flower.protocol import (
     message_bytes,
     pack,
 )
-from tp_flower.wire import Sent
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class Replies:
         arrays = {
             key: array
             for packet in packets.values()
-            for key, array in packet.wide_arrays().items()
+            for key, array in packet.arrays.items()
         }
         return cls(packets, arrays, frozenset(stale))
 
@@ -116,7 +115,7 @@ def ask(
     action: Action,
     parts: Iterable[Part],
     header: Mapping[str, Any] | None = None,
-    arrays: Mapping[int, Mapping[str, Sent]] | None = None,
+    arrays: Mapping[int, Mapping[str, AnyArray]] | None = None,
     facts: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> Request:
     """Return a request with one packet per node that hosts any of the parts.
@@ -130,7 +129,7 @@ def ask(
     """
     packets: dict[int, Packet] = {}
     by_number: dict[int, Part] = {}
-    carried: defaultdict[int, dict[ArrayKey, Sent]] = defaultdict(dict)
+    carried: defaultdict[int, dict[ArrayKey, AnyArray]] = defaultdict(dict)
     for part in parts:
         by_number[part.number] = part
         own = carried[part.node]

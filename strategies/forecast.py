@@ -28,7 +28,6 @@ from tp_flower.learning.models import build_model
 from tp_flower.methods import ADMM, CORESET, METHODS, SGD
 from tp_flower.protocol import Action, Update
 from tp_flower.report import RoundReport, sum_by_table
-from tp_flower.wire import Precision
 
 OTHER_PHASES = frozenset(
     action.name.lower() for action in (Action.CHECK, Action.FINISH)
@@ -293,7 +292,6 @@ class Forecast:
             parameters=len(build_model(spec, features, "cpu").penalised),
             has_intercept=spec.intercept,
             is_linear=is_linear,
-            wire=Precision(self.settings.wire),
             is_expanded=self.settings.method.is_expanded,
             is_weighted=own.masses is not None or is_measured(self.settings),
         )

@@ -17,9 +17,9 @@ from tp_flower.errors import ReplyError
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.solvers import RidgeSolver
 from tp_flower.privacy.statistics_update import private_update, usable_gram
-from tp_flower.wire import Rounding, Sent
+from tp_flower.protocol import AnyArray, row_numbers
 
-PartArrays = dict[int, dict[str, Sent]]
+PartArrays = dict[int, dict[str, AnyArray]]
 
 
 def gather_scores(table: Table, replies: Replies) -> FloatArray:
@@ -58,12 +58,10 @@ def gather_tested(table: Table, replies: Replies, scores: FloatArray) -> None:
         scores[rows.slice][rows.tested] = block
 
 
-def scatter_targets(
-    table: Table, target: FloatArray, rounding: Rounding, arrays: PartArrays
-) -> None:
+def scatter_targets(table: Table, target: FloatArray, arrays: PartArrays) -> None:
     """Add each shard's slice of the target (n_i, d_c) to what it is sent."""
     for part, rows in zip(table.parts, table.rows, strict=True):
-        block = rounding.rows(target[rows.trained_slice])
+        block = row_numbers(target[rows.trained_slice])
         arrays.setdefault(part.number, {})["target"] = block
 
 
@@ -138,7 +136,7 @@ def checked(
     return array_of(replies, table.parts[index], name, shape).astype(np.float64)
 
 
-def all_arrays(*groups: Mapping[int, Mapping[str, Sent]]) -> PartArrays:
+def all_arrays(*groups: Mapping[int, Mapping[str, AnyArray]]) -> PartArrays:
     """Return what each part is sent, from several groups."""
     merged: PartArrays = {}
     for group in groups:

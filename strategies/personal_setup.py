@@ -229,7 +229,6 @@ def _order(problem: Problem, table: str) -> Request:
         "graph": settings.graph if settings.graph in SUMMARIES else NO_GRAPH,
         "graph-epsilon": settings.graph_epsilon,
         "delta": settings.privacy.delta,
-        "wire": {"precision": settings.wire, "seed": settings.seed},
     }
     orders = {part.number: order for part in own.parts}
     return ask(Action.PERSONALISE, own.parts, header, arrays, orders)

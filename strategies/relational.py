@@ -29,9 +29,7 @@ from tp_flower.model_names import ModelVersion, make_version
 from tp_flower.privacy.run_report import privacy_report
 from tp_flower.protocol import Action
 from tp_flower.query import Query
-from tp_flower.randomness import Stream
 from tp_flower.report import RunReport
-from tp_flower.wire import Precision, Rounding
 
 __all__ = ["EpochResult", "RelationalStrategy"]
 
@@ -138,16 +136,6 @@ class RelationalStrategy(RoundStrategy):
         """What the run's model is called."""
         version = make_version(self.started_at, self.run)
         return ModelVersion(self.settings.model_name, version)
-
-    def rounding(self) -> Rounding:
-        """Return how the row arrays of the next request leave."""
-        precision, seed = Precision(self.settings.wire), self.settings.seed
-        return Rounding(precision, seed, Stream.ROUND_DOWN, self.draw)
-
-    @property
-    def draw(self) -> int:
-        """Tells the rounding of a message's arrays from that of all others."""
-        return len(self.history)
 
     def result_arrays(self) -> ArrayRecord:
         """Return the base score."""

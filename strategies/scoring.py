@@ -119,7 +119,6 @@ def score_rows(
         **model_header(manifest),
         "privacy": settings.privacy.to_dict(),
         "device": settings.device,
-        "wire": {"precision": settings.wire, "seed": settings.seed},
     }
     replies = yield ask(Action.SCORE, asked, header, arrays, orders)
     local = {

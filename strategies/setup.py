@@ -261,10 +261,6 @@ def _prepare(
             "epochs": problem.settings.epochs,
             **plan.course(),
         },
-        "wire": {
-            "precision": problem.settings.wire,
-            "seed": problem.settings.seed,
-        },
     }
     replies = yield ask(Action.PREPARE, every, header, arrays, orders)
     facts = replies.facts()

@@ -35,7 +35,7 @@ from strategies.batch_sizes import choose_batch_size
 from strategies.compact import TableLayout
 from strategies.epochs import EpochResult, tests_every_epoch
 from strategies.exchange import Replies, Request, ask
-from strategies.federation import Federation, Table
+from strategies.federation import Federation
 from strategies.relational import RelationalStrategy
 from strategies.setup import Plan
 from strategies.sgd_rates import damped_rates, decay_of, safe_rate
@@ -50,7 +50,6 @@ from tp_flower.privacy.noise import NoiseSource
 from tp_flower.privacy.settings import DP_SGD, OUTSIDER
 from tp_flower.protocol import Action, Update
 from tp_flower.randomness import Stream, generator
-from tp_flower.wire import Precision, Sent, with_feedback
 
 TESTED, ALL = "tested", "all"
 
@@ -137,7 +136,6 @@ class BatchStrategy(RelationalStrategy):
     _batches: ShardedBatches
     _rate: float = 0.0
     _staleness: int = 0
-    _unsent: dict[str, FloatArray]
     _sizes: list[int]
 
     def plan(self) -> Plan:
@@ -182,7 +180,7 @@ class BatchStrategy(RelationalStrategy):
         self._staleness = self.settings.staleness if can_be_late else 0
         self.chosen["staleness"] = self._staleness
         rows = _Rows.of(federation, self._batches.plan)
-        self._unsent, self._sizes = {}, []
+        self._sizes = []
         if self.settings.batch_size == AUTO:
             self.chosen["batch-sizes"] = self._sizes
         seen = np.empty((len(rows.labels), federation.loss.outputs))
@@ -198,7 +196,7 @@ class BatchStrategy(RelationalStrategy):
             scores = step.batch.sum_scores(federation.base_score, batch_scores)
             seen[step.batch.span] = scores
             derivatives = rows.derivatives(federation.loss, scores, step.batch.span)
-            messages = step.batch.scatter(derivatives, self.rounding())
+            messages = step.batch.scatter(derivatives)
             header = self._header(step, len(derivatives))
             replies, late = yield from self._exchange(
                 federation, step, header, lou.all_arrays(messages, late)
@@ -307,7 +305,6 @@ class BatchStrategy(RelationalStrategy):
             "stale": self._is_late(step),
             "learning-rates": step.epoch.rates,
             "momentum": self.settings.momentum,
-            "draw": self.draw,
         }
 
     def _is_late(self, step: _Step) -> bool:
@@ -333,7 +330,7 @@ class BatchStrategy(RelationalStrategy):
         means: lou.PartArrays = {}
         for table in federation.sharded:
             total = lou.sum_over_shards(table, replies, "gradient")
-            mean = self._with_feedback(table, total / header["batch-rows"])
+            mean = total / header["batch-rows"]
             for part in table.parts:
                 means[part.number] = {"gradient": mean}
         if self._is_late(step):
@@ -344,14 +341,6 @@ class BatchStrategy(RelationalStrategy):
             {**replies.packets, **others.packets}, {**replies.arrays, **others.arrays}
         )
         return both, {}
-
-    def _with_feedback(self, table: Table, mean: FloatArray) -> Sent:
-        """Return a mean gradient as it leaves; what rounding takes is kept."""
-        unsent = self._unsent.get(table.name, np.zeros_like(mean))
-        sent, self._unsent[table.name] = with_feedback(
-            mean, unsent, Precision(self.settings.wire)
-        )
-        return sent
 
     def _end_epoch(
         self,

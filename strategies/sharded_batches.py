@@ -13,7 +13,7 @@ from strategies.exchange import Part, Replies
 from strategies.federation import Federation
 from tp_flower.joins.batches import BatchPlan
 from tp_flower.learning.losses import FloatArray
-from tp_flower.wire import Rounding
+from tp_flower.protocol import row_numbers
 
 
 class ShardedBatches:
@@ -110,7 +110,7 @@ class Batch:
         tables = self.batches.plan.tables
         return {name: own[tables[name].of(self.number)] for name, own in local.items()}
 
-    def scatter(self, derivatives: FloatArray, rounding: Rounding) -> lou.PartArrays:
+    def scatter(self, derivatives: FloatArray) -> lou.PartArrays:
         """Return each part's Y (k, d_c) from d loss / d h (B, d_c)."""
         arrays: lou.PartArrays = {}
         plan = self.batches.plan
@@ -118,7 +118,7 @@ class Batch:
             summed = plan.segment_sum(name, self.number, derivatives)
             slices = self.batches.slices(name, self.number)
             for part, rows in zip(parts, slices, strict=True):
-                arrays[part.number] = {"messages": rounding.rows(summed[rows])}
+                arrays[part.number] = {"messages": row_numbers(summed[rows])}
         return arrays
 
     def gather(self, federation: Federation, replies: Replies) -> dict[str, FloatArray]:

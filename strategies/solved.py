@@ -70,7 +70,6 @@ class SolvedStrategy(RelationalStrategy):
         """Ask for the rows, solve, set the models and measure them."""
         self.chosen["coreset-solver"] = self.solver
         header: dict[str, Any] = {
-            "draw": self.draw,
             "seed": federation.seed,
             "clusters": self.settings.clusters,
         }
@@ -84,7 +83,7 @@ class SolvedStrategy(RelationalStrategy):
         arrays: PartArrays = {}
         for name, table in federation.tables.items():
             arrays |= scatter_parameters(table, found[name])
-        told = {"draw": self.draw, "more-rounds": 0, "evaluate": True}
+        told = {"more-rounds": 0, "evaluate": True}
         request = ask(Action.CONSENSUS, federation.parts, told, arrays)
         replies = yield self.request(replace(request, phase=EVALUATE))
         self.local_scores = {

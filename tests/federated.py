@@ -221,7 +221,7 @@ def _seen(message: Message) -> Seen:
         is_reply=is_reply,
         bytes=message_bytes(message.content),
         header=packet.header,
-        arrays={key: np.array(own) for key, own in packet.wide_arrays().items()},
+        arrays={key: np.array(own) for key, own in packet.arrays.items()},
     )
 
 

@@ -40,8 +40,6 @@ from tp_flower.privacy.noise import NoiseSource
 from tp_flower.privacy.plan import ClippedNoise, PartPlan
 from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import Packet, pack_bits
-from tp_flower.randomness import Stream
-from tp_flower.wire import Precision, Rounding
 
 ROWS = 12
 FRAGMENT = ("parts", 0, "fragment")
@@ -634,8 +632,7 @@ def test_batches_are_merged_within_the_plan(tmp_path):
 def test_noise_is_for_batches_that_are_not_merged(noisy):
     """A row in two of them would be released under one count."""
     plan = PartPlan(**{noisy: ClippedNoise(1.0, 1.0)})
-    rounding = Rounding(Precision.FLOAT32, 0, Stream.ROUND_UP)
-    own = Outgoing(0, plan, NoiseSource(), rounding)
+    own = Outgoing(0, plan, NoiseSource())
     scores, match = np.ones((3, 1)), "noise for each batch, but 2 were merged"
     own.batch_scores(scores, range(4, 5))
     with pytest.raises(SiteError, match=match):

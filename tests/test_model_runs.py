@@ -86,7 +86,7 @@ def finish_arrays(seen):
     found = {}
     for message in seen:
         if message.metadata.message_type == "query.finish":
-            found |= unpack(message.content).wide_arrays()
+            found |= unpack(message.content).arrays
     return found
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from client_apps.app import app
+from client_apps.site import Site
 from strategies import STRATEGIES
 from tests.federated import one_per_site, sharded, store, store_sql, whole
 from tp_flower.errors import SettingsError, SiteError
@@ -186,6 +187,35 @@ def test_what_leaves_has_the_noise_that_the_ledger_says():
     )
     assert len(sent) > 200
     assert residual.std() == pytest.approx(expected, rel=0.15)
+
+
+def test_noisy_statistics_are_of_the_scores_that_arrived():
+    """A site's moments are of the target less what the server made it from."""
+    privacy = PrivacySettings(features="statistics", epsilon=8.0, predictions=2.0)
+    arrived, compared = {}, 0
+
+    def compare(message):
+        nonlocal compared
+        metadata = message.metadata
+        if metadata.message_type != "train.admm":
+            return
+        numbers = unpack(message.content).arrays
+        if metadata.reply_to_message_id:
+            arrived.update({part: array for (part, _), array in numbers.items()})
+            return
+        site = Site(grid.contexts[metadata.dst_node_id], grid.run_name)
+        vectors = {part.number: part.shard.vectors for part in site.parts()}
+        for part in arrived.keys() & {part for part, _ in numbers}:
+            np.testing.assert_array_equal(vectors[part]["sent"], arrived[part])
+            compared += 1
+
+    grid = InProcessGrid(app, one_per_site(whole(store())), observe=compare)
+    own = Settings(num_epochs=EPOCHS, device="cpu", privacy=privacy)
+    try:
+        STRATEGIES["admm"](Query.from_sql(store_sql("squared")), own).start(grid)
+    finally:
+        grid.close()
+    assert compared == 2 * EPOCHS
 
 
 def test_parameters_and_gradients_of_shards_are_noisy():

@@ -19,10 +19,10 @@ from tp_flower.protocol import (
     message_bytes,
     pack,
     pack_bits,
+    row_numbers,
     unpack,
     unpack_bits,
 )
-from tp_flower.wire import LARGEST_EXPONENT, Narrow, Precision
 
 dtypes = st.sampled_from(sorted(WIRE_DTYPES)).map(np.dtype)
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
@@ -73,6 +73,14 @@ def test_arrays_of_any_memory_order(order):
     np.testing.assert_array_equal(found, array)
 
 
+def test_numbers_per_row_travel_as_float32():
+    values = np.array([[1 / 3], [-1e300], [1e300], [np.nan], [0.0]])
+    found = row_numbers(values)
+    assert found.dtype == np.float32
+    expected = [[np.float32(1 / 3)], [-np.inf], [np.inf], [np.nan], [0.0]]
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_payload_bytes_by_part():
     packet = Packet(
         {},
@@ -84,34 +92,6 @@ def test_payload_bytes_by_part():
     )
     assert packet.payload_bytes() == {0: 17, 2: 32}
     assert unpack(pack(packet)).payload_bytes() == {0: 17, 2: 32}
-
-
-narrow_arrays = st.tuples(
-    hnp.arrays(np.uint16, shapes),
-    st.sampled_from([Precision.FLOAT16, Precision.BFLOAT16]),
-    st.integers(-LARGEST_EXPONENT, LARGEST_EXPONENT),
-)
-
-
-@settings(deadline=None)
-@given(st.dictionaries(keys, narrow_arrays, min_size=1, max_size=4))
-def test_arrays_in_two_bytes_round_trip(given_arrays):
-    sent = {key: Narrow(*made) for key, made in given_arrays.items()}
-    # beside others, which they must not move
-    sent[10, "beside"] = np.arange(3.0)
-    found = unpack(over_the_wire(pack(Packet({}, sent))))
-    for key, (bits, precision, exponent) in given_arrays.items():
-        array = found.arrays[key]
-        assert (array.precision, array.exponent) == (precision, exponent)
-        assert array.bits.tobytes() == bits.tobytes()
-        wide = found.array(*key)
-        assert wide.dtype == np.float32
-        assert wide.shape == bits.shape
-    assert found.array(10, "beside").tolist() == [0.0, 1.0, 2.0]
-    assert found.payload_bytes()[10] == 24
-    assert found.payload_bytes() == Packet({}, sent).payload_bytes()
-    two_bytes = sum(bits.nbytes for bits, _, _ in given_arrays.values())
-    assert sum(found.payload_bytes().values()) == 24 + two_bytes
 
 
 @pytest.mark.parametrize("size", [SMALL_BYTES - 8, SMALL_BYTES, SMALL_BYTES + 8])
@@ -170,7 +150,6 @@ ORDERS = {
     "C": BASE,
     "F": BASE.T,
     "columns": BASE[:, ::2],
-    "two bytes": Narrow(BASE.view(np.uint16), Precision.FLOAT16, 0),
 }
 
 
@@ -266,16 +245,8 @@ def test_malformed_records_are_refused(content, message):
         [0, "x", "bfloat16", [1]],
         [0, "x", "uint8", [1], 0],
         [0, "x", "float32", [1], 0],
-        [0, "x", "float8", [1], 0],
-        [0, "x", "float16", [1], 0, 0],
-        [0, "x", "float16", [1], True],
-        [0, "x", "float16", [1], 1.0],
-        [0, "x", "float16", [1], "0"],
-        [0, "x", "float16", [1], None],
-        [0, "x", "float16", [1], [0]],
-        [0, "x", "float16", [1], LARGEST_EXPONENT + 1],
-        [0, "x", "bfloat16", [1], -LARGEST_EXPONENT - 1],
-        [0, "x", "bfloat16", [1], 10**400],
+        [0, "x", "float16", [1], 0],
+        [0, "x", "uint8", [1], None],
     ],
 )
 def test_bad_layout_entries_are_refused(entry):
@@ -296,10 +267,9 @@ def test_arrays_beyond_the_payload_are_refused(shape):
         unpack(content)
 
 
-@pytest.mark.parametrize("shape", [[5], [2, 3], [0, 2**62], [2**62, 4]])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_arrays_in_two_bytes_beyond_the_payload_are_refused(dtype, shape):
-    content = records(layout=json.dumps([[0, "x", dtype, shape, 3]]), small=bytes(8))
+@pytest.mark.parametrize("shape", [[3], [2, 2], [0, 2**62], [2**62, 4]])
+def test_arrays_in_several_bytes_beyond_the_payload_are_refused(shape):
+    content = records(layout=json.dumps([[0, "x", "float32", shape]]), small=bytes(8))
     with pytest.raises(ReplyError, match=r"malformed message: .*array 'x'"):
         unpack(content)
 

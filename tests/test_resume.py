@@ -72,7 +72,7 @@ CASES = [
     ("admm", True, {}),
     ("admm", True, {"lou": "consensus", "inner_rounds": 2}),
     ("sgd", True, {"batch_size": 30}),
-    ("sgd", True, {"batch_size": 30, "staleness": 1, "wire": "float16"}),
+    ("sgd", True, {"batch_size": 30, "staleness": 1}),
 ]
 
 

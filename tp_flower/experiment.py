@@ -103,7 +103,6 @@ class Settings:
     seed: int = 0
     device: str = "auto"
     server_device: str = "cpu"
-    wire: str = "float32"
     site_timeout: float = 600.0
     on_missing: str = STOP
     max_stale: int = 3

@@ -6,11 +6,11 @@ bytes. Every array belongs to a *part*: one shard of one table of the query. One
 carries all the parts that a site hosts.
 
 Layout on the wire: ``ConfigRecord["header"]`` is the JSON header,
-``ConfigRecord["layout"]`` lists ``[part, name, dtype, shape]`` per array, with the
-exponent as a fifth entry for arrays in two bytes (:mod:`tp_flower.wire`). The payload
+``ConfigRecord["layout"]`` lists ``[part, name, dtype, shape]`` per array. The payload
 holds the arrays one after the other, each starting at a multiple of 8 bytes: a small
 one is ``ConfigRecord["payload"]``, a large one a Flower ``Array`` of bytes, which is
-sent in chunks. Nothing is ever unpickled.
+sent in chunks. Nothing is ever unpickled. Numbers per row travel as float32, all others
+as they were computed.
 """
 
 import io
@@ -27,7 +27,6 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from tp_flower.errors import ReplyError
-from tp_flower.wire import LARGEST_EXPONENT, Narrow, Precision, Sent, wide
 
 AnyArray = npt.NDArray[Any]
 ArrayKey = tuple[int, str]
@@ -36,7 +35,6 @@ ALIGNMENT_BYTES = 8
 WIRE_DTYPES = frozenset(
     {"uint8", "uint32", "uint64", "int32", "int64", "float32", "float64"}
 )
-NARROW = frozenset({Precision.FLOAT16, Precision.BFLOAT16})
 
 NPY_MAGIC = b"\x93NUMPY\x01\x00"
 NPY_HEADER_BYTES = 128
@@ -75,7 +73,6 @@ PAYLOAD = "payload"
 _JSON: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _DTYPES: Final = {name: np.dtype(name) for name in sorted(WIRE_DTYPES)}
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
-_BITS: Final = np.dtype(np.uint16)
 
 
 class Action(StrEnum):
@@ -109,30 +106,25 @@ class Packet:
 
     Attributes:
         header: JSON-able settings of the request or facts of the reply.
-        arrays: arrays by (part, name), of one of the dtypes in ``WIRE_DTYPES`` or in
-            two bytes per number.
+        arrays: arrays by (part, name), of one of the dtypes in ``WIRE_DTYPES``.
     """
 
     header: dict[str, Any] = field(default_factory=dict)
-    arrays: Mapping[ArrayKey, Sent] = field(default_factory=dict)
+    arrays: Mapping[ArrayKey, AnyArray] = field(default_factory=dict)
 
     def array(self, part: int, name: str) -> AnyArray:
-        """Return one array; one in two bytes per number as float32.
+        """Return one array.
 
         Raises:
             ReplyError: if the message does not carry it.
         """
         try:
-            return wide(self.arrays[part, name])
+            return self.arrays[part, name]
         except KeyError:
             present = sorted(f"{key[0]}/{key[1]}" for key in self.arrays)
             raise ReplyError(
                 f"the message lacks array {name!r} of part {part}; it has {present}"
             ) from None
-
-    def wide_arrays(self) -> dict[ArrayKey, AnyArray]:
-        """Return all arrays as ``array`` does."""
-        return {key: wide(array) for key, array in self.arrays.items()}
 
     def payload_bytes(self) -> dict[int, int]:
         """Return the bytes of the arrays by part, as they travel."""
@@ -151,9 +143,8 @@ def pack(packet: Packet) -> RecordDict:
     entries: list[str] = []
     arrays: list[AnyArray] = []
     size = 0
-    for (part, name), sent in packet.arrays.items():
-        array, entry = _entry(part, name, sent)
-        entries.append(entry)
+    for (part, name), array in packet.arrays.items():
+        entries.append(_entry(part, name, array))
         arrays.append(array)
         size += array.nbytes + (-array.nbytes % ALIGNMENT_BYTES)
     record = ConfigRecord(
@@ -262,17 +253,13 @@ def _value_bytes(value: object) -> int:
     return 1 if isinstance(value, bool) else 8
 
 
-def _entry(part: int, name: str, sent: Sent) -> tuple[AnyArray, str]:
-    """Return what an array is in the payload, and in the layout."""
-    if isinstance(sent, Narrow):
-        array, dtype, exponent = sent.bits, str(sent.precision), f",{sent.exponent}"
-    else:
-        array, dtype, exponent = sent, _NAMES.get(sent.dtype, ""), ""
-        if not dtype:
-            raise ValueError(f"array {name!r} has dtype {sent.dtype}, not in {_NAMES}")
+def _entry(part: int, name: str, array: AnyArray) -> str:
+    """Return the entry of an array in the layout."""
+    dtype = _NAMES.get(array.dtype)
+    if dtype is None:
+        raise ValueError(f"array {name!r} has dtype {array.dtype}, not in {_NAMES}")
     shape = ",".join(map(str, array.shape))
-    quoted = encode_basestring_ascii(name)
-    return array, f'[{part},{quoted},"{dtype}",[{shape}]{exponent}]'
+    return f'[{part},{encode_basestring_ascii(name)},"{dtype}",[{shape}]]'
 
 
 def _joined(start: bytes, arrays: list[AnyArray], size: int) -> bytes:
@@ -317,12 +304,12 @@ def _payload(content: RecordDict, record: ConfigRecord) -> memoryview:
     return view
 
 
-def _views(layout: list[Any], view: memoryview) -> dict[ArrayKey, Sent]:
-    arrays: dict[ArrayKey, Sent] = {}
+def _views(layout: list[Any], view: memoryview) -> dict[ArrayKey, AnyArray]:
+    arrays: dict[ArrayKey, AnyArray] = {}
     offset = 0
     for entry in layout:
-        part, name, dtype, shape, *exponent = _checked_entry(entry)
-        stored = _BITS if exponent else _DTYPES[dtype]
+        part, name, dtype, shape = _checked_entry(entry)
+        stored = _DTYPES[dtype]
         if (part, name) in arrays:
             raise ReplyError(f"malformed message: array {name!r} is there twice")
         size = math.prod(shape) * stored.itemsize
@@ -332,8 +319,7 @@ def _views(layout: list[Any], view: memoryview) -> dict[ArrayKey, Sent]:
             array: AnyArray = np.ndarray(shape, stored, view, offset)
         except (ValueError, OverflowError):  # one that is too long beside a 0
             raise ReplyError(f"malformed message: shape of array {name!r}") from None
-        narrow = [Narrow(array, Precision(dtype), power) for power in exponent]
-        arrays[part, name] = narrow[0] if narrow else array
+        arrays[part, name] = array
         offset += size + (-size % ALIGNMENT_BYTES)
     if offset != len(view):
         raise ReplyError("malformed message: the payload exceeds its layout")
@@ -341,28 +327,17 @@ def _views(layout: list[Any], view: memoryview) -> dict[ArrayKey, Sent]:
 
 
 def _checked_entry(entry: Any) -> list[Any]:
-    """Return an entry of the layout.
-
-    Whether an array is in two bytes is the sender's to say, whatever the run's setting:
-    its numbers are checked as those of any other once they are wide.
-    """
-    if type(entry) is list and len(entry) in (4, 5):
-        part, name, dtype, shape, *exponent = entry
+    if type(entry) is list and len(entry) == 4:
+        part, name, dtype, shape = entry
         is_known = type(part) is int and type(name) is str and type(dtype) is str
         # of longer ones the product alone could take minutes
         is_shape = type(shape) is list and len(shape) <= MOST_DIMENSIONS
         is_shape = is_shape and all(
             type(length) is int and 0 <= length <= LONGEST for length in shape
         )
-        fitting = NARROW if exponent else WIRE_DTYPES
-        is_scaled = all(_is_exponent(power) for power in exponent)
-        if is_known and is_shape and is_scaled and dtype in fitting:
+        if is_known and is_shape and dtype in WIRE_DTYPES:
             return entry
     raise ReplyError("malformed message: bad entry in the layout")
-
-
-def _is_exponent(power: Any) -> bool:
-    return type(power) is int and abs(power) <= LARGEST_EXPONENT
 
 
 class Update(StrEnum):
@@ -378,6 +353,13 @@ class Update(StrEnum):
     CONSENSUS = "consensus"
     SUM = "sum"
     GIVEN = "given"
+
+
+def row_numbers(values: AnyArray) -> npt.NDArray[np.float32]:
+    """Return numbers per row as they travel; those beyond float32 are infinite."""
+    # the receiver refuses what does not fit, and says what to do
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(np.float32)
 
 
 def pack_bits(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:

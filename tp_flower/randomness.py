@@ -18,8 +18,6 @@ class Stream(IntEnum):
     LOCAL_FIT = 4
     CURVATURE = 5
     CHECK = 6
-    ROUND_DOWN = 7
-    ROUND_UP = 8
     CORESET = 9
     SOLVE = 10
     SUMMARIES = 11

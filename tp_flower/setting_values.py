@@ -18,7 +18,6 @@ from tp_flower.run_modes import (
     TRAIN,
 )
 from tp_flower.setting_checks import Range
-from tp_flower.wire import Precision
 
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "task": ("auto", "regression", "classification"),
@@ -33,7 +32,6 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "server-device": ("auto", "cpu", "cuda"),
     "coreset-kind": KINDS,
     "coreset-solver": SOLVERS,
-    "wire": tuple(map(str, Precision)),
     "graph-norm": NORMS,
     "graph-weights": EDGE_WEIGHTS,
 }

@@ -2,9 +2,7 @@
 
 A pure model of the protocol: which arrays every message carries, in which type. It
 counts what a report counts as ``bytes-up`` and ``bytes-down`` (headers, layouts and
-padding are ``overhead-bytes`` there, and nothing here). The formulas below are of
-float32 on the wire: in two bytes, targets, messages and scores take 2 for 4, and
-gradients 2 for 8.
+padding are ``overhead-bytes`` there, and nothing here).
 
 The communication of Table 6 (paper, section 5) with its constants, per table, epoch and
 both ways; without held-out rows, and with every table in one shard::
@@ -40,11 +38,9 @@ import numpy.typing as npt
 from scipy.special import gammaln
 
 from tp_flower.protocol import Update
-from tp_flower.wire import Precision
 
 SCORE_BYTES = 4  # targets, messages and scores travel as float32
 PARAMETER_BYTES = 8  # parameters, statistics and gradients as float64
-NARROW_BYTES = 2  # any of them but parameters and statistics, if ``wire`` says so
 INDEX_BYTES = 4  # row numbers and multiplicities as int32
 WEIGHT_BYTES = 4  # of a joined row, as float32
 FLAG_BYTES = 1
@@ -93,7 +89,6 @@ class TableSize:
         parameters: p.
         has_intercept: whether its model has the output intercept.
         is_linear: whether its model is linear.
-        wire: what scores and gradients travel as.
         is_expanded: whether its rows are those of joined rows (VFL): a row for each.
         is_weighted: whether joined rows weigh other than alike.
     """
@@ -106,19 +101,8 @@ class TableSize:
     parameters: int
     has_intercept: bool
     is_linear: bool
-    wire: Precision = Precision.FLOAT32
     is_expanded: bool = False
     is_weighted: bool = False
-
-    @property
-    def score_bytes(self) -> int:
-        """Of a target, a message or a score."""
-        return SCORE_BYTES if self.wire is Precision.FLOAT32 else NARROW_BYTES
-
-    @property
-    def gradient_bytes(self) -> int:
-        """Of a number of a gradient."""
-        return PARAMETER_BYTES if self.wire is Precision.FLOAT32 else NARROW_BYTES
 
     @property
     def trained(self) -> int:
@@ -241,9 +225,9 @@ def admm_epoch(
     down: defaultdict[str, float] = defaultdict(float)
     rounds = 1
     for table in tables:
-        down[table.name] += table.score_bytes * table.trained * table.outputs
+        down[table.name] += SCORE_BYTES * table.trained * table.outputs
         scored = table.total if is_tested else table.trained
-        up[table.name] += table.score_bytes * scored * table.outputs
+        up[table.name] += SCORE_BYTES * scored * table.outputs
         shards = len(table.shards)
         vector = PARAMETER_BYTES * table.parameters * shards
         if table.update is Update.GRAM:
@@ -286,13 +270,13 @@ def sgd_epoch(
     down: defaultdict[str, float] = defaultdict(float)
     sent = batches - 1 if is_last else batches
     for table in tables:
-        row = table.score_bytes * table.outputs
+        row = SCORE_BYTES * table.outputs
         tested = table.tested if is_tested else 0
         scored = table.total if is_last or scores_all else tested
         down[table.name] += row * table.batch_rows
         up[table.name] += row * (table.batch_rows * sent / batches + scored)
         if table.update is Update.SUM:
-            vector = table.gradient_bytes * table.parameters * len(table.shards)
+            vector = PARAMETER_BYTES * table.parameters * len(table.shards)
             up[table.name] += batches * vector
             down[table.name] += batches * vector
     is_sharded = any(table.update is Update.SUM for table in tables)
@@ -322,7 +306,7 @@ def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
             if table.update is Update.GRAM:
                 up[table.name] += PARAMETER_BYTES * width * width
             if not (table.is_linear or table.update is Update.GIVEN):
-                up[table.name] += table.score_bytes * shard.total * table.outputs
+                up[table.name] += SCORE_BYTES * shard.total * table.outputs
     return Traffic(1, up, down)
 
 

@@ -8,7 +8,13 @@ scores of the rows that take part up, 4 m d_c.
 
 from collections.abc import Collection, Sequence
 
-from tp_flower.explain.cost import INDEX_BYTES, PARAMETER_BYTES, TableSize, Traffic
+from tp_flower.explain.cost import (
+    INDEX_BYTES,
+    PARAMETER_BYTES,
+    SCORE_BYTES,
+    TableSize,
+    Traffic,
+)
 from tp_flower.explain.explanation import Release
 from tp_flower.privacy.plan import SAMPLED_ROWS
 from tp_flower.protocol import Action
@@ -27,11 +33,11 @@ def solved_epoch(tables: Sequence[TableSize], sends: str) -> Traffic:
     down: dict[str, float] = {}
     for table in tables:
         vector = PARAMETER_BYTES * table.parameters * len(table.shards)
-        rows = table.score_bytes * table.trained * table.features
+        rows = SCORE_BYTES * table.trained * table.features
         if sends != SAMPLED_ROWS:
             # a centre per output; of a shard with fewer rows there are fewer
             rows = vector + INDEX_BYTES * table.trained
-        up[table.name] = rows + table.score_bytes * table.total * table.outputs
+        up[table.name] = rows + SCORE_BYTES * table.total * table.outputs
         down[table.name] = vector
     return Traffic(2, up, down)
 
