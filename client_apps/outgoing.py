@@ -64,18 +64,18 @@ class Outgoing:
         """Return scores (n, d_c) of all rows, or of the held-out ones, to be sent."""
         return self._scores(scores, SCORES, 0)
 
-    def batch_scores(self, scores: FloatArray, batches: range) -> AnyArray:
-        """Return the scores (k, d_c) of the distinct rows of batches, to be sent."""
-        return self._scores(scores, BATCH_SCORES, self._key(batches))
+    def batch_scores(self, scores: FloatArray, batch: int) -> AnyArray:
+        """Return the scores (k, d_c) of the distinct rows of a batch, to be sent."""
+        return self._scores(scores, BATCH_SCORES, batch)
 
     def gradient(
         self,
         model: LocalModel,
         features: Features,
         messages: FloatArray,
-        batches: range,
+        batch: int,
     ) -> FloatArray:
-        """Return sum_j Y_j^T dh_j/dtheta over the rows of batches (Eq. 18), (p,)."""
+        """Return sum_j Y_j^T dh_j/dtheta over the rows of a batch (Eq. 18), (p,)."""
         plan = self.plan.gradients
         if plan is None:
             self.check_clear(GRADIENTS)
@@ -83,7 +83,7 @@ class Outgoing:
         # opacus takes a second to import
         from tp_flower.privacy.gradients import private_sum
 
-        self._use(GRADIENTS, self._key(batches))
+        self._use(GRADIENTS, batch)
         return private_sum(
             model,
             on_host(features),
@@ -118,19 +118,6 @@ class Outgoing:
             raise TypeError("the part has no plan for private statistics")
         self._use(MOMENTS, 0)
         return noisy_moments(self.plan.statistics, rows, residual, self.noise)
-
-    def _key(self, batches: range) -> int:
-        """Return what the releases of consecutive batches are counted by.
-
-        Raises:
-            SiteError: there are several, and noise is planned for each by itself.
-        """
-        has_noise = self.plan.gradients is not None or self.plan.scores is not None
-        if has_noise and len(batches) > 1:
-            raise SiteError(
-                f"the run has noise for each batch, but {len(batches)} were merged"
-            )
-        return batches.start
 
     def _scores(self, scores: FloatArray, what: str, key: int) -> AnyArray:
         plan = self.plan.scores

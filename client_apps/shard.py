@@ -49,34 +49,32 @@ class ShardData:
     l2: float
     batch_start: IntArray = field(default_factory=lambda: np.zeros(1, np.int64))
     batch_rows: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    _gathered: dict[range, Features] = field(default_factory=dict, repr=False)
+    _gathered: dict[int, Features] = field(default_factory=dict, repr=False)
 
     @property
     def trained(self) -> Features:
         """The features of the trained rows, (n_trained, d)."""
         return self.features[: len(self.multiplicity)]
 
-    def batch_of(self, batches: range) -> IntArray:
-        """Return the distinct rows of consecutive SGD batches, ascending, (k,)."""
-        start, stop = self.batch_start[batches.start], self.batch_start[batches.stop]
-        rows = self.batch_rows[start:stop]
-        return rows if len(batches) == 1 else np.unique(rows)
+    def batch_of(self, batch: int) -> IntArray:
+        """Return the distinct rows of an SGD batch, ascending, (k,)."""
+        return self.batch_rows[self.batch_start[batch] : self.batch_start[batch + 1]]
 
-    def batch(self, batches: range) -> Features:
-        """Return the features of the distinct rows of SGD batches, (k, d).
+    def batch(self, batch: int) -> Features:
+        """Return the features of the distinct rows of an SGD batch, (k, d).
 
         Those of the last call are kept: a batch's scores are asked for in one message,
         and its gradient in the next, which the same process may answer.
         """
-        if batches in self._gathered:
-            return self._gathered[batches]
-        rows = self.batch_of(batches)
+        if batch in self._gathered:
+            return self._gathered[batch]
+        rows = self.batch_of(batch)
         if len(rows) == len(self.multiplicity):
             return self.trained
         found = rows_of(self.features, rows)
         self._gathered.clear()
         if found.shape[0] * found.shape[1] <= MOST_KEPT:
-            self._gathered[batches] = found
+            self._gathered[batch] = found
         return found
 
 
@@ -157,9 +155,9 @@ class Shard:
         self.vectors["consensus"] = consensus
         self.model.parameters = consensus
 
-    def batch_scores(self, batches: range) -> FloatArray:
-        """Return the local scores of the distinct rows of batches, (k, d_c)."""
-        return self.model.scores(self.data.batch(batches))
+    def batch_scores(self, batch: int) -> FloatArray:
+        """Return the local scores of the distinct rows of a batch, (k, d_c)."""
+        return self.model.scores(self.data.batch(batch))
 
     def step(self, gradient: FloatArray, learning_rate: float, momentum: float) -> None:
         """Take one SGD step (Eq. 13 or 19) with the mean gradient of the loss, (p,).

@@ -238,11 +238,11 @@ def step(site: Site, request: Packet) -> Packet:
 
 def _gradient(part: Part, request: Packet, header: Order) -> FloatArray:
     """Return the sum of the gradients of a batch's rows, (p,)."""
-    batches = _batches(part, header, "batch", "merged")
-    rows = len(part.shard.data.batch_of(batches))
+    batch = _batch(part, header, "batch")
+    rows = len(part.shard.data.batch_of(batch))
     messages = _received(request, part, "messages", rows)
-    features = part.shard.data.batch(batches)
-    return part.outgoing.gradient(part.shard.model, features, messages, batches)
+    features = part.shard.data.batch(batch)
+    return part.outgoing.gradient(part.shard.model, features, messages, batch)
 
 
 def _mean_gradient(part: Part, request: Packet) -> FloatArray:
@@ -276,8 +276,8 @@ def _next_scores(part: Part, header: Order) -> Arrays:
     shard, own = part.shard, part.outgoing
     arrays: Arrays = {}
     if header.has("next-batch"):
-        batches = _batches(part, header, "next-batch", "next-merged")
-        scores = own.batch_scores(_finite(part, shard.batch_scores(batches)), batches)
+        batch = _batch(part, header, "next-batch")
+        scores = own.batch_scores(_finite(part, shard.batch_scores(batch)), batch)
         arrays[part.number, "batch-scores"] = scores
     asked = header.has("evaluate") and header.text("evaluate", ("tested", "all"))
     if asked == "tested":
@@ -318,13 +318,12 @@ def _received(request: Packet, part: Part, name: str, rows: int) -> FloatArray:
     return real_numbers(array, name, (rows, part.shard.model.outputs))
 
 
-def _batches(part: Part, header: Order, name: str, merged: str) -> range:
-    """Return consecutive batches of the run's plan: the first one, and how many."""
+def _batch(part: Part, header: Order, name: str) -> int:
+    """Return the number of a batch of the run's plan."""
     total = len(part.shard.data.batch_start) - 1
     if not total:
         raise SiteError("malformed request: the run has no plan of batches")
-    first = header.count(name, most=total - 1)
-    return range(first, first + header.count(merged, low=1, most=total - first))
+    return header.count(name, most=total - 1)
 
 
 def _kappa(header: Order) -> float:

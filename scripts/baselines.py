@@ -164,7 +164,7 @@ def train_sgd(
     watch = _Watch(problem, until)
     rng = np.random.default_rng(settings.seed)
     rows = len(problem.train_labels)
-    size = settings.given_batch_size or max(rows // 100, 1)
+    size = settings.batch_size or max(rows // 100, 1)
     first_rate = settings.learning_rate or _safe_rate(
         problem, size * (1.0 - settings.momentum), rng
     )

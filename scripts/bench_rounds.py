@@ -12,14 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import pandas as pd
 from bench_runs import Check, Outcome, SkippedSuite, by_table, flights_frames
-from flwr.app import Message
 
 from client_apps.app import app
 from strategies import TablePuppetSGD
@@ -34,13 +32,12 @@ SECONDS_IN_PROCESS = 0.005
 SECONDS_IN_SIMULATION = 0.15
 REPEATS = 2
 EPOCHS = 5
-SLOW_SECONDS = 0.05
 
 Site = dict[str, list[pd.DataFrame]]
 
 
 def measure_rounds() -> Outcome:
-    """Time rounds in this process; count those of stale steps, and of "auto"."""
+    """Time rounds in this process; count those of stale steps."""
     halves = _halves()
     together = [{t: [own[k]] for t, own in halves.items()} for k in range(2)]
     apart = [{t: [half]} for t, own in halves.items() for half in own]
@@ -61,7 +58,6 @@ def measure_rounds() -> Outcome:
                 )
             )
     _compare_staleness(outcome, together)
-    _follow_rounds(outcome, together)
     return outcome
 
 
@@ -95,7 +91,6 @@ class _Run:
 
     Args:
         sites: the tables of each.
-        slow_seconds: that every message takes longer.
         settings: of the run.
 
     Attributes:
@@ -104,9 +99,7 @@ class _Run:
         cpu_seconds: of this process, likewise.
     """
 
-    def __init__(
-        self, sites: list[Site], slow_seconds: float = 0.0, **settings: Any
-    ) -> None:
+    def __init__(self, sites: list[Site], **settings: Any) -> None:
         clocks: list[tuple[float, float]] = []
 
         def on_round(report: RoundReport) -> None:
@@ -115,7 +108,7 @@ class _Run:
 
         own = Settings(strategy="sgd", task="classification", **settings)
         self.strategy = TablePuppetSGD(Query.from_sql(FLIGHTS_SQL), own, on_round)
-        grid = _FarGrid(sites, slow_seconds)
+        grid = InProcessGrid(app, sites)
         try:
             self.strategy.start(grid)
         finally:
@@ -137,19 +130,6 @@ class _Run:
         return self.strategy.report.final_test["loss"]
 
 
-class _FarGrid(InProcessGrid):
-    """Sites at the end of a line that takes some seconds for every message."""
-
-    def __init__(self, sites: list[Site], seconds: float) -> None:
-        super().__init__(app, sites)
-        self._seconds = seconds
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Let a round take its time."""
-        time.sleep(self._seconds)
-        return super().push_messages(messages)
-
-
 def _compare_staleness(outcome: Outcome, sites: list[Site]) -> None:
     fresh, late = (_Run(sites, num_epochs=EPOCHS, staleness=k) for k in (0, 1))
     batches = fresh.rounds_by_epoch[0] // 2
@@ -169,16 +149,6 @@ def _compare_staleness(outcome: Outcome, sites: list[Site]) -> None:
     outcome.facts["learning rates, staleness 0 and 1"] = [
         run.strategy.chosen["learning-rate"] for run in (fresh, late)
     ]
-
-
-def _follow_rounds(outcome: Outcome, sites: list[Site]) -> None:
-    """Note what ``batch-size = "auto"`` makes of sites that are near and far."""
-    for what, seconds in (("at once", 0.0), (f"after {SLOW_SECONDS} s", SLOW_SECONDS)):
-        run = _Run(sites, seconds, num_epochs=3, batch_size="auto")
-        name = f"auto, sites answer {what}"
-        outcome.facts[f"{name}: batch sizes"] = run.strategy.chosen["batch-sizes"]
-        outcome.facts[f"{name}: rounds by epoch"] = run.rounds_by_epoch
-        outcome.facts[f"{name}: test loss"] = run.test_loss
 
 
 def _halves() -> dict[str, tuple[pd.DataFrame, pd.DataFrame]]:

@@ -14,10 +14,10 @@ batch is the less beside its gradient the more rows it has."""
 
 
 def choose_batch_size(settings: Settings, joined_rows: int) -> int:
-    """Return B, at most N; of "auto" that of batches before they are merged."""
+    """Return B, at most N."""
     if settings.method.is_full_batch:
         return joined_rows
     is_private = settings.privacy.features == DP_SGD
     batches = PRIVATE_BATCHES_PER_EPOCH if is_private else BATCHES_PER_EPOCH
-    size = settings.given_batch_size or math.ceil(joined_rows / batches)
+    size = settings.batch_size or math.ceil(joined_rows / batches)
     return min(size, joined_rows)

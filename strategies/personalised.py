@@ -166,7 +166,7 @@ class Personalised(RelationalStrategy):
     @property
     def _is_full(self) -> bool:
         """Whether an update is the gradient over all rows."""
-        return not self.settings.given_batch_size and self.settings.local_epochs <= 1
+        return not self.settings.batch_size and self.settings.local_epochs <= 1
 
     @property
     def _rate(self) -> float:
@@ -175,7 +175,7 @@ class Personalised(RelationalStrategy):
 
     def _pace(self, epoch: int) -> dict[str, Any]:
         """Return how the sites go on from where they are sent, the same at all."""
-        batch, passes = self.settings.given_batch_size, self.settings.local_epochs or 1
+        batch, passes = self.settings.batch_size, self.settings.local_epochs or 1
         most = max(self.problem.rows)
         batches = -(-most // batch) if batch else 1
         # gradients of some rows have noise, which only smaller steps take away

@@ -30,7 +30,6 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies import loj, lou
-from strategies.batch_merging import choose_merging, seconds_per_round
 from strategies.batch_sizes import choose_batch_size
 from strategies.compact import TableLayout
 from strategies.epochs import EpochResult, tests_every_epoch
@@ -45,7 +44,6 @@ from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.admm import LocalScores
 from tp_flower.learning.losses import FloatArray, Loss
 from tp_flower.learning.metrics import evaluate
-from tp_flower.methods import AUTO
 from tp_flower.privacy.noise import NoiseSource
 from tp_flower.privacy.settings import DP_SGD, OUTSIDER
 from tp_flower.protocol import Action, Update
@@ -136,7 +134,6 @@ class BatchStrategy(RelationalStrategy):
     _batches: ShardedBatches
     _rate: float = 0.0
     _staleness: int = 0
-    _sizes: list[int]
 
     def plan(self) -> Plan:
         """Plan the batches when the mapping is known."""
@@ -180,9 +177,6 @@ class BatchStrategy(RelationalStrategy):
         self._staleness = self.settings.staleness if can_be_late else 0
         self.chosen["staleness"] = self._staleness
         rows = _Rows.of(federation, self._batches.plan)
-        self._sizes = []
-        if self.settings.batch_size == AUTO:
-            self.chosen["batch-sizes"] = self._sizes
         seen = np.empty((len(rows.labels), federation.loss.outputs))
         local = {name: s.copy() for name, s in federation.initial_scores.items()}
         # the last epoch brings them all anew
@@ -241,9 +235,7 @@ class BatchStrategy(RelationalStrategy):
         rng = generator(federation.seed, Stream.ORDER)
         batches, epochs = self._batches, self.settings.epochs
         for number in range(1, epochs + 1):
-            if self.settings.batch_size == AUTO:
-                batches = self._resized(federation, batches)
-            rates = self._rates(federation, batches, number)
+            rates = self._rates(federation, number)
             if self._is_poisson:
                 drawn = np.arange(batches.plan.batches)
                 order = drawn.reshape(epochs, -1)[number - 1]
@@ -251,31 +243,9 @@ class BatchStrategy(RelationalStrategy):
                 order = rng.permutation(batches.plan.batches)
             yield _Epoch(number, batches, order, rates)
 
-    def _resized(
-        self, federation: Federation, batches: ShardedBatches
-    ) -> ShardedBatches:
-        """Return batches for the next epoch, by how long the rounds of this one took.
-
-        Its last round is still to come.
-        """
-        rounds = [r for r in self.history if r.epoch and r.epoch == self.epoch]
-        if rounds:
-            wait, compute = seconds_per_round(rounds)
-            has_own_step = federation.sharded and not self._staleness
-            per_update = 2 if has_own_step else 1
-            per_epoch = per_update * batches.plan.batches
-            wanted = choose_merging(
-                self._batches.plan.batches, wait * per_update, compute * per_epoch
-            )
-            batches = self._batches.merge(wanted)
-        self._sizes.append(math.ceil(len(batches.plan.order) / batches.plan.batches))
-        return batches
-
-    def _rates(
-        self, federation: Federation, batches: ShardedBatches, epoch: int
-    ) -> dict[str, float]:
+    def _rates(self, federation: Federation, epoch: int) -> dict[str, float]:
         """Return the learning rate of every table in an epoch."""
-        settings, plan = self.settings, batches.plan
+        settings, plan = self.settings, self._batches.plan
         rate = settings.learning_rate or safe_rate(
             federation,
             len(plan.order) / plan.batches,
@@ -292,15 +262,12 @@ class BatchStrategy(RelationalStrategy):
         return {name: own / decay for name, own in rates.items()}
 
     def _header(self, step: _Step, rows: int) -> dict[str, Any]:
-        batch, merged = step.batch.name
-        following = (None, None) if step.next_batch is None else step.next_batch.name
+        following = None if step.next_batch is None else step.next_batch.number
         return {
-            "batch": batch,
-            "merged": merged,
+            "batch": step.batch.number,
             # a drawn batch may have any number of rows: it is divided by the mean
             "batch-rows": self.chosen["batch-size"] if self._is_poisson else rows,
-            "next-batch": following[0],
-            "next-merged": following[1],
+            "next-batch": following,
             "evaluate": step.evaluate,
             "stale": self._is_late(step),
             "learning-rates": step.epoch.rates,

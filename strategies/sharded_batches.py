@@ -24,18 +24,10 @@ class ShardedBatches:
 
     Attributes:
         plan: of the batches.
-        merged: how many of the sites' plan each of them is, except maybe the last.
     """
 
-    def __init__(
-        self,
-        plan: BatchPlan,
-        compact: Mapping[str, TableLayout],
-        merged: int = 1,
-        total: int | None = None,
-    ) -> None:
-        self.plan, self._compact, self.merged = plan, compact, merged
-        self._total = plan.batches if total is None else total
+    def __init__(self, plan: BatchPlan, compact: Mapping[str, TableLayout]) -> None:
+        self.plan, self._compact = plan, compact
         self._bounds = {
             name: _shard_bounds(plan, name, table) for name, table in compact.items()
         }
@@ -53,18 +45,6 @@ class ShardedBatches:
                     "batch-rows": (rows[is_own] - own.start).astype(np.int32),
                 }
         return arrays
-
-    def merge(self, count: int) -> "ShardedBatches":
-        """Return batches that are ``count`` consecutive ones of these each."""
-        if count == 1:
-            return self
-        total, merged = self._total, self.merged * count
-        return ShardedBatches(self.plan.merged(count), self._compact, merged, total)
-
-    def first_and_count(self, batch: int) -> tuple[int, int]:
-        """Return which batches of the sites' plan a batch is made of."""
-        first = batch * self.merged
-        return first, min(self.merged, self._total - first)
 
     def slices(self, table: str, batch: int) -> list[slice]:
         """Return where each shard's rows are among those of a table in a batch."""
@@ -88,11 +68,6 @@ class Batch:
 
     batches: ShardedBatches
     number: int
-
-    @property
-    def name(self) -> tuple[int, int]:
-        """The first batch of the sites' plan in it, and how many of them it has."""
-        return self.batches.first_and_count(self.number)
 
     @property
     def span(self) -> slice:

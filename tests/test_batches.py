@@ -123,26 +123,6 @@ def test_the_seed_decides_the_plan():
     assert (first != other).any()
 
 
-@pytest.mark.parametrize("count", [2, 3, 7, 20])
-@pytest.mark.parametrize(
-    "row_of", [[0, 3, 3, 1, 0, 2, 4, 4], [-1, 2, 2, -1, 0, 0, 1, 2]]
-)
-def test_merged_batches_are_those_of_the_larger_size(row_of, count):
-    """From one seed: the joined rows are in one order, whatever the size."""
-    rows = TableRows(np.array(row_of * 5, np.int32), max(row_of) + 1)
-    mapping = TableMapping({"a": rows})
-    small, large = (
-        plan_batches(mapping, size, np.random.default_rng(0)) for size in (3, 3 * count)
-    )
-    merged = small.merged(count)
-    np.testing.assert_array_equal(merged.order, large.order)
-    np.testing.assert_array_equal(merged.start, large.start)
-    for found, wanted in zip(
-        vars(merged.tables["a"]).values(), vars(large.tables["a"]).values(), strict=True
-    ):
-        np.testing.assert_array_equal(found, wanted)
-
-
 def identity(rows: int) -> TableMapping:
     return TableMapping({"a": TableRows(np.arange(rows, dtype=np.int32), rows)})
 

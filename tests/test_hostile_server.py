@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from client_apps.outgoing import Outgoing
 from client_apps.site import Site
 from strategies import Explain, TablePuppetADMM, TablePuppetSGD
 from tests.hostile import (
@@ -27,7 +26,6 @@ from tests.hostile import (
     wrong_headers,
 )
 from tp_flower.errors import QueryError, SiteError
-from tp_flower.learning.models import LinearModel
 from tp_flower.privacy.accounting import epsilon, noise_multiplier
 from tp_flower.privacy.key_agreement import (
     GroupSecret,
@@ -36,8 +34,6 @@ from tp_flower.privacy.key_agreement import (
     SiteKeys,
 )
 from tp_flower.privacy.mechanisms import Gaussian
-from tp_flower.privacy.noise import NoiseSource
-from tp_flower.privacy.plan import ClippedNoise, PartPlan
 from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import Packet, pack_bits
 
@@ -609,38 +605,6 @@ def test_a_batch_goes_by_one_number(tmp_path):
         answer.check_nothing_left()
         must = "of the request must be a whole number from 0 to 2"
         assert f"{answer.what!r} {must}" in answer.error
-
-
-def test_batches_are_merged_within_the_plan(tmp_path):
-    def merge(action, node, packet):
-        if (action, node) == ("train.sgd", SHOP):
-            for name in ("merged", "next-merged"):
-                for number in (0, 4, 10**6, 1.0, True):
-                    yield name, header(name, value=number)(packet)
-
-    grid = HostileGrid(tmp_path, merge, stops=True)
-    with pytest.raises(StoppedError):
-        train(grid, TablePuppetSGD, batch_size=4)
-    assert len(grid.answers) == 10
-    for answer in grid.answers:
-        answer.check_nothing_left()
-        must = "of the request must be a whole number from 1 to"
-        assert f"{answer.what!r} {must}" in answer.error
-
-
-@pytest.mark.parametrize("noisy", ["gradients", "scores"])
-def test_noise_is_for_batches_that_are_not_merged(noisy):
-    """A row in two of them would be released under one count."""
-    plan = PartPlan(**{noisy: ClippedNoise(1.0, 1.0)})
-    own = Outgoing(0, plan, NoiseSource())
-    scores, match = np.ones((3, 1)), "noise for each batch, but 2 were merged"
-    own.batch_scores(scores, range(4, 5))
-    with pytest.raises(SiteError, match=match):
-        own.batch_scores(scores, range(4, 6))
-    if plan.gradients is not None:
-        model = LinearModel(2, 1, intercept=False)
-        with pytest.raises(SiteError, match=match):
-            own.gradient(model, np.ones((3, 2), np.float32), scores, range(4, 6))
 
 
 def test_a_model_of_one_shard_is_not_the_servers_to_set(tmp_path):

@@ -464,7 +464,6 @@ def test_a_feature_that_there_is_not_cannot_be_personal():
         ({"graph": " "}, "is empty"),
         ({"graph_epsilon": 1.0}, "not for 'models'"),
         ({"update_clusters": 4}, "set update-penalty above 0"),
-        ({"batch_size": "auto"}, "'auto' is of strategy 'sgd'"),
         ({"privacy": PrivacySettings(features="dp-sgd", epsilon=1.0)}, "goes without"),
     ],
 )

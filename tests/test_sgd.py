@@ -1,18 +1,11 @@
 """SGD over joins and unions against mini-batch SGD on the materialised join."""
 
 import functools
-import time
 
 import numpy as np
 import pytest
 
 from client_apps import store as store_module
-from strategies.batch_merging import (
-    CRITICAL_UPDATES,
-    FEWEST_UPDATES,
-    choose_merging,
-    seconds_per_round,
-)
 from strategies.sgd_rates import stale_limit
 from tests.federated import (
     ALIASES,
@@ -28,8 +21,6 @@ from tests.reference import joins
 from tests.reference.training import Mlp, SgdSettings, mlp_sgd, sgd, stale_sgd
 from tests.store_reference import reference_of
 from tp_flower.grid import InProcessGrid
-from tp_flower.protocol import pack, unpack
-from tp_flower.report import RoundReport
 
 FRAMES = store()
 LAYOUTS = {
@@ -73,10 +64,9 @@ def batches_of(finished: Run) -> list[list[list[int]]]:
     for seen in finished.seen:
         if seen.action != "train.sgd" or seen.is_reply or seen.round in taken:
             continue
-        taken[seen.round] = first = seen.header["batch"]
-        stop = plan.start[first + seen.header["merged"]]
+        taken[seen.round] = batch = seen.header["batch"]
         epoch = next(r.epoch for r in finished.history if r.round == seen.round)
-        rows = plan.order[plan.start[first] : stop].tolist()
+        rows = plan.order[plan.slice(batch)].tolist()
         epochs.setdefault(epoch, []).append(rows)
     return list(epochs.values())
 
@@ -382,90 +372,3 @@ def test_automatic_batch_size_is_a_hundredth_of_the_joined_rows():
     finished = run("squared", [whole(frames)], "sgd", num_epochs=1)
     total = finished.strategy.federation.train.joined_rows
     assert finished.strategy.chosen["batch-size"] == -(-total // 100)
-
-
-# batches that grow
-
-
-class FarGrid(InProcessGrid):
-    """Sites that compute in no time, at the end of a slow line."""
-
-    busy_seconds = 0.0
-
-    def push_messages(self, messages):
-        time.sleep(0.02)
-        return super().push_messages(messages)
-
-    def _deliver(self, message):
-        reply = super()._deliver(message)
-        packet = unpack(reply.content)
-        packet.header["seconds"] = self.busy_seconds
-        reply.content = pack(packet)
-        return reply
-
-
-class BusyGrid(FarGrid):
-    """Sites at the end of the same line that need far longer to compute."""
-
-    busy_seconds = 60.0
-
-
-@pytest.mark.parametrize("layout", ["whole", "sharded"])
-def test_batches_grow_where_rounds_wait(layout):
-    finished = trained(
-        "logistic", layout, batch_size="auto", grid_class=FarGrid, num_epochs=2
-    )
-    batches = batches_of(finished)
-    sizes = finished.strategy.chosen["batch-sizes"]
-    assert sizes == [len(max(own, key=len)) for own in batches]
-    assert finished.strategy.chosen["batch-size"] == sizes[0] < sizes[1]
-    assert len(batches[1]) >= FEWEST_UPDATES
-    total = finished.strategy.federation.train.joined_rows
-    for own in batches:
-        assert sorted(row for batch in own for row in batch) == list(range(total))
-    expected = sgd(reference_of(finished, FRAMES, "logistic"), batches, HOW)
-    assert distance(finished.flat, expected) < 1e-5
-
-
-def test_the_learning_rate_follows_the_batch_size():
-    how = {"batch_size": "auto", "learning_rate": 0.0, "decay": 0.0, "num_epochs": 2}
-    finished = trained("logistic", grid_class=FarGrid, **how)
-    one, other = (
-        finished.requests(epoch)[0][0].header["learning-rates"]["o"] for epoch in (1, 2)
-    )
-    of_size = [
-        trained("logistic", **{**how, "batch_size": size, "num_epochs": 1})
-        for size in finished.strategy.chosen["batch-sizes"]
-    ]
-    rates = [run.strategy.chosen["learning-rate"] for run in of_size]
-    assert [one, other] == pytest.approx(rates)
-    assert one < other
-
-
-def test_batches_stay_where_rounds_compute():
-    finished = trained("logistic", batch_size="auto", grid_class=BusyGrid, num_epochs=2)
-    fixed = trained("logistic", batch_size=0, num_epochs=2)
-    np.testing.assert_array_equal(finished.flat, fixed.flat)
-    assert finished.strategy.chosen["batch-sizes"] == [1, 1]
-
-
-def test_merging_makes_the_modelled_time_to_an_accuracy_least():
-    """Of all whole numbers of batches to merge; seconds per update and per epoch."""
-    rng = np.random.default_rng(0)
-    for wait, compute in 10.0 ** rng.uniform(-4, 1, size=(200, 2)):
-        found = choose_merging(100, wait, compute)
-        updates = 100 / np.arange(1, 6)
-        cost = (1 / CRITICAL_UPDATES + 1 / updates) * (updates * wait + compute)
-        # rounded in the number of batches: within a few percent of the best
-        assert cost[found - 1] <= 1.05 * cost.min()
-    assert choose_merging(100, 0.0, 1.0) == 1
-    assert choose_merging(15, 100.0, 1e-9) == 1
-    assert choose_merging(1000, 100.0, 1e-9) == 1000 // FEWEST_UPDATES
-
-
-def test_seconds_of_a_round_are_medians():
-    rounds = [
-        RoundReport(1, 1, "sgd", wait_seconds=w, client_seconds=c, server_seconds=0.5)
-        for w, c in ((0.1, 2.0), (0.2, 1.0), (9.0, 70.0))
-    ]
-    assert seconds_per_round(rounds) == (0.2, 2.5)

@@ -23,7 +23,7 @@ from tp_flower.encoding.choice import (
 from tp_flower.errors import SettingsError
 from tp_flower.joins.mapping import MAX_JOINED_ROWS
 from tp_flower.joins.row_weights import JOINED, weight_problem
-from tp_flower.methods import METHODS, Method, batch_size_problem
+from tp_flower.methods import METHODS, Method
 from tp_flower.personal_settings import graph_problem, personal_problem
 from tp_flower.privacy.settings import PRIVACY_KEYS, PrivacySettings
 from tp_flower.run_modes import (
@@ -88,7 +88,7 @@ class Settings:
     inner_rounds: int = 1
     local_epochs: int = 0
     tolerance: float = 0.0
-    batch_size: int | str = 0
+    batch_size: int = 0
     learning_rate: float = 0.0
     momentum: float = 0.9
     decay: float = 1.0
@@ -180,11 +180,6 @@ class Settings:
     def coreset_rows(self) -> int:
         """The joined rows that are drawn to train on; 0 where all are trained on."""
         return self.coreset_size or self.method.coreset_size
-
-    @property
-    def given_batch_size(self) -> int:
-        """The batch size that was asked for; 0 where it is to be chosen."""
-        return self.batch_size if isinstance(self.batch_size, int) else 0
 
     def model_of(self, table: str) -> str:
         """Return the model of one table, named by its alias in the query."""
@@ -358,7 +353,6 @@ def _model_problem(model: object) -> str | None:
 
 
 _TEXT_PROBLEMS: Mapping[str, Callable[[str], str | None]] = {
-    "batch-size": batch_size_problem,
     "model": _model_problem,
     "graph": graph_problem,
     "model-name": model_name_problem,

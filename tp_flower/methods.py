@@ -18,9 +18,6 @@ PERSONAL: Final = "personal"
 ROWS_OF_CORESET: Final = 2000
 """Joined rows that a method which solves on a coreset draws if nobody says how many."""
 
-AUTO: Final = "auto"
-"""The batch size that follows how long rounds take."""
-
 
 @dataclass(frozen=True)
 class Method:
@@ -90,7 +87,6 @@ def method_problems(values: Mapping[str, object]) -> list[str]:
         problems += _solved_problems(name, values)
     privacy = values.get("privacy")
     if isinstance(privacy, PrivacySettings):
-        problems += _batch_problems(values.get("batch-size"), privacy)
         problems += _uncounted_problems(name, privacy)
     return problems
 
@@ -128,24 +124,6 @@ def _uncounted_problems(name: str, privacy: PrivacySettings) -> list[str]:
         f"privacy.{key}: strategy {name!r} {why}"
         for key, is_covered in uncounted(method, privacy).items()
         if is_covered
-    ]
-
-
-def batch_size_problem(word: str) -> str | None:
-    """Return what is wrong with a batch size that is no number."""
-    return None if word == AUTO else f"{word!r} is not a whole number or {AUTO!r}"
-
-
-def _batch_problems(batch_size: object, privacy: PrivacySettings) -> list[str]:
-    covered = {
-        "features": privacy.covers_features,
-        "predictions": privacy.covers_predictions,
-    }
-    return [
-        f"batch-size: {AUTO!r} does not go with privacy.{name}: noise is planned for "
-        "batches of one size; set a number, or 0"
-        for name, is_covered in covered.items()
-        if is_covered and batch_size == AUTO
     ]
 
 

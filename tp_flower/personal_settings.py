@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tp_flower.joins.row_weights import JOINED
-from tp_flower.methods import AUTO, METHODS, PERSONAL
+from tp_flower.methods import METHODS, PERSONAL
 from tp_flower.privacy.settings import PrivacySettings
 
 EVERYTHING: Final = "*"
@@ -151,8 +151,6 @@ def _pairs(models: object) -> tuple[tuple[str, str], ...]:
 
 
 def _update_problems(values: Mapping[str, object]) -> list[str]:
-    if values.get("batch-size") == AUTO:
-        return [f"batch-size: {AUTO!r} is of strategy 'sgd': set a number, or 0"]
     if values.get("update-clusters") and not values.get("update-penalty"):
         return ["update-clusters: is of encoded updates: set update-penalty above 0"]
     return []

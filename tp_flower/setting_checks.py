@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 _TYPE_NAMES: Mapping[object, str] = {
     str: "a string",
     int: "a whole number",
-    # words in its place have a check of their own
-    int | str: "a whole number",
     float: "a finite number",
     bool: "true or false",
 }
@@ -52,7 +50,7 @@ def has_type(value: object, expected: object) -> bool:
         return type(value) is expected
     if isinstance(value, bool):
         return False
-    if expected in (int, int | str):
+    if expected is int:
         return isinstance(value, int)
     return isinstance(value, int | float) and math.isfinite(value)
 

@@ -73,22 +73,6 @@ class BatchPlan:
         """Number of batches."""
         return len(self.start) - 1
 
-    def merged(self, count: int) -> "BatchPlan":
-        """Return the plan whose batches are ``count`` consecutive ones of this."""
-        kept = np.append(np.arange(0, self.batches, count), self.batches)
-        start = self.start[kept]
-        sizes = np.diff(self.start)
-        of_old = np.repeat(np.arange(self.batches), sizes)
-        of_new = np.repeat(np.arange(len(start) - 1), np.diff(start))
-        tables = {}
-        for name, own in self.tables.items():
-            row_of = np.full(len(self.order), NO_ROW, dtype=np.int64)
-            has_row = own.slots >= 0
-            row_of[has_row] = own.rows[(own.start[of_old] + own.slots)[has_row]]
-            total = int(own.rows.max(initial=-1)) + 1
-            tables[name] = _table_batches(row_of, total, of_new, len(start) - 1)
-        return BatchPlan(self.order, start, tables)
-
     def slice(self, batch: int) -> slice:
         """Return where a batch lies in arrays of batch order."""
         return slice(int(self.start[batch]), int(self.start[batch + 1]))
