@@ -49,11 +49,13 @@ def fragment(features=(), keys=(), label=None, filters=()) -> Fragment:
     return Fragment("t", "table", named, tuple(keys), label, tuple(filters))
 
 
-def run(frame: pd.DataFrame, wanted: Fragment, folder=None) -> ExtractedShard:
+def run(
+    frame: pd.DataFrame, wanted: Fragment, folder=None, order_key=b""
+) -> ExtractedShard:
     token = register_frames({"table": frame}, site="here")
     try:
         (source,) = load_tables(f"memory:{token}")
-        return extract(source, wanted, folder)
+        return extract(source, wanted, folder, order_key)
     finally:
         release(token)
 
@@ -527,6 +529,16 @@ def test_order_of_groups_is_that_of_their_contents():
     again = run(frame.sample(frac=1, random_state=1), grouped())
     for shard in (*runs, again):
         assert_equal(shard, runs[0])
+
+
+def test_order_of_groups_depends_on_the_key_of_the_site():
+    frame = pd.DataFrame({"c": np.arange(200), "x": np.arange(200.0)})
+    first, second, again = (
+        run(frame, grouped(), order_key=key).column("total").values.tolist()
+        for key in (b"a" * 32, b"b" * 32, b"a" * 32)
+    )
+    assert first == again != second
+    assert sorted(first) == sorted(second)
 
 
 @pytest.fixture

@@ -188,6 +188,18 @@ def test_too_many_rows_are_refused_before_they_are_made():
         build(tables, chain, max_joined_rows=400_000)
 
 
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((1, None), (0, 1)), ((0, 1), (1, None)), ((1, None), (1, None))],
+)
+def test_a_key_of_two_columns_with_one_null_meets_nothing(left, right):
+    """Nor the key whose codes are those of a neighbouring pair."""
+    predicates = [("t1", "t0", "a", "a"), ("t1", "t0", "b", "b")]
+    tables = {"t0": [left, (0, 0)], "t1": [right, (0, 0)]}
+    mapping, _ = build(tables, predicates, outer={"t1"})
+    assert mapping.tables["t1"].row_of.tolist() == [-1, 1]
+
+
 def test_the_limit_itself_is_allowed():
     tables = {"t0": [(1, 0)] * 3, "t1": [(1, 0)] * 4}
     mapping, _ = build(tables, LEFT, max_joined_rows=12)

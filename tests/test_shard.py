@@ -1,9 +1,10 @@
-"""The client operator's consensus state."""
+"""The client operator: exact fits, steps, the state of consensus, batches."""
 
 import numpy as np
 
 from client_apps.shard import Shard, ShardData
 from tp_flower.learning.models import LinearModel
+from tp_flower.learning.solvers import RidgeSolver, gram
 
 
 def shard() -> Shard:
@@ -20,6 +21,32 @@ def shard() -> Shard:
         "consensus_duals": np.array([0.5, -2.0]),
     }
     return Shard(data, LinearModel(2, 1, intercept=False), vectors)
+
+
+def test_a_row_counts_in_a_fit_as_often_as_it_is_joined():
+    own, kappa = shard(), 2.0
+    features, counts = own.data.features, own.data.multiplicity
+    target = np.array([[1.0], [3.0]])
+    solver = RidgeSolver.from_gram(
+        gram(features, counts, intercept=False), own.data.joined_rows, intercept=False
+    )
+    own.fit_exactly(solver, target, kappa)
+    rows, targets = np.repeat(features, counts, 0), np.repeat(target, counts, 0)
+    matrix = kappa / 3 * rows.T @ rows + own.data.l2 * np.eye(2)
+    expected = np.linalg.solve(matrix, kappa / 3 * rows.T @ targets)
+    np.testing.assert_allclose(own.model.parameters, expected[:, 0])
+
+
+def test_a_step_has_momentum_and_spares_the_bias():
+    model = LinearModel(1, 1, intercept=True)
+    model.parameters = np.array([2.0, 4.0])
+    own = Shard(shard().data, model, {"momentum": np.zeros(2)})
+    own.step(np.ones(2), 0.5, 0.9)
+    # velocity: 1 + 0.1 * 2, and 1
+    np.testing.assert_allclose(own.model.parameters, [1.4, 3.5])
+    own.step(np.ones(2), 0.5, 0.9)
+    # velocity: 1 + 0.1 * 1.4 + 0.9 * 1.2, and 1 + 0.9 * 1
+    np.testing.assert_allclose(own.model.parameters, [0.29, 2.55])
 
 
 def test_scaled_duals_keep_their_unscaled_value_when_the_penalty_changes():

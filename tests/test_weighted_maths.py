@@ -97,6 +97,8 @@ def test_metrics_are_scikit_learns():
     assert two["auc"] == pytest.approx(
         known.roc_auc_score(classes > 0, scores[:, 0], **own)
     )
+    unweighted = known.roc_auc_score(classes > 0, scores[:, 0])
+    assert auc(scores[:, 0], classes > 0) == pytest.approx(unweighted)
 
 
 def test_area_without_a_class():

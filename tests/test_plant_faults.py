@@ -1,0 +1,93 @@
+"""The list of faults fits the code, and the runner tells what became of each."""
+
+import ast
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import plant_faults
+import pytest
+from fault_list import FAULTS, Fault
+from plant_faults import CAUGHT, LATE, MISSED, STALE, StaleFaultError, Verdict
+
+FAULT = Fault("sum", "a + b", "a - b", ("test_adding.py",))
+TEST = (
+    "from tp_flower.adding import add\n\ndef test_add():\n    assert add(1, 2) == 3\n"
+)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A product of one function with its test."""
+    for folder, name, text in (
+        ("tp_flower", "adding.py", "def add(a, b):\n    return a + b\n"),
+        ("tests", "test_adding.py", TEST),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").touch()
+        (tmp_path / folder / name).write_text(text)
+    (tmp_path / "scripts").symlink_to(plant_faults.ROOT / "scripts")
+    return tmp_path
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_fits_the_code(fault: Fault) -> None:
+    text = plant_faults.find_snippet(fault).read_text(encoding="utf-8")
+    assert plant_faults.find_tests(fault.tests)
+    assert fault.new != fault.old
+    ast.parse(text.replace(fault.old, fault.new))
+
+
+def test_names_are_unique() -> None:
+    names = [fault.name for fault in FAULTS]
+    assert sorted(set(names)) == sorted(names)
+    assert len(names) >= 44
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        (FAULT, CAUGHT),
+        (replace(FAULT, new="b + a"), MISSED),
+        (replace(FAULT, new="add(a, b) if __import__('time').sleep(60) else 0"), LATE),
+        (replace(FAULT, old="a * b"), STALE),
+        (replace(FAULT, old="a"), STALE),
+        (replace(FAULT, tests=("test_gone.py",)), STALE),
+        (replace(FAULT, new="a +"), STALE),
+    ],
+)
+def test_what_becomes_of_a_fault(copy: Path, fault: Fault, status: str) -> None:
+    before = (copy / "tp_flower" / "adding.py").read_text()
+    verdict = plant_faults.try_fault(fault, copy, 10.0, all_tests=False)
+    assert verdict.status == status, verdict.detail
+    assert ("::test_add" in verdict.detail) == (status == CAUGHT)
+    assert (copy / "tp_flower" / "adding.py").read_text() == before
+
+
+def test_a_snippet_of_two_files_needs_a_file(copy: Path) -> None:
+    (copy / "tp_flower" / "twin.py").write_text("a + b\n")
+    with pytest.raises(StaleFaultError, match="found 2 times"):
+        plant_faults.find_snippet(FAULT, copy)
+    path = plant_faults.find_snippet(replace(FAULT, file="*/twin.py"), copy)
+    assert path.name == "twin.py"
+
+
+def test_what_was_caught_before_is_compared(tmp_path: Path) -> None:
+    path = tmp_path / "before.json"
+    before = {"a": CAUGHT, "b": CAUGHT, "c": MISSED, "renamed": CAUGHT}
+    path.write_text(json.dumps([{"name": n, "status": s} for n, s in before.items()]))
+    now = [
+        Verdict("a", CAUGHT, 1.0),
+        Verdict("b", MISSED, 1.0),
+        Verdict("c", LATE, 1.0),
+    ]
+    assert plant_faults.lost(now, plant_faults.read_verdicts(path)) == ["b"]
+    assert plant_faults.summary(now) == (
+        "3 faults: 1 caught, 1 missed, 1 late, 0 stale; 3 s of tests"
+    )
+
+
+def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plant_faults.main(["--only", "nothing"]) == 2
+    assert "no fault is called nothing" in capsys.readouterr().err
