@@ -115,7 +115,7 @@ def read_work(facts: Mapping[int, Mapping[str, Any]], part: Part) -> SiteWork:
     """
     pushed = fact_of(facts, part, "pushed", list)
     if not all(isinstance(words, str) for words in pushed):
-        raise refuse(part, "no words of what its database computed")
+        raise refuse(part, "no words of what its database filters")
     return SiteWork(fact_of(facts, part, "engine", str), tuple(pushed))
 
 

@@ -591,7 +591,7 @@ def test_a_query_over_one_table_reads_well_too():
     assert [own.name for own in found.strategies][:2] == ["admm", "sgd"]
 
 
-def test_explain_names_the_database_and_what_it_computes(tmp_path, postgresql):
+def test_explain_names_the_database_and_its_filters(tmp_path, postgresql):
     name = fill(
         postgresql,
         "payments",
@@ -608,7 +608,7 @@ def test_explain_names_the_database_and_what_it_computes(tmp_path, postgresql):
     orders, payments = found.tables
     assert orders.work[-1] == "shop: all in DuckDB at the site"
     assert payments.work[-1] == (
-        'payments-0: in postgresql: filter: "amount" > 1; sub-query: GROUP BY "cust". '
+        'payments-0: in postgresql: filter: "amount" > 1. '
         "All else in DuckDB at the site"
     )
     assert "in postgresql" in printed(found)

@@ -1,4 +1,4 @@
-"""What databases compute is what DuckDB would."""
+"""Databases filter as DuckDB would."""
 
 import re
 from contextlib import suppress
@@ -196,142 +196,87 @@ ROWS = [
         False,
     ),
 ]
-EXPRESSIONS = [
-    # numbers
-    "i + 1",
-    "j - 1",
-    "s * 2",
-    "i * 0.5",
-    "n + m",
-    "n * 3",
-    "n * n",
-    "m - n",
-    "-n",
-    "-(i - 1)",
-    "ABS(i)",
-    "ABS(n)",
-    "ABS(d)",
-    "d + e",
-    "d * 0.1",
-    "e - i",
-    "d / 3",
-    "i / 4",
-    "n / 2",
-    "n / -0.3",
-    "i + NULL",
-    "CAST(i AS DOUBLE)",
-    "CAST(n AS DOUBLE)",
-    "CAST(j AS DOUBLE)",
-    "d + j",
-    "n + d",
-    "(i + s) * 2 - i",
-    # conditions
+NUMBERS = [
     "i > 0",
     "i >= 0.5",
+    "i = -7",
+    "-3 < i",
+    "s <> 1",
     "n = 1",
     "n <> 2.5",
-    "n < m",
-    "j = d",
-    "j <= 9007199254740992.0",
-    "d = e",
+    "n > -0.5",
+    "m = 0.000001",
+    "m < 12345678901234.5",
+    "j <= 900719925474099",
     "d < 0.1",
+    "d = 1.1",
+    "d = 1",
+    "d > -2.5",
     "e IN (0.1, 2.5)",
-    "i IN (1, 3, NULL)",
-    "i NOT IN (1, NULL)",
-    "j IN (9007199254740993)",
+    "i IN (1, 3)",
+    "i NOT IN (1, 3)",
     "n BETWEEN 0 AND 2.5",
-    "i BETWEEN s AND j",
-    "d BETWEEN 1 AND n",
-    "i IS NULL",
-    "d IS NOT NULL",
-    "i > 0 AND n > 0",
-    "i > 0 OR n IS NULL",
+    "d BETWEEN -2.5 AND 1",
     "NOT (i > 0)",
-    "i > 0 OR NULL",
-    "NULL AND i > 0",
-    "i = NULL",
-    "(i > 0) = (n > 0)",
-    "i > s AND (j < 5 OR NOT d > 2) OR e IS NULL",
-    # booleans
-    "f",
-    "NOT f",
-    "f AND i > 0",
-    "f = TRUE",
-    "f IS NULL",
-    "COALESCE(f, FALSE)",
-    # choices
-    "CASE WHEN i > 0 THEN 1 ELSE 0 END",
-    "CASE WHEN i > 0 THEN n END",
-    "CASE WHEN d > 1 THEN i ELSE 0.5 END",
-    "CASE WHEN d > 1 THEN i ELSE d END",
-    "CASE i WHEN 1 THEN 'one' WHEN 3 THEN 'three' ELSE t END",
-    "CASE t WHEN 'ab' THEN 1 WHEN 'AB' THEN 2 ELSE 3 END",
-    "CASE WHEN f THEN a END",
-    "COALESCE(i, -1)",
-    "COALESCE(i, 0.5)",
-    "COALESCE(d, i, 0)",
-    "COALESCE(t, '?')",
-    "COALESCE(n, d)",
-    "NULLIF(i, 1)",
-    "NULLIF(n, 1)",
-    "NULLIF(t, 'ab')",
-    "NULLIF(i, d)",
-    "NULLIF(d, 1)",
-    "IF(i > 0, n, m)",
-    # texts
+    "NOT (d BETWEEN 1 AND 2)",
+]
+NULLS = [f"{name} IS {word}" for name in COLUMNS for word in ("NULL", "NOT NULL")]
+TEXTS = [
     "t = 'ab'",
     "t <> 'AB'",
     "t = ''",
-    "t = u",
     "u = 'ab'",
-    "t IN ('ab', 'AB', NULL)",
+    "t IN ('ab', 'AB')",
     "t NOT IN ('ab ')",
     "t = 'Zo\u00eb'",
     "t = '\U0001f600\t\"`'",
     "u = 'it''s'",
     "u = '%_'",
-    "t IS NULL",
-    "t < 'b'",
-    "lower(t)",
-    "t LIKE 'a%'",
-    "t || u",
-    "length(t)",
-    # dates
-    *(
-        f"{part}({column})"
-        for part in (
-            "year",
-            "quarter",
-            "month",
-            "day",
-            "dayofyear",
-            "dayofweek",
-            "weekday",
-            "isodow",
-            "hour",
-        )
-        for column in "ab"
-    ),
-    "minute(b)",
-    "second(b)",
-    "EXTRACT(dow FROM a)",
-    "date_part('hour', b)",
-    "EXTRACT('isodow' FROM b)",
+]
+TIMES = [
     "a = '2024-02-29'",
     "a < DATE '2000-01-01'",
-    "a > TIMESTAMP '2000-12-31 00:00:00'",
     "b >= '2000-01-01'",
     "b < '2024-02-29 00:00:00.000001'",
     "b = '1969-12-31 23:59:59.999999'",
     "a BETWEEN '1900-01-01' AND '2000-12-31'",
-    "a IN ('2024-02-29', '1969-12-31', NULL)",
-    "a = b",
+    "a IN ('2024-02-29', '1969-12-31')",
     "b > DATE '2024-01-01'",
     "b > '1066-10-14'",
-    "COALESCE(a, DATE '2000-01-01')",
-    "month(a) + 12 * year(a)",
-    "CASE WHEN hour(b) < 12 THEN 'am' ELSE 'pm' END",
+    "b <= TIMESTAMP '2013-01-06 23:59:59'",
 ]
+# two columns, expressions, rules of texts, numbers that a double does not hold, NULL,
+# a date beside a time, a time before the year 1000
+STAY = [
+    "n < m",
+    "j = d",
+    "i + 1 > 2",
+    "ABS(i) > 2",
+    "month(a) = 2",
+    "i > 0 OR n IS NULL",
+    "CASE WHEN i > 0 THEN TRUE END",
+    "COALESCE(f, FALSE)",
+    "f",
+    "NOT f",
+    "f = TRUE",
+    "t < 'b'",
+    "t BETWEEN 'a' AND 'b'",
+    "t LIKE 'a%'",
+    "t = u",
+    "'ab' = u",
+    "j IN (9007199254740993)",
+    "d < 0.1234567890123456",
+    "i = NULL",
+    "i IN (1, 3, NULL)",
+    "i > 1e0",
+    "i = '1'",
+    "a > TIMESTAMP '2000-12-31 00:00:00'",
+    "b > '0966-10-14'",
+    "a = b",
+    "NULL",
+    "TRUE",
+]
+CONDITIONS = [*NUMBERS, *NULLS, *TEXTS, *TIMES, *STAY]
 
 
 @pytest.fixture(scope="module")
@@ -360,8 +305,6 @@ def nasty_duck(nasty):
     rows, source = nasty
     types = describe(source).columns
     with duckdb.connect() as connection:
-        # its rewriting leaves out additions that would overflow: NULLIF(2, i + 2)
-        connection.execute("SET disabled_optimizers = 'expression_rewriter'")
         listed = ", ".join(f'"{name}" {kind}' for name, kind in types.items())
         connection.execute(f"CREATE TABLE nasty ({listed})")
         places = ", ".join("?" * len(types))
@@ -401,33 +344,11 @@ def scanned(source, fragment):
         return rows, opened.pushed
 
 
-def test_expressions(kind, nasty, nasty_duck):
-    source, answers, refused = nasty[1], {}, []
-    for sql in EXPRESSIONS:
-        try:
-            rows = nasty_duck.execute(f"SELECT id, {sql} FROM nasty ORDER BY id")
-        except duckdb.Error:
-            refused.append(sql)
-        else:
-            answers[sql] = exactly(rows.fetchall())
-    found, _ = scanned(source, fragment_of(answers))
-    for place, (sql, expected) in enumerate(answers.items(), start=1):
-        assert (sql, exactly([(r[0], r[place]) for r in found])) == (sql, expected)
-    assert refused or kind == "sqlite"
-    for sql in refused:
-        with pytest.raises(SourceError, match=r"some value|holds a value|Range"):
-            scanned(source, fragment_of([sql]))
-
-
-with duckdb.connect() as _connection:
-    _connection.execute(
-        f"CREATE TABLE nasty ({', '.join(map(' '.join, COLUMNS.items()))})"
-    )
-    CONDITIONS = [
-        sql
-        for sql in EXPRESSIONS
-        if _connection.sql(f"SELECT {sql} FROM nasty").types == ["BOOLEAN"]
-    ]
+def test_values_arrive_unchanged(nasty, nasty_duck):
+    expected = nasty_duck.execute("SELECT id, * FROM nasty ORDER BY id").fetchall()
+    rows, pushed = scanned(nasty[1], fragment_of(COLUMNS))
+    assert exactly(rows) == exactly(expected)
+    assert pushed == ()
 
 
 @pytest.mark.parametrize("sql", CONDITIONS)
@@ -453,34 +374,28 @@ def fragment_of(expressions, filters=(), subquery=None):
     )
 
 
-# rules of texts, whole seconds, a date beside a time, a time before the year 1000
-STAY = {
-    "lower(t)",
-    "t LIKE 'a%'",
-    "t || u",
-    "length(t)",
-    "t < 'b'",
-    "second(b)",
-    "a = b",
-    "a > TIMESTAMP '2000-12-31 00:00:00'",
-    "hour(a)",
-}
 # MariaDB has numbers for truth values, and any number may be in a column
-TABS = {sql for sql in EXPRESSIONS if "\t" in sql}
-FLAGS = {sql for sql in EXPRESSIONS if "f" in re.findall(r"\w+", sql)}
+TABS = {sql for sql in TEXTS if "\t" in sql}
+FLAGS = {sql for sql in NULLS if sql.startswith("f ")}
+DECIMALS = {sql for sql in NUMBERS if re.match(r"[is] .*\d\.\d", sql)}
 
 
-def test_what_is_pushed(kind, nasty):
-    with scan(nasty[1], fragment_of(EXPRESSIONS)) as opened:
-        found = [re.match(r"feature x(\d+): ", words) for words in opened.pushed]
-    pushed = {EXPRESSIONS[int(match[1])] for match in found if match}
+def test_which_filters_are_pushed_down(kind, nasty):
+    with scan(nasty[1], fragment_of([], CONDITIONS)) as opened:
+        pushed, remaining = opened.pushed, opened.fragment.filters
+    rendered = [fragment_of([], [sql]).check(COLUMNS).filters[0] for sql in CONDITIONS]
+    at_site = {
+        sql for sql, own in zip(CONDITIONS, rendered, strict=True) if own in remaining
+    }
+    expected = {*STAY, "-3 < i"}
+    if kind == "mariadb":
+        expected |= TABS | FLAGS
     if kind == "sqlite":
-        # neither sums, which may round, nor dates, which are texts
-        assert not pushed & (STAY | FLAGS | {"i + 1", "month(a)", "i >= 0.5"})
-        assert pushed >= {"i > 0", "t = 'ab'", "COALESCE(t, '?')", "d < 0.1", "ABS(i)"}
-    else:
-        stay = STAY | FLAGS | TABS if kind == "mariadb" else STAY | {"f"}
-        assert set(EXPRESSIONS) - pushed == stay
+        # neither decimals beside integers, nor dates, which are texts
+        of_times = {sql for sql in NULLS if sql.startswith(("a ", "b "))}
+        expected |= {*TIMES, *of_times, *FLAGS, *DECIMALS}
+    assert at_site == expected
+    assert len(pushed) == len(CONDITIONS) - len(expected)
 
 
 def test_push_down_can_be_switched_off(nasty):
@@ -495,128 +410,48 @@ def test_push_down_can_be_switched_off(nasty):
 
 def test_only_needed_columns_are_read(nasty):
     with scan(nasty[1], fragment_of(["lower(t)", "t = 'ab'"], ["i > 0"])) as opened:
-        assert list(opened.columns) == ["id", "t", "pushed 0"]
-        assert opened.pushed == ('filter: "i" > 0', "feature x1: \"t\" = 'ab'")
+        assert list(opened.columns) == ["id", "t"]
+        assert opened.pushed == ('filter: "i" > 0',)
 
 
-NUMBERS_OF = st.sampled_from(["i", "s", "n", "d", "e", "2", "0.5", "-3"])
-NUMBER = st.recursive(
-    NUMBERS_OF,
-    lambda inner: st.one_of(
-        st.builds("({} {} {})".format, inner, st.sampled_from("+-"), inner),
-        st.builds("ABS({})".format, inner),
-        st.builds("({} / 4)".format, inner),
-        st.builds("COALESCE({}, {})".format, inner, inner),
-        st.builds("NULLIF({}, {})".format, inner, inner),
-        st.builds("CASE WHEN {} > {} THEN {} ELSE {} END".format, *[inner] * 4),
+INTEGER = st.integers(-110, 110).map(str)
+DECIMAL = st.decimals(-110, 110, places=3, allow_nan=False).map(str)
+CONSTANT = st.one_of(INTEGER, DECIMAL, st.sampled_from(["0.1", "-0.01", "1.1", "-0"]))
+NUMBER = st.sampled_from("ijsnmde")
+COMPARED = st.one_of(
+    st.builds(
+        "{} {} {}".format,
+        NUMBER,
+        st.sampled_from(["=", "<>", "<", "<=", ">", ">="]),
+        CONSTANT,
     ),
-    max_leaves=6,
+    st.builds("{} IN ({}, {})".format, NUMBER, CONSTANT, CONSTANT),
+    st.builds("{} BETWEEN {} AND {}".format, NUMBER, CONSTANT, CONSTANT),
+    st.builds("t = '{}'".format, st.sampled_from(["ab", "AB", "a", "ab ", "Zo\u00eb"])),
+    st.builds(
+        "{} < '{}'".format,
+        st.sampled_from("ab"),
+        st.dates(date(1000, 1, 1), date(2100, 1, 1)),
+    ),
 )
-TEST = st.recursive(
-    st.one_of(
-        st.builds(
-            "{} {} {}".format, NUMBER, st.sampled_from(["=", "<>", "<", ">="]), NUMBER
-        ),
-        st.builds("{} IN ({}, {})".format, NUMBER, NUMBER, NUMBER),
-        st.builds("{} BETWEEN {} AND {}".format, NUMBER, NUMBER, NUMBER),
-        st.builds("{} IS NULL".format, NUMBER),
-        st.sampled_from(["t = 'ab'", "t <> u", "a < '2001-01-01'", "month(b) > 6"]),
-    ),
-    lambda inner: st.one_of(
-        st.builds("({} AND {})".format, inner, inner),
-        st.builds("({} OR {})".format, inner, inner),
-        st.builds("NOT ({})".format, inner),
-    ),
-    max_leaves=5,
-)
+FILTER = st.one_of(COMPARED, st.builds("NOT ({})".format, COMPARED))
 
 
 @settings(
-    max_examples=40,
+    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(number=NUMBER, condition=TEST)
-def test_any_expression(nasty, nasty_duck, number, condition):
-    found, expected = None, None
-    with suppress(duckdb.Error):
-        expected = nasty_duck.execute(
-            f"SELECT id, {number}, {condition} FROM nasty WHERE {condition} ORDER BY id"
-        ).fetchall()
-    with suppress(SourceError):
-        fragment = fragment_of([number, condition], [condition])
-        found, _ = scanned(nasty[1], fragment)
-    if expected is not None:
-        assert exactly(found) == exactly(expected)
+@given(filters=st.lists(FILTER, min_size=1, max_size=2))
+def test_any_filter(nasty, nasty_duck, filters):
+    where = " AND ".join(f"({sql})" for sql in filters)
+    expected = nasty_duck.execute(
+        f"SELECT id FROM nasty WHERE {where} ORDER BY id"
+    ).fetchall()
+    assert scanned(nasty[1], fragment_of([], filters))[0] == expected
 
 
 # sub-queries
-
-
-SUB_QUERIES = [
-    ("SUM(i)", "s", None),
-    ("AVG(i)", "t", None),
-    ("AVG(n)", "f", None),
-    ("AVG(m)", "f", None),
-    ("SUM(n) / COUNT(n)", "u", "COUNT(*) > 0"),
-    ("COUNT(DISTINCT t)", "i > 0", None),
-    ("COUNT(DISTINCT u)", "f", None),
-    ("COUNT(i) FILTER (WHERE n > 1)", "t", None),
-    ("COUNT(*) FILTER (WHERE n > 1)", "a", "COUNT(*) FILTER (WHERE n > 1) >= 0"),
-    ("SUM(n) FILTER (WHERE t = 'ab')", "f", None),
-    ("MIN(d)", "f", "MIN(d) IS NOT NULL"),
-    ("MAX(a)", "f", None),
-    ("MAX(b)", "month(b)", None),
-    ("MIN(n) + MAX(j)", "CASE WHEN i > 0 THEN 'yes' ELSE t END", None),
-    ("CASE WHEN COUNT(*) > 1 THEN SUM(j - 1) ELSE 0 END", "n", None),
-    ("AVG(d)", "COALESCE(t, 'none')", None),
-    ("MEDIAN(i)", "f", None),
-    ("COUNT(*)", "lower(t)", None),
-    ("COUNT(*)", "d", None),
-]
-
-
-@pytest.mark.parametrize(("aggregate", "group", "having"), SUB_QUERIES)
-def test_sub_query(aggregate, group, having, nasty, nasty_duck):
-    # sums of what fits a BIGINT, for SQLite
-    where = ("j < 9000 OR j IS NULL",)
-    subquery = SubQuery(
-        columns=(Feature("id", group), Feature("x", aggregate)),
-        filters=(f"({where[0]})",),
-        groups=(group,),
-        having=(having,) if having else (),
-    )
-    fragment = Fragment(
-        "t",
-        "t",
-        features=(Feature("id", '"id"'), Feature("x", '"x"')),
-        subquery=subquery,
-    )
-    expected = nasty_duck.execute(
-        f"SELECT {group} AS g, {aggregate} FROM nasty WHERE {where[0]} "
-        f"GROUP BY {group} HAVING {having or 'true'}"
-    ).fetchall()
-    found, _ = scanned(nasty[1], fragment)
-    assert sorted(map(rounded, found)) == sorted(map(rounded, expected))
-
-
-def rounded(row):
-    """Sums of doubles depend on their order."""
-    return repr([float(f"{v:.14g}") + 0.0 if isinstance(v, float) else v for v in row])
-
-
-def test_groups_are_computed_in_the_database(nasty):
-    subquery = SubQuery((Feature("x", "SUM(i)"),), groups=('"s"', '"t"'))
-    fragment = Fragment(
-        "t", "t", features=(Feature("x", '"x" + 1'),), subquery=subquery
-    )
-    with scan(nasty[1], fragment) as opened:
-        assert opened.fragment.subquery is None
-        assert opened.groups == ('"group 0"', '"group 1"')
-        assert opened.columns["x"] == "HUGEINT"
-        # the order of the groups would tell them
-        assert opened.needs_sort
-        assert opened.pushed == ('sub-query: GROUP BY "s", "t"',)
 
 
 def test_groups_at_the_site_need_few_columns_and_rows(nasty):
@@ -630,25 +465,7 @@ def test_groups_at_the_site_need_few_columns_and_rows(nasty):
         assert opened.fragment.subquery.filters == ("LOWER(\"t\") = 'ab'",)
         assert list(opened.columns) == ["i", "s", "t"]
         assert opened.pushed == ('filter: "i" > 0',)
-        assert opened.groups == ()
     assert scanned(nasty[1], fragment)[0] == [(1.0,)]
-
-
-def test_years_before_the_first(postgresql):
-    run(
-        postgresql,
-        "CREATE TABLE old_days (id int PRIMARY KEY, a date)",
-        "INSERT INTO old_days "
-        "VALUES (1, '0044-03-15 BC'), (2, '0001-01-01'), (3, NULL)",
-    )
-    with duckdb.connect() as connection:
-        expected = connection.execute(
-            "SELECT k, year(CAST(a AS DATE)) FROM (VALUES (1, '0044-03-15 (BC)'), "
-            "(2, '0001-01-01'), (3, NULL)) AS t(k, a)"
-        ).fetchall()
-    fragment = fragment_of(["year(a)"])
-    assert scanned(source_of(postgresql, "old_days"), fragment)[0] == expected
-    assert expected[0] == (1, -43)
 
 
 @pytest.mark.parametrize("mode", ["NO_BACKSLASH_ESCAPES", "EMPTY_STRING_IS_NULL", ""])
@@ -660,27 +477,29 @@ def test_texts_mean_the_same_under_every_mode_of_mariadb(mariadb, mode):
         [("a\nb",), ("a\\nb",), ("",), ("it's",)],
     )
     column = '"t`:"""'
-    values = [
+    conditions = [
         f"{column} = 'a\nb'",
         f"{column} = ''",
         f"{column} = 'it''s'",
-        f"CASE WHEN {column} <> '' THEN 'tab\t' ELSE '' END = ''",
-        f"nullif({column}, '') IS NULL",
+        f"{column} <> 'it''s'",
+        f"{column} NOT IN ('', 'tab\t')",
     ]
-    features = tuple(Feature(f"f{k}", sql) for k, sql in enumerate(values))
-    fragment = Fragment("t", name, features=features)
     run(mariadb, f"SET GLOBAL sql_mode = '{mode}'")
     try:
-        found = [
-            extract(
-                source_of(mariadb, name, order_by=('t`:"',), is_pushed_down=pushed),
-                fragment,
+        for sql in conditions:
+            fragment = Fragment(
+                "t", name, features=(Feature("x", column),), filters=(sql,)
             )
-            for pushed in (True, False)
-        ]
+            here, there = (
+                extract(
+                    source_of(mariadb, name, order_by=('t`:"',), is_pushed_down=pushed),
+                    fragment,
+                )
+                for pushed in (False, True)
+            )
+            texts = [own.column("x") for own in (here, there)]
+            assert texts[0].codes.tolist() == texts[1].codes.tolist(), sql
+            assert texts[0].texts.equals(texts[1].texts), sql
+            assert bool(there.pushed) == ("\n" not in sql and "\t" not in sql), sql
     finally:
         run(mariadb, "SET GLOBAL sql_mode = DEFAULT")
-    for feature in features:
-        here, there = (own.column(feature.name).values for own in found)
-        assert here.tolist() == there.tolist(), feature.sql
-    assert f"feature f1: {values[1]}" in found[0].pushed

@@ -221,7 +221,7 @@ HOSTILE = [
     ),
     ("query.extract", SHOP, fact(engine=7), "no usable 'engine'"),
     ("query.extract", SHOP, fact(pushed="all"), "no usable 'pushed'"),
-    ("query.extract", SHOP, fact(pushed=[1]), "no words of what its database computed"),
+    ("query.extract", SHOP, fact(pushed=[1]), "no words of what its database filters"),
     ("train.prepare", SHOP, fact(features=None), "no usable 'features'"),
     ("train.prepare", SHOP, fact(**{"mean-curvature": -1.0}), "'mean-curvature'"),
     (

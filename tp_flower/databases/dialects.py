@@ -3,19 +3,11 @@
 Every function takes and returns sqlglot trees; none of them holds DuckDB's own SQL.
 """
 
-from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final
 
 from sqlglot import exp
 
 from tp_flower.databases.url import Dialect
-
-Part = Literal[
-    "year", "quarter", "month", "day", "hour", "minute", "doy", "dow", "isodow"
-]
-PARTS: Final[frozenset[str]] = frozenset(
-    ("year", "quarter", "month", "day", "hour", "minute", "doy", "dow", "isodow")
-)
 
 # sqlglot's names
 _GENERATORS: Final[dict[Dialect, str]] = {
@@ -23,19 +15,6 @@ _GENERATORS: Final[dict[Dialect, str]] = {
     "mysql": "mysql",
     "sqlite": "sqlite",
 }
-_MYSQL_PARTS: Final = {
-    "year": "YEAR",
-    "quarter": "QUARTER",
-    "month": "MONTH",
-    "day": "DAYOFMONTH",
-    "hour": "HOUR",
-    "minute": "MINUTE",
-    "doy": "DAYOFYEAR",
-    "dow": "DAYOFWEEK",
-    "isodow": "WEEKDAY",
-}
-# MySQL's days of the week start elsewhere
-_MYSQL_SHIFT: Final = {"dow": -1, "isodow": 1}
 _TIME_TYPES: Final = {
     "date": "DATE",
     "timestamp": "TIMESTAMP",
@@ -76,15 +55,15 @@ def text_literal(text: str, dialect: Dialect) -> exp.Expr | None:
 
 
 def as_double(value: exp.Expr, dialect: Dialect) -> exp.Expr:
-    """Return a number in double precision."""
+    """Return a constant in double precision."""
     if dialect == "mysql":
         # old servers have no CAST for it
-        return exp.Paren(this=exp.Add(this=inner(value), expression=number("0e0")))
+        return exp.Paren(this=exp.Add(this=value, expression=number("0e0")))
     return exp.cast(value, "DOUBLE")
 
 
 def bytewise(text: exp.Expr, dialect: Dialect) -> exp.Expr:
-    """Return a text that is compared and grouped by its bytes.
+    """Return a text that is compared by its bytes.
 
     MariaDB's own comparison ignores case and spaces at the end.
     """
@@ -93,12 +72,7 @@ def bytewise(text: exp.Expr, dialect: Dialect) -> exp.Expr:
     name = exp.to_identifier("C", quoted=True)
     if dialect == "sqlite":
         name = exp.to_identifier("BINARY")
-    return exp.Paren(this=exp.Collate(this=inner(text), expression=name))
-
-
-def text_of_bytes(value: exp.Expr, dialect: Dialect) -> exp.Expr:
-    """Return the text that :func:`bytewise` turned into what is compared."""
-    return _mysql_text(value) if dialect == "mysql" else value
+    return exp.Paren(this=exp.Collate(this=text, expression=name))
 
 
 def _mysql_text(value: exp.Expr) -> exp.Expr:
@@ -108,18 +82,6 @@ def _mysql_text(value: exp.Expr) -> exp.Expr:
     return exp.Cast(this=value, to=kind)
 
 
-def inner(value: exp.Expr) -> exp.Expr:
-    """Return a value that may stand beside any operator."""
-    closed = (exp.Column, exp.Literal, exp.Paren, exp.Cast, exp.Func, exp.Null)
-    is_closed = isinstance(value, closed) and not isinstance(value, exp.Connector)
-    return value if is_closed else exp.Paren(this=value)
-
-
-def divide(dividend: exp.Expr, divisor: exp.Expr) -> exp.Expr:
-    """Return a quotient of two doubles; sqlglot shall not add casts of its own."""
-    return exp.Div(this=inner(dividend), expression=inner(divisor), typed=True)
-
-
 def time_literal(text: str, family: str, dialect: Dialect) -> exp.Expr:
     """Return a date or a time that DuckDB wrote."""
     literal = exp.Literal.string(text)
@@ -127,68 +89,3 @@ def time_literal(text: str, family: str, dialect: Dialect) -> exp.Expr:
         kind = exp.DataType.build("DATETIME(6)", dialect="mysql")
         return exp.Cast(this=literal, to=kind)
     return exp.cast(literal, _TIME_TYPES[family])
-
-
-def date_part(part: str, value: exp.Expr, dialect: Dialect) -> exp.Expr:
-    """Return a part of a date or time as an integer."""
-    if dialect == "mysql":
-        found: exp.Expr = exp.Anonymous(this=_MYSQL_PARTS[part], expressions=[value])
-        shift = _MYSQL_SHIFT.get(part, 0)
-        if shift:
-            found = exp.Add(this=found, expression=inner(number(shift)))
-        return exp.Paren(this=found) if shift else found
-    extracted = exp.Extract(this=exp.Var(this=part.upper()), expression=value)
-    whole = exp.cast(extracted, "BIGINT")
-    if part != "year":
-        return whole
-    # PostgreSQL knows no year 0: what is -1 there is 0 in DuckDB
-    before = exp.LT(this=whole.copy(), expression=number(0))
-    shifted = exp.Add(this=whole.copy(), expression=number(1))
-    return exp.Case(ifs=[exp.If(this=before, true=shifted)], default=whole)
-
-
-Aggregate = Callable[[exp.Expr, int, Dialect], exp.Expr]
-
-
-def count(value: exp.Expr, _scale: int, _dialect: Dialect) -> exp.Expr:
-    """Return the number of values."""
-    return exp.Count(this=value)
-
-
-def count_distinct(value: exp.Expr, _scale: int, _dialect: Dialect) -> exp.Expr:
-    """Return the number of different values."""
-    return exp.Count(this=exp.Distinct(expressions=[value]))
-
-
-def total(value: exp.Expr, _scale: int, _dialect: Dialect) -> exp.Expr:
-    """Return the sum."""
-    return exp.Sum(this=value)
-
-
-def least(value: exp.Expr, _scale: int, _dialect: Dialect) -> exp.Expr:
-    """Return the smallest value."""
-    return exp.Min(this=value)
-
-
-def greatest(value: exp.Expr, _scale: int, _dialect: Dialect) -> exp.Expr:
-    """Return the largest value."""
-    return exp.Max(this=value)
-
-
-def mean(value: exp.Expr, scale: int, dialect: Dialect) -> exp.Expr:
-    """Return the mean in double precision, rounded as DuckDB rounds it.
-
-    Args:
-        value: the numbers.
-        scale: their decimal places; DuckDB divides the sum of the numbers without
-            their point by count * 10^scale.
-        dialect: the database.
-    """
-    summed: exp.Expr = exp.Sum(this=value)
-    counted: exp.Expr = exp.Count(this=value.copy())
-    divisor = as_double(exp.Nullif(this=counted, expression=number(0)), dialect)
-    if scale:
-        factor = number("1" + "0" * scale)
-        summed = exp.Mul(this=summed, expression=factor)
-        divisor = exp.Mul(this=divisor, expression=as_double(factor.copy(), dialect))
-    return divide(as_double(summed, dialect), divisor)

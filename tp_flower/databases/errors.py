@@ -37,10 +37,7 @@ _REACH: Final = "it cannot be reached: check host and port, and that the server 
 _FULL: Final = "it takes no more connections: try again later"
 _READ_ONLY: Final = "it wants to write: a shard is only read"
 _BUSY: Final = "it is busy or locked: try again later"
-_DATA: Final = (
-    "it cannot compute with some value: convert the column in 'sql', or set "
-    "push-down = false to compute at the site"
-)
+_DATA: Final = "it cannot compute with some value: convert the column in 'sql'"
 PASSING: Final = (_LOST, _REACH, _FULL, _BUSY)
 """What may be over when the database is asked again."""
 

@@ -1,365 +1,267 @@
-"""Which part of a fragment a database computes, and what is left for the site.
+"""The columns that a query needs of a table, and the filters that a database applies.
 
-A fragment's filters and expressions run in the database where they can be translated
-(:mod:`tp_flower.databases.translation`); the others, and the columns that they need,
-are left.
-A sub-query runs in the database as a whole or not at all: what it groups by and its
-aggregates are computed there, and what it makes of them is a small matter for the site.
+A database hands out columns and applies filters ``column <op> constant``, where <op>
+is =, <>, <, <=, >, >=, IS NULL, IN, BETWEEN or the negation of one. A filter is pushed
+down only if the database's answer equals DuckDB's for every value of the column:
+
+* integers and decimals are compared exactly, in SQLite integers alone;
+* doubles are compared with constants of at most 15 digits, which are exact in between;
+* texts are compared by their bytes, and only for equality: each database sorts them by
+  rules of its own;
+* constants are dates and times where DuckDB takes them for such; SQLite has none.
+
+The site's DuckDB evaluates all other filters and all expressions.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import duckdb
 from sqlglot import exp
 
 from tp_flower.databases import dialects
-from tp_flower.databases.translation import NotTranslatedError, Translator
-from tp_flower.databases.types import arrow_type, decimal_digits, named
-from tp_flower.query.aggregates import AGGREGATES, parse_aggregate
+from tp_flower.databases.types import DatabaseColumn, decimal_digits, named
+from tp_flower.databases.url import Dialect
+from tp_flower.query.aggregates import parse_aggregate
 from tp_flower.query.expressions import parse_expression, render, shorten
-from tp_flower.query.fragment import Feature, Fragment, SubQuery
-from tp_flower.sources.sql_text import quote_name
+from tp_flower.query.fragment import Fragment
+from tp_flower.sources.scan import column_types
 
-MEAN_DIGITS: Final = 18  # DuckDB sums decimals of more digits in another way
+# a DECIMAL of more digits is rounded twice on its way to a double
+EXACT_DIGITS: Final = 15
+MYSQL_MAX_SCALE: Final = 30
 
-_ORDERED: Final = frozenset(
-    ("integer", "unsigned", "decimal", "double", "date", "timestamp", "instant")
+_FAMILIES: Final = {
+    "TINYINT": "integer",
+    "SMALLINT": "integer",
+    "INTEGER": "integer",
+    "BIGINT": "integer",
+    "UTINYINT": "integer",
+    "USMALLINT": "integer",
+    "UINTEGER": "integer",
+    "UBIGINT": "integer",
+    "DOUBLE": "double",
+    "BOOLEAN": "boolean",
+    "VARCHAR": "text",
+    "DATE": "date",
+    "TIMESTAMP": "timestamp",
+    "TIMESTAMP WITH TIME ZONE": "instant",
+}
+_NUMBERS: Final = frozenset(("integer", "decimal", "double"))
+_TIME_NAMES: Final = {
+    "date": "DATE",
+    "timestamp": "TIMESTAMP",
+    "instant": "TIMESTAMPTZ",
+}
+# the columns that a constant may be compared with, by the constant's own type
+_TIME_CONSTANTS: Final = {
+    "text": frozenset(_TIME_NAMES),
+    "date": frozenset(_TIME_NAMES),
+    "timestamp": frozenset(("timestamp", "instant")),
+    "instant": frozenset(("instant",)),
+}
+_PLAIN_NUMBER: Final = re.compile(r"\d+(\.\d+)?|\.\d+")
+_PLAIN_TIME: Final = re.compile(
+    r"([1-9]\d{3}-\d\d-\d\d( \d\d:\d\d:\d\d(\.\d+)?)?)(?:\+00)?"
 )
-_SUMMABLE: Final = frozenset(("integer", "decimal", "double"))
-# 0.0 and -0.0 are one group here and two there
-_GROUPABLE: Final = _ORDERED - {"double"} | {"text", "boolean"}
+_EQUALITIES: Final = (exp.EQ, exp.NEQ, exp.In)
+_COMPARISONS: Final = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 
 
 @dataclass(frozen=True)
-class Item:
-    """A column that the database computes.
+class Selection:
+    """The columns and rows that a site reads of a table.
 
     Attributes:
-        name: its name in the result.
-        sql: its expression in the database's SQL.
-        type: the DuckDB type of its values.
-        shown: what it is in the query, for messages.
-    """
-
-    name: str
-    sql: exp.Expr
-    type: str
-    shown: str = ""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a database is asked for, and what is left to do.
-
-    Attributes:
-        fragment: what is left, over the relation ``shard``.
-        columns: the table's columns that the statement names, for whatever purpose.
-        kept: those of them that are handed out as they are.
-        items: computed from each row, handed out beside ``kept``.
-        filters: conditions that rows must meet.
-        groups: what is grouped by; empty where nothing is.
-        arguments: of the aggregates, from each row.
-        aggregates: over ``groups``, each of a column of ``arguments``.
-        outputs: DuckDB's columns over what the database hands out, where it groups.
-        having: DuckDB's conditions over it.
-        pushed: what the database computes, in words.
+        fragment: what the site evaluates over the relation ``shard``.
+        columns: handed out, in the table's order.
+        filters: applied by the database, in its SQL.
+        pushed: the same filters, in words.
     """
 
     fragment: Fragment
     columns: tuple[str, ...]
-    kept: tuple[str, ...]
-    items: tuple[Item, ...] = ()
     filters: tuple[exp.Expr, ...] = ()
-    groups: tuple[Item, ...] = ()
-    arguments: tuple[Item, ...] = ()
-    aggregates: tuple[Item, ...] = ()
-    outputs: tuple[Feature, ...] = ()
-    having: tuple[str, ...] = ()
     pushed: tuple[str, ...] = ()
 
 
-def plan(translator: Translator, fragment: Fragment) -> Plan:
-    """Divide a checked fragment between a database and the site."""
-    if fragment.subquery is None:
-        return _plan_rows(translator, fragment)
-    try:
-        return _plan_groups(translator, fragment, fragment.subquery)
-    except NotTranslatedError:
-        return _plan_base(translator, fragment, fragment.subquery)
+def select(
+    pushdown: "FilterPushdown", fragment: Fragment, *, has_filters: bool = True
+) -> Selection:
+    """Divide a checked fragment between a database and the site.
 
-
-class _Names:
-    """New names for columns that no column of the table has."""
-
-    def __init__(self, taken: Iterable[str]) -> None:
-        self._taken = {name.lower() for name in taken}
-
-    def new(self, kind: str, number: int) -> str:
-        name = f"{kind} {number}"
-        while name in self._taken:
-            name += "_"
-        return name
-
-
-def _plan_rows(translator: Translator, fragment: Fragment) -> Plan:
-    names = _Names(translator.columns)
-    items: list[Item] = []
+    Args:
+        pushdown: translates filters over the table's columns.
+        fragment: of the query. The filters of its sub-query, if it has one, are over
+            the table's rows, its own over the sub-query's.
+        has_filters: whether the database applies filters at all.
+    """
+    translated: list[exp.Expr] = []
     pushed: list[str] = []
-
-    def push(sql: str, what: str) -> str:
-        tree = parse_expression(sql, what)
-        item = None
-        if not isinstance(tree.unnest(), exp.Column):
-            name = names.new("pushed", len(items))
-            item = _item(translator, tree, name, f"{what}, {shorten(sql)},")
-        if item is None:
-            return sql
-        items.append(item)
-        pushed.append(f"{what}: {shorten(sql)}")
-        return quote_name(item.name)
-
-    filters, kept_filters = _split(translator, fragment.filters)
-    left = replace(
-        fragment,
-        features=tuple(
-            Feature(f.name, push(f.sql, f"feature {f.name}")) for f in fragment.features
-        ),
-        keys=tuple(
-            tuple(push(sql, f"join key {index}") for sql in key)
-            for index, key in enumerate(fragment.keys)
-        ),
-        label=None if fragment.label is None else push(fragment.label, "label"),
-        weight=None if fragment.weight is None else push(fragment.weight, "weight"),
-        filters=kept_filters,
-    )
-    own = {item.name for item in items}
-    kept = [name for name in _columns_of(_pieces(left)) if name not in own]
-    trees = [item.sql for item in items] + [tree for _, tree in filters]
-    return Plan(
-        fragment=left,
-        columns=_in_order(translator, [*kept, *_names_in(trees)]),
-        kept=_in_order(translator, kept),
-        items=tuple(items),
-        filters=tuple(tree for _, tree in filters),
-        pushed=(*(f"filter: {shorten(sql)}" for sql, _ in filters), *pushed),
-    )
-
-
-def _plan_base(translator: Translator, fragment: Fragment, subquery: SubQuery) -> Plan:
-    """Fetch the rows that a sub-query needs: the site groups them."""
-    filters, kept_filters = _split(translator, subquery.filters)
-    left = replace(subquery, filters=kept_filters)
-    kept = _columns_of(
-        [*(c.sql for c in left.columns), *left.filters, *left.groups, *left.having]
-    )
-    trees = [tree for _, tree in filters]
-    return Plan(
-        fragment=replace(fragment, subquery=left),
-        columns=_in_order(translator, [*kept, *_names_in(trees)]),
-        kept=_in_order(translator, kept),
-        filters=tuple(trees),
-        pushed=tuple(f"filter: {shorten(sql)}" for sql, _ in filters),
-    )
-
-
-def _plan_groups(
-    translator: Translator, fragment: Fragment, subquery: SubQuery
-) -> Plan:
-    """Group in the database.
-
-    Raises:
-        NotTranslatedError: a filter, a group or an aggregate has to stay at the site.
-    """
-    names = _Names(subquery.names)
-    filters = [
-        translator.condition(parse_expression(sql, "filter"))
-        for sql in subquery.filters
-    ]
-    group_trees = [parse_expression(sql, "group") for sql in subquery.groups]
-    groups = [
-        _group(translator, tree, names.new("group", number))
-        for number, tree in enumerate(group_trees)
-    ]
-    replaced: dict[exp.Expr, str] = {
-        tree.unnest(): item.name for tree, item in zip(group_trees, groups, strict=True)
-    }
-    arguments: list[Item] = []
-    aggregates: list[Item] = []
-
-    def name_of(node: exp.Expr) -> str | None:
-        if node.unnest() in replaced:
-            return replaced[node.unnest()]
-        if type(node) not in AGGREGATES and not isinstance(node, exp.Filter):
-            return None
-        number = len(aggregates)
-        argument, aggregate = _aggregate(
-            translator,
-            node,
-            (names.new("argument", number), names.new("aggregate", number)),
-        )
-        arguments.append(argument)
-        aggregates.append(aggregate)
-        replaced[node] = aggregate.name
-        return aggregate.name
-
-    outputs = tuple(
-        Feature(column.name, _over_results(column.sql, name_of))
-        for column in subquery.columns
-    )
-    having = tuple(_over_results(sql, name_of) for sql in subquery.having)
-    trees = [*filters, *(item.sql for item in (*groups, *arguments))]
-    return Plan(
-        fragment=replace(fragment, subquery=None),
-        columns=_in_order(translator, _names_in(trees)),
-        kept=(),
-        filters=tuple(filters),
-        groups=tuple(groups),
-        arguments=tuple(arguments),
-        aggregates=tuple(aggregates),
-        outputs=outputs,
-        having=having,
-        pushed=(
-            *(f"filter: {shorten(sql)}" for sql in subquery.filters),
-            f"sub-query: GROUP BY {shorten(', '.join(subquery.groups))}",
-        ),
-    )
-
-
-def _over_results(sql: str, name_of: Callable[[exp.Expr], str | None]) -> str:
-    """Return an expression over the columns that the database hands out."""
-
-    def over(node: exp.Expr) -> exp.Expr:
-        name = name_of(node)
-        return node if name is None else named(name)
-
-    return render(parse_aggregate(sql, "sub-query").transform(over), quote=True)
-
-
-def _group(translator: Translator, tree: exp.Expr, name: str) -> Item:
-    kind, family = translator.type(tree), translator.family(tree)
-    if family not in _GROUPABLE:
-        raise NotTranslatedError(f"GROUP BY of type {kind}")
-    value = translator.translate(tree)
-    if family == "text":
-        value = dialects.bytewise(value, translator.dialect)
-    return Item(name, value, kind, f"group {shorten(render(tree))}")
-
-
-def _aggregate(
-    translator: Translator, tree: exp.Expr, names: tuple[str, str]
-) -> tuple[Item, Item]:
-    """Return an aggregate's argument for each row, and the aggregate over them."""
-    argument_name, name = names
-    condition = None
-    kind, shown = translator.type(tree), f"aggregate {shorten(render(tree))}"
-    if isinstance(tree, exp.Filter):
-        condition = translator.condition(tree.expression.this)
-        tree = tree.this
-    make, argument = _form(translator, tree)
-    translator.need_exact([argument])
-    value = translator.translate(argument)
-    if make is dialects.count_distinct and translator.family(argument) == "text":
-        value = dialects.bytewise(value, translator.dialect)
-    if condition is not None:
-        value = exp.Case(ifs=[exp.If(this=condition, true=value)])
-    digits = decimal_digits(translator.type(argument))
-    whole = make(named(argument_name), digits[1] if digits else 0, translator.dialect)
-    return Item(argument_name, value, ""), Item(name, whole, kind, shown)
-
-
-def _form(
-    translator: Translator, tree: exp.Expr
-) -> tuple[dialects.Aggregate, exp.Expr]:
-    """Return how an aggregate is written, and its argument.
-
-    Raises:
-        NotTranslatedError: databases compute it in another way, or not at all.
-    """
-    if isinstance(tree, exp.Count):
-        return _count_form(translator, tree)
-    known = _AGGREGATES.get(type(tree))
-    if known is None:
-        raise NotTranslatedError(tree.sql("duckdb"))
-    make, accepted = known
-    family = translator.family(tree.this)
-    digits = decimal_digits(translator.type(tree.this))
-    too_long = make is dialects.mean and digits and digits[0] > MEAN_DIGITS
-    # SQLite makes NULL of inf - inf
-    is_odd = translator.dialect == "sqlite" and family == "double"
-    if (
-        family not in accepted
-        or too_long
-        or (is_odd and make in (dialects.total, dialects.mean))
-    ):
-        raise NotTranslatedError(tree.sql("duckdb"))
-    return make, tree.this
-
-
-def _count_form(
-    translator: Translator, tree: exp.Count
-) -> tuple[dialects.Aggregate, exp.Expr]:
-    argument = tree.this
-    if argument is None or isinstance(argument, exp.Star):
-        return dialects.count, exp.Literal.number(1)
-    if not isinstance(argument, exp.Distinct):
-        return dialects.count, argument
-    (value,) = argument.expressions
-    if translator.family(value) not in _GROUPABLE:
-        raise NotTranslatedError(tree.sql("duckdb"))
-    return dialects.count_distinct, value
-
-
-_AGGREGATES: Final[dict[type[exp.Expr], tuple[dialects.Aggregate, Collection[str]]]] = {
-    exp.Sum: (dialects.total, _SUMMABLE),
-    exp.Avg: (dialects.mean, _SUMMABLE),
-    exp.Min: (dialects.least, _ORDERED),
-    exp.Max: (dialects.greatest, _ORDERED),
-}
-
-
-def _item(translator: Translator, tree: exp.Expr, name: str, shown: str) -> Item | None:
-    """Return an expression as a column of the result, None if it has to stay."""
-    try:
-        kind = translator.type(tree)
-        translator.need_exact([tree])
-        value = translator.translate(tree)
-    except NotTranslatedError:
-        return None
-    return Item(name, value, kind, shown) if arrow_type(kind) else None
-
-
-def _split(
-    translator: Translator, filters: Sequence[str]
-) -> tuple[list[tuple[str, exp.Expr]], tuple[str, ...]]:
-    """Return the filters that the database applies, translated, and the others."""
-    pushed, kept = [], []
-    for sql in filters:
-        try:
-            condition = translator.condition(parse_expression(sql, "filter"))
-        except NotTranslatedError:
-            kept.append(sql)
+    remaining: list[str] = []
+    for sql in (fragment.subquery or fragment).filters:
+        tree = parse_expression(sql, "filter")
+        condition = pushdown.condition(tree) if has_filters else None
+        if condition is None:
+            remaining.append(sql)
         else:
-            pushed.append((sql, condition))
-    return pushed, tuple(kept)
+            translated.append(condition)
+            pushed.append(f"filter: {shorten(sql)}")
+    if fragment.subquery is None:
+        rest = replace(fragment, filters=tuple(remaining))
+    else:
+        subquery = replace(fragment.subquery, filters=tuple(remaining))
+        rest = replace(fragment, subquery=subquery)
+    needed = column_names(
+        parse_aggregate(sql, "an expression") for sql in _over_table(rest)
+    )
+    columns = tuple(name for name in pushdown.columns if name in needed)
+    return Selection(rest, columns, tuple(translated), tuple(pushed))
 
 
-def _pieces(fragment: Fragment) -> Iterator[str]:
-    """Yield the expressions of a fragment."""
+def column_names(trees: Iterable[exp.Expr]) -> frozenset[str]:
+    """Return the names of the columns in some expressions."""
+    return frozenset(
+        column.name for tree in trees for column in tree.find_all(exp.Column)
+    )
+
+
+def _over_table(fragment: Fragment) -> Iterator[str]:
+    """Yield the expressions that are evaluated over the table's rows."""
+    subquery = fragment.subquery
+    if subquery is not None:
+        yield from (column.sql for column in subquery.columns)
+        yield from (*subquery.filters, *subquery.groups, *subquery.having)
+        return
     yield from (feature.sql for feature in fragment.features)
     yield from (sql for key in fragment.keys for sql in key)
     yield from (sql for sql in (fragment.label, fragment.weight) if sql is not None)
     yield from fragment.filters
 
 
-def _columns_of(pieces: Iterable[str]) -> list[str]:
-    return _names_in([parse_aggregate(sql, "an expression") for sql in pieces])
+@dataclass(frozen=True)
+class FilterPushdown:
+    """Translates filters over one table's columns to a database's SQL.
+
+    Attributes:
+        dialect: the database's SQL.
+        columns: of the table, by name.
+        connection: a locked DuckDB connection, which evaluates constants.
+    """
+
+    dialect: Dialect
+    columns: Mapping[str, DatabaseColumn]
+    connection: duckdb.DuckDBPyConnection
+
+    def condition(self, tree: exp.Expr) -> exp.Expr | None:
+        """Return a filter in the database's SQL, None if the site must apply it."""
+        tree = tree.unnest()
+        if isinstance(tree, exp.Not):
+            negated = self.condition(tree.this)
+            return None if negated is None else exp.Not(this=exp.Paren(this=negated))
+        if isinstance(tree, exp.Is):
+            return self._is_null(tree)
+        operands = self._operands(tree, _constants(tree))
+        if operands is None:
+            return None
+        value, *constants = operands
+        if isinstance(tree, exp.In):
+            return exp.In(this=value, expressions=constants)
+        if isinstance(tree, exp.Between):
+            return exp.Between(this=value, low=constants[0], high=constants[1])
+        return type(tree)(this=value, expression=constants[0])
+
+    def _is_null(self, tree: exp.Is) -> exp.Expr | None:
+        if not self._family(tree.this) or not isinstance(tree.expression, exp.Null):
+            return None
+        return exp.Is(this=named(tree.this.unnest().name), expression=exp.Null())
+
+    def _family(self, tree: exp.Expr) -> str:
+        """Return the kind of a column's values; "" where nothing may be pushed down."""
+        column = self.columns.get(tree.unnest().name)
+        if not isinstance(tree.unnest(), exp.Column) or column is None:
+            return ""
+        digits = decimal_digits(column.type)
+        too_fine = self.dialect == "mysql" and digits and digits[1] > MYSQL_MAX_SCALE
+        if not column.is_exact or too_fine:
+            return ""
+        return "decimal" if digits else _FAMILIES.get(column.type, "")
+
+    def _operands(
+        self, tree: exp.Expr, constants: Sequence[exp.Expr]
+    ) -> list[exp.Expr] | None:
+        """Return a column and constants in the type in which DuckDB compares them."""
+        family = self._family(tree.this) if constants else ""
+        value: exp.Expr = exp.Null()
+        if family:
+            value = named(tree.this.unnest().name)
+        translated: list[exp.Expr | None]
+        if family == "text" and isinstance(tree, _EQUALITIES):
+            value = dialects.bytewise(value, self.dialect)
+            translated = [self._text(constant) for constant in constants]
+        elif family in _NUMBERS:
+            translated = [self._number(constant, family) for constant in constants]
+        elif family in _TIME_NAMES and self.dialect != "sqlite":
+            translated = [self._time(constant, family) for constant in constants]
+        else:
+            return None
+        operands = [constant for constant in translated if constant is not None]
+        return [value, *operands] if len(operands) == len(constants) else None
+
+    def _text(self, tree: exp.Expr) -> exp.Expr | None:
+        constant = tree.unnest()
+        if not isinstance(constant, exp.Literal) or not constant.is_string:
+            return None
+        text = dialects.text_literal(constant.name, self.dialect)
+        return None if text is None else dialects.bytewise(text, self.dialect)
+
+    def _number(self, tree: exp.Expr, family: str) -> exp.Expr | None:
+        constant = tree.unnest()
+        is_negative = isinstance(constant, exp.Neg)
+        digits = constant.this.unnest() if is_negative else constant
+        if not isinstance(digits, exp.Literal) or digits.is_string:
+            return None
+        text = digits.name
+        is_exact = len(text.replace(".", "")) <= EXACT_DIGITS
+        # SQLite has no decimals: it would compare in double precision
+        is_odd = self.dialect == "sqlite" and family == "integer" and "." in text
+        if not _PLAIN_NUMBER.fullmatch(text) or not is_exact or is_odd:
+            return None
+        number: exp.Expr = exp.Literal.number(text)
+        number = exp.Paren(this=exp.Neg(this=number)) if is_negative else number
+        is_double = family == "double"
+        return dialects.as_double(number, self.dialect) if is_double else number
+
+    def _time(self, tree: exp.Expr, family: str) -> exp.Expr | None:
+        """Return a constant as a date or time of a family, as DuckDB reads it."""
+        constant = tree.unnest()
+        is_cast = type(constant) is exp.Cast
+        literal = constant.this.unnest() if is_cast else constant
+        if not isinstance(literal, exp.Literal) or not literal.is_string:
+            return None
+        sql = render(constant)
+        cast = f"CAST({sql} AS {_TIME_NAMES[family]})"
+        try:
+            kinds = column_types(self.connection, f"SELECT {sql} AS value")
+            written = self.connection.execute(
+                f"SELECT CAST({cast} AS VARCHAR)"
+            ).fetchall()[0][0]
+        except duckdb.Error:
+            # the site's DuckDB says what is wrong with it
+            return None
+        plain = _PLAIN_TIME.fullmatch(str(written))
+        source = _FAMILIES.get(kinds["value"], "")
+        if plain is None or family not in _TIME_CONSTANTS.get(source, ()):
+            return None
+        return dialects.time_literal(plain[1], family, self.dialect)
 
 
-def _names_in(trees: Iterable[exp.Expr]) -> list[str]:
-    return [column.name for tree in trees for column in tree.find_all(exp.Column)]
-
-
-def _in_order(translator: Translator, names: Collection[str]) -> tuple[str, ...]:
-    """Return columns once each, in the table's order."""
-    return tuple(name for name in translator.columns if name in names)
+def _constants(tree: exp.Expr) -> list[exp.Expr]:
+    """Return what a condition compares its left side with; [] for an unknown form."""
+    if isinstance(tree, exp.In):
+        return list(tree.expressions)
+    if isinstance(tree, exp.Between):
+        return [tree.args["low"], tree.args["high"]]
+    return [tree.expression] if isinstance(tree, _COMPARISONS) else []

@@ -1,4 +1,4 @@
-"""The rows that a plan asks a database for, in chunks."""
+"""The rows that a site reads of a table in a database, in chunks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,11 +8,10 @@ from uuid import uuid4
 import duckdb
 
 from tp_flower.databases import dialects
-from tp_flower.databases.pushdown import Item, Plan
+from tp_flower.databases.pushdown import Selection, column_names
 from tp_flower.databases.session import Session
-from tp_flower.databases.types import Arriving, DatabaseColumn, named, to_arrow
+from tp_flower.databases.types import Arriving, DatabaseColumn, to_arrow
 from tp_flower.errors import SourceError
-from tp_flower.query.fragment import Feature
 from tp_flower.sources.sql_text import quote_name
 from tp_flower.sources.tables_file import ShardSource
 
@@ -50,26 +49,23 @@ def base_of(session: Session) -> str:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads what a plan asks for.
+    """Reads the columns and rows of a selection.
 
     Attributes:
         table: where from.
-        plan: what.
+        selection: what.
         connection: a locked DuckDB connection, which gets the relation ``shard``.
     """
 
     table: DatabaseTable
-    plan: Plan
+    selection: Selection
     connection: duckdb.DuckDBPyConnection
 
     def order_by(self) -> tuple[str, ...]:
         """Return the names of the columns that put rows in the same order every time.
 
-        Where the database groups, these are the groups; else what the owner says, and
-        the primary key.
+        These are the columns that the owner names, and the primary key.
         """
-        if self.plan.groups:
-            return tuple(_key_of(group) for group in self.plan.groups)
         session = self.table.session
         columns = (*session.database.order_by, *session.primary_key())
         return tuple(dict.fromkeys(columns))
@@ -78,12 +74,12 @@ class Reader:
         """Put the next rows behind the relation ``shard`` at every step.
 
         One step of no rows where there are none, and one of all where the fragment
-        has a sub-query left.
+        has a sub-query.
 
         Raises:
             SourceError: the rows cannot be read.
         """
-        if self.plan.fragment.subquery is not None:
+        if self.selection.fragment.subquery is not None:
             self.keep_all()
             yield None
             return
@@ -120,7 +116,7 @@ class Reader:
     def _arriving(self) -> list[Arriving]:
         """The columns of the statement."""
         arriving = []
-        for name in self.plan.kept:
+        for name in self.selection.columns:
             column = self.table.columns[name]
             if not column.is_readable:
                 raise SourceError(
@@ -128,100 +124,44 @@ class Reader:
                     "which cannot be used: convert it in 'sql' to a number, a text, a "
                     "date, a timestamp or a boolean"
                 )
-            advice = (
-                f"convert it in 'sql', or name a type that fits, as "
-                f'types = {{ {name} = "VARCHAR" }}'
-            )
-            shown = f"column {name!r}"
-            arriving.append(Arriving(name, column.arrives, shown, advice))
-        wider = "CAST to a wider type in the query"
-        computed = [Arriving(i.name, i.type, i.shown, wider) for i in self._computed()]
-        return [*arriving, *computed] or [Arriving("nothing", "INTEGER", "", "")]
-
-    def _computed(self) -> tuple[Item, ...]:
-        return (*self.plan.items, *self.plan.groups, *self.plan.aggregates)
+            arriving.append(Arriving(name, column.arrives))
+        return arriving or [Arriving("nothing", "INTEGER")]
 
     def _view(self, relation: str) -> None:
         """Make ``shard`` a view with the columns' own types."""
-        types = {name: self.table.types[name] for name in self.plan.kept}
-        types |= {item.name: item.type for item in self._computed()}
         columns = ", ".join(
             quote_name(name)
-            if kind == '"NULL"'
-            else f"CAST({quote_name(name)} AS {kind}) AS {quote_name(name)}"
-            for name, kind in types.items()
+            if self.table.types[name] == '"NULL"'
+            else f"CAST({quote_name(name)} AS {self.table.types[name]}) "
+            f"AS {quote_name(name)}"
+            for name in self.selection.columns
         )
-        select = f"SELECT {columns or 'nothing'} FROM {relation}"
-        if self.plan.outputs:
-            groups = [Feature(g.name, quote_name(g.name)) for g in self.plan.groups]
-            outputs = ", ".join(
-                f"{output.sql} AS {quote_name(output.name)}"
-                for output in (*self.plan.outputs, *groups)
-            )
-            having = " AND ".join(f"({sql})" for sql in self.plan.having) or "true"
-            select = f"SELECT {outputs} FROM ({select}) WHERE {having}"
-        self.connection.execute(f"CREATE OR REPLACE TEMP VIEW shard AS {select}")
+        self.connection.execute(
+            "CREATE OR REPLACE TEMP VIEW shard AS "
+            f"SELECT {columns or 'nothing'} FROM {relation}"
+        )
 
     def statement(self) -> str:
         """Return the one statement that the database runs."""
-        order = self.order_by()
-        rows = self._rows(() if self.plan.groups else order)
-        if self.plan.groups:
-            select = self._grouped(rows)
-        else:
-            kept = [Item(name, named(name), "") for name in self.plan.kept]
-            select = self._select((*kept, *self.plan.items), rows)
-            select += self._where()
-        by = ", ".join(self._quote(name) for name in order)
-        return f"{select} ORDER BY {by}" if by else select
-
-    def _grouped(self, rows: str) -> str:
-        """Group by plain columns: what they stand for is computed row by row inside."""
-        dialect = self.table.session.dialect
-        keys = [Item(_key_of(g), g.sql, g.type) for g in self.plan.groups]
-        inner = self._select((*keys, *self.plan.arguments), rows) + self._where()
-        groups = [
-            Item(
-                group.name,
-                dialects.text_of_bytes(named(key.name), dialect)
-                if group.type == "VARCHAR"
-                else named(key.name),
-                group.type,
-            )
-            for group, key in zip(self.plan.groups, keys, strict=True)
-        ]
-        outer = self._select((*groups, *self.plan.aggregates), f"({inner}) AS grouped")
-        return f"{outer} GROUP BY {', '.join(self._quote(key.name) for key in keys)}"
-
-    def _rows(self, order: Sequence[str]) -> str:
-        """The table's columns that are needed, with values that DuckDB knows too."""
-        wanted = [
-            Item(name, column.read, column.type)
+        dialect, order = self.table.session.dialect, self.order_by()
+        filters = self.selection.filters
+        used = {*self.selection.columns, *column_names(filters), *order}
+        # the columns that are needed, with values that DuckDB knows too
+        rows = ", ".join(
+            f"{dialects.render(column.read, dialect)} AS {self._quote(name)}"
             for name, column in self.table.columns.items()
-            if name in self.plan.columns or name in order
-        ]
-        return f"({self._select(wanted, base_of(self.table.session))}) AS shard_rows"
-
-    def _select(self, items: Sequence[Item], relation: str) -> str:
-        dialect = self.table.session.dialect
-        listed = ", ".join(
-            f"{dialects.render(item.sql, dialect)} AS {self._quote(item.name)}"
-            for item in items
+            if name in used
         )
-        listed = listed or f"1 AS {self._quote('nothing')}"
-        return f"SELECT {listed} FROM {relation}"
-
-    def _where(self) -> str:
-        dialect = self.table.session.dialect
-        conditions = [
-            dialects.render(dialects.inner(condition), dialect)
-            for condition in self.plan.filters
-        ]
-        return f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        columns = ", ".join(map(self._quote, self.selection.columns))
+        nothing = f"1 AS {self._quote('nothing')}"
+        where = " AND ".join(dialects.render(each, dialect) for each in filters)
+        by = ", ".join(map(self._quote, order))
+        return (
+            f"SELECT {columns or nothing} FROM "
+            f"(SELECT {rows or nothing} FROM {base_of(self.table.session)}) "
+            "AS shard_rows"
+            f"{f' WHERE {where}' if where else ''}{f' ORDER BY {by}' if by else ''}"
+        )
 
     def _quote(self, name: str) -> str:
         return dialects.quote(name, self.table.session.dialect)
-
-
-def _key_of(group: Item) -> str:
-    return f"{group.name} key"

@@ -17,11 +17,9 @@ from tp_flower.databases.columns import (
     sqlite_columns,
 )
 from tp_flower.databases.dialects import quote, render
-from tp_flower.databases.pushdown import Plan, plan
+from tp_flower.databases.pushdown import FilterPushdown, Selection, select
 from tp_flower.databases.reader import DatabaseTable, Reader, base_of
-from tp_flower.databases.rules import RULES
 from tp_flower.databases.session import Session, open_session
-from tp_flower.databases.translation import Translator
 from tp_flower.databases.types import DatabaseColumn
 from tp_flower.errors import SourceError
 from tp_flower.query.fragment import Fragment
@@ -77,17 +75,20 @@ def scan_database(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
     with open_session(source) as session, closing(shared_cursor()) as connection:
         try:
             shard = _open_shard(session, connection)
-            made = plan(_translator(shard, connection), fragment.check(shard.types))
-            reader = Reader(shard, made, connection)
+            pushdown = FilterPushdown(session.dialect, shard.columns, connection)
+            selection = select(
+                pushdown,
+                fragment.check(shard.types),
+                has_filters=session.database.is_pushed_down,
+            )
+            reader = Reader(shard, selection, connection)
             reader.show([])
             yield Scan(
                 connection=connection,
-                fragment=made.fragment,
+                fragment=selection.fragment,
                 columns=column_types(connection, "SELECT * FROM shard"),
-                # in the order of the groups, a position would tell the group
-                needs_sort=bool(made.groups) or not reader.order_by(),
-                groups=tuple(quote_name(group.name) for group in made.groups),
-                pushed=made.pushed,
+                needs_sort=not reader.order_by(),
+                pushed=selection.pushed,
                 read=reader.chunks,
             )
         except duckdb.Error as error:
@@ -103,15 +104,8 @@ def load_database(source: ShardSource, connection: duckdb.DuckDBPyConnection) ->
     with open_session(source) as session:
         table = _open_shard(session, connection)
         names = tuple(n for n, column in table.columns.items() if column.is_readable)
-        everything = Plan(Fragment(source.table, source.table), names, names)
+        everything = Selection(Fragment(source.table, source.table), names)
         Reader(table, everything, connection).keep_all()
-
-
-def _translator(
-    shard: DatabaseTable, connection: duckdb.DuckDBPyConnection
-) -> Translator:
-    rules = RULES if shard.session.database.is_pushed_down else {}
-    return Translator(shard.session.dialect, shard.columns, connection, rules)
 
 
 def _open_shard(

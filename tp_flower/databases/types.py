@@ -50,8 +50,8 @@ class DatabaseColumn:
         type: its DuckDB type.
         read: what the database is asked for: an expression over the quoted column.
         arrives: DuckDB type of what comes, to be cast to ``type``.
-        is_exact: whether expressions over ``read`` mean to the database what they mean
-            to DuckDB, so that the database may compute them.
+        is_exact: whether filters over ``read`` mean to the database what they mean to
+            DuckDB, so that the database may apply them.
     """
 
     name: str
@@ -108,14 +108,10 @@ class Arriving:
     Attributes:
         name: its name.
         type: the DuckDB type in which its values arrive.
-        shown: what it is in messages.
-        advice: what to do where a value does not fit the type.
     """
 
     name: str
     type: str
-    shown: str
-    advice: str
 
 
 def to_arrow(
@@ -145,8 +141,9 @@ def _fitting(values: Sequence[Any], column: Arriving, where: str) -> pa.Array:
             return _flags(values)
         return pa.array(values, arrow_type(column.type))
     raise SourceError(
-        f"{where}: {column.shown} holds a value that is no {column.type}: "
-        f"{column.advice}"
+        f"{where}: column {column.name!r} holds a value that is no {column.type}: "
+        "convert it in 'sql', or name a type that fits, as "
+        f'types = {{ {column.name} = "VARCHAR" }}'
     )
 
 

@@ -14,7 +14,8 @@ class SiteWork:
 
     Attributes:
         engine: the kind of database that holds the rows.
-        pushed: what it computes, in words; DuckDB computes the rest at the site.
+        pushed: the filters that it applies, in words; DuckDB computes the rest at the
+            site.
     """
 
     engine: str

@@ -141,7 +141,7 @@ class ExtractedShard:
         rows: n; zero if no row passes the filters.
         features: what the features are, in the fragment's order.
         engine: the kind of database that the rows came from.
-        pushed: what that database computed, in words.
+        pushed: the filters that it applied, in words.
         meta: as given.
     """
 

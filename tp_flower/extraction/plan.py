@@ -206,8 +206,8 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
 def _relation(opened: Scan) -> tuple[str, list[tuple[str, str]]]:
     """What the fragment is over, and the name and SQL of what it is grouped by."""
     subquery = opened.fragment.subquery
-    if subquery is None:  # or a database has run it
-        return RELATION, [(f"group {column}", column) for column in opened.groups]
+    if subquery is None:
+        return RELATION, []
     groups = [
         Feature(f"{GROUP} {number}", sql) for number, sql in enumerate(subquery.groups)
     ]

@@ -33,9 +33,7 @@ class Scan:
         columns: DuckDB type of each column of ``shard``.
         needs_sort: whether the rows come in an order that another reading may not
             repeat, so that the reader must sort them by what they hold.
-        groups: where the database has run the fragment's sub-query, the quoted columns
-            of ``shard`` with what it grouped by; else empty.
-        pushed: what the database computes, in words.
+        pushed: the filters that the database applies, in words.
         read: reads the next rows at every step; None where all rows are there.
     """
 
@@ -43,7 +41,6 @@ class Scan:
     fragment: Fragment
     columns: Mapping[str, str]
     needs_sort: bool = False
-    groups: tuple[str, ...] = ()
     pushed: tuple[str, ...] = ()
     read: Callable[[], Iterator[None]] | None = None
 

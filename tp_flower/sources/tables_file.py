@@ -78,7 +78,7 @@ class DatabaseShard:
         order_by: columns that put the rows into an order of their own.
         fingerprint: a query of one value that changes when the rows do.
         chunk_rows: rows in memory at a time.
-        is_pushed_down: whether the database may compute what the query asks for.
+        is_pushed_down: whether the database may apply filters of the query.
     """
 
     url: "DatabaseUrl"
