@@ -61,7 +61,7 @@ def place(
     """
     # torch models import torch whatever the device
     is_large = kind != "linear" or features.size >= LEAST_VALUES
-    name = resolve(device, "device", "this site", is_large=is_large)
+    name = resolve(device, is_large=is_large)
     if name == CPU:
         return features
     key, now = (store.run, number), time.monotonic()

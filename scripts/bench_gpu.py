@@ -57,7 +57,7 @@ def measure_gpu(
         epochs: to train; the first one is not counted.
     """
     tables = _tables(folder, factor, name)
-    has_gpu = resolve(AUTO, "device", "this machine") == CUDA
+    has_gpu = resolve(AUTO) == CUDA
     outcome = Outcome()
     outcome.facts |= {
         "data": f"{name} at factor {factor:g}",
@@ -111,7 +111,6 @@ def measure_one(
         task="classification",
         num_epochs=epochs,
         device=device,
-        server_device=device if how["strategy"] == "admm" else CPU,
     )
     scale = PAPER_SCALES[name]
     strategy = STRATEGIES[settings.strategy](Query.from_sql(scale.sql), settings)

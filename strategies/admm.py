@@ -12,7 +12,7 @@ from statistics import mean
 from typing import Any
 
 from strategies import lou
-from strategies.admm_arrays import make_arrays, server_device
+from strategies.admm_arrays import AdmmArrays
 from strategies.epochs import EpochResult, tests_every_epoch
 from strategies.exchange import Replies, Request, ask
 from strategies.federation import Federation, Table
@@ -69,7 +69,7 @@ class AdmmServer:
         self.over_relaxation = settings.over_relaxation or (
             1.0 if self.memory or noisy else OVER_RELAXATION
         )
-        self._arrays = make_arrays(federation, settings, self.corrections, self.memory)
+        self._arrays = AdmmArrays(federation, self.corrections, self.memory)
         self._epoch = 0
         self._recent: list[Residuals] = []
 
@@ -107,11 +107,6 @@ class AdmmServer:
         return result
 
     @property
-    def device(self) -> str:
-        """Where the arrays lie, ``"cpu"`` or ``"cuda"``."""
-        return self._arrays.device
-
-    @property
     def duals(self) -> FloatArray:
         """The duals lambda after their last update, (N, d_c)."""
         return self._arrays.duals
@@ -141,12 +136,7 @@ class AdmmStrategy(RelationalStrategy):
     """
 
     def plan(self) -> Plan:
-        """Let sharded linear tables send statistics, others seek consensus.
-
-        Raises:
-            SettingsError: the device of ``server-device`` is not there.
-        """
-        server_device(self.settings)
+        """Let sharded linear tables send statistics, others seek consensus."""
         return Plan(choose_update_for(self.settings), _no_arrays, self._course)
 
     def _course(self) -> Mapping[str, Any]:
@@ -166,7 +156,6 @@ class AdmmStrategy(RelationalStrategy):
             "rho": server.rho,
             "over-relaxation": server.over_relaxation,
             "anderson-memory": server.memory,
-            "server-device": server.device,
             "lou": {t.name: str(t.update) for t in federation.tables.values()},
         }
         self.local_scores = dict(federation.initial_scores)

@@ -408,7 +408,6 @@ def test_local_centres_of_several_shards_are_told_apart():
         ({"model": "mlp"}, "model: 'mlp' does not go with strategy 'coreset-ridge'"),
         ({"num_epochs": 2}, "solves once, not 2 times: leave it 0"),
         ({"task": "classification"}, "use admm or sgd, with a coreset-size"),
-        ({"server_device": "cuda"}, "the server's arrays are on the CPU"),
         (
             {"privacy": PrivacySettings(predictions=1.0), "coreset_kind": "uniform"},
             "privacy.predictions: .* sends the rows that it draws as they are",

@@ -261,7 +261,7 @@ def test_a_site_without_a_gpu_refuses_before_training(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     text = "device is 'cuda', but this site has no CUDA device .* allowed there: 'cpu'"
     with pytest.raises(SettingsError, match=text):
-        resolve("cuda", "device", "this site")
+        resolve("cuda")
     with pytest.raises(Exception, match=text):
         run("squared", one_per_site(whole(FRAMES)), device="cuda")
 
@@ -301,9 +301,9 @@ def test_why_there_is_no_gpu(hidden, sign, reason, monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     file = tmp_path if sign else tmp_path / "none"
     monkeypatch.setattr(choice, "DRIVER_FILES", (str(file),))
-    assert resolve("auto", "device", "this site") == "cpu"
+    assert resolve("auto") == "cpu"
     with pytest.raises(SettingsError, match=reason):
-        resolve("cuda", "device", "this site")
+        resolve("cuda")
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_linear_runs_without_a_gpu_never_import_torch():
         "choice.DRIVER_FILES = ()\n"
         "frames = make_store(orders=60, items=5, customers=9, seed=0)\n"
         "for name in ('admm', 'sgd'):\n"
-        "    how = dict(num_epochs=1, device='auto', server_device='auto')\n"
+        "    how = dict(num_epochs=1, device='auto')\n"
         "    with closing(InProcessGrid(app, {'shop': frames})) as grid:\n"
         "        STRATEGIES[name](Query.from_sql(STORE_SQL), **how).start(grid)\n"
         "print({'torch', 'opacus'} & set(sys.modules))\n"

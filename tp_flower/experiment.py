@@ -102,7 +102,6 @@ class Settings:
     l1: float = 0.0
     seed: int = 0
     device: str = "auto"
-    server_device: str = "cpu"
     site_timeout: float = 600.0
     on_missing: str = STOP
     max_stale: int = 3

@@ -78,11 +78,6 @@ def method_problems(values: Mapping[str, object]) -> list[str]:
             f"batch-size: {values['batch-size']!r} does not go with strategy {name!r}, "
             "whose one batch has all joined rows: leave it 0, or use sgd"
         )
-    if method.family != ADMM and values.get("server-device") == "cuda":
-        problems.append(
-            "server-device: 'cuda' is for strategies admm and vfl-admm; with "
-            f"{name!r} the server's arrays are on the CPU: use 'cpu' or 'auto'"
-        )
     if method.family == CORESET:
         problems += _solved_problems(name, values)
     privacy = values.get("privacy")

@@ -29,7 +29,6 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "admm-form": ("sharing", "jacobi"),
     "lou": ("auto", "gram", "consensus"),
     "device": ("auto", "cpu", "cuda"),
-    "server-device": ("auto", "cpu", "cuda"),
     "coreset-kind": KINDS,
     "coreset-solver": SOLVERS,
     "graph-norm": NORMS,

@@ -25,15 +25,13 @@ HIDDEN: Final = ("", "-1")
 """Values of CUDA_VISIBLE_DEVICES that leave no device."""
 
 
-def resolve(name: str, setting: str, place: str, *, is_large: bool = True) -> str:
+def resolve(name: str, *, is_large: bool = True) -> str:
     """Return ``"cpu"`` or ``"cuda"``, which ``"auto"`` is where it is there and pays.
 
     Without a driver torch is not imported, unless ``"cuda"`` is asked for.
 
     Args:
         name: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-        setting: what asks, for the error.
-        place: who has no device, for the error: "this site", say.
         is_large: whether the work is worth the start of a device.
 
     Raises:
@@ -48,7 +46,7 @@ def resolve(name: str, setting: str, place: str, *, is_large: bool = True) -> st
     if name == AUTO:
         return CPU
     raise SettingsError(
-        f"{setting} is {name!r}, but {place} has no CUDA device that torch "
+        f"device is {name!r}, but this site has no CUDA device that torch "
         f"{torch.__version__} can use{_reason()}; allowed there: 'cpu' and 'auto'"
     )
 

@@ -100,7 +100,7 @@ def resolve_device(name: str) -> torch.device:
     Raises:
         SettingsError: there is no CUDA device.
     """
-    return torch_device(resolve(name, "device", "this site"))
+    return torch_device(resolve(name))
 
 
 @dataclass(frozen=True)
