@@ -11,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import report as report_script
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,18 +27,12 @@ from tp_flower.report import RoundReport, report_dict, write_json
 from tp_flower.report_page import (
     PAGE_FILE,
     ReportError,
-    earlier_runs,
     read_report,
     render,
 )
-from tp_flower.report_page.line_plot import MOST_POINTS, spread, thin
-from tp_flower.report_page.scales import from_zero, linear, logarithmic, whole
-from tp_flower.report_page.style import (
-    DARK,
-    DARK_BACKGROUND,
-    LIGHT,
-    LIGHT_BACKGROUND,
-)
+from tp_flower.report_page.axes import from_zero, linear, logarithmic, whole
+from tp_flower.report_page.plots import MOST_POINTS, STYLES, spread, thin
+from tp_flower.report_page.style import DARK, LIGHT
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -115,6 +108,22 @@ EXAMPLES = {
                 "tau": 150.0,
             }
         }
+    ),
+    "explained": made_report(
+        epochs=0,
+        mode="explain",
+        history=[],
+        final={},
+        strategies=[
+            {"name": "sgd", "is-chosen": False, "run": {"rounds": 900}},
+            {
+                "name": "admm, gram",
+                "is-chosen": True,
+                "set-up": {"rounds": 5, "bytes-up": {"f": 2000, "p": 500}},
+                "run": {"rounds": 29, "bytes-down": {"f": 1000, "p": 34}},
+            },
+        ],
+        releases=[{"message": "extract", "to": "server", "carries": "hashed keys"}],
     ),
     "nothing": {},
 }
@@ -227,7 +236,7 @@ def test_a_long_line_is_thinned_evenly_to_its_ends(count: int) -> None:
 
 
 def test_the_page_needs_nothing_else() -> None:
-    html = render(made_report(), [made_report(epochs=2)])
+    html = render(made_report())
     tags = Page(html).tags
     assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in tags}
     for _, attributes in tags:
@@ -239,7 +248,7 @@ def test_the_page_needs_nothing_else() -> None:
 
 
 def test_links_lead_to_sections() -> None:
-    tags = Page(render(made_report(), [made_report()])).tags
+    tags = Page(render(made_report())).tags
     ids = [own["id"] for _, own in tags if "id" in own]
     assert len(set(ids)) == len(ids)
     assert {own["href"] for tag, own in tags if tag == "a"} == {
@@ -257,7 +266,7 @@ def test_names_are_text() -> None:
     report["history"][1]["site-seconds"] = {HOSTILE: 1.0}
     report["coefficients"] = {HOSTILE: [{"feature": HOSTILE, "value": 1.0}]}
     report["output-dir"] = f"/runs/{HOSTILE}"
-    page = Page(render(report, [report]))
+    page = Page(render(report))
     assert "script" not in {tag for tag, _ in page.tags}
     assert page.text.count("alert('x')") >= 10
 
@@ -277,6 +286,25 @@ def test_what_a_saved_model_was_used_for_is_said() -> None:
     assert "AUC 0.7500 on all rows" in text
     assert "joined rows in which a mean stands for a table's score 3" in text
     assert "were not there table sites p registry" in text
+
+
+def test_what_training_would_cost_is_said_of_the_chosen_strategy() -> None:
+    text = Page(render(EXAMPLES["explained"])).text
+    assert "to be learned from 2 tables" in text
+    assert "set-up 5 2.50 kB 0 B" in text
+    assert "the whole run 29 0 B 1.03 kB" in text
+    assert "extract server hashed keys" in text
+    assert "900" not in text
+
+
+def test_there_are_at_most_seven_sections() -> None:
+    sections = [
+        own for tag, own in Page(render(made_report())).tags if tag == "section"
+    ]
+    assert [own["id"] for own in sections] == [
+        *("result", "query-and-tables", "convergence", "time-and-bytes"),
+        *("model", "privacy", "settings"),
+    ]
 
 
 def test_what_a_coreset_was_drawn_from_is_said() -> None:
@@ -319,38 +347,8 @@ def test_any_part_may_be_missing_or_odd(data: st.DataObject) -> None:
                 break
             place = inner
         place[key] = deepcopy(data.draw(ODD))
-    for figure in Page(render(report, [report, made_report()])).figures.values():
+    for figure in Page(render(report)).figures.values():
         assert figure.points or figure.bars
-
-
-def test_runs_are_compared() -> None:
-    other = made_report(epochs=2, **{"output-dir": "/runs/2"})
-    other["settings"] = {**other["settings"], "seed": 5}
-    other["final"]["test"]["auc"] = 0.625
-    page = Page(render(made_report(), [other]))
-    figure = page.figures["Test AUC by epoch, all runs"]
-    assert [len(own) for own in figure.points.values()] == [3, 2]
-    assert list(figure.points) == ["1: 1", "2: 2"]
-    assert "2: 2 0.6250" in page.text
-    # its seed is the one setting that differs
-    assert "completed 5 Test AUC" in page.text
-    assert "Compared with other runs" not in Page(render(made_report())).text
-
-
-def test_earlier_runs_of_the_query_are_found(tmp_path: Path) -> None:
-    report = made_report(started="2026-11-20T12:00:00+00:00")
-    for hour in range(20):
-        folder = tmp_path / f"run-{hour:02}"
-        other = {**report, "started": f"2026-11-20T{hour:02}:00:00+00:00"}
-        write_json(other, folder)
-    for key, value in (("query", "SELECT 1 AS label"), ("mode", "explain")):
-        other = {**report, "started": "2026-11-20T11:59:00+00:00", key: value}
-        write_json(other, tmp_path / key)
-    (tmp_path / "run-11" / "report.json").write_text("{")
-    found = earlier_runs(tmp_path / "run-12", report)
-    assert [own["started"][11:13] for own in found] == [
-        f"{hour:02}" for hour in (10, 9, 8, 7, 6, 5, 4, 3)
-    ]
 
 
 def test_a_run_that_fails_midway_has_a_page(tmp_path: Path) -> None:
@@ -391,20 +389,6 @@ def test_what_is_no_report_is_refused(tmp_path, content, message) -> None:
     (tmp_path / "report.json").write_text(content)
     with pytest.raises(ReportError, match=message):
         read_report(tmp_path)
-
-
-def test_the_script_writes_pages(tmp_path: Path, capsys) -> None:
-    first, second = tmp_path / "a" / "1", tmp_path / "b" / "2"
-    write_json(made_report(), first)
-    write_json(made_report(epochs=5), second)
-    assert report_script.main([str(first)]) == 0
-    assert (first / PAGE_FILE).read_text() == render(made_report())
-    output = tmp_path / "new" / "both.html"
-    arguments = [str(first / "report.json"), str(second), "-o", str(output)]
-    assert report_script.main(arguments) == 0
-    assert output.read_text() == render(made_report(), [made_report(epochs=5)])
-    assert report_script.main([str(tmp_path / "missing")]) == 1
-    assert "missing cannot be read" in capsys.readouterr().err
 
 
 VALUES = st.lists(
@@ -462,16 +446,13 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize(
-    ("background", "series"),
-    [(LIGHT_BACKGROUND, LIGHT), (DARK_BACKGROUND, DARK)],
-    ids=["light", "dark"],
-)
-def test_lines_stand_out_from_the_background(background, series) -> None:
-    behind = luminance(background) + 0.05
-    for colour in series:
-        ratio = (luminance(colour) + 0.05) / behind
-        assert max(ratio, 1 / ratio) >= 3, colour
+@pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
+def test_lines_stand_out_from_the_background(palette: str) -> None:
+    colours = dict(re.findall(r"--(\w+): (#\w{6})", palette))
+    behind = luminance(colours["bg"]) + 0.05
+    for n in range(1, STYLES + 1):
+        ratio = (luminance(colours[f"s{n}"]) + 0.05) / behind
+        assert max(ratio, 1 / ratio) >= 3, n
 
 
 PROBE = """<!DOCTYPE html><body style="margin:0"><script>
@@ -507,7 +488,7 @@ async function look(width) {
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 def test_a_browser_shows_it_at_the_width_of_a_phone(tmp_path: Path) -> None:
-    html = render(made_report(epochs=12), [made_report(epochs=5)])
+    html = render(made_report(epochs=12))
     page, probe = tmp_path / "page.html", tmp_path / "probe.html"
     page.write_text(html)
     probe.write_text(PROBE.replace("PAGE", page.as_uri()))

@@ -97,6 +97,15 @@ def _three_digits(number: float) -> str:
     return f"{number:.{decimals}f}"
 
 
+def name_table(alias: str, name: str) -> str:
+    """Return a table's alias with the name of its table, where that is another.
+
+    >>> name_table("f", "flights"), name_table("f", "f"), name_table("f", "")
+    ('f (flights)', 'f', 'f')
+    """
+    return alias if name in {"", alias} else f"{alias} ({name})"
+
+
 def epoch_line(rounds: Sequence[RoundReport], epochs: int, seconds: float) -> str:
     """Return the console line at the end of an epoch.
 
@@ -179,11 +188,10 @@ def _tables_table(report: RunReport) -> Table:
     for heading in ("rows", "features", "shards", "joined rows per row"):
         table.add_column(heading, justify="right")
     for item in report.tables:
-        alias, name = item.table, item.name
         counts = (item.rows, item.features, item.shards)
         table.add_row(
             # names come from the query: markup in them is text
-            Text(alias if alias == name else f"{alias} ({name})"),
+            Text(name_table(item.table, item.name)),
             *map(format_count, counts),
             _multiplicity(item),
         )

@@ -1,28 +1,23 @@
-"""What a page is made of: sections of tables, figures and texts, in plain data.
+"""The parts of a page: sections of tables, figures and texts, in plain data.
 
-The template turns them into HTML; nothing here knows a report.
+The template turns them into HTML; nothing here reads a report.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from markupsafe import Markup
 
 Cells = tuple[str, ...]
+TWO_TEXTS = frozenset({0, 1})
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts.
+    """A table of texts; ``words`` are the columns whose cells are no numbers.
 
-    Attributes:
-        title: what it lists.
-        head: titles of the columns.
-        rows: as long as ``head``, each.
-        words: columns whose cells are words, not numbers, by position.
-        note: said below it.
-        is_folded: whether it is closed until the reader opens it.
+    A folded one, which has no note, is closed until the reader opens it.
     """
 
     title: str
@@ -36,22 +31,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing.
-
-    Attributes:
-        title: what is shown, with the unit.
-        svg: the drawing.
-        summary: the same in words, for those who do not see it.
-        table: its data.
-        legend: names of the lines or parts, in the order of their styles; none where
-            there is only one.
-        are_lines: whether these are lines, for the legend.
-        note: said below the title.
-    """
+    """A drawing and its data; the legend names lines or bars of several styles."""
 
     title: str
     svg: Markup
-    summary: str
     table: Table
     legend: Cells = ()
     are_lines: bool = True
@@ -77,12 +60,28 @@ class Code:
 
 
 Block = Table | Figure | Prose | Code
+Blocks = Iterable[Block | None]
+"""Blocks, with None for what a report lacks."""
 
 
 @dataclass(frozen=True)
-class Section:
-    """A part of the page; one without blocks is left out."""
+class Column:
+    """One column of a table of records, with the text of a record's cell."""
 
-    key: str
-    title: str
-    blocks: Sequence[Block]
+    head: str
+    cell: Callable[[Any], str]
+    is_text: bool = False
+
+
+def tabulate(
+    title: str,
+    items: Iterable[Any],
+    columns: Sequence[Column],
+    note: str = "",
+    is_folded: bool = False,
+) -> Table | None:
+    """Return the table of some records, a row each; None if there are none."""
+    rows = [tuple(column.cell(item) for column in columns) for item in items]
+    head = tuple(column.head for column in columns)
+    words = frozenset(n for n, column in enumerate(columns) if column.is_text)
+    return Table(title, head, rows, words, note, is_folded) if rows else None

@@ -1,153 +1,179 @@
-"""How a run converged: by epoch, by byte, by modelled time; and its residuals."""
+"""A run as curves: the metrics of every epoch, by what they had cost by then."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 from tp_flower.console import format_seconds, format_value
-from tp_flower.explain.cost import NETWORKS, PAPER_NETWORKS, Network
-from tp_flower.report_page.blocks import Block, Figure, Section, Table
-from tp_flower.report_page.curves import (
-    TEST,
-    TRAIN,
-    Epoch,
-    main_metric,
-    metric_name,
-    metric_points,
-    read_epochs,
-)
-from tp_flower.report_page.line_plot import Axis, Line, line_figure
-from tp_flower.report_page.reading import Report
-from tp_flower.report_page.scales import from_zero, linear, logarithmic, whole
+from tp_flower.explain.cost import NETWORKS, Network
+from tp_flower.report_page.axes import from_zero, linear, logarithmic, whole
+from tp_flower.report_page.blocks import Blocks
+from tp_flower.report_page.plots import Axis, Line, line_figure
+from tp_flower.report_page.reading import Record
 
-MEGABYTE = 1e6
+METRIC_NAMES = {
+    "auc": "AUC",
+    "rmse": "RMSE",
+    "rms_distance": "RMS distance",
+    "accuracy": "accuracy",
+    "r2": "R²",
+    "log_loss": "log loss",
+    "loss": "loss",
+}
+"""The metrics for people, the one that tells most first."""
 
-EPOCHS = Axis("epoch", whole, lambda value: f"{value:.0f}")
-MEGABYTES = Axis("megabytes sent, both ways", from_zero, lambda value: f"{value:,.3f}")
+TRAIN, TEST = "train", "test"
+
+EPOCHS = Axis("epoch", whole, "{:.0f}".format)
+MEGABYTES = Axis("megabytes sent, both ways", from_zero, "{:,.3f}".format)
 SECONDS = Axis("modelled seconds (log scale)", logarithmic, format_seconds)
+RESIDUALS = Axis("relative residual (log scale)", logarithmic, "{:.2e}".format)
 
-MODEL_NOTE = (
+BYTES_NOTE = "One point per epoch; the first includes set-up."
+SECONDS_NOTE = (
     "Measured computing, plus the latency of every round, plus all bytes over the "
     "bandwidth; set-up included."
 )
+RESIDUALS_NOTE = (
+    "Primal: how far scores are from what they should agree on. Dual: how far that "
+    "moved in the epoch."
+)
 
 
-def convergence(report: Report) -> Section:
-    """Return the plots of the metrics and residuals."""
+@dataclass(frozen=True)
+class Epoch:
+    """The end of one epoch, with the costs since the start of the run.
+
+    The bytes are those of both ways and of headers; the seconds those of computing at
+    the server and at the slowest site of each round.
+    """
+
+    number: int
+    metrics: dict[str, dict[str, float]]
+    residuals: dict[str, float]
+    rounds: int
+    bytes: float
+    compute_seconds: float
+
+    def seconds(self, network: Network) -> float:
+        """Return the computing, and the messages as the network would take them."""
+        latency = self.rounds * network.round_seconds
+        return self.compute_seconds + latency + 8 * self.bytes / network.bits_per_second
+
+
+def convergence(report: Record) -> Blocks:
+    """Yield the plots of the metrics and residuals."""
     epochs = read_epochs(report)
-    found = main_metric(report)
-    blocks: list[Block | None] = []
-    if found:
-        part, metric = found
-        blocks += [_by_epoch(epochs, name) for name in dict.fromkeys((metric, "loss"))]
-        blocks += [
-            _by_bytes(epochs, part, metric),
-            _by_time(epochs, part, metric),
-        ]
-    blocks += [_residuals(epochs), _networks(epochs)]
-    return Section("convergence", "Convergence", [own for own in blocks if own])
-
-
-def metric_axis(metric: str) -> Axis:
-    """Return the axis of a metric."""
-    name = metric_name(metric)
-    unit = " (in the label's unit)" if metric == "rmse" else ""
-    return Axis(f"{name}{unit}", linear, format_value)
-
-
-def _by_epoch(epochs: list[Epoch], metric: str) -> Figure | None:
+    if choice := main_metric(report):
+        yield from _metrics(epochs, *choice)
     lines = []
-    for part in (TEST, TRAIN):
-        points = metric_points(epochs, part, metric, lambda own: own.number)
-        end = format_value(points[-1][1]) if points else ""
-        lines.append(Line(f"{part} rows", points, end))
-    title = f"{_capital(metric_name(metric))} by epoch"
-    return line_figure(title, EPOCHS, metric_axis(metric), lines)
+    for name in ("primal", "dual"):
+        points = [
+            (float(epoch.number), epoch.residuals[name])
+            for epoch in epochs
+            if epoch.residuals.get(name, 0.0) > 0
+        ]
+        lines.append(Line(name, points, f"{points[-1][1]:.1e}" if points else ""))
+    title = "ADMM's residuals by epoch"
+    yield line_figure(title, EPOCHS, RESIDUALS, lines, RESIDUALS_NOTE)
 
 
-def _by_bytes(epochs: list[Epoch], part: str, metric: str) -> Figure | None:
-    points = metric_points(epochs, part, metric, lambda own: own.bytes / MEGABYTE)
-    end = format_value(points[-1][1]) if points else ""
-    return line_figure(
-        f"{_capital(part)} {metric_name(metric)} by megabytes sent",
-        MEGABYTES,
-        metric_axis(metric),
-        [Line(f"{part} rows", points, end)],
-        "One point per epoch; the first includes set-up.",
-    )
+def _metrics(epochs: list[Epoch], part: str, metric: str) -> Blocks:
+    for name in dict.fromkeys((metric, "loss")):
+        lines = [
+            _line(epochs, rows, name, lambda epoch: epoch.number)
+            for rows in (TEST, TRAIN)
+        ]
+        title = f"{_capitalise(metric_name(name))} by epoch"
+        yield line_figure(title, EPOCHS, _axis(name), lines)
+    title, axis = _capitalise(f"{part} {metric_name(metric)}"), _axis(metric)
+    lines = [_line(epochs, part, metric, lambda epoch: epoch.bytes / 1e6)]
+    yield line_figure(f"{title} by megabytes sent", MEGABYTES, axis, lines, BYTES_NOTE)
+    lines = []
+    for network in NETWORKS:
+        timed = _line(epochs, part, metric, partial(Epoch.seconds, network=network))
+        lines.append(Line(_name(network), timed.points))
+    yield line_figure(f"{title} by modelled time", SECONDS, axis, lines, SECONDS_NOTE)
 
 
-def _by_time(epochs: list[Epoch], part: str, metric: str) -> Figure | None:
-    lines = [
-        Line(name_network(network), _timed(epochs, part, metric, network))
-        for network in NETWORKS
+def _line(
+    epochs: list[Epoch], part: str, metric: str, place: Callable[[Epoch], float]
+) -> Line:
+    """Return a part's metric over an axis, labelled with its last value."""
+    points = [
+        (place(epoch), epoch.metrics[part][metric])
+        for epoch in epochs
+        if metric in epoch.metrics[part]
     ]
-    return line_figure(
-        f"{_capital(part)} {metric_name(metric)} by modelled time",
-        SECONDS,
-        metric_axis(metric),
-        lines,
-        MODEL_NOTE,
-    )
+    return Line(f"{part} rows", points, format_value(points[-1][1]) if points else "")
 
 
-def _timed(
-    epochs: list[Epoch], part: str, metric: str, network: Network
-) -> tuple[tuple[float, float], ...]:
-    return metric_points(epochs, part, metric, lambda own: own.seconds(network))
+def _axis(metric: str) -> Axis:
+    unit = " (in the label's unit)" if metric == "rmse" else ""
+    return Axis(f"{metric_name(metric)}{unit}", linear, format_value)
 
 
-def name_network(network: Network) -> str:
-    """Return a network with what it is made of.
+def _capitalise(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
-    >>> name_network(NETWORKS[0])
+
+def _name(network: Network) -> str:
+    """Return a network with its figures.
+
+    >>> _name(NETWORKS[0])
     'US-UK: 136 ms a round, 420 Mbit/s'
     """
     latency = format_seconds(network.round_seconds)
-    return (
-        f"{network.name}: {latency} a round, {network.bits_per_second / 1e6:g} Mbit/s"
+    megabits = f"{network.bits_per_second / 1e6:g}"
+    return f"{network.name}: {latency} a round, {megabits} Mbit/s"
+
+
+def read_epochs(report: Record) -> list[Epoch]:
+    """Return the epochs that have metrics or residuals."""
+    epochs: list[Epoch] = []
+    sent, computed = 0.0, 0.0
+    for rounds, item in enumerate(report.records("history"), start=1):
+        sent += sum(item.at("bytes-up").numbers().values())
+        sent += sum(item.at("bytes-down").numbers().values())
+        sent += item.amount("overhead-bytes")
+        computed += item.amount("server-seconds") + item.amount("client-seconds")
+        number = int(item.amount("epoch"))
+        metrics = {part: item.at(part).numbers() for part in (TRAIN, TEST)}
+        residuals = {
+            name: value
+            for name in ("primal", "dual")
+            if (value := item.number(f"{name}-residual")) is not None
+        }
+        if number and (residuals or any(metrics.values())):
+            epochs.append(Epoch(number, metrics, residuals, rounds, sent, computed))
+    return epochs
+
+
+def final_metrics(report: Record, part: str) -> dict[str, float]:
+    """Return the metrics of the final model, or of the last epoch that has some."""
+    final = report.at("final").at(part).numbers()
+    if part == TEST:
+        # `evaluate` has metrics of all its rows
+        final = final or report.at("metrics").numbers()
+    ended = [epoch.metrics[part] for epoch in read_epochs(report)]
+    return final or next(filter(None, reversed(ended)), {})
+
+
+def main_metric(report: Record) -> tuple[str, str] | None:
+    """Return the part of the rows and the metric that tell most of the run."""
+    choices = (
+        (part, name)
+        for part in (TEST, TRAIN)
+        for name in METRIC_NAMES
+        if name in final_metrics(report, part)
     )
+    return next(choices, None)
 
 
-def _residuals(epochs: list[Epoch]) -> Figure | None:
-    lines = []
-    for name in ("primal", "dual"):
-        points = tuple(
-            (float(own.number), own.residuals[name])
-            for own in epochs
-            if own.residuals.get(name, 0.0) > 0
-        )
-        end = f"{points[-1][1]:.1e}" if points else ""
-        lines.append(Line(name, points, end))
-    return line_figure(
-        "ADMM's residuals by epoch",
-        EPOCHS,
-        Axis("relative residual (log scale)", logarithmic, lambda own: f"{own:.2e}"),
-        lines,
-        "Primal: how far scores are from what they should agree on. Dual: how far that "
-        "moved in the epoch.",
-    )
+def metric_name(metric: str) -> str:
+    """Return a metric's name for people.
 
-
-def _networks(epochs: list[Epoch]) -> Table | None:
-    if not epochs:
-        return None
-    last = epochs[-1]
-    rows = [
-        (
-            network.name,
-            format_seconds(network.round_seconds),
-            f"{network.bits_per_second / 1e6:,.0f}",
-            format_seconds(epochs[0].seconds(network)),
-            format_seconds(last.seconds(network)),
-        )
-        for network in dict.fromkeys((*NETWORKS, *PAPER_NETWORKS))
-    ]
-    head = (
-        "network",
-        "a round",
-        "Mbit/s",
-        "first epoch ends",
-        f"epoch {last.number} ends",
-    )
-    return Table("Modelled time on networks", head, rows, is_folded=True)
-
-
-def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]
+    >>> metric_name("auc"), metric_name("mean_error")
+    ('AUC', 'mean error')
+    """
+    return METRIC_NAMES.get(metric, metric.replace("_", " "))

@@ -1,54 +1,51 @@
-"""The page: a pure function of reports."""
+"""The page of a run: a pure function of reports, written beside `report.json`."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping
 from functools import cache
-from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from tp_flower.report_page.blocks import Block, Section
-from tp_flower.report_page.comparison import comparison
-from tp_flower.report_page.contributions import contributions
+from tp_flower.errors import TPFlowerError
+from tp_flower.report import REPORT_FILE, write_whole
 from tp_flower.report_page.convergence import convergence
-from tp_flower.report_page.coreset import coreset
 from tp_flower.report_page.costs import costs
-from tp_flower.report_page.explained import predicted_costs
-from tp_flower.report_page.line_plot import STYLES
-from tp_flower.report_page.model_run import model_run
-from tp_flower.report_page.overview import head_of, result
-from tp_flower.report_page.personal import personal
+from tp_flower.report_page.model import model
+from tp_flower.report_page.plots import STYLES
 from tp_flower.report_page.privacy import privacy
-from tp_flower.report_page.reading import Report
-from tp_flower.report_page.settings_table import settings
+from tp_flower.report_page.reading import Record
+from tp_flower.report_page.result import head_of, result
+from tp_flower.report_page.settings import settings
 from tp_flower.report_page.style import STYLE
 from tp_flower.report_page.tables import tables
 from tp_flower.report_page.template import TEMPLATE
 
+PAGE_FILE = "report.html"
+MOST_BYTES = 1 << 28
 
-def render(report: Report, others: Sequence[Report] = ()) -> str:
-    """Return the page of a run: HTML that needs no other file and no script.
 
-    Args:
-        report: the content of a `report.json`, of any mode; what it lacks is left out.
-        others: of other runs to compare it with.
-    """
-    sections = [
-        result(report),
-        model_run(report),
-        tables(report),
-        coreset(report),
-        predicted_costs(report),
-        convergence(report),
-        costs(report),
-        personal(report),
-        contributions(report),
-        privacy(report),
-        comparison(report, others),
-        settings(report),
-    ]
+class ReportError(TPFlowerError):
+    """A report cannot be read."""
+
+
+def render(report: Mapping[str, Any]) -> str:
+    """Return the page of a `report.json` of any mode: one HTML file, no scripts."""
+    record = Record(report)
+    contents = {
+        "Result": result(record),
+        "Query and tables": tables(record),
+        "Convergence": convergence(record),
+        "Time and bytes": costs(record),
+        "Model": model(record),
+        "Privacy": privacy(record),
+        "Settings": settings(record),
+    }
+    sections = {title: list(filter(None, blocks)) for title, blocks in contents.items()}
     return _template().render(
-        head=head_of(report),
-        sections=[section for section in sections if section.blocks],
+        head=head_of(record),
+        sections={title: blocks for title, blocks in sections.items() if blocks},
         style=STYLE,
         styles=STYLES,
     )
@@ -59,11 +56,27 @@ def _template() -> Template:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["grouped"] = _grouped
     return environment.from_string(TEMPLATE)
 
 
-def _grouped(section: Section) -> list[tuple[str, list[Block]]]:
-    """Return the blocks with those of a kind that follow each other together."""
-    groups = groupby(section.blocks, key=lambda block: block.kind)
-    return [(kind, list(blocks)) for kind, blocks in groups]
+def write_page(folder: Path) -> Path:
+    """Write `report.html` beside a folder's `report.json`, and return its path."""
+    return write_whole(folder / PAGE_FILE, render(read_report(folder)))
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """Return the report in a folder.
+
+    Raises:
+        ReportError: there is none, or it is no report.
+    """
+    file = folder / REPORT_FILE
+    try:
+        if file.stat().st_size > MOST_BYTES:
+            raise ReportError(f"{file} is larger than {MOST_BYTES} bytes: no report")
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ReportError(f"{file} cannot be read: {error}") from None
+    if not isinstance(content, dict) or "status" not in content:
+        raise ReportError(f"{file} is no report of a run")
+    return content

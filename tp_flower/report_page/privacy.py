@@ -1,21 +1,10 @@
 """What left the sites, what covers it, and what it cost."""
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from tp_flower.console import format_value
-from tp_flower.report_page.bar_plot import Bar, Measure, bar_figure
-from tp_flower.report_page.blocks import Block, Prose, Section, Table
-from tp_flower.report_page.reading import (
-    Report,
-    amount,
-    items,
-    mapping,
-    number,
-    records,
-    text,
-    texts,
-)
+from tp_flower.report_page.blocks import Blocks, Column, Prose, tabulate
+from tp_flower.report_page.reading import Record, text_column
 
 COVERED_NOTE = (
     "Epsilon of a row of the table against the server, who sees every message: all "
@@ -27,121 +16,85 @@ NOTHING_NOTE = (
 )
 
 
-def privacy(report: Report) -> Section:
-    """Return the totals, the messages and the ledger."""
-    found = mapping(report.get("privacy"))
-    totals = sorted(
-        records(found.get("totals")),
-        key=lambda own: (text(own.get("table")), text(own.get("site"))),
-    )
-    messages = records(found.get("messages")) or records(report.get("releases"))
-    blocks = [
-        *_spent(totals),
-        _messages(messages),
-        _ledger(mapping(found.get("ledger"))),
+def privacy(report: Record) -> Blocks:
+    """Yield the totals, the messages and the ledger."""
+    privacy = report.at("privacy")
+    if totals := privacy.records("totals"):
+        is_covered = any(total.amount("epsilon") for total in totals)
+        yield Prose(COVERED_NOTE if is_covered else NOTHING_NOTE)
+        title = "What a row has spent, and what is not covered"
+        yield tabulate(title, sorted(totals, key=_place), TOTALS)
+    messages = privacy.records("messages") or report.records("releases")
+    title = "Every message, and who learns what"
+    yield tabulate(title, messages, MESSAGES, is_folded=True)
+    ledger = privacy.at("ledger")
+    accounts = [
+        _account(node, Record.of(account))
+        for node in sorted(ledger.content)
+        for account in ledger.items(node)
     ]
-    return Section("privacy", "Privacy", [own for own in blocks if own])
+    title = "The sites' ledgers of this run"
+    if table := tabulate(title, accounts, LEDGER, is_folded=True):
+        # releases that differ in nothing are listed once
+        yield replace(table, rows=list(dict.fromkeys(table.rows)))
 
 
-def _spent(totals: list[Mapping[str, Any]]) -> list[Block | None]:
-    if not totals:
-        return []
-    covered = [own for own in totals if amount(own.get("epsilon"))]
-    bars = [Bar(_where(own), (amount(own.get("epsilon")),)) for own in covered]
-    figure = bar_figure(
-        "Epsilon spent, by table and site",
-        Measure("epsilon; less is more private", ("epsilon",), format_value),
-        bars,
-    )
-    rows = [
-        (
-            _where(own),
-            _epsilon(own),
-            _plain(number(own.get("delta"))),
-            ", ".join(texts(own.get("uncovered"))) or "nothing",
-        )
-        for own in totals
-    ]
-    table = Table(
-        "What a row has spent, and what is not covered",
-        ("table at site", "epsilon", "delta", "not covered"),
-        rows,
-        words=frozenset({0, 3}),
-    )
-    return [Prose(COVERED_NOTE if covered else NOTHING_NOTE), figure, table]
+def _place(total: Record) -> str:
+    return f"{total.text('table')} at {total.text('site')}"
 
 
-def _where(total: Mapping[str, Any]) -> str:
-    return f"{text(total.get('table'))} at {text(total.get('site'))}"
-
-
-def _epsilon(total: Mapping[str, Any]) -> str:
+def _epsilon(total: Record) -> str:
     """Return an epsilon; 0 is that of nothing covered, null that of no bound."""
-    found = number(total.get("epsilon"))
-    if found is None:
+    epsilon = total.number("epsilon")
+    if epsilon is None:
         return "no bound"
-    return format_value(found) if found else "none"
+    return format_value(epsilon) if epsilon else "none"
 
 
-def _plain(value: float | None) -> str:
-    return "-" if value is None else f"{value:g}"
+def _account(node: str, account: Record) -> Record:
+    """Return an account's release with where it is from and how much of it is used."""
+    release, limit = account.at("release"), account.number("limit")
+    uses = "" if limit is None else f"{account.amount('used'):.0f} of {limit:.0f}"
+    site = release.text("site") or node
+    return Record({**release.content, "site": site, "uses": uses})
 
 
-def _messages(messages: list[Mapping[str, Any]]) -> Block | None:
-    if not messages:
-        return None
-    keys = ("message", "to", "carries", "protection")
-    rows = [tuple(text(own.get(key)) for key in keys) for own in messages]
-    head = ("message", "to", "carries", "covered by")
-    words = frozenset(range(len(head)))
-    return Table(
-        "Every message, and who learns what", head, rows, words, is_folded=True
-    )
-
-
-def _ledger(ledger: Mapping[str, Any]) -> Block | None:
-    """Return the accounts of all sites, a line for what differs in the uses only."""
-    lines: dict[tuple[str, ...], None] = {}
-    for node in sorted(ledger):
-        for account in items(ledger[node]):
-            lines[_account(str(node), mapping(account))] = None
-    if not lines:
-        return None
-    head = ("site", "table", "release", "mechanism", "uses", "unit", "what is assumed")
-    words = frozenset({0, 1, 2, 3, 5, 6})
-    rows = list(lines)
-    return Table("The sites' ledgers of this run", head, rows, words, is_folded=True)
-
-
-def _account(node: str, account: Mapping[str, Any]) -> tuple[str, ...]:
-    release = mapping(account.get("release"))
-    used, limit = number(account.get("used")), number(account.get("limit"))
-    uses = f"{used or 0:.0f} of {limit:.0f}" if limit is not None else ""
-    return (
-        text(release.get("site")) or node,
-        text(release.get("table")),
-        text(release.get("what")),
-        _mechanism(mapping(release.get("mechanism"))),
-        uses,
-        text(release.get("unit")),
-        text(release.get("scope")),
-    )
-
-
-def _mechanism(mechanism: Mapping[str, Any]) -> str:
+def _mechanism(release: Record) -> str:
     """Return a mechanism with its figures.
 
-    >>> _mechanism({"kind": "gaussian", "noise_multiplier": 4.0, "count": 1})
-    'gaussian, noise multiplier 4'
-    >>> _mechanism({})
-    'not covered'
+    >>> content = {"kind": "gaussian", "noise_multiplier": 4.0, "count": 1}
+    >>> _mechanism(Record({"mechanism": content})), _mechanism(Record({}))
+    ('gaussian, noise multiplier 4', 'not covered')
     """
+    mechanism = release.at("mechanism")
     if not mechanism:
         return "not covered"
     figures = [
-        f"{str(key).replace('_', ' ')} {value:.4g}"
-        for key, value in mechanism.items()
-        if isinstance(value, int | float)
-        and not (key in {"count", "sample_rate"} and value == 1)
+        f"{key.replace('_', ' ')} {value:.4g}"
+        for key, value in mechanism.numbers().items()
+        if not (key in {"count", "sample_rate"} and value == 1)
     ]
-    return ", ".join([text(mechanism.get("kind")), *figures])
+    return ", ".join([mechanism.text("kind"), *figures])
+
+
+TOTALS = [
+    Column("table at site", _place, is_text=True),
+    Column("epsilon", _epsilon),
+    Column("delta", lambda total: f"{total.amount('delta'):g}"),
+    text_column("not covered", "uncovered", empty="nothing"),
+]
+MESSAGES = [
+    text_column("message", "message"),
+    text_column("to", "to"),
+    text_column("carries", "carries"),
+    text_column("covered by", "protection"),
+]
+LEDGER = [
+    text_column("site", "site"),
+    text_column("table", "table"),
+    text_column("release", "what"),
+    Column("mechanism", _mechanism, is_text=True),
+    Column("uses", lambda account: account.text("uses")),
+    text_column("unit", "unit"),
+    text_column("what is assumed", "scope"),
+]

@@ -2,57 +2,27 @@
 
 # Eight colours that the colour-blind tell apart as well (after Okabe and Ito), as dark
 # or as light as a contrast of 3 to the background takes; a test measures it.
-LIGHT = (
-    "#0b62a8",
-    "#c44e00",
-    "#00805c",
-    "#a83f83",
-    "#8a6500",
-    "#3b8ec4",
-    "#5a5f66",
-    "#7a4fc9",
-)
-DARK = (
-    "#6cb2f2",
-    "#ff9a57",
-    "#3fc79a",
-    "#e58bc4",
-    "#e3bd4f",
-    "#9fd4f5",
-    "#b3b8c0",
-    "#b79af5",
-)
-LIGHT_BACKGROUND, DARK_BACKGROUND = "#fcfcfb", "#15171a"
+LIGHT = """--bg: #fcfcfb; --fg: #1b1d20; --soft: #5b6068; --rule: #e0e1e4;
+  --panel: #f3f3f1; --accent: #0b62a8; --bad: #a3230f; --shade: #0002;
+  --s1: #0b62a8; --s2: #c44e00; --s3: #00805c; --s4: #a83f83;
+  --s5: #8a6500; --s6: #3b8ec4; --s7: #5a5f66; --s8: #7a4fc9;"""
+DARK = """--bg: #15171a; --fg: #e7e8ea; --soft: #a4a9b1; --rule: #30343a;
+  --panel: #1e2125; --accent: #6cb2f2; --bad: #ff9583; --shade: #0009;
+  --s1: #6cb2f2; --s2: #ff9a57; --s3: #3fc79a; --s4: #e58bc4;
+  --s5: #e3bd4f; --s6: #9fd4f5; --s7: #b3b8c0; --s8: #b79af5;"""
 
-
-def _colours(background: str, names: str, series: tuple[str, ...]) -> str:
-    numbered = "".join(f" --s{n}: {own};" for n, own in enumerate(series, start=1))
-    return f"--bg: {background}; {names}{numbered}"
-
-
-_LIGHT = _colours(
-    LIGHT_BACKGROUND,
-    "--fg: #1b1d20; --soft: #5b6068; --rule: #e0e1e4; --panel: #f3f3f1; "
-    "--accent: #0b62a8; --bad: #a3230f; --shade: #0002;",
-    LIGHT,
-)
-_DARK = _colours(
-    DARK_BACKGROUND,
-    "--fg: #e7e8ea; --soft: #a4a9b1; --rule: #30343a; --panel: #1e2125; "
-    "--accent: #6cb2f2; --bad: #ff9583; --shade: #0009;",
-    DARK,
-)
-
-_SERIES = "\n".join(f".s{n} {{ color: var(--s{n}); }}" for n in range(1, 9))
+PALETTES = f"""
+:root {{ color-scheme: light dark; {LIGHT} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}
+@media print {{ :root {{ {LIGHT} }} }}
+"""
 
 STYLE = (
-    f"""
-:root {{ color-scheme: light dark; {_LIGHT} }}
-@media (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}
-@media print {{ :root {{ {_LIGHT} }} }}
-"""
-    + _SERIES
+    PALETTES
     + """
+.s1 { color: var(--s1); } .s2 { color: var(--s2); } .s3 { color: var(--s3); }
+.s4 { color: var(--s4); } .s5 { color: var(--s5); } .s6 { color: var(--s6); }
+.s7 { color: var(--s7); } .s8 { color: var(--s8); }
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; text-size-adjust: 100%; }
 body { margin: 0 auto; max-width: 64rem; padding: 0 1rem 4rem; background: var(--bg);
@@ -82,21 +52,21 @@ h1 code { font-size: .88em; letter-spacing: -.03em; color: var(--accent); }
 .facts .more { color: var(--soft); font-size: .875rem; }
 nav { margin: 1.8rem 0 0; font-size: .925rem; display: flex; flex-wrap: wrap;
   gap: .1rem 1.2rem; }
-a { color: var(--accent); text-underline-offset: .18em;
-  text-decoration-thickness: 1px; }
-nav a { text-decoration: none; padding: .3rem 0; }
+nav a { color: var(--accent); text-decoration: none; padding: .3rem 0; }
 nav a:hover { text-decoration: underline; }
-section { margin-top: 3rem; border-top: 1px solid var(--rule); padding-top: 1.3rem; }
-h2 { margin: 0 0 .9rem; font-size: 1.3rem; line-height: 1.3; font-weight: 650;
+section { margin-top: 3rem; border-top: 1px solid var(--rule); padding-top: 1.3rem;
+  display: grid; gap: 1.7rem 3rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 25rem), 1fr)); }
+section > * { min-width: 0; grid-column: 1 / -1; }
+section > figure { grid-column: auto; }
+h2 { margin: 0; font-size: 1.3rem; line-height: 1.3; font-weight: 650;
   letter-spacing: -.01em; }
 h3 { margin: 0; font-size: 1rem; line-height: 1.4; font-weight: 600;
   text-wrap: balance; }
 .note { margin: .15rem 0 0; color: var(--soft); font-size: .875rem; line-height: 1.45;
   max-width: 46rem; }
-.prose { margin: .8rem 0; max-width: 44rem; }
-.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%,
-  25rem), 1fr)); gap: 2.2rem 3rem; margin: 1.6rem 0; }
-figure { margin: 0; min-width: 0; max-width: 36rem; }
+.prose { margin: 0; max-width: 44rem; }
+figure { margin: 0; max-width: 36rem; }
 .plot { display: block; width: 100%; height: auto; margin-top: .55rem;
   overflow: visible; }
 .plot text { font-size: 11.5px; fill: var(--soft); font-variant-numeric: tabular-nums; }
@@ -119,7 +89,6 @@ figure { margin: 0; min-width: 0; max-width: 36rem; }
 .legend li { display: flex; align-items: center; gap: .45rem; }
 .legend span { color: var(--fg); }
 .legend svg { width: 26px; height: 10px; flex: none; }
-.block { margin: 1.6rem 0; }
 .scroll { overflow-x: auto; margin-top: .35rem;
   background: linear-gradient(to right, var(--bg) 40%,
   transparent) 0 0 / 2.5rem 100% no-repeat local,
@@ -142,12 +111,10 @@ th.w, td.w { text-align: left; }
 td.long { white-space: normal; min-width: 13rem; max-width: 26rem;
   overflow-wrap: break-word; }
 th:last-child, td:last-child { padding-right: 0; }
-tbody th { border-bottom: 1px solid var(--rule); color: var(--fg);
-  vertical-align: top; }
-details { margin-top: .45rem; }
+figure details { margin-top: .45rem; }
 summary { cursor: pointer; color: var(--accent); font-size: .875rem;
   width: fit-content; padding: .2rem 0; }
-.block > details > summary { font-size: 1rem; font-weight: 600; }
+.block > summary { font-size: 1rem; font-weight: 600; }
 .data { max-height: 22rem; overflow: auto; }
 .code { margin: .4rem 0 0; padding: .8rem 1rem; background: var(--panel);
   border-radius: 4px; font-size: .84rem; line-height: 1.6; }

@@ -1,194 +1,127 @@
 """The query, its tables and how their rows are joined."""
 
-from collections.abc import Mapping
-from typing import Any
+import re
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
 
 from tp_flower.console import format_count
-from tp_flower.report_page.bar_plot import Bar, Measure, bar_figure
-from tp_flower.report_page.blocks import Block, Code, Figure, Section, Table
-from tp_flower.report_page.reading import (
-    Report,
-    amount,
-    items,
-    mapping,
-    number,
-    records,
-    text,
-    texts,
+from tp_flower.report_page.blocks import (
+    TWO_TEXTS,
+    Blocks,
+    Code,
+    Column,
+    Table,
+    tabulate,
 )
-from tp_flower.report_page.sql import sql_lines
+from tp_flower.report_page.reading import Record, count_column, text_column
 
+LABEL = "label"
 FAN_OUT = ("min", "median", "mean", "max")
+CLAUSE = re.compile(r" (?=(?:FROM|(?:LEFT )?JOIN|WHERE|GROUP BY|HAVING|UNION ALL) )")
 
 
-def tables(report: Report) -> Section:
-    """Return the query, the tables and the join."""
-    lines = sql_lines(text(report.get("query")))
-    found = records(report.get("tables"))
-    steps = records(report.get("join-steps"))
-    blocks: list[Block | None] = [
-        Code("The query", lines) if lines else None,
-        _tables(found),
-        _steps(steps),
-        _joined(steps),
-        _rows(found),
-        _work(found),
+def tables(report: Record) -> Blocks:
+    """Yield the query, the tables and the join."""
+    if query := report.text("query"):
+        yield Code("The query", CLAUSE.split(query))
+    tables = report.records("tables")
+    yield _tables(tables)
+    if steps := report.records("join-steps"):
+        yield _steps(steps)
+    lines = [
+        (item.text("table"), line) for item in tables for line in item.texts("work")
     ]
-    return Section("tables", "Query and tables", [own for own in blocks if own])
+    if lines:
+        title = "What the sites of each table run"
+        yield Table(title, ("table", "work"), lines, TWO_TEXTS, is_folded=True)
 
 
-def _tables(found: list[Mapping[str, Any]]) -> Table | None:
-    if not found:
-        return None
-    known = [
-        name
-        for name in FAN_OUT
-        if any(name in mapping(own.get("multiplicity")) for own in found)
-    ]
-    rows = [
-        (
-            text(own.get("table")),
-            _name(own),
-            format_count(table_rows(own)),
-            _count(own.get("features")),
-            format_count(_shards(own)),
-            ", ".join(dict.fromkeys(texts(own.get("sites")))),
-            *(_fan_out(mapping(own.get("multiplicity")).get(name)) for name in known),
-        )
-        for own in found
-    ]
-    fan_out = [f"joined, {name}" for name in known]
-    head = ("alias", "table", "rows", "features", "shards", "sites", *fan_out)
-    note = (
-        "joined: how many rows of the join a row of the table is in." if known else ""
-    )
+def _tables(tables: list[Record]) -> Table | None:
+    multiplicities = [item.at("multiplicity").content for item in tables]
+    names = [name for name in FAN_OUT if any(name in item for item in multiplicities)]
     dropped = [
-        f"{text(own.get('table'))}.{name}"
-        for own in found
-        for name in texts(own.get("dropped"))
+        f"{item.text('table')}.{name}"
+        for item in tables
+        for name in item.texts("dropped")
     ]
-    if dropped:
-        note += f" Left out, as they are constant: {', '.join(dropped)}."
-    return Table("Tables", head, rows, words=frozenset({0, 1, 5}), note=note.strip())
+    note = "joined: how many rows of the join a row of the table is in."
+    constant = f"Left out, as they are constant: {', '.join(dropped)}."
+    notes = [note] * bool(names) + [constant] * bool(dropped)
+    columns = [
+        text_column("alias", "table"),
+        # `explain` lists a name per shard
+        text_column("table", "name", "names"),
+        Column("rows", _rows),
+        count_column("features", "features"),
+        Column("shards", _shards),
+        text_column("sites", "sites"),
+        *(_times_column(f"joined, {name}", name, "multiplicity") for name in names),
+    ]
+    return tabulate("Tables", tables, columns, " ".join(notes))
 
 
-def table_rows(table: Mapping[str, Any]) -> int:
+def _rows(table: Record) -> str:
     """Return the rows of a table; `explain` lists them by shard."""
-    found = table.get("rows")
-    return int(sum(map(amount, items(found))) if items(found) else amount(found))
+    shards = {str(n): rows for n, rows in enumerate(table.items("rows"))}
+    rows = sum(Record(shards).numbers().values()) or table.amount("rows")
+    return format_count(int(rows))
 
 
-def _name(table: Mapping[str, Any]) -> str:
-    return text(table.get("name")) or ", ".join(texts(table.get("names")))
+def _shards(table: Record) -> str:
+    return format_count(int(table.amount("shards")) or len(table.texts("sites")))
 
 
-def _title(table: Mapping[str, Any]) -> str:
-    alias, name = text(table.get("table")), _name(table)
-    return alias if name in {"", alias} else f"{alias} ({name})"
+def _times_column(head: str, key: str, inside: str = "") -> Column:
+    """Return the column of how often rows are joined."""
+    return Column(head, lambda item: _times(item.at(inside) if inside else item, key))
 
 
-def _shards(table: Mapping[str, Any]) -> int:
-    return int(amount(table.get("shards"))) or len(texts(table.get("sites")))
+def _times(item: Record, key: str) -> str:
+    """Return how often rows are joined.
 
-
-def _count(value: object) -> str:
-    found = number(value)
-    return "-" if found is None else format_count(int(found))
-
-
-def _fan_out(value: object) -> str:
-    """Return how often a row is joined.
-
-    >>> _fan_out(66.2413), _fan_out(361), _fan_out(None)
-    ('66.24', '361', '-')
+    >>> record = Record({"mean": 66.2413, "max": 361})
+    >>> [_times(record, key) for key in ("mean", "max", "median")]
+    ['66.24', '361', '-']
     """
-    found = number(value)
-    if found is None:
+    times = item.number(key)
+    if times is None:
         return "-"
-    return f"{found:,.0f}" if found == int(found) else f"{found:,.2f}"
+    return f"{times:,.0f}" if times == int(times) else f"{times:,.2f}"
 
 
-def _steps(steps: list[Mapping[str, Any]]) -> Table | None:
-    if len(steps) < 2:
-        return None
-    rows = [
-        (
-            _step_name(own),
-            text(own.get("on")),
-            _count(own.get("rows-before")),
-            _count(own.get("rows")),
-            *(
-                _fan_out(own.get(f"fan-out-{name}"))
-                for name in ("min", "median", "max")
-            ),
-            _count(own.get("unmatched-before")),
-            _count(own.get("unmatched-rows")),
-        )
-        for own in steps[1:]
+def _steps(steps: list[Record]) -> Table | None:
+    fan_outs = {"matches, min": "min", "median": "median", "max": "max"}
+    columns = [
+        Column("step", _step, is_text=True),
+        text_column("on", "on"),
+        count_column("rows before", "rows-before"),
+        count_column("rows after", "rows"),
+        *(_times_column(head, f"fan-out-{name}") for head, name in fan_outs.items()),
+        count_column("rows without a match", "unmatched-before"),
+        count_column("of the table, without", "unmatched-rows"),
     ]
-    head = (
-        "step",
-        "on",
-        "rows before",
-        "rows after",
-        "matches, min",
-        "median",
-        "max",
-        "rows without a match",
-        "of the table, without",
-    )
-    return Table(
-        f"The join, step by step, from {text(steps[0].get('table'))}",
-        head,
-        rows,
-        words=frozenset({0, 1}),
-        note="matches: rows of the table that a row of the join so far finds.",
-    )
+    title = f"The join, step by step, from {steps[0].text('table')}"
+    note = "matches: rows of the table that a row of the join so far finds."
+    return tabulate(title, steps[1:], columns, note)
 
 
-def _step_name(step: Mapping[str, Any]) -> str:
-    return (
-        f"{'LEFT JOIN' if step.get('is-outer') else 'JOIN'} {text(step.get('table'))}"
-    )
+def _step(step: Record) -> str:
+    kind = "LEFT JOIN" if step.get("is-outer") else "JOIN"
+    return f"{kind} {step.text('table')}"
 
 
-def _joined(steps: list[Mapping[str, Any]]) -> Figure | None:
-    bars = []
-    for n, own in enumerate(steps):
-        name = text(own.get("table"))
-        bars.append(Bar(name if n == 0 else f"with {name}", (amount(own.get("rows")),)))
-    return bar_figure(
-        "Rows of the join, step by step",
-        _row_measure(bars),
-        bars if len(bars) > 1 else [],
-    )
+def label_of(query: str) -> str:
+    """Return the expression that is the label, or "" if there is none.
 
-
-def _rows(found: list[Mapping[str, Any]]) -> Figure | None:
-    bars = [Bar(_title(own), (float(table_rows(own)),)) for own in found]
-    return bar_figure(
-        "Rows of the tables, where they stay",
-        _row_measure(bars),
-        bars if len(bars) > 1 else [],
-    )
-
-
-def _row_measure(bars: list[Bar]) -> Measure:
-    largest = max((max(bar.values) for bar in bars), default=0.0)
-    unit, name = (1e6, "million rows") if largest >= 2e6 else (1.0, "rows")
-    if 2e3 <= largest < 2e6:
-        unit, name = 1e3, "thousand rows"
-    return Measure(name, ("rows",), lambda value: format_count(round(value)), unit)
-
-
-def _work(found: list[Mapping[str, Any]]) -> Table | None:
-    rows = [
-        (text(own.get("table")), line)
-        for own in found
-        for line in texts(own.get("work"))
-    ]
-    if not rows:
-        return None
-    words = frozenset({0, 1})
-    title = "What the sites of each table run"
-    return Table(title, ("table", "work"), rows, words, is_folded=True)
+    >>> label_of("SELECT a.x > 3 AS label, a.y FROM a"), label_of("not ( SQL")
+    ('a.x > 3', '')
+    """
+    try:
+        tree = sqlglot.parse_one(query, read="duckdb")
+    except SqlglotError:
+        return ""
+    columns = tree.expressions if isinstance(tree, exp.Select) else []
+    labels = (item.this.sql("duckdb") for item in columns if item.alias == LABEL)
+    return next(map(str, labels), "")

@@ -1,6 +1,7 @@
 """The page's HTML. A Flower app is shipped as Python files, so it is one."""
 
 TEMPLATE = """\
+{% macro anchor(title) %}{{ title | lower | replace(" ", "-") }}{% endmacro %}
 {% macro word_class(table, column, cell="") %}
 {% if column in table.words %} class="w{{ " long" if cell | length > 24 }}"{% endif %}
 {% endmacro %}
@@ -42,7 +43,9 @@ TEMPLATE = """\
 </figure>
 {% endmacro %}
 {% macro show_block(block) %}
-{% if block.kind == "prose" %}
+{% if block.kind == "figure" %}
+{{ show_figure(block) }}
+{% elif block.kind == "prose" %}
 <p class="prose">{{ block.text }}</p>
 {% elif block.kind == "code" %}
 <div class="block"><h3>{{ block.title }}</h3>
@@ -50,9 +53,8 @@ TEMPLATE = """\
 {%- for line in block.lines %}<code>{{ line }}</code>{% endfor -%}
 </pre></div>
 {% elif block.is_folded %}
-<div class="block"><details><summary>{{ block.title }}</summary>
-{% if block.note %}<p class="note">{{ block.note }}</p>{% endif %}
-{{ show_table(block) }}</details></div>
+<details class="block"><summary>{{ block.title }}</summary>
+{{ show_table(block) }}</details>
 {% else %}
 <div class="block"><h3>{{ block.title }}</h3>
 {% if block.note %}<p class="note">{{ block.note }}</p>{% endif %}
@@ -65,7 +67,7 @@ TEMPLATE = """\
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{{ head.title }}</title>
+<title>{{ (head.label ~ " " ~ head.subject) | trim }}</title>
 <style>{{ style | safe }}</style>
 </head>
 <body>
@@ -76,26 +78,20 @@ TEMPLATE = """\
 {% if head.failure %}<p class="failure" role="alert">{{ head.failure }}</p>{% endif %}
 <dl class="facts">
 {% for fact in head.facts %}
-<div><dt>{{ fact.name }}</dt><dd class="value">{{ fact.value }}</dd>
-{% if fact.more %}<dd class="more">{{ fact.more }}</dd>{% endif %}</div>
+<div><dt>{{ fact[0] }}</dt><dd class="value">{{ fact[1] }}</dd>
+{% if fact[2] %}<dd class="more">{{ fact[2] }}</dd>{% endif %}</div>
 {% endfor %}
 </dl>
 <nav aria-label="Contents">
-{% for section in sections %}<a href="#{{ section.key }}">{{ section.title }}</a>
+{% for title in sections %}<a href="#{{ anchor(title) }}">{{ title }}</a>
 {% endfor %}
 </nav>
 </header>
 <main>
-{% for section in sections %}
-<section id="{{ section.key }}">
-<h2>{{ section.title }}</h2>
-{% for kind, blocks in section | grouped %}
-{% if kind == "figure" %}
-<div class="figures">{% for block in blocks %}{{ show_figure(block) }}{% endfor %}</div>
-{% else %}
+{% for title, blocks in sections.items() %}
+<section id="{{ anchor(title) }}">
+<h2>{{ title }}</h2>
 {% for block in blocks %}{{ show_block(block) }}{% endfor %}
-{% endif %}
-{% endfor %}
 </section>
 {% endfor %}
 </main>
