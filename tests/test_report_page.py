@@ -114,15 +114,12 @@ EXAMPLES = {
         mode="explain",
         history=[],
         final={},
-        strategies=[
-            {"name": "sgd", "is-chosen": False, "run": {"rounds": 900}},
-            {
-                "name": "admm, gram",
-                "is-chosen": True,
-                "set-up": {"rounds": 5, "bytes-up": {"f": 2000, "p": 500}},
-                "run": {"rounds": 29, "bytes-down": {"f": 1000, "p": 34}},
-            },
-        ],
+        cost={
+            "strategy": "admm, gram",
+            "epochs": 12,
+            "set-up": {"rounds": 5, "bytes-up": {"f": 2000, "p": 500}},
+            "run": {"rounds": 29, "bytes-down": {"f": 1000, "p": 34}},
+        },
         releases=[{"message": "extract", "to": "server", "carries": "hashed keys"}],
     ),
     "nothing": {},
@@ -288,13 +285,13 @@ def test_what_a_saved_model_was_used_for_is_said() -> None:
     assert "were not there table sites p registry" in text
 
 
-def test_what_training_would_cost_is_said_of_the_chosen_strategy() -> None:
+def test_what_training_would_send_is_on_the_page_of_explain() -> None:
     text = Page(render(EXAMPLES["explained"])).text
     assert "to be learned from 2 tables" in text
     assert "set-up 5 2.50 kB 0 B" in text
     assert "the whole run 29 0 B 1.03 kB" in text
     assert "extract server hashed keys" in text
-    assert "900" not in text
+    assert "Training by admm, gram, epochs: 12" in text
 
 
 def test_there_are_at_most_seven_sections() -> None:

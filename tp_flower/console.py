@@ -106,6 +106,28 @@ def name_table(alias: str, name: str) -> str:
     return alias if name in {"", alias} else f"{alias} ({name})"
 
 
+def new_table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    """Return an empty table; a text column without a heading is not wrapped."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for heading in texts:
+        table.add_column(heading, no_wrap=not heading)
+    for heading in numbers:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def add_costs(
+    table: Table, counts: Mapping[str, int], up: int, down: int, seconds: float
+) -> None:
+    """Close a table with counts, the bytes of both ways and the time."""
+    table.add_section()
+    for name, count in counts.items():
+        table.add_row(name, format_count(count))
+    table.add_row("bytes up", format_bytes(up))
+    table.add_row("bytes down", format_bytes(down))
+    table.add_row("time", format_seconds(seconds))
+
+
 def epoch_line(rounds: Sequence[RoundReport], epochs: int, seconds: float) -> str:
     """Return the console line at the end of an epoch.
 
@@ -158,14 +180,8 @@ def _own_models(report: RunReport) -> list[Table]:
     means = report.personal.get("means")
     if not isinstance(means, Mapping):
         return []
-    table = Table(
-        title="Test metrics, means of the sites",
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-    )
-    table.add_column("")
-    for name in means:
-        table.add_column(OWN_MODELS[str(name)], justify="right")
+    models = [OWN_MODELS[str(name)] for name in means]
+    table = new_table("Test metrics, means of the sites", ("",), models)
     for metric in next(iter(means.values()))["test"]:
         values = [own["test"].get(metric) for own in means.values()]
         table.add_row(metric.replace("_", " "), *map(format_value, values))
@@ -183,10 +199,8 @@ def _warnings(report: RunReport) -> list[Text]:
 
 
 def _tables_table(report: RunReport) -> Table:
-    table = Table(title="Tables", box=box.SIMPLE_HEAD, title_justify="left")
-    table.add_column("table")
-    for heading in ("rows", "features", "shards", "joined rows per row"):
-        table.add_column(heading, justify="right")
+    numbers = ("rows", "features", "shards", "joined rows per row")
+    table = new_table("Tables", ("table",), numbers)
     for item in report.tables:
         counts = (item.rows, item.features, item.shards)
         table.add_row(
@@ -204,10 +218,7 @@ def _multiplicity(item: TableReport) -> str:
 
 
 def _result_table(report: RunReport) -> Table:
-    table = Table(title="Result", box=box.SIMPLE_HEAD, title_justify="left")
-    table.add_column("")
-    table.add_column("train", justify="right")
-    table.add_column("test", justify="right")
+    table = new_table("Result", ("",), ("train", "test"))
     rows = (report.joined_rows_train, report.joined_rows_test)
     table.add_row("joined rows", *map(format_count, rows))
     coreset = report.chosen.get("coreset")
@@ -217,16 +228,8 @@ def _result_table(report: RunReport) -> Table:
     for name in names:
         pair = (report.final_train.get(name), report.final_test.get(name))
         table.add_row(name.replace("_", " "), *map(format_value, pair))
-    cost = {
-        "epochs": format_count(report.epochs),
-        "rounds": format_count(report.rounds),
-        "bytes up": format_bytes(report.bytes_up),
-        "bytes down": format_bytes(report.bytes_down),
-        "time": format_seconds(report.seconds),
-    }
-    table.add_section()
-    for name, value in cost.items():
-        table.add_row(name, value, "")
+    counts = {"epochs": report.epochs, "rounds": report.rounds}
+    add_costs(table, counts, report.bytes_up, report.bytes_down, report.seconds)
     if report.status != COMPLETED:
         table.add_row("status", Text(report.status), "")
     return table
@@ -234,10 +237,7 @@ def _result_table(report: RunReport) -> Table:
 
 def privacy_table(privacy: Mapping[str, object], title: str) -> Table:
     """Return the epsilon of each site's rows, with what it says nothing of."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    table.add_column("table at site")
-    table.add_column("epsilon", justify="right")
-    table.add_column("delta", justify="right")
+    table = new_table(title, ("table at site",), ("epsilon", "delta"))
     table.add_column("not covered")
     for total in _totals(privacy):
         covered = total["epsilon"]

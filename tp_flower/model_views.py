@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tp_flower.console import format_count, format_value
+from tp_flower.console import format_count, format_value, name_table, new_table
 from tp_flower.manifest import Manifest
 from tp_flower.model_names import ModelVersion
 
@@ -45,16 +45,12 @@ def model_view(manifest: Manifest) -> RenderableType:
     facts.show_header = False
     for name, value in _facts(manifest).items():
         facts.add_row(name, Text(value))
-    tables = Table(title="Tables", box=box.SIMPLE_HEAD, title_justify="left")
-    tables.add_column("table")
-    tables.add_column("model")
-    for heading in ("encoded features", "share of variance", "mean score"):
-        tables.add_column(heading, justify="right")
+    numbers = ("encoded features", "share of variance", "mean score")
+    tables = new_table("Tables", ("table", "model"), numbers)
     tables.add_column("kept at", overflow="fold")
     for own in manifest.tables:
-        alias = own.table
         tables.add_row(
-            Text(alias if alias == own.name else f"{alias} ({own.name})"),
+            Text(name_table(own.table, own.name)),
             Text(own.kind),
             format_count(own.encoder.width),
             format_value(own.share),

@@ -3,16 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from tp_flower.console import (
-    format_bytes,
+    add_costs,
     format_count,
-    format_seconds,
     format_value,
+    new_table,
     privacy_table,
 )
 from tp_flower.prediction_report import ModelRunReport
@@ -31,9 +30,7 @@ def model_run_view(report: ModelRunReport) -> RenderableType:
 
 def _result_table(report: ModelRunReport) -> Table:
     title = "Evaluation" if report.mode == EVALUATE else "Predictions"
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    table.add_column("model")
-    table.add_column(str(report.manifest.model), justify="right")
+    table = new_table(title, ("model",), (str(report.manifest.model),))
     label_table = report.manifest.label_table
     table.add_row("joined rows", format_count(report.joined_rows))
     table.add_row(Text(f"rows of {label_table}"), format_count(report.label_rows))
@@ -42,11 +39,8 @@ def _result_table(report: ModelRunReport) -> Table:
         table.add_row(Text(f"missing of {alias}"), Text(", ".join(sites)))
     for name, value in report.metrics.items():
         table.add_row(name.replace("_", " "), format_value(value))
-    table.add_section()
-    table.add_row("rounds", format_count(len(report.history)))
-    table.add_row("bytes up", format_bytes(report.bytes_up))
-    table.add_row("bytes down", format_bytes(report.bytes_down))
-    table.add_row("time", format_seconds(report.seconds))
+    counts = {"rounds": len(report.history)}
+    add_costs(table, counts, report.bytes_up, report.bytes_down, report.seconds)
     return table
 
 

@@ -11,12 +11,12 @@ TIMES = ("server-seconds", "client-seconds", "wait-seconds")
 TIME_PARTS = ("server", "slowest site", "transfer and waiting")
 DIRECTIONS = ("up, to the server", "down, to the sites")
 
-FORECASTS = {"set-up": "set-up", "epoch": "an epoch", "run": "the whole run"}
+FORECASTS = {"set-up": "set-up", "epoch": "one epoch", "run": "the whole run"}
 
 
 def costs(report: Record) -> Blocks:
     """Yield the plots of time and bytes, and what `explain` forecasts."""
-    yield from map(_forecast, report.records("strategies"))
+    yield _forecast(report.at("cost") or _chosen(report.records("strategies")))
     rounds = report.records("history")
     yield _phases(rounds)
     yield _sites(rounds)
@@ -31,18 +31,24 @@ def costs(report: Record) -> Blocks:
         )
 
 
-def _forecast(strategy: Record) -> Block | None:
-    """Return the rounds and bytes that the chosen strategy would take."""
-    if not strategy.get("is-chosen"):
+def _chosen(strategies: list[Record]) -> Record:
+    chosen = (item for item in strategies if item.get("is-chosen"))
+    costs = (Record({**item.content, "strategy": item.text("name")}) for item in chosen)
+    return next(costs, Record({}))
+
+
+def _forecast(cost: Record) -> Block | None:
+    """Return the rounds and bytes that training would take."""
+    if not cost:
         return None
     rows = []
     for key, title in FORECASTS.items():
-        traffic = strategy.at(key)
+        traffic = cost.at(key)
         sent = (traffic.at(f"bytes-{way}").numbers().values() for way in ("up", "down"))
         rows.append(
             (title, traffic.count("rounds"), *map(format_bytes, map(sum, sent)))
         )
-    title = "Rounds and bytes that training would take"
+    title = f"Training by {cost.text('strategy')}, epochs: {cost.count('epochs')}"
     return Table(title, ("", "rounds", *DIRECTIONS), rows)
 
 
