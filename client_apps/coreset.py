@@ -28,19 +28,14 @@ from client_apps.sensitivities import (
 )
 from client_apps.site import Site
 from client_apps.store import Entry
-from tp_flower.coreset_settings import (
-    CLUSTERS,
-    MOST_CLUSTERS,
-    MOST_ROWS,
-    SENSITIVITIES,
-)
 from tp_flower.coresets.masks import MOST_PARTS, pair_masks, to_fixed
 from tp_flower.coresets.sampling import draw_rows
+from tp_flower.coresets.sensitivity import CLUSTERS, SENSITIVITIES
 from tp_flower.errors import SiteError
 from tp_flower.privacy.policy import LABELS, MODELS, SCORES
 from tp_flower.privacy.releases import Release
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import AnyArray, ArrayKey, Packet
+from tp_flower.settings import MOST_CLUSTERS, MOST_ROWS, PrivacySettings
 
 MASKS: Final = "coreset masks"
 _IN_CLEAR: Final = PrivacySettings()

@@ -1,13 +1,13 @@
 """What a part's releases are called in the site's ledger, and what they cost."""
 
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from client_apps.guard import Guard
 from client_apps.site import Site
 from tp_flower.methods import CORESET, SGD
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import Chance, Gaussian, Mechanism
+from tp_flower.privacy.mechanisms import SERVER, Chance, Gaussian, Mechanism
 from tp_flower.privacy.plan import (
     BATCH_SCORES,
     CENTRES,
@@ -24,9 +24,11 @@ from tp_flower.privacy.plan import (
     Use,
 )
 from tp_flower.privacy.releases import Planned, Release
-from tp_flower.privacy.settings import SERVER, PrivacySettings
 from tp_flower.protocol import Action
 from tp_flower.sources.shards import ShardSource
+
+if TYPE_CHECKING:
+    from tp_flower.settings import PrivacySettings
 
 NEIGHBOURS: Final = "the row adds to what is released, or nothing does in its place"
 OF_GROUPS: Final = (
@@ -118,7 +120,7 @@ class Run:
 
     name: str
     family: str
-    settings: PrivacySettings
+    settings: "PrivacySettings"
 
 
 def _of_base_row(mechanism: Mechanism) -> Mechanism:
@@ -247,7 +249,7 @@ def encoders_statistics(shard: Shard) -> Release:
     return shard.release(Action.STATISTICS, STATISTICS, scope)
 
 
-def _scope(settings: PrivacySettings, plan: PartPlan, use: Use) -> list[str]:
+def _scope(settings: "PrivacySettings", plan: PartPlan, use: Use) -> list[str]:
     """What the guarantee of a release takes as given, in plain words."""
     if use.mechanism is None:
         return ["not covered: it leaves as it is"]

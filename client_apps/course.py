@@ -13,7 +13,7 @@ from client_apps.rows import Batches, TrainingRows
 from tp_flower.errors import SiteError
 from tp_flower.learning.centres import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models import NUMPY_KINDS, ModelSpec
-from tp_flower.methods import CORESET, METHODS, PERSONAL, SGD, Method, uncounted
+from tp_flower.methods import CORESET, METHODS, PERSONAL, SGD, Method
 from tp_flower.privacy.plan import (
     CENTRES,
     CURVATURE,
@@ -25,8 +25,8 @@ from tp_flower.privacy.plan import (
     Course,
 )
 from tp_flower.privacy.policy import MODELS, ROWS, SCORES
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import Update
+from tp_flower.settings import PrivacySettings, uncounted
 
 JOINING: Final = tuple(n for n, own in METHODS.items() if own.family != PERSONAL)
 """The strategies whose runs are prepared by this message."""
@@ -45,12 +45,11 @@ def check_counted(method: Method, settings: PrivacySettings) -> None:
         SiteError: the accounts would be too low.
     """
     sent = "rows as they are" if method.family == CORESET else "expanded rows"
-    for key, is_asked in uncounted(method, settings).items():
-        if is_asked:
-            raise SiteError(
-                f"privacy.{key} is of methods that send a row of a table once, with "
-                f"noise, not of those on {sent}"
-            )
+    for key in uncounted(method, settings):
+        raise SiteError(
+            f"privacy.{key} is of methods that send a row of a table once, with "
+            f"noise, not of those on {sent}"
+        )
 
 
 def course_of(

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from client_apps.site import Site
 from tp_flower.encoding.choice import TableChoice
@@ -25,10 +26,12 @@ from tp_flower.privacy.policy import (
     STATISTICS,
     WEIGHTS,
 )
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.query.fragment import Fragment
 from tp_flower.query.reads import reads
 from tp_flower.sources.shards import ShardSchema, ShardSource
+
+if TYPE_CHECKING:
+    from tp_flower.settings import PrivacySettings
 
 
 class Guard:
@@ -135,7 +138,7 @@ class Guard:
             source.policy.check_statistics(info.name, needs, is_private=is_private)
 
     def check_plan(
-        self, source: ShardSource, privacy: PrivacySettings, kinds: Collection[str]
+        self, source: ShardSource, privacy: "PrivacySettings", kinds: Collection[str]
     ) -> None:
         """Refuse a run whose privacy settings cover less than the policy demands.
 

@@ -25,14 +25,11 @@ from tp_flower.errors import SiteError
 from tp_flower.learning.losses import FloatArray, Loss
 from tp_flower.learning.models import LocalModel, ModelSpec
 from tp_flower.learning.site_objective import SiteObjective
-from tp_flower.personal_settings import DATA, FEATURES, SUMMARIES
-from tp_flower.personal_settings import MODELS as OF_MODELS
 from tp_flower.privacy.accounting import noise_multiplier
 from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.privacy.plan import CURVATURE, GRADIENTS, PartPlan
 from tp_flower.privacy.policy import MODELS, STATISTICS
 from tp_flower.privacy.releases import Planned
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import (
     Action,
     AnyArray,
@@ -41,7 +38,8 @@ from tp_flower.protocol import (
     Update,
     unpack_bits,
 )
-from tp_flower.setting_values import CHOICES
+from tp_flower.settings import BY_DATA, BY_FEATURES, DEVICES, SUMMARIES, PrivacySettings
+from tp_flower.settings import BY_MODELS as OF_MODELS
 
 LABEL_SUMS: Final = "label-sums"
 METRICS: Final = "metrics"
@@ -56,8 +54,8 @@ _ACTIONS: Final = {
     SUMMARY: Action.SUMMARISE,
 }
 _SUMMARIES: Final[Mapping[str, str]] = {
-    DATA: "the mean of random Fourier features of rows and labels",
-    FEATURES: "the mean of the products of two features",
+    BY_DATA: "the mean of random Fourier features of rows and labels",
+    BY_FEATURES: "the mean of the products of two features",
     OF_MODELS: "the parameters of a model that the site has trained alone",
 }
 _NOTES: Final[Mapping[str, str]] = {
@@ -117,7 +115,7 @@ def _summary_order(header: Order) -> dict[str, Any]:
     """
     kind = header.text("graph", (*SUMMARIES, NO_GRAPH))
     epsilon = header.number("graph-epsilon", MOST_EPSILON)
-    if not epsilon or kind not in (DATA, FEATURES):
+    if not epsilon or kind not in (BY_DATA, BY_FEATURES):
         return {"kind": kind, "multiplier": 0.0}
     delta = header.number("delta", 1.0)
     try:
@@ -181,7 +179,7 @@ def _prepare_part(
     every, classes = _labels(site, number, header, spec)
     labels = every[rows]
     features = site.tables.encode(number, encoder, rows)
-    device = order.text("device", CHOICES["device"])
+    device = order.text("device", DEVICES)
     model = make_model(spec, features.shape[1], device)
     meta: dict[str, Any] = {
         "table": extracted.table,

@@ -36,21 +36,20 @@ from client_apps.site import Site
 from client_apps.store import Entry
 from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.errors import SettingsError, SiteError
-from tp_flower.experiment import Settings
 from tp_flower.learning.features import Features
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.models import LinearModel, LocalModel, ModelSpec
 from tp_flower.learning.solvers import RidgeSolver
 from tp_flower.privacy.gradients import check_per_row, check_scores
+from tp_flower.privacy.mechanisms import DP_SGD, NOISY_STATISTICS
 from tp_flower.privacy.plan import (
     PartPlan,
     plan_part,
 )
-from tp_flower.privacy.settings import DP_SGD, STATISTICS, PrivacySettings
 from tp_flower.privacy.statistics_update import Rows, TableShape, usable_gram
 from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update
 from tp_flower.randomness import Stream, generator
-from tp_flower.setting_values import CHOICES
+from tp_flower.settings import DEVICES, PrivacySettings, Settings
 
 Arrays = dict[ArrayKey, AnyArray]
 Start = tuple[dict[str, AnyArray], dict[str, float], Entry]
@@ -149,7 +148,7 @@ def _prepare_part(
     check_given(header, update, spec)
     _check_exact(settings, update, spec)
     width = features.shape[1]
-    model = make_model(spec, width, order.text("device", CHOICES["device"]))
+    model = make_model(spec, width, order.text("device", DEVICES))
     if settings.features == DP_SGD:
         check_per_row(model, width)
     elif settings.covers_predictions:
@@ -179,7 +178,7 @@ def _prepare_part(
         "table": site.extracted(number).table,
         "joined-rows": _joined_rows(order),
         "l2": order.number("l2"),
-        "device": order.text("device", CHOICES["device"]),
+        "device": order.text("device", DEVICES),
         "encoder": encoder.to_json(),
         "model": spec.to_json(),
         "update": str(update),
@@ -193,10 +192,10 @@ def _prepare_part(
 def _check_exact(settings: PrivacySettings, update: Update, spec: ModelSpec) -> None:
     """Refuse noise on statistics that the model is not fitted by."""
     is_exact = spec.kind == "linear" and update in (Update.LOCAL, Update.GRAM)
-    if settings.features == STATISTICS and not is_exact:
+    if settings.features == NOISY_STATISTICS and not is_exact:
         raise SiteError(
-            f"privacy.features = {STATISTICS!r} is of linear models that are fitted "
-            f"exactly, not of {spec.kind!r} by {update.value!r}"
+            f"privacy.features = {NOISY_STATISTICS!r} is of linear models that are "
+            f"fitted exactly, not of {spec.kind!r} by {update.value!r}"
         )
 
 

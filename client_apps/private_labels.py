@@ -34,11 +34,10 @@ from client_apps.site import Site
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.privacy.labels import LABEL_PRIVACY, ClassNoise, LabelPlan
-from tp_flower.privacy.mechanisms import PureDp
+from tp_flower.privacy.mechanisms import SERVER, PureDp
 from tp_flower.privacy.noise import NoiseSource
 from tp_flower.privacy.policy import LABELS
 from tp_flower.privacy.releases import Release
-from tp_flower.privacy.settings import SERVER
 from tp_flower.protocol import Action
 from tp_flower.query import Fragment
 from tp_flower.sources.shards import ShardSource

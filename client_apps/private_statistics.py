@@ -24,8 +24,8 @@ from tp_flower.errors import SettingsError
 from tp_flower.privacy.accounting import noise_multiplier
 from tp_flower.privacy.mechanisms import Chance, Gaussian, Mechanism
 from tp_flower.privacy.releases import Planned, Release
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import Action, AnyArray, ArrayKey, Packet
+from tp_flower.settings import PrivacySettings
 from tp_flower.sources.shards import ShardSource
 
 RARE: Final = "rare categories"

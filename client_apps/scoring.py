@@ -20,17 +20,15 @@ from client_apps.part import make_model
 from client_apps.saved_models import SavedModel, part_folder
 from client_apps.site import Site
 from tp_flower.errors import ModelError, SiteError
-from tp_flower.experiment import Settings
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.models import LocalModel
 from tp_flower.privacy.gradients import check_scores
 from tp_flower.privacy.plan import PartPlan, plan_prediction
 from tp_flower.privacy.policy import SCORES
 from tp_flower.privacy.releases import Planned
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import AnyArray, ArrayKey, Packet, unpack_bits
 from tp_flower.query import Fragment
-from tp_flower.setting_values import CHOICES
+from tp_flower.settings import DEVICES, PrivacySettings, Settings
 
 MOST_PART: Final = 1_000_000
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -85,7 +83,7 @@ def _ready(
     saved = _saved(site, order, header_of(request))
     _check_fits(saved, Fragment.from_json(site.fragment(number)))
     width = saved.encoder.encoder.width
-    device = header_of(request).text("device", CHOICES["device"])
+    device = header_of(request).text("device", DEVICES)
     model = make_model(saved.spec, width, device)
     model.parameters = saved.parameters
     if settings.covers_predictions:

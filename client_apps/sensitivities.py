@@ -17,9 +17,10 @@ from client_apps.orders import FloatArray, IntArray, Order, real_numbers
 from client_apps.rows import read_masses
 from client_apps.site import Site
 from client_apps.store import Entry
-from tp_flower.coreset_settings import CLUSTERS, REGRESSION
 from tp_flower.coresets.gram_checks import is_gram
 from tp_flower.coresets.sensitivity import (
+    CLUSTERS,
+    REGRESSION,
     augmented,
     leverage_total,
     leverages,

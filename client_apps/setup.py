@@ -28,16 +28,15 @@ from tp_flower.encoding.statistics import (
 )
 from tp_flower.encoding.statistics_wire import to_wire
 from tp_flower.errors import PolicyError, SiteError
-from tp_flower.experiment import Settings
 from tp_flower.extraction.canonical import without_values
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import ExtractedShard, FeatureInfo, LabelColumn
 from tp_flower.privacy.key_source import GUARANTEES, SIMULATED
 from tp_flower.privacy.keyed_hash import HashArray, KeyedHasher
 from tp_flower.privacy.releases import Release
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import AnyArray, ArrayKey, Packet, unpack_bits
 from tp_flower.query import Fragment
+from tp_flower.settings import PrivacySettings, Settings
 from tp_flower.sources.shards import ShardSource
 
 Arrays = dict[ArrayKey, AnyArray]

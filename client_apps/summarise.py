@@ -19,9 +19,9 @@ from tp_flower.personal.summaries import (
     moments_bound,
     noisy_mean,
 )
-from tp_flower.personal_settings import DATA, FEATURES, MODELS
 from tp_flower.protocol import AnyArray, ArrayKey, Packet
 from tp_flower.randomness import Stream, generator
+from tp_flower.settings import BY_DATA, BY_FEATURES, BY_MODELS
 
 ALONE_TOLERANCE: Final = 1e-7
 MOST_STEPS: Final = 3000
@@ -41,11 +41,11 @@ def summarise(site: Site, request: Packet) -> Packet:
     for part in personal_parts(site, header):
         told: dict[str, Any] = {"id": part.number}
         kind = _kind(part) if is_asked else ""
-        alone = _alone(part) if is_alone or kind == MODELS else part.start
+        alone = _alone(part) if is_alone or kind == BY_MODELS else part.start
         if is_alone:
             told["local"] = part.metrics(alone)
         if kind:
-            summary = alone if kind == MODELS else _summary(site, part, kind, header)
+            summary = alone if kind == BY_MODELS else _summary(site, part, kind, header)
             arrays[part.number, "summary"] = summary.astype(np.float32)
         facts.append(told)
     return Packet({"parts": facts}, arrays)
@@ -58,7 +58,7 @@ def _kind(part: PersonalPart) -> str:
         SiteError: nothing was.
     """
     kind = str(part.summary["kind"])
-    if kind not in (DATA, FEATURES, MODELS):
+    if kind not in (BY_DATA, BY_FEATURES, BY_MODELS):
         raise SiteError("malformed request: no summary was planned in this run")
     return kind
 
@@ -80,7 +80,7 @@ def _summary(site: Site, part: PersonalPart, kind: str, header: Order) -> FloatA
     """Return the summary of a part's trained rows, with the noise that is planned."""
     own, multiplier = part.objective, float(part.summary["multiplier"])
     features = np.asarray(on_host(own.features))
-    if kind == DATA:
+    if kind == BY_DATA:
         scale = header.number("label-scale", above_zero=True)
         rows = np.column_stack([features, _label_columns(part, scale)])
         rng = generator(header.count("seed", most=MOST_SEED), Stream.SUMMARIES)

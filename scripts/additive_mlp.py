@@ -9,7 +9,7 @@ from joined_problem import Matrix, Problem
 from optima import FloatArray
 from torch import nn
 
-from tp_flower.experiment import Settings
+from tp_flower.settings import Settings
 
 EPOCHS = 6
 BATCH_ROWS = 256

@@ -25,10 +25,10 @@ from optima import FloatArray, LinearFit, fit_scikit_learn
 from scipy.optimize import minimize
 from sklearn.linear_model import Ridge
 
-from tp_flower.experiment import Settings
 from tp_flower.learning.losses import Loss
 from tp_flower.learning.metrics import evaluate
 from tp_flower.report import Metrics
+from tp_flower.settings import Settings
 
 Until = Callable[[Metrics], bool]
 

@@ -10,13 +10,13 @@ from bench_runs import Check, Outcome, flights_frames, run_traced
 from client_apps.app import app
 from strategies import Explain, RelationalStrategy
 from tp_flower.datasets import FLIGHTS_SQL
-from tp_flower.experiment import Settings
 from tp_flower.explain.cost import Traffic
 from tp_flower.explain.explanation import StrategyCost
 from tp_flower.grid import InProcessGrid
 from tp_flower.methods import METHODS, PERSONAL
 from tp_flower.query import Query
 from tp_flower.report import RoundReport
+from tp_flower.settings import Settings
 
 BYTES_PER_NUMBER = 4
 MARGIN = 1.05

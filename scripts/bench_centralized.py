@@ -40,13 +40,13 @@ from client_apps.app import app
 from strategies import TablePuppetADMM
 from tp_flower.datasets import FLIGHTS_SQL, STORE_SQL, make_store
 from tp_flower.encoding.columns import NumericColumn
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
 from tp_flower.joins.mapping import split_rows
 from tp_flower.learning.metrics import evaluate
 from tp_flower.query import Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.report import Metrics, RoundReport
+from tp_flower.settings import Settings
 from tp_flower.sources.shards import (
     MEMORY_PREFIX,
     load_tables,

@@ -9,8 +9,8 @@ from centralized import JoinedTable, join_tables, read_sources
 from optima import fit_linear
 
 from tp_flower.datasets import FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
-from tp_flower.experiment import Settings
 from tp_flower.query import Query
+from tp_flower.settings import Settings
 
 ORGANISATIONS = 5
 TASKS = {"regression": FLIGHTS_REGRESSION_SQL, "classification": FLIGHTS_SQL}

@@ -34,10 +34,10 @@ from strategies import STRATEGIES
 from tp_flower.coresets.kmeans import distdim, kmeans_cost, weighted_kmeans
 from tp_flower.coresets.regression import Solver, solve
 from tp_flower.coresets.sampling import Sample
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
 from tp_flower.query import Query
 from tp_flower.report import RunReport
+from tp_flower.settings import Settings
 
 SIZES = (1000, 2000, 3000, 4000, 5000, 6000)
 REPEATS = 20

@@ -16,8 +16,8 @@ from tp_flower.datasets import (
     STORE_SQL,
     make_store,
 )
-from tp_flower.experiment import Settings
 from tp_flower.query import Query
+from tp_flower.settings import Settings
 from tp_flower.sources.shards import (
     MEMORY_PREFIX,
     load_tables,

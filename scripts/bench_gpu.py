@@ -24,10 +24,10 @@ from client_apps.app import app
 from strategies import STRATEGIES
 from tp_flower.datasets.paper_scale import PAPER_SCALES, write_paper_scale
 from tp_flower.device.choice import AUTO, CPU, CUDA, resolve
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
 from tp_flower.query import Query
 from tp_flower.report import RoundReport
+from tp_flower.settings import Settings
 
 NO_GPU = "no GPU here: CUDA was not measured"
 EPOCHS = 4

@@ -25,7 +25,7 @@ from strategies.labels import label_plan
 from tp_flower.learning.losses import LOSSES
 from tp_flower.learning.metrics import evaluate
 from tp_flower.privacy.labels import ClassNoise
-from tp_flower.privacy.settings import PrivacySettings
+from tp_flower.settings import PrivacySettings
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
 PAPER_NOISE = 0.5

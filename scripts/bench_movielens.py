@@ -15,9 +15,9 @@ from centralized import join_tables
 from optima import fit_linear
 from prepare_movielens import SQL, TEST_FRACTION, has_movielens, read_movielens
 
-from tp_flower.experiment import Settings
 from tp_flower.learning.metrics import evaluate
 from tp_flower.query import Query
+from tp_flower.settings import Settings
 from tp_flower.sources.shards import (
     MEMORY_PREFIX,
     load_tables,

@@ -34,14 +34,13 @@ from client_apps.site import Site
 from strategies import STRATEGIES, RelationalStrategy
 from strategies.federation import Federation
 from tp_flower.datasets import FLIGHTS_SQL
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
 from tp_flower.home import home_folder
 from tp_flower.learning.losses import LOSSES, FloatArray
 from tp_flower.learning.metrics import evaluate
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.query import Query
 from tp_flower.report import RoundReport
+from tp_flower.settings import PrivacySettings, Settings
 
 Sites = int | Mapping[str, Mapping[str, pd.DataFrame]]
 

@@ -12,10 +12,10 @@ from bench_datasets import Dataset
 from joined_problem import Problem
 from optima import fit_linear
 
-from tp_flower.experiment import Settings
 from tp_flower.explain.cost import SCORE_BYTES
 from tp_flower.learning.metrics import evaluate
 from tp_flower.report import Metrics
+from tp_flower.settings import Settings
 
 STEPS: Mapping[str, int] = {"MLP": 4, "boosted trees": 100}
 """Epochs or trees where the default would take most of the benchmark's time."""

@@ -22,10 +22,10 @@ from bench_runs import Check, Outcome, SkippedSuite, by_table, flights_frames
 from client_apps.app import app
 from strategies import TablePuppetSGD
 from tp_flower.datasets import FLIGHTS_SQL
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
 from tp_flower.query import Query
 from tp_flower.report import RoundReport
+from tp_flower.settings import Settings
 
 BATCH_ROWS = 10_000
 SECONDS_IN_PROCESS = 0.005

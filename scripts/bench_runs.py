@@ -12,10 +12,10 @@ from client_apps.app import app
 from client_apps.site import Site
 from strategies import STRATEGIES, RelationalStrategy
 from tp_flower.datasets import flights_tables
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
 from tp_flower.query import Query
 from tp_flower.report import Metrics, RoundReport
+from tp_flower.settings import Settings
 
 Frames = Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]]
 

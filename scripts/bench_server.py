@@ -14,11 +14,11 @@ from strategies import TablePuppetADMM, admm, loj
 from strategies.federation import Federation
 from strategies.relational import EpochResult
 from tp_flower.datasets import FLIGHTS_SQL
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
 from tp_flower.learning.admm import LocalScores
 from tp_flower.learning.losses import FloatArray
 from tp_flower.query import Query
+from tp_flower.settings import Settings
 
 EPOCHS = 12
 FIRST_STEADY_EPOCH = 7  # Anderson's history is full

@@ -30,10 +30,10 @@ from optima import fit_scikit_learn
 from client_apps.app import app
 from strategies import TablePuppetADMM
 from tp_flower.datasets import FLIGHTS_SQL
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
 from tp_flower.joins.mapping import split_rows
 from tp_flower.query import Query
+from tp_flower.settings import Settings
 
 EPOCHS = 10
 REPEATS = 2

@@ -49,8 +49,8 @@ from rich.table import Table
 
 from tp_flower.console import format_seconds
 from tp_flower.errors import SettingsError
-from tp_flower.experiment import Settings
 from tp_flower.home import home_folder
+from tp_flower.settings import Settings
 
 MOST_COLUMNS = 110
 INTERRUPTED = 130

@@ -33,7 +33,6 @@ from tp_flower.encoding.encoder import SiteEncoder
 from tp_flower.encoding.fitting import fit
 from tp_flower.encoding.statistics import Sample, feature_statistics
 from tp_flower.errors import SourceError
-from tp_flower.experiment import Settings
 from tp_flower.extraction.canonical import TypedColumn, as_number, comparable, kind_of
 from tp_flower.joins.mapping import split_rows
 from tp_flower.learning.losses import Loss
@@ -42,6 +41,7 @@ from tp_flower.privacy.keyed_hash import KeyedHasher
 from tp_flower.query import BoundQuery, Fragment, Query
 from tp_flower.query.statement import is_label
 from tp_flower.randomness import Stream, generator
+from tp_flower.settings import Settings
 from tp_flower.sources.shards import (
     ShardSource,
     column_types,

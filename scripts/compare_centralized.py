@@ -26,10 +26,10 @@ from rich.table import Table
 
 from tp_flower.console import format_bytes, format_count, format_seconds, format_value
 from tp_flower.errors import TPFlowerError
-from tp_flower.experiment import Settings
 from tp_flower.learning.metrics import evaluate
 from tp_flower.query import Query
 from tp_flower.report import COMPLETED, REPORT_FILE
+from tp_flower.settings import Settings
 
 CONSOLE_WIDTH = 100
 

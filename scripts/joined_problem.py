@@ -6,8 +6,8 @@ from typing import Any, Self
 from centralized import JoinedTable
 from optima import FloatArray
 
-from tp_flower.experiment import Settings
 from tp_flower.learning.losses import Loss
+from tp_flower.settings import Settings
 
 Matrix = Any
 """Dense float32, or a sparse matrix of scipy, which has no types."""

@@ -28,8 +28,8 @@ from pathlib import Path
 from types import FrameType
 
 from tp_flower.errors import SettingsError
-from tp_flower.experiment import Settings
 from tp_flower.report import REPORT_LINE
+from tp_flower.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 # beside the interpreter, without resolving links: in an environment it is a link

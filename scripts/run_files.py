@@ -8,9 +8,9 @@ from pathlib import Path
 
 import duckdb
 
-from tp_flower.experiment import Settings
 from tp_flower.extraction.canonical import kind_of
 from tp_flower.query import Fragment, Query
+from tp_flower.settings import Settings
 from tp_flower.sources.shards import column_types
 
 ROOT = Path(__file__).resolve().parents[1]

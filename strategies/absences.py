@@ -10,9 +10,8 @@ from typing import Final
 from strategies.exchange import Replies, Request
 from strategies.opening import Opened
 from strategies.run_log import RunLog
-from tp_flower.experiment import Settings
 from tp_flower.protocol import Action, Packet
-from tp_flower.run_modes import STALE
+from tp_flower.settings import STALE, Settings
 
 _REPEATABLE: Final = frozenset({Action.ADMM, Action.CONSENSUS, Action.PERSONAL})
 

@@ -19,11 +19,11 @@ from strategies.federation import Federation, Table
 from strategies.relational import RelationalStrategy
 from strategies.setup import Plan, UpdateChooser
 from tp_flower.errors import SettingsError
-from tp_flower.experiment import Settings
 from tp_flower.learning.admm import LocalScores, Residuals, balanced_rho
 from tp_flower.learning.losses import FloatArray
-from tp_flower.privacy.settings import DP_SGD, STATISTICS
+from tp_flower.privacy.mechanisms import DP_SGD, NOISY_STATISTICS
 from tp_flower.protocol import Action, Update
+from tp_flower.settings import Settings
 
 RHO_SHARE = 0.5
 """Automatic rho: this share of the loss's mean curvature at the base score."""
@@ -145,7 +145,7 @@ class AdmmStrategy(RelationalStrategy):
     def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
         """Run the epochs, until the residuals are below the tolerance if one is set."""
         server = AdmmServer(federation, self.settings)
-        is_private = self.settings.privacy.features == STATISTICS
+        is_private = self.settings.privacy.features == NOISY_STATISTICS
         rows = federation.train.joined_rows
         solvers = {
             table.name: lou.GramSolver(table, rows, is_private=is_private)
@@ -275,7 +275,9 @@ def choose_update_for(settings: Settings) -> UpdateChooser:
         SettingsError: statistics of shards leave without noise where DP-SGD is to
             cover the models; parameters do where noisy statistics are.
     """
-    wanted = {DP_SGD: "consensus", STATISTICS: "gram"}.get(settings.privacy.features)
+    wanted = {DP_SGD: "consensus", NOISY_STATISTICS: "gram"}.get(
+        settings.privacy.features
+    )
     if wanted and settings.lou not in ("auto", wanted):
         raise SettingsError(
             f"lou is {settings.lou!r}, but privacy.features = "

@@ -24,11 +24,11 @@ from strategies.row_weights import (
 )
 from tp_flower.encoding.choice import TableChoice, choose_encoders
 from tp_flower.errors import QueryError, SettingsError
-from tp_flower.experiment import Settings
 from tp_flower.joins.mapping import JoinStep, TableMapping, build_mapping, split_rows
 from tp_flower.learning.losses import FloatArray, Loss
 from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator
+from tp_flower.settings import Settings
 
 BoolArray = npt.NDArray[np.bool_]
 Schema = Mapping[str, str]

@@ -24,7 +24,6 @@ from tp_flower.console import epoch_line, privacy_table, summary
 from tp_flower.datasets import FLIGHTS_RANGES, FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
 from tp_flower.encoding.ranges import parse_ranges
 from tp_flower.errors import SettingsError, TPFlowerError
-from tp_flower.experiment import Settings
 from tp_flower.explain.console import explanation_view
 from tp_flower.explain.explanation import explanation_dict
 from tp_flower.home import home_folder
@@ -34,7 +33,7 @@ from tp_flower.privacy.run_report import privacy_report
 from tp_flower.query import Query
 from tp_flower.report import RoundReport, report_line, write_json, write_report
 from tp_flower.report_page import ReportError, write_page
-from tp_flower.run_modes import EVALUATE, EXPLAIN, PREDICT
+from tp_flower.settings import EVALUATE, EXPLAIN, PREDICT, Settings
 
 CONSOLE_WIDTH = 100
 

@@ -4,12 +4,11 @@ from collections.abc import Mapping
 
 from strategies.alignment import Alignment
 from strategies.inventory import Inventory
-from tp_flower.coreset_settings import DISTDIM, IMPORTANCE
-from tp_flower.experiment import Settings
 from tp_flower.explain.releases import Audience
 from tp_flower.methods import CORESET
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol import Update
+from tp_flower.settings import DISTDIM, IMPORTANCE, Settings
 
 
 def audience_of(

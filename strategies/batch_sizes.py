@@ -2,8 +2,8 @@
 
 import math
 
-from tp_flower.experiment import Settings
-from tp_flower.privacy.settings import DP_SGD
+from tp_flower.privacy.mechanisms import DP_SGD
+from tp_flower.settings import Settings
 
 BATCHES_PER_EPOCH = 100
 """Automatic batch size: 1/100 of the joined rows (paper, section 8)."""

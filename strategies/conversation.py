@@ -30,7 +30,6 @@ from tp_flower.errors import (
     TPFlowerError,
     UnavailableError,
 )
-from tp_flower.experiment import Settings
 from tp_flower.privacy.noise import KEY_BYTES
 from tp_flower.protocol import (
     RUN_DIGITS,
@@ -41,7 +40,7 @@ from tp_flower.protocol import (
     unpack,
 )
 from tp_flower.query import Query
-from tp_flower.run_modes import TRAIN
+from tp_flower.settings import TRAIN, Settings
 
 MOST_LOSSES: Final = 2
 """How often a site may lose its state before the next round is over."""

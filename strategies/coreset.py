@@ -35,7 +35,6 @@ from strategies.sensitivities import (
     measured_parties,
     penalty_of,
 )
-from tp_flower.coreset_settings import CLUSTERS, IMPORTANCE, REGRESSION, UNIFORM
 from tp_flower.coresets.masks import MOST_PARTS, from_fixed
 from tp_flower.coresets.sampling import (
     draw_joined,
@@ -44,11 +43,12 @@ from tp_flower.coresets.sampling import (
     uniform_sample,
     weigh_sample,
 )
+from tp_flower.coresets.sensitivity import CLUSTERS, REGRESSION
 from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.errors import ReplyError, SettingsError
-from tp_flower.experiment import Settings
 from tp_flower.protocol import Action, AnyArray
 from tp_flower.randomness import Stream, generator
+from tp_flower.settings import IMPORTANCE, UNIFORM, Settings
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]

@@ -20,13 +20,13 @@ from strategies.exchange import Part, Replies
 from strategies.federation import Federation, Table
 from strategies.received import array_of, refuse
 from strategies.solved import SolvedStrategy, joined_rows
-from tp_flower.coreset_settings import DISTDIM
 from tp_flower.coresets.assumptions import MOST_TAU, tau
 from tp_flower.coresets.kmeans import distdim, weighted_kmeans
 from tp_flower.learning.losses import FloatArray
 from tp_flower.privacy.plan import CENTRES, NEAREST
 from tp_flower.protocol import AnyArray
 from tp_flower.randomness import Stream, generator
+from tp_flower.settings import DISTDIM
 
 
 class CoresetKMeans(SolvedStrategy):

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from tp_flower.experiment import Settings
-from tp_flower.run_modes import STALE
+from tp_flower.settings import STALE, Settings
 
 
 @dataclass(frozen=True)

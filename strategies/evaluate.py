@@ -16,12 +16,11 @@ from strategies.model_rounds import ModelStrategy
 from strategies.row_weights import asked_weighting, row_weights, without_weightless
 from strategies.scoring import Joined, join_rows, score_rows
 from tp_flower.errors import QueryError
-from tp_flower.experiment import Settings
 from tp_flower.learning.kmeans import KMEANS, KMeansLoss
 from tp_flower.learning.losses import Loss
 from tp_flower.learning.metrics import evaluate
 from tp_flower.query import BoundQuery
-from tp_flower.run_modes import EVALUATE
+from tp_flower.settings import EVALUATE, Settings
 
 
 class Evaluate(ModelStrategy):

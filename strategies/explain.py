@@ -17,7 +17,6 @@ from strategies.forecast import Forecast
 from strategies.rounds import RoundStrategy
 from strategies.setup import fit_encoders
 from tp_flower.encoding.encoder import TableEncoder
-from tp_flower.experiment import Settings
 from tp_flower.explain.explanation import (
     Explanation,
     JoinExplanation,
@@ -31,6 +30,7 @@ from tp_flower.joins.table_rows import IntArray
 from tp_flower.protocol import Action
 from tp_flower.query import Join
 from tp_flower.randomness import Stream, generator
+from tp_flower.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from strategies.labels import label_plan
 from strategies.received import array_of, fact_of, read_key, read_weight, read_work
 from strategies.row_weights import query_weights
 from tp_flower.errors import SchemaError
-from tp_flower.experiment import Settings
 from tp_flower.explain.words import SiteWork
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.learning.losses import FloatArray
@@ -30,7 +29,7 @@ from tp_flower.methods import PERSONAL
 from tp_flower.privacy.labels import LABEL_PRIVACY
 from tp_flower.protocol import Action
 from tp_flower.query import BoundQuery, Fragment
-from tp_flower.run_modes import TRAIN
+from tp_flower.settings import TRAIN, Settings
 
 HashArray = npt.NDArray[np.uint64]
 

@@ -19,7 +19,6 @@ from strategies.sampled import sampled
 from strategies.setup import Problem, UpdateChooser
 from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.errors import SettingsError
-from tp_flower.experiment import Settings
 from tp_flower.explain import cost, server_memory, solved
 from tp_flower.explain.coreset_cost import CoresetSize, coreset_rounds
 from tp_flower.explain.cost import ShardSize, TableSize, Traffic
@@ -28,6 +27,7 @@ from tp_flower.learning.models import build_model
 from tp_flower.methods import ADMM, CORESET, METHODS, SGD
 from tp_flower.protocol import Action, Update
 from tp_flower.report import RoundReport, sum_by_table
+from tp_flower.settings import Settings
 
 OTHER_PHASES = frozenset(
     action.name.lower() for action in (Action.CHECK, Action.FINISH)

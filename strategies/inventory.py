@@ -15,12 +15,11 @@ from strategies.exchange import Envelope, Request, make_messages
 from strategies.opening import open_replies
 from strategies.run_log import RunLog
 from tp_flower.errors import ReplyError, SchemaError
-from tp_flower.experiment import Settings
 from tp_flower.extraction.canonical import kind_of
 from tp_flower.privacy.key_agreement import PUBLIC_KEY_BYTES
 from tp_flower.privacy.key_source import KeySource
 from tp_flower.protocol import AT, Action, Packet
-from tp_flower.run_modes import MEAN
+from tp_flower.settings import MEAN, Settings
 
 SETTLED_SECONDS = 2.0
 """Where the number of nodes is unknown: no further one came for so long."""

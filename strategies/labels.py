@@ -9,7 +9,6 @@ import numpy as np
 from strategies.exchange import Part, Replies
 from strategies.received import read_label, refuse
 from tp_flower.errors import QueryError, SettingsError
-from tp_flower.experiment import Settings
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.corrected import corrected
 from tp_flower.learning.kmeans import KMeansLoss
@@ -21,7 +20,8 @@ from tp_flower.learning.losses import (
     SquaredLoss,
 )
 from tp_flower.privacy.labels import LabelNoise, LabelPlan, epsilon_of_noise
-from tp_flower.privacy.settings import LAPLACE
+from tp_flower.privacy.mechanisms import LAPLACE
+from tp_flower.settings import Settings
 
 MAX_CLASSES = 1000
 

@@ -9,7 +9,6 @@ from strategies.evaluate import Evaluate
 from strategies.predict import Predict
 from strategies.rounds import RoundListener
 from tp_flower.errors import SettingsError
-from tp_flower.experiment import Settings
 from tp_flower.home import home_folder
 from tp_flower.learning.kmeans import KMEANS
 from tp_flower.manifest import Manifest, resolve
@@ -18,7 +17,7 @@ from tp_flower.prediction_report import model_run_dict
 from tp_flower.predictions import PREDICTIONS_FILE, write_predictions
 from tp_flower.query import Query
 from tp_flower.report import write_json
-from tp_flower.run_modes import EVALUATE, LABEL_SITE, PREDICT, SERVER
+from tp_flower.settings import EVALUATE, LABEL_SITE, PREDICT, SERVER, Settings
 
 READABLE = 0o644
 """As `report.json` beside it: a file is as readable as its folder."""

@@ -5,11 +5,11 @@ from strategies.exchange import Part
 from strategies.inventory import Inventory
 from strategies.outcome import Outcome
 from strategies.relational import RelationalStrategy
-from tp_flower.experiment import Settings
 from tp_flower.learning.centres import CENTRES
 from tp_flower.learning.models import NUMPY_KINDS
 from tp_flower.manifest import Manifest, ModelPart, ModelTable, finite
 from tp_flower.query.feature_texts import feature_texts, label_text
+from tp_flower.settings import Settings
 from tp_flower.software import software
 
 

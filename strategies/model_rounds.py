@@ -16,7 +16,6 @@ from strategies.model_sites import (
 )
 from strategies.rounds import RoundListener, RoundStrategy
 from strategies.scoring import Joined
-from tp_flower.experiment import Settings
 from tp_flower.explain.explanation import Release
 from tp_flower.explain.prediction_releases import prediction_releases
 from tp_flower.explain.releases import Audience
@@ -28,7 +27,7 @@ from tp_flower.privacy.run_report import privacy_report
 from tp_flower.protocol import Action
 from tp_flower.query import BoundQuery, Query
 from tp_flower.report import TableReport
-from tp_flower.run_modes import EVALUATE, LABEL_SITE
+from tp_flower.settings import EVALUATE, LABEL_SITE, Settings
 
 
 class ModelStrategy(RoundStrategy):

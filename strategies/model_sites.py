@@ -15,7 +15,7 @@ from tp_flower.errors import ModelError, QueryError
 from tp_flower.manifest import Manifest, ModelPart, ModelTable
 from tp_flower.query import BoundQuery
 from tp_flower.query.feature_texts import feature_texts
-from tp_flower.run_modes import MEAN
+from tp_flower.settings import MEAN
 
 Schemas = dict[str, dict[str, str]]
 

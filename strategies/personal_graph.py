@@ -11,7 +11,6 @@ from strategies.personal_metrics import Metrics, read_metrics
 from strategies.personal_setup import NO_GRAPH, PersonalProblem
 from strategies.received import array_of
 from tp_flower.errors import SettingsError
-from tp_flower.experiment import Settings
 from tp_flower.learning.losses import FloatArray
 from tp_flower.personal.edge_prox import EdgeNorm, edge_norms
 from tp_flower.personal.graph import (
@@ -22,8 +21,15 @@ from tp_flower.personal.graph import (
 )
 from tp_flower.personal.summaries import covariances, pairwise_distances
 from tp_flower.personal.z_step import ZStep
-from tp_flower.personal_settings import BY_ROWS, DATA, FEATURES, MODELS, SUMMARIES
 from tp_flower.protocol import Action
+from tp_flower.settings import (
+    BY_DATA,
+    BY_FEATURES,
+    BY_MODELS,
+    BY_ROWS,
+    SUMMARIES,
+    Settings,
+)
 
 SUMMARY = "summary"
 PAIRS = 128
@@ -145,15 +151,17 @@ def read_distances(problem: PersonalProblem, kind: str, replies: Replies) -> Flo
     (table,) = problem.federation.tables.values()
     width = table.features + 1
     size = {
-        DATA: 2 * PAIRS,
-        FEATURES: width * (width + 1) // 2,
-        MODELS: len(problem.start),
+        BY_DATA: 2 * PAIRS,
+        BY_FEATURES: width * (width + 1) // 2,
+        BY_MODELS: len(problem.start),
     }[kind]
     summaries = np.array(
         [array_of(replies, part, SUMMARY, (size,)) for part in problem.parts],
         np.float64,
     )
-    return pairwise_distances(covariances(summaries) if kind == FEATURES else summaries)
+    return pairwise_distances(
+        covariances(summaries) if kind == BY_FEATURES else summaries
+    )
 
 
 def _given(text: str, sites: Sequence[str]) -> SimilarityGraph:

@@ -12,8 +12,8 @@ from strategies.extraction import Extracted
 from strategies.labels import LARGEST_LABEL, MAX_CLASSES, Labels
 from strategies.received import fact_of, refuse
 from tp_flower.errors import QueryError
-from tp_flower.experiment import Settings
 from tp_flower.learning.losses import FloatArray
+from tp_flower.settings import Settings
 
 LABEL_SUMS: Final = "label-sums"
 LARGEST_SUM: Final = 1e60

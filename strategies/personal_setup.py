@@ -32,21 +32,21 @@ from strategies.row_weights import Weighting
 from strategies.setup import Plan, Problem, fan_out, fit_encoders, model_seed
 from tp_flower.encoding.choice import choose_encoders
 from tp_flower.errors import QueryError, SettingsError
-from tp_flower.experiment import Settings
 from tp_flower.joins.mapping import build_mapping, split_rows
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.models import ModelSpec
-from tp_flower.personal_settings import (
-    EVERYTHING,
-    INTERCEPT,
-    LAST,
-    SUMMARIES,
-    named_coordinates,
-)
 from tp_flower.privacy.plan import CURVATURE
 from tp_flower.protocol import Action
 from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator
+from tp_flower.settings import (
+    EVERYTHING,
+    INTERCEPT,
+    LAST,
+    SUMMARIES,
+    Settings,
+    named_coordinates,
+)
 
 BoolArray = npt.NDArray[np.bool_]
 

@@ -10,10 +10,10 @@ from strategies.exchange import Part, Replies
 from strategies.personal_setup import PersonalProblem
 from strategies.received import LARGEST, array_of, refuse
 from tp_flower.errors import ReplyError
-from tp_flower.experiment import Settings
 from tp_flower.learning.losses import FloatArray
 from tp_flower.personal.codec import decode_update
 from tp_flower.personal.taut_string import penalty_of_round
+from tp_flower.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from strategies.model_rounds import ModelStrategy
 from strategies.received import fact_of, refuse
 from strategies.scoring import Joined, join_rows, model_header, score_rows
 from tp_flower.errors import SettingsError
-from tp_flower.experiment import Settings
 from tp_flower.prediction_report import Delivered
 from tp_flower.predictions import (
     RESERVED,
@@ -34,7 +33,7 @@ from tp_flower.predictions import (
 )
 from tp_flower.protocol import Action, pack_bits
 from tp_flower.query import BoundQuery
-from tp_flower.run_modes import LABEL_SITE, PREDICT, columns_of
+from tp_flower.settings import LABEL_SITE, PREDICT, Settings, columns_of
 
 _FILE = re.compile(r"[a-z0-9][a-z0-9._/-]{0,255}")
 

@@ -15,7 +15,7 @@ from tp_flower.encoding.ranges import choose_ranges
 from tp_flower.encoding.row_sums import Ranges
 from tp_flower.encoding.statistics import ColumnStatistics
 from tp_flower.errors import SchemaError
-from tp_flower.privacy.settings import PrivacySettings
+from tp_flower.settings import PrivacySettings
 
 
 def estimated_statistics(

@@ -21,7 +21,6 @@ from strategies.outcome import (
 )
 from strategies.rounds import RoundListener, RoundStrategy
 from strategies.setup import Plan, set_up
-from tp_flower.experiment import Settings
 from tp_flower.explain.releases import releases
 from tp_flower.learning.admm import LocalScores
 from tp_flower.methods import CORESET
@@ -30,6 +29,7 @@ from tp_flower.privacy.run_report import privacy_report
 from tp_flower.protocol import Action
 from tp_flower.query import Query
 from tp_flower.report import RunReport
+from tp_flower.settings import Settings
 
 __all__ = ["EpochResult", "RelationalStrategy"]
 

@@ -9,8 +9,8 @@ from flwr.serverapp import Grid
 from strategies.inventory import Inventory, find_sites
 from strategies.journal import FOLDER, read_head
 from tp_flower.errors import MissingSiteError, SettingsError
-from tp_flower.experiment import Settings
 from tp_flower.home import home_folder
+from tp_flower.settings import Settings
 
 FREE: Final = frozenset(
     {

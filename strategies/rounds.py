@@ -26,9 +26,9 @@ from strategies.epochs import EpochResult
 from strategies.exchange import Replies, Request, computing_seconds, count_bytes
 from strategies.inventory import Inventory
 from strategies.opening import BehindSites
-from tp_flower.experiment import Settings
 from tp_flower.query import Query
 from tp_flower.report import RoundReport
+from tp_flower.settings import Settings
 
 RoundListener = Callable[[RoundReport], None]
 

@@ -13,17 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.errors import QueryError, SettingsError
-from tp_flower.experiment import Settings
 from tp_flower.joins.mapping import TableMapping
-from tp_flower.joins.row_weights import (
-    RowWeights,
-    entity_named,
-    entity_weights,
-    uncounted,
-)
+from tp_flower.joins.row_weights import RowWeights, entity_weights
 from tp_flower.learning.means import FloatArray, effective_rows
 from tp_flower.query import BoundQuery
 from tp_flower.query.reads import Role, reads
+from tp_flower.settings import Settings, entity_named, weight_problems
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -115,7 +110,7 @@ def asked_weighting(bound: BoundQuery, settings: Settings) -> Weighting:
     if table is None:
         return Weighting(entity=entity)
     column = f"{table}: {bound.fragments_of(table)[0].weight}"
-    if problems := uncounted(f"AS weight ({column})", settings.privacy):
+    if problems := weight_problems(f"AS weight ({column})", settings.privacy):
         raise SettingsError("; ".join(problems))
     _check_private_label(bound, settings)
     return Weighting(column=column, entity=entity)

@@ -18,12 +18,12 @@ from strategies.inventory import Inventory
 from strategies.lou import PartArrays
 from strategies.model_sites import Missing, model_parts
 from strategies.received import array_of
-from tp_flower.experiment import Settings
 from tp_flower.joins.mapping import JoinStep, TableMapping, build_mapping
 from tp_flower.learning.losses import FloatArray
 from tp_flower.manifest import Manifest
 from tp_flower.protocol import Action, pack_bits
 from tp_flower.query import BoundQuery
+from tp_flower.settings import Settings
 
 BoolArray = npt.NDArray[np.bool_]
 

@@ -11,14 +11,18 @@ from strategies.compact import TableLayout
 from strategies.exchange import Part, Replies
 from strategies.federation import PartRows
 from strategies.received import LARGEST, array_of, fact_of, refuse
-from tp_flower.coreset_settings import REGRESSION
 from tp_flower.coresets.cluster_scores import kmeans_total
 from tp_flower.coresets.gram_checks import is_gram
-from tp_flower.coresets.sensitivity import leverage_total, penalised, whitening
+from tp_flower.coresets.sensitivity import (
+    REGRESSION,
+    leverage_total,
+    penalised,
+    whitening,
+)
 from tp_flower.encoding.encoder import TableEncoder
-from tp_flower.experiment import Settings
 from tp_flower.learning.losses import FloatArray
 from tp_flower.protocol import AnyArray
+from tp_flower.settings import Settings
 
 ROUNDING: Final = 1e-6
 """By which a total may be beyond its bound, relative to it."""

@@ -32,15 +32,14 @@ from strategies.sampled import sampled
 from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.encoding.fitting import fit
 from tp_flower.encoding.statistics import merge_tables
-from tp_flower.experiment import Settings
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.centres import CENTRES
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.models import ModelSpec
 from tp_flower.privacy.labels import ClassNoise, NumberNoise
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import Action, Update, pack_bits
 from tp_flower.query import Query
+from tp_flower.settings import PrivacySettings, Settings
 
 IntArray = npt.NDArray[np.int64]
 

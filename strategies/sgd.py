@@ -44,8 +44,8 @@ from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.admm import LocalScores
 from tp_flower.learning.losses import FloatArray, Loss
 from tp_flower.learning.metrics import evaluate
+from tp_flower.privacy.mechanisms import DP_SGD, OUTSIDER
 from tp_flower.privacy.noise import NoiseSource
-from tp_flower.privacy.settings import DP_SGD, OUTSIDER
 from tp_flower.protocol import Action, Update
 from tp_flower.randomness import Stream, generator
 

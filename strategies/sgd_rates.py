@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 
 from strategies.federation import Federation, Table
-from tp_flower.experiment import Settings
 from tp_flower.privacy.dp_fit import NOISE_DAMPING
+from tp_flower.settings import Settings
 
 TORCH_LEARNING_RATE = 0.05
 """Automatic learning rate where some model is not linear. It is far below what is

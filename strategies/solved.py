@@ -22,11 +22,11 @@ from strategies.lou import PartArrays, gather_scores, scatter_parameters
 from strategies.received import array_of
 from strategies.relational import EpochResult, RelationalStrategy
 from strategies.setup import Plan
-from tp_flower.coreset_settings import AUTO
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.losses import FloatArray
 from tp_flower.privacy.plan import SAMPLED_ROWS
 from tp_flower.protocol import Action, Update
+from tp_flower.settings import AUTO
 
 EVALUATE = "evaluate"
 """What the round is called that brings scores: its bytes are not those of training."""

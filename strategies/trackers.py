@@ -22,10 +22,9 @@ from flwr.common.logger import log
 
 from strategies.rounds import RoundListener
 from tp_flower.errors import SettingsError
-from tp_flower.experiment import Settings
 from tp_flower.report import REPORT_FILE, RoundReport, sum_by_table
 from tp_flower.report_page import PAGE_FILE, ReportError, read_report
-from tp_flower.run_modes import columns_of
+from tp_flower.settings import Settings, columns_of
 
 EXPERIMENT = "tp_flower"
 PARAMETER_CHARACTERS = 500

@@ -27,8 +27,8 @@ from tests.faulty_grid import (
 )
 from tp_flower.errors import TPFlowerError
 from tp_flower.privacy.noise import NoiseSource
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.query import Query
+from tp_flower.settings import PrivacySettings
 
 SQL = (
     "SELECT {label} AS label, o.price, o.day, c.age "

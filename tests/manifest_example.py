@@ -4,9 +4,9 @@ import numpy as np
 
 from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.encoding.encodings import NumberEncoding
-from tp_flower.experiment import Settings
 from tp_flower.manifest import Manifest, ModelPart, ModelTable
 from tp_flower.model_names import ModelVersion
+from tp_flower.settings import Settings
 
 QUERY = "SELECT f.late AS label, f.hour, p.seats FROM flights AS f JOIN p ON f.p = p.id"
 

@@ -8,10 +8,10 @@ import pandas as pd
 
 from client_apps.app import app
 from strategies import STRATEGIES
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
 from tp_flower.query import Query
 from tp_flower.report import RunReport
+from tp_flower.settings import Settings
 
 
 def run_prepared(output: Path, **changes: Any) -> RunReport:

@@ -1,8 +1,8 @@
 """A report small enough to add up by hand."""
 
-from tp_flower.experiment import Settings
 from tp_flower.joins.joining import JoinStep
 from tp_flower.report import RoundReport, RunReport, TableReport
+from tp_flower.settings import Settings
 
 TOTAL = {
     "site": "EWR",

@@ -14,11 +14,10 @@ from pathlib import Path
 from client_apps.app import app
 from strategies import TablePuppetADMM
 from tests.federated import store_sql
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import unpack
 from tp_flower.query import Query
+from tp_flower.settings import PrivacySettings, Settings
 
 PRIVACY = PrivacySettings(
     labels="randomised-response",

@@ -17,9 +17,9 @@ from tp_flower.errors import (
     SourceError,
     TPFlowerError,
 )
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
 from tp_flower.query import Query
+from tp_flower.settings import Settings
 
 ROWS = 10
 FROM = "FROM orders o JOIN customers c ON o.cust = c.id"

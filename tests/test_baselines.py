@@ -21,10 +21,10 @@ from optima import fit_linear
 from client_apps.app import app
 from strategies import TablePuppetADMM
 from tp_flower.datasets import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
 from tp_flower.learning.metrics import evaluate
 from tp_flower.query import Query
+from tp_flower.settings import Settings
 from tp_flower.sources.shards import (
     MEMORY_PREFIX,
     load_tables,

@@ -16,7 +16,7 @@ from scipy.spatial.distance import cdist
 
 from tp_flower.coresets.sensitivity import augmented, regression_scores
 from tp_flower.datasets import STORE_SQL, make_store
-from tp_flower.experiment import Settings
+from tp_flower.settings import Settings
 
 
 def dataset(name: str) -> Dataset:

@@ -17,13 +17,13 @@ from client_apps.app import app
 from strategies import TablePuppetADMM
 from tp_flower.datasets import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
 from tp_flower.encoding.categories import category_purpose
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
 from tp_flower.joins.mapping import split_rows
 from tp_flower.learning.losses import LogisticLoss, SquaredLoss, sigmoid
 from tp_flower.query import Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.report import write_report
+from tp_flower.settings import Settings
 from tp_flower.sources.shards import (
     MEMORY_PREFIX,
     load_tables,

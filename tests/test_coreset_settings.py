@@ -3,7 +3,7 @@
 import pytest
 
 from tp_flower.errors import SettingsError
-from tp_flower.experiment import Settings
+from tp_flower.settings import Settings
 
 
 @pytest.mark.parametrize(

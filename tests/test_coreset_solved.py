@@ -27,12 +27,11 @@ from tests.federated import (
 from tests.predicted import on, scored, train
 from tp_flower.coresets.kmeans import distdim, kmeans_cost, nearest, weighted_kmeans
 from tp_flower.errors import QueryError, ReplyError, SettingsError, SiteError
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import Action, Update
 from tp_flower.query import Query
 from tp_flower.randomness import Stream, generator
+from tp_flower.settings import PrivacySettings, Settings
 
 SQL = store_sql("squared")
 ALL = {"coreset_kind": "uniform", "coreset_size": 10**6}

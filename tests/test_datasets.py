@@ -20,10 +20,9 @@ from tp_flower.datasets import (
 from tp_flower.datasets import flights as flights_module
 from tp_flower.encoding.choice import choose_encoders
 from tp_flower.errors import SettingsError, SourceError
-from tp_flower.experiment import Settings
 from tp_flower.extraction.extract import extract
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.query import Query
+from tp_flower.settings import PrivacySettings, Settings
 from tp_flower.sources.shards import (
     describe,
     hosted_shards,

@@ -12,10 +12,10 @@ from client_apps.app import app
 from client_apps.saved_models import SavedModel
 from strategies import TablePuppetADMM
 from tests.deployment import deployed
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
 from tp_flower.privacy.ledger import FILE as LEDGER_FILE
 from tp_flower.query import Query
+from tp_flower.settings import Settings
 
 # no text: the order of categories follows from their hashes, and another run's differ
 SQL = """

@@ -33,8 +33,8 @@ from tp_flower.errors import SiteError
 from tp_flower.grid import InProcessGrid
 from tp_flower.privacy.ledger import FILE as LEDGER
 from tp_flower.privacy.ledger import Ledger, open_ledger
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import Action, Packet, pack, unpack
+from tp_flower.settings import PrivacySettings
 
 COVERED = PrivacySettings(
     labels="laplace",

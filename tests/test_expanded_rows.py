@@ -25,9 +25,8 @@ from tests.hostile import (
 )
 from tests.test_hostile_server import once, refused, spread
 from tp_flower.errors import SettingsError, SiteError
-from tp_flower.experiment import Settings
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import Packet, pack_bits
+from tp_flower.settings import PrivacySettings, Settings
 
 EMPTY = np.zeros(0, np.int32)
 

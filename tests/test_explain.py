@@ -26,9 +26,9 @@ from tp_flower.explain.explanation import explanation_dict
 from tp_flower.explain.releases import NOTHING, Audience, releases
 from tp_flower.grid import InProcessGrid
 from tp_flower.privacy.key_source import KeySource
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import Action
 from tp_flower.query import Query
+from tp_flower.settings import PrivacySettings
 
 
 def explain(sql, sites, **how):

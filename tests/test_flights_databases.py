@@ -10,10 +10,10 @@ from client_apps.app import app
 from strategies import STRATEGIES
 from strategies.app import choose_sql
 from tests.servers import uri
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
 from tp_flower.query import Query
 from tp_flower.report import write_report
+from tp_flower.settings import Settings
 
 SITES = 3  # five organisations on three nodes
 # what a report says of places and times

@@ -19,7 +19,7 @@ from tests.federated import SOURCE as INNER
 from tests.store_reference import reference_of
 from tests.test_left_join import SOURCE as LEFT
 from tp_flower.errors import SettingsError
-from tp_flower.experiment import Settings
+from tp_flower.settings import Settings
 
 FRAMES = store()
 LAYOUTS = {"whole": whole, "sharded": sharded}

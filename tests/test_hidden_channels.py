@@ -19,9 +19,9 @@ from tp_flower.learning.models import ModelSpec
 from tp_flower.learning.neural import TorchModel
 from tp_flower.privacy.gradients import check_per_row, check_scores, clipped_sum
 from tp_flower.privacy.plan import ClippedNoise, Course, plan_part
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.privacy.statistics_update import StatisticsPlan, TableShape
 from tp_flower.protocol import Packet, pack_bits
+from tp_flower.settings import PrivacySettings
 
 TINY = 5e-324
 DP_SGD = PrivacySettings(features="dp-sgd", predictions=1.0)

@@ -34,8 +34,8 @@ from tp_flower.privacy.key_agreement import (
     SiteKeys,
 )
 from tp_flower.privacy.mechanisms import Gaussian
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import Packet, pack_bits
+from tp_flower.settings import PrivacySettings
 
 ROWS = 12
 FRAGMENT = ("parts", 0, "fragment")

@@ -50,7 +50,7 @@ HEAVY = {
 OWN = {
     *("client_apps.guard", "client_apps.prepare", "client_apps.setup"),
     *("client_apps.saved_models", "client_apps.tables", "tp_flower.databases"),
-    *("tp_flower.datasets", "tp_flower.encoding.encoder", "tp_flower.experiment"),
+    *("tp_flower.datasets", "tp_flower.encoding.encoder", "tp_flower.settings"),
     *("tp_flower.extraction", "tp_flower.query", "tp_flower.sources.shards"),
 }
 

@@ -10,9 +10,9 @@ from flwr.clientapp import ClientApp
 from strategies import inventory
 from strategies.inventory import find_sites, read_inventory
 from tp_flower.errors import ReplyError, SchemaError, SiteError
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import Packet, pack
+from tp_flower.settings import Settings
 
 
 def shard(table="t", site="a", index=0, **changes):

@@ -14,16 +14,15 @@ from strategies.explain import Explain
 from strategies.labels import label_plan, read_private_labels
 from tests import federated
 from tp_flower.errors import ReplyError, SettingsError, SiteError
-from tp_flower.experiment import Settings
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.grid import InProcessGrid
 from tp_flower.learning.losses import LogisticLoss, sigmoid
 from tp_flower.learning.metrics import evaluate
 from tp_flower.privacy.labels import LabelPlan, epsilon_of_noise
 from tp_flower.privacy.noise import NoiseSource
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import pack, unpack
 from tp_flower.query import Query
+from tp_flower.settings import PrivacySettings, Settings
 
 ROWS = 6000
 CERTAIN = 100.0  # epsilon at which no class is ever changed

@@ -5,8 +5,8 @@ import pytest
 
 from strategies.labels import MAX_CLASSES, Labels, choose_loss, read_labels
 from tp_flower.errors import QueryError
-from tp_flower.experiment import Settings
 from tp_flower.learning.losses import LogisticLoss, SoftmaxLoss, SquaredLoss
+from tp_flower.settings import Settings
 
 NAN = float("nan")
 

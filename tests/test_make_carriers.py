@@ -8,8 +8,8 @@ from pathlib import Path
 import duckdb
 
 from tp_flower.datasets import flights_tables
-from tp_flower.experiment import Settings
 from tp_flower.query import Query
+from tp_flower.settings import Settings
 from tp_flower.sources.shards import column_types, load_tables
 
 ROOT = Path(__file__).resolve().parents[1]

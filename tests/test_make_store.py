@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tp_flower.experiment import Settings
 from tp_flower.query import Query
+from tp_flower.settings import Settings
 from tp_flower.sources.shards import describe, load_tables
 
 ROOT = Path(__file__).parents[1]

@@ -9,7 +9,6 @@ import pytest
 
 from tests.manifest_example import small_manifest, table
 from tp_flower.errors import ModelError
-from tp_flower.experiment import Settings
 from tp_flower.manifest import (
     Manifest,
     _digest,
@@ -29,6 +28,7 @@ from tp_flower.model_names import (
 )
 from tp_flower.query import Query
 from tp_flower.query.feature_texts import feature_texts, label_text
+from tp_flower.settings import Settings
 
 FIRST, SECOND = "20261122-001500-3f9a", "20261122-001501-00aa"
 

@@ -9,12 +9,12 @@ from client_apps.saved_models import SavedModel, part_folder, parts_of
 from tests.manifest_example import small_manifest
 from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.encoding.encodings import NumberEncoding
-from tp_flower.experiment import Settings
 from tp_flower.learning.models import ModelSpec
 from tp_flower.manifest import manifest_path, write_manifest
 from tp_flower.model_names import ModelVersion, versions_in
 from tp_flower.privacy.keyed_hash import KeyedHasher
 from tp_flower.query.fragment import Feature, Fragment
+from tp_flower.settings import Settings
 
 FIRST, SECOND = "20261122-001500-3f9a", "20261123-001500-00aa"
 

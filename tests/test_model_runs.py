@@ -19,15 +19,14 @@ from strategies.model_manifest import make_manifest
 from strategies.outcome import read_outcome
 from tp_flower.encoding.columns import CategoricalColumn, NumericColumn
 from tp_flower.errors import ModelError, ReplyError, SourceError
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
 from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.learning.contributions import contributions
 from tp_flower.manifest import resolve, write_manifest
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import Packet, pack, unpack
 from tp_flower.query import Query
 from tp_flower.report import report_dict
+from tp_flower.settings import PrivacySettings, Settings
 from tp_flower.sources.shards import load_tables
 
 ROWS = 40

@@ -14,14 +14,13 @@ from strategies.personal_descent import Descent, Track, joined
 from strategies.personal_labels import LABEL_SUMS
 from tp_flower.console import format_value, summary
 from tp_flower.errors import QueryError, SettingsError, SiteError
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
 from tp_flower.personal.graph import SimilarityGraph, parse_edges
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import Action, unpack
 from tp_flower.query import Query
 from tp_flower.report import report_dict
 from tp_flower.report_page import render
+from tp_flower.settings import PrivacySettings, Settings
 
 SQL = "SELECT y AS label, a, b FROM t"
 CHAIN = "s0-s1, s1-s2"

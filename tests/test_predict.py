@@ -20,7 +20,7 @@ from tp_flower.learning.losses import LogisticLoss, SquaredLoss
 from tp_flower.learning.metrics import evaluate
 from tp_flower.predictions import Outputs
 from tp_flower.privacy.key_agreement import GroupSecret
-from tp_flower.privacy.settings import PrivacySettings
+from tp_flower.settings import PrivacySettings
 
 UNLABELLED = f"SELECT {FEATURES} {SOURCE}"
 

@@ -12,8 +12,8 @@ from strategies.app import act, page_line
 from tests.federated import FEATURES, SOURCE, sharded, store, store_sql
 from tests.predicted import on
 from tp_flower.errors import ModelError, QueryError
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
+from tp_flower.settings import Settings
 
 UNLABELLED = f"SELECT {FEATURES} {SOURCE}"
 

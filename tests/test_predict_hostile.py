@@ -29,9 +29,9 @@ from tests.predicted import train_store
 from tp_flower.errors import SiteError
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import pack_bits
 from tp_flower.query import Query
+from tp_flower.settings import PrivacySettings
 
 UNLABELLED = SQL.replace("o.qty AS label, ", "")
 SETTINGS = {"mode": "predict", "row_key": "price"}

@@ -19,8 +19,8 @@ from tp_flower.privacy.plan import (
     PartPlan,
     plan_part,
 )
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.privacy.statistics_update import TableShape
+from tp_flower.settings import PrivacySettings
 
 SHAPE = TableShape(epochs=6, mean_multiplicity=3.0, columns=8)
 ADMM = Course("admm", epochs=6, shape=SHAPE)

@@ -3,8 +3,7 @@
 import pytest
 
 from tp_flower.errors import SettingsError
-from tp_flower.experiment import Settings
-from tp_flower.privacy.settings import PrivacySettings
+from tp_flower.settings import PrivacySettings, Settings
 
 CONFIG = {
     "privacy.labels": "laplace",

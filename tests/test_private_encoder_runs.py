@@ -32,10 +32,10 @@ from tp_flower.grid import InProcessGrid
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.ledger import Ledger
 from tp_flower.privacy.mechanisms import Chance, Gaussian, mechanism_from_json
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import unpack
 from tp_flower.query import Query
 from tp_flower.query.fragment import Feature, Fragment, SubQuery
+from tp_flower.settings import PrivacySettings
 from tp_flower.sources.frames import register_frames
 from tp_flower.sources.shards import describe, hosted_shards
 

@@ -13,13 +13,12 @@ from client_apps.site import Site
 from strategies import STRATEGIES
 from tests.federated import one_per_site, sharded, store, store_sql, whole
 from tp_flower.errors import SettingsError, SiteError
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian, mechanism_from_json
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.protocol import unpack
 from tp_flower.query import Query
+from tp_flower.settings import PrivacySettings, Settings
 
 EPOCHS = 3
 NO_NOISE = 1e-12

@@ -14,7 +14,6 @@ from tp_flower.learning.solvers import RidgeSolver, gram
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.privacy.noise import KEY_BYTES, NoiseSource
-from tp_flower.privacy.settings import PrivacySettings
 from tp_flower.privacy.statistics_update import (
     GRAM_SHARE,
     Rows,
@@ -26,6 +25,7 @@ from tp_flower.privacy.statistics_update import (
     private_update,
     usable_gram,
 )
+from tp_flower.settings import PrivacySettings
 
 few = settings(max_examples=60, deadline=None)
 CLEAR = StatisticsPlan(math.inf, math.inf, 0.0, 0.0, 3)

@@ -20,7 +20,7 @@ from tp_flower.learning.models import moment
 from tp_flower.learning.solvers import gram
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian, mechanism_from_json
-from tp_flower.privacy.settings import PrivacySettings
+from tp_flower.settings import PrivacySettings
 
 LAYOUTS = {"whole": whole, "sharded": sharded}
 EPOCHS, DELTA = 4, 1e-5

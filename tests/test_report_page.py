@@ -19,7 +19,6 @@ from strategies.app import page_line, train
 from tests.page_reading import Page
 from tests.report_example import small_report
 from tests.test_explain import SMALL, SMALL_SQL
-from tp_flower.experiment import Settings
 from tp_flower.explain.cost import NETWORKS
 from tp_flower.grid import InProcessGrid
 from tp_flower.query import Query
@@ -33,6 +32,7 @@ from tp_flower.report_page import (
 from tp_flower.report_page.axes import from_zero, linear, logarithmic, whole
 from tp_flower.report_page.plots import MOST_POINTS, STYLES, spread, thin
 from tp_flower.report_page.style import DARK, LIGHT
+from tp_flower.settings import Settings
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 

@@ -12,9 +12,9 @@ from strategies.journal import FOLDER, HEAD, IN_FLIGHT, ROUNDS, Journal
 from strategies.resuming import resumed
 from tests.federated import sharded, store, store_sql, whole
 from tp_flower.errors import MissingSiteError, SchemaError, SettingsError
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
 from tp_flower.query import Query
+from tp_flower.settings import Settings
 
 SETTINGS = {"num_epochs": 3, "device": "cpu", "task": "regression"}
 

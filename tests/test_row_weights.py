@@ -276,7 +276,7 @@ def test_entities_that_are_refused(weight, source, match):
 
 
 def private(**keys: object):
-    from tp_flower.experiment import Settings
+    from tp_flower.settings import Settings
 
     named = {f"privacy.{name.replace('_', '-')}": keys[name] for name in keys}
     return Settings.from_run_config(named).privacy

@@ -8,7 +8,7 @@ from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian, PureDp
 from tp_flower.privacy.releases import Planned, Release
 from tp_flower.privacy.run_report import privacy_report
-from tp_flower.privacy.settings import PrivacySettings
+from tp_flower.settings import PrivacySettings
 
 SETTINGS = PrivacySettings(delta=1e-6)
 

@@ -14,9 +14,9 @@ from client_apps.app import app
 from strategies.trackers import Tracker, Tracking, each
 from tests.test_explain import SMALL, SMALL_SQL
 from tp_flower.errors import MappingError, SettingsError
-from tp_flower.experiment import Settings
 from tp_flower.grid import InProcessGrid
 from tp_flower.report import RoundReport
+from tp_flower.settings import Settings
 
 
 def run_app(folder, **config):

@@ -9,7 +9,6 @@ from sklearn import metrics as known
 from tests.reference import losses as slow
 from tests.reference.joins import segment_sum
 from tp_flower.errors import SettingsError
-from tp_flower.experiment import Settings
 from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.joins.row_weights import RowWeights, entity_weights
 from tp_flower.learning.admm import AdmmState, admm_step, residuals, targets
@@ -21,6 +20,7 @@ from tp_flower.learning.metrics import auc, evaluate
 from tp_flower.learning.problem import FitProblem
 from tp_flower.learning.solvers import RidgeSolver, gram
 from tp_flower.privacy.labels import ClassNoise, NumberNoise
+from tp_flower.settings import Settings
 
 LOSSES = [
     SquaredLoss(),

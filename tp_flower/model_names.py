@@ -6,6 +6,7 @@ path only through :class:`ModelVersion`, which takes no other characters than th
 """
 
 import difflib
+import re
 import secrets
 import shutil
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from tp_flower.errors import ModelError
-from tp_flower.run_modes import NAME, VERSION
 
+NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+VERSION: Final = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
+"""When the run started, and the start of its name."""
 MODELS: Final = "models"
 _DELETED: Final = ".deleted-"
 _SHOWN: Final = 80

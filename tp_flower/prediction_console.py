@@ -15,7 +15,7 @@ from tp_flower.console import (
     privacy_table,
 )
 from tp_flower.prediction_report import ModelRunReport
-from tp_flower.run_modes import EVALUATE, SERVER
+from tp_flower.settings import EVALUATE, SERVER
 
 
 def model_run_view(report: ModelRunReport) -> RenderableType:

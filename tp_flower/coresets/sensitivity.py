@@ -43,6 +43,11 @@ from tp_flower.learning.losses import blocks
 
 FloatArray = npt.NDArray[np.float64]
 
+REGRESSION: Final = "regression"
+CLUSTERS: Final = "clusters"
+SENSITIVITIES: Final = (REGRESSION, CLUSTERS)
+"""What rows are sensitive for: leverages for a regression, or those of k-means."""
+
 RANK_TOLERANCE: Final = 1e-10
 """A direction below it, over the largest of the scaled Gram matrix, is none.
 

@@ -18,8 +18,9 @@ from tp_flower.explain.personal_releases import (
 from tp_flower.explain.solved import solved_releases
 from tp_flower.methods import ADMM, CORESET, PERSONAL, SGD
 from tp_flower.privacy.key_source import KeySource
-from tp_flower.privacy.settings import DP_SGD, LAPLACE, OUTSIDER, PrivacySettings
+from tp_flower.privacy.mechanisms import DP_SGD, LAPLACE, OUTSIDER
 from tp_flower.protocol import Action
+from tp_flower.settings import PrivacySettings
 
 _KEYS: Final = {
     KeySource.FILE: "from a secret file, the server does not have the key",

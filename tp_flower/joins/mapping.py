@@ -21,18 +21,15 @@ from tp_flower.joins.joining import JoinStep, describe_step, join_table, match_t
 from tp_flower.joins.key_codes import join_codes
 from tp_flower.joins.table_rows import FloatArray, TableRows
 from tp_flower.query import Join
+from tp_flower.settings import MAX_JOINED_ROWS
 
 __all__ = [
-    "MAX_JOINED_ROWS",
     "JoinStep",
     "TableMapping",
     "TableRows",
     "build_mapping",
     "split_rows",
 ]
-
-MAX_JOINED_ROWS = 200_000_000
-"""Default of the setting max-joined-rows."""
 
 
 @dataclass(frozen=True)

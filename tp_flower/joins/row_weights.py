@@ -14,7 +14,6 @@ Notation:
     G^w_i   ``masses[i]``  (n_i,): seg_i(w), which is G_i where all w_j are 1
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,55 +23,6 @@ import numpy as np
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.joins.table_rows import TableRows
 from tp_flower.learning.means import FloatArray, effective_rows
-from tp_flower.privacy.settings import PrivacySettings
-
-JOINED = "joined"
-_ENTITY = re.compile(r"entity(?:\(\s*([^()]+?)\s*\))?")
-
-
-def entity_named(text: str) -> str | None:
-    """Return the entity of the setting `row-weight`: an alias, "" for the label table.
-
-    None is every joined row for itself.
-
-    Raises:
-        ValueError: it is no such setting.
-
-    >>> entity_named("joined"), entity_named("entity"), entity_named("entity(c)")
-    (None, '', 'c')
-    """
-    if text == JOINED:
-        return None
-    found = _ENTITY.fullmatch(text)
-    if found is None:
-        raise ValueError(f'{text!r} is not one of "joined", "entity", "entity(ALIAS)"')
-    return found[1] or ""
-
-
-def weight_problem(text: str) -> str | None:
-    """Return what is wrong with the setting `row-weight`, None if nothing is."""
-    try:
-        entity_named(text)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def uncounted(weight: str, privacy: PrivacySettings) -> list[str]:
-    """Return why mechanisms do not go with the setting `row-weight`, if they do not.
-
-    Clips, noise and accounts are for rows that count as often as they are joined.
-    """
-    covered = {
-        "privacy.features": privacy.covers_features,
-        "privacy.predictions": privacy.covers_predictions,
-    }
-    return [
-        f"row-weight: {weight!r} does not go with {key}, whose noise is for rows that "
-        "count as often as they are joined: leave one of them out"
-        for key, is_on in covered.items()
-        if is_on and weight != JOINED
-    ]
 
 
 def entity_weights(rows: TableRows) -> FloatArray:

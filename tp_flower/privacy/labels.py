@@ -31,8 +31,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.errors import SettingsError
+from tp_flower.privacy.mechanisms import LAPLACE, RANDOMISED_RESPONSE
 from tp_flower.privacy.noise import NoiseSource
-from tp_flower.privacy.settings import LAPLACE, RANDOMISED_RESPONSE
 
 FloatArray = npt.NDArray[np.float64]
 Rates = TypeVar("Rates", float, FloatArray)

@@ -13,7 +13,7 @@ key once is that of the row in most of them.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from tp_flower.errors import SiteError
 from tp_flower.methods import ADMM, SGD
@@ -24,17 +24,22 @@ from tp_flower.privacy.accounting import (
 )
 from tp_flower.privacy.dp_fit import PrivateFit
 from tp_flower.privacy.mechanisms import (
+    DP_SGD,
+    NOISY_STATISTICS,
+    OUTSIDER,
     Gaussian,
     Mechanism,
     mechanism_from_json,
     mechanism_to_json,
 )
-from tp_flower.privacy.settings import DP_SGD, OUTSIDER, STATISTICS, PrivacySettings
 from tp_flower.privacy.statistics_update import (
     StatisticsPlan,
     TableShape,
     plan_statistics,
 )
+
+if TYPE_CHECKING:
+    from tp_flower.settings import PrivacySettings
 
 MODEL: Final = "model"
 GRADIENTS: Final = "gradients"
@@ -191,7 +196,11 @@ class PartPlan:
 
 
 def plan_part(
-    settings: PrivacySettings, course: Course, *, sends: Sequence[str], is_linear: bool
+    settings: "PrivacySettings",
+    course: Course,
+    *,
+    sends: Sequence[str],
+    is_linear: bool,
 ) -> PartPlan:
     """Return what a part does to its releases, at the noise that epsilon takes.
 
@@ -210,7 +219,7 @@ def plan_part(
     return PartPlan(**models, scores=scores, uses=(*uses, *score_uses))
 
 
-def plan_prediction(settings: PrivacySettings, output_scale: float) -> PartPlan:
+def plan_prediction(settings: "PrivacySettings", output_scale: float) -> PartPlan:
     """Return what a part does to the scores of a prediction, which leave once.
 
     Args:
@@ -223,7 +232,7 @@ def plan_prediction(settings: PrivacySettings, output_scale: float) -> PartPlan:
 
 
 def _plan_models(
-    settings: PrivacySettings, course: Course, *, is_linear: bool
+    settings: "PrivacySettings", course: Course, *, is_linear: bool
 ) -> dict[str, Any]:
     if settings.features == DP_SGD and course.family == SGD:
         return _plan_gradients(settings, course, is_linear=is_linear)
@@ -231,7 +240,7 @@ def _plan_models(
         updates = course.epochs * course.exchanges
         fit = _plan_fit(settings, course, updates)
         return {"fit": fit, "uses": (Use(MODEL, updates, fit.mechanism(1)),)}
-    if settings.features == STATISTICS:
+    if settings.features == NOISY_STATISTICS:
         statistics = plan_statistics(settings, course.shape)
         uses = tuple(
             Use(what, limit, mechanism)
@@ -241,7 +250,7 @@ def _plan_models(
     return {}
 
 
-def _plan_fit(settings: PrivacySettings, course: Course, updates: int) -> PrivateFit:
+def _plan_fit(settings: "PrivacySettings", course: Course, updates: int) -> PrivateFit:
     rate = settings.sample_rate or PrivateFit.sample_rate
     steps = settings.local_steps or PrivateFit.steps
     return PrivateFit(
@@ -267,7 +276,7 @@ def _row_norm(course: Course) -> float:
 
 
 def _plan_gradients(
-    settings: PrivacySettings, course: Course, *, is_linear: bool
+    settings: "PrivacySettings", course: Course, *, is_linear: bool
 ) -> dict[str, Any]:
     """Plan DP-SGD over the server's batches.
 
@@ -312,7 +321,7 @@ def _plan_gradients(
 
 
 def _plan_scores(
-    settings: PrivacySettings, course: Course
+    settings: "PrivacySettings", course: Course
 ) -> tuple[ClippedNoise | None, tuple[Use, ...]]:
     whole = course.epochs + int(course.has_first_scores)
     in_batches = course.row_batches if course.family == SGD else 0

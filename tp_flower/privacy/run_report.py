@@ -21,9 +21,9 @@ from typing import Any
 from tp_flower.errors import ReplyError
 from tp_flower.explain.explanation import Release as Message
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import Mechanism
+from tp_flower.privacy.mechanisms import SERVER, Mechanism
 from tp_flower.privacy.releases import Release
-from tp_flower.privacy.settings import SERVER, PrivacySettings
+from tp_flower.settings import PrivacySettings
 
 Account = Mapping[str, Any]
 """One release of a site's ledger, with how it was used."""

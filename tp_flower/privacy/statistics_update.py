@@ -73,7 +73,7 @@ Notation:
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +86,9 @@ from tp_flower.learning.solvers import RidgeSolver, gram
 from tp_flower.privacy.accounting import noise_multiplier
 from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.privacy.noise import NoiseSource
-from tp_flower.privacy.settings import PrivacySettings
+
+if TYPE_CHECKING:
+    from tp_flower.settings import PrivacySettings
 
 GRAM_SHARE: Final = 0.3
 """What A gets of the run's 1 / multiplier^2; epochs share the rest equally."""
@@ -221,7 +223,7 @@ def _wrong(text: str) -> SiteError:
     return SiteError(f"plan of private statistics: {text}")
 
 
-def plan_statistics(settings: PrivacySettings, shape: TableShape) -> StatisticsPlan:
+def plan_statistics(settings: "PrivacySettings", shape: TableShape) -> StatisticsPlan:
     """Return the bounds and the noise that the settings mean for a table.
 
     R^2 = clip^2 * mean G * columns, and tau = target_clip * label_scale: units in which

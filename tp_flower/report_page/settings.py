@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from tp_flower.experiment import Settings
 from tp_flower.report_page.blocks import TWO_TEXTS, Blocks, Table
 from tp_flower.report_page.reading import Record
+from tp_flower.settings import Settings
 
 
 def settings(report: Record) -> Blocks:

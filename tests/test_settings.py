@@ -1,19 +1,25 @@
-"""The settings: one list of keys in two places, and a refusal for each bad value."""
+"""The settings: one declaration each, and a refusal for each bad value."""
 
 import dataclasses
-import re
 import tomllib
 from pathlib import Path
 
 import pytest
+import render_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tp_flower.errors import SettingsError
-from tp_flower.experiment import KEYS, Settings
 from tp_flower.methods import METHODS
-from tp_flower.setting_values import CHOICES
+from tp_flower.settings import GROUPS, KEYS, SETTINGS, Settings, declared
+from tp_flower.settings.allowed import OneOf
 
+CHOICES = {
+    item.key: item.allowed.words
+    for group in GROUPS
+    for item in declared(group)
+    if isinstance(item.allowed, OneOf)
+}
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
@@ -33,20 +39,23 @@ def test_pyproject_and_settings_have_the_same_keys_and_defaults() -> None:
     assert list(shipped_config()) == list(KEYS)
 
 
+def test_pyproject_and_the_reference_page_are_rendered_from_the_declarations() -> None:
+    text = PYPROJECT.read_text(encoding="utf-8")
+    assert render_settings.replace_config(text) == text
+    page = render_settings.REFERENCE.read_text(encoding="utf-8")
+    assert render_settings.render_reference() == page, "scripts/render_settings.py"
+
+
 def test_pyproject_types_are_the_field_types() -> None:
     # `1` for a float default would make Flower show users an int
     got = {key: type(value) for key, value in shipped_config().items()}
     assert got == {key: type(value) for key, value in Settings().to_dict().items()}
 
 
-def test_every_key_in_pyproject_has_a_comment() -> None:
-    text = PYPROJECT.read_text(encoding="utf-8")
-    section = text.split("[tool.flwr.app.config]\n")[1].split("\n# ---")[0]
-    keys_in_text = re.findall(r"# .+\n([a-z0-9-]+) = ", section)
-    # delta stands below epsilon, whose comment is about both
-    assert keys_in_text == [
-        key.removeprefix("privacy.") for key in KEYS if key != "privacy.delta"
-    ]
+def test_every_setting_is_described() -> None:
+    for item in SETTINGS:
+        assert len(item.doc) > 20, item
+        assert item.doc.endswith("."), item
 
 
 def test_an_empty_run_config_gives_the_defaults() -> None:
