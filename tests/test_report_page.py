@@ -294,6 +294,12 @@ def test_what_training_would_send_is_on_the_page_of_explain() -> None:
     assert "Training by admm, gram, epochs: 12" in text
 
 
+def test_the_query_has_a_line_per_clause() -> None:
+    label, *lines = re.findall("<code>(.*?)</code>", render(made_report()))
+    assert label == "f.late"
+    assert lines == ["SELECT f.late AS label, p.age", "FROM f", "JOIN p ON f.p = p.id"]
+
+
 def test_there_are_at_most_seven_sections() -> None:
     sections = [
         own for tag, own in Page(render(made_report())).tags if tag == "section"
