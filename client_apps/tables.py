@@ -11,12 +11,14 @@ import uuid
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 from functools import cached_property
+from logging import WARNING
 from pathlib import Path
 from secrets import token_bytes
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from flwr.common.logger import log
 
 from client_apps.cache import ONCE, entry_name
 from client_apps.kept_features import (
@@ -80,10 +82,10 @@ class SiteTables:
         """
         state = fingerprint(source)
         if self._cache is None or state is None:
-            return describe(source)
+            return _describe(source)
 
         def make(folder: Path) -> None:
-            found = describe(source)
+            found = _describe(source)
             _check_unchanged(source, state)
             text = json.dumps(asdict(found))
             (folder / SCHEMA_FILE).write_text(text, encoding="utf-8")
@@ -215,6 +217,14 @@ class SiteTables:
             return self._cache.obtain(name, make)
         except OSError as error:
             raise cannot_write(self._cache.folder, error) from error
+
+
+def _describe(source: ShardSource) -> ShardSchema:
+    """Describe a shard; the site's log warns its owner of odd columns."""
+    schema = describe(source)
+    for text in schema.warnings:
+        log(WARNING, text)
+    return schema
 
 
 def _identity(source: ShardSource) -> list[Any]:

@@ -67,7 +67,7 @@ class Site:
 def restart():
     """Forget what this process knows."""
     store._CACHE.sites.clear()
-    csv_files._facts.cache_clear()
+    csv_files._format.cache_clear()
 
 
 def encoder(tables: SiteTables) -> SiteEncoder:

@@ -1,22 +1,16 @@
-"""Reading CSV files so that nothing depends on a sample of their rows.
+"""CSV files, read with types that every row agrees with.
 
-DuckDB guesses columns' types from the first 20,000 rows. The type would then depend on
-the order of the rows, and one shard could be numeric where another is text. Here every
-row has a say: what is found is what DuckDB's ``sniff_csv`` finds when it looks at the
-whole file, and it is spelled out when the file is read.
-
-Having it look at the whole file costs more than reading the file, in time and memory.
-So it looks at the beginning, and every other row is checked against what it found:
-:func:`csv_facts`. The types are tried from the most special to the most general, and
-one that a value rules out is never returned to; so a type that was found for the
-beginning, and that no later value rules out, is what the whole file has. Only where the
-check fails is the whole file sniffed.
+DuckDB guesses the types of columns from the first 20,000 rows. The types would then
+depend on the order of the rows, and one shard could be numeric where another is text.
+Here its sniffer looks at the whole file, once per process and state of the file, and
+what it finds is spelled out wherever the file is read. Values such as '007' or '+7' are
+texts to it: a column of them is one of keys, not of numbers.
 
 The first line names the columns. DuckDB would also guess that, and skip the lines that
 do not fit its guess without a word.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,41 +19,52 @@ from typing import Any, Final
 
 import duckdb
 
-from tp_flower.sources.csv_bytes import has_odd_numbers
-from tp_flower.sources.csv_checks import converted, is_read_strictly, is_suspect
 from tp_flower.sources.engine import new_engine
 from tp_flower.sources.sql_text import quote_name, quote_path, quote_text
 
-SAMPLE_ROWS: Final = 20_480
-"""Rows that DuckDB looks at."""
-SEEN_ROWS: Final = 8_192
-"""Rows that it has looked at for certain."""
 WHOLE: Final = -1
+"""Sample size of DuckDB's sniffer: every row."""
+EARLY_ROWS: Final = 20_480
+"""Rows that tell whether a column of texts could be one of numbers."""
+MEMORY: Final = "160MB"
+"""For the look at a whole file; one that is gzipped is unpacked into memory."""
+MOST_STRAY: Final = 0.1
+"""Share of texts up to which a column is taken for one of numbers."""
+
+_KEY: Final = "^[-+]?0[0-9]"  # such as '007', which is no stray text among numbers
 
 Nulls = tuple[str, ...]
-Sniffed = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class CsvFacts:
-    """What a look at every row of a file found.
+class CsvFormat:
+    """How a CSV file is written, and the types of its columns.
 
     Attributes:
-        dialect: the options of ``read_csv`` that tell how the file is written.
+        dialect: the options of ``read_csv`` that tell how it is written, in SQL.
         types: DuckDB type of each column, in the file's order.
-        rows: number of rows.
-        all_null: the columns without a single value.
+        stray_rows: for each column that is text because of a few values among numbers,
+            the first row with such a value; the row below the names is row 1.
     """
 
     dialect: Mapping[str, str]
     types: Mapping[str, str]
-    rows: int
-    all_null: tuple[str, ...]
+    stray_rows: Mapping[str, int]
 
 
-def csv_types(path: str, nulls: Nulls) -> dict[str, str]:
-    """Return the DuckDB type of each column of a CSV file."""
-    return dict(csv_facts(path, nulls).types)
+def csv_format(path: str, nulls: Nulls) -> CsvFormat:
+    """Return the format of a file, found in all of its rows.
+
+    Args:
+        path: the file.
+        nulls: the strings that stand for NULL.
+
+    Raises:
+        duckdb.Error: the file is no CSV file, or cannot be read.
+    """
+    status = Path(path).stat()
+    state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return _format(path, nulls, state)
 
 
 def csv_call(path: str, nulls: Nulls, types: Mapping[str, str]) -> str:
@@ -70,143 +75,78 @@ def csv_call(path: str, nulls: Nulls, types: Mapping[str, str]) -> str:
         nulls: the strings that stand for NULL.
         types: the type of every column, in the file's order.
     """
-    return _call(path, nulls, csv_facts(path, nulls).dialect, types)
-
-
-def csv_facts(path: str, nulls: Nulls) -> CsvFacts:
-    """Look at every row of a file, once per process and state of the file.
-
-    Raises:
-        duckdb.Error: the file is no CSV file, or cannot be read.
-    """
-    status = Path(path).stat()
-    state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    return _facts(path, nulls, state)
+    return _call(path, nulls, csv_format(path, nulls).dialect, types)
 
 
 @lru_cache(maxsize=256)
-def _facts(path: str, nulls: Nulls, _state: tuple[int, ...]) -> CsvFacts:
+def _format(path: str, nulls: Nulls, _state: tuple[int, ...]) -> CsvFormat:
     with closing(new_engine()) as connection:
-        file = _File(connection, path, nulls)
-        sniffed = file.sniff(SAMPLE_ROWS)
-        late = file.columns_that_begin_late(sniffed)
-        if late:
-            # the row where the last of them begins belongs to what is sniffed
-            sniffed = file.sniff(SAMPLE_ROWS + file.last_beginning(sniffed, late))
-        return file.checked(sniffed) or file.counted(file.sniff(WHOLE))
-
-
-@dataclass(frozen=True)
-class _File:
-    """A CSV file that is looked at."""
-
-    connection: duckdb.DuckDBPyConnection
-    path: str
-    nulls: Nulls
-
-    def sniff(self, rows: int) -> Sniffed:
-        """Return what DuckDB detects in the first rows."""
-        frame = self.connection.execute(
-            f"SELECT * FROM sniff_csv({quote_path(self.path)}, sample_size = {rows}, "
-            f"header = true, skip = 0, nullstr = {_list(self.nulls)})"
+        if not path.endswith(".gz"):
+            # the sniffer would hold as much of the file as fits into memory
+            connection.execute(f"SET memory_limit = '{MEMORY}'")
+            connection.execute("SET threads = 2")
+        frame = connection.execute(
+            f"SELECT * FROM sniff_csv({quote_path(path)}, sample_size = {WHOLE}, "
+            f"header = true, skip = 0, nullstr = {_list(nulls)})"
         ).df()
-        return {str(key): value for key, value in frame.iloc[0].items()}
+        sniffed = frame.iloc[0]
+        dialect = _dialect(sniffed)
+        types = {column["name"]: column["type"] for column in sniffed["Columns"]}
+        texts = _call(path, nulls, dialect, dict.fromkeys(types, "VARCHAR"))
+        names = [name for name, kind in types.items() if kind == "VARCHAR"]
+        return CsvFormat(dialect, types, _stray_rows(connection, texts, names))
 
-    def columns_that_begin_late(self, sniffed: Sniffed) -> list[str]:
-        """Return the columns without a value in the first rows."""
-        names = list(_types(sniffed))
-        counts = ", ".join(f"count({quote_name(name)})" for name in names)
-        first = f"SELECT * FROM {self._texts(sniffed)} LIMIT {SEEN_ROWS}"
-        try:
-            found = self._row(f"SELECT {counts} FROM ({first})")
-        except duckdb.Error:
-            return []  # the check will fail as well
-        return [name for name, count in zip(names, found, strict=True) if not count]
 
-    def last_beginning(self, sniffed: Sniffed, columns: list[str]) -> int:
-        """Return the row in which the last of the columns has its first value.
+def _stray_rows(
+    connection: duckdb.DuckDBPyConnection, texts: str, names: Sequence[str]
+) -> dict[str, int]:
+    """Return the columns whose values are numbers but for a few, with a stray's row.
 
-        Columns without any value do not count.
-        """
-        firsts = ", ".join(
-            f"min(r) FILTER (WHERE {quote_name(name)} IS NOT NULL)" for name in columns
+    Args:
+        connection: may read the file.
+        texts: the relation of the file with every value as it is written.
+        names: the columns of texts.
+    """
+    early = f"(SELECT * FROM {texts} LIMIT {EARLY_ROWS})"
+    likely = _mostly_numbers(connection, early, names)
+    # few files have such a column: only then all rows are read once more
+    strays = _mostly_numbers(connection, texts, likely)
+    rows = {}
+    for name in strays:
+        column = quote_name(name)
+        found = connection.execute(
+            f"SELECT r FROM (SELECT {column}, row_number() OVER () AS r FROM {texts}) "
+            f"WHERE {column} IS NOT NULL AND TRY_CAST({column} AS DOUBLE) IS NULL "
+            "LIMIT 1"
+        ).fetchone()
+        if found:
+            rows[name] = int(found[0])
+    return rows
+
+
+def _mostly_numbers(
+    connection: duckdb.DuckDBPyConnection, relation: str, names: Sequence[str]
+) -> list[str]:
+    """Return the columns of texts in which nearly all values are numbers."""
+    if not names:
+        return []
+    counts = ", ".join(
+        f"count({column}), count(TRY_CAST({column} AS DOUBLE)), "
+        f"count(*) FILTER (regexp_matches({column}, '{_KEY}'))"
+        for column in map(quote_name, names)
+    )
+    (row,) = connection.execute(f"SELECT {counts} FROM {relation}").fetchall()
+    return [
+        name
+        for name, values, numbers, keys in zip(
+            names, row[::3], row[1::3], row[2::3], strict=True
         )
-        listed = ", ".join(map(quote_name, columns))
-        numbered = f"SELECT {listed}, row_number() OVER () AS r"
-        try:
-            found = self._row(
-                f"SELECT {firsts} FROM ({numbered} FROM {self._texts(sniffed)})"
-            )
-        except duckdb.Error:
-            return 0
-        return max((row for row in found if row is not None), default=0)
-
-    def checked(self, sniffed: Sniffed) -> CsvFacts | None:
-        """Return the facts if all rows are as the first ones, else None.
-
-        Columns that are read strictly are read with their type, which fails at a value
-        that does not fit; the others as texts, which are checked.
-        """
-        given, types = _dialect(sniffed), _types(sniffed)
-        strict = {"DOUBLE"}
-        if "DOUBLE" in types.values():
-            delimiter = _character(sniffed["Delimiter"])
-            strict = set() if has_odd_numbers(self.path, delimiter) else strict
-        texts = {
-            name: kind
-            for name, kind in types.items()
-            if kind not in strict and not is_read_strictly(kind, given)
-        }
-        pairs = [(quote_name(name), kind) for name, kind in texts.items()]
-        more = [f"count({converted(column, kind)})" for column, kind in pairs]
-        suspects = [f"({is_suspect(column, kind, given)})" for column, kind in pairs]
-        more.append(f"count(*) FILTER (WHERE {' OR '.join(suspects) or 'false'})")
-        read = {**types, **dict.fromkeys(texts, "VARCHAR")}
-        try:
-            facts, present, (*fitting, suspect) = self._count(sniffed, read, more)
-        except duckdb.Error:
-            return None
-        fit = all(
-            present[name] == count for name, count in zip(texts, fitting, strict=True)
-        )
-        return facts if fit and not suspect else None
-
-    def counted(self, sniffed: Sniffed) -> CsvFacts:
-        """Return the facts of a file of which every row was sniffed."""
-        texts = dict.fromkeys(_types(sniffed), "VARCHAR")
-        return self._count(sniffed, texts, [])[0]
-
-    def _count(
-        self, sniffed: Sniffed, read: Mapping[str, str], more: list[str]
-    ) -> tuple[CsvFacts, Mapping[str, int], tuple[int, ...]]:
-        """The facts, the number of values of each column, and what is asked besides."""
-        types, dialect = _types(sniffed), _dialect(sniffed)
-        counts = [f"count({quote_name(name)})" for name in types]
-        rows, *found = self._row(
-            f"SELECT {', '.join(['count(*)', *counts, *more])} "
-            f"FROM {_call(self.path, self.nulls, dialect, read)}"
-        )
-        present = dict(zip(types, found, strict=False))
-        all_null = tuple(name for name, count in present.items() if not count)
-        facts = CsvFacts(dialect, types, int(rows), all_null)
-        return facts, present, tuple(found[len(types) :])
-
-    def _texts(self, sniffed: Sniffed) -> str:
-        """The file with every column as it is written."""
-        types = dict.fromkeys(_types(sniffed), "VARCHAR")
-        return _call(self.path, self.nulls, _dialect(sniffed), types)
-
-    def _row(self, sql: str) -> tuple[Any, ...]:
-        (row,) = self.connection.execute(sql).fetchall()
-        return tuple(row)
+        if not keys and numbers > 0 and values - numbers <= MOST_STRAY * values
+    ]
 
 
-def _types(sniffed: Sniffed) -> dict[str, str]:
-    return {column["name"]: column["type"] for column in sniffed["Columns"]}
-
-
-def _dialect(sniffed: Sniffed) -> dict[str, str]:
-    """The options of ``read_csv``, written in SQL."""
+def _dialect(sniffed: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options of ``read_csv``, written in SQL."""
     options = {
         "delim": quote_text(_character(sniffed["Delimiter"])),
         "quote": quote_text(_character(sniffed["Quote"])),

@@ -16,11 +16,13 @@ class ShardSchema:
         columns: DuckDB type by column, in the source's order.
         rows: number of rows before any filter.
         all_null: the columns without a single value; their type says nothing.
+        warnings: for the owner alone, about values that decide a column's type.
     """
 
     columns: dict[str, str]
     rows: int
     all_null: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

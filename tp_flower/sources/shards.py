@@ -19,7 +19,7 @@ from tp_flower.datasets.flights import flights_tables
 from tp_flower.errors import SourceError
 from tp_flower.privacy.policy import OPEN
 from tp_flower.query.fragment import Fragment
-from tp_flower.sources.csv_files import csv_call, csv_facts, csv_types
+from tp_flower.sources.csv_files import csv_call, csv_format
 from tp_flower.sources.engine import lock, new_engine, shared_cursor
 from tp_flower.sources.engine_errors import safe_message
 from tp_flower.sources.frames import (
@@ -218,11 +218,11 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
         relation = "frame"
     elif source.relation is not None:
         relation = _attached(connection, source.path, source.relation)
-    elif Path(source.path).is_dir() or file_suffix(source.path) in PARQUET_SUFFIXES:
+    elif not _is_csv(source.path, source.relation):
         files = ", ".join(map(quote_path, _files(source.path)))
         relation = f"read_parquet([{files}])"
     else:
-        found = csv_types(source.path, source.nulls)
+        found = csv_format(source.path, source.nulls).types
         _check_columns_found(source, list(found))
         types = {**found, **_known_types(source, found)}
         # read with these types at once: a cast would come after '007' became 7
@@ -304,24 +304,30 @@ def describe(source: ShardSource) -> ShardSchema:
         return describe_database(source)
     with connect(source) as connection:
         columns = column_types(connection, "SELECT * FROM shard")
-        if source.path is not None and _is_csv(source) and not source.types:
-            # whoever knows the types has looked at every row
-            facts = csv_facts(source.path, source.nulls)
-            return ShardSchema(columns, facts.rows, facts.all_null)
         # nearly every column has a value early: only the others are read to the end
         early = f"(SELECT * FROM shard LIMIT {EARLY_ROWS})"
         unseen = _without_value(connection, early, columns)
         empty = _without_value(connection, "shard", unseen)
         ((total,),) = connection.execute("SELECT count(*) FROM shard").fetchall()
-    return ShardSchema(columns=columns, rows=int(total), all_null=tuple(empty))
+    return ShardSchema(columns, int(total), tuple(empty), _warnings(source))
 
 
-def _is_csv(source: ShardSource) -> bool:
-    return (
-        source.path is not None
-        and source.relation is None
-        and not Path(source.path).is_dir()
-        and file_suffix(source.path) not in PARQUET_SUFFIXES
+def _is_csv(path: str, relation: Sequence[str] | None) -> bool:
+    is_file = relation is None and not Path(path).is_dir()
+    return is_file and file_suffix(path) not in PARQUET_SUFFIXES
+
+
+def _warnings(source: ShardSource) -> tuple[str, ...]:
+    """Return what the owner of a CSV file should look at; no value is quoted."""
+    if source.path is None or not _is_csv(source.path, source.relation):
+        return ()
+    strays = csv_format(source.path, source.nulls).stray_rows
+    return tuple(
+        f"{source}: column {name!r} is read as text, because of a value in row {row} "
+        "that is no number: correct it, name it in 'nulls' if it stands for a missing "
+        f'one, or say that these are texts: types = {{ {name} = "VARCHAR" }}'
+        for name, row in strays.items()
+        if name not in source.types
     )
 
 
