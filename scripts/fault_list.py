@@ -157,7 +157,6 @@ LEARNING = (
         "return (labels[:, None] + rho * centre) / (1.0 + rho)",
         "return (labels[:, None] + centre) / (1.0 + rho)",
         ("test_losses.py",),
-        file="*learning/losses.py",
     ),
     Fault(
         "logistic-prox-sign",
@@ -247,7 +246,7 @@ LEARNING = (
         "admm-kappa-without-tables",
         "return self.corrections * self.rho",
         "return self.rho",
-        ("test_admm.py",),
+        ("test_training.py",),
     ),
     Fault(
         "admm-balances-the-wrong-way",
@@ -373,7 +372,7 @@ LEARNING = (
         "rmse-is-half",
         'return {"rmse": float(np.sqrt(2.0 * half_mse)), "r2": r2}',
         'return {"rmse": float(np.sqrt(half_mse)), "r2": r2}',
-        ("test_losses.py", "test_corrected_losses.py"),
+        ("test_weighted_maths.py",),
     ),
 )
 
@@ -689,13 +688,13 @@ ROUNDS = (
         "noise-of-every-round-alike",
         'text = what + b" " + self._history.encode()',
         "text = what",
-        ("test_exactly_once.py", "test_hidden_channels.py"),
+        ("test_noise.py",),
     ),
     Fault(
         "noise-key-is-payment-id",
         'text = what + b" " + self._history.encode()',
         "text = self._history.encode()",
-        ("test_exactly_once.py", "test_hidden_channels.py"),
+        ("test_noise.py",),
     ),
     Fault(
         "noise-of-another-request-alike",
@@ -845,7 +844,7 @@ ROUNDS = (
         "fingerprint-without-times",
         'files.append(f"{path}|{status.st_size}|{times}")',
         'files.append(f"{path}|{status.st_size}")',
-        ("test_cache.py", "test_tables.py"),
+        ("test_sources.py",),
     ),
     Fault(
         "cache-of-another-query",

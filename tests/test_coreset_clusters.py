@@ -164,3 +164,15 @@ def test_distdim_with_one_party_and_its_own_clusters_is_local_kmeans():
     own = cluster_shard(rows, copies, 5, generator())
     found = distdim(own.labels[:, None], [own.centres], copies, 5, generator())
     np.testing.assert_allclose(found, own.centres, rtol=1e-6)
+
+
+def test_a_clustering_begins_where_the_generator_says():
+    points = generator().normal(size=(200, 3))
+    costs = [
+        kmeans_cost(
+            points, weighted_kmeans(points, np.ones(200), 8, generator(seed), starts=1)
+        )
+        for seed in (0, 1, 2, 0)
+    ]
+    assert costs[3] == costs[0]
+    assert len(set(costs)) > 1

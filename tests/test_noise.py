@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from client_apps.once import Once, later
 from tp_flower.privacy.mechanisms import (
     Gaussian,
     PureDp,
@@ -100,3 +101,19 @@ def test_mechanisms_survive_json(mechanism):
 def test_what_is_no_mechanism_is_refused(data, match):
     with pytest.raises(ValueError, match=match):
         mechanism_from_json(data)
+
+
+def test_noise_and_payments_are_of_one_key_and_one_history():
+    def drawn(key, *rounds):
+        once = Once(lambda: key, later("", *rounds))
+        return once.ident, tuple(once.noise.uniform(4))
+
+    first = drawn(KEY, 1, "a")
+    assert drawn(KEY, 1, "a") == first
+    for other in (drawn(KEY, 2, "a"), drawn(KEY, 1, "b"), drawn(bytes(32), 1, "a")):
+        assert not {*first} & {*other}
+
+
+def test_the_noise_cannot_be_drawn_from_the_name_of_a_payment():
+    once = Once(lambda: KEY, later("", 1))
+    assert not once._derived(b"noise").hex().startswith(once.ident)

@@ -50,7 +50,7 @@ def test_names_are_unique() -> None:
     [
         (FAULT, CAUGHT),
         (replace(FAULT, new="b + a"), MISSED),
-        (replace(FAULT, new="add(a, b) if __import__('time').sleep(60) else 0"), LATE),
+        (replace(FAULT, new="add(a, b) if __import__('time').sleep(300) else 0"), LATE),
         (replace(FAULT, old="a * b"), STALE),
         (replace(FAULT, old="a"), STALE),
         (replace(FAULT, tests=("test_gone.py",)), STALE),
@@ -59,7 +59,8 @@ def test_names_are_unique() -> None:
 )
 def test_what_becomes_of_a_fault(copy: Path, fault: Fault, status: str) -> None:
     before = (copy / "tp_flower" / "adding.py").read_text()
-    verdict = plant_faults.try_fault(fault, copy, 10.0, all_tests=False)
+    seconds = 10.0 if status == LATE else 200.0
+    verdict = plant_faults.try_fault(fault, copy, seconds, all_tests=False)
     assert verdict.status == status, verdict.detail
     assert ("::test_add" in verdict.detail) == (status == CAUGHT)
     assert (copy / "tp_flower" / "adding.py").read_text() == before

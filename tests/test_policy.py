@@ -2,10 +2,12 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
 from client_apps.guard import Guard
+from client_apps.rows import Batches, TrainingRows, check_rows
 from client_apps.site import Site
 from tp_flower.encoding.spec import EncoderSpec
 from tp_flower.errors import PolicyError, QueryError, SourceError
@@ -490,6 +492,19 @@ def test_rows_that_the_server_chose(tmp_path):
         guard.check_rows(source, rows, "the mask")
     with pytest.raises(PolicyError, match="the mask would be of too few rows"):
         guard.check_rows(source, 1, "the mask")
+
+
+def test_the_smallest_batch_must_have_enough_rows(tmp_path):
+    guard, (source,) = guard_of(tmp_path, "min-rows = 2")
+    rows = TrainingRows(np.arange(4), None, np.ones(4, np.int64), np.zeros(4, np.bool_))
+    plans = {
+        sizes: Batches(np.cumsum([0, *sizes]), np.arange(4))
+        for sizes in [(2, 2), (3, 1)]
+    }
+    for sizes, sends_sums in [((2, 2), True), ((3, 1), False)]:
+        check_rows(guard, source, "t", rows, plans[sizes], sends_sums=sends_sums)
+    with pytest.raises(PolicyError, match="a batch's gradient of table 't' would be"):
+        check_rows(guard, source, "t", rows, plans[3, 1], sends_sums=True)
 
 
 @pytest.mark.parametrize(

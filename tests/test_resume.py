@@ -8,11 +8,12 @@ import pytest
 from client_apps.app import app
 from client_apps.saved_models import SavedModel
 from strategies import STRATEGIES
-from strategies.journal import FOLDER, HEAD, IN_FLIGHT, ROUNDS, Journal
+from strategies.journal import FOLDER, HEAD, IN_FLIGHT, ROUNDS, Frame, Journal
 from strategies.resuming import resumed
 from tests.federated import sharded, store, store_sql, whole
 from tp_flower.errors import MissingSiteError, SchemaError, SettingsError
 from tp_flower.grid import InProcessGrid
+from tp_flower.protocol import Parcel
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 
@@ -152,6 +153,23 @@ def test_a_folder_with_a_stopped_run_takes_no_other(tmp_path):
     grid = killed(tmp_path, "admm", False, 5)
     with pytest.raises(SettingsError, match="has the checkpoint of a run that stopped"):
         strategy_in(tmp_path, "admm").start(grid)
+
+
+@pytest.mark.parametrize("place", [-1, -40])
+def test_a_damaged_round_and_those_after_it_are_forgotten(tmp_path, place):
+    reply = {7: Parcel(b"{}", b"[]", bytes(range(64)))}
+    journal = Journal.begin(tmp_path, {})
+    for number in (1, 2):
+        journal.append(Frame({"number": number}, reply))
+    journal.close()
+    content = bytearray((tmp_path / ROUNDS).read_bytes())
+    content[place] ^= 1
+    (tmp_path / ROUNDS).write_bytes(content)
+    journal = Journal.load(tmp_path)
+    assert [frame.facts["number"] for frame in journal.frames()] == [1]
+    journal.append(Frame({"number": 3}, reply))
+    assert [frame.facts["number"] for frame in journal.frames()] == [1, 3]
+    journal.close()
 
 
 def test_one_process_at_a_time_goes_on_with_a_run(tmp_path):

@@ -102,6 +102,13 @@ def test_a_z_step_is_what_a_convex_solver_finds(norm, penalty, seed):
     assert gap < 1e-8
 
 
+def test_an_edge_weighs_as_the_error_of_its_two_sites():
+    graph = SimilarityGraph.from_pairs("abc", np.array([[0, 1], [1, 2]]))
+    expected = np.sqrt([1 + 1 / 4, 1 / 4 + 1 / 4])
+    weights = row_weights(graph, np.array([1, 4, 4]))
+    np.testing.assert_allclose(weights, expected / expected.mean())
+
+
 @pytest.mark.parametrize("norm", EdgeNorm)
 def test_edges_count_what_they_weigh(norm):
     graph = random_graph(9, 14, 2)
