@@ -28,13 +28,14 @@ from tp_flower.settings.run import (
     EVALUATE,
     EXPLAIN,
     LABEL_SITE,
+    MEAN,
     PREDICT,
     SERVER,
+    STALE,
     TRAIN,
     columns_of,
 )
 from tp_flower.settings.settings import Settings
-from tp_flower.settings.sites import MEAN, STALE
 from tp_flower.settings.values import GROUPS, KEYS, SETTINGS
 
 __all__ = [

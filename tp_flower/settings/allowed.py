@@ -17,15 +17,11 @@ Find = Callable[[Any], str | None]
 class OneOf:
     """A word out of a list.
 
-    >>> OneOf("cpu", "cuda").problem("gpu")
+    >>> OneOf(("cpu", "cuda")).problem("gpu")
     "'gpu' is not one of cpu, cuda"
     """
 
     words: tuple[str, ...]
-
-    def __init__(self, *words: str) -> None:
-        """Allow the words."""
-        object.__setattr__(self, "words", words)
 
     def problem(self, value: str) -> str | None:
         """Return what is wrong with a string, None if nothing is."""

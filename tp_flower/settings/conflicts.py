@@ -10,7 +10,6 @@ from typing import Final
 
 from tp_flower.methods import ADMM, CORESET, PERSONAL, SGD, Method
 from tp_flower.privacy.mechanisms import NOISY_STATISTICS
-from tp_flower.settings.admm import GRAM
 from tp_flower.settings.coreset import EXACT, IMPORTANCE, SAGA, UNIFORM
 from tp_flower.settings.data import CLASSIFICATION, JOINED, REGRESSION
 from tp_flower.settings.model import LINEAR, LOGISTIC, MLP, SOFTMAX, SQUARED
@@ -21,8 +20,8 @@ from tp_flower.settings.personalised import (
     named_coordinates,
 )
 from tp_flower.settings.privacy import PrivacySettings
-from tp_flower.settings.run import AUTO, EXPLAIN, TRAIN
-from tp_flower.settings.sites import ABSENCES, STALE
+from tp_flower.settings.run import ABSENCES, AUTO, EXPLAIN, STALE, TRAIN
+from tp_flower.settings.training import GRAM
 from tp_flower.settings.values import PLAIN_SETTINGS, SettingValues
 
 Problems = Iterator[str]

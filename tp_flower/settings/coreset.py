@@ -43,14 +43,14 @@ class CoresetSettings:
         IMPORTANCE,
         'How they are drawn: "importance" (by what each table tells of its rows\' '
         'sensitivity) or "uniform" (no row is read for it).',
-        OneOf(IMPORTANCE, UNIFORM),
+        OneOf((IMPORTANCE, UNIFORM)),
         Readers(_JOINING),
     )
     coreset_solver: str = setting(
         AUTO,
         'What solves on the drawn rows. coreset-ridge: "exact" or "saga"; '
         'coreset-kmeans: "kmeans++" or "distdim"; "auto" = the first.',
-        OneOf(AUTO, EXACT, SAGA, KMEANS, DISTDIM),
+        OneOf((AUTO, EXACT, SAGA, KMEANS, DISTDIM)),
         Readers(of_families(CORESET)),
     )
     clusters: int = setting(

@@ -67,7 +67,7 @@ class DataSettings:
     task: str = setting(
         AUTO,
         '"regression", "classification", or "auto": decided from the label.',
-        OneOf(AUTO, REGRESSION, CLASSIFICATION),
+        OneOf((AUTO, REGRESSION, CLASSIFICATION)),
     )
     tables: str = setting(
         "",

@@ -116,5 +116,5 @@ class ModelSettings:
         AUTO,
         '"squared", "logistic", "softmax", or "auto": from the task and the number of '
         "classes.",
-        OneOf(AUTO, SQUARED, LOGISTIC, SOFTMAX),
+        OneOf((AUTO, SQUARED, LOGISTIC, SOFTMAX)),
     )

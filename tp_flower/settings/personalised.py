@@ -88,14 +88,14 @@ class PersonalisedSettings:
     graph_norm: str = setting(
         "2",
         'Norm of the difference along an edge: "1", "2" or "inf".',
-        OneOf("1", "2", "inf"),
+        OneOf(("1", "2", "inf")),
         _ALONE,
     )
     graph_weights: str = setting(
         EQUAL,
         'Weight of an edge in lambda: "equal", or "rows": as sqrt(1/n_i + 1/n_j), so '
         "that sites with few rows are drawn more.",
-        OneOf(EQUAL, BY_ROWS),
+        OneOf((EQUAL, BY_ROWS)),
         _ALONE,
     )
     graph_neighbours: int = setting(

@@ -87,7 +87,7 @@ def _parse_ranges(value: object) -> object:
 
 @dataclass(frozen=True)
 class PrivacySettings:
-    """What is protected, and how much; a site's policy may demand more, never less.
+    """What is protected, and how much (PRIVACY.md); a site may demand more, not less.
 
     Every value is checked on construction.
 
@@ -99,7 +99,7 @@ class PrivacySettings:
         CLEAR,
         'Labels: "clear", "randomised-response" (classes), or "laplace" (classes or '
         "numbers).",
-        OneOf(CLEAR, LAPLACE, RANDOMISED_RESPONSE),
+        OneOf((CLEAR, LAPLACE, RANDOMISED_RESPONSE)),
     )
     label_epsilon: float = setting(
         0.0,
@@ -133,7 +133,7 @@ class PrivacySettings:
         CLEAR,
         'Gradients and models: "clear", "dp-sgd" (any model), or "statistics" (linear '
         "models, ADMM: noisy sufficient statistics).",
-        OneOf(CLEAR, DP_SGD, NOISY_STATISTICS),
+        OneOf((CLEAR, DP_SGD, NOISY_STATISTICS)),
     )
     epsilon: float = setting(
         1.0,
@@ -212,11 +212,11 @@ class PrivacySettings:
         SERVER,
         'Whom dp-sgd\'s epsilon of strategy "sgd" is for: "server" (sees every '
         'message) or "outsider" (sees the final model).',
-        OneOf(SERVER, OUTSIDER),
+        OneOf((SERVER, OUTSIDER)),
         _FEATURES,
     )
     accountant: str = setting(
-        RDP, 'Accountant of sub-sampled noise: "rdp" or "prv".', OneOf(*ACCOUNTANTS)
+        RDP, 'Accountant of sub-sampled noise: "rdp" or "prv".', OneOf(ACCOUNTANTS)
     )
 
     def __post_init__(self) -> None:

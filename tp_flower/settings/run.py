@@ -1,4 +1,4 @@
-"""Settings of a run: what it does, with which model, and where it writes."""
+"""Settings of a run: what it does, where it writes, and how it waits for sites."""
 
 import re
 from dataclasses import dataclass
@@ -17,6 +17,18 @@ MODES: Final = (TRAIN, EXPLAIN, PREDICT, EVALUATE)
 
 SERVER: Final = "server"
 LABEL_SITE: Final = "label-site"
+
+STOP: Final = "stop"
+STALE: Final = "stale"
+MEAN: Final = "mean"
+
+ABSENCES: Final = {
+    TRAIN: (STOP, STALE),
+    EXPLAIN: (STOP,),
+    PREDICT: (STOP, MEAN),
+    EVALUATE: (STOP, MEAN),
+}
+"""By mode, the values of ``on-missing``."""
 
 AUTO: Final = "auto"
 DEVICES: Final = (AUTO, "cpu", "cuda")
@@ -61,7 +73,7 @@ def _row_key_problem(text: str) -> str | None:
 
 def _track_problem(text: str) -> str | None:
     wrong = [part for part in columns_of(text) if part not in TRACKERS]
-    return OneOf(*TRACKERS).problem(wrong[0]) if wrong else None
+    return OneOf(TRACKERS).problem(wrong[0]) if wrong else None
 
 
 @dataclass(frozen=True)
@@ -74,13 +86,13 @@ class RunSettings:
         'with: "vfl-admm", "vfl-sgd", "gd". "personalised": a model for every site of '
         "one table. Solved at the server on a sample of the joined rows: "
         '"coreset-ridge" (regression) and "coreset-kmeans" (no label).',
-        OneOf(*METHODS),
+        OneOf(tuple(METHODS)),
     )
     mode: str = setting(
         TRAIN,
         'What to do: "train"; "explain": the query, sizes and costs, without training; '
         '"predict" or "evaluate" with a saved model.',
-        OneOf(*MODES),
+        OneOf(MODES),
     )
     resume: str = setting(
         "",
@@ -105,7 +117,7 @@ class RunSettings:
         SERVER,
         '"predict": who writes the predictions: "server" (row keys hashed), or '
         '"label-site" (they are written nowhere else).',
-        OneOf(SERVER, LABEL_SITE),
+        OneOf((SERVER, LABEL_SITE)),
         _PREDICT_ALONE,
     )
     seed: int = setting(0, "Seed of everything random.", Range(0, 2**63))
@@ -113,7 +125,7 @@ class RunSettings:
         AUTO,
         'Where sites train: "cpu", "cuda", or "auto": CUDA where there is one (linear '
         "models: from 2^26 features of a part on).",
-        OneOf(*DEVICES),
+        OneOf(DEVICES),
     )
     output_dir: str = setting(
         "", 'Folder for the report; "" = a new one under ~/.tp_flower/runs/.'
@@ -125,3 +137,32 @@ class RunSettings:
         "same names), or both, comma separated.",
         Text(", ".join(f'"{name}"' for name in TRACKERS), _track_problem),
     )
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """The sites: how many there must be, and how long to wait for them."""
+
+    site_timeout: float = setting(
+        600.0,
+        "Seconds to wait for a site in a round; it is asked again meanwhile. Above 70, "
+        "a crashed site is reported as such.",
+        Range(0, includes_low=False),
+    )
+    on_missing: str = setting(
+        STOP,
+        'What to do about a site that does not answer in time: "stop" (a checkpoint is '
+        'kept), "stale" (ADMM goes on with its last scores), or, to predict or '
+        'evaluate, "mean" (the mean contribution of its table; such rows are marked).',
+        OneOf((STOP, STALE, MEAN)),
+    )
+    max_stale: int = setting(
+        3, '"stale": epochs in a row that a site may be missing.', Range(1)
+    )
+    min_sites: int = setting(
+        0,
+        "SuperNodes that must be online; 0 = as many as it takes to host all tables of "
+        "the query.",
+        Range(0),
+    )
+    wait_seconds: float = setting(60.0, "Seconds to wait for them.", Range(0))

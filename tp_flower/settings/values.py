@@ -4,16 +4,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tp_flower.methods import METHODS, Method
-from tp_flower.settings.admm import AdmmSettings
 from tp_flower.settings.coreset import CoresetSettings
 from tp_flower.settings.data import DataSettings
 from tp_flower.settings.declare import Setting, declared
 from tp_flower.settings.model import ModelSettings
 from tp_flower.settings.personalised import PersonalisedSettings
 from tp_flower.settings.privacy import PRIVACY_SETTINGS, PrivacySettings
-from tp_flower.settings.run import RunSettings
-from tp_flower.settings.sgd import SgdSettings
-from tp_flower.settings.sites import SiteSettings
+from tp_flower.settings.run import RunSettings, SiteSettings
+from tp_flower.settings.training import AdmmSettings, SgdSettings
 
 GROUPS: Final = (
     DataSettings,
