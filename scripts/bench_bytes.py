@@ -10,8 +10,7 @@ from bench_runs import Check, Outcome, flights_frames, run_traced
 from client_apps.app import app
 from strategies import Explain, RelationalStrategy
 from tp_flower.datasets import FLIGHTS_SQL
-from tp_flower.explain.cost import Traffic
-from tp_flower.explain.explanation import StrategyCost
+from tp_flower.explain.cost import RunCost, Traffic
 from tp_flower.grid import InProcessGrid
 from tp_flower.methods import METHODS, PERSONAL
 from tp_flower.query import Query
@@ -58,19 +57,19 @@ def _against_formulas(
     dataset: Dataset, outcome: Outcome
 ) -> dict[str, RelationalStrategy]:
     """Compare what is sent with what `explain` says; return the runs by strategy."""
-    predicted = _predicted(dataset)
     runs = {}
     for name in JOINING:
         settings = _settings(dataset, name)
         own = run_traced(dataset.sql, settings, dataset.join_only()).strategy
-        sent, expected = epoch_bytes(own), total_bytes(predicted[name].epoch)
+        predicted = _predicted(dataset, name)
+        sent, expected = epoch_bytes(own), total_bytes(predicted.epoch)
         whole = own.report.bytes_up + own.report.bytes_down
         outcome.checks.append(
             Check(
                 f"{dataset.name}, {name}: bytes off the formulas, epoch and run",
                 max(
                     abs(sent / expected - 1.0),
-                    abs(whole / total_bytes(predicted[name].run) - 1.0),
+                    abs(whole / total_bytes(predicted.run) - 1.0),
                 ),
                 OFF_FORMULA,
                 "%",
@@ -142,13 +141,13 @@ def _settings(dataset: Dataset, strategy: str) -> Settings:
     return Settings.from_run_config(config)
 
 
-def _predicted(dataset: Dataset) -> dict[str, StrategyCost]:
-    """Return by strategy what `explain` says that it sends."""
-    settings = _settings(dataset, "admm").with_fields(mode="explain")
+def _predicted(dataset: Dataset, name: str) -> RunCost:
+    """Return what `explain` says that a strategy sends."""
+    settings = _settings(dataset, name).with_fields(mode="explain")
     strategy = Explain(Query.from_sql(dataset.sql), settings)
     with closing(InProcessGrid(app, dataset.join_only())) as grid:
         strategy.start(grid)
-    return {cost.name: cost for cost in strategy.explanation.strategies}
+    return strategy.explanation.cost
 
 
 def epoch_bytes(strategy: RelationalStrategy) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from tp_flower.explain.cost import Network, Traffic
+from tp_flower.networks import Network
 from tp_flower.report import RoundReport
 
 TOLERANCE = 0.01
@@ -56,7 +56,7 @@ class Cost:
         >>> Cost(rounds=2, bytes=125).communication_seconds(Network("n", 0.1, 1e4))
         0.3
         """
-        return Traffic(self.rounds, up={"": self.bytes}).seconds(network)
+        return network.seconds(self.rounds, self.bytes)
 
 
 @dataclass(frozen=True)

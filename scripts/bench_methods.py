@@ -32,8 +32,8 @@ from bench_runs import Check, Options, Outcome, SkippedSuite
 
 from client_apps.app import app
 from strategies import STRATEGIES
-from tp_flower.explain.cost import PAPER_NETWORKS
 from tp_flower.grid import InProcessGrid
+from tp_flower.networks import PAPER_NETWORKS
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from tp_flower.explain.cost import PAPER_NETWORKS, US_UK, Network
+from tp_flower.networks import PAPER_NETWORKS, US_UK, Network
 
 MEGABYTE = 1e6
 DOTS_PER_INCH = 110

@@ -7,7 +7,7 @@ from typing import Any
 from bench_curves import HIGHER_IS_BETTER
 from bench_plots import MEGABYTE
 
-from tp_flower.explain.cost import PAPER_NETWORKS
+from tp_flower.networks import PAPER_NETWORKS
 
 Found = Mapping[str, Any]
 

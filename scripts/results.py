@@ -22,7 +22,7 @@ from bench_tables import NEVER, Table, facts_table, goal, measured, number
 from coreset_tables import CORESET_SUITE, coreset_tables
 
 from tp_flower.console import format_seconds
-from tp_flower.explain.cost import US_UK
+from tp_flower.networks import US_UK
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"

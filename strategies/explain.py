@@ -94,7 +94,7 @@ class Explain(RoundStrategy):
             joined_rows_train=aligned.train.joined_rows,
             joined_rows_test=len(aligned.test_labels),
             loss=aligned.loss.name,
-            strategies=forecast.strategies(),
+            cost=forecast.cost(),
             releases=releases(
                 audience_of(aligned, settings, self.inventory, forecast.updates)
             ),

@@ -19,7 +19,7 @@ from bench_results import new_results, put_outcome
 from bench_runs import Check, Options, Outcome
 
 from tp_flower.datasets import STORE_SQL, make_store
-from tp_flower.explain.cost import PAPER_NETWORKS, US_UK
+from tp_flower.networks import PAPER_NETWORKS, US_UK
 from tp_flower.report import RoundReport
 
 # an epoch of two rounds: 300 bytes of arrays and 20 of headers

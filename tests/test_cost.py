@@ -18,7 +18,6 @@ from tp_flower.datasets import (
     make_store,
 )
 from tp_flower.explain.cost import (
-    Network,
     ShardSize,
     TableSize,
     Traffic,
@@ -183,7 +182,7 @@ def test_predictions_match_what_training_reports(way):
     # of SGD's epochs, which are of many rounds, all but the last are alike
     last = 2 if is_sgd else 3
     how = {"num_epochs": last, "device": "cpu", **how}
-    (cost,) = [own for own in explained(layout, sql, **how).strategies if own.is_chosen]
+    cost = explained(layout, sql, **how).cost
     report = trained(layout, sql, **how)
     epochs = [
         sent([item for item in report.history if item.epoch == epoch])
@@ -206,7 +205,7 @@ def test_predictions_match_what_training_reports(way):
 def test_what_drawing_sends_is_predicted_within_what_is_drawn(layout):
     """Which rows are drawn, and how many of them twice, nobody knows before."""
     how = {"coreset_size": 150, "num_epochs": 1}
-    (cost,) = [c for c in explained(layout, STORE_SQL, **how).strategies if c.is_chosen]
+    cost = explained(layout, STORE_SQL, **how).cost
     history = trained(layout, STORE_SQL, **how).history
     before = [item for item in history if not item.epoch]
     drawing = [item for item in before if item.phase in ("measure", "draw", "weigh")]
@@ -214,9 +213,7 @@ def test_what_drawing_sends_is_predicted_within_what_is_drawn(layout):
     check(cost.set_up, sent(before), within=0.1)
     # what the first round sends is known
     plain = {"coreset_size": 0, "num_epochs": 1}
-    (other,) = [
-        c for c in explained(layout, STORE_SQL, **plain).strategies if c.is_chosen
-    ]
+    other = explained(layout, STORE_SQL, **plain).cost
     assert cost.set_up.rounds == other.set_up.rounds + 3
     assert cost.epoch.bytes_up < other.epoch.bytes_up
 
@@ -225,38 +222,12 @@ def test_what_drawing_sends_is_predicted_within_what_is_drawn(layout):
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
 def test_predictions_match_what_training_on_flights_reports(strategy):
     how = {"strategy": strategy, "num_epochs": 2}
-    found = explained("flights", FLIGHTS_SQL, **how).strategies
-    (cost,) = [own for own in found if own.is_chosen]
+    cost = explained("flights", FLIGHTS_SQL, **how).cost
     report = trained("flights", FLIGHTS_SQL, **how)
     for epoch, predicted in enumerate((cost.epoch, cost.last_epoch), start=1):
         check(predicted, sent([r for r in report.history if r.epoch == epoch]))
     check(cost.set_up, sent([item for item in report.history if not item.epoch]))
     check(cost.run, sent(report.history))
-
-
-@pytest.mark.parametrize(
-    "way",
-    [
-        "admm",
-        "admm-gram",
-        "admm-consensus",
-        "sgd-sharded",
-        "vfl-admm",
-        "vfl-sgd-left",
-        "gd-left",
-    ],
-)
-def test_the_costs_of_ways_that_are_not_chosen_are_those_of_choosing_them(way):
-    layout, sql, how = WAYS[way]
-    how = {"num_epochs": 2, **how}
-    (chosen,) = [c for c in explained(layout, sql, **how).strategies if c.is_chosen]
-    other = "sgd" if how.get("strategy", "admm") == "admm" else "admm"
-    size = {name: how[name] for name in ("batch_size",) if name in how}
-    asked = explained(layout, sql, num_epochs=2, strategy=other, **size)
-    (same,) = [cost for cost in asked.strategies if cost.name == chosen.name]
-    assert not same.is_chosen
-    assert same.epoch == chosen.epoch
-    assert same.set_up == chosen.set_up
 
 
 # by hand
@@ -337,17 +308,6 @@ def test_table_6_by_hand():
         16 / 4 + 4 * 10 + 4 * (2 + 10),
     ]
     assert prepare_round([replace(joined, is_weighted=True)]).bytes_down == 2 * 4 * 40
-
-
-def test_a_table_in_one_shard_has_the_rows_of_all():
-    whole = size("t", *TWO, update=Update.SUM).in_one_shard()
-    assert whole.shards == (ShardSize(29, 15, 6, 18, 22.0),)
-    assert whole.update is Update.LOCAL
-
-
-def test_seconds_are_latency_and_bytes():
-    traffic = Traffic(3, {"a": 1000}, {"a": 200, "b": 50})
-    assert traffic.seconds(Network("n", 0.5, 1e4)) == pytest.approx(1.5 + 1.0)
 
 
 def test_traffic_adds_and_repeats():

@@ -127,40 +127,19 @@ def test_saving_by_hand(small):
     assert small.values_held == 5 * 1 + 4 * 1 + 4 * 2
 
 
-def test_only_customers_need_a_second_round(small):
-    by_name = {cost.name: cost for cost in small.strategies}
-    assert list(by_name) == [
-        "admm, gram",
-        "admm, consensus",
-        "sgd",
-        "admm, unsplit",
-        "sgd, unsplit",
-        "vfl-admm",
-        "vfl-sgd",
-        "gd",
-    ]
-    assert [own.name for own in small.strategies if own.is_chosen] == ["admm, gram"]
-    assert by_name["admm, gram"].epoch.rounds == 2
-    assert by_name["admm, unsplit"].epoch.rounds == 1
-    train = small.joined_rows_train
-    assert by_name["sgd, unsplit"].epoch.rounds == train
-    assert by_name["sgd"].epoch.rounds == 2 * train
-    assert by_name["vfl-admm"].epoch.rounds == 2
-    assert by_name["vfl-sgd"].epoch.rounds == 2 * train
-    assert by_name["gd"].epoch.rounds == 2
+ONE_BATCH = frozenset({"admm", "vfl-admm", "gd"})
+"""Strategies whose epoch takes all joined rows at once; SGD's batches have one each."""
 
 
-def test_a_federation_of_whole_tables_has_one_way_of_each_strategy():
+@pytest.mark.parametrize("strategy", ["admm", "sgd", "vfl-admm", "vfl-sgd", "gd"])
+def test_only_customers_need_a_second_round(strategy):
     whole = {**SMALL, "us": {"customers": pd.concat(CUSTOMERS)}}
     del whole["uk"]
-    found = explain(SMALL_SQL, whole, strategy="sgd", test_fraction=0.4, seed=1)
-    assert [(own.name, own.is_chosen) for own in found.strategies] == [
-        ("admm", False),
-        ("sgd", True),
-        ("vfl-admm", False),
-        ("vfl-sgd", False),
-        ("gd", False),
-    ]
+    how = {"strategy": strategy, "test_fraction": 0.4, "seed": 1}
+    split, one = (explain(SMALL_SQL, sites, **how) for sites in (SMALL, whole))
+    assert split.cost.strategy == one.cost.strategy == strategy
+    batches = 1 if strategy in ONE_BATCH else split.joined_rows_train
+    assert (split.cost.epoch.rounds, one.cost.epoch.rounds) == (2 * batches, batches)
 
 
 def test_nothing_is_trained_and_the_sites_forget(small):
@@ -181,28 +160,20 @@ def test_what_the_user_reads(small):
         "5 joined rows",
         "20 values in the joined table, 17 held",
         "o: 2 of 5, 1 NULL",
-        "* admm, gram",
+        "Training by admm",
+        "the whole run, epochs: 12",
     ):
         assert line in text
 
 
-@pytest.mark.parametrize(
-    ("privacy", "ways"),
-    [
-        ({}, {"admm, gram", "admm, consensus", "sgd", "vfl-admm", "vfl-sgd", "gd"}),
-        ({"features": "statistics"}, {"admm, gram"}),
-        ({"features": "dp-sgd"}, {"admm, consensus", "sgd", "gd"}),
-        (
-            {"features": "dp-sgd", "adversary": "outsider", "predictions": 1.0},
-            {"admm, consensus", "sgd", "gd"},
-        ),
-    ],
-)
-def test_explain_of_a_private_run_lists_the_ways_that_its_mechanism_has(privacy, ways):
-    explanation = explain(SMALL_SQL, SMALL, privacy=PrivacySettings(**privacy))
-    found = {own.name for own in explanation.strategies}
-    assert {name for name in found if "unsplit" not in name} == ways
-    assert sum(own.is_chosen for own in explanation.strategies) == 1
+def test_a_private_run_sends_what_its_mechanism_needs():
+    statistics, gradients = (
+        explain(SMALL_SQL, SMALL, privacy=PrivacySettings(features=name)).cost
+        for name in ("statistics", "dp-sgd")
+    )
+    # both shards of the customers send Gram matrices of two features
+    assert statistics.set_up.up["c"] - gradients.set_up.up["c"] == 2 * 8 * 2 * 2
+    assert statistics.epoch.rounds == gradients.epoch.rounds == 2
 
 
 def test_the_report_is_json_and_says_the_same(small):
@@ -233,9 +204,10 @@ def test_the_report_is_json_and_says_the_same(small):
         "right-null": 0,
         "right-unmatched": 1,
     }
-    (chosen,) = [own for own in content["strategies"] if own["is-chosen"]]
-    assert chosen["epoch"]["rounds"] == 2
-    assert set(chosen["epoch"]["seconds"]) == set(content["networks"])
+    cost = content["cost"]
+    assert (cost["strategy"], cost["epochs"]) == ("admm", small.cost.epochs)
+    assert cost["epoch"]["rounds"] == 2
+    assert cost["run"]["bytes-up"] == pytest.approx(small.cost.run.up)
     assert [step["rows"] for step in content["join-steps"]] == [5, 5, 5]
 
 
@@ -455,15 +427,16 @@ def test_the_store_example_is_what_sql_says():
     items = explanation.tables[1].total_rows
     assert explanation.values_held == 800 * 5 + items * 8 + 90 * 7
     # every order has an item and a customer; a target and a score per row and epoch
-    way = {own.name: own for own in explanation.strategies}["admm, unsplit"]
     train = explanation.joined_rows_train
     assert 0.6 * total < train < total
-    assert way.epoch.up["o"] == 4 * 800
-    assert way.epoch.down["o"] == 4 * 640  # a fifth of the orders is held out
+    assert explanation.cost.epoch.up["o"] == 4 * 800
+    assert (
+        explanation.cost.epoch.down["o"] == 4 * 640
+    )  # a fifth of the orders is held out
 
 
 def test_flights_are_what_sql_says():
-    explanation = explain(FLIGHTS_SQL, 5)
+    explanation = explain(FLIGHTS_SQL, 5, strategy="sgd")
     with closing(duckdb.connect()) as connection:
         load(
             connection,
@@ -510,11 +483,10 @@ def test_flights_are_what_sql_says():
     )
     # 100 airports are flown to
     assert explanation.joins[2].checked_keys == 100
-    way = {own.name: own for own in explanation.strategies}["sgd"]
     batches = math.ceil(
         explanation.joined_rows_train / math.ceil(explanation.joined_rows_train / 100)
     )
-    assert way.epoch.rounds == 2 * batches
+    assert explanation.cost.epoch.rounds == 2 * batches
 
 
 # from the run config
@@ -588,7 +560,7 @@ def test_a_query_over_one_table_reads_well_too():
     text = printed(found)
     assert "[red] (orders)" in text
     assert "Join keys" not in text
-    assert [own.name for own in found.strategies][:2] == ["admm", "sgd"]
+    assert found.cost.strategy == "admm"
 
 
 def test_explain_names_the_database_and_its_filters(tmp_path, postgresql):

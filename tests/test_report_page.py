@@ -19,8 +19,8 @@ from strategies.app import page_line, train
 from tests.page_reading import Page
 from tests.report_example import small_report
 from tests.test_explain import SMALL, SMALL_SQL
-from tp_flower.explain.cost import NETWORKS
 from tp_flower.grid import InProcessGrid
+from tp_flower.networks import NETWORKS
 from tp_flower.query import Query
 from tp_flower.report import RoundReport, report_dict, write_json
 from tp_flower.report_page import (

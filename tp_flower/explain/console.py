@@ -8,13 +8,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tp_flower.console import format_bytes, format_count, format_seconds
-from tp_flower.explain.cost import NETWORKS, Traffic
+from tp_flower.console import format_bytes, format_count
+from tp_flower.explain.cost import RunCost
 from tp_flower.explain.explanation import (
     Explanation,
     JoinExplanation,
     KeySide,
-    StrategyCost,
     TableExplanation,
 )
 from tp_flower.joins.joining import JoinStep
@@ -35,7 +34,7 @@ def explanation_view(explanation: Explanation) -> RenderableType:
         _joins(explanation.joins),
         *_weights(explanation.row_weight),
         *_section("What is saved", *map(Text, _saving(explanation))),
-        *_costs(explanation.strategies),
+        _cost(explanation.cost),
         _releases(explanation),
     )
 
@@ -170,46 +169,16 @@ def _times(joined: int, held: int) -> str:
     return f"the join, which is never built, has {joined / held:.2f} times as many"
 
 
-def _costs(strategies: Sequence[StrategyCost]) -> Iterable[RenderableType]:
-    """Set-up, one epoch and the whole run, with a row for each way of training."""
-    names = [
-        f"* {own.name}" if own.is_chosen else f"  {own.name}" for own in strategies
-    ]
-    epoch = _cost_table("One epoch (* as it is set)", ("up", "down"))
-    set_up = _cost_table("Set-up", ("up", "down"))
-    whole = _cost_table("The whole run", ("bytes", "epochs", "memory"))
-    for name, own in zip(names, strategies, strict=True):
-        epoch.add_row(name, *_cells(own.epoch), *_directions(own.epoch))
-        set_up.add_row(name, *_cells(own.set_up), *_directions(own.set_up))
-        run = own.run
-        whole.add_row(
-            name,
-            *_cells(run),
-            format_bytes(run.bytes_up + run.bytes_down),
-            format_count(own.epochs),
-            format_bytes(own.server_bytes),
-        )
-    yield from (set_up, epoch, whole)
-    notes = ["rounds: without the one that finds the sites", "memory: of the server"]
-    if any("unsplit" in own.name for own in strategies):
-        notes.append("unsplit: as if every table were one shard")
-    if any(own.name.startswith("vfl") for own in strategies):
-        notes.append("vfl-admm, vfl-sgd, gd: to compare with")
-    yield Text("  " + "; ".join(notes))
-
-
-def _cost_table(title: str, more: Sequence[str]) -> Table:
-    networks = [network.name for network in NETWORKS]
-    return _new_table(title, ("",), ("rounds", *networks, *more))
-
-
-def _cells(traffic: Traffic) -> list[str]:
-    seconds = (format_seconds(traffic.seconds(network)) for network in NETWORKS)
-    return [format_count(traffic.rounds), *seconds]
-
-
-def _directions(traffic: Traffic) -> list[str]:
-    return [format_bytes(traffic.bytes_up), format_bytes(traffic.bytes_down)]
+def _cost(cost: RunCost) -> Table:
+    """Rounds and bytes of set-up, one epoch and the whole run."""
+    title = f"Training by {cost.strategy}, without the round that finds the sites"
+    shown = _new_table(title, ("",), ("rounds", "up", "down"))
+    whole = f"the whole run, epochs: {cost.epochs}"
+    parts = {"set-up": cost.set_up, "one epoch": cost.epoch, whole: cost.run}
+    for name, traffic in parts.items():
+        directions = map(format_bytes, (traffic.bytes_up, traffic.bytes_down))
+        shown.add_row(name, format_count(traffic.rounds), *directions)
+    return shown
 
 
 def _releases(explanation: Explanation) -> Table:

@@ -31,7 +31,7 @@ Notation:
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -64,16 +64,6 @@ class ShardSize:
     tested: int
     total: int
     batch_rows: float = 0.0
-
-    def __add__(self, other: "ShardSize") -> "ShardSize":
-        """Return the size of one shard that has the rows of both."""
-        return ShardSize(
-            self.rows + other.rows,
-            self.trained + other.trained,
-            self.tested + other.tested,
-            self.total + other.total,
-            self.batch_rows + other.batch_rows,
-        )
 
 
 @dataclass(frozen=True)
@@ -124,11 +114,6 @@ class TableSize:
         """Distinct rows of a batch, summed over the batches."""
         return sum(shard.batch_rows for shard in self.shards)
 
-    def in_one_shard(self) -> "TableSize":
-        """Return the table as it would be at one site."""
-        whole = sum(self.shards[1:], start=self.shards[0])
-        return replace(self, shards=(whole,), update=Update.LOCAL)
-
 
 @dataclass(frozen=True)
 class Traffic:
@@ -170,45 +155,29 @@ class Traffic:
             {name: count * times for name, count in self.down.items()},
         )
 
-    def seconds(self, network: "Network") -> float:
-        """Return latency per round plus bytes over bandwidth (paper, section 6.3)."""
-        bits = 8.0 * (self.bytes_up + self.bytes_down)
-        return self.rounds * network.round_seconds + bits / network.bits_per_second
-
 
 @dataclass(frozen=True)
-class Network:
-    """How long messages take.
+class RunCost:
+    """The messages of a training run.
 
     Attributes:
-        name: for people.
-        round_seconds: of one round, whatever it carries.
-        bits_per_second: of the server's link.
+        strategy: of the run.
+        epochs: of the run.
+        set_up: before the first epoch and after the last.
+        epoch: one epoch.
+        last_epoch: the last one.
     """
 
-    name: str
-    round_seconds: float
-    bits_per_second: float
+    strategy: str
+    epochs: int
+    set_up: Traffic
+    epoch: Traffic
+    last_epoch: Traffic
 
-
-US_UK = Network("US-UK", 0.136, 0.42e9)
-US_US = Network("US-US", 0.067, 1.15e9)
-
-PAPER_NETWORKS = (
-    US_UK,
-    US_US,
-    Network("US-East, US-West", 0.063, 8 * 60.0e6),
-    Network("US-West, EU", 0.153, 8 * 26.2e6),
-    Network("US-East, EU", 0.110, 8 * 33.8e6),
-)
-"""The last three are what the paper measured between AWS regions (Table 8)."""
-
-NETWORKS = (
-    US_UK,
-    US_US,
-    # a SuperNode polls every 3 s and starts a process per message (measured, 1.41)
-    Network("Flower, LAN", 4.0, 1e9),
-)
+    @property
+    def run(self) -> Traffic:
+        """The whole run, set-up included."""
+        return self.set_up + self.epoch * (self.epochs - 1) + self.last_epoch
 
 
 def admm_epoch(

@@ -15,11 +15,8 @@ numbers, predicted bytes are rounded)::
     row-weight  {column, entity, min, max, effective-rows, left-out}, null without
                 weights: as in `chosen` of a report of training
     saving   {joined-rows, rows-held, joined-values, values-held}
-    strategies  [{name, is-chosen, set-up: cost, epoch: cost, epochs, run: cost,
-                  server-bytes}]
-                where cost = {rounds, bytes-up: {table: n}, bytes-down: {table: n},
-                              seconds: {network: s}}
-    networks {name: {round-seconds, bits-per-second}}
+    cost     {strategy, epochs, set-up: sent, epoch: sent, run: sent}
+               where sent = {rounds, bytes-up: {table: n}, bytes-down: {table: n}}
     releases [{message, to, carries, protection}]
     history  the rounds that `explain` itself took, as in a report of training
 
@@ -32,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tp_flower.explain.cost import NETWORKS, Traffic
+from tp_flower.explain.cost import RunCost, Traffic
 from tp_flower.joins.joining import JoinStep
 from tp_flower.report import COMPLETED, SCHEMA_VERSION, RoundReport, plain, record_dict
 
@@ -111,34 +108,6 @@ class JoinExplanation:
     checked_keys: int
 
 
-@dataclass(frozen=True)
-class StrategyCost:
-    """What training in one way costs.
-
-    Attributes:
-        name: of the way.
-        is_chosen: whether the settings choose it.
-        set_up: what is sent before the first epoch and after the last.
-        epoch: what one epoch sends.
-        last_epoch: what the last one sends.
-        epochs: of the run.
-        server_bytes: memory at the server.
-    """
-
-    name: str
-    is_chosen: bool
-    set_up: Traffic
-    epoch: Traffic
-    last_epoch: Traffic
-    epochs: int
-    server_bytes: int
-
-    @property
-    def run(self) -> Traffic:
-        """What the whole run sends, set-up included."""
-        return self.set_up + self.epoch * (self.epochs - 1) + self.last_epoch
-
-
 NOTHING: Final = "nothing"
 """What covers a release where nothing does."""
 SERVER: Final = "server"
@@ -175,7 +144,7 @@ class Explanation:
         joined_rows_train: rows of the join to train on.
         joined_rows_test: held-out rows of the join.
         loss: name of the loss.
-        strategies: what each way of training costs.
+        cost: rounds and bytes of training.
         releases: who will learn what, in the order of the messages.
         history: the rounds that were taken.
         output_dir: where `report.json` is.
@@ -192,7 +161,7 @@ class Explanation:
     joined_rows_train: int
     joined_rows_test: int
     loss: str
-    strategies: Sequence[StrategyCost]
+    cost: RunCost
     releases: Sequence[Release]
     history: Sequence[RoundReport]
     output_dir: str
@@ -247,14 +216,7 @@ def explanation_dict(explanation: Explanation) -> dict[str, object]:
             "joined-values": explanation.joined_values,
             "values-held": explanation.values_held,
         },
-        "strategies": [_strategy_dict(cost) for cost in explanation.strategies],
-        "networks": {
-            network.name: {
-                "round-seconds": network.round_seconds,
-                "bits-per-second": network.bits_per_second,
-            }
-            for network in NETWORKS
-        },
+        "cost": _cost_dict(explanation.cost),
         "releases": [record_dict(release) for release in explanation.releases],
         "history": [record_dict(item) for item in explanation.history],
     }
@@ -294,15 +256,13 @@ def _join_dict(join: JoinExplanation) -> dict[str, object]:
     return content
 
 
-def _strategy_dict(cost: StrategyCost) -> dict[str, object]:
+def _cost_dict(cost: RunCost) -> dict[str, object]:
     return {
-        "name": cost.name,
-        "is-chosen": cost.is_chosen,
+        "strategy": cost.strategy,
+        "epochs": cost.epochs,
         "set-up": _traffic_dict(cost.set_up),
         "epoch": _traffic_dict(cost.epoch),
-        "epochs": cost.epochs,
         "run": _traffic_dict(cost.run),
-        "server-bytes": cost.server_bytes,
     }
 
 
@@ -311,5 +271,4 @@ def _traffic_dict(traffic: Traffic) -> dict[str, object]:
         "rounds": traffic.rounds,
         "bytes-up": {table: round(count) for table, count in traffic.up.items()},
         "bytes-down": {table: round(count) for table, count in traffic.down.items()},
-        "seconds": {net.name: traffic.seconds(net) for net in NETWORKS},
     }

@@ -19,8 +19,6 @@ from tp_flower.explain.explanation import Release
 from tp_flower.privacy.plan import SAMPLED_ROWS
 from tp_flower.protocol import Action
 
-FLOAT = 8
-
 
 def solved_epoch(tables: Sequence[TableSize], sends: str) -> Traffic:
     """Return what solving sends.
@@ -40,14 +38,6 @@ def solved_epoch(tables: Sequence[TableSize], sends: str) -> Traffic:
         up[table.name] = rows + SCORE_BYTES * table.total * table.outputs
         down[table.name] = vector
     return Traffic(2, up, down)
-
-
-def solved_bytes(tables: Sequence[TableSize], train: int, test: int) -> int:
-    """Return the bytes of the server's arrays: the sampled rows, twice, and scores."""
-    features = sum(table.features for table in tables)
-    outputs = tables[0].outputs
-    own = sum(table.total * (table.features + outputs) for table in tables)
-    return FLOAT * (2 * train * features + (train + test) * outputs + own)
 
 
 def solved_releases(

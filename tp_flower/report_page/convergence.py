@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tp_flower.console import format_seconds, format_value
-from tp_flower.explain.cost import NETWORKS, Network
+from tp_flower.networks import NETWORKS, Network
 from tp_flower.report_page.axes import from_zero, linear, logarithmic, whole
 from tp_flower.report_page.blocks import Blocks
 from tp_flower.report_page.plots import Axis, Line, line_figure
@@ -57,8 +57,7 @@ class Epoch:
 
     def seconds(self, network: Network) -> float:
         """Return the computing, and the messages as the network would take them."""
-        latency = self.rounds * network.round_seconds
-        return self.compute_seconds + latency + 8 * self.bytes / network.bits_per_second
+        return self.compute_seconds + network.seconds(self.rounds, self.bytes)
 
 
 def convergence(report: Record) -> Blocks:

@@ -16,7 +16,7 @@ FORECASTS = {"set-up": "set-up", "epoch": "one epoch", "run": "the whole run"}
 
 def costs(report: Record) -> Blocks:
     """Yield the plots of time and bytes, and what `explain` forecasts."""
-    yield _forecast(report.at("cost") or _chosen(report.records("strategies")))
+    yield _forecast(report.at("cost"))
     rounds = report.records("history")
     yield _phases(rounds)
     yield _sites(rounds)
@@ -29,12 +29,6 @@ def costs(report: Record) -> Blocks:
             f"rounds, {format_seconds(whole - inside)} outside of them, such as "
             "waiting for the sites to be online."
         )
-
-
-def _chosen(strategies: list[Record]) -> Record:
-    chosen = (item for item in strategies if item.get("is-chosen"))
-    costs = (Record({**item.content, "strategy": item.text("name")}) for item in chosen)
-    return next(costs, Record({}))
 
 
 def _forecast(cost: Record) -> Block | None:
