@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tp_flower.console import format_bytes, format_count
+from tp_flower.console import format_bytes, format_count, name_table, new_table
 from tp_flower.explain.cost import RunCost
 from tp_flower.explain.explanation import (
     Explanation,
@@ -53,25 +52,15 @@ def _work(tables: Sequence[TableExplanation]) -> Iterable[RenderableType]:
             yield Padding(Text(line), (0, 0, 0, INDENT))
 
 
-def _new_table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for heading in texts:
-        table.add_column(heading, no_wrap=not heading)
-    for heading in numbers:
-        table.add_column(heading, justify="right")
-    return table
-
-
 def _tables(tables: Sequence[TableExplanation]) -> Table:
-    shown = _new_table(
+    shown = new_table(
         "Tables (joined rows per row: min, median, max)",
         ("table",),
         ("shards", "rows", "in no joined row", "features", "joined rows per row"),
     )
     for item in tables:
-        names = " + ".join(item.names)
         # names come from the query: markup in them is text
-        name = item.table if names == item.table else f"{item.table} ({names})"
+        name = name_table(item.table, " + ".join(item.names))
         if item.dropped:
             name += f"\n  constant, dropped: {', '.join(item.dropped)}"
         counts = (len(item.rows), item.total_rows, item.unused_rows, item.features)
@@ -89,7 +78,7 @@ def _spread(low: float, middle: float, high: float) -> str:
 
 
 def _steps(steps: Sequence[JoinStep]) -> Table:
-    shown = _new_table(
+    shown = new_table(
         "Joining, step by step (fan-out: min, median, max)",
         ("table", "on"),
         ("rows before", "without match", "fan-out", "rows after"),
@@ -113,7 +102,7 @@ def _steps(steps: Sequence[JoinStep]) -> Table:
 def _joins(joins: Sequence[JoinExplanation]) -> RenderableType:
     if not joins:
         return Text("")
-    shown = _new_table(
+    shown = new_table(
         "Join keys (rows whose key the other table lacks; of them NULL)",
         ("join", "left", "right"),
         ("keys confirmed",),
@@ -172,7 +161,7 @@ def _times(joined: int, held: int) -> str:
 def _cost(cost: RunCost) -> Table:
     """Rounds and bytes of set-up, one epoch and the whole run."""
     title = f"Training by {cost.strategy}, without the round that finds the sites"
-    shown = _new_table(title, ("",), ("rounds", "up", "down"))
+    shown = new_table(title, ("",), ("rounds", "up", "down"))
     whole = f"the whole run, epochs: {cost.epochs}"
     parts = {"set-up": cost.set_up, "one epoch": cost.epoch, whole: cost.run}
     for name, traffic in parts.items():
@@ -182,7 +171,7 @@ def _cost(cost: RunCost) -> Table:
 
 
 def _releases(explanation: Explanation) -> Table:
-    shown = _new_table(
+    shown = new_table(
         "Who will learn what", ("message", "to", "what it carries", "covered by"), ()
     )
     last = ""
