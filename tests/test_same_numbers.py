@@ -183,10 +183,17 @@ def test_an_unknown_setting_is_left_out(tmp_path, capsys) -> None:
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path) -> None:
-    record = {"schema": 1, "commit": "c0ffee", "runs": {"a": {"loss": 0.5}}}
+    def record(commit: str, run: str) -> dict:
+        runs = {run: {"loss": 0.5}}
+        return {"schema": 1, "commit": commit, "seconds": {run: 1.0}, "runs": runs}
+
     path = tmp_path / "new" / "record.json"
-    same_numbers.write_record(path, record)
-    assert same_numbers.read_record(path) == record
+    same_numbers.write_record(path, record("c0ffee", "a"))
+    assert same_numbers.read_record(path) == record("c0ffee", "a")
+    same_numbers.write_record(path, record("c0ffee", "b"))
+    assert list(same_numbers.read_record(path)["runs"]) == ["a", "b"]
+    same_numbers.write_record(path, record("decaf", "c"))
+    assert list(same_numbers.read_record(path)["runs"]) == ["c"]
     path.write_text('{"schema": 0}')
     with pytest.raises(ValueError, match="no record of schema 1"):
         same_numbers.read_record(path)
@@ -252,7 +259,13 @@ def test_numbers_of_a_benchmark() -> None:
         ("rounds/rounds per second, 2 sites", 200.0, 181.0, True),
         ("bytes/join-only: bytes up per epoch", 100.0, 101.0, True),
         ("bytes/join-only: bytes up per epoch", 100.0, 99.0, False),
-        ("convergence/regression, ADMM: epochs to 0.1%", 5.0, math.inf, True),
+        ("bytes/flights, sgd: measured and by formula/0", 100.0, 101.0, True),
+        ("bytes/flights, sgd: measured and by formula/1", 100.0, 101.0, False),
+        ("bytes/join-only: overhead per message", 100.0, 109.0, False),
+        ("speed/10 epochs over DuckDB, time", 0.3, 0.4, True),
+        ("convergence/ADMM: epochs to 0.1% of the optimum", 5.0, 6.0, True),
+        ("convergence/ADMM: epochs to 0.1% of the optimum", 5.0, math.inf, True),
+        ("convergence/objective of the optimum", 0.5, 0.6, False),
         ("micro/z-update, squared, ms", 0.6, 4.0, False),
         ("micro/Gram matrix, ms", 150.0, 170.0, True),
         ("encode/a site: peak memory, MiB", 330.0, 420.0, False),
