@@ -73,9 +73,12 @@ class Checkout:
             name: of the script, as in `SCRIPTS`.
             arguments: of its command line.
             home: folder for what runs and sites keep.
-            environment: variables that are set besides.
+            environment: variables that are set besides; modules of its PYTHONPATH
+                come after the version's own.
         """
         modules = [str(self.folder), str(self.folder / "scripts")]
+        if "PYTHONPATH" in environment:
+            modules.append(environment["PYTHONPATH"])
         return subprocess.run(
             [sys.executable, str(self.script(name)), *arguments],
             env={

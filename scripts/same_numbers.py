@@ -5,9 +5,11 @@
     python scripts/same_numbers.py --old-record FILE [--new COMMIT]
 
 A version is a commit, or the folder of a checkout. Every run is a real one, started as
-a user starts it, in one thread. --record writes the figures of the old version (--new
-is not run), to be compared with by --old-record; runs that the file has of the same
-commit stay in it. Each side takes about ten minutes on an idle core.
+a user starts it, in one thread, and with the key of all noise fixed: what a site draws
+by a key of its own, such as a coreset, differs from run to run otherwise. --record
+writes the figures of the old version (--new is not run), to be compared with by
+--old-record; runs that the file has of the same commit stay in it. Each side takes
+about ten minutes on an idle core.
 
 Exit status: 0 all numbers are equal, 1 some are not or a run failed, 2 the arguments
 are not usable.
@@ -27,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from checkouts import Checkout, CheckoutError, check_out
+from checkouts import ONE_THREAD, Checkout, CheckoutError, check_out
 from report_figures import Difference, Figures, compare, flatten
 
 SCHEMA = 1
@@ -47,6 +49,23 @@ JOIN customers AS c ON o.customer_id = c.customer_id"""
 UNLABELLED = f"SELECT {FEATURES}"
 NUMBER = f"SELECT o.quantity AS label, {FEATURES}"
 CLASS = f"SELECT o.quantity > 12 AS label, {FEATURES}"
+
+FIXED_NOISE = """
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+_init = ChaCha20.__init__
+
+
+def _init_with_fixed_key(self, key, nonce):
+    _init(self, bytes(len(key)), nonce)
+
+
+ChaCha20.__init__ = _init_with_fixed_key
+"""
+"""A module that Python imports at every start: the stream cipher gets one key.
+
+All noise, draws and masks of the sites come of this cipher; masks still cancel.
+"""
 
 Setting = str | int | float | bool
 Record = dict[str, Any]
@@ -243,12 +262,16 @@ def _start(
     checkout: Checkout, settings: dict[str, Setting], supernodes: int, folder: Path
 ) -> None:
     """Run the app; settings that this version does not have are left out."""
+    noise = folder / "fixed-noise"
+    noise.mkdir(exist_ok=True)
+    (noise / "sitecustomize.py").write_text(FIXED_NOISE, encoding="utf-8")
+    environment = {**ONE_THREAD, "PYTHONPATH": str(noise)}
     nodes = f"num-supernodes={supernodes} client-resources-num-cpus=1"
     config = folder / "run.toml"
     while True:
         config.write_text(toml_text(settings), encoding="utf-8")
         options = ["-c", str(config), "--federation-config", nodes]
-        done = checkout.run("run_app", options, folder)
+        done = checkout.run("run_app", options, folder, environment)
         unknown = settings.keys() & set(_UNKNOWN.findall(done.stdout))
         if not done.returncode or not unknown:
             break

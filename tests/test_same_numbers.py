@@ -182,6 +182,25 @@ def test_an_unknown_setting_is_left_out(tmp_path, capsys) -> None:
     assert "without lou: unknown to this version" in capsys.readouterr().out
 
 
+def test_noise_is_the_same_in_every_run(tmp_path) -> None:
+    script = tmp_path / "scripts" / "run_app.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import pathlib, secrets\n"
+        "from cryptography.hazmat.primitives.ciphers import Cipher\n"
+        "from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20\n"
+        "cipher = ChaCha20(secrets.token_bytes(32), bytes(16))\n"
+        "stream = Cipher(cipher, mode=None).encryptor().update(bytes(8))\n"
+        "with pathlib.Path('drawn').open('ab') as file:\n"
+        "    file.write(stream)\n"
+    )
+    for _ in range(2):
+        same_numbers._start(Checkout(tmp_path, "c0ffee"), {}, 2, tmp_path)
+    drawn = (tmp_path / "drawn").read_bytes()
+    assert len(drawn) == 16
+    assert drawn[:8] == drawn[8:] != bytes(8)
+
+
 def test_a_record_is_read_as_it_was_written(tmp_path) -> None:
     def record(commit: str, run: str) -> dict:
         runs = {run: {"loss": 0.5}}
