@@ -27,7 +27,7 @@ from tp_flower.privacy.noise import NoiseSource
 from tp_flower.privacy.plan import PartPlan
 from tp_flower.privacy.releases import Planned, Use
 from tp_flower.protocol import NO_RUN, Parcel
-from tp_flower.sources.memory_name import MEMORY_PREFIX
+from tp_flower.sources.entries import MEMORY_PREFIX
 
 if TYPE_CHECKING:
     from client_apps.tables import SiteTables

@@ -42,6 +42,7 @@ from tp_flower.query import BoundQuery, Fragment, Query
 from tp_flower.query.statement import is_label
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
+from tp_flower.sources.engine import quote_name
 from tp_flower.sources.shards import (
     ShardSource,
     column_types,
@@ -50,7 +51,6 @@ from tp_flower.sources.shards import (
     flights_sources,
     load_tables,
 )
-from tp_flower.sources.sql_text import quote_name
 
 IntArray = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]

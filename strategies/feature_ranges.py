@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from tp_flower.encoding.choice import TableChoice
 from tp_flower.encoding.ranges import choose_ranges
 from tp_flower.encoding.row_sums import feature_problems, no_private_statistics
-from tp_flower.extraction.kinds import feature_kinds
+from tp_flower.extraction.plan import feature_kinds
 from tp_flower.query import BoundQuery
 from tp_flower.settings import PrivacySettings
 

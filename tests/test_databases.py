@@ -23,6 +23,7 @@ from tp_flower.errors import QueryError, SourceError
 from tp_flower.extraction.canonical import kind_of
 from tp_flower.extraction.extract import extract
 from tp_flower.query.fragment import Feature, Fragment, SubQuery
+from tp_flower.sources.engine import quote_name
 from tp_flower.sources.shards import (
     ShardSource,
     connect,
@@ -31,7 +32,6 @@ from tp_flower.sources.shards import (
     load_tables,
     scan,
 )
-from tp_flower.sources.sql_text import quote_name
 
 
 @pytest.fixture(params=KINDS)

@@ -27,7 +27,7 @@ from tp_flower.encoding import private_statistics
 from tp_flower.encoding.encodings import NumberEncoding
 from tp_flower.errors import LedgerError, SettingsError, SiteError
 from tp_flower.extraction.extract import extract
-from tp_flower.extraction.kinds import feature_kinds
+from tp_flower.extraction.plan import feature_kinds
 from tp_flower.grid import InProcessGrid
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.ledger import Ledger

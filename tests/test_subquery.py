@@ -13,7 +13,7 @@ from tp_flower.errors import QueryError
 from tp_flower.query.aggregates import ALLOWED_NODES, check_aggregates, parse_aggregate
 from tp_flower.query.expressions import parse_statements, render
 from tp_flower.query.fragment import Feature, Fragment, SubQuery
-from tp_flower.sources.sql_text import quote_name
+from tp_flower.sources.engine import quote_name
 
 COLUMNS = ("Id", "kind", "amount", "paid")
 SUBQUERY = SubQuery(

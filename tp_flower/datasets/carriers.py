@@ -13,7 +13,7 @@ import duckdb
 
 from tp_flower.datasets.flights import flights_tables
 from tp_flower.errors import SourceError
-from tp_flower.sources.sql_text import quote_text
+from tp_flower.sources.engine import quote_text
 
 CARRIERS_SQL: Final = """
 SELECT late AS label, month, hour, weekday, distance, origin, lat, lon,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tp_flower.query.fragment import Feature, Fragment
-from tp_flower.sources.sql_text import quote_name
+from tp_flower.sources.engine import quote_name
 from tp_flower.sources.tables_file import DUCKDB
 
 

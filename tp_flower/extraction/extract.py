@@ -27,10 +27,9 @@ from tp_flower.extraction.extracted import (
 from tp_flower.extraction.plan import Plan, make_plan
 from tp_flower.extraction.shard_writer import ShardWriter
 from tp_flower.query.fragment import Fragment
-from tp_flower.sources.engine_errors import safe_message
+from tp_flower.sources.engine import quote_name, safe_message
 from tp_flower.sources.scan import Scan
 from tp_flower.sources.shards import ShardSource, scan
-from tp_flower.sources.sql_text import quote_name
 
 __all__ = [
     "ExtractedKey",

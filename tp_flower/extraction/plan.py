@@ -5,7 +5,8 @@ Numbers become DOUBLE, texts their normal form, and the parts of a key one canon
 text.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -22,15 +23,16 @@ from tp_flower.extraction.canonical import (
     vector_width,
     without_values,
 )
-from tp_flower.query.fragment import Feature
-from tp_flower.sources.engine_errors import safe_message
+from tp_flower.query.fragment import Feature, Fragment
+from tp_flower.sources.engine import quote_name, safe_message, shared_cursor
 from tp_flower.sources.scan import Scan, column_types
-from tp_flower.sources.sql_text import quote_name
 from tp_flower.sources.tables_file import ShardSource
 
 RELATION: Final = "shard"
 GROUP: Final = "(group)"
 """Begins the names of what a sub-query groups by: no name of a query does."""
+_UNSAID: Final = {'"NULL"': "INTEGER"}
+"""Types that DuckDB names but does not read: of columns without a value."""
 
 
 @dataclass(frozen=True)
@@ -241,3 +243,32 @@ def _piece(
             "CAST it to a number, a text, a date, a timestamp or a boolean"
         )
     return Piece(name, column, TypedColumn(f"({sql})", duckdb_type, kind))
+
+
+def feature_kinds(fragment: Fragment, columns: Mapping[str, str]) -> dict[str, str]:
+    """Return the kind of value of each feature; {} where the types do not tell.
+
+    The fragment is planned over an empty table: nothing of it is evaluated.
+
+    Args:
+        fragment: of the query.
+        columns: DuckDB type by column, as sites have described their table.
+    """
+    # types came over the wire and are put into SQL: only those that are known are
+    typed = {
+        name: _UNSAID.get(kind, kind)
+        for name, kind in columns.items()
+        if kind_of(kind) is not None and not kind.startswith("ENUM")
+    }
+    if not typed:
+        return {}
+    listed = ", ".join(f"{quote_name(name)} {kind}" for name, kind in typed.items())
+    nowhere = ShardSource(fragment.name, site="", index=0)
+    with closing(shared_cursor()) as connection:
+        try:
+            connection.execute(f"CREATE TEMP TABLE {RELATION} ({listed})")
+            plan = make_plan(nowhere, Scan(connection, fragment, typed))
+        except (duckdb.Error, SourceError):
+            # the site will say what is wrong, of its own data
+            return {}
+    return {piece.name: piece.kind for piece in plan.features}

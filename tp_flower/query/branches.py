@@ -30,7 +30,7 @@ from tp_flower.query.statement import (
     item_name,
 )
 from tp_flower.query.subquery import SubQuery
-from tp_flower.sources.sql_text import quote_name
+from tp_flower.sources.engine import quote_name
 
 Named = tuple[str | None, str]
 """What an item selects: its name, if it has one, and its expression."""

@@ -13,8 +13,7 @@ from sqlglot import exp
 
 from tp_flower.errors import QueryError
 from tp_flower.query.expressions import parse_expression, shorten
-from tp_flower.sources.engine_errors import safe_message
-from tp_flower.sources.sql_text import quote_name
+from tp_flower.sources.engine import quote_name, safe_message
 
 
 def typed_nulls(types: Mapping[str, str]) -> str:

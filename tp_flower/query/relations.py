@@ -17,7 +17,7 @@ from tp_flower.query.fragment import Fragment
 from tp_flower.query.nulls import output_types, typed_nulls
 from tp_flower.query.pieces import Feature
 from tp_flower.query.subquery import SubQuery
-from tp_flower.sources.sql_text import quote_name
+from tp_flower.sources.engine import quote_name
 
 Schema = Mapping[str, str]
 

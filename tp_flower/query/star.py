@@ -18,7 +18,7 @@ from tp_flower.query.statement import (
     is_label,
     is_weight,
 )
-from tp_flower.sources.sql_text import quote_name
+from tp_flower.sources.engine import quote_name
 
 
 def expand_stars(

@@ -27,7 +27,7 @@ from tp_flower.query.pieces import (
     fields_in,
     texts_in,
 )
-from tp_flower.sources.sql_text import quote_name
+from tp_flower.sources.engine import quote_name
 
 _FIELDS = ("columns", "filters", "groups", "having")
 

@@ -1,14 +1,62 @@
-"""DuckDB connections that read what they are given, and nothing else."""
+"""DuckDB: connections that read what they are given, quoting, and safe errors.
+
+Errors about values quote them: "Could not convert string 'secret' to INT32". What
+leaves a site is therefore put together from pieces that cannot be data: the kind of
+error, and what is found of a closed list of phrases. Errors about names and types are
+kept.
+"""
 
 import atexit
+import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from typing import Final
 
 import duckdb
 
-from tp_flower.sources.sql_text import quote_path, quote_text
+# raised before any value is looked at: they speak of names, types, files and syntax
+_HARMLESS: Final = (
+    duckdb.BinderException,
+    duckdb.CatalogException,
+    duckdb.IOException,
+    duckdb.ParserException,
+    duckdb.PermissionException,
+)
+_WORDY: Final = re.compile(
+    r"Candidate functions:|Candidates:|The search space used was|LINE \d+:"
+)
+_ENUM: Final = re.compile(r"ENUM\(.*\)", re.DOTALL)
+_TYPE: Final = re.compile(
+    r" to (?:the destination type |type )?'?"
+    r"(U?INT(?:8|16|32|64|128)|U?(?:TINY|SMALL|BIG|HUGE)?INT|U?INTEGER|BOOL(?:EAN)?"
+    r"|FLOAT|DOUBLE|DECIMAL\(\d+, ?\d+\)|DATE|TIME|TIMESTAMP(?: WITH TIME ZONE|_\w+)?"
+    r"|INTERVAL|UUID|JSON|VARCHAR|BLOB)(?!\w)"
+)
+_PHRASES: Final = (
+    re.compile(r"^(?:Conversion|Invalid Input) Error: (CSV Error on Line: \d+)$"),
+    re.compile(r"^(Error when converting column \"[^\"]*\")\. Could not"),
+    re.compile(r"^(Expected Number of Columns: \d+ Found: \d+)$"),
+    re.compile(r"^(Value with unterminated quote found)\.?$"),
+    re.compile(r"^Invalid unicode .*(This file is not utf-8 encoded)\.$"),
+    re.compile(r"^(Maximum line size of \d+ bytes exceeded)"),
+    re.compile(r"^(It was not possible to automatically detect the CSV parsing)"),
+    # files of a folder that differ; to the end of a type, which a value follows
+    re.compile(
+        r"^Conversion Error: Error while reading (file \"[^\"]*\": failed to cast "
+        r"column \"[^\"]*\" from type [A-Z]\w*)"
+    ),
+    re.compile(
+        r"^Invalid Input Error: Failed to read file \"[^\"]*\": schema mismatch in "
+        r"glob: (column \"[^\"]*\" was read from the original file \"[^\"]*\", but "
+        r"could not be found in file \"[^\"]*\")"
+    ),
+    re.compile(r"(too small to be a Parquet file)$"),
+    re.compile(r"(No magic bytes found at (?:the )?end of file)"),
+    re.compile(r"Error: (Overflow in \w+)"),
+    re.compile(r"(out of range)"),
+)
 
 
 def new_engine() -> duckdb.DuckDBPyConnection:
@@ -56,3 +104,57 @@ def _spill_folder() -> str:
     folder = tempfile.mkdtemp(prefix="tp_flower-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+def quote_name(name: str) -> str:
+    """Quote an identifier for DuckDB.
+
+    >>> quote_name('a"b')
+    '"a""b"'
+    """
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_text(text: str) -> str:
+    """Quote a string literal for DuckDB.
+
+    >>> quote_text("it's")
+    "'it''s'"
+    """
+    return "'" + text.replace("'", "''") + "'"
+
+
+def quote_path(path: str) -> str:
+    """Quote the path of one file, which a reader would take for a pattern.
+
+    >>> quote_path("a[1]*.csv")
+    "'a[[]1][*].csv'"
+    """
+    return quote_text(re.sub(r"[*?\[]", r"[\g<0>]", path))
+
+
+def safe_message(error: duckdb.Error) -> str:
+    """Return an error in one line, without any value of the data.
+
+    >>> text = "Conversion Error: Could not convert string 'secret' to INT32"
+    >>> safe_message(duckdb.ConversionException(text))
+    'Conversion Error (to INT32)'
+    """
+    text = str(error).strip()
+    if isinstance(error, _HARMLESS):
+        # an enumeration type lists values
+        text = _ENUM.sub("ENUM(...)", _WORDY.split(text, maxsplit=1)[0])
+        return " ".join(text.split())
+    kind = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__)
+    details = list(dict.fromkeys(_details(text)))
+    listed = f" ({'; '.join(details)})" if details else ""
+    return f"{kind.replace('Exception', 'Error')}{listed}"
+
+
+def _details(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        for phrase in _PHRASES:
+            if found := phrase.search(line):
+                yield found[1]
+    if types := _TYPE.findall(text):
+        yield f"to {types[-1]}"

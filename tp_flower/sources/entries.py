@@ -6,10 +6,14 @@ its text: it may be a URI in the wrong place.
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from typing import Final
 
 from tp_flower.errors import SourceError
 
 Entry = Mapping[str, object]
+
+MEMORY_PREFIX: Final = "memory:"
+"""Begins what names tables that are data frames of this process, not a file."""
 
 
 def form(value: object) -> str:

@@ -20,17 +20,23 @@ from tp_flower.errors import SourceError
 from tp_flower.privacy.policy import OPEN
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.csv_files import csv_call, csv_format
-from tp_flower.sources.engine import lock, new_engine, shared_cursor
-from tp_flower.sources.engine_errors import safe_message
+from tp_flower.sources.engine import (
+    lock,
+    new_engine,
+    quote_name,
+    quote_path,
+    quote_text,
+    safe_message,
+    shared_cursor,
+)
+from tp_flower.sources.entries import MEMORY_PREFIX
 from tp_flower.sources.frames import (
     frame_of,
     register_frames,
     registered_frames,
     release,
 )
-from tp_flower.sources.memory_name import MEMORY_PREFIX
 from tp_flower.sources.scan import Scan, ShardSchema, column_types
-from tp_flower.sources.sql_text import quote_name, quote_path, quote_text
 from tp_flower.sources.tables_file import (
     PARQUET_SUFFIXES,
     ShardSource,
