@@ -1,5 +1,6 @@
 """What a part's releases are called in the site's ledger, and what they cost."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Self
 
@@ -7,7 +8,7 @@ from client_apps.guard import Guard
 from client_apps.site import Site
 from tp_flower.methods import CORESET, SGD
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import SERVER, Chance, Gaussian, Mechanism
+from tp_flower.privacy.mechanisms import SERVER, Gaussian, Mechanism
 from tp_flower.privacy.plan import (
     BATCH_SCORES,
     CENTRES,
@@ -116,11 +117,13 @@ class Run:
         name: of the run at this site.
         family: of the run's method, ``"admm"``, ``"sgd"`` or ``"coreset"``.
         settings: what it protects.
+        fitted: numbers of the parts whose statistics have left for encoders.
     """
 
     name: str
     family: str
     settings: "PrivacySettings"
+    fitted: Collection[int]
 
 
 def _of_base_row(mechanism: Mechanism) -> Mechanism:
@@ -128,12 +131,10 @@ def _of_base_row(mechanism: Mechanism) -> Mechanism:
 
     It changes the values of its group: what the group adds to a sum moves by at most
     twice its norm. (Of sub-sampled sums no such step is known; the group stays the
-    unit.) One of its values may vanish from a list, and another appear.
+    unit.)
     """
     if isinstance(mechanism, Gaussian) and mechanism.sample_rate == 1.0:
         return replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2.0)
-    if isinstance(mechanism, Chance):
-        return replace(mechanism, count=2 * mechanism.count)
     return mechanism
 
 
@@ -155,7 +156,7 @@ def uncovered(run: Run, shard: Shard, plan: PartPlan) -> list[Release]:
 
 def _release(run: Run, shard: Shard, plan: PartPlan, use: Use) -> Release:
     action = _ACTIONS.get(use.what) or _OF_FAMILY.get(run.family, Action.ADMM)
-    scope = "; ".join(_scope(run.settings, plan, use))
+    scope = "; ".join(_scope(run, shard, plan, use))
     return shard.release(action, use.what, scope, use.mechanism)
 
 
@@ -249,12 +250,12 @@ def encoders_statistics(shard: Shard) -> Release:
     return shard.release(Action.STATISTICS, STATISTICS, scope)
 
 
-def _scope(settings: "PrivacySettings", plan: PartPlan, use: Use) -> list[str]:
+def _scope(run: Run, shard: Shard, plan: PartPlan, use: Use) -> list[str]:
     """What the guarantee of a release takes as given, in plain words."""
     if use.mechanism is None:
         return ["not covered: it leaves as it is"]
-    given = []
-    if not settings.statistics:
+    given, settings = [], run.settings
+    if shard.number in run.fitted:
         given.append("the encoder, whose statistics are not covered")
     if use.what not in _SCORES and not settings.covers_predictions:
         given.append(

@@ -8,15 +8,13 @@ apply to.
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from client_apps.site import Site
 from tp_flower.encoding.choice import TableChoice
-from tp_flower.encoding.spec import Need
 from tp_flower.errors import SourceError
-from tp_flower.extraction.extracted import FeatureInfo
 from tp_flower.privacy.ledger import Budget
 from tp_flower.privacy.policy import (
     LABELS,
@@ -109,33 +107,23 @@ class Guard:
             source.policy.check_rows(rows, what)
 
     def check_statistics(
-        self,
-        source: ShardSource,
-        choice: TableChoice,
-        features: Iterable[FeatureInfo],
-        *,
-        is_private: bool = False,
+        self, source: ShardSource, choice: TableChoice, kinds: Mapping[str, str]
     ) -> None:
         """Refuse statistics that are finer than the policy allows.
 
         Args:
             source: the shard.
             choice: the encoders that the server asks for.
-            features: of the extracted rows.
-            is_private: whether the statistics leave with noise only.
+            kinds: of value, by feature; "" of a column without a type.
 
         Raises:
-            PolicyError: names the feature and what its encoder asks for.
+            PolicyError: names the feature and which encoders need no statistics.
             SchemaError: an encoder does not fit its feature.
         """
-        for info in features:
-            # of vectors only their length leaves
-            spec = choice.spec_for(info.name, info.kind)
-            needs = frozenset() if info.kind == "vector" else spec.needs
-            if is_private:
-                # a range is declared then, and read off no row
-                needs -= {Need.RANGE}
-            source.policy.check_statistics(info.name, needs, is_private=is_private)
+        for name, kind in kinds.items():
+            if not choice.is_declared(name, kind):
+                spec = choice.spec_for(name, kind)
+                source.policy.check_statistics(choice.table, name, kind, spec)
 
     def check_plan(
         self, source: ShardSource, privacy: "PrivacySettings", kinds: Collection[str]
@@ -155,7 +143,7 @@ class Guard:
             LABELS: privacy.covers_labels,
             MODELS: privacy.covers_features,
             SCORES: privacy.covers_predictions,
-            STATISTICS: privacy.covers_statistics,
+            STATISTICS: False,
             ROWS: False,
         }
         for kind in kinds:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from client_apps import costs
 from client_apps.costs import Run, Shard, planned, uncovered
 from client_apps.course import (
     check_counted,
@@ -95,7 +96,7 @@ def prepare(site: Site, request: Packet) -> Packet:
         number: _prepare_part(site, number, order, request, settings)
         for number, order in part_orders(site, request)
     }
-    run = Run(site.store.run, method.family, settings)
+    run = Run(site.store.run, method.family, settings, _fitted_parts(site))
     _set_aside(site, run, prepared)
     facts: list[dict[str, Any]] = []
     arrays: Arrays = {}
@@ -228,6 +229,14 @@ def _size(order: Order, name: str, *, may_be_zero: bool = False) -> float:
             f"from {LEAST_SIZE:g} on"
         )
     return size
+
+
+def _fitted_parts(site: Site) -> frozenset[int]:
+    """Return the parts whose statistics have left in this run, by the site's ledger."""
+    releases = [line["release"] for line in site.ledger.lines(site.store.run)]
+    return frozenset(
+        release["part"] for release in releases if release["what"] == costs.STATISTICS
+    )
 
 
 def _set_aside(site: Site, run: Run, prepared: Mapping[int, _Prepared]) -> None:

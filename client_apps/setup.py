@@ -4,7 +4,8 @@ Every action takes the site and the request and returns the reply. It changes th
 state last, so that an action that fails has changed nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,14 @@ from client_apps.kept_labels import KEPT_LABEL, TASKS, kept_label_facts
 from client_apps.keys import key_facts, key_groups, key_source, take_secret
 from client_apps.orders import Order, header_of, part_orders
 from client_apps.private_labels import LabelOrder, released_label
-from client_apps.private_statistics import Asked, noisy_reply
 from client_apps.row_keys import RowKey, leave_hashes
 from client_apps.site import Site
 from tp_flower.encoding.choice import TableChoice
 from tp_flower.encoding.statistics import (
     ColumnStatistics,
     Sample,
+    declared_statistics,
     feature_statistics,
-    merge,
 )
 from tp_flower.encoding.statistics_wire import to_wire
 from tp_flower.errors import PolicyError, SiteError
@@ -36,7 +36,7 @@ from tp_flower.privacy.keyed_hash import HashArray, KeyedHasher
 from tp_flower.privacy.releases import Release
 from tp_flower.protocol import AnyArray, ArrayKey, Packet, unpack_bits
 from tp_flower.query import Fragment
-from tp_flower.settings import PrivacySettings, Settings
+from tp_flower.sources.engine import quote_name
 from tp_flower.sources.shards import ShardSource
 
 Arrays = dict[ArrayKey, AnyArray]
@@ -220,65 +220,112 @@ def _group_hashes(site: Site, source: ShardSource, fragment: Fragment) -> HashAr
     return groups.hashed(site.hasher().purpose(f"groups of {fragment.table}")).hashes
 
 
+@dataclass(frozen=True)
+class _Fitting:
+    """A part whose encoders are to be made.
+
+    Attributes:
+        number: of the part.
+        choice: the encoders that the server asks for.
+        kinds: of value, by feature; "" of a column that is all NULL at its source.
+        sample: the rows that statistics are of.
+    """
+
+    number: int
+    choice: TableChoice
+    kinds: Mapping[str, str]
+    sample: Sample
+
+    @property
+    def fitted(self) -> list[str]:
+        """Names of the features whose encoder needs statistics."""
+        return [
+            name
+            for name, kind in self.kinds.items()
+            if not self.choice.is_declared(name, kind)
+        ]
+
+
 def statistics(site: Site, request: Packet) -> Packet:
-    """Reply with the statistics of every feature, over the rows that are named."""
-    header, guard = header_of(request), Guard(site)
-    privacy = PrivacySettings()
-    if header.has("privacy"):
-        privacy = header.parsed("privacy", Settings.from_run_config).privacy
-    is_private = privacy.covers_statistics
-    asked = []
-    for number, order in part_orders(site, request):
-        source, extracted = site.source(number), site.extracted(number)
-        rows = None
-        if (number, "rows") in request.arrays:
-            rows = unpack_bits(request.array(number, "rows"), extracted.rows)
-        choice = order.parsed("encoders", TableChoice.from_json)
-        guard.check_statistics(
-            source, choice, extracted.features, is_private=is_private
-        )
-        count = extracted.rows if rows is None else int(np.count_nonzero(rows))
-        guard.check_rows(source, count, f"the statistics of table {extracted.table!r}")
-        sample = Sample(site.hasher(), rows=rows, min_count=source.min_count)
-        asked.append(Asked(number, source, choice, sample, count))
-    return (
-        noisy_reply(site, guard, privacy, asked)
-        if is_private
-        else _clear_statistics(site, asked)
-    )
+    """Reply with the statistics that encoders are fitted to, over the named rows.
 
-
-def _clear_statistics(site: Site, asked: Sequence[Asked]) -> Packet:
+    Of a feature whose encoder needs none, the reply has its kind and no more.
+    """
+    fittings = [
+        _checked_fitting(site, number, order, request)
+        for number, order in part_orders(site, request)
+    ]
     parts = []
     arrays: Arrays = {}
     noted: list[Release] = []
-    for own in asked:
-        number = site.current_part = own.number
-        extracted = site.extracted(number)
-        found = {
-            info.name: _statistics_of(own.choice, extracted, info, own.sample)
-            for info in extracted.features
+    for fitting in fittings:
+        number = site.current_part = fitting.number
+        features = {
+            info.name: _statistics_of(site, fitting, info)
+            for info in site.extracted(number).features
         }
-        facts, named = to_wire(found)
+        facts, named = to_wire(features)
         parts.append({"id": number, "statistics": facts})
         arrays.update({(number, name): array for name, array in named.items()})
-        if extracted.features:
-            noted.append(costs.encoders_statistics(Shard.of(site, number, own.source)))
+        if fitting.fitted:
+            shard = Shard.of(site, number, site.source(number))
+            noted.append(costs.encoders_statistics(shard))
     site.current_part = None
     site.ledger.note(site.store.run, noted)
     return Packet({"parts": parts}, arrays)
 
 
+def _checked_fitting(
+    site: Site, number: int, order: Order, request: Packet
+) -> _Fitting:
+    """Read the request for a part, and refuse it where the part's policy does."""
+    guard, source, extracted = Guard(site), site.source(number), site.extracted(number)
+    rows = None
+    if (number, "rows") in request.arrays:
+        rows = unpack_bits(request.array(number, "rows"), extracted.rows)
+    choice = order.parsed("encoders", TableChoice.from_json)
+    sample = Sample(site.hasher(), rows=rows, min_count=source.min_count)
+    kinds = _kinds(site, guard, number, choice)
+    fitting = _Fitting(number, choice, kinds, sample)
+    if fitting.fitted:
+        guard.check_statistics(source, choice, kinds)
+        count = extracted.rows if rows is None else int(np.count_nonzero(rows))
+        guard.check_rows(source, count, f"the statistics of table {extracted.table!r}")
+    return fitting
+
+
+def _kinds(
+    site: Site, guard: Guard, number: int, choice: TableChoice
+) -> dict[str, str]:
+    """Return the kind of each feature, "" where only a declaration could tell.
+
+    A column that is all NULL at its source has no type there, which the server learns
+    with the names of the columns. A column that is so among the run's rows has one.
+    """
+    extracted = site.extracted(number)
+    fragment = Fragment.from_json(site.fragment(number))
+    plain = () if fragment.subquery is not None else fragment.features
+    empty = [
+        feature
+        for feature in plain
+        if choice.is_declared(feature.name, "")
+        and extracted.column(feature.name).is_missing.all()
+    ]
+    kinds = {info.name: info.kind for info in extracted.features}
+    if empty:
+        # the source is read for it: not without need
+        all_null = guard.schema(site.source(number)).all_null
+        untyped = {quote_name(column) for column in all_null}
+        kinds |= {feature.name: "" for feature in empty if feature.sql in untyped}
+    return kinds
+
+
 def _statistics_of(
-    choice: TableChoice, extracted: ExtractedShard, info: FeatureInfo, sample: Sample
+    site: Site, fitting: _Fitting, info: FeatureInfo
 ) -> ColumnStatistics:
-    """Return the statistics of a feature; vectors are not all held at once."""
-    if info.kind != "vector":
-        column = extracted.column(info.name)
-        return feature_statistics(choice, info.name, info.kind, column, sample)
-    return merge(
-        [
-            feature_statistics(choice, info.name, info.kind, block, sample.part(span))
-            for span, block in extracted.vector_blocks(info.name)
-        ]
-    )
+    """Return the statistics of a feature, or only its kind where it needs none."""
+    choice, name, kind = fitting.choice, info.name, fitting.kinds[info.name]
+    if choice.is_declared(name, kind):
+        return declared_statistics(choice, name, kind, info.width)
+    column = site.extracted(fitting.number).column(name)
+    return feature_statistics(choice, name, kind, column, fitting.sample)

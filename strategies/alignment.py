@@ -13,7 +13,6 @@ import numpy.typing as npt
 from strategies.compact import TableLayout, compact_tables, weighted_tables
 from strategies.exchange import Replies, Request
 from strategies.extraction import Extracted, extract
-from strategies.feature_ranges import check_ranges
 from strategies.inventory import Inventory
 from strategies.labels import Labels, choose_loss, gather_labels, no_labels
 from strategies.row_weights import (
@@ -111,7 +110,6 @@ def align(
         },
         settings.max_categories,
     )
-    check_ranges(bound, schemas, choices, settings.privacy)
     extracted = yield from extract(bound, settings, inventory)
     rows = extracted.table_rows
     labels = _labels(extracted, bound, settings)

@@ -21,8 +21,7 @@ from strategies.resuming import resumed
 from strategies.rounds import RoundListener
 from strategies.trackers import Tracking, each
 from tp_flower.console import epoch_line, privacy_table, summary
-from tp_flower.datasets import FLIGHTS_RANGES, FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
-from tp_flower.encoding.ranges import parse_ranges
+from tp_flower.datasets import FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
 from tp_flower.errors import SettingsError, TPFlowerError
 from tp_flower.explain.console import explanation_view
 from tp_flower.explain.explanation import explanation_dict
@@ -73,7 +72,6 @@ def act(
         return use_model(settings, on_round, grid, folder)
     is_labelled = not settings.method.is_clustering
     query = Query.from_sql(choose_sql(settings), needs_label=is_labelled)
-    settings = with_known_ranges(settings)
     does = explain if settings.mode == EXPLAIN else train
     return does(query, settings, on_round, grid, folder)
 
@@ -90,13 +88,9 @@ def explain(
     )
     write_json({**explanation_dict(explanation), "privacy": privacy}, folder)
     view = explanation_view(explanation)
-    own = settings.privacy
-    if not (own.covers_labels or own.covers_statistics):
+    if not settings.privacy.covers_labels:
         return view
-    title = (
-        "What explaining has cost a row (statistics are paid for again by every "
-        "explain and run, labels once)"
-    )
+    title = "What explaining has cost a row (the labels are paid for once)"
     return Group(view, privacy_table(privacy, title))
 
 
@@ -153,15 +147,6 @@ def choose_sql(settings: Settings) -> str:
         )
     is_regression = settings.task == "regression" or settings.family == CORESET
     return FLIGHTS_REGRESSION_SQL if is_regression else FLIGHTS_SQL
-
-
-def with_known_ranges(settings: Settings) -> Settings:
-    """Return the settings with the built-in query's ranges where they are needed."""
-    own = settings.privacy
-    if settings.sql.strip() or own.ranges or not own.covers_statistics:
-        return settings
-    ranges = parse_ranges(FLIGHTS_RANGES)
-    return replace(settings, privacy=replace(own, ranges=ranges))
 
 
 def output_folder(settings: Settings, run_id: int) -> Path:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from strategies.alignment import Alignment
 from strategies.inventory import Inventory
+from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.explain.releases import Audience
 from tp_flower.methods import CORESET
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
@@ -16,6 +17,7 @@ def audience_of(
     settings: Settings,
     inventory: Inventory,
     updates: Mapping[str, Update],
+    encoders: Mapping[str, TableEncoder],
 ) -> Audience:
     """Return what decides who learns what.
 
@@ -24,6 +26,7 @@ def audience_of(
         settings: of the run.
         inventory: of the sites.
         updates: by table, how its shards are trained together.
+        encoders: by table.
     """
     bound, parts = aligned.bound, aligned.extracted.parts
     sharded = [name for name, own in parts.items() if len(own) > 1]
@@ -48,6 +51,7 @@ def audience_of(
         is_measured=is_measured(settings),
         sends=sent_of_rows(settings),
         has_label=not settings.method.is_clustering,
+        fitted=[name for name, encoder in encoders.items() if encoder.fitted],
     )
 
 

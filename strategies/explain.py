@@ -66,7 +66,7 @@ class Explain(RoundStrategy):
     def rounds(self) -> Generator[Request, Replies, None]:
         """Take the rounds of set-up, check the mapping, let the sites forget."""
         aligned = yield from align(self.query, self.settings, self.inventory)
-        encoders = yield from fit_encoders(aligned, self.settings.privacy)
+        encoders = yield from fit_encoders(aligned)
         rng = generator(self.settings.seed, Stream.CHECK)
         checked = yield from check_alignment(aligned, rng)
         yield ask(
@@ -96,7 +96,13 @@ class Explain(RoundStrategy):
             loss=aligned.loss.name,
             cost=forecast.cost(),
             releases=releases(
-                audience_of(aligned, settings, self.inventory, forecast.updates)
+                audience_of(
+                    aligned,
+                    settings,
+                    self.inventory,
+                    forecast.updates,
+                    self._found.encoders,
+                )
             ),
             history=self.history,
             output_dir=settings.output_dir,

@@ -92,7 +92,7 @@ def set_up_personal(
             table, does not fit it, or the label does not fit the task.
     """
     aligned = yield from _align(query, settings, inventory)
-    encoders = yield from fit_encoders(aligned, settings.privacy)
+    encoders = yield from fit_encoders(aligned)
     problem = Problem(aligned, settings, encoders, aligned.train_labels)
     (table,) = aligned.bound.tables
     request = _order(problem, table)
@@ -117,7 +117,9 @@ def set_up_personal(
         names=aligned.names,
         encoders=encoders,
         audience=replace(
-            audience_of(aligned, settings, inventory, {table: trained.update}),
+            audience_of(
+                aligned, settings, inventory, {table: trained.update}, encoders
+            ),
             graph=settings.graph,
             graph_epsilon=settings.graph_epsilon,
         ),

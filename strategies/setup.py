@@ -26,7 +26,6 @@ from strategies.expanded import expand
 from strategies.federation import Federation, Table
 from strategies.inventory import Inventory
 from strategies.lou import PartArrays, all_arrays, checked, gather_scores
-from strategies.private_statistics import estimated_statistics
 from strategies.received import array_of, fact_of, read_statistics, refuse
 from strategies.sampled import sampled
 from tp_flower.encoding.encoder import TableEncoder
@@ -39,7 +38,7 @@ from tp_flower.learning.models import ModelSpec
 from tp_flower.privacy.labels import ClassNoise, NumberNoise
 from tp_flower.protocol import Action, Update, pack_bits
 from tp_flower.query import Query
-from tp_flower.settings import PrivacySettings, Settings
+from tp_flower.settings import Settings
 
 IntArray = npt.NDArray[np.int64]
 
@@ -76,7 +75,7 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
             the tables or the label does not fit the task.
     """
     aligned = yield from align(query, settings, inventory)
-    encoders = yield from fit_encoders(aligned, settings.privacy)
+    encoders = yield from fit_encoders(aligned)
     whole, drawn = aligned, None
     if settings.coreset_rows:
         drawn = yield from draw_coreset(aligned, encoders, settings)
@@ -110,6 +109,7 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
             settings,
             inventory,
             {name: table.update for name, table in tables.items()},
+            encoders,
         ),
         weighting=aligned.weighting,
         coreset=drawn,
@@ -119,7 +119,7 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
 
 
 def fit_encoders(
-    aligned: Alignment, privacy: PrivacySettings
+    aligned: Alignment,
 ) -> Generator[Request, Replies, dict[str, TableEncoder]]:
     """Merge the shards' statistics; the label table's are of its training rows only."""
     extracted, label_table = aligned.extracted, aligned.bound.label_table
@@ -138,22 +138,18 @@ def fit_encoders(
         }
         for part in every
     }
-    header = {"privacy": privacy.to_dict()}
-    replies = yield ask(Action.STATISTICS, every, header, arrays, orders)
-    if privacy.covers_statistics:
-        merged = estimated_statistics(replies, aligned, privacy)
-    else:
-        merged = {
-            table: merge_tables(
-                [
-                    read_statistics(
-                        replies, part, choices[table], extracted.rows[part.number]
-                    )
-                    for part in parts
-                ]
-            )
-            for table, parts in extracted.parts.items()
-        }
+    replies = yield ask(Action.STATISTICS, every, {}, arrays, orders)
+    merged = {
+        table: merge_tables(
+            [
+                read_statistics(
+                    replies, part, choices[table], extracted.rows[part.number]
+                )
+                for part in parts
+            ]
+        )
+        for table, parts in extracted.parts.items()
+    }
     return {table: fit(table, own) for table, own in merged.items()}
 
 

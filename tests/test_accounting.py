@@ -26,7 +26,7 @@ from tp_flower.privacy.accounting import (
     outsider_mechanism,
     server_mechanism,
 )
-from tp_flower.privacy.mechanisms import Chance, Gaussian, PureDp
+from tp_flower.privacy.mechanisms import Gaussian, PureDp
 
 DELTA = 1e-5
 
@@ -162,23 +162,6 @@ def test_a_pure_divergence_is_that_of_randomised_response():
     # a bit kept with probability 3/4, order 2: log((3/4)^2 / (1/4) + (1/4)^2 / (3/4))
     found = _divergences([PureDp(math.log(3), count=5)])[ORDERS == 2]
     assert found == pytest.approx(5 * math.log(9 / 4 + 1 / 12), rel=1e-12)
-
-
-@pytest.mark.parametrize("others", [[Gaussian(2.0, 3)], [Gaussian(1.0), PureDp(0.2)]])
-def test_chances_take_their_delta_off_the_others(others):
-    together = [Chance(2e-6), *others, Chance(1e-6, count=3)]
-    assert epsilon(together, 1.5e-5) == pytest.approx(epsilon(others, 1e-5))
-    assert epsilon([Chance(1e-6)], 1e-6) == 0
-    assert epsilon([Chance(1e-6)], 9e-7) == math.inf
-
-
-def test_a_chance_and_a_gaussian_compose_as_an_independent_accountant_says():
-    loss = pld.privacy_loss_distribution.from_gaussian_mechanism(2.0)
-    shown = pld.common.DifferentialPrivacyParameters(0.0, 5e-6)
-    chance = pld.privacy_loss_distribution.from_privacy_parameters(shown)
-    expected = loss.compose(chance).get_epsilon_for_delta(1e-5)
-    found = epsilon([Gaussian(2.0), Chance(5e-6)], 1e-5)
-    assert found == pytest.approx(expected, rel=0.01)
 
 
 def test_without_delta_only_pure_mechanisms_have_an_epsilon():

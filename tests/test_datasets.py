@@ -1,14 +1,13 @@
 import multiprocessing
 import os
-from dataclasses import replace
+import tomllib
+from pathlib import Path
 
 import duckdb
 import numpy as np
 import pandas as pd
 import pytest
 
-from strategies.app import with_known_ranges
-from strategies.feature_ranges import check_ranges
 from tp_flower.datasets import (
     FLIGHTS_REGRESSION_SQL,
     FLIGHTS_SQL,
@@ -19,10 +18,10 @@ from tp_flower.datasets import (
 )
 from tp_flower.datasets import flights as flights_module
 from tp_flower.encoding.choice import choose_encoders
-from tp_flower.errors import SettingsError, SourceError
+from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract
 from tp_flower.query import Query
-from tp_flower.settings import PrivacySettings, Settings
+from tp_flower.settings import Settings
 from tp_flower.sources.shards import (
     describe,
     hosted_shards,
@@ -162,26 +161,20 @@ def test_flights_queries_run_at_every_shard(home, sql, kind):
     }
 
 
-def test_the_flights_features_have_ranges(home):
+def test_the_flights_features_have_encoders_without_statistics(home):
     assert home.is_dir()
-    schemas = schemas_of(hosted_shards({}, {}))
-    bound = Query.from_sql(FLIGHTS_SQL).bind(schemas)
-    choices = choose_encoders(
-        (), {own.table: [f.name for f in own.features] for own in bound.fragments}
-    )
-    asked = Settings(privacy=PrivacySettings(statistics=1.0))
-    privacy = with_known_ranges(asked).privacy
-    check_ranges(bound, schemas, choices, privacy)
-    assert len(privacy.ranges) == 22
-    with pytest.raises(SettingsError, match=r"p\.plane_year: it needs a range"):
-        check_ranges(bound, schemas, choices, replace(privacy, ranges=()))
-    # a query of the user's own, or ranges, or clear statistics: as they were
-    for settings in (
-        Settings(),
-        asked.with_fields(sql="SELECT 1"),
-        asked.with_fields(privacy=replace(privacy, ranges=(("f", "day", "1..2"),))),
-    ):
-        assert with_known_ranges(settings) is settings
+    file = Path(__file__).parents[1] / "scripts" / "private_flights.toml"
+    config = tomllib.loads(file.read_text())
+    asked = Settings.from_run_config({"encoders": config["encoders"]})
+    sources = hosted_shards({}, {})
+    bound = Query.from_sql(FLIGHTS_SQL).bind(schemas_of(sources))
+    names = {own.table: [f.name for f in own.features] for own in bound.fragments}
+    choices = choose_encoders(asked.encoders, names)
+    for fragment in bound.fragments:
+        source = next(own for own in sources if own.table == fragment.name)
+        for info in extract(source, fragment).features:
+            assert choices[fragment.table].is_declared(info.name, info.kind)
+            choices[fragment.table].spec_for(info.name, info.kind)
 
 
 def test_flights_features_leave_out_departure_and_arrival():

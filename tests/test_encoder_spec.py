@@ -1,3 +1,5 @@
+import unicodedata
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +21,15 @@ from tp_flower.encoding.spec import (
 )
 from tp_flower.errors import SchemaError, SettingsError
 
+
+def normal(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
+def quoted(texts: list[str]) -> str:
+    return ", ".join('"' + text.replace('"', '""') + '"' for text in texts)
+
+
 counts = st.integers(2, 1000)
 arguments = {
     "one-hot": st.none() | counts,
@@ -28,6 +39,11 @@ arguments = {
     "cyclic": st.sampled_from(sorted(TIME_PARTS))
     | counts
     | st.floats(1e-3, 1e6, allow_nan=False),
+    "range": st.sampled_from(
+        ["1, 12", "-0.5,1e9", "1950-01-01, 2013-12-31", "2013-01-01T06:00, 2014-01-01"]
+    ),
+    "categories": st.lists(st.text(), min_size=1, unique_by=normal).map(quoted)
+    | st.sampled_from(["AA, UA", "1, 2.5", "1,1.0", 'a b, "c;d=e"', "true, false"]),
 }
 
 
@@ -35,7 +51,8 @@ arguments = {
 def specs(draw: st.DrawFn) -> EncoderSpec:
     kind = draw(st.sampled_from(ENCODERS))
     argument = draw(arguments.get(kind, st.none()))
-    for missing in draw(st.permutations(["mean", "median", "most-frequent", "zero"])):
+    rules = ["mean", "median", "most-frequent", "middle", "zero"]
+    for missing in draw(st.permutations(rules)):
         try:
             return EncoderSpec(kind, argument, missing, draw(st.booleans()))
         except ValueError:
@@ -65,13 +82,13 @@ def test_a_full_spec_stays_as_it_is(spec: EncoderSpec, kind: str) -> None:
         ("boolean", "standard missing=mean", {Need.MOMENTS}),
         ("time", "standard missing=mean", {Need.MOMENTS}),
         ("text", "one-hot(9) missing=most-frequent", {Need.CATEGORIES}),
-        ("vector", "none missing=zero", {Need.MOMENTS}),
+        ("vector", "none missing=zero", set()),
     ],
 )
 def test_defaults(kind: str, text: str, needs: set[Need]) -> None:
     spec = default_spec(kind).for_kind(kind, 9)
     assert str(spec) == text
-    assert spec.needs == needs
+    assert spec.needs_of(kind) == needs
 
 
 @pytest.mark.parametrize(
@@ -83,6 +100,9 @@ def test_defaults(kind: str, text: str, needs: set[Need]) -> None:
         ("quantile-bins(4)", {Need.QUANTILES}),
         ("bins(4) missing=median", {Need.RANGE, Need.QUANTILES}),
         ("hash(4)", set()),
+        ("cyclic(7)", set()),
+        ("range(1, 12)", set()),
+        ("categories(1, 2) indicator", set()),
     ],
 )
 def test_needs(text: str, needs: set[Need]) -> None:
@@ -104,6 +124,23 @@ def test_needs(text: str, needs: set[Need]) -> None:
         ("cyclic(0)", r"cyclic needs a period above 0 .*, not \(0\)"),
         ("cyclic(nan)", r"cyclic needs a period above 0 .*, not \(nan\)"),
         ("cyclic(12) missing=mean", "missing=mean does not go with cyclic: .* zero"),
+        ("range", r"\(\) is not a low and a high end: write two numbers, as in range"),
+        ("range(1)", r"\(1\) is not a low and a high end"),
+        ("range(1, 2, 3)", r"\(1, 2, 3\) is not a low and a high end"),
+        ("range(1, 2000-01-01)", "is not a low and a high end: .* or two dates, as in"),
+        ("range(5, 5)", r"\(5, 5\) does not run from low to high"),
+        ("range(1, inf)", r"\(1, inf\) does not run from low to high"),
+        ("range(-1e308, 1e308)", "does not run from low to high"),
+        (
+            "range(1, 2) missing=mean",
+            "missing=mean does not go with range: .* middle or",
+        ),
+        ("categories", r"\(\) is not a list of categories, as in categories\(AA, UA\)"),
+        ("categories(a,,b)", r"\(a,,b\) is not a list of categories"),
+        ("categories(a, b, a)", r"\(a, b, a\) names a category twice"),
+        ('categories("a", a)', "names a category twice"),
+        ('categories("a" b)', "is not a list of categories"),
+        ("categories(a", "is not of the form"),
         ("standard missing=", "'missing=' is not an option"),
         ("standard indicator indicator", "'indicator' is not an option, or given"),
         ("standard x", "'x' is not an option, or given twice: options are missing="),
@@ -117,7 +154,18 @@ def test_refuses_what_is_no_spec(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "message"),
     [
-        ("standard", "text", "does not fit a text: use one-hot, hash, length$"),
+        ("standard", "text", "fit a text: use categories, one-hot, hash, length$"),
+        ("range(1, 2)", "time", r"write dates, as in range\(1950-01-01, 2013-12-31\)$"),
+        (
+            "range(2000-01-01, 2001-01-01)",
+            "number",
+            r"write numbers, as in range\(1, 1",
+        ),
+        ("range(1, 2)", "text", "does not fit a text"),
+        ("categories(a)", "number", "does not fit a number: 'a' is not a number"),
+        ("categories(1, 1.0)", "number", "names a number twice"),
+        ("categories(yes)", "boolean", "does not fit a boolean: 'yes' is not a number"),
+        ("categories(1)", "time", "does not fit a time"),
         ("length", "number", r"fit a number: use standard, min-max, .*, hash, none$"),
         ("cyclic(12)", "boolean", "does not fit a boolean"),
         ("cyclic(month)", "number", r"needs a time: give a number a period"),

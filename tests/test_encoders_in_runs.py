@@ -72,7 +72,7 @@ def test_no_text_and_no_key_reaches_the_server(runs: dict[str, Run]) -> None:
         (
             SiteError,
             ("c", "region", "robust"),
-            r"encoder of c\.region: encoder robust does not fit a text: use one-hot",
+            r"encoder of c\.region: encoder robust does not fit a text: use categories",
         ),
     ],
 )

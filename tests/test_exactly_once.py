@@ -43,15 +43,19 @@ COVERED = PrivacySettings(
     features="statistics",
     epsilon=1.0,
     predictions=2.0,
-    statistics=1.0,
-    ranges=(("o", "price", "-5..5"), ("o", "day", "1..28"), ("c", "age", "0..300")),
+)
+FREE = (
+    ("o", "price", "range(-5, 5)"),
+    ("o", "day", "range(1, 28)"),
+    ("c", "age", "range(0, 300)"),
+    ("c", "kind", "categories(k0, k1)"),
 )
 BUDGET = """
     epsilon = 50.0
     delta = 1e-3
 """
 SETTINGS = {
-    "covered": {"privacy": COVERED},
+    "covered": {"privacy": COVERED, "encoders": FREE},
     "sgd": {"batch_size": 5, "num_epochs": 1},
     "coreset": {"coreset_size": 8, "num_epochs": 1},
 }
@@ -285,7 +289,7 @@ def test_a_site_that_lost_its_state_is_told_all_again(tmp_path):
 
     lost: list[str] = []
     grid = Losing(tmp_path, Action.CONSENSUS, lose)
-    train(grid, privacy=COVERED, num_epochs=1)
+    train(grid, **SETTINGS["covered"], num_epochs=1)
     assert lost == list(LOSSES)
 
 
@@ -311,7 +315,7 @@ def test_a_damaged_reply_is_not_sent(tmp_path):
 
     grid = Losing(tmp_path, Action.CONSENSUS, lose)
     with pytest.raises(SiteError, match="us"):
-        train(grid, privacy=COVERED, num_epochs=1)
+        train(grid, **SETTINGS["covered"], num_epochs=1)
     (answer,) = answers
     assert (answer.header["kind"], answer.header["at"]) == ("behind", None)
     assert "reply of the last round is damaged" in answer.header["error"]

@@ -209,10 +209,8 @@ def test_settings_refuse_mechanisms_that_do_not_count(strategy, private):
         Settings(strategy=strategy, privacy=PrivacySettings(**private))
 
 
-def test_labels_and_statistics_may_be_private():
-    privacy = PrivacySettings(
-        labels="laplace", label_noise=1.0, label_range=(0.0, 1.0), statistics=1.0
-    )
+def test_labels_may_be_private():
+    privacy = PrivacySettings(labels="laplace", label_noise=1.0, label_range=(0.0, 1.0))
     Settings(strategy="vfl-admm", privacy=privacy)
 
 

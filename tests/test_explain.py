@@ -297,8 +297,9 @@ PRIVATE = PrivacySettings(
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
 def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
     tables = ["c", "d"], ["c"], ["d"]
-    clear = releases(Audience("o", strategy, *tables, False, False))
-    covered = releases(Audience("o", strategy, *tables, False, False, PRIVATE))
+    audience = Audience("o", strategy, *tables, False, False, fitted=["c"])
+    clear = releases(audience)
+    covered = releases(replace(audience, privacy=PRIVATE))
     clear_by, covered_by = (
         {(own.message, own.to, own.carries): own.protection for own in told}
         for told in (clear, covered)
@@ -320,6 +321,8 @@ def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
     assert len(changed) >= 5
     uncovered = {key[2] for key, own in covered_by.items() if own == NOTHING}
     assert any("count, mean, deviation" in carries for carries in uncovered)
+    declared = {own.carries for own in releases(replace(audience, fitted=[]))}
+    assert not any("count, mean" in own or "how many rows;" in own for own in declared)
     # what is left out: the curvature, which is not asked for
     assert {key[2] for key in clear_by} - {key[2] for key in covered_by} == {
         "one number of curvature per shard"

@@ -442,29 +442,6 @@ def test_vectors(tmp_path, kind):
     np.testing.assert_array_equal(found, [none, [1, 2], none, [np.nan, -4]])
 
 
-def test_vectors_block_by_block_are_the_whole(tmp_path, monkeypatch):
-    sql = "SELECT CASE WHEN i % 3 > 0 THEN [i, 1]::FLOAT[] END AS v FROM range(7) t(i)"
-    shard = of_sql(tmp_path, sql, fragment({"e": '"v"'}))
-    whole = shard.column("e").values
-    monkeypatch.setattr("tp_flower.extraction.extracted.MOST_VALUES", 4)
-    blocks = list(shard.vector_blocks("e"))
-    assert [(span.start, span.stop) for span, _ in blocks] == [
-        (0, 2),
-        (2, 4),
-        (4, 6),
-        (6, 7),
-    ]
-    found = np.concatenate([block.values for _, block in blocks])
-    np.testing.assert_array_equal(found, whole)
-
-
-def test_vectors_of_no_row_are_one_block(tmp_path):
-    sql = "SELECT [1, 2]::FLOAT[2] AS v WHERE false"
-    shard = of_sql(tmp_path, sql, fragment({"e": '"v"'}))
-    ((span, block),) = shard.vector_blocks("e")
-    assert (span, block.values.shape) == (slice(0, 0), (0, 0))
-
-
 def test_vectors_that_are_all_missing(tmp_path):
     sql = "SELECT CAST(NULL AS FLOAT[]) AS v FROM range(4)"
     shard = of_sql(tmp_path, sql, fragment({"e": '"v"'}))

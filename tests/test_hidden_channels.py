@@ -271,4 +271,4 @@ def test_with_a_budget_no_statistic_of_one_row_leaves_as_it_is(tmp_path):
         train(grid, privacy=EXACT)
     (answer,) = grid.answers
     answer.check_nothing_left()
-    assert "releases.statistics = private" in answer.error
+    assert "releases.statistics = never" in answer.error

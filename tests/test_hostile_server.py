@@ -127,9 +127,12 @@ EVERYTHING = {
     "labels": "randomised-response",
     "label_epsilon": 2.0,
     "predictions": 4.0,
-    "statistics": 1.0,
-    "ranges": (("c", "age", "0..300"), ("o", "price", "-5..5"), ("o", "day", "0..31")),
 }
+DECLARED = (
+    ("c", "age", "range(0, 300)"),
+    ("c", "kind", "categories(k0, k1)"),
+    ("o", "price", "range(-5, 5) indicator"),
+)
 
 
 # of numbers at the end of what a float can be
@@ -163,6 +166,7 @@ def test_a_malformed_request_of_a_private_run_is_refused(
             method,
             sql=SQL.replace("o.qty AS", "o.qty > 0 AS"),
             privacy=privacy,
+            encoders=DECLARED,
             **settings,
         )
     for answer in grid.answers:
@@ -238,7 +242,7 @@ def test_a_malformed_request_of_a_private_run_is_refused(
             "train.prepare",
             SHOP,
             header("parts", 0, "encoder", "encodings", 0, "scale", value=0.0),
-            "malformed encoder: .*'price': centre, scale or fill is out of range",
+            "malformed encoder: .*'price': centre, scale, fill or limit is out",
         ),
         (
             "train.prepare",
@@ -403,7 +407,7 @@ def one_trained_row(packet):
             (
                 "query.statistics",
                 header("parts", 0, "encoders", "features", 0, 1, value=encoder),
-                rf"statistics = moments\).* asks for {needs} of feature 'price'",
+                rf"statistics = moments\).* of o\.price is fitted to {needs}; ",
             )
             for encoder, needs in [
                 ("min-max", "range"),
@@ -421,7 +425,9 @@ def test_single_rows_and_finer_statistics(tmp_path, action, change, match):
 
 def test_statistics_that_may_not_leave(tmp_path):
     rules = POLICIES["orders"].replace("moments", "never")
-    match = r"releases.statistics = never.*feature 'price'; none may leave the site"
+    match = (
+        r"releases.statistics = never.* o\.price is .*; none may leave the site; set"
+    )
     with pytest.raises(SiteError, match=match):
         train(HostileGrid(tmp_path, policies={"orders": rules}))
 

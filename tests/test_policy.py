@@ -1,7 +1,5 @@
 """The rules of a table's policy: read from the tables file, and what they refuse."""
 
-from itertools import product
-
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
@@ -9,7 +7,7 @@ from flwr.app import Context, RecordDict
 from client_apps.guard import Guard
 from client_apps.rows import Batches, TrainingRows, check_rows
 from client_apps.site import Site
-from tp_flower.encoding.spec import EncoderSpec
+from tp_flower.encoding.spec import EncoderSpec, default_spec
 from tp_flower.errors import PolicyError, QueryError, SourceError
 from tp_flower.privacy.ledger import Budget
 from tp_flower.privacy.policy import LEVELS, Policy, Releases
@@ -76,7 +74,7 @@ def test_a_policy_with_every_key(tmp_path):
         keys=("day",),
         join_only=("customer",),
         min_rows=5,
-        releases=Releases("clear", "private", "private", "never"),
+        releases=Releases("clear", "never", "private", "never"),
         epsilon=2.0,
         delta=1e-6,
         budget_name="payments",
@@ -115,8 +113,8 @@ def test_a_shards_keys_win_over_its_tables(tmp_path):
     assert (first.policy.min_rows, second.policy.min_rows) == (2, 10)
     assert (first.min_count, second.min_count) == (7, 5)
     assert first.policy.columns == second.policy.columns == ("a",)
-    assert first.policy.releases == Releases("private", "private", "never", "never")
-    assert second.policy.releases == Releases("private", "private", "never", "clear")
+    assert first.policy.releases == Releases("private", "never", "never", "never")
+    assert second.policy.releases == Releases("private", "never", "never", "clear")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +141,11 @@ def test_a_shards_keys_win_over_its_tables(tmp_path):
         ),
         (
             "releases = { statistics = 'moment' }",
-            r"'moment' \(did you mean 'moments'\?\): .* never, private, moments, clear",
+            r"'moment' \(did you mean 'moments'\?\): .* never, moments, clear",
+        ),
+        (
+            "epsilon = 1\nreleases = { statistics = 'private' }",
+            "'statistics' in 'releases' .* is 'private': .* never, moments, clear",
         ),
         ("releases = { scores = 3 }", "'scores' in 'releases' .* is 3: valid levels"),
         ("releases = { models = 'private' }", "are private, but no 'epsilon'"),
@@ -389,7 +391,10 @@ def test_few_rows():
         ("one-hot(4)", "moments"),
         ("length", "moments"),
         ("none", "moments"),
-        ("cyclic(7)", "moments"),
+        ("cyclic(7)", "never"),
+        ("range(0, 9)", "never"),
+        ("categories(1, 2)", "never"),
+        ("hash(4) indicator", "never"),
         ("min-max", "clear"),
         ("bins(4)", "clear"),
         ("robust", "clear"),
@@ -399,23 +404,45 @@ def test_few_rows():
 )
 def test_statistics_by_level(spec, finest):
     """A level allows what its own statistics suffice for, and every coarser one."""
-    needs = EncoderSpec.parse(spec).needs
-    for level, is_private in product(LEVELS["statistics"], (True, False)):
+    encoder = EncoderSpec.parse(spec)
+    allowed = LEVELS["statistics"][LEVELS["statistics"].index(finest) :]
+    for level in LEVELS["statistics"]:
         policy = Policy(releases=Releases(statistics=level))
-        coarse = level == "moments" or (level == "private" and is_private)
-        if level == "clear" or (coarse and finest == "moments"):
-            policy.check_statistics("x", needs, is_private=is_private)
+        if level in allowed:
+            policy.check_statistics("t", "x", "number", encoder)
         else:
-            with pytest.raises(PolicyError, match=f"statistics = {level}.*feature 'x'"):
-                policy.check_statistics("x", needs, is_private=is_private)
+            with pytest.raises(
+                PolicyError, match=rf"statistics = {level}.* t\.x is fi"
+            ):
+                policy.check_statistics("t", "x", "number", encoder)
 
 
 def test_a_finer_statistic_is_named():
     policy = Policy(releases=Releases(statistics="moments"))
-    needs = EncoderSpec.parse("min-max missing=median").needs
-    match = "asks for quantiles and range of feature 'x'; counts, means, deviations and"
+    spec = EncoderSpec.parse("min-max missing=median")
+    match = r"t\.x is fitted to quantiles and range; counts, means, deviations and"
     with pytest.raises(PolicyError, match=match):
-        policy.check_statistics("x", needs, is_private=False)
+        policy.check_statistics("t", "x", "number", spec)
+
+
+@pytest.mark.parametrize(
+    ("kind", "instead"),
+    [
+        ("number", r"range\(<low>, <high>\), categories\(.*hash\(.* or cyclic\("),
+        ("boolean", r"range\(0, 1\)$"),
+        ("time", r"range\(1950-01-01, 2013-12-31\), cyclic\(<part>\).* or hash\("),
+        ("text", r"categories\(<a>, <b>\) or hash\(<columns>\)$"),
+    ],
+)
+def test_a_refused_statistic_comes_with_what_to_write_instead(kind, instead):
+    policy = Policy(releases=Releases.within_budget())
+    spec = default_spec(kind).for_kind(kind, 9)
+    match = (
+        rf"none may leave the site; set encoders = 't\.x=<encoder>' with .*{instead}"
+    )
+    with pytest.raises(PolicyError, match=match):
+        policy.check_statistics("t", "x", kind, spec)
+    policy.check_statistics("t", "x", "vector", default_spec("vector"))
 
 
 @pytest.mark.parametrize("kind", LEVELS)
@@ -514,7 +541,6 @@ def test_the_smallest_batch_must_have_enough_rows(tmp_path):
         ("models", {"features": "dp-sgd"}),
         ("models", {"features": "statistics"}),
         ("scores", {"predictions": 1.0}),
-        ("statistics", {"statistics": 1.0}),
     ],
 )
 def test_a_plan_must_cover_what_the_policy_wants_covered(tmp_path, kind, settings):

@@ -13,8 +13,6 @@ CONFIG = {
     "privacy.features": "dp-sgd",
     "privacy.epsilon": 2,
     "privacy.local-steps": 7,
-    "privacy.statistics": 0.5,
-    "privacy.ranges": 'o.day=1..28; c."a b" = 1900-01-01..2013-12-31',
 }
 
 
@@ -28,8 +26,6 @@ def test_run_config_keys_are_the_fields():
         features="dp-sgd",
         epsilon=2.0,
         local_steps=7,
-        statistics=0.5,
-        ranges=(("o", "day", "1..28"), ("c", "a b", "1900-01-01..2013-12-31")),
     )
     assert type(found.epsilon) is float
 
@@ -58,13 +54,6 @@ def test_settings_survive_the_run_config():
         ({"privacy.label-range": "1"}, r"label-range: \(1.0,\) is not a pair"),
         ({"privacy.label-range": "2, 1"}, "label-range: 2 is not below 1"),
         ({"privacy.label-classes": "a, a"}, "label-classes: .* different classes"),
-        ({"privacy.ranges": "day=1..28"}, "ranges: 'day=1..28' is not a list of <tab"),
-        ({"privacy.ranges": "o.day=1-28"}, "ranges: o.day: '1-28' is not <low>..<hig"),
-        ({"privacy.ranges": "o.day=5..5"}, "o.day: '5..5' does not run from low to"),
-        ({"privacy.ranges": "o.day=1..inf"}, "o.day: '1..inf' does not run from low"),
-        ({"privacy.ranges": "o.a=1..2000-01-01"}, "is not <low>..<high>: two numbers"),
-        ({"privacy.ranges": "o.a=1..2; O.A=1..3"}, "O.A is given two ranges"),
-        ({"privacy.ranges": 3}, "privacy.ranges: 3 is not a list of .table, column"),
         ({"privacy.labels": "laplace"}, "one of privacy.label-epsilon .* none is"),
         (
             {"privacy.labels": "randomised-response"},
@@ -78,7 +67,6 @@ def test_settings_survive_the_run_config():
         ({"privacy.adversary": "outsider"}, "adversary: it is set, but privacy.feat"),
         ({"privacy.label-range": "0, 5"}, "label-range: it is set, but privacy.labels"),
         ({"privacy.prediction-clip": 2}, "it is set, but privacy.predictions is 0.0"),
-        ({"privacy.ranges": "o.a=0..1"}, "ranges: it is set, but privacy.statistics"),
         ({"privacy.label-noise": 1.0}, "privacy.labels: 'clear' has no noise"),
         (
             {

@@ -60,9 +60,10 @@ def test_only_what_is_needed_is_computed() -> None:
     found = statistics_of(choice_of(COLUMNS, x="hash(4)", c="length"), COLUMNS)
     x, c, v = found.values()
     assert (x.moments, x.range, x.quantiles, x.categories) == (None,) * 4
+    assert (x.rows, x.count, x.is_declared) == (0, 0, True)
     assert c.moments == Moments(3, 1.0, 0.0)
     assert c.categories is None
-    assert (v.width, v.count, v.moments) == (2, 1, None)
+    assert (v.width, v.count, v.moments) == (2, 0, None)
 
 
 def test_texts_do_not_travel() -> None:
@@ -148,7 +149,7 @@ def sent() -> Sent:
         (1, "tail", 2, "'c': categories of no more than tail = 2 rows"),
         (1, "tail", -1, "'c': tail must be a whole number"),
         (1, "name", "x", "no statistics of feature 'c' in its place"),
-        (2, "width", 0, "'v': width must be a whole number from 1 to"),
+        (2, "width", -1, "'v': width must be a whole number from 0 to"),
     ],
 )
 def test_refuses_facts_that_cannot_be(

@@ -2,7 +2,6 @@
 
 from tp_flower.datasets.carriers import CARRIERS_SQL, make_carriers
 from tp_flower.datasets.flights import (
-    FLIGHTS_RANGES,
     FLIGHTS_REGRESSION_SQL,
     FLIGHTS_SQL,
     flights_tables,
@@ -15,7 +14,6 @@ from tp_flower.datasets.store import (
 
 __all__ = [
     "CARRIERS_SQL",
-    "FLIGHTS_RANGES",
     "FLIGHTS_REGRESSION_SQL",
     "FLIGHTS_SQL",
     "STORE_CLASSIFICATION_SQL",

@@ -40,15 +40,6 @@ WHERE f.arr_delay IS NOT NULL
 """
 FLIGHTS_SQL: Final = f"SELECT f.arr_delay > 15 AS label,{_FEATURES}"
 FLIGHTS_REGRESSION_SQL: Final = f"SELECT f.arr_delay AS label,{_FEATURES}"
-FLIGHTS_RANGES: Final = (
-    "f.month=1..12; f.day=1..31; f.hour=0..24; f.minute=0..60; "
-    "f.sched_arr_time=0..2400; f.weekday=0..6; f.distance=0..5000; "
-    "p.plane_year=1950..2013; p.engines=1..4; p.seats=0..500; "
-    "w.temp=-20..110; w.dewp=-20..90; w.humid=0..100; w.wind_dir=0..360; "
-    "w.wind_speed=0..60; w.precip=0..2; w.pressure=980..1050; w.visib=0..10; "
-    "a.lat=15..75; a.lon=-180..-60; a.alt=-300..10000; a.tz=-10..-4"
-)
-"""What a month, an aeroplane or the weather may be, said without the data."""
 
 
 def flights_tables() -> dict[str, dict[str, Path]]:

@@ -1,13 +1,13 @@
 """Which encoder each feature of a run gets: the settings, read and checked.
 
-The run config says it in one string, ``flights.month=cyclic(12); planes.model=none``,
+The run config says it in one string, ``flights.month=cyclic(12); planes.seats=none``,
 and in keys ``encode.<table>.<column>``. A table is named by its alias in the query, a
 column by its name among the query's features; names with ``. = ; "`` stand in double
 quotes, as in SQL.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -20,9 +20,10 @@ Entry = tuple[str, str, str]
 KEY_PREFIX: Final = "encode."
 _PIECES: Final = re.compile(r'(?:[^";]|"[^"]*")+')
 _QUOTED: Final = r'"(?:[^"]|"")+"'
+_PLAIN: Final = r'(?:[^"=;]|"[^"]*")*'
 _ENTRY: Final = re.compile(
     rf'\s*(?P<table>{_QUOTED}|[^".=;]+)\.'
-    rf'(?P<column>{_QUOTED}|\s*[^"=;\s][^"=;]*)\s*=(?P<spec>[^"=;]*(?:=[^"=;]*)?)'
+    rf'(?P<column>{_QUOTED}|\s*[^"=;\s][^"=;]*)\s*=(?P<spec>{_PLAIN}(?:={_PLAIN})?)'
 )
 _EXAMPLE: Final = '"flights.month=cyclic(12); planes.model=one-hot(20)"'
 
@@ -85,28 +86,18 @@ def merge_entries(listed: Sequence[Entry], keyed: Sequence[Entry]) -> tuple[Entr
     return (*listed, *added)
 
 
-def entries_problem(
-    entries: object,
-    what: str = "encoder",
-    parse: Callable[[str], object] = EncoderSpec.parse,
-) -> str | None:
-    """Return what is wrong with entries, None if nothing is.
-
-    Args:
-        entries: (table, column, text) each.
-        what: the texts say.
-        parse: raises ValueError where a text does not say it.
-    """
+def entries_problem(entries: object) -> str | None:
+    """Return the first mistake in entries (table, column, spec), None without one."""
     if not isinstance(entries, tuple) or not all(_is_entry(item) for item in entries):
-        return f"{entries!r} is not a list of (table, column, {what})"
+        return f"{entries!r} is not a list of (table, column, encoder)"
     named: set[tuple[str, str]] = set()
     for table, column, text in entries:
         name = (table.lower(), column.lower())
         if name in named:
-            return f"{table}.{column} is given two {what}s"
+            return f"{table}.{column} is given two encoders"
         named.add(name)
         try:
-            parse(text)
+            EncoderSpec.parse(text)
         except ValueError as error:
             return f"{table}.{column}: {error}"
     return None
@@ -160,6 +151,20 @@ class TableChoice:
         except SchemaError as error:
             raise SchemaError(f"{where}: {error}") from None
 
+    def is_declared(self, feature: str, kind: str) -> bool:
+        """Return whether the encoder of a feature needs no statistics.
+
+        Args:
+            feature: its name; one that there is not has no such encoder.
+            kind: of value; "" where it is not known.
+        """
+        if feature not in self.choices:
+            return False
+        spec = self.choices[feature].override
+        if spec is None:
+            spec = default_spec(kind) if kind else None
+        return spec is not None and not spec.needs_of(kind)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types: what the server tells a site."""
         return {
@@ -205,8 +210,7 @@ def choose_encoders(
     """
     chosen: dict[tuple[str, str], EncoderSpec] = {}
     for table, column, spec in entries:
-        found = find_column("encoders", table, column, features)
-        chosen[found] = EncoderSpec.parse(spec)
+        chosen[_find_column(table, column, features)] = EncoderSpec.parse(spec)
     return {
         table: TableChoice(
             table,
@@ -219,25 +223,15 @@ def choose_encoders(
     }
 
 
-def find_column(
-    setting: str, table: str, column: str, features: Mapping[str, Sequence[str]]
+def _find_column(
+    table: str, column: str, features: Mapping[str, Sequence[str]]
 ) -> tuple[str, str]:
-    """Return the table and the feature that an entry of a setting names.
-
-    Args:
-        setting: its key, for messages.
-        table: as the entry names it, in any case.
-        column: likewise.
-        features: names of the features by alias of their table.
-
-    Raises:
-        SettingsError: the query has no such table or feature.
-    """
-    alias = _find(table, features, f"{setting} names table {table!r}; the query has")
+    """Return the table and the feature that an entry names, in any case."""
+    alias = _find(table, features, f"encoders names table {table!r}; the query has")
     name = _find(
         column,
         features[alias],
-        f"{setting} names column {column!r} of table {alias!r}, whose features are",
+        f"encoders names column {column!r} of table {alias!r}, whose features are",
     )
     return alias, name
 
@@ -262,7 +256,12 @@ def _quoted(name: str) -> str:
 
 def _same_entry(a: Entry, b: Entry) -> bool:
     names_agree = all(x.lower() == y.lower() for x, y in zip(a[:2], b[:2], strict=True))
-    return names_agree and "".join(a[2].split()) == "".join(b[2].split())
+    return names_agree and _without_spaces(a[2]) == _without_spaces(b[2])
+
+
+def _without_spaces(spec: str) -> str:
+    """Return a spec without the spaces outside of its quoted texts."""
+    return re.sub(r'("[^"]*")|\s+', r"\1", spec)
 
 
 def _is_entry(item: object) -> bool:

@@ -1,7 +1,6 @@
 """What encoders first make of a column: lengths, places in a cycle, texts of numbers.
 
-Statistics and encodings are both of the derived values, so that what is constant after
-the derivation (the hour of a column of dates) is known to be.
+Statistics and encodings are both of the derived values.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,18 +52,14 @@ def number_texts(column: NumericColumn) -> CategoricalColumn:
 
 
 def derive(name: str, column: FeatureColumn, spec: EncoderSpec) -> NumericColumn:
-    """Return the numbers that an encoder of numbers works on.
+    """Return the numbers that an encoder is fitted to.
 
     Raises:
         SchemaError: the column is of another kind; names the feature.
     """
     if spec.kind == "length":
         return text_lengths(as_categorical(name, column))
-    numbers = as_numeric(name, column)
-    if spec.kind == "cyclic" and spec.argument is not None:
-        place, _ = cycle_of(spec.argument)
-        return NumericColumn(place(numbers.values))
-    return numbers
+    return as_numeric(name, column)
 
 
 def categories_of(column: FeatureColumn, name: str) -> CategoricalColumn:

@@ -36,6 +36,7 @@ from tp_flower.encoding.hashed import (
     CategoryEncoding,
     HashedEncoding,
     HashEncoding,
+    ListedEncoding,
     Targets,
     categories_for,
     hex_of,
@@ -49,6 +50,7 @@ FeatureEncoding = (
     | CyclicEncoding
     | VectorEncoding
     | MissingEncoding
+    | ListedEncoding
     | HashedEncoding
 )
 
@@ -64,6 +66,7 @@ _READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], FeatureEncoding]]] = 
         MissingEncoding,
         CategoryEncoding,
         HashEncoding,
+        ListedEncoding,
     )
 }
 
@@ -77,11 +80,13 @@ class TableEncoder:
         encodings: in the query's order of features; a feature may have two of them (its
             values, and which are missing).
         dropped: names of the features that say nothing: constant or empty.
+        fitted: names of the features whose statistics the encoder was fitted to.
     """
 
     table: str
     encodings: tuple[FeatureEncoding, ...]
     dropped: tuple[str, ...] = ()
+    fitted: tuple[str, ...] = ()
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -141,6 +146,7 @@ class TableEncoder:
                 for encoding in self.encodings
             ],
             "dropped": list(self.dropped),
+            "fitted": list(self.fitted),
         }
 
     @classmethod
@@ -154,7 +160,10 @@ class TableEncoder:
         _check_version(data)
         try:
             encodings = tuple(_READERS[own["type"]](own) for own in data["encodings"])
-            return cls(str(data["table"]), encodings, tuple(map(str, data["dropped"])))
+            dropped = tuple(map(str, data["dropped"]))
+            # encoders that were saved before they said so
+            fitted = tuple(map(str, data.get("fitted", ())))
+            return cls(str(data["table"]), encodings, dropped, fitted)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SchemaError(f"malformed encoder: {error!r}") from error
 

@@ -35,7 +35,7 @@ LARGEST: Final = 1e30
 
 @dataclass(frozen=True)
 class NumberEncoding:
-    """One column: (x - centre) / scale.
+    """One column: (x - centre) / scale, clipped to [-limit, limit].
 
     Attributes:
         name: the feature.
@@ -43,9 +43,10 @@ class NumberEncoding:
         scale: divided by; above 0.
         fill: the number x that stands for a missing value.
         of_length: whether x is the length of a text.
+        limit: 1 where the range of x was declared.
 
     Raises:
-        ValueError: a parameter is not finite, or the scale not above 0.
+        ValueError: a parameter is not finite, or scale or limit not above 0.
     """
 
     TYPE: ClassVar = "number"
@@ -55,12 +56,15 @@ class NumberEncoding:
     scale: float
     fill: float
     of_length: bool = False
+    limit: float = LARGEST
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         are_finite = np.isfinite([self.centre, self.scale, self.fill]).all()
-        if not (are_finite and self.scale > 0):
-            raise ValueError(f"{self.name!r}: centre, scale or fill is out of range")
+        if not (are_finite and self.scale > 0 and 0 < self.limit <= LARGEST):
+            raise ValueError(
+                f"{self.name!r}: centre, scale, fill or limit is out of range"
+            )
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -75,6 +79,7 @@ class NumberEncoding:
             "scale": self.scale,
             "fill": self.fill,
             "of-length": self.of_length,
+            "limit": self.limit,
         }
 
     @classmethod
@@ -86,6 +91,7 @@ class NumberEncoding:
             float(data["scale"]),
             float(data["fill"]),
             bool(data["of-length"]),
+            float(data.get("limit", LARGEST)),
         )
 
     def writer(self, column: FeatureColumn) -> Writer:
@@ -101,7 +107,7 @@ class NumberEncoding:
             with np.errstate(over="ignore"):
                 scaled -= self.centre
                 scaled /= self.scale
-            out[:, 0] = np.clip(scaled, -LARGEST, LARGEST, out=scaled)
+            out[:, 0] = np.clip(scaled, -self.limit, self.limit, out=scaled)
 
         return write
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from tp_flower.encoding.categories import CategoryStatistics
 from tp_flower.encoding.columns import FloatArray
+from tp_flower.encoding.declared import number_categories
 from tp_flower.encoding.encoder import FeatureEncoding, TableEncoder
 from tp_flower.encoding.encodings import (
     LARGEST,
@@ -17,7 +18,12 @@ from tp_flower.encoding.encodings import (
     NumberEncoding,
     VectorEncoding,
 )
-from tp_flower.encoding.hashed import CategoryEncoding, HashEncoding, hex_of
+from tp_flower.encoding.hashed import (
+    CategoryEncoding,
+    HashEncoding,
+    ListedEncoding,
+    hex_of,
+)
 from tp_flower.encoding.quantiles import QuantileSummary
 from tp_flower.encoding.spec import EncoderSpec
 from tp_flower.encoding.statistics import ColumnStatistics, Moments, Range
@@ -31,7 +37,8 @@ def fit(table: str, statistics: Mapping[str, ColumnStatistics]) -> TableEncoder:
     """Return the encoder for a table with these statistics, by feature name.
 
     Constant and empty features are dropped; which values of them are missing is kept
-    where it was asked for and is not constant itself.
+    where it was asked for and is not constant itself. Features whose encoder needs no
+    statistics are encoded as they were declared, whatever their values are.
 
     Args:
         table: alias in the query.
@@ -52,9 +59,10 @@ def fit(table: str, statistics: Mapping[str, ColumnStatistics]) -> TableEncoder:
         else:
             encodings.append(encoding)
         wants_missing = own.spec is not None and own.spec.indicator
-        if wants_missing and 0 < own.count < own.rows:
+        if wants_missing and (own.is_declared or 0 < own.count < own.rows):
             encodings.append(MissingEncoding(name))
-    return TableEncoder(table, tuple(encodings), tuple(dropped))
+    fitted = tuple(name for name, own in statistics.items() if not own.is_declared)
+    return TableEncoder(table, tuple(encodings), tuple(dropped), fitted)
 
 
 def _fit_feature(name: str, own: ColumnStatistics) -> Fitted:
@@ -124,11 +132,23 @@ def _bins(name: str, own: ColumnStatistics, edges: FloatArray) -> Fitted:
     return BinEncoding(name, tuple(edges.tolist()), fill)
 
 
-def _cyclic(name: str, own: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+def _cyclic(name: str, _: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     cycle = spec.argument
-    if not _moments(own).scale > 0 or cycle is None:
-        return None
-    return CyclicEncoding(name, cycle)
+    return None if cycle is None else CyclicEncoding(name, cycle)
+
+
+def _in_range(name: str, _: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+    """The place in the declared range, from -1 (low) to 1 (high)."""
+    span = spec.range
+    fill = 0.0 if spec.missing == "zero" else span.middle
+    return NumberEncoding(name, span.middle, span.half_width, fill, limit=1.0)
+
+
+def _listed(name: str, own: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+    categories, is_number = spec.categories, own.kind != "text"
+    if is_number:
+        categories = number_categories(categories)
+    return ListedEncoding(name, categories, is_number)
 
 
 def _one_hot(name: str, own: ColumnStatistics, spec: EncoderSpec) -> Fitted:
@@ -163,6 +183,8 @@ _FITTERS: Final[
     "bins": _equal_width,
     "quantile-bins": _equal_depth,
     "cyclic": _cyclic,
+    "range": _in_range,
+    "categories": _listed,
     "one-hot": _one_hot,
     "hash": _hash,
 }

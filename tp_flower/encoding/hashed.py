@@ -1,7 +1,8 @@
 """How one feature of categories becomes columns of the encoded matrix.
 
-Categories are known by keyed hash. Whoever fits the encoder does not need the key;
-whoever encodes rows does, and hashes each distinct value of a shard once.
+Categories that were counted are known by keyed hash. Whoever fits the encoder does not
+need the key; whoever encodes rows does, and hashes each distinct value of a shard once.
+Categories that were declared are known by their texts.
 
 Notation
     k   distinct values of the column
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Self
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from tp_flower.encoding.columns import (
     CategoricalColumn,
@@ -216,11 +219,70 @@ class HashEncoding:
         return write
 
 
+@dataclass(frozen=True)
+class ListedEncoding:
+    """One column per category that the run's author has declared.
+
+    Zeros where the value is missing, or none of these categories.
+
+    Attributes:
+        name: the feature.
+        categories: as texts; of numbers as ``number_texts`` writes them.
+        of_number: whether the categories are numbers.
+
+    Raises:
+        ValueError: there is no category, or one is there twice.
+    """
+
+    TYPE: ClassVar = "listed"
+
+    name: str
+    categories: tuple[str, ...]
+    of_number: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the categories."""
+        if not self.categories or len(set(self.categories)) != len(self.categories):
+            raise ValueError(f"{self.name!r}: no categories, or one of them twice")
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the encoded columns."""
+        return tuple(f"{self.name}={category}" for category in self.categories)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON types."""
+        return {
+            "name": self.name,
+            "categories": list(self.categories),
+            "of-number": self.of_number,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Rebuild the encoding from ``to_json``."""
+        categories = tuple(str(category) for category in data["categories"])
+        return cls(str(data["name"]), categories, bool(data["of-number"]))
+
+    def writer(self, column: FeatureColumn) -> Writer:
+        """Return the function that encodes a block of the column's rows."""
+        values = categories_for(self, column)
+        listed = pa.array(self.categories, values.texts.type)
+        positions = pc.index_in(values.texts, value_set=listed)
+        # the last entry is that of a missing value, whose code is -1
+        hot = np.append(pc.fill_null(positions, -1).to_numpy().astype(np.intp), -1)
+
+        def write(block: Rows, out: Float32Array) -> None:
+            write_one_hot(hot[values.codes[block]], out)
+
+        return write
+
+
 HashedEncoding = CategoryEncoding | HashEncoding
 
 
 def categories_for(
-    encoding: HashedEncoding, column: FeatureColumn
+    encoding: HashedEncoding | ListedEncoding, column: FeatureColumn
 ) -> CategoricalColumn:
     """Return a column as the categories that an encoding is of.
 

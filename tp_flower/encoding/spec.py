@@ -3,17 +3,25 @@
 A spec is what a user asks for; what is left out is chosen by the feature's kind of
 value (number, boolean, time, text or vector), which its site knows.
 
+Encoders that need no statistics (``range``, ``categories``, ``hash``, ``cyclic``, and
+``none`` of vectors) are made from their argument alone.
+
 >>> str(EncoderSpec.parse("one-hot(20)  indicator"))
 'one-hot(20) indicator'
 """
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Self
 
+from tp_flower.encoding.declared import (
+    DeclaredRange,
+    number_categories,
+    parse_categories,
+)
 from tp_flower.errors import SchemaError
 
 NUMERIC: Final = ("number", "boolean", "time")
@@ -45,7 +53,8 @@ class _Rule:
 
     Attributes:
         fits: the kinds of values it takes.
-        argument: what its argument is: "" (none), "count" or "period".
+        argument: what its argument is: "" (none), "count", "period", "range" or
+            "categories".
         missing: the rules for missing values; the first is the default.
         needs: the statistics it is fitted to.
     """
@@ -71,8 +80,10 @@ _RULES: Final[Mapping[str, _Rule]] = {
         NUMERIC, _MEDIAN_FIRST, _needs(Need.QUANTILES), argument="count"
     ),
     "bins": _Rule(NUMERIC, _MEAN_FIRST, _needs(Need.RANGE), argument="count"),
-    "cyclic": _Rule(
-        ("number", "time"), ("zero",), _needs(Need.MOMENTS), argument="period"
+    "cyclic": _Rule(("number", "time"), ("zero",), _needs(), argument="period"),
+    "range": _Rule(NUMERIC, ("middle", "zero"), _needs(), argument="range"),
+    "categories": _Rule(
+        ("number", "boolean", "text"), ("zero",), _needs(), argument="categories"
     ),
     "one-hot": _Rule(
         (*NUMERIC, "text"),
@@ -94,8 +105,19 @@ _MISSING_NEEDS: Final[Mapping[str, Need]] = {
     "mean": Need.MOMENTS,
     "median": Need.QUANTILES,
 }
+_DECLARED: Final = {
+    "number": "range(<low>, <high>), categories(<a>, <b>), hash(<columns>) or "
+    "cyclic(<period>)",
+    "boolean": "range(0, 1)",
+    "time": "range(<first day>, <last day>), as in range(1950-01-01, 2013-12-31), "
+    "cyclic(<part>), as in cyclic(month), or hash(<columns>)",
+    "text": "categories(<a>, <b>) or hash(<columns>)",
+}
+"""By kind of value, the encoders that need no statistics."""
+
 _FORM: Final = re.compile(
-    r"(?P<kind>[a-z-]+)\s*(?:\((?P<argument>[^()]*)\))?(?P<rest>.*)"
+    r"(?P<kind>[a-z-]+)\s*"
+    r'(?:\((?P<argument>(?:[^()"]|"[^"]*")*)\))?(?P<rest>[^()"]*)'
 )
 _MISSING: Final = "missing="
 _INDICATOR: Final = "indicator"
@@ -110,8 +132,9 @@ class EncoderSpec:
     Attributes:
         kind: one of ``ENCODERS``.
         argument: number of encoded columns (one-hot, hash) or of bins; period or part
-            of a time (cyclic); None for what takes none, and for a one-hot that keeps
-            as many categories as the run's ``max-categories`` says.
+            of a time (cyclic); the text of what is declared (range, categories); None
+            for what takes none, and for a one-hot that keeps as many categories as the
+            run's ``max-categories`` says.
         missing: what stands for a missing value; "" for the default.
         indicator: whether a column "<name> is missing" is added.
 
@@ -152,19 +175,36 @@ class EncoderSpec:
                 f"[missing=<rule>] [indicator]; encoders: {', '.join(ENCODERS)}"
             )
         missing, indicator = _parse_options(form["rest"].split())
-        argument = form["argument"]
-        return cls(
-            form["kind"],
-            None if argument is None else _parse_argument(argument.strip()),
-            missing,
-            indicator,
-        )
+        kind, argument = form["kind"], form["argument"]
+        if argument is not None:
+            argument = argument.strip()
+        if argument is not None and kind not in _READERS:
+            argument = _parse_argument(argument)
+        return cls(kind, argument, missing, indicator)
 
     def __str__(self) -> str:
         """Return the text that ``parse`` reads back."""
         argument = "" if self.argument is None else f"({self.argument})"
         missing = f" {_MISSING}{self.missing}" if self.missing else ""
         return f"{self.kind}{argument}{missing}{' indicator' * self.indicator}"
+
+    @property
+    def range(self) -> DeclaredRange:
+        """The range that a ``range`` declares."""
+        return DeclaredRange.parse(str(self.argument))
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """The texts that a ``categories`` declares."""
+        return parse_categories(str(self.argument))
+
+    def needs_of(self, kind: str) -> frozenset[Need]:
+        """Return the statistics that the encoder of a kind of value is fitted to.
+
+        Vectors that stay as they are need only their length to be known.
+        """
+        is_plain_vector = kind == "vector" and self.kind == "none"
+        return frozenset() if is_plain_vector else self.needs
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -194,6 +234,7 @@ class EncoderSpec:
             raise SchemaError(
                 f"encoder {self} needs a time: give a {kind} a period, as in cyclic(12)"
             )
+        self._check_declared(kind)
         if kind == "vector":
             return self._for_vector()
         is_open = self.kind == "one-hot" and self.argument is None
@@ -202,6 +243,21 @@ class EncoderSpec:
             argument=max_categories if is_open else self.argument,
             missing=self.missing or rule.missing[0],
         )
+
+    def _check_declared(self, kind: str) -> None:
+        """Refuse a declaration of another kind of value."""
+        if self.kind == "range" and self.range.is_time != (kind == "time"):
+            ends = "dates, as in range(1950-01-01, 2013-12-31)"
+            wanted = ends if kind == "time" else "numbers, as in range(1, 12)"
+            raise SchemaError(f"encoder {self} does not fit a {kind}: write {wanted}")
+        if self.kind == "categories" and kind != "text":
+            try:
+                numbers = number_categories(self.categories)
+            except ValueError as error:
+                message = f"encoder {self} does not fit a {kind}: {error}"
+                raise SchemaError(message) from None
+            if len(set(numbers)) != len(numbers):
+                raise SchemaError(f"encoder {self} names a number twice")
 
     def _for_vector(self) -> Self:
         if self.missing not in ("", "zero"):
@@ -220,9 +276,22 @@ def default_spec(kind: str) -> EncoderSpec:
     return EncoderSpec(_DEFAULTS[kind])
 
 
+def declared_encoders(kind: str) -> str:
+    """Return which encoders of a kind of value need no statistics, for messages."""
+    return _DECLARED[kind]
+
+
+_READERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "range": DeclaredRange.parse,
+    "categories": parse_categories,
+}
+
+
 def _check_argument(kind: str, argument: Argument) -> None:
     wanted = _RULES[kind].argument
-    if not wanted:
+    if kind in _READERS:
+        _READERS[kind]("" if argument is None else str(argument))
+    elif not wanted:
         if argument is not None:
             raise ValueError(f"{kind} takes no argument, not ({argument})")
     elif wanted == "count":
@@ -269,6 +338,6 @@ def _parse_options(words: list[str]) -> tuple[str, bool]:
         else:
             raise ValueError(
                 f"{word!r} is not an option, or given twice: options are "
-                "missing=<mean, median, most-frequent or zero> and indicator"
+                "missing=<mean, median, most-frequent, middle or zero> and indicator"
             )
     return missing, indicator

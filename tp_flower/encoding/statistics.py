@@ -65,13 +65,14 @@ class ColumnStatistics:
         kind: of value: number, boolean, time, text or vector.
         spec: the encoder that it is for; None where there are no values: a column
             without values has no kind, and fits any other.
-        rows: how many there are.
-        count: how many have a value.
+        rows: how many there are; 0 where the encoder needs no statistics.
+        count: how many have a value; 0 likewise.
         moments: of the values, or of what the encoder derives from them.
         range: likewise.
         quantiles: likewise.
         categories: how often each occurs.
         width: length of a vector; 0 for other kinds.
+        is_declared: whether the encoder needs no statistics, and these are none.
     """
 
     kind: str
@@ -83,6 +84,7 @@ class ColumnStatistics:
     quantiles: QuantileSummary | None = None
     categories: CategoryStatistics | None = None
     width: int = 0
+    is_declared: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,15 +103,13 @@ class Sample:
     min_count: int = 1
     rows: BoolArray | None = None
 
-    def part(self, span: slice) -> "Sample":
-        """Return the same of some rows that follow each other."""
-        return self if self.rows is None else replace(self, rows=self.rows[span])
-
 
 def feature_statistics(
     choice: TableChoice, name: str, kind: str, column: FeatureColumn, sample: Sample
 ) -> ColumnStatistics:
     """Return the statistics of a feature that its encoder is fitted to.
+
+    Those of an encoder that needs none are its kind of value and the length of vectors.
 
     Args:
         choice: the encoders of the table.
@@ -122,6 +122,9 @@ def feature_statistics(
         SchemaError: the encoder does not fit, or the values are too large; names the
             feature.
     """
+    if choice.is_declared(name, kind):
+        width = _width(column)
+        return declared_statistics(choice, name, kind, width)
     if sample.rows is not None:
         column = column.take(sample.rows)
     count = column.rows - int(np.count_nonzero(column.is_missing))
@@ -129,19 +132,43 @@ def feature_statistics(
         return ColumnStatistics(kind, None, column.rows, 0)
     spec = choice.spec_for(name, kind)
     known = ColumnStatistics(kind, spec, column.rows, count)
-    if isinstance(column, VectorColumn):
-        return replace(known, width=column.width)
     if Need.CATEGORIES in spec.needs:
         hasher = sample.hasher.purpose(category_purpose(choice.table, name))
         found = count_categories(categories_of(column, name), hasher, sample.min_count)
         return replace(known, categories=found)
-    if not spec.needs:
-        return known
     try:
         values = derive(name, column, spec).values
         return _with_numbers(known, spec, values[~np.isnan(values)], sample.min_count)
     except SchemaError as error:
         raise SchemaError(f"feature {name!r}: {error}") from None
+
+
+def _width(column: FeatureColumn) -> int:
+    """Return the length of a column's vectors, 0 where there is none."""
+    if isinstance(column, VectorColumn) and not column.is_missing.all():
+        return column.width
+    return 0
+
+
+def declared_statistics(
+    choice: TableChoice, name: str, kind: str, width: int = 0
+) -> ColumnStatistics:
+    """Return the kind of a feature whose encoder needs no statistics, as statistics.
+
+    Args:
+        choice: the encoders of the table.
+        name: of the feature.
+        kind: of value; "" of a column that is all NULL at its source, and has no type.
+        width: length of a vector, 0 where there is none; ignored of other kinds.
+
+    Raises:
+        SchemaError: the encoder does not fit; names the feature.
+    """
+    if not kind or (kind == "vector" and not width):
+        return ColumnStatistics(kind, None, 0, 0, is_declared=True)
+    spec = choice.spec_for(name, kind)
+    width = width if kind == "vector" else 0
+    return ColumnStatistics(kind, spec, 0, 0, width=width, is_declared=True)
 
 
 def _with_numbers(
@@ -195,7 +222,7 @@ def merge(statistics: Sequence[ColumnStatistics]) -> ColumnStatistics:
     if not statistics:
         raise ValueError("no statistics to merge")
     rows = sum(own.rows for own in statistics)
-    filled = [own for own in statistics if own.count]
+    filled = [shard for shard in statistics if shard.spec is not None]
     if not filled:
         return replace(statistics[0], rows=rows)
     first = filled[0]

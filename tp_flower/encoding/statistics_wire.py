@@ -14,7 +14,12 @@ from tp_flower.encoding.categories import MOST_CATEGORIES, CategoryStatistics
 from tp_flower.encoding.choice import TableChoice
 from tp_flower.encoding.quantiles import MOST_POINTS, QuantileSummary, rank_error_of
 from tp_flower.encoding.spec import KINDS, Need
-from tp_flower.encoding.statistics import ColumnStatistics, Moments, Range
+from tp_flower.encoding.statistics import (
+    ColumnStatistics,
+    Moments,
+    Range,
+    declared_statistics,
+)
 from tp_flower.errors import SchemaError
 from tp_flower.privacy.keyed_hash import HashArray
 
@@ -45,8 +50,10 @@ def to_wire(
 
 
 def _facts(own: ColumnStatistics) -> dict[str, Any]:
-    facts: dict[str, Any] = {"kind": own.kind, "rows": own.rows, "count": own.count}
-    if own.width:
+    facts: dict[str, Any] = {"kind": own.kind}
+    if not own.is_declared:
+        facts |= {"rows": own.rows, "count": own.count}
+    if own.kind == "vector":
         facts["width"] = own.width
     if own.moments is not None:
         facts |= {"mean": own.moments.mean, "m2": own.moments.m2}
@@ -167,9 +174,11 @@ class Fields:
             raise ImpossibleError(f"{name} must be a finite number")
         return float(value)
 
-    def kind(self) -> str:
-        """Return the kind of value."""
+    def kind(self, *, may_be_unknown: bool = False) -> str:
+        """Return the kind of value; "" of a column without a type."""
         value = self._facts.get("kind")
+        if value == "" and may_be_unknown:
+            return ""
         if value not in KINDS:
             raise ImpossibleError(f"kind must be one of {', '.join(KINDS)}")
         return str(value)
@@ -194,15 +203,15 @@ class Fields:
 def _read(
     fields: Fields, choice: TableChoice, name: str, rows: int
 ) -> ColumnStatistics:
-    kind = fields.kind()
+    kind = fields.kind(may_be_unknown=choice.is_declared(name, ""))
+    if choice.is_declared(name, kind):
+        width = fields.count("width", MOST_WIDTH) if kind == "vector" else 0
+        return declared_statistics(choice, name, kind, width)
     own_rows = fields.count("rows", rows)
     count = fields.count("count", own_rows)
     if not count:
         return ColumnStatistics(kind, None, own_rows, 0)
     spec = choice.spec_for(name, kind)
-    if kind == "vector":
-        width = fields.count("width", MOST_WIDTH, least=1)
-        return ColumnStatistics(kind, spec, own_rows, count, width=width)
     needs = spec.needs
     return ColumnStatistics(
         kind,

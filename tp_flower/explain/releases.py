@@ -55,6 +55,7 @@ class Audience:
         has_label: whether labels leave.
         graph: what the similarity of sites with models of their own is made of.
         graph_epsilon: of the noise on that; 0 for none.
+        fitted: aliases of the tables with encoders that are fitted to statistics.
     """
 
     label_table: str
@@ -74,6 +75,7 @@ class Audience:
     has_label: bool = True
     graph: str = ""
     graph_epsilon: float = 0.0
+    fitted: Collection[str] = ()
 
     @property
     def row(self) -> str:
@@ -146,15 +148,6 @@ class Audience:
             return "the labels are covered, the scores are not"
         return NOTHING
 
-    @property
-    def statistics(self) -> str:
-        """What covers the encoders' statistics."""
-        own = self.privacy
-        if not own.statistics:
-            return NOTHING
-        amount = f"epsilon {own.statistics:g}, delta {own.delta:g}"
-        return f"Gaussian noise ({amount}, per row and run)"
-
 
 def releases(audience: Audience) -> list[Release]:
     """Return what every message of the run tells whom, in the order of the messages."""
@@ -190,6 +183,8 @@ def _end(audience: Audience) -> list[Release]:
 
 def _set_up(audience: Audience) -> list[Release]:
     hashed, label = audience.hashes, audience.label_table
+    shared = "the merged statistics of the own table's shards"
+    encoders = shared if audience.fitted else "the declared encoders"
     groups = [
         _release(
             Action.EXTRACT,
@@ -228,20 +223,10 @@ def _set_up(audience: Audience) -> list[Release]:
         _release(
             Action.STATISTICS,
             SERVER,
-            "per feature: count, mean, deviation"
-            if audience.privacy.covers_statistics
-            else "per feature: count, mean, deviation; range or quantiles if its "
-            "encoder needs them",
-            audience.statistics,
+            "per feature: the kind of value, and the length of vectors",
+            NOTHING,
         ),
-        _release(
-            Action.STATISTICS,
-            SERVER,
-            "per category: how many rows; rare ones stay (min-count)",
-            f"{hashed}; {audience.statistics}"
-            if audience.privacy.covers_statistics
-            else hashed,
-        ),
+        *(_statistics(audience) if audience.fitted else []),
         _release(
             Action.CHECK,
             SITES,
@@ -262,10 +247,29 @@ def _set_up(audience: Audience) -> list[Release]:
         _release(
             Action.PREPARE,
             SITES,
-            f"the merged statistics of the own table's shards; {_alignment(audience)}",
+            f"{encoders}; {_alignment(audience)}",
             NOTHING,
         ),
         *_prepared(audience),
+    ]
+
+
+def _statistics(audience: Audience) -> list[Release]:
+    """Return the releases that encoders are fitted to."""
+    return [
+        _release(
+            Action.STATISTICS,
+            SERVER,
+            f"per feature of {_listed(audience.fitted)}, unless its encoder was "
+            "declared: count, mean, deviation; range or quantiles if it needs them",
+            NOTHING,
+        ),
+        _release(
+            Action.STATISTICS,
+            SERVER,
+            "per category: how many rows; rare ones stay (min-count)",
+            audience.hashes,
+        ),
     ]
 
 

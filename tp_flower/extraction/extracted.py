@@ -32,8 +32,6 @@ from tp_flower.privacy.keyed_hash import HashArray, KeyedHasher
 
 NUMBERS: Final = "numbers.bin"
 POSITIONS: Final = "positions.bin"
-MOST_VALUES: Final = 1 << 21
-"""Of vectors that are read at a time where all are."""
 MOST_BETWEEN: Final = 64
 """Rows between two wanted ones that are cheaper to read than to skip."""
 
@@ -207,20 +205,6 @@ class ExtractedShard:
         if info.kind == "text":
             return CategoricalColumn(self._codes(slot), self._list(slot)[1])
         return NumericColumn(self._numbers.column(slot))
-
-    def vector_blocks(self, name: str) -> Iterator[tuple[slice, VectorColumn]]:
-        """Yield a feature of vectors, some rows at a time; it may not fit into memory.
-
-        Raises:
-            KeyError: there is no such feature.
-        """
-        slot = self._slots[name]
-        info = next(info for info in self.features if info.name == name)
-        size = max(MOST_VALUES // max(info.width, 1), 1)
-        # of no row there is one block, too
-        for start in range(0, max(self.rows, 1), size):
-            span = slice(start, min(start + size, self.rows))
-            yield span, self._vectors(info, slot, span)
 
     def blocks(
         self, rows: IndexArray | None, size: int

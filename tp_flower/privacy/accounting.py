@@ -31,7 +31,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.privacy.mechanisms import Chance, Gaussian, Mechanism, PureDp
+from tp_flower.privacy.mechanisms import Gaussian, Mechanism, PureDp
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -66,7 +66,7 @@ def epsilon(
 
     Returns:
         An upper bound >= 0; inf where some Gaussian has no noise, or delta is 0 and
-        there is a Gaussian, or chances are above delta.
+        there is a Gaussian.
 
     Raises:
         ValueError: delta or the accountant is not one of these.
@@ -75,16 +75,11 @@ def epsilon(
     4.377
     >>> epsilon([PureDp(0.5, count=2)], 1e-9)
     1.0
-    >>> round(epsilon([Gaussian(1.0), Chance(1e-6, count=10)], 2e-5), 3)
-    4.377
     """
     if not 0 <= delta < 1:
         raise ValueError(f"delta is {delta!r}; it must be in [0, 1)")
     if accountant not in ACCOUNTANTS:
         raise ValueError(f"accountant is {accountant!r}; one of {ACCOUNTANTS}")
-    delta -= sum(e.delta * e.count for e in mechanisms if isinstance(e, Chance))
-    if delta < 0:
-        return math.inf
     gaussians = [e for e in mechanisms if isinstance(e, Gaussian) and e.count]
     pure = [e for e in mechanisms if isinstance(e, PureDp) and e.count]
     if gaussians and (delta == 0 or not min(g.noise_multiplier for g in gaussians)):

@@ -58,32 +58,11 @@ class PureDp:
         _check(self.count >= 0, "count", self.count)
 
 
-@dataclass(frozen=True)
-class Chance:
-    """Something of a unit shows with a small probability, and else nothing of it.
-
-    It is (0, delta)-differentially private: its delta adds to that of the others.
-
-    Attributes:
-        delta: the probability, in [0, 1].
-        count: how many times it is used on the same unit.
-    """
-
-    delta: float
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        _check(0 <= self.delta <= 1, "delta", self.delta)
-        _check(self.count >= 0, "count", self.count)
-
-
-Mechanism = Gaussian | PureDp | Chance
+Mechanism = Gaussian | PureDp
 
 _NAMES: dict[type[Mechanism], str] = {
     Gaussian: "gaussian",
     PureDp: "pure",
-    Chance: "chance",
 }
 _KINDS = {name: kind for kind, name in _NAMES.items()}
 

@@ -16,9 +16,9 @@ models       never, private (DP-SGD or noisy statistics), clear
 scores       never, private (noise on each row's scores), clear
 rows         never, clear (encoded features of the rows that a run has drawn); what
              is not said is never
-statistics   never, private (noise on each), moments (counts, means and deviations of
-             columns, and how many rows each category has), clear (also ranges and
-             quantiles, which are values of single rows)
+statistics   never (encoders that need none, such as declared ranges, are left), moments
+             (counts, means and deviations of columns, and how many rows each category
+             has), clear (also ranges and quantiles, which are values of single rows)
 =========== ==========================================================================
 
 Columns and numbers of rows keep an honest server from asking for too much, and a
@@ -31,7 +31,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from tp_flower.encoding.spec import Need
+from tp_flower.encoding.choice import render_entries
+from tp_flower.encoding.spec import EncoderSpec, Need, declared_encoders
 from tp_flower.errors import PolicyError, SourceError
 from tp_flower.query.reads import Read, Role
 
@@ -41,7 +42,7 @@ WEIGHTS, ROWS = "weights", "rows"
 
 LEVELS: Final = {
     LABELS: (NEVER, PRIVATE, CLEAR),
-    STATISTICS: (NEVER, PRIVATE, MOMENTS, CLEAR),
+    STATISTICS: (NEVER, MOMENTS, CLEAR),
     MODELS: (NEVER, PRIVATE, CLEAR),
     SCORES: (NEVER, PRIVATE, CLEAR),
     WEIGHTS: (NEVER, CLEAR),
@@ -53,7 +54,6 @@ DEFAULT_DELTA: Final = 1e-5
 _OF_MOMENTS: Final = frozenset({Need.MOMENTS, Need.CATEGORIES})
 _HOW: Final = {
     LABELS: "privacy.labels",
-    STATISTICS: "privacy.statistics",
     MODELS: "privacy.features",
     SCORES: "privacy.predictions",
 }
@@ -78,7 +78,7 @@ class Releases:
     @classmethod
     def within_budget(cls) -> "Releases":
         """Return what holds of a table with a budget where its owner says nothing."""
-        return cls(labels=PRIVATE, statistics=PRIVATE, models=PRIVATE, scores=PRIVATE)
+        return cls(labels=PRIVATE, statistics=NEVER, models=PRIVATE, scores=PRIVATE)
 
     def level(self, kind: str) -> str:
         """Return the level of one kind of release."""
@@ -219,31 +219,38 @@ class Policy:
             )
 
     def check_statistics(
-        self, feature: str, needs: Collection[Need], *, is_private: bool
+        self, table: str, feature: str, kind: str, spec: EncoderSpec
     ) -> None:
-        """Refuse statistics of a feature that are finer than allowed.
+        """Refuse an encoder that is fitted to finer statistics than may leave.
+
+        How many values are missing leaves with the statistics of every such encoder.
 
         Args:
-            feature: for the message.
-            needs: what the encoder is fitted to; how many values are missing always
-                leaves with it.
-            is_private: whether they leave with noise only.
+            table: alias in the query, as the setting ``encoders`` names it.
+            feature: likewise.
+            kind: of value.
+            spec: of the encoder, in full.
 
         Raises:
-            PolicyError: the encoder needs more.
+            PolicyError: the encoder needs more; says which encoders need none.
         """
-        level = self.releases.statistics
-        asked = f"the statistics of feature {feature!r}"
-        if level == CLEAR:
+        level, needs = self.releases.statistics, spec.needs_of(kind)
+        finer = needs - {NEVER: frozenset(), MOMENTS: _OF_MOMENTS, CLEAR: needs}[level]
+        if not finer:
             return
-        if level == NEVER or (level == PRIVATE and not is_private):
-            raise _level_refused(STATISTICS, asked, level)
-        if finer := sorted(set(needs) - _OF_MOMENTS):
-            raise _refused(
-                f"releases.{STATISTICS} = {level}",
-                f"its encoder asks for {' and '.join(finer)} of feature {feature!r}",
-                "counts, means, deviations and categories may leave",
-            )
+        allowed = (
+            "counts, means, deviations and categories may leave"
+            if level == MOMENTS
+            else "none may leave the site"
+        )
+        raise _refused(
+            f"releases.{STATISTICS} = {level}",
+            f"encoder {spec} of {table}.{feature} is fitted to "
+            f"{' and '.join(sorted(finer))}",
+            f"{allowed}; set encoders = "
+            f"'{render_entries([(table, feature, '<encoder>')])}' with one that needs "
+            f"no statistics: {declared_encoders(kind)}",
+        )
 
     def check_release(self, kind: str, *, is_private: bool) -> None:
         """Refuse a kind of release that may not leave, or not without noise.

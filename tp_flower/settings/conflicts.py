@@ -199,7 +199,7 @@ def personalised_joins(values: SettingValues) -> Problems:
             f"mode: {EXPLAIN!r} is about joins, which strategy {values.strategy!r} has "
             "none of"
         )
-    kinds = ("features", "labels", "predictions", "statistics")
+    kinds = ("features", "labels", "predictions")
     for key in covered(values.privacy, kinds):
         yield (
             f"privacy.{key}: strategy {values.strategy!r} goes without: labels and "
@@ -287,13 +287,12 @@ def covered(privacy: PrivacySettings, kinds: Iterable[str]) -> tuple[str, ...]:
 
     Args:
         privacy: of the run.
-        kinds: "labels", "features", "predictions" or "statistics": settings of privacy.
+        kinds: "labels", "features" or "predictions": settings of privacy.
     """
     is_covered = {
         "labels": privacy.covers_labels,
         "features": privacy.covers_features,
         "predictions": privacy.covers_predictions,
-        "statistics": privacy.covers_statistics,
     }
     return tuple(kind for kind in kinds if is_covered[kind])
 

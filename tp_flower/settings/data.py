@@ -105,8 +105,10 @@ class DataSettings:
     encoders: tuple[EncoderEntry, ...] = setting(
         (),
         "Encoders other than the defaults: "
-        '"flights.month=cyclic(12); planes.model=one-hot(20) indicator". A table is '
-        'named by its alias; README, "Your data", lists the encoders.',
+        '"flights.month=cyclic(12); planes.model=one-hot(20) indicator". Those that '
+        "take no statistics (range, categories, hash, cyclic) disclose nothing of any "
+        'row: "flights.distance=range(0, 5000)". A table is named by its alias; '
+        'README, "Your data", lists the encoders.',
         ListOf(
             "<table>.<column>=<encoder>; ...",
             entries_problem,

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from tp_flower.encoding.choice import Entry, render_entries
-from tp_flower.encoding.ranges import parse_ranges, ranges_problem
 from tp_flower.errors import SettingsError
 from tp_flower.privacy.accounting import ACCOUNTANTS, RDP
 from tp_flower.privacy.mechanisms import (
@@ -40,7 +38,6 @@ _IDLE: Final = "it is set, but {switch} is {state!r}, which protects nothing"
 _LABELS: Final = Readers(switch="labels", refusal=_IDLE)
 _FEATURES: Final = Readers(switch="features", refusal=_IDLE)
 _PREDICTIONS: Final = Readers(switch="predictions", refusal=_IDLE)
-_STATISTICS: Final = Readers(switch="statistics", refusal=_IDLE)
 
 
 def _parts(text: str) -> list[str]:
@@ -79,10 +76,6 @@ def _classes_problem(value: Any) -> str | None:
     if not is_list or len(set(value)) != len(value):
         return f"{value!r} is not a list of different classes"
     return None
-
-
-def _parse_ranges(value: object) -> object:
-    return parse_ranges(value) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
@@ -188,26 +181,6 @@ class PrivacySettings:
         _CLIP,
         _PREDICTIONS,
     )
-    statistics: float = setting(
-        0.0,
-        "Epsilon of the encoders' statistics; 0 = they leave without noise, and are "
-        "not covered.",
-        Range(0),
-    )
-    ranges: tuple[Entry, ...] = setting(
-        (),
-        "Ranges that numbers and times are clipped to for private statistics: "
-        '"f.month=1..12; p.built=1950-01-01..2013-12-31". Declare them without looking '
-        "at the data; named as in encoders. True or false, texts, and cyclic features "
-        "need none.",
-        ListOf(
-            "<table>.<column>=<low>..<high>; ...",
-            ranges_problem,
-            _parse_ranges,
-            render_entries,
-        ),
-        _STATISTICS,
-    )
     adversary: str = setting(
         SERVER,
         'Whom dp-sgd\'s epsilon of strategy "sgd" is for: "server" (sees every '
@@ -270,11 +243,6 @@ class PrivacySettings:
     def covers_predictions(self) -> bool:
         """Whether scores leave with noise only."""
         return self.predictions > 0
-
-    @property
-    def covers_statistics(self) -> bool:
-        """Whether the encoders' statistics leave with noise only."""
-        return self.statistics > 0
 
 
 PRIVACY_SETTINGS: Final = declared(PrivacySettings, PREFIX)
