@@ -4,12 +4,14 @@ import pandas as pd
 import pytest
 
 from client_apps.app import app
+from client_apps.costs import Shard
 from strategies import TablePuppetADMM
 from strategies.exchange import Part, Replies
 from strategies.groups import check_groups, split_groups
 from tp_flower.errors import QueryError, ReplyError
 from tp_flower.grid import InProcessGrid
-from tp_flower.protocol import Packet
+from tp_flower.privacy.mechanisms import Chance, Gaussian
+from tp_flower.protocol import Action, Packet
 from tp_flower.query import Fragment, Query
 from tp_flower.query.subquery import SubQuery
 
@@ -126,3 +128,17 @@ def test_site_that_sends_no_groups():
 def test_all_groups_of_a_table_without_any():
     with pytest.raises(ValueError, match="'t' is grouped by nothing"):
         _ = Fragment("t", "t").all_groups
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "of_groups"),
+    [
+        (Gaussian(3.0, 5), Gaussian(1.5, 5)),
+        (Chance(1e-6, 4), Chance(1e-6, 8)),
+    ],
+)
+def test_a_row_below_groups_costs_what_two_of_them_do(mechanism, of_groups):
+    """It leaves one group and enters another."""
+    for is_grouped, expected in ((True, of_groups), (False, mechanism)):
+        shard = Shard(0, "p", "s", "source", is_grouped)
+        assert shard.release(Action.ADMM, "gram", "", mechanism).mechanism == expected

@@ -5,6 +5,7 @@ import pytest
 from scipy import stats
 
 from client_apps.once import Once, later
+from client_apps.round import Round
 from tp_flower.privacy.mechanisms import (
     Gaussian,
     PureDp,
@@ -117,3 +118,11 @@ def test_noise_and_payments_are_of_one_key_and_one_history():
 def test_the_noise_cannot_be_drawn_from_the_name_of_a_payment():
     once = Once(lambda: KEY, later("", 1))
     assert not once._derived(b"noise").hex().startswith(once.ident)
+
+
+def test_two_requests_for_the_same_round_get_different_noise():
+    one, other = (
+        Round.after(None, lambda: KEY, 1, digest).once for digest in ("one", "other")
+    )
+    assert one.ident != other.ident
+    assert not {*one.noise.uniform(4)} & {*other.noise.uniform(4)}

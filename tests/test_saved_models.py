@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from client_apps.app import app
-from client_apps.saved_models import SavedModel
+from client_apps.saved_models import SavedModel, digest_of
 from strategies import Explain, TablePuppetADMM, TablePuppetSGD
 from tp_flower.errors import ModelError
 from tp_flower.extraction.extract import extract
@@ -157,3 +157,9 @@ def test_models_that_are_not_linear_show_no_coefficients(tmp_path):
     )
     strategy.start(InProcessGrid(app, {"shop": path}))
     assert strategy.outcome.coefficients == {}
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
+def test_the_digest_is_of_both_files(name):
+    files = {"model.json": b"facts", "model.safetensors": b"weights"}
+    assert digest_of(files) != digest_of({**files, name: b"others"})
