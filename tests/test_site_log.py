@@ -3,8 +3,10 @@
 import logging
 
 import pytest
+from flwr.app import Context, RecordDict
 
 from client_apps.app import app
+from client_apps.site import Site
 from strategies import TablePuppetADMM
 from tests.federated import store, store_on_disk, store_sql
 from tests.log_lines import events
@@ -91,3 +93,14 @@ def test_a_refusal_says_why_in_one_line(tmp_path, caplog, change, reason):
     assert refused["kind"] == "refused"
     assert reason in refused["reason"]
     assert all(line["event"] != "answered" or line["level"] == "INFO" for line in lines)
+
+
+def test_an_error_names_no_folder_of_the_site(tmp_path):
+    tables, state = tmp_path / "tables.toml", tmp_path / "state"
+    data = tmp_path / "orders.csv"
+    data.write_text("id\n1\n")
+    tables.write_text(f'[tables.orders]\npath = "{data}"\nsite = "us"\n')
+    config = {"tables": str(tables), "state-dir": str(state)}
+    site = Site(Context(1, 2, config, RecordDict(), {}))
+    for path in (tables, state / "run" / "part-1", data):
+        assert str(tmp_path) not in site.without_places(f"cannot read {path}: full")
