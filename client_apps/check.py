@@ -1,60 +1,59 @@
 """A site's part in the cross-check of the alignment: digests of the keys it holds."""
 
-from typing import Any, Final
-
 import numpy as np
 
 from client_apps.keys import key_groups
-from client_apps.orders import part_orders, whole_numbers
 from client_apps.site import Site
+from tp_flower.errors import SiteError
 from tp_flower.privacy.keyed_hash import HashArray
-from tp_flower.protocol import AnyArray, ArrayKey, Packet
+from tp_flower.protocol import (
+    AnyArray,
+    CheckedPart,
+    CheckPart,
+    CheckReply,
+    CheckRequest,
+)
 
-MOST_WEIGHT: Final = (1 << 32) - 1
 
-
-def check(site: Site, request: Packet) -> Packet:
+def check(site: Site, request: CheckRequest) -> CheckReply:
     """Reply with the count and the digest of the keys behind the rows that are named.
 
     A digest is sum_r weight_r * hash(key of row r) mod 2**64, per 64 bits of the hash;
     both sides of a join must come to the same. The bits are others than those that left
     the site with the join keys.
     """
-    parts: list[dict[str, Any]] = []
-    arrays: dict[ArrayKey, AnyArray] = {}
-    for number, order in part_orders(site, request):
-        extracted = site.extracted(number)
-        # several joins may be on one key
-        groups = key_groups(order, len(extracted.keys))
-        keys = [
-            key.hashed_whole(site.join_hasher(group))
-            for key, group in zip(extracted.keys, groups, strict=True)
-        ]
-        counts = {}
-        joins = order.order("joins")
-        for join in joins.names():
-            codes, hashes = joins.one_of(join, keys)
-            rows, weights = _asked(request, number, join, extracted.rows)
-            counts[join], digest = _digest(codes[rows], hashes[:, 2:], weights)
-            arrays[number, f"digest-{join}"] = digest
-        parts.append({"id": number, "counts": counts})
-    return Packet({"parts": parts}, arrays)
-
-
-def _asked(
-    request: Packet, number: int, join: str, count: int
-) -> tuple[AnyArray, AnyArray]:
-    """Return the rows to check of a join, each one of ``count``, and their weights."""
-    of_rows, of_weights = f"rows-{join}", f"weights-{join}"
-    rows = whole_numbers(request.array(number, of_rows), of_rows, low=0, high=count - 1)
-    weights = whole_numbers(
-        request.array(number, of_weights),
-        of_weights,
-        low=0,
-        high=MOST_WEIGHT,
-        length=len(rows),
+    return CheckReply(
+        {
+            number: _checked(site, number, body)
+            for number, body in site.each(request.parts)
+        }
     )
-    return rows, weights
+
+
+def _checked(site: Site, number: int, body: CheckPart) -> CheckedPart:
+    extracted = site.extracted(number)
+    # several joins may be on one key
+    groups = key_groups(body.key_groups, len(extracted.keys))
+    keys = [
+        key.hashed_whole(site.join_hasher(group))
+        for key, group in zip(extracted.keys, groups, strict=True)
+    ]
+    counts, digests = {}, {}
+    for join, key in body.joins.items():
+        rows, weights = body.rows.get(join), body.weights.get(join)
+        if rows is None or weights is None or key >= len(keys):
+            raise SiteError(
+                f"malformed request: join {join} must have rows, weights and one of "
+                f"{len(keys)} keys"
+            )
+        if rows.size and rows.max() >= extracted.rows:
+            raise SiteError(
+                f"malformed request: array 'rows/{join}' must hold numbers from 0 to "
+                f"{extracted.rows - 1}"
+            )
+        codes, hashes = keys[key]
+        counts[join], digests[join] = _digest(codes[rows], hashes[:, 2:], weights)
+    return CheckedPart(counts=counts, digest=digests)
 
 
 def _digest(

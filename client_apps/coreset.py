@@ -17,9 +17,7 @@ import numpy as np
 from client_apps import costs
 from client_apps.costs import Shard
 from client_apps.guard import Guard
-from client_apps.orders import FloatArray, Order, header_of, part_orders, whole_numbers
 from client_apps.sensitivities import (
-    MOST_JOINED,
     Measured,
     measured_clusters,
     measured_columns,
@@ -30,123 +28,133 @@ from client_apps.site import Site
 from client_apps.store import Entry
 from tp_flower.coresets.masks import MOST_PARTS, pair_masks, to_fixed
 from tp_flower.coresets.sampling import draw_rows
-from tp_flower.coresets.sensitivity import CLUSTERS, SENSITIVITIES
+from tp_flower.coresets.sensitivity import CLUSTERS
 from tp_flower.errors import SiteError
+from tp_flower.learning.losses import FloatArray
 from tp_flower.privacy.policy import LABELS, MODELS, SCORES
 from tp_flower.privacy.releases import Release
-from tp_flower.protocol import AnyArray, ArrayKey, Packet
-from tp_flower.settings import MOST_CLUSTERS, MOST_ROWS, PrivacySettings
+from tp_flower.protocol import (
+    AnyArray,
+    DrawnPart,
+    DrawReply,
+    DrawRequest,
+    MeasuredPart,
+    MeasurePart,
+    MeasureReply,
+    MeasureRequest,
+    WeighedPart,
+    WeighReply,
+    WeighRequest,
+)
+from tp_flower.settings import MOST_ROWS, PrivacySettings
 
 MASKS: Final = "coreset masks"
 _IN_CLEAR: Final = PrivacySettings()
 
-Arrays = dict[ArrayKey, AnyArray]
 
-
-def measure(site: Site, request: Packet) -> Packet:
+def measure(site: Site, request: MeasureRequest) -> MeasureReply:
     """Reply with what the sensitivities of each part's trained rows sum to.
 
     Of a table in several shards with what it takes to know that: a shard's Gram matrix,
     or the cost of its clusters.
     """
-    parts: list[dict[str, Any]] = []
-    arrays: Arrays = {}
+    parts: dict[int, MeasuredPart] = {}
     kept: dict[str, Entry] = {}
     noted: list[Release] = []
-    for number, order in part_orders(site, request):
-        is_shard = order.flag("is-shard")
-        found = _measure_part(site, number, order, request)
-        kept[_measured(number)] = found.kept
-        sent = found.of_shard if is_shard else found.of_table
-        parts.append({"id": number, **sent.facts})
-        arrays.update({(number, name): own for name, own in sent.arrays.items()})
+    for number, body in site.each(request.parts):
+        measured = _measure_part(site, number, body, request)
+        kept[_measured(number)] = measured.kept
+        parts[number] = measured.of_shard if body.is_shard else measured.of_table
         shard = Shard.of(site, number, site.source(number))
-        noted.append(costs.measured(shard, is_shard=is_shard))
-    return _answer(site, Packet({"parts": parts}, arrays), kept, noted)
+        noted.append(costs.measured(shard, is_shard=body.is_shard))
+    _keep(site, kept, noted)
+    return MeasureReply(parts)
 
 
-def _measure_part(site: Site, number: int, order: Order, request: Packet) -> Measured:
-    header, guard, source = header_of(request), Guard(site), site.source(number)
+def _measure_part(
+    site: Site, number: int, body: MeasurePart, request: MeasureRequest
+) -> Measured:
+    guard, source = Guard(site), site.source(number)
     table = site.extracted(number).table
     kinds = [SCORES]
-    kinds += [MODELS] if order.flag("is-shard") else []
-    kinds += [LABELS] if order.has("label") else []
+    kinds += [MODELS] if body.is_shard else []
+    kinds += [LABELS] if body.label is not None else []
     guard.check_plan(source, _IN_CLEAR, kinds)
-    joined_rows = header.count("joined-rows", low=1, most=MOST_JOINED)
-    rows = trained_rows(site, number, request, joined_rows)
+    rows = trained_rows(site, number, body, request.joined_rows)
     guard.check_rows(source, len(rows.own), f"the sensitivities of table {table!r}")
-    if header.text("sensitivities", SENSITIVITIES) == CLUSTERS:
-        clusters = header.count("clusters", low=1, most=MOST_CLUSTERS)
-        return measured_clusters(site, number, order, rows, clusters)
-    return measured_columns(site, number, order, rows)
+    if request.sensitivities == CLUSTERS:
+        return measured_clusters(site, number, body, rows, request.clusters)
+    return measured_columns(site, number, body, rows)
 
 
-def draw(site: Site, request: Packet) -> Packet:
+def draw(site: Site, request: DrawRequest) -> DrawReply:
     """Reply with rows drawn in proportion to what their joined rows are worth."""
-    parts: list[dict[str, Any]] = []
-    arrays: Arrays = {}
+    parts: dict[int, DrawnPart] = {}
     kept: dict[str, Entry] = {}
     noted: list[Release] = []
-    for number, order in part_orders(site, request):
+    for number, body in site.each(request.parts):
         measured = _kept(site, _measured(number), "measured")
-        scale = order.number("scale", 1.0, above_zero=True)
-        count = order.count("count", most=MOST_ROWS)
-        scores = scale * scored(site, number, measured, order, request)
+        scores = body.scale * scored(site, number, measured, body)
         mass = measured.arrays["masses"] * scores
-        drawn = _made(draw_rows, mass, count, site.noise.generator())
-        arrays[number, "drawn"] = drawn.astype(np.uint32)
+        drawn = _made(draw_rows, mass, body.count, site.noise.generator())
+        parts[number] = DrawnPart(drawn.astype(np.uint32))
         kept[_drawn(number)] = Entry({"scores": scores}, {})
-        parts.append({"id": number})
         noted.append(costs.drawn(Shard.of(site, number, site.source(number))))
-    return _answer(site, Packet({"parts": parts}, arrays), kept, noted)
+    _keep(site, kept, noted)
+    return DrawReply(parts)
 
 
-def weigh(site: Site, request: Packet) -> Packet:
+def weigh(site: Site, request: WeighRequest) -> WeighReply:
     """Reply with the masked sensitivities of the sample's rows; 0 of those elsewhere.
 
     What was kept for it is forgotten: the next sample of a run is measured anew.
     """
-    header = header_of(request)
-    joined_rows = header.count("joined-rows", low=1, most=MOST_JOINED)
-    summed = header.count("summed", low=1, most=MOST_PARTS)
+    if request.summed > MOST_PARTS:
+        raise SiteError(
+            f"malformed request: 'summed' is {request.summed}; at most {MOST_PARTS}"
+        )
     secret = site.hasher().purpose(MASKS).secret
     # all parts are asked in one round, and a round is answered once
     context = f"round {site.round.number}".encode()
-    parts: list[dict[str, Any]] = []
-    arrays: Arrays = {}
+    parts: dict[int, WeighedPart] = {}
     noted: list[Release] = []
-    for number, order in part_orders(site, request):
+    for number, body in site.each(request.parts):
         scores = _kept(site, _drawn(number), "drawn").arrays["scores"]
-        place = order.count("place", most=summed - 1)
-        own = _own_scores(request.array(number, "rows"), scores)
-        masks = pair_masks(secret, place, summed, len(own), context)
-        arrays[number, "masked"] = _made(to_fixed, own, joined_rows) + masks
-        parts.append({"id": number})
+        if body.place >= request.summed:
+            raise SiteError(
+                f"malformed request: 'place' is {body.place}, of {request.summed} parts"
+            )
+        own = _own_scores(body.rows, scores)
+        masks = pair_masks(secret, body.place, request.summed, len(own), context)
+        fixed = _made(to_fixed, own, request.joined_rows)
+        parts[number] = WeighedPart(fixed + masks)
         noted.append(costs.weighed(Shard.of(site, number, site.source(number))))
-    for part in parts:
-        site.round.forget(_measured(part["id"]), _drawn(part["id"]))
-    return _answer(site, Packet({"parts": parts}, arrays), {}, noted)
+    for number in parts:
+        site.round.forget(_measured(number), _drawn(number))
+    _keep(site, {}, noted)
+    return WeighReply(parts)
 
 
-def _answer(
-    site: Site, reply: Packet, kept: Mapping[str, Entry], noted: list[Release]
-) -> Packet:
+def _keep(site: Site, kept: Mapping[str, Entry], noted: list[Release]) -> None:
     """Keep what the next round needs, and note what leaves."""
     for name, entry in kept.items():
         site.store.save(name, entry)
     site.ledger.note(site.store.run, noted)
-    return reply
 
 
 def _own_scores(rows: AnyArray, scores: FloatArray) -> FloatArray:
     """Return the scores (k,) of rows (k,); 0 where a row is -1, another part's."""
-    wanted = whole_numbers(rows, "rows", low=-1, high=len(scores) - 1)
-    if len(wanted) > MOST_ROWS:
+    if rows.size and rows.max() >= len(scores):
         raise SiteError(
-            f"malformed request: array 'rows' has {len(wanted)} rows; a sample has at "
+            "malformed request: array 'rows' must hold numbers from -1 to "
+            f"{len(scores) - 1}"
+        )
+    if len(rows) > MOST_ROWS:
+        raise SiteError(
+            f"malformed request: array 'rows' has {len(rows)} rows; a sample has at "
             f"most {MOST_ROWS}"
         )
-    own: FloatArray = np.append(scores, 0.0)[wanted]
+    own: FloatArray = np.append(scores, 0.0)[rows]
     return own
 
 

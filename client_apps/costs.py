@@ -6,26 +6,19 @@ from typing import TYPE_CHECKING, Final, Self
 
 from client_apps.guard import Guard
 from client_apps.site import Site
-from tp_flower.methods import CORESET, SGD
+from tp_flower.methods import ADMM, CORESET, SGD
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import SERVER, Gaussian, Mechanism
 from tp_flower.privacy.plan import (
     BATCH_SCORES,
-    CENTRES,
     COEFFICIENTS,
-    CURVATURE,
     GRADIENTS,
-    GRAM,
-    MODEL,
-    MOMENTS,
-    PARAMETERS,
-    SAMPLED_ROWS,
     SCORES,
     PartPlan,
     Use,
 )
 from tp_flower.privacy.releases import Planned, Release
-from tp_flower.protocol import Action
+from tp_flower.protocol import EXCHANGES, Action
 from tp_flower.sources.shards import ShardSource
 
 if TYPE_CHECKING:
@@ -43,18 +36,12 @@ OF_BASE_ROWS: Final = (
 KEYS, COUNTS, STATISTICS, WEIGHTS = "keys", "counts", "statistics", "weights"
 SENSITIVITIES, DRAWN, MASKED = "sensitivities", "drawn-rows", "masked-sensitivities"
 _SCORES: Final = (SCORES, BATCH_SCORES)
-_ACTIONS: Final = {
-    CURVATURE: Action.PREPARE,
-    GRAM: Action.PREPARE,
-    MOMENTS: Action.ADMM,
-    PARAMETERS: Action.ADMM,
-    MODEL: Action.ADMM,
-    GRADIENTS: Action.SGD,
-    BATCH_SCORES: Action.SGD,
-    SAMPLED_ROWS: Action.ROWS,
-    CENTRES: Action.ROWS,
+_ROUNDS: Final = {
+    ADMM: (Action.ADMM, Action.PREPARE),
+    SGD: (Action.SGD, Action.PREPARE),
+    CORESET: (Action.ROWS, Action.CONSENSUS, Action.PREPARE),
 }
-_OF_FAMILY: Final = {SGD: Action.SGD, CORESET: Action.CONSENSUS}
+"""By family, the messages that what a run plans to release leaves with."""
 
 
 @dataclass(frozen=True)
@@ -155,9 +142,18 @@ def uncovered(run: Run, shard: Shard, plan: PartPlan) -> list[Release]:
 
 
 def _release(run: Run, shard: Shard, plan: PartPlan, use: Use) -> Release:
-    action = _ACTIONS.get(use.what) or _OF_FAMILY.get(run.family, Action.ADMM)
+    action = _action_of(use.what, run.family)
     scope = "; ".join(_scope(run, shard, plan, use))
     return shard.release(action, use.what, scope, use.mechanism)
+
+
+def _action_of(what: str, family: str) -> Action:
+    """Return the message that a kind of release leaves with, as it is declared."""
+    return next(
+        action
+        for action in _ROUNDS[family]
+        if any(what in told.kinds for told in EXCHANGES[action].reply.discloses)
+    )
 
 
 def extracted(

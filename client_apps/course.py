@@ -8,14 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from client_apps.orders import Order
 from client_apps.rows import Batches, TrainingRows
 from tp_flower.errors import SiteError
 from tp_flower.learning.centres import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models import NUMPY_KINDS, ModelSpec
 from tp_flower.methods import CORESET, METHODS, PERSONAL, SGD, Method
 from tp_flower.privacy.plan import (
-    CENTRES,
     CURVATURE,
     GRADIENTS,
     GRAM,
@@ -25,17 +23,25 @@ from tp_flower.privacy.plan import (
     Course,
 )
 from tp_flower.privacy.policy import MODELS, ROWS, SCORES
-from tp_flower.protocol import Update
+from tp_flower.protocol import Outline, Update, required
 from tp_flower.settings import PrivacySettings, uncounted
 
 JOINING: Final = tuple(n for n, own in METHODS.items() if own.family != PERSONAL)
 """The strategies whose runs are prepared by this message."""
-MOST_STEPS: Final = 1_000_000
 
 
-def method_of(header: Order) -> Method:
-    """Return the method that the run trains by."""
-    return METHODS[header.order("course").text("strategy", JOINING)]
+def method_of(outline: Outline) -> Method:
+    """Return the method that the run trains by.
+
+    Raises:
+        SiteError: there is none of the name, or its runs are prepared otherwise.
+    """
+    if outline.strategy not in JOINING:
+        raise SiteError(
+            f"malformed request: 'strategy' is {outline.strategy!r}; allowed: one of "
+            f"{', '.join(JOINING)}"
+        )
+    return METHODS[outline.strategy]
 
 
 def check_counted(method: Method, settings: PrivacySettings) -> None:
@@ -53,23 +59,23 @@ def check_counted(method: Method, settings: PrivacySettings) -> None:
 
 
 def course_of(
-    header: Order,
+    outline: Outline,
     rows: TrainingRows,
     batches: Batches,
     update: Update,
     spec: ModelSpec,
 ) -> Course:
     """Return how the run goes; what the server says of it only limits the run."""
-    told, family = header.order("course"), method_of(header).family
+    family = method_of(outline).family
     own: dict[str, Any] = {}
     if update is Update.CONSENSUS:
-        own["exchanges"] = told.count("exchanges", low=1, most=MOST_STEPS)
+        own["exchanges"] = required(outline.exchanges, "exchanges")
     if family == SGD:
-        own["batch_uses"] = told.count("batch-uses", most=MOST_STEPS)
-        own["batch_rate"] = told.number("batch-rate", high=1.0)
+        own["batch_uses"] = required(outline.batch_uses, "batch-uses")
+        own["batch_rate"] = required(outline.batch_rate, "batch-rate")
     return Course(
         family=family,
-        epochs=told.count("epochs", most=MOST_STEPS),
+        epochs=outline.epochs,
         batches=len(batches.start) - 1,
         # of the plan that the server has sent: it cannot say less
         row_batches=int(np.bincount(batches.rows).max(initial=0)),
@@ -80,10 +86,10 @@ def course_of(
     )
 
 
-def sends_of(header: Order, update: Update) -> tuple[str, ...]:
+def sends_of(outline: Outline, update: Update) -> tuple[str, ...]:
     """What leaves of a part's rows or model where nothing covers it."""
     if update is Update.GIVEN:
-        return (_sampled(header),)
+        return (required(outline.sends, "sends"),)
     further = {
         Update.LOCAL: (),
         Update.GRAM: (GRAM, MOMENTS),
@@ -93,24 +99,24 @@ def sends_of(header: Order, update: Update) -> tuple[str, ...]:
     return (CURVATURE, *further)
 
 
-def kinds_of(header: Order, update: Update) -> tuple[str, ...]:
+def kinds_of(outline: Outline, update: Update) -> tuple[str, ...]:
     """What will leave of a shard, as its policy calls it."""
-    has_rows = update is Update.GIVEN and _sampled(header) == SAMPLED_ROWS
+    has_rows = update is Update.GIVEN and outline.sends == SAMPLED_ROWS
     return (ROWS if has_rows else MODELS, SCORES)
 
 
-def check_given(header: Order, update: Update, spec: ModelSpec) -> None:
+def check_given(outline: Outline, update: Update, spec: ModelSpec) -> None:
     """Refuse to let a server solve that has not said so, and models it cannot solve.
 
     Raises:
         SiteError: strategy, update and model do not go together.
     """
     is_given = update is Update.GIVEN
-    if is_given != (method_of(header).family == CORESET):
+    if is_given != (method_of(outline).family == CORESET):
         raise SiteError(
             f"malformed request: update {update.value!r} does not go with strategy "
-            f"{header.order('course').text('strategy')!r}: {Update.GIVEN.value!r} is "
-            "of those that solve on a coreset, and they have no other"
+            f"{outline.strategy!r}: {Update.GIVEN.value!r} is of those that solve on a "
+            "coreset, and they have no other"
         )
     if spec.kind == CENTRES_MODEL and not is_given:
         raise SiteError(
@@ -122,8 +128,3 @@ def check_given(header: Order, update: Update, spec: ModelSpec) -> None:
             f"malformed request: update {update.value!r} is of models of kinds "
             f"{', '.join(sorted(NUMPY_KINDS))}, not {spec.kind!r}"
         )
-
-
-def _sampled(header: Order) -> str:
-    """Return what of the sampled rows the server solves from."""
-    return header.order("course").text("sends", (SAMPLED_ROWS, CENTRES))

@@ -11,7 +11,6 @@ from typing import Any
 
 from client_apps.costs import coefficients
 from client_apps.guard import Guard
-from client_apps.orders import Order, header_of
 from client_apps.part import Part
 from client_apps.saved_models import SavedModel, part_folder
 from client_apps.site import Site
@@ -19,48 +18,56 @@ from client_apps.store import cannot_write
 from tp_flower.encoding.encoder import SiteEncoder
 from tp_flower.learning.models import NUMPY_KINDS, LinearModel, ModelSpec
 from tp_flower.model_names import ModelVersion
-from tp_flower.privacy.plan import COEFFICIENTS
-from tp_flower.protocol import AnyArray, ArrayKey, Packet
+from tp_flower.protocol import (
+    AnyArray,
+    FinishedPart,
+    FinishReply,
+    FinishRequest,
+    required,
+)
 from tp_flower.query import Fragment
 from tp_flower.software import software
 
 
-def finish(site: Site, request: Packet) -> Packet:
+def finish(site: Site, request: FinishRequest) -> FinishReply:
     """Keep the models of a run that went well, and forget all else of it.
 
     The reply says what the run has released, and what that has cost; of models that
     are kept their digests, and the coefficients that may be shown.
     """
-    header = header_of(request)
-    facts: dict[str, Any] = {}
-    arrays: dict[ArrayKey, AnyArray] = {}
-    if header.has("keep-models") and header.flag("keep-models"):
-        model = _model(header)
-        parts = list(site.parts())
-        facts["models"] = _keep(site, model, parts)
-        arrays = _coefficients(site, parts)
+    parts: dict[int, FinishedPart] = {}
+    if request.keep_models:
+        parts = _keep(site, _model(request), list(site.parts()))
     site.ledger.close(site.store.run)
-    facts["ledger"] = site.ledger.lines(site.store.run)
+    account = site.ledger.lines(site.store.run)
     site.round.end_run()
-    return Packet(facts, arrays)
+    return FinishReply(ledger=account, parts=parts)
 
 
-def _model(header: Order) -> ModelVersion:
+def _model(request: FinishRequest) -> ModelVersion:
     """Return the name that the parts are kept under; it becomes a path."""
-    return ModelVersion(header.text("model-name"), header.text("model-version"))
+    name = required(request.model_name, "model-name")
+    return ModelVersion(name, required(request.model_version, "model-version"))
 
 
-def _keep(site: Site, model: ModelVersion, parts: Sequence[Part]) -> dict[str, str]:
-    """Save the parts' models, as they are now, and return their digests by number.
+def _keep(
+    site: Site, model: ModelVersion, parts: Sequence[Part]
+) -> dict[int, FinishedPart]:
+    """Save the parts' models, as they are now; return what is said of each.
 
     Raises:
         SiteError: they cannot be written.
         ModelError: another model has this name and version.
     """
     root = site.state_folder
-    if root is None:
-        return {}
-    return {str(part.number): _keep_part(site, root, model, part) for part in parts}
+    coefficients = _coefficients(site, parts)
+    return {
+        part.number: FinishedPart(
+            digest=None if root is None else _keep_part(site, root, model, part),
+            coefficients=coefficients.get(part.number),
+        )
+        for part in parts
+    }
 
 
 def _keep_part(site: Site, root: Path, model: ModelVersion, part: Part) -> str:
@@ -81,13 +88,13 @@ def _keep_part(site: Site, root: Path, model: ModelVersion, part: Part) -> str:
         raise cannot_write(folder, error) from error
 
 
-def _coefficients(site: Site, parts: Sequence[Part]) -> dict[ArrayKey, AnyArray]:
+def _coefficients(site: Site, parts: Sequence[Part]) -> dict[int, AnyArray]:
     """Return the coefficients (d [+ 1], d_c) that may leave, once they are noted.
 
     Those of a model that was trained privately are made from releases that are paid
     for, and cost nothing more.
     """
-    arrays: dict[ArrayKey, AnyArray] = {}
+    shown: dict[int, AnyArray] = {}
     noted = []
     for part in parts:
         model, source = part.shard.model, site.source(part.number)
@@ -95,6 +102,6 @@ def _coefficients(site: Site, parts: Sequence[Part]) -> dict[ArrayKey, AnyArray]
             continue
         if not part.outgoing.plan.is_private:
             noted.append(coefficients(part.number, source, Guard(site)))
-        arrays[part.number, COEFFICIENTS] = model.weights
+        shown[part.number] = model.weights
     site.ledger.note(site.store.run, noted)
-    return arrays
+    return shown

@@ -9,21 +9,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from client_apps.orders import FloatArray
 from tp_flower.errors import QueryError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
+from tp_flower.learning.losses import FloatArray
 from tp_flower.privacy.policy import LABELS
+from tp_flower.protocol import LabelFacts
 from tp_flower.sources.shards import ShardSource
 
-KEPT_LABEL: Final = "kept-label"
-TASKS: Final = ("auto", "regression", "classification")
 MOST_CLASSES: Final = 1000
 LARGEST_LABEL: Final = 1e18
 
 
-def kept_label_facts(
-    source: ShardSource, label: LabelColumn, task: str
-) -> dict[str, Any]:
+def kept_label_facts(source: ShardSource, label: LabelColumn, task: str) -> LabelFacts:
     """Return what the server may know of labels that stay.
 
     Args:
@@ -40,14 +37,13 @@ def kept_label_facts(
         raise QueryError(
             f"the label is NULL in {missing} rows: add a filter (WHERE ... IS NOT NULL)"
         )
-    facts: dict[str, Any] = {"kind": label.kind}
     is_classes = task == "classification" or (
         task == "auto" and label.kind in ("boolean", "text")
     )
     if not is_classes:
         if np.abs(label.values).max(initial=0.0) > LARGEST_LABEL:
             raise QueryError(f"a label is beyond {LARGEST_LABEL:g}: divide it")
-        return facts
+        return LabelFacts(label.kind)
     found: list[Any] = np.unique(label.values).tolist()
     if label.kind == "text":
         found = list(label.categories)
@@ -59,7 +55,7 @@ def kept_label_facts(
             f"the label has {len(found)} distinct values; classification takes at most "
             f'{MOST_CLASSES}: set task = "regression", or group them in the query'
         )
-    return {**facts, "classes": found}
+    return LabelFacts(label.kind, classes=found)
 
 
 def label_numbers(label: LabelColumn, classes: list[Any] | None) -> FloatArray:

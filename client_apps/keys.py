@@ -6,13 +6,11 @@ sites that are trusted to seal it; without either, it is sealed to and by whatev
 public keys the server names. The server is told which it is, and cannot choose.
 """
 
-import re
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from client_apps.node_config import IN_MEMORY, state_dir
-from client_apps.orders import Order, header_of
 from client_apps.site import REQUEST, Site
 from client_apps.store import Entry
 from tp_flower.errors import SettingsError, SiteError
@@ -26,13 +24,11 @@ from tp_flower.privacy.key_files import (
     site_key,
 )
 from tp_flower.privacy.key_source import KeySource
-from tp_flower.protocol import Packet
+from tp_flower.protocol import ExtractRequest, SealReply, SealRequest, required
 
 _KEYS, _PRIVATE = "keys", "private"
 _PUBLIC: Final = "public"
 _SEALED: Final = "sealed"
-_GROUP: Final = re.compile(r"[a-z0-9-]{1,64}")
-_MOST_SEED: Final = (1 << 63) - 1
 _SHOWN: Final = 16
 """Digits of a public key by which a message names it."""
 
@@ -54,24 +50,24 @@ def key_source(site: Site) -> KeySource:
     return KeySource.PINNED if is_pinned else KeySource.AGREED
 
 
-def key_facts(site: Site) -> dict[str, str]:
-    """Return what the server is told of the site's keys, and check the key files.
+def key_fields(site: Site) -> dict[str, Any]:
+    """Return what ``describe`` says of the site's keys, and check the key files.
 
     Raises:
         SettingsError: a key file cannot be used.
     """
     source, own = key_source(site), _public_keys(site)
-    facts = {"keys": str(source), "public-key": own.run.hex()}
+    fields = {"keys": str(source), "public_key": own.run.hex()}
     if source is KeySource.PINNED:
         _allowed(site)
-        facts["site-key"] = own.site.hex()
+        fields["site_key"] = own.site.hex()
     if source is KeySource.FILE:
         secret = read_secret(_path(site, SECRET_FILE))
-        facts["secret-digest"] = secret_digest(secret, site.run_number)
-    return facts
+        fields["secret_digest"] = secret_digest(secret, site.run_number)
+    return fields
 
 
-def seal(site: Site, request: Packet) -> Packet:
+def seal(site: Site, request: SealRequest) -> SealReply:
     """As the leader: make the run's secret and seal it to the sites, itself too.
 
     The same request again gets what was sealed, even if the site's key is gone.
@@ -81,13 +77,12 @@ def seal(site: Site, request: Packet) -> Packet:
             secret is in a file.
     """
     if _sealed_for(site) == site.round.digest:
-        return Packet({_SEALED: site.store.load(_SEALED).meta[_SEALED]})
-    asked = header_of(request)
+        return SealReply(site.store.load(_SEALED).meta[_SEALED])
     source, keys = key_source(site), _site_keys(site)
-    _check_source(source, asked)
+    _check_source(source, request.keys)
     if source is KeySource.FILE:
         raise SiteError(f"this site's secret is in its {SECRET_FILE}: it seals none")
-    recipients = _recipients(asked, source)
+    recipients = _recipients(request, source)
     if source is KeySource.PINNED:
         trusted = _allowed(site) | {keys.public.site}
         for node, recipient in recipients.items():
@@ -95,8 +90,8 @@ def seal(site: Site, request: Packet) -> Packet:
     # whoever pins keys wants a secret, of a simulation too
     is_simulated = source is KeySource.AGREED and site.is_simulated
     secret = (
-        GroupSecret.of_simulation(asked.count("seed", most=_MOST_SEED))
-        if is_simulated and asked.flag("simulated")
+        GroupSecret.of_simulation(request.seed)
+        if is_simulated and request.simulated
         else GroupSecret.random()
     )
     sealed = {
@@ -105,7 +100,7 @@ def seal(site: Site, request: Packet) -> Packet:
     }
     kept = Entry({}, {REQUEST: site.round.digest, _SEALED: sealed})
     site.store.save(_SEALED, kept)
-    return Packet({_SEALED: sealed})
+    return SealReply(sealed)
 
 
 def _sealed_for(site: Site) -> str | None:
@@ -115,7 +110,7 @@ def _sealed_for(site: Site) -> str | None:
     return str(site.store.load(_SEALED).meta[REQUEST])
 
 
-def take_secret(site: Site, request: Packet) -> None:
+def take_secret(site: Site, request: ExtractRequest) -> None:
     """Keep the key of the run's hashes, from the site's file or what a request brings.
 
     Once in a run, for one request: that again finds the key that is kept.
@@ -126,7 +121,6 @@ def take_secret(site: Site, request: Packet) -> None:
             does not trust; the server wants the key from elsewhere, or the run is not
             the one that this site is in.
     """
-    told = header_of(request)
     # nobody opens the secret a second time: another request for rows would get hashes
     # that can be compared with those of the first
     site.round.forget(_KEYS)
@@ -137,12 +131,12 @@ def take_secret(site: Site, request: Packet) -> None:
             )
         return
     source, keys = key_source(site), _site_keys(site)
-    _check_source(source, told)
+    _check_source(source, request.keys)
     if source is KeySource.FILE:
         secret = read_secret(_path(site, SECRET_FILE))
     else:
-        secret = _open(site, told, keys)
-    public = [_bytes(key) for key in told.texts("public-keys")]
+        secret = _open(site, request, keys)
+    public = [bytes.fromhex(key) for key in request.public_keys]
     if keys.public.run not in public:
         raise SiteError(
             "the public keys of the run lack this site's: the key of the hashes would "
@@ -152,33 +146,33 @@ def take_secret(site: Site, request: Packet) -> None:
     site.keep_secret(secret.of_run(site.run_number, public), site.round.digest)
 
 
-def key_groups(order: Order, keys: int) -> list[str]:
-    """Return what an order names the groups of a fragment's join keys.
+def key_groups(names: list[str], keys: int) -> list[str]:
+    """Return the groups that a request names for a fragment's join keys.
 
     Args:
-        order: of a part.
+        names: of the groups.
         keys: how many join keys the fragment has.
 
     Raises:
         SiteError: it does not name a group for every key.
     """
-    named = order.texts("key-groups")
-    if len(named) != keys or not all(map(_GROUP.fullmatch, named)):
+    if len(names) != keys:
         raise SiteError(
             f"malformed request: 'key-groups' must name a group for each of the {keys} "
-            "join keys, in at most 64 letters a-z, digits and hyphens"
+            "join keys"
         )
-    return named
+    return names
 
 
-def _open(site: Site, told: Order, keys: SiteKeys) -> GroupSecret:
+def _open(site: Site, request: ExtractRequest, keys: SiteKeys) -> GroupSecret:
     """Open the secret that came sealed with a request."""
-    leader = PublicKeys(_bytes(told.text("leader-key")))
+    leader = PublicKeys(_bytes(request.leader_key, "leader-key"))
     if keys.site is not None:
-        leader = PublicKeys(leader.run, _bytes(told.text("leader-site-key")))
+        site_key = _bytes(request.leader_site_key, "leader-site-key")
+        leader = PublicKeys(leader.run, site_key)
         trusted = _allowed(site) | {keys.public.site}
         _check_pin(leader.site, trusted, "of the site that made the run's secret")
-    sealed = _bytes(told.text("sealed"))
+    sealed = _bytes(request.sealed, "sealed")
     secret = keys.open(sealed, leader, site.run_number)
     if secret.is_simulated and not site.is_simulated:
         raise SiteError(
@@ -246,9 +240,8 @@ def _allowed(site: Site) -> set[bytes]:
     return set(read_allowed_keys(_path(site, ALLOWED_KEYS)))
 
 
-def _check_source(source: KeySource, header: Order) -> None:
+def _check_source(source: KeySource, asked: str) -> None:
     """Refuse a run that takes its key from elsewhere than this site does."""
-    asked = header.text("keys")
     if asked != source:
         raise SiteError(
             f"this site takes the key of a run's hashes from {source.value!r}, and the "
@@ -267,20 +260,18 @@ def _check_pin(key: bytes, trusted: set[bytes], whose: str) -> None:
         )
 
 
-def _recipients(asked: Order, source: KeySource) -> dict[str, PublicKeys]:
+def _recipients(request: SealRequest, source: KeySource) -> dict[str, PublicKeys]:
     """Return the public keys of the nodes to seal to."""
-    run = asked.order("public-keys")
+    run = {node: bytes.fromhex(key) for node, key in request.public_keys.items()}
     if source is not KeySource.PINNED:
-        return {node: PublicKeys(_bytes(run.text(node))) for node in run.names()}
-    own = asked.order("site-keys")
+        return {node: PublicKeys(key) for node, key in run.items()}
+    if lacking := run.keys() - request.site_keys.keys():
+        raise SiteError(f"malformed request: 'site-keys' lacks nodes {sorted(lacking)}")
     return {
-        node: PublicKeys(_bytes(run.text(node)), _bytes(own.text(node)))
-        for node in run.names()
+        node: PublicKeys(key, bytes.fromhex(request.site_keys[node]))
+        for node, key in run.items()
     }
 
 
-def _bytes(text: str) -> bytes:
-    try:
-        return bytes.fromhex(text)
-    except ValueError:
-        raise SiteError("a key of the run is not written in hexadecimal") from None
+def _bytes(text: str | None, name: str) -> bytes:
+    return bytes.fromhex(required(text, name))

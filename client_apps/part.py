@@ -1,21 +1,23 @@
 """A part in training: a shard in one role, with what its site keeps of it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from client_apps.outgoing import Outgoing
 from client_apps.shard import Shard, ShardData
 from client_apps.store import Entry
-from tp_flower.errors import SettingsError, TPFlowerError
+from tp_flower.errors import DivergedError, SettingsError, SiteError, TPFlowerError
 from tp_flower.learning.features import Features
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.models import LocalModel, ModelSpec, build_model
 from tp_flower.learning.solvers import RidgeSolver
 from tp_flower.privacy.plan import PartPlan
-from tp_flower.protocol import Update
+from tp_flower.protocol import PartBody, Update
 
+AnyBody = TypeVar("AnyBody", bound=PartBody)
 State = tuple[LocalModel, dict[str, FloatArray]]
 
 MODEL = "model"
@@ -48,6 +50,28 @@ class Part:
         """What ``Site.save_state`` keeps of the part."""
         return self.shard.model, self.shard.vectors
 
+    def finite_state(self) -> State:
+        """Return what is to be kept of the part.
+
+        Raises:
+            DivergedError: its model is not finite any more.
+        """
+        self.finite(self.shard.model.parameters)
+        return self.state
+
+    def finite(self, numbers: FloatArray) -> FloatArray:
+        """Return the part's parameters or scores.
+
+        Raises:
+            DivergedError: they are not finite.
+        """
+        if not np.isfinite(numbers).all():
+            raise DivergedError(
+                f"table {self.table}: the model is not finite any more: training "
+                "diverged. Lower learning-rate (0 chooses one)"
+            )
+        return numbers
+
 
 @dataclass(frozen=True)
 class FixedPart:
@@ -78,7 +102,7 @@ class FixedPart:
             features=features,
             multiplicity=arrays["multiplicity"],
             tested=arrays["tested"],
-            joined_rows=meta["joined-rows"],
+            joined_rows=meta["joined_rows"],
             l2=meta["l2"],
             batch_start=arrays["batch-start"],
             batch_rows=arrays["batch-rows"],
@@ -90,7 +114,7 @@ class FixedPart:
                 arrays["eigenvectors"],
                 arrays["mean"],
                 meta["weight"],
-                meta["joined-rows"],
+                meta["joined_rows"],
             )
         spec, update = ModelSpec.from_json(meta["model"]), Update(meta["update"])
         plan = PartPlan.from_json(meta["privacy"])
@@ -116,6 +140,17 @@ class FixedPart:
         return Part(
             number, meta["table"], self.update, shard, self.solver, device, outgoing
         )
+
+
+def body_of(bodies: Mapping[int, AnyBody], part: Part) -> AnyBody:
+    """Return what a request says of a part.
+
+    Raises:
+        SiteError: it says nothing.
+    """
+    if part.number not in bodies:
+        raise SiteError(f"malformed request: it says nothing of part {part.number}")
+    return bodies[part.number]
 
 
 def make_model(spec: ModelSpec, features: int, device: str) -> LocalModel:

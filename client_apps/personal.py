@@ -5,83 +5,69 @@ one for all sites that it is compared with). The site replies with an update of 
 and with the metrics that the parameters have there.
 """
 
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any
 
 import numpy as np
 
-from client_apps.orders import MOST_SEED, FloatArray, Order, header_of
-from client_apps.part import State
+from client_apps.part import State, body_of
 from client_apps.personal_parts import PersonalPart, personal_parts
 from client_apps.site import Site
-from tp_flower.errors import DivergedError, SiteError
-from tp_flower.personal.codec import MOST_CODES, encode_update
+from tp_flower.errors import DivergedError
+from tp_flower.learning.losses import FloatArray
+from tp_flower.personal.codec import encode_update
 from tp_flower.personal.taut_string import piecewise_update
-from tp_flower.protocol import AnyArray, ArrayKey, Packet
+from tp_flower.protocol import (
+    AnyArray,
+    Pace,
+    PersonalReply,
+    PersonalRequest,
+    TrackParameters,
+    TrackUpdates,
+    UpdateCode,
+    row_numbers,
+)
 from tp_flower.randomness import Stream, generator
 
-TRACKS: Final = ("personal", "global")
-MOST_STEPS: Final = 100_000
-MOST_GAMMA: Final = 1e30
 
-
-@dataclass(frozen=True)
-class _Pace:
-    """How a site goes on from the parameters that it is sent.
-
-    Attributes:
-        steps: that it takes on its own.
-        rate: of each; with one step it says nothing.
-        batch: rows of a step; 0 for all.
-        seed: of the batches.
-        epoch: likewise.
-    """
-
-    steps: int
-    rate: float
-    batch: int
-    seed: int
-    epoch: int
-
-    @classmethod
-    def of(cls, header: Order) -> Self:
-        """Return what a request says of it."""
-        return cls(
-            steps=header.count("steps", low=1, most=MOST_STEPS),
-            rate=header.number("rate", above_zero=True),
-            batch=header.count("batch"),
-            seed=header.count("seed", most=MOST_SEED),
-            epoch=header.count("epoch"),
-        )
-
-
-def personal(site: Site, request: Packet) -> Packet:
+def personal(site: Site, request: PersonalRequest) -> PersonalReply:
     """Take parameters; reply with updates (unless it is the end) and metrics."""
-    header = header_of(request)
-    pace = _Pace.of(header) if header.has("steps") else None
-    tracks = header.texts("tracks")
-    if not tracks or not set(tracks) <= set(TRACKS):
-        raise SiteError(f"malformed request: 'tracks' must be of {', '.join(TRACKS)}")
-    facts: list[dict[str, Any]] = []
-    arrays: dict[ArrayKey, AnyArray] = {}
+    parts: dict[int, TrackUpdates] = {}
     changed: dict[int, State] = {}
-    for part in personal_parts(site, header):
-        told: dict[str, Any] = {"id": part.number}
-        for track in tracks:
-            start = part.parameters(request, track)
-            if pace is not None:
-                update = _finite(part, _update(part, start, pace))
-                arrays[part.number, track] = _sent(update, track, header)
-            told[track] = part.metrics(start)
-        facts.append(told)
+    for part in personal_parts(site, request.base):
+        body = body_of(request.parts, part.part)
+        part.check_parameters(body)
+        parts[part.number] = _track_updates(part, body, request)
         # the site's own model is what it was sent last
-        part.part.shard.model.parameters = part.parameters(request, TRACKS[0])
+        part.part.shard.model.parameters = body.personal.astype(np.float64)
         changed[part.number] = part.part.state
     site.save_state(changed)
-    return Packet({"parts": facts}, arrays)
+    return PersonalReply(parts)
 
 
-def _update(part: PersonalPart, start: FloatArray, pace: _Pace) -> FloatArray:
+def _track_updates(
+    part: PersonalPart, body: TrackParameters, request: PersonalRequest
+) -> TrackUpdates:
+    """Return the metrics of the parameters that came, and updates of them."""
+    start = body.personal.astype(np.float64)
+    common = None if body.common is None else body.common.astype(np.float64)
+    fields: dict[str, Any] = {}
+    if request.pace is not None:
+        update = _finite(part, _update(part, start, request.pace))
+        if request.code is None:
+            fields["update"] = row_numbers(update)
+        else:
+            fields["code"] = _coded(update, request.code)
+        if common is not None:
+            common_update = _finite(part, _update(part, common, request.pace))
+            fields["common_update"] = row_numbers(common_update)
+    return TrackUpdates(
+        metrics=part.metrics(start),
+        common_metrics=None if common is None else part.metrics(common),
+        **fields,
+    )
+
+
+def _update(part: PersonalPart, start: FloatArray, pace: Pace) -> FloatArray:
     """Return the mean of the gradients that the site's steps take, (p,).
 
     With one step over all rows that is the gradient of its objective.
@@ -104,18 +90,14 @@ def _update(part: PersonalPart, start: FloatArray, pace: _Pace) -> FloatArray:
     return mean
 
 
-def _sent(update: FloatArray, track: str, header: Order) -> AnyArray:
-    """Return an update as it travels: float32, or Eq. 7's of the site's own model.
+def _coded(update: FloatArray, code: UpdateCode) -> AnyArray:
+    """Return an update of the site's own model as Eq. 7 shortens it.
 
     Raises:
         DivergedError: it is beyond float32.
     """
-    if track != TRACKS[0] or not header.has("gamma"):
-        return update.astype(np.float32)
-    gamma = header.number("gamma", MOST_GAMMA)
-    clusters = header.count("clusters", most=MOST_CODES)
     try:
-        return encode_update(piecewise_update(update, gamma), clusters)
+        return encode_update(piecewise_update(update, code.gamma), code.clusters)
     except ValueError as error:
         raise DivergedError(f"{error}: training diverged") from None
 

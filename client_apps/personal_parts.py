@@ -1,19 +1,24 @@
 """A site's parts in the training of models of their own: objective, rows, metrics."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from client_apps.orders import FloatArray, Order, real_numbers
 from client_apps.part import Part
 from client_apps.site import Site
 from tp_flower.errors import SiteError
-from tp_flower.learning.losses import LogisticLoss, Loss, SoftmaxLoss, SquaredLoss
+from tp_flower.learning.losses import (
+    FloatArray,
+    LogisticLoss,
+    Loss,
+    SoftmaxLoss,
+    SquaredLoss,
+)
 from tp_flower.learning.site_objective import SiteObjective
 from tp_flower.privacy.plan import CURVATURE
-from tp_flower.protocol import Packet
+from tp_flower.protocol import Body, SiteMetrics, check_sizes
 
 LABELS_KEPT: Final = "labels"
 """Of a part's entry: the labels of its rows, (n,)."""
@@ -44,7 +49,7 @@ class PersonalPart:
         """Of the part."""
         return self.part.number
 
-    def metrics(self, parameters: FloatArray) -> dict[str, dict[str, float]]:
+    def metrics(self, parameters: FloatArray) -> SiteMetrics:
         """Return the metrics of the trained and of the held-out rows."""
         own, data = self.objective, self.part.shard.data
         count = len(data.multiplicity)
@@ -52,21 +57,19 @@ class PersonalPart:
         held_out = data.features[count:]
         test = own.metrics(parameters, held_out, self.labels[count:])
         penalty = {"penalty": own.penalty(parameters)}
-        return {"train": {**train, **penalty}, "test": test}
+        return SiteMetrics({**train, **penalty}, dict(test))
 
-    def parameters(self, request: Packet, name: str) -> FloatArray:
-        """Return parameters (p,) that a request sends.
+    def check_parameters(self, body: Body) -> None:
+        """Refuse parameters (p,) that are not those of the part's model.
 
         Raises:
-            SiteError: they are not those of the part's model.
+            MessageError: they are not.
         """
-        array = request.array(self.number, name)
-        shape = (len(self.part.shard.model.penalised),)
-        return real_numbers(array, name, shape)
+        check_sizes(body, parameters=len(self.part.shard.model.penalised))
 
 
-def personal_parts(site: Site, header: Order) -> Iterator[PersonalPart]:
-    """Yield the site's parts, with the base score that a request names.
+def personal_parts(site: Site, base: Sequence[float]) -> Iterator[PersonalPart]:
+    """Yield the site's parts, with the base score (d_c,) that a request names.
 
     Raises:
         SiteError: the site has none in this run, or the base score is another model's.
@@ -77,16 +80,18 @@ def personal_parts(site: Site, header: Order) -> Iterator[PersonalPart]:
             raise SiteError("malformed request: the run keeps no labels at the site")
         meta: Any = kept.meta
         outputs = part.shard.model.outputs
-        base = np.array(header.parsed("base", _floats), np.float64)
-        base = real_numbers(base, "base", (outputs,))
+        if len(base) != outputs or not np.isfinite(base).all():
+            raise SiteError(
+                f"malformed request: 'base' must be {outputs} finite numbers"
+            )
         labels = np.array(kept.arrays[LABELS_KEPT])
         data = part.shard.data
         objective = SiteObjective(
             model=part.shard.model,
             features=data.trained,
             labels=labels[: len(data.multiplicity)],
-            loss=loss_of(Order({"loss": meta["loss"]}, "the part"), outputs),
-            base=base,
+            loss=loss_of(meta["loss"], outputs),
+            base=np.array(base, np.float64),
             l2=data.l2,
         )
         yield PersonalPart(
@@ -99,17 +104,12 @@ def personal_parts(site: Site, header: Order) -> Iterator[PersonalPart]:
         )
 
 
-def _floats(values: Any) -> list[float]:
-    return [float(value) for value in values]
-
-
-def loss_of(order: Order, outputs: int) -> Loss:
-    """Return the loss that an order names.
+def loss_of(name: str, outputs: int) -> Loss:
+    """Return the loss of a name.
 
     Raises:
-        SiteError: there is none of the name, or it is of other scores.
+        SiteError: it is of other scores.
     """
-    name = order.text("loss", ("squared", "logistic", "softmax"))
     if name == "softmax":
         if outputs < 2:
             raise SiteError("malformed request: loss 'softmax' needs two scores a row")

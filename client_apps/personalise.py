@@ -14,7 +14,6 @@ from client_apps.costs import Shard
 from client_apps.guard import Guard
 from client_apps.kept_features import rows_of
 from client_apps.kept_labels import label_numbers, label_sums
-from client_apps.orders import Order, header_of, part_orders
 from client_apps.part import State, make_model
 from client_apps.personal_parts import LABELS_KEPT, loss_of
 from client_apps.placement import forget
@@ -33,20 +32,20 @@ from tp_flower.privacy.releases import Planned
 from tp_flower.protocol import (
     Action,
     AnyArray,
-    ArrayKey,
-    Packet,
+    PersonalisedPart,
+    PersonalisePart,
+    PersonaliseReply,
+    PersonaliseRequest,
     Update,
+    parse,
     unpack_bits,
 )
-from tp_flower.settings import BY_DATA, BY_FEATURES, DEVICES, SUMMARIES, PrivacySettings
+from tp_flower.settings import BY_DATA, BY_FEATURES, PrivacySettings
 from tp_flower.settings import BY_MODELS as OF_MODELS
 
 LABEL_SUMS: Final = "label-sums"
 METRICS: Final = "metrics"
 SUMMARY: Final = "summaries"
-MOST_EPSILON: Final = 1e6
-NO_GRAPH: Final = "none"
-"""Said in place of a kind of summary where the graph needs none."""
 
 _ACTIONS: Final = {
     LABEL_SUMS: Action.PERSONALISE,
@@ -76,48 +75,42 @@ class _Ready:
     Attributes:
         entry: what never changes in training.
         model: untrained.
-        facts: of the reply.
+        start: of the reply.
     """
 
     entry: Entry
     model: LocalModel
-    facts: dict[str, Any]
+    start: PersonalisedPart
 
 
-def personalise(site: Site, request: Packet) -> Packet:
+def personalise(site: Site, request: PersonaliseRequest) -> PersonaliseReply:
     """Encode the features, keep the labels, make the model; reply with sums."""
-    summary = _summary_order(header_of(request))
+    summary = _summary_order(request)
     ready = {
-        number: _prepare_part(site, number, order, request, summary)
-        for number, order in part_orders(site, request)
+        number: _prepare_part(site, number, body, request, summary)
+        for number, body in site.each(request.parts)
     }
     _set_aside(site, list(ready), summary)
-    facts: list[dict[str, Any]] = []
-    arrays: dict[ArrayKey, AnyArray] = {}
+    parts: dict[int, PersonalisedPart] = {}
     states: dict[int, State] = {}
-    for number, part in ready.items():
+    for number, part in site.each(ready):
         site.save_part(number, part.entry)
         site.round.forget(rows_of(number))
-        facts.append({"id": number, **part.facts})
-        arrays[number, "penalised"] = part.model.penalised.astype(np.uint8)
-        arrays[number, "parameters"] = part.model.parameters.astype(np.float32)
+        parts[number] = part.start
         states[number] = (part.model, {})
     site.start_state(states)
-    account = site.ledger.lines(site.store.run)
-    return Packet({"parts": facts, "ledger": account}, arrays)
+    return PersonaliseReply(ledger=site.ledger.lines(site.store.run), parts=parts)
 
 
-def _summary_order(header: Order) -> dict[str, Any]:
+def _summary_order(request: PersonaliseRequest) -> dict[str, Any]:
     """Return what a request says of summaries: their kind, and the noise on them.
 
     Raises:
         SiteError: no noise is of the size that epsilon asks for.
     """
-    kind = header.text("graph", (*SUMMARIES, NO_GRAPH))
-    epsilon = header.number("graph-epsilon", MOST_EPSILON)
+    kind, epsilon, delta = request.graph, request.graph_epsilon, request.delta
     if not epsilon or kind not in (BY_DATA, BY_FEATURES):
         return {"kind": kind, "multiplier": 0.0}
-    delta = header.number("delta", 1.0)
     try:
         return {"kind": kind, "multiplier": noise_multiplier(epsilon, delta)}
     except ValueError as error:
@@ -160,13 +153,16 @@ def _set_aside(site: Site, numbers: Sequence[int], summary: Mapping[str, Any]) -
 
 
 def _prepare_part(
-    site: Site, number: int, order: Order, request: Packet, summary: Mapping[str, Any]
+    site: Site,
+    number: int,
+    body: PersonalisePart,
+    request: PersonaliseRequest,
+    summary: Mapping[str, Any],
 ) -> _Ready:
-    header = header_of(request)
     guard, source, extracted = Guard(site), site.source(number), site.extracted(number)
     guard.check_plan(source, PrivacySettings(), (MODELS, STATISTICS))
-    trained = unpack_bits(request.array(number, "trained"), extracted.rows)
-    tested = unpack_bits(request.array(number, "tested"), extracted.rows)
+    trained = unpack_bits(body.trained, extracted.rows)
+    tested = unpack_bits(body.tested, extracted.rows)
     if (trained & tested).any():
         raise SiteError("malformed request: a row is both trained on and held out")
     rows = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested)])
@@ -174,19 +170,19 @@ def _prepare_part(
     guard.check_rows(source, count, f"the model of table {extracted.table!r}")
     held = len(rows) - count
     guard.check_rows(source, held, f"the metrics of table {extracted.table!r}")
-    encoder = order.parsed("encoder", TableEncoder.from_json).at_site(site.hasher())
-    spec = order.parsed("model", ModelSpec.from_json)
-    every, classes = _labels(site, number, header, spec)
+    table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
+    encoder = table_encoder.at_site(site.hasher())
+    spec = parse(body.model, "model", ModelSpec.from_json)
+    every, classes = _labels(site, number, request, spec)
     labels = every[rows]
     features = site.tables.encode(number, encoder, rows)
-    device = order.text("device", DEVICES)
-    model = make_model(spec, features.shape[1], device)
+    model = make_model(spec, features.shape[1], body.device)
     meta: dict[str, Any] = {
         "table": extracted.table,
-        "joined-rows": max(count, 1),
-        "l2": order.number("l2"),
-        "loss": header.text("loss"),
-        "device": device,
+        "joined_rows": max(count, 1),
+        "l2": body.l2,
+        "loss": request.loss,
+        "device": body.device,
         "encoder": encoder.to_json(),
         "model": spec.to_json(),
         "update": str(Update.LOCAL),
@@ -204,31 +200,33 @@ def _prepare_part(
     entry = Entry(arrays, meta)
     forget(site.store, number)
     placed = site.place(number, entry)
-    loss = loss_of(header, spec.outputs)
+    loss = loss_of(request.loss, spec.outputs)
     base = np.zeros(spec.outputs)
     own = labels[:count]
     objective = SiteObjective(model, placed[:count], own, loss, base, meta["l2"])
     meta[CURVATURE] = objective.largest_curvature
-    facts = {
-        "features": features.shape[1],
-        "rows": count,
-        LABEL_SUMS: label_sums(own, classes),
-        CURVATURE: meta[CURVATURE],
-    }
-    return _Ready(entry, model, facts)
+    start = PersonalisedPart(
+        features=features.shape[1],
+        rows=count,
+        label_sums=label_sums(own, classes),
+        curvature=meta[CURVATURE],
+        penalised=model.penalised.astype(np.uint8),
+        parameters=model.parameters.astype(np.float32),
+    )
+    return _Ready(entry, model, start)
 
 
 def _labels(
-    site: Site, number: int, header: Order, spec: ModelSpec
+    site: Site, number: int, request: PersonaliseRequest, spec: ModelSpec
 ) -> tuple[FloatArray, int]:
     """Return the labels of all rows as numbers, and how many classes there are."""
     label = site.extracted(number).label
     if label is None:
         raise SiteError("malformed request: the part has no label")
-    loss: Loss = loss_of(header, spec.outputs)
+    loss: Loss = loss_of(request.loss, spec.outputs)
     if loss.name == "squared":
         return label_numbers(label, None), 0
-    classes = header.parsed("classes", list)
+    classes: list[Any] = list(request.classes)
     if loss.outputs != (len(classes) if loss.name == "softmax" else 1):
         raise SiteError("malformed request: 'classes' are not those of the loss")
     return label_numbers(label, classes), len(classes)

@@ -6,7 +6,7 @@ site's ledger first; nothing of a row is computed for the server before that.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -22,17 +22,10 @@ from client_apps.course import (
 )
 from client_apps.guard import Guard
 from client_apps.kept_features import rows_of
-from client_apps.orders import Order, header_of, part_orders
 from client_apps.outgoing import Outgoing
 from client_apps.part import State, initial_vectors, make_model
 from client_apps.placement import forget
-from client_apps.rows import (
-    TrainingRows,
-    check_rows,
-    expanded,
-    once_each,
-    read_batches,
-)
+from client_apps.rows import TrainingRows, check_rows, expanded, once_each, read_batches
 from client_apps.site import Site
 from client_apps.store import Entry
 from tp_flower.encoding.encoder import TableEncoder
@@ -48,21 +41,21 @@ from tp_flower.privacy.plan import (
     plan_part,
 )
 from tp_flower.privacy.statistics_update import Rows, TableShape, usable_gram
-from tp_flower.protocol import AnyArray, ArrayKey, Packet, Update
+from tp_flower.protocol import (
+    AnyArray,
+    Outline,
+    PreparedPart,
+    PreparePart,
+    PrepareReply,
+    PrepareRequest,
+    Update,
+    parse,
+)
+from tp_flower.protocol.training_messages import LEAST_SCALE
 from tp_flower.randomness import Stream, generator
-from tp_flower.settings import DEVICES, PrivacySettings, Settings
+from tp_flower.settings import PrivacySettings, Settings
 
-Arrays = dict[ArrayKey, AnyArray]
-Start = tuple[dict[str, AnyArray], dict[str, float], Entry]
-
-_NO_CURVATURE: Final = {"mean-curvature": 0.0, "largest-curvature": 0.0}
-"""Nobody asks where the server solves."""
-
-MOST_ROWS: Final = 1 << 53
-MOST_SIZE: Final = 1e30
-LEAST_SIZE: Final = 1 / MOST_SIZE
-"""Of numbers that scale noise: all arithmetic with them stays finite, and above 0 (a
-clip of 0 has no noise, and tells whose gradient is 0)."""
+Start = tuple[PreparedPart, Entry]
 
 
 @dataclass(frozen=True)
@@ -86,54 +79,45 @@ class _Prepared:
     features: Features
 
 
-def prepare(site: Site, request: Packet) -> Packet:
+def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     """Encode the features, make the model, and reply with what training starts from."""
-    header = header_of(request)
-    settings = header.parsed("privacy", Settings.from_run_config).privacy
-    method = method_of(header)
+    settings = parse(request.privacy, "privacy", Settings.from_run_config).privacy
+    method = method_of(request.outline)
     check_counted(method, settings)
     prepared = {
-        number: _prepare_part(site, number, order, request, settings)
-        for number, order in part_orders(site, request)
+        number: _prepare_part(site, number, body, request.outline, settings)
+        for number, body in site.each(request.parts)
     }
     run = Run(site.store.run, method.family, settings, _fitted_parts(site))
     _set_aside(site, run, prepared)
-    facts: list[dict[str, Any]] = []
-    arrays: Arrays = {}
+    starts: dict[int, PreparedPart] = {}
     states: dict[int, State] = {}
-    for number, part in prepared.items():
-        site.current_part = number
-        outgoing = site.outgoing(number, part.plan)
-        own, curvature, entry = _start(part, outgoing)
+    for number, part in site.each(prepared):
+        start, entry = _start(part, site.outgoing(number, part.plan))
         site.save_part(number, entry)
         site.round.forget(rows_of(number))
-        arrays.update({(number, name): array for name, array in own.items()})
-        width = part.entry.arrays["features"].shape[1]
-        facts.append({"id": number, "features": width, **curvature})
-        arrays[number, "penalised"] = part.model.penalised.astype(np.uint8)
+        starts[number] = start
         states[number] = (part.model, initial_vectors(part.model, part.update))
-    site.current_part = None
     site.start_state(states)
     site.pay()
-    account = site.ledger.lines(run.name)
-    return Packet({"parts": facts, "ledger": account}, arrays)
+    return PrepareReply(ledger=site.ledger.lines(run.name), parts=starts)
 
 
 def _prepare_part(
     site: Site,
     number: int,
-    order: Order,
-    request: Packet,
+    body: PreparePart,
+    outline: Outline,
     settings: PrivacySettings,
 ) -> _Prepared:
     guard, source = Guard(site), site.source(number)
-    header, update = header_of(request), order.parsed("update", Update)
-    guard.check_plan(source, settings, kinds_of(header, update))
-    table_encoder = order.parsed("encoder", TableEncoder.from_json)
+    update = body.update
+    guard.check_plan(source, settings, kinds_of(outline, update))
+    table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
     encoder = table_encoder.at_site(site.hasher())
     is_private = settings.covers_features or settings.covers_predictions
-    rows = _training_rows(site, number, order, request, is_private=is_private)
-    batches = read_batches(request, number, rows.trained)
+    rows = _training_rows(site, number, body, outline, is_private=is_private)
+    batches = read_batches(body, rows.trained)
     check_rows(
         guard,
         source,
@@ -145,27 +129,27 @@ def _prepare_part(
     features = site.tables.encode(number, encoder, rows.own, is_private=is_private)
     if rows.place is not None:
         features = site.tables.repeat(number, features, rows.place)
-    spec = order.parsed("model", ModelSpec.from_json)
-    check_given(header, update, spec)
+    spec = parse(body.model, "model", ModelSpec.from_json)
+    check_given(outline, update, spec)
     _check_exact(settings, update, spec)
     width = features.shape[1]
-    model = make_model(spec, width, order.text("device", DEVICES))
+    model = make_model(spec, width, body.device)
     if settings.features == DP_SGD:
         check_per_row(model, width)
     elif settings.covers_predictions:
         check_scores(model, width)
     columns = table_encoder.columns + int(spec.intercept)
-    course = course_of(header, rows, batches, update, spec)
+    course = course_of(outline, rows, batches, update, spec)
     shape = TableShape(
         epochs=course.epochs,
-        mean_multiplicity=_size(order, "mean-multiplicity", may_be_zero=True),
+        mean_multiplicity=_mean_multiplicity(body),
         columns=columns,
-        label_scale=_size(order, "label-scale"),
+        label_scale=body.label_scale,
     )
     plan = plan_part(
         settings,
         replace(course, shape=shape),
-        sends=sends_of(header, update),
+        sends=sends_of(outline, update),
         is_linear=spec.kind == "linear",
     )
     arrays: dict[str, AnyArray] = {
@@ -177,9 +161,9 @@ def _prepare_part(
     }
     meta = {
         "table": site.extracted(number).table,
-        "joined-rows": _joined_rows(order),
-        "l2": order.number("l2"),
-        "device": order.text("device", DEVICES),
+        "joined_rows": body.joined_rows,
+        "l2": body.l2,
+        "device": body.device,
         "encoder": encoder.to_json(),
         "model": spec.to_json(),
         "update": str(update),
@@ -200,33 +184,25 @@ def _check_exact(settings: PrivacySettings, update: Update, spec: ModelSpec) -> 
         )
 
 
-def _joined_rows(order: Order) -> int:
-    """Return N."""
-    return order.count("joined-rows", low=1, most=MOST_ROWS)
-
-
 def _training_rows(
-    site: Site, number: int, order: Order, request: Packet, *, is_private: bool
+    site: Site, number: int, body: PreparePart, outline: Outline, *, is_private: bool
 ) -> TrainingRows:
     """Return the rows that take part, as the method goes by them."""
-    joined_rows, rows = _joined_rows(order), site.extracted(number).rows
-    if method_of(header_of(request)).is_expanded:
-        held_out = order.count("held-out-rows")
-        found = expanded(request, number, joined_rows, rows, held_out)
-    else:
-        found = once_each(request, number, joined_rows, rows)
+    rows = site.extracted(number).rows
+    read = expanded if method_of(outline).is_expanded else once_each
+    training_rows = read(body, rows)
     if is_private:
-        found.check_unweighted()
-    return found
+        training_rows.check_unweighted()
+    return training_rows
 
 
-def _size(order: Order, name: str, *, may_be_zero: bool = False) -> float:
-    """Return a number that noise is in units of."""
-    size = order.number(name, MOST_SIZE, above_zero=not may_be_zero)
-    if 0 < size < LEAST_SIZE:
+def _mean_multiplicity(body: PreparePart) -> float:
+    """Return what noise is in units of, besides the size of labels; 0 of no rows."""
+    size = body.mean_multiplicity
+    if 0 < size < LEAST_SCALE:
         raise SiteError(
-            f"malformed request: {name!r} is {size:g}, which is too small: allowed is "
-            f"from {LEAST_SIZE:g} on"
+            f"malformed request: 'mean-multiplicity' is {size:g}, which is too small; "
+            f"allowed: 0, or from {LEAST_SCALE:g} on"
         )
     return size
 
@@ -262,41 +238,49 @@ def _set_aside(site: Site, run: Run, prepared: Mapping[int, _Prepared]) -> None:
 
 
 def _start(part: _Prepared, outgoing: Outgoing) -> Start:
-    """Return what training starts from, facts of curvature, and what is kept."""
+    """Return what training starts from, and what is kept."""
     if part.update is Update.GIVEN:
-        return {}, dict(_NO_CURVATURE), part.entry
+        # nobody asks for curvature where the server solves
+        return _prepared(part, mean_curvature=0.0), part.entry
     if isinstance(part.model, LinearModel):
         return _start_linear(part.model, part, outgoing)
-    own, curvature = _start_torch(part, outgoing)
-    return own, curvature, part.entry
+    return _start_torch(part, outgoing), part.entry
+
+
+def _prepared(part: _Prepared, **fields: Any) -> PreparedPart:
+    return PreparedPart(
+        features=part.entry.arrays["features"].shape[1],
+        penalised=part.model.penalised.astype(np.uint8),
+        **fields,
+    )
 
 
 def _start_linear(model: LinearModel, part: _Prepared, outgoing: Outgoing) -> Start:
-    """Return what to send, the curvature, and the entry with its factorised solver.
+    """Return what to send, and the entry with its factorised solver.
 
     SGD needs the largest curvature, for its step size, and ADMM the solver: each costs
     an eigendecomposition.
     """
     entry, plan = part.entry, part.plan
     if plan.fit is not None or plan.gradients is not None:
-        return {}, _typical_curvature(part, len(model.weights)), entry
+        return _prepared(part, **_typical_curvature(part, len(model.weights))), entry
     multiplicity = entry.arrays["multiplicity"]
     trained = part.features[: len(multiplicity)]
     matrix = outgoing.gram(Rows(trained, multiplicity, intercept=model.intercept))
-    total = entry.meta["joined-rows"]
+    total = entry.meta["joined_rows"]
     facts = {
-        "largest-curvature": 0.0,
-        "mean-curvature": float(np.trace(matrix)) / (total * max(len(matrix), 1)),
+        "mean_curvature": float(np.trace(matrix)) / (total * max(len(matrix), 1)),
     }
     if plan.statistics is not None:
         # the trace of a noisy matrix may be negative
         facts = _typical_curvature(part, len(model.weights))
     if len(entry.arrays["batch-start"]) > 1:
         largest = np.linalg.eigvalsh(matrix / total).max(initial=0.0)
-        return {}, {**facts, "largest-curvature": float(largest)}, entry
+        facts["largest_curvature"] = float(largest)
+        return _prepared(part, **facts), entry
     deviation = plan.statistics.gram_deviation if plan.statistics else 0.0
     if part.update is Update.GRAM:
-        return {"gram": matrix}, {**facts, "gram-deviation": deviation}, entry
+        return _prepared(part, gram=matrix, gram_deviation=deviation, **facts), entry
     matrix = usable_gram(matrix, deviation)
     # a consensus step penalises every parameter alike, the intercept too
     centred = model.intercept and part.update is Update.LOCAL
@@ -307,7 +291,8 @@ def _start_linear(model: LinearModel, part: _Prepared, outgoing: Outgoing) -> St
         "eigenvectors": solver.eigenvectors,
         "mean": solver.mean,
     }
-    return {}, facts, Entry(arrays, {**entry.meta, "weight": solver.weight})
+    whole = Entry(arrays, {**entry.meta, "weight": solver.weight})
+    return _prepared(part, **facts), whole
 
 
 def _typical_curvature(part: _Prepared, parameters: int) -> dict[str, float]:
@@ -318,18 +303,16 @@ def _typical_curvature(part: _Prepared, parameters: int) -> dict[str, float]:
     """
     gradients = part.plan.gradients
     joined = int(part.entry.arrays["multiplicity"].sum())
-    trace = part.columns * joined / part.entry.meta["joined-rows"]
+    trace = part.columns * joined / part.entry.meta["joined_rows"]
     is_sgd = len(part.entry.arrays["batch-start"]) > 1
     return {
-        "largest-curvature": trace if is_sgd else 0.0,
-        "mean-curvature": trace / max(parameters, 1),
-        "gradient-noise": gradients.noise_multiplier if gradients else 0.0,
+        "largest_curvature": trace if is_sgd else 0.0,
+        "mean_curvature": trace / max(parameters, 1),
+        "gradient_noise": gradients.noise_multiplier if gradients else 0.0,
     }
 
 
-def _start_torch(
-    part: _Prepared, outgoing: Outgoing
-) -> tuple[dict[str, AnyArray], dict[str, float]]:
+def _start_torch(part: _Prepared, outgoing: Outgoing) -> PreparedPart:
     """Return the first scores, and the mean diagonal of the Gauss-Newton matrix.
 
     The diagonal is estimated with one random vector e of signs (Hutchinson):
@@ -349,9 +332,9 @@ def _start_torch(
             f"model {entry.meta['model']['kind']!r} does not turn rows of "
             f"{trained.shape[1]} features into {outputs} scores: {error}"
         ) from error
-    mean = float(probe @ probe) / (entry.meta["joined-rows"] * len(probe))
-    facts = {"mean-curvature": mean}
+    mean = float(probe @ probe) / (entry.meta["joined_rows"] * len(probe))
+    facts = {"mean_curvature": mean}
     if part.plan.is_private:
         facts = _typical_curvature(part, len(probe))
     scores = outgoing.scores(model.scores(part.features))
-    return {"scores": scores}, facts
+    return _prepared(part, scores=scores, **facts)

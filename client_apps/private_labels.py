@@ -29,11 +29,10 @@ from flwr.common.logger import log
 from client_apps.guard import Guard
 from client_apps.label_store import LabelStore
 from client_apps.node_config import state_dir
-from client_apps.orders import Order
 from client_apps.site import Site
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
-from tp_flower.privacy.labels import LABEL_PRIVACY, ClassNoise, LabelPlan
+from tp_flower.privacy.labels import ClassNoise, LabelPlan
 from tp_flower.privacy.mechanisms import SERVER, PureDp
 from tp_flower.privacy.noise import NoiseSource
 from tp_flower.privacy.policy import LABELS
@@ -66,21 +65,6 @@ class LabelOrder:
     source: ShardSource
     fragment: Fragment
     plan: LabelPlan | None
-
-    @classmethod
-    def of(
-        cls, number: int, order: Order, source: ShardSource, fragment: Fragment
-    ) -> "LabelOrder":
-        """Return what a part's order says of its label.
-
-        Raises:
-            SettingsError: its plan is none.
-            SiteError: likewise.
-        """
-        plan = None
-        if order.has(LABEL_PRIVACY):
-            plan = order.parsed(LABEL_PRIVACY, LabelPlan.from_json)
-        return cls(number, source, fragment, plan)
 
 
 def released_label(

@@ -8,7 +8,6 @@ answered: a site that has answered less says so, and is sent what it lacks.
 
 import hashlib
 import json
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -16,21 +15,19 @@ from typing import Final, Self
 
 from flwr.app import RecordDict
 
-from client_apps.orders import header_of
 from client_apps.state_file import Record
-from tp_flower.errors import BehindError, SiteError
+from tp_flower.errors import BehindError, MessageError, SiteError
 from tp_flower.protocol import (
     AFTER,
     NO_RUN,
-    ROUND,
-    RUN,
-    RUN_DIGITS,
     Action,
     Packet,
+    RequestEnvelope,
+    read_facts,
     unpack,
 )
+from tp_flower.protocol.envelope import enveloped
 
-_NAME: Final = re.compile(rf"[0-9a-f]{{{RUN_DIGITS}}}")
 _DIGEST_BYTES: Final = 16
 # made once: json.dumps makes an encoder per call
 _JSON: Final = json.JSONEncoder(sort_keys=True)
@@ -64,21 +61,19 @@ class Request:
             ReplyError: it is no message of ours.
         """
         packet = unpack(content)
-        header = header_of(packet)
-        run = header.text(RUN)
-        if not _NAME.fullmatch(run) or run == NO_RUN:
-            raise SiteError(
-                f"malformed request: {RUN!r} must be the run's name, {RUN_DIGITS} "
-                "hexadecimal digits"
-            )
-        number = header.count(ROUND)
+        try:
+            envelope = read_facts(RequestEnvelope, enveloped(packet.header))
+        except MessageError as error:
+            raise SiteError(f"malformed request: {error}") from None
+        run, number, after = envelope.run, envelope.round, envelope.after
+        if run == NO_RUN:
+            raise SiteError(f"malformed request: 'run' is {run!r}, which names none")
         if action is Action.DESCRIBE and number:
-            raise SiteError(f"malformed request: {ROUND!r} of {action} must be 0")
-        after = header.count(AFTER) if header.has(AFTER) else None
+            raise SiteError(f"malformed request: 'round' of {action} must be 0")
         if after is not None and after >= number and action is not Action.DESCRIBE:
             raise SiteError(
-                f"malformed request: {AFTER!r} is {after}, but must be below "
-                f"{ROUND!r}, {number}"
+                f"malformed request: 'after' is {after}, but must be below 'round', "
+                f"{number}"
             )
         return cls(action, run, number, after, packet)
 

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from client_apps.orders import Order
 from client_apps.site import Site
 from client_apps.store import cannot_write
 from tp_flower.errors import SiteError
@@ -25,8 +24,8 @@ from tp_flower.predictions import (
     write_predictions,
 )
 from tp_flower.privacy.keyed_hash import HashArray, KeyedHasher
+from tp_flower.protocol import RowKeyColumns
 
-ROW_KEY: Final = "row-key"
 PREDICTIONS: Final = "predictions"
 """Folder below the state folder."""
 NAMES: Final = "row-keys"
@@ -58,27 +57,26 @@ class RowKey:
         return len(self.names)
 
     @classmethod
-    def of(cls, order: Order, keys: int) -> Self:
-        """Return what an order says.
+    def of(cls, columns: RowKeyColumns | None, keys: int) -> Self:
+        """Return what a request says.
 
         Args:
-            order: of a part.
+            columns: that it names; None for none.
             keys: how many keys the fragment has.
 
         Raises:
-            SiteError: it has fewer keys, or the order is malformed.
+            SiteError: it has fewer keys, or columns are named as others.
         """
-        if not order.has(ROW_KEY):
+        if columns is None:
             return cls()
-        told = order.order(ROW_KEY)
-        names = told.texts("names")
+        names = columns.names
         taken = {name.lower() for name in names} & {ROW, OCCURRENCE, ROW_HASH}
         if taken or len(set(names)) < len(names) or not 0 < len(names) <= keys:
             raise SiteError(
                 f"malformed request: 'names' of a row key must be 1 to {keys} that "
                 "differ from each other and from the columns of predictions"
             )
-        return cls(tuple(names), told.flag("leaves"))
+        return cls(names, columns.leaves)
 
     def of_shard(self, extracted: ExtractedShard) -> tuple[ExtractedKey, ...]:
         """Return the keys that name the rows."""

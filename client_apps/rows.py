@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from client_apps.guard import Guard
-from client_apps.orders import FloatArray, IntArray, real_numbers, whole_numbers
 from tp_flower.errors import SiteError
-from tp_flower.protocol import AnyArray, Packet, unpack_bits
+from tp_flower.learning.losses import FloatArray
+from tp_flower.protocol import AnyArray, PreparePart, check_sizes, required, unpack_bits
 from tp_flower.sources.shards import ShardSource
+
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -83,85 +85,88 @@ class Batches:
     rows: IntArray
 
 
-def once_each(
-    request: Packet, number: int, joined_rows: int, rows: int
-) -> TrainingRows:
+def once_each(body: PreparePart, rows: int) -> TrainingRows:
     """Return the rows that a request names by masks: each of the table once.
 
     Args:
-        request: with the masks and the multiplicities.
-        number: of the part.
-        joined_rows: N.
-        rows: of the part.
+        body: with the masks and the multiplicities.
+        rows: of the participant.
 
     Raises:
         SiteError: a row is in no joined row, or in more than there are.
     """
-    trained = unpack_bits(request.array(number, "trained"), rows)
-    tested = unpack_bits(request.array(number, "tested"), rows)
+    trained = unpack_bits(required(body.trained, "trained"), rows)
+    tested = unpack_bits(required(body.tested, "tested"), rows)
     own = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested & ~trained)])
-    counts = request.array(number, "multiplicity")
     count = int(np.count_nonzero(trained))
-    multiplicity = read_masses(counts, "multiplicity", joined_rows, count)
+    check_sizes(body, trained=count)
+    multiplicity = read_multiplicity(body.multiplicity, body.masses, body.joined_rows)
     return TrainingRows(own, None, multiplicity, tested[own])
 
 
-def read_masses(
-    array: AnyArray, what: str, joined_rows: int, trained: int
+def read_multiplicity(
+    multiplicity: AnyArray | None, masses: AnyArray | None, joined_rows: int
 ) -> IntArray | FloatArray:
-    """Return G of the trained rows, or as float32 what their joined rows weigh.
+    """Return G of the trained rows, or what their joined rows weigh.
 
     The weights of the N joined rows have mean 1, so that no row's weigh more than N.
 
     Raises:
-        SiteError: it is neither.
+        SiteError: there is neither, or they are more than all joined rows.
     """
-    if array.dtype != np.float32:
-        return whole_numbers(array, what, low=1, high=joined_rows, length=trained)
-    found = real_numbers(array, what, (trained,))
+    if masses is None:
+        counts = required(multiplicity, "multiplicity")
+        if counts.size and not (counts.min() >= 1 and counts.max() <= joined_rows):
+            raise SiteError(
+                "malformed request: array 'multiplicity' must hold numbers from 1 to "
+                f"{joined_rows}"
+            )
+        return counts.astype(np.int64)
     # a sum that was rounded
     most = joined_rows * (1.0 + np.finfo(np.float32).eps)
-    if found.size and not (found.min() > 0.0 and found.max() <= most):
+    if masses.size and not (masses.min() > 0.0 and masses.max() <= most):
         raise SiteError(
-            f"malformed request: array {what!r} must hold weights above 0 and at most "
+            "malformed request: array 'masses' must hold weights above 0 and at most "
             f"{joined_rows}"
         )
-    return found
+    return masses.astype(np.float64)
 
 
-def expanded(
-    request: Packet, number: int, joined_rows: int, rows: int, held_out: int
-) -> TrainingRows:
+def expanded(body: PreparePart, rows: int) -> TrainingRows:
     """Return the rows that a request lists: one for every joined row with one of them.
 
     Args:
-        request: with the lists, ``expanded-trained`` of joined training rows and
-            ``expanded-tested`` of those that are held out; and with what the former
-            weigh, where they do not weigh alike.
-        number: of the part.
-        joined_rows: N.
-        rows: of the part.
-        held_out: joined rows that are held out.
+        body: with the lists, and with what joined training rows weigh, where they do
+            not weigh alike.
+        rows: of the participant.
 
     Raises:
         SiteError: a list is longer than there are joined rows, or names no row of the
-            part; or a weight of one is none.
+            participant; or a weight of one is none.
     """
     lists = []
-    for name, most in (("trained", joined_rows), ("tested", held_out)):
-        what = f"expanded-{name}"
-        listed = whole_numbers(request.array(number, what), what, low=0, high=rows - 1)
+    held_out = required(body.held_out_rows, "held-out-rows")
+    for name, array, most in (
+        ("trained", body.expanded_trained, body.joined_rows),
+        ("tested", body.expanded_tested, held_out),
+    ):
+        listed = required(array, f"expanded-{name}").astype(np.int64)
+        if listed.size and listed.max() >= rows:
+            raise SiteError(
+                f"malformed request: array 'expanded-{name}' must hold numbers from 0 "
+                f"to {rows - 1}"
+            )
         if len(listed) > most:
             raise SiteError(
-                f"malformed request: array {what!r} has {len(listed)} rows, but there "
-                f"are {most} joined rows to list"
+                f"malformed request: array 'expanded-{name}' has {len(listed)} rows, "
+                f"but there are {most} joined rows to list"
             )
         lists.append(listed)
     behind, trained = np.concatenate(lists), len(lists[0])
+    check_sizes(body, trained=trained)
     multiplicity: IntArray | FloatArray = np.ones(trained, np.int64)
-    if (number, "multiplicity") in request.arrays:
-        weights = request.array(number, "multiplicity")
-        multiplicity = read_masses(weights, "multiplicity", joined_rows, trained)
+    if body.masses is not None:
+        multiplicity = read_multiplicity(None, body.masses, body.joined_rows)
     is_used = np.zeros(rows, np.bool_)
     is_used[behind] = True
     return TrainingRows(
@@ -172,20 +177,21 @@ def expanded(
     )
 
 
-def read_batches(request: Packet, number: int, trained: int) -> Batches:
+def read_batches(body: PreparePart, trained: int) -> Batches:
     """Return the rows of each SGD batch; of none, where there is no plan.
 
     Raises:
         SiteError: a batch has a row twice: it would add to it more than is clipped.
     """
-    if (number, "batch-start") not in request.arrays:
+    if body.batch_start is None:
         return Batches(np.zeros(1, np.int64), np.zeros(0, np.int64))
-    rows = whole_numbers(
-        request.array(number, "batch-rows"), "batch-rows", low=0, high=trained - 1
-    )
-    start = whole_numbers(
-        request.array(number, "batch-start"), "batch-start", low=0, high=len(rows)
-    )
+    rows = required(body.batch_rows, "batch-rows").astype(np.int64)
+    start = body.batch_start.astype(np.int64)
+    if rows.size and rows.max() >= trained:
+        raise SiteError(
+            "malformed request: array 'batch-rows' must hold numbers from 0 to "
+            f"{trained - 1}"
+        )
     is_whole = len(start) and start[0] == 0 and start[-1] == len(rows)
     if not is_whole or np.any(np.diff(start) < 0):
         raise SiteError("malformed request: 'batch-start' does not divide 'batch-rows'")

@@ -6,32 +6,35 @@ unless the part is of this very table and of these very features, as any other q
 would tell of the model, not of the rows.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from client_apps.costs import Shard, scored
 from client_apps.guard import Guard
-from client_apps.orders import Order, header_of, model_of, part_orders
 from client_apps.part import make_model
 from client_apps.saved_models import SavedModel, part_folder
 from client_apps.site import Site
-from tp_flower.errors import ModelError, SiteError
+from tp_flower.errors import ModelError
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.models import LocalModel
+from tp_flower.model_names import ModelVersion
 from tp_flower.privacy.gradients import check_scores
 from tp_flower.privacy.plan import PartPlan, plan_prediction
 from tp_flower.privacy.policy import SCORES
 from tp_flower.privacy.releases import Planned
-from tp_flower.protocol import AnyArray, ArrayKey, Packet, unpack_bits
+from tp_flower.protocol import (
+    ScoredPart,
+    ScorePart,
+    ScoreReply,
+    ScoreRequest,
+    parse,
+    unpack_bits,
+)
 from tp_flower.query import Fragment
-from tp_flower.settings import DEVICES, PrivacySettings, Settings
-
-MOST_PART: Final = 1_000_000
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+from tp_flower.settings import PrivacySettings, Settings
 
 
 @dataclass(frozen=True)
@@ -51,40 +54,40 @@ class _Ready:
     plan: PartPlan
 
 
-def score(site: Site, request: Packet) -> Packet:
+def score(site: Site, request: ScoreRequest) -> ScoreReply:
     """Reply with the local scores of the rows that are named, each once."""
-    header = header_of(request)
-    settings = header.parsed("privacy", Settings.from_run_config).privacy
+    settings = parse(request.privacy, "privacy", Settings.from_run_config).privacy
     ready = {
-        number: _ready(site, number, order, request, settings)
-        for number, order in part_orders(site, request)
+        number: _ready(site, number, body, request, settings)
+        for number, body in site.each(request.parts)
     }
     _set_aside(site, ready)
-    arrays: dict[ArrayKey, AnyArray] = {}
-    for number, part in ready.items():
-        site.current_part = number
+    scored_parts: dict[int, ScoredPart] = {}
+    for number, part in site.each(ready):
         scores = _scores(site, number, part, settings)
         outgoing = site.outgoing(number, part.plan)
-        arrays[number, "scores"] = outgoing.scores(scores)
-    site.current_part = None
+        scored_parts[number] = ScoredPart(
+            rows=len(part.rows), scores=outgoing.scores(scores)
+        )
     site.pay()
-    facts = [{"id": number, "rows": len(part.rows)} for number, part in ready.items()]
-    return Packet({"parts": facts, "ledger": site.ledger.lines(site.store.run)}, arrays)
+    return ScoreReply(ledger=site.ledger.lines(site.store.run), parts=scored_parts)
 
 
 def _ready(
-    site: Site, number: int, order: Order, request: Packet, settings: PrivacySettings
+    site: Site,
+    number: int,
+    body: ScorePart,
+    request: ScoreRequest,
+    settings: PrivacySettings,
 ) -> _Ready:
     guard, source, extracted = Guard(site), site.source(number), site.extracted(number)
     guard.check_plan(source, settings, (SCORES,))
-    mask = unpack_bits(request.array(number, "rows"), extracted.rows)
-    rows = np.flatnonzero(mask)
+    rows = np.flatnonzero(unpack_bits(body.rows, extracted.rows))
     guard.check_rows(source, len(rows), f"the scores of table {extracted.table!r}")
-    saved = _saved(site, order, header_of(request))
+    saved = _saved(site, body, ModelVersion(request.model_name, request.model_version))
     _check_fits(saved, Fragment.from_json(site.fragment(number)))
     width = saved.encoder.encoder.width
-    device = header_of(request).text("device", DEVICES)
-    model = make_model(saved.spec, width, device)
+    model = make_model(saved.spec, width, request.device)
     model.parameters = saved.parameters
     if settings.covers_predictions:
         check_scores(model, width)
@@ -92,23 +95,19 @@ def _ready(
     return _Ready(model, saved, rows, plan)
 
 
-def _saved(site: Site, order: Order, header: Order) -> SavedModel:
-    """Return the part of the model that an order names.
+def _saved(site: Site, body: ScorePart, model: ModelVersion) -> SavedModel:
+    """Return the part of the model that a request names.
 
     Raises:
         ModelError: the site does not have it, or another one.
     """
-    model, digest = model_of(header), order.text("digest")
-    number = order.count("model-part", most=MOST_PART)
-    if not _DIGEST.fullmatch(digest):
-        raise SiteError("malformed request: 'digest' must be 64 hexadecimal digits")
     root = site.state_folder
     if root is None:
         raise ModelError("this site keeps no models: its state-dir is ':memory:'")
-    folder = part_folder(root, model, number)
+    folder = part_folder(root, model, body.model_part)
     if not folder.is_dir():
-        raise ModelError(f"this site has no part {number} of model {model}")
-    return SavedModel.load(folder, digest)
+        raise ModelError(f"this site has no part {body.model_part} of model {model}")
+    return SavedModel.load(folder, body.digest)
 
 
 def _check_fits(saved: SavedModel, fragment: Fragment) -> None:

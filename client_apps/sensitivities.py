@@ -7,14 +7,13 @@ sum over the shards: of their Gram matrices, or of their clusters' costs.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from client_apps.orders import FloatArray, IntArray, Order, real_numbers
-from client_apps.rows import read_masses
+from client_apps.rows import IntArray, read_multiplicity
 from client_apps.site import Site
 from client_apps.store import Entry
 from tp_flower.coresets.gram_checks import is_gram
@@ -30,10 +29,18 @@ from tp_flower.coresets.sensitivity import (
 )
 from tp_flower.encoding.encoder import SiteEncoder, TableEncoder
 from tp_flower.errors import SiteError
-from tp_flower.learning.losses import blocks
-from tp_flower.protocol import AnyArray, Packet, unpack_bits
+from tp_flower.learning.losses import FloatArray, blocks
+from tp_flower.protocol import (
+    AnyArray,
+    DrawPart,
+    MeasuredPart,
+    MeasurePart,
+    check_sizes,
+    parse,
+    required,
+    unpack_bits,
+)
 
-MOST_JOINED: Final = 1 << 53
 MOST_CLASSES: Final = 1000
 LARGEST_PENALTY: Final = 1e100
 TOLERANCE: Final = 1e-3
@@ -55,14 +62,6 @@ class TrainedRows:
 
 
 @dataclass(frozen=True)
-class Sent:
-    """What leaves of a part."""
-
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    arrays: Mapping[str, AnyArray] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Measured:
     """A part whose rows were measured.
 
@@ -73,8 +72,8 @@ class Measured:
     """
 
     kept: Entry
-    of_table: Sent
-    of_shard: Sent
+    of_table: MeasuredPart
+    of_shard: MeasuredPart
 
 
 @dataclass(frozen=True)
@@ -115,31 +114,37 @@ class _Columns:
 
 
 def trained_rows(
-    site: Site, number: int, request: Packet, joined_rows: int
+    site: Site, number: int, body: MeasurePart, joined_rows: int
 ) -> TrainedRows:
     """Return the rows that a request names, and what their joined rows weigh.
 
     Raises:
         SiteError: a row is in no joined row, or in more than there are.
     """
-    mask = unpack_bits(request.array(number, "trained"), site.extracted(number).rows)
+    mask = unpack_bits(body.trained, site.extracted(number).rows)
     own = np.flatnonzero(mask)
-    if (number, "masses") not in request.arrays:
+    if body.multiplicity is None and body.masses is None:
         return TrainedRows(own, np.ones(len(own)))
-    array = request.array(number, "masses")
-    masses = read_masses(array, "masses", joined_rows, len(own))
+    check_sizes(body, trained=len(own))
+    masses = read_multiplicity(body.multiplicity, body.masses, joined_rows)
     return TrainedRows(own, masses.astype(np.float64))
 
 
 def measured_columns(
-    site: Site, number: int, order: Order, rows: TrainedRows
+    site: Site, number: int, body: MeasurePart, rows: TrainedRows
 ) -> Measured:
     """Return a part's second moments, and what its leverages sum to."""
-    penalty = order.number("penalty", LARGEST_PENALTY)
-    encoder = order.parsed("encoder", TableEncoder.from_json).at_site(site.hasher())
+    penalty = required(body.penalty, "penalty")
+    if penalty > LARGEST_PENALTY:
+        raise SiteError(
+            f"malformed request: 'penalty' is {penalty:g}; allowed: at most "
+            f"{LARGEST_PENALTY:g}"
+        )
+    table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
+    encoder = table_encoder.at_site(site.hasher())
     label, classes = None, 0
-    if order.has("label"):
-        label, classes = _label(site, number, order.order("label"), rows.own)
+    if body.label is not None:
+        label, classes = _label(site, number, body.label, rows.own)
     columns = _Columns(site.tables.encode(number, encoder, rows.own), label, classes)
     gram = np.zeros((columns.width, columns.width))
     for block, own in columns.blocks():
@@ -158,17 +163,18 @@ def measured_columns(
     features = int(columns.features.shape[1])
     total = leverage_total(gram, whitening(penalised(gram, features, penalty)))
     return Measured(
-        Entry(arrays, meta), Sent({"total": total}), Sent(arrays={"gram": gram})
+        Entry(arrays, meta), MeasuredPart(total=total), MeasuredPart(gram=gram)
     )
 
 
 def measured_clusters(
-    site: Site, number: int, order: Order, rows: TrainedRows, clusters: int
+    site: Site, number: int, body: MeasurePart, rows: TrainedRows, clusters: int
 ) -> Measured:
     """Return a part's rows in clusters, and what those cost."""
     from tp_flower.coresets.cluster_scores import cluster_shard, kmeans_total
 
-    encoder = order.parsed("encoder", TableEncoder.from_json).at_site(site.hasher())
+    table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
+    encoder = table_encoder.at_site(site.hasher())
     features = site.tables.encode(number, encoder, rows.own)
     rng = site.noise.generator()
     found = cluster_shard(features, rows.masses, clusters, rng)
@@ -181,38 +187,36 @@ def measured_clusters(
     total = kmeans_total(found.cost, found.cost, found.used)
     return Measured(
         Entry(arrays, {"of": CLUSTERS}),
-        Sent({"total": total}),
-        Sent({"cost": found.cost, "clusters": found.used}),
+        MeasuredPart(total=total),
+        MeasuredPart(cost=found.cost, clusters=found.used),
     )
 
 
-def scored(
-    site: Site, number: int, kept: Entry, order: Order, request: Packet
-) -> FloatArray:
+def scored(site: Site, number: int, kept: Entry, body: DrawPart) -> FloatArray:
     """Return how much each row matters, (n,).
 
     Args:
         site: that has the rows.
         number: of the part.
         kept: when it was measured.
-        order: may have the ``cost`` of the clusters of all shards.
-        request: may have the sum ``gram`` over all shards.
+        body: may have the cost of the clusters of all shards, or the sum of their Gram
+            matrices.
 
     Raises:
         SiteError: what comes of all shards is none that this one is in.
     """
     if kept.meta["of"] == CLUSTERS:
-        return _cluster_scores(kept, order)
-    return _leverages(site, number, kept, request)
+        return _cluster_scores(kept, body.cost)
+    return _leverages(site, number, kept, body.gram)
 
 
-def _cluster_scores(kept: Entry, order: Order) -> FloatArray:
+def _cluster_scores(kept: Entry, whole_cost: float | None) -> FloatArray:
     from tp_flower.coresets.cluster_scores import ShardClusters, kmeans_scores
 
     arrays = kept.arrays
     names = ("labels", "distances", "masses", "centres")
     own = ShardClusters(*(arrays[name] for name in names))
-    cost = order.number("cost") if order.has("cost") else own.cost
+    cost = own.cost if whole_cost is None else whole_cost
     if cost < own.cost * (1.0 - TOLERANCE):
         raise SiteError(
             "malformed request: 'cost' is no sum over shards of which this is one"
@@ -220,10 +224,17 @@ def _cluster_scores(kept: Entry, order: Order) -> FloatArray:
     return kmeans_scores(own, cost)
 
 
-def _leverages(site: Site, number: int, kept: Entry, request: Packet) -> FloatArray:
+def _leverages(
+    site: Site, number: int, kept: Entry, whole_gram: AnyArray | None
+) -> FloatArray:
     gram = kept.arrays["gram"]
-    if (number, "gram") in request.arrays:
-        gram = real_numbers(request.array(number, "gram"), "gram", gram.shape)
+    if whole_gram is not None:
+        if whole_gram.shape != gram.shape:
+            raise SiteError(
+                f"malformed request: array 'gram' has shape {whole_gram.shape}; "
+                f"allowed: {gram.shape}"
+            )
+        gram = whole_gram
         if not is_gram(gram):
             raise SiteError("malformed request: array 'gram' is no Gram matrix")
     encoder = SiteEncoder.from_json(kept.meta["encoder"])
@@ -242,7 +253,7 @@ def _leverages(site: Site, number: int, kept: Entry, request: Packet) -> FloatAr
 
 
 def _label(
-    site: Site, number: int, order: Order, rows: IntArray
+    site: Site, number: int, order: Mapping[str, Any], rows: IntArray
 ) -> tuple[FloatArray, int]:
     """Return the label of rows as numbers or classes, (n,), and how many classes.
 
@@ -255,12 +266,14 @@ def _label(
     values = label.values[rows]
     if not np.isfinite(values).all():
         raise SiteError("malformed request: rows without a label are to be trained on")
-    if not order.has("classes"):
+    if order.get("classes") is None:
         if label.kind == "text":
             raise SiteError("malformed request: the label is text, and needs classes")
         return values, 0
     is_text = label.kind == "text"
-    classes = order.parsed("classes", lambda own: _classes(own, is_text=is_text))
+    classes = parse(
+        order["classes"], "classes", lambda own: _classes(own, is_text=is_text)
+    )
     places = {name: place for place, name in enumerate(classes)}
     known, codes = np.unique(values, return_inverse=True)
     names: list[Any] = known.tolist()

@@ -4,18 +4,16 @@ Every action takes the site and the request and returns the reply. It changes th
 state last, so that an action that fails has changed nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from client_apps import costs
 from client_apps.costs import Shard
 from client_apps.guard import Guard
-from client_apps.kept_labels import KEPT_LABEL, TASKS, kept_label_facts
-from client_apps.keys import key_facts, key_groups, key_source, take_secret
-from client_apps.orders import Order, header_of, part_orders
+from client_apps.kept_labels import kept_label_facts
+from client_apps.keys import key_fields, key_groups, key_source, take_secret
 from client_apps.private_labels import LabelOrder, released_label
 from client_apps.row_keys import RowKey, leave_hashes
 from client_apps.site import Site
@@ -32,9 +30,26 @@ from tp_flower.extraction.canonical import without_values
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import ExtractedShard, FeatureInfo, LabelColumn
 from tp_flower.privacy.key_source import GUARANTEES, SIMULATED
-from tp_flower.privacy.keyed_hash import HashArray, KeyedHasher
+from tp_flower.privacy.keyed_hash import HashArray
+from tp_flower.privacy.labels import LabelPlan
 from tp_flower.privacy.releases import Release
-from tp_flower.protocol import AnyArray, ArrayKey, Packet, unpack_bits
+from tp_flower.protocol import (
+    AnyArray,
+    ArrayKey,
+    DescribeReply,
+    DescribeRequest,
+    ExtractedPart,
+    ExtractPart,
+    ExtractReply,
+    ExtractRequest,
+    HostedShard,
+    LabelFacts,
+    StatisticsPart,
+    StatisticsReply,
+    StatisticsRequest,
+    parse,
+    unpack_bits,
+)
 from tp_flower.query import Fragment
 from tp_flower.sources.engine import quote_name
 from tp_flower.sources.shards import ShardSource
@@ -42,7 +57,7 @@ from tp_flower.sources.shards import ShardSource
 Arrays = dict[ArrayKey, AnyArray]
 
 
-def describe(site: Site, request: Packet) -> Packet:
+def describe(site: Site, request: DescribeRequest) -> DescribeReply:
     """Reply with the columns, types and row count of the shards that are asked for.
 
     Only the tables that the query names are opened; of the others the reply has the
@@ -51,7 +66,7 @@ def describe(site: Site, request: Packet) -> Packet:
     for run in site.store.forget_stale():
         # what it has not used in all that time, it will not
         site.ledger.close(run)
-    wanted = {name.lower() for name in header_of(request).texts("tables")}
+    wanted = {name.lower() for name in request.tables}
     guard = Guard(site)
     shards = []
     sources = site.shards()
@@ -59,68 +74,109 @@ def describe(site: Site, request: Packet) -> Packet:
         if source.table.lower() not in wanted:
             continue
         schema = guard.schema(source)
+        columns = {name: without_values(kind) for name, kind in schema.columns.items()}
         shards.append(
-            {
-                "table": source.table,
-                "site": source.site,
-                "index": source.index,
-                "position": position,
-                "columns": {
-                    n: without_values(kind) for n, kind in schema.columns.items()
-                },
-                "rows": schema.rows,
-                "all-null": list(schema.all_null),
-            }
+            HostedShard(
+                table=source.table,
+                site=source.site,
+                index=source.index,
+                position=position,
+                columns=columns,
+                rows=schema.rows,
+                all_null=list(schema.all_null),
+            )
         )
-    return Packet(
-        {
-            "shards": shards,
-            "tables": list(dict.fromkeys(source.table for source in sources)),
-            "partitions": int(str(site.context.node_config.get("num-partitions", 0))),
-            **key_facts(site),
-            "simulated": site.is_simulated,
-        }
+    return DescribeReply(
+        shards=shards,
+        tables=list(dict.fromkeys(source.table for source in sources)),
+        partitions=int(str(site.context.node_config.get("num-partitions", 0))),
+        simulated=site.is_simulated,
+        **key_fields(site),
     )
 
 
-def extract_rows(site: Site, request: Packet) -> Packet:
+def extract_rows(site: Site, request: ExtractRequest) -> ExtractReply:
     """Run the query's fragments; reply with hashed join keys and labels."""
     take_secret(site, request)
-    sources = site.shards()
-    parts: list[dict[str, Any]] = []
-    arrays: Arrays = {}
+    parts: dict[int, ExtractedPart] = {}
     noted: list[Release] = []
-    for number, order in part_orders(site, request):
-        source = order.one_of("shard", sources)
-        fragment = order.parsed("fragment", Fragment.from_json)
-        row_key = RowKey.of(order, len(fragment.keys))
-        groups = key_groups(order, len(fragment.keys) - row_key.columns)
-        extracted = _extract(site, number, source, fragment)
-        site.bind(number, order.count("shard"), fragment.to_json())
-        site.round.learn(site.tables.identity(number))
-        asked = LabelOrder.of(number, order, source, fragment)
-        stays = order.has(KEPT_LABEL)
-        label = None if stays else _released_label(site, asked, extracted)
-        hashers = [site.join_hasher(group) for group in groups]
-        facts, own = _extracted_reply(extracted, label, hashers)
-        if stays:
-            facts["label"] = _kept_label(order, source, extracted)
-        if order.flag("groups"):
-            own["groups"] = _group_hashes(site, source, fragment)
-        if fragment.weight is not None:
-            own["weight"] = _weight(extracted)
-        if row_key.leaves:
-            own["row-hashes"] = leave_hashes(site, number, row_key, extracted)
-        parts.append({"id": number, **facts})
-        arrays.update({(number, name): array for name, array in own.items()})
-        noted += costs.extracted(
-            Shard.of(site, number, source),
-            SIMULATED if site.is_simulated else GUARANTEES[key_source(site)],
-            has_keys=bool(groups) or order.flag("groups") or row_key.leaves,
-            has_weight=fragment.weight is not None,
-        )
+    for number, body in site.each(request.parts):
+        parts[number], releases = _extract_part(site, number, body)
+        noted += releases
     site.ledger.note(site.store.run, noted)
-    return Packet({"parts": parts}, arrays)
+    return ExtractReply(parts)
+
+
+def _extract_part(
+    site: Site, number: int, body: ExtractPart
+) -> tuple[ExtractedPart, list[Release]]:
+    """Run a part's fragment; return what leaves of it, and what the ledger notes."""
+    source = _hosted(site, body.shard)
+    fragment = parse(body.fragment, "fragment", Fragment.from_json)
+    row_key = RowKey.of(body.row_key, len(fragment.keys))
+    groups = key_groups(body.key_groups, len(fragment.keys) - row_key.columns)
+    extracted = _extract(site, number, source, fragment)
+    site.bind(number, body.shard, fragment.to_json())
+    site.round.learn(site.tables.identity(number))
+    label, values = _label(site, number, body, source, fragment, extracted)
+    # keys that only name rows come last, and are not joined on
+    hashed = {
+        str(key): column.hashed(site.join_hasher(group))
+        for key, (column, group) in enumerate(zip(extracted.keys, groups, strict=False))
+    }
+    sent = ExtractedPart(
+        rows=extracted.rows,
+        keys=[key.kind for key in extracted.keys],
+        engine=extracted.engine,
+        pushed=list(extracted.pushed),
+        label=label,
+        codes={key: column.codes for key, column in hashed.items()},
+        hashes={key: column.hashes for key, column in hashed.items()},
+        group_hashes=_group_hashes(site, source, fragment) if body.groups else None,
+        label_values=values,
+        weight=None if fragment.weight is None else _weight(extracted),
+        row_hashes=leave_hashes(site, number, row_key, extracted)
+        if row_key.leaves
+        else None,
+    )
+    releases = costs.extracted(
+        Shard.of(site, number, source),
+        SIMULATED if site.is_simulated else GUARANTEES[key_source(site)],
+        has_keys=bool(groups) or body.groups or row_key.leaves,
+        has_weight=fragment.weight is not None,
+    )
+    return sent, releases
+
+
+def _hosted(site: Site, position: int) -> ShardSource:
+    """Return a shard that the site hosts, by its position."""
+    sources = site.shards()
+    if position >= len(sources):
+        raise SiteError(
+            f"malformed request: 'shard' is {position}; the site hosts {len(sources)}"
+        )
+    return sources[position]
+
+
+def _label(
+    site: Site,
+    number: int,
+    body: ExtractPart,
+    source: ShardSource,
+    fragment: Fragment,
+    extracted: ExtractedShard,
+) -> tuple[LabelFacts | None, AnyArray | None]:
+    """Return what leaves of the label: its type, and its values unless they stay."""
+    if body.local_label is not None:
+        return _local_label(body.local_label, source, extracted), None
+    plan = None
+    if body.label_privacy is not None:
+        plan = parse(body.label_privacy, "label-privacy", LabelPlan.from_json)
+    order = LabelOrder(number, source, fragment, plan)
+    label = _released_label(site, order, extracted)
+    if label is None:
+        return None, None
+    return LabelFacts(label.kind, list(label.categories)), label.values
 
 
 def _extract(
@@ -150,15 +206,15 @@ def _released_label(
     return released_label(site, Guard(site), order, label)
 
 
-def _kept_label(
-    order: Order, source: ShardSource, extracted: ExtractedShard
-) -> dict[str, Any]:
+def _local_label(
+    task: str, source: ShardSource, extracted: ExtractedShard
+) -> LabelFacts:
     """Return what leaves of a label that stays."""
     label = extracted.label
     if label is None:
         raise SiteError(f"table {extracted.table}: its rows were kept without a label")
     _check_classes(source, label)
-    return kept_label_facts(source, label, order.text(KEPT_LABEL, TASKS))
+    return kept_label_facts(source, label, task)
 
 
 def _weight(extracted: ExtractedShard) -> AnyArray:
@@ -182,30 +238,6 @@ def _check_classes(source: ShardSource, label: LabelColumn) -> None:
             f"{source.min_count} rows, which may not leave the site: filter them out, "
             "or put them into one class with CASE"
         )
-
-
-def _extracted_reply(
-    extracted: ExtractedShard,
-    label: LabelColumn | None,
-    hashers: Sequence[KeyedHasher],
-) -> tuple[dict[str, Any], dict[str, AnyArray]]:
-    facts: dict[str, Any] = {
-        "rows": extracted.rows,
-        "keys": [key.kind for key in extracted.keys],
-        "engine": extracted.engine,
-        "pushed": list(extracted.pushed),
-    }
-    arrays: dict[str, AnyArray] = {}
-    # keys that only name rows come last, and are not joined on
-    joined_on = extracted.keys[: len(hashers)]
-    for number, (key, hasher) in enumerate(zip(joined_on, hashers, strict=True)):
-        hashed = key.hashed(hasher)
-        arrays[f"codes-{number}"] = hashed.codes
-        arrays[f"hashes-{number}"] = hashed.hashes
-    if label is not None:
-        facts["label"] = {"kind": label.kind, "categories": list(label.categories)}
-        arrays["label"] = label.values
-    return facts, arrays
 
 
 def _group_hashes(site: Site, source: ShardSource, fragment: Fragment) -> HashArray:
@@ -246,44 +278,35 @@ class _Fitting:
         ]
 
 
-def statistics(site: Site, request: Packet) -> Packet:
+def statistics(site: Site, request: StatisticsRequest) -> StatisticsReply:
     """Reply with the statistics that encoders are fitted to, over the named rows.
 
     Of a feature whose encoder needs none, the reply has its kind and no more.
     """
-    fittings = [
-        _checked_fitting(site, number, order, request)
-        for number, order in part_orders(site, request)
-    ]
-    parts = []
-    arrays: Arrays = {}
+    fittings = {
+        number: _checked_fitting(site, number, body)
+        for number, body in site.each(request.parts)
+    }
+    parts = {}
     noted: list[Release] = []
-    for fitting in fittings:
-        number = site.current_part = fitting.number
+    for number, fitting in site.each(fittings):
         features = {
             info.name: _statistics_of(site, fitting, info)
             for info in site.extracted(number).features
         }
-        facts, named = to_wire(features)
-        parts.append({"id": number, "statistics": facts})
-        arrays.update({(number, name): array for name, array in named.items()})
+        parts[number] = to_wire(features)
         if fitting.fitted:
             shard = Shard.of(site, number, site.source(number))
             noted.append(costs.encoders_statistics(shard))
-    site.current_part = None
     site.ledger.note(site.store.run, noted)
-    return Packet({"parts": parts}, arrays)
+    return StatisticsReply(parts)
 
 
-def _checked_fitting(
-    site: Site, number: int, order: Order, request: Packet
-) -> _Fitting:
+def _checked_fitting(site: Site, number: int, body: StatisticsPart) -> _Fitting:
     """Read the request for a part, and refuse it where the part's policy does."""
     guard, source, extracted = Guard(site), site.source(number), site.extracted(number)
-    rows = None
-    if (number, "rows") in request.arrays:
-        rows = unpack_bits(request.array(number, "rows"), extracted.rows)
-    choice = order.parsed("encoders", TableChoice.from_json)
+    rows = None if body.rows is None else unpack_bits(body.rows, extracted.rows)
+    choice = parse(body.encoders, "encoders", TableChoice.from_json)
     sample = Sample(site.hasher(), rows=rows, min_count=source.min_count)
     kinds = _kinds(site, guard, number, choice)
     fitting = _Fitting(number, choice, kinds, sample)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from secrets import token_bytes
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from flwr.app import Context
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from client_apps.tables import SiteTables
     from tp_flower.extraction.extracted import ExtractedShard
     from tp_flower.sources.shards import ShardSource
+
+Item = TypeVar("Item")
 
 SECRET = "secret"
 REQUEST = "request"
@@ -207,6 +209,13 @@ class Site:
         """
         self._check_known(rows_of(number), number)
         return self.tables.extracted(number)
+
+    def each(self, bodies: Mapping[int, Item]) -> Iterator[tuple[int, Item]]:
+        """Yield what is said of each part, by number; errors are about that part."""
+        for number, body in bodies.items():
+            self.current_part = number
+            yield number, body
+        self.current_part = None
 
     def save_part(self, number: int, entry: Entry) -> None:
         """Keep what never changes of a part in training."""

@@ -1,16 +1,16 @@
 """What a site does for the graph: train alone, and sum up its rows or its model."""
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from client_apps.orders import MOST_SEED, FloatArray, Order, header_of
 from client_apps.personal_parts import PersonalPart, personal_parts
 from client_apps.personalise import SUMMARY
 from client_apps.site import Site
 from tp_flower.errors import SiteError
 from tp_flower.learning.accelerated import descend
 from tp_flower.learning.features import on_host
+from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.models import LinearModel
 from tp_flower.personal.summaries import (
     EMBEDDING_BOUND,
@@ -19,7 +19,11 @@ from tp_flower.personal.summaries import (
     moments_bound,
     noisy_mean,
 )
-from tp_flower.protocol import AnyArray, ArrayKey, Packet
+from tp_flower.protocol import (
+    SiteSummary,
+    SummariseReply,
+    SummariseRequest,
+)
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import BY_DATA, BY_FEATURES, BY_MODELS
 
@@ -32,23 +36,20 @@ PAIRS: Final = 128
 """Of random features: a summary is twice as many numbers."""
 
 
-def summarise(site: Site, request: Packet) -> Packet:
+def summarise(site: Site, request: SummariseRequest) -> SummariseReply:
     """Reply with the metrics of the model of the site alone, and what a graph needs."""
-    header = header_of(request)
-    is_asked, is_alone = header.flag("summaries"), header.flag("alone")
-    facts: list[dict[str, Any]] = []
-    arrays: dict[ArrayKey, AnyArray] = {}
-    for part in personal_parts(site, header):
-        told: dict[str, Any] = {"id": part.number}
-        kind = _kind(part) if is_asked else ""
-        alone = _alone(part) if is_alone or kind == BY_MODELS else part.start
-        if is_alone:
-            told["local"] = part.metrics(alone)
+    parts: dict[int, SiteSummary] = {}
+    for part in personal_parts(site, request.base):
+        kind = _kind(part) if request.summaries else ""
+        is_trained = request.alone or kind == BY_MODELS
+        alone = _alone(part) if is_trained else part.start
+        summary = None
         if kind:
-            summary = alone if kind == BY_MODELS else _summary(site, part, kind, header)
-            arrays[part.number, "summary"] = summary.astype(np.float32)
-        facts.append(told)
-    return Packet({"parts": facts}, arrays)
+            found = alone if kind == BY_MODELS else _summary(site, part, kind, request)
+            summary = found.astype(np.float32)
+        local = part.metrics(alone) if request.alone else None
+        parts[part.number] = SiteSummary(local=local, summary=summary)
+    return SummariseReply(parts)
 
 
 def _kind(part: PersonalPart) -> str:
@@ -76,14 +77,16 @@ def _alone(part: PersonalPart) -> FloatArray:
     )
 
 
-def _summary(site: Site, part: PersonalPart, kind: str, header: Order) -> FloatArray:
+def _summary(
+    site: Site, part: PersonalPart, kind: str, request: SummariseRequest
+) -> FloatArray:
     """Return the summary of a part's trained rows, with the noise that is planned."""
     own, multiplier = part.objective, float(part.summary["multiplier"])
     features = np.asarray(on_host(own.features))
     if kind == BY_DATA:
-        scale = header.number("label-scale", above_zero=True)
-        rows = np.column_stack([features, _label_columns(part, scale)])
-        rng = generator(header.count("seed", most=MOST_SEED), Stream.SUMMARIES)
+        labels = _label_columns(part, request.label_scale)
+        rows = np.column_stack([features, labels])
+        rng = generator(request.seed, Stream.SUMMARIES)
         mean = RandomFeatures.draw(rows.shape[1], PAIRS, rng).mean(rows)
         bound = EMBEDDING_BOUND
     else:

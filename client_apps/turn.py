@@ -14,6 +14,7 @@ commit the changes and the reply together; forget what nobody needs any more; re
 import time
 from collections.abc import Callable
 from logging import INFO, WARNING
+from typing import Any
 
 from flwr.app import RecordDict
 from flwr.common.logger import log
@@ -21,11 +22,30 @@ from flwr.common.logger import log
 from client_apps.requests import Request, answered_before
 from client_apps.site import Site
 from client_apps.state_file import Record
-from tp_flower.errors import BehindError, LostStateError
+from tp_flower.errors import (
+    BehindError,
+    DivergedError,
+    LostStateError,
+    MessageError,
+    RangeError,
+    SiteError,
+)
 from tp_flower.events import line
-from tp_flower.protocol import AT, ROUND, Action, Packet, open_parcel, pack, parcel_of
+from tp_flower.protocol import (
+    AT,
+    EXCHANGES,
+    ROUND,
+    Action,
+    Packet,
+    decode,
+    encode,
+    open_parcel,
+    pack,
+    parcel_of,
+)
 
-Answer = Callable[[Site, Packet], Packet]
+Answer = Callable[[Site, Any], Any]
+"""A handler: from the site and a request to the reply."""
 
 
 def take_turn(site: Site, request: Request, answer: Answer) -> RecordDict:
@@ -64,7 +84,7 @@ def _described(
     site: Site, request: Request, answer: Answer, last: Record | None
 ) -> RecordDict:
     started = time.perf_counter()
-    packet = answer(site, request.packet)
+    packet = _carry_out(site, request, answer)
     packet.header[AT] = None if last is None else last.number
     return pack(_numbered(packet, request, started))
 
@@ -83,13 +103,34 @@ def _answered(
     if last is not None:
         site.settle(last)
     site.begin(request.number, request.digest, last)
-    packet = answer(site, request.packet)
+    packet = _carry_out(site, request, answer)
     content = pack(_numbered(packet, request, started))
     site.pay()
     if last is not None or site.store.names() or not site.round.is_over:
         # of a run that the site does not know nothing is to be kept either
         site.settle(site.commit(parcel_of(content)))
     return content
+
+
+def _carry_out(site: Site, request: Request, answer: Answer) -> Packet:
+    """Return the packet of the reply to a request, both checked against the contract.
+
+    Raises:
+        SiteError: the request is not what its type declares.
+    """
+    try:
+        message = decode(EXCHANGES[request.action].request, request.packet)
+        reply = answer(site, message)
+    except MessageError as error:
+        if error.part is not None:
+            site.current_part = error.part
+        raise SiteError(f"malformed request: {error}") from None
+    try:
+        return encode(reply)
+    except MessageError as error:
+        site.current_part = error.part
+        kind = DivergedError if isinstance(error, RangeError) else SiteError
+        raise kind(f"the site has nothing that may be sent: {error}") from None
 
 
 def _numbered(packet: Packet, request: Request, started: float) -> Packet:

@@ -12,8 +12,8 @@ from bench_datasets import Dataset
 from joined_problem import Problem
 from optima import fit_linear
 
-from tp_flower.explain.cost import SCORE_BYTES
 from tp_flower.learning.metrics import evaluate
+from tp_flower.protocol import AdmmTarget, field_bytes
 from tp_flower.report import Metrics
 from tp_flower.settings import Settings
 
@@ -53,7 +53,13 @@ def measure_reference(dataset: Dataset, settings: Settings) -> Found:
         "joined-rows": [len(problem.train_labels), len(problem.test_labels)],
         "features": problem.train.shape[1],
         "rows": rows,
-        "floor": 2 * SCORE_BYTES * joined.loss.outputs * sum(rows.values()),
+        "floor": 2
+        * sum(
+            field_bytes(
+                AdmmTarget, "target", {"trained": count, "outputs": joined.loss.outputs}
+            )
+            for count in rows.values()
+        ),
         "baselines": _baselines(problem, settings, dataset.metric, reference),
     }
 

@@ -7,7 +7,7 @@ has not moved. How long is bounded, and the report says which rounds went withou
 from collections.abc import Mapping
 from typing import Final
 
-from strategies.exchange import Replies, Request
+from strategies.exchange import Answer, Replies, Request
 from strategies.opening import Opened
 from strategies.run_log import RunLog
 from tp_flower.protocol import Action, Packet
@@ -32,7 +32,7 @@ class Absences:
     def __init__(self, settings: Settings, log: RunLog) -> None:
         self._may_go_on = settings.on_missing == STALE
         self._most, self._log = settings.max_stale, log
-        self._last: dict[_Key, Packet] = {}
+        self._last: dict[_Key, Answer] = {}
         self._since: dict[int, int] = {}
 
     @property
@@ -51,22 +51,22 @@ class Absences:
             if not self._can_miss(request, node):
                 raise error
             self._log.stale(node, request, error)
-        return self.filled(request, opened.packets)
+        return self.filled(request, opened.answers)
 
-    def filled(self, request: Request, packets: Mapping[int, Packet]) -> Replies:
+    def filled(self, request: Request, answers: Mapping[int, Answer]) -> Replies:
         """Return the replies of a round whose missing sites have been put up with."""
-        missing = request.packets.keys() - packets.keys()
-        nothing = Packet({"parts": []})
+        missing = request.packets.keys() - answers.keys()
+        nothing = Answer(Packet({"parts": []}))
         older = {
             node: self._last.get(self._key(request, node), nothing) for node in missing
         }
         for node in missing:
             self._since.setdefault(node, request.epoch)
-        for node, packet in packets.items():
+        for node, answer in answers.items():
             self._since.pop(node, None)
             if self._may_go_on and request.action in _REPEATABLE:
-                self._last[self._key(request, node)] = packet
-        return Replies.of({**packets, **older}, missing)
+                self._last[self._key(request, node)] = answer
+        return Replies.of({**answers, **older}, missing)
 
     def _can_miss(self, request: Request, node: int) -> bool:
         is_known = self._key(request, node) in self._last
@@ -77,5 +77,5 @@ class Absences:
 
     def _key(self, request: Request, node: int) -> _Key:
         # rounds of consensus before the last one bring other arrays
-        more = int(request.packets[node].header.get("more-rounds", 0))
+        more = int(getattr(request.message, "more_rounds", 0))
         return request.action, node, more

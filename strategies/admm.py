@@ -11,6 +11,8 @@ from functools import partial
 from statistics import mean
 from typing import Any
 
+import msgspec
+
 from strategies import lou
 from strategies.admm_arrays import AdmmArrays
 from strategies.epochs import EpochResult, tests_every_epoch
@@ -22,7 +24,14 @@ from tp_flower.errors import SettingsError
 from tp_flower.learning.admm import LocalScores, Residuals, balanced_rho
 from tp_flower.learning.losses import FloatArray
 from tp_flower.privacy.mechanisms import DP_SGD, NOISY_STATISTICS
-from tp_flower.protocol import Action, Update
+from tp_flower.protocol import (
+    AdmmRequest,
+    AdmmTarget,
+    CommonParameters,
+    ConsensusRequest,
+    LocalFit,
+    Update,
+)
 from tp_flower.settings import Settings
 
 RHO_SHARE = 0.5
@@ -188,66 +197,78 @@ class AdmmStrategy(RelationalStrategy):
         solvers: Mapping[str, lou.GramSolver],
     ) -> Generator[Request, Replies, LocalScores]:
         """Send the targets; return the local scores of the updated models."""
-        header = self._header(federation, server)
-        arrays: lou.PartArrays = {}
+        order = self._order(federation, server)
+        targets: dict[int, AdmmTarget] = {}
         for name, target in server.targets().items():
-            lou.scatter_targets(federation.tables[name], target, arrays)
-        replies = yield self.request(ask(Action.ADMM, federation.parts, header, arrays))
+            blocks = lou.scatter_rows(federation.tables[name], target)
+            targets |= {number: AdmmTarget(block) for number, block in blocks.items()}
+        request = msgspec.structs.replace(order, parts=targets)
+        replies = yield self.request(ask(request, federation.parts))
         scores = {
             name: self._gather(table, replies)
             for name, table in federation.tables.items()
             if table.update is Update.LOCAL
         }
         if federation.sharded:
-            solved: lou.PartArrays = {}
+            solved: dict[int, CommonParameters] = {}
             for name, solver in solvers.items():
                 table = federation.tables[name]
                 moments = lou.sum_over_shards(table, replies, "moments")
                 theta = solver.solve(moments, server.kappa, federation.l2)
                 solved |= lou.scatter_parameters(table, theta)
-            scores |= yield from self._agree(federation, replies, header, solved)
+            scores |= yield from self._agree(federation, replies, order, solved)
         return {name: scores[name] for name in federation.tables}
 
-    def _header(self, federation: Federation, server: AdmmServer) -> dict[str, Any]:
+    def _order(self, federation: Federation, server: AdmmServer) -> AdmmRequest:
+        """Return the request of an epoch, without its targets."""
         seeking = any(t.update is Update.CONSENSUS for t in federation.sharded)
-        return {
-            "kappa": server.kappa,
-            "rho-in": {
+        fit = LocalFit(
+            kappa=server.kappa,
+            rho_in={
                 table.name: _inner_penalty(table, server.kappa)
                 for table in federation.sharded
             },
-            "more-rounds": self.settings.inner_rounds - 1 if seeking else 0,
-            "epoch": self.epoch,
-            "evaluate": self._tests_epoch,
-            "seed": federation.seed,
-            "local-epochs": self.settings.local_epochs,
-            "learning-rate": self.settings.learning_rate,
-        }
+            epoch=self.epoch,
+            seed=federation.seed,
+            local_epochs=self.settings.local_epochs,
+            learning_rate=self.settings.learning_rate,
+        )
+        return AdmmRequest(
+            fit=fit,
+            more_rounds=self.settings.inner_rounds - 1 if seeking else 0,
+            evaluate=self._tests_epoch,
+            parts={},
+        )
 
     def _agree(
         self,
         federation: Federation,
         replies: Replies,
-        header: dict[str, Any],
-        solved: lou.PartArrays,
+        order: AdmmRequest,
+        solved: Mapping[int, CommonParameters],
     ) -> Generator[Request, Replies, LocalScores]:
         """Bring the shards of each table to common parameters; return their scores.
 
         Consensus takes ``inner_rounds`` rounds; solved parameters wait for the last
         one.
         """
-        for more_rounds in range(header["more-rounds"], -1, -1):
+        for more_rounds in range(order.more_rounds, -1, -1):
             common = {} if more_rounds else dict(solved)
             for table in federation.sharded:
                 if table.update is Update.CONSENSUS:
-                    rho_in = header["rho-in"][table.name]
+                    rho_in = order.fit.rho_in[table.name]
                     parameters = lou.consensus_parameters(
                         table, replies, rho_in, federation.l2
                     )
                     common |= lou.scatter_parameters(table, parameters)
+            request = ConsensusRequest(
+                fit=order.fit,
+                more_rounds=more_rounds,
+                evaluate=order.evaluate,
+                parts=common,
+            )
             parts = [part for part in federation.parts if part.number in common]
-            told = {**header, "more-rounds": more_rounds}
-            replies = yield self.request(ask(Action.CONSENSUS, parts, told, common))
+            replies = yield self.request(ask(request, parts))
         return {
             table.name: self._gather(table, replies) for table in federation.sharded
         }

@@ -52,6 +52,8 @@ def audience_of(
         sends=sent_of_rows(settings),
         has_label=not settings.method.is_clustering,
         fitted=[name for name, encoder in encoders.items() if encoder.fitted],
+        is_stale=bool(settings.staleness) and bool(sharded),
+        has_inner_rounds=settings.inner_rounds > 1,
     )
 
 

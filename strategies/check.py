@@ -11,21 +11,19 @@ belong together: a difference in any key is missed with a probability of 2**-32 
 The server learns nothing that it does not know from the mapping.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from strategies.alignment import Alignment
 from strategies.exchange import Part, Replies, Request, ask
-from strategies.key_groups import KEY_GROUPS, key_groups
-from strategies.lou import PartArrays
-from strategies.received import array_of, fact_of, refuse
+from strategies.key_groups import key_groups
+from strategies.received import refuse
 from tp_flower.errors import MappingError
 from tp_flower.joins.key_codes import join_codes
-from tp_flower.protocol import Action
+from tp_flower.protocol import CheckedPart, CheckPart, CheckRequest
 from tp_flower.query import Join
 
 WEIGHT_BITS = 32
@@ -65,19 +63,12 @@ def check_alignment(
         n: rng.integers(1, 1 << WEIGHT_BITS, len(left.rows), dtype=np.uint32)
         for n, (left, _) in sides.items()
     }
-    asked: dict[int, dict[str, int]] = {}
-    arrays: PartArrays = {}
+    asked: dict[int, CheckPart] = {}
     for number, both in sides.items():
         for side in both:
-            _ask_side(aligned, number, side, weights[number], asked, arrays)
-    parts = [p for own in aligned.extracted.parts.values() for p in own]
-    parts = [part for part in parts if part.number in asked]
-    named = key_groups(aligned.bound)
-    orders = {
-        part.number: {"joins": asked[part.number], KEY_GROUPS: named[part.table]}
-        for part in parts
-    }
-    replies = yield ask(Action.CHECK, parts, arrays=arrays, facts=orders)
+            _ask_side(aligned, number, side, weights[number], asked)
+    parts = [part for part in aligned.extracted.all_parts if part.number in asked]
+    replies = yield ask(CheckRequest(asked), parts)
     for number, both in sides.items():
         left, right = (
             _answer(replies, aligned.extracted.parts[side.table], number)
@@ -111,21 +102,17 @@ def _ask_side(
     join: int,
     side: Side,
     weights: npt.NDArray[np.uint32],
-    asked: dict[int, dict[str, int]],
-    arrays: PartArrays,
+    asked: dict[int, CheckPart],
 ) -> None:
     """Add what the shards of one side are asked about a join."""
-    start = 0
+    start, groups = 0, key_groups(aligned.bound)[side.table]
     for part in aligned.extracted.parts[side.table]:
         stop = start + aligned.extracted.rows[part.number]
         is_own = (side.rows >= start) & (side.rows < stop)
-        arrays.setdefault(part.number, {}).update(
-            {
-                f"rows-{join}": (side.rows[is_own] - start).astype(np.int32),
-                f"weights-{join}": weights[is_own],
-            }
-        )
-        asked.setdefault(part.number, {})[str(join)] = side.key
+        body = asked.setdefault(part.number, CheckPart(joins={}, key_groups=groups))
+        body.rows[str(join)] = (side.rows[is_own] - start).astype(np.int32)
+        body.weights[str(join)] = weights[is_own]
+        body.joins[str(join)] = side.key
         start = stop
 
 
@@ -133,15 +120,13 @@ def _answer(
     replies: Replies, parts: Sequence[Part], join: int
 ) -> tuple[int, tuple[int, ...]]:
     """Return the count and the digest of a side, summed over the table's shards."""
-    facts = replies.facts()
     count, digest = 0, np.zeros(2, dtype=np.uint64)
     for part in parts:
-        counts: Mapping[str, Any] = fact_of(facts, part, "counts", dict)
-        own = counts.get(str(join))
-        if type(own) is not int or own < 0:
-            raise refuse(part, f"no count of the keys of join {join}")
-        count += own
-        digest += array_of(replies, part, f"digest-{join}", (2,), ("uint64",))
+        body = replies.body(part, CheckedPart)
+        if str(join) not in body.counts or str(join) not in body.digest:
+            raise refuse(part, f"no count and digest of the keys of join {join}")
+        count += body.counts[str(join)]
+        digest += body.digest[str(join)]
     return count, tuple(digest.tolist())
 
 

@@ -9,7 +9,7 @@ trained row at all.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from strategies.exchange import Part
 from strategies.federation import PartRows
 from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.joins.table_rows import NO_ROW, FloatArray
-from tp_flower.protocol import AnyArray, pack_bits
+from tp_flower.protocol import pack_bits
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -48,7 +48,7 @@ class TableLayout(ABC):
         """Rows of each part's shard, whether they take part or not."""
 
     @abstractmethod
-    def set_up_arrays(self) -> dict[int, dict[str, AnyArray]]:
+    def set_up_arrays(self) -> dict[int, dict[str, Any]]:
         """Return what ``prepare`` sends to each part."""
 
 
@@ -74,13 +74,17 @@ class CompactTable(TableLayout):
         """Rows of each part's shard."""
         return tuple(len(own) for own in self.trained)
 
-    def set_up_arrays(self) -> dict[int, dict[str, AnyArray]]:
+    def set_up_arrays(self) -> dict[int, dict[str, Any]]:
         """Return what ``prepare`` sends to each part."""
         return {
             part.number: {
                 "trained": pack_bits(self.trained[k]),
                 "tested": pack_bits(self.tested[k]),
-                "multiplicity": (self.masses or self.multiplicity)[k],
+                **(
+                    {"multiplicity": self.multiplicity[k]}
+                    if self.masses is None
+                    else {"masses": self.masses[k]}
+                ),
             }
             for k, part in enumerate(self.parts)
         }

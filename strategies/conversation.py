@@ -20,7 +20,7 @@ from strategies.delivery import Courier
 from strategies.exchange import Envelope, Replies, Request, make_messages
 from strategies.inventory import Inventory, find_sites, read_inventory
 from strategies.journal import FOLDER, Frame, Journal, messages_of
-from strategies.opening import open_replies
+from strategies.opening import open_answer, open_replies
 from strategies.resuming import check_same, find_again, positions_text
 from strategies.run_log import RunLog
 from tp_flower.errors import (
@@ -34,7 +34,9 @@ from tp_flower.privacy.noise import KEY_BYTES
 from tp_flower.protocol import (
     RUN_DIGITS,
     Action,
+    FinishRequest,
     Packet,
+    encode,
     open_parcel,
     parcel_of,
     unpack,
@@ -203,7 +205,7 @@ class Conversation:
         named = [(self.courier.node_of(message), message) for message in messages]
         opened = open_replies(request, named, self.inventory.site_names)
         replies = self._absences.fill(request, opened)
-        answered = {n: m for n, m in named if n in opened.packets}
+        answered = {n: m for n, m in named if n in opened.answers}
         return replies, answered
 
     def note(
@@ -270,7 +272,8 @@ class Conversation:
         packets = {n: unpack(open_parcel(own)) for n, own in frame.parcels.items()}
         self._bring_up(request, number, packets)
         self.answered |= dict.fromkeys(packets, number)
-        return self._absences.filled(request, packets)
+        answers = {n: open_answer(request, own) for n, own in packets.items()}
+        return self._absences.filled(request, answers)
 
     def _bring_up(
         self, request: Request, number: int, packets: Mapping[int, Packet]
@@ -297,8 +300,8 @@ class Conversation:
                 f"{error} (it has lost its state, and cannot be brought up to date; "
                 "start the run again)"
             ) from error
-        for node, packet in found.packets.items():
-            if packet.header.get("parts") != packets[node].header.get("parts"):
+        for node, answer in found.answers.items():
+            if answer.packet.header.get("parts") != packets[node].header.get("parts"):
                 raise SiteError(
                     f"site {names.get(node)!r} lost its state, and its tables have "
                     "changed since the run began; start the run again"
@@ -339,7 +342,9 @@ class Conversation:
         """
         try:
             asked = self.grid.get_node_ids() if nodes is None else nodes
-            request = Request(Action.FINISH, {node: Packet() for node in asked})
+            finish = FinishRequest()
+            packets = {node: encode(finish) for node in asked}
+            request = Request(Action.FINISH, packets, message=finish)
             number = self._beyond()
             messages = make_messages(request, Envelope(self.run, number, {}))
             Courier(self.grid, self.log).deliver(messages, ABANDON_SECONDS)

@@ -46,13 +46,20 @@ from tp_flower.coresets.sampling import (
 from tp_flower.coresets.sensitivity import CLUSTERS, REGRESSION
 from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.errors import ReplyError, SettingsError
-from tp_flower.protocol import Action, AnyArray
+from tp_flower.protocol import (
+    AnyArray,
+    DrawPart,
+    DrawRequest,
+    MeasurePart,
+    MeasureRequest,
+    WeighPart,
+    WeighRequest,
+)
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import IMPORTANCE, UNIFORM, Settings
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
-PartArrays = dict[int, dict[str, AnyArray]]
 
 MOST_PER_ROW: Final = {REGRESSION: 1.0, CLUSTERS: 8.0}
 """What a row's score is at most, times what its joined rows weigh: a leverage is at
@@ -119,26 +126,26 @@ def _measure(
     settings: Settings,
 ) -> Generator[Request, Replies, list[Party]]:
     """Return what every part's sensitivities sum to."""
-    orders: dict[int, dict[str, Any]] = {}
-    arrays: PartArrays = {}
+    bodies: dict[int, MeasurePart] = {}
     label = label_order(aligned) if wanted == REGRESSION else None
     for table, own in aligned.compact.items():
         order: dict[str, Any] = {
             "encoder": encoders[table].to_json(),
-            "is-shard": len(own.parts) > 1,
+            "is_shard": len(own.parts) > 1,
         }
         if wanted == REGRESSION:
             order["penalty"] = penalty_of(aligned, settings)
         if label is not None and table == aligned.bound.label_table:
             order["label"] = label
-        orders |= {part.number: order for part in own.parts}
-        arrays |= measured_rows(own)
-    header = {
-        "sensitivities": wanted,
-        "clusters": settings.clusters,
-        "joined-rows": aligned.train.joined_rows,
-    }
-    replies = yield ask(Action.MEASURE, _parts(aligned), header, arrays, orders)
+        for number, arrays in measured_rows(own).items():
+            bodies[number] = MeasurePart(**order, **arrays)
+    request = MeasureRequest(
+        sensitivities=wanted,
+        clusters=settings.clusters,
+        joined_rows=aligned.train.joined_rows,
+        parts=bodies,
+    )
+    replies = yield ask(request, _parts(aligned))
     return measured_parties(aligned, encoders, replies, wanted, settings)
 
 
@@ -149,12 +156,13 @@ def _draw(
     totals = [party.capped for party in parties]
     counts = party_counts(np.array([*totals, float(len(aligned.compact))]), size, rng)
     weights = aligned.weighting.train_rows
-    orders = {
-        party.part.number: {"count": int(count), "scale": party.scale, **party.facts}
+    bodies = {
+        party.part.number: DrawPart(
+            count=int(count), scale=party.scale, cost=party.cost, gram=party.gram
+        )
         for party, count in zip(parties, counts, strict=False)
     }
-    arrays = {party.part.number: dict(party.arrays) for party in parties}
-    replies = yield ask(Action.DRAW, _parts(aligned), {}, arrays, orders)
+    replies = yield ask(DrawRequest(bodies), _parts(aligned))
     rows = aligned.train.joined_rows
     drawn = [draw_uniform(int(counts[-1]), rows, weights, rng)]
     for party, count in zip(parties, counts, strict=False):
@@ -167,7 +175,7 @@ def _draw(
 def _positions(replies: Replies, party: Party, count: int) -> IntArray:
     """Return which of a part's trained rows were drawn, (count,)."""
     part = party.part
-    found = array_of(replies, part, "drawn", (count,), ("uint32",)).astype(np.int64)
+    found = array_of(replies, part, "drawn", (count,)).astype(np.int64)
     if found.max(initial=0) >= max(party.rows.trained, 1):
         raise refuse(part, f"rows that it has drawn beyond its {party.rows.trained}")
     return found
@@ -178,19 +186,18 @@ def _weigh(
 ) -> Generator[Request, Replies, FloatArray]:
     """Return the sum of all parts' scores of each joined row, (k,)."""
     rows = aligned.train.joined_rows
-    orders: dict[int, dict[str, Any]] = {}
-    arrays: PartArrays = {}
+    bodies: dict[int, WeighPart] = {}
     for place, party in enumerate(parties):
-        number = party.part.number
-        orders[number] = {"place": place}
         behind = aligned.train.tables[party.part.table].row_of[joined]
-        arrays[number] = {"rows": own_rows(behind, party.rows)}
-    header = {"joined-rows": rows, "summed": len(parties)}
-    replies = yield ask(Action.WEIGH, _parts(aligned), header, arrays, orders)
+        bodies[party.part.number] = WeighPart(
+            place=place, rows=own_rows(behind, party.rows)
+        )
+    request = WeighRequest(joined_rows=rows, summed=len(parties), parts=bodies)
+    replies = yield ask(request, _parts(aligned))
     total = np.zeros(len(joined), np.uint64)
     for party in parties:
         shape = (len(joined),)
-        total += array_of(replies, party.part, "masked", shape, ("uint64",))
+        total += array_of(replies, party.part, "masked", shape)
     return from_fixed(total, rows)
 
 
@@ -236,17 +243,17 @@ def _parts(aligned: Alignment) -> list[Part]:
     return [part for own in aligned.compact.values() for part in own.parts]
 
 
-def measured_rows(own: TableLayout) -> PartArrays:
+def measured_rows(own: TableLayout) -> dict[int, dict[str, Any]]:
     """Return which rows a table's parts are to measure, and what those weigh.
 
     Where all weigh 1, as where no row is joined twice, nothing is said of it.
     """
-    arrays: PartArrays = {}
-    for number, told in own.set_up_arrays().items():
-        masses = told["multiplicity"]
-        arrays[number] = {"trained": told["trained"]}
-        if (masses != 1).any():
-            arrays[number]["masses"] = _small(masses)
+    arrays: dict[int, dict[str, Any]] = {}
+    for number, sent in own.set_up_arrays().items():
+        arrays[number] = {"trained": sent["trained"]}
+        for name in ("multiplicity", "masses"):
+            if name in sent and (sent[name] != 1).any():
+                arrays[number][name] = _small(sent[name])
     return arrays
 
 

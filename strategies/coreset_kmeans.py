@@ -23,7 +23,6 @@ from strategies.solved import SolvedStrategy, joined_rows
 from tp_flower.coresets.assumptions import MOST_TAU, tau
 from tp_flower.coresets.kmeans import distdim, weighted_kmeans
 from tp_flower.learning.losses import FloatArray
-from tp_flower.privacy.plan import CENTRES, NEAREST
 from tp_flower.protocol import AnyArray
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import DISTDIM
@@ -104,8 +103,8 @@ def _table_clusters(
     nearest = np.zeros(table.total_rows, np.int64)
     centres = np.zeros((0, table.features))
     for part, rows in zip(table.parts, table.rows, strict=True):
-        own = array_of(replies, part, CENTRES, (None, table.features))
-        labels = array_of(replies, part, NEAREST, (rows.trained,), ("uint32",))
+        own = array_of(replies, part, "centres", (None, table.features))
+        labels = array_of(replies, part, "nearest", (rows.trained,))
         _check_clusters(part, len(own), labels, clusters)
         nearest[rows.trained_slice] = labels + np.int64(len(centres))
         centres = np.concatenate([centres, own])

@@ -6,21 +6,29 @@ What goes over the wire is counted by table.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from flwr.app import Message
 
+from tp_flower.errors import ReplyError
 from tp_flower.protocol import (
     AFTER,
     ROUND,
     RUN,
     Action,
-    AnyArray,
-    ArrayKey,
     Packet,
+    PartBody,
+    action_of,
+    encode,
     message_bytes,
     pack,
 )
+from tp_flower.protocol import Reply as ReplyMessage
+from tp_flower.protocol import Request as RequestMessage
+
+AnyBody = TypeVar("AnyBody", bound=PartBody)
+AnyReply = TypeVar("AnyReply", bound=ReplyMessage)
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,7 @@ class Request:
     Attributes:
         action: the message type.
         packets: what each node is sent.
+        message: the request of all nodes together.
         parts: by number, the parts that take part in the round.
         epoch: the epoch the round belongs to; 0 is set-up.
         phase: what the round is for, for the report.
@@ -56,6 +65,7 @@ class Request:
 
     action: Action
     packets: Mapping[int, Packet]
+    message: RequestMessage
     parts: Mapping[int, Part] = field(default_factory=dict)
     epoch: int = 0
     phase: str = ""
@@ -67,38 +77,67 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What one node answered.
+
+    Attributes:
+        packet: as it arrived.
+        message: that the packet carries.
+    """
+
+    packet: Packet
+    message: ReplyMessage | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long the node has computed."""
+        return float(self.packet.header.get("seconds", 0.0))
+
+
+@dataclass(frozen=True)
 class Replies:
     """What the nodes answered.
 
     Attributes:
-        packets: by node.
-        arrays: the arrays of all nodes by (part, name).
-        stale: the nodes that were missing, and whose packets are of an earlier round.
+        answers: by node.
+        parts: what was said of each participant, by number.
+        stale: the nodes that were missing, and whose answers are of an earlier round.
     """
 
-    packets: Mapping[int, Packet]
-    arrays: Mapping[ArrayKey, AnyArray]
+    answers: Mapping[int, Answer]
+    parts: Mapping[int, PartBody] = field(default_factory=dict)
     stale: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, packets: Mapping[int, Packet], stale: Iterable[int] = ()) -> "Replies":
-        """Return the replies that packets are."""
-        arrays = {
-            key: array
-            for packet in packets.values()
-            for key, array in packet.arrays.items()
-        }
-        return cls(packets, arrays, frozenset(stale))
+    def of(cls, answers: Mapping[int, Answer], stale: Iterable[int] = ()) -> "Replies":
+        """Return the replies that answers are."""
+        parts: dict[int, PartBody] = {}
+        for answer in answers.values():
+            parts |= getattr(answer.message, "parts", {})
+        return cls(answers, parts, frozenset(stale))
 
-    def facts(self) -> dict[int, dict[str, Any]]:
-        """Return the JSON facts of every part, from the ``parts`` lists.
+    def then(self, later: "Replies") -> "Replies":
+        """Return the replies of two rounds; of a part what the later one says."""
+        answers = {**self.answers, **later.answers}
+        return Replies(answers, {**self.parts, **later.parts}, self.stale | later.stale)
 
-        ``open_replies`` has checked that those asked for are there, each once.
+    def body(self, part: Part, kind: type[AnyBody]) -> AnyBody:
+        """Return what a participant's site said of it.
+
+        Raises:
+            ReplyError: it said nothing.
         """
+        body = self.parts.get(part.number)
+        if not isinstance(body, kind):
+            raise ReplyError(f"site {part.site!r}, table {part.table!r} sent nothing")
+        return body
+
+    def messages(self, kind: type[AnyReply]) -> dict[int, AnyReply]:
+        """Return the messages of the nodes that answered, by node."""
         return {
-            int(facts["id"]): facts
-            for packet in self.packets.values()
-            for facts in packet.header["parts"]
+            node: answer.message
+            for node, answer in self.answers.items()
+            if isinstance(answer.message, kind)
         }
 
 
@@ -112,34 +151,39 @@ class Traffic:
 
 
 def ask(
-    action: Action,
+    message: RequestMessage,
     parts: Iterable[Part],
-    header: Mapping[str, Any] | None = None,
-    arrays: Mapping[int, Mapping[str, AnyArray]] | None = None,
-    facts: Mapping[int, Mapping[str, Any]] | None = None,
+    by_node: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> Request:
     """Return a request with one packet per node that hosts any of the parts.
 
     Args:
-        action: what the sites shall do.
-        parts: the parts that take part in the round.
-        header: sent to every node.
-        arrays: what each part is sent, by part number and name.
-        facts: what each part is told, listed under ``parts`` in its node's header.
+        message: what is asked; of its participants every node is sent its own.
+        parts: that take part in the round.
+        by_node: fields of the message that differ from node to node.
     """
-    packets: dict[int, Packet] = {}
-    by_number: dict[int, Part] = {}
-    carried: defaultdict[int, dict[ArrayKey, AnyArray]] = defaultdict(dict)
-    for part in parts:
-        by_number[part.number] = part
-        own = carried[part.node]
-        packet = packets.setdefault(part.node, Packet(dict(header or {}), own))
-        if facts is not None:
-            told = {"id": part.number, **facts[part.number]}
-            packet.header.setdefault("parts", []).append(told)
-        for name, array in (arrays or {}).get(part.number, {}).items():
-            own[part.number, name] = array
-    return Request(action, packets, by_number, phase=action.name.lower())
+    by_number = {part.number: part for part in parts}
+    nodes: dict[int, list[int]] = {}
+    for part in by_number.values():
+        nodes.setdefault(part.node, []).append(part.number)
+    fields = by_node or {}
+    packets = {
+        node: encode(_of(message, numbers, fields.get(node, {})))
+        for node, numbers in nodes.items()
+    }
+    action = action_of(message)
+    return Request(action, packets, message, by_number, phase=action.name.lower())
+
+
+def _of(
+    message: RequestMessage, numbers: Iterable[int], fields: Mapping[str, Any]
+) -> RequestMessage:
+    """Return a message with what it says of some participants, and a node's fields."""
+    bodies: Mapping[int, PartBody] | None = getattr(message, "parts", None)
+    if bodies is None:
+        return msgspec.structs.replace(message, **fields)
+    of_node = {number: bodies[number] for number in numbers if number in bodies}
+    return msgspec.structs.replace(message, parts=of_node, **fields)
 
 
 @dataclass(frozen=True)
@@ -182,7 +226,7 @@ def make_messages(request: Request, envelope: Envelope) -> list[Message]:
 
 def count_bytes(
     request: Request,
-    answers: Mapping[int, Packet],
+    answers: Mapping[int, Answer],
     sent: Iterable[Message],
     received: Iterable[Message],
 ) -> Traffic:
@@ -190,14 +234,14 @@ def count_bytes(
 
     Args:
         request: of the round.
-        answers: the packets of the nodes that answered.
+        answers: of the nodes that answered.
         sent: the messages of the request.
         received: those of the answers.
     """
     traffic = Traffic()
     for messages, packets, counter in (
         (sent, request.packets, traffic.down),
-        (received, answers, traffic.up),
+        (received, {n: a.packet for n, a in answers.items()}, traffic.up),
     ):
         for packet in packets.values():
             for part, size in packet.payload_bytes().items():
@@ -208,15 +252,14 @@ def count_bytes(
 
 
 def computing_seconds(
-    packets: Mapping[int, Packet], site_names: Mapping[int, str]
+    answers: Mapping[int, Answer], site_names: Mapping[int, str]
 ) -> dict[str, float]:
     """Return how long each site has computed, by its name.
 
-    >>> computing_seconds({7: Packet({"seconds": 0.5})}, {7: "EWR"})
+    >>> computing_seconds({7: Answer(Packet({"seconds": 0.5}))}, {7: "EWR"})
     {'EWR': 0.5}
     """
     seconds: defaultdict[str, float] = defaultdict(float)
-    for node, packet in packets.items():
-        spent = float(packet.header.get("seconds", 0.0))
-        seconds[site_names.get(node, f"node {node}")] += spent
+    for node, answer in answers.items():
+        seconds[site_names.get(node, f"node {node}")] += answer.seconds
     return dict(seconds)

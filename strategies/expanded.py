@@ -11,6 +11,7 @@ in their order, and its messages have a number for each.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,6 @@ from strategies.federation import PartRows
 from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.joins.row_weights import RowWeights
 from tp_flower.joins.table_rows import NO_ROW
-from tp_flower.protocol import AnyArray
 
 IntArray = npt.NDArray[np.int32]
 
@@ -46,13 +46,13 @@ class ExpandedTable(TableLayout):
         """Rows of each part's shard."""
         return self.sizes
 
-    def set_up_arrays(self) -> dict[int, dict[str, AnyArray]]:
+    def set_up_arrays(self) -> dict[int, dict[str, Any]]:
         """Return what ``prepare`` sends to each part: its list of rows."""
         return {
             part.number: {
-                "expanded-trained": self.trained[k],
-                "expanded-tested": self.tested[k],
-                **({} if self.masses is None else {"multiplicity": self.masses[k]}),
+                "expanded_trained": self.trained[k],
+                "expanded_tested": self.tested[k],
+                **({} if self.masses is None else {"masses": self.masses[k]}),
             }
             for k, part in enumerate(self.parts)
         }

@@ -27,7 +27,7 @@ from tp_flower.explain.releases import releases
 from tp_flower.explain.words import describe_places, describe_work
 from tp_flower.joins.key_codes import join_codes
 from tp_flower.joins.table_rows import IntArray
-from tp_flower.protocol import Action
+from tp_flower.protocol import FinishRequest
 from tp_flower.query import Join
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
@@ -69,9 +69,7 @@ class Explain(RoundStrategy):
         encoders = yield from fit_encoders(aligned)
         rng = generator(self.settings.seed, Stream.CHECK)
         checked = yield from check_alignment(aligned, rng)
-        yield ask(
-            Action.FINISH, [p for own in aligned.extracted.parts.values() for p in own]
-        )
+        yield ask(FinishRequest(), aligned.extracted.all_parts)
         self._found = _Found(aligned, encoders, checked)
 
     @property

@@ -14,56 +14,28 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies.exchange import Part, Replies, Request, ask
-from strategies.groups import GROUPS, check_groups, split_groups
+from strategies.groups import check_groups, split_groups
 from strategies.inventory import Inventory
-from strategies.key_groups import KEY_GROUPS, key_groups
+from strategies.key_groups import key_groups
 from strategies.key_relay import relay_secret
 from strategies.labels import label_plan
-from strategies.received import array_of, fact_of, read_key, read_weight, read_work
+from strategies.received import array_of, read_key, read_weight
 from strategies.row_weights import query_weights
 from tp_flower.errors import SchemaError
 from tp_flower.explain.words import SiteWork
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.learning.losses import FloatArray
 from tp_flower.methods import PERSONAL
-from tp_flower.privacy.labels import LABEL_PRIVACY
-from tp_flower.protocol import Action
+from tp_flower.protocol import (
+    ExtractedPart,
+    ExtractPart,
+    ExtractRequest,
+    RowKeyColumns,
+)
 from tp_flower.query import BoundQuery, Fragment
 from tp_flower.settings import TRAIN, Settings
 
 HashArray = npt.NDArray[np.uint64]
-
-KEPT_LABEL = "kept-label"
-"""Of an order: the label stays at the site; its value is the task."""
-ROW_KEY = "row-key"
-ROW_HASHES = "row-hashes"
-
-
-@dataclass(frozen=True)
-class RowKey:
-    """What names the rows of the label table in predictions.
-
-    Attributes:
-        names: of its columns, which are the table's last keys.
-        leaves: whether its keyed hash leaves the sites.
-    """
-
-    names: tuple[str, ...] = ()
-    leaves: bool = False
-
-    @property
-    def columns(self) -> int:
-        """How many of the table's last keys it consists of."""
-        return len(self.names)
-
-    @property
-    def is_sent(self) -> bool:
-        """Whether the server has a hash per row."""
-        return self.leaves and self.columns > 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what sites are told."""
-        return {"names": list(self.names), "leaves": self.leaves}
 
 
 @dataclass(frozen=True)
@@ -108,7 +80,7 @@ def extract(
     bound: BoundQuery,
     settings: Settings,
     inventory: Inventory,
-    row_key: RowKey | None = None,
+    row_key: RowKeyColumns | None = None,
 ) -> Generator[Request, Replies, Extracted]:
     """Run the two rounds.
 
@@ -122,7 +94,7 @@ def extract(
         TPFlowerError: any of its kinds, if a fragment cannot be run, or a table that
             may not be empty is.
     """
-    row_key = row_key or RowKey()
+    row_key = row_key or RowKeyColumns()
     fragments = _place(bound, inventory)
     parts: dict[str, tuple[Part, ...]] = dict.fromkeys(bound.tables, ())
     for part, fragment in fragments.items():
@@ -130,20 +102,24 @@ def extract(
     nodes = {part.node for part in fragments}
     secrets = yield from relay_secret(inventory, nodes, settings.seed)
     grouped = split_groups(fragments)
-    orders = _orders(bound, settings, fragments, grouped, row_key)
-    request = ask(Action.EXTRACT, fragments, facts=orders)
-    for node, packet in request.packets.items():
-        packet.header.update(secrets[node])
-    replies = yield request
+    request = ExtractRequest(
+        keys=next(iter(secrets.values()))["keys"],
+        public_keys=[],
+        parts=_orders(bound, settings, fragments, grouped, row_key),
+    )
+    replies = yield ask(request, fragments, secrets)
     check_groups(grouped, replies)
-    facts = replies.facts()
-    rows = {part.number: fact_of(facts, part, "rows", int) for part in fragments}
+    sent = {part: replies.body(part, ExtractedPart) for part in fragments}
+    rows = {part.number: body.rows for part, body in sent.items()}
     _check_filled(bound, parts, rows)
     return Extracted(
         parts=parts,
         rows=rows,
         keys=_keys(bound, parts, replies, rows, row_key),
-        work={part.number: read_work(facts, part) for part in fragments},
+        work={
+            part.number: SiteWork(body.engine, tuple(body.pushed))
+            for part, body in sent.items()
+        },
         weights=_weights(bound, parts, replies, rows),
         row_hashes=_row_hashes(parts[bound.label_table], replies, rows)
         if row_key.is_sent
@@ -157,29 +133,30 @@ def _orders(
     settings: Settings,
     fragments: Mapping[Part, Fragment],
     grouped: Sequence[Sequence[Part]],
-    row_key: RowKey,
-) -> dict[int, dict[str, Any]]:
-    """Return what each part is told."""
+    row_key: RowKeyColumns,
+) -> dict[int, ExtractPart]:
+    """Return what each part is asked."""
     plan = label_plan(settings)
-    private = {} if plan is None else {LABEL_PRIVACY: plan.to_json()}
     stays = settings.method.family == PERSONAL and settings.mode == TRAIN
-    kept = {KEPT_LABEL: settings.task} if stays else {}
-    rows_named = {ROW_KEY: row_key.to_json()} if row_key.columns else {}
+    of_label: dict[str, Any] = {
+        "label_privacy": None if plan is None else plan.to_json(),
+        "local_label": settings.task if stays else None,
+    }
+    rows_named: dict[str, Any] = {"row_key": row_key if row_key.columns else None}
     with_groups = {part for parts in grouped for part in parts}
     named = key_groups(bound)
     if row_key.columns:
         # no join compares them
         named[bound.label_table] = named[bound.label_table][: -row_key.columns]
     return {
-        part.number: {
-            "shard": part.shard,
-            "fragment": fragment.to_json(),
-            GROUPS: part in with_groups,
-            KEY_GROUPS: named[fragment.table],
-            **(private if fragment.label is not None else {}),
-            **(kept if fragment.label is not None else {}),
+        part.number: ExtractPart(
+            shard=part.shard,
+            fragment=fragment.to_json(),
+            groups=part in with_groups,
+            key_groups=named[fragment.table],
+            **(of_label if fragment.label is not None else {}),
             **(rows_named if fragment.table == bound.label_table else {}),
-        }
+        )
         for part, fragment in fragments.items()
     }
 
@@ -219,7 +196,7 @@ def _keys(
     parts: Mapping[str, Sequence[Part]],
     replies: Replies,
     rows: Mapping[int, int],
-    row_key: RowKey,
+    row_key: RowKeyColumns,
 ) -> dict[tuple[str, int], list[KeyColumn]]:
     """Return the keys that joins compare; of a table without parts, no value."""
     none = KeyColumn(np.zeros(0, np.int32), np.zeros((0, 2), np.uint64), "")
@@ -251,7 +228,6 @@ def _row_hashes(
     parts: Sequence[Part], replies: Replies, rows: Mapping[int, int]
 ) -> HashArray:
     found = [
-        array_of(replies, part, ROW_HASHES, (rows[part.number], 2), ("uint64",))
-        for part in parts
+        array_of(replies, part, "row_hashes", (rows[part.number], 2)) for part in parts
     ]
     return np.concatenate(found)

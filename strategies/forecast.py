@@ -153,9 +153,10 @@ class Forecast:
             has_moments=not self.settings.method.is_clustering,
             mass_bytes={
                 name: sum(
-                    told["masses"].nbytes
-                    for told in measured_rows(own).values()
-                    if "masses" in told
+                    array.nbytes
+                    for arrays in measured_rows(own).values()
+                    for field, array in arrays.items()
+                    if field != "trained"
                 )
                 for name, own in self.aligned.compact.items()
             },

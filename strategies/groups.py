@@ -15,8 +15,6 @@ from strategies.received import array_of
 from tp_flower.errors import QueryError
 from tp_flower.query import Fragment
 
-GROUPS = "groups"
-
 
 def split_groups(placed: Mapping[Part, Fragment]) -> list[list[Part]]:
     """Return the parts that run the same sub-query with GROUP BY, if they are several.
@@ -48,7 +46,7 @@ def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:
     """
     for parts in split:
         hashes = [
-            np.unique(array_of(replies, part, GROUPS, (None, 2), ("uint64",)), axis=0)
+            np.unique(array_of(replies, part, "group_hashes", (None, 2)), axis=0)
             for part in parts
         ]
         distinct, counts = np.unique(np.concatenate(hashes), axis=0, return_counts=True)

@@ -14,11 +14,19 @@ from strategies.delivery import Courier
 from strategies.exchange import Envelope, Request, make_messages
 from strategies.opening import open_replies
 from strategies.run_log import RunLog
-from tp_flower.errors import ReplyError, SchemaError
+from tp_flower.errors import MessageError, ReplyError, SchemaError
 from tp_flower.extraction.canonical import kind_of
-from tp_flower.privacy.key_agreement import PUBLIC_KEY_BYTES
 from tp_flower.privacy.key_source import KeySource
-from tp_flower.protocol import AT, Action, Packet
+from tp_flower.protocol import (
+    AT,
+    Action,
+    DescribeReply,
+    DescribeRequest,
+    Packet,
+    decode,
+    encode,
+)
+from tp_flower.protocol import HostedShard as DescribedShard
 from tp_flower.settings import MEAN, Settings
 
 SETTLED_SECONDS = 2.0
@@ -201,28 +209,23 @@ def _describe(
     run: str,
     settings: Settings,
 ) -> Mapping[int, Packet]:
-    header = {"tables": list(wanted)}
-    request = Request(Action.DESCRIBE, {node: Packet(dict(header)) for node in nodes})
+    message = DescribeRequest(list(wanted))
+    packets = {node: encode(message) for node in nodes}
+    request = Request(Action.DESCRIBE, packets, message=message)
     courier = Courier(grid, RunLog(run))
     replies = courier.deliver(
         make_messages(request, Envelope(run, 0, {})), settings.site_timeout
     )
     named = [(courier.node_of(reply), reply) for reply in replies]
-    return open_replies(request, named, {}).complete().packets
+    answers = open_replies(request, named, {}).complete().answers
+    return {node: answer.packet for node, answer in answers.items()}
 
 
 def _known_nodes(answers: Mapping[int, Packet]) -> int:
     """Return how many nodes there will be, as far as the nodes know; else 0."""
-    told = [_count(node, packet.header) for node, packet in answers.items()]
+    told = [_read(node, packet).partitions for node, packet in answers.items()]
     # one node that does not know may be one of more than the others know of
     return max(told, default=0) if all(told) else 0
-
-
-def _count(node: int, header: Mapping[str, object]) -> int:
-    partitions = header.get("partitions")
-    if type(partitions) is not int or partitions < 0:
-        raise ReplyError(f"node {node} did not say of how many nodes it is one")
-    return partitions
 
 
 def _who_is_missing(
@@ -258,49 +261,61 @@ def read_inventory(answers: Mapping[int, Packet]) -> Inventory:
     shards: list[HostedShard] = []
     nodes: dict[int, Node] = {}
     for node, packet in answers.items():
-        try:
-            shards += _hosted(node, packet.header["shards"])
-            nodes[node] = _node(packet.header)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            raise ReplyError(f"the description of node {node} is malformed") from None
+        described = _read(node, packet)
+        shards += _hosted(node, described.shards)
+        nodes[node] = _node(node, described, packet.header.get(AT))
     _refuse_twins(shards)
     headers = {node: packet.header for node, packet in answers.items()}
     return Inventory(tuple(shards), nodes, headers)
 
 
-def _node(header: Mapping[str, Any]) -> Node:
-    keys = KeySource(header["keys"])
+def _read(node: int, packet: Packet) -> DescribeReply:
+    """Return how a node describes itself.
+
+    Raises:
+        ReplyError: the description is malformed.
+    """
+    try:
+        return decode(DescribeReply, packet)
+    except MessageError as error:
+        raise ReplyError(
+            f"the description of node {node} is malformed: {error}"
+        ) from None
+
+
+def _node(node: int, described: DescribeReply, at: object) -> Node:
+    keys = KeySource(described.keys)
+    for source, name, value in (
+        (KeySource.PINNED, "site-key", described.site_key),
+        (KeySource.FILE, "secret-digest", described.secret_digest),
+    ):
+        if keys is source and value is None:
+            raise ReplyError(
+                f"the description of node {node} is malformed: it has no {name!r}, but "
+                f"its keys are {str(keys)!r}"
+            )
     return Node(
-        tables=tuple(str(name) for name in header["tables"]),
-        public_key=_hexadecimal(header["public-key"]),
-        is_simulated=header["simulated"] is True,
+        tables=tuple(described.tables),
+        public_key=described.public_key,
+        is_simulated=described.simulated,
         keys=keys,
-        site_key=_hexadecimal(header["site-key"]) if keys is KeySource.PINNED else "",
-        secret_digest=(
-            _hexadecimal(header["secret-digest"]) if keys is KeySource.FILE else ""
-        ),
-        at=None if header.get(AT) is None else int(header[AT]),
+        site_key=(described.site_key or "") if keys is KeySource.PINNED else "",
+        secret_digest=(described.secret_digest or "") if keys is KeySource.FILE else "",
+        at=at if type(at) is int and at >= 0 else None,
     )
 
 
-def _hexadecimal(text: object) -> str:
-    """Return a public key, or a digest, which is as long."""
-    if len(bytes.fromhex(str(text))) != PUBLIC_KEY_BYTES:
-        raise ValueError("not a public key")
-    return str(text)
-
-
-def _hosted(node: int, described: Sequence[Mapping[str, Any]]) -> list[HostedShard]:
+def _hosted(node: int, described: Sequence[DescribedShard]) -> list[HostedShard]:
     return [
         HostedShard(
-            table=str(shard["table"]),
-            site=str(shard["site"]),
-            index=int(shard["index"]),
+            table=shard.table,
+            site=shard.site,
+            index=shard.index,
             node=node,
-            position=int(shard["position"]),
-            columns={str(name): str(t) for name, t in shard["columns"].items()},
-            rows=int(shard["rows"]),
-            all_null=frozenset(map(str, shard["all-null"])),
+            position=shard.position,
+            columns=shard.columns,
+            rows=shard.rows,
+            all_null=frozenset(shard.all_null),
         )
         for shard in described
     ]

@@ -94,7 +94,7 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         (folder / ROUNDS).touch(mode=0o600)
         text = json.dumps({"version": VERSION, **head})
-        write_file(folder / HEAD, [text.encode("utf-8")], is_durable=True)
+        write_file(folder / HEAD, [text.encode("utf8")], is_durable=True)
         return cls(folder, head)
 
     @classmethod
@@ -159,7 +159,7 @@ def read_head(folder: Path) -> dict[str, Any]:
         SettingsError: there is no checkpoint, or it is of another version or damaged.
     """
     try:
-        head = json.loads((folder / HEAD).read_text(encoding="utf-8"))
+        head = json.loads((folder / HEAD).read_text(encoding="utf8"))
         version = head.pop("version")
     except FileNotFoundError:
         raise SettingsError(
@@ -202,7 +202,7 @@ def _locked(path: Path) -> BinaryIO:
 def _body(frame: Frame) -> list[bytes | memoryview]:
     parcels = frame.parcels.items()
     sizes = [[node, *map(len, parcel)] for node, parcel in parcels]
-    text = json.dumps({**frame.facts, "parcels": sizes}).encode("utf-8")
+    text = json.dumps({**frame.facts, "parcels": sizes}).encode("utf8")
     return [_LENGTH.pack(len(text)), text, *(p for _, own in parcels for p in own)]
 
 

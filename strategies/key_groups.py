@@ -5,11 +5,7 @@ Keys that no join compares have different names, so that nobody can tell whether
 person's number in one column is an article's number in another.
 """
 
-from typing import Final
-
 from tp_flower.query import BoundQuery
-
-KEY_GROUPS: Final = "key-groups"
 
 
 def key_groups(bound: BoundQuery) -> dict[str, list[str]]:

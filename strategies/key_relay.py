@@ -7,7 +7,7 @@ from strategies.exchange import Replies, Request
 from strategies.inventory import Inventory, Node
 from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.privacy.key_source import KeySource
-from tp_flower.protocol import Action, Packet
+from tp_flower.protocol import Action, SealReply, SealRequest, encode
 
 
 def relay_secret(
@@ -16,7 +16,7 @@ def relay_secret(
     """Let one of the nodes make a secret for all of them, unless they have one.
 
     Returns:
-        Per node, the header entries by which it comes to the key of the run.
+        Per node, the fields of ``extract`` by which it comes to the key of the run.
 
     Raises:
         SettingsError: the nodes take their key from different places, or have
@@ -26,29 +26,31 @@ def relay_secret(
     described = {node: inventory.nodes[node] for node in sorted(nodes)}
     names = {node: inventory.site_names.get(node, f"node {node}") for node in described}
     source = _common_source(described, names)
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "keys": str(source),
-        "public-keys": [own.public_key for own in described.values()],
+        "public_keys": [node.public_key for node in described.values()],
     }
     if source is KeySource.FILE:
-        return {node: dict(told) for node in described}
+        return {node: dict(fields) for node in described}
     leader = min(described)
-    header = {
-        "keys": str(source),
-        "public-keys": {str(node): own.public_key for node, own in described.items()},
-        "site-keys": {str(node): own.site_key for node, own in described.items()},
-        "simulated": all(own.is_simulated for own in described.values()),
-        "seed": seed,
-    }
-    replies = yield Request(Action.SEAL, {leader: Packet(header)}, phase="seal")
-    sealed = replies.packets[leader].header.get("sealed")
-    if not isinstance(sealed, Mapping) or not _are_texts(sealed, described):
+    request = SealRequest(
+        keys=source.value,
+        public_keys={str(node): own.public_key for node, own in described.items()},
+        site_keys={str(node): own.site_key for node, own in described.items()},
+        simulated=all(own.is_simulated for own in described.values()),
+        seed=seed,
+    )
+    replies = yield Request(
+        Action.SEAL, {leader: encode(request)}, phase="seal", message=request
+    )
+    sealed = replies.messages(SealReply)[leader].sealed
+    if not {str(node) for node in described} <= sealed.keys():
         raise ReplyError(
             f"site {names[leader]!r} did not seal the run's secret to all sites"
         )
-    told["leader-key"] = described[leader].public_key
-    told["leader-site-key"] = described[leader].site_key
-    return {node: {**told, "sealed": sealed[str(node)]} for node in described}
+    fields["leader_key"] = described[leader].public_key
+    fields["leader_site_key"] = described[leader].site_key
+    return {node: {**fields, "sealed": sealed[str(node)]} for node in described}
 
 
 def _common_source(
@@ -80,7 +82,3 @@ def _grouped(values: Mapping[int, str], names: Mapping[int, str]) -> dict[str, s
     for node, value in values.items():
         found.setdefault(value, []).append(repr(names[node]))
     return {value: ", ".join(listed) for value, listed in found.items()}
-
-
-def _are_texts(sealed: Mapping[str, Any], nodes: Collection[int]) -> bool:
-    return all(isinstance(sealed.get(str(node)), str) for node in nodes)

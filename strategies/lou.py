@@ -6,7 +6,7 @@ sent: solve from summed statistics (``gram``), average (``consensus``, Eq. 20) o
 gradients (SGD, Eq. 17).
 """
 
-from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,10 @@ from tp_flower.errors import ReplyError
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.solvers import RidgeSolver
 from tp_flower.privacy.statistics_update import private_update, usable_gram
-from tp_flower.protocol import AnyArray, row_numbers
+from tp_flower.protocol import AnyArray, CommonParameters, row_numbers
 
-PartArrays = dict[int, dict[str, AnyArray]]
+PartArrays = dict[int, dict[str, Any]]
+"""By part, arrays by the names of the fields that carry them."""
 
 
 def gather_scores(table: Table, replies: Replies) -> FloatArray:
@@ -54,20 +55,24 @@ def gather_tested(table: Table, replies: Replies, scores: FloatArray) -> None:
     for index, rows in enumerate(table.rows):
         count = int(np.count_nonzero(rows.tested))
         shape = (count, table.outputs)
-        block = checked(replies, table, index, "tested-scores", shape)
+        block = checked(replies, table, index, "tested_scores", shape)
         scores[rows.slice][rows.tested] = block
 
 
-def scatter_targets(table: Table, target: FloatArray, arrays: PartArrays) -> None:
-    """Add each shard's slice of the target (n_i, d_c) to what it is sent."""
-    for part, rows in zip(table.parts, table.rows, strict=True):
-        block = row_numbers(target[rows.trained_slice])
-        arrays.setdefault(part.number, {})["target"] = block
+def scatter_rows(table: Table, numbers: FloatArray) -> dict[int, AnyArray]:
+    """Return each shard's slice of a table's numbers (n_i, d_c) of trained rows."""
+    return {
+        part.number: row_numbers(numbers[rows.trained_slice])
+        for part, rows in zip(table.parts, table.rows, strict=True)
+    }
 
 
-def scatter_parameters(table: Table, parameters: FloatArray) -> PartArrays:
+def scatter_parameters(
+    table: Table, parameters: FloatArray
+) -> dict[int, CommonParameters]:
     """Return the same parameters (p,) for every shard."""
-    return {part.number: {"parameters": parameters} for part in table.parts}
+    common = CommonParameters(parameters)
+    return {part.number: common for part in table.parts}
 
 
 def sum_over_shards(table: Table, replies: Replies, name: str) -> FloatArray:
@@ -134,12 +139,3 @@ def checked(
         ReplyError: if it is missing, of another shape, or training diverged.
     """
     return array_of(replies, table.parts[index], name, shape).astype(np.float64)
-
-
-def all_arrays(*groups: Mapping[int, Mapping[str, AnyArray]]) -> PartArrays:
-    """Return what each part is sent, from several groups."""
-    merged: PartArrays = {}
-    for group in groups:
-        for number, arrays in group.items():
-            merged.setdefault(number, {}).update(arrays)
-    return merged

@@ -17,14 +17,13 @@ from strategies.model_sites import (
 from strategies.rounds import RoundListener, RoundStrategy
 from strategies.scoring import Joined
 from tp_flower.explain.explanation import Release
-from tp_flower.explain.prediction_releases import prediction_releases
-from tp_flower.explain.releases import Audience
+from tp_flower.explain.releases import Audience, releases
 from tp_flower.learning.kmeans import KMEANS
 from tp_flower.manifest import Manifest
 from tp_flower.methods import ADMM
 from tp_flower.prediction_report import ModelRunReport
 from tp_flower.privacy.run_report import privacy_report
-from tp_flower.protocol import Action
+from tp_flower.protocol import FinishRequest
 from tp_flower.query import BoundQuery, Query
 from tp_flower.report import TableReport
 from tp_flower.settings import EVALUATE, LABEL_SITE, Settings
@@ -81,7 +80,7 @@ class ModelStrategy(RoundStrategy):
         policy = self.settings.on_missing
         bound = without_missing(self.manifest, bound, self.missing, policy)
         joined = yield from self.model_rounds(bound)
-        yield ask(Action.FINISH, joined.extracted.all_parts)
+        yield ask(FinishRequest(), joined.extracted.all_parts)
         self._joined = joined
 
     @property
@@ -172,11 +171,9 @@ class ModelStrategy(RoundStrategy):
             # all sites have the same, or the run has been refused
             keys=next(iter(nodes.values())).keys,
             weight=bound.weight_table or "",
-        )
-        return prediction_releases(
-            audience,
-            is_evaluated=self.settings.mode == EVALUATE
-            and self.manifest.loss != KMEANS,
+            has_label=self.settings.mode == EVALUATE and self.manifest.loss != KMEANS,
+            is_prediction=True,
             has_row_key=joined.extracted.row_hashes is not None,
-            at_site=self.settings.predictions_at == LABEL_SITE,
+            is_delivered=self.settings.predictions_at == LABEL_SITE,
         )
+        return releases(audience)

@@ -9,22 +9,30 @@ from dataclasses import dataclass
 
 from flwr.app import Message
 
-from strategies.exchange import Replies, Request
+from strategies.exchange import Answer, Replies, Request
 from tp_flower.errors import (
     DivergedError,
     ErrorKind,
+    MessageError,
     MissingSiteError,
+    RangeError,
     ReplyError,
     SiteError,
     TPFlowerError,
     UnavailableError,
 )
-from tp_flower.protocol import AT, KIND, Packet, unpack
+from tp_flower.protocol import AT, EXCHANGES, KIND, Packet, decode, layout_of, unpack
 
 LONGEST_SECONDS = 1e9
 """No site works on one message for longer."""
 
 REASON_CHARACTERS = 1000
+
+_DIVERGED = (
+    ": training diverged there. Lower learning-rate (0 chooses it), set rho to 0 "
+    "(chosen), or raise l2; if all are at their defaults, look for extreme values in "
+    "the data"
+)
 
 
 class BehindSites(Exception):  # noqa: N818 - what to do next, no failure
@@ -44,11 +52,11 @@ class Opened:
     """What became of the messages of a round.
 
     Attributes:
-        packets: of the nodes that answered.
+        answers: of the nodes that answered.
         absent: why there is no answer of the others, by node.
     """
 
-    packets: Mapping[int, Packet]
+    answers: Mapping[int, Answer]
     absent: Mapping[int, MissingSiteError | UnavailableError]
 
     def complete(self) -> Replies:
@@ -60,7 +68,7 @@ class Opened:
         """
         for node in sorted(self.absent):
             raise self.absent[node]
-        return Replies.of(self.packets)
+        return Replies.of(self.answers)
 
 
 def open_replies(
@@ -81,7 +89,7 @@ def open_replies(
         DivergedError: a site's model is not finite.
         ReplyError: a reply is malformed.
     """
-    packets: dict[int, Packet] = {}
+    answers: dict[int, Answer] = {}
     absent: dict[int, MissingSiteError | UnavailableError] = {}
     behind: dict[int, int | None] = {}
     # of several failures always the same one is raised
@@ -90,9 +98,10 @@ def open_replies(
         if message.has_error():
             absent[node] = _crash(request, message, node, name)
             continue
-        packet = _open_reply(request, message, node, name)
+        answer = _open_reply(request, message, node, name)
+        packet = answer.packet
         if "error" not in packet.header:
-            packets[node] = packet
+            answers[node] = answer
             continue
         kind, error = _failure(request, packet, node, name)
         if kind is ErrorKind.BEHIND:
@@ -103,12 +112,12 @@ def open_replies(
             raise error
     if behind:
         raise BehindSites(behind)
-    silent = request.packets.keys() - packets.keys() - absent.keys()
+    silent = request.packets.keys() - answers.keys() - absent.keys()
     if silent:
         # one error names them all
         missing = _missing(request, silent, site_names)
         absent |= dict.fromkeys(silent, missing)
-    return Opened(packets, absent)
+    return Opened(answers, absent)
 
 
 def _missing(
@@ -123,19 +132,37 @@ def _missing(
     )
 
 
-def _open_reply(request: Request, message: Message, node: int, name: str) -> Packet:
+def _open_reply(request: Request, message: Message, node: int, name: str) -> Answer:
     """Return what one site answered, after checks that fit every action."""
     if node not in request.packets:
         raise ReplyError(f"{name} answered {request.action} without being asked")
     try:
         packet = unpack(message.content)
-        if "error" not in packet.header:
-            _check_header(request, packet, node)
+        if "error" in packet.header:
+            return Answer(packet)
+        _check_header(request, packet, node)
+        return open_answer(request, packet)
+    except MessageError as error:
+        part = request.parts.get(-1 if error.part is None else error.part)
+        where = name if part is None else f"site {part.site!r} (table {part.table!r})"
+        advice = _DIVERGED if isinstance(error, RangeError) else ""
+        raise ReplyError(
+            f"{where} sent a reply to {request.action} that cannot be used: "
+            f"{error}{advice}"
+        ) from None
     except ReplyError as error:
         raise ReplyError(
             f"the reply of {name} to {request.action} cannot be used: {error}"
         ) from None
-    return packet
+
+
+def open_answer(request: Request, packet: Packet) -> Answer:
+    """Return a packet with the message that it carries.
+
+    Raises:
+        MessageError: it is not what the reply to the request declares.
+    """
+    return Answer(packet, decode(EXCHANGES[request.action].reply, packet))
 
 
 def _check_header(request: Request, packet: Packet, node: int) -> None:
@@ -143,14 +170,21 @@ def _check_header(request: Request, packet: Packet, node: int) -> None:
     hosted = {part.number for part in request.parts.values() if part.node == node}
     if foreign := {part for part, _ in packet.arrays} - hosted:
         raise ReplyError(f"it has arrays of parts {sorted(foreign)}, not its own")
-    told = request.packets[node].header.get("parts", [])
+    told = hosted if _lists_all(request) else set()
     listed = packet.header.get("parts", []) if told else []
-    if not _lists_once(listed, {entry["id"] for entry in told}):
+    if not _lists_once(listed, told):
         raise ReplyError("it does not list every part it was asked about, each once")
     seconds = packet.header.get("seconds", 0.0)
     # false for NaN, and for a whole number of any size
     if not (isinstance(seconds, int | float) and 0 <= seconds <= LONGEST_SECONDS):
         raise ReplyError("its 'seconds' is not a duration")
+
+
+def _lists_all(request: Request) -> bool:
+    """Whether a reply has to say something of every part that its node hosts."""
+    reply = EXCHANGES[request.action].reply
+    part = layout_of(reply).part
+    return reply.is_complete and part is not None and bool(layout_of(part).facts)
 
 
 def _lists_once(listed: object, wanted: set[int]) -> bool:

@@ -1,6 +1,5 @@
 """What a run has come to at its end: digests, coefficients, contributions."""
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -9,16 +8,14 @@ import numpy as np
 
 from strategies.exchange import Part, Replies
 from strategies.federation import Federation, Table
-from strategies.received import array_of, refuse
+from strategies.received import array_of, has_array
 from tp_flower.errors import ReplyError
 from tp_flower.learning.contributions import Contribution, contributions
 from tp_flower.learning.losses import FloatArray
 from tp_flower.model_names import ModelVersion
-from tp_flower.privacy.plan import COEFFICIENTS
-from tp_flower.protocol import Packet
+from tp_flower.protocol import FinishedPart, FinishRequest
 
 INTERCEPT: Final = "(intercept)"
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -36,13 +33,11 @@ class Outcome:
     contributions: Mapping[str, Contribution] = field(default_factory=dict)
 
 
-def finish_order(model: ModelVersion) -> dict[str, object]:
+def finish_request(model: ModelVersion) -> FinishRequest:
     """Return what ends a run that went well: the sites keep its models."""
-    return {
-        "keep-models": True,
-        "model-name": model.name,
-        "model-version": model.version,
-    }
+    return FinishRequest(
+        keep_models=True, model_name=model.name, model_version=model.version
+    )
 
 
 def read_outcome(
@@ -105,17 +100,12 @@ def read_digests(replies: Replies, parts: Iterable[Part]) -> dict[int, str]:
 
     A site without a state folder has none, nor has one that did not answer.
     """
-    found: dict[int, str] = {}
-    for part in parts:
-        packet = replies.packets.get(part.node, Packet())
-        told = packet.header.get("models", {})
-        if not isinstance(told, dict):
-            raise refuse(part, "digests that are no object of names")
-        digest = told.get(str(part.number), "")
-        if digest and not (type(digest) is str and _DIGEST.fullmatch(digest)):
-            raise refuse(part, "a digest of its model that is none")
-        found[part.number] = digest
-    return found
+    digests = {
+        number: body.digest
+        for number, body in replies.parts.items()
+        if isinstance(body, FinishedPart)
+    }
+    return {part.number: digests.get(part.number) or "" for part in parts}
 
 
 def _coefficients(replies: Replies, table: Table) -> FloatArray | None:
@@ -125,9 +115,9 @@ def _coefficients(replies: Replies, table: Table) -> FloatArray | None:
     """
     shape = (table.features + int(table.has_intercept), table.outputs)
     shown = [
-        array_of(replies, part, COEFFICIENTS, shape).astype(np.float64)
+        array_of(replies, part, "coefficients", shape).astype(np.float64)
         for part in table.parts
-        if (part.number, COEFFICIENTS) in replies.arrays
+        if has_array(replies, part, "coefficients")
     ]
     if shown and not table.is_linear:
         raise ReplyError(f"table {table.name}: coefficients of a model that has none")

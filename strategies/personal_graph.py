@@ -21,7 +21,7 @@ from tp_flower.personal.graph import (
 )
 from tp_flower.personal.summaries import covariances, pairwise_distances
 from tp_flower.personal.z_step import ZStep
-from tp_flower.protocol import Action
+from tp_flower.protocol import SummariseRequest
 from tp_flower.settings import (
     BY_DATA,
     BY_FEATURES,
@@ -125,15 +125,14 @@ def make_graph(
     given = None if kind != NO_GRAPH else _given(settings.graph, problem.sites)
     alone, parts = None, problem.parts
     if settings.baselines or kind != NO_GRAPH:
-        header = {
-            "summaries": kind != NO_GRAPH,
-            "alone": settings.baselines,
-            "seed": settings.seed,
-            "label-scale": problem.label_scale,
-            "base": problem.federation.base_score.tolist(),
-        }
-        told: dict[int, dict[str, object]] = {part.number: {} for part in parts}
-        replies = yield ask(Action.SUMMARISE, parts, header, None, told)
+        request = SummariseRequest(
+            summaries=kind != NO_GRAPH,
+            alone=settings.baselines,
+            seed=settings.seed,
+            label_scale=problem.label_scale,
+            base=problem.federation.base_score.tolist(),
+        )
+        replies = yield ask(request, parts)
         if settings.baselines:
             alone = read_metrics(replies, parts, "local")
         if given is None:
@@ -156,7 +155,7 @@ def read_distances(problem: PersonalProblem, kind: str, replies: Replies) -> Flo
         BY_MODELS: len(problem.start),
     }[kind]
     summaries = np.array(
-        [array_of(replies, part, SUMMARY, (size,)) for part in problem.parts],
+        [array_of(replies, part, "summary", (size,)) for part in problem.parts],
         np.float64,
     )
     return pairwise_distances(
@@ -169,7 +168,7 @@ def _given(text: str, sites: Sequence[str]) -> SimilarityGraph:
     path = Path(text).expanduser()
     if "\n" not in text and path.suffix and path.is_file():
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf8")
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"graph: {text!r} cannot be read: {error}") from None
     return parse_edges(text, sites)

@@ -1,7 +1,7 @@
 """Labels that stay at their sites: what the server makes of what it is told of them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -10,12 +10,12 @@ from strategies.alignment import Alignment
 from strategies.exchange import Part, Replies
 from strategies.extraction import Extracted
 from strategies.labels import LARGEST_LABEL, MAX_CLASSES, Labels
-from strategies.received import fact_of, refuse
+from strategies.received import refuse
 from tp_flower.errors import QueryError
 from tp_flower.learning.losses import FloatArray
+from tp_flower.protocol import ExtractedPart, LabelFacts, PersonalisedPart
 from tp_flower.settings import Settings
 
-LABEL_SUMS: Final = "label-sums"
 LARGEST_SUM: Final = 1e60
 """Of squares of labels."""
 
@@ -27,18 +27,21 @@ def class_names(extracted: Extracted, parts: Sequence[Part]) -> tuple[str, ...]:
         QueryError: the sites' labels differ in type.
         ReplyError: what a site says of its label is not usable.
     """
-    facts = extracted.replies.facts()
     told = {
-        part: fact_of(facts, part, "label", dict)
+        part: _label(extracted.replies, part)
         for part in parts
         if extracted.rows[part.number]
     }
-    kinds = {str(own.get("kind")) for own in told.values()}
+    kinds = {label.kind for label in told.values()}
     if len(kinds) > 1:
         raise QueryError(
             f"the label differs in type between the shards: {sorted(kinds)}"
         )
-    listed = [_listed(part, own) for part, own in told.items() if "classes" in own]
+    listed = [
+        _listed(part, label.kind, label.classes)
+        for part, label in told.items()
+        if label.classes is not None
+    ]
     if not listed:
         return ()
     if len(listed) != len(told):
@@ -52,19 +55,22 @@ def class_names(extracted: Extracted, parts: Sequence[Part]) -> tuple[str, ...]:
     return tuple(value if isinstance(value, str) else repr(value) for value in found)
 
 
-def _listed(part: Part, label: Mapping[str, Any]) -> list[Any]:
+def _label(replies: Replies, part: Part) -> LabelFacts:
+    label = replies.body(part, ExtractedPart).label
+    if label is None:
+        raise refuse(part, "nothing of its label")
+    return label
+
+
+def _listed(part: Part, kind: str, classes: list[Any]) -> list[Any]:
     """Return the classes of one site: texts, or finite numbers."""
-    classes = label["classes"]
-    kinds = (str,) if label.get("kind") == "text" else (int, float)
-    is_listed = isinstance(classes, list) and all(
-        type(value) in kinds for value in classes
-    )
+    kinds = (str,) if kind == "text" else (int, float)
+    is_listed = all(type(value) in kinds for value in classes)
     if not is_listed or not all(
         isinstance(value, str) or abs(value) <= LARGEST_LABEL for value in classes
     ):
         raise refuse(part, "classes of its label that are none")
-    found: list[Any] = classes
-    return found
+    return classes
 
 
 def check_task(labels: Labels, settings: Settings) -> None:
@@ -84,9 +90,8 @@ def check_task(labels: Labels, settings: Settings) -> None:
 def class_values(aligned: Alignment) -> list[Any]:
     """Return the classes as the sites have told them."""
     (table,) = aligned.bound.tables
-    facts = aligned.extracted.replies.facts()
     kinds = {
-        facts[part.number]["label"]["kind"]
+        _label(aligned.extracted.replies, part).kind
         for part in aligned.extracted.parts[table]
         if aligned.extracted.rows[part.number]
     }
@@ -104,8 +109,7 @@ def base_score_of(
         QueryError: the label is constant in the training rows.
     """
     loss, classes = aligned.loss, len(aligned.labels.classes)
-    facts = replies.facts()
-    told = np.array([_sums(facts, part, classes or 3) for part in parts])
+    told = np.array([_sums(replies, part, classes or 3) for part in parts])
     sums: FloatArray = told.sum(axis=0)
     if not classes:
         count, total, squares = sums.tolist()
@@ -127,18 +131,14 @@ def label_scale_of(
     """Return the deviation of all sites' training labels; of classes 1."""
     if aligned.labels.classes:
         return 1.0
-    facts = replies.facts()
-    told = np.array([_sums(facts, part, 3) for part in parts])
+    told = np.array([_sums(replies, part, 3) for part in parts])
     count, total, squares = told.sum(axis=0).tolist()
     variance = squares / max(count, 1.0) - (total / max(count, 1.0)) ** 2
     return math.sqrt(max(variance, 0.0)) or 1.0
 
 
-def _sums(
-    facts: Mapping[int, Mapping[str, Any]], part: Part, count: int
-) -> list[float]:
-    sums = fact_of(facts, part, LABEL_SUMS, list)
-    is_number = [type(own) in (int, float) and abs(own) < LARGEST_SUM for own in sums]
-    if len(sums) != count or not all(is_number):
+def _sums(replies: Replies, part: Part, count: int) -> list[float]:
+    sums = replies.body(part, PersonalisedPart).label_sums
+    if len(sums) != count or not all(abs(total) < LARGEST_SUM for total in sums):
         raise refuse(part, "sums of labels that are none")
-    return [float(own) for own in sums]
+    return sums

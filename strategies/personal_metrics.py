@@ -6,12 +6,13 @@ that a site does not have (the AUC of rows of one class) is left out of it.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from strategies.exchange import Part, Replies
-from strategies.received import LARGEST, refuse
+from strategies.received import refuse
+from tp_flower.protocol import SiteMetrics
 
 PENALTY: Final = "penalty"
 _NAMES: Final = frozenset(
@@ -22,34 +23,30 @@ Metrics = dict[str, dict[str, float]]
 
 
 def read_metrics(
-    replies: Replies, parts: Sequence[Part], track: str
+    replies: Replies, parts: Sequence[Part], name: str
 ) -> list[Metrics | None]:
-    """Return what every site reports of a track; None of one that reports nothing.
+    """Return what every site reports under a name; None of one that reports nothing.
+
+    Args:
+        replies: of the round.
+        parts: of the sites.
+        name: of the field with the metrics.
 
     Raises:
         ReplyError: a site reports something else than metrics.
     """
-    facts = replies.facts()
-    return [
-        _checked(part, facts[part.number].get(track)) if part.number in facts else None
-        for part in parts
-    ]
+    return [_read(replies, part, name) for part in parts]
 
 
-def _checked(part: Part, told: Any) -> Metrics:
-    if not isinstance(told, dict) or told.keys() != {"train", "test"}:
-        raise refuse(part, "metrics that are none")
-    for values in told.values():
-        if not isinstance(values, dict) or not values.keys() <= _NAMES:
-            raise refuse(part, "metrics of unknown names")
-        if not all(_is_value(value) for value in values.values()):
-            raise refuse(part, "metrics that are no usable numbers")
-    return {kind: {n: float(v) for n, v in own.items()} for kind, own in told.items()}
-
-
-def _is_value(value: Any) -> bool:
-    # false for NaN and infinity, and for a whole number beyond any float
-    return type(value) in (int, float) and -LARGEST <= value <= LARGEST
+def _read(replies: Replies, part: Part, name: str) -> Metrics | None:
+    if part.node in replies.stale and part.number not in replies.parts:
+        return None
+    metrics = getattr(replies.parts.get(part.number), name, None)
+    if not isinstance(metrics, SiteMetrics):
+        raise refuse(part, "no metrics")
+    if not {*metrics.train, *metrics.test} <= _NAMES:
+        raise refuse(part, "metrics of unknown names")
+    return {"train": metrics.train, "test": metrics.test}
 
 
 def mean_metrics(found: Iterable[Metrics | None], kind: str) -> dict[str, float]:

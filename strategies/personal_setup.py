@@ -7,7 +7,6 @@ and brings sums of labels, from which the base score is made.
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,7 @@ from strategies.personal_labels import (
     class_values,
     label_scale_of,
 )
-from strategies.received import array_of, fact_of, refuse
+from strategies.received import refuse
 from strategies.row_weights import Weighting
 from strategies.setup import Plan, Problem, fan_out, fit_encoders, model_seed
 from tp_flower.encoding.choice import choose_encoders
@@ -35,8 +34,11 @@ from tp_flower.errors import QueryError, SettingsError
 from tp_flower.joins.mapping import build_mapping, split_rows
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.models import ModelSpec
-from tp_flower.privacy.plan import CURVATURE
-from tp_flower.protocol import Action
+from tp_flower.protocol import (
+    PersonalisedPart,
+    PersonalisePart,
+    PersonaliseRequest,
+)
 from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import (
@@ -125,14 +127,15 @@ def set_up_personal(
         ),
         weighting=aligned.weighting,
     )
-    facts = replies.facts()
     return PersonalProblem(
         federation=federation,
         parts=parts,
         sites=site_names(parts),
         rows=tuple(own.trained for own in trained.rows),
         start=start,
-        curvature=np.array([fact_of(facts, part, CURVATURE, float) for part in parts]),
+        curvature=np.array(
+            [replies.body(part, PersonalisedPart).curvature for part in parts]
+        ),
         label_scale=label_scale_of(aligned, replies, parts),
     )
 
@@ -215,25 +218,27 @@ def _order(problem: Problem, table: str) -> Request:
     """Return the message that prepares the sites' models."""
     aligned, settings = problem.aligned, problem.settings
     own, spec = aligned.compact[table], _spec(problem, table)
-    order: dict[str, Any] = {
-        "encoder": problem.encoders[table].to_json(),
-        "model": spec.to_json(),
-        "l2": settings.l2,
-        "device": settings.device,
+    parts = {
+        # every row counts once: nothing is said of multiplicities
+        number: PersonalisePart(
+            encoder=problem.encoders[table].to_json(),
+            model=spec.to_json(),
+            l2=settings.l2,
+            device=settings.device,
+            trained=arrays["trained"],
+            tested=arrays["tested"],
+        )
+        for number, arrays in own.set_up_arrays().items()
     }
-    arrays = own.set_up_arrays()
-    for sent in arrays.values():
-        # every row counts once
-        del sent["multiplicity"]
-    header = {
-        "loss": aligned.loss.name,
-        "classes": class_values(aligned),
-        "graph": settings.graph if settings.graph in SUMMARIES else NO_GRAPH,
-        "graph-epsilon": settings.graph_epsilon,
-        "delta": settings.privacy.delta,
-    }
-    orders = {part.number: order for part in own.parts}
-    return ask(Action.PERSONALISE, own.parts, header, arrays, orders)
+    request = PersonaliseRequest(
+        loss=aligned.loss.name,
+        classes=class_values(aligned),
+        graph=settings.graph if settings.graph in SUMMARIES else NO_GRAPH,
+        graph_epsilon=settings.graph_epsilon,
+        delta=settings.privacy.delta,
+        parts=parts,
+    )
+    return ask(request, own.parts)
 
 
 def _spec(problem: Problem, table: str) -> ModelSpec:
@@ -254,18 +259,17 @@ def _read_table(
 ) -> tuple[Table, FloatArray]:
     """Return the table, and the parameters that all sites begin with."""
     own, spec = problem.aligned.compact[name], _spec(problem, name)
-    facts, first = replies.facts(), own.parts[0]
-    features = fact_of(facts, first, "features", int)
-    penalised = array_of(replies, first, "penalised", (None,), ("uint8",))
-    start = array_of(replies, first, "parameters", penalised.shape, ("float32",))
-    for part, rows in zip(own.parts, own.rows, strict=True):
-        if fact_of(facts, part, "features", int) != features:
+    bodies = [replies.body(part, PersonalisedPart) for part in own.parts]
+    first, features, penalised = own.parts[0], bodies[0].features, bodies[0].penalised
+    for part, rows, body in zip(own.parts, own.rows, bodies, strict=True):
+        if body.features != features:
             raise refuse(part, f"another number of features than {first.site!r}")
-        if fact_of(facts, part, "rows", int) != rows.trained:
+        if body.rows != rows.trained:
             raise refuse(part, "another number of rows than it was told to train on")
-        array_of(replies, part, "penalised", penalised.shape, ("uint8",))
+        if body.penalised.shape != penalised.shape:
+            raise refuse(part, f"another number of parameters than {first.site!r}")
     is_linear = spec.kind == "linear"
-    curvature = [fact_of(facts, part, CURVATURE, float) for part in own.parts]
+    curvature = [body.curvature for body in bodies]
     table = Table(
         name=own.name,
         parts=own.parts,
@@ -280,7 +284,7 @@ def _read_table(
         penalised=penalised.astype(np.bool_),
         gram=None,
     )
-    return table, start.astype(np.float64)
+    return table, bodies[0].parameters.astype(np.float64)
 
 
 def personal_mask(settings: Settings, federation: Federation) -> BoolArray:

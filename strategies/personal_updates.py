@@ -1,23 +1,23 @@
 """The sites' updates, as they arrive: gradients, plain or encoded."""
 
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from strategies.exchange import Part, Replies
 from strategies.personal_setup import PersonalProblem
-from strategies.received import LARGEST, array_of, refuse
+from strategies.received import array_of, refuse
 from tp_flower.errors import ReplyError
 from tp_flower.learning.losses import FloatArray
 from tp_flower.personal.codec import decode_update
 from tp_flower.personal.taut_string import penalty_of_round
+from tp_flower.protocol import LARGEST, AnyArray, TrackUpdates, UpdateCode
 from tp_flower.settings import Settings
 
 
 @dataclass(frozen=True)
-class UpdateCode:
+class UpdateSchedule:
     """How updates are encoded in a run.
 
     gamma falls to 0 (`penalty_of_round`): so the last updates are as good as gradients,
@@ -38,61 +38,50 @@ class UpdateCode:
         """Return what the settings ask for."""
         return cls(settings.update_penalty, settings.update_clusters, settings.epochs)
 
-    def order(self, epoch: int) -> dict[str, Any]:
-        """Return what the sites are told in an epoch, from 1."""
+    def of_epoch(self, epoch: int) -> UpdateCode | None:
+        """Return how updates are shortened in an epoch, from 1; None: they are not."""
         if not self.penalty:
-            return {}
+            return None
         gamma = penalty_of_round(self.penalty, epoch - 1, self.epochs)
-        return {"gamma": gamma, "clusters": self.clusters}
-
-
-@dataclass(frozen=True)
-class Updates:
-    """The updates of a round.
-
-    Attributes:
-        values: (N, p) by track; zeros of sites that have not answered.
-        own_bytes: of those of the sites' own models, as they travelled.
-    """
-
-    values: Mapping[str, FloatArray]
-    own_bytes: int
+        return UpdateCode(gamma=gamma, clusters=self.clusters)
 
 
 def read_updates(
-    problem: PersonalProblem,
-    replies: Replies,
-    tracks: Sequence[str],
-    coded: Collection[str],
-) -> Updates:
+    problem: PersonalProblem, replies: Replies, *, has_common: bool
+) -> tuple[FloatArray, FloatArray, int]:
     """Return what the sites sent.
 
     Args:
         problem: that is trained.
         replies: of the round.
-        tracks: that were asked for, the sites' own models first.
-        coded: those of them that are encoded.
+        has_common: whether one model for all is trained besides.
+
+    Returns:
+        The updates (N, p) of the sites' own models, those of the one model for all, and
+        the bytes of the former; zeros of sites that have not answered.
 
     Raises:
         ReplyError: an update is not of the model.
     """
     shape = (len(problem.parts), len(problem.start))
-    found = {name: np.zeros(shape) for name in tracks}
+    own, common = np.zeros(shape), np.zeros(shape)
     own_bytes = 0
     for k, part in enumerate(problem.parts):
         if part.node in replies.stale:
             continue
-        own_bytes += replies.arrays[part.number, tracks[0]].nbytes
-        for name in tracks:
-            if name in coded:
-                found[name][k] = _decoded(replies, part, name, shape[1])
-            else:
-                found[name][k] = array_of(replies, part, name, shape[1:])
-    return Updates(found, own_bytes)
+        body = replies.body(part, TrackUpdates)
+        if body.code is not None:
+            own[k] = _decoded(part, body.code, shape[1])
+            own_bytes += body.code.nbytes
+        else:
+            update = array_of(replies, part, "update", shape[1:])
+            own[k], own_bytes = update, own_bytes + update.nbytes
+        if has_common:
+            common[k] = array_of(replies, part, "common_update", shape[1:])
+    return own, common, own_bytes
 
 
-def _decoded(replies: Replies, part: Part, name: str, size: int) -> FloatArray:
-    code = array_of(replies, part, name, (None,), ("uint8",))
+def _decoded(part: Part, code: AnyArray, size: int) -> FloatArray:
     try:
         values = decode_update(code, size)
     except ReplyError as error:

@@ -35,16 +35,23 @@ from strategies.personal_setup import (
     personal_mask,
     set_up_personal,
 )
-from strategies.personal_updates import UpdateCode, read_updates
+from strategies.personal_updates import UpdateSchedule, read_updates
 from strategies.relational import RelationalStrategy
 from strategies.setup import Plan
 from tp_flower.learning.contributions import Contribution
 from tp_flower.learning.losses import FloatArray
-from tp_flower.protocol import Action, Update
+from tp_flower.protocol import (
+    Pace,
+    PersonalRequest,
+    TrackParameters,
+    Update,
+    UpdateCode,
+)
 from tp_flower.report import RunReport
 
 PERSONAL: Final = "personal"
 GLOBAL: Final = "global"
+_METRICS: Final = {PERSONAL: "metrics", GLOBAL: "common_metrics"}
 
 
 class Personalised(RelationalStrategy):
@@ -116,18 +123,21 @@ class Personalised(RelationalStrategy):
     def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
         """Descend, until a step changes less than the tolerance if one is set."""
         descents = self._tracks(federation)
-        code = UpdateCode.of(self.settings)
+        code = UpdateSchedule.of(self.settings)
         for epoch in range(1, self.settings.epochs + 1):
             pace = self._pace(epoch)
-            order = {**pace, **code.order(epoch)}
-            replies = yield self.request(self._ask(descents, order))
-            coded = [PERSONAL] if code.penalty else []
-            updates = read_updates(self.problem, replies, list(descents), coded)
-            self._own_bytes += updates.own_bytes
+            points = {name: own.ahead for name, own in descents.items()}
+            request = self._send(points, pace, code.of_epoch(epoch))
+            replies = yield self.request(request)
+            own_updates, common, own_bytes = read_updates(
+                self.problem, replies, has_common=GLOBAL in descents
+            )
+            updates = {PERSONAL: own_updates, GLOBAL: common}
+            self._own_bytes += own_bytes
             present = self._present(replies)
             self._known |= present
             descents = {
-                name: self._stepped(own, updates.values[name], present, pace)
+                name: self._stepped(own, updates[name], present, pace)
                 for name, own in descents.items()
             }
             self.finish_epoch(self._reached(epoch, replies))
@@ -154,10 +164,10 @@ class Personalised(RelationalStrategy):
         own: Descent,
         updates: FloatArray,
         present: BoolArray,
-        pace: Mapping[str, Any],
+        pace: Pace,
     ) -> Descent:
         """Return a track after a round; sites that are not known yet stand by."""
-        step = pace["rate"] * pace["steps"]
+        step = pace.rate * pace.steps
         after = own.stepped(updates, step, present, is_accelerated=self._is_full)
         if self._known.all():
             return after
@@ -173,51 +183,46 @@ class Personalised(RelationalStrategy):
         largest = float(self.problem.curvature.max(initial=0.0))
         return self.settings.learning_rate or 1.0 / (largest or 1.0)
 
-    def _pace(self, epoch: int) -> dict[str, Any]:
+    def _pace(self, epoch: int) -> Pace:
         """Return how the sites go on from where they are sent, the same at all."""
         batch, passes = self.settings.batch_size, self.settings.local_epochs or 1
         most = max(self.problem.rows)
         batches = -(-most // batch) if batch else 1
         # gradients of some rows have noise, which only smaller steps take away
         slower = 1.0 + self.settings.decay * (epoch - 1) if batch else 1.0
-        return {
-            "steps": passes * max(batches, 1),
-            "rate": self._rate / slower,
-            "batch": batch,
-            "seed": self.settings.seed,
-            "epoch": epoch,
-        }
-
-    def _ask(
-        self, descents: Mapping[str, Descent], order: Mapping[str, Any]
-    ) -> Request:
-        return self._send({name: own.ahead for name, own in descents.items()}, order)
+        return Pace(
+            steps=passes * max(batches, 1),
+            rate=self._rate / slower,
+            batch=batch,
+            seed=self.settings.seed,
+            epoch=epoch,
+        )
 
     def _send(
-        self, points: Mapping[str, FloatArray], order: Mapping[str, Any]
+        self,
+        points: Mapping[str, FloatArray],
+        pace: Pace | None = None,
+        code: UpdateCode | None = None,
     ) -> Request:
         """Return the message with parameters (N, p) by track."""
-        parts = self.problem.parts
-        arrays = {
-            part.number: {
-                name: own[k].astype(np.float32) for name, own in points.items()
-            }
+        parts, common = self.problem.parts, points.get(GLOBAL)
+        bodies = {
+            part.number: TrackParameters(
+                points[PERSONAL][k].astype(np.float32),
+                None if common is None else common[k].astype(np.float32),
+            )
             for k, part in enumerate(parts)
         }
-        header = {
-            "tracks": list(points),
-            "base": self.problem.federation.base_score.tolist(),
-            **order,
-        }
-        told: dict[int, dict[str, Any]] = {part.number: {} for part in parts}
-        return ask(Action.PERSONAL, parts, header, arrays, told)
+        base = self.problem.federation.base_score.tolist()
+        message = PersonalRequest(base=base, pace=pace, code=code, parts=bodies)
+        return ask(message, parts)
 
     def _present(self, replies: Replies) -> BoolArray:
         return np.array([p.node not in replies.stale for p in self.problem.parts])
 
     def _reached(self, epoch: int, replies: Replies) -> EpochResult:
         """Return the sites' mean metrics, of where they were asked."""
-        found = read_metrics(replies, self.problem.parts, PERSONAL)
+        found = read_metrics(replies, self.problem.parts, _METRICS[PERSONAL])
         return EpochResult(
             epoch, mean_metrics(found, "train"), mean_metrics(found, "test")
         )
@@ -227,10 +232,10 @@ class Personalised(RelationalStrategy):
     ) -> Generator[Request, Replies, None]:
         """Send the final parameters, and keep what they are worth."""
         self.parameters = {name: own.iterate.point for name, own in descents.items()}
-        replies = yield self._send(self.parameters, {})
+        replies = yield self._send(self.parameters)
         parts, graph = self.problem.parts, self.graph
         metrics: dict[str, Sequence[Metrics | None]] = {
-            name: read_metrics(replies, parts, name) for name in descents
+            name: read_metrics(replies, parts, _METRICS[name]) for name in descents
         }
         if graph.alone is not None:
             metrics["local"] = graph.alone

@@ -8,18 +8,15 @@ sent there (``deliver``), and the server writes none.
 import re
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from strategies.exchange import Part, Replies, Request, ask
-from strategies.extraction import ROW_KEY as KEY_TOLD
-from strategies.extraction import Extracted, RowKey
-from strategies.lou import PartArrays
+from strategies.extraction import Extracted
 from strategies.model_rounds import ModelStrategy
-from strategies.received import fact_of, refuse
-from strategies.scoring import Joined, join_rows, model_header, score_rows
+from strategies.received import refuse
+from strategies.scoring import Joined, join_rows, model_fields, score_rows
 from tp_flower.errors import SettingsError
 from tp_flower.prediction_report import Delivered
 from tp_flower.predictions import (
@@ -31,7 +28,13 @@ from tp_flower.predictions import (
     hex_texts,
     prediction_table,
 )
-from tp_flower.protocol import Action, pack_bits
+from tp_flower.protocol import (
+    DeliveredPart,
+    DeliverPart,
+    DeliverRequest,
+    RowKeyColumns,
+    pack_bits,
+)
 from tp_flower.query import BoundQuery
 from tp_flower.settings import LABEL_SITE, PREDICT, Settings, columns_of
 
@@ -74,7 +77,7 @@ class Predict(ModelStrategy):
         """Score the joined rows; have them delivered where they are to be."""
         names = _column_names(self.settings)
         at_site = self.settings.predictions_at == LABEL_SITE
-        row_key = RowKey(names, leaves=not at_site)
+        row_key = RowKeyColumns(names, leaves=not at_site)
         joined = yield from join_rows(
             bound, self.missing, self.settings, self.inventory, row_key
         )
@@ -118,35 +121,34 @@ class Predict(ModelStrategy):
         return self._predicted
 
     def _deliver(
-        self, joined: Joined, scored: Scored, row_key: RowKey
+        self, joined: Joined, scored: Scored, row_key: RowKeyColumns
     ) -> Generator[Request, Replies, tuple[Delivered, ...]]:
         """Send the label table's sites the scores of their joined rows."""
         outputs = self.outputs
-        header = {
-            **model_header(self.manifest),
-            "loss": outputs.loss,
-            "classes": list(outputs.classes),
-            "query": self.query.to_sql(),
-        }
-        told = {KEY_TOLD: row_key.to_json()} if row_key.columns else {}
-        arrays: PartArrays = {}
-        counts = {}
+        bodies: dict[int, DeliverPart] = {}
         parts = joined.extracted.parts[joined.bound.label_table]
         start = 0
         for part in parts:
             stop = start + joined.extracted.rows[part.number]
             own = slice(*np.searchsorted(scored.rows, [start, stop]))
-            counts[part.number] = len(scored.rows[own])
-            arrays[part.number] = {
-                "rows": scored.rows[own] - start,
-                "scores": np.ascontiguousarray(scored.scores[own]),
-                "partial": pack_bits(scored.is_partial[own]),
-            }
+            bodies[part.number] = DeliverPart(
+                row_key=row_key if row_key.columns else None,
+                rows=(scored.rows[own] - start).astype(np.int32),
+                scores=np.ascontiguousarray(scored.scores[own]),
+                partial=pack_bits(scored.is_partial[own]),
+            )
             start = stop
-        orders = {part.number: told for part in parts}
-        replies = yield ask(Action.DELIVER, parts, header, arrays, orders)
-        facts = replies.facts()
-        return tuple(_delivered(facts, part, counts[part.number]) for part in parts)
+        request = DeliverRequest(
+            **model_fields(self.manifest),
+            loss=outputs.loss,
+            classes=list(outputs.classes),
+            query=self.query.to_sql(),
+            parts=bodies,
+        )
+        replies = yield ask(request, parts)
+        return tuple(
+            _delivered(replies, part, len(bodies[part.number].rows)) for part in parts
+        )
 
 
 def _column_names(settings: Settings) -> tuple[str, ...]:
@@ -173,12 +175,10 @@ def _named(extracted: Extracted, rows: IntArray) -> dict[str, pa.Array]:
     return {ROW_HASH: hex_texts(extracted.row_hashes[rows])}
 
 
-def _delivered(
-    facts: Mapping[int, Mapping[str, Any]], part: Part, rows: int
-) -> Delivered:
-    if fact_of(facts, part, "rows", int) != rows:
+def _delivered(replies: Replies, part: Part, rows: int) -> Delivered:
+    body = replies.body(part, DeliveredPart)
+    if body.rows != rows:
         raise refuse(part, "another number of predictions than it was sent")
-    file = fact_of(facts, part, "file", str)
-    if not _FILE.fullmatch(file):
+    if not _FILE.fullmatch(body.file):
         raise refuse(part, "no name of the file that it wrote")
-    return Delivered(part.site, file, rows)
+    return Delivered(part.site, body.file, rows)

@@ -16,7 +16,7 @@ from strategies.outcome import (
     Outcome,
     coefficient_facts,
     contribution_facts,
-    finish_order,
+    finish_request,
     read_outcome,
 )
 from strategies.rounds import RoundListener, RoundStrategy
@@ -26,7 +26,6 @@ from tp_flower.learning.admm import LocalScores
 from tp_flower.methods import CORESET
 from tp_flower.model_names import ModelVersion, make_version
 from tp_flower.privacy.run_report import privacy_report
-from tp_flower.protocol import Action
 from tp_flower.query import Query
 from tp_flower.report import RunReport
 from tp_flower.settings import Settings
@@ -100,7 +99,7 @@ class RelationalStrategy(RoundStrategy):
         self.start_epochs()
         yield from self.epochs(federation)
         self.end_epochs()
-        replies = yield ask(Action.FINISH, federation.parts, finish_order(self.model))
+        replies = yield ask(finish_request(self.model), federation.parts)
         self.outcome = self.outcome_of(replies, federation)
 
     def set_up(self) -> Generator[Request, Replies, Federation]:

@@ -203,7 +203,7 @@ class RoundStrategy(Strategy):
         report = self._report(server_round, request, opened, answered, received_at)
         facts = {"action": request.action, "report": dataclasses.asdict(report)}
         self.talk.note(server_round, answered, facts)
-        fresh = {node: opened.packets[node] for node in answered}
+        fresh = {node: opened.answers[node] for node in answered}
         self.talk.log.round_done(request.action, report, fresh)
         if self._on_round is not None:
             self._on_round(report)
@@ -211,8 +211,8 @@ class RoundStrategy(Strategy):
 
     def _take(self, replies: Replies) -> None:
         """Let the method compute its next request."""
-        for node, packet in replies.packets.items():
-            if isinstance(account := packet.header.get("ledger"), list):
+        for node, answer in replies.answers.items():
+            if (account := getattr(answer.message, "ledger", None)) is not None:
                 self._progress.ledgers[node] = account
         if self._progress.method is None:
             return
@@ -360,11 +360,11 @@ class RoundStrategy(Strategy):
         received_at: float,
     ) -> RoundReport:
         """Add the record of a round to the history."""
-        fresh = {n: p for n, p in opened.packets.items() if n in answered}
+        fresh = {n: a for n, a in opened.answers.items() if n in answered}
         traffic = count_bytes(request, fresh, self._progress.sent, answered.values())
         result = self._progress.result
         client_seconds = max(
-            (float(p.header.get("seconds", 0.0)) for p in fresh.values()),
+            (answer.seconds for answer in fresh.values()),
             default=0.0,
         )
         report = RoundReport(

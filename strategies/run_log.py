@@ -12,9 +12,8 @@ from logging import DEBUG, ERROR, INFO, WARNING
 from flwr.app import Message
 from flwr.common.logger import log
 
-from strategies.exchange import Request
+from strategies.exchange import Answer, Request
 from tp_flower.events import Fact, line
-from tp_flower.protocol import Packet
 from tp_flower.report import RoundReport
 
 
@@ -55,20 +54,19 @@ class RunLog:
         self._write(WARNING, "stale", site=site, epoch=epoch, **facts)
 
     def round_done(
-        self, action: str, report: RoundReport, packets: Mapping[int, Packet]
+        self, action: str, report: RoundReport, answers: Mapping[int, Answer]
     ) -> None:
         """A round is over, and in the checkpoint of a run that keeps one.
 
         Args:
             action: of the round.
             report: of the round.
-            packets: what the sites have replied, by node.
+            answers: of the sites, by node.
         """
         number = report.round
-        for node, packet in sorted(packets.items()):
-            site, seconds = self._name(node), float(packet.header.get("seconds", 0.0))
-            facts: dict[str, Fact] = {"action": action, "seconds": seconds}
-            self._write(DEBUG, "reply", site=site, round=number, **facts)
+        for node, answer in sorted(answers.items()):
+            facts: dict[str, Fact] = {"action": action, "seconds": answer.seconds}
+            self._write(DEBUG, "reply", site=self._name(node), round=number, **facts)
         self._write(
             DEBUG,
             "round",

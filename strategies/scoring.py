@@ -7,21 +7,19 @@ of their table stands for what they would have sent.
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from strategies.exchange import Replies, Request, ask
-from strategies.extraction import Extracted, RowKey, extract
+from strategies.extraction import Extracted, extract
 from strategies.inventory import Inventory
-from strategies.lou import PartArrays
 from strategies.model_sites import Missing, model_parts
 from strategies.received import array_of
 from tp_flower.joins.mapping import JoinStep, TableMapping, build_mapping
 from tp_flower.learning.losses import FloatArray
 from tp_flower.manifest import Manifest
-from tp_flower.protocol import Action, pack_bits
+from tp_flower.protocol import RowKeyColumns, ScorePart, ScoreRequest, pack_bits
 from tp_flower.query import BoundQuery
 from tp_flower.settings import Settings
 
@@ -65,7 +63,7 @@ def join_rows(
     missing: Missing,
     settings: Settings,
     inventory: Inventory,
-    row_key: RowKey | None = None,
+    row_key: RowKeyColumns | None = None,
 ) -> Generator[Request, Replies, Joined]:
     """Run the fragments and return the joined rows.
 
@@ -107,20 +105,20 @@ def score_rows(
     own = model_parts(manifest, joined.extracted.all_parts, inventory)
     masks = _masks(joined)
     asked = [part for part in joined.extracted.all_parts if masks[part.number].any()]
-    orders: dict[int, dict[str, Any]] = {
-        part.number: {
-            "model-part": own[part.number].number,
-            "digest": own[part.number].digest,
-        }
-        for part in asked
-    }
-    arrays: PartArrays = {p.number: {"rows": pack_bits(masks[p.number])} for p in asked}
-    header = {
-        **model_header(manifest),
-        "privacy": settings.privacy.to_dict(),
-        "device": settings.device,
-    }
-    replies = yield ask(Action.SCORE, asked, header, arrays, orders)
+    request = ScoreRequest(
+        **model_fields(manifest),
+        privacy=settings.privacy.to_dict(),
+        device=settings.device,
+        parts={
+            part.number: ScorePart(
+                model_part=own[part.number].number,
+                digest=own[part.number].digest,
+                rows=pack_bits(masks[part.number]),
+            )
+            for part in asked
+        },
+    )
+    replies = yield ask(request, asked)
     local = {
         table: _gathered(joined, table, masks, replies, manifest.outputs)
         for table in joined.bound.tables
@@ -132,10 +130,10 @@ def score_rows(
     return total
 
 
-def model_header(manifest: Manifest) -> dict[str, str]:
-    """Return what names a model in a request."""
+def model_fields(manifest: Manifest) -> dict[str, str]:
+    """Return the fields that name a model in a request."""
     model = manifest.model
-    return {"model-name": model.name, "model-version": model.version}
+    return {"model_name": model.name, "model_version": model.version}
 
 
 def _masks(joined: Joined) -> dict[int, BoolArray]:

@@ -1,7 +1,7 @@
 """What the sensitivities of the parts' rows sum to, as far as a site may say so."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -10,7 +10,7 @@ from strategies.alignment import Alignment
 from strategies.compact import TableLayout
 from strategies.exchange import Part, Replies
 from strategies.federation import PartRows
-from strategies.received import LARGEST, array_of, fact_of, refuse
+from strategies.received import LARGEST, array_of, read_label, refuse
 from tp_flower.coresets.cluster_scores import kmeans_total
 from tp_flower.coresets.gram_checks import is_gram
 from tp_flower.coresets.sensitivity import (
@@ -21,7 +21,7 @@ from tp_flower.coresets.sensitivity import (
 )
 from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.learning.losses import FloatArray
-from tp_flower.protocol import AnyArray
+from tp_flower.protocol import MeasuredPart
 from tp_flower.settings import Settings
 
 ROUNDING: Final = 1e-6
@@ -37,16 +37,16 @@ class Party:
         rows: where its rows lie.
         total: what its sensitivities sum to, as its site says.
         most: that they can sum to.
-        facts: what it is told of all shards of its table.
-        arrays: likewise.
+        cost: of the clusters of all shards of its table; None where they have none.
+        gram: second moments of the columns of all shards of its table; None without.
     """
 
     part: Part
     rows: PartRows
     total: float
     most: float
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    arrays: Mapping[str, AnyArray] = field(default_factory=dict)
+    cost: float | None = None
+    gram: FloatArray | None = None
 
     @property
     def scale(self) -> float:
@@ -103,11 +103,11 @@ def label_order(aligned: Alignment) -> dict[str, Any]:
         return {"classes": None}
     sent = aligned.extracted
     parts = [p for p in sent.parts[aligned.bound.label_table] if sent.rows[p.number]]
-    kind = sent.replies.facts()[parts[0].number]["label"]["kind"]
-    if kind == "text":
+    labels = [read_label(sent.replies, p, sent.rows[p.number]) for p in parts]
+    if labels[0].kind == "text":
         return {"classes": list(aligned.labels.classes)}
-    values = [sent.replies.arrays[part.number, "label"] for part in parts]
-    return {"classes": np.unique(np.concatenate(values)).tolist()}
+    values = np.concatenate([label.values for label in labels])
+    return {"classes": np.unique(values).tolist()}
 
 
 def penalty_of(aligned: Alignment, settings: Settings) -> float:
@@ -130,8 +130,9 @@ def _of_columns(
     columns = features + others
     most = [float(min(columns, rows.trained)) for rows in own.rows]
     if len(own.parts) == 1:
-        total = fact_of(replies.facts(), own.parts[0], "total", float)
-        return [Party(own.parts[0], own.rows[0], float(total), most[0])]
+        return [
+            Party(own.parts[0], own.rows[0], _total(replies, own.parts[0]), most[0])
+        ]
     grams = [_gram(replies, part, columns) for part in own.parts]
     whole: FloatArray = np.sum(grams, axis=0)
     basis = whitening(penalised(whole, features, penalty))
@@ -141,7 +142,7 @@ def _of_columns(
             rows,
             max(leverage_total(gram, basis), 0.0) if rows.trained else 0.0,
             limit,
-            arrays={"gram": whole},
+            gram=whole,
         )
         for part, rows, gram, limit in zip(
             own.parts, own.rows, grams, most, strict=True
@@ -150,22 +151,36 @@ def _of_columns(
 
 
 def _gram(replies: Replies, part: Part, columns: int) -> FloatArray:
-    found = array_of(replies, part, "gram", (columns, columns), ("float64",))
+    found = array_of(replies, part, "gram", (columns, columns))
     if not is_gram(found):
         raise refuse(part, "second moments that no columns have")
     return found
 
 
+def _total(replies: Replies, part: Part) -> float:
+    total = replies.body(part, MeasuredPart).total
+    if total is None:
+        raise refuse(part, "no sum of its sensitivities")
+    return total
+
+
+def _clusters(replies: Replies, part: Part) -> tuple[float, int]:
+    """Return the cost of a shard's clusters, and how many it uses."""
+    body = replies.body(part, MeasuredPart)
+    if body.cost is None or body.clusters is None:
+        raise refuse(part, "no cost of its clusters")
+    return body.cost, body.clusters
+
+
 def _of_clusters(own: TableLayout, replies: Replies, clusters: int) -> list[Party]:
     """Return the parts of a table whose rows are clustered shard by shard."""
-    facts = replies.facts()
     most = [min(clusters, rows.trained) for rows in own.rows]
     limits = [kmeans_total(1.0, 1.0, used) if used else 0.0 for used in most]
     if len(own.parts) == 1:
-        total = fact_of(facts, own.parts[0], "total", float)
-        return [Party(own.parts[0], own.rows[0], float(total), limits[0])]
-    costs = [fact_of(facts, part, "cost", float) for part in own.parts]
-    used = [fact_of(facts, part, "clusters", int) for part in own.parts]
+        total = _total(replies, own.parts[0])
+        return [Party(own.parts[0], own.rows[0], total, limits[0])]
+    clustered = [_clusters(replies, part) for part in own.parts]
+    costs, used = [cost for cost, _ in clustered], [count for _, count in clustered]
     whole = sum(costs)
     if whole > LARGEST:
         raise refuse(own.parts[int(np.argmax(costs))], "clusters of an absurd cost")
@@ -175,7 +190,7 @@ def _of_clusters(own: TableLayout, replies: Replies, clusters: int) -> list[Part
             rows,
             kmeans_total(cost, whole, count) if count else 0.0,
             limit,
-            facts={"cost": whole},
+            cost=whole,
         )
         for part, rows, cost, count, limit in zip(
             own.parts, own.rows, costs, used, limits, strict=True

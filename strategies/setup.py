@@ -25,8 +25,8 @@ from strategies.exchange import Replies, Request, ask
 from strategies.expanded import expand
 from strategies.federation import Federation, Table
 from strategies.inventory import Inventory
-from strategies.lou import PartArrays, all_arrays, checked, gather_scores
-from strategies.received import array_of, fact_of, read_statistics, refuse
+from strategies.lou import PartArrays, checked, gather_scores
+from strategies.received import read_statistics, refuse
 from strategies.sampled import sampled
 from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.encoding.fitting import fit
@@ -36,7 +36,16 @@ from tp_flower.learning.centres import CENTRES
 from tp_flower.learning.losses import FloatArray
 from tp_flower.learning.models import ModelSpec
 from tp_flower.privacy.labels import ClassNoise, NumberNoise
-from tp_flower.protocol import Action, Update, pack_bits
+from tp_flower.protocol import (
+    Outline,
+    PreparedPart,
+    PreparePart,
+    PrepareRequest,
+    StatisticsPart,
+    StatisticsRequest,
+    Update,
+    pack_bits,
+)
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 
@@ -123,22 +132,20 @@ def fit_encoders(
 ) -> Generator[Request, Replies, dict[str, TableEncoder]]:
     """Merge the shards' statistics; the label table's are of its training rows only."""
     extracted, label_table = aligned.extracted, aligned.bound.label_table
-    arrays: PartArrays = {}
+    trained: dict[int, Any] = {}
     start = 0
     for part in extracted.parts[label_table]:
         stop = start + extracted.rows[part.number]
-        arrays[part.number] = {"rows": pack_bits(~aligned.held_out[start:stop])}
+        trained[part.number] = pack_bits(~aligned.held_out[start:stop])
         start = stop
-    every = [part for own in extracted.parts.values() for part in own]
     choices = aligned.choices
-    orders = {
-        part.number: {
-            "shard": part.shard,
-            "encoders": choices[part.table].to_json(),
-        }
-        for part in every
+    bodies = {
+        part.number: StatisticsPart(
+            encoders=choices[part.table].to_json(), rows=trained.get(part.number)
+        )
+        for part in extracted.all_parts
     }
-    replies = yield ask(Action.STATISTICS, every, {}, arrays, orders)
+    replies = yield ask(StatisticsRequest(bodies), extracted.all_parts)
     merged = {
         table: merge_tables(
             [
@@ -224,46 +231,42 @@ def model_seed(settings: Settings, table: str) -> int:
 def _prepare(
     problem: Problem, plan: Plan
 ) -> Generator[Request, Replies, tuple[dict[str, Table], dict[str, FloatArray]]]:
-    aligned = problem.aligned
-    orders: dict[int, dict[str, Any]] = {}
-    arrays: PartArrays = {}
+    aligned, settings = problem.aligned, problem.settings
+    parts: dict[int, PreparePart] = {}
     updates: dict[str, Update] = {}
     specs = {table: problem.spec(table) for table in aligned.compact}
+    planned = plan.plan_arrays(aligned.train, aligned.compact)
     for table, own in aligned.compact.items():
         is_linear = specs[table].kind == "linear"
         updates[table] = plan.choose_update(table, len(own.parts), is_linear)
         order: dict[str, Any] = {
             "encoder": problem.encoders[table].to_json(),
             "model": specs[table].to_json(),
-            "update": str(updates[table]),
-            "joined-rows": aligned.train.joined_rows,
-            "l2": problem.settings.l2,
-            "device": problem.settings.device,
-            "label-scale": problem.label_scale,
-            "mean-multiplicity": _mean_multiplicity(aligned, table),
+            "update": updates[table],
+            "joined_rows": aligned.train.joined_rows,
+            "l2": settings.l2,
+            "device": settings.device,
+            "label_scale": problem.label_scale,
+            "mean_multiplicity": _mean_multiplicity(aligned, table),
         }
-        if problem.settings.method.is_expanded:
-            order["held-out-rows"] = len(aligned.test_labels)
-        for part in own.parts:
-            orders[part.number] = order
-        arrays = all_arrays(arrays, own.set_up_arrays())
-    arrays = all_arrays(arrays, plan.plan_arrays(aligned.train, aligned.compact))
+        if settings.method.is_expanded:
+            order["held_out_rows"] = len(aligned.test_labels)
+        for number, arrays in own.set_up_arrays().items():
+            parts[number] = PreparePart(**order, **arrays, **planned.get(number, {}))
+    request = PrepareRequest(
+        privacy=settings.privacy.to_dict(),
+        outline=Outline(
+            strategy=settings.strategy, epochs=settings.epochs, **plan.course()
+        ),
+        parts=parts,
+    )
     every = [part for own in aligned.compact.values() for part in own.parts]
-    header = {
-        "privacy": problem.settings.privacy.to_dict(),
-        "course": {
-            "strategy": problem.settings.strategy,
-            "epochs": problem.settings.epochs,
-            **plan.course(),
-        },
-    }
-    replies = yield ask(Action.PREPARE, every, header, arrays, orders)
-    facts = replies.facts()
+    replies = yield ask(request, every)
     tables, initial = {}, {}
     for name, own in aligned.compact.items():
-        trained = _table(own, specs[name], updates[name], facts, replies)
+        trained = _table(own, specs[name], updates[name], replies)
         if updates[name] is Update.GRAM:
-            trained = _with_gram(trained, facts, replies)
+            trained = _with_gram(trained, replies)
         tables[name] = trained
         has_none = trained.is_linear or trained.update is Update.GIVEN
         zero = np.zeros((trained.total_rows, aligned.loss.outputs))
@@ -288,19 +291,16 @@ def _mean_multiplicity(aligned: Alignment, table: str) -> float:
 
 
 def _table(
-    own: TableLayout,
-    spec: ModelSpec,
-    update: Update,
-    facts: Mapping[int, Mapping[str, Any]],
-    replies: Replies,
+    own: TableLayout, spec: ModelSpec, update: Update, replies: Replies
 ) -> Table:
-    first = own.parts[0]
-    features = fact_of(facts, first, "features", int)
-    penalised = array_of(replies, first, "penalised", (None,), ("uint8",))
-    for part in own.parts[1:]:
-        if fact_of(facts, part, "features", int) != features:
+    prepared = [replies.body(part, PreparedPart) for part in own.parts]
+    first, features = own.parts[0], prepared[0].features
+    penalised = prepared[0].penalised
+    for part, body in zip(own.parts, prepared, strict=True):
+        if body.features != features:
             raise refuse(part, f"another number of features than {first.site!r}")
-        array_of(replies, part, "penalised", penalised.shape, ("uint8",))
+        if body.penalised.shape != penalised.shape:
+            raise refuse(part, f"another number of parameters than {first.site!r}")
     is_linear = spec.kind == "linear"
     return Table(
         name=own.name,
@@ -312,30 +312,18 @@ def _table(
         has_intercept=spec.intercept,
         is_linear=is_linear,
         # the largest eigenvalue of a sum is at most the sum of the largest
-        largest_curvature=sum(
-            fact_of(facts, part, "largest-curvature", float)
-            for part in own.parts
-            if is_linear
-        ),
-        mean_curvature=tuple(
-            fact_of(facts, part, "mean-curvature", float) for part in own.parts
-        ),
+        largest_curvature=sum(body.largest_curvature for body in prepared if is_linear),
+        mean_curvature=tuple(body.mean_curvature for body in prepared),
         penalised=penalised.astype(np.bool_),
         gram=None,
-        gradient_noise=math.hypot(
-            *(
-                fact_of(facts, part, "gradient-noise", float)
-                for part in own.parts
-                if "gradient-noise" in facts[part.number]
-            )
-        ),
+        gradient_noise=math.hypot(*(body.gradient_noise or 0.0 for body in prepared)),
     )
 
 
-def _with_gram(
-    table: Table, facts: Mapping[int, Mapping[str, Any]], replies: Replies
-) -> Table:
-    deviations = [fact_of(facts, part, "gram-deviation", float) for part in table.parts]
+def _with_gram(table: Table, replies: Replies) -> Table:
+    deviations = [
+        replies.body(part, PreparedPart).gram_deviation or 0.0 for part in table.parts
+    ]
     width = table.features + int(table.has_intercept)
     total = np.zeros((width, width))
     for index in range(len(table.parts)):

@@ -46,7 +46,14 @@ from tp_flower.learning.losses import FloatArray, Loss
 from tp_flower.learning.metrics import evaluate
 from tp_flower.privacy.mechanisms import DP_SGD, OUTSIDER
 from tp_flower.privacy.noise import NoiseSource
-from tp_flower.protocol import Action, Update
+from tp_flower.protocol import (
+    BatchMessages,
+    BatchStep,
+    MeanGradient,
+    SgdRequest,
+    StepRequest,
+    Update,
+)
 from tp_flower.randomness import Stream, generator
 
 TESTED, ALL = "tested", "all"
@@ -132,6 +139,7 @@ class BatchStrategy(RelationalStrategy):
     """
 
     _batches: ShardedBatches
+    _batch_size: int = 0
     _rate: float = 0.0
     _staleness: int = 0
 
@@ -143,7 +151,7 @@ class BatchStrategy(RelationalStrategy):
         self, mapping: TableMapping, compact: Mapping[str, TableLayout]
     ) -> lou.PartArrays:
         size = choose_batch_size(self.settings, mapping.joined_rows)
-        self.chosen["batch-size"] = size
+        self._batch_size = self.chosen["batch-size"] = size
         if self._is_poisson:
             self._rate = size / mapping.joined_rows
             steps = math.ceil(mapping.joined_rows / size) * self.settings.epochs
@@ -168,7 +176,7 @@ class BatchStrategy(RelationalStrategy):
 
     def _course(self) -> Mapping[str, Any]:
         uses = 1 if self._is_poisson else self.settings.epochs
-        return {"batch-uses": uses, "batch-rate": self._rate}
+        return {"batch_uses": uses, "batch_rate": self._rate}
 
     def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
         """Run the epochs, until the loss changes less than the tolerance, if set."""
@@ -185,15 +193,20 @@ class BatchStrategy(RelationalStrategy):
         schedule = self._schedule(federation)
         first = next(schedule)
         batch_scores = first.batch.select(local)
-        late: lou.PartArrays = {}
+        late: dict[int, FloatArray] = {}
         for step in itertools.chain([first], schedule):
             scores = step.batch.sum_scores(federation.base_score, batch_scores)
             seen[step.batch.span] = scores
             derivatives = rows.derivatives(federation.loss, scores, step.batch.span)
             messages = step.batch.scatter(derivatives)
-            header = self._header(step, len(derivatives))
+            sent = {
+                number: BatchMessages(array, late.get(number))
+                for number, array in messages.items()
+            }
+            # a drawn batch may have any number of rows: it is divided by the mean
+            rows_of_batch = self._batch_size if self._is_poisson else len(derivatives)
             replies, late = yield from self._exchange(
-                federation, step, header, lou.all_arrays(messages, late)
+                federation, step, rows_of_batch, sent
             )
             if step.next_batch is not None:
                 batch_scores = step.next_batch.gather(federation, replies)
@@ -261,18 +274,15 @@ class BatchStrategy(RelationalStrategy):
         decay = decay_of(settings, epoch)
         return {name: own / decay for name, own in rates.items()}
 
-    def _header(self, step: _Step, rows: int) -> dict[str, Any]:
-        following = None if step.next_batch is None else step.next_batch.number
-        return {
-            "batch": step.batch.number,
-            # a drawn batch may have any number of rows: it is divided by the mean
-            "batch-rows": self.chosen["batch-size"] if self._is_poisson else rows,
-            "next-batch": following,
-            "evaluate": step.evaluate,
-            "stale": self._is_late(step),
-            "learning-rates": step.epoch.rates,
-            "momentum": self.settings.momentum,
-        }
+    def _order(self, step: _Step) -> BatchStep:
+        """Return how a batch's step is taken, and what is to come with it."""
+        following = step.next_batch
+        return BatchStep(
+            next_batch=None if following is None else following.number,
+            evaluate=step.evaluate,
+            learning_rates=dict(step.epoch.rates),
+            momentum=self.settings.momentum,
+        )
 
     def _is_late(self, step: _Step) -> bool:
         """Whether sharded tables take a batch's step with the next batch."""
@@ -282,32 +292,37 @@ class BatchStrategy(RelationalStrategy):
         self,
         federation: Federation,
         step: _Step,
-        header: Mapping[str, Any],
-        arrays: lou.PartArrays,
-    ) -> Generator[Request, Replies, tuple[Replies, lou.PartArrays]]:
+        rows: int,
+        parts: Mapping[int, BatchMessages],
+    ) -> Generator[Request, Replies, tuple[Replies, dict[int, FloatArray]]]:
         """Send Y of a batch (Eq. 10), and what the last exchange left to be sent.
 
         Returns:
             The replies with the next scores, and the sharded tables' mean gradients
             where their steps are still to be taken.
         """
-        replies = yield self.request(ask(Action.SGD, federation.parts, header, arrays))
+        order, is_late = self._order(step), self._is_late(step)
+        request = SgdRequest(
+            batch=step.batch.number,
+            batch_rows=rows,
+            stale=is_late,
+            step=order,
+            parts=dict(parts),
+        )
+        replies = yield self.request(ask(request, federation.parts))
         if not federation.sharded:
             return replies, {}
-        means: lou.PartArrays = {}
+        means: dict[int, FloatArray] = {}
         for table in federation.sharded:
-            total = lou.sum_over_shards(table, replies, "gradient")
-            mean = total / header["batch-rows"]
-            for part in table.parts:
-                means[part.number] = {"gradient": mean}
-        if self._is_late(step):
+            mean = lou.sum_over_shards(table, replies, "gradient") / rows
+            means |= {part.number: mean for part in table.parts}
+        if is_late:
             return replies, means
-        parts = [part for table in federation.sharded for part in table.parts]
-        others = yield self.request(ask(Action.STEP, parts, header, means))
-        both = Replies(
-            {**replies.packets, **others.packets}, {**replies.arrays, **others.arrays}
-        )
-        return both, {}
+        gradients = {number: MeanGradient(mean) for number, mean in means.items()}
+        sharded = [part for table in federation.sharded for part in table.parts]
+        step_request = StepRequest(step=order, parts=gradients)
+        others = yield self.request(ask(step_request, sharded))
+        return replies.then(others), {}
 
     def _end_epoch(
         self,

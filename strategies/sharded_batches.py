@@ -13,7 +13,7 @@ from strategies.exchange import Part, Replies
 from strategies.federation import Federation
 from tp_flower.joins.batches import BatchPlan
 from tp_flower.learning.losses import FloatArray
-from tp_flower.protocol import row_numbers
+from tp_flower.protocol import AnyArray, row_numbers
 
 
 class ShardedBatches:
@@ -41,8 +41,8 @@ class ShardedBatches:
                 is_own = (rows >= own.start) & (rows < own.start + own.total)
                 starts = np.append(0, np.cumsum(bounds[k + 1] - bounds[k]))
                 arrays[part.number] = {
-                    "batch-start": starts.astype(np.int32),
-                    "batch-rows": (rows[is_own] - own.start).astype(np.int32),
+                    "batch_start": starts.astype(np.int32),
+                    "batch_rows": (rows[is_own] - own.start).astype(np.int32),
                 }
         return arrays
 
@@ -85,15 +85,15 @@ class Batch:
         tables = self.batches.plan.tables
         return {name: own[tables[name].of(self.number)] for name, own in local.items()}
 
-    def scatter(self, derivatives: FloatArray) -> lou.PartArrays:
+    def scatter(self, derivatives: FloatArray) -> dict[int, AnyArray]:
         """Return each part's Y (k, d_c) from d loss / d h (B, d_c)."""
-        arrays: lou.PartArrays = {}
+        arrays: dict[int, AnyArray] = {}
         plan = self.batches.plan
         for name, parts in self.batches.parts.items():
             summed = plan.segment_sum(name, self.number, derivatives)
             slices = self.batches.slices(name, self.number)
             for part, rows in zip(parts, slices, strict=True):
-                arrays[part.number] = {"messages": row_numbers(summed[rows])}
+                arrays[part.number] = row_numbers(summed[rows])
         return arrays
 
     def gather(self, federation: Federation, replies: Replies) -> dict[str, FloatArray]:
@@ -105,7 +105,7 @@ class Batch:
                     replies,
                     table,
                     index,
-                    "batch-scores",
+                    "batch_scores",
                     (rows.stop - rows.start, table.outputs),
                 )
                 for index, rows in enumerate(self.batches.slices(name, self.number))

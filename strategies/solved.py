@@ -18,14 +18,19 @@ from strategies import loj
 from strategies.audience import sent_of_rows
 from strategies.exchange import Replies, Request, ask
 from strategies.federation import Federation, Table
-from strategies.lou import PartArrays, gather_scores, scatter_parameters
+from strategies.lou import gather_scores, scatter_parameters
 from strategies.received import array_of
 from strategies.relational import EpochResult, RelationalStrategy
 from strategies.setup import Plan
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.losses import FloatArray
 from tp_flower.privacy.plan import SAMPLED_ROWS
-from tp_flower.protocol import Action, Update
+from tp_flower.protocol import (
+    CommonParameters,
+    ConsensusRequest,
+    RowsRequest,
+    Update,
+)
 from tp_flower.settings import AUTO
 
 EVALUATE = "evaluate"
@@ -69,22 +74,19 @@ class SolvedStrategy(RelationalStrategy):
     def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
         """Ask for the rows, solve, set the models and measure them."""
         self.chosen["coreset-solver"] = self.solver
-        header: dict[str, Any] = {
-            "seed": federation.seed,
-            "clusters": self.settings.clusters,
-        }
-        replies = yield self.request(ask(Action.ROWS, federation.parts, header))
+        rows = RowsRequest(seed=federation.seed, clusters=self.settings.clusters)
+        replies = yield self.request(ask(rows, federation.parts))
         weights = federation.weighting.train_rows
         found = self.solve(
             federation,
             replies,
             np.ones(federation.train.joined_rows) if weights is None else weights,
         )
-        arrays: PartArrays = {}
+        common: dict[int, CommonParameters] = {}
         for name, table in federation.tables.items():
-            arrays |= scatter_parameters(table, found[name])
-        told = {"more-rounds": 0, "evaluate": True}
-        request = ask(Action.CONSENSUS, federation.parts, told, arrays)
+            common |= scatter_parameters(table, found[name])
+        message = ConsensusRequest(more_rounds=0, evaluate=True, parts=common)
+        request = ask(message, federation.parts)
         replies = yield self.request(replace(request, phase=EVALUATE))
         self.local_scores = {
             name: gather_scores(table, replies)

@@ -1,6 +1,5 @@
 """Small columns for the tests of encoders, and the way from shards to an encoder."""
 
-import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -22,6 +21,15 @@ from tp_flower.encoding.statistics import (
 )
 from tp_flower.encoding.statistics_wire import from_wire, to_wire
 from tp_flower.privacy.keyed_hash import KeyedHasher
+from tp_flower.protocol import (
+    Packet,
+    StatisticsOfPart,
+    StatisticsReply,
+    decode,
+    encode,
+    pack,
+    unpack,
+)
 
 HASHER = KeyedHasher(bytes(range(32)))
 Columns = Mapping[str, FeatureColumn]
@@ -67,10 +75,19 @@ def statistics_of(
         )
         for name, column in columns.items()
     }
-    facts, arrays = to_wire(found)
-    facts = json.loads(json.dumps(facts, allow_nan=False))
     rows = max(column.rows for column in columns.values())
-    return from_wire(facts, arrays, choice, rows)
+    arrived = received(unpack(pack(packet_of(to_wire(found)))))
+    return from_wire(arrived, choice, rows)
+
+
+def packet_of(part: StatisticsOfPart) -> Packet:
+    """The packet in which a site sends the statistics of its only shard."""
+    return encode(StatisticsReply({0: part}))
+
+
+def received(packet: Packet) -> StatisticsOfPart:
+    """The statistics that the server reads from such a packet."""
+    return decode(StatisticsReply, packet).parts[0]
 
 
 def encoder_of(

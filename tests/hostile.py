@@ -249,6 +249,18 @@ def places(value, path=()) -> Iterator[tuple]:
             yield from places(item, (*path, number))
 
 
+def undeclared(packet: Packet) -> Iterator[tuple[str, Packet]]:
+    """Yield the request with one name more than it declares, in every place of it."""
+    yield "a fact", header("more", value=1)(packet)
+    for place in range(len(packet.header.get("parts", ()))):
+        yield "a part's fact", header("parts", place, "more", value=1)(packet)
+    numbers = [facts["id"] for facts in packet.header.get("parts", ())]
+    for part in {*numbers, *(part for part, _ in packet.arrays)}:
+        for name in ("more", "more/0"):
+            arrays = {**packet.arrays, (part, name): np.zeros(1)}
+            yield "an array", Packet(packet.header, arrays)
+
+
 WRONG = (
     *(None, True, -1, 10**6, 10**400, 0.5, float("nan"), float("inf"), "", "x"),
     *("\u0000", [], [1], [None], {}, {"x": 1}, [[["x"]]]),
@@ -258,6 +270,7 @@ WRONG = (
 
 def wrong_headers(packet: Packet) -> Iterator[tuple[str, Packet]]:
     """Yield the request with each place of its header gone, or wrong in many ways."""
+    yield from undeclared(packet)
     for path in places(packet.header):
         yield f"{path} gone", header(*path)(packet)
         for value in WRONG:
@@ -278,7 +291,17 @@ RESHAPED = {
     "2**62": lambda a: np.full(a.shape, 1 << 62, np.int64),
     "2**64 - 1": lambda a: np.full(a.shape, (1 << 64) - 1, np.uint64),
     "bytes": lambda a: a.astype(np.uint8),
+    # of the declared dtype: only the values are wrong
+    "its least": lambda a: np.full(a.shape, limits(a).min, a.dtype),
+    "its most": lambda a: np.full(a.shape, limits(a).max, a.dtype),
+    "its NaN": lambda a: np.full(a.shape, np.nan).astype(a.dtype),
+    "its infinity": lambda a: np.full(a.shape, -np.inf).astype(a.dtype),
 }
+
+
+def limits(array):
+    """The least and the most that an array of its dtype can hold."""
+    return (np.finfo if array.dtype.kind == "f" else np.iinfo)(array.dtype)
 
 
 def wrong_arrays(packet: Packet) -> Iterator[tuple[str, Packet]]:

@@ -112,7 +112,7 @@ class KeyedGrid(InProcessGrid):
             for seen in self.seen
             if seen.is_reply and seen.action == "query.extract"
             for (part, name), array in seen.arrays.items()
-            if name.startswith("hashes-")
+            if name.startswith("hashes/")
         }
 
     def _deliver(self, message):

@@ -20,7 +20,7 @@ ALLOWED = {
     "client_apps": {"client_apps", "tp_flower"},
 }
 # the modules of the library that may know Flower: messages, and the grid of tests
-FLOWER_MODULES = {"tp_flower/protocol.py", "tp_flower/grid.py"}
+FLOWER_MODULES = {"tp_flower/protocol/packet.py", "tp_flower/grid.py"}
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 MAX_LINES = 400
 

@@ -259,7 +259,7 @@ def moments(finished: Run, part: Part) -> Iterator[Release]:
     for epoch, (header, target, sent) in enumerate(found):
         goal = target.astype(float)
         if plan is not None:
-            goal = header["kappa"] * (goal - known[epoch])
+            goal = header["fit"]["kappa"] * (goal - known[epoch])
 
         def added(records: np.ndarray, goal: np.ndarray = goal) -> np.ndarray:
             weights = weights_of(part, records, plan)[:, None]

@@ -352,14 +352,17 @@ def test_a_total_that_no_columns_have_is_capped_and_told():
 
 ODD = {
     "a negative total": ({Action.MEASURE: with_facts("c", total=-1)}, "'total'"),
-    "no total": ({Action.MEASURE: with_facts("c", total=None)}, "no usable 'total'"),
+    "no total": (
+        {Action.MEASURE: with_facts("c", total=None)},
+        "sent no sum of its sensitivities",
+    ),
     "rows beyond its own": (
         {Action.DRAW: with_arrays(lambda p, a: a + np.uint32(99 * (p == 1)))},
         r"sent rows that it has drawn beyond its \d+",
     ),
     "fewer rows": (
         {Action.DRAW: with_arrays(lambda p, a: a[: len(a) - (p == 1)])},
-        "sent 'drawn' as uint32 of shape",
+        "sent 'drawn' of shape",
     ),
     "scores beyond all": (
         {Action.WEIGH: with_arrays(lambda p, a: a + np.uint64((p == 1) << 50))},
@@ -431,7 +434,7 @@ ASKED = {
     ),
     "more than may be drawn": (
         *(Action.DRAW, US, header("parts", 0, "count", value=1 << 25)),
-        "'count' of the order of part 2 must be a whole number from 0 to 16777216",
+        "'count' is 33554432; allowed: a whole number, at least 0 and at most 16777216",
     ),
     "rows that it has not": (
         *(Action.WEIGH, SHOP, array(ORDERS, "rows", lambda a: a + 1000)),
@@ -439,7 +442,7 @@ ASKED = {
     ),
     "a place beyond all": (
         *(Action.WEIGH, SHOP, header("parts", 0, "place", value=3)),
-        "'place' of the order of part 0 must be a whole number from 0 to 2",
+        "'place' is 3, of 3 parts",
     ),
     "classes of another label": (
         *(Action.MEASURE, SHOP, header("parts", 0, "label", "classes", value=[1])),
@@ -447,7 +450,7 @@ ASKED = {
     ),
     "classes that are texts": (
         *(Action.MEASURE, SHOP, header("parts", 0, "label", "classes", value=["x"])),
-        "'classes' of 'label' of the order of part 0 must be of the form",
+        "'classes' is not of the form that it has in a run",
     ),
     "the label of another table": (
         *(Action.MEASURE, US, header("parts", 0, "label", value={"classes": None})),

@@ -11,7 +11,7 @@ import pytest
 from client_apps.app import app
 from strategies import CoresetKMeans, CoresetRidge, TablePuppetADMM
 from strategies.coreset_kmeans import _table_clusters
-from strategies.exchange import Packet, Part, Replies
+from strategies.exchange import Part, Replies
 from strategies.federation import PartRows, Table
 from tests.federated import (
     SOURCE,
@@ -26,9 +26,28 @@ from tests.federated import (
 )
 from tests.predicted import on, scored, train
 from tp_flower.coresets.kmeans import distdim, kmeans_cost, nearest, weighted_kmeans
-from tp_flower.errors import QueryError, ReplyError, SettingsError, SiteError
+from tp_flower.errors import (
+    MessageError,
+    QueryError,
+    ReplyError,
+    SettingsError,
+    SiteError,
+)
 from tp_flower.grid import InProcessGrid
-from tp_flower.protocol import Action, Update
+from tp_flower.protocol import (
+    AFTER,
+    ROUND,
+    RUN,
+    Action,
+    Packet,
+    RowsReply,
+    RowsRequest,
+    Update,
+    decode,
+    encode,
+    pack,
+    unpack,
+)
 from tp_flower.query import Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import PrivacySettings, Settings
@@ -343,6 +362,10 @@ class Asking(InProcessGrid):
     def _deliver(self, message):
         if message.metadata.message_type == Action.ADMM:
             message.metadata.__dict__["_message_type"] = str(Action.ROWS)
+            header = unpack(message.content).header
+            place = {name: header[name] for name in (RUN, ROUND, AFTER)}
+            asked = encode(RowsRequest(seed=0, clusters=3))
+            message.content = pack(Packet({**asked.header, **place}))
         return super()._deliver(message)
 
 
@@ -365,7 +388,7 @@ def clusters_of(centres, labels) -> tuple[Table, Replies]:
         gram=None,
     )
     arrays = {(0, "centres"): centres, (0, "nearest"): np.array(labels, np.uint32)}
-    return table, Replies.of({2: Packet({}, arrays)})
+    return table, Replies({}, decode(RowsReply, Packet({}, arrays)).parts)
 
 
 @pytest.mark.parametrize(
@@ -379,7 +402,7 @@ def clusters_of(centres, labels) -> tuple[Table, Replies]:
     ],
 )
 def test_clusters_that_are_none_are_refused(centres, labels, message):
-    with pytest.raises(ReplyError, match=message):
+    with pytest.raises((MessageError, ReplyError), match=message):
         _table_clusters(*clusters_of(centres, labels), 4)
 
 
@@ -391,8 +414,7 @@ def test_local_centres_of_several_shards_are_told_apart():
         parts=(*table.parts, other),
         rows=(*table.rows, replace(table.rows[0], start=3)),
     )
-    arrays = {(1, name): own for (_, name), own in replies.arrays.items()}
-    both = Replies.of({2: Packet({}, {**replies.arrays, **arrays})})
+    both = Replies({}, {0: replies.parts[0], 1: replies.parts[0]})
     labels, centres = _table_clusters(table, both, 4)
     assert labels.tolist() == [1, 0, 1, 3, 2, 3]
     assert centres.tolist() == [[0, 1], [2, 3]] * 2

@@ -24,23 +24,43 @@ from tests.hostile import (
     wrong_headers,
 )
 from tests.test_hostile_server import once, refused, spread
-from tp_flower.errors import SettingsError, SiteError
-from tp_flower.protocol import Packet, pack_bits
+from tp_flower.errors import MessageError, SettingsError, SiteError
+from tp_flower.protocol import Packet, PrepareRequest, decode, pack_bits
 from tp_flower.settings import PrivacySettings, Settings
 
 EMPTY = np.zeros(0, np.int32)
 
 
+OUTLINE = {"strategy": "vfl-sgd", "epochs": 1}
+PART = {
+    "id": 0,
+    "encoder": {},
+    "model": {},
+    "update": "local",
+    "l2": 0.0,
+    "device": "cpu",
+    "label-scale": 1.0,
+    "mean-multiplicity": 1.0,
+}
+
+
+def body(joined_rows, arrays, **facts):
+    """A part of a request with these arrays, as a site decodes it."""
+    part = {**PART, "joined-rows": joined_rows, **facts}
+    header = {"privacy": {}, "outline": OUTLINE, "parts": [part]}
+    named = {(0, name): np.asarray(values) for name, values in arrays.items()}
+    return decode(PrepareRequest, Packet(header, named)).parts[0]
+
+
 def listed(trained, tested=EMPTY, *, rows=4, joined_rows=5, held_out=2):
     """The rows of a part that is told these lists."""
-    packet = Packet(
-        {},
-        {
-            (0, "expanded-trained"): np.asarray(trained),
-            (0, "expanded-tested"): np.asarray(tested),
-        },
-    )
-    return expanded(packet, 0, joined_rows, rows, held_out)
+    lists = {
+        f"expanded-{name}": np.array(values, np.int32)
+        if type(values) is list
+        else values
+        for name, values in (("trained", trained), ("tested", tested))
+    }
+    return expanded(body(joined_rows, lists, **{"held-out-rows": held_out}), rows)
 
 
 def test_lists_by_hand():
@@ -62,15 +82,12 @@ def test_a_part_may_have_no_row():
 
 
 def test_masks_by_hand():
-    packet = Packet(
-        {},
-        {
-            (0, "trained"): pack_bits(np.array([True, False, True, False])),
-            (0, "tested"): pack_bits(np.array([False, False, True, True])),
-            (0, "multiplicity"): np.array([3, 1]),
-        },
-    )
-    found = once_each(packet, 0, 4, 4)
+    arrays = {
+        "trained": pack_bits(np.array([True, False, True, False])),
+        "tested": pack_bits(np.array([False, False, True, True])),
+        "multiplicity": np.array([3, 1], np.int32),
+    }
+    found = once_each(body(4, arrays), 4)
     assert found.own.tolist() == [0, 2, 3]
     assert found.place is None
     assert found.tested.tolist() == [False, True, True]
@@ -103,16 +120,16 @@ def test_a_batch_has_as_many_rows_as_are_different(batches, further):
     ("lists", "match"),
     [
         (([4], EMPTY), "'expanded-trained' must hold numbers from 0 to 3"),
-        (([-1], EMPTY), "'expanded-trained' must hold numbers from 0 to 3"),
-        (([0], [1 << 40]), "'expanded-tested' must hold numbers from 0 to 3"),
-        (([0.0], EMPTY), "'expanded-trained' is float64 of shape .* whole numbers"),
-        (([[0]], EMPTY), r"'expanded-trained' is int64 of shape \(1, 1\)"),
+        (([-1], EMPTY), "'expanded-trained' has numbers .* allowed: from 0 to inf"),
+        (([0], np.array([1 << 40])), "'expanded-tested' is int64 .* allowed: int32"),
+        ((np.zeros(1), EMPTY), "'expanded-trained' is float64 .* allowed: int32 of"),
+        (([[0]], EMPTY), r"'expanded-trained' is int32 of shape \(1, 1\); allowed"),
         (([0] * 6, EMPTY), "'expanded-trained' has 6 rows, but there are 5 joined"),
         (([0], [1] * 3), "'expanded-tested' has 3 rows, but there are 2 joined rows"),
     ],
 )
 def test_lists_that_are_none_are_refused(lists, match):
-    with pytest.raises(SiteError, match=match):
+    with pytest.raises((MessageError, SiteError), match=match):
         listed(*lists)
 
 
@@ -122,8 +139,8 @@ def test_lists_that_are_none_are_refused(lists, match):
 @pytest.mark.parametrize(
     ("node", "change", "match"),
     [
-        (SHOP, array(ORDERS, "expanded-trained"), "lacks array 'expanded-trained'"),
-        (SHOP, array(ORDERS, "expanded-tested"), "lacks array 'expanded-tested'"),
+        (SHOP, array(ORDERS, "expanded-trained"), "it has no 'expanded-trained'"),
+        (SHOP, array(ORDERS, "expanded-tested"), "it has no 'expanded-tested'"),
         (
             SHOP,
             array(ORDERS, "expanded-trained", lambda a: np.concatenate([a, a])),
@@ -139,11 +156,11 @@ def test_lists_that_are_none_are_refused(lists, match):
             array(ORDERS, "expanded-trained", lambda a: a % 2),
             r"\(min-rows\) refuses: the model of table 'o' would be of too few rows",
         ),
-        (SHOP, header("parts", 0, "held-out-rows"), "has no 'held-out-rows'"),
+        (SHOP, header("parts", 0, "held-out-rows"), "it has no 'held-out-rows'"),
         (
             SHOP,
             header("parts", 0, "held-out-rows", value=-1),
-            "'held-out-rows' of the order of part 0 must be a whole number from 0",
+            "'held-out-rows' is -1; allowed: a whole number, at least 0",
         ),
     ],
 )
@@ -183,7 +200,7 @@ def test_a_row_that_is_repeated_does_not_make_a_batch_of_many(tmp_path):
 
 def test_a_run_on_lists_has_no_accounts(tmp_path):
     """What a row changes in a sum over joined rows is not what the accounts are of."""
-    change = header("course", "strategy", value="vfl-admm")
+    change = header("outline", "strategy", value="vfl-admm")
     privacy = PrivacySettings(features="statistics")
     error = refused(
         tmp_path, "train.prepare", SHOP, change, TablePuppetADMM, privacy=privacy
@@ -239,16 +256,14 @@ def weigh(number, value):
     def change(packet):
         count = len(packet.arrays[number, "expanded-trained"])
         weights = np.full(count, value, np.float32)
-        return Packet(
-            packet.header, {**packet.arrays, (number, "multiplicity"): weights}
-        )
+        return Packet(packet.header, {**packet.arrays, (number, "masses"): weights})
 
     return change
 
 
 def test_weights_of_joined_rows_are_checked_too(tmp_path):
     error = refused(tmp_path, "train.prepare", SHOP, weigh(ORDERS, -1.0), VflADMM)
-    assert "'multiplicity' must hold weights above 0" in error
+    assert "'masses' must hold weights above 0" in error
 
 
 def test_features_that_lie_in_files_train_as_those_of_the_tables(tmp_path):

@@ -10,8 +10,8 @@ from strategies.exchange import Part, Replies
 from strategies.groups import check_groups, split_groups
 from tp_flower.errors import QueryError, ReplyError
 from tp_flower.grid import InProcessGrid
-from tp_flower.privacy.mechanisms import Chance, Gaussian
-from tp_flower.protocol import Action, Packet
+from tp_flower.privacy.mechanisms import Gaussian
+from tp_flower.protocol import Action, ExtractedPart
 from tp_flower.query import Fragment, Query
 from tp_flower.query.subquery import SubQuery
 
@@ -121,8 +121,9 @@ def test_groups_are_sent_only_where_there_are_several_shards():
 
 def test_site_that_sends_no_groups():
     parts = [Part(0, "p", "a", 2, 0), Part(1, "p", "b", 3, 0)]
-    with pytest.raises(ReplyError, match=r"site 'a' .* sent no 'groups'"):
-        check_groups([parts], Replies({2: Packet({"parts": []})}, {}))
+    sent = ExtractedPart(rows=0, keys=[], engine="DuckDB", pushed=[])
+    with pytest.raises(ReplyError, match=r"site 'a' .* sent no 'group_hashes'"):
+        check_groups([parts], Replies({}, {0: sent, 1: sent}))
 
 
 def test_all_groups_of_a_table_without_any():
@@ -134,7 +135,6 @@ def test_all_groups_of_a_table_without_any():
     ("mechanism", "of_groups"),
     [
         (Gaussian(3.0, 5), Gaussian(1.5, 5)),
-        (Chance(1e-6, 4), Chance(1e-6, 8)),
     ],
 )
 def test_a_row_below_groups_costs_what_two_of_them_do(mechanism, of_groups):

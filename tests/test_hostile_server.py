@@ -22,6 +22,7 @@ from tests.hostile import (
     array,
     header,
     train,
+    undeclared,
     wrong_arrays,
     wrong_headers,
 )
@@ -66,15 +67,20 @@ def once(action, node, **changes):
     return hostile
 
 
-def refused(folder, action, node, change, method=TablePuppetADMM, **settings):
+def refused(*arguments, **settings):
     """Send one changed request in a good run; return the text of the refusal."""
+    return refusal(*arguments, **settings).error
+
+
+def refusal(folder, action, node, change, method=TablePuppetADMM, **settings):
+    """Send one changed request in a good run; return the refusal."""
     policies = settings.pop("policies", None)
     grid = HostileGrid(folder, once(action, node, it=change), policies, stops=True)
     with pytest.raises(StoppedError):
         train(grid, method, **settings)
     (answer,) = grid.answers
     answer.check_nothing_left()
-    return answer.error
+    return answer
 
 
 # whatever a request holds, a site answers it on purpose
@@ -121,6 +127,18 @@ def check_malformed(folder, method, settings, share):
 @pytest.mark.parametrize(("method", "settings"), RUNS)
 def test_a_malformed_request_is_refused_and_changes_nothing(tmp_path, method, settings):
     check_malformed(tmp_path, method, settings, share=(5, 41))
+
+
+@pytest.mark.parametrize(("method", "settings"), RUNS)
+def test_whatever_is_not_declared_is_refused(tmp_path, method, settings):
+    grid = HostileGrid(tmp_path, lambda _, __, packet: undeclared(packet))
+    train(grid, method, **settings)
+    last = "query.check" if method is Explain else "query.finish"
+    assert {answer.action for answer in grid.answers} >= {*ALWAYS, last}
+    for answer in grid.answers:
+        answer.check_nothing_left()
+        refusals = "not declared|none are declared|not listed|there to another request"
+        assert re.search(refusals, answer.error), answer
 
 
 EVERYTHING = {
@@ -175,21 +193,38 @@ def test_a_malformed_request_of_a_private_run_is_refused(
             answer.check_nothing_left()
 
 
+def renumbered(packet):
+    """Speak of a part that the site does not have."""
+    arrays = {(7, name): values for (_, name), values in packet.arrays.items()}
+    return Packet(header("parts", 0, "id", value=7)(packet).header, arrays)
+
+
 @pytest.mark.parametrize(
     ("action", "node", "change", "match"),
     [
-        ("query.describe", SHOP, header("tables"), "request has no 'tables'"),
-        ("query.describe", SHOP, header("tables", value="orders"), "list of texts"),
-        ("query.extract", SHOP, header("parts"), "'parts' must be a list of orders"),
-        ("query.extract", SHOP, header("parts", 0, "id", value=1 << 31), "'id' of an"),
-        ("query.extract", SHOP, header("parts", 0, "id", value=True), "'id' of an"),
+        ("query.describe", SHOP, header("tables"), "request: it has no 'tables'"),
+        (
+            "query.describe",
+            SHOP,
+            header("tables", value="orders"),
+            "'tables' is 'orders'; allowed: a list, each a text",
+        ),
+        ("query.extract", SHOP, header("parts"), "'parts' must be a list of objects"),
+        ("query.extract", SHOP, header("parts", 0, "id", value=1 << 31), "no 'id'; al"),
+        ("query.extract", SHOP, header("parts", 0, "id", value=True), "no 'id'; allow"),
         (
             "query.extract",
             SHOP,
             header("parts", 0, "shard", value=-1),
-            "'shard' of the order of part 0 must be a whole number from 0 to 0",
+            "part 0: .* 'shard' is -1; allowed: a whole number, at least 0 ",
         ),
-        ("query.extract", SHOP, header(*FRAGMENT), "part 0 has no 'fragment'"),
+        (
+            "query.extract",
+            SHOP,
+            header("parts", 0, "shard", value=1),
+            "part 0: malformed request: 'shard' is 1; the site hosts 1$",
+        ),
+        ("query.extract", SHOP, header(*FRAGMENT), "part 0: .* it has no 'fragment'"),
         (
             "query.extract",
             SHOP,
@@ -200,13 +235,19 @@ def test_a_malformed_request_of_a_private_run_is_refused(
             "query.extract",
             SHOP,
             lambda p: Packet({**p.header, "parts": p.header["parts"] * 2}, p.arrays),
-            "part 0 is ordered twice",
+            "part 0 is listed twice",
+        ),
+        (
+            "query.statistics",
+            SHOP,
+            renumbered,
+            "part 7 is none of this run at this site",
         ),
         (
             "query.statistics",
             SHOP,
             header("parts", 0, "id", value=7),
-            "part 7 is none of this run at this site",
+            r"it has arrays of parts \[0\], not listed",
         ),
         (
             "query.statistics",
@@ -218,13 +259,13 @@ def test_a_malformed_request_of_a_private_run_is_refused(
             "query.statistics",
             SHOP,
             header("parts", 0, "encoders", "features", 0, 1, value="standard(("),
-            "'encoders' of the order of part 0 must be of the form",
+            "part 0: .* 'encoders' is not of the form that it has in a run",
         ),
         (
             "train.prepare",
             SHOP,
-            header("course", "strategy", value="fedavg"),
-            "'strategy' of 'course' of the request must be one of admm, sgd",
+            header("outline", "strategy", value="fedavg"),
+            "'strategy' .*admm, sgd",
         ),
         (
             "train.prepare",
@@ -236,7 +277,7 @@ def test_a_malformed_request_of_a_private_run_is_refused(
             "train.prepare",
             SHOP,
             header("parts", 0, "joined-rows", value=0),
-            "'joined-rows' .* must be a whole number from 1 to",
+            "part 0: .* 'joined-rows' is 0; allowed: a whole number, at least 1 ",
         ),
         (
             "train.prepare",
@@ -254,21 +295,26 @@ def test_a_malformed_request_of_a_private_run_is_refused(
             "train.prepare",
             SHOP,
             array(ORDERS, "multiplicity", lambda a: a.astype(np.float64)),
-            r"'multiplicity' is float64 of shape .*, but must be \d+ whole numbers",
+            r"'multiplicity' is float64 of shape .*; allowed: int32 of shape trained",
         ),
         (
             "train.admm",
             SHOP,
             array(ORDERS, "target", lambda a: np.full_like(a, np.nan)),
-            "array 'target' must hold finite numbers",
+            "part 0: .* array 'target' has numbers that are not finite or out of range",
         ),
         (
             "train.admm",
             SHOP,
             array(ORDERS, "target", lambda a: np.concatenate([a, a], axis=1)),
-            r"'target' is float\d+ of shape .* must be \d+ x 1 numbers",
+            r"'target' is float32 of shape .*; allowed: .* \d+ \(trained\) x 1 \(outp",
         ),
-        ("train.admm", SHOP, header("kappa", value=0), "'kappa' .* number above 0"),
+        (
+            "train.admm",
+            SHOP,
+            header("fit", "kappa", value=0),
+            "'fit' is .*'kappa': 0.*; allowed: ",
+        ),
         (
             "train.consensus",
             US,
@@ -278,8 +324,8 @@ def test_a_malformed_request_of_a_private_run_is_refused(
     ],
 )
 def test_what_is_malformed_is_named(tmp_path, action, node, change, match):
-    error = refused(tmp_path, action, node, change)
-    assert re.search(match, error)
+    answer = refusal(tmp_path, action, node, change)
+    assert re.search(match, f"part {answer.header.get('part')}: {answer.error}")
 
 
 # what the policy of a table does not allow
@@ -385,7 +431,7 @@ def one_trained_row(packet):
     arrays = {
         **packet.arrays,
         (ORDERS, "trained"): one_row(ROWS),
-        (ORDERS, "multiplicity"): np.ones(1, np.int64),
+        (ORDERS, "multiplicity"): np.ones(1, np.int32),
     }
     return Packet(packet.header, arrays)
 
@@ -442,7 +488,7 @@ def test_releases_that_may_not_leave(tmp_path, kind):
         train(grid)
     left = {(part, name) for _, part, name in grid.left if part == ORDERS}
     assert (ORDERS, "scores") not in left
-    assert ((ORDERS, "label") in left) == (kind != "labels")
+    assert ((ORDERS, "label-values") in left) == (kind != "labels")
 
 
 def test_a_batch_of_one_row_may_not_have_a_gradient_of_its_own(tmp_path):
@@ -473,12 +519,14 @@ def test_a_batch_of_one_row_may_not_have_a_gradient_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (header("sealed"), "the request has no 'sealed'"),
+        (header("sealed"), "malformed request: it has no 'sealed'"),
         (header("sealed", value=""), "cannot be opened"),
         (header("sealed", value="00" * 80), "cannot be opened"),
         (header("leader-key", value="00" * 32), "is not a key of X25519"),
         (header("leader-key", value="09" * 32), "cannot be opened"),
-        (header("keys", value="none"), "takes the key .* and the server asks for"),
+        (header("keys", value="none"), "'keys' is 'none'; allowed: one of file, pin"),
+        (header("keys", value="file"), "takes the key .* and the server asks for"),
+        (header("keys", value="pinned"), "takes the key .* and the server asks for"),
         (header("public-keys", value=[]), "lack this site's"),
         (header("parts", 0, "key-groups", value=[]), "'key-groups' must name a group"),
     ],
@@ -517,9 +565,9 @@ EXACT = PrivacySettings(features="statistics", epsilon=1.0)
 
 def as_sgd(packet):
     """Say that the run is one of SGD, and go on with ADMM."""
-    course = {**packet.header["course"], "strategy": "sgd"}
-    course |= {"batch-uses": 1, "batch-rate": 0.0}
-    return Packet({**packet.header, "course": course}, packet.arrays)
+    outline = {**packet.header["outline"], "strategy": "sgd"}
+    outline |= {"batch-uses": 1, "batch-rate": 0.0}
+    return Packet({**packet.header, "outline": outline}, packet.arrays)
 
 
 def instead_of(action, change):
@@ -537,7 +585,7 @@ def instead_of(action, change):
         (
             TablePuppetSGD,
             PRIVATE,
-            header("course", "strategy", value="admm"),
+            header("outline", "strategy", value="admm"),
             {"gradient", "batch-scores", "tested-scores"},
             "its plan has no noise for gradients",
         ),
@@ -599,9 +647,9 @@ def test_a_batch_goes_by_one_number(tmp_path):
 
     def renamed(action, node, packet):
         if (action, node) == ("train.sgd", SHOP):
-            for name in ("batch", "next-batch"):
+            for path in (("batch",), ("step", "next-batch")):
                 for number in (-1, -2, 3, 10**6, 1.0, "0", True):
-                    yield name, header(name, value=number)(packet)
+                    yield (path, number), header(*path, value=number)(packet)
 
     grid = HostileGrid(tmp_path, renamed, stops=True)
     with pytest.raises(StoppedError):
@@ -609,8 +657,12 @@ def test_a_batch_goes_by_one_number(tmp_path):
     assert len(grid.answers) == 14
     for answer in grid.answers:
         answer.check_nothing_left()
-        must = "of the request must be a whole number from 0 to 2"
-        assert f"{answer.what!r} {must}" in answer.error
+        path, number = answer.what
+        if type(number) is int and number >= 0:
+            assert f"'{path[-1]}' is {number}; allowed: " in answer.error
+        else:
+            assert re.search(rf"'{path[0]}' is .*; allowed: ", answer.error)
+            assert f"`$.{'.'.join(path)}`" in answer.error
 
 
 def test_a_model_of_one_shard_is_not_the_servers_to_set(tmp_path):
@@ -639,7 +691,7 @@ BUDGET = """
 
 def test_an_extra_round_is_over_the_plan(tmp_path):
     """The last epoch has nothing left to spend."""
-    other = once("train.admm", US, other=header("kappa", value=0.5))
+    other = once("train.admm", US, other=header("fit", "kappa", value=0.5))
     grid = HostileGrid(tmp_path, other, {"customers": BUDGET})
     with pytest.raises(SiteError, match=r"moments of part 2 .* are used up: 3 were pl"):
         train(grid, privacy=EXACT, num_epochs=3)

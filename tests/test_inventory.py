@@ -166,7 +166,8 @@ def test_site_that_cannot_describe_its_tables():
 
 @pytest.mark.parametrize("partitions", ["2", -1, None, True])
 def test_malformed_number_of_nodes(partitions):
-    with pytest.raises(ReplyError, match="node 2 did not say of how many nodes"):
+    match = f"node 2 sent .* 'partitions' is {partitions!r}; allowed: a whole number"
+    with pytest.raises(ReplyError, match=match):
         find(Nodes((description([], partitions=partitions), 0.0)), "a")
 
 

@@ -127,7 +127,7 @@ class TestDictionary:
             array
             for seen in simulated.seen
             for (_, name), array in seen.arrays.items()
-            if seen.action == "query.extract" and name.startswith("hashes-")
+            if seen.action == "query.extract" and name.startswith("hashes/")
         ]
         assert sum(map(len, sent)) == 2 * ROWS
         key = GroupSecret.of_simulation(3).value
@@ -166,7 +166,7 @@ def test_dictionary_of_categories(tmp_path):
             array
             for seen in grid.seen
             for (_, name), array in seen.arrays.items()
-            if seen.action == "query.statistics" and name.endswith("category-hashes")
+            if seen.action == "query.statistics" and name.startswith("category-hashes/")
         ]
         assert sum(map(len, sent)) == own["customers"]["x"].nunique()
         hasher = KeyedHasher(key).purpose(category_purpose("c", "x"))
@@ -347,8 +347,8 @@ def test_two_groups_share_nothing(tmp_path):
     }
     orders, customers, items = (grid.nodes[name] for name in frames())
     assert len(found) == 4
-    by_customer = [found[orders, "hashes-0"], found[customers, "hashes-0"]]
-    by_item = [found[orders, "hashes-1"], found[items, "hashes-0"]]
+    by_customer = [found[orders, "hashes/0"], found[customers, "hashes/0"]]
+    by_item = [found[orders, "hashes/1"], found[items, "hashes/0"]]
     assert by_customer[0] == by_customer[1]
     assert by_item[0] == by_item[1]
     assert not by_customer[0] & by_item[0]

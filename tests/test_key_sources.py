@@ -9,12 +9,19 @@ from client_apps import keys
 from client_apps.site import Site
 from tests.federated import run_query
 from tests.keyed_sites import AB, SECRET_TEXT, SQL, A, B, KeyedGrid, train
-from tp_flower.errors import SettingsError, SiteError
+from tp_flower.errors import MessageError, SettingsError, SiteError
 from tp_flower.grid import InProcessGrid
 from tp_flower.privacy.key_agreement import GroupSecret
 from tp_flower.privacy.key_files import read_secret, secret_digest
 from tp_flower.privacy.key_source import GUARANTEES, KeySource
-from tp_flower.protocol import Packet, pack, unpack
+from tp_flower.protocol import (
+    ExtractRequest,
+    Packet,
+    SealRequest,
+    decode,
+    pack,
+    unpack,
+)
 
 
 @pytest.fixture
@@ -224,23 +231,24 @@ def test_pinned_leader_makes_no_simulated_secret(make):
     grid.contexts[2].node_config["tables"] = ""
     pair, site = site_of(grid, "b"), site_of(grid, "a")
     assert site.is_simulated
-    asked = {
-        "keys": "pinned",
-        "public-keys": {"3": keys.key_facts(pair)["public-key"]},
-        "site-keys": {"3": keys.key_facts(pair)["site-key"]},
-        "simulated": True,
-        "seed": 0,
-    }
-    sealed = keys.seal(site, Packet(asked)).header["sealed"]["3"]
-    leader = keys.key_facts(site)
-    told = {
-        "keys": "pinned",
-        "public-keys": [keys.key_facts(pair)["public-key"]],
-        "leader-key": leader["public-key"],
-        "leader-site-key": leader["site-key"],
-        "sealed": sealed,
-    }
-    keys.take_secret(pair, Packet(told))
+    own, leader = keys.key_fields(pair), keys.key_fields(site)
+    request = SealRequest(
+        keys="pinned",
+        public_keys={"3": own["public_key"]},
+        site_keys={"3": own["site_key"]},
+        simulated=True,
+        seed=0,
+    )
+    sealed = keys.seal(site, request).sealed["3"]
+    request = ExtractRequest(
+        keys="pinned",
+        public_keys=[own["public_key"]],
+        leader_key=leader["public_key"],
+        leader_site_key=leader["site_key"],
+        sealed=sealed,
+        parts={},
+    )
+    keys.take_secret(pair, request)
     assert pair.hasher().secret != GroupSecret.of_simulation(0).value
 
 
@@ -252,20 +260,30 @@ SOURCES = ("file", "pinned", "agreed")
 def test_server_does_not_choose_the_source(make, own, asked):
     grid = make(own)
     site = site_of(grid, "a")
-    keys.key_facts(site)
+    keys.key_fields(site)
     match = f"takes the key of a run's hashes from '{own}', and the server asks for"
-    if not isinstance(asked, str):
-        match = "malformed request: the request has no 'keys'|'keys' .* must be a text"
-    for answer in (keys.seal, keys.take_secret) if asked != own else ():
-        with pytest.raises(SiteError, match=match):
-            answer(site, Packet({} if asked is None else {"keys": asked}))
+    if asked not in SOURCES:
+        match = "'keys' is .*; allowed: one of file, pinned, agreed|it has no 'keys'"
+    fields = {} if asked is None else {"keys": asked}
+    seal = {"public-keys": {}, "site-keys": {}, "simulated": False, "seed": 0}
+    extract = {"public-keys": [], "parts": []}
+    for answer, kind, others in (
+        (keys.seal, SealRequest, seal),
+        (keys.take_secret, ExtractRequest, extract),
+    ):
+        if asked != own:
+            with pytest.raises((SiteError, MessageError), match=match):
+                answer(site, decode(kind, Packet({**others, **fields})))
     assert not site.store.has("secret")
 
 
 def test_site_with_a_secret_file_seals_nothing(make):
     site = site_of(make("file"), "a")
+    request = SealRequest(
+        keys="file", public_keys={}, site_keys={}, simulated=False, seed=0
+    )
     with pytest.raises(SiteError, match="secret is in its secret-file: it seals none"):
-        keys.seal(site, Packet({"keys": "file", "public-keys": {}}))
+        keys.seal(site, request)
 
 
 def changed_extract(**changes):
@@ -282,21 +300,29 @@ def changed_extract(**changes):
 @pytest.mark.parametrize(
     ("source", "changes", "match"),
     [
-        ("agreed", {"sealed": None}, "the request has no 'sealed'"),
-        ("agreed", {"sealed": 7}, "'sealed' of the request must be a text"),
-        ("agreed", {"sealed": "x"}, "not written in hexadecimal"),
+        ("agreed", {"sealed": None}, "request: it has no 'sealed'"),
+        ("agreed", {"sealed": 7}, "'sealed' is 7; allowed: a text, of the form"),
+        (
+            "agreed",
+            {"sealed": "x"},
+            "'sealed' is 'x'; allowed: .* of the form",
+        ),
         ("agreed", {"sealed": "ab" * 61}, "cannot be opened"),
-        ("agreed", {"leader-key": None}, "the request has no 'leader-key'"),
+        ("agreed", {"leader-key": None}, "request: it has no 'leader-key'"),
         ("agreed", {"leader-key": "00" * 32}, "not a key of X25519"),
-        ("agreed", {"public-keys": None}, "the request has no 'public-keys'"),
+        ("agreed", {"public-keys": None}, "request: it has no 'public-keys'"),
         ("agreed", {"public-keys": []}, "the public keys of the run lack this site's"),
-        ("agreed", {"public-keys": [7]}, "'public-keys' of .* must be a list of texts"),
+        (
+            "agreed",
+            {"public-keys": [7]},
+            r"'public-keys' is \[7\]; allowed: a list",
+        ),
         (
             "agreed",
             {"public-keys": {"3": "ab"}},
-            "must be a list of texts",
+            "'public-keys' is {'3': 'ab'}; allowed: a list, each a text",
         ),
-        ("file", {"public-keys": None}, "the request has no 'public-keys'"),
+        ("file", {"public-keys": None}, "request: it has no 'public-keys'"),
         ("file", {"public-keys": ["ab" * 32]}, "the public keys of the run lack this"),
         ("file", {"keys": "agreed"}, "from 'file', and the server asks for 'agreed'"),
         (
@@ -304,7 +330,7 @@ def changed_extract(**changes):
             {"keys": "agreed"},
             "from 'pinned', and the server asks for 'agreed",
         ),
-        ("pinned", {"leader-site-key": None}, "the request has no 'leader-site-key'"),
+        ("pinned", {"leader-site-key": None}, "request: it has no 'leader-site-key'"),
         ("pinned", {"leader-site-key": ""}, "is not in this site's allowed-keys"),
         (
             "pinned",
@@ -390,12 +416,19 @@ def test_hostile_groups(make, groups):
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"public-keys": None}, "the request has no 'public-keys'"),
-        ({"public-keys": ["ab"]}, "'public-keys' of the request is no object"),
-        ({"public-keys": {"3": 7}}, "'3' of 'public-keys' .* must be a text"),
-        ({"public-keys": {"3": "ab"}}, "not a key of X25519"),
-        ({"site-keys": None}, "the request has no 'site-keys'"),
-        ({"site-keys": {}}, "'site-keys' of the request has no '"),
+        ({"public-keys": None}, "request: it has no 'public-keys'"),
+        ({"public-keys": ["ab"]}, r"'public-keys' is \['ab'\]; allowed: an obj"),
+        ({"public-keys": {"3": 7}}, "'public-keys' is {'3': 7}; allowed: an obj"),
+        (
+            {"public-keys": {"3": "ab"}},
+            r"'public-keys' is {'3': 'ab'}; allowed: .* of the form \^\[0-9a-f\]\{64\}",
+        ),
+        (
+            {"public-keys": {"2": "00" * 32, "3": "00" * 32}},
+            "not a key of X25519",
+        ),
+        ({"site-keys": None}, "request: it has no 'site-keys'"),
+        ({"site-keys": {}}, "'site-keys' lacks nodes"),
         ({"keys": "agreed"}, "from 'pinned', and the server asks for 'agreed'"),
     ],
 )

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 KILLS = 8
 EPOCHS = 400
-KINDS = {"scores": "scores", "moments": "moments", "label": "labels"}
+LABEL = "label-values"
+KINDS = {"scores": "scores", "moments": "moments", LABEL: "labels"}
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_whenever_a_site_is_killed_its_ledger_has_what_left(folder):
             for part, name, _ in arrays
             if name in KINDS
         )
-        labels |= {d for arrays in replies for _, name, d in arrays if name == "label"}
+        labels |= {d for arrays in replies for _, name, d in arrays if name == LABEL}
         runs[run] = left
     # the kills met set-up and training
     assert sum(left["labels"] for left in map(by_what, runs.values())) >= 2

@@ -148,7 +148,8 @@ def true_labels():
 def labels_sent(grid):
     replies = grid.sent("query.extract", replies=True)
     arrays = {key: a for seen in replies for key, a in seen.arrays.items()}
-    return np.concatenate([arrays[key] for key in sorted(arrays) if key[1] == "label"])
+    keys = sorted(key for key in arrays if key[1] == "label-values")
+    return np.concatenate([arrays[key] for key in keys])
 
 
 def guessed_by_server(grid):
@@ -345,7 +346,8 @@ def test_explaining_a_run_draws_the_labels_that_it_will_train_on(tmp_path):
 @pytest.mark.parametrize(
     ("plan", "match"),
     [
-        ("laplace", "a plan of label noise has"),
+        ("laplace", "'label-privacy' is 'laplace'; allowed: an object"),
+        ({"mechanism": "laplace"}, "a plan of label noise has"),
         ({**LabelPlan("laplace", 1.0).to_json(), "epsilon": 1e6}, "from 0.001 to 100"),
         (None, r"releases.labels = private\) refuses"),
     ],

@@ -14,9 +14,10 @@ import strategies.app
 from client_apps.app import app
 from client_apps.saved_models import SavedModel, digest_of, part_folder
 from strategies import TablePuppetADMM, TablePuppetSGD
-from strategies.exchange import Replies
+from strategies.exchange import Replies, ask
 from strategies.model_manifest import make_manifest
-from strategies.outcome import read_outcome
+from strategies.opening import open_replies
+from strategies.outcome import finish_request, read_outcome
 from tp_flower.encoding.columns import CategoricalColumn, NumericColumn
 from tp_flower.errors import ModelError, ReplyError, SourceError
 from tp_flower.grid import InProcessGrid
@@ -246,7 +247,7 @@ def test_the_digest_tells_files_apart():
     [
         ("../../x", "20261122-001500-3f9a", "model name '../../x' is not allowed"),
         ("x", "../../../etc", "model version '../../../etc' is not of the form"),
-        (7, "20261122-001500-3f9a", "'model-name' of the request must be a text"),
+        (7, "20261122-001500-3f9a", "'model-name' is 7; allowed: a text"),
     ],
     ids=["name", "version", "number"],
 )
@@ -261,21 +262,30 @@ def test_names_that_could_be_paths_keep_no_model(tmp_path, name, version, match)
     assert not list(tmp_path.rglob("part-*"))
 
 
+def outcome_of(strategy, parts, arrays=None):
+    """The outcome of a run whose last reply from the shop is this."""
+    federation = strategy.federation
+    request = ask(finish_request(strategy.model), federation.parts)
+    shop = federation.parts[0].node
+    header = {"round": 9, "seconds": 0.0, "ledger": [], "parts": parts}
+    reply = Message(pack(Packet(header, arrays or {})), shop, "query.finish")
+    opened = open_replies(request, [(shop, reply)], {shop: "shop"})
+    replies = Replies.of(opened.answers)
+    return read_outcome(replies, federation, strategy.local_scores)
+
+
 @pytest.mark.parametrize(
-    ("models", "match"),
+    ("parts", "match"),
     [
-        ([1], "site 'shop'.* sent digests that are no object of names"),
-        ({"0": "ab"}, "site 'shop'.* sent a digest of its model that is none"),
-        ({"0": ["a" * 64]}, "site 'shop'.* sent a digest of its model that is none"),
+        ([1], "an item of 'parts' has no number of a part"),
+        ([{"id": 0, "digest": "ab"}], "'digest' is 'ab'; allowed: a text, of the form"),
+        ([{"id": 0, "digest": ["a" * 64]}], r"'digest' is \['aaa.*; allowed: a text"),
     ],
     ids=["list", "short", "nested"],
 )
-def test_digests_that_are_none_are_refused(trained, models, match):
-    _, strategy = trained
-    federation = strategy.federation
-    packets = {part.node: Packet({"models": models}) for part in federation.parts}
-    with pytest.raises(ReplyError, match=match):
-        read_outcome(Replies(packets, {}), federation, strategy.local_scores)
+def test_digests_that_are_none_are_refused(trained, parts, match):
+    with pytest.raises(ReplyError, match=rf"site 'shop'.* {match}"):
+        outcome_of(trained[1], parts)
 
 
 def test_a_site_that_did_not_answer_has_no_digest(trained):
@@ -288,18 +298,14 @@ def test_a_site_that_did_not_answer_has_no_digest(trained):
 @pytest.mark.parametrize(
     ("array", "match"),
     [
-        (np.zeros((9, 1)), r"sent 'coefficients' as float64 of shape \(9, 1\)"),
-        (np.full((2, 1), np.nan), "sent 'coefficients' with values that are not"),
+        (np.zeros((9, 1)), r"sent 'coefficients' of shape \(9, 1\), expected \(2, 1\)"),
+        (np.full((2, 1), np.nan), "'coefficients' has numbers that are not finite"),
     ],
     ids=["shape", "nan"],
 )
 def test_coefficients_that_are_none_are_refused(trained, array, match):
-    _, strategy = trained
-    federation = strategy.federation
-    packets = {part.node: Packet() for part in federation.parts}
-    replies = Replies(packets, {(0, "coefficients"): array})
-    with pytest.raises(ReplyError, match=match):
-        read_outcome(replies, federation, strategy.local_scores)
+    with pytest.raises(ReplyError, match=rf"site 'shop' \(table 'o'\) .*{match}"):
+        outcome_of(trained[1], [{"id": 0}], {(0, "coefficients"): array})
 
 
 # coefficients

@@ -403,7 +403,12 @@ class Away(InProcessGrid):
         packet = unpack(message.content)
         first = message.metadata.dst_node_id == min(self.get_node_ids())
         is_round = message.metadata.message_type == Action.PERSONAL
-        return first and is_round and packet.header.get("epoch") in self._span
+        return first and is_round and _epoch(packet) in self._span
+
+
+def _epoch(packet):
+    pace = packet.header.get("pace")
+    return pace and pace["epoch"]
 
 
 @pytest.mark.parametrize("span", [range(3, 5), range(1, 3)], ids=["leaves", "comes"])

@@ -396,7 +396,7 @@ def test_the_server_has_no_row_key_where_the_site_has_the_predictions(logistic):
     strategy = Predict(query, logistic.manifest, **settings)
     seen = logistic.start(strategy, on(sharded, store()))
     names = {name for action, back, p in seen if back for _, name in p.arrays}
-    assert names == {"codes-0", "hashes-0", "codes-1", "hashes-1", "scores"}
+    assert names == {"codes/0", "hashes/0", "codes/1", "hashes/1", "scores"}
 
 
 @pytest.mark.parametrize(

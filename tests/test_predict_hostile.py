@@ -29,7 +29,7 @@ from tests.predicted import train_store
 from tp_flower.errors import SiteError
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian
-from tp_flower.protocol import pack_bits
+from tp_flower.protocol import Packet, pack_bits
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings
 
@@ -122,9 +122,9 @@ REFUSED = [
     ),
     (header("model-name", value="other"), "has no part 0 of model other@"),
     (header("parts", 0, "model-part", value=1), "this site has no part 1"),
-    (header("parts", 0, "model-part", value="../part-0"), "must be a whole number"),
+    (header("parts", 0, "model-part", value="../part-0"), "allowed: a whole number"),
     (header("parts", 0, "digest", value="ab" * 32), "its digest is another"),
-    (header("parts", 0, "digest", value=""), "must be 64 hexadecimal digits"),
+    (header("parts", 0, "digest", value=""), r"'digest' is ''; .*\[0-9a-f\]\{64\}"),
     (array(ORDERS, "rows", bits(3)), r"min-rows.*scores of table 'o'"),
     (array(ORDERS, "rows", bits(1, 2)), "at least 3 are needed"),
     (array(ORDERS, "rows", lambda a: a[:1]), "not a mask of 12 rows"),
@@ -144,8 +144,14 @@ def test_refused_scores(trained):
 
 
 def test_scores_of_a_part_that_is_none_of_the_run_are_refused(trained):
-    change = header("parts", 0, "id", value=7)
+    def change(packet):
+        arrays = {(7, name): array for (_, name), array in packet.arrays.items()}
+        return header("parts", 0, "id", value=7)(Packet(packet.header, arrays))
+
     assert "part 7 is none of this run" in refused(trained, "query.score", SHOP, change)
+    foreign = header("parts", 0, "id", value=7)
+    error = refused(trained, "query.score", SHOP, foreign)
+    assert "it has arrays of parts [0], not listed" in error
 
 
 FRAGMENT = ("parts", 0, "fragment")

@@ -136,7 +136,7 @@ def test_moments_are_of_what_the_server_told_less_the_scores_it_had():
 def sent_kappas(seen: list[Seen]) -> dict[int, float]:
     """kappa of every round of targets."""
     return {
-        each.round: each.header["kappa"]
+        each.round: each.header["fit"]["kappa"]
         for each in seen
         if each.action == "train.admm" and not each.is_reply
     }

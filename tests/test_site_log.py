@@ -77,8 +77,11 @@ def test_a_simulation_says_so_at_debug_only(caplog):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda h: h.update(kappa='1" event="answered\n'), "kappa"),
-        (lambda h: h.update(run="../../x\nevent=answered"), "the run's name"),
+        (lambda h: h["fit"].update(kappa='1" event="answered\n'), "kappa"),
+        (
+            lambda h: h.update(run="../../x\nevent=answered"),
+            "'run' is '../../x\\nevent=answered'; allowed",
+        ),
         (lambda h: h.update(round=-1), "round"),
     ],
     ids=["value", "run", "round"],

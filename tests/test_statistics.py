@@ -12,6 +12,8 @@ from tests.encoding_example import (
     choice_of,
     kind_of,
     numeric,
+    packet_of,
+    received,
     statistics_of,
     vectors,
 )
@@ -25,7 +27,8 @@ from tp_flower.encoding.statistics import (
     merge_tables,
 )
 from tp_flower.encoding.statistics_wire import from_wire, to_wire
-from tp_flower.errors import SchemaError
+from tp_flower.errors import MessageError, SchemaError
+from tp_flower.protocol import Packet
 
 MAGNITUDE = 1e6  # of the test values; tolerances below are relative to it
 values = st.lists(st.none() | st.floats(-MAGNITUDE, MAGNITUDE), max_size=20)
@@ -71,11 +74,11 @@ def test_texts_do_not_travel() -> None:
     found = feature_statistics(
         choice_of(columns), "c", "text", columns["c"], Sample(HASHER)
     )
-    facts, arrays = to_wire({"c": found})
-    assert "secret" not in repr((facts, arrays))
-    assert {key: array.dtype.name for key, array in arrays.items()} == {
-        "feature-0-category-hashes": "uint64",
-        "feature-0-category-counts": "int64",
+    packet = packet_of(to_wire({"c": found}))
+    assert "secret" not in repr(packet)
+    assert {key: array.dtype.name for key, array in packet.arrays.items()} == {
+        (0, "category-hashes/0"): "uint64",
+        (0, "category-counts/0"): "int64",
     }
 
 
@@ -120,45 +123,57 @@ def test_refuses_to_merge_nothing() -> None:
 
 # --- what a site may send -----------------------------------------------------------
 
-Sent = tuple[list[dict[str, Any]], dict[str, npt.NDArray[Any]]]
 
-
-def sent() -> Sent:
+def sent() -> Packet:
     found = {
         name: feature_statistics(CHOICE, name, kind_of(own), own, Sample(HASHER))
         for name, own in COLUMNS.items()
     }
-    return to_wire(found)
+    return packet_of(to_wire(found))
+
+
+def features_in(packet: Packet) -> list[dict[str, Any]]:
+    features: list[dict[str, Any]] = packet.header["parts"][0]["statistics"]
+    return features
+
+
+def at(place: str, reason: str) -> str:
+    """The refusal of a fact of the wrong type or out of its range."""
+    return rf"'statistics' is .*; allowed: .*{reason}.* - at `\$\.statistics{place}`"
 
 
 @pytest.mark.parametrize(
     ("number", "key", "value", "message"),
     [
         (0, "kind", "money", "'x': kind must be one of number, boolean"),
-        (0, "kind", ["number"], "'x': kind must be one of number, boolean"),
+        (0, "kind", ["number"], at(r"\[0\]\.kind", "`str`, got `array`")),
         (0, "kind", "vector", r"encoder of t\.x: .* does not fit a vector"),
         (0, "rows", 5, "'x': rows must be a whole number from 0 to 4"),
-        (0, "rows", True, "'x': rows must be a whole number"),
-        (0, "count", -1, "'x': count must be a whole number from 0 to 4"),
-        (0, "count", 2.0, "'x': count must be a whole number"),
-        (0, "low", float("nan"), "'x': low must be a finite number"),
-        (0, "low", 10**400, "'x': low must be a finite number"),
-        (0, "low", None, "'x': low must be a finite number"),
-        (0, "high", False, "'x': high must be a finite number"),
+        (0, "rows", None, "'x': rows must be a whole number from 0 to 4"),
+        (0, "rows", True, at(r"\[0\]\.rows", r"`int \| null`, got `bool`")),
+        (0, "count", -1, at(r"\[0\]\.count", "`int` >= 0")),
+        (0, "count", 5, "'x': count must be a whole number from 0 to 4"),
+        (0, "count", 2.0, at(r"\[0\]\.count", r"`int \| null`, got `float`")),
+        (0, "low", float("nan"), at(r"\[0\]\.low", "`float` >= -1.79")),
+        (0, "low", 10**400, at(r"\[0\]\.low", "Number out of range")),
+        (0, "low", None, "'x': it has no low"),
+        (0, "high", False, at(r"\[0\]\.high", r"`float \| null`, got `bool`")),
         (0, "high", 0.5, "'x': low and high do not span a range"),
         (1, "tail", 2, "'c': categories of no more than tail = 2 rows"),
-        (1, "tail", -1, "'c': tail must be a whole number"),
+        (1, "tail", -1, at(r"\[1\]\.tail", "`int` >= 0")),
         (1, "name", "x", "no statistics of feature 'c' in its place"),
-        (2, "width", -1, "'v': width must be a whole number from 0 to"),
+        (2, "width", -1, at(r"\[2\]\.width", "`int` >= 0")),
+        (2, "width", 1 << 21, "'v': width must be a whole number from 0 to 1048576"),
+        (2, "width", None, "'v': width must be a whole number from 0 to 1048576"),
     ],
 )
 def test_refuses_facts_that_cannot_be(
     number: int, key: str, value: object, message: str
 ) -> None:
-    facts, arrays = sent()
-    facts[number][key] = value
-    with pytest.raises(SchemaError, match=message):
-        from_wire(facts, arrays, CHOICE, 4)
+    packet = sent()
+    features_in(packet)[number][key] = value
+    with pytest.raises((SchemaError, MessageError), match=message):
+        from_wire(received(packet), CHOICE, 4)
 
 
 def hashes(*rows: tuple[int, int]) -> npt.NDArray[np.uint64]:
@@ -168,48 +183,80 @@ def hashes(*rows: tuple[int, int]) -> npt.NDArray[np.uint64]:
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
-        ("0-quantile-values", None, "'x': no usable array quantile-values"),
-        ("0-quantile-values", np.float64(1.0), "no usable array quantile-values"),
-        ("0-quantile-values", np.zeros(3, np.float32), "no usable array"),
-        ("0-quantile-values", np.zeros((3, 1)), "no usable array"),
-        ("0-quantile-values", np.zeros(1001), "has 1001 entries, more than 1000"),
-        ("0-quantile-values", np.zeros(2), "2 quantile points of 3 weights"),
-        ("0-quantile-values", np.array([2.0, 1, 3]), "not finite and ascending"),
-        ("0-quantile-values", np.array([1, 2, np.inf]), "not finite and ascending"),
-        ("0-quantile-weights", np.array([1, 0, 1]), "counts that are not of 3 values"),
-        ("0-quantile-weights", np.array([1, 2, 1]), "counts that are not of 3 values"),
-        ("0-quantile-weights", np.full(3, 2**62), "counts that are not of 3 values"),
-        ("1-category-hashes", hashes((1, 1)), "'c': 1 categories with 2 counts"),
-        ("1-category-hashes", hashes((1, 1), (1, 1)), "not distinct and in order"),
-        ("1-category-hashes", hashes((2, 1), (1, 2)), "not distinct and in order"),
-        ("1-category-hashes", np.zeros((2, 4), np.uint64), "no usable array"),
-        ("1-category-counts", np.array([3, 1]), "counts that are not of 3 values"),
-        ("1-category-counts", np.array([0, 1]), "counts that are not of 3 values"),
+        ("quantile-values/0", None, "'x': no usable array of points"),
+        ("quantile-weights/0", None, "'x': no usable array of weights"),
+        ("quantile-values/0", np.float64(1.0), r"is float64 of shape \(\); allowed"),
+        (
+            "quantile-values/0",
+            np.zeros(3, np.float32),
+            "is float32 .* allowed: float64",
+        ),
+        ("quantile-values/0", np.zeros((3, 1)), r"is .* shape \(3, 1\); allowed"),
+        ("quantile-values/0", np.zeros(2), r"\(3,\); allowed: .* 2 \(points-0\)"),
+        ("quantile-values/0", np.array([2.0, 1, 3]), "'x': .* without order"),
+        ("quantile-values/0", np.array([1, 2, np.inf]), "not finite .* allowed: from"),
+        ("quantile-weights/0", np.array([1, 0, 1]), "out of range; allowed: from 1"),
+        ("quantile-weights/0", np.array([1, 2, 1]), "counts that are not of 3 values"),
+        ("quantile-weights/0", np.full(3, 2**62), "counts that are not of 3 values"),
+        (
+            "category-hashes/1",
+            hashes((1, 1)),
+            r"\(2,\); .* 1 \(categories-1\)",
+        ),
+        ("category-hashes/1", hashes((1, 1), (1, 1)), "not distinct and in order"),
+        ("category-hashes/1", hashes((2, 1), (1, 2)), "not distinct and in order"),
+        (
+            "category-hashes/1",
+            np.zeros((2, 4), np.uint64),
+            r"\(2, 4\); .* x 2",
+        ),
+        ("category-counts/1", np.array([3, 1]), "counts that are not of 3 values"),
+        ("category-counts/1", np.array([0, 1]), "out of range; allowed: from 1"),
     ],
 )
 def test_refuses_arrays_that_cannot_be(
     name: str, array: npt.NDArray[Any] | None, message: str
 ) -> None:
-    facts, arrays = sent()
+    packet = sent()
     if array is None:
-        del arrays[f"feature-{name}"]
+        del packet.arrays[0, name]
     else:
-        arrays[f"feature-{name}"] = np.asarray(array)
-    with pytest.raises(SchemaError, match=message):
-        from_wire(facts, arrays, CHOICE, 4)
+        packet.arrays[0, name] = np.asarray(array)
+    with pytest.raises((SchemaError, MessageError), match=message):
+        from_wire(received(packet), CHOICE, 4)
 
 
-@pytest.mark.parametrize("facts", [None, [], {}, [3, 3, 3]])
-def test_refuses_what_is_no_list_of_the_features(facts: object) -> None:
-    with pytest.raises(SchemaError, match="statistics"):
-        from_wire(facts, {}, CHOICE, 4)
+def test_refuses_more_points_than_a_summary_has() -> None:
+    packet = sent()
+    packet.arrays[0, "quantile-values/0"] = np.zeros(1001)
+    packet.arrays[0, "quantile-weights/0"] = np.ones(1001, np.int64)
+    with pytest.raises(SchemaError, match="'x': 1001 points, more than 1000"):
+        from_wire(received(packet), CHOICE, 4)
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (None, "'statistics' is None; allowed: a list"),
+        ([], "statistics of 0 features, not of 3"),
+        ({}, "'statistics' is {}; allowed: a list"),
+        ([3, 3, 3], r"'statistics' is \[3, 3, 3\]; allowed: a list"),
+    ],
+)
+def test_refuses_what_is_no_list_of_the_features(
+    features: object, message: str
+) -> None:
+    packet = Packet({"parts": [{"id": 0, "statistics": features}]})
+    with pytest.raises((SchemaError, MessageError), match=message):
+        from_wire(received(packet), CHOICE, 4)
 
 
 def test_refuses_negative_squares() -> None:
     choice = choice_of({"x": COLUMNS["x"]})
-    facts, arrays = to_wire(
+    part = to_wire(
         {"x": feature_statistics(choice, "x", "number", COLUMNS["x"], Sample(HASHER))}
     )
-    facts[0]["m2"] = -1.0
-    with pytest.raises(SchemaError, match="'x': m2 must be at least 0"):
-        from_wire(facts, arrays, choice, 4)
+    packet = packet_of(part)
+    features_in(packet)[0]["m2"] = -1.0
+    with pytest.raises(MessageError, match=r"'statistics' is .*>= 0.*\[0\]\.m2"):
+        received(packet)

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from client_apps.rows import once_each
 from tests.database_tables import fill, source_of
 from tests.federated import FEATURES, SOURCE, one_per_site, run_query, store, whole
+from tests.test_expanded_rows import body
 from tests.test_explain import explain, printed
 from tests.test_extraction import run as extracted
 from tests.test_policy import check, features, fragment, guard_of, policy_of
@@ -17,7 +18,7 @@ from tp_flower.errors import PolicyError, QueryError, SiteError
 from tp_flower.explain.explanation import explanation_dict
 from tp_flower.extraction.extract import extract
 from tp_flower.privacy.policy import WEIGHTS, Policy, Releases
-from tp_flower.protocol import Packet, pack_bits
+from tp_flower.protocol import pack_bits
 from tp_flower.query import Query
 from tp_flower.query.fragment import Feature, Fragment, SubQuery
 
@@ -233,21 +234,25 @@ def test_the_ledger_lists_weights_as_not_covered():
 # what the server tells a site
 
 
-@pytest.mark.parametrize("values", [[0.0, 1.0], [-1.0, 1.0], [9.1, 1.0]])
-def test_a_site_refuses_weights_that_are_none(values):
-    mask = pack_bits(np.array([True, True]))
-    arrays = {(3, "trained"): mask, (3, "tested"): pack_bits(np.zeros(2, bool))}
-    given = {**arrays, (3, "multiplicity"): np.array(values, np.float32)}
-    match = "'multiplicity' must hold weights above 0 and at most 9"
+def weighted(*weights):
+    """The rows of a part whose two rows are of nine joined rows that weigh so much."""
+    arrays = {
+        "trained": pack_bits(np.array([True, True])),
+        "tested": pack_bits(np.zeros(2, bool)),
+        "masses": np.array(weights, np.float32),
+    }
+    return once_each(body(9, arrays), 2)
+
+
+@pytest.mark.parametrize("weights", [[0.0, 1.0], [-1.0, 1.0], [9.1, 1.0]])
+def test_a_site_refuses_weights_that_are_none(weights):
+    match = "'masses' must hold weights above 0 and at most 9"
     with pytest.raises(SiteError, match=match):
-        once_each(Packet({}, given), 3, 9, 2)
+        weighted(*weights)
 
 
 def test_a_site_refuses_weighted_rows_in_a_private_run():
-    mask = pack_bits(np.array([True, True]))
-    arrays = {(3, "trained"): mask, (3, "tested"): pack_bits(np.zeros(2, bool))}
-    given = {**arrays, (3, "multiplicity"): np.array([0.5, 1.5], np.float32)}
-    rows = once_each(Packet({}, given), 3, 9, 2)
+    rows = weighted(0.5, 1.5)
     with pytest.raises(
         SiteError, match="its joined rows are weighted: clips and noise"
     ):

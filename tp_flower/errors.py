@@ -42,6 +42,22 @@ class ReplyError(TPFlowerError):
     """A site's reply is missing, malformed or of the wrong shape."""
 
 
+class MessageError(TPFlowerError):
+    """A message is not what its type declares.
+
+    Attributes:
+        part: number of the participant that it is about; None for all.
+    """
+
+    def __init__(self, text: str, part: int | None = None) -> None:
+        super().__init__(text)
+        self.part = part
+
+
+class RangeError(MessageError):
+    """An array of a message has numbers that are not finite or out of range."""
+
+
 class MissingSiteError(ReplyError):
     """A site has not answered in time."""
 

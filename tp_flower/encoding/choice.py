@@ -189,7 +189,8 @@ class TableChoice:
         for name, text, most in data["features"]:
             if type(most) is not int or not 2 <= most <= MOST_COLUMNS:
                 raise ValueError(f"{most!r} is no number of categories")
-            choices[name] = EncoderChoice(text and EncoderSpec.parse(text), most)
+            override = None if text is None else EncoderSpec.parse(text)
+            choices[name] = EncoderChoice(override, most)
         return cls(data["table"], choices)
 
 

@@ -1,11 +1,11 @@
 """Statistics as they travel from a site to the server, and what the server checks.
 
-Scalars travel as JSON types, lists as arrays. Texts do not travel.
+Texts do not travel.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,71 +21,50 @@ from tp_flower.encoding.statistics import (
     declared_statistics,
 )
 from tp_flower.errors import SchemaError
-from tp_flower.privacy.keyed_hash import HashArray
+from tp_flower.protocol import AnyArray, FeatureStatistics, StatisticsOfPart
 
 Item = TypeVar("Item")
-Arrays = dict[str, npt.NDArray[Any]]
 
 MOST_WIDTH: Final = 1 << 20  # of a vector
-_LARGEST: Final = float(np.finfo(np.float64).max)
-_POINTS: Final = "quantile-values"
-_WEIGHTS: Final = "quantile-weights"
-CATEGORY_HASHES: Final = "category-hashes"
-CATEGORY_COUNTS: Final = "category-counts"
 
 
-def to_wire(
-    statistics: Mapping[str, ColumnStatistics],
-) -> tuple[list[dict[str, Any]], Arrays]:
-    """Return a shard's statistics as JSON types, and arrays named after the feature.
-
-    The j-th feature's arrays are called ``feature-j-...``.
-    """
-    facts, arrays = [], {}
-    for number, (name, own) in enumerate(statistics.items()):
-        facts.append({"name": name, **_facts(own)})
-        for key, array in _arrays(own).items():
-            arrays[f"feature-{number}-{key}"] = array
-    return facts, arrays
-
-
-def _facts(own: ColumnStatistics) -> dict[str, Any]:
-    facts: dict[str, Any] = {"kind": own.kind}
-    if not own.is_declared:
-        facts |= {"rows": own.rows, "count": own.count}
-    if own.kind == "vector":
-        facts["width"] = own.width
-    if own.moments is not None:
-        facts |= {"mean": own.moments.mean, "m2": own.moments.m2}
-    if own.range is not None:
-        facts |= {"low": own.range.low, "high": own.range.high}
-    if own.categories is not None:
-        facts["tail"] = own.categories.tail
-    return facts
+def to_wire(statistics: Mapping[str, ColumnStatistics]) -> StatisticsOfPart:
+    """Return what a site sends of a shard's statistics, by feature."""
+    columns = list(statistics.values())
+    quantiles = {str(j): c.quantiles for j, c in enumerate(columns) if c.quantiles}
+    categories = {str(j): c.categories for j, c in enumerate(columns) if c.categories}
+    return StatisticsOfPart(
+        statistics=[_facts(name, column) for name, column in statistics.items()],
+        quantile_values={key: own.values for key, own in quantiles.items()},
+        quantile_weights={key: own.weights for key, own in quantiles.items()},
+        category_hashes={key: own.hashes for key, own in categories.items()},
+        category_counts={key: own.counts for key, own in categories.items()},
+    )
 
 
-def _arrays(own: ColumnStatistics) -> Arrays:
-    arrays: Arrays = {}
-    if own.quantiles is not None:
-        arrays |= {_POINTS: own.quantiles.values, _WEIGHTS: own.quantiles.weights}
-    if own.categories is not None:
-        arrays |= {
-            CATEGORY_HASHES: own.categories.hashes,
-            CATEGORY_COUNTS: own.categories.counts,
-        }
-    return arrays
+def _facts(name: str, column: ColumnStatistics) -> FeatureStatistics:
+    moments, limits, categories = column.moments, column.range, column.categories
+    return FeatureStatistics(
+        name=name,
+        kind=column.kind,
+        rows=None if column.is_declared else column.rows,
+        count=None if column.is_declared else column.count,
+        width=column.width if column.kind == "vector" else None,
+        mean=None if moments is None else moments.mean,
+        m2=None if moments is None else moments.m2,
+        low=None if limits is None else limits.low,
+        high=None if limits is None else limits.high,
+        tail=None if categories is None else categories.tail,
+    )
 
 
 def from_wire(
-    facts: Any, arrays: Mapping[str, npt.NDArray[Any]], choice: TableChoice, rows: int
+    sent: StatisticsOfPart, choice: TableChoice, rows: int
 ) -> dict[str, ColumnStatistics]:
     """Return a shard's statistics by feature, in the query's order.
 
-    Nothing that came is trusted: types, sizes, order and sums are checked.
-
     Args:
-        facts: what ``to_wire`` made.
-        arrays: likewise.
+        sent: by its site.
         choice: the encoders that the statistics were asked for.
         rows: the most rows that they can be of.
 
@@ -93,189 +72,125 @@ def from_wire(
         SchemaError: they are not statistics of these features and so many rows; says
             what is wrong with which feature.
     """
-    return read_features(
-        facts,
-        arrays,
-        list(choice.choices),
-        lambda name, fields: _read(fields, choice, name, rows),
-    )
-
-
-def read_features(
-    facts: Any,
-    arrays: Mapping[str, npt.NDArray[Any]],
-    names: Sequence[str],
-    read: Callable[[str, "Fields"], Item],
-) -> dict[str, Item]:
-    """Return what a site said of each feature.
-
-    Args:
-        facts: a list of one object per feature, in the order of the names.
-        arrays: the j-th feature's are called ``feature-j-...``.
-        names: of the features.
-        read: a feature, from its name and what was said of it.
-
-    Raises:
-        SchemaError: something is said of other features, or ``read`` raised an
-            ``ImpossibleError``; names the feature.
-    """
-    if not isinstance(facts, list):
-        raise SchemaError("statistics that are no list of features")
-    if len(facts) != len(names):
-        raise SchemaError(f"statistics of {len(facts)} features, not of {len(names)}")
-    found = {}
-    for number, (name, own) in enumerate(zip(names, facts, strict=True)):
-        prefix = f"feature-{number}-"
-        fields = {
-            key.removeprefix(prefix): array
-            for key, array in arrays.items()
-            if key.startswith(prefix)
-        }
-        if not isinstance(own, dict) or own.get("name") != name:
+    names, reported = list(choice.choices), sent.statistics
+    if len(reported) != len(names):
+        raise SchemaError(
+            f"statistics of {len(reported)} features, not of {len(names)}"
+        )
+    columns = {}
+    for number, (name, feature) in enumerate(zip(names, reported, strict=True)):
+        if feature.name != name:
             raise SchemaError(f"no statistics of feature {name!r} in its place")
         try:
-            found[name] = read(name, Fields(own, fields))
+            columns[name] = _Reader(sent, feature, str(number)).read(choice, rows)
         except ImpossibleError as error:
             raise SchemaError(f"statistics of feature {name!r}: {error}") from None
-    return found
+    return columns
 
 
 class ImpossibleError(ValueError):
     """A statistic that no data have."""
 
 
-class Fields:
-    """What a site said of one feature.
+class _Reader:
+    """Reads the statistics of one feature.
 
-    Every method raises ``ImpossibleError`` where it said nothing under the name, or
-    something of another type or out of range.
+    Args:
+        sent: by the site.
+        feature: what it says of the feature.
+        key: of the feature's arrays.
     """
 
     def __init__(
-        self, facts: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]
+        self, sent: StatisticsOfPart, feature: FeatureStatistics, key: str
     ) -> None:
-        self._facts, self._arrays = facts, arrays
+        self._sent, self._feature, self._key = sent, feature, key
 
-    def count(self, name: str, most: int, least: int = 0) -> int:
-        """Return a whole number."""
-        value = self._facts.get(name)
-        if type(value) is not int or not least <= value <= most:
-            raise ImpossibleError(
-                f"{name} must be a whole number from {least} to {most}"
-            )
-        return value
+    def read(self, choice: TableChoice, rows: int) -> ColumnStatistics:
+        """Return the statistics.
 
-    def number(self, name: str) -> float:
-        """Return a finite number."""
-        value: Any = self._facts.get(name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        # false for NaN, and for an int of any size
-        if not (is_number and abs(value) <= _LARGEST):
-            raise ImpossibleError(f"{name} must be a finite number")
-        return float(value)
-
-    def kind(self, *, may_be_unknown: bool = False) -> str:
-        """Return the kind of value; "" of a column without a type."""
-        value = self._facts.get("kind")
-        if value == "" and may_be_unknown:
-            return ""
-        if value not in KINDS:
+        Raises:
+            ImpossibleError: no data have such statistics.
+        """
+        feature, name, kind = self._feature, self._feature.name, self._feature.kind
+        if kind not in KINDS and not (kind == "" and choice.is_declared(name, "")):
             raise ImpossibleError(f"kind must be one of {', '.join(KINDS)}")
-        return str(value)
+        if choice.is_declared(name, kind):
+            is_vector = kind == "vector"
+            width = _count(feature.width, "width", MOST_WIDTH) if is_vector else 0
+            return declared_statistics(choice, name, kind, width)
+        feature_rows = _count(feature.rows, "rows", rows)
+        count = _count(feature.count, "count", feature_rows)
+        if not count:
+            return ColumnStatistics(kind, None, feature_rows, 0)
+        spec = choice.spec_for(name, kind)
+        needs = spec.needs
+        return ColumnStatistics(
+            kind,
+            spec,
+            feature_rows,
+            count,
+            moments=self._moments(count) if Need.MOMENTS in needs else None,
+            range=self._range() if Need.RANGE in needs else None,
+            quantiles=self._quantiles(count) if Need.QUANTILES in needs else None,
+            categories=self._categories(count) if Need.CATEGORIES in needs else None,
+        )
 
-    def has_array(self, name: str) -> bool:
-        """Return whether there is an array of that name."""
-        return name in self._arrays
+    def _moments(self, count: int) -> Moments:
+        m2 = _present(self._feature.m2, "m2")
+        return Moments(count, _present(self._feature.mean, "mean"), m2)
 
-    def array(
-        self, name: str, dtype: str, shape: tuple[int, ...], most: int
-    ) -> npt.NDArray[Any]:
-        """Return an array of any length up to ``most``, and else of this shape."""
-        array = self._arrays.get(name)
-        wanted = (dtype, 1 + len(shape), shape)
-        if array is None or (array.dtype.name, array.ndim, array.shape[1:]) != wanted:
-            raise ImpossibleError(f"no usable array {name}")
+    def _range(self) -> Range:
+        low = _present(self._feature.low, "low")
+        high = _present(self._feature.high, "high")
+        if not 0 <= high - low < math.inf:
+            raise ImpossibleError("low and high do not span a range")
+        return Range(low, high)
+
+    def _quantiles(self, count: int) -> QuantileSummary:
+        values = self._array(self._sent.quantile_values, "points", MOST_POINTS)
+        weights = self._array(self._sent.quantile_weights, "weights", MOST_POINTS)
+        if len(values) != len(weights) or (np.diff(values) < 0).any():
+            raise ImpossibleError("quantile points without order or weights")
+        _check_counts(weights, count)
+        return QuantileSummary(values, weights, rank_error_of(weights, count))
+
+    def _categories(self, count: int) -> CategoryStatistics:
+        hashes = self._array(self._sent.category_hashes, "hashes", MOST_CATEGORIES)
+        counts = self._array(self._sent.category_counts, "counts", MOST_CATEGORIES)
+        if len(hashes) != len(counts):
+            raise ImpossibleError(f"{len(hashes)} categories with {len(counts)} counts")
+        first, second = hashes[:, 0], hashes[:, 1]
+        is_after = (first[1:] > first[:-1]) | (
+            (first[1:] == first[:-1]) & (second[1:] > second[:-1])
+        )
+        if not is_after.all():
+            raise ImpossibleError("categories that are not distinct and in order")
+        _check_counts(counts, count)
+        tail = _count(self._feature.tail, "tail", count)
+        if (counts <= tail).any():
+            raise ImpossibleError(f"categories of no more than tail = {tail} rows")
+        return CategoryStatistics(hashes, counts, counts, tail)
+
+    def _array(self, family: Mapping[str, AnyArray], name: str, most: int) -> AnyArray:
+        array = family.get(self._key)
+        if array is None:
+            raise ImpossibleError(f"no usable array of {name}")
         if len(array) > most:
-            raise ImpossibleError(f"{name} has {len(array)} entries, more than {most}")
+            raise ImpossibleError(f"{len(array)} {name}, more than {most}")
         return array
 
 
-def _read(
-    fields: Fields, choice: TableChoice, name: str, rows: int
-) -> ColumnStatistics:
-    kind = fields.kind(may_be_unknown=choice.is_declared(name, ""))
-    if choice.is_declared(name, kind):
-        width = fields.count("width", MOST_WIDTH) if kind == "vector" else 0
-        return declared_statistics(choice, name, kind, width)
-    own_rows = fields.count("rows", rows)
-    count = fields.count("count", own_rows)
-    if not count:
-        return ColumnStatistics(kind, None, own_rows, 0)
-    spec = choice.spec_for(name, kind)
-    needs = spec.needs
-    return ColumnStatistics(
-        kind,
-        spec,
-        own_rows,
-        count,
-        moments=_read_moments(fields, count) if Need.MOMENTS in needs else None,
-        range=_read_range(fields) if Need.RANGE in needs else None,
-        quantiles=_read_quantiles(fields, count) if Need.QUANTILES in needs else None,
-        categories=_read_categories(fields, count)
-        if Need.CATEGORIES in needs
-        else None,
-    )
+def _present(value: Item | None, name: str) -> Item:
+    if value is None:
+        raise ImpossibleError(f"it has no {name}")
+    return value
 
 
-def _read_moments(fields: Fields, count: int) -> Moments:
-    m2 = fields.number("m2")
-    if m2 < 0:
-        raise ImpossibleError(f"m2 must be at least 0, not {m2}")
-    return Moments(count, fields.number("mean"), m2)
-
-
-def _read_range(fields: Fields) -> Range:
-    low, high = fields.number("low"), fields.number("high")
-    if not 0 <= high - low < math.inf:
-        raise ImpossibleError("low and high do not span a range")
-    return Range(low, high)
-
-
-def _read_quantiles(fields: Fields, count: int) -> QuantileSummary:
-    values = fields.array(_POINTS, "float64", (), MOST_POINTS)
-    weights = fields.array(_WEIGHTS, "int64", (), MOST_POINTS)
-    if len(values) != len(weights):
-        raise ImpossibleError(
-            f"{len(values)} quantile points of {len(weights)} weights"
-        )
-    if not np.isfinite(values).all() or (np.diff(values) < 0).any():
-        raise ImpossibleError("quantile points that are not finite and ascending")
-    _check_counts(weights, count)
-    return QuantileSummary(values, weights, rank_error_of(weights, count))
-
-
-def _read_categories(fields: Fields, count: int) -> CategoryStatistics:
-    hashes, counts = read_categories(fields, "int64")
-    _check_counts(counts, count)
-    tail = fields.count("tail", count)
-    if (counts <= tail).any():
-        raise ImpossibleError(f"categories of no more than tail = {tail} rows")
-    return CategoryStatistics(hashes, counts, counts, tail)
-
-
-def read_categories(fields: Fields, dtype: str) -> tuple[HashArray, npt.NDArray[Any]]:
-    """Return the hashes (k, 2) of the categories, in order, and a number of each."""
-    hashes = fields.array(CATEGORY_HASHES, "uint64", (2,), MOST_CATEGORIES)
-    counts = fields.array(CATEGORY_COUNTS, dtype, (), MOST_CATEGORIES)
-    if len(hashes) != len(counts):
-        raise ImpossibleError(f"{len(hashes)} categories with {len(counts)} counts")
-    first, second = hashes[:, 0], hashes[:, 1]
-    is_after = (first[1:] > first[:-1]) | (
-        (first[1:] == first[:-1]) & (second[1:] > second[:-1])
-    )
-    if not is_after.all():
-        raise ImpossibleError("categories that are not distinct and in order")
-    return hashes, counts
+def _count(value: int | None, name: str, most: int) -> int:
+    if value is None or value > most:
+        raise ImpossibleError(f"{name} must be a whole number from 0 to {most}")
+    return value
 
 
 def _check_counts(counts: npt.NDArray[np.int64], total: int) -> None:

@@ -13,9 +13,15 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tp_flower.explain.cost import INDEX_BYTES, PARAMETER_BYTES, TableSize, Traffic
-
-MASKED_BYTES = 8
+from tp_flower.explain.cost import TableSize, Traffic
+from tp_flower.protocol import (
+    DrawnPart,
+    MeasuredPart,
+    MeasurePart,
+    WeighedPart,
+    WeighPart,
+    field_bytes,
+)
 
 
 @dataclass(frozen=True)
@@ -59,14 +65,19 @@ def coreset_rounds(tables: Sequence[TableSize], coreset: CoresetSize) -> Traffic
     down: defaultdict[str, float] = defaultdict(float)
     total = len(tables) + sum(map(coreset.columns, tables))
     for table in tables:
-        shards, columns = len(table.shards), coreset.columns(table)
+        columns = coreset.columns(table)
+        sizes = {"columns": columns, "sample": coreset.distinct}
+        # of the table's shards together
+        sizes["drawn"] = coreset.size * columns / total
         down[table.name] += coreset.mass_bytes[table.name]
-        down[table.name] += sum(-(-shard.rows // 8) for shard in table.shards)
-        if shards > 1 and coreset.has_moments:
-            moments = PARAMETER_BYTES * columns * columns * shards
-            up[table.name] += moments
-            down[table.name] += moments
-        up[table.name] += INDEX_BYTES * coreset.size * columns / total
-        up[table.name] += MASKED_BYTES * coreset.distinct * shards
-        down[table.name] += INDEX_BYTES * coreset.distinct * shards
+        up[table.name] += field_bytes(DrawnPart, "drawn", sizes)
+        for shard in table.shards:
+            of_shard = {**table.sizes(shard), **sizes}
+            down[table.name] += field_bytes(MeasurePart, "trained", of_shard)
+            if len(table.shards) > 1 and coreset.has_moments:
+                moments = field_bytes(MeasuredPart, "gram", of_shard)
+                up[table.name] += moments
+                down[table.name] += moments
+            up[table.name] += field_bytes(WeighedPart, "masked", of_shard)
+            down[table.name] += field_bytes(WeighPart, "rows", of_shard)
     return Traffic(3, up, down)

@@ -1,8 +1,9 @@
 """What training will send: rounds and array bytes, from sizes that set-up knows.
 
-A pure model of the protocol: which arrays every message carries, in which type. It
-counts what a report counts as ``bytes-up`` and ``bytes-down`` (headers, layouts and
-padding are ``overhead-bytes`` there, and nothing here).
+Which messages an epoch takes, and which of their fields they carry, is said here; how
+large a field is follows from its declaration (:mod:`tp_flower.protocol`). What is
+counted is what a report counts as ``bytes-up`` and ``bytes-down`` (headers,
+layouts and padding are ``overhead-bytes`` there, and nothing here).
 
 The communication of Table 6 (paper, section 5) with its constants, per table, epoch and
 both ways; without held-out rows, and with every table in one shard::
@@ -37,13 +38,17 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
-from tp_flower.protocol import Update
-
-SCORE_BYTES = 4  # targets, messages and scores travel as float32
-PARAMETER_BYTES = 8  # parameters, statistics and gradients as float64
-INDEX_BYTES = 4  # row numbers and multiplicities as int32
-WEIGHT_BYTES = 4  # of a joined row, as float32
-FLAG_BYTES = 1
+from tp_flower.protocol import (
+    AdmmTarget,
+    AdmmUpdate,
+    BatchMessages,
+    BatchUpdate,
+    CommonParameters,
+    PreparedPart,
+    PreparePart,
+    Update,
+    field_bytes,
+)
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,19 @@ class TableSize:
     is_linear: bool
     is_expanded: bool = False
     is_weighted: bool = False
+
+    def sizes(self, shard: ShardSize) -> dict[str, float]:
+        """Return the sizes that the shapes of messages name, of one shard."""
+        return {
+            "rows": shard.rows,
+            "trained": shard.trained,
+            "tested": shard.total - shard.trained if self.is_expanded else shard.tested,
+            "total": shard.total,
+            "outputs": self.outputs,
+            "features": self.features,
+            "parameters": self.parameters,
+            "width": self.features + self.has_intercept,
+        }
 
     @property
     def trained(self) -> int:
@@ -194,20 +212,21 @@ def admm_epoch(
     down: defaultdict[str, float] = defaultdict(float)
     rounds = 1
     for table in tables:
-        down[table.name] += SCORE_BYTES * table.trained * table.outputs
-        scored = table.total if is_tested else table.trained
-        up[table.name] += SCORE_BYTES * scored * table.outputs
-        shards = len(table.shards)
-        vector = PARAMETER_BYTES * table.parameters * shards
-        if table.update is Update.GRAM:
-            width = table.features + table.has_intercept
-            up[table.name] += PARAMETER_BYTES * width * table.outputs * shards
-            down[table.name] += vector
-            rounds = max(rounds, 2)
-        elif table.update is Update.CONSENSUS:
-            up[table.name] += inner_rounds * vector
-            down[table.name] += inner_rounds * vector
-            rounds = 1 + inner_rounds
+        for shard in table.shards:
+            sizes = table.sizes(shard)
+            sizes["scored"] = shard.total if is_tested else shard.trained
+            down[table.name] += field_bytes(AdmmTarget, "target", sizes)
+            up[table.name] += field_bytes(AdmmUpdate, "scores", sizes)
+            parameters = field_bytes(CommonParameters, "parameters", sizes)
+            if table.update is Update.GRAM:
+                up[table.name] += field_bytes(AdmmUpdate, "moments", sizes)
+                down[table.name] += parameters
+                rounds = max(rounds, 2)
+            elif table.update is Update.CONSENSUS:
+                proposal = field_bytes(AdmmUpdate, "proposal", sizes)
+                up[table.name] += inner_rounds * proposal
+                down[table.name] += inner_rounds * parameters
+                rounds = 1 + inner_rounds
     return Traffic(rounds, up, down)
 
 
@@ -239,15 +258,19 @@ def sgd_epoch(
     down: defaultdict[str, float] = defaultdict(float)
     sent = batches - 1 if is_last else batches
     for table in tables:
-        row = SCORE_BYTES * table.outputs
-        tested = table.tested if is_tested else 0
-        scored = table.total if is_last or scores_all else tested
-        down[table.name] += row * table.batch_rows
-        up[table.name] += row * (table.batch_rows * sent / batches + scored)
-        if table.update is Update.SUM:
-            vector = PARAMETER_BYTES * table.parameters * len(table.shards)
-            up[table.name] += batches * vector
-            down[table.name] += batches * vector
+        for shard in table.shards:
+            tested = shard.tested if is_tested else 0
+            scored = shard.total if is_last or scores_all else tested
+            sizes = table.sizes(shard)
+            sizes |= {"batch-rows": shard.batch_rows, "total": scored}
+            sizes["next-rows"] = shard.batch_rows * sent / batches
+            down[table.name] += field_bytes(BatchMessages, "messages", sizes)
+            up[table.name] += field_bytes(BatchUpdate, "batch_scores", sizes)
+            up[table.name] += field_bytes(BatchUpdate, "scores", sizes)
+            if table.update is Update.SUM:
+                gradient = field_bytes(BatchUpdate, "gradient", sizes)
+                up[table.name] += batches * gradient
+                down[table.name] += batches * gradient
     is_sharded = any(table.update is Update.SUM for table in tables)
     own_rounds = (1 if staleness else batches) if is_sharded else 0
     return Traffic(batches + own_rounds, up, down)
@@ -265,26 +288,28 @@ def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
     up: defaultdict[str, float] = defaultdict(float)
     down: defaultdict[str, float] = defaultdict(float)
     for table in tables:
-        width = table.features + table.has_intercept
         for shard in table.shards:
-            own: float = _row_bytes(table, shard)
+            sizes = table.sizes(shard)
+            sizes |= {"batches+1": batches + 1, "batch-rows": shard.batch_rows}
+            fields = list(_row_fields(table))
             if batches:
-                own += INDEX_BYTES * (batches + 1 + shard.batch_rows)
-            down[table.name] += own
-            up[table.name] += FLAG_BYTES * table.parameters
+                fields += ["batch_start", "batch_rows"]
+            for name in fields:
+                down[table.name] += field_bytes(PreparePart, name, sizes)
+            up[table.name] += field_bytes(PreparedPart, "penalised", sizes)
             if table.update is Update.GRAM:
-                up[table.name] += PARAMETER_BYTES * width * width
+                up[table.name] += field_bytes(PreparedPart, "gram", sizes)
             if not (table.is_linear or table.update is Update.GIVEN):
-                up[table.name] += SCORE_BYTES * shard.total * table.outputs
+                up[table.name] += field_bytes(PreparedPart, "scores", sizes)
     return Traffic(1, up, down)
 
 
-def _row_bytes(table: TableSize, shard: ShardSize) -> int:
-    """Return the bytes that tell a site which of its rows take part."""
-    if table.is_expanded:
-        weights = WEIGHT_BYTES * shard.trained if table.is_weighted else 0
-        return INDEX_BYTES * shard.total + weights
-    return 2 * (-(-shard.rows // 8)) + INDEX_BYTES * shard.trained
+def _row_fields(table: TableSize) -> tuple[str, ...]:
+    """Return the fields that tell a site which of its rows take part."""
+    if not table.is_expanded:
+        return ("trained", "tested", "multiplicity")
+    lists = ("expanded_trained", "expanded_tested")
+    return (*lists, "masses") if table.is_weighted else lists
 
 
 def expected_batch_rows(

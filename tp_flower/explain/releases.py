@@ -1,25 +1,21 @@
 """Who will learn what: every message, what it carries, and what covers it.
 
 The server and the other sites are honest but curious. "Nothing" is said where nothing
-covers a release, so that nobody takes silence for protection.
+covers a release, so that nobody takes silence for protection. What a message tells is
+declared on the message (:mod:`tp_flower.protocol`); here it is filled in with the facts
+of a run.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-from tp_flower.explain.coreset_releases import coreset_releases
-from tp_flower.explain.explanation import NOTHING, SERVER, SITES, Release
-from tp_flower.explain.personal_releases import (
-    OwnModels,
-    personal_rounds,
-    personal_set_up,
-)
-from tp_flower.explain.solved import solved_releases
+from tp_flower.explain.explanation import NOTHING, Release
 from tp_flower.methods import ADMM, CORESET, PERSONAL, SGD
 from tp_flower.privacy.key_source import KeySource
 from tp_flower.privacy.mechanisms import DP_SGD, LAPLACE, OUTSIDER
-from tp_flower.protocol import Action
+from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
+from tp_flower.protocol import EXCHANGES, Action
 from tp_flower.settings import PrivacySettings
 
 _KEYS: Final = {
@@ -56,6 +52,11 @@ class Audience:
         graph: what the similarity of sites with models of their own is made of.
         graph_epsilon: of the noise on that; 0 for none.
         fitted: aliases of the tables with encoders that are fitted to statistics.
+        is_stale: whether gradients of shards come a batch late.
+        has_inner_rounds: whether consensus takes several rounds of an epoch.
+        is_prediction: whether a saved model is used, and none is trained.
+        has_row_key: of a prediction: whether a keyed hash of what names a row leaves.
+        is_delivered: of a prediction: whether the label table's sites are sent it.
     """
 
     label_table: str
@@ -76,6 +77,11 @@ class Audience:
     graph: str = ""
     graph_epsilon: float = 0.0
     fitted: Collection[str] = ()
+    is_stale: bool = False
+    has_inner_rounds: bool = False
+    is_prediction: bool = False
+    has_row_key: bool = False
+    is_delivered: bool = False
 
     @property
     def row(self) -> str:
@@ -148,240 +154,133 @@ class Audience:
             return "the labels are covered, the scores are not"
         return NOTHING
 
+    @property
+    def nothing(self) -> str:
+        """What is said where nothing covers a release."""
+        return NOTHING
+
+    @property
+    def sealed(self) -> str:
+        """What covers the key of the hashes on its way."""
+        return _SEALED.get(self.keys, NOTHING)
+
+    @property
+    def masked(self) -> str:
+        """What covers a sum of which nobody but its sender knows the summands."""
+        return "masked pairwise (ChaCha20): an honest server sees the sum alone"
+
+    @property
+    def summaries(self) -> str:
+        """What covers the summaries that a graph of sites is made of."""
+        if not self.graph_epsilon or self.graph == "models":
+            return NOTHING
+        amount = f"epsilon {self.graph_epsilon:g}, delta {self.privacy.delta:g}"
+        return f"Gaussian noise ({amount})"
+
+
+class _Facts:
+    """Facts of a run by the names that the messages' disclosures have for them.
+
+    A disclosure is made where its fact is true: a list is, if it is not empty.
+    """
+
+    def __init__(self, audience: Audience) -> None:
+        self._audience = audience
+        is_admm, is_sgd = (audience.family == family for family in (ADMM, SGD))
+        is_solved, is_own = (
+            audience.family == family for family in (CORESET, PERSONAL)
+        )
+        seeking = [name for name in audience.sharded if name not in audience.gram]
+        self._values: dict[str, object] = {
+            "row": audience.row,
+            "scored": audience.scored,
+            "label_table": audience.label_table,
+            "weight": audience.weight,
+            "sharded": ", ".join(audience.sharded),
+            "grouped": ", ".join(audience.grouped),
+            "fitted": ", ".join(audience.fitted),
+            "gram": ", ".join(audience.gram) if is_admm else "",
+            "seeking": ", ".join(seeking) if is_admm else "",
+            "encoders": "the merged statistics of the own table's shards"
+            if audience.fitted
+            else "the declared encoders",
+            "counted": _COUNTED[audience.is_weighted],
+            "alignment": _alignment(audience),
+            "common": _common(audience),
+            "summary": _SUMMARY.get(audience.graph, "") if is_own else "",
+            "seals_key": audience.keys is not KeySource.FILE,
+            "has_joins": not is_own,
+            "joins_rows": not is_own,
+            "keeps_labels": is_own,
+            "has_label": audience.has_label and not is_own,
+            "has_row_key": audience.has_row_key,
+            "has_batches": is_sgd,
+            "has_first_scores": not audience.is_linear,
+            "has_clear_curvature": not (is_solved or audience.privacy.covers_features),
+            "has_inner_rounds": audience.has_inner_rounds,
+            "takes_parameters": bool(audience.sharded) or is_solved,
+            "is_stale": audience.is_stale,
+            "sends_rows": audience.sends == SAMPLED_ROWS,
+            "sends_centres": audience.sends == CENTRES,
+        }
+
+    def holds(self, name: str) -> bool:
+        """Whether a fact is true of the run; "" always is."""
+        return not name or bool(self._values[name])
+
+    def fill(self, carries: str) -> str:
+        """Return the words of a disclosure with the facts in their places."""
+        return carries.format_map(self._values)
+
 
 def releases(audience: Audience) -> list[Release]:
     """Return what every message of the run tells whom, in the order of the messages."""
-    if audience.family == PERSONAL:
-        own = OwnModels(
-            audience.label_table,
-            audience.graph,
-            audience.graph_epsilon,
-            audience.privacy.delta,
-        )
-        told = personal_set_up(_set_up(audience), audience.label_table)
-        return [*told, *personal_rounds(own), *_end(audience)]
-    training = {ADMM: _admm, SGD: _sgd, CORESET: _solved}[audience.family]
-    return [*_set_up(audience), *training(audience), *_end(audience)]
-
-
-def _solved(audience: Audience) -> list[Release]:
-    return solved_releases(audience.sharded, audience.sends, audience.scored, NOTHING)
-
-
-def _end(audience: Audience) -> list[Release]:
-    shown = (
-        "the final coefficients of a table's linear model, if the table's policy says "
-        "that they may be shown"
-    )
-    digest = "a digest of each part of the model that the site keeps"
-    return [
-        _release(Action.FINISH, SITES, "that the run is over, and its name", NOTHING),
-        _release(Action.FINISH, SERVER, digest, NOTHING),
-        _release(Action.FINISH, SERVER, shown, audience.models),
-    ]
-
-
-def _set_up(audience: Audience) -> list[Release]:
-    hashed, label = audience.hashes, audience.label_table
-    shared = "the merged statistics of the own table's shards"
-    encoders = shared if audience.fitted else "the declared encoders"
-    groups = [
-        _release(
-            Action.EXTRACT,
-            SERVER,
-            f"group keys of {_listed(audience.grouped)}: which are in several shards",
-            hashed,
-        )
-    ]
-    return [
-        _release(
-            Action.DESCRIBE,
-            SERVER,
-            "names of the hosted tables; columns, types and rows of the query's",
-            NOTHING,
-        ),
-        *sealed(audience.keys),
-        _release(Action.EXTRACT, SITES, "the query's expressions", NOTHING),
-        _release(
-            Action.EXTRACT,
-            SERVER,
-            "join keys: which rows share one, how often, and across tables",
-            hashed,
-        ),
-        _release(
-            Action.EXTRACT,
-            SERVER,
-            "the order of every shard's rows: by it go keys, labels and scores",
-            NOTHING,
-        ),
-        *([_label(audience)] if audience.has_label else []),
-        *([_weight(audience)] if audience.weight else []),
-        *(groups if audience.grouped else []),
-        _release(
-            Action.STATISTICS, SITES, f"which rows of {label} are held out", NOTHING
-        ),
-        _release(
-            Action.STATISTICS,
-            SERVER,
-            "per feature: the kind of value, and the length of vectors",
-            NOTHING,
-        ),
-        *(_statistics(audience) if audience.fitted else []),
-        _release(
-            Action.CHECK,
-            SITES,
-            "in explain only: one own row of every matched key, and a random weight",
-            NOTHING,
-        ),
-        _release(
-            Action.CHECK,
-            SERVER,
-            "in explain only: per join, one weighted sum of keyed hashes",
-            hashed,
-        ),
-        *(
-            coreset_releases(_listed(audience.sharded), _COUNTED[audience.is_weighted])
-            if audience.is_measured
-            else []
-        ),
-        _release(
-            Action.PREPARE,
-            SITES,
-            f"{encoders}; {_alignment(audience)}",
-            NOTHING,
-        ),
-        *_prepared(audience),
-    ]
-
-
-def _statistics(audience: Audience) -> list[Release]:
-    """Return the releases that encoders are fitted to."""
-    return [
-        _release(
-            Action.STATISTICS,
-            SERVER,
-            f"per feature of {_listed(audience.fitted)}, unless its encoder was "
-            "declared: count, mean, deviation; range or quantiles if it needs them",
-            NOTHING,
-        ),
-        _release(
-            Action.STATISTICS,
-            SERVER,
-            "per category: how many rows; rare ones stay (min-count)",
-            audience.hashes,
-        ),
-    ]
-
-
-def _label(audience: Audience) -> Release:
-    carries = f"the label of every row of {audience.label_table}"
-    return _release(Action.EXTRACT, SERVER, carries, audience.labels)
-
-
-def _weight(audience: Audience) -> Release:
-    carries = f"the weight of every row of {audience.weight}"
-    return _release(Action.EXTRACT, SERVER, carries, NOTHING)
-
-
-def sealed(keys: KeySource) -> list[Release]:
-    """Return how the key of the hashes comes to the sites, if it has to."""
-    if keys is KeySource.FILE:
-        return []
-    carries = "the key of the hashes, by way of the server"
-    return [_release(Action.SEAL, SITES, carries, _SEALED[keys])]
-
-
-def _prepared(audience: Audience) -> list[Release]:
+    facts = _Facts(audience)
     found = []
-    if audience.family == ADMM and audience.gram:
-        found.append(
-            _release(
-                Action.PREPARE,
-                SERVER,
-                f"second moments of the features of {_listed(audience.gram)} (Gram)",
-                audience.models,
-            )
-        )
-    if not audience.is_linear:
-        found.append(
-            _release(
-                Action.PREPARE,
-                SERVER,
-                "scores of every row, untrained model",
-                audience.scores,
-            )
-        )
-    if audience.family != CORESET and not audience.privacy.covers_features:
-        carries = "one number of curvature per shard"
-        found.append(_release(Action.PREPARE, SERVER, carries, NOTHING))
+    for action in _actions(audience):
+        for message in EXCHANGES[action]:
+            for told in message.discloses:
+                if facts.holds(told.when):
+                    reader = told.reader or message.reader
+                    protection = str(getattr(audience, told.covered_by))
+                    words = facts.fill(told.carries)
+                    found.append(Release(str(action), reader, words, protection))
     return found
 
 
-def _admm(audience: Audience) -> list[Release]:
-    found = [
-        _release(
-            Action.ADMM,
-            SITES,
-            f"a target per {audience.row}, made from labels and all tables' scores",
-            audience.messages,
-        )
-    ]
-    seeking = [table for table in audience.sharded if table not in audience.gram]
-    if audience.gram:
-        carries = (
-            f"features times targets, summed per shard of {_listed(audience.gram)}"
-        )
-        found.append(_release(Action.ADMM, SERVER, carries, audience.models))
-    if seeking:
-        carries = f"parameters that each shard of {_listed(seeking)} fitted"
-        found.append(_release(Action.ADMM, SERVER, carries, audience.models))
-    found.append(_release(Action.ADMM, SERVER, audience.scored, audience.scores))
-    if audience.sharded:
-        listed = _listed(audience.sharded)
-        found += [
-            _release(
-                Action.CONSENSUS,
-                SITES,
-                f"the common parameters of {listed}",
-                audience.models,
-            ),
-            _release(Action.CONSENSUS, SERVER, audience.scored, audience.scores),
-        ]
-    return found
+def _actions(audience: Audience) -> list[Action]:
+    """Return the messages of a run, in their order."""
+    set_up = [Action.DESCRIBE, Action.SEAL, Action.EXTRACT]
+    if audience.is_prediction:
+        delivered = [Action.DELIVER] if audience.is_delivered else []
+        return [*set_up, Action.SCORE, *delivered, Action.FINISH]
+    set_up += [Action.STATISTICS]
+    if audience.family != PERSONAL:
+        set_up += [Action.CHECK]
+    if audience.is_measured:
+        set_up += [Action.MEASURE, Action.DRAW, Action.WEIGH]
+    further = {ADMM: Action.CONSENSUS, SGD: Action.STEP}.get(audience.family)
+    rounds = list(_ROUNDS[audience.family])
+    if further is not None and not audience.sharded:
+        rounds.remove(further)
+    return [*set_up, *rounds, Action.FINISH]
 
 
-def _sgd(audience: Audience) -> list[Release]:
-    found = [
-        _release(
-            Action.PREPARE, SITES, "which own rows every batch has, by number", NOTHING
-        ),
-        _release(
-            Action.SGD,
-            SITES,
-            f"the loss's derivative per {audience.row} of a batch, made from labels "
-            "and all tables' scores",
-            audience.messages,
-        ),
-        _release(Action.SGD, SERVER, audience.scored, audience.scores),
-    ]
-    if audience.sharded:
-        listed = _listed(audience.sharded)
-        found += [
-            _release(
-                Action.SGD,
-                SERVER,
-                f"gradients of each shard of {listed}",
-                audience.models,
-            ),
-            _release(
-                Action.STEP, SITES, f"the summed gradients of {listed}", audience.models
-            ),
-            _release(Action.STEP, SERVER, audience.scored, audience.scores),
-        ]
-    return found
-
-
-_COUNTED = {False: "to how many rows", True: "what the joined rows of each weigh"}
+_ROUNDS: Final = {
+    ADMM: (Action.PREPARE, Action.ADMM, Action.CONSENSUS),
+    SGD: (Action.PREPARE, Action.SGD, Action.STEP),
+    CORESET: (Action.PREPARE, Action.ROWS, Action.CONSENSUS),
+    PERSONAL: (Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL),
+}
+_COUNTED: Final = {
+    False: "to how many rows",
+    True: "what the joined rows of each weigh",
+}
+_SUMMARY: Final = {
+    "data": "the mean of random features of each site's rows and labels",
+    "features": "the covariance of each site's features",
+    "models": "the parameters of a model that each site has trained alone",
+}
 
 
 def _alignment(audience: Audience) -> str:
@@ -391,9 +290,10 @@ def _alignment(audience: Audience) -> str:
     return f"which own row is behind each joined row, in their order{weighs}"
 
 
-def _release(action: Action, to: str, carries: str, protection: str) -> Release:
-    return Release(str(action), to, carries, protection)
-
-
-def _listed(tables: Collection[str]) -> str:
-    return ", ".join(tables)
+def _common(audience: Audience) -> str:
+    """Return whose parameters the server sends."""
+    listed = ", ".join(audience.sharded)
+    if audience.family != CORESET:
+        return f"the common parameters of {listed}"
+    shared = f", the same for all shards of {listed}" if listed else ""
+    return f"the parameters of the own table's model{shared}"

@@ -1,0 +1,109 @@
+"""Write what is made from the messages' declarations: a reference page, and a table.
+
+    python scripts/render_messages.py
+
+Changes docs/reference/messages.md, and the table of PRIVACY.md between its markers.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tp_flower.protocol import (
+    EXCHANGES,
+    Action,
+    Body,
+    Discloses,
+    Message,
+    layout_of,
+)
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PAGE: Final = ROOT / "docs" / "reference" / "messages.md"
+PRIVACY: Final = ROOT / "PRIVACY.md"
+START: Final = "<!-- messages: made by scripts/render_messages.py -->"
+END: Final = "<!-- end of messages -->"
+_PLACE: Final = re.compile(r"\{(\w+)\}")
+_HEAD: Final = """# Messages
+
+Every request that the server may send and every reply that a site may give, as
+`tp_flower/protocol` declares them; `scripts/render_messages.py` writes this page. What
+is not declared can be neither sent nor read. A name in the shape of an array is a size
+that both ends know; `n/8` is a bit for each of n.
+"""
+
+
+def page() -> str:
+    """Return the reference page."""
+    sections = [_HEAD]
+    for action, exchange in EXCHANGES.items():
+        sections.append(f"## `{action}`\n")
+        sections += [_section(message) for message in exchange]
+    return "\n".join(sections)
+
+
+def privacy_table() -> str:
+    """Return the table of PRIVACY.md: what each message tells whom."""
+    rows = [
+        f"| `{action}` | {told.reader or message.reader} | {_plain(told.carries)} "
+        f"| {told.covered_by} | {', '.join(told.kinds)} | {told.policy} |"
+        for action, message, told in _disclosures()
+    ]
+    head = "| message | to | tells | covered by | in the ledger | policy |"
+    return "\n".join([START, head, "|---|---|---|---|---|---|", *rows, END])
+
+
+def with_table(text: str) -> str:
+    """Return PRIVACY.md with the table as it is to be."""
+    before, _, rest = text.partition(START)
+    return before + privacy_table() + rest.partition(END)[2]
+
+
+def _disclosures() -> Iterator[tuple[Action, type[Message], Discloses]]:
+    for action, exchange in EXCHANGES.items():
+        for message in exchange:
+            for told in message.discloses:
+                yield action, message, told
+
+
+def _section(message: type[Message]) -> str:
+    layout = layout_of(message)
+    lines = [f"### {message.__name__}\n", _summary(message), ""]
+    lines += _fields(message, "")
+    if layout.part is not None:
+        lines += _fields(layout.part, "of each part: ")
+    for told in message.discloses:
+        reader = told.reader or message.reader
+        lines.append(f"- tells the {reader}: {_plain(told.carries)}")
+    return "\n".join([*lines, ""])
+
+
+def _fields(body: type[Body], prefix: str) -> list[str]:
+    layout = layout_of(body)
+    facts = [f"- {prefix}`{name}`: {layout.allowed[name]}" for name in layout.facts]
+    for name, (_, spec) in {**layout.arrays, **layout.families}.items():
+        shape = " x ".join(map(str, spec.shape)) or "a number"
+        of_key = " by key" if name in layout.families else ""
+        facts.append(f"- {prefix}`{name}`{of_key}: {spec.dtype}, {shape}")
+    return facts
+
+
+def _summary(message: type[Message]) -> str:
+    return (message.__doc__ or "").partition("\n")[0]
+
+
+def _plain(carries: str) -> str:
+    """Return what a disclosure tells, with facts of a run by name."""
+    return _PLACE.sub(lambda match: f"*{match[1].replace('_', ' ')}*", carries)
+
+
+def main() -> None:
+    """Write both."""
+    PAGE.parent.mkdir(parents=True, exist_ok=True)
+    PAGE.write_text(page(), encoding="utf-8")
+    PRIVACY.write_text(with_table(PRIVACY.read_text("utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

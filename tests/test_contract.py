@@ -1,0 +1,91 @@
+"""What is made from the messages' declarations: pages, kinds of ledger and policy."""
+
+import re
+
+import pytest
+from render_messages import PAGE, PRIVACY, page, with_table
+
+import tp_flower.privacy.plan as plan_module
+from client_apps import costs
+from tp_flower.methods import ADMM, CORESET, SGD
+from tp_flower.privacy.plan import NEAREST
+from tp_flower.privacy.policy import LEVELS
+from tp_flower.protocol import EXCHANGES, Action
+
+DISCLOSURES = [
+    (action, told)
+    for action, exchange in EXCHANGES.items()
+    for message in exchange
+    for told in message.discloses
+]
+KINDS = {kind for _, told in DISCLOSURES for kind in told.kinds}
+
+
+def test_the_reference_page_is_made_from_the_messages():
+    assert PAGE.read_text("utf-8") == page(), "run scripts/render_messages.py"
+
+
+def test_the_table_of_privacy_is_made_from_the_messages():
+    text = PRIVACY.read_text("utf-8")
+    assert text == with_table(text), "run scripts/render_messages.py"
+    assert "| `train.admm` | server | " in text
+
+
+def test_every_action_has_its_two_messages():
+    assert set(EXCHANGES) == set(Action)
+
+
+def test_every_kind_of_planned_release_is_declared():
+    names = (plan_module.MODEL, plan_module.GRADIENTS, plan_module.CURVATURE)
+    names += (plan_module.PARAMETERS, plan_module.GRAM, plan_module.MOMENTS)
+    names += (plan_module.SCORES, plan_module.BATCH_SCORES, plan_module.COEFFICIENTS)
+    names += (plan_module.SAMPLED_ROWS, plan_module.CENTRES)
+    constants = {
+        value
+        for name, value in vars(plan_module).items()
+        if name.isupper() and type(value) is str
+    }
+    assert set(names) <= constants
+    assert set(names) <= KINDS
+    assert NEAREST not in KINDS  # leaves with the centres
+
+
+def test_every_note_of_the_ledger_is_declared():
+    notes = {costs.KEYS, costs.COUNTS, costs.STATISTICS, costs.WEIGHTS}
+    notes |= {costs.SENSITIVITIES, costs.DRAWN, costs.MASKED, "labels"}
+    assert notes <= KINDS
+
+
+def test_policies_have_a_level_for_what_messages_tell():
+    asked = {told.policy for _, told in DISCLOSURES if told.policy}
+    assert asked == {*LEVELS, "coefficients"}
+
+
+@pytest.mark.parametrize(
+    ("what", "family", "action"),
+    [
+        ("curvature", ADMM, Action.PREPARE),
+        ("gram", ADMM, Action.PREPARE),
+        ("moments", ADMM, Action.ADMM),
+        ("parameters", ADMM, Action.ADMM),
+        ("model", ADMM, Action.ADMM),
+        ("scores", ADMM, Action.ADMM),
+        ("gradients", SGD, Action.SGD),
+        ("batch-scores", SGD, Action.SGD),
+        ("scores", SGD, Action.SGD),
+        ("rows", CORESET, Action.ROWS),
+        ("centres", CORESET, Action.ROWS),
+        ("scores", CORESET, Action.CONSENSUS),
+    ],
+)
+def test_a_release_is_booked_under_the_message_it_leaves_with(what, family, action):
+    assert costs._action_of(what, family) is action
+
+
+def test_placeholders_are_facts_of_a_run():
+    from tp_flower.explain.releases import Audience, _Facts
+
+    facts = _Facts(Audience("o", ADMM, ["c"], ["c"], [], True, False))
+    for _, told in DISCLOSURES:
+        facts.holds(told.when)
+        assert not re.search(r"[{}]", facts.fill(told.carries))

@@ -1,0 +1,290 @@
+"""Messages that draw a coreset, and those that solve on it at the server.
+
+Notation (sizes in shapes):
+    rows      of the shard, after the query's filters
+    trained   rows in at least one joined training row
+    drawn     rows that a participant draws
+    sample    joined rows of the sample
+    columns   of a shard's sensitivities: features, label, intercept
+    features  of an encoded row
+    clusters  centres
+"""
+
+from typing import Annotated, Final
+
+import msgspec
+
+from tp_flower.protocol.fields import (
+    AnyArray,
+    Count,
+    Discloses,
+    Document,
+    JoinedRows,
+    NonNegative,
+    PartBody,
+    Reply,
+    Request,
+    Seed,
+    Size,
+    bits,
+    float32,
+    float64,
+    masked_sums,
+    one_of,
+    positions,
+    unsigned,
+)
+
+MOST_SAMPLED: Final = 1 << 24
+
+MOST_CLUSTERS: Final = 10_000
+
+Clusters = Annotated[int, msgspec.Meta(ge=1, le=MOST_CLUSTERS)]
+Sampled = Annotated[int, msgspec.Meta(ge=0, le=MOST_SAMPLED)]
+Scale = Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+
+class MeasurePart(PartBody, frozen=True, kw_only=True):
+    """Which rows a participant measures.
+
+    Attributes:
+        encoder: of the table.
+        is_shard: whether the table has other shards.
+        penalty: weight of the penalty in the scores of columns.
+        label: of the label table: what its values are.
+        trained: rows in joined training rows.
+        multiplicity: joined rows of each, G; left out where all are 1.
+        masses: in place of it, what those weigh.
+    """
+
+    encoder: Document
+    is_shard: bool
+    penalty: NonNegative | None = None
+    label: Document | None = None
+    trained: Annotated[AnyArray, bits("rows")]
+    multiplicity: Annotated[AnyArray, unsigned("trained")] | None = None
+    masses: Annotated[AnyArray, float32("trained")] | None = None
+
+
+class MeasureRequest(Request, frozen=True, kw_only=True):
+    """Sum up the sensitivities of the rows.
+
+    Attributes:
+        sensitivities: of what: columns, or clusters.
+        clusters: of the latter.
+        joined_rows: N, joined training rows.
+        parts: of each participant.
+    """
+
+    sensitivities: Annotated[str, one_of("regression", "clusters")]
+    clusters: Clusters
+    joined_rows: JoinedRows
+    parts: dict[int, MeasurePart]
+
+    discloses = (
+        Discloses(
+            "which own rows are joined, and {counted}",
+            fields=("trained", "multiplicity", "masses", "joined_rows", "penalty"),
+        ),
+        Discloses("{encoders}", fields=("encoder",)),
+    )
+    schedule = ("sensitivities", "clusters", "is_shard", "label")
+
+
+class MeasuredPart(PartBody, frozen=True, kw_only=True):
+    """A participant's sensitivities; of a shard what it takes to sum them.
+
+    Attributes:
+        total: of a whole table: the sum of its rows' sensitivities.
+        cost: of a shard's clusters.
+        clusters: that the shard uses.
+        gram: of a shard: second moments of its columns.
+    """
+
+    total: NonNegative | None = None
+    cost: NonNegative | None = None
+    clusters: Count | None = None
+    gram: Annotated[AnyArray, float64("columns", "columns")] | None = None
+
+
+class MeasureReply(Reply, frozen=True):
+    """The sensitivities of every participant."""
+
+    parts: dict[int, MeasuredPart]
+
+    discloses = (
+        Discloses(
+            "what the sensitivities of a table's rows sum to",
+            fields=("total",),
+            kinds=("sensitivities",),
+            policy="scores",
+        ),
+        Discloses(
+            "second moments of each shard of {sharded}, the label's too, or the cost "
+            "of its clusters",
+            fields=("gram", "cost", "clusters"),
+            kinds=("sensitivities",),
+            policy="models",
+            when="sharded",
+        ),
+    )
+
+
+class DrawPart(PartBody, frozen=True, kw_only=True):
+    """How many rows a participant draws.
+
+    Attributes:
+        count: of the rows.
+        scale: that its sensitivities are lowered by.
+        cost: of the clusters of all its table's shards.
+        gram: second moments of the columns of all its table's shards.
+    """
+
+    count: Sampled
+    scale: Scale
+    cost: NonNegative | None = None
+    gram: Annotated[AnyArray, float64("columns", "columns")] | None = None
+
+
+class DrawRequest(Request, frozen=True):
+    """Draw rows in proportion to what their joined rows are worth."""
+
+    parts: dict[int, DrawPart]
+
+    discloses = (
+        Discloses("how many rows to draw", fields=("count", "scale")),
+        Discloses(
+            "the sum of those over the shards of {sharded}",
+            fields=("cost", "gram"),
+            when="sharded",
+        ),
+    )
+
+
+class DrawnPart(PartBody, frozen=True):
+    """The rows that a participant drew, by position among its trained rows."""
+
+    drawn: Annotated[AnyArray, unsigned("drawn")]
+
+
+class DrawReply(Reply, frozen=True):
+    """The rows that were drawn."""
+
+    parts: dict[int, DrawnPart]
+
+    discloses = (
+        Discloses(
+            "which rows were drawn, the sensitive ones more often",
+            fields=("drawn",),
+            kinds=("drawn-rows",),
+            policy="scores",
+        ),
+    )
+
+
+class WeighPart(PartBody, frozen=True, kw_only=True):
+    """A participant's rows in the sample.
+
+    Attributes:
+        place: among the participants that are summed.
+        rows: the trained row behind each joined row of the sample; -1 for none.
+    """
+
+    place: Count
+    rows: Annotated[AnyArray, positions("sample", low=-1)]
+
+
+class WeighRequest(Request, frozen=True, kw_only=True):
+    """Sum the sensitivities behind each joined row of the sample.
+
+    Attributes:
+        joined_rows: N, joined training rows.
+        summed: participants whose masks cancel.
+        parts: of each participant.
+    """
+
+    joined_rows: JoinedRows
+    summed: Size
+    parts: dict[int, WeighPart]
+
+    discloses = (
+        Discloses(
+            "which own rows are in the sample", fields=("rows", "place", "summed")
+        ),
+    )
+    schedule = ("joined_rows",)
+
+
+class WeighedPart(PartBody, frozen=True):
+    """Sensitivities in fixed point, under masks that cancel in the sum."""
+
+    masked: Annotated[AnyArray, masked_sums("sample")]
+
+
+class WeighReply(Reply, frozen=True):
+    """The masked sensitivities."""
+
+    parts: dict[int, WeighedPart]
+
+    discloses = (
+        Discloses(
+            "per joined row of the sample the sum of the tables' sensitivities",
+            fields=("masked",),
+            covered_by="masked",
+            kinds=("masked-sensitivities",),
+            policy="scores",
+        ),
+    )
+
+
+class RowsRequest(Request, frozen=True, kw_only=True):
+    """Send the sampled rows, or local clusters of them.
+
+    Attributes:
+        seed: of the clustering.
+        clusters: its centres, at most.
+    """
+
+    seed: Seed
+    clusters: Clusters
+
+    discloses = (Discloses("that the sampled rows are asked for"),)
+    schedule = ("seed", "clusters")
+
+
+class SampledRows(PartBody, frozen=True):
+    """The rows of a participant that are sampled.
+
+    Attributes:
+        rows: their encoded features.
+        centres: in place of them, of their clusters.
+        nearest: the centre of each row.
+    """
+
+    rows: Annotated[AnyArray, float32("trained", "features")] | None = None
+    centres: Annotated[AnyArray, float64("clusters", "features")] | None = None
+    nearest: Annotated[AnyArray, unsigned("trained")] | None = None
+
+
+class RowsReply(Reply, frozen=True):
+    """The sampled rows of every participant."""
+
+    parts: dict[int, SampledRows]
+
+    discloses = (
+        Discloses(
+            "the encoded features of every own row in the sample, as they are",
+            fields=("rows",),
+            kinds=("rows",),
+            policy="rows",
+            when="sends_rows",
+        ),
+        Discloses(
+            "per shard the centres of its sampled rows' features, and each row's "
+            "nearest",
+            fields=("centres", "nearest"),
+            kinds=("centres",),
+            policy="models",
+            when="sends_centres",
+        ),
+    )

@@ -1,0 +1,164 @@
+"""Messages of inference with a saved model: score, deliver.
+
+Notation (sizes in shapes):
+    rows     of the shard, after the query's filters
+    scored   rows that are in a joined row
+    joined   joined rows of a shard's rows
+    outputs  d_c, scores per row
+"""
+
+from typing import Annotated, Final
+
+import msgspec
+
+from tp_flower.protocol.fields import (
+    AnyArray,
+    Count,
+    Discloses,
+    Document,
+    PartBody,
+    Reply,
+    Request,
+    bits,
+    float32,
+    float64,
+    one_of,
+    positions,
+)
+from tp_flower.protocol.setup_messages import Name, RowKeyColumns
+from tp_flower.protocol.training_messages import Device
+
+MOST_PART: Final = 1_000_000
+MOST_CLASSES: Final = 1000
+
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+
+class ScorePart(PartBody, frozen=True, kw_only=True):
+    """Which rows are scored, with which part of the model.
+
+    Attributes:
+        model_part: number of the participant in training.
+        digest: SHA-256 of its part of the model.
+        rows: those in a joined row.
+    """
+
+    model_part: Annotated[int, msgspec.Meta(ge=0, le=MOST_PART)]
+    digest: Digest
+    rows: Annotated[AnyArray, bits("rows")]
+
+
+class ScoreRequest(Request, frozen=True, kw_only=True):
+    """Score rows with a saved model.
+
+    Attributes:
+        model_name: of the model.
+        model_version: of the model.
+        privacy: what the run protects, and how.
+        device: where the model is computed.
+        parts: of each participant.
+    """
+
+    model_name: Name
+    model_version: Name
+    privacy: Document
+    device: Device
+    parts: dict[int, ScorePart]
+
+    discloses = (Discloses("which own rows are joined", fields=("rows",)),)
+    schedule = (
+        *("model_name", "model_version", "privacy", "device", "model_part", "digest"),
+    )
+
+
+class ScoredPart(PartBody, frozen=True, kw_only=True):
+    """The scores of a participant's rows, each once."""
+
+    rows: Count
+    scores: Annotated[AnyArray, float32("scored", "outputs")]
+
+
+class ScoreReply(Reply, frozen=True, kw_only=True):
+    """The scores, and what they cost."""
+
+    ledger: list[Document]
+    parts: dict[int, ScoredPart]
+
+    discloses = (
+        Discloses(
+            "a score per row that is joined, which reads the row's features; once",
+            fields=("scores",),
+            covered_by="scores",
+            kinds=("scores",),
+            policy="scores",
+        ),
+    )
+    schedule = ("ledger", "rows")
+
+
+class DeliverPart(PartBody, frozen=True, kw_only=True):
+    """The predictions of a shard of the label table.
+
+    Attributes:
+        row_key: columns that name the rows.
+        rows: the shard's row behind each joined row, ascending.
+        scores: of the joined rows.
+        partial: joined rows that lack a table's scores.
+    """
+
+    row_key: RowKeyColumns | None = None
+    rows: Annotated[AnyArray, positions("joined")]
+    scores: Annotated[AnyArray, float64("joined", "outputs")]
+    partial: Annotated[AnyArray, bits("joined")]
+
+
+class DeliverRequest(Request, frozen=True, kw_only=True):
+    """Write predictions at the label table's sites.
+
+    Attributes:
+        model_name: of the model.
+        model_version: of the model.
+        loss: that the scores are of.
+        classes: that they are of.
+        query: whose joined rows they are of.
+        parts: of each participant.
+    """
+
+    model_name: Name
+    model_version: Name
+    loss: Annotated[str, one_of("squared", "logistic", "softmax", "kmeans")]
+    classes: Annotated[list[str], msgspec.Meta(max_length=MOST_CLASSES)]
+    query: str
+    parts: dict[int, DeliverPart]
+
+    discloses = (
+        Discloses(
+            "to the sites of {label_table} only: the summed score of each joined row, "
+            "and which own row is behind it",
+            fields=("rows", "scores", "partial"),
+            covered_by="scores",
+        ),
+    )
+    schedule = (
+        *("model_name", "model_version", "loss", "classes", "query", "row_key"),
+    )
+
+
+class DeliveredPart(PartBody, frozen=True, kw_only=True):
+    """The file that a site wrote.
+
+    Attributes:
+        rows: predictions in it.
+        file: its path below the site's state folder.
+    """
+
+    rows: Count
+    file: Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class DeliverReply(Reply, frozen=True):
+    """The files that were written."""
+
+    parts: dict[int, DeliveredPart]
+
+    schedule = ("rows", "file")

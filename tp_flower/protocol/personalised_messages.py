@@ -1,0 +1,287 @@
+"""Messages of personalised models: a model for every site of one table.
+
+Notation (sizes in shapes):
+    rows        of the shard, after the query's filters
+    parameters  p, of a model
+    summary     numbers that the graph of a site is made of
+"""
+
+from typing import Annotated, Final
+
+import msgspec
+
+from tp_flower.protocol.fields import (
+    LARGEST,
+    AnyArray,
+    Body,
+    Count,
+    Discloses,
+    Document,
+    Finite,
+    NonNegative,
+    PartBody,
+    Positive,
+    Reply,
+    Request,
+    Seed,
+    Share,
+    bits,
+    coded,
+    flags,
+    float32,
+    one_of,
+)
+from tp_flower.protocol.training_messages import Device
+
+MOST_STEPS: Final = 100_000
+MOST_EPSILON: Final = 1e6
+MOST_GAMMA: Final = 1e30
+MOST_CODES: Final = 256
+
+Metric = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+LossName = Annotated[str, one_of("squared", "logistic", "softmax")]
+
+
+class PersonalisePart(PartBody, frozen=True, kw_only=True):
+    """The rows, the encoder and the model of a site.
+
+    Attributes:
+        encoder: of the table.
+        model: untrained.
+        l2: weight of the penalty.
+        device: where the model is computed.
+        trained: rows that are trained on.
+        tested: rows that are held out.
+    """
+
+    encoder: Document
+    model: Document
+    l2: NonNegative
+    device: Device
+    trained: Annotated[AnyArray, bits("rows")]
+    tested: Annotated[AnyArray, bits("rows")]
+
+
+class PersonaliseRequest(Request, frozen=True, kw_only=True):
+    """Encode the features, keep the labels, make the model.
+
+    Attributes:
+        loss: of the model.
+        classes: of the label, as sites have them; none in a regression.
+        graph: what the similarity of sites is made of.
+        graph_epsilon: of the noise on that; 0 for none.
+        delta: the same.
+        parts: of each site.
+    """
+
+    loss: LossName
+    classes: list[str | Finite]
+    graph: Annotated[str, one_of("data", "features", "models", "none")]
+    graph_epsilon: Annotated[float, msgspec.Meta(ge=0, le=MOST_EPSILON)]
+    delta: Share
+    parts: dict[int, PersonalisePart]
+
+    discloses = (
+        Discloses(
+            "the merged statistics of all sites; which own rows are held out",
+            fields=("encoder", "trained", "tested", "classes"),
+        ),
+    )
+    schedule = ("loss", "graph", "graph_epsilon", "delta", "model", "l2", "device")
+
+
+class PersonalisedPart(PartBody, frozen=True, kw_only=True):
+    """A site's start.
+
+    Attributes:
+        features: width of its encoded rows.
+        rows: that it trains on.
+        label_sums: of how many rows each class has; in a regression the sums of labels
+            and of their squares.
+        curvature: of its objective.
+        penalised: which parameters the penalty is on.
+        parameters: of the untrained model.
+    """
+
+    features: Count
+    rows: Count
+    label_sums: list[Finite]
+    curvature: NonNegative
+    penalised: Annotated[AnyArray, flags("parameters")]
+    parameters: Annotated[AnyArray, float32("parameters")]
+
+
+class PersonaliseReply(Reply, frozen=True, kw_only=True):
+    """The sites' start, and what the run's releases cost."""
+
+    ledger: list[Document]
+    parts: dict[int, PersonalisedPart]
+
+    discloses = (
+        Discloses(
+            "per site: how many rows each class has (or the sums of labels and of "
+            "their squares), and one number of curvature",
+            fields=("label_sums", "curvature"),
+            kinds=("label-sums",),
+            policy="statistics",
+        ),
+    )
+    schedule = ("ledger", "features", "rows", "penalised", "parameters")
+
+
+class SiteMetrics(Body, frozen=True):
+    """Metrics of a model on a site's trained and held-out rows."""
+
+    train: dict[str, Metric]
+    test: dict[str, Metric]
+
+
+class SummariseRequest(Request, frozen=True, kw_only=True):
+    """Sum up what the graph needs, and train a model of the site alone.
+
+    Attributes:
+        summaries: whether the graph is made of summaries.
+        alone: whether metrics of the model of the site alone are to come.
+        seed: of the random features.
+        label_scale: deviation of the labels.
+        base: base score.
+    """
+
+    summaries: bool
+    alone: bool
+    seed: Seed
+    label_scale: Positive
+    base: list[Finite]
+
+    schedule = ("summaries", "alone", "seed", "label_scale", "base")
+
+
+class SiteSummary(PartBody, frozen=True, kw_only=True):
+    """A site's summary, and the metrics of its model alone."""
+
+    local: SiteMetrics | None = None
+    summary: Annotated[AnyArray, float32("summary")] | None = None
+
+
+class SummariseReply(Reply, frozen=True):
+    """The sites' summaries."""
+
+    parts: dict[int, SiteSummary]
+
+    discloses = (
+        Discloses(
+            "{summary}",
+            fields=("summary",),
+            covered_by="summaries",
+            kinds=("summaries",),
+            policy="models",
+            when="summary",
+        ),
+        Discloses(
+            "metrics of each site's rows, trained on and held out",
+            fields=("local",),
+            kinds=("metrics",),
+            policy="statistics",
+        ),
+    )
+
+
+class Pace(Body, frozen=True, kw_only=True):
+    """How a site goes on from the parameters that it is sent.
+
+    Attributes:
+        steps: that it takes on its own.
+        rate: of each.
+        batch: rows of a step; 0 for all.
+        seed: of the batches.
+        epoch: from 1.
+    """
+
+    steps: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)]
+    rate: Positive
+    batch: Count
+    seed: Seed
+    epoch: Count
+
+
+class UpdateCode(Body, frozen=True, kw_only=True):
+    """How updates of the sites' own models are shortened.
+
+    Attributes:
+        gamma: price of a step between neighbouring coefficients.
+        clusters: distinct values; 0 for as many as there are.
+    """
+
+    gamma: Annotated[float, msgspec.Meta(ge=0, le=MOST_GAMMA)]
+    clusters: Annotated[int, msgspec.Meta(ge=0, le=MOST_CODES)]
+
+
+class TrackParameters(PartBody, frozen=True):
+    """Parameters of the site's own model, and of the one model for all."""
+
+    personal: Annotated[AnyArray, float32("parameters")]
+    common: Annotated[AnyArray, float32("parameters")] | None = None
+
+
+class PersonalRequest(Request, frozen=True, kw_only=True):
+    """Take parameters and reply with updates.
+
+    Attributes:
+        base: base score.
+        pace: how updates are made; None: metrics alone are to come.
+        code: how they are shortened; None: they are not.
+        parts: the parameters.
+    """
+
+    base: list[Finite]
+    pace: Pace | None = None
+    code: UpdateCode | None = None
+    parts: dict[int, TrackParameters]
+
+    discloses = (
+        Discloses(
+            "the site's own parameters, which its neighbours' have moved; those of the "
+            "one model for all",
+            fields=("personal", "common"),
+        ),
+    )
+    schedule = ("base", "pace", "code")
+
+
+class TrackUpdates(PartBody, frozen=True, kw_only=True):
+    """Updates and metrics of the site's own model, and of the one model for all.
+
+    Attributes:
+        metrics: of the own model's parameters that were sent.
+        common_metrics: of the common model's.
+        update: of the own model's parameters.
+        code: in place of it, shortened.
+        common_update: of the common model's.
+    """
+
+    metrics: SiteMetrics
+    common_metrics: SiteMetrics | None = None
+    update: Annotated[AnyArray, float32("parameters")] | None = None
+    code: Annotated[AnyArray, coded("bytes")] | None = None
+    common_update: Annotated[AnyArray, float32("parameters")] | None = None
+
+
+class PersonalReply(Reply, frozen=True):
+    """The updates of every site."""
+
+    parts: dict[int, TrackUpdates]
+
+    discloses = (
+        Discloses(
+            "a gradient of each site's rows; in every round anew",
+            fields=("update", "code", "common_update"),
+            kinds=("gradients",),
+            policy="models",
+        ),
+        Discloses(
+            "metrics of each site's rows, trained on and held out",
+            fields=("metrics", "common_metrics"),
+            kinds=("metrics",),
+            policy="statistics",
+        ),
+    )

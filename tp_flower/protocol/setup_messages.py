@@ -1,0 +1,378 @@
+"""Messages of set-up: describe, seal, extract, check.
+
+Notation (sizes in shapes):
+    rows      of the shard, after the query's filters
+    distinct  keys of a join that the shard has
+    groups    of a sub-query that the shard has, before its filters
+    checked   rows that the cross-check of a join names
+    columns   of a feature that is a vector; 1 of others
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from tp_flower.protocol.fields import (
+    SITES,
+    AnyArray,
+    Body,
+    Count,
+    Discloses,
+    Document,
+    Finite,
+    PartBody,
+    Reply,
+    Request,
+    Seed,
+    column_values,
+    hash_pairs,
+    one_of,
+    positions,
+    random_weights,
+)
+
+Name = Annotated[str, msgspec.Meta(max_length=1 << 16)]
+Hexadecimal = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{2})*\Z")]
+PublicKey = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+KeyGroup = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]{1,64}\Z")]
+Number = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,20}\Z")]
+"""A number as the name of an object's entry."""
+
+KeySourceName = Annotated[str, one_of("file", "pinned", "agreed")]
+
+
+class DescribeRequest(Request, frozen=True):
+    """Describe the shards of the query's tables."""
+
+    tables: list[Name]
+
+    discloses = (Discloses("the names of the query's tables", fields=("tables",)),)
+
+
+class HostedShard(Body, frozen=True, kw_only=True):
+    """One shard as its site describes it.
+
+    Attributes:
+        table: its name at the sites.
+        site: the organisation.
+        index: position among the table's shards at the organisation.
+        position: among the shards that the node hosts.
+        columns: types by name, of those that a policy lets be seen.
+        rows: before any filter.
+        all_null: names of columns without a value.
+    """
+
+    table: Name
+    site: Name
+    index: Count
+    position: Count
+    columns: dict[Name, Name]
+    rows: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+    all_null: list[Name]
+
+
+class DescribeReply(Reply, frozen=True, kw_only=True):
+    """What a node hosts, and its keys of the run.
+
+    Attributes:
+        shards: of the tables that were named.
+        tables: names of all that it hosts.
+        partitions: how many nodes there are in a simulation; 0 where it knows none.
+        keys: where it takes the key of the hashes from.
+        public_key: of the run, X25519.
+        site_key: its own, where sites pin each other's.
+        secret_digest: of the secret in its file, where it has one.
+        simulated: whether its data are those of a simulation.
+    """
+
+    shards: list[HostedShard]
+    tables: list[Name]
+    partitions: Count
+    keys: KeySourceName
+    public_key: PublicKey
+    site_key: PublicKey | None = None
+    secret_digest: PublicKey | None = None
+    simulated: bool
+
+    discloses = (
+        Discloses(
+            "names of the hosted tables; columns, types and rows of the query's",
+            fields=("shards", "tables"),
+        ),
+    )
+    schedule = (
+        *("partitions", "keys", "public_key", "site_key", "secret_digest"),
+        "simulated",
+    )
+
+
+class SealRequest(Request, frozen=True, kw_only=True):
+    """Make the run's secret and seal it to every site.
+
+    Attributes:
+        keys: where sites take the key of the hashes from.
+        public_keys: of the run, by node.
+        site_keys: long-term, by node, where sites pin each other's; "" elsewhere.
+        simulated: whether the secret may be a simulation's, which follows the seed.
+        seed: of the run.
+    """
+
+    keys: KeySourceName
+    public_keys: dict[Number, PublicKey]
+    site_keys: dict[Number, Hexadecimal]
+    simulated: bool
+    seed: Seed
+
+    schedule = ("keys", "public_keys", "site_keys", "simulated", "seed")
+
+
+class SealReply(Reply, frozen=True):
+    """The secret, sealed to each node (X25519)."""
+
+    sealed: dict[Number, Hexadecimal]
+
+    discloses = (
+        Discloses(
+            "the key of the hashes, by way of the server",
+            fields=("sealed",),
+            covered_by="sealed",
+            when="seals_key",
+            reader=SITES,
+        ),
+    )
+
+
+class RowKeyColumns(Body, frozen=True):
+    """What names the rows of predictions.
+
+    Attributes:
+        names: of its columns, which are the fragment's last keys.
+        leaves: whether its keyed hash leaves the site.
+    """
+
+    names: tuple[Name, ...] = ()
+    leaves: bool = False
+
+    @property
+    def columns(self) -> int:
+        """How many of the table's last keys it consists of."""
+        return len(self.names)
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the server has a hash per row."""
+        return self.leaves and self.columns > 0
+
+
+class ExtractPart(PartBody, frozen=True, kw_only=True):
+    """What a shard runs of the query.
+
+    Attributes:
+        shard: position among those that the node hosts.
+        fragment: its part of the query.
+        groups: whether a sub-query's groups are split over shards.
+        key_groups: names of the groups of columns that joins compare, a key each.
+        label_privacy: noise on labels; None for labels in the clear.
+        local_label: the task, where labels stay at the site.
+        row_key: of predictions; None without one.
+    """
+
+    shard: Count
+    fragment: Document
+    groups: bool
+    key_groups: list[KeyGroup]
+    label_privacy: Document | None = None
+    local_label: (
+        Annotated[str, one_of("auto", "regression", "classification")] | None
+    ) = None
+    row_key: RowKeyColumns | None = None
+
+
+class ExtractRequest(Request, frozen=True, kw_only=True):
+    """Run the query's fragments.
+
+    Attributes:
+        keys: where sites take the key of the hashes from.
+        public_keys: of the run, of all its nodes.
+        leader_key: of the node that made the secret.
+        leader_site_key: the same node's long-term key.
+        sealed: the secret, sealed to this node.
+        parts: of each participant.
+    """
+
+    keys: KeySourceName
+    public_keys: list[PublicKey]
+    leader_key: PublicKey | None = None
+    leader_site_key: Hexadecimal | None = None
+    sealed: Hexadecimal | None = None
+    parts: dict[int, ExtractPart]
+
+    discloses = (
+        Discloses(
+            "the query's expressions", fields=("fragment", "key_groups", "row_key")
+        ),
+    )
+    # what is sealed is explained with the message that it was sealed in
+    schedule = (
+        *("keys", "public_keys", "leader_key", "leader_site_key", "sealed"),
+        *("shard", "groups", "label_privacy", "local_label"),
+    )
+
+
+class LabelFacts(Body, frozen=True):
+    """A label's type.
+
+    Attributes:
+        kind: of its values.
+        categories: of a text label that leaves.
+        classes: of a label that stays, in a classification.
+    """
+
+    kind: Annotated[str, one_of("number", "boolean", "time", "text")]
+    categories: list[str] | None = None
+    classes: list[str | Finite] | None = None
+
+
+class ExtractedPart(PartBody, frozen=True, kw_only=True):
+    """A shard's join keys and label.
+
+    Attributes:
+        rows: after the fragment's filters.
+        keys: types of the join keys.
+        engine: where the fragment ran.
+        pushed: what its database filters, in words.
+        label: its type and categories.
+        codes: by key, the position of each row's hash; -1 for NULL.
+        hashes: by key, keyed hashes of its distinct values.
+        group_hashes: of the groups of a sub-query, before its filters.
+        label_values: of each row; classes are positions in the categories.
+        weight: of each row's joined rows.
+        row_hashes: what names each row in predictions.
+    """
+
+    rows: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+    keys: list[str]
+    engine: str
+    pushed: list[str]
+    label: LabelFacts | None = None
+    codes: dict[str, Annotated[AnyArray, positions("rows", low=-1)]] = {}
+    hashes: dict[str, Annotated[AnyArray, hash_pairs("distinct-{}")]] = {}
+    group_hashes: Annotated[AnyArray, hash_pairs("groups")] | None = None
+    label_values: Annotated[AnyArray, column_values("rows")] | None = None
+    weight: Annotated[AnyArray, column_values("rows")] | None = None
+    row_hashes: Annotated[AnyArray, hash_pairs("rows")] | None = None
+
+
+class ExtractReply(Reply, frozen=True):
+    """The shards' join keys and labels."""
+
+    parts: dict[int, ExtractedPart]
+
+    discloses = (
+        Discloses(
+            "join keys: which rows share one, how often, and across tables",
+            fields=("codes", "hashes", "keys"),
+            covered_by="hashes",
+            kinds=("keys",),
+            when="has_joins",
+        ),
+        Discloses(
+            "the order of every shard's rows: by it go keys, labels and scores",
+            fields=("rows",),
+            kinds=("counts",),
+            when="joins_rows",
+        ),
+        Discloses(
+            "how many rows of {label_table} each site has, and the names of the "
+            "label's classes; no label leaves",
+            fields=("rows", "label"),
+            kinds=("counts",),
+            when="keeps_labels",
+        ),
+        Discloses(
+            "the label of every row of {label_table}",
+            fields=("label", "label_values"),
+            covered_by="labels",
+            kinds=("labels",),
+            policy="labels",
+            when="has_label",
+        ),
+        Discloses(
+            "the weight of every row of {weight}",
+            fields=("weight",),
+            kinds=("weights",),
+            policy="weights",
+            when="weight",
+        ),
+        Discloses(
+            "what names each row of {label_table}",
+            fields=("row_hashes",),
+            covered_by="hashes",
+            kinds=("keys",),
+            when="has_row_key",
+        ),
+        Discloses(
+            "group keys of {grouped}: which are in several shards",
+            fields=("group_hashes",),
+            covered_by="hashes",
+            kinds=("keys",),
+            when="grouped",
+        ),
+    )
+    schedule = ("engine", "pushed")
+
+
+class CheckPart(PartBody, frozen=True, kw_only=True):
+    """Rows whose keys both sides of a join must share.
+
+    Attributes:
+        joins: by join, the position of the shard's key.
+        key_groups: as in ``extract``.
+        rows: by join, one row of every matched key.
+        weights: by join, a random weight of each.
+    """
+
+    joins: dict[Number, Count]
+    key_groups: list[KeyGroup]
+    rows: dict[str, Annotated[AnyArray, positions("checked-{}")]] = {}
+    weights: dict[str, Annotated[AnyArray, random_weights("checked-{}")]] = {}
+
+
+class CheckRequest(Request, frozen=True):
+    """Confirm that both sides of every join hold the same keys."""
+
+    parts: dict[int, CheckPart]
+
+    discloses = (
+        Discloses(
+            "in explain only: one own row of every matched key, and a random weight",
+            fields=("rows", "weights"),
+        ),
+    )
+    schedule = ("joins", "key_groups")
+
+
+class CheckedPart(PartBody, frozen=True, kw_only=True):
+    """Digests of a shard's keys.
+
+    Attributes:
+        counts: by join, rows that have a key.
+        digest: by join, the weighted sum of the keys' hashes mod 2**64.
+    """
+
+    counts: dict[Number, Count]
+    digest: dict[str, Annotated[AnyArray, hash_pairs()]] = {}
+
+
+class CheckReply(Reply, frozen=True):
+    """Digests of the shards' keys."""
+
+    parts: dict[int, CheckedPart]
+
+    discloses = (
+        Discloses(
+            "in explain only: per join, one weighted sum of keyed hashes",
+            fields=("digest", "counts"),
+            covered_by="hashes",
+        ),
+    )
