@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from client_apps.app import app
+from client_apps.personalise import LABEL_SUMS
 from strategies import Personalised, Predict
 from strategies.model_manifest import make_manifest
 from strategies.personal_descent import Descent, Track, joined
-from strategies.personal_labels import LABEL_SUMS
 from tp_flower.console import format_value, summary
 from tp_flower.errors import QueryError, SettingsError, SiteError
 from tp_flower.grid import InProcessGrid
