@@ -2,7 +2,8 @@
 
 A good request is taken apart into what travels: the text of the header, the text of the
 layout, the payload, and Flower's records around them. Each mutant has one of these
-changed. Some mutants are good requests again: whoever sends them looks at the answer.
+changed; or one field has a value that its declaration does not allow. Some mutants are
+good requests again: whoever sends them looks at the answer.
 """
 
 import copy
@@ -15,7 +16,21 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from tests.hostile import GONE, places
-from tp_flower.protocol import ARRAYS, HEADER, LAYOUT, MESSAGE, PAYLOAD, WIRE_DTYPES
+from tests.message_values import malformed
+from tp_flower.protocol import (
+    ARRAYS,
+    HEADER,
+    LAYOUT,
+    MESSAGE,
+    PAYLOAD,
+    WIRE_DTYPES,
+    Message,
+    Packet,
+    decode,
+    pack,
+    unpack,
+)
+from tp_flower.protocol.envelope import enveloped
 
 MARK = "tp-fuzzed"
 """Is in every name that is a path trick."""
@@ -59,6 +74,9 @@ LENGTHS = (
     *(10**400, True, None, 1.0, "3", [], {}),
 )
 
+DECLARED = 0.4
+"""Of the mutants, those with a value that a declaration does not allow."""
+
 Mutant = tuple[str, RecordDict]
 
 
@@ -75,9 +93,16 @@ class Fuzzer:
         self._paths = (*PATHS, f"{folder}/{MARK}", f"{folder}/../{MARK}")
         self._values = (*VALUES, *WHOLE, *self._paths)
 
-    def mutants(self, content: RecordDict) -> Iterator[Mutant]:
-        """Yield changed copies of a request without end, each by what is changed."""
+    def mutants(self, content: RecordDict, kind: type[Message]) -> Iterator[Mutant]:
+        """Yield changed copies of a message without end, each by what is changed."""
+        packet = unpack(content)
+        envelope = enveloped(packet.header)
+        undeclared = list(malformed(kind, decode(kind, packet)))
         while True:
+            if self._rng.random() < DECLARED:
+                wrong = self._one(undeclared)
+                yield wrong.what, _written(wrong.packet, envelope)
+                continue
             change = self._one(self._changes(content))
             yield change.__name__.strip("_"), change(content)
 
@@ -265,6 +290,12 @@ def _with(content: RecordDict, **changes) -> RecordDict:
     record = {**content.config_records[MESSAGE], **changes}
     kept = {name: value for name, value in record.items() if value is not None}
     return RecordDict({**content, MESSAGE: ConfigRecord(kept)})
+
+
+def _written(packet: Packet, envelope: dict) -> RecordDict:
+    """Return the content of a message that nobody has checked."""
+    content = pack(Packet({}, packet.arrays))
+    return _with(content, **{HEADER: _json({**envelope, **packet.header})})
 
 
 def _json(value: object) -> str:

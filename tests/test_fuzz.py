@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from strategies import (
     CoresetKMeans,
@@ -27,7 +27,14 @@ from tests.fuzzing import MARK, Fuzzer
 from tests.hostile import SHOP, SQL, HostileGrid, train
 from tp_flower.grid import InProcessGrid
 from tp_flower.privacy.key_files import ROW_ORDER_KEY
-from tp_flower.protocol import RUN, Action, unpack
+from tp_flower.protocol import (
+    EXCHANGES,
+    HEADER,
+    MESSAGE,
+    RUN_DIGITS,
+    Action,
+    unpack,
+)
 from tp_flower.query import Query
 
 ENOUGH = 10_000
@@ -70,32 +77,38 @@ def _is_in(folder: Path, path: Path, *names: str) -> bool:
     return path.relative_to(folder).parts[0] in names
 
 
+def text_of(content: RecordDict) -> str:
+    """The text of a message's header, if it has one."""
+    record = content.get(MESSAGE)
+    return str(record.get(HEADER)) if isinstance(record, ConfigRecord) else ""
+
+
 class Kept:
     """What a site keeps, to be compared, and put back after a good request.
 
     Args:
         context: of the site.
-        run: the run's name.
     """
 
-    def __init__(self, context: Context, run: str) -> None:
+    def __init__(self, context: Context) -> None:
         self.folder = Path(str(context.node_config["state-dir"]))
-        self._run = run
         self._files = {path: path.read_bytes() for path in files(self.folder)}
         self._seen = traces(self.folder)
 
-    def check(self, what: object) -> None:
-        """Assert that nothing has changed.
+    def check(self, what: object, content: RecordDict) -> None:
+        """Assert that a mutant has changed nothing.
 
-        A round in progress may have begun entries of the run, which nobody sees until
-        it is committed: they are taken away.
+        A round in progress may have begun entries of the run that the mutant names,
+        which nobody sees until it is committed: they are taken away.
         """
         now = traces(self.folder)
         if now == self._seen:
             return
         for path in {Path(name) for name, _ in now.items() ^ self._seen.items()}:
             place = path.relative_to(self.folder).parts
-            is_begun = place[0].startswith(self._run) and len(place) > 2
+            run = place[0][:RUN_DIGITS]
+            is_begun = run in text_of(content) and len(run) == RUN_DIGITS
+            is_begun = is_begun and len(place) > 2
             assert is_begun, (what, path)
             assert path not in self._files, (what, path)
         self.restore()
@@ -153,9 +166,9 @@ class FuzzingGrid(HostileGrid):
         """Send mutants of a request until so many were refused; nothing changes."""
         if not wanted:
             return
-        action, run = message.metadata.message_type, unpack(message.content).header[RUN]
-        kept = Kept(self.contexts[message.metadata.dst_node_id], run)
-        mutants = self._fuzzer.mutants(message.content)
+        action = message.metadata.message_type
+        kept = Kept(self.contexts[message.metadata.dst_node_id])
+        mutants = self._fuzzer.mutants(message.content, EXCHANGES[action].request)
         for number in count():
             if self.refused[action] == wanted:
                 break
@@ -165,7 +178,7 @@ class FuzzingGrid(HostileGrid):
             if "error" in header:
                 self.refused[action] += 1
                 assert set(header) <= SAID, (action, what, header)
-                kept.check((action, what, header))
+                kept.check((action, what, header), content)
             else:
                 self.accepted[action] += 1
                 kept.restore()

@@ -9,6 +9,7 @@ from flwr.app import Message
 
 from tests.faulty_runs import place, plain, same_noise
 from tests.fuzzing import Fuzzer
+from tp_flower.protocol import EXCHANGES
 
 __all__ = ["place", "plain", "same_noise"]
 
@@ -28,7 +29,8 @@ class Tampering:
         is_it = (metadata.message_type, metadata.dst_node_id) == (self._action, US)
         if self.what or not is_it:
             return reply
-        self.what, content = next(self._fuzzer.mutants(reply.content))
+        kind = EXCHANGES[self._action].reply
+        self.what, content = next(self._fuzzer.mutants(reply.content, kind))
         return Message(content, reply_to=message)
 
 
