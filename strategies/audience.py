@@ -6,7 +6,7 @@ from strategies.alignment import Alignment
 from strategies.inventory import Inventory
 from tp_flower.encoding.encoder import TableEncoder
 from tp_flower.explain.releases import Audience
-from tp_flower.methods import CORESET
+from tp_flower.methods import ADMM, CORESET, SGD
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol import Update
 from tp_flower.settings import DISTDIM, IMPORTANCE, Settings
@@ -52,8 +52,8 @@ def audience_of(
         sends=sent_of_rows(settings),
         has_label=not settings.method.is_clustering,
         fitted=[name for name, encoder in encoders.items() if encoder.fitted],
-        is_stale=bool(settings.staleness) and bool(sharded),
-        has_inner_rounds=settings.inner_rounds > 1,
+        is_stale=settings.family == SGD and bool(sharded and settings.staleness),
+        has_inner_rounds=settings.family == ADMM and settings.inner_rounds > 1,
     )
 
 

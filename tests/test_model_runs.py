@@ -277,7 +277,7 @@ def outcome_of(strategy, parts, arrays=None):
 @pytest.mark.parametrize(
     ("parts", "match"),
     [
-        ([1], "an item of 'parts' has no number of a part"),
+        ([1], "an item of 'parts' has no 'id'; allowed: a whole number"),
         ([{"id": 0, "digest": "ab"}], "'digest' is 'ab'; allowed: a text, of the form"),
         ([{"id": 0, "digest": ["a" * 64]}], r"'digest' is \['aaa.*; allowed: a text"),
     ],

@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console
 
 from client_apps.app import app
-from client_apps.personalise import LABEL_SUMS
 from strategies import Personalised, Predict
 from strategies.model_manifest import make_manifest
 from strategies.personal_descent import Descent, Track, joined
@@ -202,7 +201,8 @@ def test_labels_and_rows_stay():
     assert sizes
     assert not sizes & counts
     parts = [part for own in replies for part in own.header.get("parts", [])]
-    assert [len(part[LABEL_SUMS]) for part in parts if LABEL_SUMS in part] == [3, 3, 3]
+    sums = [part["label-sums"] for part in parts if "label-sums" in part]
+    assert [len(own) for own in sums] == [3, 3, 3]
 
 
 def test_noise_on_the_summaries_is_paid_for_and_so_said(tmp_path):
