@@ -20,34 +20,34 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from client_apps.requests import Request
-from client_apps.site import Site
-from client_apps.site_log import MessageLog
-from client_apps.turn import Answer, take_turn
+from client_apps.rounds.log import MessageLog
+from client_apps.rounds.request import Request
+from client_apps.rounds.site import Site
+from client_apps.rounds.transaction import Answer, take_turn
 from tp_flower.errors import BehindError, TPFlowerError, kind_of
 from tp_flower.protocol import AT, KIND, ROUND, Action, Packet, pack
 
 ANSWERS: Final[Mapping[Action, str]] = {
-    Action.DESCRIBE: "setup:describe",
-    Action.SEAL: "keys:seal",
-    Action.EXTRACT: "setup:extract_rows",
-    Action.STATISTICS: "setup:statistics",
-    Action.CHECK: "check:check",
-    Action.MEASURE: "coreset:measure",
-    Action.DRAW: "coreset:draw",
-    Action.WEIGH: "coreset:weigh",
-    Action.PREPARE: "prepare:prepare",
-    Action.ADMM: "admm:admm",
-    Action.CONSENSUS: "admm:consensus",
-    Action.SGD: "sgd:sgd",
-    Action.STEP: "sgd:step",
-    Action.ROWS: "sampled:rows",
-    Action.PERSONALISE: "personalise:personalise",
-    Action.SUMMARISE: "summarise:summarise",
-    Action.PERSONAL: "personal:personal",
-    Action.SCORE: "scoring:score",
-    Action.DELIVER: "delivery:deliver",
-    Action.FINISH: "finish:finish",
+    Action.DESCRIBE: "handlers.setup:describe",
+    Action.SEAL: "privacy.keys:seal",
+    Action.EXTRACT: "handlers.setup:extract_rows",
+    Action.STATISTICS: "handlers.setup:statistics",
+    Action.CHECK: "handlers.check:check",
+    Action.MEASURE: "handlers.coreset:measure",
+    Action.DRAW: "handlers.coreset:draw",
+    Action.WEIGH: "handlers.coreset:weigh",
+    Action.PREPARE: "handlers.prepare:prepare",
+    Action.ADMM: "handlers.admm:admm",
+    Action.CONSENSUS: "handlers.admm:consensus",
+    Action.SGD: "handlers.sgd:sgd",
+    Action.STEP: "handlers.sgd:step",
+    Action.ROWS: "handlers.coreset_rows:rows",
+    Action.PERSONALISE: "handlers.personalised.prepare:personalise",
+    Action.SUMMARISE: "handlers.personalised.summarise:summarise",
+    Action.PERSONAL: "handlers.personalised.train:personal",
+    Action.SCORE: "handlers.scoring:score",
+    Action.DELIVER: "handlers.write_predictions:deliver",
+    Action.FINISH: "handlers.finish:finish",
 }
 """What answers an action: a module of this package and its function."""
 

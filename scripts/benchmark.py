@@ -5,10 +5,10 @@
                                 [--datasets NAME,..] [--methods NAME,..] [--set K=V]
                                 [--output DIR | --update FILE]
 
-Suites are in scripts/bench_suites.py; without --suite all run whose data are there.
---update measures the named suites again and keeps the others of an existing file.
-Every finished suite is written at once: an error in one loses nothing of the others,
-nor does Ctrl-C.
+Suites are in scripts/bench/suites/registry.py; without --suite all run whose data are
+there. --update measures the named suites again and keeps the others of an existing
+file. Every finished suite is written at once: an error in one loses nothing of the
+others, nor does Ctrl-C.
 
 Exit status: 0 all figures are within their limits, 1 some are not or a suite failed,
 2 the arguments are not usable, 130 interrupted.
@@ -27,11 +27,14 @@ from functools import partial
 from pathlib import Path
 
 import matplotlib as mpl
-from bench_datasets import DATASETS
-from bench_methods import METHODS
-from bench_movielens import has_movielens
-from bench_page import write_page
-from bench_results import (
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from scripts.bench.datasets import DATASETS
+from scripts.bench.movielens import has_movielens
+from scripts.bench.report.page import write_page
+from scripts.bench.results_file import (
     RESULTS_FILE,
     Results,
     new_results,
@@ -40,16 +43,13 @@ from bench_results import (
     read_results,
     write_results,
 )
-from bench_runs import Check, Options, SkippedSuite
-from bench_suites import SUITES
-from prepare_vertical import SOURCES
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
-from tp_flower.console import format_seconds
+from scripts.bench.runs import Check, Options, SkippedSuite
+from scripts.bench.suites.methods import METHODS
+from scripts.bench.suites.registry import SUITES
+from scripts.data.prepare_vertical import SOURCES
 from tp_flower.errors import SettingsError
 from tp_flower.home import home_folder
+from tp_flower.reports.console import format_seconds
 from tp_flower.settings import Settings
 
 MOST_COLUMNS = 110

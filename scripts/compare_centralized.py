@@ -18,17 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-from centralized import JoinedTable, join_tables, read_sources
-from optima import LinearFit, fit_linear
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tp_flower.console import format_bytes, format_count, format_seconds, format_value
+from scripts.joined.centralized import JoinedTable, join_tables, read_sources
+from scripts.joined.optima import LinearFit, fit_linear
 from tp_flower.errors import TPFlowerError
 from tp_flower.learning.metrics import evaluate
 from tp_flower.query import Query
-from tp_flower.report import COMPLETED, REPORT_FILE
+from tp_flower.reports.console import (
+    format_bytes,
+    format_count,
+    format_seconds,
+    format_value,
+)
+from tp_flower.reports.records import COMPLETED, REPORT_FILE
 from tp_flower.settings import Settings
 
 CONSOLE_WIDTH = 100

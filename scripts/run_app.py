@@ -28,7 +28,7 @@ from pathlib import Path
 from types import FrameType
 
 from tp_flower.errors import SettingsError
-from tp_flower.report import REPORT_LINE
+from tp_flower.reports.records import REPORT_LINE
 from tp_flower.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]

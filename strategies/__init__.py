@@ -1,16 +1,16 @@
 """The server side: training methods as Flower strategies, and the ServerApp."""
 
-from strategies.admm import TablePuppetADMM
-from strategies.coreset_kmeans import CoresetKMeans
-from strategies.coreset_ridge import CoresetRidge
-from strategies.evaluate import Evaluate
-from strategies.explain import Explain
-from strategies.gd import GradientDescent
-from strategies.personalised import Personalised
-from strategies.predict import Predict
-from strategies.relational import RelationalStrategy
-from strategies.sgd import TablePuppetSGD
-from strategies.vfl import VflADMM, VflSGD
+from strategies.explain.strategy import Explain
+from strategies.inference.evaluate import Evaluate
+from strategies.inference.predict import Predict
+from strategies.personalised.strategy import Personalised
+from strategies.solvers.kmeans import CoresetKMeans
+from strategies.solvers.ridge import CoresetRidge
+from strategies.training.admm import TablePuppetADMM
+from strategies.training.base import RelationalStrategy
+from strategies.training.gd import GradientDescent
+from strategies.training.sgd import TablePuppetSGD
+from strategies.training.vfl import VflADMM, VflSGD
 
 _METHODS: tuple[type[RelationalStrategy], ...] = (
     TablePuppetADMM,

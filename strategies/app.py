@@ -1,7 +1,8 @@
 """The Flower ServerApp: run config -> settings -> strategy -> report.
 
 ``mode = "explain"`` takes the set-up's rounds only, and reports what training would do;
-"predict" and "evaluate" use a model that a run has left (:mod:`strategies.model_app`).
+"predict" and "evaluate" use a model that a run has left
+(:mod:`strategies.inference.use_model`).
 """
 
 import time
@@ -15,24 +16,24 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from strategies import STRATEGIES, Explain
-from strategies.model_app import use_model
-from strategies.model_manifest import make_manifest
-from strategies.resuming import resumed
-from strategies.rounds import RoundListener
+from strategies.disclosures.privacy_report import privacy_report
+from strategies.explain.console import explanation_view
+from strategies.explain.explanation import explanation_dict
+from strategies.inference.manifest import write_manifest
+from strategies.inference.model_manifest import make_manifest
+from strategies.inference.use_model import use_model
+from strategies.report_page import ReportError, write_page
+from strategies.run.resume import resumed
+from strategies.run.strategy import RoundListener
 from strategies.trackers import Tracking, each
-from tp_flower.console import epoch_line, privacy_table, summary
-from tp_flower.datasets import FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
 from tp_flower.errors import SettingsError, TPFlowerError
-from tp_flower.explain.console import explanation_view
-from tp_flower.explain.explanation import explanation_dict
 from tp_flower.home import home_folder
-from tp_flower.manifest import write_manifest
 from tp_flower.methods import CORESET
-from tp_flower.privacy.run_report import privacy_report
 from tp_flower.query import Query
-from tp_flower.report import RoundReport, report_line, write_json, write_report
-from tp_flower.report_page import ReportError, write_page
+from tp_flower.reports.console import epoch_line, privacy_table, summary
+from tp_flower.reports.records import RoundReport, report_line, write_json, write_report
 from tp_flower.settings import EVALUATE, EXPLAIN, PREDICT, Settings
+from tp_flower.sources.flights import FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
 
 CONSOLE_WIDTH = 100
 

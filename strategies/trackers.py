@@ -20,10 +20,10 @@ from typing import Any, Self
 
 from flwr.common.logger import log
 
-from strategies.rounds import RoundListener
+from strategies.report_page import PAGE_FILE, ReportError, read_report
+from strategies.run.strategy import RoundListener
 from tp_flower.errors import SettingsError
-from tp_flower.report import REPORT_FILE, RoundReport, sum_by_table
-from tp_flower.report_page import PAGE_FILE, ReportError, read_report
+from tp_flower.reports.records import REPORT_FILE, RoundReport, sum_by_table
 from tp_flower.settings import Settings, columns_of
 
 EXPERIMENT = "tp_flower"

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from bench_movielens import SQL as MOVIELENS_SQL
-from bench_movielens import has_movielens, read_movielens
-from bench_runs import by_table, flights_frames
 
+from scripts.bench.movielens import SQL as MOVIELENS_SQL
+from scripts.bench.movielens import has_movielens, read_movielens
+from scripts.bench.runs import by_table, flights_frames
+from scripts.data.store import STORE_SQL, make_store
 from tests.federated import Sites, one_per_site, pieces
-from tp_flower.datasets import FLIGHTS_SQL, STORE_SQL, make_store
+from tp_flower.sources.flights import FLIGHTS_SQL
 
 FOLDER = Path(
     os.environ.get(

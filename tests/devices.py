@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tp_flower.device import torch_device as module
-from tp_flower.device.choice import CUDA
-from tp_flower.learning import neural
+from tp_flower.learning.models import neural
+from tp_flower.learning.models import torch_device as module
+from tp_flower.learning.models.device_choice import CUDA
 
 NO_GPU = "torch finds no CUDA device here"
 

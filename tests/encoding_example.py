@@ -4,23 +4,23 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tp_flower.encoding.choice import TableChoice, choose_encoders
-from tp_flower.encoding.columns import (
+from tp_flower.features.choice import TableChoice, choose_encoders
+from tp_flower.features.columns import (
     CategoricalColumn,
     FeatureColumn,
     NumericColumn,
     VectorColumn,
 )
-from tp_flower.encoding.encoder import SiteEncoder
-from tp_flower.encoding.fitting import fit
-from tp_flower.encoding.statistics import (
+from tp_flower.features.encoder import SiteEncoder
+from tp_flower.features.fitting import fit
+from tp_flower.features.statistics import (
     ColumnStatistics,
     Sample,
     feature_statistics,
     merge_tables,
 )
-from tp_flower.encoding.statistics_wire import from_wire, to_wire
-from tp_flower.privacy.keyed_hash import KeyedHasher
+from tp_flower.features.statistics_codec import from_wire, to_wire
+from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.protocol import (
     Packet,
     StatisticsOfPart,

@@ -19,11 +19,13 @@ from unittest.mock import patch
 
 from flwr.app import Error, Message
 
-from client_apps import site, state_file, store
 from client_apps.app import app
-from client_apps.state_file import STATE_FILE
-from strategies import delivery, inventory
-from tp_flower.grid import InProcessGrid
+from client_apps.data import committed_round, run_store
+from client_apps.data.committed_round import STATE_FILE
+from client_apps.rounds import site
+from strategies.run import sites as inventory
+from strategies.run import transport
+from strategies.run.grid import InProcessGrid
 from tp_flower.protocol import Action, unpack
 
 
@@ -270,7 +272,7 @@ def check_same(first: Message, second: Message) -> None:
 
 def forget_processes() -> None:
     """Forget what this process knows of the sites, as another one would."""
-    store._CACHE.sites.clear()
+    run_store._CACHE.sites.clear()
 
 
 def kill_server(*_: Message) -> None:
@@ -312,19 +314,19 @@ def _after(function: Callable, then: Callable) -> Callable:
 @contextmanager
 def _disk_full() -> Iterator[None]:
     with ExitStack() as patches:
-        patches.enter_context(patch.object(state_file, "write", _full))
-        patches.enter_context(patch.object(store, "whole_folder", _full))
+        patches.enter_context(patch.object(committed_round, "write", _full))
+        patches.enter_context(patch.object(run_store, "whole_folder", _full))
         yield
 
 
 HOOKS = {
-    Fault.UNREADABLE: lambda: patch.object(store.SiteStore, "last", _unreadable),
+    Fault.UNREADABLE: lambda: patch.object(run_store.SiteStore, "last", _unreadable),
     Fault.KILLED_PAYING: lambda: patch.object(
         site.Site, "pay", _after(site.Site.pay, _killed)
     ),
-    Fault.KILLED_COMMITTING: lambda: patch.object(state_file, "write", _killed),
+    Fault.KILLED_COMMITTING: lambda: patch.object(committed_round, "write", _killed),
     Fault.KILLED_COMMITTED: lambda: patch.object(
-        state_file, "write", _after(state_file.write, _killed)
+        committed_round, "write", _after(committed_round.write, _killed)
     ),
     Fault.KILLED_FORGETTING: lambda: patch.object(
         site.Site, "settle", _after(site.Site.settle, _killed)
@@ -357,7 +359,7 @@ def virtual_time() -> Iterator[None]:
     clock = Clock()
     own = SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep)
     with ExitStack() as patches:
-        for module in (delivery, inventory):
+        for module in (transport, inventory):
             patches.enter_context(patch.object(module, "time", own))
         patches.enter_context(patch.object(os, "fsync", lambda _: None))
         yield

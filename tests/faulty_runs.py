@@ -26,7 +26,7 @@ from tests.faulty_grid import (
     virtual_time,
 )
 from tp_flower.errors import TPFlowerError
-from tp_flower.privacy.noise import NoiseSource
+from tp_flower.noise import NoiseSource
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings
 
@@ -278,10 +278,13 @@ def same_noise() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     with (
-        patch("client_apps.site.token_bytes", fixed),
-        patch("strategies.conversation.token_bytes", fixed),
-        patch("client_apps.round.later", by_number),
-        patch("client_apps.private_labels.NoiseSource", lambda: NoiseSource(fixed(32))),
+        patch("client_apps.rounds.site.token_bytes", fixed),
+        patch("strategies.run.session.token_bytes", fixed),
+        patch("client_apps.rounds.open_round.later", by_number),
+        patch(
+            "client_apps.privacy.noisy_labels.NoiseSource",
+            lambda: NoiseSource(fixed(32)),
+        ),
     ):
         yield
     logger.setLevel(level)

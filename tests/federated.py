@@ -11,15 +11,15 @@ from flwr.app import Message
 from flwr.serverapp.strategy import Result
 
 from client_apps.app import app
-from client_apps.site import Site
+from client_apps.rounds.site import Site
 from strategies import STRATEGIES, RelationalStrategy
-from tp_flower.grid import InProcessGrid
-from tp_flower.learning.features import on_host
+from strategies.run.grid import InProcessGrid
+from tp_flower.learning.models.encoded_rows import on_host
 from tp_flower.methods import METHODS
 from tp_flower.privacy.plan import PartPlan
 from tp_flower.protocol import message_bytes, unpack, unpack_bits
 from tp_flower.query import Query
-from tp_flower.report import RoundReport
+from tp_flower.reports.records import RoundReport
 
 SOURCE = """FROM orders o JOIN customers c ON o.customer = c.id
 JOIN items i ON o.item = i.item"""

@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, Message
 
 from client_apps.app import app
 from strategies import TablePuppetADMM
-from tp_flower.grid import InProcessGrid
+from strategies.run.grid import InProcessGrid
 from tp_flower.protocol import HEADER, MESSAGE, Action, Packet, pack, unpack
 from tp_flower.query import Query
 

@@ -13,10 +13,10 @@ from decimal import Decimal
 import duckdb
 import numpy as np
 
-from tp_flower.encoding.columns import CategoricalColumn, FeatureColumn, NumericColumn
 from tp_flower.extraction.extract import ExtractedShard, extract
+from tp_flower.features.columns import CategoricalColumn, FeatureColumn, NumericColumn
 from tp_flower.joins.mapping import TableMapping, build_mapping
-from tp_flower.privacy.keyed_hash import KeyedHasher
+from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.query import BoundQuery
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.shards import ShardSource

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import pandas as pd
 
 from client_apps.app import app
-from client_apps.site import Site
+from client_apps.data.key_files import site_key
+from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM
-from tp_flower.grid import InProcessGrid
-from tp_flower.privacy.key_files import site_key
+from strategies.run.grid import InProcessGrid
 from tp_flower.protocol import Packet, pack, unpack
 from tp_flower.query import Query
 

@@ -18,8 +18,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from tp_flower.privacy import snapshot
-from tp_flower.privacy.ledger import Ledger, Planned, Release
+from client_apps.data import ledger_snapshot
+from client_apps.data.ledger import Ledger, Planned, Release
 from tp_flower.privacy.mechanisms import Gaussian, PureDp
 
 SOURCE = "F"
@@ -94,7 +94,7 @@ def one_point(path, point, mode):
     write = os.write
     child = os.fork()
     if child == 0:
-        snapshot.EVERY = 3
+        ledger_snapshot.EVERY = 3
         kill_at(point, mode)
         work(path, lambda what: write(writing, what.encode()))
         os._exit(0)

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from tp_flower.encoding.encoder import TableEncoder
-from tp_flower.encoding.encodings import NumberEncoding
-from tp_flower.manifest import Manifest, ModelPart, ModelTable
+from strategies.inference.manifest import Manifest, ModelPart, ModelTable
+from tp_flower.features.encoder import TableEncoder
+from tp_flower.features.encodings import NumberEncoding
 from tp_flower.model_names import ModelVersion
 from tp_flower.settings import Settings
 

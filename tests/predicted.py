@@ -15,15 +15,15 @@ import pyarrow as pa
 import torch
 
 from client_apps.app import app
-from client_apps.saved_models import SavedModel
+from client_apps.data.saved_models import SavedModel
 from strategies import STRATEGIES
-from strategies.evaluate import Evaluate
-from strategies.model_manifest import make_manifest
-from strategies.predict import Predict
+from strategies.inference.evaluate import Evaluate
+from strategies.inference.manifest import Manifest
+from strategies.inference.model_manifest import make_manifest
+from strategies.inference.predict import Predict
+from strategies.run.grid import InProcessGrid
 from tests.federated import Frames, store_sql
 from tp_flower.extraction.extract import extract
-from tp_flower.grid import InProcessGrid
-from tp_flower.manifest import Manifest
 from tp_flower.methods import METHODS
 from tp_flower.protocol import unpack
 from tp_flower.query import Query

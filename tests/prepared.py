@@ -8,9 +8,9 @@ import pandas as pd
 
 from client_apps.app import app
 from strategies import STRATEGIES
-from tp_flower.grid import InProcessGrid
+from strategies.run.grid import InProcessGrid
 from tp_flower.query import Query
-from tp_flower.report import RunReport
+from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
 
 

@@ -1,7 +1,7 @@
 """A report small enough to add up by hand."""
 
-from tp_flower.joins.joining import JoinStep
-from tp_flower.report import RoundReport, RunReport, TableReport
+from tp_flower.joins.join_step import JoinStep
+from tp_flower.reports.records import RoundReport, RunReport, TableReport
 from tp_flower.settings import Settings
 
 TOTAL = {

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from client_apps.app import app
 from strategies import TablePuppetADMM
+from strategies.run.grid import InProcessGrid
 from tests.federated import store_sql
-from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import unpack
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings, Settings

@@ -2,9 +2,9 @@
 
 import pytest
 
-from client_apps.account import main
+from client_apps.cli.account import main
+from client_apps.data.ledger import FILE, Ledger, Planned, Release
 from tests.federated import store_on_disk, store_sql
-from tp_flower.privacy.ledger import FILE, Ledger, Planned, Release
 from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.settings import PrivacySettings
 
@@ -35,7 +35,7 @@ def test_before_any_run_nothing_is_spent(tables, capsys):
 def test_runs_add_up_and_what_is_reserved_counts(tables, capsys):
     from client_apps.app import app
     from strategies import TablePuppetADMM
-    from tp_flower.grid import InProcessGrid
+    from strategies.run.grid import InProcessGrid
     from tp_flower.query import Query
     from tp_flower.settings import Settings
 

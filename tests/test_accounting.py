@@ -17,8 +17,6 @@ from scipy import integrate, stats
 
 from tp_flower.privacy.accounting import (
     ORDERS,
-    PRV,
-    RDP,
     _divergences,
     epsilon,
     gaussian_delta,
@@ -27,6 +25,7 @@ from tp_flower.privacy.accounting import (
     server_mechanism,
 )
 from tp_flower.privacy.mechanisms import Gaussian, PureDp
+from tp_flower.protections import PRV, RDP
 
 DELTA = 1e-5
 

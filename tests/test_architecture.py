@@ -1,10 +1,11 @@
 """The shape of the code base: who imports whom, and how large a module gets.
 
 strategies -> tp_flower <- client_apps: the upper packages never import each other, the
-library imports neither, and only a few of its modules know Flower.
+library imports neither, and of its modules one knows Flower.
 """
 
 import ast
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -19,10 +20,12 @@ ALLOWED = {
     "strategies": {"strategies", "tp_flower"},
     "client_apps": {"client_apps", "tp_flower"},
 }
-# the modules of the library that may know Flower: messages, and the grid of tests
-FLOWER_MODULES = {"tp_flower/protocol/packet.py", "tp_flower/grid.py"}
+# the module of the library that may know Flower: messages
+FLOWER_MODULES = {"tp_flower/protocol/packet.py"}
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 MAX_LINES = 400
+MOST_MODULES = 15
+LARGE_FOLDERS: dict[str, int] = {}
 
 
 def name_of(path: Path) -> str:
@@ -107,3 +110,38 @@ def test_a_module_holds_one_idea() -> None:
         return max(len(path.read_text(encoding="utf-8").splitlines()) - MAX_LINES, 0)
 
     assert offenders(excess) == {}
+
+
+def test_a_folder_has_few_modules() -> None:
+    modules = [path for path in MODULES if path.name != "__init__.py"]
+    sizes = Counter(path.parent.relative_to(ROOT).as_posix() for path in modules)
+    larger = {folder: size for folder, size in sizes.items() if size > MOST_MODULES}
+    assert larger == LARGE_FOLDERS
+
+
+def room(path: Path) -> str:
+    """Return the folder below a package; a module beside the folders is its own."""
+    return "/".join(path.relative_to(ROOT).parts[:2])
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """Return the rooms, other than its own, that a module imports from."""
+    rooms = set()
+    for module in imported_modules(path.read_text(encoding="utf-8")):
+        if module.split(".")[0] in PACKAGES:
+            target = ROOT / module.replace(".", "/")
+            is_package = target.is_dir()
+            rooms.add(room(target / "__init__.py" if is_package else target))
+    return rooms - {room(path)}
+
+
+def test_no_rooms_import_each_other_in_a_circle() -> None:
+    left: dict[str, set[str]] = {}
+    for path in MODULES:
+        left.setdefault(room(path), set()).update(imported_rooms(path))
+    # the face of a whole package imports from its rooms, and only its app imports it
+    faces = [f"{package}/__init__.py" for package in PACKAGES]
+    left = {name: rooms for name, rooms in left.items() if name not in faces}
+    while ground := {name for name, rooms in left.items() if not rooms & set(left)}:
+        left = {name: rooms for name, rooms in left.items() if name not in ground}
+    assert left == {}

@@ -21,7 +21,7 @@ import pytest
 from scipy.special import ndtr
 
 from tests.federated import Run, one_per_site, pieces, run, store, whole
-from tp_flower.privacy.noise import NoiseSource
+from tp_flower.noise import NoiseSource
 from tp_flower.privacy.plan import GRADIENTS, GRAM, MOMENTS, SCORES
 from tp_flower.privacy.statistics_update import StatisticsPlan
 from tp_flower.settings import PrivacySettings
@@ -112,7 +112,7 @@ def trained(strategy: str, privacy: PrivacySettings, number: int) -> Run:
     keys = count((SEED + number) << 64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "client_apps.once.NoiseSource",
+            "client_apps.rounds.idempotency.NoiseSource",
             lambda _: NoiseSource(next(keys).to_bytes(32, "big")),
         )
         frames = store(SHARDS * SHARD_ROWS, 40)

@@ -8,6 +8,7 @@ from flwr.app import Message
 
 from client_apps.app import app
 from strategies import TablePuppetADMM, TablePuppetSGD
+from strategies.run.grid import InProcessGrid
 from tp_flower.errors import (
     MappingError,
     QueryError,
@@ -17,7 +18,6 @@ from tp_flower.errors import (
     SourceError,
     TPFlowerError,
 )
-from tp_flower.grid import InProcessGrid
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 

@@ -6,7 +6,10 @@ from functools import cache
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from baselines import (
+
+from client_apps.app import app
+from scripts.data.store import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
+from scripts.joined.baselines import (
     BASELINES,
     train_lbfgs,
     train_mlp,
@@ -14,14 +17,11 @@ from baselines import (
     train_sgd,
     train_trees,
 )
-from centralized import join_tables
-from joined_problem import Problem
-from optima import fit_linear
-
-from client_apps.app import app
+from scripts.joined.centralized import join_tables
+from scripts.joined.optima import fit_linear
+from scripts.joined.problem import Problem
 from strategies import TablePuppetADMM
-from tp_flower.datasets import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
-from tp_flower.grid import InProcessGrid
+from strategies.run.grid import InProcessGrid
 from tp_flower.learning.metrics import evaluate
 from tp_flower.query import Query
 from tp_flower.settings import Settings

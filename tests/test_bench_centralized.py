@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from bench_centralized import (
+
+from scripts.bench.runs import by_table
+from scripts.bench.suites.centralized import (
     CASES,
     HELD_OUT,
     OPPONENTS,
@@ -15,10 +17,8 @@ from bench_centralized import (
     run_joined,
     run_tp_flower,
 )
-from bench_runs import by_table
-from centralized import join_tables
-
-from tp_flower.datasets import make_store
+from scripts.data.store import make_store
+from scripts.joined.centralized import join_tables
 from tp_flower.query import Query
 from tp_flower.sources.shards import (
     MEMORY_PREFIX,

@@ -3,19 +3,19 @@
 import json
 from functools import cache
 
-import bench_coreset
 import numpy as np
 import pandas as pd
 import pytest
-from bench_datasets import Dataset
-from bench_results import new_results, put_outcome
-from bench_runs import Outcome
-from coreset_join import Join, Sampler, units
-from coreset_tables import coreset_tables
 from scipy.spatial.distance import cdist
 
-from tp_flower.coresets.sensitivity import augmented, regression_scores
-from tp_flower.datasets import STORE_SQL, make_store
+from scripts.bench.coreset_join import Join, Sampler, units
+from scripts.bench.report.coreset_tables import coreset_tables
+from scripts.bench.results_file import new_results, put_outcome
+from scripts.bench.runs import Outcome
+from scripts.bench.suites import coreset
+from scripts.data.dataset import Dataset
+from scripts.data.store import STORE_SQL, make_store
+from tp_flower.coresets.leverage import augmented, regression_scores
 from tp_flower.settings import Settings
 
 
@@ -80,8 +80,8 @@ def test_a_data_set_is_measured_by_runs_and_samples_alike(monkeypatch):
     sizes = {"SIZES": (40, 80), "MAIN_SIZE": 80, "GUARANTEED_SIZE": 100}
     fewer = {"REPEATS": 3, "CLUSTERS": 3, "PARAMETERS": 5}
     for name, value in {**sizes, **fewer}.items():
-        monkeypatch.setattr(bench_coreset, name, value)
-    measured = bench_coreset.measure_dataset(dataset("flights-delay"))
+        monkeypatch.setattr(coreset, name, value)
+    measured = coreset.measure_dataset(dataset("flights-delay"))
     outcome = Outcome(checks=measured.checks(), facts={"store": measured.facts})
     results = new_results()
     put_outcome(results, "coreset", outcome, 1.0)

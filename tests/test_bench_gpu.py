@@ -4,9 +4,10 @@ import json
 import sys
 from pathlib import Path
 
-import bench_gpu
 import pytest
-from bench_gpu import LINEAR, METHODS, NO_GPU, measure_gpu, measure_one
+
+from scripts.bench.suites import gpu
+from scripts.bench.suites.gpu import LINEAR, METHODS, NO_GPU, measure_gpu, measure_one
 
 FACTOR = 1e-4
 
@@ -17,7 +18,7 @@ def faked(monkeypatch, *, has_gpu: bool, loss: float) -> list[tuple[str, str]]:
 
     def run(script, argument):
         tables, name, epochs, method, device = argument
-        assert Path(script).name == "bench_gpu.py"
+        assert Path(script).name == "gpu.py"
         assert (Path(tables).name, name, epochs) == ("tables.toml", "mimic", 3)
         asked.append((method, device))
         is_cpu = device == "cpu"
@@ -26,10 +27,10 @@ def faked(monkeypatch, *, has_gpu: bool, loss: float) -> list[tuple[str, str]]:
             "train loss": 0.5 if is_cpu else loss,
         }
 
-    monkeypatch.setattr(bench_gpu, "in_process_of_its_own", run)
-    monkeypatch.setattr(bench_gpu, "_name_of_gpu", lambda: "H")
+    monkeypatch.setattr(gpu, "in_process_of_its_own", run)
+    monkeypatch.setattr(gpu, "_name_of_gpu", lambda: "H")
     found = "cuda" if has_gpu else "cpu"
-    monkeypatch.setattr(bench_gpu, "resolve", lambda *_: found)
+    monkeypatch.setattr(gpu, "resolve", lambda *_: found)
     return asked
 
 
@@ -57,13 +58,13 @@ def test_without_a_gpu_the_cpu_is_measured_and_that_is_said(monkeypatch, tmp_pat
 
 
 def test_one_run(monkeypatch, tmp_path, capsys):
-    tables = bench_gpu._tables(tmp_path, FACTOR, "mimic")
+    tables = gpu._tables(tmp_path, FACTOR, "mimic")
     before = tables.stat().st_mtime_ns
-    assert bench_gpu._tables(tmp_path, FACTOR, "mimic") == tables
+    assert gpu._tables(tmp_path, FACTOR, "mimic") == tables
     assert tables.stat().st_mtime_ns == before
     argument = json.dumps([str(tables), "mimic", 2, "admm", "cpu"])
-    monkeypatch.setattr(sys, "argv", ["bench_gpu.py", argument])
-    bench_gpu.main()
+    monkeypatch.setattr(sys, "argv", ["gpu.py", argument])
+    gpu.main()
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["joined rows"] == 232
     assert found["train loss"] < 0.7

@@ -4,23 +4,30 @@ import math
 import re
 from dataclasses import replace
 
-import bench_methods
-import bench_reference
 import pandas as pd
 import pytest
-from baselines import BASELINES
-from bench_curves import Cost, Curve, curve_of, is_within, phase_seconds
-from bench_datasets import Dataset, store
-from bench_methods import METHODS, claims, measure_run, run_settings, summary
-from bench_page import render_page
-from bench_plots import figures_of
-from bench_reference import measure_reference
-from bench_results import new_results, put_outcome
-from bench_runs import Check, Options, Outcome
 
-from tp_flower.datasets import STORE_SQL, make_store
-from tp_flower.networks import PAPER_NETWORKS, US_UK
-from tp_flower.report import RoundReport
+from scripts.bench import reference as bench_reference
+from scripts.bench.curves import Cost, Curve, curve_of, is_within, phase_seconds
+from scripts.bench.datasets import store
+from scripts.bench.reference import measure_reference
+from scripts.bench.report.page import render_page
+from scripts.bench.report.plots import figures_of
+from scripts.bench.results_file import new_results, put_outcome
+from scripts.bench.runs import Check, Options, Outcome
+from scripts.bench.suites import methods
+from scripts.bench.suites.methods import (
+    METHODS,
+    claims,
+    measure_run,
+    run_settings,
+    summary,
+)
+from scripts.data.dataset import Dataset
+from scripts.data.store import STORE_SQL, make_store
+from scripts.joined.baselines import BASELINES
+from strategies.report_page.networks import PAPER_NETWORKS, US_UK
+from tp_flower.reports.records import RoundReport
 
 # an epoch of two rounds: 300 bytes of arrays and 20 of headers
 HISTORY = [
@@ -249,7 +256,7 @@ def test_settings_of_the_user_win_over_those_of_the_method() -> None:
 )
 def test_unknown_names_are_refused(options: Options, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        bench_methods.measure_methods(options)
+        methods.measure_methods(options)
 
 
 def test_a_failing_run_loses_nothing_of_the_others(monkeypatch) -> None:
@@ -262,9 +269,9 @@ def test_a_failing_run_loses_nothing_of_the_others(monkeypatch) -> None:
             raise RuntimeError("killed")
         return made["methods"]["sgd"]
 
-    monkeypatch.setattr(bench_methods, "in_process_of_its_own", child)
+    monkeypatch.setattr(methods, "in_process_of_its_own", child)
     options = Options(datasets=("store",), methods=("admm", "sgd"))
-    found = bench_methods.measure_methods(options).facts["store"]
+    found = methods.measure_methods(options).facts["store"]
     assert found["failed"] == {"admm": "killed"}
     assert list(found["methods"]) == ["sgd"]
 

@@ -4,10 +4,11 @@ import argparse
 import json
 from pathlib import Path
 
-import bench_results
-import benchmark
 import pytest
-from bench_runs import Check, Options, Outcome, SkippedSuite
+
+from scripts import benchmark
+from scripts.bench import results_file
+from scripts.bench.runs import Check, Options, Outcome, SkippedSuite
 
 
 def good(_: Options) -> Outcome:
@@ -143,4 +144,4 @@ def test_a_result_says_where_and_when(run) -> None:
     own = content["suites"]["a"]
     assert {"date", "seconds", "machine", "versions"} < set(own)
     assert {"processor", "cores", "memory-gib", "python"} < set(own["machine"])
-    assert set(own["versions"]) == set(bench_results.LIBRARIES)
+    assert set(own["versions"]) == set(results_file.LIBRARIES)

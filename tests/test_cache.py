@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from client_apps import cache as cache_module
-from client_apps.cache import ENTRY_FILE, ONCE, Cache, entry_name
+from client_apps.data import cache as cache_module
+from client_apps.data.cache import ENTRY_FILE, ONCE, Cache, entry_name
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 10_000
@@ -183,7 +183,7 @@ def test_threads_make_one_entry(tmp_path):
 WORKER = """
 import sys
 from pathlib import Path
-from client_apps.cache import Cache
+from client_apps.data.cache import Cache
 
 def fill(folder):
     (folder / "data.bin").write_text("x" * 1000)

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tp_flower.encoding import categories
-from tp_flower.encoding.categories import (
+from tp_flower.errors import SchemaError
+from tp_flower.features import categories
+from tp_flower.features.categories import (
     CategoryStatistics,
     category_purpose,
     count_categories,
     merge_categories,
     short_hashes,
 )
-from tp_flower.encoding.columns import CategoricalColumn
-from tp_flower.errors import SchemaError
-from tp_flower.privacy.keyed_hash import KeyedHasher
+from tp_flower.features.columns import CategoricalColumn
+from tp_flower.keyed_hash import KeyedHasher
 
 HASHER = KeyedHasher(bytes(32))
 NAMES = [*"abcdefgh"]

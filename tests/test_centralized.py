@@ -9,20 +9,20 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from centralized import JoinedTable, join_tables, simulated_hasher
-from compare_centralized import judge, main
-from optima import fit_linear, fit_logistic, fit_ridge, fit_scikit_learn
 
 from client_apps.app import app
+from scripts.compare_centralized import judge, main
+from scripts.data.store import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
+from scripts.joined.centralized import JoinedTable, join_tables, simulated_hasher
+from scripts.joined.optima import fit_linear, fit_logistic, fit_ridge, fit_scikit_learn
 from strategies import TablePuppetADMM
-from tp_flower.datasets import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
-from tp_flower.encoding.categories import category_purpose
-from tp_flower.grid import InProcessGrid
+from strategies.run.grid import InProcessGrid
+from tp_flower.features.categories import category_purpose
 from tp_flower.joins.mapping import split_rows
 from tp_flower.learning.losses import LogisticLoss, SquaredLoss, sigmoid
 from tp_flower.query import Query
 from tp_flower.randomness import Stream, generator
-from tp_flower.report import write_report
+from tp_flower.reports.records import write_report
 from tp_flower.settings import Settings
 from tp_flower.sources.shards import (
     MEMORY_PREFIX,

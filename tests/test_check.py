@@ -8,9 +8,9 @@ import pytest
 
 from client_apps.app import app
 from strategies import Explain
+from strategies.run.grid import InProcessGrid
 from tests.test_explain import SMALL, SMALL_SQL
 from tp_flower.errors import MappingError, ReplyError, SiteError
-from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import Packet, pack, unpack
 from tp_flower.query import Query
 

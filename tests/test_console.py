@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.report_example import small_report
-from tp_flower.console import (
+from tp_flower.reports.console import (
     epoch_line,
     format_bytes,
     format_seconds,
     format_value,
     summary,
 )
-from tp_flower.report import RoundReport, RunReport
+from tp_flower.reports.records import RoundReport, RunReport
 
 
 def rendered(report: RunReport) -> str:

@@ -3,14 +3,14 @@
 import re
 
 import pytest
-from render_messages import PAGE, PRIVACY, page, with_table
 
 import tp_flower.privacy.plan as plan_module
-from client_apps import costs
+from client_apps.privacy import ledger_entries
+from scripts.render_messages import PAGE, PRIVACY, page, with_table
 from tp_flower.methods import ADMM, CORESET, SGD
 from tp_flower.privacy.plan import NEAREST
-from tp_flower.privacy.policy import LEVELS
 from tp_flower.protocol import EXCHANGES, Action
+from tp_flower.sources.policy import LEVELS
 
 DISCLOSURES = [
     (action, told)
@@ -51,8 +51,18 @@ def test_every_kind_of_planned_release_is_declared():
 
 
 def test_every_note_of_the_ledger_is_declared():
-    notes = {costs.KEYS, costs.COUNTS, costs.STATISTICS, costs.WEIGHTS}
-    notes |= {costs.SENSITIVITIES, costs.DRAWN, costs.MASKED, "labels"}
+    notes = {
+        ledger_entries.KEYS,
+        ledger_entries.COUNTS,
+        ledger_entries.STATISTICS,
+        ledger_entries.WEIGHTS,
+    }
+    notes |= {
+        ledger_entries.SENSITIVITIES,
+        ledger_entries.DRAWN,
+        ledger_entries.MASKED,
+        "labels",
+    }
     assert notes <= KINDS
 
 
@@ -79,11 +89,11 @@ def test_policies_have_a_level_for_what_messages_tell():
     ],
 )
 def test_a_release_is_booked_under_the_message_it_leaves_with(what, family, action):
-    assert costs._action_of(what, family) is action
+    assert ledger_entries._action_of(what, family) is action
 
 
 def test_placeholders_are_facts_of_a_run():
-    from tp_flower.explain.releases import Audience, _Facts
+    from strategies.disclosures.releases import Audience, _Facts
 
     facts = _Facts(Audience("o", ADMM, ["c"], ["c"], [], True, False))
     for _, told in DISCLOSURES:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
-from tp_flower.coresets.cluster_scores import (
+from tp_flower.coresets.cluster_importance import (
     ALPHA,
     ShardClusters,
     cluster_shard,

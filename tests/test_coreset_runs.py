@@ -9,6 +9,7 @@ from scipy.stats import chisquare
 
 from client_apps.app import app
 from strategies import TablePuppetADMM
+from strategies.run.grid import InProcessGrid
 from tests.faulty_runs import same_noise
 from tests.federated import (
     Run,
@@ -21,9 +22,8 @@ from tests.federated import (
     whole,
 )
 from tests.hostile import ORDERS, SHOP, US, US_PART, HostileGrid, array, header, train
-from tp_flower.coresets.masks import from_fixed, to_fixed
 from tp_flower.errors import ReplyError, SettingsError, SiteError
-from tp_flower.grid import InProcessGrid
+from tp_flower.privacy.masked_sums import from_fixed, to_fixed
 from tp_flower.protocol import Action, Packet, pack, unpack
 from tp_flower.query import Query
 
@@ -408,7 +408,7 @@ def test_a_sample_may_be_a_row_or_more_than_all(size):
 
 
 def test_more_shards_than_can_be_summed_are_refused(monkeypatch):
-    monkeypatch.setattr("strategies.coreset.MOST_PARTS", 2)
+    monkeypatch.setattr("strategies.coresets.draw.MOST_PARTS", 2)
     message = "of at most 2 shards; the query has 3: use 'uniform'"
     with pytest.raises(SettingsError, match=message):
         claim(whole, {})

@@ -6,12 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tp_flower.coresets.masks import (
-    LARGEST_BITS,
-    MOST_PARTS,
-    from_fixed,
-    pair_masks,
-    to_fixed,
+from tp_flower.coresets.leverage import (
+    augmented,
+    leverage_total,
+    leverages,
+    penalised,
+    regression_scores,
+    weighted_gram,
+    whitening,
 )
 from tp_flower.coresets.sampling import (
     draw_joined,
@@ -21,16 +23,14 @@ from tp_flower.coresets.sampling import (
     uniform_sample,
     weigh_sample,
 )
-from tp_flower.coresets.sensitivity import (
-    augmented,
-    leverage_total,
-    leverages,
-    penalised,
-    regression_scores,
-    weighted_gram,
-    whitening,
-)
 from tp_flower.joins.table_rows import TableRows
+from tp_flower.privacy.masked_sums import (
+    LARGEST_BITS,
+    MOST_PARTS,
+    from_fixed,
+    pair_masks,
+    to_fixed,
+)
 
 DRAWS = 200_000
 

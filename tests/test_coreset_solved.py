@@ -10,9 +10,10 @@ import pytest
 
 from client_apps.app import app
 from strategies import CoresetKMeans, CoresetRidge, TablePuppetADMM
-from strategies.coreset_kmeans import _table_clusters
-from strategies.exchange import Part, Replies
-from strategies.federation import PartRows, Table
+from strategies.run.exchange import Part, Replies
+from strategies.run.grid import InProcessGrid
+from strategies.setup.problem import PartRows, Table
+from strategies.solvers.kmeans import _table_clusters
 from tests.federated import (
     SOURCE,
     Run,
@@ -33,7 +34,6 @@ from tp_flower.errors import (
     SettingsError,
     SiteError,
 )
-from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import (
     AFTER,
     ROUND,

@@ -10,14 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client_apps.app import app
+from scripts.data.store import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
 from strategies import STRATEGIES, Explain
-from tp_flower.datasets import (
-    FLIGHTS_SQL,
-    STORE_CLASSIFICATION_SQL,
-    STORE_SQL,
-    make_store,
-)
-from tp_flower.explain.cost import (
+from strategies.explain.cost import (
     ShardSize,
     TableSize,
     Traffic,
@@ -26,9 +21,10 @@ from tp_flower.explain.cost import (
     prepare_round,
     sgd_epoch,
 )
-from tp_flower.grid import InProcessGrid
+from strategies.run.grid import InProcessGrid
 from tp_flower.protocol import Update
 from tp_flower.query import Query
+from tp_flower.sources.flights import FLIGHTS_SQL
 
 WITHIN = 0.02
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from client_apps.kept_features import KeptFeatures
-from client_apps.store import SiteStore
-from client_apps.tables import SiteTables
+from client_apps.data.features import KeptFeatures
+from client_apps.data.run_store import SiteStore
+from client_apps.data.tables import SiteTables
 from tp_flower.sources.csv_files import csv_call, csv_format
 from tp_flower.sources.shards import ShardSource, describe
 

@@ -19,11 +19,11 @@ import sqlalchemy as sa
 
 from tests.database_tables import KINDS, fill, run, source_of, url_of
 from tests.servers import uri
+from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError, SourceError
-from tp_flower.extraction.canonical import kind_of
+from tp_flower.extraction.canonical_keys import kind_of
 from tp_flower.extraction.extract import extract
 from tp_flower.query.fragment import Feature, Fragment, SubQuery
-from tp_flower.sources.engine import quote_name
 from tp_flower.sources.shards import (
     ShardSource,
     connect,

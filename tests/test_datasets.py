@@ -8,20 +8,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tp_flower.datasets import (
-    FLIGHTS_REGRESSION_SQL,
-    FLIGHTS_SQL,
-    STORE_CLASSIFICATION_SQL,
-    STORE_SQL,
-    flights_tables,
-    make_store,
-)
-from tp_flower.datasets import flights as flights_module
-from tp_flower.encoding.choice import choose_encoders
+from scripts.data.store import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract
+from tp_flower.features.choice import choose_encoders
 from tp_flower.query import Query
 from tp_flower.settings import Settings
+from tp_flower.sources import flights as flights_module
+from tp_flower.sources.flights import (
+    FLIGHTS_REGRESSION_SQL,
+    FLIGHTS_SQL,
+    flights_tables,
+)
 from tp_flower.sources.shards import (
     describe,
     hosted_shards,

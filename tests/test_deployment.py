@@ -6,14 +6,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from make_store import main as make_store
 
 from client_apps.app import app
-from client_apps.saved_models import SavedModel
+from client_apps.data.ledger import FILE as LEDGER_FILE
+from client_apps.data.saved_models import SavedModel
+from scripts.data.make_store import main as make_store
 from strategies import TablePuppetADMM
+from strategies.run.grid import InProcessGrid
 from tests.deployment import deployed
-from tp_flower.grid import InProcessGrid
-from tp_flower.privacy.ledger import FILE as LEDGER_FILE
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 

@@ -5,9 +5,9 @@ import pytest
 
 from client_apps.app import app
 from strategies import TablePuppetSGD
-from strategies.divergence import check_epoch
+from strategies.run.grid import InProcessGrid
+from strategies.training.divergence import check_epoch
 from tp_flower.errors import DivergedError, ReplyError
-from tp_flower.grid import InProcessGrid
 from tp_flower.query import Query
 
 ORDERS = pd.DataFrame({"k": range(40), "y": [float(n % 7) for n in range(40)]})

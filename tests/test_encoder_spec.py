@@ -4,14 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tp_flower.encoding.choice import (
+from tp_flower.errors import SchemaError, SettingsError
+from tp_flower.features.choice import (
     EncoderChoice,
     TableChoice,
     choose_encoders,
     parse_entries,
     render_entries,
 )
-from tp_flower.encoding.spec import (
+from tp_flower.features.spec import (
     ENCODERS,
     KINDS,
     TIME_PARTS,
@@ -19,7 +20,6 @@ from tp_flower.encoding.spec import (
     Need,
     default_spec,
 )
-from tp_flower.errors import SchemaError, SettingsError
 
 
 def normal(text: str) -> str:

@@ -18,14 +18,14 @@ from tests.encoding_example import (
     statistics_of,
     vectors,
 )
-from tp_flower.encoding.categories import category_purpose, short_hashes
-from tp_flower.encoding.columns import CategoricalColumn, NumericColumn
-from tp_flower.encoding.encoder import SiteEncoder, TableEncoder
-from tp_flower.encoding.fitting import fit
-from tp_flower.encoding.hashed import OTHER
-from tp_flower.encoding.statistics import Sample
 from tp_flower.errors import SchemaError
-from tp_flower.privacy.keyed_hash import KeyedHasher
+from tp_flower.features.categories import category_purpose, short_hashes
+from tp_flower.features.columns import CategoricalColumn, NumericColumn
+from tp_flower.features.encoder import SiteEncoder, TableEncoder
+from tp_flower.features.fitting import fit
+from tp_flower.features.hashed import OTHER
+from tp_flower.features.statistics import Sample
+from tp_flower.keyed_hash import KeyedHasher
 
 NUMBER_SPECS = [
     "standard",
@@ -420,9 +420,9 @@ def test_rare_values_stay_at_home() -> None:
 def test_a_list_cut_short_is_enough_or_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tp_flower.encoding.categories.MOST_CATEGORIES", 2)
+    monkeypatch.setattr("tp_flower.features.categories.MOST_CATEGORIES", 2)
     columns = {"c": categorical(*"aaaabbbcd")}
-    monkeypatch.setattr("tp_flower.encoding.statistics_wire.MOST_CATEGORIES", 2)
+    monkeypatch.setattr("tp_flower.features.statistics_codec.MOST_CATEGORIES", 2)
     assert encoder_of(columns, c="one-hot(3)").encoder.width == 3
     # which of c and d is third is not known at the server, nor that there is no fifth
     for spec in ("one-hot(4)", "one-hot(9)"):
@@ -451,7 +451,7 @@ def test_quantile_bins_of_large_shards_are_within_the_bound() -> None:
 
 def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "tp_flower.encoding.encoder.BLOCK_VALUES", 1
+        "tp_flower.features.encoder.BLOCK_VALUES", 1
     )  # blocks of 256 rows
     values = np.arange(1000.0)
     columns = {"x": NumericColumn(values)}
@@ -481,7 +481,7 @@ def test_texts_that_blocks_share_are_hashed_once(
 
     whole = categorical("a", "b", "a", "b")
     encoder = encoder_of({"c": whole})
-    monkeypatch.setattr("tp_flower.encoding.encoder.short_hashes", counted)
+    monkeypatch.setattr("tp_flower.features.encoder.short_hashes", counted)
     blocks = [{"c": whole.take(slice(k, k + 2))} for k in (0, 2)]
     parts = [encoder.transform(block) for block in blocks]
     assert calls == [2]

@@ -42,7 +42,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small store; its four organisations share two SuperNodes."""
     folder = tmp_path_factory.mktemp("store")
     sizes = ("--orders", "300", "--items", "20", "--customers", "40")
-    status, printed = script("make_store.py", str(folder), *sizes, home=folder)
+    status, printed = script("data/make_store.py", str(folder), *sizes, home=folder)
     assert status == 0, printed
     return folder
 

@@ -4,7 +4,7 @@ import duckdb
 import pandas as pd
 import pytest
 
-from tp_flower.sources.engine import safe_message
+from tp_flower.duckdb_engine import safe_message
 
 SECRETS = ["se'c\"ret\n\nLINE 1: secret\n^^ to INT32", "2024-13-45", "98765"]
 

@@ -20,19 +20,19 @@ import pytest
 from flwr.app import Message
 from flwr.common.serde import recorddict_to_proto
 
-from client_apps import state_file, store
 from client_apps.app import app
-from client_apps.node_config import site_id
-from client_apps.shard import Shard
-from client_apps.site import Site
-from client_apps.state_file import STATE_FILE
+from client_apps.data import committed_round, run_store
+from client_apps.data.committed_round import STATE_FILE
+from client_apps.data.ledger import FILE as LEDGER
+from client_apps.data.ledger import Ledger, open_ledger
+from client_apps.data.node_config import site_id
+from client_apps.operator.shard import Shard
+from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM, TablePuppetSGD
-from strategies.explain import Explain
+from strategies.explain.strategy import Explain
+from strategies.run.grid import InProcessGrid
 from tests.hostile import SHOP, US, HostileGrid, tables, train
 from tp_flower.errors import SiteError
-from tp_flower.grid import InProcessGrid
-from tp_flower.privacy.ledger import FILE as LEDGER
-from tp_flower.privacy.ledger import Ledger, open_ledger
 from tp_flower.protocol import Action, Packet, pack, unpack
 from tp_flower.settings import PrivacySettings
 
@@ -126,7 +126,7 @@ class Sites(HostileGrid):
 
 def restart():
     """Forget what this process has read."""
-    store._CACHE.sites.clear()
+    run_store._CACHE.sites.clear()
     open_ledger.cache_clear()
 
 
@@ -251,8 +251,8 @@ def without(name):
 
 def of_another_run(grid):
     path = grid.run_folder(US) / STATE_FILE
-    other = state_file.read(path, path.parent.name)
-    state_file.write(path, replace(other, run="f" * 32 + "-1"), is_durable=False)
+    other = committed_round.read(path, path.parent.name)
+    committed_round.write(path, replace(other, run="f" * 32 + "-1"), is_durable=False)
 
 
 LOSSES = {
@@ -381,7 +381,7 @@ def killed_at(point: int):
 
     with pytest.MonkeyPatch.context() as changes:
         for name in CHANGING:
-            changes.setattr(f"os.{name}", patched(getattr(store.os, name)))
+            changes.setattr(f"os.{name}", patched(getattr(run_store.os, name)))
         yield calls
 
 
@@ -437,7 +437,7 @@ def test_a_full_disk_is_over_some_time(tmp_path, monkeypatch):
             if message.metadata.message_type == Action.CONSENSUS and not seen:
                 seen.append(self.site(US).store.last().number)
                 with monkeypatch.context() as full:
-                    full.setattr(state_file, "write_file", no_room)
+                    full.setattr(committed_round, "write_file", no_room)
                     answer = self.answer(message)
                 assert answer.header["kind"] == "transient"
                 assert "No space left" in answer.header["error"]

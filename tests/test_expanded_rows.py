@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_apps.rows import Batches, TrainingRows, expanded, once_each
+from client_apps.handlers.training_rows import (
+    Batches,
+    TrainingRows,
+    expanded,
+    once_each,
+)
 from strategies import TablePuppetADMM, VflADMM, VflSGD
 from tests.hostile import (
     FOREIGN,

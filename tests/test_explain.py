@@ -15,20 +15,21 @@ from rich.console import Console
 
 import strategies.app
 from client_apps.app import app
+from scripts.data.store import STORE_SQL, make_store
 from strategies import Explain
 from strategies.app import CONSOLE_WIDTH
+from strategies.disclosures.releases import NOTHING, Audience, releases
+from strategies.explain.console import explanation_view
+from strategies.explain.explanation import explanation_dict
+from strategies.run.grid import InProcessGrid
 from tests.database_tables import fill
 from tests.servers import uri
-from tp_flower.datasets import FLIGHTS_SQL, STORE_SQL, flights_tables, make_store
 from tp_flower.errors import MappingError
-from tp_flower.explain.console import explanation_view
-from tp_flower.explain.explanation import explanation_dict
-from tp_flower.explain.releases import NOTHING, Audience, releases
-from tp_flower.grid import InProcessGrid
 from tp_flower.privacy.key_source import KeySource
 from tp_flower.protocol import Action
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings
+from tp_flower.sources.flights import FLIGHTS_SQL, flights_tables
 
 
 def explain(sql, sites, **how):

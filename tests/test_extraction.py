@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tp_flower.encoding.columns import CategoricalColumn
 from tp_flower.errors import QueryError, SourceError
-from tp_flower.extraction.canonical import kind_of
+from tp_flower.extraction.canonical_keys import kind_of
 from tp_flower.extraction.extract import extract, open_extracted
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard, FeatureInfo
-from tp_flower.privacy.keyed_hash import KeyedHasher
+from tp_flower.features.columns import CategoricalColumn
+from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.query.fragment import Feature, Fragment, SubQuery
 from tp_flower.sources.shards import (
     ShardSource,

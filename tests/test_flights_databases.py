@@ -4,15 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-from load_flights import load_flights
 
 from client_apps.app import app
+from scripts.data.load_flights import load_flights
 from strategies import STRATEGIES
 from strategies.app import choose_sql
+from strategies.run.grid import InProcessGrid
 from tests.servers import uri
-from tp_flower.grid import InProcessGrid
 from tp_flower.query import Query
-from tp_flower.report import write_report
+from tp_flower.reports.records import write_report
 from tp_flower.settings import Settings
 
 SITES = 3  # five organisations on three nodes

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from client_apps.data.key_files import ROW_ORDER_KEY
 from strategies import (
     CoresetKMeans,
     Explain,
@@ -20,13 +21,12 @@ from strategies import (
     TablePuppetADMM,
     TablePuppetSGD,
 )
-from strategies.model_manifest import make_manifest
-from strategies.predict import Predict
-from strategies.rounds import RoundStrategy
+from strategies.inference.model_manifest import make_manifest
+from strategies.inference.predict import Predict
+from strategies.run.grid import InProcessGrid
+from strategies.run.strategy import RoundStrategy
 from tests.fuzzing import MARK, Fuzzer
 from tests.hostile import SHOP, SQL, HostileGrid, train
-from tp_flower.grid import InProcessGrid
-from tp_flower.privacy.key_files import ROW_ORDER_KEY
 from tp_flower.protocol import (
     EXCHANGES,
     HEADER,

@@ -14,8 +14,8 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
+from strategies.run.grid import InProcessGrid
 from tp_flower.errors import SourceError
-from tp_flower.grid import InProcessGrid
 from tp_flower.sources.shards import load_tables
 
 FRAME = pd.DataFrame({"x": [1, 2]})

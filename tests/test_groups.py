@@ -4,12 +4,12 @@ import pandas as pd
 import pytest
 
 from client_apps.app import app
-from client_apps.costs import Shard
+from client_apps.privacy.ledger_entries import Shard
 from strategies import TablePuppetADMM
-from strategies.exchange import Part, Replies
-from strategies.groups import check_groups, split_groups
+from strategies.run.exchange import Part, Replies
+from strategies.run.grid import InProcessGrid
+from strategies.setup.grouped_tables import check_groups, split_groups
 from tp_flower.errors import QueryError, ReplyError
-from tp_flower.grid import InProcessGrid
 from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.protocol import Action, ExtractedPart
 from tp_flower.query import Fragment, Query

@@ -15,8 +15,8 @@ from strategies import TablePuppetADMM, TablePuppetSGD
 from tests import hostile
 from tests.hostile import US, US_PART, HostileGrid, StoppedError, header, train
 from tp_flower.errors import SettingsError, SiteError
-from tp_flower.learning.models import ModelSpec
-from tp_flower.learning.neural import TorchModel
+from tp_flower.learning.models.local_model import ModelSpec
+from tp_flower.learning.models.neural import TorchModel
 from tp_flower.privacy.gradients import check_per_row, check_scores, clipped_sum
 from tp_flower.privacy.plan import ClippedNoise, Course, plan_part
 from tp_flower.privacy.statistics_update import StatisticsPlan, TableShape

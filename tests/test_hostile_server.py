@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from client_apps.site import Site
+from client_apps.rounds.site import Site
 from strategies import Explain, TablePuppetADMM, TablePuppetSGD
 from tests.hostile import (
     FOREIGN,

@@ -13,8 +13,8 @@ from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 
 from client_apps.app import ANSWERS, answer_of, app
 from strategies import Personalised, TablePuppetADMM, TablePuppetSGD
+from strategies.run.grid import InProcessGrid
 from tests.federated import store, store_sql
-from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import Action, Packet, unpack
 from tp_flower.query import Query
 
@@ -48,9 +48,17 @@ HEAVY = {
     *("sqlglot", "torch"),
 }
 OWN = {
-    *("client_apps.guard", "client_apps.prepare", "client_apps.setup"),
-    *("client_apps.saved_models", "client_apps.tables", "tp_flower.databases"),
-    *("tp_flower.datasets", "tp_flower.encoding.encoder", "tp_flower.settings"),
+    *(
+        "client_apps.privacy.guard",
+        "client_apps.handlers.prepare",
+        "client_apps.handlers.setup",
+    ),
+    *(
+        "client_apps.data.saved_models",
+        "client_apps.data.tables",
+        "tp_flower.sources.databases",
+    ),
+    *("scripts.data", "tp_flower.features.encoder", "tp_flower.settings"),
     *("tp_flower.extraction", "tp_flower.query", "tp_flower.sources.shards"),
 }
 
@@ -109,7 +117,7 @@ def test_a_round_of_training_imports_nothing_heavy(method, action, tmp_path):
     assert elsewhere
     for key in {*elsewhere, *here}:
         np.testing.assert_array_equal(elsewhere[key], here[key])
-    assert str(action).replace("train", "client_apps") in grid.imported
+    assert str(action).replace("train", "client_apps.handlers") in grid.imported
     assert not {name.split(".")[0] for name in grid.imported} & HEAVY
     assert not grid.imported & OWN
 
@@ -123,7 +131,7 @@ def test_a_round_of_a_sites_own_model_imports_nothing_heavy(tmp_path):
     assert elsewhere
     for key in {*elsewhere, *here}:
         np.testing.assert_array_equal(elsewhere[key], here[key])
-    assert "client_apps.personal" in grid.imported
+    assert "client_apps.handlers.personalised.train" in grid.imported
     assert not {name.split(".")[0] for name in grid.imported} & HEAVY
     assert not grid.imported & OWN
 

@@ -7,10 +7,10 @@ import pytest
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from strategies import inventory
-from strategies.inventory import find_sites, read_inventory
+from strategies.run import sites
+from strategies.run.grid import InProcessGrid
+from strategies.run.sites import find_sites, read_inventory
 from tp_flower.errors import ReplyError, SchemaError, SiteError
-from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import Packet, pack
 from tp_flower.settings import Settings
 
@@ -107,14 +107,14 @@ def test_known_nodes_without_a_table_are_no_reason_to_wait():
 
 def test_node_without_a_number_may_be_one_of_many(monkeypatch):
     """Deployment: one node knows of no other, but another one brings the table."""
-    monkeypatch.setattr(inventory, "SETTLED_SECONDS", 0.2)
+    monkeypatch.setattr(sites, "SETTLED_SECONDS", 0.2)
     late = node("b", after=0.4)
     grid = Nodes(node("a", partitions=1), node("c"), late)
     assert find(grid, "a", "b", wait_seconds=5)[0] == ["a", "b", "c"]
 
 
 def test_unknown_number_of_nodes_settles(monkeypatch):
-    monkeypatch.setattr(inventory, "SETTLED_SECONDS", 0.3)
+    monkeypatch.setattr(sites, "SETTLED_SECONDS", 0.3)
     grid = Nodes(node("a"), node("b", after=0.2), node("c", after=30))
     tables, seconds = find(grid, "a", wait_seconds=20)
     assert tables == ["a", "b"]
@@ -150,7 +150,7 @@ def test_no_node_at_all():
 
 def test_known_node_that_does_not_come_is_warned_of(monkeypatch):
     warnings = []
-    monkeypatch.setattr(inventory, "log", lambda *arguments: warnings.append(arguments))
+    monkeypatch.setattr(sites, "log", lambda *arguments: warnings.append(arguments))
     grid = Nodes(node("a", partitions=2), node("b", partitions=2, after=30))
     assert find(grid, "a", wait_seconds=0.3)[0] == ["a"]
     assert warnings == [(WARNING, "only %d of %d sites are online", 1, 2)]

@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-from client_apps import site_key as command
-from tp_flower.errors import SettingsError, SiteError
-from tp_flower.privacy.key_agreement import GroupSecret
-from tp_flower.privacy.key_files import (
+from client_apps.cli import site_key as command
+from client_apps.data.key_files import (
     read_allowed_keys,
     read_secret,
     secret_digest,
     site_key,
 )
+from tp_flower.errors import SettingsError, SiteError
+from tp_flower.privacy.key_agreement import GroupSecret
 
 VALUE = bytes(range(100, 140))
 A, B = "0a" * 32, "0B" * 32
@@ -154,7 +154,7 @@ class TestAllowedKeys:
 
 WAIT_AND_PRINT = """
 import sys, pathlib
-from tp_flower.privacy.key_files import site_key
+from client_apps.data.key_files import site_key
 folder = pathlib.Path(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()

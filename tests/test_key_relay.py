@@ -4,10 +4,10 @@ import pandas as pd
 import pytest
 
 from client_apps.app import app
-from client_apps.site import Site
+from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM
+from strategies.run.grid import InProcessGrid
 from tp_flower.errors import ReplyError, SiteError
-from tp_flower.grid import InProcessGrid
 from tp_flower.privacy.key_agreement import GroupSecret
 from tp_flower.protocol import Packet, pack, unpack
 from tp_flower.query import Query

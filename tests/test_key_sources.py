@@ -5,14 +5,14 @@ import shutil
 import pytest
 from flwr.app import Message
 
-from client_apps import keys
-from client_apps.site import Site
+from client_apps.data.key_files import read_secret, secret_digest
+from client_apps.privacy import keys
+from client_apps.rounds.site import Site
+from strategies.run.grid import InProcessGrid
 from tests.federated import run_query
 from tests.keyed_sites import AB, SECRET_TEXT, SQL, A, B, KeyedGrid, train
 from tp_flower.errors import MessageError, SettingsError, SiteError
-from tp_flower.grid import InProcessGrid
 from tp_flower.privacy.key_agreement import GroupSecret
-from tp_flower.privacy.key_files import read_secret, secret_digest
 from tp_flower.privacy.key_source import GUARANTEES, KeySource
 from tp_flower.protocol import (
     ExtractRequest,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tp_flower.privacy.keyed_hash import KeyedHasher
+from tp_flower.keyed_hash import KeyedHasher
 
 SECRET = bytes(range(32))
 

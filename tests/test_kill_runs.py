@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from client_apps.data.ledger import FILE, Ledger
 from tests.federated import store_on_disk
-from tp_flower.privacy.ledger import FILE, Ledger
 from tp_flower.privacy.mechanisms import PureDp
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from scipy.integrate import quad
 
 from tp_flower.errors import SettingsError
-from tp_flower.privacy.labels import (
+from tp_flower.learning.label_noise import (
     MAX_EPSILON,
     MIN_EPSILON,
     NOISE_VALUES,
@@ -21,7 +21,7 @@ from tp_flower.privacy.labels import (
     randomised_response,
     response_keep,
 )
-from tp_flower.privacy.noise import NoiseSource
+from tp_flower.noise import NoiseSource
 
 DRAWS = 1_000_000
 KEY = bytes(range(32))

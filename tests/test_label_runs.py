@@ -6,20 +6,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps import private_labels
 from client_apps.app import app
-from strategies import STRATEGIES, loj
-from strategies.exchange import Part
-from strategies.explain import Explain
-from strategies.labels import label_plan, read_private_labels
+from client_apps.privacy import noisy_labels
+from strategies import STRATEGIES
+from strategies.explain.strategy import Explain
+from strategies.run.exchange import Part
+from strategies.run.grid import InProcessGrid
+from strategies.setup.labels import label_plan, read_private_labels
+from strategies.training import joins
 from tests import federated
 from tp_flower.errors import ReplyError, SettingsError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
-from tp_flower.grid import InProcessGrid
+from tp_flower.learning.label_noise import LabelPlan, epsilon_of_noise
 from tp_flower.learning.losses import LogisticLoss, sigmoid
 from tp_flower.learning.metrics import evaluate
-from tp_flower.privacy.labels import LabelPlan, epsilon_of_noise
-from tp_flower.privacy.noise import NoiseSource
+from tp_flower.noise import NoiseSource
 from tp_flower.protocol import pack, unpack
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings, Settings
@@ -34,7 +35,7 @@ def _noise_of_known_keys(monkeypatch):
     """Every draw has a key of its own, the same in each run of the tests."""
     keys = itertools.count()
     monkeypatch.setattr(
-        private_labels, "NoiseSource", lambda: NoiseSource(next(keys).to_bytes(32))
+        noisy_labels, "NoiseSource", lambda: NoiseSource(next(keys).to_bytes(32))
     )
 
 
@@ -245,14 +246,14 @@ def test_no_true_label_is_in_any_message():
 def learned(monkeypatch, privacy):
     """The held-out rows' scores, and the strategy that found them."""
     kept = []
-    measure = loj.test_metrics
+    measure = joins.test_metrics
 
     def keep(federation, local_scores):
         kept.append(federation.test.sum_scores(federation.base_score, local_scores))
         return measure(federation, local_scores)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loj, "test_metrics", keep)
+        patch.setattr(joins, "test_metrics", keep)
         _, method = train_pairs(privacy)
     return kept[-1], method
 

@@ -14,11 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tp_flower.errors import BudgetError, LedgerError, SiteError
-from tp_flower.privacy import snapshot
-from tp_flower.privacy.accounting import PRV, epsilon
-from tp_flower.privacy.journal import sealed
-from tp_flower.privacy.ledger import (
+from client_apps.data import ledger_snapshot
+from client_apps.data.ledger import (
     FILE,
     Budget,
     Ledger,
@@ -26,7 +23,11 @@ from tp_flower.privacy.ledger import (
     Release,
     open_ledger,
 )
+from client_apps.data.ledger_journal import sealed
+from tp_flower.errors import BudgetError, LedgerError, SiteError
+from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian, PureDp
+from tp_flower.protections import PRV
 
 RUN, NEXT = "1-a", "2-a"
 DELTA = 1e-5
@@ -557,11 +558,11 @@ def long_example(path):
 
 
 def test_a_snapshot_changes_nothing(path, monkeypatch):
-    monkeypatch.setattr(snapshot, "EVERY", 50)
+    monkeypatch.setattr(ledger_snapshot, "EVERY", 50)
     ledger = long_example(path)
     kept = path.with_suffix(".snapshot")
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    _, position = snapshot.load(kept)
+    _, position = ledger_snapshot.load(kept)
     assert 50 < position.seq < path.read_bytes().count(b"\n")
     quick = Ledger(path)
     found = quick.spent("F")
@@ -576,9 +577,9 @@ def test_a_snapshot_changes_nothing(path, monkeypatch):
 
 
 def test_a_process_reads_what_is_new_since_the_snapshot(path, monkeypatch):
-    monkeypatch.setattr(snapshot, "EVERY", 50)
+    monkeypatch.setattr(ledger_snapshot, "EVERY", 50)
     long_example(path)
-    _, position = snapshot.load(path.with_suffix(".snapshot"))
+    _, position = ledger_snapshot.load(path.with_suffix(".snapshot"))
     seen = []
     real = os.pread
     monkeypatch.setattr(os, "pread", lambda *a: seen.append(a[2]) or real(*a))
@@ -587,7 +588,7 @@ def test_a_process_reads_what_is_new_since_the_snapshot(path, monkeypatch):
 
 
 def test_a_snapshot_that_cannot_be_written_is_done_without(path, monkeypatch):
-    monkeypatch.setattr(snapshot, "EVERY", 1)
+    monkeypatch.setattr(ledger_snapshot, "EVERY", 1)
     path.with_suffix(".new").mkdir(parents=True)
     ledger = example(path)
     assert not path.with_suffix(".snapshot").exists()
@@ -595,7 +596,7 @@ def test_a_snapshot_that_cannot_be_written_is_done_without(path, monkeypatch):
 
 
 def test_a_ledger_that_is_older_than_its_snapshot_is_refused(path, monkeypatch):
-    monkeypatch.setattr(snapshot, "EVERY", 1)
+    monkeypatch.setattr(ledger_snapshot, "EVERY", 1)
     ledger = example(path)
     backup = path.read_bytes()
     use(ledger, 1)
@@ -623,7 +624,7 @@ def spend_all(path, key, times):
 
 
 def test_processes_take_turns(path, monkeypatch):
-    monkeypatch.setattr(snapshot, "EVERY", 7)
+    monkeypatch.setattr(ledger_snapshot, "EVERY", 7)
     Ledger(path).reserve(RUN, [Planned(release(), 50)], {})
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         jobs = [(path, 0, 20)] * 4

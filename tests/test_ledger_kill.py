@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from client_apps.data.ledger import FILE, Ledger
 from tests import ledger_child
 from tests.ledger_child import LIMIT, SOURCE
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.ledger import FILE, Ledger
 from tp_flower.privacy.mechanisms import Gaussian, PureDp
 
 CHILD = Path(ledger_child.__file__)

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from scipy.optimize import check_grad, minimize
 
 from tests.reference import losses as slow
+from tp_flower.arrays import blocks
 from tp_flower.learning.losses import (
     LOSSES,
     LogisticLoss,
     Loss,
     SoftmaxLoss,
     SquaredLoss,
-    blocks,
     log_sum_exp,
     sigmoid,
     softmax,

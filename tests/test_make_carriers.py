@@ -7,16 +7,20 @@ from pathlib import Path
 
 import duckdb
 
-from tp_flower.datasets import flights_tables
 from tp_flower.query import Query
 from tp_flower.settings import Settings
+from tp_flower.sources.flights import flights_tables
 from tp_flower.sources.shards import column_types, load_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_every_carrier_has_its_flights_and_the_same_columns(tmp_path):
-    command = [sys.executable, ROOT / "scripts" / "make_carriers.py", str(tmp_path)]
+    command = [
+        sys.executable,
+        ROOT / "scripts" / "data" / "make_carriers.py",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert f"flwr run . --stream -c {tmp_path / 'my-run.toml'}" in done.stdout
     flights = [str(path) for path in flights_tables()["flights"].values()]

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 def make_store(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, ROOT / "scripts" / "make_store.py", *arguments],
+        [sys.executable, ROOT / "scripts" / "data" / "make_store.py", *arguments],
         # the script imports tp_flower, installed or not
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,

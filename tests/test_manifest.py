@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from tests.manifest_example import small_manifest, table
-from tp_flower.errors import ModelError
-from tp_flower.manifest import (
+from strategies.inference.feature_texts import feature_texts, label_text
+from strategies.inference.manifest import (
     Manifest,
     _digest,
     delete_version,
@@ -19,6 +18,8 @@ from tp_flower.manifest import (
     resolve,
     write_manifest,
 )
+from tests.manifest_example import small_manifest, table
+from tp_flower.errors import ModelError
 from tp_flower.model_names import (
     ModelVersion,
     check_name,
@@ -27,7 +28,6 @@ from tp_flower.model_names import (
     versions_in,
 )
 from tp_flower.query import Query
-from tp_flower.query.feature_texts import feature_texts, label_text
 from tp_flower.settings import Settings
 
 FIRST, SECOND = "20261122-001500-3f9a", "20261122-001501-00aa"

@@ -19,7 +19,7 @@ from tp_flower.joins.mapping import (
     build_mapping,
     split_rows,
 )
-from tp_flower.privacy.keyed_hash import KEY_BYTES, KeyedHasher
+from tp_flower.keyed_hash import KEY_BYTES, KeyedHasher
 from tp_flower.query import Join, Query
 from tp_flower.sources.shards import describe, load_tables, register_frames, release
 

@@ -8,14 +8,19 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tp_flower.errors import SettingsError
-from tp_flower.learning.models import LinearModel, ModelSpec, build_model, moment
-from tp_flower.learning.neural import (
+from tp_flower.learning.models.fit_problem import FitProblem
+from tp_flower.learning.models.local_model import (
+    LinearModel,
+    ModelSpec,
+    build_model,
+    moment,
+)
+from tp_flower.learning.models.neural import (
     FitBudget,
     TorchModel,
     fit_least_squares,
     resolve_device,
 )
-from tp_flower.learning.problem import FitProblem
 
 few = settings(max_examples=30, deadline=None)
 
@@ -151,7 +156,7 @@ def test_mlp_scores_and_pullback_by_hand():
 def test_scores_in_chunks_are_the_scores(monkeypatch):
     model, features = mlp(), features_of(11, 3)
     whole = model.scores(features)
-    monkeypatch.setattr("tp_flower.learning.neural.EVALUATION_ROWS", 4)
+    monkeypatch.setattr("tp_flower.learning.models.neural.EVALUATION_ROWS", 4)
     np.testing.assert_allclose(model.scores(features), whole, rtol=1e-6)
 
 

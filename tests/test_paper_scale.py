@@ -5,7 +5,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tp_flower.datasets.paper_scale import PAPER_SCALES, write_paper_scale
+from scripts.data.paper_scale import PAPER_SCALES, write_paper_scale
 
 SMALL = 1e-4
 

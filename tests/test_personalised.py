@@ -9,16 +9,16 @@ from rich.console import Console
 
 from client_apps.app import app
 from strategies import Personalised, Predict
-from strategies.model_manifest import make_manifest
-from strategies.personal_descent import Descent, Track, joined
-from tp_flower.console import format_value, summary
+from strategies.inference.model_manifest import make_manifest
+from strategies.personalised.descent import Descent, Track, joined
+from strategies.report_page import render
+from strategies.run.grid import InProcessGrid
 from tp_flower.errors import QueryError, SettingsError, SiteError
-from tp_flower.grid import InProcessGrid
-from tp_flower.personal.graph import SimilarityGraph, parse_edges
+from tp_flower.personalised.graph import SimilarityGraph, parse_edges
 from tp_flower.protocol import Action, unpack
 from tp_flower.query import Query
-from tp_flower.report import report_dict
-from tp_flower.report_page import render
+from tp_flower.reports.console import format_value, summary
+from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings, Settings
 
 SQL = "SELECT y AS label, a, b FROM t"

@@ -5,10 +5,18 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import plant_faults
 import pytest
-from fault_list import FAULTS, Fault
-from plant_faults import CAUGHT, LATE, MISSED, STALE, StaleFaultError, Verdict
+
+from scripts.checks import plant_faults
+from scripts.checks.fault_list import FAULTS, Fault
+from scripts.checks.plant_faults import (
+    CAUGHT,
+    LATE,
+    MISSED,
+    STALE,
+    StaleFaultError,
+    Verdict,
+)
 
 FAULT = Fault("sum", "a + b", "a - b", ("test_adding.py",))
 TEST = (

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
-from client_apps.guard import Guard
-from client_apps.rows import Batches, TrainingRows, check_rows
-from client_apps.site import Site
-from tp_flower.encoding.spec import EncoderSpec, default_spec
+from client_apps.data.ledger import Budget
+from client_apps.handlers.training_rows import Batches, TrainingRows, check_rows
+from client_apps.privacy.guard import Guard
+from client_apps.rounds.site import Site
 from tp_flower.errors import PolicyError, QueryError, SourceError
-from tp_flower.privacy.ledger import Budget
-from tp_flower.privacy.policy import LEVELS, Policy, Releases
+from tp_flower.features.spec import EncoderSpec, default_spec
 from tp_flower.query import Fragment
 from tp_flower.query.fragment import Feature
 from tp_flower.query.reads import Role, reads
 from tp_flower.query.subquery import SubQuery
 from tp_flower.settings import PrivacySettings
+from tp_flower.sources.policy import LEVELS, Policy, Releases
 from tp_flower.sources.shards import load_tables
 
 TABLE = "customer,amount,day,is_fraud,salary\n1,2.5,3,0,9\n2,1.5,4,1,8\n"

@@ -11,15 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from client_apps import store as site_store
-from client_apps.row_keys import PURPOSE
+from client_apps.data import run_store as site_store
+from client_apps.handlers.row_keys import PURPOSE
 from tests.federated import FEATURES, SOURCE, sharded, store, whole
 from tests.predicted import check_equal, on, scored, train, train_store
 from tp_flower.errors import ModelError, QueryError, SettingsError, SiteError
 from tp_flower.learning.losses import LogisticLoss, SquaredLoss
 from tp_flower.learning.metrics import evaluate
-from tp_flower.predictions import Outputs
 from tp_flower.privacy.key_agreement import GroupSecret
+from tp_flower.reports.predictions import Outputs
 from tp_flower.settings import PrivacySettings
 
 UNLABELLED = f"SELECT {FEATURES} {SOURCE}"
@@ -188,7 +188,7 @@ def test_left_joins_and_sub_queries(tmp_path):
 
 
 def _numbers(columns):
-    from tp_flower.encoding.columns import NumericColumn
+    from tp_flower.features.columns import NumericColumn
 
     return {name: NumericColumn(values) for name, values in columns.items()}
 
@@ -388,7 +388,7 @@ def test_predictions_at_the_label_site(logistic):
 
 
 def test_the_server_has_no_row_key_where_the_site_has_the_predictions(logistic):
-    from strategies.predict import Predict
+    from strategies.inference.predict import Predict
     from tp_flower.query import Query
 
     settings = {"row_key": "day", "predictions_at": "label-site", "mode": "predict"}

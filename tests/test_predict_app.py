@@ -9,10 +9,10 @@ from rich.console import Console
 
 from client_apps.app import app
 from strategies.app import act, page_line
+from strategies.run.grid import InProcessGrid
 from tests.federated import FEATURES, SOURCE, sharded, store, store_sql
 from tests.predicted import on
 from tp_flower.errors import ModelError, QueryError
-from tp_flower.grid import InProcessGrid
 from tp_flower.settings import Settings
 
 UNLABELLED = f"SELECT {FEATURES} {SOURCE}"

@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 
 from tests.predicted import check_equal, scored, train
-from tp_flower.datasets import FLIGHTS_SQL
-from tp_flower.datasets.flights import flights_tables
+from tp_flower.sources.flights import FLIGHTS_SQL, flights_tables
 
 LABEL = "f.arr_delay > 15 AS label,"
 KNOWN = "WHERE f.arr_delay IS NOT NULL"

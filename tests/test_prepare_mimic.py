@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from mimic_items import ITEMS
-from prepare_mimic import FUNCTIONS, PERIODS, main
 from scipy.stats import skew
 
+from scripts.data.mimic_items import ITEMS
+from scripts.data.prepare_mimic import FUNCTIONS, PERIODS, main
 from tests.prepared import run_prepared, table
 
 HEADERS = {

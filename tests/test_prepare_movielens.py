@@ -5,8 +5,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from prepare_movielens import GENRES, has_movielens, main, read_movielens
 
+from scripts.data.prepare_movielens import GENRES, has_movielens, main, read_movielens
 from tests.prepared import run_prepared, table
 
 MOVIELENS = Path(os.environ.get("TP_FLOWER_MOVIELENS", "../shared/data/ml-100k"))

@@ -6,8 +6,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from prepare_vertical import HOUSE_FEATURES, TIMBRES, main, vertical_datasets
 
+from scripts.data.prepare_vertical import (
+    HOUSE_FEATURES,
+    TIMBRES,
+    main,
+    vertical_datasets,
+)
 from tests.prepared import run_prepared, table
 
 ROWS = 40

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from prepare_yelp import COMPLIMENTS, WIDTH, main
 
+from scripts.data.prepare_yelp import COMPLIMENTS, WIDTH, main
 from tests.prepared import run_prepared, table
 
 CATEGORIES = ("Restaurants, Pizza", "Hair Salons", "Fast Food, restaurants", None)

@@ -12,14 +12,14 @@ from scipy import stats
 from torch import nn
 
 from tp_flower.errors import SettingsError
-from tp_flower.learning.models import LinearModel, ModelSpec, build_model
-from tp_flower.learning.neural import TorchModel
-from tp_flower.learning.problem import FitProblem
+from tp_flower.learning.models.fit_problem import FitProblem
+from tp_flower.learning.models.local_model import LinearModel, ModelSpec, build_model
+from tp_flower.learning.models.neural import TorchModel
+from tp_flower.noise import NoiseSource
 from tp_flower.privacy import torch_gradients
 from tp_flower.privacy.dp_fit import PrivateFit, fit_privately
 from tp_flower.privacy.gradients import clip_weights, clipped_sum, private_sum
 from tp_flower.privacy.mechanisms import Gaussian
-from tp_flower.privacy.noise import NoiseSource
 
 KEY = bytes(range(32))
 few = settings(max_examples=25, deadline=None)

@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
-from client_apps import private_labels
-from client_apps.guard import Guard
-from client_apps.label_store import FOLDER, LabelStore
-from client_apps.private_labels import LabelOrder, released_label
-from client_apps.site import Site
+from client_apps.data.label_store import FOLDER, LabelStore
+from client_apps.data.ledger import Ledger, open_ledger
+from client_apps.privacy import noisy_labels
+from client_apps.privacy.guard import Guard
+from client_apps.privacy.noisy_labels import LabelOrder, released_label
+from client_apps.rounds.site import Site
 from tp_flower.errors import BudgetError, PolicyError, SettingsError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
-from tp_flower.privacy.labels import LabelPlan
-from tp_flower.privacy.ledger import Ledger, open_ledger
+from tp_flower.learning.label_noise import LabelPlan
+from tp_flower.noise import NoiseSource
 from tp_flower.privacy.mechanisms import PureDp
-from tp_flower.privacy.noise import NoiseSource
 from tp_flower.query import Fragment
 
 NAN = float("nan")
@@ -39,7 +39,7 @@ def _noise_of_known_keys(monkeypatch):
     """Every draw has a key of its own, the same in each run of the tests."""
     keys = itertools.count()
     monkeypatch.setattr(
-        private_labels, "NoiseSource", lambda: NoiseSource(next(keys).to_bytes(32))
+        noisy_labels, "NoiseSource", lambda: NoiseSource(next(keys).to_bytes(32))
     )
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from client_apps.app import app
-from client_apps.site import Site
+from client_apps.rounds.site import Site
 from strategies import STRATEGIES
+from strategies.run.grid import InProcessGrid
 from tests.federated import one_per_site, sharded, store, store_sql, whole
 from tp_flower.errors import SettingsError, SiteError
-from tp_flower.grid import InProcessGrid
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian, mechanism_from_json
 from tp_flower.protocol import unpack

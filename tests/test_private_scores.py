@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy import stats
 
-from tp_flower.privacy.noise import NoiseSource
+from tp_flower.noise import NoiseSource
 from tp_flower.privacy.scores import clip_rows, private_scores
 
 KEY = bytes(range(32))

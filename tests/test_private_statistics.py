@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tp_flower.errors import SiteError
-from tp_flower.learning.models import moment
+from tp_flower.learning.models.local_model import moment
 from tp_flower.learning.solvers import RidgeSolver, gram
+from tp_flower.noise import KEY_BYTES, NoiseSource
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian
-from tp_flower.privacy.noise import KEY_BYTES, NoiseSource
 from tp_flower.privacy.statistics_update import (
     GRAM_SHARE,
     Rows,

@@ -16,7 +16,7 @@ from tests.federated import (
     store,
     whole,
 )
-from tp_flower.learning.models import moment
+from tp_flower.learning.models.local_model import moment
 from tp_flower.learning.solvers import gram
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian, mechanism_from_json

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tp_flower.encoding import quantiles
-from tp_flower.encoding.quantiles import merge_quantiles, summarise
+from tp_flower.features import quantiles
+from tp_flower.features.quantiles import merge_quantiles, summarise
 
 numbers = st.integers(-5, 5).map(float) | st.floats(-1e300, 1e300)
 shards = st.lists(st.lists(numbers, max_size=40), min_size=1, max_size=4)

@@ -8,8 +8,8 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from client_apps.app import app
 from strategies import STRATEGIES, TablePuppetADMM
+from strategies.run.grid import InProcessGrid
 from tp_flower.errors import SettingsError
-from tp_flower.grid import InProcessGrid
 from tp_flower.methods import METHODS
 from tp_flower.query import Query
 

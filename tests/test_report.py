@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.report_example import small_report
-from tp_flower.report import report_dict, report_line, write_report
+from tp_flower.reports.records import report_dict, report_line, write_report
 
 ROOT = Path(__file__).parents[1]
 
@@ -94,10 +94,10 @@ def test_a_run_that_failed_before_any_round() -> None:
 
 def test_the_docstring_lists_every_key() -> None:
     # the docstrings are the schema's documentation
-    from tp_flower import report
-    from tp_flower.privacy import run_report
+    from strategies.disclosures import privacy_report
+    from tp_flower.reports import records as report
 
-    text = f"{report.__doc__} {run_report.__doc__}"
+    text = f"{report.__doc__} {privacy_report.__doc__}"
     documented = set(re.findall(r"[a-z_-]+", text))
 
     def keys(value: object) -> set[str]:

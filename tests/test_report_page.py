@@ -16,22 +16,22 @@ from hypothesis import strategies as st
 
 from client_apps.app import app as client_app
 from strategies.app import page_line, train
-from tests.page_reading import Page
-from tests.report_example import small_report
-from tests.test_explain import SMALL, SMALL_SQL
-from tp_flower.grid import InProcessGrid
-from tp_flower.networks import NETWORKS
-from tp_flower.query import Query
-from tp_flower.report import RoundReport, report_dict, write_json
-from tp_flower.report_page import (
+from strategies.report_page import (
     PAGE_FILE,
     ReportError,
     read_report,
     render,
 )
-from tp_flower.report_page.axes import from_zero, linear, logarithmic, whole
-from tp_flower.report_page.plots import MOST_POINTS, STYLES, spread, thin
-from tp_flower.report_page.style import DARK, LIGHT
+from strategies.report_page.axes import from_zero, linear, logarithmic, whole
+from strategies.report_page.networks import NETWORKS
+from strategies.report_page.plots import MOST_POINTS, STYLES, spread, thin
+from strategies.report_page.style import DARK, LIGHT
+from strategies.run.grid import InProcessGrid
+from tests.page_reading import Page
+from tests.report_example import small_report
+from tests.test_explain import SMALL, SMALL_SQL
+from tp_flower.query import Query
+from tp_flower.reports.records import RoundReport, report_dict, write_json
 from tp_flower.settings import Settings
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

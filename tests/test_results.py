@@ -4,11 +4,25 @@ import re
 from pathlib import Path
 
 import pytest
-import results
-from bench_methods import ADMM_CLAIM, SGD_CLAIM
-from bench_results import RESULTS_FILE, new_results, put_outcome, read_results
-from bench_runs import Check, Outcome
-from results import BEGIN, END, FOLDER, README, ROOT, render, with_section
+
+from scripts.bench.report import readme as results
+from scripts.bench.report.readme import (
+    BEGIN,
+    END,
+    FOLDER,
+    README,
+    ROOT,
+    render,
+    with_section,
+)
+from scripts.bench.results_file import (
+    RESULTS_FILE,
+    new_results,
+    put_outcome,
+    read_results,
+)
+from scripts.bench.runs import Check, Outcome
+from scripts.bench.suites.methods import ADMM_CLAIM, SGD_CLAIM
 
 README_TEXT = README.read_text(encoding="utf-8")
 
@@ -16,7 +30,7 @@ README_TEXT = README.read_text(encoding="utf-8")
 def test_nobody_edits_figures_by_hand() -> None:
     committed = read_results(FOLDER / RESULTS_FILE)
     expected = with_section(README_TEXT, render(committed))
-    assert expected == README_TEXT, "run python scripts/results.py"
+    assert expected == README_TEXT, "run python scripts/bench/report/readme.py"
 
 
 def test_every_image_is_there_and_none_is_left_over() -> None:

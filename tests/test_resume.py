@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from client_apps.app import app
-from client_apps.saved_models import SavedModel
+from client_apps.data.saved_models import SavedModel
 from strategies import STRATEGIES
-from strategies.journal import FOLDER, HEAD, IN_FLIGHT, ROUNDS, Frame, Journal
-from strategies.resuming import resumed
+from strategies.run.grid import InProcessGrid
+from strategies.run.journal import FOLDER, HEAD, IN_FLIGHT, ROUNDS, Frame, Journal
+from strategies.run.resume import resumed
 from tests.federated import sharded, store, store_sql, whole
 from tp_flower.errors import MissingSiteError, SchemaError, SettingsError
-from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import Parcel
 from tp_flower.query import Query
 from tp_flower.settings import Settings

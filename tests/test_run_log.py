@@ -9,10 +9,10 @@ from flwr.app import Message
 
 from client_apps.app import app
 from strategies import TablePuppetADMM
+from strategies.run.grid import InProcessGrid
 from tests.log_lines import events
 from tp_flower.errors import TPFlowerError
 from tp_flower.events import SHOWN_DIGITS
-from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import Action, Packet, pack
 from tp_flower.query import Query
 

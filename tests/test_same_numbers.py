@@ -6,15 +6,15 @@ import math
 import sys
 from pathlib import Path
 
-import count_files
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import same_numbers
-from checkouts import Checkout, CheckoutError, check_out
-from paired_benchmark import Better, Pair, pair_up
-from paired_benchmark import flatten as flatten_benchmark
-from report_figures import compare, flatten, relative_difference
+
+from scripts.checks import count_files, same_numbers
+from scripts.checks.checkouts import Checkout, CheckoutError, check_out
+from scripts.checks.paired_benchmark import Better, Pair, pair_up
+from scripts.checks.paired_benchmark import flatten as flatten_benchmark
+from scripts.checks.report_figures import compare, flatten, relative_difference
 
 REPORT = {
     "schema": 1,

@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 
 from client_apps.app import app
-from client_apps.saved_models import SavedModel, digest_of
+from client_apps.data.saved_models import SavedModel, digest_of
 from strategies import Explain, TablePuppetADMM, TablePuppetSGD
+from strategies.run.grid import InProcessGrid
 from tp_flower.errors import ModelError
 from tp_flower.extraction.extract import extract
-from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import unpack
 from tp_flower.query import Query
 from tp_flower.sources.shards import ShardSource, register_frames, release

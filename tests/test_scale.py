@@ -1,21 +1,21 @@
 """The benchmark of the papers' sizes on tiny ones: it runs, and what it computes."""
 
-import bench_micro
 import numpy as np
 import pytest
-from bench_runs import Check, Outcome
-from bench_scale import (
+
+from client_apps.app import app
+from client_apps.rounds.site import Site
+from scripts.bench.runs import Check, Outcome
+from scripts.bench.suites import micro
+from scripts.bench.suites.scale import (
     anonymous_bytes,
     log_slope,
     measure_linearity,
     run_paper_scale,
 )
-
-from client_apps.app import app
-from client_apps.site import Site
+from scripts.data.paper_scale import PAPER_SCALES, write_paper_scale
 from strategies import TablePuppetADMM
-from tp_flower.datasets.paper_scale import PAPER_SCALES, write_paper_scale
-from tp_flower.grid import InProcessGrid
+from strategies.run.grid import InProcessGrid
 from tp_flower.query import Query
 
 SMALL = 1e-3
@@ -83,8 +83,8 @@ def test_linearity_of_small_stores():
 
 def test_every_kernel_is_measured_beside_its_floor(monkeypatch):
     packing = Outcome([Check("packed", 1.0, 2.0)], {"fact": 3})
-    monkeypatch.setattr(bench_micro, "measure_packing", lambda: packing)
-    outcome = bench_micro.measure_micro(rows=4000, repeats=2)
+    monkeypatch.setattr(micro, "measure_packing", lambda: packing)
+    outcome = micro.measure_micro(rows=4000, repeats=2)
     names = [check.name for check in outcome.checks]
     for part in (
         "mapping",

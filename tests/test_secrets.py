@@ -16,11 +16,11 @@ from flwr.app import Context, RecordDict
 
 from client_apps.app import app as client_app
 from strategies.app import app as server_app
+from strategies.run.grid import InProcessGrid
 from tests.database_tables import fill, run, url_of
 from tests.federated import store, store_sql
 from tests.servers import PASSWORD, USER
 from tp_flower.errors import TPFlowerError
-from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import unpack
 from tp_flower.sources.shards import load_tables
 

@@ -11,9 +11,9 @@ import pytest
 import tp_flower.settings
 from client_apps.app import app
 from strategies import STRATEGIES
+from strategies.run.grid import InProcessGrid
 from tests.federated import store, store_sql, whole
 from tp_flower.errors import SettingsError
-from tp_flower.grid import InProcessGrid
 from tp_flower.methods import METHODS
 from tp_flower.query import Query
 from tp_flower.settings import SETTINGS, Settings

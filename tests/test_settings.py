@@ -5,10 +5,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import render_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scripts import render_settings
 from tp_flower.errors import SettingsError
 from tp_flower.methods import METHODS
 from tp_flower.settings import GROUPS, KEYS, SETTINGS, Settings, declared

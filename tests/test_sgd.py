@@ -5,8 +5,9 @@ import functools
 import numpy as np
 import pytest
 
-from client_apps import store as store_module
-from strategies.sgd_rates import stale_limit
+from client_apps.data import run_store as store_module
+from strategies.run.grid import InProcessGrid
+from strategies.training.step_sizes import stale_limit
 from tests.federated import (
     ALIASES,
     LABELS,
@@ -20,7 +21,6 @@ from tests.federated import (
 from tests.reference import joins
 from tests.reference.training import Mlp, SgdSettings, mlp_sgd, sgd, stale_sgd
 from tests.store_reference import reference_of
-from tp_flower.grid import InProcessGrid
 
 FRAMES = store()
 LAYOUTS = {

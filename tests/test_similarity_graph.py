@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tp_flower.errors import SettingsError
-from tp_flower.personal.graph import (
+from tp_flower.personalised.graph import (
     SimilarityGraph,
     nearest_neighbours,
     parse_edges,

@@ -6,13 +6,13 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from client_apps.app import app
-from client_apps.site import Site
+from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM
+from strategies.run.grid import InProcessGrid
 from tests.federated import store, store_on_disk, store_sql
 from tests.log_lines import events
 from tp_flower.errors import TPFlowerError
 from tp_flower.events import SHOWN_DIGITS
-from tp_flower.grid import InProcessGrid
 from tp_flower.protocol import Action, pack, unpack
 from tp_flower.query import Query
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from tp_flower.personal.graph import nearest_neighbours
-from tp_flower.personal.summaries import (
+from tp_flower.noise import NoiseSource
+from tp_flower.personalised.graph import nearest_neighbours
+from tp_flower.personalised.site_summaries import (
     EMBEDDING_BOUND,
     RandomFeatures,
     covariances,
@@ -13,7 +14,6 @@ from tp_flower.personal.summaries import (
     noisy_mean,
     pairwise_distances,
 )
-from tp_flower.privacy.noise import NoiseSource
 
 
 def kernel(left, right, bandwidth):
@@ -51,7 +51,7 @@ def test_a_mean_over_blocks_is_the_mean(monkeypatch):
     rows = rng.normal(size=(10, 3)).astype(np.float32)
     features = RandomFeatures.draw(3, 7, rng)
     whole = features.mean(rows), mean_moments(rows)
-    monkeypatch.setattr("tp_flower.personal.summaries.BLOCK_ROWS", 3)
+    monkeypatch.setattr("tp_flower.personalised.site_summaries.BLOCK_ROWS", 3)
     assert features.mean(rows) == pytest.approx(whole[0], rel=1e-14)
     assert whole[0] == pytest.approx(features.embed(rows).mean(axis=0), rel=1e-14)
     assert mean_moments(rows) == pytest.approx(whole[1], rel=1e-14)

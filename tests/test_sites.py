@@ -9,13 +9,13 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from client_apps.app import app
-from client_apps.shard import Shard
-from client_apps.site import Site
-from client_apps.state_file import STATE_FILE
+from client_apps.data.committed_round import STATE_FILE
+from client_apps.data.ledger import FILE
+from client_apps.operator.shard import Shard
+from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM, TablePuppetSGD
+from strategies.run.grid import InProcessGrid
 from tp_flower.errors import DivergedError, ReplyError, SchemaError, SiteError
-from tp_flower.grid import InProcessGrid
-from tp_flower.privacy.ledger import FILE
 from tp_flower.protocol import LAYOUT, MESSAGE, Packet, pack, unpack
 from tp_flower.query import Query
 
@@ -462,7 +462,7 @@ def test_foreign_exception_tells_its_place_not_its_text(monkeypatch):
     def fail(*_):
         raise ValueError("secret value 42")
 
-    monkeypatch.setattr("client_apps.shard.Shard.moments", fail)
+    monkeypatch.setattr("client_apps.operator.shard.Shard.moments", fail)
     with pytest.raises(SiteError) as caught:
         train(InProcessGrid(app, make_sites()))
     text = str(caught.value)
@@ -478,7 +478,7 @@ def test_what_a_site_refuses_is_in_its_log_too(monkeypatch, caplog):
     def refuse(*_):
         raise SiteError("user or password are wrong")
 
-    monkeypatch.setattr("client_apps.shard.Shard.moments", refuse)
+    monkeypatch.setattr("client_apps.operator.shard.Shard.moments", refuse)
     with pytest.raises(SiteError):
         train(InProcessGrid(app, make_sites()))
     assert "action=train.admm" in caplog.text

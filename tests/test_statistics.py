@@ -17,7 +17,8 @@ from tests.encoding_example import (
     statistics_of,
     vectors,
 )
-from tp_flower.encoding.statistics import (
+from tp_flower.errors import MessageError, SchemaError
+from tp_flower.features.statistics import (
     ColumnStatistics,
     Moments,
     Range,
@@ -26,8 +27,7 @@ from tp_flower.encoding.statistics import (
     merge,
     merge_tables,
 )
-from tp_flower.encoding.statistics_wire import from_wire, to_wire
-from tp_flower.errors import MessageError, SchemaError
+from tp_flower.features.statistics_codec import from_wire, to_wire
 from tp_flower.protocol import Packet
 
 MAGNITUDE = 1e6  # of the test values; tolerances below are relative to it

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client_apps import store
-from client_apps.store import Entry, SiteStore
+from client_apps.data import run_store
+from client_apps.data.run_store import Entry, SiteStore
 from tp_flower.errors import SiteError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,12 +26,12 @@ ENTRY = Entry(
 
 @pytest.fixture(autouse=True)
 def _fresh_cache(monkeypatch):
-    monkeypatch.setattr(store, "_CACHE", store._ProcessCache())
+    monkeypatch.setattr(run_store, "_CACHE", run_store._ProcessCache())
 
 
 def other_process():
     """Forget what this process has read, as another process would not know it."""
-    store._CACHE.sites.clear()
+    run_store._CACHE.sites.clear()
 
 
 def at(folder, run=1, node=2):
@@ -46,16 +46,16 @@ def same(entry):
 
 
 def test_memory():
-    kept = at(store.IN_MEMORY)
+    kept = at(run_store.IN_MEMORY)
     kept.save("part-0", ENTRY)
-    assert at(store.IN_MEMORY).load("part-0") is ENTRY
+    assert at(run_store.IN_MEMORY).load("part-0") is ENTRY
     kept.drop("part-0")
     with pytest.raises(SiteError, match=r"has lost its state .*start the run again"):
         kept.load("part-0")
 
 
 def test_runs_and_nodes_are_apart(tmp_path):
-    for root in (tmp_path, store.IN_MEMORY):
+    for root in (tmp_path, run_store.IN_MEMORY):
         at(root, run=1, node=2).save("part-0", ENTRY)
         for run, node in ((1, 3), (2, 2)):
             with pytest.raises(SiteError, match="lost its state"):
@@ -76,7 +76,7 @@ def test_files_are_mapped_read_only(tmp_path):
 
 READER = """
 import sys
-from client_apps.store import SiteStore
+from client_apps.data.run_store import SiteStore
 entry = SiteStore(sys.argv[1], 1, 2).load("part-0")
 print(float(entry.arrays["features"].sum()), entry.meta["names"][1] == "\\u00e9")
 """
@@ -120,7 +120,7 @@ def test_failed_write_leaves_the_old_entry(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.np, "save", fail)
+        patch.setattr(run_store.np, "save", fail)
         match = r"cannot write to the state folder .*1-2: No space left .*state-dir"
         with pytest.raises(SiteError, match=match):
             at(tmp_path).save("part-0", Entry({"new": np.ones(2)}, {}))

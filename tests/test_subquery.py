@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from sqlglot import exp
 
 from tests.test_sql_pairs import ACCEPTED
+from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError
 from tp_flower.query.aggregates import ALLOWED_NODES, check_aggregates, parse_aggregate
 from tp_flower.query.expressions import parse_statements, render
 from tp_flower.query.fragment import Feature, Fragment, SubQuery
-from tp_flower.sources.engine import quote_name
 
 COLUMNS = ("Id", "kind", "amount", "paid")
 SUBQUERY = SubQuery(

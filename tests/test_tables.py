@@ -9,16 +9,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps import store
-from client_apps.kept_features import KeptFeatures
-from client_apps.store import IN_MEMORY, SiteStore
-from client_apps.tables import SiteTables
-from tp_flower.encoding.choice import EncoderChoice, TableChoice
-from tp_flower.encoding.encoder import SiteEncoder
-from tp_flower.encoding.fitting import fit
-from tp_flower.encoding.statistics import Sample, feature_statistics
+from client_apps.data import run_store as store
+from client_apps.data.features import KeptFeatures
+from client_apps.data.run_store import IN_MEMORY, SiteStore
+from client_apps.data.tables import SiteTables
 from tp_flower.errors import SiteError, SourceError
-from tp_flower.privacy.keyed_hash import KeyedHasher
+from tp_flower.features.choice import EncoderChoice, TableChoice
+from tp_flower.features.encoder import SiteEncoder
+from tp_flower.features.fitting import fit
+from tp_flower.features.statistics import Sample, feature_statistics
+from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.query.fragment import Feature, Fragment
 from tp_flower.sources import csv_files
 from tp_flower.sources.shards import ShardSource, load_tables, register_frames, release
@@ -95,8 +95,8 @@ def test_features_are_those_of_whole_columns(
     tmp_path, source, monkeypatch, rows_of_block
 ):
     monkeypatch.setattr("tp_flower.extraction.block_files.MOST_ROWS", rows_of_block)
-    monkeypatch.setattr("client_apps.tables.MOST_VALUES", 10 * rows_of_block)
-    monkeypatch.setattr("client_apps.tables.LEAST_ROWS", 3)
+    monkeypatch.setattr("client_apps.data.tables.MOST_VALUES", 10 * rows_of_block)
+    monkeypatch.setattr("client_apps.data.tables.LEAST_ROWS", 3)
     for root in (tmp_path / "state", IN_MEMORY):
         tables = Site(root).tables
         tables.extract(0, source, WANTED)
@@ -131,8 +131,8 @@ def test_later_run_reads_no_source(tmp_path, source, monkeypatch):
     def fail(*_):
         raise AssertionError("the source is read")
 
-    monkeypatch.setattr("client_apps.tables.extract", fail)
-    monkeypatch.setattr("client_apps.tables.describe", fail)
+    monkeypatch.setattr("client_apps.data.tables.extract", fail)
+    monkeypatch.setattr("client_apps.data.tables.describe", fail)
     again = Site(tmp_path / "state", run=2).tables
     assert again.describe(source) == schema
     found = again.extract(0, source, WANTED)
@@ -155,7 +155,7 @@ def test_changed_source_and_other_fragment_are_read(tmp_path, source):
 
 def test_source_that_changes_while_it_is_read(tmp_path, source, monkeypatch):
     states = iter(["before", "after"])
-    monkeypatch.setattr("client_apps.tables.fingerprint", lambda _: next(states))
+    monkeypatch.setattr("client_apps.data.tables.fingerprint", lambda _: next(states))
     tables = Site(tmp_path / "state").tables
     with pytest.raises(SourceError, match="changed while it was read"):
         tables.extract(0, source, WANTED)
@@ -200,9 +200,8 @@ def test_folder_that_cannot_be_written(tmp_path, source):
 
 MEASURED = """
 import sys
-sys.path.insert(0, "scripts")
 from pathlib import Path
-from bench_encode import ours
+from scripts.bench.suites.encode import ours
 
 ours(Path(sys.argv[1]))
 # of this program alone: ru_maxrss begins with what its parent had
@@ -213,8 +212,7 @@ print(int(status.split("VmHWM:")[1].split()[0]) // 1024)
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(tmp_path):
-    sys.path.insert(0, str(ROOT / "scripts"))
-    from bench_encode import write_file
+    from scripts.bench.suites.encode import write_file
 
     peaks = []
     for rows in (100_000, 600_000):

@@ -5,11 +5,12 @@ import threading
 import numpy as np
 import pytest
 
-from tp_flower.learning import admm, models
+from tp_flower.learning import admm
 from tp_flower.learning.admm import AdmmState, admm_step, residuals
 from tp_flower.learning.losses import SoftmaxLoss
-from tp_flower.learning.models import LinearModel, moment
-from tp_flower.learning.threads import blocks_of, in_threads, thread_count
+from tp_flower.learning.models import local_model
+from tp_flower.learning.models.local_model import LinearModel, moment
+from tp_flower.threads import blocks_of, in_threads, thread_count
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 7, 100])
@@ -63,8 +64,8 @@ def test_blocks_of_an_empty_span():
 @pytest.fixture
 def three_threads(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setattr(models, "LEAST_VALUES", 1)
-    monkeypatch.setattr(models, "CACHED_VALUES", 50)
+    monkeypatch.setattr(local_model, "LEAST_VALUES", 1)
+    monkeypatch.setattr(local_model, "CACHED_VALUES", 50)
     monkeypatch.setattr(admm, "LEAST_VALUES", 1)
 
 

@@ -11,11 +11,11 @@ from flwr.app import Context, RecordDict
 
 import strategies.app
 from client_apps.app import app
+from strategies.run.grid import InProcessGrid
 from strategies.trackers import Tracker, Tracking, each
 from tests.test_explain import SMALL, SMALL_SQL
 from tp_flower.errors import MappingError, SettingsError
-from tp_flower.grid import InProcessGrid
-from tp_flower.report import RoundReport
+from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 
 

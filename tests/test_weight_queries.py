@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 import sqlalchemy as sa
 
-from client_apps.rows import once_each
+from client_apps.handlers.training_rows import once_each
+from strategies.explain.explanation import explanation_dict
 from tests.database_tables import fill, source_of
 from tests.federated import FEATURES, SOURCE, one_per_site, run_query, store, whole
 from tests.test_expanded_rows import body
@@ -15,12 +16,11 @@ from tests.test_explain import explain, printed
 from tests.test_extraction import run as extracted
 from tests.test_policy import check, features, fragment, guard_of, policy_of
 from tp_flower.errors import PolicyError, QueryError, SiteError
-from tp_flower.explain.explanation import explanation_dict
 from tp_flower.extraction.extract import extract
-from tp_flower.privacy.policy import WEIGHTS, Policy, Releases
 from tp_flower.protocol import pack_bits
 from tp_flower.query import Query
 from tp_flower.query.fragment import Feature, Fragment, SubQuery
+from tp_flower.sources.policy import WEIGHTS, Policy, Releases
 
 SCHEMAS = {
     "o": {"k": "INTEGER", "y": "DOUBLE", "w": "DOUBLE"},

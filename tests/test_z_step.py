@@ -4,15 +4,15 @@ import cvxpy as cp
 import numpy as np
 import pytest
 
-from tp_flower.personal import z_step
-from tp_flower.personal.edge_prox import (
+from tp_flower.personalised import z_step
+from tp_flower.personalised.edge_prox import (
     EdgeNorm,
     edge_norms,
     edge_prox,
     project_dual,
 )
-from tp_flower.personal.graph import SimilarityGraph, row_weights
-from tp_flower.personal.z_step import ZStep, factorise
+from tp_flower.personalised.graph import SimilarityGraph, row_weights
+from tp_flower.personalised.z_step import ZStep, factorise
 
 ORDERS = {EdgeNorm.ONE: 1, EdgeNorm.TWO: 2, EdgeNorm.MAX: "inf"}
 EXACT = {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-11}

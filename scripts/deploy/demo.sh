@@ -126,7 +126,7 @@ run_app() {
 
 say "two database servers, and the tables of five organisations"
 start_databases "$planes_port" "$weather_port"
-python scripts/load_flights.py "$work/data" --planes "$planes_uri" --weather "$weather_uri"
+python scripts/data/load_flights.py "$work/data" --planes "$planes_uri" --weather "$weather_uri"
 for name in "${organisations[@]}"; do
   mkdir "$work/sites/$name"
 done

@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.coresets.sensitivity import weighted_gram, whitening
+from tp_flower.coresets.leverage import weighted_gram, whitening
 
 FloatArray = npt.NDArray[np.float64]
 

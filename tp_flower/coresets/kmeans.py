@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.learning.losses import blocks
+from tp_flower.arrays import blocks
 
 FloatArray = npt.NDArray[np.float64]
 LabelArray = npt.NDArray[np.intp]

@@ -38,8 +38,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tp_flower.arrays import effective_rows
 from tp_flower.joins.table_rows import TableRows
-from tp_flower.learning.means import effective_rows
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

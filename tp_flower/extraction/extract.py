@@ -15,6 +15,7 @@ from typing import Final
 import duckdb
 import pyarrow as pa
 
+from tp_flower.duckdb_engine import quote_name, safe_message
 from tp_flower.errors import SourceError
 from tp_flower.extraction.block_files import Files, FolderFiles, MemoryFiles
 from tp_flower.extraction.extracted import (
@@ -24,10 +25,9 @@ from tp_flower.extraction.extracted import (
     KeyColumn,
     LabelColumn,
 )
-from tp_flower.extraction.plan import Plan, make_plan
+from tp_flower.extraction.select_plan import Plan, make_plan
 from tp_flower.extraction.shard_writer import ShardWriter
 from tp_flower.query.fragment import Fragment
-from tp_flower.sources.engine import quote_name, safe_message
 from tp_flower.sources.scan import Scan
 from tp_flower.sources.shards import ShardSource, scan
 

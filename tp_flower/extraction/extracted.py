@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tp_flower.encoding.columns import (
+from tp_flower.extraction.block_files import BlockReader, Files, Rows
+from tp_flower.features.columns import (
     CategoricalColumn,
     CodeArray,
     FeatureColumn,
@@ -27,8 +28,7 @@ from tp_flower.encoding.columns import (
     NumericColumn,
     VectorColumn,
 )
-from tp_flower.extraction.block_files import BlockReader, Files, Rows
-from tp_flower.privacy.keyed_hash import HashArray, KeyedHasher
+from tp_flower.keyed_hash import HashArray, KeyedHasher
 
 NUMBERS: Final = "numbers.bin"
 POSITIONS: Final = "positions.bin"

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from tp_flower.errors import SourceError
 from tp_flower.extraction.block_files import BlockWriter, Files
 from tp_flower.extraction.extracted import NUMBERS, POSITIONS
-from tp_flower.extraction.plan import Piece, Plan
+from tp_flower.extraction.select_plan import Piece, Plan
 from tp_flower.extraction.text_codes import MISSING, TextLists
 
 PENDING_ROWS: Final = 1 << 14

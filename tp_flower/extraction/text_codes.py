@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tp_flower.sources.engine import lock, new_engine, quote_text, shared_cursor
+from tp_flower.duckdb_engine import lock, new_engine, quote_text, shared_cursor
 
 CodeArray = npt.NDArray[np.int32]
 

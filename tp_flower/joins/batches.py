@@ -19,10 +19,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from tp_flower.arrays import FloatArray
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.joins.table_rows import NO_ROW, segment_sum, with_zero_row
-from tp_flower.learning.losses import FloatArray
-from tp_flower.privacy.noise import NoiseSource
+from tp_flower.noise import NoiseSource
 
 IntArray = npt.NDArray[np.int64]
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tp_flower.errors import MappingError
 from tp_flower.extraction.extracted import KeyColumn
-from tp_flower.joins.joining import JoinStep, describe_step, join_table, match_table
+from tp_flower.joins.join_step import JoinStep, describe_step, join_table, match_table
 from tp_flower.joins.key_codes import join_codes
 from tp_flower.joins.table_rows import FloatArray, TableRows
 from tp_flower.query import Join

@@ -20,9 +20,9 @@ from functools import cached_property
 
 import numpy as np
 
+from tp_flower.arrays import FloatArray, effective_rows
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.joins.table_rows import TableRows
-from tp_flower.learning.means import FloatArray, effective_rows
 
 
 def entity_weights(rows: TableRows) -> FloatArray:

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.learning.losses import blocks
+from tp_flower.arrays import blocks
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int32]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tp_flower.learning.losses import FloatArray
+from tp_flower.arrays import FloatArray
 
 
 @dataclass(frozen=True)

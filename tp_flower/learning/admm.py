@@ -40,9 +40,10 @@ from typing import Any
 
 import numpy as np
 
+from tp_flower.arrays import BLOCK_ROWS, FloatArray
 from tp_flower.joins.mapping import TableRows
-from tp_flower.learning.losses import BLOCK_ROWS, FloatArray, Loss
-from tp_flower.learning.threads import blocks_of, in_threads
+from tp_flower.learning.losses import Loss
+from tp_flower.threads import blocks_of, in_threads
 
 LocalScores = dict[str, FloatArray]
 

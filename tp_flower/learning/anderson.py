@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tp_flower.arrays import FloatArray
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.joins.row_weights import RowWeights
-from tp_flower.learning.losses import FloatArray
-from tp_flower.learning.threads import blocks_of, in_threads
+from tp_flower.threads import blocks_of, in_threads
 
 Float32Array = npt.NDArray[np.float32]
 Weight = FloatArray | None

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tp_flower.arrays import FloatArray
 from tp_flower.joins.mapping import TableMapping, TableRows
-from tp_flower.learning.losses import FloatArray
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,15 @@ closed or Newton forms used here in place of 100 gradient steps.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.learning.means import class_counts, mean
+from tp_flower.arrays import FloatArray, blocks, class_counts, mean
 from tp_flower.learning.softmax import log_sum_exp, softmax, softmax_prox
 
-FloatArray = npt.NDArray[np.float64]
 AnyFloat = npt.NDArray[np.floating[Any]]
 
 ROUGH_STEPS = 2
@@ -30,18 +28,7 @@ PROX_TOLERANCE = 1e-9
 SMALL_STEP = 2e-4
 """Newton's last step in z/2: it leaves |gradient| <= 0.0481 (2 * 2e-4)^2 < 8e-9."""
 
-BLOCK_ROWS = 16384
 MAX_PROX_STEPS = 200
-
-
-def blocks(rows: int, size: int = BLOCK_ROWS) -> Iterator[slice]:
-    """Yield the slices that cover ``rows`` rows in blocks.
-
-    >>> [(b.start, b.stop) for b in blocks(5, 2)]
-    [(0, 2), (2, 4), (4, 5)]
-    """
-    for start in range(0, rows, size):
-        yield slice(start, min(start + size, rows))
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.learning.corrected import CorrectedClassLoss, CorrectedSquaredLoss
-from tp_flower.learning.kmeans import KMEANS, cluster_metrics
-from tp_flower.learning.losses import FloatArray, Loss
-from tp_flower.learning.means import mean
+from tp_flower.arrays import FloatArray, mean
+from tp_flower.learning.clustering_loss import KMEANS, cluster_metrics
+from tp_flower.learning.corrected_losses import CorrectedClassLoss, CorrectedSquaredLoss
+from tp_flower.learning.label_noise import ClassNoise
+from tp_flower.learning.losses import Loss
 from tp_flower.learning.softmax import softmax
-from tp_flower.learning.threads import in_threads
-from tp_flower.privacy.labels import ClassNoise
+from tp_flower.threads import in_threads
 
 BoolArray = npt.NDArray[np.bool_]
 Area = tuple[float, float]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.learning.threads import blocks_of
+from tp_flower.threads import blocks_of
 
 FloatArray = npt.NDArray[np.float64]
 AnyFloat = npt.NDArray[np.floating[Any]]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.learning.features import Features, FloatArray, PlacedFeatures
-from tp_flower.learning.losses import blocks
+from tp_flower.arrays import blocks
+from tp_flower.learning.models.encoded_rows import Features, FloatArray, PlacedFeatures
 
 RANK_TOLERANCE = 1e-11
 

@@ -32,12 +32,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.privacy.mechanisms import Gaussian, Mechanism, PureDp
+from tp_flower.protections import ACCOUNTANTS, PRV, RDP
 
 FloatArray = npt.NDArray[np.float64]
 
-RDP: Final = "rdp"
-PRV: Final = "prv"
-ACCOUNTANTS: Final = (RDP, PRV)
 
 ORDERS: Final[FloatArray] = np.array(
     [1 + x / 100 for x in (1, 2, 3, 5, 7)]

@@ -39,12 +39,12 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from tp_flower.learning.features import on_host
-from tp_flower.learning.models import FloatArray, LinearModel, LocalModel
-from tp_flower.learning.problem import FitProblem
+from tp_flower.learning.models.encoded_rows import on_host
+from tp_flower.learning.models.fit_problem import FitProblem
+from tp_flower.learning.models.local_model import FloatArray, LinearModel, LocalModel
+from tp_flower.noise import NoiseSource
 from tp_flower.privacy.gradients import private_sum
 from tp_flower.privacy.mechanisms import Gaussian
-from tp_flower.privacy.noise import NoiseSource
 
 NOISE_DAMPING: Final = 20.0
 """The rate is divided by 1 + this * nu: flat between 10 and 30 on flights."""

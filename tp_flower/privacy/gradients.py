@@ -31,15 +31,15 @@ import math
 
 import numpy as np
 
-from tp_flower.learning.losses import blocks
-from tp_flower.learning.models import (
+from tp_flower.arrays import blocks
+from tp_flower.learning.models.local_model import (
     FeatureArray,
     FloatArray,
     LinearModel,
     LocalModel,
     moment,
 )
-from tp_flower.privacy.noise import NoiseSource
+from tp_flower.noise import NoiseSource
 
 
 def check_per_row(model: LocalModel, features: int) -> None:

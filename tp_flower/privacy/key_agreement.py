@@ -40,7 +40,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from tp_flower.errors import SiteError
-from tp_flower.privacy.keyed_hash import KEY_BYTES
+from tp_flower.keyed_hash import KEY_BYTES
 
 PUBLIC_KEY_BYTES: Final = 32
 _SIMULATION: Final = b"tp_flower group secret v1"

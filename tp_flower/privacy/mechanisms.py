@@ -8,14 +8,7 @@ known to the server anyway). A clipped sum then changes by at most the clip.
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Final
-
-CLEAR: Final = "clear"
-LAPLACE, RANDOMISED_RESPONSE = "laplace", "randomised-response"
-DP_SGD, NOISY_STATISTICS = "dp-sgd", "statistics"
-"""Names of mechanisms, for labels and for models."""
-SERVER, OUTSIDER = "server", "outsider"
-"""Adversaries: who sees every message, and who sees the final model."""
+from typing import Any
 
 
 @dataclass(frozen=True)

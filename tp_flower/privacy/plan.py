@@ -24,9 +24,6 @@ from tp_flower.privacy.accounting import (
 )
 from tp_flower.privacy.dp_fit import PrivateFit
 from tp_flower.privacy.mechanisms import (
-    DP_SGD,
-    NOISY_STATISTICS,
-    OUTSIDER,
     Gaussian,
     Mechanism,
     mechanism_from_json,
@@ -37,6 +34,7 @@ from tp_flower.privacy.statistics_update import (
     TableShape,
     plan_statistics,
 )
+from tp_flower.protections import DP_SGD, NOISY_STATISTICS, OUTSIDER
 
 if TYPE_CHECKING:
     from tp_flower.settings import PrivacySettings

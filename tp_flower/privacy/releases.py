@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from tp_flower.privacy.accounting import RDP
 from tp_flower.privacy.mechanisms import (
     Mechanism,
     mechanism_from_json,
     mechanism_to_json,
 )
+from tp_flower.protections import RDP
 
 Name = tuple[int, str]
 """Part, and what of it is released."""

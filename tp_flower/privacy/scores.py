@@ -23,8 +23,8 @@ import math
 
 import numpy as np
 
-from tp_flower.learning.models import FloatArray
-from tp_flower.privacy.noise import NoiseSource
+from tp_flower.learning.models.local_model import FloatArray
+from tp_flower.noise import NoiseSource
 
 _LARGEST = 1e150  # its square is a number
 

@@ -25,8 +25,8 @@ from opacus.validators import ModuleValidator
 from torch import nn
 
 from tp_flower.errors import SettingsError
-from tp_flower.learning.models import FeatureArray, FloatArray, LocalModel
-from tp_flower.learning.neural import EVALUATION_ROWS, TorchModel
+from tp_flower.learning.models.local_model import FeatureArray, FloatArray, LocalModel
+from tp_flower.learning.models.neural import EVALUATION_ROWS, TorchModel
 from tp_flower.privacy.gradients import clip_weights
 
 CHUNK_VALUES: Final = 2**24

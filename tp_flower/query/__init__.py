@@ -1,6 +1,6 @@
 """The training set as SQL: what each table's sites run, and how their rows join."""
 
-from tp_flower.query.binding import BoundQuery, Join
+from tp_flower.query.binding.bind import BoundQuery, Join
 from tp_flower.query.fragment import Feature, Fragment
 from tp_flower.query.query import Query
 from tp_flower.query.statement import DerivedTable, TableRef

@@ -15,6 +15,7 @@ from typing import Any
 
 from sqlglot import exp
 
+from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError
 from tp_flower.query.aggregates import parse_aggregate, ungrouped_column
 from tp_flower.query.expressions import parse_expression, shorten
@@ -27,7 +28,6 @@ from tp_flower.query.pieces import (
     fields_in,
     texts_in,
 )
-from tp_flower.sources.engine import quote_name
 
 _FIELDS = ("columns", "filters", "groups", "having")
 

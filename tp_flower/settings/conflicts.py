@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from tp_flower.methods import ADMM, CORESET, PERSONAL, SGD, Method
-from tp_flower.privacy.mechanisms import NOISY_STATISTICS
+from tp_flower.protections import NOISY_STATISTICS
 from tp_flower.settings.coreset import EXACT, IMPORTANCE, SAGA, UNIFORM
 from tp_flower.settings.data import CLASSIFICATION, JOINED, REGRESSION
 from tp_flower.settings.model import LINEAR, LOGISTIC, MLP, SOFTMAX, SQUARED

@@ -4,13 +4,13 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from tp_flower.encoding.choice import (
+from tp_flower.features.choice import (
     KEY_PREFIX,
     entries_problem,
     parse_entries,
     render_entries,
 )
-from tp_flower.encoding.choice import Entry as EncoderEntry
+from tp_flower.features.choice import Entry as EncoderEntry
 from tp_flower.methods import ADMM, CORESET, SGD
 from tp_flower.settings.allowed import ListOf, OneOf, Range, Text
 from tp_flower.settings.declare import Readers, of_families, setting

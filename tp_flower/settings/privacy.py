@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from tp_flower.errors import SettingsError
-from tp_flower.privacy.accounting import ACCOUNTANTS, RDP
-from tp_flower.privacy.mechanisms import (
+from tp_flower.protections import (
+    ACCOUNTANTS,
     CLEAR,
     DP_SGD,
     LAPLACE,
     NOISY_STATISTICS,
     OUTSIDER,
     RANDOMISED_RESPONSE,
+    RDP,
     SERVER,
 )
 from tp_flower.settings.allowed import ListOf, OneOf, Range

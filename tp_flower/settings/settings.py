@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tp_flower.encoding.choice import KEY_PREFIX, Entry, entry_of_key, merge_entries
 from tp_flower.errors import SettingsError
+from tp_flower.features.choice import KEY_PREFIX, Entry, entry_of_key, merge_entries
 from tp_flower.settings.conflicts import conflicts
 from tp_flower.settings.declare import store_floats, value_problems
 from tp_flower.settings.privacy import PRIVACY_SETTINGS, PrivacySettings

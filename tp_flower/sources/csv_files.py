@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import duckdb
 
-from tp_flower.sources.engine import new_engine, quote_name, quote_path, quote_text
+from tp_flower.duckdb_engine import new_engine, quote_name, quote_path, quote_text
 
 WHOLE: Final = -1
 """Sample size of DuckDB's sniffer: every row."""

@@ -8,8 +8,8 @@ from typing import Final
 import pandas as pd
 
 from tp_flower.errors import SourceError
-from tp_flower.privacy.policy import OPEN
 from tp_flower.sources.entries import MEMORY_PREFIX
+from tp_flower.sources.policy import OPEN
 from tp_flower.sources.tables_file import ShardSource
 
 Frames = Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]]

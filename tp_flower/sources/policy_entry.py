@@ -28,7 +28,8 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from tp_flower.errors import SourceError
-from tp_flower.privacy.policy import (
+from tp_flower.sources import entries
+from tp_flower.sources.policy import (
     CLEAR,
     DEFAULT_DELTA,
     LEVELS,
@@ -38,7 +39,6 @@ from tp_flower.privacy.policy import (
     Policy,
     Releases,
 )
-from tp_flower.sources import entries
 
 POLICY: Final = "policy"
 _LISTS: Final = ("columns", "labels", "weights", "filters", "keys", "join-only")

@@ -1,8 +1,9 @@
 """Where a shard's rows come from: files, data frames and databases.
 
 Files and frames are opened by :func:`connect` as the view ``shard`` of a DuckDB
-connection that can read nothing else; databases by :mod:`tp_flower.databases.shards`,
-which is imported where there is one: its drivers take as long as all the rest.
+connection that can read nothing else; databases by
+:mod:`tp_flower.sources.databases.shards`, which is imported where there is one: its
+drivers take as long as all the rest.
 """
 
 import uuid
@@ -15,12 +16,7 @@ from typing import Final
 
 import duckdb
 
-from tp_flower.datasets.flights import flights_tables
-from tp_flower.errors import SourceError
-from tp_flower.privacy.policy import OPEN
-from tp_flower.query.fragment import Fragment
-from tp_flower.sources.csv_files import csv_call, csv_format
-from tp_flower.sources.engine import (
+from tp_flower.duckdb_engine import (
     lock,
     new_engine,
     quote_name,
@@ -29,13 +25,18 @@ from tp_flower.sources.engine import (
     safe_message,
     shared_cursor,
 )
+from tp_flower.errors import SourceError
+from tp_flower.query.fragment import Fragment
+from tp_flower.sources.csv_files import csv_call, csv_format
 from tp_flower.sources.entries import MEMORY_PREFIX
+from tp_flower.sources.flights import flights_tables
 from tp_flower.sources.frames import (
     frame_of,
     register_frames,
     registered_frames,
     release,
 )
+from tp_flower.sources.policy import OPEN
 from tp_flower.sources.scan import Scan, ShardSchema, column_types
 from tp_flower.sources.tables_file import (
     PARQUET_SUFFIXES,
@@ -158,7 +159,7 @@ def scan(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
             inside the ``with`` block.
     """
     if source.database is not None:
-        from tp_flower.databases.shards import scan_database
+        from tp_flower.sources.databases.shards import scan_database
 
         with scan_database(source, fragment) as opened:
             yield opened
@@ -175,7 +176,7 @@ def fingerprint(source: ShardSource) -> str | None:
         SourceError: a file is missing, or the database's own query fails.
     """
     if source.database is not None:
-        from tp_flower.databases.shards import database_fingerprint
+        from tp_flower.sources.databases.shards import database_fingerprint
 
         return database_fingerprint(source)
     if source.path is None:
@@ -213,7 +214,7 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
         SourceError: the source cannot be read.
     """
     if source.database is not None:
-        from tp_flower.databases.shards import load_database
+        from tp_flower.sources.databases.shards import load_database
 
         load_database(source, connection)
         return
@@ -305,7 +306,7 @@ def describe(source: ShardSource) -> ShardSchema:
         SourceError: the source cannot be read.
     """
     if source.database is not None:
-        from tp_flower.databases.shards import describe_database
+        from tp_flower.sources.databases.shards import describe_database
 
         return describe_database(source)
     with connect(source) as connection:

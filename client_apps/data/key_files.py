@@ -1,0 +1,220 @@
+"""Keys in files of a site: its secret, the public keys it allows, its long-term key.
+
+Errors name the setting and say what is wrong with the file; they tell neither its path
+nor anything that is in it, because they may travel to the server.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from secrets import token_bytes
+from typing import Final
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from tp_flower.errors import SettingsError, SiteError
+from tp_flower.files import sync
+from tp_flower.keyed_hash import KEY_BYTES
+from tp_flower.privacy.key_agreement import PUBLIC_KEY_BYTES, GroupSecret, KeyPair
+
+SECRET_FILE: Final = "secret-file"
+ALLOWED_KEYS: Final = "allowed-keys"
+SITE_KEY: Final = "site-key"
+ROW_ORDER_KEY: Final = "row-order-key"
+
+_CONTEXT: Final = b"tp_flower secret file v1"
+_DIGEST: Final = b"tp_flower digest of a secret file v1"
+_MOST_BYTES: Final = 1 << 20
+_FEWEST_VALUES: Final = 16
+"""Distinct bytes of a secret: 32 random ones have fewer once in 10**12 times."""
+
+_HEX: Final = re.compile(rb"[0-9a-fA-F]*")
+_KEY: Final = re.compile(rf"[0-9a-fA-F]{{{2 * PUBLIC_KEY_BYTES}}}")
+_OTHERS_READ: Final = 0o077
+_OTHERS_WRITE: Final = 0o022
+
+
+def read_secret(path: str | Path) -> GroupSecret:
+    """Return the secret of a file, which nobody but its owner may read.
+
+    The file holds at least 32 bytes in hexadecimal or base64, where white space does
+    not matter, or as they are. ``openssl rand -hex 32`` writes one.
+
+    Raises:
+        SettingsError: the file cannot be read, may be read by others, is too short or
+            too long, or is plainly not random.
+    """
+    content = _read(path, SECRET_FILE, _OTHERS_READ, "read or changed")
+    value = _decoded(content)
+    if len(value) < KEY_BYTES:
+        raise SettingsError(
+            f"{SECRET_FILE} holds {len(value)} bytes, fewer than {KEY_BYTES}: "
+            "openssl rand -hex 32 writes enough"
+        )
+    if len(set(value)) < _FEWEST_VALUES:
+        raise SettingsError(
+            f"{SECRET_FILE} is not random: it has {len(set(value))} different bytes, "
+            f"of at least {_FEWEST_VALUES}; openssl rand -hex 32 writes a secret"
+        )
+    derived = HKDF(hashes.SHA256(), KEY_BYTES, None, _CONTEXT).derive(value)
+    return GroupSecret(derived)
+
+
+def secret_digest(secret: GroupSecret, run_id: int) -> str:
+    """Return what the sites of a run have in common if they have the same secret.
+
+    The server learns which sites have the same secret, and nothing else of it.
+    """
+    text = _DIGEST + str(run_id).encode()
+    return hmac.digest(secret.value, text, hashlib.sha256).hex()
+
+
+def read_allowed_keys(path: str | Path) -> Mapping[bytes, str]:
+    """Return the public keys that a site trusts, with the names its owner gave them.
+
+    One site per line: its name and its public key, 64 hexadecimal digits. What follows
+    a ``#`` is a remark.
+
+    Raises:
+        SettingsError: the file cannot be read, may be changed by others, has a line of
+            another form, names a site or a key twice, or names none.
+    """
+    content = _read(path, ALLOWED_KEYS, _OTHERS_WRITE, "changed")
+    try:
+        lines = content.decode().splitlines()
+    except UnicodeDecodeError:
+        raise SettingsError(f"{ALLOWED_KEYS} is not UTF-8 text") from None
+    allowed: dict[bytes, str] = {}
+    for number, line in enumerate(lines, start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) < 2 or not _KEY.fullmatch(words[-1]):
+            raise SettingsError(
+                f"{ALLOWED_KEYS}, line {number}: it must be the name of a site and its "
+                "public key, 64 hexadecimal digits"
+            )
+        key, name = bytes.fromhex(words[-1]), " ".join(words[:-1])
+        if key in allowed or name in allowed.values():
+            twice = "key" if key in allowed else "name"
+            raise SettingsError(
+                f"{ALLOWED_KEYS}, line {number}: the {twice} stands there twice; every "
+                "site has a name and a key of its own (SuperNodes on one machine need "
+                "a state-dir each)"
+            )
+        allowed[key] = name
+    if not allowed:
+        raise SettingsError(f"{ALLOWED_KEYS} lists no key")
+    return allowed
+
+
+def site_key(folder: str | Path) -> KeyPair:
+    """Return a site's long-term key pair; made when it is asked for first.
+
+    Args:
+        folder: the site's state folder. Whoever can read ``site-key`` in it can pass
+            for the site.
+
+    Raises:
+        SettingsError: the key may be read by others, or is damaged.
+        SiteError: it cannot be written.
+    """
+    lost = "put it back from a copy, or remove it and give the other sites the new key"
+    return KeyPair(_kept_key(folder, SITE_KEY, lambda: KeyPair().private, lost))
+
+
+def row_order_key(folder: str | Path) -> bytes:
+    """Return what a site's unordered rows are put in order by; made when first asked.
+
+    Args:
+        folder: the site's state folder.
+
+    Raises:
+        SettingsError: the key may be read by others, or is damaged.
+        SiteError: it cannot be written.
+    """
+    lost = "remove it; unordered rows then come in another order"
+    return _kept_key(folder, ROW_ORDER_KEY, lambda: token_bytes(KEY_BYTES), lost)
+
+
+def _kept_key(
+    folder: str | Path, name: str, make: Callable[[], bytes], lost: str
+) -> bytes:
+    """Return a key that a state folder keeps; made when it is asked for first."""
+    path = Path(folder) / name
+    if not path.exists():
+        try:
+            _write_once(path, make().hex().encode() + b"\n")
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise SiteError(
+                f"cannot write {name} into the state folder: {reason} "
+                "(node config state-dir names another folder)"
+            ) from error
+    text = _read(path, name, _OTHERS_READ, "read or changed").strip()
+    if not _KEY.fullmatch(text.decode("latin-1")):
+        raise SettingsError(f"{name} in the state folder is damaged: {lost}")
+    return bytes.fromhex(text.decode())
+
+
+def _decoded(content: bytes) -> bytes:
+    """Return the bytes that a text stands for; those of the file if it is no text."""
+    text = b"".join(content.split())
+    if _HEX.fullmatch(text) and len(text) % 2 == 0:
+        return bytes.fromhex(text.decode())
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error:
+        return content
+
+
+def _read(path: str | Path, setting: str, forbidden: int, may: str) -> bytes:
+    """Return the bytes of a file that others have no permission to."""
+    try:
+        # a pipe must not make the site wait for ever
+        descriptor = os.open(Path(path).expanduser(), os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            mode = os.fstat(descriptor).st_mode
+            is_file = stat.S_ISREG(mode)
+            content = os.read(descriptor, _MOST_BYTES + 1) if is_file else b""
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise SettingsError(f"{setting} cannot be read: {reason}") from None
+    if not is_file:
+        raise SettingsError(f"{setting} is not a file")
+    if mode & forbidden:
+        raise SettingsError(
+            f"{setting} may be {may} by others than its owner (mode "
+            f"{stat.S_IMODE(mode):04o}): chmod 600 it"
+        )
+    if len(content) > _MOST_BYTES:
+        raise SettingsError(f"{setting} has more than {_MOST_BYTES} bytes")
+    return content
+
+
+def _write_once(path: Path, content: bytes) -> None:
+    """Write a file whole, for its owner alone, unless another process was first."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return
+    finally:
+        Path(temporary).unlink()
+    sync(path.parent)

@@ -1,0 +1,173 @@
+"""What a site keeps of a run that went well: its part of the model, and the encoder.
+
+Each part has a folder ``<state-dir>/models/<name>/<version>/part-<number>`` with its
+parameters (``model.safetensors``) and what turns rows into their features
+(``model.json``: the encoder with its keys, the part of the query, the model's
+specification, the versions of the software). It never leaves the site; the server gets
+the digest of both files, by which it asks for the part again.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import safetensors.numpy
+
+from client_apps.data.folders import whole_folder
+from tp_flower.arrays import FloatArray
+from tp_flower.errors import ModelError, QueryError, SchemaError
+from tp_flower.features.encoder import SiteEncoder
+from tp_flower.learning.models.local_model import LocalModel, ModelSpec, build_model
+from tp_flower.model_names import ModelVersion
+from tp_flower.query import Fragment
+
+VERSION: Final = 2
+_FACTS, _PARAMETERS, _THETA = "model.json", "model.safetensors", "theta"
+_PART: Final = "part-"
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """One part of a trained model.
+
+    Attributes:
+        table: alias in the query.
+        encoder: of the table's rows.
+        spec: what kind of model it is.
+        parameters: (p,).
+        fragment: of the query that it was trained on.
+        versions: of the software that trained it, by package.
+    """
+
+    table: str
+    encoder: SiteEncoder
+    spec: ModelSpec
+    parameters: FloatArray
+    fragment: Fragment
+    versions: Mapping[str, str]
+
+    def model(self, device: str = "auto") -> LocalModel:
+        """Return the model, ready to score encoded rows."""
+        model = build_model(self.spec, self.encoder.encoder.width, device)
+        model.parameters = self.parameters
+        return model
+
+    def keep(self, folder: Path, *, is_durable: bool = False) -> str:
+        """Write the part, once, and return its digest; the folder appears whole.
+
+        Args:
+            folder: of the part.
+            is_durable: whether it must outlast a loss of power: what it was made from
+                is forgotten next.
+
+        Raises:
+            OSError: it cannot be written.
+            ModelError: the folder holds another part already.
+        """
+        files = self._files()
+        digest = digest_of(files)
+        if folder.exists():
+            # of the same run: its last message has come twice
+            if digest_of(_read(folder)) == digest:
+                return digest
+            raise ModelError(f"{folder} holds another model: it is not replaced")
+        with whole_folder(folder, is_durable=is_durable) as whole:
+            for name, data in files.items():
+                (whole / name).write_bytes(data)
+        return digest
+
+    def _files(self) -> dict[str, bytes]:
+        """Return the part as files; the same part is the same bytes."""
+        facts = {
+            "version": VERSION,
+            "table": self.table,
+            "model": self.spec.to_json(),
+            "encoder": self.encoder.to_json(),
+            "fragment": self.fragment.to_json(),
+            "versions": dict(self.versions),
+        }
+        parameters = {_THETA: np.ascontiguousarray(self.parameters)}
+        return {
+            _FACTS: json.dumps(facts, sort_keys=True).encode(),
+            _PARAMETERS: safetensors.numpy.save(parameters),
+        }
+
+    @classmethod
+    def load(cls, folder: Path, digest: str = "") -> Self:
+        """Read what ``keep`` wrote.
+
+        Args:
+            folder: of the part.
+            digest: that its files must have; "" for any.
+
+        Raises:
+            ModelError: there is no such model, it is damaged or of another version, or
+                its files are not those of the digest.
+        """
+        try:
+            files = _read(folder)
+            facts: dict[str, Any] = json.loads(files[_FACTS])
+            if facts["version"] != VERSION:
+                raise ModelError(
+                    f"the model in {folder} is of version {facts['version']!r}, "
+                    f"expected {VERSION}"
+                )
+            if digest and digest_of(files) != digest:
+                raise ModelError(
+                    f"the model in {folder} is not the one that was trained: its "
+                    "digest is another"
+                )
+            return cls(
+                table=str(facts["table"]),
+                encoder=SiteEncoder.from_json(facts["encoder"]),
+                spec=ModelSpec.from_json(facts["model"]),
+                parameters=safetensors.numpy.load(files[_PARAMETERS])[_THETA],
+                fragment=Fragment.from_json(facts["fragment"]),
+                versions={str(k): str(v) for k, v in facts["versions"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _damaged(folder, type(error).__name__) from None
+        except (SchemaError, QueryError, safetensors.SafetensorError) as error:
+            raise _damaged(folder, type(error).__name__) from None
+
+
+def part_folder(root: Path, model: ModelVersion, number: int) -> Path:
+    """Return where a site keeps one part of a model.
+
+    Args:
+        root: the state folder.
+        model: name and version.
+        number: of the part.
+    """
+    return model.folder(root) / f"{_PART}{number}"
+
+
+def parts_of(root: Path, model: ModelVersion) -> dict[int, Path]:
+    """Return the folders of the parts that a site keeps of a model, by number."""
+    found = model.folder(root).glob(f"{_PART}*")
+    numbers = {path.name.removeprefix(_PART): path for path in found}
+    return {int(text): numbers[text] for text in numbers if text.isdecimal()}
+
+
+def digest_of(files: Mapping[str, bytes]) -> str:
+    """Return the SHA-256, hexadecimal, of a part's files, each after its length."""
+    found = hashlib.sha256()
+    for name in (_FACTS, _PARAMETERS):
+        found.update(len(files[name]).to_bytes(8, "big"))
+        found.update(files[name])
+    return found.hexdigest()
+
+
+def _read(folder: Path) -> dict[str, bytes]:
+    try:
+        return {name: (folder / name).read_bytes() for name in (_FACTS, _PARAMETERS)}
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelError(f"there is no model in {folder}") from None
+
+
+def _damaged(folder: Path, reason: str) -> ModelError:
+    return ModelError(f"the model in {folder} is damaged: {reason}")

@@ -1,0 +1,302 @@
+"""The rows of a run's parts at a site, and their encoded features.
+
+A part's fragment is run once: what it yields lies in the site's cache, where the next
+messages, other processes and later runs of the same query find it. Only where nothing
+tells whether the source has changed is it for one run alone.
+"""
+
+import hashlib
+import json
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict
+from functools import cached_property
+from logging import WARNING
+from pathlib import Path
+from secrets import token_bytes
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from flwr.common.logger import log
+
+from client_apps.data.cache import ONCE, entry_name
+from client_apps.data.features import (
+    FEATURES,
+    FEATURES_FILE,
+    FeatureArray,
+    KeptFeatures,
+    mapped,
+    rows_of,
+)
+from client_apps.data.key_files import row_order_key
+from client_apps.data.node_config import IN_MEMORY
+from client_apps.data.run_store import Entry, cannot_write, lost_state
+from tp_flower.errors import SourceError
+from tp_flower.extraction.extract import extract, open_extracted
+from tp_flower.extraction.extracted import ExtractedShard
+from tp_flower.features.columns import no_values
+from tp_flower.features.encoder import SiteEncoder
+from tp_flower.keyed_hash import KEY_BYTES
+from tp_flower.query.fragment import Fragment
+from tp_flower.sources.shards import ShardSchema, ShardSource, describe, fingerprint
+
+IndexArray = npt.NDArray[np.integer[Any]]
+
+SCHEMA_FILE: Final = "schema.json"
+ROWS: Final = "rows"
+MOST_VALUES: Final = 1 << 19
+"""Features encoded at a time, beside those of ``LEAST_ROWS``."""
+LEAST_ROWS: Final = 256
+_OF_PROCESS: Final = token_bytes(KEY_BYTES)
+
+
+class SiteTables:
+    """What one run has read of a site's shards.
+
+    Args:
+        features: of the run's parts, and the cache for them and all else.
+        is_simulated: whether the data are the run's, so that nothing is secret.
+    """
+
+    def __init__(self, features: KeptFeatures, *, is_simulated: bool) -> None:
+        self._features, self._is_simulated = features, is_simulated
+        self._store, self._root = features.store, features.root
+        self._cache = features.cache
+
+    @cached_property
+    def order_key(self) -> bytes:
+        """What rows without an order of their own are put in order by.
+
+        Simulations repeat themselves, and so do their orders.
+        """
+        if self._is_simulated:
+            return b""
+        return _OF_PROCESS if self._root == IN_MEMORY else row_order_key(self._root)
+
+    def describe(self, source: ShardSource) -> ShardSchema:
+        """Return a shard's columns, types and number of rows.
+
+        Raises:
+            SourceError: the source cannot be read.
+        """
+        state = fingerprint(source)
+        if self._cache is None or state is None:
+            return _describe(source)
+
+        def make(folder: Path) -> None:
+            found = _describe(source)
+            _check_unchanged(source, state)
+            text = json.dumps(asdict(found))
+            (folder / SCHEMA_FILE).write_text(text, encoding="utf-8")
+
+        folder = self._obtain(entry_name("schema", _identity(source), state), make)
+        facts = json.loads((folder / SCHEMA_FILE).read_text(encoding="utf-8"))
+        return ShardSchema(facts["columns"], facts["rows"], tuple(facts["all_null"]))
+
+    def extract(
+        self, number: int, source: ShardSource, fragment: Fragment
+    ) -> ExtractedShard:
+        """Run a part's fragment, unless the cache has what it yields.
+
+        Raises:
+            QueryError: the fragment is not what a site may run.
+            SourceError: the source cannot be read, or changes meanwhile.
+            SiteError: the cache cannot be written.
+        """
+        if self._cache is None:
+            # nothing is written in memory: the entry holds the object itself
+            extracted = extract(source, fragment, order_key=self.order_key)
+            self._store.save(rows_of(number), Entry({}, {ROWS: extracted}))
+            return extracted
+        state = fingerprint(source)
+        changes = state or uuid.uuid4().hex
+        facts = (_identity(source), fragment.to_json(), changes, self._is_simulated)
+        name = entry_name(ROWS if state else f"{ONCE}{ROWS}", *facts)
+
+        def make(folder: Path) -> None:
+            extract(source, fragment, folder, self.order_key)
+            _check_unchanged(source, state)
+
+        folder = self._obtain(name, make)
+        self._store.save(rows_of(number), Entry({}, {ROWS: name}))
+        return open_extracted(folder)
+
+    def extracted(self, number: int) -> ExtractedShard:
+        """Return the rows of a part that were extracted in this run.
+
+        Raises:
+            SiteError: they are gone.
+        """
+        kept = self._store.load(rows_of(number)).meta[ROWS]
+        if isinstance(kept, ExtractedShard):
+            return kept
+        return open_extracted(self._features.find(kept))
+
+    def forget(self, number: int) -> None:
+        """Forget the rows of a part."""
+        self._store.drop(rows_of(number))
+
+    def identity(self, number: int) -> str:
+        """Return what is another one where a part's rows are others.
+
+        Raises:
+            SiteError: they are gone.
+        """
+        kept = self._store.load(rows_of(number)).meta[ROWS]
+        # rows in memory were read by this process: another one may find others
+        return uuid.uuid4().hex if isinstance(kept, ExtractedShard) else str(kept)
+
+    def encode(
+        self,
+        number: int,
+        encoder: SiteEncoder,
+        rows: IndexArray,
+        *,
+        is_private: bool = False,
+    ) -> FeatureArray:
+        """Return the features of a part's rows, (n, d), memory-mapped where possible.
+
+        Args:
+            number: the part.
+            encoder: with the run's hashes.
+            rows: (n,), positions among the extracted rows; a few sorted runs.
+            is_private: whether a column of another kind than the encoder's counts as
+                missing: a refusal where it has values would tell who has some.
+
+        Raises:
+            SchemaError: a column is of another kind than when the encoder was fitted.
+            SiteError: the rows are gone, or the cache cannot be written.
+        """
+        extracted = self.extracted(number)
+        missing: tuple[str, ...] = ()
+        if is_private:
+            kinds = {info.name: (info.kind, info.width) for info in extracted.features}
+            missing = encoder.encoder.misfits(kinds)
+        if self._cache is None:
+            blocks = [b.copy() for b in _encoded(extracted, encoder, rows, missing)]
+            none = np.empty((0, encoder.encoder.width), np.float32)
+            return np.concatenate(blocks) if blocks else none
+        of = str(self._store.load(rows_of(number)).meta[ROWS])
+        kind = f"{ONCE}{FEATURES}" if of.startswith(ONCE) else FEATURES
+        chosen = hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()
+        name = entry_name(kind, of, encoder.to_json(), chosen, *missing)
+        path = self._obtain(
+            name, lambda f: _write_features(f, extracted, encoder, rows, missing)
+        )
+        self._features.encoded[number] = name
+        return mapped(path)
+
+    def repeat(
+        self, number: int, features: FeatureArray, place: IndexArray
+    ) -> FeatureArray:
+        """Return ``features[place]``, (n, d), memory-mapped where possible.
+
+        Args:
+            number: the part.
+            features: what :meth:`encode` has returned last for the part, (k, d).
+            place: (n,), rows of it, as often as they are wanted.
+
+        Raises:
+            SiteError: the cache cannot be written.
+        """
+        if number not in self._features.encoded:
+            return features[place]
+        of = self._features.encoded[number]
+        kind = f"{ONCE}{FEATURES}" if of.startswith(ONCE) else FEATURES
+        chosen = hashlib.sha256(np.ascontiguousarray(place).tobytes()).hexdigest()
+        name = entry_name(kind, of, chosen)
+        path = self._obtain(name, lambda f: _write_repeated(f, features, place))
+        self._features.encoded[number] = name
+        return mapped(path)
+
+    def _obtain(self, name: str, make: Callable[[Path], None]) -> Path:
+        if self._cache is None:
+            raise lost_state()
+        try:
+            return self._cache.obtain(name, make)
+        except OSError as error:
+            raise cannot_write(self._cache.folder, error) from error
+
+
+def _describe(source: ShardSource) -> ShardSchema:
+    """Describe a shard; the site's log warns its owner of odd columns."""
+    schema = describe(source)
+    for text in schema.warnings:
+        log(WARNING, text)
+    return schema
+
+
+def _identity(source: ShardSource) -> list[Any]:
+    """What of a source decides which rows are read, and how; it goes into a hash."""
+    own = [str(source), dict(source.types), list(source.nulls)]
+    database = source.database
+    if database is None:
+        return own
+    login = database.url.url
+    return [
+        *own,
+        list(database.order_by),
+        database.is_pushed_down,
+        # another user, or another search path, may see other rows
+        login.username,
+        {name: str(value) for name, value in login.query.items()},
+    ]
+
+
+def _check_unchanged(source: ShardSource, state: str | None) -> None:
+    if state is not None and fingerprint(source) != state:
+        raise SourceError(f"{source}: changed while it was read; start the run again")
+
+
+def _write_features(
+    folder: Path,
+    extracted: ExtractedShard,
+    encoder: SiteEncoder,
+    rows: IndexArray,
+    missing: Collection[str],
+) -> None:
+    """Write the matrix block by block: no more than a block is in memory."""
+    shape = len(rows), encoder.encoder.width
+    _write_blocks(folder, shape, _encoded(extracted, encoder, rows, missing))
+
+
+def _write_repeated(folder: Path, features: FeatureArray, place: IndexArray) -> None:
+    """Write ``features[place]`` block by block."""
+    width = features.shape[1]
+    size = max(MOST_VALUES // max(width, 1), LEAST_ROWS)
+    starts = range(0, len(place), size)
+    blocks = (features[place[start : start + size]] for start in starts)
+    _write_blocks(folder, (len(place), width), blocks)
+
+
+def _write_blocks(
+    folder: Path, shape: tuple[int, int], blocks: Iterator[FeatureArray]
+) -> None:
+    layout = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    with (folder / FEATURES_FILE).open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, layout)
+        for block in blocks:
+            if block.size:
+                file.write(block.data.cast("B"))
+
+
+def _encoded(
+    extracted: ExtractedShard,
+    encoder: SiteEncoder,
+    rows: IndexArray,
+    missing: Collection[str],
+) -> Iterator[FeatureArray]:
+    """Yield the features of some rows at a time; each is overwritten by the next.
+
+    The columns in ``missing`` are taken for empty.
+    """
+    block_rows = max(MOST_VALUES // max(encoder.encoder.width, 1), LEAST_ROWS)
+    out = np.empty((min(block_rows, len(rows)), encoder.encoder.width), np.float32)
+    start = 0
+    for block in extracted.blocks(rows, block_rows):
+        size = min(block_rows, len(rows) - start)
+        block.update({name: no_values(size) for name in missing})
+        encoder.transform(block, out=out[:size])
+        start += size
+        yield out[:size]

@@ -1,0 +1,1 @@
+"""What a site does with each kind of message."""

@@ -1,0 +1,1 @@
+"""Models of the sites' own: the messages of a site that has one."""

@@ -1,0 +1,348 @@
+"""What a site does to prepare training: encode, plan its releases, make the models.
+
+The reply is what training starts from. What a run plans to release is set aside in the
+site's ledger first; nothing of a row is computed for the server before that.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from client_apps.data.device import forget
+from client_apps.data.features import rows_of
+from client_apps.data.run_store import Entry
+from client_apps.handlers.outline import (
+    check_counted,
+    check_given,
+    course_of,
+    kinds_of,
+    method_of,
+    sends_of,
+)
+from client_apps.handlers.training_rows import (
+    TrainingRows,
+    check_rows,
+    expanded,
+    once_each,
+    read_batches,
+)
+from client_apps.operator.participant import State, initial_vectors, make_model
+from client_apps.operator.releases import Outgoing
+from client_apps.privacy import ledger_entries
+from client_apps.privacy.guard import Guard
+from client_apps.privacy.ledger_entries import Run, Shard, planned, uncovered
+from client_apps.rounds.site import Site
+from tp_flower.arrays import FloatArray
+from tp_flower.errors import SettingsError, SiteError
+from tp_flower.features.encoder import TableEncoder
+from tp_flower.learning.models.encoded_rows import Features
+from tp_flower.learning.models.local_model import LinearModel, LocalModel, ModelSpec
+from tp_flower.learning.solvers import RidgeSolver
+from tp_flower.privacy.gradients import check_per_row, check_scores
+from tp_flower.privacy.plan import (
+    PartPlan,
+    plan_part,
+)
+from tp_flower.privacy.statistics_update import Rows, TableShape, usable_gram
+from tp_flower.protections import DP_SGD, NOISY_STATISTICS
+from tp_flower.protocol import (
+    AnyArray,
+    Outline,
+    PreparedPart,
+    PreparePart,
+    PrepareReply,
+    PrepareRequest,
+    Update,
+    parse,
+)
+from tp_flower.protocol.training_messages import LEAST_SCALE
+from tp_flower.randomness import Stream, generator
+from tp_flower.settings import PrivacySettings, Settings
+
+Start = tuple[PreparedPart, Entry]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A part whose features are encoded, and whose releases are planned.
+
+    Attributes:
+        entry: what never changes in training.
+        model: untrained.
+        update: how the table's shards train together.
+        plan: what is done to its releases.
+        columns: about the mean squared norm of an encoded row.
+        features: the encoded rows, where the model is computed.
+    """
+
+    entry: Entry
+    model: LocalModel
+    update: Update
+    plan: PartPlan
+    columns: int
+    features: Features
+
+
+def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
+    """Encode the features, make the model, and reply with what training starts from."""
+    settings = parse(request.privacy, "privacy", Settings.from_run_config).privacy
+    method = method_of(request.outline)
+    check_counted(method, settings)
+    prepared = {
+        number: _prepare_part(site, number, body, request.outline, settings)
+        for number, body in site.each(request.parts)
+    }
+    run = Run(site.store.run, method.family, settings, _fitted_parts(site))
+    _set_aside(site, run, prepared)
+    starts: dict[int, PreparedPart] = {}
+    states: dict[int, State] = {}
+    for number, part in site.each(prepared):
+        start, entry = _start(part, site.outgoing(number, part.plan))
+        site.save_part(number, entry)
+        site.round.forget(rows_of(number))
+        starts[number] = start
+        states[number] = (part.model, initial_vectors(part.model, part.update))
+    site.start_state(states)
+    site.pay()
+    return PrepareReply(ledger=site.ledger.lines(run.name), parts=starts)
+
+
+def _prepare_part(
+    site: Site,
+    number: int,
+    body: PreparePart,
+    outline: Outline,
+    settings: PrivacySettings,
+) -> _Prepared:
+    guard, source = Guard(site), site.source(number)
+    update = body.update
+    guard.check_plan(source, settings, kinds_of(outline, update))
+    table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
+    encoder = table_encoder.at_site(site.hasher())
+    is_private = settings.covers_features or settings.covers_predictions
+    rows = _training_rows(site, number, body, outline, is_private=is_private)
+    batches = read_batches(body, rows.trained)
+    check_rows(
+        guard,
+        source,
+        site.extracted(number).table,
+        rows,
+        batches,
+        sends_sums=update is Update.SUM and not settings.covers_features,
+    )
+    features = site.tables.encode(number, encoder, rows.own, is_private=is_private)
+    if rows.place is not None:
+        features = site.tables.repeat(number, features, rows.place)
+    spec = parse(body.model, "model", ModelSpec.from_json)
+    check_given(outline, update, spec)
+    _check_exact(settings, update, spec)
+    width = features.shape[1]
+    model = make_model(spec, width, body.device)
+    if settings.features == DP_SGD:
+        check_per_row(model, width)
+    elif settings.covers_predictions:
+        check_scores(model, width)
+    columns = table_encoder.columns + int(spec.intercept)
+    course = course_of(outline, rows, batches, update, spec)
+    shape = TableShape(
+        epochs=course.epochs,
+        mean_multiplicity=_mean_multiplicity(body),
+        columns=columns,
+        label_scale=body.label_scale,
+    )
+    plan = plan_part(
+        settings,
+        replace(course, shape=shape),
+        sends=sends_of(outline, update),
+        is_linear=spec.kind == "linear",
+    )
+    arrays: dict[str, AnyArray] = {
+        "features": features,
+        "multiplicity": rows.multiplicity,
+        "tested": rows.tested,
+        "batch-start": batches.start,
+        "batch-rows": batches.rows,
+    }
+    meta = {
+        "table": site.extracted(number).table,
+        "joined_rows": body.joined_rows,
+        "l2": body.l2,
+        "device": body.device,
+        "encoder": encoder.to_json(),
+        "model": spec.to_json(),
+        "update": str(update),
+        "privacy": plan.to_json(),
+    }
+    whole = Entry(arrays, meta)
+    forget(site.store, number)
+    return _Prepared(whole, model, update, plan, columns, site.place(number, whole))
+
+
+def _check_exact(settings: PrivacySettings, update: Update, spec: ModelSpec) -> None:
+    """Refuse noise on statistics that the model is not fitted by."""
+    is_exact = spec.kind == "linear" and update in (Update.LOCAL, Update.GRAM)
+    if settings.features == NOISY_STATISTICS and not is_exact:
+        raise SiteError(
+            f"privacy.features = {NOISY_STATISTICS!r} is of linear models that are "
+            f"fitted exactly, not of {spec.kind!r} by {update.value!r}"
+        )
+
+
+def _training_rows(
+    site: Site, number: int, body: PreparePart, outline: Outline, *, is_private: bool
+) -> TrainingRows:
+    """Return the rows that take part, as the method goes by them."""
+    rows = site.extracted(number).rows
+    read = expanded if method_of(outline).is_expanded else once_each
+    training_rows = read(body, rows)
+    if is_private:
+        training_rows.check_unweighted()
+    return training_rows
+
+
+def _mean_multiplicity(body: PreparePart) -> float:
+    """Return what noise is in units of, besides the size of labels; 0 of no rows."""
+    size = body.mean_multiplicity
+    if 0 < size < LEAST_SCALE:
+        raise SiteError(
+            f"malformed request: 'mean-multiplicity' is {size:g}, which is too small; "
+            f"allowed: 0, or from {LEAST_SCALE:g} on"
+        )
+    return size
+
+
+def _fitted_parts(site: Site) -> frozenset[int]:
+    """Return the parts whose statistics have left in this run, by the site's ledger."""
+    releases = [line["release"] for line in site.ledger.lines(site.store.run)]
+    return frozenset(
+        release["part"]
+        for release in releases
+        if release["what"] == ledger_entries.STATISTICS
+    )
+
+
+def _set_aside(site: Site, run: Run, prepared: Mapping[int, _Prepared]) -> None:
+    """Reserve what the run plans to release, and note what nothing covers.
+
+    Raises:
+        SiteError: a budget does not suffice, or the ledger cannot be written.
+    """
+    guard = Guard(site)
+    sources = {number: site.source(number) for number in prepared}
+    named = [
+        (Shard.of(site, number, sources[number]), part.plan)
+        for number, part in prepared.items()
+    ]
+    site.reserve(
+        [release for shard, plan in named for release in planned(run, shard, plan)],
+        guard.budgets(list(sources.values())),
+    )
+    site.ledger.note(
+        run.name,
+        [release for shard, plan in named for release in uncovered(run, shard, plan)],
+    )
+
+
+def _start(part: _Prepared, outgoing: Outgoing) -> Start:
+    """Return what training starts from, and what is kept."""
+    if part.update is Update.GIVEN:
+        # nobody asks for curvature where the server solves
+        return _prepared(part, mean_curvature=0.0), part.entry
+    if isinstance(part.model, LinearModel):
+        return _start_linear(part.model, part, outgoing)
+    return _start_torch(part, outgoing), part.entry
+
+
+def _prepared(part: _Prepared, **fields: Any) -> PreparedPart:
+    return PreparedPart(
+        features=part.entry.arrays["features"].shape[1],
+        penalised=part.model.penalised.astype(np.uint8),
+        **fields,
+    )
+
+
+def _start_linear(model: LinearModel, part: _Prepared, outgoing: Outgoing) -> Start:
+    """Return what to send, and the entry with its factorised solver.
+
+    SGD needs the largest curvature, for its step size, and ADMM the solver: each costs
+    an eigendecomposition.
+    """
+    entry, plan = part.entry, part.plan
+    if plan.fit is not None or plan.gradients is not None:
+        return _prepared(part, **_typical_curvature(part, len(model.weights))), entry
+    multiplicity = entry.arrays["multiplicity"]
+    trained = part.features[: len(multiplicity)]
+    matrix = outgoing.gram(Rows(trained, multiplicity, intercept=model.intercept))
+    total = entry.meta["joined_rows"]
+    facts = {
+        "mean_curvature": float(np.trace(matrix)) / (total * max(len(matrix), 1)),
+    }
+    if plan.statistics is not None:
+        # the trace of a noisy matrix may be negative
+        facts = _typical_curvature(part, len(model.weights))
+    if len(entry.arrays["batch-start"]) > 1:
+        largest = np.linalg.eigvalsh(matrix / total).max(initial=0.0)
+        facts["largest_curvature"] = float(largest)
+        return _prepared(part, **facts), entry
+    deviation = plan.statistics.gram_deviation if plan.statistics else 0.0
+    if part.update is Update.GRAM:
+        return _prepared(part, gram=matrix, gram_deviation=deviation, **facts), entry
+    matrix = usable_gram(matrix, deviation)
+    # a consensus step penalises every parameter alike, the intercept too
+    centred = model.intercept and part.update is Update.LOCAL
+    solver = RidgeSolver.from_gram(matrix, total, intercept=centred)
+    arrays = {
+        **entry.arrays,
+        "eigenvalues": solver.eigenvalues,
+        "eigenvectors": solver.eigenvectors,
+        "mean": solver.mean,
+    }
+    whole = Entry(arrays, {**entry.meta, "weight": solver.weight})
+    return _prepared(part, **facts), whole
+
+
+def _typical_curvature(part: _Prepared, parameters: int) -> dict[str, float]:
+    """Return the curvature of standardised features: it says nothing of the rows.
+
+    The trace of the Gram matrix over N is the mean of G ||x||^2, summed over the rows,
+    and its largest eigenvalue is at most that.
+    """
+    gradients = part.plan.gradients
+    joined = int(part.entry.arrays["multiplicity"].sum())
+    trace = part.columns * joined / part.entry.meta["joined_rows"]
+    is_sgd = len(part.entry.arrays["batch-start"]) > 1
+    return {
+        "largest_curvature": trace if is_sgd else 0.0,
+        "mean_curvature": trace / max(parameters, 1),
+        "gradient_noise": gradients.noise_multiplier if gradients else 0.0,
+    }
+
+
+def _start_torch(part: _Prepared, outgoing: Outgoing) -> PreparedPart:
+    """Return the first scores, and the mean diagonal of the Gauss-Newton matrix.
+
+    The diagonal is estimated with one random vector e of signs (Hutchinson):
+    ||J^T (sqrt(G) e)||^2 / p has that mean as its expectation.
+    """
+    entry, model = part.entry, part.model
+    multiplicity = entry.arrays["multiplicity"]
+    trained = part.features[: len(multiplicity)]
+    outputs = int(entry.meta["model"]["outputs"])
+    rng = generator(int(entry.meta["model"]["seed"]), Stream.CURVATURE)
+    signs: FloatArray = rng.choice([-1.0, 1.0], size=(len(trained), outputs))
+    try:
+        probe = model.pullback(trained, np.sqrt(multiplicity)[:, None] * signs)
+    except (RuntimeError, TypeError, ValueError) as error:
+        # torch tells shapes and types here, no values
+        raise SettingsError(
+            f"model {entry.meta['model']['kind']!r} does not turn rows of "
+            f"{trained.shape[1]} features into {outputs} scores: {error}"
+        ) from error
+    mean = float(probe @ probe) / (entry.meta["joined_rows"] * len(probe))
+    facts = {"mean_curvature": mean}
+    if part.plan.is_private:
+        facts = _typical_curvature(part, len(probe))
+    scores = outgoing.scores(model.scores(part.features))
+    return _prepared(part, scores=scores, **facts)

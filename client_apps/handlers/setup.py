@@ -1,0 +1,354 @@
+"""What a site does to set a run up: describe, extract, statistics.
+
+Every action takes the site and the request and returns the reply. It changes the site's
+state last, so that an action that fails has changed nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from client_apps.handlers.personalised.local_labels import kept_label_facts
+from client_apps.handlers.row_keys import RowKey, leave_hashes
+from client_apps.privacy import ledger_entries
+from client_apps.privacy.guard import Guard
+from client_apps.privacy.keys import key_fields, key_groups, key_source, take_secret
+from client_apps.privacy.ledger_entries import Shard
+from client_apps.privacy.noisy_labels import LabelOrder, released_label
+from client_apps.rounds.site import Site
+from tp_flower.duckdb_engine import quote_name
+from tp_flower.errors import PolicyError, SiteError
+from tp_flower.extraction.canonical_keys import without_values
+from tp_flower.extraction.extract import extract
+from tp_flower.extraction.extracted import ExtractedShard, FeatureInfo, LabelColumn
+from tp_flower.features.choice import TableChoice
+from tp_flower.features.statistics import (
+    ColumnStatistics,
+    Sample,
+    declared_statistics,
+    feature_statistics,
+)
+from tp_flower.features.statistics_codec import to_wire
+from tp_flower.keyed_hash import HashArray
+from tp_flower.learning.label_noise import LabelPlan
+from tp_flower.privacy.key_source import GUARANTEES, SIMULATED
+from tp_flower.privacy.releases import Release
+from tp_flower.protocol import (
+    AnyArray,
+    ArrayKey,
+    DescribeReply,
+    DescribeRequest,
+    ExtractedPart,
+    ExtractPart,
+    ExtractReply,
+    ExtractRequest,
+    HostedShard,
+    LabelFacts,
+    StatisticsPart,
+    StatisticsReply,
+    StatisticsRequest,
+    parse,
+    unpack_bits,
+)
+from tp_flower.query import Fragment
+from tp_flower.sources.shards import ShardSource
+
+Arrays = dict[ArrayKey, AnyArray]
+
+
+def describe(site: Site, request: DescribeRequest) -> DescribeReply:
+    """Reply with the columns, types and row count of the shards that are asked for.
+
+    Only the tables that the query names are opened; of the others the reply has the
+    names. It also brings the site's public key of the run.
+    """
+    for run in site.store.forget_stale():
+        # what it has not used in all that time, it will not
+        site.ledger.close(run)
+    wanted = {name.lower() for name in request.tables}
+    guard = Guard(site)
+    shards = []
+    sources = site.shards()
+    for position, source in enumerate(sources):
+        if source.table.lower() not in wanted:
+            continue
+        schema = guard.schema(source)
+        columns = {name: without_values(kind) for name, kind in schema.columns.items()}
+        shards.append(
+            HostedShard(
+                table=source.table,
+                site=source.site,
+                index=source.index,
+                position=position,
+                columns=columns,
+                rows=schema.rows,
+                all_null=list(schema.all_null),
+            )
+        )
+    return DescribeReply(
+        shards=shards,
+        tables=list(dict.fromkeys(source.table for source in sources)),
+        partitions=int(str(site.context.node_config.get("num-partitions", 0))),
+        simulated=site.is_simulated,
+        **key_fields(site),
+    )
+
+
+def extract_rows(site: Site, request: ExtractRequest) -> ExtractReply:
+    """Run the query's fragments; reply with hashed join keys and labels."""
+    take_secret(site, request)
+    parts: dict[int, ExtractedPart] = {}
+    noted: list[Release] = []
+    for number, body in site.each(request.parts):
+        parts[number], releases = _extract_part(site, number, body)
+        noted += releases
+    site.ledger.note(site.store.run, noted)
+    return ExtractReply(parts)
+
+
+def _extract_part(
+    site: Site, number: int, body: ExtractPart
+) -> tuple[ExtractedPart, list[Release]]:
+    """Run a part's fragment; return what leaves of it, and what the ledger notes."""
+    source = _hosted(site, body.shard)
+    fragment = parse(body.fragment, "fragment", Fragment.from_json)
+    row_key = RowKey.of(body.row_key, len(fragment.keys))
+    groups = key_groups(body.key_groups, len(fragment.keys) - row_key.columns)
+    extracted = _extract(site, number, source, fragment)
+    site.bind(number, body.shard, fragment.to_json())
+    site.round.learn(site.tables.identity(number))
+    label, values = _label(site, number, body, source, fragment, extracted)
+    # keys that only name rows come last, and are not joined on
+    hashed = {
+        str(key): column.hashed(site.join_hasher(group))
+        for key, (column, group) in enumerate(zip(extracted.keys, groups, strict=False))
+    }
+    sent = ExtractedPart(
+        rows=extracted.rows,
+        keys=[key.kind for key in extracted.keys],
+        engine=extracted.engine,
+        pushed=list(extracted.pushed),
+        label=label,
+        codes={key: column.codes for key, column in hashed.items()},
+        hashes={key: column.hashes for key, column in hashed.items()},
+        group_hashes=_group_hashes(site, source, fragment) if body.groups else None,
+        label_values=values,
+        weight=None if fragment.weight is None else _weight(extracted),
+        row_hashes=leave_hashes(site, number, row_key, extracted)
+        if row_key.leaves
+        else None,
+    )
+    releases = ledger_entries.extracted(
+        Shard.of(site, number, source),
+        SIMULATED if site.is_simulated else GUARANTEES[key_source(site)],
+        has_keys=bool(groups) or body.groups or row_key.leaves,
+        has_weight=fragment.weight is not None,
+    )
+    return sent, releases
+
+
+def _hosted(site: Site, position: int) -> ShardSource:
+    """Return a shard that the site hosts, by its position."""
+    sources = site.shards()
+    if position >= len(sources):
+        raise SiteError(
+            f"malformed request: 'shard' is {position}; the site hosts {len(sources)}"
+        )
+    return sources[position]
+
+
+def _label(
+    site: Site,
+    number: int,
+    body: ExtractPart,
+    source: ShardSource,
+    fragment: Fragment,
+    extracted: ExtractedShard,
+) -> tuple[LabelFacts | None, AnyArray | None]:
+    """Return what leaves of the label: its type, and its values unless they stay."""
+    if body.local_label is not None:
+        return _local_label(body.local_label, source, extracted), None
+    plan = None
+    if body.label_privacy is not None:
+        plan = parse(body.label_privacy, "label-privacy", LabelPlan.from_json)
+    order = LabelOrder(number, source, fragment, plan)
+    label = _released_label(site, order, extracted)
+    if label is None:
+        return None, None
+    return LabelFacts(label.kind, list(label.categories)), label.values
+
+
+def _extract(
+    site: Site, number: int, source: ShardSource, fragment: Fragment
+) -> ExtractedShard:
+    """Run a fragment that the policy allows; what it refuses is not kept."""
+    guard = Guard(site)
+    guard.check_fragment(source, fragment)
+    extracted = site.tables.extract(number, source, fragment)
+    try:
+        guard.check_extracted(source, fragment, extracted.rows)
+    except PolicyError:
+        site.tables.forget(number)
+        raise
+    return extracted
+
+
+def _released_label(
+    site: Site, order: LabelOrder, extracted: ExtractedShard
+) -> LabelColumn | None:
+    """Return the label as it may leave, None if it is another table's."""
+    label = extracted.label
+    if label is None:
+        return None
+    if order.plan is None:
+        _check_classes(order.source, label)
+    return released_label(site, Guard(site), order, label)
+
+
+def _local_label(
+    task: str, source: ShardSource, extracted: ExtractedShard
+) -> LabelFacts:
+    """Return what leaves of a label that stays."""
+    label = extracted.label
+    if label is None:
+        raise SiteError(f"table {extracted.table}: its rows were kept without a label")
+    _check_classes(source, label)
+    return kept_label_facts(source, label, task)
+
+
+def _weight(extracted: ExtractedShard) -> AnyArray:
+    """Return what joined rows of each row weigh, (n,), which leaves as it is."""
+    weight = extracted.weight
+    if weight is None:
+        raise SiteError(f"table {extracted.table}: its rows were kept without a weight")
+    return weight
+
+
+def _check_classes(source: ShardSource, label: LabelColumn) -> None:
+    """Refuse a label of texts that too few rows have: labels travel as they are."""
+    if source.min_count <= 1:
+        return
+    codes = label.codes
+    known = len(label.categories)
+    rows = np.bincount(codes[codes >= 0], minlength=known)[:known]
+    if rare := int(np.count_nonzero(rows < source.min_count)):
+        raise SiteError(
+            f"the label has {rare} classes of fewer than min-count = "
+            f"{source.min_count} rows, which may not leave the site: filter them out, "
+            "or put them into one class with CASE"
+        )
+
+
+def _group_hashes(site: Site, source: ShardSource, fragment: Fragment) -> HashArray:
+    """Return the keyed hashes of a sub-query's groups, before HAVING and filters."""
+    has_groups = fragment.subquery is not None
+    if not has_groups:
+        raise SiteError(f"table {fragment.table}: the fragment has no groups")
+    key = site.tables.order_key
+    groups = extract(source, fragment.all_groups, order_key=key).groups
+    if groups is None:
+        raise SiteError(f"table {fragment.table}: the sub-query has no groups")
+    return groups.hashed(site.hasher().purpose(f"groups of {fragment.table}")).hashes
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    """A part whose encoders are to be made.
+
+    Attributes:
+        number: of the part.
+        choice: the encoders that the server asks for.
+        kinds: of value, by feature; "" of a column that is all NULL at its source.
+        sample: the rows that statistics are of.
+    """
+
+    number: int
+    choice: TableChoice
+    kinds: Mapping[str, str]
+    sample: Sample
+
+    @property
+    def fitted(self) -> list[str]:
+        """Names of the features whose encoder needs statistics."""
+        return [
+            name
+            for name, kind in self.kinds.items()
+            if not self.choice.is_declared(name, kind)
+        ]
+
+
+def statistics(site: Site, request: StatisticsRequest) -> StatisticsReply:
+    """Reply with the statistics that encoders are fitted to, over the named rows.
+
+    Of a feature whose encoder needs none, the reply has its kind and no more.
+    """
+    fittings = {
+        number: _checked_fitting(site, number, body)
+        for number, body in site.each(request.parts)
+    }
+    parts = {}
+    noted: list[Release] = []
+    for number, fitting in site.each(fittings):
+        features = {
+            info.name: _statistics_of(site, fitting, info)
+            for info in site.extracted(number).features
+        }
+        parts[number] = to_wire(features)
+        if fitting.fitted:
+            shard = Shard.of(site, number, site.source(number))
+            noted.append(ledger_entries.encoders_statistics(shard))
+    site.ledger.note(site.store.run, noted)
+    return StatisticsReply(parts)
+
+
+def _checked_fitting(site: Site, number: int, body: StatisticsPart) -> _Fitting:
+    """Read the request for a part, and refuse it where the part's policy does."""
+    guard, source, extracted = Guard(site), site.source(number), site.extracted(number)
+    rows = None if body.rows is None else unpack_bits(body.rows, extracted.rows)
+    choice = parse(body.encoders, "encoders", TableChoice.from_json)
+    sample = Sample(site.hasher(), rows=rows, min_count=source.min_count)
+    kinds = _kinds(site, guard, number, choice)
+    fitting = _Fitting(number, choice, kinds, sample)
+    if fitting.fitted:
+        guard.check_statistics(source, choice, kinds)
+        count = extracted.rows if rows is None else int(np.count_nonzero(rows))
+        guard.check_rows(source, count, f"the statistics of table {extracted.table!r}")
+    return fitting
+
+
+def _kinds(
+    site: Site, guard: Guard, number: int, choice: TableChoice
+) -> dict[str, str]:
+    """Return the kind of each feature, "" where only a declaration could tell.
+
+    A column that is all NULL at its source has no type there, which the server learns
+    with the names of the columns. A column that is so among the run's rows has one.
+    """
+    extracted = site.extracted(number)
+    fragment = Fragment.from_json(site.fragment(number))
+    plain = () if fragment.subquery is not None else fragment.features
+    empty = [
+        feature
+        for feature in plain
+        if choice.is_declared(feature.name, "")
+        and extracted.column(feature.name).is_missing.all()
+    ]
+    kinds = {info.name: info.kind for info in extracted.features}
+    if empty:
+        # the source is read for it: not without need
+        all_null = guard.schema(site.source(number)).all_null
+        untyped = {quote_name(column) for column in all_null}
+        kinds |= {feature.name: "" for feature in empty if feature.sql in untyped}
+    return kinds
+
+
+def _statistics_of(
+    site: Site, fitting: _Fitting, info: FeatureInfo
+) -> ColumnStatistics:
+    """Return the statistics of a feature, or only its kind where it needs none."""
+    choice, name, kind = fitting.choice, info.name, fitting.kinds[info.name]
+    if choice.is_declared(name, kind):
+        return declared_statistics(choice, name, kind, info.width)
+    column = site.extracted(fitting.number).column(name)
+    return feature_statistics(choice, name, kind, column, fitting.sample)

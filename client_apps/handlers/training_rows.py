@@ -1,0 +1,232 @@
+"""Which rows of a part take part in training, and in which batch, as the server says.
+
+A method goes by the rows of the table, each once with its multiplicity, or by the
+joined rows (VFL): then a row of the table is there for every joined row it is in. The
+policy's minimum of rows counts rows of the table in both.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from client_apps.privacy.guard import Guard
+from tp_flower.arrays import FloatArray
+from tp_flower.errors import SiteError
+from tp_flower.protocol import AnyArray, PreparePart, check_sizes, required, unpack_bits
+from tp_flower.sources.shards import ShardSource
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """The rows that take part, the trained ones first.
+
+    Attributes:
+        own: (k,), positions of the rows of the table, each once.
+        place: (n,), where in ``own`` the row behind each that takes part is; None where
+            these are the rows of the table themselves.
+        multiplicity: (n_trained,), joined rows of each row that is trained on; where
+            joined rows are weighted, what those weigh.
+        tested: (n,) bool, rows that appear in held-out joined rows.
+    """
+
+    own: IntArray
+    place: IntArray | None
+    multiplicity: IntArray | FloatArray
+    tested: npt.NDArray[np.bool_]
+
+    def check_unweighted(self) -> None:
+        """Refuse weighted joined rows where models or scores are protected.
+
+        Raises:
+            SiteError: they are weighted.
+        """
+        if self.multiplicity.dtype.kind == "f":
+            raise SiteError(
+                "the run is to protect models or scores, and its joined rows are "
+                "weighted: clips and noise are for rows that count as often as they "
+                "are joined"
+            )
+
+    @property
+    def trained(self) -> int:
+        """Rows that are trained on."""
+        return len(self.multiplicity)
+
+    @property
+    def trained_own(self) -> int:
+        """Rows of the table that are trained on."""
+        if self.place is None:
+            return self.trained
+        return len(np.unique(self.place[: self.trained]))
+
+    def own_by_batch(self, batches: "Batches") -> IntArray:
+        """Return how many rows of the table each batch has, (batches,)."""
+        sizes = np.diff(batches.start)
+        if self.place is None:
+            return sizes
+        batch_of, rows = np.repeat(np.arange(len(sizes)), sizes), len(self.own)
+        pairs = np.unique(batch_of * rows + self.place[batches.rows])
+        return np.bincount(pairs // max(rows, 1), minlength=len(sizes))
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The rows of each SGD batch.
+
+    Attributes:
+        start: (batches + 1,), where each batch's rows start in ``rows``.
+        rows: among those that are trained on, ascending within a batch.
+    """
+
+    start: IntArray
+    rows: IntArray
+
+
+def once_each(body: PreparePart, rows: int) -> TrainingRows:
+    """Return the rows that a request names by masks: each of the table once.
+
+    Args:
+        body: with the masks and the multiplicities.
+        rows: of the participant.
+
+    Raises:
+        SiteError: a row is in no joined row, or in more than there are.
+    """
+    trained = unpack_bits(required(body.trained, "trained"), rows)
+    tested = unpack_bits(required(body.tested, "tested"), rows)
+    own = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested & ~trained)])
+    count = int(np.count_nonzero(trained))
+    check_sizes(body, trained=count)
+    multiplicity = read_multiplicity(body.multiplicity, body.masses, body.joined_rows)
+    return TrainingRows(own, None, multiplicity, tested[own])
+
+
+def read_multiplicity(
+    multiplicity: AnyArray | None, masses: AnyArray | None, joined_rows: int
+) -> IntArray | FloatArray:
+    """Return G of the trained rows, or what their joined rows weigh.
+
+    The weights of the N joined rows have mean 1, so that no row's weigh more than N.
+
+    Raises:
+        SiteError: there is neither, or they are more than all joined rows.
+    """
+    if masses is None:
+        counts = required(multiplicity, "multiplicity")
+        if counts.size and not (counts.min() >= 1 and counts.max() <= joined_rows):
+            raise SiteError(
+                "malformed request: array 'multiplicity' must hold numbers from 1 to "
+                f"{joined_rows}"
+            )
+        return counts.astype(np.int64)
+    # a sum that was rounded
+    most = joined_rows * (1.0 + np.finfo(np.float32).eps)
+    if masses.size and not (masses.min() > 0.0 and masses.max() <= most):
+        raise SiteError(
+            "malformed request: array 'masses' must hold weights above 0 and at most "
+            f"{joined_rows}"
+        )
+    return masses.astype(np.float64)
+
+
+def expanded(body: PreparePart, rows: int) -> TrainingRows:
+    """Return the rows that a request lists: one for every joined row with one of them.
+
+    Args:
+        body: with the lists, and with what joined training rows weigh, where they do
+            not weigh alike.
+        rows: of the participant.
+
+    Raises:
+        SiteError: a list is longer than there are joined rows, or names no row of the
+            participant; or a weight of one is none.
+    """
+    lists = []
+    held_out = required(body.held_out_rows, "held-out-rows")
+    for name, array, most in (
+        ("trained", body.expanded_trained, body.joined_rows),
+        ("tested", body.expanded_tested, held_out),
+    ):
+        listed = required(array, f"expanded-{name}").astype(np.int64)
+        if listed.size and listed.max() >= rows:
+            raise SiteError(
+                f"malformed request: array 'expanded-{name}' must hold numbers from 0 "
+                f"to {rows - 1}"
+            )
+        if len(listed) > most:
+            raise SiteError(
+                f"malformed request: array 'expanded-{name}' has {len(listed)} rows, "
+                f"but there are {most} joined rows to list"
+            )
+        lists.append(listed)
+    behind, trained = np.concatenate(lists), len(lists[0])
+    check_sizes(body, trained=trained)
+    multiplicity: IntArray | FloatArray = np.ones(trained, np.int64)
+    if body.masses is not None:
+        multiplicity = read_multiplicity(None, body.masses, body.joined_rows)
+    is_used = np.zeros(rows, np.bool_)
+    is_used[behind] = True
+    return TrainingRows(
+        own=np.flatnonzero(is_used),
+        place=(np.cumsum(is_used) - 1)[behind],
+        multiplicity=multiplicity,
+        tested=np.arange(len(behind)) >= trained,
+    )
+
+
+def read_batches(body: PreparePart, trained: int) -> Batches:
+    """Return the rows of each SGD batch; of none, where there is no plan.
+
+    Raises:
+        SiteError: a batch has a row twice: it would add to it more than is clipped.
+    """
+    if body.batch_start is None:
+        return Batches(np.zeros(1, np.int64), np.zeros(0, np.int64))
+    rows = required(body.batch_rows, "batch-rows").astype(np.int64)
+    start = body.batch_start.astype(np.int64)
+    if rows.size and rows.max() >= trained:
+        raise SiteError(
+            "malformed request: array 'batch-rows' must hold numbers from 0 to "
+            f"{trained - 1}"
+        )
+    is_whole = len(start) and start[0] == 0 and start[-1] == len(rows)
+    if not is_whole or np.any(np.diff(start) < 0):
+        raise SiteError("malformed request: 'batch-start' does not divide 'batch-rows'")
+    # invariant: rows ascend within a batch
+    begins = np.zeros(len(rows), np.bool_)
+    begins[start[start < len(rows)]] = True
+    if np.any((np.diff(rows) <= 0) & ~begins[1:]):
+        raise SiteError("malformed request: a batch has a row twice, or in disorder")
+    return Batches(start, rows)
+
+
+def check_rows(
+    guard: Guard,
+    source: ShardSource,
+    table: str,
+    rows: TrainingRows,
+    batches: Batches,
+    *,
+    sends_sums: bool,
+) -> None:
+    """Refuse to train on too few rows of the table, and to send sums over too few.
+
+    Args:
+        guard: of the site.
+        source: the shard.
+        table: alias of its table in the query.
+        rows: that take part.
+        batches: of SGD.
+        sends_sums: whether the gradient of every batch leaves as it is.
+
+    Raises:
+        PolicyError: there are fewer than the policy's ``min-rows``.
+    """
+    guard.check_rows(source, rows.trained_own, f"the model of table {table!r}")
+    sizes = rows.own_by_batch(batches)
+    if sends_sums and np.any(sizes):
+        least = int(sizes[sizes > 0].min())
+        guard.check_rows(source, least, f"a batch's gradient of table {table!r}")

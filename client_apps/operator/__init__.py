@@ -1,0 +1,1 @@
+"""The operator of one shard: what it computes, and what leaves it."""

@@ -1,0 +1,277 @@
+"""A site's part in how the sites of a run come to share a key for their hashes.
+
+By the site's node config: ``secret-file`` names a file with the secret, which is then
+sealed to nobody; ``allowed-keys`` names a file with the long-term public keys of the
+sites that are trusted to seal it; without either, it is sealed to and by whatever
+public keys the server names. The server is told which it is, and cannot choose.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+
+from client_apps.data.key_files import (
+    ALLOWED_KEYS,
+    SECRET_FILE,
+    read_allowed_keys,
+    read_secret,
+    secret_digest,
+    site_key,
+)
+from client_apps.data.node_config import IN_MEMORY, state_dir
+from client_apps.data.run_store import Entry
+from client_apps.rounds.site import REQUEST, Site
+from tp_flower.errors import SettingsError, SiteError
+from tp_flower.privacy.key_agreement import GroupSecret, KeyPair, PublicKeys, SiteKeys
+from tp_flower.privacy.key_source import KeySource
+from tp_flower.protocol import ExtractRequest, SealReply, SealRequest, required
+
+_KEYS, _PRIVATE = "keys", "private"
+_PUBLIC: Final = "public"
+_SEALED: Final = "sealed"
+_SHOWN: Final = 16
+"""Digits of a public key by which a message names it."""
+
+
+def key_source(site: Site) -> KeySource:
+    """Return where this site takes the run's key from, by its node config.
+
+    Raises:
+        SettingsError: the node config names two of them.
+    """
+    is_file, is_pinned = bool(_path(site, SECRET_FILE)), bool(_path(site, ALLOWED_KEYS))
+    if is_file and is_pinned:
+        raise SettingsError(
+            f"node config has {SECRET_FILE} and {ALLOWED_KEYS}: with a secret in a "
+            "file no key is sealed by anybody; leave one of them out"
+        )
+    if is_file:
+        return KeySource.FILE
+    return KeySource.PINNED if is_pinned else KeySource.AGREED
+
+
+def key_fields(site: Site) -> dict[str, Any]:
+    """Return what ``describe`` says of the site's keys, and check the key files.
+
+    Raises:
+        SettingsError: a key file cannot be used.
+    """
+    source, own = key_source(site), _public_keys(site)
+    fields = {"keys": str(source), "public_key": own.run.hex()}
+    if source is KeySource.PINNED:
+        _allowed(site)
+        fields["site_key"] = own.site.hex()
+    if source is KeySource.FILE:
+        secret = read_secret(_path(site, SECRET_FILE))
+        fields["secret_digest"] = secret_digest(secret, site.run_number)
+    return fields
+
+
+def seal(site: Site, request: SealRequest) -> SealReply:
+    """As the leader: make the run's secret and seal it to the sites, itself too.
+
+    The same request again gets what was sealed, even if the site's key is gone.
+
+    Raises:
+        SiteError: a site's key is not one that this site was told to trust, or the
+            secret is in a file.
+    """
+    if _sealed_for(site) == site.round.digest:
+        return SealReply(site.store.load(_SEALED).meta[_SEALED])
+    source, keys = key_source(site), _site_keys(site)
+    _check_source(source, request.keys)
+    if source is KeySource.FILE:
+        raise SiteError(f"this site's secret is in its {SECRET_FILE}: it seals none")
+    recipients = _recipients(request, source)
+    if source is KeySource.PINNED:
+        trusted = _allowed(site) | {keys.public.site}
+        for node, recipient in recipients.items():
+            _check_pin(recipient.site, trusted, f"of node {node}")
+    # whoever pins keys wants a secret, of a simulation too
+    is_simulated = source is KeySource.AGREED and site.is_simulated
+    secret = (
+        GroupSecret.of_simulation(request.seed)
+        if is_simulated and request.simulated
+        else GroupSecret.random()
+    )
+    sealed = {
+        node: keys.seal(secret, recipient, site.run_number).hex()
+        for node, recipient in recipients.items()
+    }
+    kept = Entry({}, {REQUEST: site.round.digest, _SEALED: sealed})
+    site.store.save(_SEALED, kept)
+    return SealReply(sealed)
+
+
+def _sealed_for(site: Site) -> str | None:
+    """Return the digest of the request that this site has sealed the secret for."""
+    if not site.store.has(_SEALED):
+        return None
+    return str(site.store.load(_SEALED).meta[REQUEST])
+
+
+def take_secret(site: Site, request: ExtractRequest) -> None:
+    """Keep the key of the run's hashes, from the site's file or what a request brings.
+
+    Once in a run, for one request: that again finds the key that is kept.
+
+    Raises:
+        SiteError: another request has brought it; the secret cannot be opened, is no
+            secret and the site's data are real, or was sealed by a site that this one
+            does not trust; the server wants the key from elsewhere, or the run is not
+            the one that this site is in.
+    """
+    # nobody opens the secret a second time: another request for rows would get hashes
+    # that can be compared with those of the first
+    site.round.forget(_KEYS)
+    if site.secret_of is not None:
+        if site.secret_of != site.round.digest:
+            raise SiteError(
+                "the rows of this run were asked for before, by another request"
+            )
+        return
+    source, keys = key_source(site), _site_keys(site)
+    _check_source(source, request.keys)
+    if source is KeySource.FILE:
+        secret = read_secret(_path(site, SECRET_FILE))
+    else:
+        secret = _open(site, request, keys)
+    public = [bytes.fromhex(key) for key in request.public_keys]
+    if keys.public.run not in public:
+        raise SiteError(
+            "the public keys of the run lack this site's: the key of the hashes would "
+            "not be one that is new in this run; if the site has lost its keys of the "
+            "run, start the run again"
+        )
+    site.keep_secret(secret.of_run(site.run_number, public), site.round.digest)
+
+
+def key_groups(names: list[str], keys: int) -> list[str]:
+    """Return the groups that a request names for a fragment's join keys.
+
+    Args:
+        names: of the groups.
+        keys: how many join keys the fragment has.
+
+    Raises:
+        SiteError: it does not name a group for every key.
+    """
+    if len(names) != keys:
+        raise SiteError(
+            f"malformed request: 'key-groups' must name a group for each of the {keys} "
+            "join keys"
+        )
+    return names
+
+
+def _open(site: Site, request: ExtractRequest, keys: SiteKeys) -> GroupSecret:
+    """Open the secret that came sealed with a request."""
+    leader = PublicKeys(_bytes(request.leader_key, "leader-key"))
+    if keys.site is not None:
+        site_key = _bytes(request.leader_site_key, "leader-site-key")
+        leader = PublicKeys(leader.run, site_key)
+        trusted = _allowed(site) | {keys.public.site}
+        _check_pin(leader.site, trusted, "of the site that made the run's secret")
+    sealed = _bytes(request.sealed, "sealed")
+    secret = keys.open(sealed, leader, site.run_number)
+    if secret.is_simulated and not site.is_simulated:
+        raise SiteError(
+            "the run's secret is that of a simulation, which is known to everybody: "
+            "refused, because this site has a tables file of its own"
+        )
+    return secret
+
+
+def _public_keys(site: Site) -> PublicKeys:
+    """Return the site's public keys, which stay when the private one is thrown away.
+
+    Raises:
+        SettingsError: keys are to be pinned and the site cannot keep one of its own.
+    """
+    if not site.store.has(_PUBLIC):
+        return _site_keys(site).public
+    run = site.store.load(_PUBLIC).arrays[_PUBLIC].tobytes()
+    own = _long_term(site)
+    return PublicKeys(run, own.public if own else b"")
+
+
+def _site_keys(site: Site) -> SiteKeys:
+    """Return the site's keys; those of the run are made when they are asked for first.
+
+    Raises:
+        SettingsError: keys are to be pinned and the site cannot keep one of its own.
+        SiteError: the run's private key was used, and is gone.
+    """
+    is_known = site.store.has(_PUBLIC)
+    if site.store.has(_KEYS):
+        run = KeyPair(site.store.load(_KEYS).arrays[_PRIVATE].tobytes())
+    elif is_known:
+        raise SiteError(
+            "the site's key of this run is gone: it is used once; start the run again"
+        )
+    else:
+        run = KeyPair()
+        private = np.frombuffer(run.private, np.uint8)
+        site.store.save(_KEYS, Entry({_PRIVATE: private}, {}))
+    if not is_known:
+        public = np.frombuffer(run.public, np.uint8)
+        site.store.save(_PUBLIC, Entry({_PUBLIC: public}, {}))
+    return SiteKeys(run, _long_term(site))
+
+
+def _long_term(site: Site) -> KeyPair | None:
+    """Return the site's own key pair; None if keys are not pinned."""
+    if key_source(site) is not KeySource.PINNED:
+        return None
+    folder = state_dir(site.context.node_config)
+    if folder == IN_MEMORY:
+        raise SettingsError(
+            f"{ALLOWED_KEYS} needs a state-dir on disk: the site's own long-term key "
+            f"is kept there, and state-dir is {IN_MEMORY}"
+        )
+    return site_key(folder)
+
+
+def _path(site: Site, setting: str) -> str:
+    return str(site.context.node_config.get(setting, "") or "")
+
+
+def _allowed(site: Site) -> set[bytes]:
+    return set(read_allowed_keys(_path(site, ALLOWED_KEYS)))
+
+
+def _check_source(source: KeySource, asked: str) -> None:
+    """Refuse a run that takes its key from elsewhere than this site does."""
+    if asked != source:
+        raise SiteError(
+            f"this site takes the key of a run's hashes from {source.value!r}, and the "
+            f"server asks for {asked!r}: all sites of a run must have a {SECRET_FILE}, "
+            f"or all {ALLOWED_KEYS}, or none of them either"
+        )
+
+
+def _check_pin(key: bytes, trusted: set[bytes], whose: str) -> None:
+    if key not in trusted:
+        raise SiteError(
+            f"the site key {whose}, {key.hex()[:_SHOWN]}..., is not in this site's "
+            f"{ALLOWED_KEYS}: either a site is missing there, or the server has put a "
+            "key of its own in place of a site's; ask the site's owner for the key, "
+            "not the server"
+        )
+
+
+def _recipients(request: SealRequest, source: KeySource) -> dict[str, PublicKeys]:
+    """Return the public keys of the nodes to seal to."""
+    run = {node: bytes.fromhex(key) for node, key in request.public_keys.items()}
+    if source is not KeySource.PINNED:
+        return {node: PublicKeys(key) for node, key in run.items()}
+    if lacking := run.keys() - request.site_keys.keys():
+        raise SiteError(f"malformed request: 'site-keys' lacks nodes {sorted(lacking)}")
+    return {
+        node: PublicKeys(key, bytes.fromhex(request.site_keys[node]))
+        for node, key in run.items()
+    }
+
+
+def _bytes(text: str | None, name: str) -> bytes:
+    return bytes.fromhex(required(text, name))

@@ -1,0 +1,269 @@
+"""What a part's releases are called in the site's ledger, and what they cost."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Self
+
+from client_apps.privacy.guard import Guard
+from client_apps.rounds.site import Site
+from tp_flower.methods import ADMM, CORESET, SGD
+from tp_flower.privacy.accounting import epsilon
+from tp_flower.privacy.mechanisms import Gaussian, Mechanism
+from tp_flower.privacy.plan import (
+    BATCH_SCORES,
+    COEFFICIENTS,
+    GRADIENTS,
+    SCORES,
+    PartPlan,
+    Use,
+)
+from tp_flower.privacy.releases import Planned, Release
+from tp_flower.protections import SERVER
+from tp_flower.protocol import EXCHANGES, Action
+from tp_flower.sources.shards import ShardSource
+
+if TYPE_CHECKING:
+    from tp_flower.settings import PrivacySettings
+
+NEIGHBOURS: Final = "the row adds to what is released, or nothing does in its place"
+OF_GROUPS: Final = (
+    "a row is a group of the sub-query: a row of the table may change the values of "
+    "its group, which tells as much as two groups"
+)
+OF_BASE_ROWS: Final = (
+    "rows of the run are groups of a sub-query: a row of the table changes what its "
+    "group adds, and is counted with that, twice what a group adds"
+)
+KEYS, COUNTS, STATISTICS, WEIGHTS = "keys", "counts", "statistics", "weights"
+SENSITIVITIES, DRAWN, MASKED = "sensitivities", "drawn-rows", "masked-sensitivities"
+_SCORES: Final = (SCORES, BATCH_SCORES)
+_ROUNDS: Final = {
+    ADMM: (Action.ADMM, Action.PREPARE),
+    SGD: (Action.SGD, Action.PREPARE),
+    CORESET: (Action.ROWS, Action.CONSENSUS, Action.PREPARE),
+}
+"""By family, the messages that what a run plans to release leaves with."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Whose rows they are.
+
+    Attributes:
+        number: of the part that the shard is in the run.
+        table: its table's name.
+        site: the organisation that holds it.
+        source: what its budget is kept for.
+        is_grouped: whether its rows in the run are groups of a sub-query.
+    """
+
+    number: int
+    table: str
+    site: str
+    source: str
+    is_grouped: bool
+
+    @classmethod
+    def of(cls, site: Site, number: int, source: ShardSource) -> Self:
+        """Return what a part of the run is called in the ledger."""
+        name = Guard(site).source_id(source)
+        is_grouped = bool(site.extracted(number).meta["groups"])
+        return cls(number, source.table, source.site, name, is_grouped)
+
+    def release(
+        self,
+        action: Action,
+        what: str,
+        scope: str,
+        mechanism: Mechanism | None = None,
+    ) -> Release:
+        """Return a release of the shard's rows."""
+        if self.is_grouped and mechanism is not None:
+            counted = _of_base_row(mechanism)
+            words = OF_GROUPS if counted == mechanism else OF_BASE_ROWS
+            mechanism, scope = counted, f"{scope}; {words}" if scope else words
+        return Release(
+            table=self.table,
+            source=self.source,
+            part=self.number,
+            action=str(action),
+            what=what,
+            unit=f"a row of {self.table} at {self.site}",
+            neighbours=NEIGHBOURS,
+            adversary=SERVER,
+            mechanism=mechanism,
+            scope=scope,
+            site=self.site,
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, as the ledger sees it.
+
+    Attributes:
+        name: of the run at this site.
+        family: of the run's method, ``"admm"``, ``"sgd"`` or ``"coreset"``.
+        settings: what it protects.
+        fitted: numbers of the parts whose statistics have left for encoders.
+    """
+
+    name: str
+    family: str
+    settings: "PrivacySettings"
+    fitted: Collection[int]
+
+
+def _of_base_row(mechanism: Mechanism) -> Mechanism:
+    """Return what releases of groups cost a row of the table that is grouped.
+
+    It changes the values of its group: what the group adds to a sum moves by at most
+    twice its norm. (Of sub-sampled sums no such step is known; the group stays the
+    unit.)
+    """
+    if isinstance(mechanism, Gaussian) and mechanism.sample_rate == 1.0:
+        return replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2.0)
+    return mechanism
+
+
+def planned(run: Run, shard: Shard, plan: PartPlan) -> list[Planned]:
+    """Return the releases of a part that are covered, to be reserved."""
+    return [
+        Planned(_release(run, shard, plan, use), use.limit)
+        for use in plan.uses
+        if use.mechanism is not None
+    ]
+
+
+def uncovered(run: Run, shard: Shard, plan: PartPlan) -> list[Release]:
+    """Return the releases of a part that nothing covers, to be noted."""
+    return [
+        _release(run, shard, plan, use) for use in plan.uses if use.mechanism is None
+    ]
+
+
+def _release(run: Run, shard: Shard, plan: PartPlan, use: Use) -> Release:
+    action = _action_of(use.what, run.family)
+    scope = "; ".join(_scope(run, shard, plan, use))
+    return shard.release(action, use.what, scope, use.mechanism)
+
+
+def _action_of(what: str, family: str) -> Action:
+    """Return the message that a kind of release leaves with, as it is declared."""
+    return next(
+        action
+        for action in _ROUNDS[family]
+        if any(what in told.kinds for told in EXCHANGES[action].reply.discloses)
+    )
+
+
+def extracted(
+    shard: Shard, keys: str, *, has_keys: bool, has_weight: bool
+) -> list[Release]:
+    """Return what of a shard leaves with its keys, and is not covered.
+
+    Args:
+        shard: that the fragment ran on.
+        keys: what the key of the hashes is worth, in plain words.
+        has_keys: whether the fragment has join keys or groups.
+        has_weight: whether it has the weight of joined rows.
+    """
+    counts = (
+        "not covered: how many rows there are and how many the filters leave, which "
+        "columns have no value, and the order of the rows, by which all of them go"
+    )
+    found = [shard.release(Action.EXTRACT, COUNTS, counts)]
+    if has_keys:
+        scope = (
+            "keyed hashes, no differential privacy: which rows have the same key, here "
+            f"and in other tables, and how often; {keys}"
+        )
+        found.append(shard.release(Action.EXTRACT, KEYS, scope))
+    if has_weight:
+        scope = "not covered: the weight of each row leaves as it is"
+        found.append(shard.release(Action.EXTRACT, WEIGHTS, scope))
+    return found
+
+
+def measured(shard: Shard, *, is_shard: bool) -> Release:
+    """Return what the sensitivities of a shard's rows sum to, as it leaves.
+
+    Args:
+        shard: that was measured.
+        is_shard: whether its table has others.
+    """
+    what = (
+        "second moments of the shard's columns, the label's too, or the cost of its "
+        "clusters"
+        if is_shard
+        else "what the sensitivities of the table's rows sum to"
+    )
+    return shard.release(Action.MEASURE, SENSITIVITIES, f"not covered: {what}")
+
+
+def drawn(shard: Shard) -> Release:
+    """Return the numbers of the rows that a site has drawn, as they leave."""
+    scope = "not covered: which rows were drawn, the sensitive ones more often"
+    return shard.release(Action.DRAW, DRAWN, scope)
+
+
+def weighed(shard: Shard) -> Release:
+    """Return the sensitivities of a sample's rows, which leave under masks."""
+    scope = (
+        "masked (ChaCha20, no differential privacy): of a sampled joined row the "
+        "server learns the sum of all tables' sensitivities, not a table's own"
+    )
+    return shard.release(Action.WEIGH, MASKED, scope)
+
+
+def scored(shard: Shard, plan: PartPlan) -> Release:
+    """Return the scores of rows that are predicted, which leave once."""
+    (use,) = plan.uses
+    if use.mechanism is None:
+        scope = "not covered: the score of every row that is joined leaves as it is"
+    else:
+        scope = "given the model and its encoder, which come from an earlier run"
+    return shard.release(Action.SCORE, use.what, scope, use.mechanism)
+
+
+def coefficients(number: int, source: ShardSource, guard: Guard) -> Release:
+    """Return the coefficients of a linear model as they leave after a clear run."""
+    name = guard.source_id(source)
+    shard = Shard(number, source.table, source.site, name, is_grouped=False)
+    scope = (
+        "not covered: the final coefficients of the table's features, which the "
+        "table's policy allows to be shown"
+    )
+    return shard.release(Action.FINISH, COEFFICIENTS, scope)
+
+
+def encoders_statistics(shard: Shard) -> Release:
+    """Return the encoders' statistics as they leave where nothing covers them."""
+    scope = (
+        "not covered: counts, means and deviations of the features, ranges and "
+        "quantiles (values of single rows) where an encoder needs them, and how many "
+        "rows each category has, by its keyed hash"
+    )
+    return shard.release(Action.STATISTICS, STATISTICS, scope)
+
+
+def _scope(run: Run, shard: Shard, plan: PartPlan, use: Use) -> list[str]:
+    """What the guarantee of a release takes as given, in plain words."""
+    if use.mechanism is None:
+        return ["not covered: it leaves as it is"]
+    given, settings = [], run.settings
+    if shard.number in run.fitted:
+        given.append("the encoder, whose statistics are not covered")
+    if use.what not in _SCORES and not settings.covers_predictions:
+        given.append(
+            "the messages that the site received, which come from scores without noise"
+        )
+    words = [f"given {' and '.join(given)}"] if given else []
+    if use.what == GRADIENTS and plan.outsider is not None:
+        amount = epsilon([plan.outsider], settings.delta, settings.accountant)
+        words.append(
+            f"epsilon {amount:.4g} (delta {settings.delta:g}) against an outsider, who "
+            f"sees the final model only: {plan.outsider.count} batches take a row with "
+            f"probability {plan.outsider.sample_rate:.4g} each"
+        )
+    return words

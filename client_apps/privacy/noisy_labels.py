@@ -1,0 +1,234 @@
+"""The labels of a part as they may leave the site: with noise, drawn once, paid for.
+
+Every label is moved into the domain that the plan declares, and then gets its noise: a
+number beyond the range becomes its nearer end, a missing one its middle; a class that
+is none of the declared ones, or missing, is replaced by any of them alike. So nothing
+but the noisy labels depends on the true ones, not even whether the request succeeds: a
+refusal would tell an unkind server, row by row, what it asks. A site's log says how
+many labels had no place; in a simulation, where nobody is to be protected, that is an
+error.
+
+Guarantee
+    unit         the label of one row that the fragment yields
+    neighbours   any label instead of any other (local privacy: whatever else is known)
+    mechanism    epsilon of the plan, delta 0, once for each draw
+    not covered  which rows there are; what features, keys and filters tell of the
+                 label; that an expression fails on a value
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from logging import WARNING
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from flwr.common.logger import log
+
+from client_apps.data.label_store import LabelStore
+from client_apps.data.node_config import state_dir
+from client_apps.privacy.guard import Guard
+from client_apps.rounds.site import Site
+from tp_flower.errors import SettingsError, SiteError
+from tp_flower.extraction.extracted import LabelColumn
+from tp_flower.learning.label_noise import ClassNoise, LabelPlan
+from tp_flower.noise import NoiseSource
+from tp_flower.privacy.mechanisms import PureDp
+from tp_flower.privacy.releases import Release
+from tp_flower.protections import SERVER
+from tp_flower.protocol import Action
+from tp_flower.query import Fragment
+from tp_flower.sources.policy import LABELS
+from tp_flower.sources.shards import ShardSource
+
+AnyArray = npt.NDArray[Any]
+FloatArray = npt.NDArray[np.float64]
+
+_OTHERWISE: Final = (
+    "which rows there are; what features, keys and filters tell of a label"
+)
+_BOOLEANS: Final = {"false": 0.0, "true": 1.0}
+
+
+@dataclass(frozen=True)
+class LabelOrder:
+    """What the server asks of the label of one part.
+
+    Attributes:
+        number: of the part.
+        source: its shard.
+        fragment: what yielded the rows.
+        plan: of the noise; None for labels as they are.
+    """
+
+    number: int
+    source: ShardSource
+    fragment: Fragment
+    plan: LabelPlan | None
+
+
+def released_label(
+    site: Site, guard: Guard, order: LabelOrder, label: LabelColumn
+) -> LabelColumn:
+    """Return the label as it may leave the site, paid for.
+
+    Args:
+        site: in the run.
+        guard: of the site's policies.
+        order: what is asked for.
+        label: the true one.
+
+    Raises:
+        PolicyError: the policy does not let the labels leave, or not without noise.
+        BudgetError: the table's budget does not suffice.
+        SettingsError: the plan does not fit the label's type.
+        SiteError: what is drawn cannot be kept; or, in a simulation, labels are NULL or
+            none of the declared classes.
+    """
+    plan = order.plan
+    order.source.policy.check_release(LABELS, is_private=plan is not None)
+    run, release = site.store.run, _release(guard, order)
+    if plan is None:
+        site.ledger.note(run, [release])
+        return label
+    domain = _in_domain(label, plan)
+    if not len(label.values):
+        return _labelled(label, plan, np.zeros(0))
+    if np.isnan(domain).any():
+        _report_elsewhere(site, order, int(np.isnan(domain).sum()))
+    store = LabelStore(str(state_dir(site.context.node_config)))
+    name = _name(release.source, order, label)
+    drawn = store.obtain(name, lambda: _draw(domain, plan, NoiseSource()))
+    budgets = guard.budgets([order.source])
+    if not site.ledger.charge(run, release, budgets, drawn.ident):
+        # the charge, of an earlier run, is no line of this one
+        site.ledger.note(run, [release])
+    return _labelled(label, plan, drawn.values)
+
+
+def _release(guard: Guard, order: LabelOrder) -> Release:
+    plan = order.plan
+    scope = f"each label for itself, whatever else is known; not: {_OTHERWISE}"
+    if plan is None:
+        scope = "the labels leave as they are"
+    elif isinstance(plan.noise, ClassNoise):
+        noise = plan.noise
+        scope = (
+            f"{plan.mechanism}: a class stays with probability {noise.keep:.4g} and "
+            f"becomes each of {noise.classes - 1} others with {noise.flip:.4g}, which "
+            f"by itself is epsilon {noise.epsilon:.4g}; {scope}"
+        )
+    else:
+        low, high = plan.limits
+        scope = f"{plan.mechanism}: clipped to {low:g} .. {high:g}; {scope}"
+    return Release(
+        table=order.source.table,
+        site=order.source.site,
+        source=guard.source_id(order.source),
+        part=order.number,
+        action=str(Action.EXTRACT),
+        what=LABELS,
+        unit=f"the label of a row of {order.source.table}",
+        neighbours="any other label",
+        adversary=SERVER,
+        mechanism=None if plan is None else PureDp(plan.epsilon),
+        scope=scope,
+    )
+
+
+def _in_domain(label: LabelColumn, plan: LabelPlan) -> FloatArray:
+    """Return numbers (n,) within the limits, or codes (n,); NaN for no place."""
+    if not plan.limits:
+        return _codes(label, plan)
+    if label.kind == "text":
+        raise SettingsError(
+            "the label is text, but the run has privacy.label-range: CAST it to a "
+            "number, or list privacy.label-classes"
+        )
+    low, high = plan.limits
+    if label.kind == "boolean" and (low, high) != (0.0, 1.0):
+        raise SettingsError(
+            "the label is true or false, which has no other privacy.label-range than "
+            '"0, 1" (of a regression); leave it out for a classification'
+        )
+    return np.clip(label.values, low, high)
+
+
+def _codes(label: LabelColumn, plan: LabelPlan) -> FloatArray:
+    if not plan.classes and label.kind != "boolean":
+        raise SettingsError(
+            f"the label is of type {label.kind}: which classes it has is a fact of the "
+            "data, so list them in privacy.label-classes (or, for a regression, give "
+            "privacy.label-range)"
+        )
+    if label.kind == "text":
+        places = {name: float(code) for code, name in enumerate(plan.classes)}
+        own = [places.get(name, np.nan) for name in label.categories]
+        return np.array([*own, np.nan])[label.codes]
+    numbers = np.array(_class_numbers(plan.classes, label.kind))
+    order = np.argsort(numbers)
+    near = order[np.searchsorted(numbers, label.values, sorter=order) % len(order)]
+    return np.where(numbers[near] == label.values, near, np.nan)
+
+
+def _class_numbers(classes: tuple[str, ...], kind: str) -> list[float]:
+    """Return the values of a label that is no text, in the classes' order."""
+    if not classes:
+        return [0.0, 1.0]
+    try:
+        numbers = [
+            _BOOLEANS[name.lower()]
+            if kind == "boolean" and name.lower() in _BOOLEANS
+            else float(name)
+            for name in classes
+        ]
+    except ValueError:
+        numbers = []
+    if len(set(numbers)) != len(classes):
+        raise SettingsError(
+            f"the label is of type {kind}, and privacy.label-classes "
+            f"({', '.join(classes)}) are not different values of that type"
+        )
+    return numbers
+
+
+def _report_elsewhere(site: Site, order: LabelOrder, count: int) -> None:
+    plan = order.plan
+    wrong = "NULL" if plan and plan.limits else "NULL or none of privacy.label-classes"
+    text = (
+        f"table {order.fragment.table}: the label is {wrong} in {count} rows: filter "
+        "them out (WHERE ... IS NOT NULL), or put them into a class with CASE"
+    )
+    if site.is_simulated:
+        raise SiteError(text)
+    log(WARNING, "%s; noise took their place", text)
+
+
+def _name(source: str, order: LabelOrder, label: LabelColumn) -> str:
+    """Return what stands for all that a draw depends on."""
+    fragment = order.fragment.to_json()
+    rows = [fragment[key] for key in ("label", "filters", "subquery")]
+    plan = order.plan and order.plan.to_json()
+    facts = json.dumps([source, rows, plan, label.kind, label.categories])
+    digest = hashlib.sha256(facts.encode())
+    digest.update(np.ascontiguousarray(label.values).tobytes())
+    return digest.hexdigest()
+
+
+def _draw(domain: FloatArray, plan: LabelPlan, noise: NoiseSource) -> AnyArray:
+    """Return noisy numbers, or noisy classes in as few bytes as they need."""
+    has_none = np.isnan(domain)
+    if plan.limits:
+        middle = 0.5 * (plan.limits[0] + plan.limits[1])
+        return plan.draw_numbers(np.where(has_none, middle, domain), noise)
+    count = plan.class_count
+    # any class alike stays so under noise, and is as likely as noise may make it
+    anything = np.minimum(noise.uniform(len(domain)) * count, count - 1)
+    codes = np.where(has_none, anything, domain).astype(np.intp)
+    return plan.draw_classes(codes, noise).astype(np.min_scalar_type(count - 1))
+
+
+def _labelled(label: LabelColumn, plan: LabelPlan, values: AnyArray) -> LabelColumn:
+    kind = "number" if plan.limits else "text" if plan.classes else label.kind
+    return LabelColumn(kind, values.astype(np.float64), plan.classes)

@@ -1,0 +1,1 @@
+"""A round at a site happens once, whatever becomes of the process."""

@@ -1,0 +1,139 @@
+"""One message to a site: it is answered once, whatever becomes of the process.
+
+Lock the run; look up what was answered last; repeat that, or refuse, or act; pay;
+commit the changes and the reply together; forget what nobody needs any more; reply.
+
+    killed before    has happened               the same message again
+    acting           nothing that anybody sees  acts again
+    paying           nothing that anybody sees  acts again: the same noise
+    committing       it is paid for             acts again: the same noise, paid
+    forgetting       all                        gets the reply, and forgets
+    replying         all                        gets the reply
+"""
+
+import time
+from collections.abc import Callable
+from logging import INFO, WARNING
+from typing import Any
+
+from flwr.app import RecordDict
+from flwr.common.logger import log
+
+from client_apps.data.committed_round import Record
+from client_apps.rounds.request import Request, answered_before
+from client_apps.rounds.site import Site
+from tp_flower.errors import (
+    BehindError,
+    DivergedError,
+    LostStateError,
+    MessageError,
+    RangeError,
+    SiteError,
+)
+from tp_flower.events import line
+from tp_flower.protocol import (
+    AT,
+    EXCHANGES,
+    ROUND,
+    Action,
+    Packet,
+    decode,
+    encode,
+    open_parcel,
+    pack,
+    parcel_of,
+)
+
+Answer = Callable[[Site, Any], Any]
+"""A handler: from the site and a request to the reply."""
+
+
+def take_turn(site: Site, request: Request, answer: Answer) -> RecordDict:
+    """Return the reply to a request; every action but a description happens once.
+
+    Args:
+        site: in the request's run.
+        request: that arrived.
+        answer: does what is asked for; it may be called again after a crash.
+
+    Raises:
+        BehindError: the site lacks what the request builds on.
+        TPFlowerError: whatever the action raises; then nothing has changed.
+        OSError: likewise.
+    """
+    with site.store.turn():
+        last = site.store.last()
+        if request.action is Action.DESCRIBE:
+            return _described(site, request, answer, last)
+        try:
+            if kept := answered_before(request, last):
+                log(INFO, line("repeated", run=site.run, round=request.number))
+                return _repeated(site, kept)
+            return _answered(site, request, answer, last)
+        except LostStateError as error:
+            if last is None:
+                raise
+            # what was there when the round before was committed is not there any more
+            told = line("behind", run=site.run, round=request.number, reason=str(error))
+            log(WARNING, told)
+            site.store.forget_record()
+            raise BehindError(str(error), None) from error
+
+
+def _described(
+    site: Site, request: Request, answer: Answer, last: Record | None
+) -> RecordDict:
+    started = time.perf_counter()
+    packet = _carry_out(site, request, answer)
+    packet.header[AT] = None if last is None else last.number
+    return pack(_numbered(packet, request, started))
+
+
+def _repeated(site: Site, last: Record) -> RecordDict:
+    """Return the reply that was kept; what was to be forgotten with it is forgotten."""
+    last.check_reply()
+    site.settle(last)
+    return open_parcel(last.reply)
+
+
+def _answered(
+    site: Site, request: Request, answer: Answer, last: Record | None
+) -> RecordDict:
+    started = time.perf_counter()
+    if last is not None:
+        site.settle(last)
+    site.begin(request.number, request.digest, last)
+    packet = _carry_out(site, request, answer)
+    content = pack(_numbered(packet, request, started))
+    site.pay()
+    if last is not None or site.store.names() or not site.round.is_over:
+        # of a run that the site does not know nothing is to be kept either
+        site.settle(site.commit(parcel_of(content)))
+    return content
+
+
+def _carry_out(site: Site, request: Request, answer: Answer) -> Packet:
+    """Return the packet of the reply to a request, both checked against the contract.
+
+    Raises:
+        SiteError: the request is not what its type declares.
+    """
+    try:
+        message = decode(EXCHANGES[request.action].request, request.packet)
+        reply = answer(site, message)
+    except MessageError as error:
+        if error.part is not None:
+            site.current_part = error.part
+        raise SiteError(f"malformed request: {error}") from None
+    try:
+        return encode(reply)
+    except MessageError as error:
+        site.current_part = error.part
+        kind = DivergedError if isinstance(error, RangeError) else SiteError
+        raise kind(f"the site has nothing that may be sent: {error}") from None
+
+
+def _numbered(packet: Packet, request: Request, started: float) -> Packet:
+    packet.header[ROUND] = request.number
+    packet.header["seconds"] = time.perf_counter() - started
+    return packet

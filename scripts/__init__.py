@@ -1,0 +1,1 @@
+"""Commands around the app: runs, data, benchmarks, deployments."""

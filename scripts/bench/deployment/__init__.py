@@ -1,0 +1,1 @@
+"""What a round costs in a real deployment."""

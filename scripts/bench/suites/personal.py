@@ -1,0 +1,277 @@
+"""Personal models: how short updates get, and how long a Z-step takes.
+
+    python scripts/benchmark.py --suite personal
+
+Ten sites on a ring train logistic models of 1,000 coefficients. Each round, every site
+sends one update; the codes are compared by the bytes that they take until the test loss
+is within half a percent of what float32 ends with. The coefficients of one problem are
+steps, as of neighbouring positions of a signal; those of the other have no order.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+from threadpoolctl import threadpool_limits
+
+from scripts.bench.runs import Check, Outcome
+from tp_flower.personalised.edge_prox import EdgeNorm, edge_norms
+from tp_flower.personalised.graph import SimilarityGraph
+from tp_flower.personalised.taut_string import penalty_of_round, piecewise_update
+from tp_flower.personalised.update_codec import decode_update, encode_update
+from tp_flower.personalised.z_step import ZSolution, ZStep
+
+SITES = 10
+ROWS = 400
+SIZE = 1000
+STEPS = 20
+ROUNDS = 60
+L2 = 1e-2
+PENALTY = 0.02
+WITHIN = 1.005
+
+GAMMA = 0.003
+CODES = 16
+FEW_CODES = 8
+MEANT = f"Eq. 7, {CODES} codes"
+
+Z_SITES, Z_EDGES, Z_SIZE, Z_GROUPS = 2000, 10_000, 100, 20
+Z_SECONDS = 2.0
+Z_TOLERANCE = 1e-5
+Z_REPEATS = 3
+Z_STEP = f"Z-step, {Z_SITES:,} sites, {Z_EDGES:,} edges, d = {Z_SIZE}"
+
+FloatArray = npt.NDArray[np.float64]
+Send = Callable[[FloatArray, int], tuple[FloatArray, float]]
+"""From an update and the rounds before to what arrives, and its bytes."""
+
+
+def measure_personal() -> Outcome:
+    """Measure the codes on both problems, and the Z-step."""
+    outcome = Outcome()
+    for name, is_ordered in (("steps", True), ("no order", False)):
+        _measure_codes(name, Problem.draw(is_ordered), outcome)
+    _measure_z_step(outcome)
+    return outcome
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Logistic regression at every site, tied along a ring.
+
+    Attributes:
+        features: (sites, rows, d); the second half of the rows is held out.
+        labels: (sites, rows), 0 or 1.
+        graph: of the sites.
+    """
+
+    features: FloatArray
+    labels: FloatArray
+    graph: SimilarityGraph
+
+    @classmethod
+    def draw(cls, is_ordered: bool) -> "Problem":
+        """Draw two kinds of sites, half of each, that differ a little."""
+        draw = np.random.default_rng(0)
+        # as many different values, in one order or in none
+        order = np.arange(SIZE) if is_ordered else draw.permutation(SIZE)
+        base, apart = np.repeat(draw.normal(size=(2, STEPS)), SIZE // STEPS, axis=1)
+        own = base + 0.2 * np.outer(np.arange(SITES) % 2, apart)
+        models = 3.0 * own[:, order] / np.linalg.norm(base)
+        features = draw.normal(size=(SITES, 2 * ROWS, SIZE))
+        chance = _sigmoid(_products(features, models))
+        labels = (draw.random(chance.shape) < chance).astype(np.float64)
+        places = np.arange(SITES)
+        pairs = np.column_stack([places, np.roll(places, 1)])
+        graph = SimilarityGraph.from_pairs([str(place) for place in places], pairs)
+        return cls(features, labels, graph)
+
+    def gradients(self, models: FloatArray) -> FloatArray:
+        """Return every site's gradient of its training loss, (sites, d)."""
+        features = self.features[:, :ROWS]
+        chance = _sigmoid(_products(features, models))
+        residuals = (chance - self.labels[:, :ROWS]) / ROWS
+        return _products(features.transpose(0, 2, 1), residuals) + L2 * models
+
+    def loss(self, models: FloatArray, rows: slice) -> float:
+        """Return the mean loss of the sites' rows."""
+        scores = _products(self.features[:, rows], models)
+        losses = np.logaddexp(0.0, scores) - self.labels[:, rows] * scores
+        return float(losses.mean())
+
+    def objective(self, models: FloatArray) -> float:
+        """Return what is minimised."""
+        ridge = 0.5 * L2 * float((models**2).sum()) / SITES
+        edges = edge_norms(self.graph.incidence @ models, EdgeNorm.TWO).sum()
+        return self.loss(models, slice(ROWS)) + ridge + PENALTY * float(edges)
+
+    def rate(self) -> float:
+        """Return the step size: one over the curvature of the mean loss."""
+        most = max(
+            float(np.linalg.eigvalsh(rows @ rows.T)[-1])
+            for rows in self.features[:, :ROWS]
+        )
+        return SITES / (0.25 * most / ROWS + L2)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run by rounds.
+
+    Attributes:
+        objective: after the last round.
+        test: mean test loss after every round.
+        sent: bytes of the updates until then.
+    """
+
+    objective: float
+    test: FloatArray
+    sent: FloatArray
+
+    def bytes_to(self, test: float) -> float:
+        """Return the bytes until the test loss is reached; infinite if it is not."""
+        reached = np.flatnonzero(self.test <= test)
+        return float(self.sent[reached[0]]) if len(reached) else float("inf")
+
+
+def run(problem: Problem, send: Send) -> Curve:
+    """Take proximal gradient steps with what arrives of the gradients."""
+    rate = problem.rate()
+    step = ZStep(problem.graph, EdgeNorm.TWO)
+    models, pull = np.zeros((SITES, SIZE)), None
+    test, sent = np.zeros(ROUNDS), np.zeros(ROUNDS)
+    for at in range(ROUNDS):
+        told = [send(gradient, at) for gradient in problem.gradients(models)]
+        arrived = np.array([update for update, _ in told])
+        found = step.solve(models - rate / SITES * arrived, rate * PENALTY, pull)
+        models, pull = found.models, found.pull
+        test[at] = problem.loss(models, slice(ROWS, None))
+        sent[at] = sum(size for _, size in told)
+    return Curve(problem.objective(models), test, np.cumsum(sent))
+
+
+def _products(matrices: FloatArray, vectors: FloatArray) -> FloatArray:
+    """Return every site's matrix times its vector."""
+    products: FloatArray = (matrices @ vectors[:, :, None])[:, :, 0]
+    return products
+
+
+def _sigmoid(scores: FloatArray) -> FloatArray:
+    chance: FloatArray = 1.0 / (1.0 + np.exp(-scores))
+    return chance
+
+
+def codes() -> Mapping[str, Send]:
+    """Return the ways to send an update, by name."""
+    draw = np.random.default_rng(1)
+    return {
+        "float32": lambda update, _: (_rounded(update, "<f4"), 4.0 * SIZE),
+        "float16": lambda update, _: (_rounded(update, "<f2"), 2.0 * SIZE),
+        "QSGD, 16 levels": lambda update, _: quantised(update, 16, draw),
+        "QSGD, 64 levels": lambda update, _: quantised(update, 64, draw),
+        "Eq. 7": lambda update, at: encoded(update, GAMMA, at, 0),
+        f"{CODES} codes": lambda update, at: encoded(update, 0.0, at, CODES),
+        MEANT: lambda update, at: encoded(update, GAMMA, at, CODES),
+        f"Eq. 7, {FEW_CODES} codes": lambda update, at: encoded(
+            update, GAMMA, at, FEW_CODES
+        ),
+    }
+
+
+CODE_NAMES = tuple(codes())
+
+
+def encoded(
+    update: FloatArray, gamma: float, rounds_before: int, entries: int
+) -> tuple[FloatArray, float]:
+    """Return the communication-efficient update, as the server decodes it."""
+    penalty = penalty_of_round(gamma, rounds_before, ROUNDS)
+    code = encode_update(piecewise_update(update, penalty), entries)
+    return decode_update(code, len(update)), float(len(code))
+
+
+def quantised(
+    update: FloatArray, levels: int, draw: np.random.Generator
+) -> tuple[FloatArray, float]:
+    """Return QSGD's unbiased update (Alistarh et al. 2017, Section 3).
+
+    Its bytes are those of Elias' gamma code, a sign where the level is not 0, and the
+    norm in float32.
+    """
+    norm = float(np.linalg.norm(update))
+    scaled = levels * np.abs(update) / norm
+    level = np.floor(scaled + draw.random(len(update)))
+    bits = 2 * np.floor(np.log2(level + 1.0)) + 1 + (level > 0)
+    return np.sign(update) * level * norm / levels, 4.0 + float(bits.sum()) / 8
+
+
+def _rounded(update: FloatArray, kind: str) -> FloatArray:
+    return update.astype(kind).astype(np.float64)
+
+
+def _measure_codes(name: str, problem: Problem, outcome: Outcome) -> None:
+    curves = {code: run(problem, send) for code, send in codes().items()}
+    plain = curves["float32"]
+    goal = WITHIN * float(plain.test[-1])
+    for code, curve in curves.items():
+        outcome.facts[f"{name}, {code}: bytes to the test loss over float32's"] = (
+            curve.bytes_to(goal) / plain.bytes_to(goal)
+        )
+    outcome.curves[f"Test loss, {name}"] = {
+        code: curve.test.tolist() for code, curve in curves.items()
+    }
+    best = curves[MEANT]
+    worse = best.objective / plain.objective - 1.0
+    of = f"{name}, {MEANT}"
+    outcome.checks += [
+        Check(f"{of}: bytes over float32's", best.sent[-1] / plain.sent[-1], 0.25),
+        Check(f"{of}: final objective worse by", worse, 0.005, "%"),
+    ]
+
+
+def _measure_z_step(outcome: Outcome) -> None:
+    """Measure Z-steps of sites in groups, cold and after a small move, per norm."""
+    draw = np.random.default_rng(2)
+    graph = _large_graph(draw)
+    group = draw.integers(0, Z_GROUPS, Z_SITES)
+    targets = draw.normal(size=(Z_GROUPS, Z_SIZE))[group]
+    targets += 0.3 * draw.normal(size=targets.shape)
+    moved = targets + 0.01 * draw.normal(size=targets.shape)
+    for norm, penalty in (("2", 0.5), ("1", 0.05), ("inf", 0.5)):
+        step = ZStep(graph, EdgeNorm(norm), tolerance=Z_TOLERANCE)
+        first = step.solve(targets, penalty)  # makes the factors
+        starts = {"cold": (targets, None), "warm": (moved, first.pull)}
+        for kind, (points, pull) in starts.items():
+            seconds, found = _one_core(partial(step.solve, points, penalty, pull))
+            of = f"{Z_STEP}, p = {norm}, {kind}"
+            if norm == "2":
+                outcome.checks.append(Check(f"{of}: one core", seconds, Z_SECONDS, "s"))
+            else:
+                outcome.facts[f"{of}: one core, seconds"] = seconds
+            outcome.facts[f"{of}: iterations"] = found.iterations
+
+
+def _one_core(solve: Callable[[], ZSolution]) -> tuple[float, ZSolution]:
+    """Return the least processor seconds of a Z-step, and what it found.
+
+    Threads of BLAS that wait for each other count as busy: one does not wait.
+    """
+    with threadpool_limits(1):
+        found = solve()
+        spent = []
+        for _ in range(Z_REPEATS):
+            started = time.process_time()
+            solve()
+            spent.append(time.process_time() - started)
+    return min(spent), found
+
+
+def _large_graph(draw: np.random.Generator) -> SimilarityGraph:
+    names = [str(place) for place in range(Z_SITES)]
+    pairs = draw.integers(0, Z_SITES, (2 * Z_EDGES, 2))
+    graph = SimilarityGraph.from_pairs(names, pairs)
+    kept = np.sort(draw.choice(len(graph.edges), Z_EDGES, replace=False))
+    return SimilarityGraph.from_pairs(names, graph.edges[kept])

@@ -1,0 +1,1 @@
+"""Data to train on: made, fetched from packages, or prepared from downloads."""

@@ -1,0 +1,212 @@
+"""Write the data of the coreset paper as vertical partitions, a table per party.
+
+    python scripts/data/prepare_vertical.py FOLDER OUTPUT [--parties 3]
+
+FOLDER has YearPredictionMSD.txt, as it is or as YearPredictionMSD.txt.zip (UCI: 515,345
+lines of a year and 90 numbers of timbre), or kc_house_data.csv (21,613 sales of houses
+with 18 features), or both; each is written to a folder of its own in OUTPUT. The first
+party has the label. A tenth of the rows is held out, as in the paper (which took the
+last 51,630 of YearPredictionMSD; here they are drawn).
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from scripts.data.dataset import Dataset
+from scripts.data.run_files import (
+    RUN_FILE,
+    DataError,
+    files_parser,
+    let_rows_leave,
+    make_folder,
+    print_commands,
+    print_sizes,
+    run_script,
+    write_run,
+    write_tables,
+)
+
+PARTIES = 3
+KEY = "record"
+TEST_FRACTION = 0.1
+TIMBRES = 90
+HOUSE_FEATURES = (
+    *("bedrooms", "bathrooms", "sqft_living", "sqft_lot", "floors", "waterfront"),
+    *("view", "condition", "grade", "sqft_above", "sqft_basement", "yr_built"),
+    *("yr_renovated", "zipcode", "lat", "long", "sqft_living15", "sqft_lot15"),
+)
+SETTINGS: Mapping[str, str | float] = {
+    "task": "regression",
+    "test-fraction": TEST_FRACTION,
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """An official file.
+
+    Attributes:
+        name: of the data set, on the command line and of its folder.
+        title: for people.
+        question: that the label answers.
+        files: names that the file may have.
+        label: its column.
+        read: returns label and features, in the order of the paper.
+    """
+
+    name: str
+    title: str
+    question: str
+    files: Sequence[str]
+    label: str
+    read: Callable[[Path], pd.DataFrame]
+
+    def found_in(self, folder: Path) -> Path | None:
+        """Return the file, None if the folder has none."""
+        paths = (folder / name for name in self.files)
+        return next((path for path in paths if path.is_file()), None)
+
+
+def read_years(path: Path) -> pd.DataFrame:
+    """Return year and timbres of YearPredictionMSD.
+
+    Raises:
+        DataError: the file has other columns.
+    """
+    names = ["year", *(f"timbre_{k}" for k in range(1, TIMBRES + 1))]
+    try:
+        rows = pd.read_csv(path, header=None)
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path.name} cannot be read: {error}") from error
+    is_number = all(np.issubdtype(kind, np.number) for kind in rows.dtypes)
+    if rows.shape[1] != len(names) or not is_number:
+        raise DataError(
+            f"{path.name} has {rows.shape[1]} columns: a year and {TIMBRES} numbers "
+            "are expected, separated by commas, without a header"
+        )
+    return rows.set_axis(names, axis=1)
+
+
+def read_houses(path: Path) -> pd.DataFrame:
+    """Return price and features of KC House.
+
+    Raises:
+        DataError: the file lacks columns.
+    """
+    try:
+        rows = pd.read_csv(path)
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path.name} cannot be read: {error}") from error
+    wanted = ["price", *HOUSE_FEATURES]
+    if missing := [name for name in wanted if name not in rows]:
+        raise DataError(f"{path.name} lacks the columns {', '.join(missing)}")
+    return rows[wanted]
+
+
+SOURCES = (
+    Source(
+        *("year-prediction", "YearPredictionMSD, year"),
+        "In which year was a song released?",
+        ("YearPredictionMSD.txt", "YearPredictionMSD.txt.zip"),
+        *("year", read_years),
+    ),
+    Source(
+        *("kc-house", "KC House, price"),
+        "For how much is a house sold?",
+        ("kc_house_data.csv",),
+        *("price", read_houses),
+    ),
+)
+
+
+def partition(
+    rows: pd.DataFrame, parties: int
+) -> tuple[dict[str, pd.DataFrame], list[list[str]]]:
+    """Return a table per party, and their features; the first has the label.
+
+    >>> rows = pd.DataFrame([[7, 1, 2, 3]], columns=["y", "a", "b", "c"])
+    >>> tables, features = partition(rows, 2)
+    >>> list(tables["party_1"]), features
+    (['record', 'y', 'a', 'b'], [['a', 'b'], ['c']])
+    """
+    label, *names = rows.columns
+    if not 1 < parties <= len(names):
+        raise DataError(f"{parties} parties cannot share {len(names)} features")
+    features = [[str(name) for name in own] for own in np.array_split(names, parties)]
+    tables = {}
+    for place, own in enumerate(features, start=1):
+        taken = [label, *own] if place == 1 else own
+        frame = rows[taken].copy()
+        frame.insert(0, KEY, np.arange(len(rows)))
+        tables[f"party_{place}"] = frame
+    return tables, features
+
+
+def query_of(label: str, features: Sequence[Sequence[str]]) -> str:
+    """Return the query that joins the parties' tables by record."""
+    columns = ",\n    ".join(
+        ", ".join(f"t{place}.{name}" for name in own)
+        for place, own in enumerate(features, start=1)
+    )
+    joins = "\n".join(
+        f"JOIN party_{place} AS t{place} ON t1.{KEY} = t{place}.{KEY}"
+        for place in range(2, len(features) + 1)
+    )
+    return f"SELECT t1.{label} AS label,\n    {columns}\nFROM party_1 AS t1\n{joins}"
+
+
+def vertical_datasets(folder: Path | None, parties: int = PARTIES) -> Iterator[Dataset]:
+    """Yield the data sets whose official files a folder has; none without a folder."""
+    for source in SOURCES:
+        path = None if folder is None else source.found_in(folder)
+        if path is None:
+            continue
+        tables, features = partition(source.read(path), parties)
+        sql = query_of(source.label, features)
+        yield Dataset(source.name, source.title, "rmse", sql, SETTINGS, tables)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the tables and the files to train on them; return the exit status."""
+    parser = files_parser(__doc__, "with the official files")
+    parser.add_argument(
+        "--parties", type=int, default=PARTIES, help=f"tables (default: {PARTIES})"
+    )
+    return run_script(parser, arguments, prepare)
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Read the official files and write OUTPUT."""
+    datasets = list(vertical_datasets(options.folder, options.parties))
+    if not datasets:
+        names = ", ".join(name for source in SOURCES for name in source.files)
+        raise DataError(f"{options.folder} has none of the files {names}")
+    questions = {source.name: source.question for source in SOURCES}
+    for dataset in datasets:
+        output: Path = options.output / dataset.name
+        make_folder(output)
+        for table, frame in dataset.tables.items():
+            frame.to_parquet(output / f"{table}.parquet", index=False)
+        parties = list(dataset.tables)
+        tables = write_tables(
+            output, {name: [(f"{name}.parquet", name)] for name in parties}
+        )
+        let_rows_leave(tables, parties)
+        run = write_run(
+            output / RUN_FILE,
+            questions[dataset.name],
+            dataset.sql,
+            {**dataset.settings, "strategy": "coreset-ridge", "l2": 0.1},
+        )
+        print_sizes(output, parties, dataset.sql)
+        print_commands(dataset.title, output, [run])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Training on the joined table, as one would without tp_flower."""

@@ -1,0 +1,1 @@
+"""Draw joined rows by importance, and train on them alone."""

@@ -1,0 +1,1 @@
+"""Who learns what in a run, and what covers it."""

@@ -1,0 +1,1 @@
+"""Predict and evaluate with a saved model."""

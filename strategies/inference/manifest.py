@@ -1,0 +1,341 @@
+"""What the server keeps of a trained model: the manifest, and where manifests lie.
+
+The parts of a model stay at their sites. The manifest names them by digest, and has
+what the server needs to predict with them: base score, loss, classes, the query, the
+tables' columns, encoders and mean scores.
+
+The file is JSON, ``{"format", "version", "sha256", "model"}``; the digest is of the
+content of ``model``, so that a file that was damaged or edited is refused.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+
+from strategies.inference.manifest_fields import Fields
+from tp_flower.arrays import FloatArray
+from tp_flower.errors import ModelError, SchemaError
+from tp_flower.features.encoder import TableEncoder
+from tp_flower.files import write_file
+from tp_flower.model_names import ModelVersion, delete_version, find_version
+
+__all__ = [
+    "Manifest",
+    "ModelPart",
+    "ModelTable",
+    "delete_version",
+    "manifest_path",
+    "read_manifest",
+    "resolve",
+    "write_manifest",
+]
+
+FORMAT: Final = "tp_flower model"
+VERSION: Final = 1
+MANIFEST_FILE: Final = "manifest.json"
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """One part of a model: what one shard's site keeps.
+
+    Attributes:
+        number: of the part, in the run that trained it.
+        site: the organisation.
+        name: of the table at the site.
+        index: of the shard among the table's in the site's tables file.
+        digest: SHA-256 of the part's files, hexadecimal; "" where the site keeps none.
+    """
+
+    number: int
+    site: str
+    name: str
+    index: int
+    digest: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON types."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """Read what ``to_json`` wrote; raise ``ModelError`` if it is malformed."""
+        fields = Fields(data, "a part")
+        return cls(
+            number=fields.count("number"),
+            site=fields.text("site"),
+            name=fields.text("name"),
+            index=fields.count("index"),
+            digest=fields.text("digest"),
+        )
+
+
+@dataclass(frozen=True)
+class ModelTable:
+    """One table of a model.
+
+    Attributes:
+        table: alias in the query.
+        name: at the sites, as reports write it.
+        columns: column -> DuckDB type by name at the sites; a UNION ALL has several
+            names.
+        features: what the features are made of, in order
+            (:func:`strategies.inference.feature_texts.feature_texts`).
+        kind: of the model: "linear", "mlp" or a factory.
+        encoder: of the features.
+        parts: in the order of the shards.
+        mean_score: (d_c,), the table's local score in the mean over the joined training
+            rows; a row without a match counts as 0.
+        share: cov(h_i, h) / var(h) over the same rows; sums to 1 over the tables.
+    """
+
+    table: str
+    name: str
+    columns: Mapping[str, Mapping[str, str]]
+    features: tuple[str, ...]
+    kind: str
+    encoder: TableEncoder
+    parts: tuple[ModelPart, ...]
+    mean_score: FloatArray
+    share: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON types."""
+        return {
+            "table": self.table,
+            "name": self.name,
+            "columns": {name: dict(own) for name, own in self.columns.items()},
+            "features": list(self.features),
+            "kind": self.kind,
+            "encoder": self.encoder.to_json(),
+            "parts": [part.to_json() for part in self.parts],
+            "mean-score": self.mean_score.tolist(),
+            "share": self.share,
+        }
+
+    @classmethod
+    def from_json(cls, data: object, outputs: int) -> Self:
+        """Read what ``to_json`` wrote; raise ``ModelError`` if it is malformed."""
+        fields = Fields(data, "a table")
+        columns = fields.mapping("columns")
+        try:
+            encoder = TableEncoder.from_json(fields.mapping("encoder"))
+        except SchemaError as error:
+            raise ModelError(f"the manifest is damaged: {error}") from None
+        return cls(
+            table=fields.text("table"),
+            name=fields.text("name"),
+            columns={n: Fields(columns, "columns").texts_by_name(n) for n in columns},
+            features=fields.texts("features"),
+            kind=fields.text("kind"),
+            encoder=encoder,
+            parts=tuple(map(ModelPart.from_json, fields.items("parts"))),
+            mean_score=np.array(fields.numbers("mean-score", outputs)),
+            share=fields.number("share"),
+        )
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A trained model, as the server keeps it.
+
+    Attributes:
+        model: name and version.
+        created: when the run started, ISO 8601, UTC.
+        status: of the run, "completed".
+        query: canonical SQL.
+        settings: ``Settings.to_dict()``.
+        label_table: alias of the table that has the label.
+        label: its expression over the table's columns.
+        loss: name of the loss.
+        classes: names of the label's classes; empty in regression.
+        base_score: (d_c,).
+        tables: in the order of the query.
+        train: metrics on the training rows, those that are finite.
+        test: metrics on the held-out rows.
+        joined_rows: number of training rows.
+        versions: of the software that trained it, by package.
+    """
+
+    model: ModelVersion
+    created: str
+    status: str
+    query: str
+    settings: Mapping[str, object]
+    label_table: str
+    label: str
+    loss: str
+    classes: tuple[str, ...]
+    base_score: FloatArray
+    tables: tuple[ModelTable, ...]
+    train: Mapping[str, float]
+    test: Mapping[str, float]
+    joined_rows: int
+    versions: Mapping[str, str]
+
+    @property
+    def outputs(self) -> int:
+        """The number of scores of a row, d_c."""
+        return len(self.base_score)
+
+    @property
+    def parts(self) -> tuple[ModelPart, ...]:
+        """The parts of all tables."""
+        return tuple(part for table in self.tables for part in table.parts)
+
+    def table(self, alias: str) -> ModelTable:
+        """Return a table by its alias.
+
+        Raises:
+            KeyError: the model has no such table.
+        """
+        found = [own for own in self.tables if own.table == alias]
+        if not found:
+            raise KeyError(alias)
+        return found[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON types, with format, version and digest."""
+        content = {
+            "name": self.model.name,
+            "model-version": self.model.version,
+            "created": self.created,
+            "status": self.status,
+            "query": self.query,
+            "settings": dict(self.settings),
+            "label-table": self.label_table,
+            "label": self.label,
+            "loss": self.loss,
+            "classes": list(self.classes),
+            "base-score": self.base_score.tolist(),
+            "tables": [table.to_json() for table in self.tables],
+            "train": dict(self.train),
+            "test": dict(self.test),
+            "joined-rows": self.joined_rows,
+            "versions": dict(self.versions),
+        }
+        head = {"format": FORMAT, "version": VERSION, "sha256": _digest(content)}
+        return {**head, "model": content}
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            ModelError: it is of another version, was changed, or is malformed.
+        """
+        fields = Fields(_content(data), "the model")
+        base_score = fields.numbers("base-score")
+        outputs = len(base_score)
+        return cls(
+            model=ModelVersion(fields.text("name"), fields.text("model-version")),
+            created=fields.text("created"),
+            status=fields.text("status"),
+            query=fields.text("query"),
+            settings=fields.mapping("settings"),
+            label_table=fields.text("label-table"),
+            label=fields.text("label"),
+            loss=fields.text("loss"),
+            classes=fields.texts("classes"),
+            base_score=np.array(base_score),
+            tables=tuple(
+                ModelTable.from_json(own, outputs) for own in fields.items("tables")
+            ),
+            train=fields.numbers_by_name("train"),
+            test=fields.numbers_by_name("test"),
+            joined_rows=fields.count("joined-rows"),
+            versions=fields.texts_by_name("versions"),
+        )
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics that are numbers: JSON has no other.
+
+    >>> finite({"auc": float("nan"), "loss": 0.5})
+    {'loss': 0.5}
+    """
+    return {name: float(x) for name, x in metrics.items() if math.isfinite(x)}
+
+
+def manifest_path(home: Path, model: ModelVersion) -> Path:
+    """Return where a manifest lies below a home folder."""
+    return model.folder(home) / MANIFEST_FILE
+
+
+def read_manifest(home: Path, model: ModelVersion) -> Manifest:
+    """Return the manifest of one version.
+
+    Raises:
+        ModelError: there is none, or it is damaged or of another version.
+    """
+    path = manifest_path(home, model)
+    try:
+        found = Manifest.from_json(json.loads(path.read_text(encoding="utf-8")))
+        if found.model != model:
+            raise ModelError(f"it is the manifest of {found.model}")
+    except ModelError as error:
+        raise ModelError(f"model {model}: {error} (in {path})") from None
+    except FileNotFoundError:
+        raise ModelError(
+            f"model {model} has no {MANIFEST_FILE} in {path.parent}"
+        ) from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise ModelError(f"model {model}: {path} is damaged: it is no JSON") from None
+    return found
+
+
+def resolve(home: Path, text: str) -> Manifest:
+    """Return the manifest that ``name@version`` names, or the latest of ``name``.
+
+    Raises:
+        ModelError: there is none (says what is close), or it cannot be used.
+    """
+    return read_manifest(home, find_version(home, text))
+
+
+def write_manifest(home: Path, manifest: Manifest) -> Path:
+    """Write a manifest, whole or not at all, and return its path.
+
+    Raises:
+        ModelError: it cannot be written.
+    """
+    path = manifest_path(home, manifest.model)
+    text = json.dumps(manifest.to_json(), indent=2, allow_nan=False) + "\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_file(path, [text.encode("utf-8")], is_durable=True)
+        return path
+    except OSError as error:
+        raise ModelError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _content(data: object) -> Mapping[str, Any]:
+    """Return the model of a file whose format, version and digest are right."""
+    head = Fields(data, "the file")
+    if head.text("format") != FORMAT:
+        raise ModelError(f"the file is no {FORMAT}")
+    if (version := head.count("version")) != VERSION:
+        raise ModelError(f"the manifest is of version {version}, expected {VERSION}")
+    content = head.mapping("model")
+    try:
+        is_whole = _digest(content) == head.text("sha256")
+    except ValueError:
+        is_whole = False
+    if not is_whole:
+        raise ModelError(
+            "the manifest is damaged: its content is not what its digest says"
+        )
+    return content

@@ -1,0 +1,1 @@
+"""A model for every site of one table."""

@@ -1,0 +1,174 @@
+"""Which sites are similar: the graph of a personalised training, and its penalty."""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from strategies.personalised.metrics import Metrics, read_metrics
+from strategies.personalised.setup import NO_GRAPH, PersonalProblem
+from strategies.run.exchange import Replies, Request, ask
+from strategies.run.reply_checks import array_of
+from tp_flower.arrays import FloatArray
+from tp_flower.errors import SettingsError
+from tp_flower.personalised.edge_prox import EdgeNorm, edge_norms
+from tp_flower.personalised.graph import (
+    SimilarityGraph,
+    nearest_neighbours,
+    parse_edges,
+    row_weights,
+)
+from tp_flower.personalised.site_summaries import covariances, pairwise_distances
+from tp_flower.personalised.z_step import ZStep
+from tp_flower.protocol import SummariseRequest
+from tp_flower.settings import (
+    BY_DATA,
+    BY_FEATURES,
+    BY_MODELS,
+    BY_ROWS,
+    SUMMARIES,
+    Settings,
+)
+
+SUMMARY = "summary"
+PAIRS = 128
+"""Of random features, as at the sites."""
+
+
+class EdgePenalty:
+    """lambda sum over the edges of w_ij ||z_i - z_j||_p, and its proximal step.
+
+    Args:
+        graph: of the sites.
+        settings: lambda, p, and what the edges weigh.
+        rows: (N,), that each site trains on.
+    """
+
+    def __init__(
+        self, graph: SimilarityGraph, settings: Settings, rows: Sequence[int]
+    ) -> None:
+        self.graph, self.penalty = graph, settings.graph_penalty
+        self.norm = EdgeNorm(settings.graph_norm)
+        is_by_rows = settings.graph_weights == BY_ROWS
+        self.weights = (
+            row_weights(graph, np.array(rows))
+            if is_by_rows
+            else np.ones(len(graph.edges))
+        )
+        self._step = ZStep(graph, self.norm, self.weights)
+        self._pull: FloatArray | None = None
+
+    def value(self, models: FloatArray) -> float:
+        """Return the penalty of models (N, d)."""
+        left, right = self.graph.edges.T
+        norms = edge_norms(models[left] - models[right], self.norm)
+        return self.penalty * float(self.weights @ norms)
+
+    def step(self, targets: FloatArray, eta: float) -> FloatArray:
+        """Return argmin eta * penalty(Z) + 1/2 ||Z - targets||_F^2, (N, d).
+
+        The multipliers of the step before are where this one begins.
+        """
+        found = self._step.solve(targets, eta * self.penalty, self._pull)
+        self._pull = found.pull
+        return found.models
+
+
+@dataclass(frozen=True)
+class PersonalGraph:
+    """The graph, and what the sites' models of their own are worth.
+
+    Attributes:
+        kind: what it is made of: a summary, or "given".
+        graph: of the sites.
+        alone: metrics of the model that every site has trained alone; None if they were
+            not asked for any.
+    """
+
+    kind: str
+    graph: SimilarityGraph
+    alone: Sequence[Metrics | None] | None
+
+    def clusters(self, models: FloatArray) -> list[list[int]]:
+        """Return the groups of connected sites whose models (N, d) are equal."""
+        left, right = self.graph.edges.T
+        is_equal = (models[left] == models[right]).all(axis=1)
+        groups = self.graph.groups(is_equal)
+        return [
+            np.flatnonzero(groups == group).tolist()
+            for group in range(groups.max() + 1)
+        ]
+
+    def facts(self, settings: Mapping[str, object]) -> Mapping[str, object]:
+        """Return what a report says of the graph, and of the run's settings."""
+        components = self.graph.components
+        return {
+            "kind": self.kind,
+            "norm": settings["graph-norm"],
+            "penalty": settings["graph-penalty"],
+            "weights": settings["graph-weights"],
+            "edges": self.graph.edges.tolist(),
+            "components": int(components.max(initial=-1)) + 1,
+        }
+
+
+def make_graph(
+    problem: PersonalProblem, settings: Settings
+) -> Generator[Request, Replies, PersonalGraph]:
+    """Let the sites sum up what the graph needs, and make it.
+
+    Raises:
+        SettingsError: a given graph names no two sites.
+    """
+    kind = settings.graph if settings.graph in SUMMARIES else NO_GRAPH
+    given = None if kind != NO_GRAPH else _given(settings.graph, problem.sites)
+    alone, parts = None, problem.parts
+    if settings.baselines or kind != NO_GRAPH:
+        request = SummariseRequest(
+            summaries=kind != NO_GRAPH,
+            alone=settings.baselines,
+            seed=settings.seed,
+            label_scale=problem.label_scale,
+            base=problem.federation.base_score.tolist(),
+        )
+        replies = yield ask(request, parts)
+        if settings.baselines:
+            alone = read_metrics(replies, parts, "local")
+        if given is None:
+            distances = read_distances(problem, kind, replies)
+            given = nearest_neighbours(
+                problem.sites, distances, settings.graph_neighbours
+            )
+    if given is None:
+        raise RuntimeError("a graph that is not given is made of summaries")
+    return PersonalGraph("given" if kind == NO_GRAPH else kind, given, alone)
+
+
+def read_distances(problem: PersonalProblem, kind: str, replies: Replies) -> FloatArray:
+    """Return how far the sites' summaries are from each other, (N, N)."""
+    (table,) = problem.federation.tables.values()
+    width = table.features + 1
+    size = {
+        BY_DATA: 2 * PAIRS,
+        BY_FEATURES: width * (width + 1) // 2,
+        BY_MODELS: len(problem.start),
+    }[kind]
+    summaries = np.array(
+        [array_of(replies, part, "summary", (size,)) for part in problem.parts],
+        np.float64,
+    )
+    return pairwise_distances(
+        covariances(summaries) if kind == BY_FEATURES else summaries
+    )
+
+
+def _given(text: str, sites: Sequence[str]) -> SimilarityGraph:
+    """Return the graph that a list of edges, or a file with one, writes."""
+    path = Path(text).expanduser()
+    if "\n" not in text and path.suffix and path.is_file():
+        try:
+            text = path.read_text(encoding="utf8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"graph: {text!r} cannot be read: {error}") from None
+    return parse_edges(text, sites)

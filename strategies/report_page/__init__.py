@@ -1,0 +1,17 @@
+"""report.html: one page that shows a run, made of report.json alone."""
+
+from strategies.report_page.page import (
+    PAGE_FILE,
+    ReportError,
+    read_report,
+    render,
+    write_page,
+)
+
+__all__ = [
+    "PAGE_FILE",
+    "ReportError",
+    "read_report",
+    "render",
+    "write_page",
+]

@@ -1,0 +1,178 @@
+"""A run as curves: the metrics of every epoch, by what they had cost by then."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from strategies.report_page.axes import from_zero, linear, logarithmic, whole
+from strategies.report_page.blocks import Blocks
+from strategies.report_page.networks import NETWORKS, Network
+from strategies.report_page.plots import Axis, Line, line_figure
+from strategies.report_page.reading import Record
+from tp_flower.reports.console import format_seconds, format_value
+
+METRIC_NAMES = {
+    "auc": "AUC",
+    "rmse": "RMSE",
+    "rms_distance": "RMS distance",
+    "accuracy": "accuracy",
+    "r2": "R²",
+    "log_loss": "log loss",
+    "loss": "loss",
+}
+"""The metrics for people, the one that tells most first."""
+
+TRAIN, TEST = "train", "test"
+
+EPOCHS = Axis("epoch", whole, "{:.0f}".format)
+MEGABYTES = Axis("megabytes sent, both ways", from_zero, "{:,.3f}".format)
+SECONDS = Axis("modelled seconds (log scale)", logarithmic, format_seconds)
+RESIDUALS = Axis("relative residual (log scale)", logarithmic, "{:.2e}".format)
+
+BYTES_NOTE = "One point per epoch; the first includes set-up."
+SECONDS_NOTE = (
+    "Measured computing, plus the latency of every round, plus all bytes over the "
+    "bandwidth; set-up included."
+)
+RESIDUALS_NOTE = (
+    "Primal: how far scores are from what they should agree on. Dual: how far that "
+    "moved in the epoch."
+)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The end of one epoch, with the costs since the start of the run.
+
+    The bytes are those of both ways and of headers; the seconds those of computing at
+    the server and at the slowest site of each round.
+    """
+
+    number: int
+    metrics: dict[str, dict[str, float]]
+    residuals: dict[str, float]
+    rounds: int
+    bytes: float
+    compute_seconds: float
+
+    def seconds(self, network: Network) -> float:
+        """Return the computing, and the messages as the network would take them."""
+        return self.compute_seconds + network.seconds(self.rounds, self.bytes)
+
+
+def convergence(report: Record) -> Blocks:
+    """Yield the plots of the metrics and residuals."""
+    epochs = read_epochs(report)
+    if choice := main_metric(report):
+        yield from _metrics(epochs, *choice)
+    lines = []
+    for name in ("primal", "dual"):
+        points = [
+            (float(epoch.number), epoch.residuals[name])
+            for epoch in epochs
+            if epoch.residuals.get(name, 0.0) > 0
+        ]
+        lines.append(Line(name, points, f"{points[-1][1]:.1e}" if points else ""))
+    title = "ADMM's residuals by epoch"
+    yield line_figure(title, EPOCHS, RESIDUALS, lines, RESIDUALS_NOTE)
+
+
+def _metrics(epochs: list[Epoch], part: str, metric: str) -> Blocks:
+    for name in dict.fromkeys((metric, "loss")):
+        lines = [
+            _line(epochs, rows, name, lambda epoch: epoch.number)
+            for rows in (TEST, TRAIN)
+        ]
+        title = f"{_capitalise(metric_name(name))} by epoch"
+        yield line_figure(title, EPOCHS, _axis(name), lines)
+    title, axis = _capitalise(f"{part} {metric_name(metric)}"), _axis(metric)
+    lines = [_line(epochs, part, metric, lambda epoch: epoch.bytes / 1e6)]
+    yield line_figure(f"{title} by megabytes sent", MEGABYTES, axis, lines, BYTES_NOTE)
+    lines = []
+    for network in NETWORKS:
+        timed = _line(epochs, part, metric, partial(Epoch.seconds, network=network))
+        lines.append(Line(_name(network), timed.points))
+    yield line_figure(f"{title} by modelled time", SECONDS, axis, lines, SECONDS_NOTE)
+
+
+def _line(
+    epochs: list[Epoch], part: str, metric: str, place: Callable[[Epoch], float]
+) -> Line:
+    """Return a part's metric over an axis, labelled with its last value."""
+    points = [
+        (place(epoch), epoch.metrics[part][metric])
+        for epoch in epochs
+        if metric in epoch.metrics[part]
+    ]
+    return Line(f"{part} rows", points, format_value(points[-1][1]) if points else "")
+
+
+def _axis(metric: str) -> Axis:
+    unit = " (in the label's unit)" if metric == "rmse" else ""
+    return Axis(f"{metric_name(metric)}{unit}", linear, format_value)
+
+
+def _capitalise(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _name(network: Network) -> str:
+    """Return a network with its figures.
+
+    >>> _name(NETWORKS[0])
+    'US-UK: 136 ms a round, 420 Mbit/s'
+    """
+    latency = format_seconds(network.round_seconds)
+    megabits = f"{network.bits_per_second / 1e6:g}"
+    return f"{network.name}: {latency} a round, {megabits} Mbit/s"
+
+
+def read_epochs(report: Record) -> list[Epoch]:
+    """Return the epochs that have metrics or residuals."""
+    epochs: list[Epoch] = []
+    sent, computed = 0.0, 0.0
+    for rounds, item in enumerate(report.records("history"), start=1):
+        sent += sum(item.at("bytes-up").numbers().values())
+        sent += sum(item.at("bytes-down").numbers().values())
+        sent += item.amount("overhead-bytes")
+        computed += item.amount("server-seconds") + item.amount("client-seconds")
+        number = int(item.amount("epoch"))
+        metrics = {part: item.at(part).numbers() for part in (TRAIN, TEST)}
+        residuals = {
+            name: value
+            for name in ("primal", "dual")
+            if (value := item.number(f"{name}-residual")) is not None
+        }
+        if number and (residuals or any(metrics.values())):
+            epochs.append(Epoch(number, metrics, residuals, rounds, sent, computed))
+    return epochs
+
+
+def final_metrics(report: Record, part: str) -> dict[str, float]:
+    """Return the metrics of the final model, or of the last epoch that has some."""
+    final = report.at("final").at(part).numbers()
+    if part == TEST:
+        # `evaluate` has metrics of all its rows
+        final = final or report.at("metrics").numbers()
+    ended = [epoch.metrics[part] for epoch in read_epochs(report)]
+    return final or next(filter(None, reversed(ended)), {})
+
+
+def main_metric(report: Record) -> tuple[str, str] | None:
+    """Return the part of the rows and the metric that tell most of the run."""
+    choices = (
+        (part, name)
+        for part in (TEST, TRAIN)
+        for name in METRIC_NAMES
+        if name in final_metrics(report, part)
+    )
+    return next(choices, None)
+
+
+def metric_name(metric: str) -> str:
+    """Return a metric's name for people.
+
+    >>> metric_name("auc"), metric_name("mean_error")
+    ('AUC', 'mean error')
+    """
+    return METRIC_NAMES.get(metric, metric.replace("_", " "))

@@ -1,0 +1,196 @@
+"""The model: the tables' contributions, its coreset, the models of single sites."""
+
+from collections import Counter
+
+from strategies.report_page.blocks import TWO_TEXTS, Block, Blocks, Figure, Prose, Table
+from strategies.report_page.convergence import TEST, metric_name
+from strategies.report_page.plots import STYLES, bar_figure, graph_drawing
+from strategies.report_page.reading import Record, counted, table_titles
+from tp_flower.reports.console import (
+    OWN_MODELS,
+    format_bytes,
+    format_count,
+    format_value,
+)
+
+MOST_BARS = 20
+SITE_METRICS = ("log_loss", "rmse", "auc")
+DRAWS = {"importance": "by importance", "uniform": "uniformly"}
+ASSUMPTIONS = {
+    "gamma": "gamma (Assumption 4.1): 1 where the tables' columns are orthogonal",
+    "tau": "tau (Assumption 5.1): 1 where one table tells all rows apart",
+    "tau-median": "tau of the pair of rows in the middle",
+}
+UNKNOWN = "gamma and tau (Assumptions 4.1, 5.1), as the rows stay at the sites"
+
+
+def model(report: Record) -> Blocks:
+    """Yield the coreset, the models of single sites, and what the tables add."""
+    if coreset := report.at("chosen").at("coreset"):
+        yield from _coreset(report, coreset)
+    personal = report.at("personal")
+    if sites := personal.records("sites"):
+        yield _site_metrics(personal, sites)
+        yield _graph(personal.at("graph"), sites)
+    yield _shares(report)
+    coefficients = report.at("coefficients")
+    for alias, title in table_titles(report, coefficients.content).items():
+        yield _coefficients(title, coefficients.records(alias))
+
+
+def _shares(report: Record) -> Block | None:
+    tables = report.at("contributions")
+    shares = {
+        alias: share
+        for alias in tables.content
+        if (share := tables.at(alias).number("share")) is not None
+    }
+    bars = [
+        (title, [shares[alias]])
+        for alias, title in table_titles(report, shares).items()
+    ]
+    return bar_figure(
+        "Share of the scores' variance, by table",
+        bars,
+        _per_cent,
+        ("share",),
+        "How much of what tells joined rows apart comes from each table: the "
+        "covariance of its scores with the sum of all, over the variance of the sum. "
+        "A table below zero works against the others.",
+    )
+
+
+def _per_cent(share: float) -> str:
+    """Return a share in per cent.
+
+    >>> _per_cent(0.123), _per_cent(0.0004)
+    ('12.3 %', '0.04 %')
+    """
+    is_small = 0 < abs(share) < 0.001
+    return f"{100 * share:.2g} %" if is_small else f"{100 * share:.1f} %"
+
+
+def _coefficients(table: str, entries: list[Record]) -> Block | None:
+    bars = [
+        (_feature(entry), [value])
+        for entry in entries
+        if (value := entry.number("value")) is not None
+    ]
+    largest = sorted(bars, key=lambda bar: -abs(bar[1][0]))[:MOST_BARS]
+    is_cut = len(largest) < len(bars)
+    note = f"The {len(largest)} largest of {len(bars)}. " if is_cut else ""
+    return bar_figure(
+        f"Coefficients of {table}",
+        largest,
+        format_value,
+        note=f"{note}Change of the score per unit of the encoded feature; of a "
+        "standardised number, per deviation. Its sites allow them to be shown.",
+    )
+
+
+def _feature(entry: Record) -> str:
+    output = entry.get("output")
+    suffix = "" if output in (None, "", "score") else f", output {output}"
+    return f"{entry.text('feature') or '?'}{suffix}"
+
+
+def _coreset(report: Record, coreset: Record) -> Blocks:
+    kind, largest = coreset.text("kind"), coreset.number("largest-weight")
+    measured = [
+        (words, format_value(coreset.number(name)))
+        for name, words in ASSUMPTIONS.items()
+        if coreset.number(name) is not None
+    ]
+    if not measured and kind == "importance":
+        measured = [(UNKNOWN, "not measured")]
+    rows = [
+        ("joined rows to draw from", coreset.count("joined-rows")),
+        (f"drawn {DRAWS.get(kind, kind)}", coreset.count("size")),
+        ("distinct", coreset.count("distinct-rows")),
+        ("as sure as so many of equal weight", coreset.count("effective-rows")),
+        ("largest weight over the mean", format_value(largest)),
+        *measured,
+    ]
+    yield Table("The coreset that was trained on", ("", "rows"), rows)
+    shares, totals = coreset.at("shares"), coreset.at("totals")
+    draws = [
+        (title, format_value(totals.amount(alias)), f"{shares.amount(alias):.1%}")
+        for alias, title in table_titles(report, shares.content).items()
+    ]
+    if draws:
+        uniform = f"{coreset.amount('uniform-share'):.1%}"
+        draws.append(("drawn uniformly", format_value(float(len(draws))), uniform))
+        note = "A table's share of the draws is that of its sensitivities in all."
+        head = ("table", "sum of sensitivities", "share of draws")
+        yield Table("Who draws", head, draws, note=note)
+    for words in coreset.texts("warnings"):
+        yield Prose(f"Warning: {words}.")
+    for words in coreset.texts("capped"):
+        yield Prose(f"A total was lowered to what it can be: {words}.")
+
+
+def _site_metrics(personal: Record, sites: list[Record]) -> Block | None:
+    models = [name for name in OWN_MODELS if any(site.at(name) for site in sites)]
+    measured = [site.at("personal").at(TEST).numbers() for site in sites]
+    metrics = [key for key in SITE_METRICS if any(key in values for values in measured)]
+    if not metrics:
+        return None
+
+    def cells(site: Record) -> list[str]:
+        tested = (site.at(name).at(TEST) for name in models)
+        return [format_value(values.number(metrics[0])) for values in tested]
+
+    rows = [
+        (site.text("site"), site.count("rows"), str(_cluster(site) + 1), *cells(site))
+        for site in sites
+    ]
+    total = format_count(int(sum(site.amount("rows") for site in sites)))
+    rows.append(("mean of the sites", total, "", *cells(personal.at("means"))))
+    title = f"Test {metric_name(metrics[0])}, by site"
+    head = ("site", "rows, train", "cluster", *(OWN_MODELS[name] for name in models))
+    note = "Sites of a cluster have the same model."
+    sent = personal.at("bytes")
+    if sent.number("updates"):
+        float32 = format_bytes(sent.amount("updates-float32"))
+        updates = format_bytes(sent.amount("updates"))
+        note += f" The sites' updates took {updates}; in float32 {float32}."
+    return Table(title, head, rows, note=note)
+
+
+def _cluster(site: Record) -> int:
+    return int(site.amount("cluster"))
+
+
+def _graph(graph: Record, sites: list[Record]) -> Block:
+    """Return the similarity graph, the sites of a cluster beside each other."""
+    names = [site.text("site") or "?" for site in sites]
+    clusters = [_cluster(site) for site in sites]
+    edges = [pair for pair in graph.items("edges") if _is_edge(pair, len(sites))]
+    groups = int(graph.amount("components"))
+    summary = (
+        f"{len(names)} sites, {len(edges)} edges, {len(set(clusters))} clusters of "
+        f"equal models, {counted(groups, 'connected group')}"
+    )
+    lost = ". Sites of different groups share nothing but what is not personal"
+    several = sorted(key for key, count in Counter(clusters).items() if count > 1)
+    colours = {key: f"s{n % STYLES + 1}" for n, key in enumerate(several)}
+    order = sorted(range(len(names)), key=lambda k: (clusters[k], names[k]))
+    nodes = [(names[k], colours.get(clusters[k], "alone")) for k in order]
+    places = [(order.index(left), order.index(right)) for left, right in edges]
+    pairs = [(names[left], names[right]) for left, right in edges]
+    title, head = "The similarity graph", ("site", "site")
+    return Figure(
+        title,
+        graph_drawing(f"{title}. {summary}", nodes, places),
+        Table(title, head, pairs, TWO_TEXTS),
+        note=f"Made of: {graph.text('kind')}. {summary}"
+        f"{lost if groups > 1 else ''}. Clusters of several sites have a colour.",
+    )
+
+
+def _is_edge(pair: object, count: int) -> bool:
+    return (
+        isinstance(pair, list | tuple)
+        and len(pair) == 2
+        and all(type(place) is int and 0 <= place < count for place in pair)
+    )

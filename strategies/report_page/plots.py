@@ -1,0 +1,308 @@
+"""Drawings in SVG: lines over an axis, bars from zero, graphs.
+
+Colours, strokes and fonts are classes of the style sheet, so that a drawing follows
+the reader's light or dark mode. At 380 pixels (a phone), a unit is a pixel.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from markupsafe import Markup
+
+from strategies.report_page.axes import FitScale, Scale
+from strategies.report_page.blocks import Cells, Figure, Table
+
+Point = tuple[float, float]
+
+WIDTH, HEIGHT = 380.0, 236.0
+TOP, BOTTOM, GAP = 26.0, 40.0, 8.0
+LABEL_HEIGHT = 13.0
+CHARACTER_WIDTH = 6.3
+"""Width of a character of a label, about."""
+
+STYLES = 8
+FEW_POINTS = 40
+MOST_POINTS = 400
+"""A line of more points is thinned: they would lie closer than a tenth of a pixel."""
+
+BAR_ROW = 31.0
+GRAPH_HEIGHT, RADIUS, NAME_WIDTH = 340.0, 120.0, 56.0
+
+# Markup.format escapes all that it is given
+_SVG = Markup(
+    '<svg viewBox="0 0 {:g} {:g}" class="plot" role="img" aria-label="{}">{}</svg>'
+)
+_GROUP = Markup('<g class="s{}">{}</g>')
+_LINE = Markup('<line class="{}" x1="{:.2f}" y1="{:.2f}" x2="{:.2f}" y2="{:.2f}"/>')
+_TEXT = Markup('<text class="{}" x="{:.2f}" y="{:.2f}">{}</text>')
+_NAME = Markup('<text class="{}" x="{:.2f}" y="{:.2f}"><title>{}</title>{}</text>')
+_SERIES = Markup(
+    '<g class="s{0}" data-name="{1}"><polyline class="line d{0}" points="{2}"/>{3}</g>'
+)
+_DOT = Markup(
+    '<circle class="{}" cx="{:.2f}" cy="{:.2f}" r="{:.2f}" data-x="{!r}" '
+    'data-y="{!r}"><title>{}</title></circle>'
+)
+_BAR = Markup(
+    '<rect class="bar" x="{:.2f}" y="{:.2f}" width="{:.2f}" height="9" data-name="{}" '
+    'data-value="{!r}"><title>{}</title></rect>'
+)
+_NODE = Markup('<circle class="dot {}" cx="{:.2f}" cy="{:.2f}" r="6"/>')
+
+
+def _drawing(summary: str, height: float, parts: Sequence[Markup]) -> Markup:
+    """Return a plot with its content in words, for those who do not see it."""
+    return _SVG.format(WIDTH, height, summary, Markup("").join(parts))
+
+
+def text_width(words: str) -> float:
+    """Return the width of a label, about."""
+    return CHARACTER_WIDTH * len(words)
+
+
+def shorten(words: str, width: float) -> str:
+    """Return a label that is no wider than this, about.
+
+    >>> shorten("a_very_long_name", 63)
+    'a_very_lo…'
+    """
+    most = max(int(width / CHARACTER_WIDTH), 1)
+    return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a plot: its title with the unit, its scale, its values for people."""
+
+    title: str
+    fit: FitScale
+    format: Callable[[float], str]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: points (x, y) in order of x, and a label at its end."""
+
+    name: str
+    points: Sequence[Point]
+    label: str = ""
+
+
+def line_figure(
+    title: str, x: Axis, y: Axis, lines: Sequence[Line], note: str = ""
+) -> Figure | None:
+    """Return the plot of some lines, or None if none of them has a point."""
+    drawn = [Line(line.name, thin(line.points), line.label) for line in lines]
+    drawn = [line for line in drawn if line.points]
+    if not drawn:
+        return None
+    ends = " ".join(_ends(x, y, line) for line in drawn)
+    summary = f"{title}. {y.title} over {x.title}. {ends}"
+    return Figure(
+        title=title,
+        svg=_Canvas.fit(x, y, drawn).draw(summary, drawn),
+        table=_line_data(title, x, y, drawn),
+        legend=tuple(line.name for line in drawn) if len(drawn) > 1 else (),
+        note=note,
+    )
+
+
+def thin(points: Sequence[Point]) -> Sequence[Point]:
+    """Return evenly spaced points, the first and the last among them.
+
+    >>> len(thin([(n, n) for n in range(1000)])), thin([(1, 2), (3, 4)])
+    (400, [(1, 2), (3, 4)])
+    """
+    if len(points) <= MOST_POINTS:
+        return points
+    stride = (len(points) - 1) / (MOST_POINTS - 1)
+    return [points[round(n * stride)] for n in range(MOST_POINTS)]
+
+
+def _ends(x: Axis, y: Axis, line: Line) -> str:
+    """Return where a line starts and ends, in words."""
+    (x0, y0), (x1, y1) = line.points[0], line.points[-1]
+    start = f"from {y.format(y0)} at {x.format(x0)} to "
+    end = f"{y.format(y1)} at {x.format(x1)}."
+    return f"{line.name}: {start if len(line.points) > 1 else ''}{end}"
+
+
+def _line_data(title: str, x: Axis, y: Axis, lines: Sequence[Line]) -> Table:
+    """Return the points, a column per line."""
+    columns = [dict(line.points) for line in lines]
+    rows = [
+        (x.format(place), *(y.format(c[place]) if place in c else "" for c in columns))
+        for place in sorted({place for column in columns for place in column})
+    ]
+    head = (x.title, *(line.name for line in lines))
+    return Table(title, head, rows, words=frozenset())
+
+
+@dataclass(frozen=True)
+class _Canvas:
+    """The axes of a plot, between the margins that their labels need."""
+
+    x: Axis
+    y: Axis
+    across: Scale
+    upwards: Scale
+    left: float
+    right: float
+
+    @classmethod
+    def fit(cls, x: Axis, y: Axis, lines: Sequence[Line]) -> "_Canvas":
+        across = x.fit([place for line in lines for place, _ in line.points])
+        upwards = y.fit([value for line in lines for _, value in line.points])
+        left = max(text_width(label) for _, label in upwards.ticks) + GAP
+        # the labels at the ends are bold
+        ends = max(1.15 * text_width(line.label) for line in lines)
+        right = WIDTH - ends - (GAP if ends else 2 * GAP)
+        return cls(x, y, across, upwards, left, right)
+
+    def at(self, point: Point) -> Point:
+        x = self.left + self.across.at(point[0]) * (self.right - self.left)
+        y = HEIGHT - BOTTOM - self.upwards.at(point[1]) * (HEIGHT - BOTTOM - TOP)
+        return x, y
+
+    def draw(self, summary: str, lines: Sequence[Line]) -> Markup:
+        drawn = [self._line(n % STYLES + 1, line) for n, line in enumerate(lines)]
+        parts = [*self._axes(), *drawn, *self._end_labels(lines)]
+        return _drawing(summary, HEIGHT, parts)
+
+    def _axes(self) -> list[Markup]:
+        base = HEIGHT - BOTTOM
+        middle = (self.left + self.right) / 2
+        middle = min(middle, WIDTH - text_width(self.x.title) / 2)
+        parts = [
+            _TEXT.format("axis", 0, 11, shorten(self.y.title, WIDTH)),
+            _TEXT.format("axis middle", middle, HEIGHT - 5, self.x.title),
+        ]
+        for value, label in self.upwards.ticks:
+            _, y = self.at((self.across.low, value))
+            parts.append(_LINE.format("grid", self.left, y, self.right, y))
+            parts.append(_TEXT.format("tick end", self.left - 5, y + 4, label))
+        for value, label in self.across.ticks:
+            x, _ = self.at((value, self.upwards.low))
+            parts.append(_LINE.format("mark", x, base, x, base + 4))
+            parts.append(_TEXT.format("tick middle", x, base + 16, label))
+        return [*parts, _LINE.format("base", self.left, base, self.right, base)]
+
+    def _line(self, style: int, line: Line) -> Markup:
+        is_sparse = len(line.points) <= FEW_POINTS
+        look, radius = ("dot", 2.6) if is_sparse else ("dot hidden", 4.0)
+        dots, path = [], []
+        for point in line.points:
+            x, y = self.at(point)
+            place, value = self.x.format(point[0]), self.y.format(point[1])
+            tip = f"{line.name}, {self.x.title} {place}: {value}"
+            dots.append(_DOT.format(look, x, y, radius, *point, tip))
+            path.append(f"{x:.2f},{y:.2f}")
+        return _SERIES.format(style, line.name, " ".join(path), Markup("").join(dots))
+
+    def _end_labels(self, lines: Sequence[Line]) -> list[Markup]:
+        """Return the labels at the ends of the lines, one below the other."""
+        ends = [(self.at(line.points[-1]), n) for n, line in enumerate(lines)]
+        ends = [end for end in ends if lines[end[1]].label]
+        ends.sort(key=lambda end: end[0][1])
+        heights = [y for (_, y), _ in ends]
+        labels = []
+        for ((x, _), n), y in zip(
+            ends, spread(heights, LABEL_HEIGHT, HEIGHT - BOTTOM), strict=True
+        ):
+            label = _TEXT.format("label", x + 6, y + 4, lines[n].label)
+            labels.append(_GROUP.format(n % STYLES + 1, label))
+        return labels
+
+
+def spread(heights: Sequence[float], gap: float, most: float) -> list[float]:
+    """Return heights that are at least a gap apart, in the same ascending order.
+
+    >>> spread([10.0, 12.0, 50.0], 13.0, 200.0)
+    [10.0, 23.0, 50.0]
+    >>> spread([95.0, 99.0], 13.0, 100.0)
+    [87.0, 100.0]
+    """
+    down = accumulate(heights, lambda last, height: max(height, last + gap))
+    up = accumulate(
+        reversed(list(down)),
+        lambda below, height: min(height, below - gap),
+        initial=most + gap,
+    )
+    return list(up)[:0:-1]
+
+
+Bars = Sequence[tuple[str, Sequence[float]]]
+"""Names of bars, each with its parts: 0 or more where there are several."""
+
+
+def bar_figure(
+    title: str,
+    bars: Bars,
+    format_value: Callable[[float], str],
+    parts: tuple[str, ...] = ("value",),
+    note: str = "",
+) -> Figure | None:
+    """Return the plot of some bars, or None if there are none, or only zeros."""
+    if not any(value for _, values in bars for value in values):
+        return None
+    is_stacked = len(parts) > 1
+    head = ("", *parts, "all") if is_stacked else ("", *parts)
+    rows = [
+        (name, *map(format_value, (*values, sum(values))[: len(head) - 1]))
+        for name, values in bars
+    ]
+    words = (", ".join(map(" ".join, zip(head, row, strict=True))) for row in rows)
+    return Figure(
+        title=title,
+        svg=_draw_bars(f"{title}.{';'.join(words)}", bars, rows, head),
+        table=Table(title, head, rows),
+        legend=parts if is_stacked else (),
+        are_lines=False,
+        note=note,
+    )
+
+
+def _draw_bars(summary: str, bars: Bars, rows: Sequence[Cells], head: Cells) -> Markup:
+    """Return bars below each other, from a common zero, with what they amount to."""
+    ends = [end for _, values in bars for end in (min(values), sum(values), 0.0)]
+    zero, unit = -min(ends), WIDTH / (max(ends) - min(ends))
+    drawn = []
+    for n, ((name, values), row) in enumerate(zip(bars, rows, strict=True)):
+        top = BAR_ROW * n
+        short = shorten(name, WIDTH - text_width(row[-1]) - 16)
+        drawn.append(_NAME.format("name", 0, top + 12, name, short))
+        drawn.append(_TEXT.format("amount end", WIDTH, top + 12, row[-1]))
+        for k, (start, end) in enumerate(pairwise(accumulate(values, initial=zero))):
+            left, width = min(start, end) * unit, abs(end - start) * unit
+            tip = f"{name}, {head[k + 1]}: {row[k + 1]}"
+            bar = _BAR.format(left, top + 17, width, name, values[k], tip)
+            drawn.append(_GROUP.format(k + 1, bar))
+        if zero:
+            x = zero * unit
+            drawn.append(_LINE.format("mark", x, top + 14, x, top + 29))
+    return _drawing(summary, BAR_ROW * len(bars), drawn)
+
+
+def graph_drawing(
+    summary: str, nodes: Sequence[tuple[str, str]], edges: Sequence[tuple[int, int]]
+) -> Markup:
+    """Return a graph with its nodes (name and class of colour) on a circle."""
+    places = [_on_circle(n / len(nodes), RADIUS) for n in range(len(nodes))]
+    parts = [
+        _LINE.format("base", *places[left], *places[right]) for left, right in edges
+    ]
+    for n, (name, colour) in enumerate(nodes):
+        x, y = _on_circle(n / len(nodes), RADIUS + 14.0)
+        look = "name" if x >= WIDTH / 2 - 1 else "name end"
+        parts.append(_NODE.format(colour, *places[n]))
+        parts.append(_NAME.format(look, x, y + 4, name, shorten(name, NAME_WIDTH)))
+    return _drawing(summary, GRAPH_HEIGHT, parts)
+
+
+def _on_circle(turn: float, radius: float) -> Point:
+    """Return the place so many turns from the top, clockwise."""
+    angle = 2 * math.pi * turn
+    x, y = WIDTH / 2, GRAPH_HEIGHT / 2
+    return x + radius * math.sin(angle), y - radius * math.cos(angle)

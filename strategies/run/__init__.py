@@ -1,0 +1,1 @@
+"""A run's rounds: from a strategy's request to checked replies."""

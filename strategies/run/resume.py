@@ -1,0 +1,153 @@
+"""What it takes to go on with a run that stopped: its settings, and its sites."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from flwr.serverapp import Grid
+
+from strategies.run.journal import FOLDER, read_head
+from strategies.run.sites import Inventory, find_sites
+from tp_flower.errors import MissingSiteError, SettingsError
+from tp_flower.home import home_folder
+from tp_flower.settings import Settings
+
+FREE: Final = frozenset(
+    {
+        *("resume", "tables", "site-timeout", "on-missing", "max-stale", "min-sites"),
+        *("wait-seconds", "progress", "track"),
+    }
+)
+"""Settings that may differ from those that the run began with: how it goes on, not what
+it computes."""
+
+
+def runs_folder() -> Path:
+    """Return the folder of the runs that name no output-dir."""
+    return home_folder() / "runs"
+
+
+def find_run(resume: str) -> Path:
+    """Return the folder of a run, which the setting ``resume`` names.
+
+    Raises:
+        SettingsError: there is no such run, or none that can be resumed.
+    """
+    given = Path(resume).expanduser()
+    candidates = [given, runs_folder() / resume]
+    for folder in candidates:
+        if folder.is_dir():
+            read_head(folder / FOLDER)
+            return folder.resolve()
+    stopped = sorted(p.parent.parent.name for p in runs_folder().glob(f"*/{FOLDER}/*"))
+    listed = ", ".join(dict.fromkeys(stopped)) or "none"
+    raise SettingsError(
+        f"resume: there is no run {resume!r} here or in {runs_folder()}; runs there "
+        f"that stopped: {listed}"
+    )
+
+
+def resumed(given: Settings) -> Settings:
+    """Return the settings of the run that ``resume`` names, as it goes on.
+
+    A setting that is given as its default says nothing: it is the run's own.
+
+    Raises:
+        SettingsError: there is no such run, or a setting cannot change on the way.
+    """
+    folder = find_run(given.resume)
+    began = read_head(folder / FOLDER)["settings"]
+    if began["tables"] and not given.tables:
+        raise SettingsError(
+            f"the run of {folder} began with tables={began['tables']!r}: give it "
+            "again, as simulated sites read it from the run config"
+        )
+    usual, asked = Settings().to_dict(), given.to_dict()
+    own = {**began, "output-dir": str(folder)}
+    changed = {
+        key: value
+        for key, value in asked.items()
+        if value != usual[key] and value != own[key]
+    }
+    if fixed := [key for key in changed if key not in FREE]:
+        listed = "; ".join(f"{k}: {own[k]!r}, not {changed[k]!r}" for k in fixed)
+        raise SettingsError(
+            f"the run of {folder} goes on with the settings that it began with: "
+            f"{listed}. Others may change: {', '.join(sorted(FREE))}"
+        )
+    return Settings.from_run_config({**own, **changed, "resume": str(folder)})
+
+
+def check_same(given: Settings, began: Mapping[str, Any]) -> None:
+    """Refuse to go on with other settings than a run began with.
+
+    Raises:
+        SettingsError: some differ that decide what is computed.
+    """
+    own = given.to_dict()
+    ignored = FREE | {"output-dir"}
+    differ = [key for key in own if key not in ignored and own[key] != began.get(key)]
+    if differ:
+        listed = "; ".join(f"{k}: {began.get(k)!r}, not {own[k]!r}" for k in differ)
+        raise SettingsError(
+            f"the run goes on with the settings that it began with: {listed}"
+        )
+
+
+def find_again(
+    grid: Grid, settings: Settings, run: str, before: Inventory, wanted: list[str]
+) -> tuple[dict[int, int], dict[int, int | None]]:
+    """Find the sites of a run that stopped, under whatever numbers they have now.
+
+    Args:
+        grid: reaches the nodes.
+        settings: of the run.
+        run: its name.
+        before: who hosted what when the run began.
+        wanted: names of the query's tables.
+
+    Returns:
+        The present number of each node, and the last round that it has answered.
+
+    Raises:
+        MissingSiteError: a site of the run is not there.
+    """
+    hosts = _hosts(before)
+
+    def is_complete(found: Inventory) -> bool:
+        return hosts.keys() <= _hosts(found).keys()
+
+    found = find_sites(grid, settings, wanted, run, is_complete)
+    now = _hosts(found)
+    if missing := [node for held, node in hosts.items() if held not in now]:
+        names = ", ".join(repr(before.site_names[node]) for node in sorted(missing))
+        raise MissingSiteError(
+            f"the run cannot go on without all of its sites: {names} did not come "
+            f"within wait-seconds = {settings.wait_seconds:g}, with the tables that "
+            "the run began with"
+        )
+    addresses = {node: now[held] for held, node in hosts.items()}
+    positions = {node: found.nodes[new].at for node, new in addresses.items()}
+    return addresses, positions
+
+
+def _hosts(inventory: Inventory) -> dict[frozenset[tuple[str, str, int, int]], int]:
+    """Return each node by the shards that it hosts, which no other node does."""
+    held: dict[int, set[tuple[str, str, int, int]]] = {}
+    for shard in inventory.shards:
+        name = (shard.table.lower(), shard.site, shard.index, shard.position)
+        held.setdefault(shard.node, set()).add(name)
+    return {frozenset(own): node for node, own in held.items()}
+
+
+def positions_text(positions: Mapping[int, int | None], nodes: Iterable[int]) -> str:
+    """Return where nodes are, for a log.
+
+    >>> positions_text({2: 7, 3: None}, [2, 3])
+    'node 2 at round 7, node 3 at none'
+    """
+    places = {n: positions.get(n) for n in nodes}
+    return ", ".join(
+        f"node {node} at {'none' if at is None else f'round {at}'}"
+        for node, at in places.items()
+    )

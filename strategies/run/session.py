@@ -1,0 +1,374 @@
+"""A run's conversation with its sites: rounds that survive what machines do.
+
+It knows the run's name, who hosts what, which round each site has answered, and the
+journal; a strategy says what to ask and computes with the replies.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import token_bytes, token_hex
+from typing import Any, Final
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from strategies.run.absences import Absences
+from strategies.run.exchange import Envelope, Replies, Request, make_messages
+from strategies.run.journal import FOLDER, Frame, Journal, messages_of
+from strategies.run.log import RunLog
+from strategies.run.replies import open_answer, open_replies
+from strategies.run.resume import check_same, find_again, positions_text
+from strategies.run.sites import Inventory, find_sites, read_inventory
+from strategies.run.transport import Courier
+from tp_flower.errors import (
+    MissingSiteError,
+    SettingsError,
+    SiteError,
+    TPFlowerError,
+    UnavailableError,
+)
+from tp_flower.noise import KEY_BYTES
+from tp_flower.protocol import (
+    RUN_DIGITS,
+    Action,
+    FinishRequest,
+    Packet,
+    encode,
+    open_parcel,
+    parcel_of,
+    unpack,
+)
+from tp_flower.query import Query
+from tp_flower.settings import TRAIN, Settings
+
+MOST_LOSSES: Final = 2
+"""How often a site may lose its state before the next round is over."""
+
+ABANDON_SECONDS: Final = 10.0
+"""To wait for the sites to forget a failed run."""
+
+
+@dataclass
+class Conversation:
+    """The rounds of one run, from the server's side.
+
+    Attributes:
+        grid: how messages reach the sites.
+        settings: of the run.
+        run: its name.
+        secret: random, known to the server alone, the same when the run is resumed.
+        inventory: who hosts what.
+        courier: carries the messages.
+        journal: of the rounds; None where the run keeps none.
+        started: when the run began.
+        behind: the sites that may lack rounds of the journal, with the last round that
+            each has answered.
+        answered: by node, the last round that it has answered.
+        is_replaying: whether the rounds of the journal are gone through again.
+    """
+
+    grid: Grid
+    settings: Settings
+    run: str
+    secret: bytes
+    inventory: Inventory
+    courier: Courier
+    journal: Journal | None = None
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    behind: dict[int, int | None] = field(default_factory=dict)
+    answered: dict[int, int] = field(default_factory=dict)
+    is_replaying: bool = False
+
+    def __post_init__(self) -> None:
+        self._absences = Absences(self.settings, self.log)
+        self._losses: Counter[int] = Counter()
+
+    @classmethod
+    def begin(cls, grid: Grid, query: Query, settings: Settings) -> "Conversation":
+        """Find the sites of a new run.
+
+        Raises:
+            TPFlowerError: they are not there, or do not fit; see ``find_sites``.
+        """
+        run, secret = token_hex(RUN_DIGITS // 2), token_bytes(KEY_BYTES)
+        own = cls(
+            grid, settings, run, secret, Inventory(()), Courier(grid, RunLog(run))
+        )
+        own._find(query)
+        if settings.mode == TRAIN and settings.output_dir:
+            described = own.inventory.described
+            head = {
+                "run": run,
+                "started": own.started.isoformat(),
+                "secret": secret.hex(),
+                "settings": settings.to_dict(),
+                "query": query.to_sql(),
+                "described": [[node, dict(said)] for node, said in described.items()],
+            }
+            folder = Path(settings.output_dir) / FOLDER
+            try:
+                own.journal = Journal.begin(folder, head)
+            except OSError as error:
+                own.abandon()
+                raise SettingsError(
+                    f"output-dir {settings.output_dir!r} cannot be written: "
+                    f"{error.strerror}"
+                ) from error
+        return own
+
+    def _find(self, query: Query) -> None:
+        try:
+            self.inventory = find_sites(
+                self.grid, self.settings, list(query.names), self.run
+            )
+        except Exception:
+            # every site that was asked for its tables has made keys
+            self.abandon(self.grid.get_node_ids())
+            raise
+        self._absences = Absences(self.settings, self.log)
+        self.courier = Courier(self.grid, self.log)
+
+    @classmethod
+    def resume(cls, grid: Grid, query: Query, settings: Settings) -> "Conversation":
+        """Find the sites of a run that stopped.
+
+        Raises:
+            SettingsError: there is no such run, or it is about something else.
+            MissingSiteError: a site is not there.
+        """
+        journal = Journal.load(Path(settings.resume) / FOLDER)
+        try:
+            head = journal.head
+            check_same(settings, head["settings"])
+            if query.to_sql() != head["query"]:
+                raise SettingsError(f"the run of {settings.resume} is of another query")
+            before = read_inventory({n: Packet(said) for n, said in head["described"]})
+            addresses, positions = find_again(
+                grid, settings, head["run"], before, list(query.names)
+            )
+        except BaseException:
+            journal.close()
+            raise
+        log = RunLog(head["run"], before.site_names)
+        log.found_again(positions_text(positions, sorted(positions)))
+        return cls(
+            grid,
+            settings,
+            head["run"],
+            bytes.fromhex(head["secret"]),
+            before,
+            Courier(grid, log, addresses),
+            journal,
+            datetime.fromisoformat(head["started"]),
+            positions,
+            is_replaying=True,
+        )
+
+    @property
+    def stale(self) -> frozenset[int]:
+        """The nodes that were missing when they were asked last."""
+        return self._absences.nodes
+
+    @property
+    def log(self) -> RunLog:
+        """The log of the run."""
+        return RunLog(self.run, self.inventory.site_names)
+
+    def messages(self, request: Request, number: int) -> list[Message]:
+        """Return the messages of a round; those that have left already, as they are."""
+        messages = make_messages(request, Envelope(self.run, number, self.answered))
+        if self.journal is not None:
+            messages_of(self.journal.in_flight(number), messages)
+        return messages
+
+    def exchange(
+        self, number: int, messages: Sequence[Message], timeout: float
+    ) -> list[Message]:
+        """Send the messages of a round and return what came back."""
+        if self.journal is not None:
+            self.journal.send_off(number, messages)
+        self.log.sent(number, messages)
+        return self.courier.deliver(messages, timeout, self.stale)
+
+    def open(
+        self, request: Request, messages: Iterable[Message]
+    ) -> tuple[Replies, dict[int, Message]]:
+        """Return the replies of a round, and which message each node has sent.
+
+        Raises:
+            BehindSites: sites lack earlier rounds.
+            TPFlowerError: a site refused, is missing, or sent what cannot be used.
+        """
+        named = [(self.courier.node_of(message), message) for message in messages]
+        opened = open_replies(request, named, self.inventory.site_names)
+        replies = self._absences.fill(request, opened)
+        answered = {n: m for n, m in named if n in opened.answers}
+        return replies, answered
+
+    def note(
+        self, number: int, answered: Mapping[int, Message], facts: Mapping[str, Any]
+    ) -> None:
+        """Write down a round that is over.
+
+        Args:
+            number: of the round.
+            answered: the replies that count, by node.
+            facts: JSON, what is to be known of the round when the run is resumed.
+        """
+        self.answered |= dict.fromkeys(answered, number)
+        for node in answered:
+            self.behind.pop(node, None)
+        self._losses.clear()
+        self.is_replaying = False
+        if self.journal is not None:
+            parcels = {node: parcel_of(m.content) for node, m in answered.items()}
+            self.journal.append(Frame({"number": number, **facts}, parcels))
+
+    def start_again(self, positions: Mapping[int, int | None]) -> None:
+        """Prepare to go through the journal again, for sites that lack rounds.
+
+        Raises:
+            SiteError: there is no journal, or they have lost rounds again and again.
+        """
+        names = self.inventory.site_names
+        listed = ", ".join(repr(names.get(n, f"node {n}")) for n in sorted(positions))
+        if self.journal is None:
+            raise SiteError(
+                f"the state of this run is lost at {listed} (restarted with another "
+                "state-dir?), and the run has no checkpoint, as it has no output-dir; "
+                "start the run again"
+            )
+        self._losses.update(positions.keys())
+        if max(self._losses.values()) > MOST_LOSSES:
+            raise SiteError(f"{listed}: the state of this run does not last there")
+        self.log.behind(positions_text(positions, positions))
+        self.behind |= positions
+        self.is_replaying = True
+        self.answered.clear()
+        self._absences = Absences(self.settings, self.log)
+
+    def frames(self) -> Iterator[Frame]:
+        """Yield the rounds of the journal."""
+        if self.journal is not None:
+            yield from self.journal.frames()
+
+    def recall(self, request: Request | None, frame: Frame) -> Replies:
+        """Return a round's replies from the journal; sites that lack it take it now.
+
+        Raises:
+            SettingsError: the run was another one then.
+            TPFlowerError: a site cannot be brought up to date.
+        """
+        number = int(frame.facts["number"])
+        if request is None or frame.facts["action"] != request.action:
+            raise SettingsError(
+                f"round {number} of the checkpoint is {frame.facts['action']}, which "
+                "this version does not ask for there: resume with the version that the "
+                "run began with"
+            )
+        packets = {n: unpack(open_parcel(own)) for n, own in frame.parcels.items()}
+        self._bring_up(request, number, packets)
+        self.answered |= dict.fromkeys(packets, number)
+        answers = {n: open_answer(request, own) for n, own in packets.items()}
+        return self._absences.filled(request, answers)
+
+    def _bring_up(
+        self, request: Request, number: int, packets: Mapping[int, Packet]
+    ) -> None:
+        """Let the sites that lack a round take it; what they reply is known."""
+        lacking = {
+            node: packet
+            for node, packet in request.packets.items()
+            if node in packets and self._lacks(node, number)
+        }
+        if not lacking:
+            return
+        asked = replace(request, packets=lacking)
+        messages = make_messages(asked, Envelope(self.run, number, self.answered))
+        replies = self.courier.deliver(messages, self.settings.site_timeout)
+        named = [(self.courier.node_of(message), message) for message in replies]
+        names = self.inventory.site_names
+        try:
+            found = open_replies(asked, named, names).complete()
+        except UnavailableError:
+            raise
+        except SiteError as error:
+            raise SiteError(
+                f"{error} (it has lost its state, and cannot be brought up to date; "
+                "start the run again)"
+            ) from error
+        for node, answer in found.answers.items():
+            if answer.packet.header.get("parts") != packets[node].header.get("parts"):
+                raise SiteError(
+                    f"site {names.get(node)!r} lost its state, and its tables have "
+                    "changed since the run began; start the run again"
+                )
+            self.behind[node] = number
+
+    def _lacks(self, node: int, number: int) -> bool:
+        """Whether a site has not taken a round of the journal."""
+        if node not in self.behind:
+            return False
+        at = self.behind[node]
+        return at is None or at < number
+
+    def stop(self, error: Exception, rounds: int, *, has_trained: bool) -> None:
+        """Leave the run to be resumed where that may help; else let it be forgotten.
+
+        Args:
+            error: why it stops.
+            rounds: that are over.
+            has_trained: whether there is more to lose than the set-up.
+        """
+        is_passing = isinstance(error, MissingSiteError | UnavailableError)
+        is_foreign = not isinstance(error, TPFlowerError)
+        may_help = is_passing or is_foreign or has_trained or self.is_replaying
+        is_kept = self.journal is not None and may_help
+        self.log.stopped(error, rounds, is_kept=is_kept)
+        if is_kept:
+            self.keep()
+            return
+        self.abandon()
+        self.end()
+
+    def abandon(self, nodes: Iterable[int] | None = None) -> None:
+        """Let sites forget the run, as far as they can be reached.
+
+        Args:
+            nodes: that are asked to; None: all that the grid has.
+        """
+        try:
+            asked = self.grid.get_node_ids() if nodes is None else nodes
+            finish = FinishRequest()
+            packets = {node: encode(finish) for node in asked}
+            request = Request(Action.FINISH, packets, message=finish)
+            number = self._beyond()
+            messages = make_messages(request, Envelope(self.run, number, {}))
+            Courier(self.grid, self.log).deliver(messages, ABANDON_SECONDS)
+        except Exception as error:  # noqa: BLE001 - the run's own outcome matters more
+            self.log.unreached(error)
+
+    def _beyond(self) -> int:
+        """Return a number that no round has, for messages that end the run."""
+        return max(self.answered.values(), default=0) + 2
+
+    def idle_nodes(self) -> list[int]:
+        """The nodes that were asked what they host and have no table of the query."""
+        if self.courier.is_redirected:
+            # they have other numbers now
+            return []
+        hosts = {shard.node for shard in self.inventory.shards}
+        return sorted(self.inventory.nodes.keys() - hosts)
+
+    def keep(self) -> None:
+        """Stop, and leave the journal to whoever goes on."""
+        if self.journal is not None:
+            self.journal.close()
+
+    def end(self) -> None:
+        """Forget the journal: the run is over."""
+        if self.journal is not None:
+            self.journal.remove()

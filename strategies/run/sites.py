@@ -1,0 +1,366 @@
+"""Which site hosts which shard, and whether the shards of one table fit together."""
+
+import difflib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from logging import WARNING
+from typing import Any
+
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from strategies.run.exchange import Envelope, Request, make_messages
+from strategies.run.log import RunLog
+from strategies.run.replies import open_replies
+from strategies.run.transport import Courier
+from tp_flower.errors import MessageError, ReplyError, SchemaError
+from tp_flower.extraction.canonical_keys import kind_of
+from tp_flower.privacy.key_source import KeySource
+from tp_flower.protocol import (
+    AT,
+    Action,
+    DescribeReply,
+    DescribeRequest,
+    Packet,
+    decode,
+    encode,
+)
+from tp_flower.protocol import HostedShard as DescribedShard
+from tp_flower.settings import MEAN, Settings
+
+SETTLED_SECONDS = 2.0
+"""Where the number of nodes is unknown: no further one came for so long."""
+
+POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class HostedShard:
+    """One shard as its site describes it.
+
+    Attributes:
+        table: name of the table at the sites.
+        site: the organisation.
+        index: position among the table's shards in the site's tables file.
+        node: Flower's node.
+        position: among the shards that the node hosts.
+        columns: DuckDB type by column.
+        rows: before any filter.
+        all_null: columns without a value; their type says nothing.
+    """
+
+    table: str
+    site: str
+    index: int
+    node: int
+    position: int
+    columns: Mapping[str, str]
+    rows: int
+    all_null: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a node says of itself.
+
+    Attributes:
+        tables: names of all the tables that it hosts.
+        public_key: of the run, in hexadecimal.
+        is_simulated: whether it is one of a simulation.
+        keys: where it takes the key of the run's hashes from.
+        site_key: its long-term public key, in hexadecimal; "" where none is pinned.
+        secret_digest: equal at sites with the same secret file; "" without a file.
+        at: the last round of the run that it has answered; None for none.
+    """
+
+    tables: tuple[str, ...]
+    public_key: str
+    is_simulated: bool
+    keys: KeySource = KeySource.AGREED
+    site_key: str = ""
+    secret_digest: str = ""
+    at: int | None = None
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What the answering nodes host of the tables of the query.
+
+    Attributes:
+        shards: of the query's tables.
+        nodes: what each node says of itself.
+        described: the same as the nodes have written it.
+    """
+
+    shards: tuple[HostedShard, ...]
+    nodes: Mapping[int, Node] = field(default_factory=dict)
+    described: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def tables(self) -> list[str]:
+        """Names of the query's tables; names that differ in case only are one."""
+        return _distinct(shard.table for shard in self.shards)
+
+    @property
+    def all_tables(self) -> list[str]:
+        """Names of all hosted tables."""
+        return _distinct(name for node in self.nodes.values() for name in node.tables)
+
+    @property
+    def site_names(self) -> dict[int, str]:
+        """The organisations behind each node, for messages."""
+        names: dict[int, list[str]] = {}
+        for shard in self.shards:
+            listed = names.setdefault(shard.node, [])
+            if shard.site not in listed:
+                listed.append(shard.site)
+        return {node: "+".join(listed) for node, listed in names.items()}
+
+    def hosts(self, table: str) -> bool:
+        """Whether some site hosts a table of this name, compared as SQL does."""
+        return table.lower() in {name.lower() for name in self.tables}
+
+    def shards_of(self, table: str) -> list[HostedShard]:
+        """Return a table's shards in an order that does not depend on the nodes."""
+        name = table.lower()
+        shards = [shard for shard in self.shards if shard.table.lower() == name]
+        return sorted(shards, key=lambda shard: (shard.index, shard.site))
+
+    def schemas(self) -> dict[str, dict[str, str]]:
+        """Return the columns and types of every table, which its shards share.
+
+        Raises:
+            SchemaError: if two shards of a table differ in columns or kinds of type.
+        """
+        return {table: _schema(self.shards_of(table)) for table in self.tables}
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    """Return the names in order; those that differ in case only are one."""
+    spelled: dict[str, str] = {}
+    for name in names:
+        spelled.setdefault(name.lower(), name)
+    return sorted(spelled.values())
+
+
+def find_sites(
+    grid: Grid,
+    settings: Settings,
+    wanted: Sequence[str],
+    run: str,
+    is_complete: Callable[[Inventory], bool] | None = None,
+) -> Inventory:
+    """Wait for the sites and return what they host.
+
+    Nodes come online one by one. Where their number is known (``num-partitions`` in the
+    node config, as in simulation and in process), all of them are waited for and no
+    more: further waiting brings no other table. Elsewhere waiting ends when all tables
+    of the query are hosted by at least ``min_sites`` nodes and, if that is 0, no
+    further node came for a while.
+
+    Args:
+        grid: reaches the nodes.
+        settings: ``min_sites``, ``wait_seconds``, ``site_timeout``.
+        wanted: names of the query's tables.
+        run: name of the run.
+        is_complete: whether what was found so far is all that has to be waited for.
+
+    Raises:
+        SchemaError: if too few nodes came, or none hosts a table of the query (unless
+            ``on-missing`` lets a mean stand for it).
+        SiteError: if a node cannot describe its tables.
+    """
+    answers: dict[int, Packet] = {}
+    changed = started = time.monotonic()
+    while True:
+        new = [node for node in grid.get_node_ids() if node not in answers]
+        if new:
+            answers.update(_describe(grid, new, wanted, run, settings))
+            changed = time.monotonic()
+        inventory = read_inventory(answers)
+        missing = [name for name in wanted if not inventory.hosts(name)]
+        is_enough = bool(answers) and len(answers) >= settings.min_sites
+        now = time.monotonic()
+        if nodes := _known_nodes(answers):
+            is_over = len(answers) >= nodes
+        else:
+            settled = settings.min_sites or now - changed > SETTLED_SECONDS
+            is_over = bool(is_enough and not missing and settled)
+        is_over = is_over and (is_complete is None or is_complete(inventory))
+        if is_over or now - started > settings.wait_seconds:
+            # a saved model predicts without some of its sites, if it may
+            is_missed = bool(missing) and settings.on_missing != MEAN
+            if is_missed or not is_enough:
+                waited = min(now - started, settings.wait_seconds)
+                raise SchemaError(
+                    _who_is_missing(inventory, settings, missing, len(answers), waited)
+                )
+            if not is_over and nodes:
+                log(WARNING, "only %d of %d sites are online", len(answers), nodes)
+            return inventory
+        time.sleep(POLL_SECONDS)
+
+
+def _describe(
+    grid: Grid,
+    nodes: Sequence[int],
+    wanted: Sequence[str],
+    run: str,
+    settings: Settings,
+) -> Mapping[int, Packet]:
+    message = DescribeRequest(list(wanted))
+    packets = {node: encode(message) for node in nodes}
+    request = Request(Action.DESCRIBE, packets, message=message)
+    courier = Courier(grid, RunLog(run))
+    replies = courier.deliver(
+        make_messages(request, Envelope(run, 0, {})), settings.site_timeout
+    )
+    named = [(courier.node_of(reply), reply) for reply in replies]
+    answers = open_replies(request, named, {}).complete().answers
+    return {node: answer.packet for node, answer in answers.items()}
+
+
+def _known_nodes(answers: Mapping[int, Packet]) -> int:
+    """Return how many nodes there will be, as far as the nodes know; else 0."""
+    told = [_read(node, packet).partitions for node, packet in answers.items()]
+    # one node that does not know may be one of more than the others know of
+    return max(told, default=0) if all(told) else 0
+
+
+def _who_is_missing(
+    inventory: Inventory,
+    settings: Settings,
+    missing: Sequence[str],
+    nodes: int,
+    waited: float,
+) -> str:
+    """Say which tables and sites are not there; close matches of the tables."""
+    tables = inventory.all_tables
+    problems = []
+    for name in missing:
+        close = difflib.get_close_matches(name, tables, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        problems.append(f"no site hosts table {name!r}{hint}")
+    if nodes < settings.min_sites:
+        problems.append(f"min-sites = {settings.min_sites} are not there")
+    return (
+        f"{'; '.join(problems)}: {nodes} sites answered within {waited:.1f} seconds "
+        f"(wait-seconds = {settings.wait_seconds:g}); "
+        f"hosted tables: {', '.join(tables) or 'none'}"
+    )
+
+
+def read_inventory(answers: Mapping[int, Packet]) -> Inventory:
+    """Return what the sites described.
+
+    Raises:
+        SchemaError: if two sites claim the same shard of a table.
+        ReplyError: if a node's description is malformed.
+    """
+    shards: list[HostedShard] = []
+    nodes: dict[int, Node] = {}
+    for node, packet in answers.items():
+        described = _read(node, packet)
+        shards += _hosted(node, described.shards)
+        nodes[node] = _node(node, described, packet.header.get(AT))
+    _refuse_twins(shards)
+    headers = {node: packet.header for node, packet in answers.items()}
+    return Inventory(tuple(shards), nodes, headers)
+
+
+def _read(node: int, packet: Packet) -> DescribeReply:
+    """Return how a node describes itself.
+
+    Raises:
+        ReplyError: the description is malformed.
+    """
+    try:
+        return decode(DescribeReply, packet)
+    except MessageError as error:
+        raise ReplyError(
+            f"the description of node {node} is malformed: {error}"
+        ) from None
+
+
+def _node(node: int, described: DescribeReply, at: object) -> Node:
+    keys = KeySource(described.keys)
+    for source, name, value in (
+        (KeySource.PINNED, "site-key", described.site_key),
+        (KeySource.FILE, "secret-digest", described.secret_digest),
+    ):
+        if keys is source and value is None:
+            raise ReplyError(
+                f"the description of node {node} is malformed: it has no {name!r}, but "
+                f"its keys are {str(keys)!r}"
+            )
+    return Node(
+        tables=tuple(described.tables),
+        public_key=described.public_key,
+        is_simulated=described.simulated,
+        keys=keys,
+        site_key=(described.site_key or "") if keys is KeySource.PINNED else "",
+        secret_digest=(described.secret_digest or "") if keys is KeySource.FILE else "",
+        at=at if type(at) is int and at >= 0 else None,
+    )
+
+
+def _hosted(node: int, described: Sequence[DescribedShard]) -> list[HostedShard]:
+    return [
+        HostedShard(
+            table=shard.table,
+            site=shard.site,
+            index=shard.index,
+            node=node,
+            position=shard.position,
+            columns=shard.columns,
+            rows=shard.rows,
+            all_null=frozenset(shard.all_null),
+        )
+        for shard in described
+    ]
+
+
+def _refuse_twins(shards: Iterable[HostedShard]) -> None:
+    seen: dict[tuple[str, str, int], HostedShard] = {}
+    for shard in shards:
+        key = (shard.table, shard.site, shard.index)
+        if key in seen:
+            raise SchemaError(
+                f"shard {shard.index} of table {shard.table!r} of site {shard.site!r} "
+                "is hosted by two nodes: give every SuperNode a tables file of its "
+                "own, with site names that differ"
+            )
+        seen[key] = shard
+
+
+def _schema(shards: Sequence[HostedShard]) -> dict[str, str]:
+    first = shards[0]
+    types = dict(first.columns)
+    settled = {name for name in types if name not in first.all_null}
+    for other in shards[1:]:
+        _check_columns(first, other)
+        for name, kind in other.columns.items():
+            if name in other.all_null:
+                continue
+            if name not in settled:
+                types[name] = kind
+                settled.add(name)
+            elif kind_of(types[name]) != kind_of(kind):
+                raise SchemaError(
+                    f"table {first.table!r}: column {name!r} is {types[name]} at site "
+                    f"{first.site!r} and {kind} at site {other.site!r}; declare its "
+                    "type in the tables file (types = { ... })"
+                )
+    return types
+
+
+def _check_columns(first: HostedShard, other: HostedShard) -> None:
+    missing = sorted(first.columns.keys() - other.columns.keys())
+    extra = sorted(other.columns.keys() - first.columns.keys())
+    if missing or extra:
+        raise SchemaError(
+            f"table {first.table!r}: the shards of sites {first.site!r} and "
+            f"{other.site!r} differ: only {first.site!r} has {missing}, only "
+            f"{other.site!r} has {extra}"
+        )

@@ -1,0 +1,389 @@
+"""RoundStrategy: a Flower Strategy that is written as a generator of rounds.
+
+The generator yields a :class:`Request`, receives the sites' :class:`Replies`, and so
+reads like its algorithm. Flower's hooks drive it: what ``configure_train`` sends is the
+pending request, and ``aggregate_train`` feeds the replies in and runs to the next one.
+So wrappers that look at or change messages work, and ``start`` returns Flower's
+``Result``.
+"""
+
+import dataclasses
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from logging import INFO
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from strategies.run.epochs import EpochResult
+from strategies.run.exchange import Replies, Request, computing_seconds, count_bytes
+from strategies.run.replies import BehindSites
+from strategies.run.session import Conversation
+from strategies.run.sites import Inventory
+from tp_flower.query import Query
+from tp_flower.reports.records import RoundReport
+from tp_flower.settings import Settings
+
+RoundListener = Callable[[RoundReport], None]
+
+
+@dataclass
+class _Progress:
+    """What changes while a strategy runs."""
+
+    method: Generator[Request, Replies, None] | None = None
+    pending: Request | None = None
+    result: EpochResult | None = None
+    history: list[RoundReport] = field(default_factory=list)
+    ledgers: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    sent: list[Message] = field(default_factory=list)
+    sent_at: float = 0.0
+    returned: Result = field(default_factory=Result)
+
+
+class RoundStrategy(Strategy):
+    """Base of all that exchanges messages with the sites of a query.
+
+    Args:
+        query: what it is about.
+        settings: of the run; ``overrides`` replace single fields.
+        on_round: called with the record of every round, for progress displays.
+    """
+
+    name: str
+
+    def __init__(
+        self,
+        query: Query,
+        settings: Settings | None = None,
+        on_round: RoundListener | None = None,
+        **overrides: object,
+    ) -> None:
+        base = settings or self.default_settings()
+        self.settings = base.with_fields(**overrides)
+        self.query = query
+        self._on_round = on_round
+        self._epoch = 0
+        self._talk: Conversation | None = None
+        self._progress = _Progress()
+        self._started = datetime.now(UTC)
+        self._clock = time.perf_counter()
+
+    @abstractmethod
+    def default_settings(self) -> Settings:
+        """Return the settings of a run that names none."""
+
+    @abstractmethod
+    def rounds(self) -> Generator[Request, Replies, None]:
+        """Exchange messages, from the first round to the one that ends the run."""
+
+    @property
+    def inventory(self) -> Inventory:
+        """What the sites host, after :meth:`start` has found them."""
+        return Inventory(()) if self._talk is None else self._talk.inventory
+
+    @property
+    def talk(self) -> Conversation:
+        """What is exchanged with the sites, after :meth:`start` has found them.
+
+        Raises:
+            RuntimeError: before.
+        """
+        if self._talk is None:
+            raise RuntimeError("no sites are known before the strategy starts")
+        return self._talk
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return self.talk.run
+
+    @property
+    def can_be_resumed(self) -> bool:
+        """Whether the run stopped and has kept what it takes to go on."""
+        journal = None if self._talk is None else self._talk.journal
+        return journal is not None and journal.folder.is_dir()
+
+    @property
+    def history(self) -> list[RoundReport]:
+        """The records of the rounds so far."""
+        return self._progress.history
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the method has come to its end."""
+        return self._progress.method is not None and self._progress.pending is None
+
+    @property
+    def ledgers(self) -> dict[str, list[dict[str, Any]]]:
+        """By site, the latest account of what the run's releases have cost."""
+        names = self.inventory.site_names
+        return {
+            names.get(node, f"node {node}"): account
+            for node, account in sorted(self._progress.ledgers.items())
+        }
+
+    @property
+    def started_at(self) -> datetime:
+        """When the run started."""
+        return self._started
+
+    @property
+    def started(self) -> str:
+        """When the run started, ISO 8601, UTC."""
+        return self._started.isoformat(timespec="seconds")
+
+    @property
+    def seconds(self) -> float:
+        """Wall time since the start."""
+        return time.perf_counter() - self._clock
+
+    def result_arrays(self) -> ArrayRecord:
+        """Return what Flower's result holds after an epoch."""
+        return ArrayRecord()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in progress, from 1; 0 during set-up."""
+        return self._epoch
+
+    def request(self, request: Request) -> Request:
+        """Return a request as one of the epoch in progress."""
+        return replace(request, epoch=self._epoch)
+
+    def finish_epoch(self, result: EpochResult) -> None:
+        """Record an epoch; its metrics belong to the round that just ended."""
+        self._progress.result = result
+        self._epoch = result.epoch + 1
+
+    def start_epochs(self) -> None:
+        """Count epochs from here: what came before was set-up."""
+        self._epoch = 1
+
+    def end_epochs(self) -> None:
+        """What follows belongs to no epoch."""
+        self._epoch = 0
+
+    def configure_train(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,  # noqa: ARG002 - sites keep their own models
+        config: ConfigRecord,  # noqa: ARG002 - settings travel in our header
+        grid: Grid,  # noqa: ARG002
+    ) -> Iterable[Message]:
+        """Return the messages of the pending request."""
+        if self._progress.pending is None:
+            return []
+        messages = self.talk.messages(self._progress.pending, server_round)
+        self._progress.sent = messages
+        self._progress.sent_at = time.perf_counter()
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Feed the replies to the method and let it compute its next request.
+
+        Raises:
+            SiteError: if a site failed.
+            ReplyError: if a reply is missing or malformed.
+        """
+        received_at = time.perf_counter()
+        request = self._progress.pending
+        if request is None:
+            return None, None
+        opened, answered = self.talk.open(request, replies)
+        self._take(opened)
+        report = self._report(server_round, request, opened, answered, received_at)
+        facts = {"action": request.action, "report": dataclasses.asdict(report)}
+        self.talk.note(server_round, answered, facts)
+        fresh = {node: opened.answers[node] for node in answered}
+        self.talk.log.round_done(request.action, report, fresh)
+        if self._on_round is not None:
+            self._on_round(report)
+        return self._epoch_result()
+
+    def _take(self, replies: Replies) -> None:
+        """Let the method compute its next request."""
+        for node, answer in replies.answers.items():
+            if (account := getattr(answer.message, "ledger", None)) is not None:
+                self._progress.ledgers[node] = account
+        if self._progress.method is None:
+            return
+        try:
+            self._progress.pending = self._progress.method.send(replies)
+        except StopIteration:
+            self._progress.pending = None
+
+    def _epoch_result(self) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return what Flower is told of an epoch that has just ended."""
+        result, self._progress.result = self._progress.result, None
+        if result is None:
+            return None, None
+        return self.result_arrays(), MetricRecord(dict(result.train))
+
+    def configure_evaluate(
+        self,
+        server_round: int,  # noqa: ARG002
+        arrays: ArrayRecord,  # noqa: ARG002
+        config: ConfigRecord,  # noqa: ARG002
+        grid: Grid,  # noqa: ARG002
+    ) -> Iterable[Message]:
+        """Return nothing: scores of held-out rows ride along with training."""
+        return []
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,  # noqa: ARG002
+        replies: Iterable[Message],  # noqa: ARG002
+    ) -> MetricRecord | None:
+        """Return nothing, as there is nothing to evaluate apart."""
+        return None
+
+    def summary(self) -> None:
+        """Log the settings that were changed from their defaults."""
+        defaults = self.default_settings().to_dict()
+        for key, value in self.settings.to_dict().items():
+            if value != defaults[key] and key != "sql":
+                log(INFO, "\t%s = %r", key, value)
+
+    def start(  # noqa: PLR0913 - Flower's signature
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,  # noqa: ARG002
+        num_rounds: int = 0,
+        timeout: float = 0.0,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,  # noqa: ARG002
+        evaluate_fn: object = None,  # noqa: ARG002
+    ) -> Result:
+        """Set up and train; every argument but the grid may be left out.
+
+        Args:
+            grid: how messages reach the sites.
+            initial_arrays: not used; the sites make their own models.
+            num_rounds: epochs, in place of ``num_epochs``, if not 0. Flower counts
+                rounds; how many of them an epoch takes depends on the method.
+            timeout: seconds to wait for a site, in place of ``site_timeout``, if not 0.
+            train_config: passed to ``configure_train``, for wrappers.
+            evaluate_config: not used, as held-out rows are evaluated every epoch.
+            evaluate_fn: likewise.
+
+        Returns:
+            The base score in ``arrays``, and the training and test metrics of every
+            epoch in ``train_metrics_clientapp`` and ``evaluate_metrics_serverapp``.
+
+        Raises:
+            TPFlowerError: any of its kinds; see the modules.
+        """
+        if num_rounds:
+            self.settings = self.settings.with_fields(num_epochs=num_rounds)
+        self._talk, self._clock = None, time.perf_counter()
+        log(INFO, "Starting %s strategy:", type(self).__name__)
+        self.summary()
+        config = ConfigRecord() if train_config is None else train_config
+        talk = Conversation.resume if self.settings.resume else Conversation.begin
+        self._talk = talk(grid, self.query, self.settings)
+        self._started = self._talk.started
+        self._talk.log.started(type(self).__name__)
+        try:
+            self._catch_up()
+            result = self._run(grid, config, timeout or self.settings.site_timeout)
+        except Exception as error:
+            has_trained = bool(self._epoch)
+            self._talk.stop(error, len(self.history), has_trained=has_trained)
+            raise
+        except BaseException:
+            self._talk.keep()
+            raise
+        self._talk.log.finished(len(self.history), self.seconds)
+        # whoever has written down what came of it lets go of the journal
+        self._talk.keep()
+        self._talk.abandon(self._talk.idle_nodes())
+        return result
+
+    def _catch_up(self, lacking: BehindSites | None = None) -> None:
+        """Go to where the journal ends, also if sites lose their state meanwhile."""
+        if lacking is not None:
+            self.talk.start_again(lacking.positions)
+        try:
+            self._begin()
+        except BehindSites as again:
+            self._catch_up(again)
+
+    def _begin(self) -> None:
+        """Start the method, and go through the rounds that the journal has."""
+        self._progress, self._epoch = _Progress(), 0
+        self._progress.method = self.rounds()
+        self._progress.pending = next(self._progress.method)
+        for frame in self.talk.frames():
+            self._take(self.talk.recall(self._progress.pending, frame))
+            self._progress.history.append(RoundReport(**frame.facts["report"]))
+            self._return(*self._epoch_result())
+        if done := len(self.history):
+            self.talk.log.resumed(done, self.history[-1].epoch)
+
+    def _run(self, grid: Grid, config: ConfigRecord, timeout: float) -> Result:
+        while self._progress.pending is not None:
+            number, arrays = len(self.history) + 1, self._progress.returned.arrays
+            messages = list(self.configure_train(number, arrays, config, grid))
+            replies = self.talk.exchange(number, messages, timeout)
+            try:
+                self._return(*self.aggregate_train(number, replies))
+            except BehindSites as lacking:
+                self._catch_up(lacking)
+        return self._progress.returned
+
+    def _return(self, arrays: ArrayRecord | None, metrics: MetricRecord | None) -> None:
+        """Add an epoch to what Flower is returned."""
+        if arrays is None or metrics is None:
+            return
+        returned, ended = self._progress.returned, self._progress.history[-1]
+        returned.arrays = arrays
+        returned.train_metrics_clientapp[ended.epoch] = metrics
+        if ended.test:
+            test = MetricRecord(dict(ended.test))
+            returned.evaluate_metrics_serverapp[ended.epoch] = test
+
+    def _report(
+        self,
+        server_round: int,
+        request: Request,
+        opened: Replies,
+        answered: dict[int, Message],
+        received_at: float,
+    ) -> RoundReport:
+        """Add the record of a round to the history."""
+        fresh = {n: a for n, a in opened.answers.items() if n in answered}
+        traffic = count_bytes(request, fresh, self._progress.sent, answered.values())
+        result = self._progress.result
+        client_seconds = max(
+            (answer.seconds for answer in fresh.values()),
+            default=0.0,
+        )
+        report = RoundReport(
+            round=server_round,
+            epoch=request.epoch,
+            phase=request.phase,
+            train=result.train if result else {},
+            test=result.test if result else {},
+            bytes_up=dict(traffic.up),
+            bytes_down=dict(traffic.down),
+            overhead_bytes=traffic.overhead,
+            server_seconds=time.perf_counter() - received_at,
+            client_seconds=client_seconds,
+            site_seconds=computing_seconds(fresh, self.inventory.site_names),
+            wait_seconds=max(
+                received_at - self._progress.sent_at - client_seconds, 0.0
+            ),
+            primal_residual=result.primal_residual if result else None,
+            dual_residual=result.dual_residual if result else None,
+        )
+        self._progress.history.append(report)
+        return report

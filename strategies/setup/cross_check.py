@@ -1,0 +1,139 @@
+"""The cross-check of the alignment: do the sites hold what the mapping says?
+
+For every join, and every distinct key that the mapping matched in it, the server picks
+one joined row, and asks the sites of both sides for a digest of the keys behind it:
+
+    sum_k weight_k * hash(key_k)  mod 2**64
+
+with a random weight per key that both sides are told alike, and bits of the keyed hash
+that never travel otherwise. Digests that agree show that rows, hashes and mapping
+belong together: a difference in any key is missed with a probability of 2**-32 at most.
+The server learns nothing that it does not know from the mapping.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from strategies.run.exchange import Part, Replies, Request, ask
+from strategies.run.reply_checks import refuse
+from strategies.setup.joined_rows import Alignment
+from strategies.setup.key_groups import key_groups
+from tp_flower.errors import MappingError
+from tp_flower.joins.key_codes import join_codes
+from tp_flower.protocol import CheckedPart, CheckPart, CheckRequest
+from tp_flower.query import Join
+
+WEIGHT_BITS = 32
+
+IntArray = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class Side:
+    """The rows behind one side of a join's matched keys.
+
+    Attributes:
+        table: alias.
+        key: number of the key among the table's.
+        rows: (k,), one row of the table per key.
+    """
+
+    table: str
+    key: int
+    rows: IntArray
+
+
+def check_alignment(
+    aligned: Alignment, rng: np.random.Generator
+) -> Generator[Request, Replies, dict[str, int]]:
+    """Let the sites confirm the mapping; return the keys compared, by join.
+
+    Raises:
+        MappingError: a join whose two sides hold different keys where the mapping
+            matched them.
+    """
+    joins = aligned.bound.joins
+    if not joins:
+        return {}
+    sides = {n: _sides(aligned, join) for n, join in enumerate(joins)}
+    weights = {
+        n: rng.integers(1, 1 << WEIGHT_BITS, len(left.rows), dtype=np.uint32)
+        for n, (left, _) in sides.items()
+    }
+    asked: dict[int, CheckPart] = {}
+    for number, both in sides.items():
+        for side in both:
+            _ask_side(aligned, number, side, weights[number], asked)
+    parts = [part for part in aligned.extracted.all_parts if part.number in asked]
+    replies = yield ask(CheckRequest(asked), parts)
+    for number, both in sides.items():
+        left, right = (
+            _answer(replies, aligned.extracted.parts[side.table], number)
+            for side in both
+        )
+        if left != right or left[0] != len(both[0].rows):
+            raise _disagreement(joins[number], len(both[0].rows), left[0], right[0])
+    return {join.text: len(sides[n][0].rows) for n, join in enumerate(joins)}
+
+
+def _sides(aligned: Alignment, join: Join) -> tuple[Side, Side]:
+    """Return one row per matched key, on both sides in the same order of the keys."""
+    keys, mapping = aligned.extracted.keys, aligned.mapping
+    codes, _ = join_codes(
+        join, keys[join.left, join.left_key], keys[join.right, join.right_key]
+    )
+    left, right = mapping.tables[join.left].row_of, mapping.tables[join.right].row_of
+    joined = np.flatnonzero((left >= 0) & (right >= 0))
+    # of several joined rows with a key the last write stays: any will do
+    chosen = np.full(int(codes.max(initial=-1)) + 1, -1, dtype=np.int64)
+    chosen[codes[left[joined]]] = joined
+    chosen = chosen[chosen >= 0]
+    return (
+        Side(join.left, join.left_key, left[chosen]),
+        Side(join.right, join.right_key, right[chosen]),
+    )
+
+
+def _ask_side(
+    aligned: Alignment,
+    join: int,
+    side: Side,
+    weights: npt.NDArray[np.uint32],
+    asked: dict[int, CheckPart],
+) -> None:
+    """Add what the shards of one side are asked about a join."""
+    start, groups = 0, key_groups(aligned.bound)[side.table]
+    for part in aligned.extracted.parts[side.table]:
+        stop = start + aligned.extracted.rows[part.number]
+        is_own = (side.rows >= start) & (side.rows < stop)
+        body = asked.setdefault(part.number, CheckPart(joins={}, key_groups=groups))
+        body.rows[str(join)] = (side.rows[is_own] - start).astype(np.int32)
+        body.weights[str(join)] = weights[is_own]
+        body.joins[str(join)] = side.key
+        start = stop
+
+
+def _answer(
+    replies: Replies, parts: Sequence[Part], join: int
+) -> tuple[int, tuple[int, ...]]:
+    """Return the count and the digest of a side, summed over the table's shards."""
+    count, digest = 0, np.zeros(2, dtype=np.uint64)
+    for part in parts:
+        body = replies.body(part, CheckedPart)
+        if str(join) not in body.counts or str(join) not in body.digest:
+            raise refuse(part, f"no count and digest of the keys of join {join}")
+        count += body.counts[str(join)]
+        digest += body.digest[str(join)]
+    return count, tuple(digest.tolist())
+
+
+def _disagreement(join: Join, keys: int, left: int, right: int) -> MappingError:
+    return MappingError(
+        f"the two sides of the join {join.text} do not hold the same keys: of {keys} "
+        f"matched keys {join.left} found {left} and {join.right} {right}, and their "
+        "digests differ. The mapping does not describe the tables: some site changed "
+        "its table, its order of rows or its key during the run; nothing was trained"
+    )

@@ -1,0 +1,192 @@
+"""Alignment: which rows of the sites' tables are behind each joined row.
+
+From what the sites tell of their rows (:mod:`strategies.setup.extract`) the server
+makes the table mapping, splits the label table's rows and chooses the loss.
+"""
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from strategies.run.exchange import Replies, Request
+from strategies.run.sites import Inventory
+from strategies.setup.extract import Extracted, extract
+from strategies.setup.labels import Labels, choose_loss, gather_labels, no_labels
+from strategies.setup.row_layout import TableLayout, compact_tables, weighted_tables
+from strategies.setup.row_weights import (
+    Weighting,
+    asked_weighting,
+    weigh,
+    without_weightless,
+)
+from tp_flower.arrays import FloatArray
+from tp_flower.errors import QueryError, SettingsError
+from tp_flower.features.choice import TableChoice, choose_encoders
+from tp_flower.joins.mapping import JoinStep, TableMapping, build_mapping, split_rows
+from tp_flower.learning.losses import Loss
+from tp_flower.query import BoundQuery, Query
+from tp_flower.randomness import Stream, generator
+from tp_flower.settings import Settings
+
+BoolArray = npt.NDArray[np.bool_]
+Schema = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The joined rows, as far as the server knows them.
+
+    Attributes:
+        bound: the query over the sites' columns.
+        choices: the encoders that each table's features are to have.
+        extracted: what the sites sent.
+        labels: of the label table.
+        mapping: of all joined rows, over all rows of the tables.
+        steps: of the join.
+        held_out: (rows of the label table,), those for testing.
+        is_test: (joined rows,).
+        train: mapping of the training rows, over the tables' rows that take part.
+        test: mapping of the held-out rows, None without any.
+        compact: the rows of each table that take part.
+        values: (joined rows,), labels.
+        loss: chosen by the labels and the settings.
+        weighting: what the joined rows weigh.
+    """
+
+    bound: BoundQuery
+    choices: Mapping[str, TableChoice]
+    extracted: Extracted
+    labels: Labels
+    mapping: TableMapping
+    steps: tuple[JoinStep, ...]
+    held_out: BoolArray
+    is_test: BoolArray
+    train: TableMapping
+    test: TableMapping | None
+    compact: Mapping[str, TableLayout]
+    values: FloatArray
+    loss: Loss
+    weighting: Weighting
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Name of every table at the sites."""
+        return {
+            table: " + ".join(dict.fromkeys(own.name for own in fragments))
+            for table in self.bound.tables
+            if (fragments := self.bound.fragments_of(table))
+        }
+
+    @property
+    def train_labels(self) -> FloatArray:
+        """Labels of the training rows."""
+        return self.values[~self.is_test]
+
+    @property
+    def test_labels(self) -> FloatArray:
+        """Labels of the held-out rows."""
+        return self.values[self.is_test]
+
+
+def align(
+    query: Query, settings: Settings, inventory: Inventory
+) -> Generator[Request, Replies, Alignment]:
+    """Extract and return the joined rows.
+
+    Raises:
+        TPFlowerError: any of its kinds, if the query does not fit the tables or the
+            label does not fit the task.
+    """
+    schemas = inventory.schemas()
+    bound = bind(query, schemas, settings)
+    _check_models(settings, bound)
+    asked = asked_weighting(bound, settings)
+    choices = choose_encoders(
+        settings.encoders,
+        {
+            table: [feature.name for feature in bound.fragments_of(table)[0].features]
+            for table in bound.tables
+        },
+        settings.max_categories,
+    )
+    extracted = yield from extract(bound, settings, inventory)
+    rows = extracted.table_rows
+    labels = _labels(extracted, bound, settings)
+    mapping, steps = build_mapping(
+        bound.joins,
+        extracted.keys,
+        rows,
+        bound.label_table,
+        bound.outer,
+        settings.max_joined_rows,
+    )
+    mapping, weights, asked = without_weightless(
+        mapping, extracted.weights, asked, bound.weight_table or ""
+    )
+    rng = generator(settings.seed, Stream.SPLIT)
+    # a clustering has no label to hold rows out for
+    share = 0.0 if settings.method.is_clustering else settings.test_fraction
+    held_out = split_rows(rows[bound.label_table], share, rng)
+    label_rows = mapping.tables[bound.label_table]
+    is_test = held_out[label_rows.row_of]
+    train, test, compact = compact_tables(
+        mapping, is_test, extracted.parts, extracted.rows
+    )
+    weighting = weigh(asked, weights, is_test, train, test)
+    if weighting.masses is not None:
+        compact = weighted_tables(compact, weighting.masses)
+    values = labels.values[label_rows.row_of]
+    return Alignment(
+        bound=bound,
+        choices=choices,
+        extracted=extracted,
+        labels=labels,
+        mapping=mapping,
+        steps=steps,
+        held_out=held_out,
+        is_test=is_test,
+        train=train,
+        test=test,
+        compact=compact,
+        values=values,
+        loss=choose_loss(labels, values[~is_test], settings),
+        weighting=weighting,
+    )
+
+
+def bind(query: Query, schemas: Mapping[str, Schema], settings: Settings) -> BoundQuery:
+    """Return the query over the sites' columns, as the strategy reads it.
+
+    Raises:
+        QueryError: it does not fit the columns; or rows are to be clustered that may
+            lack a part, which has no distance to a centre.
+    """
+    if not settings.method.is_clustering:
+        return query.bind(schemas)
+    bound = query.bind_unlabelled(schemas)
+    if bound.outer:
+        raise QueryError(
+            f"strategy {settings.strategy!r} clusters whole rows, but the query LEFT "
+            f"JOINs {', '.join(sorted(bound.outer))}: join it with JOIN"
+        )
+    return bound
+
+
+def _labels(extracted: Extracted, bound: BoundQuery, settings: Settings) -> Labels:
+    """Return the labels of the label table; zeros, where nothing reads them."""
+    if settings.method.is_clustering:
+        rows = extracted.table_rows[bound.label_table]
+        return no_labels(rows, settings.clusters)
+    parts = extracted.parts[bound.label_table]
+    return gather_labels(extracted.replies, parts, extracted.rows, settings)
+
+
+def _check_models(settings: Settings, bound: BoundQuery) -> None:
+    known = {table.lower() for table in bound.tables}
+    for alias, _ in settings.models:
+        if alias.lower() not in known:
+            raise SettingsError(
+                f"models names table {alias!r}; the query has {', '.join(bound.tables)}"
+            )

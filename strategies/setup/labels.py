@@ -1,0 +1,267 @@
+"""From the labels that the sites sent to a loss and numbers to train on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from strategies.run.exchange import Part, Replies
+from strategies.run.reply_checks import read_label, refuse
+from tp_flower.arrays import FloatArray
+from tp_flower.errors import QueryError, SettingsError
+from tp_flower.extraction.extracted import LabelColumn
+from tp_flower.learning.clustering_loss import KMeansLoss
+from tp_flower.learning.corrected_losses import corrected
+from tp_flower.learning.label_noise import LabelNoise, LabelPlan, epsilon_of_noise
+from tp_flower.learning.losses import LogisticLoss, Loss, SoftmaxLoss, SquaredLoss
+from tp_flower.protections import LAPLACE
+from tp_flower.settings import Settings
+
+MAX_CLASSES = 1000
+
+LARGEST_LABEL = 1e18
+"""Sites compute with float32, the server with squares of residuals."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The label of every row of the label table.
+
+    Attributes:
+        values: (n,), the number in regression, the class index in classification.
+        classes: the classes' names; empty in regression; those of a clustering's
+            centres.
+        noise: that the sites have put on the values; None for labels as they are.
+    """
+
+    values: FloatArray
+    classes: tuple[str, ...] = ()
+    noise: LabelNoise | None = None
+
+
+def label_plan(settings: Settings) -> LabelPlan | None:
+    """Return the noise that the sites are to put on labels, None for labels in clear.
+
+    Raises:
+        SettingsError: the settings of the labels' privacy do not fit each other, or the
+            task.
+    """
+    privacy, task = settings.privacy, settings.task
+    if not privacy.covers_labels:
+        return None
+    limits, classes = privacy.label_range, privacy.label_classes
+    if limits and (classes or task == "classification"):
+        other = "privacy.label-classes" if classes else "task = 'classification'"
+        raise SettingsError(f"privacy.label-range is of a regression: not with {other}")
+    if (limits or task == "regression") and privacy.labels != LAPLACE:
+        raise SettingsError(
+            f"privacy.labels: {privacy.labels!r} is of classes; a regression takes "
+            f"{LAPLACE!r}"
+        )
+    if task == "regression" and (classes or not limits):
+        found = "not privacy.label-classes" if classes else "it is not set"
+        raise SettingsError(
+            "private labels of a regression need privacy.label-range, the lowest and "
+            f"highest value that a label counts with; {found}"
+        )
+    noise = privacy.label_noise
+    epsilon = privacy.label_epsilon or epsilon_of_noise(noise, limits)
+    return LabelPlan(privacy.labels, epsilon, classes, limits)
+
+
+def gather_labels(
+    replies: Replies, parts: Sequence[Part], rows: Mapping[int, int], settings: Settings
+) -> Labels:
+    """Return the labels of the label table, of what its shards sent.
+
+    Args:
+        replies: of the ``extract`` round.
+        parts: of the label table.
+        rows: by part.
+        settings: of the run.
+
+    Raises:
+        ReplyError: a shard's labels are malformed.
+        QueryError: labels are missing, or do not fit the task.
+    """
+    # the label of a shard without rows may be of any type
+    columns = [
+        (part, read_label(replies, part, rows[part.number]))
+        for part in parts
+        if rows[part.number]
+    ]
+    if plan := label_plan(settings):
+        return read_private_labels(columns, plan)
+    return read_labels(
+        [{"kind": own.kind, "categories": own.categories} for _, own in columns],
+        [own.values for _, own in columns],
+        settings.task,
+    )
+
+
+def no_labels(rows: int, clusters: int) -> Labels:
+    """Return what stands for labels where rows are clustered: they have none."""
+    return Labels(np.zeros(rows), tuple(map(str, range(clusters))))
+
+
+def read_private_labels(
+    columns: Sequence[tuple[Part, LabelColumn]], plan: LabelPlan
+) -> Labels:
+    """Put the shards' noisy labels together.
+
+    Args:
+        columns: of the shards that have rows.
+        plan: of their noise.
+
+    Raises:
+        ReplyError: a shard's labels are not what the plan makes of labels.
+    """
+    expected = "number" if plan.limits else "text" if plan.classes else "boolean"
+    count = plan.class_count
+    for part, own in columns:
+        is_one = not count or np.isin(own.values, np.arange(count)).all()
+        has_form = own.kind == expected and own.categories == plan.classes
+        if not (is_one and has_form and np.isfinite(own.values).all()):
+            raise refuse(part, "labels without the noise that the run asks for")
+    values = np.concatenate([own.values for _, own in columns])
+    names = plan.classes or tuple(str(code) for code in range(count))
+    return Labels(values, names, plan.noise)
+
+
+def read_labels(
+    kinds: Sequence[dict[str, Any]], values: Sequence[FloatArray], task: str
+) -> Labels:
+    """Put the shards' labels together.
+
+    Args:
+        kinds: per shard, its ``kind`` and ``categories``.
+        values: per shard, (n,): numbers, or positions in the shard's categories.
+        task: ``"auto"``, ``"regression"`` or ``"classification"``; auto is
+            classification for booleans and texts.
+
+    Raises:
+        QueryError: if labels are missing, or do not fit the task.
+    """
+    # a shard with NULL labels only has no type to compare
+    missing = sum(int(np.isnan(part).sum()) for part in values)
+    if missing:
+        raise QueryError(
+            f"the label is NULL in {missing} rows: add a filter (WHERE ... IS NOT NULL)"
+        )
+    kind = kinds[0]["kind"]
+    if any(other["kind"] != kind for other in kinds):
+        found = sorted({other["kind"] for other in kinds})
+        raise QueryError(f"the label differs in type between the shards: {found}")
+    is_classes = task == "classification" or (
+        task == "auto" and kind in {"boolean", "text"}
+    )
+    if kind == "text" and not is_classes:
+        raise QueryError(
+            "the label is text, but the task is regression: CAST it to a number, or "
+            'set task = "classification"'
+        )
+    if not is_classes:
+        return _numbers(np.concatenate(values))
+    if kind == "text":
+        return _text_classes([other["categories"] for other in kinds], values)
+    return _number_classes(np.concatenate(values))
+
+
+def _numbers(values: FloatArray) -> Labels:
+    largest = float(np.abs(values).max(initial=0.0))
+    if largest > LARGEST_LABEL:
+        raise QueryError(
+            f"the label reaches {largest:.3g}, beyond {LARGEST_LABEL:g}: divide it in "
+            "the query"
+        )
+    return Labels(values)
+
+
+def _text_classes(
+    categories: Sequence[Sequence[str]], values: Sequence[FloatArray]
+) -> Labels:
+    names = sorted({name for own in categories for name in own})
+    _check_class_count(len(names))
+    positions = {name: position for position, name in enumerate(names)}
+    recoded = []
+    for own, part in zip(categories, values, strict=True):
+        lookup = np.array([positions[name] for name in own], dtype=np.float64)
+        recoded.append(lookup[part.astype(np.intp)] if len(own) else part)
+    return Labels(np.concatenate(recoded), tuple(names))
+
+
+def _number_classes(values: FloatArray) -> Labels:
+    distinct, codes = np.unique(values, return_inverse=True)
+    _check_class_count(len(distinct))
+    return Labels(codes.astype(np.float64), tuple(f"{value:g}" for value in distinct))
+
+
+def _check_class_count(count: int) -> None:
+    if count > MAX_CLASSES:
+        raise QueryError(
+            f"the label has {count} distinct values; classification takes at most "
+            f'{MAX_CLASSES}: set task = "regression", or group them in the query'
+        )
+
+
+def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:
+    """Return the loss of the task, after checking the training labels, if it has any.
+
+    Args:
+        labels: of the label table.
+        joined: (N,), the labels of the joined training rows.
+        settings: ``loss`` may name it; ``privacy.label-correction`` lets it allow for
+            the labels' noise.
+
+    Raises:
+        QueryError: if the label is constant or has one class, the loss does not fit
+            the task, or no row is left to train on.
+    """
+    if settings.method.is_clustering:
+        return KMeansLoss(settings.clusters)
+    if not len(joined):
+        raise QueryError(
+            "all joined rows are held out for testing: lower test-fraction "
+            f"({settings.test_fraction:g}) or add rows"
+        )
+    seen = np.unique(joined)
+    if len(seen) < 2:
+        shown = labels.classes[int(seen[0])] if labels.classes else f"{seen[0]:g}"
+        raise QueryError(
+            f"the label is constant in the {len(joined)} joined training rows "
+            f"({'one class' if labels.classes else 'one value'}: {shown})"
+        )
+    return loss_of(labels, settings.loss, settings)
+
+
+def loss_of(labels: Labels, wanted: str, settings: Settings) -> Loss:
+    """Return a loss, which allows for the labels' noise if it is to.
+
+    Args:
+        labels: of the label table.
+        wanted: name of the loss, or "auto".
+        settings: ``privacy.label-correction`` lets it allow for noise.
+
+    Raises:
+        QueryError: it does not fit the labels.
+    """
+    plain = _plain_loss(labels, wanted)
+    if labels.noise is None or not settings.privacy.label_correction:
+        return plain
+    return corrected(plain, labels.noise)
+
+
+def _plain_loss(labels: Labels, wanted: str) -> Loss:
+    if not labels.classes:
+        if wanted not in {"auto", "squared"}:
+            raise QueryError(f"loss {wanted!r} needs a classification task")
+        return SquaredLoss()
+    if wanted == "squared":
+        raise QueryError("loss 'squared' needs a regression task")
+    count = len(labels.classes)
+    if wanted == "logistic" and count > 2:
+        raise QueryError(f"loss 'logistic' needs two classes, the label has {count}")
+    if wanted == "softmax" or count > 2:
+        return SoftmaxLoss(count)
+    return LogisticLoss()

@@ -1,0 +1,1 @@
+"""Methods that the server solves by itself, on a coreset."""

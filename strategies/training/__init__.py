@@ -1,0 +1,1 @@
+"""Training over joins and unions: ADMM, SGD, and what they are compared with."""

@@ -1,0 +1,372 @@
+"""TablePuppetSGD: learning over joins by mini-batch SGD, then over unions.
+
+The batch plan is sent once. A batch costs one round where every table is one shard: Y
+of batch t down, the local scores of batch t + 1 up; two where some table is sharded,
+whose gradients the server sums in between (Eq. 17). Scores of held-out rows ride along
+with the last batch of an epoch; the training metrics of an epoch are those of its
+batches before their own steps, except after the last epoch, where all rows are scored.
+
+With ``staleness = 1`` a batch costs one round with sharded tables too: the mean
+gradient of batch t - 1 rides along with Y of batch t. A shard takes that step, sends
+its gradient of batch t, and the scores of batch t + 1 without the step of batch t. What
+is known of that step, all but its gradient, is in them:
+
+    drift_t     = momentum * velocity_{t-1} + beta * theta_t
+    velocity_t  = drift_t + gradient of batch t, at theta_{t-1} - rate * drift_{t-1}
+    theta_{t+1} = theta_t - rate * velocity_t
+
+Tables in one shard step at once.
+The last step of an epoch has a round of its own, so that no epoch begins, is evaluated
+or saved with a step outstanding.
+"""
+
+import itertools
+import math
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from strategies.run.epochs import EpochResult, tests_every_epoch
+from strategies.run.exchange import PartArrays, Replies, Request, ask
+from strategies.setup.problem import Federation
+from strategies.setup.row_layout import TableLayout
+from strategies.training import joins, unions
+from strategies.training.base import RelationalStrategy
+from strategies.training.batch_sizes import choose_batch_size
+from strategies.training.batches import Batch, ShardedBatches
+from strategies.training.prepare import Plan
+from strategies.training.step_sizes import damped_rates, decay_of, safe_rate
+from tp_flower.arrays import FloatArray
+from tp_flower.joins.batches import BatchPlan, plan_batches, poisson_batches
+from tp_flower.joins.mapping import TableMapping
+from tp_flower.learning.admm import LocalScores
+from tp_flower.learning.losses import Loss
+from tp_flower.learning.metrics import evaluate
+from tp_flower.noise import NoiseSource
+from tp_flower.protections import DP_SGD, OUTSIDER
+from tp_flower.protocol import (
+    BatchMessages,
+    BatchStep,
+    MeanGradient,
+    SgdRequest,
+    StepRequest,
+    Update,
+)
+from tp_flower.randomness import Stream, generator
+
+TESTED, ALL = "tested", "all"
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    """One pass over the joined rows.
+
+    Attributes:
+        number: from 1.
+        batches: what it visits.
+        order: their numbers, in the order of the visits.
+        rates: the learning rate of every table.
+    """
+
+    number: int
+    batches: ShardedBatches
+    order: npt.NDArray[np.int64]
+    rates: Mapping[str, float]
+
+    def batch(self, position: int) -> Batch:
+        """Return the batch of one visit."""
+        return Batch(self.batches, int(self.order[position]))
+
+    @property
+    def rows(self) -> slice:
+        """Where the joined rows of all its batches are in arrays of batch order."""
+        start, order = self.batches.plan.start, self.order
+        return slice(int(start[order.min()]), int(start[order.max() + 1]))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One mini-batch of the schedule.
+
+    Attributes:
+        epoch: that it is in.
+        batch: to step on.
+        next_batch: the batch after it, None after the last one.
+        ends_epoch: whether it is the last batch of its epoch.
+        evaluate: which scores ride along: none, ``"tested"`` or ``"all"``.
+    """
+
+    epoch: _Epoch
+    batch: Batch
+    next_batch: Batch | None
+    ends_epoch: bool
+    evaluate: str | None
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The joined training rows in the order of the batches.
+
+    Attributes:
+        labels: (N,).
+        weights: (N, 1), mean 1; None where all weigh alike.
+    """
+
+    labels: FloatArray
+    weights: FloatArray | None
+
+    @classmethod
+    def of(cls, federation: Federation, plan: BatchPlan) -> "_Rows":
+        """Return the rows of a federation."""
+        own = federation.weighting.train_rows
+        weights = None if own is None else own[plan.order, None]
+        return cls(federation.train_labels[plan.order], weights)
+
+    def derivatives(self, loss: Loss, scores: FloatArray, span: slice) -> FloatArray:
+        """Return D_j = w_j d loss / d h_j of a batch's rows (Eq. 4), (B, d_c)."""
+        found = loss.gradient(scores, self.labels[span])
+        return found if self.weights is None else self.weights[span] * found
+
+
+class BatchStrategy(RelationalStrategy):
+    """Base of the methods that step after every batch of joined rows.
+
+    Args:
+        query: the training set.
+        settings: of the run; keyword arguments override single ones.
+    """
+
+    _batches: ShardedBatches
+    _batch_size: int = 0
+    _rate: float = 0.0
+    _staleness: int = 0
+
+    def plan(self) -> Plan:
+        """Plan the batches when the mapping is known."""
+        return Plan(choose_update, self._plan_arrays, self._course)
+
+    def _plan_arrays(
+        self, mapping: TableMapping, compact: Mapping[str, TableLayout]
+    ) -> PartArrays:
+        size = choose_batch_size(self.settings, mapping.joined_rows)
+        self._batch_size = self.chosen["batch-size"] = size
+        if self._is_poisson:
+            self._rate = size / mapping.joined_rows
+            steps = math.ceil(mapping.joined_rows / size) * self.settings.epochs
+            # whoever could guess the seed would know the batches
+            noise = NoiseSource(self.talk.secret)
+            plan = poisson_batches(mapping, self._rate, steps, noise)
+        else:
+            rng = generator(self.settings.seed, Stream.BATCHES)
+            plan = plan_batches(mapping, size, rng)
+        self._batches = ShardedBatches(plan, compact)
+        return self._batches.arrays()
+
+    @property
+    def _is_poisson(self) -> bool:
+        """Whether batches are drawn so that they hide their rows from an outsider.
+
+        Sub-sampling amplifies privacy where every batch takes every row with the same
+        probability, whatever the others do; a partition of the rows does not.
+        """
+        own = self.settings.privacy
+        return own.features == DP_SGD and own.adversary == OUTSIDER
+
+    def _course(self) -> Mapping[str, Any]:
+        uses = 1 if self._is_poisson else self.settings.epochs
+        return {"batch_uses": uses, "batch_rate": self._rate}
+
+    def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
+        """Run the epochs, until the loss changes less than the tolerance, if set."""
+        # without shards, or with one batch per epoch, no step is ever late
+        can_be_late = federation.sharded and self._batches.plan.batches > 1
+        self._staleness = self.settings.staleness if can_be_late else 0
+        self.chosen["staleness"] = self._staleness
+        rows = _Rows.of(federation, self._batches.plan)
+        seen = np.empty((len(rows.labels), federation.loss.outputs))
+        local = {name: s.copy() for name, s in federation.initial_scores.items()}
+        # the last epoch brings them all anew
+        self.local_scores = local
+        loss_before = math.inf
+        schedule = self._schedule(federation)
+        first = next(schedule)
+        batch_scores = first.batch.select(local)
+        late: dict[int, FloatArray] = {}
+        for step in itertools.chain([first], schedule):
+            scores = step.batch.sum_scores(federation.base_score, batch_scores)
+            seen[step.batch.span] = scores
+            derivatives = rows.derivatives(federation.loss, scores, step.batch.span)
+            messages = step.batch.scatter(derivatives)
+            sent = {
+                number: BatchMessages(array, late.get(number))
+                for number, array in messages.items()
+            }
+            # a drawn batch may have any number of rows: it is divided by the mean
+            rows_of_batch = self._batch_size if self._is_poisson else len(derivatives)
+            replies, late = yield from self._exchange(
+                federation, step, rows_of_batch, sent
+            )
+            if step.next_batch is not None:
+                batch_scores = step.next_batch.gather(federation, replies)
+            if not step.ends_epoch:
+                continue
+            loss = self._end_epoch(federation, step, replies, local, seen)
+            if abs(loss_before - loss) < self.settings.tolerance * abs(loss):
+                return
+            loss_before = loss
+
+    def _schedule(self, federation: Federation) -> Iterator[_Step]:
+        """Yield the batches of all epochs.
+
+        An epoch is decided on when the last step of the one before is asked for: what
+        rides along with that step is for the next.
+        """
+        # with a tolerance any epoch may be the last one, whose metrics must be exact
+        often = TESTED if tests_every_epoch(self.settings) else None
+        usual = ALL if self.settings.tolerance else often
+        upcoming = self._passes(federation)
+        epoch = next(upcoming, None)
+        while epoch is not None:
+            last = len(epoch.order) - 1
+            for position in range(last):
+                batch, following = epoch.batch(position), epoch.batch(position + 1)
+                yield _Step(epoch, batch, following, ends_epoch=False, evaluate=None)
+            after = next(upcoming, None)
+            yield _Step(
+                epoch,
+                epoch.batch(last),
+                None if after is None else after.batch(0),
+                ends_epoch=True,
+                evaluate=ALL if after is None else usual,
+            )
+            epoch = after
+
+    def _passes(self, federation: Federation) -> Iterator[_Epoch]:
+        """Yield the epochs, each with an order of its own."""
+        rng = generator(federation.seed, Stream.ORDER)
+        batches, epochs = self._batches, self.settings.epochs
+        for number in range(1, epochs + 1):
+            rates = self._rates(federation, number)
+            if self._is_poisson:
+                drawn = np.arange(batches.plan.batches)
+                order = drawn.reshape(epochs, -1)[number - 1]
+            else:
+                order = rng.permutation(batches.plan.batches)
+            yield _Epoch(number, batches, order, rates)
+
+    def _rates(self, federation: Federation, epoch: int) -> dict[str, float]:
+        """Return the learning rate of every table in an epoch."""
+        settings, plan = self.settings, self._batches.plan
+        rate = settings.learning_rate or safe_rate(
+            federation,
+            len(plan.order) / plan.batches,
+            settings.momentum,
+            is_stale=bool(self._staleness),
+        )
+        self.chosen["learning-rate"] = rate
+        rates = dict.fromkeys(federation.tables, rate)
+        if settings.privacy.covers_features and not settings.learning_rate:
+            rows = {n: len(t.rows) / plan.batches for n, t in plan.tables.items()}
+            rates = damped_rates(federation, rate, rows)
+            self.chosen["learning-rates"] = rates
+        decay = decay_of(settings, epoch)
+        return {name: own / decay for name, own in rates.items()}
+
+    def _order(self, step: _Step) -> BatchStep:
+        """Return how a batch's step is taken, and what is to come with it."""
+        following = step.next_batch
+        return BatchStep(
+            next_batch=None if following is None else following.number,
+            evaluate=step.evaluate,
+            learning_rates=dict(step.epoch.rates),
+            momentum=self.settings.momentum,
+        )
+
+    def _is_late(self, step: _Step) -> bool:
+        """Whether sharded tables take a batch's step with the next batch."""
+        return bool(self._staleness) and not step.ends_epoch
+
+    def _exchange(
+        self,
+        federation: Federation,
+        step: _Step,
+        rows: int,
+        parts: Mapping[int, BatchMessages],
+    ) -> Generator[Request, Replies, tuple[Replies, dict[int, FloatArray]]]:
+        """Send Y of a batch (Eq. 10), and what the last exchange left to be sent.
+
+        Returns:
+            The replies with the next scores, and the sharded tables' mean gradients
+            where their steps are still to be taken.
+        """
+        order, is_late = self._order(step), self._is_late(step)
+        request = SgdRequest(
+            batch=step.batch.number,
+            batch_rows=rows,
+            stale=is_late,
+            step=order,
+            parts=dict(parts),
+        )
+        replies = yield self.request(ask(request, federation.parts))
+        if not federation.sharded:
+            return replies, {}
+        means: dict[int, FloatArray] = {}
+        for table in federation.sharded:
+            mean = unions.sum_over_shards(table, replies, "gradient") / rows
+            means |= {part.number: mean for part in table.parts}
+        if is_late:
+            return replies, means
+        gradients = {number: MeanGradient(mean) for number, mean in means.items()}
+        sharded = [part for table in federation.sharded for part in table.parts]
+        step_request = StepRequest(step=order, parts=gradients)
+        others = yield self.request(ask(step_request, sharded))
+        return replies.then(others), {}
+
+    def _end_epoch(
+        self,
+        federation: Federation,
+        step: _Step,
+        replies: Replies,
+        local: LocalScores,
+        seen: FloatArray,
+    ) -> float:
+        """Record the epoch's metrics; return its training loss."""
+        for name, table in federation.tables.items():
+            if step.evaluate == ALL:
+                local[name] = unions.gather_scores(table, replies)
+            elif step.evaluate == TESTED:
+                unions.gather_tested(table, replies, local[name])
+        if step.evaluate == ALL:
+            train = joins.train_metrics(federation, joins.gather(federation, local))
+        else:
+            rows = step.epoch.rows
+            order = self._batches.plan.order[rows]
+            weights = federation.weighting.train_rows
+            train = evaluate(
+                federation.loss,
+                seen[rows],
+                federation.train_labels[order],
+                None if weights is None else weights[order],
+            )
+        test = joins.test_metrics(federation, local) if step.evaluate else {}
+        self.finish_epoch(EpochResult(step.epoch.number, train, test))
+        return train["loss"]
+
+
+class TablePuppetSGD(BatchStrategy):
+    """Train over the result of a query by mini-batch SGD with momentum.
+
+    Args:
+        query: the training set.
+        settings: of the run; keyword arguments override single ones.
+    """
+
+    name = "sgd"
+
+
+def choose_update(table: str, shards: int, is_linear: bool) -> Update:  # noqa: ARG001
+    """Return how the shards of a table train together."""
+    return Update.LOCAL if shards == 1 else Update.SUM

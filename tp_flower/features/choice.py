@@ -1,0 +1,273 @@
+"""Which encoder each feature of a run gets: the settings, read and checked.
+
+The run config says it in one string, ``flights.month=cyclic(12); planes.seats=none``,
+and in keys ``encode.<table>.<column>``. A table is named by its alias in the query, a
+column by its name among the query's features; names with ``. = ; "`` stand in double
+quotes, as in SQL.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from tp_flower.errors import SchemaError, SettingsError
+from tp_flower.features.spec import MOST_COLUMNS, EncoderSpec, default_spec
+
+Entry = tuple[str, str, str]
+"""Table, column and the text of a spec."""
+
+KEY_PREFIX: Final = "encode."
+_PIECES: Final = re.compile(r'(?:[^";]|"[^"]*")+')
+_QUOTED: Final = r'"(?:[^"]|"")+"'
+_PLAIN: Final = r'(?:[^"=;]|"[^"]*")*'
+_ENTRY: Final = re.compile(
+    rf'\s*(?P<table>{_QUOTED}|[^".=;]+)\.'
+    rf'(?P<column>{_QUOTED}|\s*[^"=;\s][^"=;]*)\s*=(?P<spec>{_PLAIN}(?:={_PLAIN})?)'
+)
+_EXAMPLE: Final = '"flights.month=cyclic(12); planes.model=one-hot(20)"'
+
+
+def parse_entries(text: str) -> tuple[Entry, ...]:
+    """Read the setting ``encoders``; "" is no entry.
+
+    >>> parse_entries('f.month = cyclic(12); p."a=b"=none')
+    (('f', 'month', 'cyclic(12)'), ('p', 'a=b', 'none'))
+
+    Raises:
+        ValueError: it is not a list of entries.
+    """
+    pieces = _PIECES.findall(text)
+    if text.count('"') % 2:
+        raise ValueError(f"{text!r} has a double quote without its partner")
+    entries = []
+    for piece in pieces:
+        if not piece.strip():
+            continue
+        found = _ENTRY.fullmatch(piece)
+        if found is None or not found["table"].strip():
+            raise ValueError(
+                f"{piece.strip()!r} is not <table>.<column>=<encoder>, as in {_EXAMPLE}"
+            )
+        entries.append(
+            (_bare(found["table"]), _bare(found["column"]), found["spec"].strip())
+        )
+    return tuple(entries)
+
+
+def render_entries(entries: Sequence[Entry]) -> str:
+    """Return the text that ``parse_entries`` reads back."""
+    return "; ".join(
+        f"{_quoted(table)}.{_quoted(column)}={spec}" for table, column, spec in entries
+    )
+
+
+def entry_of_key(key: str, value: object) -> Entry:
+    """Return the entry that a key ``encode.<table>.<column>`` of the run config is.
+
+    Raises:
+        ValueError: the key names no table and column, or the value is no string.
+    """
+    table, _, column = key.removeprefix(KEY_PREFIX).partition(".")
+    if not (table.strip() and column.strip()):
+        raise ValueError(f"the key must be {KEY_PREFIX}<table>.<column>")
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a string such as 'cyclic(12)'")  # noqa: TRY004
+    return table.strip(), column.strip(), value.strip()
+
+
+def merge_entries(listed: Sequence[Entry], keyed: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Return the entries of the string and of the keys; one said twice alike is one."""
+    added = [
+        entry
+        for entry in keyed
+        if not any(_same_entry(entry, other) for other in listed)
+    ]
+    return (*listed, *added)
+
+
+def entries_problem(entries: object) -> str | None:
+    """Return the first mistake in entries (table, column, spec), None without one."""
+    if not isinstance(entries, tuple) or not all(_is_entry(item) for item in entries):
+        return f"{entries!r} is not a list of (table, column, encoder)"
+    named: set[tuple[str, str]] = set()
+    for table, column, text in entries:
+        name = (table.lower(), column.lower())
+        if name in named:
+            return f"{table}.{column} is given two encoders"
+        named.add(name)
+        try:
+            EncoderSpec.parse(text)
+        except ValueError as error:
+            return f"{table}.{column}: {error}"
+    return None
+
+
+@dataclass(frozen=True)
+class EncoderChoice:
+    """What was chosen for one feature.
+
+    Attributes:
+        override: the spec that the settings give, None for the default.
+        max_categories: of a one-hot that does not say how many.
+    """
+
+    override: EncoderSpec | None = None
+    max_categories: int = 256
+
+    def spec_for(self, kind: str) -> EncoderSpec:
+        """Return the full spec for a feature's kind of value.
+
+        Raises:
+            SchemaError: the spec that the settings give does not fit.
+        """
+        spec = self.override or default_spec(kind)
+        return spec.for_kind(kind, self.max_categories)
+
+
+@dataclass(frozen=True)
+class TableChoice:
+    """The choice for each feature of a table.
+
+    Attributes:
+        table: the alias in the query.
+        choices: by feature name, in the query's order.
+    """
+
+    table: str
+    choices: Mapping[str, EncoderChoice]
+
+    def spec_for(self, feature: str, kind: str) -> EncoderSpec:
+        """Return the full spec of a feature.
+
+        Raises:
+            SchemaError: there is no such feature, or the chosen encoder does not fit.
+        """
+        where = f"encoder of {self.table}.{feature}"
+        if feature not in self.choices:
+            raise SchemaError(f"{where}: there is no such feature")
+        try:
+            return self.choices[feature].spec_for(kind)
+        except SchemaError as error:
+            raise SchemaError(f"{where}: {error}") from None
+
+    def is_declared(self, feature: str, kind: str) -> bool:
+        """Return whether the encoder of a feature needs no statistics.
+
+        Args:
+            feature: its name; one that there is not has no such encoder.
+            kind: of value; "" where it is not known.
+        """
+        if feature not in self.choices:
+            return False
+        spec = self.choices[feature].override
+        if spec is None:
+            spec = default_spec(kind) if kind else None
+        return spec is not None and not spec.needs_of(kind)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON types: what the server tells a site."""
+        return {
+            "table": self.table,
+            "features": [
+                [name, choice.override and str(choice.override), choice.max_categories]
+                for name, choice in self.choices.items()
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Rebuild the choices from ``to_json``.
+
+        Raises:
+            ValueError: a number of categories is out of range, or a spec or the table's
+                name is none.
+        """
+        choices = {}
+        if type(data["table"]) is not str:
+            raise ValueError(f"{data['table']!r} is no name of a table")
+        for name, text, most in data["features"]:
+            if type(most) is not int or not 2 <= most <= MOST_COLUMNS:
+                raise ValueError(f"{most!r} is no number of categories")
+            override = None if text is None else EncoderSpec.parse(text)
+            choices[name] = EncoderChoice(override, most)
+        return cls(data["table"], choices)
+
+
+def choose_encoders(
+    entries: Sequence[Entry],
+    features: Mapping[str, Sequence[str]],
+    max_categories: int = 256,
+) -> dict[str, TableChoice]:
+    """Return the choice for each feature of each table.
+
+    Args:
+        entries: of the settings.
+        features: names of the features by alias of their table.
+        max_categories: of a one-hot that does not say how many.
+
+    Raises:
+        SettingsError: an entry names a table or a column that the query does not have.
+    """
+    chosen: dict[tuple[str, str], EncoderSpec] = {}
+    for table, column, spec in entries:
+        chosen[_find_column(table, column, features)] = EncoderSpec.parse(spec)
+    return {
+        table: TableChoice(
+            table,
+            {
+                name: EncoderChoice(chosen.get((table, name)), max_categories)
+                for name in names
+            },
+        )
+        for table, names in features.items()
+    }
+
+
+def _find_column(
+    table: str, column: str, features: Mapping[str, Sequence[str]]
+) -> tuple[str, str]:
+    """Return the table and the feature that an entry names, in any case."""
+    alias = _find(table, features, f"encoders names table {table!r}; the query has")
+    name = _find(
+        column,
+        features[alias],
+        f"encoders names column {column!r} of table {alias!r}, whose features are",
+    )
+    return alias, name
+
+
+def _find(name: str, known: Mapping[str, object] | Sequence[str], message: str) -> str:
+    # identifiers are compared as DuckDB does: without case
+    for candidate in known:
+        if candidate.lower() == name.lower():
+            return candidate
+    raise SettingsError(f"{message} {', '.join(known) or 'none'}")
+
+
+def _bare(name: str) -> str:
+    name = name.strip()
+    return name[1:-1].replace('""', '"') if name.startswith('"') else name
+
+
+def _quoted(name: str) -> str:
+    is_plain = re.fullmatch(r'[^".=;\s]+', name)
+    return name if is_plain else '"' + name.replace('"', '""') + '"'
+
+
+def _same_entry(a: Entry, b: Entry) -> bool:
+    names_agree = all(x.lower() == y.lower() for x, y in zip(a[:2], b[:2], strict=True))
+    return names_agree and _without_spaces(a[2]) == _without_spaces(b[2])
+
+
+def _without_spaces(spec: str) -> str:
+    """Return a spec without the spaces outside of its quoted texts."""
+    return re.sub(r'("[^"]*")|\s+', r"\1", spec)
+
+
+def _is_entry(item: object) -> bool:
+    return (
+        isinstance(item, tuple)
+        and len(item) == 3
+        and all(isinstance(part, str) and part for part in item)
+    )

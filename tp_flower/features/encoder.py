@@ -1,0 +1,328 @@
+"""Encode a table's feature columns as one float32 matrix.
+
+The encoder is fitted to the merged statistics of all shards (``fitting.py``), and every
+shard encodes with it: a sharded table is encoded like an unsplit one. The server holds
+a :class:`TableEncoder`, which knows categories by keyed hash only; a site that has the
+key makes a :class:`SiteEncoder` of it, which encodes rows.
+
+Notation
+    n   rows of the shard, or of a block of its rows
+    d   width of the encoding, ``TableEncoder.width``
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+
+from tp_flower.errors import SchemaError
+from tp_flower.features.categories import category_purpose, short_hashes
+from tp_flower.features.columns import (
+    FeatureColumn,
+    Float32Array,
+    IndexArray,
+    example,
+)
+from tp_flower.features.encodings import (
+    BinEncoding,
+    CyclicEncoding,
+    MissingEncoding,
+    NumberEncoding,
+    VectorEncoding,
+    Writer,
+)
+from tp_flower.features.hashed import (
+    CategoryEncoding,
+    HashedEncoding,
+    HashEncoding,
+    ListedEncoding,
+    Targets,
+    categories_for,
+    hex_of,
+)
+from tp_flower.keyed_hash import KeyedHasher
+
+FeatureEncoding = (
+    NumberEncoding
+    | BinEncoding
+    | CyclicEncoding
+    | VectorEncoding
+    | MissingEncoding
+    | ListedEncoding
+    | HashedEncoding
+)
+
+VERSION: Final = 2
+BLOCK_VALUES: Final = 1 << 18  # float32 values written at a time: about a core's cache
+_READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], FeatureEncoding]]] = {
+    encoding.TYPE: encoding.from_json
+    for encoding in (
+        NumberEncoding,
+        BinEncoding,
+        CyclicEncoding,
+        VectorEncoding,
+        MissingEncoding,
+        CategoryEncoding,
+        HashEncoding,
+        ListedEncoding,
+    )
+}
+
+
+@dataclass(frozen=True)
+class TableEncoder:
+    """What a table's encoder was fitted to: no texts, and no key.
+
+    Attributes:
+        table: alias in the query.
+        encodings: in the query's order of features; a feature may have two of them (its
+            values, and which are missing).
+        dropped: names of the features that say nothing: constant or empty.
+        fitted: names of the features whose statistics the encoder was fitted to.
+    """
+
+    table: str
+    encodings: tuple[FeatureEncoding, ...]
+    dropped: tuple[str, ...] = ()
+    fitted: tuple[str, ...] = ()
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Name of each encoded column, d in all; categories go by their hash."""
+        return tuple(name for own in self.encodings for name in own.feature_names)
+
+    @property
+    def width(self) -> int:
+        """Number of encoded columns, d."""
+        return sum(len(encoding.feature_names) for encoding in self.encodings)
+
+    @property
+    def columns(self) -> int:
+        """About the mean squared norm of an encoded row, whatever the rows are.
+
+        A standardised number adds one to it, and so does a category; a vector adds
+        about one per entry.
+        """
+        return sum(
+            len(own.feature_names) if isinstance(own, VectorEncoding) else 1
+            for own in self.encodings
+        )
+
+    def misfits(self, kinds: Mapping[str, tuple[str, int]]) -> tuple[str, ...]:
+        """Return the features of another kind than their encoding; no value decides.
+
+        Args:
+            kinds: of a shard's features by name, with the length of vectors.
+        """
+        found = {
+            own.name
+            for own in self.encodings
+            if own.name in kinds and not _fits(own, example(*kinds[own.name]))
+        }
+        return tuple(sorted(found))
+
+    def at_site(self, hasher: KeyedHasher) -> "SiteEncoder":
+        """Return what encodes rows, with the keys of its features.
+
+        Args:
+            hasher: of the site, as for the statistics.
+        """
+        keys = {
+            encoding.name: hasher.purpose(category_purpose(self.table, encoding.name))
+            for encoding in self.encodings
+            if isinstance(encoding, HashedEncoding)
+        }
+        return SiteEncoder(self, keys)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON types, with a version."""
+        return {
+            "version": VERSION,
+            "table": self.table,
+            "encodings": [
+                {"type": encoding.TYPE, **encoding.to_json()}
+                for encoding in self.encodings
+            ],
+            "dropped": list(self.dropped),
+            "fitted": list(self.fitted),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Rebuild an encoder from ``to_json``.
+
+        Raises:
+            SchemaError: the data is malformed, or of a version that this code does not
+                know.
+        """
+        _check_version(data)
+        try:
+            encodings = tuple(_READERS[own["type"]](own) for own in data["encodings"])
+            dropped = tuple(map(str, data["dropped"]))
+            # encoders that were saved before they said so
+            fitted = tuple(map(str, data.get("fitted", ())))
+            return cls(str(data["table"]), encodings, dropped, fitted)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SchemaError(f"malformed encoder: {error!r}") from error
+
+
+@dataclass(frozen=True)
+class SiteEncoder:
+    """Encodes the rows of a table's shards; what a site keeps with its model.
+
+    Attributes:
+        encoder: what was fitted.
+        keys: by feature with hashed categories, the hasher of that feature alone. With
+            it new rows are encoded when the run and its secret are gone.
+    """
+
+    encoder: TableEncoder
+    keys: Mapping[str, KeyedHasher] = field(repr=False)
+    _targets: dict[str, tuple[pa.Array, Targets]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def transform(
+        self,
+        columns: Mapping[str, FeatureColumn],
+        out: Float32Array | None = None,
+        rows: IndexArray | None = None,
+    ) -> Float32Array:
+        """Return the encoded rows, float32 (n, d), C-contiguous if not given.
+
+        Beside ``out`` little is held: it is written in blocks of rows.
+
+        Args:
+            columns: the shard's columns by feature name, or a block of them.
+            out: float32 (n, d) to write to, such as a memory map.
+            rows: the row positions to encode, in this order; None for all rows.
+
+        Raises:
+            SchemaError: a column is missing or of another kind than when fitted.
+            ValueError: ``out`` has another shape or type.
+        """
+        writers = self._writers(columns)
+        if rows is not None:
+            total = len(rows)
+        else:
+            # a table without features has rows, too: ``out`` knows how many
+            known = 0 if out is None else len(out)
+            total = max((c.rows for c in columns.values()), default=known)
+        width = self.encoder.width
+        if out is None:
+            out = np.empty((total, width), dtype=np.float32)
+        if out.shape != (total, width) or out.dtype != np.float32:
+            raise ValueError(
+                f"out must be float32 {(total, width)}, not {out.dtype} {out.shape}"
+            )
+        step = max(256, BLOCK_VALUES // max(1, width))
+        for start in range(0, total, step):
+            span = slice(start, min(start + step, total))
+            block, own = span if rows is None else rows[span], out[span]
+            for place, write in writers:
+                write(block, own[:, place])
+        return out
+
+    def feature_names(self, columns: Mapping[str, FeatureColumn]) -> tuple[str, ...]:
+        """Return the name of each encoded column, d in all, for use at the site only.
+
+        A category that occurs in ``columns`` goes by its text, another by its hash.
+        """
+        names: list[str] = []
+        for encoding in self.encoder.encodings:
+            if isinstance(encoding, CategoryEncoding) and encoding.name in columns:
+                texts = categories_for(encoding, columns[encoding.name]).texts
+                digits = hex_of(short_hashes(texts, self.keys[encoding.name]))
+                known = dict(zip(digits, texts.to_pylist(), strict=True))
+                shown = zip(encoding.hashes, encoding.short_hashes, strict=True)
+                names += encoding.names_of([known.get(full, s) for full, s in shown])
+            else:
+                names += encoding.feature_names
+        return tuple(names)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON types, with the keys: for the site's own files only."""
+        return {
+            "version": VERSION,
+            "encoder": self.encoder.to_json(),
+            "keys": {name: key.secret.hex() for name, key in self.keys.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Rebuild a site's encoder from ``to_json``.
+
+        Raises:
+            SchemaError: the data is malformed, of a version that this code does not
+                know, or without a key that it takes.
+        """
+        _check_version(data)
+        try:
+            encoder = TableEncoder.from_json(data["encoder"])
+            keys = {
+                str(name): KeyedHasher(bytes.fromhex(key))
+                for name, key in data["keys"].items()
+            }
+        except (KeyError, TypeError, ValueError, AttributeError):
+            # the error's own words might quote a key
+            raise SchemaError("malformed encoder of a site") from None
+        for encoding in encoder.encodings:
+            if isinstance(encoding, HashedEncoding) and encoding.name not in keys:
+                raise SchemaError(f"no key for the categories of {encoding.name!r}")
+        return cls(encoder, keys)
+
+    def _writers(
+        self, columns: Mapping[str, FeatureColumn]
+    ) -> list[tuple[slice, Writer]]:
+        """What writes each feature, and into which encoded columns."""
+        writers = []
+        left = 0
+        for encoding in self.encoder.encodings:
+            right = left + len(encoding.feature_names)
+            write = self._writer(encoding, _column(columns, encoding.name))
+            writers.append((slice(left, right), write))
+            left = right
+        return writers
+
+    def _writer(self, encoding: FeatureEncoding, column: FeatureColumn) -> Writer:
+        if not isinstance(encoding, HashedEncoding):
+            return encoding.writer(column)
+        categories = categories_for(encoding, column)
+        return encoding.writer(categories, self._find(encoding, categories.texts))
+
+    def _find(self, encoding: HashedEncoding, texts: pa.Array) -> Targets:
+        """Where each text is encoded: the blocks of a shard share their texts."""
+        known = self._targets.get(encoding.name)
+        if known is not None and known[0] is texts:
+            return known[1]
+        targets = encoding.targets(short_hashes(texts, self.keys[encoding.name]))
+        self._targets[encoding.name] = (texts, targets)
+        return targets
+
+
+def _fits(encoding: FeatureEncoding, column: FeatureColumn) -> bool:
+    try:
+        if isinstance(encoding, HashedEncoding):
+            categories_for(encoding, column)
+        else:
+            encoding.writer(column)
+    except SchemaError:
+        return False
+    return True
+
+
+def _column(columns: Mapping[str, FeatureColumn], name: str) -> FeatureColumn:
+    if name not in columns:
+        raise SchemaError(
+            f"feature {name!r} is not among the shard's: {', '.join(columns)}"
+        )
+    return columns[name]
+
+
+def _check_version(data: Mapping[str, Any]) -> None:
+    if data.get("version") != VERSION:
+        raise SchemaError(
+            f"encoder of version {data.get('version')!r}, expected {VERSION}"
+        )

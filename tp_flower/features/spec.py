@@ -1,0 +1,343 @@
+"""How one feature is encoded: ``<kind>[(argument)] [missing=<rule>] [indicator]``.
+
+A spec is what a user asks for; what is left out is chosen by the feature's kind of
+value (number, boolean, time, text or vector), which its site knows.
+
+Encoders that need no statistics (``range``, ``categories``, ``hash``, ``cyclic``, and
+``none`` of vectors) are made from their argument alone.
+
+>>> str(EncoderSpec.parse("one-hot(20)  indicator"))
+'one-hot(20) indicator'
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, Self
+
+from tp_flower.errors import SchemaError
+from tp_flower.features.declared import (
+    DeclaredRange,
+    number_categories,
+    parse_categories,
+)
+
+NUMERIC: Final = ("number", "boolean", "time")
+KINDS: Final = (*NUMERIC, "text", "vector")
+TIME_PARTS: Final[Mapping[str, int]] = {
+    "hour": 24,
+    "minute": 60,
+    "month": 12,
+    "weekday": 7,
+    "day-of-year": 366,
+}
+"""Parts of a time, and after how many of them they start again."""
+
+MOST_COLUMNS: Final = 1 << 20
+
+
+class Need(StrEnum):
+    """A statistic that an encoder is fitted to."""
+
+    MOMENTS = "moments"
+    RANGE = "range"
+    QUANTILES = "quantiles"
+    CATEGORIES = "categories"
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """What holds for one kind of encoder.
+
+    Attributes:
+        fits: the kinds of values it takes.
+        argument: what its argument is: "" (none), "count", "period", "range" or
+            "categories".
+        missing: the rules for missing values; the first is the default.
+        needs: the statistics it is fitted to.
+    """
+
+    fits: tuple[str, ...]
+    missing: tuple[str, ...]
+    needs: frozenset[Need]
+    argument: str = ""
+
+
+def _needs(*needs: Need) -> frozenset[Need]:
+    return frozenset(needs)
+
+
+_MEAN_FIRST: Final = ("mean", "median", "zero")
+_MEDIAN_FIRST: Final = ("median", "mean", "zero")
+_RULES: Final[Mapping[str, _Rule]] = {
+    "standard": _Rule(NUMERIC, _MEAN_FIRST, _needs(Need.MOMENTS)),
+    "min-max": _Rule(NUMERIC, _MEAN_FIRST, _needs(Need.RANGE)),
+    # the standard deviation takes over where the quartiles agree
+    "robust": _Rule(NUMERIC, _MEDIAN_FIRST, _needs(Need.QUANTILES, Need.MOMENTS)),
+    "quantile-bins": _Rule(
+        NUMERIC, _MEDIAN_FIRST, _needs(Need.QUANTILES), argument="count"
+    ),
+    "bins": _Rule(NUMERIC, _MEAN_FIRST, _needs(Need.RANGE), argument="count"),
+    "cyclic": _Rule(("number", "time"), ("zero",), _needs(), argument="period"),
+    "range": _Rule(NUMERIC, ("middle", "zero"), _needs(), argument="range"),
+    "categories": _Rule(
+        ("number", "boolean", "text"), ("zero",), _needs(), argument="categories"
+    ),
+    "one-hot": _Rule(
+        (*NUMERIC, "text"),
+        ("most-frequent", "zero"),
+        _needs(Need.CATEGORIES),
+        argument="count",
+    ),
+    "hash": _Rule((*NUMERIC, "text"), ("zero",), _needs(), argument="count"),
+    "length": _Rule(("text",), _MEAN_FIRST, _needs(Need.MOMENTS)),
+    "none": _Rule((*NUMERIC, "vector"), _MEAN_FIRST, _needs(Need.MOMENTS)),
+}
+ENCODERS: Final = tuple(_RULES)
+_DEFAULTS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(NUMERIC, "standard"),
+    "text": "one-hot",
+    "vector": "none",
+}
+_MISSING_NEEDS: Final[Mapping[str, Need]] = {
+    "mean": Need.MOMENTS,
+    "median": Need.QUANTILES,
+}
+_DECLARED: Final = {
+    "number": "range(<low>, <high>), categories(<a>, <b>), hash(<columns>) or "
+    "cyclic(<period>)",
+    "boolean": "range(0, 1)",
+    "time": "range(<first day>, <last day>), as in range(1950-01-01, 2013-12-31), "
+    "cyclic(<part>), as in cyclic(month), or hash(<columns>)",
+    "text": "categories(<a>, <b>) or hash(<columns>)",
+}
+"""By kind of value, the encoders that need no statistics."""
+
+_FORM: Final = re.compile(
+    r"(?P<kind>[a-z-]+)\s*"
+    r'(?:\((?P<argument>(?:[^()"]|"[^"]*")*)\))?(?P<rest>[^()"]*)'
+)
+_MISSING: Final = "missing="
+_INDICATOR: Final = "indicator"
+
+Argument = int | float | str | None
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """How to encode one feature.
+
+    Attributes:
+        kind: one of ``ENCODERS``.
+        argument: number of encoded columns (one-hot, hash) or of bins; period or part
+            of a time (cyclic); the text of what is declared (range, categories); None
+            for what takes none, and for a one-hot that keeps as many categories as the
+            run's ``max-categories`` says.
+        missing: what stands for a missing value; "" for the default.
+        indicator: whether a column "<name> is missing" is added.
+
+    Raises:
+        ValueError: kind, argument and missing do not go together.
+    """
+
+    kind: str
+    argument: Argument = None
+    missing: str = ""
+    indicator: bool = False
+
+    def __post_init__(self) -> None:
+        """Check all but the fit to a feature."""
+        if self.kind not in _RULES:
+            raise ValueError(
+                f"{self.kind!r} is no encoder: it must be one of {', '.join(ENCODERS)}"
+            )
+        _check_argument(self.kind, self.argument)
+        allowed = _RULES[self.kind].missing
+        if self.missing and self.missing not in allowed:
+            raise ValueError(
+                f"missing={self.missing} does not go with {self.kind}: "
+                f"it must be {' or '.join(allowed)}"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a spec.
+
+        Raises:
+            ValueError: it is not one; says what is allowed.
+        """
+        form = _FORM.fullmatch(text.strip())
+        if form is None:
+            raise ValueError(
+                f"{text!r} is not of the form <encoder>[(argument)] "
+                f"[missing=<rule>] [indicator]; encoders: {', '.join(ENCODERS)}"
+            )
+        missing, indicator = _parse_options(form["rest"].split())
+        kind, argument = form["kind"], form["argument"]
+        if argument is not None:
+            argument = argument.strip()
+        if argument is not None and kind not in _READERS:
+            argument = _parse_argument(argument)
+        return cls(kind, argument, missing, indicator)
+
+    def __str__(self) -> str:
+        """Return the text that ``parse`` reads back."""
+        argument = "" if self.argument is None else f"({self.argument})"
+        missing = f" {_MISSING}{self.missing}" if self.missing else ""
+        return f"{self.kind}{argument}{missing}{' indicator' * self.indicator}"
+
+    @property
+    def range(self) -> DeclaredRange:
+        """The range that a ``range`` declares."""
+        return DeclaredRange.parse(str(self.argument))
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """The texts that a ``categories`` declares."""
+        return parse_categories(str(self.argument))
+
+    def needs_of(self, kind: str) -> frozenset[Need]:
+        """Return the statistics that the encoder of a kind of value is fitted to.
+
+        Vectors that stay as they are need only their length to be known.
+        """
+        is_plain_vector = kind == "vector" and self.kind == "none"
+        return frozenset() if is_plain_vector else self.needs
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """The statistics that the encoder of a number or text is fitted to."""
+        needs = _RULES[self.kind].needs
+        if self.missing in _MISSING_NEEDS:
+            needs |= {_MISSING_NEEDS[self.missing]}
+        return needs
+
+    def for_kind(self, kind: str, max_categories: int) -> Self:
+        """Return the spec with everything chosen for a feature's kind of value.
+
+        Args:
+            kind: one of ``KINDS``.
+            max_categories: of a one-hot without an argument.
+
+        Raises:
+            SchemaError: the encoder does not fit; says which do.
+        """
+        rule = _RULES[self.kind]
+        if kind not in rule.fits:
+            fitting = [name for name, other in _RULES.items() if kind in other.fits]
+            raise SchemaError(
+                f"encoder {self} does not fit a {kind}: use {', '.join(fitting)}"
+            )
+        if self.argument in TIME_PARTS and kind != "time":
+            raise SchemaError(
+                f"encoder {self} needs a time: give a {kind} a period, as in cyclic(12)"
+            )
+        self._check_declared(kind)
+        if kind == "vector":
+            return self._for_vector()
+        is_open = self.kind == "one-hot" and self.argument is None
+        return replace(
+            self,
+            argument=max_categories if is_open else self.argument,
+            missing=self.missing or rule.missing[0],
+        )
+
+    def _check_declared(self, kind: str) -> None:
+        """Refuse a declaration of another kind of value."""
+        if self.kind == "range" and self.range.is_time != (kind == "time"):
+            ends = "dates, as in range(1950-01-01, 2013-12-31)"
+            wanted = ends if kind == "time" else "numbers, as in range(1, 12)"
+            raise SchemaError(f"encoder {self} does not fit a {kind}: write {wanted}")
+        if self.kind == "categories" and kind != "text":
+            try:
+                numbers = number_categories(self.categories)
+            except ValueError as error:
+                message = f"encoder {self} does not fit a {kind}: {error}"
+                raise SchemaError(message) from None
+            if len(set(numbers)) != len(numbers):
+                raise SchemaError(f"encoder {self} names a number twice")
+
+    def _for_vector(self) -> Self:
+        if self.missing not in ("", "zero"):
+            raise SchemaError(
+                f"missing={self.missing} does not fit a vector: it must be zero"
+            )
+        return replace(self, missing="zero")
+
+
+def default_spec(kind: str) -> EncoderSpec:
+    """Return the spec of a feature of this kind of value that nobody chose.
+
+    >>> str(default_spec("text"))
+    'one-hot'
+    """
+    return EncoderSpec(_DEFAULTS[kind])
+
+
+def declared_encoders(kind: str) -> str:
+    """Return which encoders of a kind of value need no statistics, for messages."""
+    return _DECLARED[kind]
+
+
+_READERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "range": DeclaredRange.parse,
+    "categories": parse_categories,
+}
+
+
+def _check_argument(kind: str, argument: Argument) -> None:
+    wanted = _RULES[kind].argument
+    if kind in _READERS:
+        _READERS[kind]("" if argument is None else str(argument))
+    elif not wanted:
+        if argument is not None:
+            raise ValueError(f"{kind} takes no argument, not ({argument})")
+    elif wanted == "count":
+        _check_count(kind, argument)
+    elif not (argument in TIME_PARTS or _is_period(argument)):
+        raise ValueError(
+            f"{kind} needs a period above 0 or one of {', '.join(TIME_PARTS)}, "
+            f"as in {kind}(12), not ({'' if argument is None else argument})"
+        )
+
+
+def _check_count(kind: str, argument: Argument) -> None:
+    if argument is None and kind == "one-hot":
+        return
+    if not isinstance(argument, int) or not 2 <= argument <= MOST_COLUMNS:
+        raise ValueError(
+            f"{kind} needs a whole number from 2 to {MOST_COLUMNS}, "
+            f"as in {kind}(16), not ({'' if argument is None else argument})"
+        )
+
+
+def _is_period(argument: Argument) -> bool:
+    return (
+        isinstance(argument, int | float) and argument > 0 and math.isfinite(argument)
+    )
+
+
+def _parse_argument(text: str) -> Argument:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _parse_options(words: list[str]) -> tuple[str, bool]:
+    missing, indicator = "", False
+    for word in words:
+        if word == _INDICATOR and not indicator:
+            indicator = True
+        elif word.startswith(_MISSING) and word != _MISSING and not missing:
+            missing = word.removeprefix(_MISSING)
+        else:
+            raise ValueError(
+                f"{word!r} is not an option, or given twice: options are "
+                "missing=<mean, median, most-frequent, middle or zero> and indicator"
+            )
+    return missing, indicator

@@ -1,0 +1,319 @@
+"""Noise on labels: what a site draws, and how often it changes a class.
+
+Two mechanisms for k classes, and one for numbers. Each is epsilon-differentially
+private for a label on its own (local privacy): whatever else is known, no label that
+leaves is more than e^epsilon times as likely under one true value as under another.
+
+*Randomised response* keeps the class with probability p = e^eps / (e^eps + k - 1) and
+otherwise takes any other alike. No mechanism of the same epsilon keeps it more often
+(Kairouz et al. 2014, "Extremal mechanisms for local differential privacy").
+
+*Laplace and argmax* (TablePuppet, Eq. 25): Laplace noise of deviation lambda, scale b =
+lambda / sqrt 2, on the one-hot vector, of which the largest entry is the class. Two
+one-hot vectors are 2 apart, so that eps = 2 / b = 2 sqrt 2 / lambda. Only the argmax
+leaves: it is a randomised response too, whose own epsilon, ln(p / q), is smaller.
+
+*Laplace on a clipped number*: eps = (high - low) / b.
+
+Notation
+    k   ``classes``, at least 2
+    p   ``keep``: probability that a class stays what it is
+    q   ``flip`` = (1 - p) / (k - 1): that it becomes one given other class
+    b   ``scale`` of Laplace noise, whose deviation is sqrt(2) b
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tp_flower.errors import SettingsError
+from tp_flower.noise import NoiseSource
+from tp_flower.protections import LAPLACE, RANDOMISED_RESPONSE
+
+FloatArray = npt.NDArray[np.float64]
+Rates = TypeVar("Rates", float, FloatArray)
+CodeArray = npt.NDArray[np.intp]
+
+LABEL_PRIVACY: Final = "label-privacy"
+"""Of the order for a label: its plan."""
+
+MIN_EPSILON: Final = 1e-3
+"""Below it nothing is left of a label that any number of rows here could recover."""
+MAX_EPSILON: Final = 100.0
+"""Above it no class is ever changed: e^-100 is no probability one would meet."""
+MAX_CLASSES: Final = 1000
+LARGEST_LIMIT: Final = 1e18
+"""Of a number's range: its noise shall have a square."""
+NOISE_VALUES: Final = 1 << 20
+"""Numbers drawn at a time."""
+
+_PANEL_NODES: Final = 20
+
+
+@dataclass(frozen=True)
+class ClassNoise:
+    """A class stays with probability ``keep``; every other one is alike.
+
+    Attributes:
+        classes: k.
+        keep: p, above 1/k.
+
+    >>> noise = ClassNoise(2, 0.75)
+    >>> noise.flip, noise.correction
+    (0.25, 0.5)
+    """
+
+    classes: int
+    keep: float
+
+    @property
+    def flip(self) -> float:
+        """The probability q of one given other class."""
+        return (1.0 - self.keep) / (self.classes - 1)
+
+    @property
+    def contrast(self) -> float:
+        """By how much a class speaks for itself: p - q."""
+        return self.keep - self.flip
+
+    @property
+    def correction(self) -> float:
+        """How far an unbiased soft label goes beyond [0, 1]: c = q / (p - q)."""
+        return self.flip / self.contrast
+
+    @property
+    def epsilon(self) -> float:
+        """ln(p / q), the epsilon of these probabilities themselves."""
+        return math.log(self.keep / self.flip) if self.flip else math.inf
+
+    def rate_of(self, noisy: Rates) -> Rates:
+        """Return unbiased rates of classes from the rates of noisy ones, any shape.
+
+        They may leave [0, 1], as what is unbiased near its end must.
+        """
+        return (noisy - self.flip) / self.contrast
+
+
+@dataclass(frozen=True)
+class NumberNoise:
+    """Laplace noise on a number.
+
+    Attributes:
+        scale: b.
+    """
+
+    scale: float
+
+    @property
+    def variance(self) -> float:
+        """2 b^2."""
+        return 2.0 * self.scale * self.scale
+
+
+LabelNoise = ClassNoise | NumberNoise
+
+
+@dataclass(frozen=True)
+class LabelPlan:
+    """How the labels of a run are made private; it travels to the sites.
+
+    Attributes:
+        mechanism: ``"laplace"`` or ``"randomised-response"``.
+        epsilon: of one label.
+        classes: their names, in the order of their numbers. Which classes there are is
+            a fact of the data, so that the query's author states them; empty for
+            booleans, and in regression.
+        limits: (low, high) that numbers are clipped to; empty for classes.
+
+    Raises:
+        SettingsError: a value is refused.
+    """
+
+    mechanism: str
+    epsilon: float
+    classes: tuple[str, ...] = ()
+    limits: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the values: a site's may come from anybody."""
+        if self.mechanism not in (LAPLACE, RANDOMISED_RESPONSE):
+            raise SettingsError(f"{self.mechanism!r} is no mechanism for labels")
+        if not MIN_EPSILON <= self.epsilon <= MAX_EPSILON:
+            raise SettingsError(
+                f"epsilon of a label must be from {MIN_EPSILON:g} to {MAX_EPSILON:g}, "
+                f"not {self.epsilon!r}"
+            )
+        _check_classes(self.classes)
+        if self.limits:
+            self._check_limits()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain JSON types."""
+        return {
+            "mechanism": self.mechanism,
+            "epsilon": self.epsilon,
+            "classes": list(self.classes),
+            "limits": list(self.limits),
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> "LabelPlan":
+        """Return the plan that :meth:`to_json` wrote.
+
+        Raises:
+            SettingsError: it is none.
+        """
+        names = {"mechanism", "epsilon", "classes", "limits"}
+        if not isinstance(data, dict) or set(data) != names:
+            raise SettingsError(f"a plan of label noise has {', '.join(sorted(names))}")
+        classes = _listed(data["classes"], str, "classes")
+        limits = _listed(data["limits"], float, "limits")
+        epsilon = _listed([data["epsilon"]], float, "epsilon")[0]
+        return cls(str(data["mechanism"]), float(epsilon), classes, limits)
+
+    @property
+    def class_count(self) -> int:
+        """k; 0 in regression."""
+        return 0 if self.limits else len(self.classes) or 2
+
+    @property
+    def scale(self) -> float:
+        """The Laplace noise's scale b."""
+        if self.limits:
+            return (self.limits[1] - self.limits[0]) / self.epsilon
+        return 2.0 / self.epsilon
+
+    @property
+    def noise(self) -> LabelNoise:
+        """What the mechanism does, as the server may know it."""
+        if self.limits:
+            return NumberNoise(self.scale)
+        keep = laplace_keep if self.mechanism == LAPLACE else response_keep
+        return ClassNoise(self.class_count, keep(self.class_count, self.epsilon))
+
+    def draw_classes(self, codes: CodeArray, source: NoiseSource) -> CodeArray:
+        """Return noisy classes.
+
+        Args:
+            codes: (n,), from 0 to k - 1.
+            source: of the noise.
+        """
+        if self.mechanism == LAPLACE:
+            return noisy_argmax(codes, self.class_count, self.epsilon, source)
+        return randomised_response(codes, self.class_count, self.epsilon, source)
+
+    def draw_numbers(self, values: FloatArray, source: NoiseSource) -> FloatArray:
+        """Return numbers (n,), clipped to the limits, with noise."""
+        low, high = self.limits
+        return source.with_laplace(np.clip(values, low, high), self.scale)
+
+    def _check_limits(self) -> None:
+        is_range = len(self.limits) == 2 and self.limits[0] < self.limits[1]
+        if not is_range or max(map(abs, self.limits)) > LARGEST_LIMIT:
+            raise SettingsError(f"{list(self.limits)} is no range of a label")
+        if self.classes:
+            raise SettingsError("a label has classes or a range, not both")
+        if self.mechanism != LAPLACE:
+            raise SettingsError(f"{self.mechanism} is for classes: use {LAPLACE}")
+
+
+def epsilon_of_noise(deviation: float, limits: Sequence[float] = ()) -> float:
+    """Return the epsilon of Laplace noise of a deviation lambda (Eq. 25).
+
+    Args:
+        deviation: lambda, on every entry of the one-hot vector, or on the number.
+        limits: (low, high) of a number; none for classes.
+
+    >>> round(epsilon_of_noise(0.5), 3)
+    5.657
+    """
+    width = limits[1] - limits[0] if limits else 2.0
+    return width * math.sqrt(2.0) / deviation
+
+
+def response_keep(classes: int, epsilon: float) -> float:
+    """Return p of randomised response.
+
+    >>> round(response_keep(2, math.log(3.0)), 12)
+    0.75
+    """
+    return 1.0 / (1.0 + (classes - 1) * math.exp(-epsilon))
+
+
+def laplace_keep(classes: int, epsilon: float) -> float:
+    """Return p of Laplace noise on the one-hot vector, and argmax.
+
+    With F the distribution and f the density of the noise it is the integral of
+    f(x) F(1 + x)^(k - 1). With s = e^(-1/b) / 2 and 1/b = eps/2, the parts below -1
+    and above 0 are s 2^(1-k) / k and (1 - (1 - s)^k) / (2 k s); the one between, with
+    x = -b t, is the integral of e^-t (1 - s e^t)^(k - 1) / 2 from 0 to 1/b. For two
+    classes that adds up to 1 - s (1 + eps / 4).
+
+    Args:
+        classes: k.
+        epsilon: 2 / b.
+
+    >>> round(laplace_keep(2, 2.0), 12) == round(1.0 - 0.75 * math.exp(-1.0), 12)
+    True
+    """
+    end = epsilon / 2.0
+    s = 0.5 * math.exp(-end)
+    below = s * 2.0 ** (1 - classes) / classes
+    above = -math.expm1(classes * math.log1p(-s)) / (2.0 * classes * s)
+    # the integrand changes over lengths of 1, where 20 nodes are exact to rounding
+    edges = np.linspace(0.0, end, math.ceil(end) + 1)
+    nodes, weights = np.polynomial.legendre.leggauss(_PANEL_NODES)
+    half = 0.5 * np.diff(edges)[:, None]
+    t = edges[:-1, None] + half * (1.0 + nodes)
+    inside = np.exp(-t + (classes - 1) * np.log1p(-0.5 * np.exp(t - end)))
+    between = 0.5 * float((half * weights * inside).sum())
+    return below + between + above
+
+
+def randomised_response(
+    codes: CodeArray, classes: int, epsilon: float, source: NoiseSource
+) -> CodeArray:
+    """Return classes (n,) of which each is kept, or replaced by any other alike."""
+    is_kept = source.uniform(len(codes)) < response_keep(classes, epsilon)
+    steps = 1 + (source.uniform(len(codes)) * (classes - 1)).astype(np.intp)
+    # a product that rounds up to k - 1 would be no step at all
+    steps = np.minimum(steps, classes - 1)
+    out: CodeArray = np.where(is_kept, codes, (codes + steps) % classes)
+    return out
+
+
+def noisy_argmax(
+    codes: CodeArray, classes: int, epsilon: float, source: NoiseSource
+) -> CodeArray:
+    """Return the largest entry (n,) of each one-hot vector with Laplace noise."""
+    out = np.empty_like(codes)
+    size = max(NOISE_VALUES // classes, 1)
+    for start in range(0, len(codes), size):
+        block = codes[start : start + size]
+        vectors = np.zeros((len(block), classes))
+        vectors[np.arange(len(block)), block] = 1.0
+        noisy = source.with_laplace(vectors, 2.0 / epsilon)
+        out[start : start + size] = noisy.argmax(axis=1)
+    return out
+
+
+def _check_classes(classes: tuple[str, ...]) -> None:
+    if not classes:
+        return
+    if not 2 <= len(classes) <= MAX_CLASSES or len(set(classes)) != len(classes):
+        raise SettingsError(
+            f"private labels need from 2 to {MAX_CLASSES} different classes, not "
+            f"{len(classes)} ({len(set(classes))} different)"
+        )
+
+
+def _listed(items: object, kind: type, name: str) -> tuple[Any, ...]:
+    """Return a list that JSON brought as a tuple, its items checked."""
+    allowed = (int, float) if kind is float else (kind,)
+    if not isinstance(items, list) or any(type(item) not in allowed for item in items):
+        raise SettingsError(f"a plan of label noise has no usable {name!r}")
+    return tuple(kind(item) for item in items)

@@ -1,0 +1,191 @@
+"""A table's features on a device: copied once where they fit, else streamed in blocks.
+
+All products are of blocks that the device widens to float64, as the CPU does: sums of
+float32 products over millions of rows would lose the digits that the eigenvalues of a
+rank-deficient Gram matrix are told from zero by.
+
+Features beyond the free memory stay where they are, in a file mostly. Each pass copies
+them block by block through two buffers of pinned memory, from which the device reads on
+its own while the CPU fills the other one.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tp_flower.arrays import blocks
+from tp_flower.learning.models.device_choice import CUDA
+from tp_flower.learning.models.encoded_rows import (
+    FeatureArray,
+    FloatArray,
+    PlacedFeatures,
+)
+from tp_flower.learning.models.torch_device import free_bytes, to_device, to_host
+
+BLOCK_VALUES: Final = 1 << 24
+"""Features of a block: 64 MB, and twice that in float64."""
+
+RESIDENT_SHARE: Final = 0.7
+"""Of the free memory: the rest is for what is computed with the features."""
+
+Positions = npt.NDArray[np.int64]
+
+
+class DeviceFeatures(PlacedFeatures):
+    """Features (n, d) of which products are computed on a device.
+
+    Args:
+        source: all rows, in the main memory or memory-mapped.
+        device: where to compute.
+        resident: the same rows on the device; None where they are streamed.
+        rows: (n,), which of those rows these are; None for all.
+    """
+
+    def __init__(
+        self,
+        source: FeatureArray,
+        device: torch.device,
+        resident: Tensor | None,
+        rows: Positions | None = None,
+    ) -> None:
+        self._source, self.device, self._resident = source, device, resident
+        self._rows = rows
+        count = len(source) if rows is None else len(rows)
+        self.shape = (count, source.shape[1])
+
+    @classmethod
+    def place(cls, source: FeatureArray, device: torch.device) -> "DeviceFeatures":
+        """Return the features with a copy on the device, if that has room for one."""
+        placed = cls(source, device, None)
+        if source.nbytes > RESIDENT_SHARE * free_bytes(device):
+            return placed
+        try:
+            resident = torch.empty(source.shape, dtype=torch.float32, device=device)
+            for block, rows in placed.blocks():
+                resident[block] = rows
+        except torch.OutOfMemoryError:
+            # another process was faster
+            return placed
+        return cls(source, device, resident)
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether the rows lie on the device."""
+        return self._resident is not None
+
+    @property
+    def host(self) -> FeatureArray:
+        """The same rows as a numpy array, (n, d)."""
+        return self._source if self._rows is None else self._source[self._rows]
+
+    def __getitem__(self, rows: Any) -> "DeviceFeatures":
+        """Return some of the rows; nothing is copied."""
+        if self._rows is not None:
+            return DeviceFeatures(
+                self._source, self.device, self._resident, self._rows[rows]
+            )
+        if isinstance(rows, slice):
+            resident = None if self._resident is None else self._resident[rows]
+            return DeviceFeatures(self._source[rows], self.device, resident)
+        chosen = np.asarray(rows)
+        if chosen.dtype == np.bool_:
+            chosen = np.flatnonzero(chosen)
+        return DeviceFeatures(
+            self._source, self.device, self._resident, chosen.astype(np.int64)
+        )
+
+    def blocks(self, size: int = 0) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the rows in blocks on the device; what is yielded must not be changed.
+
+        Args:
+            size: rows of a block; 0 for what the memory of products allows.
+        """
+        own = max(BLOCK_VALUES // max(self.shape[1], 1), 1)
+        size = min(size or own, own, max(len(self), 1))
+        if self._resident is not None:
+            yield from self._resident_blocks(self._resident, size)
+            return
+        stage = _Stage((size, self.shape[1]), self.device)
+        for block in blocks(len(self), size):
+            rows = block if self._rows is None else self._rows[block]
+            yield block, stage.move(self._source[rows])
+
+    def _resident_blocks(
+        self, resident: Tensor, size: int
+    ) -> Iterator[tuple[slice, Tensor]]:
+        rows = None if self._rows is None else to_device(self._rows, self.device)
+        for block in blocks(len(self), size):
+            yield (
+                block,
+                resident[block]
+                if rows is None
+                else resident.index_select(0, rows[block]),
+            )
+
+    def tensor(self) -> Tensor:
+        """Return all the rows on the device; what is returned must not be changed."""
+        if self._resident is not None and self._rows is None:
+            return self._resident
+        every = [rows.clone() for _, rows in self.blocks()]
+        return torch.cat(every) if every else torch.empty(self.shape).to(self.device)
+
+    def times(self, weights: FloatArray) -> FloatArray:
+        """Return T W, (n, d_c), of weights (d, d_c)."""
+        factor = to_device(weights, self.device)
+        out = factor.new_empty((len(self), weights.shape[1]))
+        for block, rows in self.blocks():
+            torch.mm(rows.double(), factor, out=out[block])
+        return to_host(out)
+
+    def moment(self, messages: FloatArray) -> FloatArray:
+        """Return T^T Y, (d, d_c), of messages (n, d_c)."""
+        own = to_device(messages, self.device)
+        total = own.new_zeros((self.shape[1], messages.shape[1]))
+        for block, rows in self.blocks():
+            total.addmm_(rows.double().T, own[block])
+        return to_host(total)
+
+    def gram(self, multiplicity: npt.NDArray[Any]) -> FloatArray:
+        """Return T^T diag(G) T, (d, d), of multiplicities (n,)."""
+        roots = to_device(multiplicity, self.device).double().sqrt()[:, None]
+        total = roots.new_zeros((self.shape[1], self.shape[1]))
+        for block, rows in self.blocks():
+            scaled = rows.double().mul_(roots[block])
+            total.addmm_(scaled.T, scaled)
+        return to_host(total)
+
+
+class _Stage:
+    """Two buffers of pinned memory by turns, through which blocks reach the device.
+
+    Args:
+        shape: of the largest block.
+        device: where to.
+    """
+
+    def __init__(self, shape: tuple[int, int], device: torch.device) -> None:
+        self._device, self._is_cuda = device, device.type == CUDA
+        self._buffers = [torch.empty(shape, pin_memory=self._is_cuda) for _ in range(2)]
+        self._copied: list[torch.cuda.Event | None] = [None, None]
+        self._turn = 0
+
+    def move(self, values: FeatureArray) -> Tensor:
+        """Return the values on the device; the next but one call may change them.
+
+        On a GPU they do not change: the copy has been made by then.
+        """
+        self._turn = 1 - self._turn
+        event = self._copied[self._turn]
+        if event is not None:
+            event.synchronize()
+        buffer = self._buffers[self._turn][: len(values)]
+        np.copyto(buffer.numpy(), values)
+        moved = buffer.to(self._device, non_blocking=True)
+        if self._is_cuda:
+            stream = torch.cuda.current_stream(self._device)
+            self._copied[self._turn] = stream.record_event()
+        return moved

@@ -1,0 +1,236 @@
+"""Local models f_i: what one table's rows add to the scores of the joined rows.
+
+A model maps the encoded rows of its table (n, d) to local scores (n, d_c). Its
+parameters are one flat vector, so that gradients, averages and saved states need no
+structure. Only the label table's model has an output intercept: one per table would
+make the sum of the scores degenerate (the server's fixed base score stands in for the
+others).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tp_flower.learning.models.encoded_rows import (
+    FeatureArray,
+    Features,
+    FloatArray,
+    PlacedFeatures,
+)
+from tp_flower.threads import blocks_of, in_threads
+
+__all__ = [
+    "FeatureArray",
+    "FloatArray",
+    "LinearModel",
+    "LocalModel",
+    "ModelSpec",
+    "build_model",
+    "moment",
+]
+
+NUMPY_KINDS = frozenset({"linear", "centres"})
+"""Kinds of models that need no torch."""
+
+MOST_UNITS = 1 << 20
+MOST_SCALE = 1e30
+LEAST_SCALE = 1 / MOST_SCALE
+
+CACHED_VALUES = 1 << 18
+"""Features that are converted to float64 at a time: 2 MB, about a core's cache."""
+SMALL_PRODUCT = 1_000_000
+"""Multiplications below which BLAS starts no threads of its own."""
+LEAST_VALUES = 1 << 20
+"""Features that a thread has at least."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What decides a local model besides its parameters.
+
+    Attributes:
+        kind: ``"linear"``, ``"centres"``, ``"mlp"`` or ``"package.module:factory"``,
+            the dotted path of a function ``(features, outputs, intercept) ->
+            torch.nn.Module``.
+        outputs: d_c, number of scores per row.
+        intercept: whether the model has an output intercept (the label table's has).
+        hidden_sizes: widths of the MLP's hidden layers.
+        output_scale: torch models multiply their output by it; the label's standard
+            deviation in regression, so that weights of order one reach the labels.
+        seed: all shards of one table start from the same parameters.
+
+    Raises:
+        ValueError: a value is of another type, or out of range.
+    """
+
+    kind: str = "linear"
+    outputs: int = 1
+    intercept: bool = False
+    hidden_sizes: tuple[int, ...] = (16,)
+    output_scale: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check all but the kind, which ``build_model`` knows."""
+        sizes = (self.outputs, *self.hidden_sizes)
+        if not all(type(size) is int and 0 < size <= MOST_UNITS for size in sizes):
+            raise ValueError(f"sizes of a model must be 1 to {MOST_UNITS}: {sizes}")
+        if type(self.kind) is not str or type(self.intercept) is not bool:
+            raise ValueError("kind must be a text, and intercept true or false")
+        if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"seed must be a whole number below 2**63: {self.seed!r}")
+        is_usable = LEAST_SCALE <= self.output_scale <= MOST_SCALE
+        if self.output_scale != 0 and not is_usable:
+            # clips are in units of it, and must not vanish
+            raise ValueError(
+                f"output_scale must be 0, or from {LEAST_SCALE:g} to {MOST_SCALE:g}"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the specification as plain JSON types."""
+        return {**self.__dict__, "hidden_sizes": list(self.hidden_sizes)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "ModelSpec":
+        """Return the specification that ``to_json`` wrote."""
+        return cls(**{**data, "hidden_sizes": tuple(data["hidden_sizes"])})
+
+
+class LocalModel(ABC):
+    """A differentiable model over the rows of one table."""
+
+    parameters: FloatArray
+    """Flat parameters, (p,)."""
+
+    outputs: int
+    """d_c, scores per row."""
+
+    penalised: npt.NDArray[np.bool_]
+    """Which parameters the penalty R = 1/2 ||theta||^2 covers: all but biases, (p,)."""
+
+    @abstractmethod
+    def scores(self, features: Features) -> FloatArray:
+        """Return the local scores h_i of rows (n, d), (n, d_c)."""
+
+    @abstractmethod
+    def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
+        """Return sum_j Y_j^T dh_j/dtheta (Eq. 12 without 1/N and penalty), (p,)."""
+
+
+class LinearModel(LocalModel):
+    """h = T W (+ c): float64 parameters, W first, then the intercept if there is one.
+
+    >>> model = LinearModel(features=2, outputs=1, intercept=True)
+    >>> model.parameters[:] = [1.0, 10.0, 0.5]
+    >>> model.scores(np.array([[1, 1], [2, 0]], dtype=np.float32)).ravel().tolist()
+    [11.5, 2.5]
+    """
+
+    def __init__(self, features: int, outputs: int, *, intercept: bool) -> None:
+        self.features, self.outputs, self.intercept = features, outputs, intercept
+        rows = features + int(intercept)
+        self.parameters = np.zeros(rows * outputs)
+        self.penalised = np.arange(rows * outputs) < features * outputs
+
+    @property
+    def weights(self) -> FloatArray:
+        """The parameters as a matrix (d [+ 1], d_c); the intercept is the last row."""
+        return self.parameters.reshape(-1, self.outputs)
+
+    def scores(self, features: Features) -> FloatArray:
+        """Return T W (+ c), accumulated in float64."""
+        weights = self.weights[: self.features]
+        if isinstance(features, PlacedFeatures):
+            return features.times(weights) + self.intercepts
+        out = np.empty((len(features), self.outputs))
+
+        def score(span: slice) -> None:
+            for block, wide in _in_float64(features, span, self.outputs):
+                np.matmul(wide, weights, out=out[block])
+            if self.intercept:
+                out[span] += self.weights[-1]
+
+        in_threads(score, len(features), _least_rows(features))
+        return out
+
+    @property
+    def intercepts(self) -> FloatArray:
+        """c, (d_c,); zero without."""
+        return self.weights[-1] if self.intercept else np.zeros(self.outputs)
+
+    def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
+        """Return T^T Y (and the column sums of Y for the intercept), flat."""
+        return moment(features, messages, intercept=self.intercept).ravel()
+
+
+def moment(features: Features, messages: FloatArray, *, intercept: bool) -> FloatArray:
+    """Return [T, 1]^T Y, (d [+ 1], d_c), accumulated in float64 block by block."""
+    if isinstance(features, PlacedFeatures):
+        sums = [features.moment(messages), messages.sum(axis=0, keepdims=True)]
+        return np.concatenate(sums[: 1 + int(intercept)])
+    width, outputs = features.shape[1], messages.shape[1]
+
+    def add_up(span: slice) -> FloatArray:
+        total = np.zeros((width, outputs))
+        product = np.empty_like(total)
+        for block, wide in _in_float64(features, span, outputs):
+            total += np.matmul(wide.T, messages[block], out=product)
+        return total
+
+    out = np.zeros((width + int(intercept), outputs))
+    for part in in_threads(add_up, len(features), _least_rows(features)):
+        out[:width] += part
+    if intercept:
+        out[-1] = messages.sum(axis=0)
+    return out
+
+
+def _in_float64(
+    features: FeatureArray, span: slice, outputs: int
+) -> Iterator[tuple[slice, FloatArray]]:
+    """Yield blocks of a span of rows in float64; each is overwritten by the next.
+
+    A block stays in the cache between its conversion and its product, and its product
+    is too small for BLAS to start threads: several of ours run already.
+    """
+    # slices of a plain array cost less than those of a memory map
+    plain = np.asarray(features)
+    values = min(CACHED_VALUES, SMALL_PRODUCT // outputs)
+    size = max(values // max(features.shape[1], 1), 1)
+    wide = np.empty((min(size, span.stop - span.start), features.shape[1]))
+    for block in blocks_of(span, size):
+        own = wide[: block.stop - block.start]
+        np.copyto(own, plain[block])
+        yield block, own
+
+
+def _least_rows(features: FeatureArray) -> int:
+    return max(LEAST_VALUES // max(int(features.shape[1]), 1), 1)
+
+
+def build_model(spec: ModelSpec, features: int, device: str = "auto") -> LocalModel:
+    """Return the local model of a table with ``features`` encoded columns.
+
+    Args:
+        spec: what kind of model.
+        features: d.
+        device: where a torch model lives: ``"auto"`` (CUDA when there), ``"cpu"``,
+            ``"cuda"``.
+
+    Raises:
+        SettingsError: if the dotted path of a factory cannot be used.
+    """
+    if spec.kind == "linear":
+        return LinearModel(features, spec.outputs, intercept=spec.intercept)
+    if spec.kind == "centres":
+        from tp_flower.learning.models.centres import CentresModel
+
+        return CentresModel(features, spec.outputs)
+    # torch takes a second to import: linear models do without
+    from tp_flower.learning.models.neural import build_torch_model
+
+    return build_torch_model(spec, features, device)

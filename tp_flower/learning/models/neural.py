@@ -1,0 +1,222 @@
+"""Local models made of torch modules: MLPs and modules from a user's factory."""
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from tp_flower.arrays import blocks
+from tp_flower.errors import SettingsError
+from tp_flower.learning.models.device_choice import resolve
+from tp_flower.learning.models.device_rows import DeviceFeatures
+from tp_flower.learning.models.encoded_rows import Features, FloatArray, on_host
+from tp_flower.learning.models.fit_problem import FitProblem
+from tp_flower.learning.models.local_model import LocalModel, ModelSpec
+from tp_flower.learning.models.torch_device import to_device, torch_device
+
+EVALUATION_ROWS = 65536
+
+
+class TorchModel(LocalModel):
+    """A torch module as a local model, with float32 parameters on its device."""
+
+    def __init__(self, module: nn.Module, spec: ModelSpec) -> None:
+        self.module, self.spec, self.outputs = module, spec, spec.outputs
+        self.penalised = np.concatenate(
+            [
+                np.full(parameter.numel(), parameter.ndim > 1)
+                for parameter in module.parameters()
+            ]
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module is."""
+        return next(self.module.parameters()).device
+
+    @property
+    def parameters(self) -> FloatArray:
+        """The module's parameters as one vector, (p,)."""
+        vector = parameters_to_vector(self.module.parameters())
+        flat: FloatArray = vector.detach().cpu().numpy().astype(np.float64)
+        return flat
+
+    @parameters.setter
+    def parameters(self, values: FloatArray) -> None:
+        parameter = next(self.module.parameters())
+        vector = torch.as_tensor(values, dtype=parameter.dtype, device=parameter.device)
+        vector_to_parameters(vector, self.module.parameters())
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the scaled output of the module, (n, d_c)."""
+        output: torch.Tensor = self.module(rows)
+        return output * self.spec.output_scale
+
+    def scores(self, features: Features) -> FloatArray:
+        """Return the local scores, in chunks that bound the memory."""
+        out = np.empty((len(features), self.spec.outputs))
+        with torch.no_grad():
+            for block, rows in _blocks_on(features, self.device):
+                out[block] = self.forward(rows).cpu().numpy()
+        return out
+
+    def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
+        """Return the vector-Jacobian product of the scores with Y, by autograd.
+
+        Chunks of rows add up, so that what autograd keeps of them is bounded.
+        """
+        total = np.zeros(len(self.penalised))
+        parameters = list(self.module.parameters())
+        for block, rows in _blocks_on(features, self.device):
+            scores = self.forward(rows)
+            upstream = to_device(messages[block], self.device).to(scores.dtype)
+            gradients = torch.autograd.grad(scores, parameters, grad_outputs=upstream)
+            total += parameters_to_vector(gradients).cpu().numpy()
+        return total
+
+
+def build_torch_model(spec: ModelSpec, features: int, device: str) -> TorchModel:
+    """Return the MLP or the factory's module, initialised from the spec's seed.
+
+    Raises:
+        SettingsError: if the factory cannot be imported or makes no usable module.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(spec.seed)  # noqa: TID251 - forked: no module has a Generator argument
+        if spec.kind == "mlp":
+            module = _mlp(features, spec)
+        else:
+            module = _from_factory(features, spec)
+    return TorchModel(module.to(resolve_device(device)), spec)
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device of ``"auto"`` (CUDA when there), ``"cpu"`` or ``"cuda"``.
+
+    Raises:
+        SettingsError: there is no CUDA device.
+    """
+    return torch_device(resolve(name))
+
+
+@dataclass(frozen=True)
+class FitBudget:
+    """How long and how a fit runs.
+
+    Attributes:
+        passes: passes over the rows.
+        least_steps: at least so many steps, for small tables.
+        batch_rows: rows per step.
+        learning_rate: Adam's, at the start; it falls to zero along a cosine.
+    """
+
+    passes: int = 4
+    least_steps: int = 100
+    batch_rows: int = 4096
+    learning_rate: float = 2e-2
+
+
+def fit_least_squares(
+    model: TorchModel, problem: FitProblem, budget: FitBudget, rng: np.random.Generator
+) -> None:
+    """Fit a torch model in place, warm-started from its current parameters.
+
+    Adam on mini-batches of rows drawn without replacement; the objective is divided by
+    kappa * sum(G) / N, so that its scale (and the learning rate) does not depend on
+    rho. Without rows the penalised parameters move to the centre at once.
+
+    Everything that a step needs lies on the model's device, and no step waits for a
+    number from there; only features that are streamed are gathered step by step.
+    """
+    if not len(problem.features):
+        model.parameters = problem.settle(model.parameters)
+        return
+    device, total = model.device, len(problem.features)
+    rows_of = _rows_on(problem.features, device)
+    target, weight, penalty, centre = (
+        to_device(array, device).float()
+        for array in (
+            problem.target,
+            problem.weights,
+            problem.relative_penalty,
+            problem.centre,
+        )
+    )
+    scale = model.spec.output_scale**2
+    parameters = list(model.module.parameters())
+    steps_per_pass = -(-total // budget.batch_rows)
+    steps = max(budget.passes * steps_per_pass, budget.least_steps)
+    optimizer = torch.optim.Adam(parameters, lr=budget.learning_rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    order = torch.arange(total, device=device)
+    for step in range(steps):
+        if step % steps_per_pass == 0:
+            order = torch.from_numpy(rng.permutation(total)).to(device)
+        start = (step % steps_per_pass) * budget.batch_rows
+        batch = order[start : start + budget.batch_rows]
+        residual = model.forward(rows_of(batch)) - target[batch]
+        theta = parameters_to_vector(parameters)
+        objective = (weight[batch] * residual.square().sum(dim=1)).mean()
+        objective = objective + (penalty * (theta - centre).square()).sum()
+        optimizer.zero_grad(set_to_none=True)
+        (objective * (0.5 / scale)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+
+
+def _mlp(features: int, spec: ModelSpec) -> nn.Module:
+    layers: list[nn.Module] = []
+    width = features
+    for hidden in spec.hidden_sizes:
+        layers += [nn.Linear(width, hidden), nn.ReLU()]
+        width = hidden
+    # no activation at the end: a final ReLU can kill a whole table
+    layers.append(nn.Linear(width, spec.outputs, bias=spec.intercept))
+    return nn.Sequential(*layers)
+
+
+def _from_factory(features: int, spec: ModelSpec) -> nn.Module:
+    path, _, name = spec.kind.partition(":")
+    try:
+        factory: Callable[..., nn.Module] = getattr(importlib.import_module(path), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(
+            f"model {spec.kind!r} cannot be imported ({type(error).__name__}); "
+            "allowed: 'linear', 'mlp' or 'package.module:factory'"
+        ) from None
+    module = factory(features, spec.outputs, spec.intercept)
+    if not isinstance(module, nn.Module):
+        raise SettingsError(
+            f"model factory {spec.kind!r} returned {type(module).__name__}, "
+            "not a torch.nn.Module"
+        )
+    return module
+
+
+def _blocks_on(
+    features: Features, device: torch.device
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield the rows in chunks on the model's device."""
+    if isinstance(features, DeviceFeatures):
+        yield from features.blocks(EVALUATION_ROWS)
+        return
+    own = on_host(features)
+    for block in blocks(len(own), EVALUATION_ROWS):
+        yield block, to_device(own[block], device)
+
+
+def _rows_on(
+    features: Features, device: torch.device
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what gathers rows by their positions on the device."""
+    if isinstance(features, DeviceFeatures) and not features.is_resident:
+        return lambda positions: features[positions.cpu().numpy()].tensor()
+    if isinstance(features, DeviceFeatures):
+        rows = features.tensor()
+    else:
+        rows = to_device(on_host(features), device)
+    return rows.__getitem__

@@ -1,0 +1,1 @@
+"""A query bound to the tables' columns."""

@@ -1,0 +1,376 @@
+"""A query bound to the tables' columns: fragments per table, and the joins.
+
+Every column is resolved to one table, as DuckDB would; then what concerns one
+table is pushed down to it, equalities between two tables become joins, and what
+would need two tables' values at once is refused by name.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sqlglot import exp
+
+from tp_flower.errors import QueryError
+from tp_flower.query.binding.branches import bind_table
+from tp_flower.query.binding.conditions import Predicate, bind_conditions
+from tp_flower.query.binding.left_join import Settled, settle
+from tp_flower.query.binding.relations import Schema
+from tp_flower.query.binding.row_key import row_key_columns
+from tp_flower.query.binding.scope import Local, Scope
+from tp_flower.query.binding.stars import expand_stars
+from tp_flower.query.expressions import parse_expression, render
+from tp_flower.query.fragment import Fragment
+from tp_flower.query.pieces import Feature, spell
+from tp_flower.query.statement import (
+    LABEL,
+    WEIGHT,
+    Item,
+    SelectItem,
+    StarItem,
+    Statement,
+    is_label,
+    is_weight,
+    item_name,
+)
+
+Bound = tuple[SelectItem, Local]
+"""An item of the SELECT list, and its expression over its one table."""
+
+
+@dataclass(frozen=True)
+class Join:
+    """An equi-join of two tables: equal values of one key on each side.
+
+    Attributes:
+        left: Alias of the table that comes first in the query.
+        right: Alias of the other table.
+        left_key: Index into the left fragment's ``keys``.
+        right_key: Index into the right fragment's ``keys``; same number of parts.
+        text: The predicate as written, for messages.
+    """
+
+    left: str
+    right: str
+    left_key: int
+    right_key: int
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class BoundQuery:
+    """All that training needs to know of a query.
+
+    Attributes:
+        fragments: In FROM order; one per table, or one per SELECT of its UNION ALL,
+            next to each other and with the same numbers of features and keys.
+        joins: One per pair of tables with predicates, ordered by the right table,
+            then the left, in FROM order; together they connect all tables.
+        label_table: Alias of the table that holds the label.
+        outer: The tables that may have no match for a joined row: they are LEFT
+            JOINed, in FROM order, after all others are joined.
+    """
+
+    fragments: tuple[Fragment, ...]
+    joins: tuple[Join, ...]
+    label_table: str
+    outer: frozenset[str] = frozenset()
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The aliases of the tables, in FROM order."""
+        return tuple(dict.fromkeys(fragment.table for fragment in self.fragments))
+
+    @property
+    def weight_table(self) -> str | None:
+        """Alias of the table that holds the weight, None if joined rows have none."""
+        found = (own.table for own in self.fragments if own.weight is not None)
+        return next(found, None)
+
+    def fragments_of(self, table: str) -> tuple[Fragment, ...]:
+        """Return the fragments of a table.
+
+        Raises:
+            KeyError: The query has no table of this alias.
+        """
+        found = tuple(f for f in self.fragments if f.table == table)
+        if not found:
+            raise KeyError(table)
+        return found
+
+    def fragment(self, table: str) -> Fragment:
+        """Return the fragment of a table that has one.
+
+        Raises:
+            KeyError: The query has no table of this alias, or it has several.
+        """
+        found = self.fragments_of(table)
+        if len(found) > 1:
+            raise KeyError(table)
+        return found[0]
+
+
+def bind_statement(statement: Statement, schemas: Mapping[str, Schema]) -> BoundQuery:
+    """Return the fragments and joins of a query over tables with these columns.
+
+    Args:
+        statement: The query.
+        schemas: Table name -> column -> DuckDB type.
+
+    Raises:
+        QueryError: A table or column is unknown or ambiguous, an expression needs
+            two tables at once, a table is not joined with the others, or a LEFT JOIN
+            asks for rows that no site has.
+    """
+    return _bind(statement, schemas, None)
+
+
+def bind_features(
+    statement: Statement,
+    schemas: Mapping[str, Schema],
+    label_table: str,
+    row_key: Sequence[str] = (),
+) -> BoundQuery:
+    """Return the fragments and joins without label and weight, if there are any.
+
+    Args:
+        statement: The query; only where it has stars is its label looked at, as they do
+            not stand for the label's columns.
+        schemas: Table name -> column -> DuckDB type.
+        label_table: Alias of the table that joined rows follow.
+        row_key: Columns of that table; its last keys, which no join uses.
+
+    Raises:
+        QueryError: As :func:`bind_statement` says; the query has no such table, or
+            LEFT JOINs it; or a column of the row key is not the table's.
+    """
+    items = statement.items
+    if not any(isinstance(item, StarItem) for item in items):
+        items = tuple(item for item in items if not _is_marked(item))
+    if label_table not in {table.alias for table in statement.tables}:
+        raise QueryError(
+            f"the rows of table {label_table!r} are to be predicted, but the query has "
+            f"{', '.join(table.alias for table in statement.tables)}"
+        )
+    asked = _Rows(label_table, tuple(row_key))
+    bound = _bind(replace(statement, items=items), schemas, asked)
+    if label_table in bound.outer:
+        raise QueryError(
+            f"the rows of table {label_table!r} are to be predicted, but the query "
+            f"LEFT JOINs it: join {label_table} with JOIN"
+        )
+    return bound
+
+
+def bind_unlabelled(statement: Statement, schemas: Mapping[str, Schema]) -> BoundQuery:
+    """Return the fragments and joins of a query whose label, if any, is left out.
+
+    Args:
+        statement: The query; its weight stays.
+        schemas: Table name -> column -> DuckDB type.
+
+    Returns:
+        Its label table is the first one, and has no label.
+
+    Raises:
+        QueryError: As :func:`bind_statement` says, but for a label that is missing.
+    """
+    items = statement.items
+    if not any(isinstance(item, StarItem) for item in items):
+        items = tuple(item for item in items if not is_label(item))
+    first = statement.tables[0].alias
+    asked = _Rows(first, (), keeps_weight=True)
+    return _bind(replace(statement, items=items), schemas, asked)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Of rows without a label: their table, and the columns that name them."""
+
+    table: str
+    key: tuple[str, ...]
+    keeps_weight: bool = False
+
+
+def _bind(
+    statement: Statement, schemas: Mapping[str, Schema], rows: _Rows | None
+) -> BoundQuery:
+    """Bind a query; one of ``rows`` needs no label, and keeps none."""
+    relations = {table.alias: bind_table(table, schemas) for table in statement.tables}
+    names = (item.name for item in statement.items if isinstance(item, SelectItem))
+    scope = Scope(
+        columns={alias: relation.columns for alias, relation in relations.items()},
+        aliases=tuple(name for name in names if name),
+    )
+    conditions, scope = bind_conditions(statement, scope)
+    left_joined = [join.alias for join in statement.joins if join.is_left]
+    settled = settle(conditions, left_joined, relations)
+    _check_joined(statement, settled)
+    sides = {side for c in conditions if isinstance(c, Predicate) for side in c.sides}
+    items = expand_stars(statement.items, scope, sides, needs_label=rows is None)
+    bound = [(item, _bind_item(item, scope)) for item in items]
+    features = _bind_features(bound, scope)
+    label, weight = _marked(bound, settled.outer, rows)
+    joins, keys = _make_joins(settled.predicates, list(relations))
+    if rows is not None:
+        named = row_key_columns(rows.key, scope, rows.table)
+        keys[rows.table] = [*keys.get(rows.table, ()), *named]
+    fragments = tuple(
+        branch.fragment(
+            Fragment(
+                table=alias,
+                name=branch.name,
+                features=tuple(features.get(alias, ())),
+                keys=tuple(keys.get(alias, ())),
+                label=label.sql if label and label.table == alias else None,
+                weight=weight.sql if weight and weight.table == alias else None,
+                filters=tuple(f.sql for f in settled.filters if f.table == alias),
+            )
+        )
+        for alias, relation in relations.items()
+        for branch in relation.branches
+    )
+    of = label.table if label else rows.table if rows else ""
+    return BoundQuery(fragments, joins, of, settled.outer)
+
+
+def _check_joined(statement: Statement, settled: Settled) -> None:
+    """Refuse a table that no chain of predicates connects to the first one."""
+    order = [table.alias for table in statement.tables]
+    inner = [alias for alias in order if alias not in settled.outer]
+    between = {
+        (p.left.table, p.right.table) for p in settled.predicates if p.owner is None
+    }
+    joined = {order[0]}
+    for _ in inner:
+        joined |= {b for a, b in between if a in joined}
+        joined |= {a for a, b in between if b in joined}
+    owners = {p.owner for p in settled.predicates}
+    for join in statement.joins:
+        edges = [edge for edge in between if join.alias in edge]
+        if join.on and not edges and join.alias not in owners:
+            raise QueryError(
+                f"join of {join.alias} has no equality condition: "
+                f"ON {' AND '.join(join.on)} compares it with no other table"
+            )
+        if join.alias in inner and join.alias not in joined:
+            raise QueryError(
+                f"table {join.alias!r} is not connected to {sorted(joined)}: "
+                "add an equality condition between them"
+            )
+
+
+def _make_joins(
+    predicates: Sequence[Predicate], order: Sequence[str]
+) -> tuple[tuple[Join, ...], dict[str, list[tuple[str, ...]]]]:
+    """Return one join per pair of tables, and the keys that they use per table."""
+    pairs: dict[tuple[str, str], list[Predicate]] = {}
+    for predicate in predicates:
+        pair = predicate.left.table, predicate.right.table
+        pairs.setdefault(pair, []).append(predicate)
+    joins: list[Join] = []
+    keys: dict[str, list[tuple[str, ...]]] = {}
+    for left, right in sorted(
+        pairs, key=lambda p: (order.index(p[1]), order.index(p[0]))
+    ):
+        # Sorted, so that the order of the conditions does not matter and the same
+        # composite key towards two tables is one key.
+        parts = sorted(pairs[left, right], key=lambda p: (p.left.sql, p.right.sql))
+        text = " AND ".join(p.text for p in pairs[left, right])
+        left_key = _index(keys.setdefault(left, []), tuple(p.left.sql for p in parts))
+        right_key = _index(
+            keys.setdefault(right, []), tuple(p.right.sql for p in parts)
+        )
+        joins.append(Join(left, right, left_key, right_key, text))
+    return tuple(joins), keys
+
+
+def _index(keys: list[tuple[str, ...]], key: tuple[str, ...]) -> int:
+    """Return the place of ``key`` in ``keys``, where it is put if it is new."""
+    if key not in keys:
+        keys.append(key)
+    return keys.index(key)
+
+
+def _marked(
+    bound: Sequence[Bound], outer: Collection[str], rows: _Rows | None
+) -> tuple[Local | None, Local | None]:
+    """Return the label and the weight that are asked for; every joined row has both."""
+    if rows is not None:
+        bound = [own for own in bound if rows.keeps_weight and is_weight(own[0])]
+    found: dict[str, Local] = {}
+    for item, local in bound:
+        what = LABEL if is_label(item) else WEIGHT if is_weight(item) else ""
+        if what and local.table in outer:
+            raise QueryError(
+                f"the {what} {item.sql} is of table {local.table}, which is LEFT "
+                f"JOINed: rows without a match have no {what}; join {local.table} "
+                "with JOIN"
+            )
+        found[what] = local
+    return found.get(LABEL), found.get(WEIGHT)
+
+
+def _is_marked(item: Item) -> bool:
+    """Return whether an item is the label or the weight."""
+    return is_label(item) or is_weight(item)
+
+
+def _bind_features(bound: Sequence[Bound], scope: Scope) -> dict[str, list[Feature]]:
+    """Return the features of each table."""
+    labels = [local for item, local in bound if is_label(item)]
+    chosen = [pair for pair in bound if not _is_marked(pair[0])]
+    names = _feature_names(chosen, scope)
+    features: dict[str, list[Feature]] = {}
+    for (item, local), name in zip(chosen, names, strict=True):
+        if local in labels:
+            raise QueryError(
+                f"feature {name!r} is the label itself ({item.sql}): the label leaks"
+            )
+        features.setdefault(local.table, []).append(Feature(name, local.sql))
+    return features
+
+
+def _bind_item(item: SelectItem, scope: Scope) -> Local:
+    """Return the expression of a SELECT item over its one table."""
+    kind = "the label" if is_label(item) else "feature"
+    what = f"{'the weight' if is_weight(item) else kind} {item.sql}"
+    tree = parse_expression(item.sql, what).unnest()
+    tables = scope.tables(tree, what)
+    if not tables:
+        raise QueryError(f"{what} names no column: it is the same in every row")
+    if len(tables) > 1:
+        raise QueryError(
+            f"{what} needs the values of {len(tables)} tables ({', '.join(tables)}): "
+            "an expression must be over one table"
+        )
+    return scope.local(tree, what)
+
+
+def _feature_names(bound: Sequence[Bound], scope: Scope) -> list[str]:
+    """Return a name per feature; names that clash get their table's alias."""
+    names = [_own_name(item, local, scope) for item, local in bound]
+    counts = Counter(name.lower() for name in names)
+    names = [
+        name if counts[name.lower()] == 1 else f"{local.table}.{name}"
+        for name, (_, local) in zip(names, bound, strict=True)
+    ]
+    for name, count in Counter(name.lower() for name in names).items():
+        if count > 1:
+            raise QueryError(
+                f"{count} features are called {name!r}: give each its own AS name"
+            )
+    return names
+
+
+def _own_name(item: SelectItem, local: Local, scope: Scope) -> str:
+    """Return the alias of a feature, else its column's name, else its SQL."""
+    name = item_name(item)
+    if name is None:
+        tree = parse_expression(item.sql, "feature")
+        for column in tree.find_all(exp.Column):
+            column.set("table", None)
+        return render(tree)
+    if item.name is None:
+        return spell(name, scope.columns[local.table]) or name
+    return name

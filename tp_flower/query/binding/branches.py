@@ -1,0 +1,227 @@
+"""Binding a table of FROM: which hosted tables it reads, and what its SELECTs yield.
+
+Names are resolved here: stars, aliases and ordinals in GROUP BY and HAVING, DISTINCT.
+What comes out names columns of the hosted table alone.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from sqlglot import exp
+
+from tp_flower.duckdb_engine import quote_name
+from tp_flower.errors import QueryError
+from tp_flower.query.aggregates import has_aggregate, parse_aggregate
+from tp_flower.query.binding.relations import BoundBranch, Relation, Schema
+from tp_flower.query.binding.scope import Scope
+from tp_flower.query.binding.stars import excluded_columns
+from tp_flower.query.expressions import (
+    as_filter,
+    closest,
+    parse_expression,
+    render,
+    shorten,
+)
+from tp_flower.query.pieces import Feature, local_sql, spell
+from tp_flower.query.statement import (
+    Branch,
+    Item,
+    StarItem,
+    Table,
+    TableRef,
+    item_name,
+)
+from tp_flower.query.subquery import SubQuery
+
+Named = tuple[str | None, str]
+"""What an item selects: its name, if it has one, and its expression."""
+
+
+def bind_table(table: Table, schemas: Mapping[str, Schema]) -> Relation:
+    """Return what a table of FROM stands for.
+
+    Args:
+        table: A plain table or a sub-query.
+        schemas: Table name -> column -> DuckDB type.
+
+    Raises:
+        QueryError: A table is not hosted, or a sub-query does not fit its table.
+    """
+    if isinstance(table, TableRef):
+        name = _hosted(table, schemas)
+        outputs = tuple(Feature(c, quote_name(c)) for c in schemas[name])
+        return Relation((BoundBranch(name, schemas[name], outputs),), schemas[name])
+    what = f"sub-query {table.alias!r}"
+    branches: list[BoundBranch] = []
+    for branch in table.branches:
+        names = [output.name for output in branches[0].outputs] if branches else None
+        branches.append(_Binder(branch, schemas, what).bind(names))
+    return Relation(tuple(branches))
+
+
+def _hosted(table: TableRef, schemas: Mapping[str, Schema]) -> str:
+    """Return the name under which the sites host a table."""
+    name = spell(table.name, tuple(schemas))
+    if name is None:
+        raise QueryError(
+            f"no site hosts a table {table.name!r}{closest(table.name, tuple(schemas))}"
+            f"; hosted tables: {', '.join(schemas) or 'none'}"
+        )
+    return name
+
+
+class _Binder:
+    """Resolves the names in one SELECT of a sub-query."""
+
+    def __init__(
+        self, branch: Branch, schemas: Mapping[str, Schema], what: str
+    ) -> None:
+        self._branch = branch
+        self._what = what
+        self._name = _hosted(branch.table, schemas)
+        self._schema = schemas[self._name]
+        named = [item for item in branch.items if not isinstance(item, StarItem)]
+        self._scope = Scope(
+            {branch.table.alias: tuple(self._schema)},
+            aliases=tuple(item.name for item in named if item.name),
+        )
+
+    def bind(self, names: Sequence[str] | None) -> BoundBranch:
+        """Return the branch; ``names`` are those of the first one, if it is another."""
+        branch = self._branch
+        items = [pair for item in branch.items for pair in self._item(item)]
+        outputs = self._named(items, names)
+        filters = tuple(self._local(text, _condition) for text in branch.where)
+        groups = self._groups(items)
+        if not groups:
+            return BoundBranch(self._name, self._schema, outputs, filters)
+        having = tuple(self._having(text, items, groups) for text in branch.having)
+        subquery = SubQuery(outputs, filters, groups, having)
+        checked = subquery.check(tuple(self._schema), self._what)
+        return BoundBranch(self._name, self._schema, checked.columns, subquery=checked)
+
+    def _local(self, text: str, parse: Callable[[str, str], exp.Expr]) -> str:
+        """Return an expression over the table's bare columns."""
+        what = f"{self._what}: {shorten(text)}"
+        tree = parse(text, what)
+        self._scope.tables(tree, what)
+        return local_sql(tree, tuple(self._schema), what)
+
+    def _item(self, item: Item) -> list[Named]:
+        """Return name, if there is one, and expression of what an item selects."""
+        if not isinstance(item, StarItem):
+            sql = self._local(item.sql, parse_aggregate)
+            name = item_name(item)
+            if item.name is None and name is not None:
+                name = spell(name, tuple(self._schema))
+            return [(name, sql)]
+        alias = item.table
+        if alias is not None and alias.lower() != self._branch.table.alias.lower():
+            raise QueryError(f"{self._what}: no table is called {alias!r} here")
+        left_out = excluded_columns(item, self._scope)[self._branch.table.alias]
+        return [(c, quote_name(c)) for c in self._schema if c not in left_out]
+
+    def _named(
+        self, items: Sequence[Named], names: Sequence[str] | None
+    ) -> tuple[Feature, ...]:
+        """Return the outputs under the names of the sub-query's first SELECT."""
+        if names is not None:
+            if len(items) != len(names):
+                raise QueryError(
+                    f"{self._what}: its SELECTs have {len(names)} and {len(items)} "
+                    "columns; UNION ALL takes as many of each"
+                )
+            return tuple(
+                Feature(name, sql) for name, (_, sql) in zip(names, items, strict=True)
+            )
+        outputs = []
+        for name, sql in items:
+            if name is None:
+                raise QueryError(
+                    f"{self._what}: give {shorten(sql)} a name, ... AS name"
+                )
+            outputs.append(Feature(name, sql))
+        lower = [output.name.lower() for output in outputs]
+        for output in outputs:
+            if lower.count(output.name.lower()) > 1:
+                raise QueryError(
+                    f"{self._what}: {lower.count(output.name.lower())} columns are "
+                    f"called {output.name!r}: give each its own AS name"
+                )
+        return tuple(outputs)
+
+    def _groups(self, items: Sequence[Named]) -> tuple[str, ...]:
+        """Return what the SELECT groups by; empty if it does not group."""
+        branch, what = self._branch, self._what
+        trees = [parse_aggregate(sql, what) for _, sql in items]
+        aggregates = [tree for tree in trees if has_aggregate(tree)]
+        is_grouped = bool(branch.groups or branch.is_grouped_by_all)
+        if branch.is_distinct and (is_grouped or aggregates):
+            raise QueryError(f"{what}: write DISTINCT or GROUP BY, not both")
+        if (aggregates or branch.having) and not is_grouped:
+            cause = shorten(render(aggregates[0])) if aggregates else "HAVING"
+            raise QueryError(
+                f"{what}: {cause} without GROUP BY is one row for a whole table: "
+                "add GROUP BY and the columns to join on"
+            )
+        if branch.is_distinct or branch.is_grouped_by_all:
+            found = [
+                sql
+                for (_, sql), tree in zip(items, trees, strict=True)
+                if not has_aggregate(tree) and tree.find(exp.Column)
+            ]
+            if not found:
+                raise QueryError(f"{what}: there is no column to group by")
+            return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(self._group(text, items) for text in branch.groups))
+
+    def _group(self, text: str, items: Sequence[Named]) -> str:
+        """Return an expression of GROUP BY: one of its own, an ordinal or an alias."""
+        what = f"{self._what}: GROUP BY {text}"
+        tree = parse_expression(text, what).unnest()
+        if isinstance(tree, exp.Literal) and not tree.is_string:
+            place = int(tree.name) if tree.is_int else 0
+            if not 1 <= place <= len(items):
+                raise QueryError(f"{what} is not a position from 1 to {len(items)}")
+            return items[place - 1][1]
+        if isinstance(tree, exp.Column) and not tree.table:
+            named = self._by_alias(tree.name, items)
+            if named and spell(tree.name, tuple(self._schema)) is None:
+                return named
+        return self._local(text, parse_expression)
+
+    def _having(self, text: str, items: Sequence[Named], groups: Sequence[str]) -> str:
+        """Return a condition of HAVING, where an alias stands for its expression.
+
+        A name that is both a grouped column and another item's alias is refused:
+        engines differ in which they take.
+        """
+        what = f"{self._what}: HAVING {text}"
+        holder = exp.Paren(this=parse_aggregate(text, what))
+        for column in list(holder.find_all(exp.Column)):
+            named = self._by_alias(column.name, items)
+            is_inside = column.find_ancestor(exp.AggFunc, exp.Filter) is not None
+            if column.table or named is None or is_inside:
+                continue
+            own = spell(column.name, tuple(self._schema))
+            if own is not None and quote_name(own) == named:
+                continue
+            if own is not None and quote_name(own) in groups:
+                raise QueryError(
+                    f"{what}: {column.name!r} is a column and the name of "
+                    f"{shorten(named)}: give that another AS name"
+                )
+            column.replace(exp.Paren(this=parse_aggregate(named, what)))
+        return self._local(render(holder.this), _having_condition)
+
+    def _by_alias(self, name: str, items: Sequence[Named]) -> str | None:
+        """Return the expression of the item of this name."""
+        found = (sql for own, sql in items if own and own.lower() == name.lower())
+        return next(found, None)
+
+
+def _condition(text: str, what: str) -> exp.Expr:
+    return as_filter(parse_expression(text, what))
+
+
+def _having_condition(text: str, what: str) -> exp.Expr:
+    return as_filter(parse_aggregate(text, what))

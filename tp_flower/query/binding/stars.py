@@ -1,0 +1,152 @@
+"""``*`` and ``t.*`` in the query: every column but join keys, label and weight."""
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
+
+from sqlglot import exp
+
+from tp_flower.duckdb_engine import quote_name
+from tp_flower.errors import QueryError
+from tp_flower.query.binding.scope import Local, Scope
+from tp_flower.query.expressions import closest, parse_expression
+from tp_flower.query.pieces import spell
+from tp_flower.query.statement import (
+    LABEL,
+    WEIGHT,
+    Item,
+    SelectItem,
+    StarItem,
+    is_label,
+    is_weight,
+)
+
+
+def expand_stars(
+    items: Sequence[Item],
+    scope: Scope,
+    keys: Collection[Local],
+    *,
+    needs_label: bool = True,
+) -> tuple[SelectItem, ...]:
+    """Return the SELECT list without stars; one item is the label, if there is any.
+
+    A star stands for the columns of its tables except those that a join key, the label
+    or the weight is made of, and those it EXCLUDEs. A column called ``label`` that a
+    star brings is the label, if no other item is; one called ``weight`` is a feature.
+
+    Args:
+        items: The SELECT list.
+        scope: The tables and their columns.
+        keys: Every join key.
+        needs_label: Whether there must be a label.
+
+    Raises:
+        QueryError: There is no label, or more than one; a star names an unknown table
+            or column, or stands for nothing.
+    """
+    labels = _labels(items, scope)
+    if needs_label and not labels:
+        raise QueryError(
+            "the query has no label: write the value to predict as `... AS label`"
+        )
+    weights = [i for i in items if isinstance(i, SelectItem) and is_weight(i)]
+    hidden = _columns_of([*labels, *weights], keys, scope)
+    expanded = chain.from_iterable(
+        _expand(item, scope, hidden) if isinstance(item, StarItem) else [item]
+        for item in items
+    )
+    brought = () if any(is_label(item) for item in items) else labels
+    return (*expanded, *brought)
+
+
+def excluded_columns(star: StarItem, scope: Scope) -> Mapping[str, Collection[str]]:
+    """Return the columns that EXCLUDE names, by table.
+
+    Raises:
+        QueryError: No table of the star has such a column.
+    """
+    excluded = {alias: set[str]() for alias in scope.columns}
+    for sql in star.exclude:
+        column = parse_expression(sql, "EXCLUDE")
+        if not isinstance(column, exp.Column):
+            raise QueryError(f"EXCLUDE takes columns, not {sql}")
+        tables = _starred(star, scope)
+        if column.table:
+            tables = [a for a in tables if a.lower() == column.table.lower()]
+        found = {a: spell(column.name, scope.columns[a]) for a in tables}
+        if not any(found.values()):
+            known = list(chain.from_iterable(scope.columns[a] for a in tables))
+            raise QueryError(
+                f"EXCLUDE ({sql}): the star has no such column"
+                f"{closest(column.name, known)}"
+            )
+        for alias, name in found.items():
+            excluded[alias] |= {name} if name else set()
+    return excluded
+
+
+def _labels(items: Sequence[Item], scope: Scope) -> tuple[SelectItem, ...]:
+    """Return the label, one or none: the item of that name, or a column of a star."""
+    labels = [i for i in items if isinstance(i, SelectItem) and is_label(i)]
+    if labels:
+        return (labels[0],)
+    found = [
+        (alias, name)
+        for star in items
+        if isinstance(star, StarItem)
+        for alias in _starred(star, scope)
+        if (name := spell(LABEL, scope.columns[alias]))
+        and name not in excluded_columns(star, scope)[alias]
+    ]
+    if len(found) > 1:
+        shown = ", ".join(f"{alias}.{name}" for alias, name in found)
+        raise QueryError(f"the query has {len(found)} labels, expected one: {shown}")
+    return tuple(_item(alias, name) for alias, name in found)
+
+
+def _columns_of(
+    items: Sequence[SelectItem], keys: Collection[Local], scope: Scope
+) -> Mapping[str, Collection[str]]:
+    """Return the columns that label, weight and keys are made of, by table."""
+    found = {alias: set[str]() for alias in scope.columns}
+    for key in keys:
+        tree = parse_expression(key.sql, "join key")
+        found[key.table] |= {column.name for column in tree.find_all(exp.Column)}
+    for item in items:
+        what = f"the {WEIGHT if is_weight(item) else LABEL} {item.sql}"
+        for column in parse_expression(item.sql, what).find_all(exp.Column):
+            alias = scope.table_of(column, what)
+            name = spell(column.name, scope.columns[alias])
+            found[alias] |= {name} if name else set()
+    return found
+
+
+def _starred(star: StarItem, scope: Scope) -> list[str]:
+    """Return the aliases that a star is about."""
+    if star.table is None:
+        return list(scope.columns)
+    return [scope.alias_of(star.table, f"{star.table}.*")]
+
+
+def _expand(
+    star: StarItem, scope: Scope, hidden: Mapping[str, Collection[str]]
+) -> list[SelectItem]:
+    """Return the features that a star stands for."""
+    excluded = excluded_columns(star, scope)
+    tables = _starred(star, scope)
+    items = [
+        _item(alias, name)
+        for alias in tables
+        for name in scope.columns[alias]
+        if name not in hidden[alias] and name not in excluded[alias]
+    ]
+    if not items:
+        raise QueryError(
+            f"{'*' if star.table is None else f'{star.table}.*'} stands for no column: "
+            f"those of {', '.join(tables)} are join keys, label, weight or EXCLUDEd"
+        )
+    return items
+
+
+def _item(alias: str, name: str) -> SelectItem:
+    return SelectItem(None, f"{quote_name(alias)}.{quote_name(name)}")

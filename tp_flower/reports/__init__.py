@@ -1,0 +1,1 @@
+"""Records of report.json, and how they read in a console."""

@@ -1,0 +1,193 @@
+"""Predictions: from the scores of joined rows to a Parquet file.
+
+A joined row is named by the row of the label table that it comes from, and by which of
+that row's joined rows it is (``occurrence``): a many-to-many join makes several.
+
+Columns of the file
+    what names the row    ``row_key``, or ``row`` and columns of the table
+    ``occurrence``        int64, from 0, among the joined rows of one row
+    ``score``             float64; of several outputs one column per class
+    ``prediction``        float64, or the name of the most likely class
+    ``probability.<c>``   float64, of every class c; they sum to 1
+    ``distance``          float64, to the nearest centre; of a clustering, whose
+                          prediction is the centre's number, and whose scores are the
+                          squared distances to all centres
+    ``is_partial``        bool: the mean stands for some table's score
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tp_flower.arrays import FloatArray
+from tp_flower.files import whole_file
+from tp_flower.learning.clustering_loss import KMEANS
+from tp_flower.learning.losses import sigmoid
+from tp_flower.learning.softmax import softmax
+
+PREDICTIONS_FILE: Final = "predictions.parquet"
+OCCURRENCE: Final = "occurrence"
+ROW: Final = "row"
+ROW_HASH: Final = "row_key"
+_SCORE, _PREDICTION, _PROBABILITY = "score", "prediction", "probability"
+_PARTIAL, _DISTANCE = "is_partial", "distance"
+RESERVED: Final = frozenset(
+    {ROW, ROW_HASH, OCCURRENCE, _SCORE, _PREDICTION, _PARTIAL, _DISTANCE}
+)
+"""Names that no column of a row key can have."""
+
+_DIGITS: Final = np.array([f"{byte:02x}" for byte in range(256)], dtype="S2")
+
+BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Joined rows with their scores.
+
+    Attributes:
+        rows: (N,) ascending, the row of the label table behind each joined row.
+        scores: (N, d_c).
+        is_partial: (N,), rows where the mean stands for some table's score.
+    """
+
+    rows: IntArray
+    scores: FloatArray
+    is_partial: BoolArray
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What scores stand for.
+
+    Attributes:
+        loss: name of the loss that the model was trained with.
+        classes: names of the label's classes; empty in regression; the numbers of the
+            centres of a clustering.
+
+    Raises:
+        ValueError: the loss does not go with so many classes.
+    """
+
+    loss: str
+    classes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that the classes fit the loss."""
+        fits = {
+            "squared": not self.classes,
+            "logistic": len(self.classes) == 2,
+            "softmax": len(self.classes) > 1,
+            KMEANS: len(self.classes) > 0,
+        }
+        if not fits.get(self.loss, False):
+            raise ValueError(f"loss {self.loss!r} of {len(self.classes)} classes")
+
+    @property
+    def count(self) -> int:
+        """The number of scores of a row, d_c."""
+        return len(self.classes) if self.loss in ("softmax", KMEANS) else 1
+
+    def probabilities(self, scores: FloatArray) -> FloatArray:
+        """Return the probability of every class (N, k); of a regression (N, 0).
+
+        >>> Outputs("logistic", ("no", "yes")).probabilities(np.array([[0.0]])).tolist()
+        [[0.5, 0.5]]
+        """
+        if self.loss == "squared":
+            return np.zeros((len(scores), 0))
+        if self.loss == "softmax":
+            return softmax(scores)
+        return np.column_stack([sigmoid(-scores[:, 0]), sigmoid(scores[:, 0])])
+
+
+def occurrences(rows: IntArray) -> IntArray:
+    """Return the number of each joined row among those of the same row, from 0, (N,).
+
+    Args:
+        rows: (N,), ascending.
+
+    >>> occurrences(np.array([0, 2, 2, 2, 5])).tolist()
+    [0, 0, 1, 2, 0]
+    """
+    first = np.flatnonzero(np.append(True, rows[1:] != rows[:-1])[: len(rows)])
+    counts = np.diff(np.append(first, len(rows)))
+    found: IntArray = np.arange(len(rows)) - np.repeat(first, counts)
+    return found
+
+
+def hex_texts(hashes: npt.NDArray[np.uint64]) -> pa.Array:
+    """Return 32 hexadecimal digits per hash, uint64 (n, 2), as texts.
+
+    >>> hex_texts(np.array([[1, 255]], np.uint64)).to_pylist()
+    ['000000000000000100000000000000ff']
+    """
+    # the bytes in the order of the number's digits
+    found = _DIGITS[hashes.astype(">u8").view(np.uint8)]
+    return pa.array(found.view("S32").ravel()).cast(pa.string())
+
+
+def prediction_table(
+    named: Mapping[str, pa.Array], scored: Scored, outputs: Outputs
+) -> pa.Table:
+    """Return the predictions of joined rows.
+
+    Args:
+        named: what names the rows, by column, (N,).
+        scored: the rows.
+        outputs: what their scores stand for.
+    """
+    columns: dict[str, pa.Array] = dict(named)
+    columns[OCCURRENCE] = pa.array(occurrences(scored.rows))
+    for k in range(outputs.count):
+        name = f"{_SCORE}.{outputs.classes[k]}" if outputs.count > 1 else _SCORE
+        columns[name] = pa.array(scored.scores[:, k])
+    columns |= _predicted(scored.scores, outputs)
+    columns[_PARTIAL] = pa.array(scored.is_partial)
+    return pa.table(columns)
+
+
+def _predicted(scores: FloatArray, outputs: Outputs) -> dict[str, pa.Array]:
+    if outputs.loss == KMEANS:
+        nearest = scores.argmin(axis=1)
+        return {
+            _PREDICTION: pa.array(outputs.classes).take(pa.array(nearest)),
+            # noise on the scores may take one below 0
+            _DISTANCE: pa.array(np.sqrt(np.maximum(scores.min(axis=1), 0.0))),
+        }
+    if not outputs.classes:
+        return {_PREDICTION: pa.array(scores[:, 0])}
+    chances = outputs.probabilities(scores)
+    # of equal chances the first class, as accuracy counts it
+    best = chances.argmax(axis=1)
+    found = {_PREDICTION: pa.array(outputs.classes).take(pa.array(best))}
+    for k, name in enumerate(outputs.classes):
+        found[f"{_PROBABILITY}.{name}"] = pa.array(chances[:, k])
+    return found
+
+
+def write_predictions(
+    table: pa.Table, path: Path, facts: Mapping[str, str], mode: int
+) -> None:
+    """Write predictions to a file; it appears whole or not at all.
+
+    Args:
+        table: the predictions.
+        path: of the file, in a folder that is made if it is missing.
+        facts: kept in the file's metadata: ``model``, ``query``, ``run``.
+        mode: who may read it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    named = {f"tp_flower.{key}": text for key, text in facts.items()}
+    with whole_file(path, is_durable=True, mode=mode) as file:
+        pq.write_table(table.replace_schema_metadata(named), file)

@@ -1,0 +1,316 @@
+"""What a run did: records, and what is made of them.
+
+`report.json` is a pure function of a `RunReport`; so is what
+`tp_flower.reports.console` shows. Nothing is measured here.
+
+Schema of `report.json` (`schema` 1; every number is finite or null)::
+
+    schema, mode ("train"; "explain" writes what `strategies.explain.explanation` says)
+    status ("completed" or why it failed), started (ISO 8601, UTC), seconds
+    output-dir, query (SQL)
+    settings  {run-config key: value}        chosen {key: what 0 or "auto" became}
+    tables    [{table, name, rows, features, shards, sites: [..], dropped: [..],
+                multiplicity: {min, mean, max}}]
+    joined-rows {train, test}
+    join-steps  [{table, rows, on, is-outer, rows-before, fan-out-min, fan-out-median,
+                fan-out-max, unmatched-before, unmatched-rows}]   `JoinStep`, in order
+    history   [{round, epoch, phase, train: {metric: value}, test: {metric: value},
+                bytes-up: {table: n}, bytes-down: {table: n}, overhead-bytes,
+                server-seconds, client-seconds, wait-seconds,
+                primal-residual, dual-residual, site-seconds: {site: s}}]
+    totals    {bytes-up: {table: n}, bytes-down: {table: n}, overhead-bytes,
+               server-seconds, client-seconds, wait-seconds}
+    epochs, rounds, bytes_up, bytes_down      of the whole run; without overhead
+    final     {train: {metric: value}, test: {metric: value}}
+    model     name@version that the models were kept under; "" if they were not
+    contributions  {table: {share, mean-score: [value per output]}}   see
+              `tp_flower.learning.contributions`
+    coefficients   {table: [{feature, output, value}]}   of linear models, as far as
+              the policies of the sites allow
+    personal  of strategy "personalised" alone: see `strategies.personalised.report`
+    privacy   {adversary, delta, messages, ledger, totals}   see
+              `strategies.disclosures.privacy_report`
+
+Metrics: `loss`, and `rmse`, `r2` (regression) or `auc`, `accuracy`, `log_loss`
+(classification). Up is from the sites to the server. `overhead-bytes` is what messages
+carry besides the arrays of the tables, both ways.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tp_flower.files import write_file
+from tp_flower.joins.join_step import JoinStep
+
+SCHEMA_VERSION = 1
+REPORT_FILE = "report.json"
+REPORT_LINE = "Report: "
+COMPLETED = "completed"
+
+Metrics = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class TableReport:
+    """One table of the query: its rows and features, and how its rows are joined.
+
+    Attributes:
+        table: alias in the query; the key of everything about this table.
+        name: name of the table at the sites.
+        rows: rows of all shards after the table's own filters.
+        features: columns after encoding.
+        shards: number of shards.
+        sites: the site of each shard, in order of the shards.
+        multiplicity_min: joined rows that a row of the table appears in, at least;
+            rows that do not appear at all count as 0.
+        multiplicity_mean: the same on average.
+        multiplicity_max: the same at most.
+        dropped: features left out because they are constant.
+    """
+
+    table: str
+    name: str
+    rows: int
+    features: int
+    shards: int
+    sites: tuple[str, ...]
+    multiplicity_min: int
+    multiplicity_mean: float
+    multiplicity_max: int
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """One round: what travelled, how long it took, what it reached.
+
+    Attributes:
+        round: number of the round in the run, from 1, set-up included.
+        epoch: the epoch that the round belongs to, from 1; 0 is set-up.
+        phase: what the round was for, such as "describe" or "admm".
+        train: metrics on the training rows; empty where none were computed.
+        test: metrics on the held-out rows.
+        bytes_up: array bytes from the sites to the server, by table.
+        bytes_down: array bytes from the server to the sites, by table.
+        overhead_bytes: all other bytes of the messages, both ways.
+        server_seconds: computing in the server.
+        client_seconds: computing at the slowest site.
+        wait_seconds: the rest: transfer, queues, start of processes.
+        primal_residual: ADMM's; None where there is none.
+        dual_residual: ADMM's; None where there is none.
+        site_seconds: computing at each site, by name; sites of one SuperNode together.
+    """
+
+    round: int
+    epoch: int
+    phase: str
+    train: Metrics = field(default_factory=dict)
+    test: Metrics = field(default_factory=dict)
+    bytes_up: Mapping[str, int] = field(default_factory=dict)
+    bytes_down: Mapping[str, int] = field(default_factory=dict)
+    overhead_bytes: int = 0
+    server_seconds: float = 0.0
+    client_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    primal_residual: float | None = None
+    dual_residual: float | None = None
+    site_seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A whole run.
+
+    Attributes:
+        settings: `Settings.to_dict()`.
+        chosen: what the program chose for 0, "" and "auto", by key.
+        query: the SQL in canonical form.
+        tables: one record per table, in the order of FROM.
+        joined_rows_train: rows of the join to train on.
+        joined_rows_test: held-out rows of the join.
+        join_steps: one record per table, in the order of joining.
+        history: one record per round, set-up included.
+        final_train: metrics of the final model on the training rows.
+        final_test: the same on the held-out rows.
+        privacy: what left the sites, and what it cost.
+        output_dir: where `report.json` is.
+        started: ISO 8601, UTC.
+        seconds: wall time of the run.
+        status: "completed", or why the run failed.
+        model: name@version of what the sites keep; "" where they keep nothing.
+        contributions: by table, its share of the scores' variance, and its mean score.
+        coefficients: by table, those of the final linear model that may be shown.
+        personal: of models of the sites' own: metrics by site, graph, clusters, bytes.
+    """
+
+    settings: Mapping[str, object]
+    chosen: Mapping[str, object]
+    query: str
+    tables: Sequence[TableReport]
+    joined_rows_train: int
+    joined_rows_test: int
+    join_steps: Sequence[JoinStep]
+    history: Sequence[RoundReport]
+    final_train: Metrics
+    final_test: Metrics
+    privacy: Mapping[str, object]
+    output_dir: str
+    started: str
+    seconds: float
+    status: str = COMPLETED
+    model: str = ""
+    contributions: Mapping[str, object] = field(default_factory=dict)
+    coefficients: Mapping[str, object] = field(default_factory=dict)
+    personal: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def epochs(self) -> int:
+        """The number of epochs that were run."""
+        return max((item.epoch for item in self.history), default=0)
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds, set-up included."""
+        return len(self.history)
+
+    @property
+    def bytes_up(self) -> int:
+        """Array bytes from the sites to the server, over all tables and rounds."""
+        return sum(sum_by_table(item.bytes_up for item in self.history).values())
+
+    @property
+    def bytes_down(self) -> int:
+        """Array bytes from the server to the sites, over all tables and rounds."""
+        return sum(sum_by_table(item.bytes_down for item in self.history).values())
+
+
+def sum_by_table(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the sum of counts by table.
+
+    >>> sum_by_table([{"f": 1, "p": 2}, {"f": 3}])
+    {'f': 4, 'p': 2}
+    """
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)
+    return dict(total)
+
+
+def report_dict(report: RunReport) -> dict[str, object]:
+    """Return the content of `report.json`: JSON types only, no NaN or infinity."""
+    content = {
+        "schema": SCHEMA_VERSION,
+        "mode": "train",
+        "status": report.status,
+        "started": report.started,
+        "seconds": report.seconds,
+        "output-dir": report.output_dir,
+        "query": report.query,
+        "settings": report.settings,
+        "chosen": report.chosen,
+        "tables": [table_dict(table) for table in report.tables],
+        "joined-rows": {
+            "train": report.joined_rows_train,
+            "test": report.joined_rows_test,
+        },
+        "join-steps": [record_dict(step) for step in report.join_steps],
+        "history": [record_dict(item) for item in report.history],
+        "totals": totals_of(report.history),
+        "epochs": report.epochs,
+        "rounds": report.rounds,
+        "bytes_up": report.bytes_up,
+        "bytes_down": report.bytes_down,
+        "final": {"train": report.final_train, "test": report.final_test},
+        "model": report.model,
+        "contributions": report.contributions,
+        "coefficients": report.coefficients,
+        **({"personal": report.personal} if report.personal else {}),
+        "privacy": report.privacy,
+    }
+    return {key: plain(value) for key, value in content.items()}
+
+
+def write_report(report: RunReport, folder: Path) -> Path:
+    """Write `report.json` into the folder, made if missing, and return its path."""
+    return write_json(report_dict(report), folder)
+
+
+def write_json(content: Mapping[str, object], folder: Path) -> Path:
+    """Write the content of `report.json` into a folder, made if missing."""
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    return write_whole(folder / REPORT_FILE, text)
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Write a file into a folder, made if missing, and return its path.
+
+    A reader sees the old file or the whole new one, never a part of it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # a report is as readable as its folder
+    write_file(path, [text.encode("utf-8")], is_durable=False, mode=0o644)
+    return path
+
+
+def report_line(path: Path) -> str:
+    """Return the line that tells a user, and the scripts, where the report is."""
+    return f"{REPORT_LINE}{path}"
+
+
+def table_dict(table: TableReport) -> dict[str, object]:
+    """Return a table's entry of `report.json`."""
+    return {
+        "table": table.table,
+        "name": table.name,
+        "rows": table.rows,
+        "features": table.features,
+        "shards": table.shards,
+        "sites": table.sites,
+        "dropped": table.dropped,
+        "multiplicity": {
+            "min": table.multiplicity_min,
+            "mean": table.multiplicity_mean,
+            "max": table.multiplicity_max,
+        },
+    }
+
+
+def record_dict(item: object) -> dict[str, object]:
+    """Return the fields of a flat record, with dashes for underscores."""
+    return {name.replace("_", "-"): value for name, value in vars(item).items()}
+
+
+def totals_of(history: Sequence[RoundReport]) -> dict[str, object]:
+    """Return the sums over all rounds, as `report.json` has them."""
+    return {
+        "bytes-up": sum_by_table(item.bytes_up for item in history),
+        "bytes-down": sum_by_table(item.bytes_down for item in history),
+        "overhead-bytes": sum(item.overhead_bytes for item in history),
+        "server-seconds": math.fsum(item.server_seconds for item in history),
+        "client-seconds": math.fsum(item.client_seconds for item in history),
+        "wait-seconds": math.fsum(item.wait_seconds for item in history),
+    }
+
+
+def plain(value: object) -> object:
+    """Return the value in JSON types; what is not finite becomes None.
+
+    Raises:
+        TypeError: there is no JSON for the value.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    # a numpy scalar is not a JSON number; item() is its Python twin
+    scalar = value.item() if hasattr(value, "item") else value
+    if isinstance(scalar, float) and not math.isfinite(scalar):
+        return None
+    if scalar is None or isinstance(scalar, bool | int | float | str):
+        return scalar
+    message = f"{value!r} of type {type(value).__name__} cannot be written to a report"
+    raise TypeError(message)

@@ -1,0 +1,317 @@
+"""The columns of a shard in a database, from the server's own description of them."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from pymysql.constants import FIELD_TYPE, FLAG
+from sqlglot import exp
+
+from tp_flower.errors import SourceError
+from tp_flower.sources.databases.types import MAX_DIGITS, DatabaseColumn, named
+
+# what a query of one row yields
+OneRow = Callable[[exp.Expr], Sequence[Any]]
+
+_BINARY_CHARSET: Final = 63
+
+# by type OID; https://www.postgresql.org/docs/current/catalog-pg-type.html
+_PG_NUMERIC: Final = 1700
+_PG_TYPES: Final = {
+    16: "BOOLEAN",
+    20: "BIGINT",
+    21: "SMALLINT",
+    23: "INTEGER",
+    25: "VARCHAR",
+    700: "FLOAT",
+    701: "DOUBLE",
+    1043: "VARCHAR",
+    1082: "DATE",
+    1083: "TIME",
+    1114: "TIMESTAMP",
+    1184: "TIMESTAMP WITH TIME ZONE",
+}
+# read as they are, and of no use: bytea, interval, time with time zone
+_PG_UNUSABLE: Final = {17: "BLOB", 1186: "INTERVAL", 1266: "TIME WITH TIME ZONE"}
+# smallint, integer, bigint, real, double precision, numeric
+_PG_ARRAYS: Final = (1005, 1007, 1016, 1021, 1022, 1231)
+_PG_UUID: Final = 2950
+
+_MY_INTEGERS: Final = {
+    FIELD_TYPE.TINY: "TINYINT",
+    FIELD_TYPE.SHORT: "SMALLINT",
+    FIELD_TYPE.INT24: "INTEGER",
+    FIELD_TYPE.LONG: "INTEGER",
+    FIELD_TYPE.LONGLONG: "BIGINT",
+}
+_MY_TIMES: Final = {
+    FIELD_TYPE.DATE: "DATE",
+    FIELD_TYPE.NEWDATE: "DATE",
+    FIELD_TYPE.DATETIME: "TIMESTAMP",
+    # an instant, which the session shows in UTC
+    FIELD_TYPE.TIMESTAMP: "TIMESTAMP WITH TIME ZONE",
+}
+_MY_TEXTS: Final = (
+    FIELD_TYPE.VARCHAR,
+    FIELD_TYPE.VAR_STRING,
+    FIELD_TYPE.STRING,
+    FIELD_TYPE.TINY_BLOB,
+    FIELD_TYPE.MEDIUM_BLOB,
+    FIELD_TYPE.LONG_BLOB,
+    FIELD_TYPE.BLOB,
+    FIELD_TYPE.ENUM,
+    FIELD_TYPE.SET,
+    FIELD_TYPE.JSON,
+)
+
+
+def postgresql_columns(fields: Sequence[Any], one_row: OneRow) -> list[DatabaseColumn]:
+    """Return the columns of PostgreSQL.
+
+    Args:
+        fields: psycopg's description of a result.
+        one_row: runs the SELECT items that it is given over the shard's rows; called
+            for NUMERIC columns that declare no number of digits.
+    """
+    columns = [_postgresql_column(field) for field in fields]
+    unbounded = [
+        column.name
+        for column, field in zip(columns, fields, strict=True)
+        if field.type_code == _PG_NUMERIC and not _declared_digits(field)
+    ]
+    if unbounded:
+        digits = _numeric_digits(unbounded, one_row)
+        columns = [digits.get(column.name, column) for column in columns]
+    return columns
+
+
+def _postgresql_column(field: Any) -> DatabaseColumn:
+    code, name = field.type_code, field.name
+    if code == _PG_NUMERIC:
+        precision, scale = _declared_digits(field) or (MAX_DIGITS, 0)
+        return _numeric(name, f"DECIMAL({precision},{scale})")
+    if code in _PG_TYPES:
+        return DatabaseColumn.of(name, _PG_TYPES[code])
+    if code in _PG_UNUSABLE:
+        return DatabaseColumn.of(name, _PG_UNUSABLE[code], is_exact=False)
+    if code in _PG_ARRAYS:
+        read = exp.cast(named(name), "DOUBLE[]")
+        return DatabaseColumn.of(name, "DOUBLE[]", read, is_exact=False)
+    # character(n), enumerations, json, xml, inet, ...: their text
+    kind = "UUID" if code == _PG_UUID else "VARCHAR"
+    text = exp.cast(named(name), "TEXT")
+    return DatabaseColumn(name, kind, text, "VARCHAR", is_exact=kind == "VARCHAR")
+
+
+def _declared_digits(field: Any) -> tuple[int, int] | None:
+    precision, scale = field.precision, field.scale
+    if precision is None or not 0 <= scale <= precision <= MAX_DIGITS:
+        return None
+    return precision, scale
+
+
+def _numeric(name: str, kind: str) -> DatabaseColumn:
+    # NaN is no DECIMAL: it is a missing value, as it is everywhere else
+    nan = exp.cast(exp.Literal.string("NaN"), "DECIMAL")
+    read = exp.Nullif(this=named(name), expression=nan)
+    return DatabaseColumn.of(name, kind, read)
+
+
+def _numeric_digits(names: Sequence[str], one_row: OneRow) -> dict[str, DatabaseColumn]:
+    """Look at all values: how many digits before and after the point there are."""
+    items: list[exp.Expr] = []
+    for name in names:
+        value = _numeric(name, "").read
+        items += [
+            exp.Max(this=exp.func("SCALE", value.copy())),
+            exp.Max(this=exp.func("TRUNC", exp.Abs(this=value.copy()))),
+        ]
+    found = one_row(exp.select(*items))
+    columns = {}
+    for index, name in enumerate(names):
+        scale, largest = found[2 * index : 2 * index + 2]
+        whole = len(str(largest or 0).partition(".")[0])
+        scale = int(scale or 0)
+        if str(largest).lower() == "infinity" or whole + scale > MAX_DIGITS:
+            # more digits than DuckDB can count
+            read = exp.cast(_numeric(name, "").read, "DOUBLE")
+            columns[name] = DatabaseColumn.of(name, "DOUBLE", read, is_exact=False)
+        else:
+            columns[name] = _numeric(name, f"DECIMAL({MAX_DIGITS},{scale})")
+    return columns
+
+
+def mysql_columns(fields: Sequence[Any]) -> list[DatabaseColumn]:
+    """Return the columns of MySQL or MariaDB.
+
+    Args:
+        fields: pymysql's field descriptors.
+    """
+    return [_mysql_column(field) for field in fields]
+
+
+def _mysql_column(field: Any) -> DatabaseColumn:
+    code, name = field.type_code, field.name
+    is_unsigned = bool(field.flags & FLAG.UNSIGNED)
+    if code in (*_MY_INTEGERS, FIELD_TYPE.BIT):
+        return _mysql_integer(field, is_unsigned)
+    if code == FIELD_TYPE.YEAR:
+        return DatabaseColumn.of(name, "SMALLINT")
+    if code in (FIELD_TYPE.DECIMAL, FIELD_TYPE.NEWDECIMAL):
+        return _mysql_decimal(field, is_unsigned)
+    if code == FIELD_TYPE.DOUBLE:
+        return DatabaseColumn.of(name, "DOUBLE")
+    if code == FIELD_TYPE.FLOAT:
+        # it would come with six digits
+        double = exp.Add(this=named(name), expression=exp.Literal.number("0e0"))
+        return DatabaseColumn.of(name, "FLOAT", double)
+    if code in _MY_TIMES:
+        return DatabaseColumn.of(name, _MY_TIMES[code], _without_zero_date(name))
+    if code in _MY_TEXTS and field.charsetnr != _BINARY_CHARSET:
+        return DatabaseColumn.of(name, "VARCHAR")
+    kind = "TIME" if code == FIELD_TYPE.TIME else "BLOB"
+    return DatabaseColumn(name, kind, named(name), "BLOB", is_exact=False)
+
+
+def _mysql_integer(field: Any, is_unsigned: bool) -> DatabaseColumn:
+    name, is_flag = field.name, field.length == 1
+    if field.type_code == FIELD_TYPE.BIT:
+        number = exp.Add(this=named(name), expression=exp.Literal.number(0))
+        kind = "BOOLEAN" if is_flag else "UBIGINT"
+        return DatabaseColumn.of(name, kind, number, is_exact=False)
+    if field.type_code == FIELD_TYPE.TINY and is_flag:
+        # it may hold other numbers than 0 and 1, which are refused where it is read
+        return DatabaseColumn.of(name, "BOOLEAN", is_exact=False)
+    kind = ("U" if is_unsigned else "") + _MY_INTEGERS[field.type_code]
+    return DatabaseColumn.of(name, kind)
+
+
+def _mysql_decimal(field: Any, is_unsigned: bool) -> DatabaseColumn:
+    # the length counts the point and the sign
+    precision = field.length - (field.scale > 0) - (not is_unsigned)
+    if precision > MAX_DIGITS:
+        digits = (MAX_DIGITS, min(field.scale, MAX_DIGITS))
+        return DatabaseColumn.of(field.name, "DECIMAL({},{})".format(*digits))
+    return DatabaseColumn.of(field.name, f"DECIMAL({precision},{field.scale})")
+
+
+def _without_zero_date(name: str) -> exp.Expr:
+    """MySQL's 0000-00-00, and a day or month of 0, is no date."""
+    parts = [
+        exp.GT(
+            this=exp.Anonymous(this=part, expressions=[named(name)]),
+            expression=exp.Literal.number(0),
+        )
+        for part in ("MONTH", "DAYOFMONTH")
+    ]
+    return exp.Case(ifs=[exp.If(this=exp.and_(*parts), true=named(name))])
+
+
+def sqlite_columns(
+    declared: Mapping[str, str],
+    one_row: OneRow,
+    overridden: Mapping[str, str],
+    where: str,
+) -> list[DatabaseColumn]:
+    """Return the columns of SQLite, where any value may be in any column.
+
+    Args:
+        declared: the type that a column is declared with, "" if with none.
+        one_row: runs the SELECT items that it is given over the shard's rows.
+        overridden: columns whose type the tables file names: read as text if need be.
+        where: the shard, for messages.
+
+    Raises:
+        SourceError: a column holds values of several kinds, or none of its own kind.
+    """
+    items = [
+        exp.func("SUM", exp.EQ(this=exp.func("TYPEOF", named(name)), expression=kind))
+        for name in declared
+        for kind in map(exp.Literal.string, _SQLITE_KINDS)
+    ]
+    counts = iter(one_row(exp.select(*items)))
+    columns = []
+    for name, kind in declared.items():
+        held = {stored for stored in _SQLITE_KINDS if next(counts)}
+        column = _sqlite_column(name, kind.upper(), held)
+        if column is None and name not in overridden:
+            raise SourceError(
+                f"{where}: column {name!r}, declared as {kind or 'nothing'}, holds "
+                f"values of the kinds {', '.join(sorted(held))}: name one type for all "
+                f"of them, types = {{ {name} = \"VARCHAR\" }}, or convert it in 'sql'"
+            )
+        columns.append(column or _as_text(name))
+    return columns
+
+
+def _as_text(name: str) -> DatabaseColumn:
+    text = exp.cast(named(name), "TEXT")
+    return DatabaseColumn.of(name, "VARCHAR", text, is_exact=False)
+
+
+_SQLITE_KINDS: Final = ("integer", "real", "text", "blob")
+_SQLITE_DATES: Final = {
+    "DATE": "DATE",
+    "DATETIME": "TIMESTAMP",
+    "TIMESTAMP": "TIMESTAMP",
+}
+
+
+def _sqlite_column(name: str, declared: str, held: set[str]) -> DatabaseColumn | None:
+    """Return what the values say of a column; None if they say different things."""
+    bare = re.sub(r"\s*\(.*", "", declared)
+    numbers = {"integer", "real"}
+    if held == {"text"} and bare in _SQLITE_DATES:
+        kind = _SQLITE_DATES[bare]
+        return DatabaseColumn(name, kind, named(name), "VARCHAR", is_exact=False)
+    if held <= {"integer"} and bare in ("BOOLEAN", "BOOL"):
+        return DatabaseColumn.of(name, "BOOLEAN", is_exact=False)
+    if held == {"integer"}:
+        return DatabaseColumn.of(name, "BIGINT")
+    if held and held <= numbers:
+        return DatabaseColumn.of(name, "DOUBLE", exp.cast(named(name), "DOUBLE"))
+    is_text = not (bare and _number_declared(bare))
+    if held == {"text"} and is_text:
+        return DatabaseColumn.of(name, "VARCHAR")
+    if held == {"blob"}:
+        return DatabaseColumn(name, "BLOB", named(name), "BLOB", is_exact=False)
+    if not held:
+        return DatabaseColumn.of(name, _sqlite_empty(bare))
+    return None
+
+
+def _number_declared(bare: str) -> bool:
+    """Whether SQLite turns what goes into a column of this type into a number."""
+    if any(part in bare for part in ("CHAR", "CLOB", "TEXT", "BLOB")):
+        return False
+    return not (bare in _SQLITE_DATES or bare in ("JSON", "UUID"))
+
+
+def _sqlite_empty(bare: str) -> str:
+    """The type of a column without values."""
+    if bare in _SQLITE_DATES:
+        return _SQLITE_DATES[bare]
+    if not bare or not _number_declared(bare):
+        return "VARCHAR"
+    return "BIGINT" if "INT" in bare else "DOUBLE"
+
+
+def check_names(names: Sequence[str], where: str) -> None:
+    """Refuse columns that DuckDB cannot tell apart.
+
+    Raises:
+        SourceError: names the columns.
+    """
+    for name in _repeated(names):
+        raise SourceError(
+            f"{where}: two columns are called {name!r} (in upper or lower case): "
+            "name each differently in 'sql'"
+        )
+
+
+def _repeated(names: Sequence[str]) -> Iterator[str]:
+    seen = set()
+    for name in names:
+        if name.lower() in seen:
+            yield name
+        seen.add(name.lower())

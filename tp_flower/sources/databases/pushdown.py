@@ -1,0 +1,267 @@
+"""The columns that a query needs of a table, and the filters that a database applies.
+
+A database hands out columns and applies filters ``column <op> constant``, where <op>
+is =, <>, <, <=, >, >=, IS NULL, IN, BETWEEN or the negation of one. A filter is pushed
+down only if the database's answer equals DuckDB's for every value of the column:
+
+* integers and decimals are compared exactly, in SQLite integers alone;
+* doubles are compared with constants of at most 15 digits, which are exact in between;
+* texts are compared by their bytes, and only for equality: each database sorts them by
+  rules of its own;
+* constants are dates and times where DuckDB takes them for such; SQLite has none.
+
+The site's DuckDB evaluates all other filters and all expressions.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import duckdb
+from sqlglot import exp
+
+from tp_flower.query.aggregates import parse_aggregate
+from tp_flower.query.expressions import parse_expression, render, shorten
+from tp_flower.query.fragment import Fragment
+from tp_flower.sources.databases import dialects
+from tp_flower.sources.databases.types import DatabaseColumn, decimal_digits, named
+from tp_flower.sources.databases.url import Dialect
+from tp_flower.sources.scan import column_types
+
+# a DECIMAL of more digits is rounded twice on its way to a double
+EXACT_DIGITS: Final = 15
+MYSQL_MAX_SCALE: Final = 30
+
+_FAMILIES: Final = {
+    "TINYINT": "integer",
+    "SMALLINT": "integer",
+    "INTEGER": "integer",
+    "BIGINT": "integer",
+    "UTINYINT": "integer",
+    "USMALLINT": "integer",
+    "UINTEGER": "integer",
+    "UBIGINT": "integer",
+    "DOUBLE": "double",
+    "BOOLEAN": "boolean",
+    "VARCHAR": "text",
+    "DATE": "date",
+    "TIMESTAMP": "timestamp",
+    "TIMESTAMP WITH TIME ZONE": "instant",
+}
+_NUMBERS: Final = frozenset(("integer", "decimal", "double"))
+_TIME_NAMES: Final = {
+    "date": "DATE",
+    "timestamp": "TIMESTAMP",
+    "instant": "TIMESTAMPTZ",
+}
+# the columns that a constant may be compared with, by the constant's own type
+_TIME_CONSTANTS: Final = {
+    "text": frozenset(_TIME_NAMES),
+    "date": frozenset(_TIME_NAMES),
+    "timestamp": frozenset(("timestamp", "instant")),
+    "instant": frozenset(("instant",)),
+}
+_PLAIN_NUMBER: Final = re.compile(r"\d+(\.\d+)?|\.\d+")
+_PLAIN_TIME: Final = re.compile(
+    r"([1-9]\d{3}-\d\d-\d\d( \d\d:\d\d:\d\d(\.\d+)?)?)(?:\+00)?"
+)
+_EQUALITIES: Final = (exp.EQ, exp.NEQ, exp.In)
+_COMPARISONS: Final = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The columns and rows that a site reads of a table.
+
+    Attributes:
+        fragment: what the site evaluates over the relation ``shard``.
+        columns: handed out, in the table's order.
+        filters: applied by the database, in its SQL.
+        pushed: the same filters, in words.
+    """
+
+    fragment: Fragment
+    columns: tuple[str, ...]
+    filters: tuple[exp.Expr, ...] = ()
+    pushed: tuple[str, ...] = ()
+
+
+def select(
+    pushdown: "FilterPushdown", fragment: Fragment, *, has_filters: bool = True
+) -> Selection:
+    """Divide a checked fragment between a database and the site.
+
+    Args:
+        pushdown: translates filters over the table's columns.
+        fragment: of the query. The filters of its sub-query, if it has one, are over
+            the table's rows, its own over the sub-query's.
+        has_filters: whether the database applies filters at all.
+    """
+    translated: list[exp.Expr] = []
+    pushed: list[str] = []
+    remaining: list[str] = []
+    for sql in (fragment.subquery or fragment).filters:
+        tree = parse_expression(sql, "filter")
+        condition = pushdown.condition(tree) if has_filters else None
+        if condition is None:
+            remaining.append(sql)
+        else:
+            translated.append(condition)
+            pushed.append(f"filter: {shorten(sql)}")
+    if fragment.subquery is None:
+        rest = replace(fragment, filters=tuple(remaining))
+    else:
+        subquery = replace(fragment.subquery, filters=tuple(remaining))
+        rest = replace(fragment, subquery=subquery)
+    needed = column_names(
+        parse_aggregate(sql, "an expression") for sql in _over_table(rest)
+    )
+    columns = tuple(name for name in pushdown.columns if name in needed)
+    return Selection(rest, columns, tuple(translated), tuple(pushed))
+
+
+def column_names(trees: Iterable[exp.Expr]) -> frozenset[str]:
+    """Return the names of the columns in some expressions."""
+    return frozenset(
+        column.name for tree in trees for column in tree.find_all(exp.Column)
+    )
+
+
+def _over_table(fragment: Fragment) -> Iterator[str]:
+    """Yield the expressions that are evaluated over the table's rows."""
+    subquery = fragment.subquery
+    if subquery is not None:
+        yield from (column.sql for column in subquery.columns)
+        yield from (*subquery.filters, *subquery.groups, *subquery.having)
+        return
+    yield from (feature.sql for feature in fragment.features)
+    yield from (sql for key in fragment.keys for sql in key)
+    yield from (sql for sql in (fragment.label, fragment.weight) if sql is not None)
+    yield from fragment.filters
+
+
+@dataclass(frozen=True)
+class FilterPushdown:
+    """Translates filters over one table's columns to a database's SQL.
+
+    Attributes:
+        dialect: the database's SQL.
+        columns: of the table, by name.
+        connection: a locked DuckDB connection, which evaluates constants.
+    """
+
+    dialect: Dialect
+    columns: Mapping[str, DatabaseColumn]
+    connection: duckdb.DuckDBPyConnection
+
+    def condition(self, tree: exp.Expr) -> exp.Expr | None:
+        """Return a filter in the database's SQL, None if the site must apply it."""
+        tree = tree.unnest()
+        if isinstance(tree, exp.Not):
+            negated = self.condition(tree.this)
+            return None if negated is None else exp.Not(this=exp.Paren(this=negated))
+        if isinstance(tree, exp.Is):
+            return self._is_null(tree)
+        operands = self._operands(tree, _constants(tree))
+        if operands is None:
+            return None
+        value, *constants = operands
+        if isinstance(tree, exp.In):
+            return exp.In(this=value, expressions=constants)
+        if isinstance(tree, exp.Between):
+            return exp.Between(this=value, low=constants[0], high=constants[1])
+        return type(tree)(this=value, expression=constants[0])
+
+    def _is_null(self, tree: exp.Is) -> exp.Expr | None:
+        if not self._family(tree.this) or not isinstance(tree.expression, exp.Null):
+            return None
+        return exp.Is(this=named(tree.this.unnest().name), expression=exp.Null())
+
+    def _family(self, tree: exp.Expr) -> str:
+        """Return the kind of a column's values; "" where nothing may be pushed down."""
+        column = self.columns.get(tree.unnest().name)
+        if not isinstance(tree.unnest(), exp.Column) or column is None:
+            return ""
+        digits = decimal_digits(column.type)
+        too_fine = self.dialect == "mysql" and digits and digits[1] > MYSQL_MAX_SCALE
+        if not column.is_exact or too_fine:
+            return ""
+        return "decimal" if digits else _FAMILIES.get(column.type, "")
+
+    def _operands(
+        self, tree: exp.Expr, constants: Sequence[exp.Expr]
+    ) -> list[exp.Expr] | None:
+        """Return a column and constants in the type in which DuckDB compares them."""
+        family = self._family(tree.this) if constants else ""
+        value: exp.Expr = exp.Null()
+        if family:
+            value = named(tree.this.unnest().name)
+        translated: list[exp.Expr | None]
+        if family == "text" and isinstance(tree, _EQUALITIES):
+            value = dialects.bytewise(value, self.dialect)
+            translated = [self._text(constant) for constant in constants]
+        elif family in _NUMBERS:
+            translated = [self._number(constant, family) for constant in constants]
+        elif family in _TIME_NAMES and self.dialect != "sqlite":
+            translated = [self._time(constant, family) for constant in constants]
+        else:
+            return None
+        operands = [constant for constant in translated if constant is not None]
+        return [value, *operands] if len(operands) == len(constants) else None
+
+    def _text(self, tree: exp.Expr) -> exp.Expr | None:
+        constant = tree.unnest()
+        if not isinstance(constant, exp.Literal) or not constant.is_string:
+            return None
+        text = dialects.text_literal(constant.name, self.dialect)
+        return None if text is None else dialects.bytewise(text, self.dialect)
+
+    def _number(self, tree: exp.Expr, family: str) -> exp.Expr | None:
+        constant = tree.unnest()
+        is_negative = isinstance(constant, exp.Neg)
+        digits = constant.this.unnest() if is_negative else constant
+        if not isinstance(digits, exp.Literal) or digits.is_string:
+            return None
+        text = digits.name
+        is_exact = len(text.replace(".", "")) <= EXACT_DIGITS
+        # SQLite has no decimals: it would compare in double precision
+        is_odd = self.dialect == "sqlite" and family == "integer" and "." in text
+        if not _PLAIN_NUMBER.fullmatch(text) or not is_exact or is_odd:
+            return None
+        number: exp.Expr = exp.Literal.number(text)
+        number = exp.Paren(this=exp.Neg(this=number)) if is_negative else number
+        is_double = family == "double"
+        return dialects.as_double(number, self.dialect) if is_double else number
+
+    def _time(self, tree: exp.Expr, family: str) -> exp.Expr | None:
+        """Return a constant as a date or time of a family, as DuckDB reads it."""
+        constant = tree.unnest()
+        is_cast = type(constant) is exp.Cast
+        literal = constant.this.unnest() if is_cast else constant
+        if not isinstance(literal, exp.Literal) or not literal.is_string:
+            return None
+        sql = render(constant)
+        cast = f"CAST({sql} AS {_TIME_NAMES[family]})"
+        try:
+            kinds = column_types(self.connection, f"SELECT {sql} AS value")
+            written = self.connection.execute(
+                f"SELECT CAST({cast} AS VARCHAR)"
+            ).fetchall()[0][0]
+        except duckdb.Error:
+            # the site's DuckDB says what is wrong with it
+            return None
+        plain = _PLAIN_TIME.fullmatch(str(written))
+        source = _FAMILIES.get(kinds["value"], "")
+        if plain is None or family not in _TIME_CONSTANTS.get(source, ()):
+            return None
+        return dialects.time_literal(plain[1], family, self.dialect)
+
+
+def _constants(tree: exp.Expr) -> list[exp.Expr]:
+    """Return what a condition compares its left side with; [] for an unknown form."""
+    if isinstance(tree, exp.In):
+        return list(tree.expressions)
+    if isinstance(tree, exp.Between):
+        return [tree.args["low"], tree.args["high"]]
+    return [tree.expression] if isinstance(tree, _COMPARISONS) else []

@@ -1,0 +1,321 @@
+"""Shards in databases: what they look like, and their rows.
+
+The database is asked for as few rows and columns as the query needs
+(:mod:`tp_flower.sources.databases.pushdown`), hands them out in chunks, and never
+changes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import duckdb
+from sqlglot import exp
+
+from tp_flower.duckdb_engine import quote_name, safe_message, shared_cursor
+from tp_flower.errors import SourceError
+from tp_flower.query.fragment import Fragment
+from tp_flower.sources.databases import dialects
+from tp_flower.sources.databases.columns import (
+    check_names,
+    mysql_columns,
+    postgresql_columns,
+    sqlite_columns,
+)
+from tp_flower.sources.databases.dialects import quote, render
+from tp_flower.sources.databases.pushdown import (
+    FilterPushdown,
+    Selection,
+    column_names,
+    select,
+)
+from tp_flower.sources.databases.session import Session, open_session
+from tp_flower.sources.databases.types import Arriving, DatabaseColumn, to_arrow
+from tp_flower.sources.scan import Scan, ShardSchema, column_types
+from tp_flower.sources.tables_file import ShardSource
+
+
+@dataclass(frozen=True)
+class DatabaseTable:
+    """The table, or the owner's query, behind a shard of an open database.
+
+    Attributes:
+        session: the connection.
+        columns: as the database declares them, by name.
+        types: DuckDB type of each, as the tables file wants it.
+    """
+
+    session: Session
+    columns: Mapping[str, DatabaseColumn]
+    types: Mapping[str, str]
+
+    @property
+    def source(self) -> ShardSource:
+        """The shard."""
+        return self.session.source
+
+
+def base_of(session: Session) -> str:
+    """Return the owner's table or query, as it stands in FROM."""
+    database = session.database
+    if database.table is not None:
+        return ".".join(
+            dialects.quote(part, session.dialect) for part in database.table
+        )
+    # a line of its own: the query may end in a comment
+    return f"(\n{database.sql}\n) AS owner_query"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads the columns and rows of a selection.
+
+    Attributes:
+        table: where from.
+        selection: what.
+        connection: a locked DuckDB connection, which gets the relation ``shard``.
+    """
+
+    table: DatabaseTable
+    selection: Selection
+    connection: duckdb.DuckDBPyConnection
+
+    def order_by(self) -> tuple[str, ...]:
+        """Return the names of the columns that put rows in the same order every time.
+
+        These are the columns that the owner names, and the primary key.
+        """
+        session = self.table.session
+        columns = (*session.database.order_by, *session.primary_key())
+        return tuple(dict.fromkeys(columns))
+
+    def chunks(self) -> Iterator[None]:
+        """Put the next rows behind the relation ``shard`` at every step.
+
+        One step of no rows where there are none, and one of all where the fragment
+        has a sub-query.
+
+        Raises:
+            SourceError: the rows cannot be read.
+        """
+        if self.selection.fragment.subquery is not None:
+            self.keep_all()
+            yield None
+            return
+        is_empty = True
+        for rows in self.table.session.chunks(self.statement()):
+            self.show(rows)
+            is_empty = False
+            yield None
+        if is_empty:
+            yield None
+
+    def show(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Make ``shard`` a view of rows of the statement."""
+        self.connection.register("chunk", self._arrow(rows))
+        self._view("chunk")
+
+    def keep_all(self) -> None:
+        """Make ``shard`` a view of all rows, which need not fit into memory.
+
+        Raises:
+            SourceError: the rows cannot be read.
+        """
+        kept = f"kept_{uuid4().hex}"
+        self.connection.register("chunk", self._arrow([]))
+        self.connection.execute(f"CREATE TEMP TABLE {kept} AS FROM chunk")
+        for rows in self.table.session.chunks(self.statement()):
+            self.connection.register("chunk", self._arrow(rows))
+            self.connection.execute(f"INSERT INTO {kept} FROM chunk")
+        self._view(kept)
+
+    def _arrow(self, rows: Sequence[Sequence[Any]]) -> Any:
+        return to_arrow(rows, self._arriving(), str(self.table.source))
+
+    def _arriving(self) -> list[Arriving]:
+        """The columns of the statement."""
+        arriving = []
+        for name in self.selection.columns:
+            column = self.table.columns[name]
+            if not column.is_readable:
+                raise SourceError(
+                    f"{self.table.source}: column {name!r} is of type {column.type}, "
+                    "which cannot be used: convert it in 'sql' to a number, a text, a "
+                    "date, a timestamp or a boolean"
+                )
+            arriving.append(Arriving(name, column.arrives))
+        return arriving or [Arriving("nothing", "INTEGER")]
+
+    def _view(self, relation: str) -> None:
+        """Make ``shard`` a view with the columns' own types."""
+        columns = ", ".join(
+            quote_name(name)
+            if self.table.types[name] == '"NULL"'
+            else f"CAST({quote_name(name)} AS {self.table.types[name]}) "
+            f"AS {quote_name(name)}"
+            for name in self.selection.columns
+        )
+        self.connection.execute(
+            "CREATE OR REPLACE TEMP VIEW shard AS "
+            f"SELECT {columns or 'nothing'} FROM {relation}"
+        )
+
+    def statement(self) -> str:
+        """Return the one statement that the database runs."""
+        dialect, order = self.table.session.dialect, self.order_by()
+        filters = self.selection.filters
+        used = {*self.selection.columns, *column_names(filters), *order}
+        # the columns that are needed, with values that DuckDB knows too
+        rows = ", ".join(
+            f"{dialects.render(column.read, dialect)} AS {self._quote(name)}"
+            for name, column in self.table.columns.items()
+            if name in used
+        )
+        columns = ", ".join(map(self._quote, self.selection.columns))
+        nothing = f"1 AS {self._quote('nothing')}"
+        where = " AND ".join(dialects.render(each, dialect) for each in filters)
+        by = ", ".join(map(self._quote, order))
+        return (
+            f"SELECT {columns or nothing} FROM "
+            f"(SELECT {rows or nothing} FROM {base_of(self.table.session)}) "
+            "AS shard_rows"
+            f"{f' WHERE {where}' if where else ''}{f' ORDER BY {by}' if by else ''}"
+        )
+
+    def _quote(self, name: str) -> str:
+        return dialects.quote(name, self.table.session.dialect)
+
+
+def describe_database(source: ShardSource) -> ShardSchema:
+    """Return a shard's columns, types and number of rows.
+
+    Raises:
+        SourceError: the database cannot be read.
+    """
+    with open_session(source) as session, closing(shared_cursor()) as connection:
+        shard = _open_shard(session, connection)
+        counts = ", ".join(
+            f"COUNT({quote(name, session.dialect)})" for name in shard.columns
+        )
+        total, *present = session.one_row(
+            f"SELECT COUNT(*), {counts} FROM {base_of(session)}"
+        )
+    empty = [name for name, n in zip(shard.columns, present, strict=True) if not n]
+    return ShardSchema(dict(shard.types), int(total), tuple(empty))
+
+
+def database_fingerprint(source: ShardSource) -> str | None:
+    """Return the value of the owner's ``fingerprint`` query; None if there is none.
+
+    Raises:
+        SourceError: the query fails or yields no value.
+    """
+    if source.database is None or source.database.fingerprint is None:
+        return None
+    with open_session(source) as session:
+        row = session.one_row(source.database.fingerprint)
+    if len(row) != 1 or row[0] is None:
+        raise SourceError(f"{source}: 'fingerprint' must yield one value")
+    return str(row[0])
+
+
+@contextmanager
+def scan_database(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
+    """Open a shard to run a fragment on it.
+
+    Raises:
+        QueryError: the fragment is not what a site may run.
+        SourceError: the database cannot be read, or DuckDB refuses what is asked of it
+            inside the ``with`` block.
+    """
+    with open_session(source) as session, closing(shared_cursor()) as connection:
+        try:
+            shard = _open_shard(session, connection)
+            pushdown = FilterPushdown(session.dialect, shard.columns, connection)
+            selection = select(
+                pushdown,
+                fragment.check(shard.types),
+                has_filters=session.database.is_pushed_down,
+            )
+            reader = Reader(shard, selection, connection)
+            reader.show([])
+            yield Scan(
+                connection=connection,
+                fragment=selection.fragment,
+                columns=column_types(connection, "SELECT * FROM shard"),
+                needs_sort=not reader.order_by(),
+                pushed=selection.pushed,
+                read=reader.chunks,
+            )
+        except duckdb.Error as error:
+            raise SourceError(f"{source}: {safe_message(error)}") from error
+
+
+def load_database(source: ShardSource, connection: duckdb.DuckDBPyConnection) -> None:
+    """Make the view ``shard`` of a connection all rows that can be read.
+
+    Raises:
+        SourceError: the database cannot be read.
+    """
+    with open_session(source) as session:
+        table = _open_shard(session, connection)
+        names = tuple(n for n, column in table.columns.items() if column.is_readable)
+        everything = Selection(Fragment(source.table, source.table), names)
+        Reader(table, everything, connection).keep_all()
+
+
+def _open_shard(
+    session: Session, connection: duckdb.DuckDBPyConnection
+) -> DatabaseTable:
+    """Look at the columns, and make the empty relation ``declared`` of them."""
+    source = session.source
+    found = _columns(session)
+    check_names([column.name for column in found], str(source))
+    columns = {column.name: column for column in found}
+    for name in (*source.types, *session.database.order_by):
+        if name not in columns:
+            raise SourceError(
+                f"{source}: 'types' or 'order-by' names column {name!r}, "
+                f"but the columns are {', '.join(columns)}"
+            )
+    wanted = {name: source.types.get(name, col.type) for name, col in columns.items()}
+    nulls = ", ".join(
+        f"CAST(NULL AS {kind}) AS {quote_name(name)}" for name, kind in wanted.items()
+    )
+    try:
+        connection.execute(
+            f"CREATE OR REPLACE TEMP VIEW declared AS SELECT {nulls} WHERE false"
+        )
+        types = column_types(connection, "SELECT * FROM declared")
+    except duckdb.Error as error:
+        raise SourceError(f"{source}: {safe_message(error)}") from error
+    for name in source.types:
+        # the site casts: the database's columns are not of this type
+        column = columns[name]
+        columns[name] = DatabaseColumn(
+            name, types[name], column.read, column.arrives, is_exact=False
+        )
+    return DatabaseTable(session, columns, types)
+
+
+def _columns(session: Session) -> list[DatabaseColumn]:
+    base = base_of(session)
+
+    def one_row(select: exp.Expr) -> list[object]:
+        sql = render(select, session.dialect)
+        return list(session.one_row(f"{sql} FROM {base}"))
+
+    if session.dialect == "sqlite":
+        session.execute(f"CREATE TEMP VIEW tp_flower_shard AS SELECT * FROM {base}")
+        rows = session.all_rows("PRAGMA table_info(tp_flower_shard)")
+        declared = {str(name): str(kind) for _, name, kind, *_ in rows}
+        check_names([str(name) for _, name, *_ in rows], str(session.source))
+        return sqlite_columns(
+            declared, one_row, session.source.types, str(session.source)
+        )
+    fields = session.fields(f"SELECT * FROM {base} LIMIT 0")
+    if session.dialect == "mysql":
+        return mysql_columns(fields)
+    return postgresql_columns(fields, one_row)
