@@ -22,9 +22,7 @@ from tp_flower.errors import (
     UnavailableError,
 )
 from tp_flower.protocol import AT, EXCHANGES, KIND, Packet, decode, layout_of, unpack
-
-LONGEST_SECONDS = 1e9
-"""No site works on one message for longer."""
+from tp_flower.protocol.envelope import MOST_SECONDS
 
 REASON_CHARACTERS = 1000
 
@@ -176,7 +174,7 @@ def _check_header(request: Request, packet: Packet, node: int) -> None:
         raise ReplyError("it does not list every part it was asked about, each once")
     seconds = packet.header.get("seconds", 0.0)
     # false for NaN, and for a whole number of any size
-    if not (isinstance(seconds, int | float) and 0 <= seconds <= LONGEST_SECONDS):
+    if not (isinstance(seconds, int | float) and 0 <= seconds <= MOST_SECONDS):
         raise ReplyError("its 'seconds' is not a duration")
 
 
