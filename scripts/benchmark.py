@@ -48,7 +48,7 @@ from scripts.bench.suites.methods import METHODS
 from scripts.bench.suites.registry import SUITES
 from scripts.data.prepare_vertical import SOURCES
 from tp_flower.errors import SettingsError
-from tp_flower.home import home_folder
+from tp_flower.files import home_folder
 from tp_flower.reports.console import format_seconds
 from tp_flower.settings import Settings
 

@@ -1,16 +1,14 @@
 """The server side: training methods as Flower strategies, and the ServerApp."""
 
+from strategies.coreset_solvers import CoresetKMeans, CoresetRidge
 from strategies.explain.strategy import Explain
 from strategies.inference.evaluate import Evaluate
 from strategies.inference.predict import Predict
 from strategies.personalised.strategy import Personalised
-from strategies.solvers.kmeans import CoresetKMeans
-from strategies.solvers.ridge import CoresetRidge
 from strategies.training.admm import TablePuppetADMM
 from strategies.training.base import RelationalStrategy
-from strategies.training.gd import GradientDescent
+from strategies.training.baselines import GradientDescent, VflADMM, VflSGD
 from strategies.training.sgd import TablePuppetSGD
-from strategies.training.vfl import VflADMM, VflSGD
 
 _METHODS: tuple[type[RelationalStrategy], ...] = (
     TablePuppetADMM,

@@ -16,18 +16,17 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from strategies import STRATEGIES, Explain
-from strategies.disclosures.privacy_report import privacy_report
 from strategies.explain.console import explanation_view
 from strategies.explain.explanation import explanation_dict
-from strategies.inference.manifest import write_manifest
-from strategies.inference.model_manifest import make_manifest
+from strategies.inference.manifest import make_manifest, write_manifest
 from strategies.inference.use_model import use_model
+from strategies.privacy_report import privacy_report
 from strategies.report_page import ReportError, write_page
 from strategies.run.resume import resumed
 from strategies.run.strategy import RoundListener
 from strategies.trackers import Tracking, each
 from tp_flower.errors import SettingsError, TPFlowerError
-from tp_flower.home import home_folder
+from tp_flower.files import home_folder
 from tp_flower.methods import CORESET
 from tp_flower.query import Query
 from tp_flower.reports.console import epoch_line, privacy_table, summary

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.servers import uri
-from tp_flower.sources.databases.url import parse_url
+from tp_flower.sources.databases.session import parse_url
 from tp_flower.sources.shards import ShardSource
 from tp_flower.sources.tables_file import DatabaseShard
 

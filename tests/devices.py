@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from tp_flower.learning.models import device_rows as module
 from tp_flower.learning.models import neural
-from tp_flower.learning.models import torch_device as module
-from tp_flower.learning.models.device_choice import CUDA
+from tp_flower.learning.models.devices import CUDA
 
 NO_GPU = "torch finds no CUDA device here"
 

@@ -26,8 +26,8 @@ from tests.faulty_grid import (
     virtual_time,
 )
 from tp_flower.errors import TPFlowerError
-from tp_flower.noise import NoiseSource
 from tp_flower.query import Query
+from tp_flower.randomness import NoiseSource
 from tp_flower.settings import PrivacySettings
 
 SQL = (

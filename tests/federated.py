@@ -14,7 +14,7 @@ from client_apps.app import app
 from client_apps.rounds.site import Site
 from strategies import STRATEGIES, RelationalStrategy
 from strategies.run.grid import InProcessGrid
-from tp_flower.learning.models.encoded_rows import on_host
+from tp_flower.learning.models.devices import on_host
 from tp_flower.methods import METHODS
 from tp_flower.privacy.plan import PartPlan
 from tp_flower.protocol import message_bytes, unpack, unpack_bits

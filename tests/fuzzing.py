@@ -30,7 +30,7 @@ from tp_flower.protocol import (
     pack,
     unpack,
 )
-from tp_flower.protocol.envelope import enveloped
+from tp_flower.protocol.messages import enveloped
 
 MARK = "tp-fuzzed"
 """Is in every name that is a path trick."""

@@ -18,8 +18,7 @@ from client_apps.app import app
 from client_apps.data.saved_models import SavedModel
 from strategies import STRATEGIES
 from strategies.inference.evaluate import Evaluate
-from strategies.inference.manifest import Manifest
-from strategies.inference.model_manifest import make_manifest
+from strategies.inference.manifest import Manifest, make_manifest
 from strategies.inference.predict import Predict
 from strategies.run.grid import InProcessGrid
 from tests.federated import Frames, store_sql

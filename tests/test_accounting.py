@@ -15,6 +15,7 @@ import pytest
 from dp_accounting import pld, rdp
 from scipy import integrate, stats
 
+from tp_flower.methods import PRV, RDP
 from tp_flower.privacy.accounting import (
     ORDERS,
     _divergences,
@@ -25,7 +26,6 @@ from tp_flower.privacy.accounting import (
     server_mechanism,
 )
 from tp_flower.privacy.mechanisms import Gaussian, PureDp
-from tp_flower.protections import PRV, RDP
 
 DELTA = 1e-5
 

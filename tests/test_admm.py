@@ -10,6 +10,8 @@ from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.learning.admm import (
     BALANCE_WINDOW,
     AdmmState,
+    AndersonMixer,
+    Point,
     Residuals,
     admm_step,
     balanced_rho,
@@ -17,7 +19,6 @@ from tp_flower.learning.admm import (
     residuals,
     targets,
 )
-from tp_flower.learning.anderson import AndersonMixer, Point
 from tp_flower.learning.losses import LogisticLoss, SoftmaxLoss, SquaredLoss
 
 ALL_LOSSES = [SquaredLoss(), LogisticLoss(), SoftmaxLoss(3)]

@@ -5,8 +5,8 @@ import pytest
 
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.joins.table_rows import TableRows
-from tp_flower.learning import anderson
-from tp_flower.learning.anderson import AndersonMixer, Point
+from tp_flower.learning import admm
+from tp_flower.learning.admm import AndersonMixer, Point
 
 ROWS, OWN, OUTPUTS = 900, 200, 3
 RHO, CORRECTIONS = 0.7, 2
@@ -16,8 +16,8 @@ HALF_ULP = 2.0**-24
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(anderson, "BLOCK_VALUES", 100)
-    monkeypatch.setattr(anderson, "LEAST_VALUES", 1)
+    monkeypatch.setattr(admm, "BLOCK_VALUES", 100)
+    monkeypatch.setattr(admm, "LEAST_VALUES", 1)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
 
 

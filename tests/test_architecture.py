@@ -23,7 +23,7 @@ ALLOWED = {
 # the module of the library that may know Flower: messages
 FLOWER_MODULES = {"tp_flower/protocol/packet.py"}
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
-MAX_LINES = 400
+MAX_LINES = 600
 MOST_MODULES = 15
 LARGE_FOLDERS: dict[str, int] = {}
 

@@ -7,8 +7,7 @@ import pytest
 
 from client_apps.handlers.training_rows import read_batches
 from strategies.run.exchange import Part, Request
-from strategies.run.replies import open_replies
-from strategies.run.reply_checks import array_of, read_key
+from strategies.run.replies import array_of, open_replies, read_key
 from tests.test_expanded_rows import body
 from tp_flower.errors import MessageError, RangeError, ReplyError, SiteError
 from tp_flower.protocol import (

@@ -21,9 +21,9 @@ import pytest
 from scipy.special import ndtr
 
 from tests.federated import Run, one_per_site, pieces, run, store, whole
-from tp_flower.noise import NoiseSource
 from tp_flower.privacy.plan import GRADIENTS, GRAM, MOMENTS, SCORES
 from tp_flower.privacy.statistics_update import StatisticsPlan
+from tp_flower.randomness import NoiseSource
 from tp_flower.settings import PrivacySettings
 
 SHARDS, SHARD_ROWS, EPOCHS, RUNS = 6, 120, 2, 3

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.reference import joins as slow
 from tp_flower.joins.batches import plan_batches, poisson_batches
 from tp_flower.joins.mapping import TableMapping, TableRows
-from tp_flower.noise import NoiseSource
+from tp_flower.randomness import NoiseSource
 
 KEY = bytes(range(32))
 

@@ -15,7 +15,7 @@ from scripts.bench.runs import Outcome
 from scripts.bench.suites import coreset
 from scripts.data.dataset import Dataset
 from scripts.data.store import STORE_SQL, make_store
-from tp_flower.coresets.leverage import augmented, regression_scores
+from tp_flower.coresets.importance import augmented, regression_scores
 from tp_flower.settings import Settings
 
 

@@ -26,7 +26,7 @@ from scripts.bench.suites.methods import (
 from scripts.data.dataset import Dataset
 from scripts.data.store import STORE_SQL, make_store
 from scripts.joined.baselines import BASELINES
-from strategies.report_page.networks import PAPER_NETWORKS, US_UK
+from strategies.report_page.costs import PAPER_NETWORKS, US_UK
 from tp_flower.reports.records import RoundReport
 
 # an epoch of two rounds: 300 bytes of arrays and 20 of headers

@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tp_flower.errors import SchemaError
-from tp_flower.features import categories
-from tp_flower.features.categories import (
+from tp_flower.features import statistics
+from tp_flower.features.columns import CategoricalColumn
+from tp_flower.features.statistics import (
     CategoryStatistics,
     category_purpose,
     count_categories,
     merge_categories,
     short_hashes,
 )
-from tp_flower.features.columns import CategoricalColumn
 from tp_flower.keyed_hash import KeyedHasher
 
 HASHER = KeyedHasher(bytes(32))
@@ -65,7 +65,7 @@ def test_cut_lists_give_the_exact_most_frequent_or_none(
 ) -> None:
     full = merge_categories([count_categories(column(own), HASHER) for own in members])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(categories, "MOST_CATEGORIES", most)
+        patch.setattr(statistics, "MOST_CATEGORIES", most)
         parts = [count_categories(column(own), HASHER) for own in members]
     assert all(len(part.hashes) <= most for part in parts)
     cut = merge_categories(parts)
@@ -81,7 +81,7 @@ def test_cut_lists_give_the_exact_most_frequent_or_none(
 
 
 def test_a_long_tail_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(categories, "MOST_CATEGORIES", 2)
+    monkeypatch.setattr(statistics, "MOST_CATEGORIES", 2)
     first = count_categories(column([*"aaaaabbbbcd"]), HASHER)
     second = count_categories(column([*"aaaabbbbefgh"]), HASHER)
     merged = merge_categories([first, second])
@@ -94,7 +94,7 @@ def test_a_long_tail_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_different_values_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(categories, "MOST_CATEGORIES", 3)
+    monkeypatch.setattr(statistics, "MOST_CATEGORIES", 3)
     found = count_categories(column([*"abcd"]), HASHER)
     assert (len(found.hashes), found.tail) == (0, 1)
     with pytest.raises(SchemaError, match=r"encode it with hash\(k\) or length"):

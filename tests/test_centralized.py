@@ -17,7 +17,7 @@ from scripts.joined.centralized import JoinedTable, join_tables, simulated_hashe
 from scripts.joined.optima import fit_linear, fit_logistic, fit_ridge, fit_scikit_learn
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
-from tp_flower.features.categories import category_purpose
+from tp_flower.features.statistics import category_purpose
 from tp_flower.joins.mapping import split_rows
 from tp_flower.learning.losses import LogisticLoss, SquaredLoss, sigmoid
 from tp_flower.query import Query

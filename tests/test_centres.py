@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tp_flower.learning.clustering_loss import KMeansLoss
+from tp_flower.learning.losses import KMeansLoss
 from tp_flower.learning.metrics import evaluate
-from tp_flower.learning.models.centres import CentresModel
-from tp_flower.learning.models.local_model import ModelSpec, build_model
+from tp_flower.learning.models.local_model import CentresModel, ModelSpec, build_model
 
 few = settings(max_examples=25, deadline=None)
 

@@ -93,7 +93,7 @@ def test_a_release_is_booked_under_the_message_it_leaves_with(what, family, acti
 
 
 def test_placeholders_are_facts_of_a_run():
-    from strategies.disclosures.releases import Audience, _Facts
+    from strategies.disclosures import Audience, _Facts
 
     facts = _Facts(Audience("o", ADMM, ["c"], ["c"], [], True, False))
     for _, told in DISCLOSURES:

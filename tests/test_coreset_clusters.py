@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
-from tp_flower.coresets.cluster_importance import (
+from tp_flower.coresets.importance import (
     ALPHA,
     ShardClusters,
     cluster_shard,
     kmeans_scores,
     kmeans_total,
 )
-from tp_flower.coresets.kmeans import distdim, kmeans_cost, nearest, weighted_kmeans
+from tp_flower.coresets.solvers import distdim, kmeans_cost, nearest, weighted_kmeans
 
 ROWS = 80
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tp_flower.coresets.leverage import (
+from tp_flower.coresets.importance import (
     augmented,
     leverage_total,
     leverages,
@@ -24,7 +24,7 @@ from tp_flower.coresets.sampling import (
     weigh_sample,
 )
 from tp_flower.joins.table_rows import TableRows
-from tp_flower.privacy.masked_sums import (
+from tp_flower.privacy.key_agreement import (
     LARGEST_BITS,
     MOST_PARTS,
     from_fixed,

@@ -10,10 +10,10 @@ import pytest
 
 from client_apps.app import app
 from strategies import CoresetKMeans, CoresetRidge, TablePuppetADMM
+from strategies.coreset_solvers import _table_clusters
 from strategies.run.exchange import Part, Replies
 from strategies.run.grid import InProcessGrid
 from strategies.setup.problem import PartRows, Table
-from strategies.solvers.kmeans import _table_clusters
 from tests.federated import (
     SOURCE,
     Run,
@@ -26,7 +26,7 @@ from tests.federated import (
     whole,
 )
 from tests.predicted import on, scored, train
-from tp_flower.coresets.kmeans import distdim, kmeans_cost, nearest, weighted_kmeans
+from tp_flower.coresets.solvers import distdim, kmeans_cost, nearest, weighted_kmeans
 from tp_flower.errors import (
     MessageError,
     QueryError,

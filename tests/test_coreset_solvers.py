@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import minimize
 
 from tp_flower.coresets.assumptions import gamma, tau
-from tp_flower.coresets.regression import solve
+from tp_flower.coresets.solvers import solve
 
 
 def problem(rows=200, width=4):

@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 from scipy.optimize import check_grad, minimize
 
 from tests.reference import losses as slow
-from tp_flower.learning.corrected_losses import corrected
-from tp_flower.learning.label_noise import ClassNoise, LabelPlan, NumberNoise
+from tp_flower.learning.label_noise import ClassNoise, LabelPlan, NumberNoise, corrected
 from tp_flower.learning.losses import LogisticLoss, SoftmaxLoss, SquaredLoss, sigmoid
 from tp_flower.learning.metrics import auc, evaluate
-from tp_flower.noise import NoiseSource
+from tp_flower.randomness import NoiseSource
 
 KEY = bytes(range(32))
 CASES = {

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tp_flower.errors import SourceError
-from tp_flower.sources.databases.url import parse_url
+from tp_flower.sources.databases.session import parse_url
 
 ENVIRONMENT = {
     "PASSWORD": "p@ss/w:rd%41?",

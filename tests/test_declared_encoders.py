@@ -25,7 +25,7 @@ from tests.federated import (
 from tests.hostile import HostileGrid
 from tests.hostile import train as train_hostile
 from tp_flower.errors import SchemaError, SiteError
-from tp_flower.features.declared import DeclaredRange, number_categories
+from tp_flower.features.spec import DeclaredRange, number_categories
 from tp_flower.settings import PrivacySettings
 
 DECLARED = (

@@ -4,8 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tp_flower.features.columns import CategoricalColumn, NumericColumn
-from tp_flower.features.derived import cycle_of, number_texts, text_lengths
+from tp_flower.features.columns import (
+    CategoricalColumn,
+    NumericColumn,
+    cycle_of,
+    number_texts,
+    text_lengths,
+)
 from tp_flower.features.spec import TIME_PARTS
 
 SQL_PARTS = {

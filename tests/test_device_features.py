@@ -12,20 +12,18 @@ from client_apps.data.run_store import IN_MEMORY, SiteStore
 from tests.devices import cuda, each_device, pretend
 from tests.federated import one_per_site, run, sharded, store, whole
 from tp_flower.errors import SettingsError
-from tp_flower.learning.models import device_choice
 from tp_flower.learning.models import device_rows as module
-from tp_flower.learning.models.device_choice import resolve
-from tp_flower.learning.models.device_rows import DeviceFeatures
-from tp_flower.learning.models.encoded_rows import on_host
-from tp_flower.learning.models.fit_problem import FitProblem
+from tp_flower.learning.models import devices
+from tp_flower.learning.models.device_rows import DeviceFeatures, torch_device
+from tp_flower.learning.models.devices import on_host, resolve
 from tp_flower.learning.models.local_model import (
+    FitProblem,
     LinearModel,
     ModelSpec,
     build_model,
     moment,
 )
 from tp_flower.learning.models.neural import FitBudget, fit_least_squares
-from tp_flower.learning.models.torch_device import torch_device
 from tp_flower.learning.solvers import gram
 
 ROWS, WIDTH, OUTPUTS = 23, 4, 3
@@ -252,7 +250,7 @@ def test_copies_of_a_dead_run_make_room(monkeypatch):
 @pytest.mark.parametrize("device", ["cpu", "auto"])
 def test_small_linear_features_stay(device, monkeypatch):
     pretend(monkeypatch, "cpu")
-    monkeypatch.setattr(device_choice, "has_driver", lambda: True)
+    monkeypatch.setattr(devices, "has_driver", lambda: True)
     own = SiteStore(IN_MEMORY, 1, 5)
     features = matrix()
     assert placement.place(own, 0, features, device, "linear") is features
@@ -274,10 +272,10 @@ def test_a_site_without_a_gpu_refuses_before_training(monkeypatch):
 def test_a_full_gpu(monkeypatch):
     pretend(monkeypatch, "cpu")
     monkeypatch.setattr(
-        "tp_flower.learning.models.torch_device.free_bytes", lambda _: 10**8
+        "tp_flower.learning.models.device_rows.free_bytes", lambda _: 10**8
     )
     monkeypatch.setattr(placement, "LEAST_VALUES", 1)
-    monkeypatch.setattr(device_choice, "has_driver", lambda: True)
+    monkeypatch.setattr(devices, "has_driver", lambda: True)
     own, features = SiteStore(IN_MEMORY, 1, 5), matrix()
     text = "device is 'cuda', but 0.1 GB of this site's GPU are free and 1.1 GB"
     with pytest.raises(SettingsError, match=text):
@@ -307,7 +305,7 @@ def test_why_there_is_no_gpu(hidden, sign, reason, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     file = tmp_path if sign else tmp_path / "none"
-    monkeypatch.setattr(device_choice, "DRIVER_FILES", (str(file),))
+    monkeypatch.setattr(devices, "DRIVER_FILES", (str(file),))
     assert resolve("auto") == "cpu"
     with pytest.raises(SettingsError, match=reason):
         resolve("cuda")
@@ -327,11 +325,11 @@ def test_signs_of_a_driver(hidden, file, expected, monkeypatch, tmp_path):
     sign = tmp_path / "nvidiactl"
     if file:
         sign.touch()
-    monkeypatch.setattr(device_choice, "DRIVER_FILES", (str(sign),))
+    monkeypatch.setattr(devices, "DRIVER_FILES", (str(sign),))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    assert device_choice.has_driver() is expected
+    assert devices.has_driver() is expected
 
 
 def test_linear_runs_without_a_gpu_never_import_torch():

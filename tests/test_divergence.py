@@ -6,7 +6,7 @@ import pytest
 from client_apps.app import app
 from strategies import TablePuppetSGD
 from strategies.run.grid import InProcessGrid
-from strategies.training.divergence import check_epoch
+from strategies.training.base import check_epoch
 from tp_flower.errors import DivergedError, ReplyError
 from tp_flower.query import Query
 

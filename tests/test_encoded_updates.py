@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 from tp_flower.errors import ReplyError
-from tp_flower.personalised.taut_string import penalty_of_round, piecewise_update
 from tp_flower.personalised.update_codec import (
     MOST_CODES,
     code_book,
     decode_update,
     encode_update,
 )
+from tp_flower.personalised.z_step import penalty_of_round, piecewise_update
 
 VECTORS = 1000
 

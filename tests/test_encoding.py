@@ -19,12 +19,11 @@ from tests.encoding_example import (
     vectors,
 )
 from tp_flower.errors import SchemaError
-from tp_flower.features.categories import category_purpose, short_hashes
 from tp_flower.features.columns import CategoricalColumn, NumericColumn
 from tp_flower.features.encoder import SiteEncoder, TableEncoder
 from tp_flower.features.fitting import fit
 from tp_flower.features.hashed import OTHER
-from tp_flower.features.statistics import Sample
+from tp_flower.features.statistics import Sample, category_purpose, short_hashes
 from tp_flower.keyed_hash import KeyedHasher
 
 NUMBER_SPECS = [
@@ -420,7 +419,7 @@ def test_rare_values_stay_at_home() -> None:
 def test_a_list_cut_short_is_enough_or_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tp_flower.features.categories.MOST_CATEGORIES", 2)
+    monkeypatch.setattr("tp_flower.features.statistics.MOST_CATEGORIES", 2)
     columns = {"c": categorical(*"aaaabbbcd")}
     monkeypatch.setattr("tp_flower.features.statistics_codec.MOST_CATEGORIES", 2)
     assert encoder_of(columns, c="one-hot(3)").encoder.width == 3

@@ -18,14 +18,14 @@ from client_apps.app import app
 from scripts.data.store import STORE_SQL, make_store
 from strategies import Explain
 from strategies.app import CONSOLE_WIDTH
-from strategies.disclosures.releases import NOTHING, Audience, releases
+from strategies.disclosures import NOTHING, Audience, releases
 from strategies.explain.console import explanation_view
 from strategies.explain.explanation import explanation_dict
 from strategies.run.grid import InProcessGrid
 from tests.database_tables import fill
 from tests.servers import uri
 from tp_flower.errors import MappingError
-from tp_flower.privacy.key_source import KeySource
+from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol import Action
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings

@@ -21,7 +21,7 @@ from strategies import (
     TablePuppetADMM,
     TablePuppetSGD,
 )
-from strategies.inference.model_manifest import make_manifest
+from strategies.inference.manifest import make_manifest
 from strategies.inference.predict import Predict
 from strategies.run.grid import InProcessGrid
 from strategies.run.strategy import RoundStrategy

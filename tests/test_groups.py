@@ -8,7 +8,7 @@ from client_apps.privacy.ledger_entries import Shard
 from strategies import TablePuppetADMM
 from strategies.run.exchange import Part, Replies
 from strategies.run.grid import InProcessGrid
-from strategies.setup.grouped_tables import check_groups, split_groups
+from strategies.setup.extract import check_groups, split_groups
 from tp_flower.errors import QueryError, ReplyError
 from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.protocol import Action, ExtractedPart

@@ -131,7 +131,7 @@ def test_a_round_of_a_sites_own_model_imports_nothing_heavy(tmp_path):
     assert elsewhere
     for key in {*elsewhere, *here}:
         np.testing.assert_array_equal(elsewhere[key], here[key])
-    assert "client_apps.handlers.personalised.train" in grid.imported
+    assert "client_apps.handlers.personalised" in grid.imported
     assert not {name.split(".")[0] for name in grid.imported} & HEAVY
     assert not grid.imported & OWN
 

@@ -18,7 +18,7 @@ from tests.federated import run_query
 from tests.keyed_sites import KeyedGrid, train
 from tp_flower.errors import SiteError
 from tp_flower.extraction.extract import extract
-from tp_flower.features.categories import category_purpose
+from tp_flower.features.statistics import category_purpose
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.privacy.key_agreement import (
     GroupSecret,
@@ -382,7 +382,7 @@ def test_hashes_have_128_bits(tmp_path):
 
 
 def test_queries_name_groups_by_their_joins():
-    from strategies.setup.key_groups import key_groups
+    from strategies.setup.keys import key_groups
 
     schema = dict.fromkeys(["id", "k", "l", "m", "x", "y"], "BIGINT")
     names = ("a", "b", "c", "d")

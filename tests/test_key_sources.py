@@ -12,8 +12,7 @@ from strategies.run.grid import InProcessGrid
 from tests.federated import run_query
 from tests.keyed_sites import AB, SECRET_TEXT, SQL, A, B, KeyedGrid, train
 from tp_flower.errors import MessageError, SettingsError, SiteError
-from tp_flower.privacy.key_agreement import GroupSecret
-from tp_flower.privacy.key_source import GUARANTEES, KeySource
+from tp_flower.privacy.key_agreement import GUARANTEES, GroupSecret, KeySource
 from tp_flower.protocol import (
     ExtractRequest,
     Packet,

@@ -21,7 +21,7 @@ from tp_flower.learning.label_noise import (
     randomised_response,
     response_keep,
 )
-from tp_flower.noise import NoiseSource
+from tp_flower.randomness import NoiseSource
 
 DRAWS = 1_000_000
 KEY = bytes(range(32))

@@ -13,16 +13,16 @@ from strategies.explain.strategy import Explain
 from strategies.run.exchange import Part
 from strategies.run.grid import InProcessGrid
 from strategies.setup.labels import label_plan, read_private_labels
-from strategies.training import joins
+from strategies.training import operators
 from tests import federated
 from tp_flower.errors import ReplyError, SettingsError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.label_noise import LabelPlan, epsilon_of_noise
 from tp_flower.learning.losses import LogisticLoss, sigmoid
 from tp_flower.learning.metrics import evaluate
-from tp_flower.noise import NoiseSource
 from tp_flower.protocol import pack, unpack
 from tp_flower.query import Query
+from tp_flower.randomness import NoiseSource
 from tp_flower.settings import PrivacySettings, Settings
 
 ROWS = 6000
@@ -246,14 +246,14 @@ def test_no_true_label_is_in_any_message():
 def learned(monkeypatch, privacy):
     """The held-out rows' scores, and the strategy that found them."""
     kept = []
-    measure = joins.test_metrics
+    measure = operators.test_metrics
 
     def keep(federation, local_scores):
         kept.append(federation.test.sum_scores(federation.base_score, local_scores))
         return measure(federation, local_scores)
 
     with monkeypatch.context() as patch:
-        patch.setattr(joins, "test_metrics", keep)
+        patch.setattr(operators, "test_metrics", keep)
         _, method = train_pairs(privacy)
     return kept[-1], method
 

@@ -25,9 +25,9 @@ from client_apps.data.ledger import (
 )
 from client_apps.data.ledger_journal import sealed
 from tp_flower.errors import BudgetError, LedgerError, SiteError
+from tp_flower.methods import PRV
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian, PureDp
-from tp_flower.protections import PRV
 
 RUN, NEXT = "1-a", "2-a"
 DELTA = 1e-5

@@ -7,12 +7,13 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from strategies.inference.feature_texts import feature_texts, label_text
 from strategies.inference.manifest import (
     Manifest,
     _digest,
     delete_version,
+    feature_texts,
     finite,
+    label_text,
     manifest_path,
     read_manifest,
     resolve,

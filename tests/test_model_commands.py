@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import client_apps.cli.models
-import strategies.cli.models
+import strategies.cli
 from client_apps.data.saved_models import SavedModel, part_folder, parts_of
 from strategies.inference.manifest import manifest_path, write_manifest
 from tests.manifest_example import small_manifest
@@ -20,7 +20,7 @@ FIRST, SECOND = "20261122-001500-3f9a", "20261123-001500-00aa"
 
 
 def operator(capsys, home, *arguments):
-    strategies.cli.models.main([*arguments, "--home", str(home)])
+    strategies.cli.main([*arguments, "--home", str(home)])
     return capsys.readouterr().out
 
 
@@ -79,7 +79,7 @@ def test_nothing_to_list(tmp_path, capsys):
 
 def test_the_home_folder_is_the_default(home, capsys, monkeypatch):
     monkeypatch.setenv("TP_FLOWER_HOME", str(home))
-    strategies.cli.models.main(["show", "delays"])
+    strategies.cli.main(["show", "delays"])
     assert f"delays@{SECOND}" in capsys.readouterr().out
 
 
@@ -150,9 +150,7 @@ def test_an_owner_sees_what_the_site_keeps(tmp_path, capsys):
     assert row_of(shown, "filters") == ['"hour"', ">", "3"]
 
 
-@pytest.mark.parametrize(
-    "main", [strategies.cli.models.main, client_apps.cli.models.main]
-)
+@pytest.mark.parametrize("main", [strategies.cli.main, client_apps.cli.models.main])
 def test_a_command_is_needed(main, capsys):
     with pytest.raises(SystemExit) as stop:
         main([])
@@ -162,4 +160,4 @@ def test_a_command_is_needed(main, capsys):
 
 def test_what_is_shown_fits_the_console(home, capsys):
     shown = operator(capsys, home, "compare", "delays", f"delays@{FIRST}")
-    assert max(map(len, shown.splitlines())) <= strategies.cli.models.CONSOLE_WIDTH
+    assert max(map(len, shown.splitlines())) <= strategies.cli.CONSOLE_WIDTH

@@ -14,16 +14,15 @@ import strategies.app
 from client_apps.app import app
 from client_apps.data.saved_models import SavedModel, digest_of, part_folder
 from strategies import TablePuppetADMM, TablePuppetSGD
-from strategies.inference.manifest import resolve, write_manifest
-from strategies.inference.model_manifest import make_manifest
+from strategies.inference.manifest import make_manifest, resolve, write_manifest
 from strategies.run.exchange import Replies, ask
 from strategies.run.grid import InProcessGrid
 from strategies.run.replies import open_replies
-from strategies.training.outcome import finish_request, read_outcome
+from strategies.training.base import finish_request, read_outcome
 from tp_flower.errors import ModelError, ReplyError, SourceError
 from tp_flower.features.columns import CategoricalColumn, NumericColumn
 from tp_flower.joins.mapping import TableMapping, TableRows
-from tp_flower.learning.contributions import contributions
+from tp_flower.learning.metrics import contributions
 from tp_flower.protocol import Packet, pack, unpack
 from tp_flower.query import Query
 from tp_flower.reports.records import report_dict

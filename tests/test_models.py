@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tp_flower.errors import SettingsError
-from tp_flower.learning.models.fit_problem import FitProblem
 from tp_flower.learning.models.local_model import (
+    FitProblem,
     LinearModel,
     ModelSpec,
     build_model,

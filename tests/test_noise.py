@@ -6,13 +6,13 @@ from scipy import stats
 
 from client_apps.rounds.idempotency import Once, later
 from client_apps.rounds.open_round import Round
-from tp_flower.noise import GRID_BITS, NoiseSource
 from tp_flower.privacy.mechanisms import (
     Gaussian,
     PureDp,
     mechanism_from_json,
     mechanism_to_json,
 )
+from tp_flower.randomness import GRID_BITS, NoiseSource
 
 DRAWS = 1_000_000
 KEY = bytes(range(32))

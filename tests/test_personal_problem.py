@@ -8,12 +8,16 @@ import pytest
 from scipy.sparse.linalg import svds
 from sklearn.metrics import adjusted_rand_score
 
-from tp_flower.personalised.edge_prox import EdgeNorm, edge_norms
 from tp_flower.personalised.graph import SimilarityGraph, nearest_neighbours
-from tp_flower.personalised.site_summaries import pairwise_distances
-from tp_flower.personalised.taut_string import penalty_of_round, piecewise_update
+from tp_flower.personalised.sites import pairwise_distances
 from tp_flower.personalised.update_codec import decode_update, encode_update
-from tp_flower.personalised.z_step import ZStep
+from tp_flower.personalised.z_step import (
+    EdgeNorm,
+    ZStep,
+    edge_norms,
+    penalty_of_round,
+    piecewise_update,
+)
 
 Rows = tuple[np.ndarray, np.ndarray]
 Send = Callable[[np.ndarray, int], np.ndarray]

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from client_apps.app import app
 from strategies import Personalised, Predict
-from strategies.inference.model_manifest import make_manifest
+from strategies.inference.manifest import make_manifest
 from strategies.personalised.descent import Descent, Track, joined
 from strategies.report_page import render
 from strategies.run.grid import InProcessGrid

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from client_apps.data import run_store as site_store
-from client_apps.handlers.row_keys import PURPOSE
+from client_apps.handlers.inference import PURPOSE
 from tests.federated import FEATURES, SOURCE, sharded, store, whole
 from tests.predicted import check_equal, on, scored, train, train_store
 from tp_flower.errors import ModelError, QueryError, SettingsError, SiteError

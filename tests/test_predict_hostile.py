@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from strategies.inference.model_manifest import make_manifest
+from strategies.inference.manifest import make_manifest
 from strategies.inference.predict import Predict
 from tests.federated import store, whole
 from tests.hostile import (

@@ -12,14 +12,23 @@ from scipy import stats
 from torch import nn
 
 from tp_flower.errors import SettingsError
-from tp_flower.learning.models.fit_problem import FitProblem
-from tp_flower.learning.models.local_model import LinearModel, ModelSpec, build_model
+from tp_flower.learning.models.local_model import (
+    FitProblem,
+    LinearModel,
+    ModelSpec,
+    build_model,
+)
 from tp_flower.learning.models.neural import TorchModel
-from tp_flower.noise import NoiseSource
 from tp_flower.privacy import torch_gradients
-from tp_flower.privacy.dp_fit import PrivateFit, fit_privately
-from tp_flower.privacy.gradients import clip_weights, clipped_sum, private_sum
+from tp_flower.privacy.gradients import (
+    PrivateFit,
+    clip_weights,
+    clipped_sum,
+    fit_privately,
+    private_sum,
+)
 from tp_flower.privacy.mechanisms import Gaussian
+from tp_flower.randomness import NoiseSource
 
 KEY = bytes(range(32))
 few = settings(max_examples=25, deadline=None)

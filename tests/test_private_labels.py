@@ -23,9 +23,9 @@ from client_apps.rounds.site import Site
 from tp_flower.errors import BudgetError, PolicyError, SettingsError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.label_noise import LabelPlan
-from tp_flower.noise import NoiseSource
 from tp_flower.privacy.mechanisms import PureDp
 from tp_flower.query import Fragment
+from tp_flower.randomness import NoiseSource
 
 NAN = float("nan")
 RESPONSE = LabelPlan("randomised-response", 1.0)

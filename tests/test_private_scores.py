@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy import stats
 
-from tp_flower.noise import NoiseSource
-from tp_flower.privacy.scores import clip_rows, private_scores
+from tp_flower.privacy.mechanisms import clip_rows, private_scores
+from tp_flower.randomness import NoiseSource
 
 KEY = bytes(range(32))
 

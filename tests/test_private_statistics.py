@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tp_flower.errors import SiteError
 from tp_flower.learning.models.local_model import moment
 from tp_flower.learning.solvers import RidgeSolver, gram
-from tp_flower.noise import KEY_BYTES, NoiseSource
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.privacy.statistics_update import (
@@ -25,6 +24,7 @@ from tp_flower.privacy.statistics_update import (
     private_update,
     usable_gram,
 )
+from tp_flower.randomness import KEY_BYTES, NoiseSource
 from tp_flower.settings import PrivacySettings
 
 few = settings(max_examples=60, deadline=None)

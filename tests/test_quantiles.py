@@ -3,8 +3,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tp_flower.features import quantiles
-from tp_flower.features.quantiles import merge_quantiles, summarise
+from tp_flower.features import statistics
+from tp_flower.features.statistics import merge_quantiles, summarise
 
 numbers = st.integers(-5, 5).map(float) | st.floats(-1e300, 1e300)
 shards = st.lists(st.lists(numbers, max_size=40), min_size=1, max_size=4)
@@ -12,7 +12,7 @@ shards = st.lists(st.lists(numbers, max_size=40), min_size=1, max_size=4)
 
 @pytest.fixture
 def five_points(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(quantiles, "MOST_POINTS", 5)
+    monkeypatch.setattr(statistics, "MOST_POINTS", 5)
     return 5
 
 

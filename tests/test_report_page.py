@@ -22,9 +22,17 @@ from strategies.report_page import (
     read_report,
     render,
 )
-from strategies.report_page.axes import from_zero, linear, logarithmic, whole
-from strategies.report_page.networks import NETWORKS
-from strategies.report_page.plots import MOST_POINTS, STYLES, spread, thin
+from strategies.report_page.costs import NETWORKS
+from strategies.report_page.plots import (
+    MOST_POINTS,
+    STYLES,
+    from_zero,
+    linear,
+    logarithmic,
+    spread,
+    thin,
+    whole,
+)
 from strategies.report_page.style import DARK, LIGHT
 from strategies.run.grid import InProcessGrid
 from tests.page_reading import Page

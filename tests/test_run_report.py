@@ -2,12 +2,11 @@
 
 import pytest
 
-from strategies.disclosures.privacy_report import privacy_report
-from strategies.disclosures.release import Release as Message
+from strategies.disclosures import Release as Message
+from strategies.privacy_report import privacy_report
 from tp_flower.errors import ReplyError
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import Gaussian, PureDp
-from tp_flower.privacy.releases import Planned, Release
+from tp_flower.privacy.mechanisms import Gaussian, Planned, PureDp, Release
 from tp_flower.settings import PrivacySettings
 
 SETTINGS = PrivacySettings(delta=1e-6)

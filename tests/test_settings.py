@@ -12,7 +12,7 @@ from scripts import render_settings
 from tp_flower.errors import SettingsError
 from tp_flower.methods import METHODS
 from tp_flower.settings import GROUPS, KEYS, SETTINGS, Settings, declared
-from tp_flower.settings.allowed import OneOf
+from tp_flower.settings.declare import OneOf
 
 CHOICES = {
     item.key: item.allowed.words

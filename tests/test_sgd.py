@@ -7,7 +7,7 @@ import pytest
 
 from client_apps.data import run_store as store_module
 from strategies.run.grid import InProcessGrid
-from strategies.training.step_sizes import stale_limit
+from strategies.training.batches import stale_limit
 from tests.federated import (
     ALIASES,
     LABELS,

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from tp_flower.noise import NoiseSource
 from tp_flower.personalised.graph import nearest_neighbours
-from tp_flower.personalised.site_summaries import (
+from tp_flower.personalised.sites import (
     EMBEDDING_BOUND,
     RandomFeatures,
     covariances,
@@ -14,6 +13,7 @@ from tp_flower.personalised.site_summaries import (
     noisy_mean,
     pairwise_distances,
 )
+from tp_flower.randomness import NoiseSource
 
 
 def kernel(left, right, bandwidth):
@@ -51,7 +51,7 @@ def test_a_mean_over_blocks_is_the_mean(monkeypatch):
     rows = rng.normal(size=(10, 3)).astype(np.float32)
     features = RandomFeatures.draw(3, 7, rng)
     whole = features.mean(rows), mean_moments(rows)
-    monkeypatch.setattr("tp_flower.personalised.site_summaries.BLOCK_ROWS", 3)
+    monkeypatch.setattr("tp_flower.personalised.sites.BLOCK_ROWS", 3)
     assert features.mean(rows) == pytest.approx(whole[0], rel=1e-14)
     assert whole[0] == pytest.approx(features.embed(rows).mean(axis=0), rel=1e-14)
     assert mean_moments(rows) == pytest.approx(whole[1], rel=1e-14)

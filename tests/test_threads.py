@@ -5,12 +5,12 @@ import threading
 import numpy as np
 import pytest
 
+from tp_flower.arrays import blocks_of, in_threads, thread_count
 from tp_flower.learning import admm
 from tp_flower.learning.admm import AdmmState, admm_step, residuals
 from tp_flower.learning.losses import SoftmaxLoss
 from tp_flower.learning.models import local_model
 from tp_flower.learning.models.local_model import LinearModel, moment
-from tp_flower.threads import blocks_of, in_threads, thread_count
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 7, 100])

@@ -154,14 +154,14 @@ def test_duals_are_the_gradient_at_z_after_every_epoch(
     loss, memory, layout, monkeypatch
 ):
     steps = []
-    original = strategies.training.admm_state.admm_step
+    original = strategies.training.admm.admm_step
 
     def spy(state, scores, labels, used_loss, over_relaxation=1.0):
         new, message = original(state, scores, labels, used_loss, over_relaxation)
         steps.append((state, scores, labels, over_relaxation, new))
         return new, message
 
-    monkeypatch.setattr("strategies.training.admm_state.admm_step", spy)
+    monkeypatch.setattr("strategies.training.admm.admm_step", spy)
     run(
         loss,
         one_per_site(LAYOUTS[layout](FRAMES)),

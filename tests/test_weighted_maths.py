@@ -10,15 +10,19 @@ from tests.reference import losses as slow
 from tests.reference.joins import segment_sum
 from tp_flower.arrays import effective_rows
 from tp_flower.errors import SettingsError
-from tp_flower.joins.mapping import TableMapping, TableRows
-from tp_flower.joins.row_weights import RowWeights, entity_weights
-from tp_flower.learning.admm import AdmmState, admm_step, residuals, targets
-from tp_flower.learning.anderson import AndersonMixer, Point
-from tp_flower.learning.corrected_losses import corrected
-from tp_flower.learning.label_noise import ClassNoise, NumberNoise
+from tp_flower.joins.mapping import RowWeights, TableMapping, TableRows, entity_weights
+from tp_flower.learning.admm import (
+    AdmmState,
+    AndersonMixer,
+    Point,
+    admm_step,
+    residuals,
+    targets,
+)
+from tp_flower.learning.label_noise import ClassNoise, NumberNoise, corrected
 from tp_flower.learning.losses import LogisticLoss, SoftmaxLoss, SquaredLoss
 from tp_flower.learning.metrics import auc, evaluate
-from tp_flower.learning.models.fit_problem import FitProblem
+from tp_flower.learning.models.local_model import FitProblem
 from tp_flower.learning.solvers import RidgeSolver, gram
 from tp_flower.settings import Settings
 

@@ -5,14 +5,15 @@ import numpy as np
 import pytest
 
 from tp_flower.personalised import z_step
-from tp_flower.personalised.edge_prox import (
+from tp_flower.personalised.graph import SimilarityGraph, row_weights
+from tp_flower.personalised.z_step import (
     EdgeNorm,
+    ZStep,
     edge_norms,
     edge_prox,
+    factorise,
     project_dual,
 )
-from tp_flower.personalised.graph import SimilarityGraph, row_weights
-from tp_flower.personalised.z_step import ZStep, factorise
 
 ORDERS = {EdgeNorm.ONE: 1, EdgeNorm.TWO: 2, EdgeNorm.MAX: "inf"}
 EXACT = {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-11}

@@ -68,3 +68,11 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+HOME_VARIABLE: Final = "TP_FLOWER_HOME"
+
+
+def home_folder() -> Path:
+    """Return the folder that tp_flower writes to: TP_FLOWER_HOME or ~/.tp_flower."""
+    return Path(os.environ.get(HOME_VARIABLE) or "~/.tp_flower").expanduser()

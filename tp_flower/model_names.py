@@ -6,11 +6,14 @@ path only through :class:`ModelVersion`, which takes no other characters than th
 """
 
 import difflib
+import platform
 import re
 import secrets
 import shutil
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
@@ -169,3 +172,25 @@ def _advice(name: str, text: str, versions: tuple[ModelVersion, ...]) -> str:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+SOFTWARE_VERSION: Final = "0.1.0"
+"""Of tp_flower. As a Flower app it is not an installed package, which would tell."""
+
+
+def software(*, has_torch: bool) -> dict[str, str]:
+    """Return the version of every package that a model depends on.
+
+    Args:
+        has_torch: whether torch had a part in it.
+    """
+    packages = ("flwr", "numpy", *(("torch",) if has_torch else ()))
+    found = {"python": platform.python_version(), "tp_flower": SOFTWARE_VERSION}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            # a build without metadata says what it is itself
+            module = sys.modules.get(package)
+            found[package] = str(getattr(module, "__version__", "unknown"))
+    return found

@@ -3,10 +3,18 @@
 The only place that makes generators: all other code takes one as an argument.
 """
 
+import secrets
+from collections.abc import Callable
 from enum import IntEnum
+from functools import cached_property
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+from tp_flower.arrays import FloatArray
 
 
 class Stream(IntEnum):
@@ -36,3 +44,76 @@ def generator(seed: int, stream: Stream, *position: int) -> np.random.Generator:
 def seeded(words: npt.NDArray[np.uint64]) -> np.random.Generator:
     """Return a generator whose seed is in nobody's settings: a site's own."""
     return np.random.default_rng(words)
+
+
+Shape = int | tuple[int, ...]
+
+KEY_BYTES: Final = 32
+GRID_BITS: Final = 20
+"""Noisy values are multiples of the noise's deviation over about 2**GRID_BITS."""
+
+_NONCE: Final = bytes(16)
+_BITS: Final = 52  # and a half more fits into a floating-point number
+
+
+class NoiseSource:
+    """A stream of random numbers for one process.
+
+    Args:
+        key: ``KEY_BYTES`` bytes that are used for nothing else, or what returns them
+            when the first number is drawn; random if not given.
+    """
+
+    def __init__(self, key: bytes | Callable[[], bytes] | None = None) -> None:
+        self._key = key
+
+    @cached_property
+    def _stream(self) -> CipherContext:
+        # made when the first number is drawn: most messages need none
+        own = secrets.token_bytes(KEY_BYTES) if self._key is None else self._key
+        own = own() if callable(own) else own
+        # the key is used by this object alone, so that a fixed nonce is no repetition
+        return Cipher(ChaCha20(own, _NONCE), mode=None).encryptor()
+
+    def uniform(self, shape: Shape) -> FloatArray:
+        """Return numbers from the open interval (0, 1): odd multiples of 2**-53."""
+        count = int(np.prod(shape))
+        stream = self._stream.update(bytes(8 * count))
+        words = np.frombuffer(stream, np.uint64) >> np.uint64(64 - _BITS)
+        return ((words.astype(np.float64) + 0.5) * 2.0**-_BITS).reshape(shape)
+
+    def bernoulli(self, count: int, rate: float) -> npt.NDArray[np.int64]:
+        """Return which of ``count`` are drawn, each with probability ``rate``."""
+        return np.flatnonzero(self.uniform(count) < rate)
+
+    def generator(self) -> np.random.Generator:
+        """Return a generator seeded by the next 256 bits, for what nothing hides in.
+
+        Whoever sees many of its numbers can foresee others: no noise is made of it.
+        """
+        words = np.frombuffer(self._stream.update(bytes(KEY_BYTES)), np.uint64)
+        return seeded(words)
+
+    def with_gaussian(self, values: FloatArray, deviation: float) -> FloatArray:
+        """Return values plus Gaussian noise; the values themselves if it is 0."""
+        if not deviation:
+            return values
+        # most messages draw no noise, and scipy takes a sixth of a second to import
+        from scipy.special import ndtri
+
+        noise = ndtri(self.uniform(values.shape))
+        return _on_grid(values + deviation * noise, deviation)
+
+    def with_laplace(self, values: FloatArray, scale: float) -> FloatArray:
+        """Return values plus Laplace noise (deviation sqrt(2) scale); see above."""
+        if not scale:
+            return values
+        centred = self.uniform(values.shape) - 0.5
+        noise = -np.sign(centred) * np.log1p(-2.0 * np.abs(centred))
+        return _on_grid(values + scale * noise, scale)
+
+
+def _on_grid(values: FloatArray, deviation: float) -> FloatArray:
+    step = 2.0 ** (np.floor(np.log2(deviation)) - GRID_BITS)
+    rounded: FloatArray = np.round(values / step) * step
+    return rounded

@@ -28,9 +28,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from tp_flower.arrays import AnyArray
 from tp_flower.errors import LostStateError
 from tp_flower.files import write_file
-from tp_flower.protocol import WIRE_DTYPES, AnyArray, ArrayKey, Parcel
+from tp_flower.protocol import WIRE_DTYPES, ArrayKey, Parcel
 
 VERSION: Final = 1
 STATE_FILE: Final = "state"

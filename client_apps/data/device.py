@@ -13,11 +13,13 @@ from typing import Final
 
 from client_apps.data.run_store import SiteStore
 from tp_flower.errors import SettingsError
-from tp_flower.learning.models.device_choice import AUTO, CPU, resolve
-from tp_flower.learning.models.encoded_rows import (
+from tp_flower.learning.models.devices import (
+    AUTO,
+    CPU,
     FeatureArray,
     Features,
     PlacedFeatures,
+    resolve,
 )
 
 LEAST_VALUES: Final = 1 << 26
@@ -72,8 +74,11 @@ def place(
     copy = _PLACED.copies.get(key)
     if copy is None:
         _forget_idle(now)
-        from tp_flower.learning.models.device_rows import DeviceFeatures
-        from tp_flower.learning.models.torch_device import free_bytes, torch_device
+        from tp_flower.learning.models.device_rows import (
+            DeviceFeatures,
+            free_bytes,
+            torch_device,
+        )
 
         own = torch_device(name)
         free = free_bytes(own)

@@ -50,10 +50,9 @@ from client_apps.data.ledger_state import (
     summary,
 )
 from tp_flower.errors import BudgetError, LedgerError
+from tp_flower.methods import RDP
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import Mechanism
-from tp_flower.privacy.releases import Budget, Name, Planned, Release, Use
-from tp_flower.protections import RDP
+from tp_flower.privacy.mechanisms import Budget, Mechanism, Name, Planned, Release, Use
 
 __all__ = ["FILE", "Budget", "Ledger", "Planned", "Release", "Use", "open_ledger"]
 

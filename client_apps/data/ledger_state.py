@@ -8,10 +8,12 @@ from typing import Final, Self
 from client_apps.data.ledger_journal import Content
 from tp_flower.privacy.mechanisms import (
     Mechanism,
+    Name,
+    Planned,
+    Release,
     mechanism_from_json,
     mechanism_to_json,
 )
-from tp_flower.privacy.releases import Name, Planned, Release
 
 Costs = Counter[Mechanism]
 """How often mechanisms are used; each of them has count 1."""

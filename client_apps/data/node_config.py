@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from tp_flower.errors import SettingsError
-from tp_flower.home import home_folder
+from tp_flower.files import home_folder
 
 STATE_DIR: Final = "state-dir"
 CACHE_GB: Final = "cache-gb"

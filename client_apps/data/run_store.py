@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 from flwr.common.logger import log
 
 from client_apps.data import committed_round
@@ -30,10 +29,9 @@ from client_apps.data.cache import STALE_SECONDS
 from client_apps.data.committed_round import STATE_FILE, Record
 from client_apps.data.folders import whole_folder
 from client_apps.data.node_config import IN_MEMORY
+from tp_flower.arrays import AnyArray
 from tp_flower.errors import LostStateError, SiteError
 from tp_flower.events import line
-
-AnyArray = npt.NDArray[Any]
 
 META_FILE = "meta.json"
 

@@ -17,7 +17,6 @@ from secrets import token_bytes
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 from flwr.common.logger import log
 
 from client_apps.data.cache import ONCE, entry_name
@@ -32,6 +31,7 @@ from client_apps.data.features import (
 from client_apps.data.key_files import row_order_key
 from client_apps.data.node_config import IN_MEMORY
 from client_apps.data.run_store import Entry, cannot_write, lost_state
+from tp_flower.arrays import IndexArray
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract, open_extracted
 from tp_flower.extraction.extracted import ExtractedShard
@@ -40,8 +40,6 @@ from tp_flower.features.encoder import SiteEncoder
 from tp_flower.keyed_hash import KEY_BYTES
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.shards import ShardSchema, ShardSource, describe, fingerprint
-
-IndexArray = npt.NDArray[np.integer[Any]]
 
 SCHEMA_FILE: Final = "schema.json"
 ROWS: Final = "rows"

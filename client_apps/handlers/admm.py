@@ -11,16 +11,15 @@ import numpy as np
 
 from client_apps.operator.participant import Part, body_of
 from client_apps.rounds.site import Site
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import SiteError
-from tp_flower.learning.models.fit_problem import FitProblem
+from tp_flower.learning.models.local_model import FitProblem
 from tp_flower.privacy.plan import MODEL, MOMENTS, PARAMETERS
 from tp_flower.privacy.statistics_update import Rows, private_update
 from tp_flower.protocol import (
     AdmmReply,
     AdmmRequest,
     AdmmUpdate,
-    AnyArray,
     CommonParameters,
     ConsensusReply,
     ConsensusRequest,

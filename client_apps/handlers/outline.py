@@ -10,7 +10,7 @@ import numpy as np
 
 from client_apps.handlers.training_rows import Batches, TrainingRows
 from tp_flower.errors import SiteError
-from tp_flower.learning.models.centres import CENTRES as CENTRES_MODEL
+from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
 from tp_flower.methods import CORESET, METHODS, PERSONAL, SGD, Method
 from tp_flower.privacy.plan import (

@@ -4,15 +4,17 @@ The reply is what training starts from. What a run plans to release is set aside
 site's ledger first; nothing of a row is computed for the server before that.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from client_apps.data.device import forget
 from client_apps.data.features import rows_of
-from client_apps.data.run_store import Entry
+from client_apps.data.run_store import Entry, cannot_write
+from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.handlers.outline import (
     check_counted,
     check_given,
@@ -28,27 +30,46 @@ from client_apps.handlers.training_rows import (
     once_each,
     read_batches,
 )
-from client_apps.operator.participant import State, initial_vectors, make_model
-from client_apps.operator.releases import Outgoing
+from client_apps.operator.participant import (
+    Outgoing,
+    Part,
+    State,
+    initial_vectors,
+    make_model,
+)
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import Guard
-from client_apps.privacy.ledger_entries import Run, Shard, planned, uncovered
+from client_apps.privacy.ledger_entries import (
+    Run,
+    Shard,
+    coefficients,
+    planned,
+    uncovered,
+)
 from client_apps.rounds.site import Site
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import SettingsError, SiteError
-from tp_flower.features.encoder import TableEncoder
-from tp_flower.learning.models.encoded_rows import Features
-from tp_flower.learning.models.local_model import LinearModel, LocalModel, ModelSpec
+from tp_flower.features.encoder import SiteEncoder, TableEncoder
+from tp_flower.learning.models.devices import Features
+from tp_flower.learning.models.local_model import (
+    NUMPY_KINDS,
+    LinearModel,
+    LocalModel,
+    ModelSpec,
+)
 from tp_flower.learning.solvers import RidgeSolver
+from tp_flower.methods import DP_SGD, NOISY_STATISTICS
+from tp_flower.model_names import ModelVersion, software
 from tp_flower.privacy.gradients import check_per_row, check_scores
 from tp_flower.privacy.plan import (
     PartPlan,
     plan_part,
 )
 from tp_flower.privacy.statistics_update import Rows, TableShape, usable_gram
-from tp_flower.protections import DP_SGD, NOISY_STATISTICS
 from tp_flower.protocol import (
-    AnyArray,
+    FinishedPart,
+    FinishReply,
+    FinishRequest,
     Outline,
     PreparedPart,
     PreparePart,
@@ -56,8 +77,10 @@ from tp_flower.protocol import (
     PrepareRequest,
     Update,
     parse,
+    required,
 )
 from tp_flower.protocol.training_messages import LEAST_SCALE
+from tp_flower.query import Fragment
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import PrivacySettings, Settings
 
@@ -346,3 +369,81 @@ def _start_torch(part: _Prepared, outgoing: Outgoing) -> PreparedPart:
         facts = _typical_curvature(part, len(probe))
     scores = outgoing.scores(model.scores(part.features))
     return _prepared(part, scores=scores, **facts)
+
+
+def finish(site: Site, request: FinishRequest) -> FinishReply:
+    """Keep the models of a run that went well, and forget all else of it.
+
+    The reply says what the run has released, and what that has cost; of models that
+    are kept their digests, and the coefficients that may be shown.
+    """
+    parts: dict[int, FinishedPart] = {}
+    if request.keep_models:
+        parts = _keep(site, _model(request), list(site.parts()))
+    site.ledger.close(site.store.run)
+    account = site.ledger.lines(site.store.run)
+    site.round.end_run()
+    return FinishReply(ledger=account, parts=parts)
+
+
+def _model(request: FinishRequest) -> ModelVersion:
+    """Return the name that the parts are kept under; it becomes a path."""
+    name = required(request.model_name, "model-name")
+    return ModelVersion(name, required(request.model_version, "model-version"))
+
+
+def _keep(
+    site: Site, model: ModelVersion, parts: Sequence[Part]
+) -> dict[int, FinishedPart]:
+    """Save the parts' models, as they are now; return what is said of each.
+
+    Raises:
+        SiteError: they cannot be written.
+        ModelError: another model has this name and version.
+    """
+    root = site.state_folder
+    coefficients = _coefficients(site, parts)
+    return {
+        part.number: FinishedPart(
+            digest=None if root is None else _keep_part(site, root, model, part),
+            coefficients=coefficients.get(part.number),
+        )
+        for part in parts
+    }
+
+
+def _keep_part(site: Site, root: Path, model: ModelVersion, part: Part) -> str:
+    meta: Any = site.store.load(f"part-{part.number}").meta
+    spec = ModelSpec.from_json(meta["model"])
+    saved = SavedModel(
+        table=part.table,
+        encoder=SiteEncoder.from_json(meta["encoder"]),
+        spec=spec,
+        parameters=part.shard.model.parameters,
+        fragment=Fragment.from_json(site.fragment(part.number)),
+        versions=software(has_torch=spec.kind not in NUMPY_KINDS),
+    )
+    folder = part_folder(root, model, part.number)
+    try:
+        return saved.keep(folder, is_durable=not site.is_simulated)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+
+
+def _coefficients(site: Site, parts: Sequence[Part]) -> dict[int, AnyArray]:
+    """Return the coefficients (d [+ 1], d_c) that may leave, once they are noted.
+
+    Those of a model that was trained privately are made from releases that are paid
+    for, and cost nothing more.
+    """
+    shown: dict[int, AnyArray] = {}
+    noted = []
+    for part in parts:
+        model, source = part.shard.model, site.source(part.number)
+        if not (source.policy.coefficients and isinstance(model, LinearModel)):
+            continue
+        if not part.outgoing.plan.is_private:
+            noted.append(coefficients(part.number, source, Guard(site)))
+        shown[part.number] = model.weights
+    site.ledger.note(site.store.run, noted)
+    return shown

@@ -10,10 +10,9 @@ import numpy as np
 
 from client_apps.operator.participant import Part, body_of
 from client_apps.rounds.site import Site
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import SiteError
 from tp_flower.protocol import (
-    AnyArray,
     BatchMessages,
     BatchStep,
     BatchUpdate,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray
-from tp_flower.learning.models.encoded_rows import Features, rows_of
+from tp_flower.learning.models.devices import Features, rows_of
 from tp_flower.learning.models.local_model import LinearModel, LocalModel, moment
 from tp_flower.learning.solvers import RidgeSolver
 

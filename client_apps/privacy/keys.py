@@ -22,8 +22,13 @@ from client_apps.data.node_config import IN_MEMORY, state_dir
 from client_apps.data.run_store import Entry
 from client_apps.rounds.site import REQUEST, Site
 from tp_flower.errors import SettingsError, SiteError
-from tp_flower.privacy.key_agreement import GroupSecret, KeyPair, PublicKeys, SiteKeys
-from tp_flower.privacy.key_source import KeySource
+from tp_flower.privacy.key_agreement import (
+    GroupSecret,
+    KeyPair,
+    KeySource,
+    PublicKeys,
+    SiteKeys,
+)
 from tp_flower.protocol import ExtractRequest, SealReply, SealRequest, required
 
 _KEYS, _PRIVATE = "keys", "private"

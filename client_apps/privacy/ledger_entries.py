@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final, Self
 
 from client_apps.privacy.guard import Guard
 from client_apps.rounds.site import Site
-from tp_flower.methods import ADMM, CORESET, SGD
+from tp_flower.methods import ADMM, CORESET, SERVER, SGD
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import Gaussian, Mechanism
+from tp_flower.privacy.mechanisms import Gaussian, Mechanism, Planned, Release
 from tp_flower.privacy.plan import (
     BATCH_SCORES,
     COEFFICIENTS,
@@ -17,8 +17,6 @@ from tp_flower.privacy.plan import (
     PartPlan,
     Use,
 )
-from tp_flower.privacy.releases import Planned, Release
-from tp_flower.protections import SERVER
 from tp_flower.protocol import EXCHANGES, Action
 from tp_flower.sources.shards import ShardSource
 

@@ -20,30 +20,26 @@ import hashlib
 import json
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from flwr.common.logger import log
 
 from client_apps.data.label_store import LabelStore
 from client_apps.data.node_config import state_dir
 from client_apps.privacy.guard import Guard
 from client_apps.rounds.site import Site
+from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.label_noise import ClassNoise, LabelPlan
-from tp_flower.noise import NoiseSource
-from tp_flower.privacy.mechanisms import PureDp
-from tp_flower.privacy.releases import Release
-from tp_flower.protections import SERVER
+from tp_flower.methods import SERVER
+from tp_flower.privacy.mechanisms import PureDp, Release
 from tp_flower.protocol import Action
 from tp_flower.query import Fragment
+from tp_flower.randomness import NoiseSource
 from tp_flower.sources.policy import LABELS
 from tp_flower.sources.shards import ShardSource
-
-AnyArray = npt.NDArray[Any]
-FloatArray = npt.NDArray[np.float64]
 
 _OTHERWISE: Final = (
     "which rows there are; what features, keys and filters tell of a label"

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable
 from typing import Final
 
-from tp_flower.noise import NoiseSource
+from tp_flower.randomness import NoiseSource
 
 NO_HISTORY: Final = ""
 _IDENT_DIGITS: Final = 32

@@ -4,9 +4,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Self
 
 from client_apps.data.committed_round import Record
-from client_apps.operator.participant import MODEL, State
+from client_apps.operator.participant import State
 from client_apps.rounds.idempotency import NO_HISTORY, Once, later
-from tp_flower.protocol import AnyArray, ArrayKey, Parcel
+from tp_flower.arrays import AnyArray
+from tp_flower.privacy.plan import MODEL
+from tp_flower.protocol import ArrayKey, Parcel
 
 
 class Round:

@@ -26,7 +26,7 @@ from tp_flower.protocol import (
     read_facts,
     unpack,
 )
-from tp_flower.protocol.envelope import enveloped
+from tp_flower.protocol.messages import enveloped
 
 _DIGEST_BYTES: Final = 16
 # made once: json.dumps makes an encoder per call

@@ -16,17 +16,16 @@ from client_apps.data.ledger import FILE as LEDGER_FILE
 from client_apps.data.ledger import Budget, Ledger, open_ledger
 from client_apps.data.node_config import IN_MEMORY, cache_limit, site_id, state_dir
 from client_apps.data.run_store import Entry, SiteStore
-from client_apps.operator.participant import FixedPart, Part, State
-from client_apps.operator.releases import Outgoing
+from client_apps.operator.participant import FixedPart, Outgoing, Part, State
 from client_apps.rounds.open_round import Round
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SiteError, TPFlowerError
 from tp_flower.keyed_hash import KEY_BYTES, KeyedHasher
-from tp_flower.learning.models.encoded_rows import Features
-from tp_flower.noise import NoiseSource
+from tp_flower.learning.models.devices import Features
+from tp_flower.privacy.mechanisms import Planned, Use
 from tp_flower.privacy.plan import PartPlan
-from tp_flower.privacy.releases import Planned, Use
 from tp_flower.protocol import NO_RUN, Parcel
+from tp_flower.randomness import NoiseSource
 from tp_flower.sources.entries import MEMORY_PREFIX
 
 if TYPE_CHECKING:

@@ -12,8 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from scripts.joined.centralized import JoinedTable
-from tp_flower.coresets.cluster_importance import cluster_shard, kmeans_scores
-from tp_flower.coresets.leverage import augmented, regression_scores
+from tp_flower.coresets.importance import (
+    augmented,
+    cluster_shard,
+    kmeans_scores,
+    regression_scores,
+)
 from tp_flower.coresets.sampling import (
     Sample,
     draw_rows,

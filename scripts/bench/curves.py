@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from strategies.report_page.networks import Network
+from strategies.report_page.costs import Network
 from tp_flower.reports.records import RoundReport
 
 TOLERANCE = 0.01

@@ -13,7 +13,7 @@ from client_apps.app import app
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
 from strategies.setup.problem import Federation
-from strategies.training import admm, joins
+from strategies.training import admm, operators
 from strategies.training.base import EpochResult
 from tp_flower.arrays import FloatArray
 from tp_flower.learning.admm import LocalScores
@@ -95,13 +95,13 @@ def _run(
             take = clock.timed("take", super().take)
             return take(local_scores, is_tested=is_tested)  # type: ignore[no-any-return]
 
-    train_metrics = clock.timed("metrics", joins.train_metrics)
-    test_metrics = clock.timed("metrics", joins.test_metrics)
+    train_metrics = clock.timed("metrics", operators.train_metrics)
+    test_metrics = clock.timed("metrics", operators.test_metrics)
     with (
         closing(InProcessGrid(app, frames)) as grid,
         patch.object(admm, "AdmmServer", TimedServer),
-        patch.object(joins, "train_metrics", train_metrics),
-        patch.object(joins, "test_metrics", test_metrics),
+        patch.object(operators, "train_metrics", train_metrics),
+        patch.object(operators, "test_metrics", test_metrics),
     ):
         strategy = TablePuppetADMM(Query.from_sql(FLIGHTS_SQL), num_epochs=EPOCHS)
         strategy.start(grid)

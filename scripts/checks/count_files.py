@@ -38,7 +38,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "Predict": ("strategies.predict", "strategies.inference.predict", "strategies"),
     "make_manifest": (
-        *("strategies.model_manifest", "strategies.inference.model_manifest"),
+        *("strategies.model_manifest", "strategies.inference.manifest"),
         *("strategies.inference.manifest", "strategies.inference"),
     ),
 }

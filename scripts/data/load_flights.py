@@ -23,7 +23,7 @@ import pyarrow.parquet
 from sqlalchemy import Column, MetaData, Table, create_engine
 from sqlalchemy.types import BigInteger, DateTime, Double, String, TypeEngine
 
-from tp_flower.sources.databases.url import parse_url
+from tp_flower.sources.databases.session import parse_url
 from tp_flower.sources.flights import FLIGHTS_SQL, flights_tables
 
 PLANES, WEATHER = "PLANES_URI", "WEATHER_URI"

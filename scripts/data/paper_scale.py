@@ -22,7 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tp_flower.features.columns import Float32Array, FloatArray
+from tp_flower.arrays import FloatArray
+from tp_flower.features.columns import Float32Array
 
 BLOCK_ROWS: Final = 1 << 14
 LEAST_ROWS: Final = 40

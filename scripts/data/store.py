@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from tp_flower.features.columns import FloatArray
+from tp_flower.arrays import FloatArray
 
 _FROM: Final = """
     o.channel, o.discount, o.placed,

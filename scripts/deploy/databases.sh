@@ -74,7 +74,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from tp_flower.sources.databases.url import parse_url
+from tp_flower.sources.databases.session import parse_url
 
 url = parse_url(sys.argv[1], {}, Path.cwd(), "the database").url
 with sa.create_engine(url, isolation_level="AUTOCOMMIT").connect() as connection:

@@ -21,6 +21,7 @@ from sqlglot import exp
 
 from strategies.run.sites import HostedShard, Inventory
 from strategies.setup.labels import choose_loss, read_labels
+from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import SourceError
 from tp_flower.extraction.canonical_keys import (
@@ -30,13 +31,7 @@ from tp_flower.extraction.canonical_keys import (
     kind_of,
 )
 from tp_flower.features.choice import TableChoice, choose_encoders
-from tp_flower.features.columns import (
-    BoolArray,
-    CategoricalColumn,
-    FeatureColumn,
-    FloatArray,
-    NumericColumn,
-)
+from tp_flower.features.columns import CategoricalColumn, FeatureColumn, NumericColumn
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.fitting import fit
 from tp_flower.features.statistics import Sample, feature_statistics

@@ -24,8 +24,9 @@ from scripts.joined.centralized import (
     select_items,
     simulated_hasher,
 )
+from tp_flower.arrays import BoolArray
 from tp_flower.features.choice import choose_encoders
-from tp_flower.features.columns import BoolArray, CategoricalColumn
+from tp_flower.features.columns import CategoricalColumn
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.fitting import fit
 from tp_flower.features.hashed import CategoryEncoding

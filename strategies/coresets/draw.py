@@ -18,6 +18,7 @@ Reference:
 
 from collections import defaultdict
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -30,13 +31,19 @@ from strategies.coresets.importance import (
     penalty_of,
 )
 from strategies.run.exchange import Part, Replies, Request, ask
-from strategies.run.reply_checks import array_of, refuse
-from strategies.setup.coreset_sample import Drawn
+from strategies.run.replies import array_of, refuse
 from strategies.setup.joined_rows import Alignment
-from strategies.setup.problem import PartRows
-from strategies.setup.row_layout import TableLayout
-from tp_flower.coresets.leverage import CLUSTERS, REGRESSION
+from strategies.setup.problem import (
+    Drawn,
+    PartRows,
+    TableLayout,
+    compact_tables,
+    weighted_tables,
+)
+from tp_flower.arrays import AnyArray, FloatArray
+from tp_flower.coresets.importance import CLUSTERS, REGRESSION
 from tp_flower.coresets.sampling import (
+    Sample,
     draw_joined,
     draw_uniform,
     party_counts,
@@ -45,9 +52,10 @@ from tp_flower.coresets.sampling import (
 )
 from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.features.encoder import TableEncoder
-from tp_flower.privacy.masked_sums import MOST_PARTS, from_fixed
+from tp_flower.joins.mapping import RowWeights
+from tp_flower.learning.losses import KMEANS
+from tp_flower.privacy.key_agreement import MOST_PARTS, from_fixed
 from tp_flower.protocol import (
-    AnyArray,
     DrawPart,
     DrawRequest,
     MeasurePart,
@@ -59,7 +67,6 @@ from tp_flower.randomness import Stream, generator
 from tp_flower.settings import IMPORTANCE, UNIFORM, Settings
 
 IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 MOST_PER_ROW: Final = {REGRESSION: 1.0, CLUSTERS: 8.0}
 """What a row's score is at most, times what its joined rows weigh: a leverage is at
@@ -263,3 +270,47 @@ def _small(masses: AnyArray) -> AnyArray:
         return masses
     fits = masses.max(initial=0) <= np.iinfo(np.uint8).max
     return masses.astype(np.uint8 if fits else np.uint32)
+
+
+def sampled(aligned: Alignment, sample: Sample) -> Alignment:
+    """Return the alignment with a sample of its training rows.
+
+    A sample of all of them, with the weights that they have, is the same alignment.
+
+    Args:
+        aligned: the joined rows.
+        sample: of those to train on, by their numbers among these; they stay in this
+            order, and the held-out rows in theirs. A clustering holds no row out: it is
+            tested on all of them.
+    """
+    is_clustering = aligned.loss.name == KMEANS
+    train = np.flatnonzero(~aligned.is_test)[sample.joined]
+    tested = np.flatnonzero(aligned.is_test | is_clustering)
+    chosen = np.concatenate([train, tested])
+    mapping = aligned.mapping.select(chosen)
+    is_test = np.arange(len(chosen)) >= len(train)
+    extracted = aligned.extracted
+    drawn, test, compact = compact_tables(
+        mapping, is_test, extracted.parts, extracted.rows
+    )
+    weights = sample.weights
+    # equal weights are none: such a run is the same to the bit
+    own = None if np.all(weights[:1] == weights) else RowWeights.of(weights, drawn)
+    if own is not None:
+        compact = weighted_tables(compact, own.masses)
+    return replace(
+        aligned,
+        mapping=mapping,
+        is_test=is_test,
+        train=drawn,
+        test=test,
+        compact=compact,
+        values=aligned.values[chosen],
+        weighting=replace(
+            aligned.weighting,
+            train=own,
+            test=aligned.weighting.train_rows
+            if is_clustering
+            else aligned.weighting.test,
+        ),
+    )

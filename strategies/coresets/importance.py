@@ -7,15 +7,14 @@ from typing import Any, Final
 import numpy as np
 
 from strategies.run.exchange import Part, Replies
-from strategies.run.reply_checks import LARGEST, array_of, read_label, refuse
+from strategies.run.replies import LARGEST, array_of, read_label, refuse
 from strategies.setup.joined_rows import Alignment
-from strategies.setup.problem import PartRows
-from strategies.setup.row_layout import TableLayout
+from strategies.setup.problem import PartRows, TableLayout
 from tp_flower.arrays import FloatArray
-from tp_flower.coresets.cluster_importance import kmeans_total
-from tp_flower.coresets.gram_checks import is_gram
-from tp_flower.coresets.leverage import (
+from tp_flower.coresets.importance import (
     REGRESSION,
+    is_gram,
+    kmeans_total,
     leverage_total,
     penalised,
     whitening,

@@ -38,15 +38,23 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
+from tp_flower.privacy.plan import SAMPLED_ROWS
 from tp_flower.protocol import (
     AdmmTarget,
     AdmmUpdate,
     BatchMessages,
     BatchUpdate,
     CommonParameters,
+    ConsensusUpdate,
+    DrawnPart,
+    MeasuredPart,
+    MeasurePart,
     PreparedPart,
     PreparePart,
+    SampledRows,
     Update,
+    WeighedPart,
+    WeighPart,
     field_bytes,
 )
 
@@ -355,3 +363,84 @@ def _log_choose(total: npt.NDArray[np.integer], chosen: int) -> npt.NDArray[np.f
 def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
     names: Iterable[str] = dict.fromkeys([*one, *other])
     return {name: one.get(name, 0) + other.get(name, 0) for name in names}
+
+
+@dataclass(frozen=True)
+class CoresetSize:
+    """A coreset before it is drawn.
+
+    Attributes:
+        size: m, rows that are drawn.
+        joined_rows: N, of which they are drawn.
+        label_columns: of the label in the scores of its table.
+        has_moments: whether shards send second moments, not what their clusters cost.
+        mass_bytes: by table, of what the joined rows of its trained rows weigh.
+    """
+
+    size: int
+    joined_rows: int
+    label_columns: int
+    has_moments: bool
+    mass_bytes: Mapping[str, int]
+
+    @property
+    def distinct(self) -> float:
+        """Of m of N rows, drawn alike and with replacement: N (1 - (1 - 1/N)^m)."""
+        absent: float = (1.0 - 1.0 / self.joined_rows) ** self.size
+        return self.joined_rows * (1.0 - absent)
+
+    def columns(self, table: TableSize) -> int:
+        """Return the columns that a table's scores are of, p."""
+        own = 1 + self.label_columns if table.has_intercept else 0
+        return table.features + own
+
+
+def coreset_rounds(tables: Sequence[TableSize], coreset: CoresetSize) -> Traffic:
+    """Return what the rounds send.
+
+    Args:
+        tables: of the training problem, with all joined rows.
+        coreset: that is to be drawn.
+    """
+    up: defaultdict[str, float] = defaultdict(float)
+    down: defaultdict[str, float] = defaultdict(float)
+    total = len(tables) + sum(map(coreset.columns, tables))
+    for table in tables:
+        columns = coreset.columns(table)
+        sizes = {"columns": columns, "sample": coreset.distinct}
+        # of the table's shards together
+        sizes["drawn"] = coreset.size * columns / total
+        down[table.name] += coreset.mass_bytes[table.name]
+        up[table.name] += field_bytes(DrawnPart, "drawn", sizes)
+        for shard in table.shards:
+            of_shard = {**table.sizes(shard), **sizes}
+            down[table.name] += field_bytes(MeasurePart, "trained", of_shard)
+            if len(table.shards) > 1 and coreset.has_moments:
+                moments = field_bytes(MeasuredPart, "gram", of_shard)
+                up[table.name] += moments
+                down[table.name] += moments
+            up[table.name] += field_bytes(WeighedPart, "masked", of_shard)
+            down[table.name] += field_bytes(WeighPart, "rows", of_shard)
+    return Traffic(3, up, down)
+
+
+def solved_epoch(tables: Sequence[TableSize], sends: str) -> Traffic:
+    """Return what solving sends.
+
+    Args:
+        tables: of the training problem.
+        sends: "rows", or "centres" of local clusters.
+    """
+    up: defaultdict[str, float] = defaultdict(float)
+    down: defaultdict[str, float] = defaultdict(float)
+    for table in tables:
+        for shard in table.shards:
+            # a centre per output; of a shard with fewer rows there are fewer
+            sizes = {**table.sizes(shard), "clusters": table.outputs}
+            sizes["scored"] = shard.total
+            fields = ("rows",) if sends == SAMPLED_ROWS else ("centres", "nearest")
+            for name in fields:
+                up[table.name] += field_bytes(SampledRows, name, sizes)
+            up[table.name] += field_bytes(ConsensusUpdate, "scores", sizes)
+            down[table.name] += field_bytes(CommonParameters, "parameters", sizes)
+    return Traffic(2, up, down)

@@ -6,19 +6,23 @@ from functools import cached_property
 
 import numpy as np
 
-from strategies.coresets.draw import measured_rows, sampled_uniformly
-from strategies.coresets.restrict import sampled
-from strategies.explain import cost, solver_cost
-from strategies.explain.coreset_cost import CoresetSize, coreset_rounds
-from strategies.explain.cost import RunCost, ShardSize, TableSize, Traffic
-from strategies.run.epochs import tests_every_epoch
+from strategies.coresets.draw import measured_rows, sampled, sampled_uniformly
+from strategies.explain import cost
+from strategies.explain.cost import (
+    CoresetSize,
+    RunCost,
+    ShardSize,
+    TableSize,
+    Traffic,
+    coreset_rounds,
+)
+from strategies.run.strategy import tests_every_epoch
 from strategies.setup.disclosures import is_measured, sent_of_rows
-from strategies.setup.joined_rows import Alignment
-from strategies.setup.row_layout import TableLayout
+from strategies.setup.joined_rows import Alignment, expand
+from strategies.setup.problem import TableLayout
 from strategies.training import admm, sgd
-from strategies.training.batch_sizes import choose_batch_size
+from strategies.training.batches import choose_batch_size
 from strategies.training.prepare import Problem, UpdateChooser
-from strategies.training.vfl_rows import expand
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.learning.models.local_model import build_model
 from tp_flower.methods import ADMM, CORESET, SGD
@@ -114,7 +118,7 @@ class Forecast:
         settings = self.settings
         is_tested = tests_every_epoch(settings)
         if settings.family == CORESET:
-            return solver_cost.solved_epoch(self._tables, sent_of_rows(settings))
+            return cost.solved_epoch(self._tables, sent_of_rows(settings))
         if settings.family == ADMM:
             return cost.admm_epoch(
                 self._tables, settings.inner_rounds, is_tested=is_tested or is_last

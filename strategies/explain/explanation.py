@@ -28,9 +28,9 @@ the other table does not have, or, counted in ``null`` too, no key.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from strategies.disclosures.release import Release
+from strategies.disclosures import Release
 from strategies.explain.cost import RunCost, Traffic
-from tp_flower.joins.join_step import JoinStep
+from tp_flower.joins.mapping import JoinStep
 from tp_flower.reports.records import (
     COMPLETED,
     SCHEMA_VERSION,

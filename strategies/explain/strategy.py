@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strategies.disclosures.releases import releases
+from strategies.disclosures import releases
 from strategies.explain.cost_estimate import Forecast
 from strategies.explain.explanation import (
     Explanation,
@@ -18,15 +18,15 @@ from strategies.explain.explanation import (
     KeySide,
     TableExplanation,
 )
-from strategies.run.describe_fragment import describe_places, describe_work
 from strategies.run.exchange import Replies, Request, ask
 from strategies.run.strategy import RoundStrategy
 from strategies.setup.cross_check import check_alignment
 from strategies.setup.disclosures import audience_of
+from strategies.setup.extract import describe_places, describe_work
 from strategies.setup.joined_rows import Alignment, align
 from strategies.training.prepare import fit_encoders
 from tp_flower.features.encoder import TableEncoder
-from tp_flower.joins.key_codes import join_codes
+from tp_flower.joins.mapping import join_codes
 from tp_flower.joins.table_rows import IntArray
 from tp_flower.protocol import FinishRequest
 from tp_flower.query import Join

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from strategies.inference.base import ModelStrategy
-from strategies.inference.scoring import Joined, join_rows, score_rows
+from strategies.inference.base import Joined, ModelStrategy, join_rows, score_rows
 from strategies.run.exchange import Replies, Request
 from strategies.setup.extract import Extracted
 from strategies.setup.labels import Labels, gather_labels, loss_of, no_labels
@@ -20,8 +19,7 @@ from strategies.setup.row_weights import (
     without_weightless,
 )
 from tp_flower.errors import QueryError
-from tp_flower.learning.clustering_loss import KMEANS, KMeansLoss
-from tp_flower.learning.losses import Loss
+from tp_flower.learning.losses import KMEANS, KMeansLoss, Loss
 from tp_flower.learning.metrics import evaluate
 from tp_flower.query import BoundQuery
 from tp_flower.settings import EVALUATE, Settings

@@ -11,19 +11,125 @@ content of ``model``, so that a file that was damaged or edited is refused.
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
+from sqlglot import exp
 
-from strategies.inference.manifest_fields import Fields
+from strategies.run.exchange import Part
+from strategies.run.sites import Inventory
+from strategies.setup.joined_rows import bind
+from strategies.training.base import Outcome, RelationalStrategy
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import ModelError, SchemaError
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.files import write_file
-from tp_flower.model_names import ModelVersion, delete_version, find_version
+from tp_flower.learning.models.local_model import CENTRES, NUMPY_KINDS
+from tp_flower.model_names import ModelVersion, delete_version, find_version, software
+from tp_flower.query.aggregates import parse_aggregate
+from tp_flower.query.expressions import render
+from tp_flower.query.fragment import Fragment
+from tp_flower.settings import Settings
+
+LARGEST: Final = sys.float_info.max
+
+
+class Fields:
+    """The fields of a JSON object; each method checks one field's type.
+
+    Every method raises ``ModelError`` where the field is missing or of another type.
+
+    Args:
+        data: the object.
+        what: it is, for messages.
+    """
+
+    def __init__(self, data: object, what: str) -> None:
+        if not isinstance(data, Mapping):
+            raise ModelError(f"the manifest is damaged: {what} is no object of names")
+        self._data: Mapping[str, Any] = data
+        self._what = what
+
+    def text(self, name: str) -> str:
+        """Return a text."""
+        return str(self._checked(name, self._get(name), str, "a text"))
+
+    def count(self, name: str) -> int:
+        """Return a whole number from 0 on."""
+        value = self._get(name)
+        if type(value) is not int or value < 0:
+            raise self._wrong(name, "a whole number from 0 on")
+        return value
+
+    def number(self, name: str) -> float:
+        """Return a finite number."""
+        return self._numbers(name, [self._get(name)])[0]
+
+    def items(self, name: str) -> list[Any]:
+        """Return a list of anything."""
+        found: list[Any] = self._checked(name, self._get(name), list, "a list")
+        return found
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        """Return an object of names."""
+        found: Mapping[str, Any] = self._checked(
+            name, self._get(name), dict, "an object of names"
+        )
+        return found
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return a list of texts."""
+        found = self.items(name)
+        return tuple(self._checked(name, x, str, "a list of texts") for x in found)
+
+    def texts_by_name(self, name: str) -> dict[str, str]:
+        """Return texts by name."""
+        found = self.mapping(name)
+        for value in found.values():
+            self._checked(name, value, str, "texts by name")
+        return dict(found)
+
+    def numbers(self, name: str, length: int | None = None) -> list[float]:
+        """Return a list of finite numbers, of a given length or not empty."""
+        found = self.items(name)
+        if not found or length not in (None, len(found)):
+            wanted = "at least one" if length is None else str(length)
+            raise self._wrong(name, f"a list of {wanted} numbers")
+        return self._numbers(name, found)
+
+    def numbers_by_name(self, name: str) -> dict[str, float]:
+        """Return finite numbers by name."""
+        found = self.mapping(name)
+        values = self._numbers(name, list(found.values()))
+        return dict(zip(found, values, strict=True))
+
+    def _numbers(self, name: str, values: list[Any]) -> list[float]:
+        for value in values:
+            # false for NaN and infinity, and for a whole number beyond any float
+            is_finite = type(value) in (int, float) and abs(value) <= LARGEST
+            if not is_finite:
+                raise self._wrong(name, "made of finite numbers")
+        return [float(value) for value in values]
+
+    def _get(self, name: str) -> Any:
+        if name not in self._data:
+            raise ModelError(f"the manifest is damaged: {self._what} has no {name!r}")
+        return self._data[name]
+
+    def _checked(self, name: str, value: object, kind: type, wanted: str) -> Any:
+        if type(value) is not kind:
+            raise self._wrong(name, wanted)
+        return value
+
+    def _wrong(self, name: str, wanted: str) -> ModelError:
+        return ModelError(
+            f"the manifest is damaged: {name!r} of {self._what} is not {wanted}"
+        )
+
 
 __all__ = [
     "Manifest",
@@ -86,7 +192,7 @@ class ModelTable:
         columns: column -> DuckDB type by name at the sites; a UNION ALL has several
             names.
         features: what the features are made of, in order
-            (:func:`strategies.inference.feature_texts.feature_texts`).
+            (:func:`strategies.inference.manifest.feature_texts`).
         kind: of the model: "linear", "mlp" or a factory.
         encoder: of the features.
         parts: in the order of the shards.
@@ -339,3 +445,114 @@ def _content(data: object) -> Mapping[str, Any]:
             "the manifest is damaged: its content is not what its digest says"
         )
     return content
+
+
+def feature_texts(fragments: Sequence[Fragment]) -> tuple[str, ...]:
+    """Return ``name = expression`` of every feature of a table, in order.
+
+    Args:
+        fragments: of the table; several where a UNION ALL makes it.
+    """
+    return tuple(
+        f"{feature.name} = {_made(fragments, index)}"
+        for index, feature in enumerate(fragments[0].features)
+    )
+
+
+def label_text(fragments: Sequence[Fragment]) -> str | None:
+    """Return the expression of the label; None if the table has none."""
+    if fragments[0].label is None:
+        return None
+    texts = [_origin(own, own.label) for own in fragments if own.label is not None]
+    return " | ".join(dict.fromkeys(texts))
+
+
+def _made(fragments: Sequence[Fragment], index: int) -> str:
+    texts = [_origin(own, own.features[index].sql) for own in fragments]
+    return " | ".join(dict.fromkeys(texts))
+
+
+def _origin(fragment: Fragment, sql: str) -> str:
+    """Return an expression over the columns of the hosted table.
+
+    The columns of a sub-query are replaced by what they stand for; what it groups by
+    is a part of their meaning.
+    """
+    if fragment.subquery is None:
+        return sql
+    made = {column.name: column.sql for column in fragment.subquery.columns}
+    holder = exp.Paren(this=parse_aggregate(sql, "feature"))
+    for column in list(holder.find_all(exp.Column)):
+        inner = parse_aggregate(made[column.name], "feature")
+        is_whole = column is holder.this
+        column.replace(inner if is_whole else exp.Paren(this=inner))
+    groups = ", ".join(sorted(fragment.subquery.groups))
+    return f"{render(holder.this, quote=True)} GROUP BY {groups}"
+
+
+def make_manifest(strategy: RelationalStrategy) -> Manifest:
+    """Return the manifest of a run that went well.
+
+    Raises:
+        RuntimeError: the run has not come to its end.
+    """
+    federation, report, outcome = strategy.federation, strategy.report, strategy.outcome
+    if federation is None or not strategy.is_finished:
+        raise RuntimeError("there is no model before the run has ended")
+    inventory = strategy.inventory
+    schemas = inventory.schemas()
+    bound = bind(strategy.query, schemas, strategy.settings)
+    fragments = {name: bound.fragments_of(name) for name in federation.tables}
+    kinds = {
+        name: _kind(strategy.settings, name, is_linear=table.is_linear)
+        for name, table in federation.tables.items()
+    }
+    tables = tuple(
+        ModelTable(
+            table=name,
+            name=federation.names[name],
+            columns={own.name: schemas[own.name] for own in fragments[name]},
+            features=feature_texts(fragments[name]),
+            kind=kinds[name],
+            encoder=federation.encoders[name],
+            parts=tuple(_part(part, inventory, outcome) for part in table.parts),
+            mean_score=outcome.contributions[name].mean_score,
+            share=outcome.contributions[name].share,
+        )
+        for name, table in federation.tables.items()
+    )
+    return Manifest(
+        model=strategy.model,
+        created=report.started,
+        status=report.status,
+        query=report.query,
+        settings=report.settings,
+        label_table=bound.label_table,
+        label=label_text(fragments[bound.label_table]) or "",
+        loss=federation.loss.name,
+        classes=federation.classes,
+        base_score=federation.base_score,
+        tables=tables,
+        train=finite(report.final_train),
+        test=finite(report.final_test),
+        joined_rows=report.joined_rows_train,
+        versions=software(has_torch=not set(kinds.values()) <= NUMPY_KINDS),
+    )
+
+
+def _kind(settings: Settings, table: str, *, is_linear: bool) -> str:
+    """Return what kind of model a table has."""
+    if settings.method.is_clustering:
+        return CENTRES
+    return "linear" if is_linear else settings.model_of(table)
+
+
+def _part(part: Part, inventory: Inventory, outcome: Outcome) -> ModelPart:
+    """Return how a part is found again: by site, table and shard, not by node."""
+    (shard,) = (
+        own
+        for own in inventory.shards
+        if (own.node, own.position) == (part.node, part.shard)
+    )
+    digest = outcome.digests.get(part.number, "")
+    return ModelPart(part.number, part.site, shard.table, shard.index, digest)

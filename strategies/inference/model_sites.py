@@ -9,8 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from strategies.inference.feature_texts import feature_texts
-from strategies.inference.manifest import Manifest, ModelPart, ModelTable
+from strategies.inference.manifest import Manifest, ModelPart, ModelTable, feature_texts
 from strategies.run.exchange import Part
 from strategies.run.sites import Inventory
 from tp_flower.errors import ModelError, QueryError

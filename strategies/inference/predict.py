@@ -1,7 +1,7 @@
 """Predict: the scores of the rows of a query, with a model that the sites have kept.
 
 The rounds are those of extraction, then one of scores
-(:mod:`strategies.inference.scoring`). The query needs no label. Where the label table's
+(:mod:`strategies.inference.base`). The query needs no label. Where the label table's
 site is to have the predictions, they are sent there (``deliver``), and the server
 writes none.
 """
@@ -13,11 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from strategies.inference.base import ModelStrategy
+from strategies.inference.base import (
+    Joined,
+    ModelStrategy,
+    join_rows,
+    model_fields,
+    score_rows,
+)
 from strategies.inference.report import Delivered
-from strategies.inference.scoring import Joined, join_rows, model_fields, score_rows
 from strategies.run.exchange import Part, Replies, Request, ask
-from strategies.run.reply_checks import refuse
+from strategies.run.replies import refuse
 from strategies.setup.extract import Extracted
 from tp_flower.errors import SettingsError
 from tp_flower.protocol import (

@@ -5,15 +5,14 @@ from pathlib import Path
 from flwr.serverapp import Grid
 from rich.console import RenderableType
 
-from strategies.inference.console import model_run_view
 from strategies.inference.evaluate import Evaluate
 from strategies.inference.manifest import Manifest, resolve
 from strategies.inference.predict import Predict
-from strategies.inference.report import model_run_dict
+from strategies.inference.report import model_run_dict, model_run_view
 from strategies.run.strategy import RoundListener
 from tp_flower.errors import SettingsError
-from tp_flower.home import home_folder
-from tp_flower.learning.clustering_loss import KMEANS
+from tp_flower.files import home_folder
+from tp_flower.learning.losses import KMEANS
 from tp_flower.query import Query
 from tp_flower.reports.predictions import PREDICTIONS_FILE, write_predictions
 from tp_flower.reports.records import write_json

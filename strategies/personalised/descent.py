@@ -20,17 +20,25 @@ Notation:
     g     ``updates``             (N, p)
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray
-from tp_flower.learning.accelerated import Iterate
+from strategies.personalised.setup import PersonalProblem
+from strategies.run.exchange import Part, Replies
+from strategies.run.replies import array_of, refuse
+from tp_flower.arrays import AnyArray, BoolArray, FloatArray
+from tp_flower.errors import ReplyError
+from tp_flower.learning.solvers import Iterate
 from tp_flower.personalised.graph import SimilarityGraph
+from tp_flower.personalised.update_codec import decode_update
+from tp_flower.personalised.z_step import penalty_of_round
+from tp_flower.protocol import LARGEST, SiteMetrics, TrackUpdates, UpdateCode
+from tp_flower.settings import Settings
 
-BoolArray = npt.NDArray[np.bool_]
 EdgeStep = Callable[[FloatArray, float], FloatArray]
 """(points (N, p_z), weight) -> argmin weight * penalty(Z) + 1/2 ||Z - points||^2."""
 
@@ -147,3 +155,153 @@ def joined(descent: Descent, graph: SimilarityGraph, known: BoolArray) -> Descen
 def as_sent(points: FloatArray) -> FloatArray:
     """Return numbers as they travel, so that both ends have the same ones."""
     return points.astype(np.float32).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class UpdateSchedule:
+    """How updates are encoded in a run.
+
+    gamma falls to 0 (`penalty_of_round`): so the last updates are as good as gradients,
+    and what the training comes to is not moved.
+
+    Attributes:
+        penalty: gamma of the first round; 0 for updates as they are.
+        clusters: values of an update's code book; 0 for none.
+        epochs: of the run, at whose end gamma is 0.
+    """
+
+    penalty: float
+    clusters: int
+    epochs: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Return what the settings ask for."""
+        return cls(settings.update_penalty, settings.update_clusters, settings.epochs)
+
+    def of_epoch(self, epoch: int) -> UpdateCode | None:
+        """Return how updates are shortened in an epoch, from 1; None: they are not."""
+        if not self.penalty:
+            return None
+        gamma = penalty_of_round(self.penalty, epoch - 1, self.epochs)
+        return UpdateCode(gamma=gamma, clusters=self.clusters)
+
+
+def read_updates(
+    problem: PersonalProblem, replies: Replies, *, has_common: bool
+) -> tuple[FloatArray, FloatArray, int]:
+    """Return what the sites sent.
+
+    Args:
+        problem: that is trained.
+        replies: of the round.
+        has_common: whether one model for all is trained besides.
+
+    Returns:
+        The updates (N, p) of the sites' own models, those of the one model for all, and
+        the bytes of the former; zeros of sites that have not answered.
+
+    Raises:
+        ReplyError: an update is not of the model.
+    """
+    shape = (len(problem.parts), len(problem.start))
+    own, common = np.zeros(shape), np.zeros(shape)
+    own_bytes = 0
+    for k, part in enumerate(problem.parts):
+        if part.node in replies.stale:
+            continue
+        body = replies.body(part, TrackUpdates)
+        if body.code is not None:
+            own[k] = _decoded(part, body.code, shape[1])
+            own_bytes += body.code.nbytes
+        else:
+            update = array_of(replies, part, "update", shape[1:])
+            own[k], own_bytes = update, own_bytes + update.nbytes
+        if has_common:
+            common[k] = array_of(replies, part, "common_update", shape[1:])
+    return own, common, own_bytes
+
+
+def _decoded(part: Part, code: AnyArray, size: int) -> FloatArray:
+    try:
+        values = decode_update(code, size)
+    except ReplyError as error:
+        raise refuse(part, f"an update that cannot be used: {error}") from None
+    if np.abs(values).max(initial=0.0) > LARGEST:
+        raise refuse(part, "an update that is absurdly large")
+    return values
+
+
+PENALTY: Final = "penalty"
+_NAMES: Final = frozenset(
+    {"loss", "log_loss", "auc", "accuracy", "rmse", "r2", PENALTY}
+)
+Metrics = dict[str, dict[str, float]]
+"""By "train" and "test", values by name."""
+
+
+def read_metrics(
+    replies: Replies, parts: Sequence[Part], name: str
+) -> list[Metrics | None]:
+    """Return what every site reports under a name; None of one that reports nothing.
+
+    Args:
+        replies: of the round.
+        parts: of the sites.
+        name: of the field with the metrics.
+
+    Raises:
+        ReplyError: a site reports something else than metrics.
+    """
+    return [_read(replies, part, name) for part in parts]
+
+
+def _read(replies: Replies, part: Part, name: str) -> Metrics | None:
+    if part.node in replies.stale and part.number not in replies.parts:
+        return None
+    metrics = getattr(replies.parts.get(part.number), name, None)
+    if not isinstance(metrics, SiteMetrics):
+        raise refuse(part, "no metrics")
+    if not {*metrics.train, *metrics.test} <= _NAMES:
+        raise refuse(part, "metrics of unknown names")
+    return {"train": metrics.train, "test": metrics.test}
+
+
+def mean_metrics(found: Iterable[Metrics | None], kind: str) -> dict[str, float]:
+    """Return the mean over the sites of every metric, without the penalty.
+
+    >>> found = [{"train": {"loss": 1.0}}, None, {"train": {"loss": 2.0}}]
+    >>> mean_metrics(found, "train")
+    {'loss': 1.5}
+    """
+    values: dict[str, list[float]] = {}
+    for own in found:
+        for name, value in (own or {}).get(kind, {}).items():
+            values.setdefault(name, []).append(value)
+    return {
+        name: float(np.mean(own)) for name, own in values.items() if name != PENALTY
+    }
+
+
+def mean_objective(found: Sequence[Metrics | None]) -> float:
+    """Return (1/N) sum_n f_n, the sites' penalties included."""
+    objectives = [
+        own["train"].get("loss", 0.0) + own["train"].get(PENALTY, 0.0)
+        for own in found
+        if own is not None
+    ]
+    return float(np.mean(objectives)) if objectives else math.nan
+
+
+def by_site(
+    sites: Sequence[str], found: Sequence[Metrics | None]
+) -> Mapping[str, Metrics]:
+    """Return the metrics by site, without the penalty."""
+    return {
+        site: {
+            kind: {n: v for n, v in values.items() if n != PENALTY}
+            for kind, values in own.items()
+        }
+        for site, own in zip(sites, found, strict=True)
+        if own is not None
+    }

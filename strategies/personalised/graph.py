@@ -6,21 +6,20 @@ from pathlib import Path
 
 import numpy as np
 
-from strategies.personalised.metrics import Metrics, read_metrics
+from strategies.personalised.descent import Metrics, read_metrics
 from strategies.personalised.setup import NO_GRAPH, PersonalProblem
 from strategies.run.exchange import Replies, Request, ask
-from strategies.run.reply_checks import array_of
+from strategies.run.replies import array_of
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SettingsError
-from tp_flower.personalised.edge_prox import EdgeNorm, edge_norms
 from tp_flower.personalised.graph import (
     SimilarityGraph,
     nearest_neighbours,
     parse_edges,
     row_weights,
 )
-from tp_flower.personalised.site_summaries import covariances, pairwise_distances
-from tp_flower.personalised.z_step import ZStep
+from tp_flower.personalised.sites import covariances, pairwise_distances
+from tp_flower.personalised.z_step import EdgeNorm, ZStep, edge_norms
 from tp_flower.protocol import SummariseRequest
 from tp_flower.settings import (
     BY_DATA,

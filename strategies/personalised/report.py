@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strategies.personalised.descent import Metrics, by_site, mean_metrics
 from strategies.personalised.graph import PersonalGraph
-from strategies.personalised.metrics import Metrics, by_site, mean_metrics
 from strategies.personalised.setup import PersonalProblem
 from tp_flower.protocol import Action
 from tp_flower.reports.records import RoundReport, RunReport

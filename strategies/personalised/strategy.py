@@ -18,29 +18,31 @@ from typing import Any, Final
 
 import numpy as np
 
-from strategies.personalised.descent import BoolArray, Descent, Track, joined
-from strategies.personalised.graph import EdgePenalty, PersonalGraph, make_graph
-from strategies.personalised.metrics import (
+from strategies.personalised.descent import (
+    Descent,
     Metrics,
+    Track,
+    UpdateSchedule,
+    joined,
     mean_metrics,
     mean_objective,
     read_metrics,
+    read_updates,
 )
+from strategies.personalised.graph import EdgePenalty, PersonalGraph, make_graph
 from strategies.personalised.report import PersonalOutcome, personal_facts
 from strategies.personalised.setup import (
     PersonalProblem,
     personal_mask,
     set_up_personal,
 )
-from strategies.personalised.updates import UpdateSchedule, read_updates
-from strategies.run.epochs import EpochResult
 from strategies.run.exchange import Replies, Request, ask
+from strategies.run.strategy import EpochResult
 from strategies.setup.problem import Federation
-from strategies.training.base import RelationalStrategy
-from strategies.training.outcome import Outcome, read_digests
+from strategies.training.base import Outcome, RelationalStrategy, read_digests
 from strategies.training.prepare import Plan
-from tp_flower.arrays import FloatArray
-from tp_flower.learning.contributions import Contribution
+from tp_flower.arrays import BoolArray, FloatArray
+from tp_flower.learning.metrics import Contribution
 from tp_flower.protocol import (
     Pace,
     PersonalRequest,

@@ -3,11 +3,14 @@
 The template turns them into HTML; nothing here reads a report.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from markupsafe import Markup
+
+from tp_flower.reports.console import format_count, name_table
 
 Cells = tuple[str, ...]
 TWO_TEXTS = frozenset({0, 1})
@@ -85,3 +88,119 @@ def tabulate(
     head = tuple(column.head for column in columns)
     words = frozenset(n for n, column in enumerate(columns) if column.is_text)
     return Table(title, head, rows, words, note, is_folded) if rows else None
+
+
+@dataclass(frozen=True)
+class Record:
+    """A JSON object whose values are read by type; what has another type is nothing.
+
+    >>> record = Record({"n": -1, "x": float("nan"), "names": ["a", 3], "in": {"b": 2}})
+    >>> record.number("n"), record.amount("n"), record.number("x"), record.text("n")
+    (-1.0, 0.0, None, '')
+    >>> record.texts("names"), record.at("in").numbers(), record.records("names")
+    (['a'], {'b': 2.0}, [])
+    """
+
+    content: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, value: object) -> "Record":
+        """Return a JSON object; an empty one for anything else."""
+        return cls(value if isinstance(value, Mapping) else {})
+
+    def __bool__(self) -> bool:
+        return bool(self.content)
+
+    def get(self, key: str) -> object:
+        """Return a value of any type."""
+        return self.content.get(key)
+
+    def number(self, key: str) -> float | None:
+        """Return a finite number, or None."""
+        return _number(self.get(key))
+
+    def amount(self, key: str) -> float:
+        """Return a number of at least 0; 0 for anything else."""
+        return max(self.number(key) or 0.0, 0.0)
+
+    def count(self, key: str) -> str:
+        """Return a count for people; "-" for anything that is no number."""
+        number = self.number(key)
+        return "-" if number is None else format_count(round(number))
+
+    def text(self, key: str) -> str:
+        """Return a text; "" for anything else."""
+        value = self.get(key)
+        return value if isinstance(value, str) else ""
+
+    def texts(self, key: str) -> list[str]:
+        """Return the texts of a list."""
+        return [item for item in self.items(key) if isinstance(item, str)]
+
+    def items(self, key: str) -> list[Any]:
+        """Return a list; an empty one for anything else."""
+        value = self.get(key)
+        return list(value) if isinstance(value, list | tuple) else []
+
+    def at(self, key: str) -> "Record":
+        """Return the object inside."""
+        return Record.of(self.get(key))
+
+    def records(self, key: str) -> list["Record"]:
+        """Return the objects of a list."""
+        return [Record(item) for item in self.items(key) if isinstance(item, Mapping)]
+
+    def numbers(self) -> dict[str, float]:
+        """Return the finite numbers, by key."""
+        read = {str(key): _number(value) for key, value in self.content.items()}
+        return {key: number for key, number in read.items() if number is not None}
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def text_column(head: str, *keys: str, empty: str = "") -> Column:
+    """Return the column of the first text, or list of texts, among some keys."""
+
+    def cell(item: Record) -> str:
+        listed = (", ".join(dict.fromkeys(item.texts(key))) for key in keys)
+        return next(filter(None, (*map(item.text, keys), *listed)), empty)
+
+    return Column(head, cell, is_text=True)
+
+
+def count_column(head: str, key: str) -> Column:
+    """Return the column of a count."""
+    return Column(head, lambda item: item.count(key))
+
+
+def table_titles(report: Record, aliases: Iterable[str]) -> dict[str, str]:
+    """Return the titles of some aliases, in the order of the query's tables.
+
+    >>> report = Record({"tables": [{"table": "f", "name": "flights"}]})
+    >>> table_titles(report, ["a", "f"])
+    {'f': 'f (flights)', 'a': 'a'}
+    """
+    titles = {
+        item.text("table"): name_table(item.text("table"), item.text("name"))
+        for item in report.records("tables")
+    }
+    used = set(aliases)
+    unlisted = {alias: alias for alias in sorted(used - set(titles))}
+    return {key: title for key, title in titles.items() if key in used} | unlisted
+
+
+def counted(count: float, noun: str) -> str:
+    """Return a count with its noun.
+
+    >>> counted(1, "table"), counted(1200, "site")
+    ('1 table', '1,200 sites')
+    """
+    return f"{format_count(int(count))} {noun}{'' if count == 1 else 's'}"

@@ -4,11 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from strategies.report_page.axes import from_zero, linear, logarithmic, whole
-from strategies.report_page.blocks import Blocks
-from strategies.report_page.networks import NETWORKS, Network
-from strategies.report_page.plots import Axis, Line, line_figure
-from strategies.report_page.reading import Record
+from strategies.report_page.blocks import Blocks, Record
+from strategies.report_page.costs import NETWORKS, Network
+from strategies.report_page.plots import (
+    Axis,
+    Line,
+    from_zero,
+    line_figure,
+    linear,
+    logarithmic,
+    whole,
+)
 from tp_flower.reports.console import format_seconds, format_value
 
 METRIC_NAMES = {

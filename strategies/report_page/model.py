@@ -2,10 +2,19 @@
 
 from collections import Counter
 
-from strategies.report_page.blocks import TWO_TEXTS, Block, Blocks, Figure, Prose, Table
+from strategies.report_page.blocks import (
+    TWO_TEXTS,
+    Block,
+    Blocks,
+    Figure,
+    Prose,
+    Record,
+    Table,
+    counted,
+    table_titles,
+)
 from strategies.report_page.convergence import TEST, metric_name
 from strategies.report_page.plots import STYLES, bar_figure, graph_drawing
-from strategies.report_page.reading import Record, counted, table_titles
 from tp_flower.reports.console import (
     OWN_MODELS,
     format_bytes,

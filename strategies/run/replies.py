@@ -6,10 +6,13 @@ sent it.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
+import numpy as np
 from flwr.app import Message
 
-from strategies.run.exchange import Answer, Replies, Request
+from strategies.run.exchange import Answer, Part, Replies, Request, RunLog
+from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import (
     DivergedError,
     ErrorKind,
@@ -17,12 +20,29 @@ from tp_flower.errors import (
     MissingSiteError,
     RangeError,
     ReplyError,
+    SchemaError,
     SiteError,
     TPFlowerError,
     UnavailableError,
 )
-from tp_flower.protocol import AT, EXCHANGES, KIND, Packet, decode, layout_of, unpack
-from tp_flower.protocol.envelope import MOST_SECONDS
+from tp_flower.extraction.extracted import KeyColumn, LabelColumn
+from tp_flower.features.choice import TableChoice
+from tp_flower.features.statistics import ColumnStatistics
+from tp_flower.features.statistics_codec import from_wire
+from tp_flower.protocol import (
+    AT,
+    EXCHANGES,
+    KIND,
+    Action,
+    ExtractedPart,
+    Packet,
+    StatisticsOfPart,
+    decode,
+    layout_of,
+    unpack,
+)
+from tp_flower.protocol.messages import MOST_SECONDS
+from tp_flower.settings import STALE, Settings
 
 REASON_CHARACTERS = 1000
 
@@ -254,3 +274,182 @@ def _about(tables: Sequence[str]) -> str:
 
 def _name(node: int, site_names: Mapping[int, str]) -> str:
     return f"site {site_names[node]!r}" if node in site_names else f"node {node}"
+
+
+_REPEATABLE: Final = frozenset({Action.ADMM, Action.CONSENSUS, Action.PERSONAL})
+
+_JOINING: Final = frozenset({Action.PERSONAL})
+"""A site may come to these rounds late: nothing of it is needed before."""
+
+_Key = tuple[Action, int, int]
+
+
+class Absences:
+    """Who is missing, since when, and what they sent last.
+
+    Args:
+        settings: ``on-missing`` and ``max-stale``.
+        log: of the run.
+    """
+
+    def __init__(self, settings: Settings, log: RunLog) -> None:
+        self._may_go_on = settings.on_missing == STALE
+        self._most, self._log = settings.max_stale, log
+        self._last: dict[_Key, Answer] = {}
+        self._since: dict[int, int] = {}
+
+    @property
+    def nodes(self) -> frozenset[int]:
+        """The nodes that were missing in the last round that they were asked in."""
+        return frozenset(self._since)
+
+    def fill(self, request: Request, opened: Opened) -> Replies:
+        """Return the replies of a round, older ones in place of those that are missing.
+
+        Raises:
+            MissingSiteError: a site has not answered, and must.
+            UnavailableError: a site could not, and must.
+        """
+        for node, error in sorted(opened.absent.items()):
+            if not self._can_miss(request, node):
+                raise error
+            self._log.stale(node, request, error)
+        return self.filled(request, opened.answers)
+
+    def filled(self, request: Request, answers: Mapping[int, Answer]) -> Replies:
+        """Return the replies of a round whose missing sites have been put up with."""
+        missing = request.packets.keys() - answers.keys()
+        nothing = Answer(Packet({"parts": []}))
+        older = {
+            node: self._last.get(self._key(request, node), nothing) for node in missing
+        }
+        for node in missing:
+            self._since.setdefault(node, request.epoch)
+        for node, answer in answers.items():
+            self._since.pop(node, None)
+            if self._may_go_on and request.action in _REPEATABLE:
+                self._last[self._key(request, node)] = answer
+        return Replies.of({**answers, **older}, missing)
+
+    def _can_miss(self, request: Request, node: int) -> bool:
+        is_known = self._key(request, node) in self._last
+        if not self._may_go_on or not (is_known or request.action in _JOINING):
+            return False
+        since = self._since.get(node, request.epoch)
+        return request.epoch - since < self._most
+
+    def _key(self, request: Request, node: int) -> _Key:
+        # rounds of consensus before the last one bring other arrays
+        more = int(getattr(request.message, "more_rounds", 0))
+        return request.action, node, more
+
+
+Fact = TypeVar("Fact", int, float, str, list[Any], dict[str, Any])
+
+LARGEST = 1e30
+"""Beyond it float32 is about to overflow: no score or gradient gets there by itself."""
+
+
+_TYPES: Mapping[type, tuple[type, ...]] = {float: (int, float)}
+
+
+def array_of(
+    replies: Replies, part: Part, name: str, shape: tuple[int | None, ...]
+) -> AnyArray:
+    """Return an array that a part sent.
+
+    Args:
+        replies: of the round.
+        part: who sent it.
+        name: of the field that is the array.
+        shape: the expected shape; None allows any size.
+
+    Raises:
+        ReplyError: if it is missing, or of another shape.
+    """
+    array: AnyArray | None = getattr(replies.parts.get(part.number), name, None)
+    if array is None:
+        raise ReplyError(f"{_who(part)} sent no {name!r}")
+    fits = array.ndim == len(shape) and all(
+        wanted in (None, size) for wanted, size in zip(shape, array.shape, strict=True)
+    )
+    if not fits:
+        expected = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ReplyError(
+            f"{_who(part)} sent {name!r} of shape {array.shape}, expected ({expected})"
+        )
+    return array
+
+
+def has_array(replies: Replies, part: Part, name: str) -> bool:
+    """Return whether a part sent an array."""
+    return getattr(replies.parts.get(part.number), name, None) is not None
+
+
+def read_key(replies: Replies, part: Part, key: int, rows: int) -> KeyColumn:
+    """Return one join key of a part's rows.
+
+    Raises:
+        ReplyError: if codes and hashes do not fit the rows or each other.
+    """
+    body, name = replies.body(part, ExtractedPart), str(key)
+    codes, hashes = body.codes.get(name), body.hashes.get(name)
+    if codes is None or hashes is None or key >= len(body.keys):
+        raise refuse(part, f"no codes, hashes or type of join key {key}")
+    if len(codes) != rows:
+        raise refuse(part, f"codes of join key {key} for {len(codes)} of {rows} rows")
+    if codes.max(initial=-1) >= len(hashes):
+        raise refuse(part, f"codes of join key {key} that name no hash")
+    return KeyColumn(codes, hashes, body.keys[key])
+
+
+def read_label(replies: Replies, part: Part, rows: int) -> LabelColumn:
+    """Return the label of a part's rows; NaN where it is NULL.
+
+    Raises:
+        ReplyError: if it does not fit the rows or its categories.
+    """
+    body = replies.body(part, ExtractedPart)
+    values, label = body.label_values, body.label
+    if values is None or label is None or values.shape != (rows,):
+        raise refuse(part, f"no label for its {rows} rows")
+    names = tuple(label.categories or ())
+    present = values[~np.isnan(values)]
+    if label.kind == "text" and not np.isin(present, np.arange(len(names))).all():
+        raise refuse(part, "labels that are none of its categories")
+    return LabelColumn(label.kind, values, names)
+
+
+def read_weight(replies: Replies, part: Part, rows: int) -> FloatArray:
+    """Return what joined rows of a part's rows weigh, (rows,); NaN where it is NULL.
+
+    Raises:
+        ReplyError: if it does not fit the rows.
+    """
+    weight = replies.body(part, ExtractedPart).weight
+    if weight is None or weight.shape != (rows,):
+        raise refuse(part, f"no weight for its {rows} rows")
+    return weight
+
+
+def read_statistics(
+    replies: Replies, part: Part, choice: TableChoice, rows: int
+) -> dict[str, ColumnStatistics]:
+    """Return the statistics of a part's features.
+
+    Raises:
+        ReplyError: if they are not those of these features and at most ``rows`` rows.
+    """
+    try:
+        return from_wire(replies.body(part, StatisticsOfPart), choice, rows)
+    except SchemaError as error:
+        raise refuse(part, str(error)) from None
+
+
+def refuse(part: Part, what: str) -> ReplyError:
+    """Return the error that says what is wrong with what a part sent."""
+    return ReplyError(f"{_who(part)} sent {what}")
+
+
+def _who(part: Part) -> str:
+    return f"site {part.site!r} (table {part.table!r})"

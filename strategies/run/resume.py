@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from strategies.run.journal import FOLDER, read_head
 from strategies.run.sites import Inventory, find_sites
 from tp_flower.errors import MissingSiteError, SettingsError
-from tp_flower.home import home_folder
+from tp_flower.files import home_folder
 from tp_flower.settings import Settings
 
 FREE: Final = frozenset(

@@ -15,11 +15,9 @@ from typing import Any, Final
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from strategies.run.absences import Absences
-from strategies.run.exchange import Envelope, Replies, Request, make_messages
+from strategies.run.exchange import Envelope, Replies, Request, RunLog, make_messages
 from strategies.run.journal import FOLDER, Frame, Journal, messages_of
-from strategies.run.log import RunLog
-from strategies.run.replies import open_answer, open_replies
+from strategies.run.replies import Absences, open_answer, open_replies
 from strategies.run.resume import check_same, find_again, positions_text
 from strategies.run.sites import Inventory, find_sites, read_inventory
 from strategies.run.transport import Courier
@@ -30,7 +28,6 @@ from tp_flower.errors import (
     TPFlowerError,
     UnavailableError,
 )
-from tp_flower.noise import KEY_BYTES
 from tp_flower.protocol import (
     RUN_DIGITS,
     Action,
@@ -42,6 +39,7 @@ from tp_flower.protocol import (
     unpack,
 )
 from tp_flower.query import Query
+from tp_flower.randomness import KEY_BYTES
 from tp_flower.settings import TRAIN, Settings
 
 MOST_LOSSES: Final = 2

@@ -10,13 +10,12 @@ from typing import Any
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from strategies.run.exchange import Envelope, Request, make_messages
-from strategies.run.log import RunLog
+from strategies.run.exchange import Envelope, Request, RunLog, make_messages
 from strategies.run.replies import open_replies
 from strategies.run.transport import Courier
 from tp_flower.errors import MessageError, ReplyError, SchemaError
 from tp_flower.extraction.canonical_keys import kind_of
-from tp_flower.privacy.key_source import KeySource
+from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol import (
     AT,
     Action,

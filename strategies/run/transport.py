@@ -15,7 +15,7 @@ from typing import Final
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from strategies.run.log import RunLog
+from strategies.run.exchange import RunLog
 from tp_flower.errors import ErrorKind, ReplyError
 from tp_flower.protocol import KIND, Action, unpack
 

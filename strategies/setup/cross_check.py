@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies.run.exchange import Part, Replies, Request, ask
-from strategies.run.reply_checks import refuse
+from strategies.run.replies import refuse
 from strategies.setup.joined_rows import Alignment
-from strategies.setup.key_groups import key_groups
+from strategies.setup.keys import key_groups
 from tp_flower.errors import MappingError
-from tp_flower.joins.key_codes import join_codes
+from tp_flower.joins.mapping import join_codes
 from tp_flower.protocol import CheckedPart, CheckPart, CheckRequest
 from tp_flower.query import Join
 

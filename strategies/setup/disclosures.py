@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from strategies.disclosures.releases import Audience
+from strategies.disclosures import Audience
 from strategies.run.sites import Inventory
 from strategies.setup.joined_rows import Alignment
 from tp_flower.features.encoder import TableEncoder

@@ -6,6 +6,7 @@ row positions; beside them labels and weights, where the query has them, and key
 hashes of what names a row, where the rows are to be predicted.
 """
 
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,17 +14,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from strategies.run.describe_fragment import SiteWork
 from strategies.run.exchange import Part, Replies, Request, ask
-from strategies.run.reply_checks import array_of, read_key, read_weight
+from strategies.run.replies import array_of, read_key, read_weight
 from strategies.run.sites import Inventory
-from strategies.setup.grouped_tables import check_groups, split_groups
-from strategies.setup.key_groups import key_groups
-from strategies.setup.keys import relay_secret
+from strategies.setup.keys import key_groups, relay_secret
 from strategies.setup.labels import label_plan
 from strategies.setup.row_weights import query_weights
 from tp_flower.arrays import FloatArray
-from tp_flower.errors import SchemaError
+from tp_flower.duckdb_engine import quote_name
+from tp_flower.errors import QueryError, SchemaError
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.methods import PERSONAL
 from tp_flower.protocol import (
@@ -33,7 +32,134 @@ from tp_flower.protocol import (
     RowKeyColumns,
 )
 from tp_flower.query import BoundQuery, Fragment
+from tp_flower.query.fragment import Feature
 from tp_flower.settings import TRAIN, Settings
+from tp_flower.sources.tables_file import DUCKDB
+
+
+def split_groups(placed: Mapping[Part, Fragment]) -> list[list[Part]]:
+    """Return the parts that run the same sub-query with GROUP BY, if they are several.
+
+    Args:
+        placed: the parts of the run with their fragments.
+    """
+    together: dict[tuple[Fragment, int], list[Part]] = {}
+    seen: Counter[tuple[Fragment, int, int]] = Counter()
+    for part, fragment in placed.items():
+        if fragment.subquery is not None:
+            # UNION ALL may name one table twice: each branch groups on its own
+            branch = seen[fragment, part.node, part.shard]
+            seen[fragment, part.node, part.shard] += 1
+            together.setdefault((fragment, branch), []).append(part)
+    return [parts for parts in together.values() if len(parts) > 1]
+
+
+def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:
+    """Refuse a sub-query with a group whose rows are in two shards.
+
+    Args:
+        split: what :func:`split_groups` found.
+        replies: with the hashes of each part's group keys, uint64 (groups, 2).
+
+    Raises:
+        QueryError: the sub-query would aggregate parts of groups.
+        ReplyError: a part sent no such hashes.
+    """
+    for parts in split:
+        hashes = [
+            np.unique(array_of(replies, part, "group_hashes", (None, 2)), axis=0)
+            for part in parts
+        ]
+        distinct, counts = np.unique(np.concatenate(hashes), axis=0, return_counts=True)
+        crossing = int(np.count_nonzero(counts > 1))
+        if crossing:
+            sites = ", ".join(dict.fromkeys(repr(part.site) for part in parts))
+            raise QueryError(
+                f"the sub-query {parts[0].table!r} aggregates groups that cross shards:"
+                f" {crossing} of {len(distinct)} groups have rows at several of the "
+                f"sites {sites}. Group by a column that tells the sites apart as well, "
+                "or filter the sub-query so that every group is at one site"
+            )
+
+
+@dataclass(frozen=True)
+class SiteWork:
+    """Where a shard's fragment runs.
+
+    Attributes:
+        engine: the kind of database that holds the rows.
+        pushed: the filters that it applies, in words; DuckDB computes the rest at the
+            site.
+    """
+
+    engine: str
+    pushed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Say it on one line."""
+        if self.engine == DUCKDB:
+            return "all in DuckDB at the site"
+        pushed = "; ".join(self.pushed) or "the columns only"
+        return f"in {self.engine}: {pushed}. All else in DuckDB at the site"
+
+
+def describe_places(shards: Sequence[tuple[str, SiteWork]]) -> tuple[str, ...]:
+    """Return where the work of a table is done, a line for all sites that do alike.
+
+    Args:
+        shards: of one table: the site and its work.
+
+    >>> describe_places([("us", SiteWork("duckdb")), ("uk", SiteWork("duckdb"))])
+    ('us, uk: all in DuckDB at the site',)
+    """
+    sites: dict[SiteWork, list[str]] = {}
+    for site, work in shards:
+        sites.setdefault(work, []).append(site)
+    return tuple(
+        f"{', '.join(dict.fromkeys(own))}: {work}" for work, own in sites.items()
+    )
+
+
+def describe_work(fragments: Sequence[Fragment]) -> tuple[str, ...]:
+    r"""Return what the sites of a table run, a line each.
+
+    Args:
+        fragments: of one table; several for the SELECTs of a UNION ALL.
+
+    >>> day = Feature("weekday", 'DAYOFWEEK("day")')
+    >>> own = Fragment("f", "flights", (Feature("hour", '"hour"'), day),
+    ...                (('"plane"',),), '"delay" > 15', ('"delay" IS NOT NULL',))
+    >>> print(*describe_work([own]), sep="\n")
+    rows of flights WHERE "delay" IS NOT NULL
+    features: hour, weekday = DAYOFWEEK("day")
+    join keys: ("plane")
+    label: "delay" > 15
+    """
+    first = fragments[0]
+    lines = [_rows(fragment) for fragment in fragments]
+    lines.append(f"features: {', '.join(map(_feature, first.features)) or 'none'}")
+    if first.keys:
+        keys = ", ".join(f"({', '.join(parts)})" for parts in first.keys)
+        lines.append(f"join keys: {keys}")
+    if first.label is not None:
+        lines.append(f"label: {first.label}")
+    if first.weight is not None:
+        lines.append(f"weight of a joined row: {first.weight}")
+    return tuple(lines)
+
+
+def _rows(fragment: Fragment) -> str:
+    where = f" WHERE {' AND '.join(fragment.filters)}" if fragment.filters else ""
+    if fragment.subquery is None:
+        return f"rows of {fragment.name}{where}"
+    return f"rows of ({fragment.subquery.to_sql(fragment.name)}){where}"
+
+
+def _feature(feature: Feature) -> str:
+    if feature.sql in (feature.name, quote_name(feature.name)):
+        return feature.name
+    return f"{feature.name} = {feature.sql}"
+
 
 HashArray = npt.NDArray[np.uint64]
 

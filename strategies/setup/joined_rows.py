@@ -5,32 +5,45 @@ makes the table mapping, splits the label table's rows and chooses the loss.
 """
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from strategies.run.exchange import Replies, Request
+from strategies.run.exchange import Part, Replies, Request
 from strategies.run.sites import Inventory
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.labels import Labels, choose_loss, gather_labels, no_labels
-from strategies.setup.row_layout import TableLayout, compact_tables, weighted_tables
+from strategies.setup.problem import (
+    PartRows,
+    TableLayout,
+    compact_tables,
+    weighted_tables,
+)
 from strategies.setup.row_weights import (
     Weighting,
     asked_weighting,
     weigh,
     without_weightless,
 )
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.features.choice import TableChoice, choose_encoders
-from tp_flower.joins.mapping import JoinStep, TableMapping, build_mapping, split_rows
+from tp_flower.joins.mapping import (
+    JoinStep,
+    RowWeights,
+    TableMapping,
+    TableRows,
+    build_mapping,
+    split_rows,
+)
+from tp_flower.joins.table_rows import NO_ROW
 from tp_flower.learning.losses import Loss
 from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
 
-BoolArray = npt.NDArray[np.bool_]
 Schema = Mapping[str, str]
 
 
@@ -190,3 +203,103 @@ def _check_models(settings: Settings, bound: BoundQuery) -> None:
             raise SettingsError(
                 f"models names table {alias!r}; the query has {', '.join(bound.tables)}"
             )
+
+
+IntArray = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class ExpandedTable(TableLayout):
+    """One table's rows, repeated.
+
+    Attributes:
+        trained: per part, the row of the shard behind each of its joined training rows.
+        tested: the same of joined rows that are held out.
+        sizes: rows of each part's shard.
+    """
+
+    trained: tuple[IntArray, ...]
+    tested: tuple[IntArray, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def shard_rows(self) -> tuple[int, ...]:
+        """Rows of each part's shard."""
+        return self.sizes
+
+    def set_up_arrays(self) -> dict[int, dict[str, Any]]:
+        """Return what ``prepare`` sends to each part: its list of rows."""
+        return {
+            part.number: {
+                "expanded_trained": self.trained[k],
+                "expanded_tested": self.tested[k],
+                **({} if self.masses is None else {"masses": self.masses[k]}),
+            }
+            for k, part in enumerate(self.parts)
+        }
+
+
+def expand(aligned: Alignment) -> Alignment:
+    """Return the same joined rows over rows of the tables that are repeated."""
+    train = aligned.mapping.select(~aligned.is_test)
+    test = aligned.mapping.select(aligned.is_test)
+    train_rows: dict[str, TableRows] = {}
+    test_rows: dict[str, TableRows] = {}
+    tables: dict[str, ExpandedTable] = {}
+    for name, parts in aligned.extracted.parts.items():
+        sizes = tuple(aligned.extracted.rows[part.number] for part in parts)
+        row_of = train.tables[name].row_of, test.tables[name].row_of
+        table, numbers = _expand(name, parts, sizes, row_of)
+        tables[name] = table
+        total = sum(rows.total for rows in table.rows)
+        train_rows[name] = TableRows(numbers[0], total)
+        test_rows[name] = TableRows(numbers[1], total)
+    expanded, weighting = TableMapping(train_rows), aligned.weighting
+    if weighting.train is not None:
+        own = RowWeights.of(weighting.train.rows, expanded)
+        weighting = replace(weighting, train=own)
+        tables = weighted_tables(tables, own.masses)
+    return replace(
+        aligned,
+        train=expanded,
+        test=None if aligned.test is None else TableMapping(test_rows),
+        compact=tables,
+        weighting=weighting,
+    )
+
+
+def _expand(
+    name: str,
+    parts: tuple[Part, ...],
+    sizes: tuple[int, ...],
+    row_of: tuple[IntArray, IntArray],
+) -> tuple[ExpandedTable, tuple[IntArray, IntArray]]:
+    """Return the repeated table, and its row behind each joined row.
+
+    Args:
+        name: of the table.
+        parts: its shards.
+        sizes: their rows.
+        row_of: the row of the table behind each joined row to train on, and held out.
+    """
+    trained, tested = (np.full(len(rows), NO_ROW, np.int32) for rows in row_of)
+    layout: list[PartRows] = []
+    behind: tuple[list[IntArray], list[IntArray]] = [], []
+    start = offset = 0
+    for size in sizes:
+        to_train, to_test = (
+            np.flatnonzero((rows >= offset) & (rows < offset + size)) for rows in row_of
+        )
+        middle = start + len(to_train)
+        stop = middle + len(to_test)
+        trained[to_train] = np.arange(start, middle, dtype=np.int32)
+        tested[to_test] = np.arange(middle, stop, dtype=np.int32)
+        behind[0].append(row_of[0][to_train] - np.int32(offset))
+        behind[1].append(row_of[1][to_test] - np.int32(offset))
+        is_tested = np.arange(start, stop) >= middle
+        layout.append(PartRows(start, len(to_train), stop - start, is_tested))
+        start, offset = stop, offset + size
+    table = ExpandedTable(
+        name, parts, tuple(layout), tuple(behind[0]), tuple(behind[1]), sizes
+    )
+    return table, (trained, tested)

@@ -6,8 +6,9 @@ from typing import Any
 from strategies.run.exchange import Replies, Request
 from strategies.run.sites import Inventory, Node
 from tp_flower.errors import ReplyError, SettingsError
-from tp_flower.privacy.key_source import KeySource
+from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol import Action, SealReply, SealRequest, encode
+from tp_flower.query import BoundQuery
 
 
 def relay_secret(
@@ -82,3 +83,24 @@ def _grouped(values: Mapping[int, str], names: Mapping[int, str]) -> dict[str, s
     for node, value in values.items():
         found.setdefault(value, []).append(repr(names[node]))
     return {value: ", ".join(listed) for value, listed in found.items()}
+
+
+def key_groups(bound: BoundQuery) -> dict[str, list[str]]:
+    """Return, by table, the group of each of its join keys.
+
+    Keys are of one group if joins connect them: the groups are the components of the
+    graph whose edges are the joins.
+    """
+    keys = [
+        (table, number)
+        for table in bound.tables
+        for number in range(len(bound.fragments_of(table)[0].keys))
+    ]
+    group = {key: number for number, key in enumerate(keys)}
+    for join in bound.joins:
+        ends = {group[join.left, join.left_key], group[join.right, join.right_key]}
+        group = {key: min(ends) if own in ends else own for key, own in group.items()}
+    found: dict[str, list[str]] = {table: [] for table in bound.tables}
+    for (table, _), own in group.items():
+        found[table].append(f"group-{own}")
+    return found

@@ -7,15 +7,24 @@ from typing import Any
 import numpy as np
 
 from strategies.run.exchange import Part, Replies
-from strategies.run.reply_checks import read_label, refuse
+from strategies.run.replies import read_label, refuse
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.extraction.extracted import LabelColumn
-from tp_flower.learning.clustering_loss import KMeansLoss
-from tp_flower.learning.corrected_losses import corrected
-from tp_flower.learning.label_noise import LabelNoise, LabelPlan, epsilon_of_noise
-from tp_flower.learning.losses import LogisticLoss, Loss, SoftmaxLoss, SquaredLoss
-from tp_flower.protections import LAPLACE
+from tp_flower.learning.label_noise import (
+    LabelNoise,
+    LabelPlan,
+    corrected,
+    epsilon_of_noise,
+)
+from tp_flower.learning.losses import (
+    KMeansLoss,
+    LogisticLoss,
+    Loss,
+    SoftmaxLoss,
+    SquaredLoss,
+)
+from tp_flower.methods import LAPLACE
 from tp_flower.settings import Settings
 
 MAX_CLASSES = 1000

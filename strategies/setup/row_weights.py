@@ -10,17 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray, effective_rows
+from tp_flower.arrays import BoolArray, FloatArray, effective_rows
 from tp_flower.errors import QueryError, SettingsError
-from tp_flower.joins.mapping import TableMapping
-from tp_flower.joins.row_weights import RowWeights, entity_weights
+from tp_flower.joins.mapping import RowWeights, TableMapping, entity_weights
 from tp_flower.query import BoundQuery
 from tp_flower.query.reads import Role, reads
 from tp_flower.settings import Settings, entity_named, weight_problems
-
-BoolArray = npt.NDArray[np.bool_]
 
 LEAST_WEIGHT, LARGEST_WEIGHT = 1e-12, 1e12
 """Sums of weights, over the mean weight, travel as float32."""

@@ -13,17 +13,27 @@ from typing import Any
 
 import msgspec
 
-from strategies.run.epochs import EpochResult, tests_every_epoch
 from strategies.run.exchange import PartArrays, Replies, Request, ask
+from strategies.run.strategy import EpochResult, tests_every_epoch
 from strategies.setup.problem import Federation, Table
-from strategies.training import unions as lou
-from strategies.training.admm_state import AdmmArrays
+from strategies.training import operators
+from strategies.training import operators as lou
 from strategies.training.base import RelationalStrategy
 from strategies.training.prepare import Plan, UpdateChooser
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SettingsError
-from tp_flower.learning.admm import LocalScores, Residuals, balanced_rho
-from tp_flower.protections import DP_SGD, NOISY_STATISTICS
+from tp_flower.learning.admm import (
+    AdmmState,
+    AndersonMixer,
+    LocalScores,
+    Point,
+    Residuals,
+    admm_step,
+    balanced_rho,
+    initial_state,
+    residuals,
+)
+from tp_flower.methods import DP_SGD, NOISY_STATISTICS
 from tp_flower.protocol import (
     AdmmRequest,
     AdmmTarget,
@@ -33,6 +43,83 @@ from tp_flower.protocol import (
     Update,
 )
 from tp_flower.settings import Settings
+
+
+class AdmmArrays:
+    """z, duals, the scores of the joined rows, and those of the tables' rows.
+
+    Args:
+        federation: the training problem.
+        corrections: c.
+        memory: epochs that Anderson mixing looks back on; 0 without.
+    """
+
+    def __init__(self, federation: Federation, corrections: int, memory: int) -> None:
+        self._federation = federation
+        self._mixer = AndersonMixer(
+            federation.train, memory, corrections, federation.weighting.train
+        )
+        self._stepped = initial_state(
+            federation.base_score, federation.train.joined_rows, rho=1.0
+        )
+        local_scores = dict(federation.initial_scores)
+        scores = operators.gather(federation, local_scores)
+        self._reached = self._point = Point(scores, self._stepped.duals, local_scores)
+
+    def targets(
+        self, rho: float, kappa: float, over_relaxation: float
+    ) -> dict[str, FloatArray]:
+        """Take the z- and dual update; return every table's target (n_i, d_c)."""
+        self._stepped, message = admm_step(
+            AdmmState(self._stepped.z, self._point.duals, rho),
+            self._point.scores,
+            self._federation.train_labels,
+            self._federation.loss,
+            over_relaxation,
+        )
+        return operators.scatter_targets(
+            self._federation, self._point.local_scores, message, kappa
+        )
+
+    def take(self, local_scores: LocalScores) -> Residuals:
+        """Take the sites' new scores (n_i, d_c); return the residuals of the epoch."""
+        before = self._reached.scores
+        scores = operators.gather(self._federation, local_scores)
+        self._reached = Point(scores, self._stepped.duals, local_scores)
+        return residuals(
+            self._stepped,
+            scores,
+            before,
+            self._federation.base_score,
+            self._federation.weighting.train_rows,
+        )
+
+    def train_metrics(self) -> dict[str, float]:
+        """Return the metrics of the scores that were taken last."""
+        return operators.train_metrics(self._federation, self._reached.scores)
+
+    def test_metrics(self) -> dict[str, float]:
+        """Return those on the held-out rows; nothing without any."""
+        return operators.test_metrics(self._federation, self._reached.local_scores)
+
+    def mix(self, rho: float) -> None:
+        """Move the next epoch's start by Anderson mixing, once scores were taken."""
+        self._point = self._mixer.mix(rho, self._point, self._reached)
+
+    def restart_mixing(self) -> None:
+        """Forget the epochs before."""
+        self._mixer.restart()
+
+    @property
+    def duals(self) -> FloatArray:
+        """The duals lambda after their last update, (N, d_c)."""
+        return self._stepped.duals
+
+    @property
+    def z(self) -> FloatArray:
+        """The auxiliary variable z after its last update, (N, d_c)."""
+        return self._stepped.z
+
 
 RHO_SHARE = 0.5
 """Automatic rho: this share of the loss's mean curvature at the base score."""

@@ -17,25 +17,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from strategies.coresets.draw import draw_coreset
-from strategies.coresets.restrict import sampled
+from strategies.coresets.draw import draw_coreset, sampled
 from strategies.run.exchange import PartArrays, Replies, Request, ask
-from strategies.run.reply_checks import read_statistics, refuse
+from strategies.run.replies import read_statistics, refuse
 from strategies.run.sites import Inventory
 from strategies.setup.disclosures import audience_of
-from strategies.setup.joined_rows import Alignment, align
-from strategies.setup.problem import Federation, Table
-from strategies.setup.row_layout import TableLayout
-from strategies.training.unions import checked, gather_scores
-from strategies.training.vfl_rows import expand
+from strategies.setup.joined_rows import Alignment, align, expand
+from strategies.setup.problem import Federation, Table, TableLayout
+from strategies.training.operators import checked, gather_scores
 from tp_flower.arrays import FloatArray
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.features.fitting import fit
 from tp_flower.features.statistics import merge_tables
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.label_noise import ClassNoise, NumberNoise
-from tp_flower.learning.models.centres import CENTRES
-from tp_flower.learning.models.local_model import ModelSpec
+from tp_flower.learning.models.local_model import CENTRES, ModelSpec
 from tp_flower.protocol import (
     Outline,
     PreparedPart,

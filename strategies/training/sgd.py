@@ -29,24 +29,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from strategies.run.epochs import EpochResult, tests_every_epoch
 from strategies.run.exchange import PartArrays, Replies, Request, ask
-from strategies.setup.problem import Federation
-from strategies.setup.row_layout import TableLayout
-from strategies.training import joins, unions
+from strategies.run.strategy import EpochResult, tests_every_epoch
+from strategies.setup.problem import Federation, TableLayout
+from strategies.training import operators
 from strategies.training.base import RelationalStrategy
-from strategies.training.batch_sizes import choose_batch_size
-from strategies.training.batches import Batch, ShardedBatches
+from strategies.training.batches import (
+    Batch,
+    ShardedBatches,
+    choose_batch_size,
+    damped_rates,
+    decay_of,
+    safe_rate,
+)
 from strategies.training.prepare import Plan
-from strategies.training.step_sizes import damped_rates, decay_of, safe_rate
 from tp_flower.arrays import FloatArray
 from tp_flower.joins.batches import BatchPlan, plan_batches, poisson_batches
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.admm import LocalScores
 from tp_flower.learning.losses import Loss
 from tp_flower.learning.metrics import evaluate
-from tp_flower.noise import NoiseSource
-from tp_flower.protections import DP_SGD, OUTSIDER
+from tp_flower.methods import DP_SGD, OUTSIDER
 from tp_flower.protocol import (
     BatchMessages,
     BatchStep,
@@ -55,7 +58,7 @@ from tp_flower.protocol import (
     StepRequest,
     Update,
 )
-from tp_flower.randomness import Stream, generator
+from tp_flower.randomness import NoiseSource, Stream, generator
 
 TESTED, ALL = "tested", "all"
 
@@ -315,7 +318,7 @@ class BatchStrategy(RelationalStrategy):
             return replies, {}
         means: dict[int, FloatArray] = {}
         for table in federation.sharded:
-            mean = unions.sum_over_shards(table, replies, "gradient") / rows
+            mean = operators.sum_over_shards(table, replies, "gradient") / rows
             means |= {part.number: mean for part in table.parts}
         if is_late:
             return replies, means
@@ -336,11 +339,13 @@ class BatchStrategy(RelationalStrategy):
         """Record the epoch's metrics; return its training loss."""
         for name, table in federation.tables.items():
             if step.evaluate == ALL:
-                local[name] = unions.gather_scores(table, replies)
+                local[name] = operators.gather_scores(table, replies)
             elif step.evaluate == TESTED:
-                unions.gather_tested(table, replies, local[name])
+                operators.gather_tested(table, replies, local[name])
         if step.evaluate == ALL:
-            train = joins.train_metrics(federation, joins.gather(federation, local))
+            train = operators.train_metrics(
+                federation, operators.gather(federation, local)
+            )
         else:
             rows = step.epoch.rows
             order = self._batches.plan.order[rows]
@@ -351,7 +356,7 @@ class BatchStrategy(RelationalStrategy):
                 federation.train_labels[order],
                 None if weights is None else weights[order],
             )
-        test = joins.test_metrics(federation, local) if step.evaluate else {}
+        test = operators.test_metrics(federation, local) if step.evaluate else {}
         self.finish_epoch(EpochResult(step.epoch.number, train, test))
         return train["loss"]
 

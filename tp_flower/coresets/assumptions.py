@@ -24,9 +24,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.coresets.leverage import weighted_gram, whitening
-
-FloatArray = npt.NDArray[np.float64]
+from tp_flower.arrays import FloatArray
+from tp_flower.coresets.importance import weighted_gram, whitening
 
 LEAST_GAMMA_SQUARED: Final = 0.01
 MOST_TAU: Final = 100.0

@@ -38,10 +38,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import effective_rows
+from tp_flower.arrays import FloatArray, effective_rows
 from tp_flower.joins.table_rows import TableRows
 
-FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 Generator = np.random.Generator
 

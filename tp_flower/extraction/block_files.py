@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-AnyArray = npt.NDArray[Any]
-IndexArray = npt.NDArray[np.integer[Any]]
+from tp_flower.arrays import AnyArray, IndexArray
+
 Rows = slice | IndexArray
 """Rows from start to stop, or their positions."""
 

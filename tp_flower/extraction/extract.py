@@ -28,8 +28,7 @@ from tp_flower.extraction.extracted import (
 from tp_flower.extraction.select_plan import Plan, make_plan
 from tp_flower.extraction.shard_writer import ShardWriter
 from tp_flower.query.fragment import Fragment
-from tp_flower.sources.scan import Scan
-from tp_flower.sources.shards import ShardSource, scan
+from tp_flower.sources.shards import Scan, ShardSource, scan
 
 __all__ = [
     "ExtractedKey",

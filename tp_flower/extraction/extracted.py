@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tp_flower.arrays import FloatArray, IndexArray
 from tp_flower.extraction.block_files import BlockReader, Files, Rows
 from tp_flower.features.columns import (
     CategoricalColumn,
     CodeArray,
     FeatureColumn,
-    FloatArray,
     NumericColumn,
     VectorColumn,
 )
@@ -34,8 +34,6 @@ NUMBERS: Final = "numbers.bin"
 POSITIONS: Final = "positions.bin"
 MOST_BETWEEN: Final = 64
 """Rows between two wanted ones that are cheaper to read than to skip."""
-
-IndexArray = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from tp_flower.extraction.canonical_keys import (
     without_values,
 )
 from tp_flower.query.fragment import Feature, Fragment
-from tp_flower.sources.scan import Scan, column_types
+from tp_flower.sources.shards import Scan, column_types
 from tp_flower.sources.tables_file import ShardSource
 
 RELATION: Final = "shard"

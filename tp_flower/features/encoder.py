@@ -17,14 +17,9 @@ from typing import Any, Final, Self
 import numpy as np
 import pyarrow as pa
 
+from tp_flower.arrays import IndexArray
 from tp_flower.errors import SchemaError
-from tp_flower.features.categories import category_purpose, short_hashes
-from tp_flower.features.columns import (
-    FeatureColumn,
-    Float32Array,
-    IndexArray,
-    example,
-)
+from tp_flower.features.columns import FeatureColumn, Float32Array, example
 from tp_flower.features.encodings import (
     BinEncoding,
     CyclicEncoding,
@@ -42,6 +37,7 @@ from tp_flower.features.hashed import (
     categories_for,
     hex_of,
 )
+from tp_flower.features.statistics import category_purpose, short_hashes
 from tp_flower.keyed_hash import KeyedHasher
 
 FeatureEncoding = (

@@ -22,8 +22,9 @@ from tp_flower.features.columns import (
     as_categorical,
     as_numeric,
     as_vectors,
+    cycle_of,
+    text_lengths,
 )
-from tp_flower.features.derived import cycle_of, text_lengths
 from tp_flower.features.spec import TIME_PARTS
 
 Writer = Callable[[Rows, Float32Array], None]

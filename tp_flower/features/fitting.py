@@ -6,10 +6,8 @@ from typing import Final, TypeVar
 
 import numpy as np
 
+from tp_flower.arrays import FloatArray
 from tp_flower.errors import SchemaError
-from tp_flower.features.categories import CategoryStatistics
-from tp_flower.features.columns import FloatArray
-from tp_flower.features.declared import number_categories
 from tp_flower.features.encoder import FeatureEncoding, TableEncoder
 from tp_flower.features.encodings import (
     LARGEST,
@@ -25,9 +23,14 @@ from tp_flower.features.hashed import (
     ListedEncoding,
     hex_of,
 )
-from tp_flower.features.quantiles import QuantileSummary
-from tp_flower.features.spec import EncoderSpec
-from tp_flower.features.statistics import ColumnStatistics, Moments, Range
+from tp_flower.features.spec import EncoderSpec, number_categories
+from tp_flower.features.statistics import (
+    CategoryStatistics,
+    ColumnStatistics,
+    Moments,
+    QuantileSummary,
+    Range,
+)
 
 Fitted = FeatureEncoding | None
 Known = TypeVar("Known")

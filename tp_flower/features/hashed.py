@@ -24,8 +24,8 @@ from tp_flower.features.columns import (
     Rows,
     as_categorical,
     as_numeric,
+    number_texts,
 )
-from tp_flower.features.derived import number_texts
 from tp_flower.features.encodings import (
     PositionArray,
     Writer,

@@ -12,27 +12,241 @@ Notation
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
+from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import SchemaError
-from tp_flower.features.categories import (
-    CategoryStatistics,
-    category_purpose,
-    count_categories,
-    merge_categories,
-)
 from tp_flower.features.choice import TableChoice
 from tp_flower.features.columns import (
-    BoolArray,
+    CategoricalColumn,
     FeatureColumn,
-    FloatArray,
     VectorColumn,
+    categories_of,
+    derive,
 )
-from tp_flower.features.derived import categories_of, derive
-from tp_flower.features.quantiles import QuantileSummary, merge_quantiles, summarise
 from tp_flower.features.spec import EncoderSpec, Need
-from tp_flower.keyed_hash import KeyedHasher
+from tp_flower.keyed_hash import HashArray, KeyedHasher
+
+CountArray = npt.NDArray[np.int64]
+
+MOST_POINTS: Final = 1000
+"""Points of one shard's summary, m."""
+
+
+@dataclass(frozen=True, eq=False)
+class QuantileSummary:
+    r"""Some of a feature's values, each standing for a run of consecutive ranks.
+
+    A shard sorts its n values, cuts them into g = min(m, n // min_count) groups of
+    consecutive ranks whose sizes differ by at most one (each has min_count values or
+    more), and keeps the middle value of each group with the group's size as its
+    weight. Merging collects the points of all shards; nothing is thrown away, so the
+    order of merging does not matter and the error does not grow with it.
+
+    **Error.** Let F(x) be the number of values <= x over all shards, and W(x) the
+    weight of the points <= x. Then |F(x) - W(x)| <= ``rank_error`` for every x: in a
+    shard, a group whose values are all <= x or all > x counts right in both, and at
+    most one group has values on both sides. If its middle value, at 0-based place
+    (s - 1) // 2 of s, is <= x, at least (s - 1) // 2 + 1 of its values are, and W has
+    counted s: too many by s // 2 at most. If it is > x, at most (s - 1) // 2 <= s // 2
+    of its values are <= x, and W has counted none. So a shard adds at most half its
+    largest group, and one with fewer than min_count values, which sends nothing, adds
+    those. The same holds for values < x. In terms of the n_q values of shard q:
+
+        rank_error <= sum_q max(ceil(n_q / m), 2 min_count - 1) / 2
+
+    which is (1 / 2m) of all rows, plus at most half a row per shard, unless shards are
+    smaller than 2 m min_count. With min_count = 1 and n_q <= m for all q it is 0:
+    the quantiles are exact.
+
+    Attributes:
+        values: float64 (g,), the points in ascending order.
+        weights: int64 (g,), how many values each stands for.
+        rank_error: bound on |F - W|.
+    """
+
+    values: FloatArray
+    weights: CountArray
+    rank_error: int
+
+    @property
+    def count(self) -> int:
+        """How many values the points stand for."""
+        return int(self.weights.sum())
+
+    def quantile(self, p: float) -> float:
+        """Return the p-quantile of the weighted points, interpolated linearly.
+
+        Of points with weight 1 it is numpy's. In general it is a value x with
+        F(x) >= floor(r) + 1 - rank_error, and fewer than ceil(r) + 1 + rank_error
+        values below it, where r = p * (count - 1).
+
+        Raises:
+            ValueError: there are no points.
+        """
+        if not len(self.values):
+            raise ValueError("a summary without points has no quantiles")
+        rank = p * (self.count - 1)
+        ends = np.cumsum(self.weights)
+        below, above = self.values[
+            np.searchsorted(ends, [np.floor(rank), np.ceil(rank)], side="right")
+        ]
+        share = rank - np.floor(rank)
+        # below + share * (above - below) could overflow
+        between = (1 - share) * below + share * above
+        return float(min(max(between, below), above))
+
+
+def summarise(values: FloatArray, min_count: int = 1) -> QuantileSummary:
+    """Return the summary of a shard's values.
+
+    Args:
+        values: (n,), finite.
+        min_count: the fewest values that a point may stand for.
+    """
+    groups = min(MOST_POINTS, len(values) // min_count)
+    if not groups:
+        nothing = np.zeros(0, dtype=np.int64)
+        return QuantileSummary(np.zeros(0), nothing, len(values))
+    edges = np.arange(groups + 1, dtype=np.int64) * len(values) // groups
+    points = np.sort(values)[(edges[:-1] + edges[1:] - 1) // 2]
+    weights = np.diff(edges)
+    return _ordered(points, weights, rank_error_of(weights, len(values)))
+
+
+def rank_error_of(weights: CountArray, count: int) -> int:
+    """Return the error that a shard's points add, for its ``count`` values."""
+    return int(weights.max(initial=0)) // 2 + count - int(weights.sum())
+
+
+def merge_quantiles(summaries: Sequence[QuantileSummary]) -> QuantileSummary:
+    """Return the summary of the union of the shards' values, in any order."""
+    values = np.concatenate([summary.values for summary in summaries])
+    weights = np.concatenate([summary.weights for summary in summaries])
+    return _ordered(values, weights, sum(own.rank_error for own in summaries))
+
+
+def _ordered(
+    values: FloatArray, weights: CountArray, rank_error: int
+) -> QuantileSummary:
+    """Return the summary of these points; equal points go by weight.
+
+    So a summary is the same in whatever order it was merged, or not merged at all.
+    """
+    order = np.lexsort((weights, values))
+    return QuantileSummary(values[order], weights[order], rank_error)
+
+
+PositionArray = npt.NDArray[np.intp]
+
+MOST_CATEGORIES: Final = 100_000
+"""Categories that one shard lists at most: 2.4 MB on the wire."""
+
+
+@dataclass(frozen=True, eq=False)
+class CategoryStatistics:
+    """The categories of a feature and their rows.
+
+    A shard leaves out what has fewer than its min_count rows: that never leaves it, and
+    is "other". It also lists no more than ``MOST_CATEGORIES``: all that have more than
+    ``tail`` rows, and says what ``tail`` is. Which categories are the most frequent is
+    then still known exactly, or known to be unknown.
+
+    Attributes:
+        hashes: uint64 (k, 2), in ascending order: 128 bits of the keyed hash.
+        counts: int64 (k,), rows that are known to be of the category.
+        most: int64 (k,), rows that may be: shards whose lists were cut short may have
+            some that they did not list.
+        tail: rows that a category may have which no shard lists; 0 if no list was cut.
+    """
+
+    hashes: HashArray
+    counts: CountArray
+    most: CountArray
+    tail: int
+
+    def most_frequent(self, number: int) -> PositionArray:
+        """Return the positions of the most frequent categories; ties: smallest hash.
+
+        Raises:
+            SchemaError: lists were cut too short to tell.
+        """
+        ranked = np.argsort(-self.counts, kind="stable")
+        chosen, others = ranked[:number], ranked[number:]
+        if self.tail:
+            least = self.counts[chosen].min(initial=np.iinfo(np.int64).max)
+            if len(chosen) < number or least <= max(
+                self.tail, self.most[others].max(initial=0)
+            ):
+                raise SchemaError(
+                    f"it has more than {MOST_CATEGORIES} different values in a shard, "
+                    "and which are the most frequent cannot be told: encode it with "
+                    "hash(k) or length, keep fewer categories with one-hot(k), or "
+                    "leave it out"
+                )
+        return chosen
+
+
+def count_categories(
+    column: CategoricalColumn, hasher: KeyedHasher, min_count: int = 1
+) -> CategoryStatistics:
+    """Return the categories of a shard's rows that may leave it.
+
+    Args:
+        column: n rows.
+        hasher: of the feature.
+        min_count: the fewest rows that a listed category has.
+    """
+    present = column.codes[~column.is_missing]
+    counts = np.bincount(present, minlength=len(column.texts))
+    listed = np.flatnonzero(counts >= max(1, min_count))
+    tail = 0
+    if len(listed) > MOST_CATEGORIES:
+        place = len(listed) - 1 - MOST_CATEGORIES
+        tail = int(np.partition(counts[listed], place)[place])
+        listed = listed[counts[listed] > tail]
+    hashes = short_hashes(column.texts.take(pa.array(listed)), hasher)
+    # in the order of the hashes: theirs says nothing about that of the texts
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+    found = counts[listed][order].astype(np.int64)
+    return CategoryStatistics(hashes[order], found, found, tail)
+
+
+def short_hashes(texts: pa.Array, hasher: KeyedHasher) -> HashArray:
+    """Return 128 bits of the keyed hash of each text, uint64 (k, 2)."""
+    return hasher.hash_texts(texts)[:, :2]
+
+
+def merge_categories(parts: Sequence[CategoryStatistics]) -> CategoryStatistics:
+    """Return the statistics of the union of the shards' rows, in any order."""
+    hashes = np.concatenate([part.hashes for part in parts])
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+    hashes = hashes[order]
+    is_first = np.ones(len(hashes), dtype=np.bool_)
+    is_first[1:] = (hashes[1:] != hashes[:-1]).any(axis=1)
+    group = np.empty(len(hashes), dtype=np.intp)
+    group[order] = np.cumsum(is_first) - 1
+    tail = sum(part.tail for part in parts)
+    counts = np.zeros(int(is_first.sum()), dtype=np.int64)
+    # a shard that does not list a category may have as many rows of it as its tail
+    most = np.full(len(counts), tail, dtype=np.int64)
+    np.add.at(counts, group, np.concatenate([part.counts for part in parts]))
+    np.add.at(most, group, np.concatenate([part.most - part.tail for part in parts]))
+    return CategoryStatistics(hashes[is_first], counts, most, tail)
+
+
+def category_purpose(table: str, feature: str) -> str:
+    """Return the purpose of the key that a feature's categories are hashed with.
+
+    Args:
+        table: its alias in the query, which all sites of a run know.
+        feature: its name in the query.
+    """
+    return f"category/{len(table)}/{table}/{feature}"
 
 
 @dataclass(frozen=True)

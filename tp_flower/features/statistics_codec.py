@@ -10,18 +10,22 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tp_flower.arrays import AnyArray
 from tp_flower.errors import SchemaError
-from tp_flower.features.categories import MOST_CATEGORIES, CategoryStatistics
 from tp_flower.features.choice import TableChoice
-from tp_flower.features.quantiles import MOST_POINTS, QuantileSummary, rank_error_of
 from tp_flower.features.spec import KINDS, Need
 from tp_flower.features.statistics import (
+    MOST_CATEGORIES,
+    MOST_POINTS,
+    CategoryStatistics,
     ColumnStatistics,
     Moments,
+    QuantileSummary,
     Range,
     declared_statistics,
+    rank_error_of,
 )
-from tp_flower.protocol import AnyArray, FeatureStatistics, StatisticsOfPart
+from tp_flower.protocol import FeatureStatistics, StatisticsOfPart
 
 Item = TypeVar("Item")
 

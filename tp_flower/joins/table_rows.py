@@ -15,9 +15,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import blocks
+from tp_flower.arrays import FloatArray, blocks
 
-FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int32]
 
 NO_ROW = -1

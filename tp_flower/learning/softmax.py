@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.threads import blocks_of
+from tp_flower.arrays import BoolArray, FloatArray, blocks_of
 
-FloatArray = npt.NDArray[np.float64]
 AnyFloat = npt.NDArray[np.floating[Any]]
-BoolArray = npt.NDArray[np.bool_]
 
 ROUGH_STEPS = 2
 """Newton steps in float32, at less than half of the time."""

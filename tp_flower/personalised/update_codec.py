@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tp_flower.arrays import FloatArray
 from tp_flower.errors import ReplyError
 
-FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 

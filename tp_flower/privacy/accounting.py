@@ -29,13 +29,10 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from tp_flower.arrays import FloatArray
+from tp_flower.methods import ACCOUNTANTS, PRV, RDP
 from tp_flower.privacy.mechanisms import Gaussian, Mechanism, PureDp
-from tp_flower.protections import ACCOUNTANTS, PRV, RDP
-
-FloatArray = npt.NDArray[np.float64]
-
 
 ORDERS: Final[FloatArray] = np.array(
     [1 + x / 100 for x in (1, 2, 3, 5, 7)]

@@ -26,19 +26,26 @@ Reference:
 import hashlib
 import hmac
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
 from typing import Final, Self
 
+import numpy as np
+import numpy.typing as npt
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import (
     X25519PrivateKey,
     X25519PublicKey,
 )
+from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from tp_flower.arrays import FloatArray
 from tp_flower.errors import SiteError
 from tp_flower.keyed_hash import KEY_BYTES
 
@@ -214,3 +221,119 @@ def _cipher(
     return ChaCha20Poly1305(
         HKDF(hashes.SHA256(), KEY_BYTES, None, info).derive(exchanged)
     )
+
+
+class KeySource(StrEnum):
+    """What the sites of a run derive the key of their hashes from; one for all sites.
+
+    Attributes:
+        FILE: a secret in a file of every site, the same at all of them.
+        PINNED: a secret that one site makes and seals to sites whose long-term public
+            keys it was given by its owner.
+        AGREED: the same, but sealed to the public keys that the server names.
+    """
+
+    FILE = "file"
+    PINNED = "pinned"
+    AGREED = "agreed"
+
+
+GUARANTEES: Final[Mapping[KeySource, str]] = MappingProxyType(
+    {
+        KeySource.FILE: (
+            "the key comes from a secret file at each site; no message carries it, so "
+            "the server learns it neither by computing nor by tampering"
+        ),
+        KeySource.PINNED: (
+            "the key was sealed from site to site under long-term public keys that the "
+            "sites' owners pinned; the server learns it neither by computing nor by "
+            "putting its own keys in their place"
+        ),
+        KeySource.AGREED: (
+            "the key was sealed to public keys that the server relayed and nobody "
+            "checked: a server that put its own in their place has the key, and can "
+            "then test guesses of every hashed value"
+        ),
+    }
+)
+"""In plain words, for the ledger. None holds against a site: all sites have the key."""
+
+SIMULATED: Final = "the key of a simulation follows its seed: it is known to everybody"
+"""The same of sites without a tables file of their own."""
+
+
+WordArray = npt.NDArray[np.uint64]
+
+FRACTION_BITS: Final = 24
+LARGEST_BITS: Final = 56
+"""A part's number is below 2^56: 256 of them are below 2^64."""
+MOST_PARTS: Final = 1 << (64 - LARGEST_BITS)
+
+_NONCE: Final = bytes(16)
+
+
+def pair_masks(
+    secret: bytes, part: int, parts: int, count: int, context: bytes
+) -> WordArray:
+    """Return what a part adds to its ``count`` numbers, modulo 2^64.
+
+    Args:
+        secret: what the sites share and the server does not have.
+        part: 0 .. parts - 1.
+        parts: all that are summed.
+        count: numbers of a message.
+        context: what sets the message apart from all others under the secret.
+
+    Raises:
+        ValueError: there is no such part, or there are too many.
+
+    >>> pair = [pair_masks(b"s", part, 2, 3, b"run 1") for part in (0, 1)]
+    >>> (pair[0] + pair[1]).tolist()
+    [0, 0, 0]
+    """
+    if not 0 <= part < parts <= MOST_PARTS:
+        raise ValueError(f"part {part} of {parts}; at most {MOST_PARTS} are summed")
+    total = np.zeros(count, np.uint64)
+    for other in range(parts):
+        if other == part:
+            continue
+        first, second = sorted((part, other))
+        stream = _stream(secret, f"{first}:{second}:{parts}:".encode() + context, count)
+        total += stream if part == first else -stream
+    return total
+
+
+def _stream(secret: bytes, name: bytes, count: int) -> WordArray:
+    """Return uniformly random words (count,) that secret and name determine."""
+    key = hmac.digest(secret, b"tp_flower pair mask:" + name, hashlib.sha256)
+    # the key is of this stream alone, so that a fixed nonce is no repetition
+    cipher = Cipher(ChaCha20(key, _NONCE), mode=None).encryptor()
+    return np.frombuffer(cipher.update(bytes(8 * count)), "<u8").astype(np.uint64)
+
+
+def to_fixed(scores: FloatArray, joined_rows: int) -> WordArray:
+    """Return round(g * N * 2^24) of scores (k,): their mean over a join is near 1 / N.
+
+    The uniform share makes a sum at least 1 / N, which is then within 2^-24 parts of a
+    unit per table.
+
+    Raises:
+        ValueError: a score is not in the range 0 to 2^56 / (N 2^24): the joined rows'
+            weights are too different.
+
+    >>> to_fixed(np.array([0.25]), 4).tolist() == [1 << 24]
+    True
+    """
+    scaled = np.rint(scores * (float(joined_rows) * (1 << FRACTION_BITS)))
+    # a comparison with NaN is false
+    if not ((scaled >= 0) & (scaled < float(1 << LARGEST_BITS))).all():
+        raise ValueError(
+            f"scores are from {scores.min():g} to {scores.max():g}, of {joined_rows} "
+            "rows: too large to be summed; the rows' weights are too different"
+        )
+    return scaled.astype(np.uint64)
+
+
+def from_fixed(total: WordArray, joined_rows: int) -> FloatArray:
+    """Return the scores (k,) whose fixed numbers sum to ``total``."""
+    return total / (float(joined_rows) * (1 << FRACTION_BITS))

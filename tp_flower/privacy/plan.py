@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from tp_flower.errors import SiteError
-from tp_flower.methods import ADMM, SGD
+from tp_flower.methods import ADMM, DP_SGD, NOISY_STATISTICS, OUTSIDER, SGD
 from tp_flower.privacy.accounting import (
     noise_multiplier,
     outsider_mechanism,
     server_mechanism,
 )
-from tp_flower.privacy.dp_fit import PrivateFit
+from tp_flower.privacy.gradients import PrivateFit
 from tp_flower.privacy.mechanisms import (
     Gaussian,
     Mechanism,
@@ -34,7 +34,6 @@ from tp_flower.privacy.statistics_update import (
     TableShape,
     plan_statistics,
 )
-from tp_flower.protections import DP_SGD, NOISY_STATISTICS, OUTSIDER
 
 if TYPE_CHECKING:
     from tp_flower.settings import PrivacySettings

@@ -78,14 +78,14 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import blocks
+from tp_flower.arrays import FloatArray, blocks
 from tp_flower.errors import SiteError
-from tp_flower.learning.models.encoded_rows import Features, on_host
-from tp_flower.learning.models.local_model import FloatArray, moment
+from tp_flower.learning.models.devices import Features, on_host
+from tp_flower.learning.models.local_model import moment
 from tp_flower.learning.solvers import RidgeSolver, gram
-from tp_flower.noise import NoiseSource
 from tp_flower.privacy.accounting import noise_multiplier
 from tp_flower.privacy.mechanisms import Gaussian
+from tp_flower.randomness import NoiseSource
 
 if TYPE_CHECKING:
     from tp_flower.settings import PrivacySettings

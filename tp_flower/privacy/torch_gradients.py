@@ -24,8 +24,9 @@ from opacus.grad_sample import GradSampleModuleFastGradientClipping as GradNormM
 from opacus.validators import ModuleValidator
 from torch import nn
 
+from tp_flower.arrays import FloatArray
 from tp_flower.errors import SettingsError
-from tp_flower.learning.models.local_model import FeatureArray, FloatArray, LocalModel
+from tp_flower.learning.models.local_model import FeatureArray, LocalModel
 from tp_flower.learning.models.neural import EVALUATION_ROWS, TorchModel
 from tp_flower.privacy.gradients import clip_weights
 

@@ -1,16 +1,6 @@
 """What passes between the server and the sites: messages, their codec, packets."""
 
-from tp_flower.protocol.admm_messages import (
-    AdmmReply,
-    AdmmRequest,
-    AdmmTarget,
-    AdmmUpdate,
-    CommonParameters,
-    ConsensusReply,
-    ConsensusRequest,
-    ConsensusUpdate,
-    LocalFit,
-)
+from tp_flower.arrays import AnyArray
 from tp_flower.protocol.codec import (
     check_sizes,
     decode,
@@ -36,23 +26,42 @@ from tp_flower.protocol.coreset_messages import (
     WeighReply,
     WeighRequest,
 )
-from tp_flower.protocol.envelope import (
-    Failure,
-    ReplyEnvelope,
-    RequestEnvelope,
+from tp_flower.protocol.epoch_messages import (
+    AdmmReply,
+    AdmmRequest,
+    AdmmTarget,
+    AdmmUpdate,
+    BatchMessages,
+    BatchStep,
+    BatchUpdate,
+    CommonParameters,
+    ConsensusReply,
+    ConsensusRequest,
+    ConsensusUpdate,
+    LocalFit,
+    MeanGradient,
+    SgdReply,
+    SgdRequest,
+    StepReply,
+    StepRequest,
+    StepUpdate,
 )
 from tp_flower.protocol.fields import (
     LARGEST,
     MOST,
     MOST_SEED,
-    AnyArray,
     ArraySpec,
     Body,
     Discloses,
+    Layout,
     Message,
     PartBody,
     Reply,
     Request,
+    array_bytes,
+    describe,
+    field_bytes,
+    layout_of,
 )
 from tp_flower.protocol.inference_messages import (
     DeliveredPart,
@@ -64,16 +73,12 @@ from tp_flower.protocol.inference_messages import (
     ScoreReply,
     ScoreRequest,
 )
-from tp_flower.protocol.layout import (
-    Layout,
-    array_bytes,
-    describe,
-    field_bytes,
-    layout_of,
-)
 from tp_flower.protocol.messages import (
     EXCHANGES,
     Exchange,
+    Failure,
+    ReplyEnvelope,
+    RequestEnvelope,
     action_of,
 )
 from tp_flower.protocol.packet import (
@@ -137,25 +142,12 @@ from tp_flower.protocol.setup_messages import (
     ExtractPart,
     ExtractReply,
     ExtractRequest,
+    FeatureStatistics,
     HostedShard,
     LabelFacts,
     RowKeyColumns,
     SealReply,
     SealRequest,
-)
-from tp_flower.protocol.sgd_messages import (
-    BatchMessages,
-    BatchStep,
-    BatchUpdate,
-    MeanGradient,
-    SgdReply,
-    SgdRequest,
-    StepReply,
-    StepRequest,
-    StepUpdate,
-)
-from tp_flower.protocol.statistics_messages import (
-    FeatureStatistics,
     StatisticsOfPart,
     StatisticsPart,
     StatisticsReply,

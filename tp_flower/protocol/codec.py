@@ -13,17 +13,19 @@ from typing import Any, Final, TypeVar
 import msgspec
 import numpy as np
 
+from tp_flower.arrays import AnyArray
 from tp_flower.errors import MessageError, RangeError, TPFlowerError
-from tp_flower.protocol.envelope import content_of
 from tp_flower.protocol.fields import (
     MOST,
-    AnyArray,
+    PARTS,
     ArraySpec,
     Body,
+    Layout,
     Message,
     PartBody,
+    layout_of,
 )
-from tp_flower.protocol.layout import PARTS, Layout, layout_of
+from tp_flower.protocol.messages import content_of
 from tp_flower.protocol.packet import ArrayKey, Packet
 
 ID: Final = "id"

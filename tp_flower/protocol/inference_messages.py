@@ -11,8 +11,8 @@ from typing import Annotated, Final
 
 import msgspec
 
+from tp_flower.arrays import AnyArray
 from tp_flower.protocol.fields import (
-    AnyArray,
     Count,
     Discloses,
     Document,

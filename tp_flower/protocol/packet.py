@@ -26,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from tp_flower.arrays import AnyArray
 from tp_flower.errors import ReplyError
 
-AnyArray = npt.NDArray[Any]
 ArrayKey = tuple[int, str]
 
 ALIGNMENT_BYTES = 8

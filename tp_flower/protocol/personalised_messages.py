@@ -10,9 +10,9 @@ from typing import Annotated, Final
 
 import msgspec
 
+from tp_flower.arrays import AnyArray
 from tp_flower.protocol.fields import (
     LARGEST,
-    AnyArray,
     Body,
     Count,
     Discloses,

@@ -13,8 +13,8 @@ from typing import Annotated, Final
 
 import msgspec
 
+from tp_flower.arrays import AnyArray
 from tp_flower.protocol.fields import (
-    AnyArray,
     Body,
     Count,
     Discloses,

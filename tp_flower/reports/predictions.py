@@ -25,10 +25,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.files import whole_file
-from tp_flower.learning.clustering_loss import KMEANS
-from tp_flower.learning.losses import sigmoid
+from tp_flower.learning.losses import KMEANS, sigmoid
 from tp_flower.learning.softmax import softmax
 
 PREDICTIONS_FILE: Final = "predictions.parquet"
@@ -44,7 +43,6 @@ RESERVED: Final = frozenset(
 
 _DIGITS: Final = np.array([f"{byte:02x}" for byte in range(256)], dtype="S2")
 
-BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
 
 

@@ -24,12 +24,12 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     final     {train: {metric: value}, test: {metric: value}}
     model     name@version that the models were kept under; "" if they were not
     contributions  {table: {share, mean-score: [value per output]}}   see
-              `tp_flower.learning.contributions`
+              `tp_flower.learning.metrics`
     coefficients   {table: [{feature, output, value}]}   of linear models, as far as
               the policies of the sites allow
     personal  of strategy "personalised" alone: see `strategies.personalised.report`
     privacy   {adversary, delta, messages, ledger, totals}   see
-              `strategies.disclosures.privacy_report`
+              `strategies.privacy_report`
 
 Metrics: `loss`, and `rmse`, `r2` (regression) or `auc`, `accuracy`, `log_loss`
 (classification). Up is from the sites to the server. `overhead-bytes` is what messages
@@ -44,7 +44,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tp_flower.files import write_file
-from tp_flower.joins.join_step import JoinStep
+from tp_flower.joins.mapping import JoinStep
 
 SCHEMA_VERSION = 1
 REPORT_FILE = "report.json"

@@ -1,14 +1,5 @@
 """Settings of a run: each declared once, with its default, range, readers and text."""
 
-from tp_flower.settings.conflicts import uncounted, weight_problems
-from tp_flower.settings.coreset import (
-    DISTDIM,
-    IMPORTANCE,
-    MOST_CLUSTERS,
-    MOST_ROWS,
-    UNIFORM,
-)
-from tp_flower.settings.data import MAX_JOINED_ROWS, entity_named
 from tp_flower.settings.declare import Setting, declared
 from tp_flower.settings.personalised import (
     BY_DATA,
@@ -28,15 +19,30 @@ from tp_flower.settings.run import (
     EVALUATE,
     EXPLAIN,
     LABEL_SITE,
+    MAX_JOINED_ROWS,
     MEAN,
     PREDICT,
     SERVER,
     STALE,
     TRAIN,
     columns_of,
+    entity_named,
 )
-from tp_flower.settings.settings import Settings
-from tp_flower.settings.values import GROUPS, KEYS, SETTINGS
+from tp_flower.settings.settings import (
+    GROUPS,
+    KEYS,
+    SETTINGS,
+    Settings,
+    uncounted,
+    weight_problems,
+)
+from tp_flower.settings.training import (
+    DISTDIM,
+    IMPORTANCE,
+    MOST_CLUSTERS,
+    MOST_ROWS,
+    UNIFORM,
+)
 
 __all__ = [
     "AUTO",

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tp_flower.methods import PERSONAL
-from tp_flower.settings.allowed import OneOf, Range, Text
-from tp_flower.settings.declare import Readers, of_families, setting
+from tp_flower.settings.declare import OneOf, Range, Readers, Text, of_families, setting
 
 EVERYTHING: Final = "*"
 """All coordinates of a site's model are personal."""

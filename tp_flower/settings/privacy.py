@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from tp_flower.errors import SettingsError
-from tp_flower.protections import (
+from tp_flower.methods import (
     ACCOUNTANTS,
     CLEAR,
     DP_SGD,
@@ -21,8 +21,10 @@ from tp_flower.protections import (
     RDP,
     SERVER,
 )
-from tp_flower.settings.allowed import ListOf, OneOf, Range
 from tp_flower.settings.declare import (
+    ListOf,
+    OneOf,
+    Range,
     Readers,
     declared,
     has_type,

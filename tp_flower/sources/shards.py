@@ -6,15 +6,17 @@ connection that can read nothing else; databases by
 drivers take as long as all the rest.
 """
 
+import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 import duckdb
+import pandas as pd
 
 from tp_flower.duckdb_engine import (
     lock,
@@ -30,20 +32,154 @@ from tp_flower.query.fragment import Fragment
 from tp_flower.sources.csv_files import csv_call, csv_format
 from tp_flower.sources.entries import MEMORY_PREFIX
 from tp_flower.sources.flights import flights_tables
-from tp_flower.sources.frames import (
-    frame_of,
-    register_frames,
-    registered_frames,
-    release,
-)
 from tp_flower.sources.policy import OPEN
-from tp_flower.sources.scan import Scan, ShardSchema, column_types
 from tp_flower.sources.tables_file import (
     PARQUET_SUFFIXES,
     ShardSource,
     file_suffix,
     read_tables_file,
 )
+
+
+@dataclass(frozen=True)
+class ShardSchema:
+    """What a shard looks like: no values, only names, types and counts.
+
+    Attributes:
+        columns: DuckDB type by column, in the source's order.
+        rows: number of rows before any filter.
+        all_null: the columns without a single value; their type says nothing.
+        warnings: for the owner alone, about values that decide a column's type.
+    """
+
+    columns: dict[str, str]
+    rows: int
+    all_null: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A shard opened to run a fragment on it.
+
+    Attributes:
+        connection: a locked DuckDB connection.
+        fragment: what is left to run over the relation ``shard``; checked.
+        columns: DuckDB type of each column of ``shard``.
+        needs_sort: whether the rows come in an order that another reading may not
+            repeat, so that the reader must sort them by what they hold.
+        pushed: the filters that the database applies, in words.
+        read: reads the next rows at every step; None where all rows are there.
+    """
+
+    connection: duckdb.DuckDBPyConnection
+    fragment: Fragment
+    columns: Mapping[str, str]
+    needs_sort: bool = False
+    pushed: tuple[str, ...] = ()
+    read: Callable[[], Iterator[None]] | None = None
+
+    def chunks(self) -> Iterator[None]:
+        """Put the next rows behind the relation ``shard`` at every step.
+
+        To be used once: a database's rows are gone when they were read. Rows are
+        there in one step where the fragment has a sub-query.
+
+        Raises:
+            SourceError: the rows cannot be read.
+        """
+        if self.read is None:
+            yield None
+        else:
+            yield from self.read()
+
+
+def column_types(connection: duckdb.DuckDBPyConnection, select: str) -> dict[str, str]:
+    """Return the DuckDB type of each column of a SELECT."""
+    rows = connection.execute(f"DESCRIBE {select}").fetchall()
+    return {name: kind for name, kind, *_ in rows}
+
+
+Frames = Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]]
+
+
+class _Registry:
+    """The data frames that sites of this process host, by token."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sites: dict[str, tuple[str, dict[str, tuple[pd.DataFrame, ...]]]] = {}
+
+    def add(self, site: str, frames: dict[str, tuple[pd.DataFrame, ...]]) -> str:
+        token = uuid.uuid4().hex
+        with self._lock:
+            self._sites[token] = (site, frames)
+        return token
+
+    def get(self, token: str) -> tuple[str, dict[str, tuple[pd.DataFrame, ...]]]:
+        with self._lock:
+            if token in self._sites:
+                return self._sites[token]
+        raise SourceError(f"no data frames are registered under {token!r} here")
+
+    def remove(self, token: str) -> None:
+        with self._lock:
+            self._sites.pop(token, None)
+
+
+_REGISTRY: Final = _Registry()
+
+
+def register_frames(frames: Frames, site: str) -> str:
+    """Keep data frames for the sites of this process; return their token.
+
+    Args:
+        frames: one data frame, or a list of shards, by table name.
+        site: the organisation that holds them.
+    """
+    shards: dict[str, tuple[pd.DataFrame, ...]] = {}
+    for table, given in frames.items():
+        listed = [given] if isinstance(given, pd.DataFrame) else list(given)
+        for frame in listed:
+            if not isinstance(frame, pd.DataFrame):
+                raise SourceError(
+                    f"table {table!r} at site {site!r}: expected a pandas DataFrame, "
+                    f"not {type(frame).__name__}"
+                )
+        shards[table] = tuple(listed)
+    if not any(shards.values()):
+        raise SourceError(f"site {site!r} has no tables")
+    return _REGISTRY.add(site, shards)
+
+
+def release(token: str) -> None:
+    """Forget the data frames of a token; unknown tokens are ignored."""
+    _REGISTRY.remove(token.removeprefix(MEMORY_PREFIX))
+
+
+def registered_frames(token: str) -> tuple[ShardSource, ...]:
+    """Return the shards of the data frames under a token; the process has them all.
+
+    Raises:
+        SourceError: the token is not known.
+    """
+    site, tables = _REGISTRY.get(token)
+    return tuple(
+        ShardSource(table=table, site=site, index=index, token=token, policy=OPEN)
+        for table, shards in tables.items()
+        for index in range(len(shards))
+    )
+
+
+def frame_of(source: ShardSource) -> pd.DataFrame:
+    """Return the data frame that a shard is.
+
+    Raises:
+        SourceError: it was released.
+    """
+    _, tables = _REGISTRY.get(source.token or "")
+    return tables[source.table][source.index]
+
 
 __all__ = [
     "MEMORY_PREFIX",

@@ -44,11 +44,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tp_flower.errors import SourceError
 from tp_flower.sources import entries
-from tp_flower.sources.policy import Policy
-from tp_flower.sources.policy_entry import POLICY, read_policy
+from tp_flower.sources.policy import POLICY, Policy, read_policy
 
 if TYPE_CHECKING:
-    from tp_flower.sources.databases.url import DatabaseUrl
+    from tp_flower.sources.databases.session import DatabaseUrl
 
 DEFAULT_NULLS: Final = ("", "NA", "NaN", "nan", "NULL", "null")
 DUCKDB: Final = "duckdb"
@@ -266,7 +265,7 @@ def _file(entry: Mapping[str, Any], folder: Path, where: str) -> str:
 
 def _database(entry: Mapping[str, Any], folder: Path, where: str) -> DatabaseShard:
     # SQLAlchemy takes long to import, and most sites have files
-    from tp_flower.sources.databases.url import parse_url
+    from tp_flower.sources.databases.session import parse_url
 
     uri = entries.text(entry, "uri", where)
     if uri:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from scripts.bench.curves import HIGHER_IS_BETTER, TOLERANCE, Curve
-from strategies.report_page.networks import PAPER_NETWORKS, US_UK, Network
+from strategies.report_page.costs import PAPER_NETWORKS, US_UK, Network
 
 MEGABYTE = 1e6
 DOTS_PER_INCH = 110

@@ -33,7 +33,7 @@ from scripts.bench.report.tables import (
 from scripts.bench.results_file import RESULTS_FILE, read_results, write_results
 from scripts.bench.suites.methods import ADMM_CLAIM, SGD_CLAIM, UCQ
 from scripts.bench.suites.personal import CODE_NAMES, Z_STEP
-from strategies.report_page.networks import US_UK
+from strategies.report_page.costs import US_UK
 from tp_flower.reports.console import format_seconds
 
 ROOT = Path(__file__).resolve().parents[3]

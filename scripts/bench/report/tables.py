@@ -6,7 +6,7 @@ from typing import Any
 
 from scripts.bench.curves import HIGHER_IS_BETTER
 from scripts.bench.report.plots import MEGABYTE
-from strategies.report_page.networks import PAPER_NETWORKS
+from strategies.report_page.costs import PAPER_NETWORKS
 
 Found = Mapping[str, Any]
 

@@ -33,9 +33,14 @@ from scripts.data.run_files import let_rows_leave, write_tables
 from scripts.joined.optima import fit_ridge
 from strategies import STRATEGIES
 from strategies.run.grid import InProcessGrid
-from tp_flower.coresets.kmeans import distdim, kmeans_cost, weighted_kmeans
-from tp_flower.coresets.regression import Solver, solve
 from tp_flower.coresets.sampling import Sample
+from tp_flower.coresets.solvers import (
+    Solver,
+    distdim,
+    kmeans_cost,
+    solve,
+    weighted_kmeans,
+)
 from tp_flower.query import Query
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings

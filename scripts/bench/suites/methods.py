@@ -38,7 +38,7 @@ from scripts.bench.reference import Found, measure_reference
 from scripts.bench.runs import Check, Options, Outcome, SkippedSuite
 from scripts.data.dataset import Dataset
 from strategies import STRATEGIES
-from strategies.report_page.networks import PAPER_NETWORKS
+from strategies.report_page.costs import PAPER_NETWORKS
 from strategies.run.grid import InProcessGrid
 from tp_flower.query import Query
 from tp_flower.settings import Settings

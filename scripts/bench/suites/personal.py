@@ -18,11 +18,16 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from scripts.bench.runs import Check, Outcome
-from tp_flower.personalised.edge_prox import EdgeNorm, edge_norms
 from tp_flower.personalised.graph import SimilarityGraph
-from tp_flower.personalised.taut_string import penalty_of_round, piecewise_update
 from tp_flower.personalised.update_codec import decode_update, encode_update
-from tp_flower.personalised.z_step import ZSolution, ZStep
+from tp_flower.personalised.z_step import (
+    EdgeNorm,
+    ZSolution,
+    ZStep,
+    edge_norms,
+    penalty_of_round,
+    piecewise_update,
+)
 
 SITES = 10
 ROWS = 400

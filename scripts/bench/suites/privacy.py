@@ -35,7 +35,7 @@ from strategies import STRATEGIES, RelationalStrategy
 from strategies.run.grid import InProcessGrid
 from strategies.setup.problem import Federation
 from tp_flower.arrays import FloatArray
-from tp_flower.home import home_folder
+from tp_flower.files import home_folder
 from tp_flower.learning.losses import LOSSES
 from tp_flower.learning.metrics import evaluate
 from tp_flower.query import Query

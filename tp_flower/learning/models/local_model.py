@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.learning.models.encoded_rows import (
+from tp_flower.arrays import FloatArray, blocks, blocks_of, in_threads
+from tp_flower.learning.models.devices import (
     FeatureArray,
     Features,
-    FloatArray,
     PlacedFeatures,
+    on_host,
 )
-from tp_flower.threads import blocks_of, in_threads
 
 __all__ = [
     "FeatureArray",
@@ -227,10 +227,112 @@ def build_model(spec: ModelSpec, features: int, device: str = "auto") -> LocalMo
     if spec.kind == "linear":
         return LinearModel(features, spec.outputs, intercept=spec.intercept)
     if spec.kind == "centres":
-        from tp_flower.learning.models.centres import CentresModel
-
         return CentresModel(features, spec.outputs)
     # torch takes a second to import: linear models do without
     from tp_flower.learning.models.neural import build_torch_model
 
     return build_torch_model(spec, features, device)
+
+
+@dataclass(frozen=True)
+class FitProblem:
+    """A penalised weighted least-squares fit of a model to targets.
+
+        minimise  (kappa / 2N) sum_j G_j ||f(theta; T_j) - target_j||^2
+                  + strength / 2 ||theta - centre||^2     over the ``penalised`` ones
+
+    Attributes:
+        features: T, (n, d).
+        multiplicity: G, or G^w of weighted joined rows, (n,).
+        target: (n, d_c).
+        kappa: c * rho.
+        joined_rows: N.
+        strength: beta in the theta-update, rho_in in a consensus step.
+        centre: (p,): zero in the theta-update, w - u in a consensus step.
+        penalised: (p,) bool.
+    """
+
+    features: Features
+    multiplicity: npt.NDArray[np.integer] | FloatArray
+    target: FloatArray
+    kappa: float
+    joined_rows: int
+    strength: float
+    centre: FloatArray
+    penalised: npt.NDArray[np.bool_]
+
+    @property
+    def weights(self) -> FloatArray:
+        """G with mean 1, (n,); there must be a row that is in some joined row."""
+        weights: FloatArray = self.multiplicity / self.multiplicity.mean()
+        return weights
+
+    @property
+    def relative_penalty(self) -> FloatArray:
+        """What the penalty weighs beside a weighted mean over the rows, (p,)."""
+        data_weight = self.kappa * float(self.multiplicity.sum())
+        ridge = self.strength * self.joined_rows / data_weight
+        return np.where(self.penalised, ridge, 0.0)
+
+    def settle(self, parameters: FloatArray) -> FloatArray:
+        """Return the parameters (p,) that the penalty alone leads to."""
+        is_drawn = self.penalised & (self.strength > 0)
+        return np.where(is_drawn, self.centre, parameters)
+
+
+CENTRES = "centres"
+"""What a model specification calls it."""
+
+
+class CentresModel(LocalModel):
+    """h_k = ||t - c_k||^2: float64 parameters, centre after centre.
+
+    Args:
+        features: d.
+        outputs: k, the number of centres.
+
+    >>> model = CentresModel(features=2, outputs=2)
+    >>> model.parameters[:] = [0.0, 0.0, 3.0, 4.0]
+    >>> model.scores(np.zeros((1, 2), dtype=np.float32)).tolist()
+    [[0.0, 25.0]]
+    """
+
+    def __init__(self, features: int, outputs: int) -> None:
+        self.features, self.outputs = features, outputs
+        self.parameters = np.zeros(outputs * features)
+        self.penalised = np.zeros(outputs * features, np.bool_)
+
+    @property
+    def centres(self) -> FloatArray:
+        """The parameters as a matrix (k, d)."""
+        return self.parameters.reshape(self.outputs, self.features)
+
+    def scores(self, features: Features) -> FloatArray:
+        """Return ||t_j - c_k||^2, (n, k)."""
+        return squared_distances(on_host(features), self.centres)
+
+    def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
+        """Return sum_j Y_jk dh_jk/dc_k = 2 (c_k sum_j Y_jk - sum_j Y_jk t_j), flat."""
+        rows = on_host(features)
+        total = np.zeros_like(self.centres)
+        for block in blocks(len(rows)):
+            total += messages[block].T @ np.asarray(rows[block], np.float64)
+        pulled: FloatArray = self.centres * messages.sum(axis=0)[:, None] - total
+        return 2.0 * pulled.ravel()
+
+
+def squared_distances(
+    rows: npt.NDArray[np.floating[Any]], centres: FloatArray
+) -> FloatArray:
+    """Return ||t_j - c_k||^2 of rows (n, d) and centres (k, d), (n, k), float64, >= 0.
+
+    >>> squared_distances(np.array([[1.0], [3.0]]), np.array([[0.0], [4.0]])).tolist()
+    [[1.0, 9.0], [9.0, 1.0]]
+    """
+    norms = (centres**2).sum(axis=1)
+    out = np.empty((len(rows), len(centres)))
+    for block in blocks(len(rows)):
+        own = np.asarray(rows[block], np.float64)
+        np.matmul(own, -2.0 * centres.T, out=out[block])
+        out[block] += (own**2).sum(axis=1)[:, None] + norms
+    return np.maximum(out, 0.0, out=out)

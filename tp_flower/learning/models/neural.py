@@ -9,14 +9,15 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from tp_flower.arrays import blocks
+from tp_flower.arrays import FloatArray, blocks
 from tp_flower.errors import SettingsError
-from tp_flower.learning.models.device_choice import resolve
-from tp_flower.learning.models.device_rows import DeviceFeatures
-from tp_flower.learning.models.encoded_rows import Features, FloatArray, on_host
-from tp_flower.learning.models.fit_problem import FitProblem
-from tp_flower.learning.models.local_model import LocalModel, ModelSpec
-from tp_flower.learning.models.torch_device import to_device, torch_device
+from tp_flower.learning.models.device_rows import (
+    DeviceFeatures,
+    to_device,
+    torch_device,
+)
+from tp_flower.learning.models.devices import Features, on_host, resolve
+from tp_flower.learning.models.local_model import FitProblem, LocalModel, ModelSpec
 
 EVALUATION_ROWS = 65536
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from sqlglot import exp
 
-from tp_flower.sources.databases.url import Dialect
+from tp_flower.sources.databases.session import Dialect
 
 # sqlglot's names
 _GENERATORS: Final[dict[Dialect, str]] = {

@@ -25,9 +25,9 @@ from tp_flower.query.aggregates import parse_aggregate
 from tp_flower.query.expressions import parse_expression, render, shorten
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.databases import dialects
-from tp_flower.sources.databases.types import DatabaseColumn, decimal_digits, named
-from tp_flower.sources.databases.url import Dialect
-from tp_flower.sources.scan import column_types
+from tp_flower.sources.databases.columns import DatabaseColumn, decimal_digits, named
+from tp_flower.sources.databases.session import Dialect
+from tp_flower.sources.shards import column_types
 
 # a DECIMAL of more digits is rounded twice on its way to a double
 EXACT_DIGITS: Final = 15

@@ -1,22 +1,345 @@
 """A connection to a shard's database: read-only, in UTC, in one consistent snapshot."""
 
 import logging
+import re
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import partial
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Literal
 from urllib.parse import quote
 
+import psycopg
+import pymysql
 import sqlalchemy as sa
 from pymysql.cursors import SSCursor
 
 from tp_flower.errors import SourceError, UnreachableError
-from tp_flower.sources.databases.errors import DRIVER_ERRORS, PASSING, safe_words
-from tp_flower.sources.databases.url import DatabaseUrl, Dialect
 from tp_flower.sources.tables_file import DatabaseShard, ShardSource
+
+Dialect = Literal["postgresql", "mysql", "sqlite"]
+
+SUPPORTED: Final = (
+    "postgresql://user:password@host/database",
+    "mysql://user:password@host/database",
+    "mariadb://user:password@host/database",
+    "sqlite:///path/of/file.db",
+)
+HIDDEN: Final = "***"
+
+_DIALECTS: Final[dict[str, tuple[Dialect, str]]] = {
+    "postgresql": ("postgresql", "psycopg"),
+    "postgres": ("postgresql", "psycopg"),
+    "mysql": ("mysql", "pymysql"),
+    "mariadb": ("mysql", "pymysql"),
+    "sqlite": ("sqlite", "pysqlite"),
+}
+_VARIABLE: Final = re.compile(r"\$\{([^}]*)\}")
+_PARTS: Final = re.compile(r"([^:/]+://)([^@]*@)?([^?]*)(\?.*)?", re.DOTALL)
+
+
+@dataclass(frozen=True, repr=False)
+class DatabaseUrl:
+    """Where a database is, and how to log in.
+
+    Attributes:
+        url: SQLAlchemy's form; its own text shows more than may be seen.
+        secrets: every text that no output may hold.
+        name: the kind of database as the tables file calls it.
+    """
+
+    url: sa.URL = field(repr=False)
+    secrets: frozenset[str] = field(default=frozenset(), repr=False)
+    name: str = ""
+
+    @property
+    def dialect(self) -> Dialect:
+        """The SQL that the database speaks."""
+        return _DIALECTS[self.name][0]
+
+    def __str__(self) -> str:
+        """The address without user, password and options, for messages."""
+        url = self.url
+        user = f"{HIDDEN}@" if url.username or url.password else ""
+        port = f":{url.port}" if url.port else ""
+        query = f"?{HIDDEN}" if url.query else ""
+        place = f"{user}{url.host or ''}{port}/{url.database or ''}"
+        return f"{self.name}://{self._hide_variables(place)}{query}"
+
+    def __repr__(self) -> str:
+        return f"DatabaseUrl({str(self)!r})"
+
+    def redact(self, text: str) -> str:
+        """Return a text of a driver or server, with every secret hidden.
+
+        The user's name is one too.
+        """
+        hidden = {*self.secrets, self.url.username or ""} - {""}
+        # the longest first: one may be a part of another
+        for secret in sorted(hidden, key=len, reverse=True):
+            text = text.replace(secret, HIDDEN)
+        return text
+
+    def _hide_variables(self, place: str) -> str:
+        """Hide what came from the environment, where the URI says host or database."""
+        for secret in sorted(self.secrets - {""}, key=len, reverse=True):
+            place = place.replace(secret, HIDDEN)
+        return place
+
+
+def parse_url(
+    text: str, environment: Mapping[str, str], folder: Path, where: str
+) -> DatabaseUrl:
+    """Return the address that a URI gives.
+
+    A variable in the user, the password or an option is taken as it is, whatever
+    characters it holds: it needs no percent-encoding.
+
+    Args:
+        text: the URI; ``${NAME}`` stands for a variable.
+        environment: the variables.
+        folder: what the path of an SQLite file is relative to.
+        where: what the URI belongs to, for messages.
+
+    Raises:
+        SourceError: a variable is not set, the URI is none, an @ of the password is
+            not encoded, or the database is of a kind that is not supported. No message
+            quotes the URI.
+    """
+    expanded, values = _expand(text, environment, where)
+    try:
+        url = sa.make_url(expanded)
+    except (sa.exc.ArgumentError, ValueError):
+        url = None
+    if url is None:
+        raise SourceError(
+            f"the 'uri' of {where} is not the URI of a database: "
+            f"expected for instance {SUPPORTED[0]}, with @ : / of a user or password "
+            "as %40 %3A %2F"
+        )
+    # what follows the first @ of a password would pass for the host, and be shown
+    if "@" in f"{url.host}{url.database}" and not url.drivername.startswith("sqlite"):
+        raise SourceError(
+            f"the 'uri' of {where} has an @ too many: write @ : / of a user or "
+            "password as %40 %3A %2F, or put the password into a variable of its own, "
+            "user:${PASSWORD}@host, which takes it as it is"
+        )
+    backend, _, driver = url.drivername.partition("+")
+    if backend not in _DIALECTS or driver not in ("", _DIALECTS[backend][1]):
+        hint = get_close_matches(backend, _DIALECTS, n=1)
+        meant = f" (did you mean {hint[0]!r}?)" if hint and driver == "" else ""
+        raise SourceError(
+            f"the 'uri' of {where} is of a kind that is not supported{meant}: "
+            f"use {', '.join(SUPPORTED)}"
+        )
+    dialect, known_driver = _DIALECTS[backend]
+    if dialect == "sqlite":
+        url = _sqlite_file(url, folder, where)
+    elif not url.host and "host" not in url.query:
+        raise SourceError(f"the 'uri' of {where} names no host")
+    url = url.set(drivername=f"{dialect}+{known_driver}")
+    return DatabaseUrl(url, frozenset(_secrets(url, values)), backend)
+
+
+def _expand(
+    text: str, environment: Mapping[str, str], where: str
+) -> tuple[str, list[str]]:
+    """Return the URI with its variables' values, and these values."""
+    values: list[str] = []
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in environment:
+            raise SourceError(
+                f"the 'uri' of {where} needs the environment variable {name!r}, "
+                "which is not set where the site runs (a SuperLink or SuperNode that "
+                "is up already keeps the environment it was started with)"
+            )
+        values.append(environment[name])
+        return environment[name]
+
+    def quoted_value(match: re.Match[str]) -> str:
+        return quote(value(match), safe="")
+
+    parts = _PARTS.fullmatch(text)
+    # a variable before the first :// holds a whole URI
+    pieces = parts.groups(default="") if parts else (text,)
+    # user and options are unquoted later on, host and database are not
+    expanded = "".join(
+        _VARIABLE.sub(replacement, piece)
+        for piece, replacement in zip(
+            pieces, (value, quoted_value, value, quoted_value), strict=False
+        )
+    )
+    return expanded, values
+
+
+def _sqlite_file(url: sa.URL, folder: Path, where: str) -> sa.URL:
+    if not url.database or url.database == ":memory:" or url.query or url.host:
+        raise SourceError(
+            f"the 'uri' of {where} names no file: expected {SUPPORTED[-1]}, "
+            "relative to the tables file, or sqlite:////absolute/path, without options"
+        )
+    return url.set(database=str(folder / Path(url.database).expanduser()))
+
+
+def _secrets(url: sa.URL, values: list[str]) -> set[str]:
+    found = {*values, str(url.password or "")}
+    for option in url.query.values():
+        found |= {option} if isinstance(option, str) else set(option)
+    found |= {quote(secret, safe="") for secret in found}
+    found |= {quote(secret) for secret in found}
+    return found - {""}
+
+
+# what a read can raise
+DRIVER_ERRORS: Final = (
+    sa.exc.SQLAlchemyError,
+    psycopg.Error,
+    pymysql.MySQLError,
+    sqlite3.Error,
+    OSError,
+    ValueError,  # what a driver cannot turn into Python, dates of the year 0 for one
+)
+
+_LOGIN: Final = "user or password are wrong: check the 'uri'"
+_DATABASE: Final = "the database does not exist: check the 'uri'"
+_MISSING: Final = "the table does not exist: check 'table', with its schema"
+_COLUMN: Final = "a column does not exist: check 'sql', 'order-by' and 'fingerprint'"
+_DENIED: Final = "the user may not read it: grant SELECT, or name columns in 'sql'"
+_SYNTAX: Final = "it does not understand the SQL: check 'sql' and 'fingerprint'"
+_LOST: Final = "the connection was lost: is the server up, is it cut by a timeout?"
+_TIMEOUT: Final = "it took too long: raise the database's limit for this user"
+_REACH: Final = "it cannot be reached: check host and port, and that the server is up"
+_FULL: Final = "it takes no more connections: try again later"
+_READ_ONLY: Final = "it wants to write: a shard is only read"
+_BUSY: Final = "it is busy or locked: try again later"
+_DATA: Final = "it cannot compute with some value: convert the column in 'sql'"
+PASSING: Final = (_LOST, _REACH, _FULL, _BUSY)
+"""What may be over when the database is asked again."""
+
+# these speak of names and syntax: the server's words help
+_WORDY: Final = (_MISSING, _COLUMN, _SYNTAX)
+
+# the longest prefix of the SQLSTATE decides
+_PG_STATES: Final = {
+    "28": _LOGIN,
+    "3D000": _DATABASE,
+    "42P01": _MISSING,
+    "3F000": _MISSING,
+    "42703": _COLUMN,
+    "42501": _DENIED,
+    "42": _SYNTAX,
+    "57014": _TIMEOUT,
+    "55P03": _TIMEOUT,
+    "40": _BUSY,
+    "57": _LOST,
+    "08": _LOST,
+    "53300": _FULL,
+    "25006": _READ_ONLY,
+    "22": _DATA,
+    "21": _DATA,
+}
+_MY_CODES: Final = {
+    1044: _DENIED,
+    1045: _LOGIN,
+    1698: _LOGIN,
+    1049: _DATABASE,
+    1146: _MISSING,
+    1051: _MISSING,
+    1054: _COLUMN,
+    1142: _DENIED,
+    1143: _DENIED,
+    1370: _DENIED,
+    1064: _SYNTAX,
+    1305: _SYNTAX,
+    1205: _TIMEOUT,
+    1213: _BUSY,
+    1969: _TIMEOUT,
+    3024: _TIMEOUT,
+    1040: _FULL,
+    1203: _FULL,
+    1792: _READ_ONLY,
+    2002: _REACH,
+    2003: _REACH,
+    2005: _REACH,
+    2006: _LOST,
+    2013: _LOST,
+    2014: _LOST,
+    1690: _DATA,
+    1264: _DATA,
+    1292: _DATA,
+    1365: _DATA,
+}
+# psycopg tells no code where there was no connection yet; SQLite never did
+_PHRASES: Final = (
+    (r"password authentication failed|no password supplied|no pg_hba", _LOGIN),
+    (r"role .* does not exist", _LOGIN),
+    (r"database .* does not exist", _DATABASE),
+    (r"too many (clients|connections)|connection slots", _FULL),
+    (r"timeout expired|Connection refused|could not translate|resolve", _REACH),
+    (r"connection failed|invalid port|No route|Network is unreachable", _REACH),
+    (r"connection (is|was) (lost|closed)|server closed the connection|terminat", _LOST),
+    (r"no such table", _MISSING),
+    (r"no such column", _COLUMN),
+    (r"syntax error|incomplete input|no such function|unrecognized token", _SYNTAX),
+    (r"unable to open database file", "the file does not exist or may not be read"),
+    (r"file is not a database|malformed", "the file is no SQLite database"),
+    (r"locked", _BUSY),
+    (r"readonly|read-only", _READ_ONLY),
+    (r"overflow|Could not decode", _DATA),
+)
+
+
+def safe_words(error: BaseException, database: DatabaseShard) -> str:
+    """Return what went wrong and what to do, without a value or a secret."""
+    cause = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig else error
+    if isinstance(cause, sa.exc.NoSuchTableError):
+        return _MISSING
+    reason = _reason(cause)
+    if reason in _WORDY:
+        words = " ".join(str(_first_line(cause)).split())[:300]
+        return f"{reason} ({database.url.redact(words)})"
+    code = _code(cause)
+    kind = type(cause).__name__
+    return reason or f"it answers with {kind}{f' {code}' if code else ''}"
+
+
+def _code(cause: BaseException) -> str:
+    if isinstance(cause, psycopg.Error):
+        return cause.sqlstate or ""
+    if isinstance(cause, pymysql.MySQLError) and cause.args:
+        return str(cause.args[0]) if isinstance(cause.args[0], int) else ""
+    return ""
+
+
+def _reason(cause: BaseException) -> str:
+    code = _code(cause)
+    if isinstance(cause, psycopg.Error) and code:
+        matches = [state for state in _PG_STATES if code.startswith(state)]
+        return _PG_STATES[max(matches, key=len)] if matches else ""
+    if isinstance(cause, pymysql.MySQLError):
+        # an InterfaceError has no text: the connection is gone
+        return _MY_CODES.get(int(code or 0), _LOST if code in ("", "0") else "")
+    if isinstance(cause, psycopg.DataError | ValueError):
+        return _DATA
+    text = str(cause)
+    return next((words for phrase, words in _PHRASES if re.search(phrase, text)), "")
+
+
+def _first_line(cause: Any) -> str:
+    """The server's words without the place and the statement that follow them."""
+    if isinstance(cause, psycopg.Error):
+        return cause.diag.message_primary or ""
+    if isinstance(cause, pymysql.MySQLError):
+        # MySQL quotes the statement from where it fails, literals and all
+        return str(cause.args[-1]).partition(" near ")[0]
+    return str(cause).partition("\n")[0]
+
 
 SECONDS_TO_CONNECT: Final = 30
 

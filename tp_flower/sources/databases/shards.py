@@ -19,10 +19,13 @@ from tp_flower.errors import SourceError
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.databases import dialects
 from tp_flower.sources.databases.columns import (
+    Arriving,
+    DatabaseColumn,
     check_names,
     mysql_columns,
     postgresql_columns,
     sqlite_columns,
+    to_arrow,
 )
 from tp_flower.sources.databases.dialects import quote, render
 from tp_flower.sources.databases.pushdown import (
@@ -32,8 +35,7 @@ from tp_flower.sources.databases.pushdown import (
     select,
 )
 from tp_flower.sources.databases.session import Session, open_session
-from tp_flower.sources.databases.types import Arriving, DatabaseColumn, to_arrow
-from tp_flower.sources.scan import Scan, ShardSchema, column_types
+from tp_flower.sources.shards import Scan, ShardSchema, column_types
 from tp_flower.sources.tables_file import ShardSource
 
 

@@ -1,0 +1,410 @@
+"""What a site does to predict: score rows with a part of a model that it has kept.
+
+They are the rows that the server has found in joined rows, and the part is one that a
+training run left here. The server names model, version and part; the site sends nothing
+unless the part is of this very table and of these very features, as any other query
+would tell of the model, not of the rows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from client_apps.data.run_store import cannot_write
+from client_apps.data.saved_models import SavedModel, part_folder
+from client_apps.operator.participant import make_model
+from client_apps.privacy.guard import Guard
+from client_apps.privacy.ledger_entries import Shard, scored
+from client_apps.rounds.site import Site
+from tp_flower.arrays import FloatArray
+from tp_flower.errors import ModelError, SiteError
+from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
+from tp_flower.keyed_hash import HashArray, KeyedHasher
+from tp_flower.learning.models.local_model import LocalModel
+from tp_flower.model_names import ModelVersion
+from tp_flower.privacy.gradients import check_scores
+from tp_flower.privacy.mechanisms import Planned
+from tp_flower.privacy.plan import PartPlan, plan_prediction
+from tp_flower.protocol import (
+    DeliveredPart,
+    DeliverPart,
+    DeliverReply,
+    DeliverRequest,
+    RowKeyColumns,
+    ScoredPart,
+    ScorePart,
+    ScoreReply,
+    ScoreRequest,
+    check_sizes,
+    parse,
+    unpack_bits,
+)
+from tp_flower.query import Fragment
+from tp_flower.reports.predictions import (
+    OCCURRENCE,
+    ROW,
+    ROW_HASH,
+    Outputs,
+    Scored,
+    hex_texts,
+    prediction_table,
+    write_predictions,
+)
+from tp_flower.settings import PrivacySettings, Settings
+from tp_flower.sources.policy import SCORES
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A part whose model is there, and whose releases are planned.
+
+    Attributes:
+        model: with the parameters that it was trained to.
+        saved: the part of the model.
+        rows: (k,), positions of the rows to score.
+        plan: what is done to their scores.
+    """
+
+    model: LocalModel
+    saved: SavedModel
+    rows: np.ndarray[Any, np.dtype[np.int64]]
+    plan: PartPlan
+
+
+def score(site: Site, request: ScoreRequest) -> ScoreReply:
+    """Reply with the local scores of the rows that are named, each once."""
+    settings = parse(request.privacy, "privacy", Settings.from_run_config).privacy
+    ready = {
+        number: _ready(site, number, body, request, settings)
+        for number, body in site.each(request.parts)
+    }
+    _set_aside(site, ready)
+    scored_parts: dict[int, ScoredPart] = {}
+    for number, part in site.each(ready):
+        scores = _scores(site, number, part, settings)
+        outgoing = site.outgoing(number, part.plan)
+        scored_parts[number] = ScoredPart(
+            rows=len(part.rows), scores=outgoing.scores(scores)
+        )
+    site.pay()
+    return ScoreReply(ledger=site.ledger.lines(site.store.run), parts=scored_parts)
+
+
+def _ready(
+    site: Site,
+    number: int,
+    body: ScorePart,
+    request: ScoreRequest,
+    settings: PrivacySettings,
+) -> _Ready:
+    guard, source, extracted = Guard(site), site.source(number), site.extracted(number)
+    guard.check_plan(source, settings, (SCORES,))
+    rows = np.flatnonzero(unpack_bits(body.rows, extracted.rows))
+    guard.check_rows(source, len(rows), f"the scores of table {extracted.table!r}")
+    saved = _saved(site, body, ModelVersion(request.model_name, request.model_version))
+    _check_fits(saved, Fragment.from_json(site.fragment(number)))
+    width = saved.encoder.encoder.width
+    model = make_model(saved.spec, width, request.device)
+    model.parameters = saved.parameters
+    if settings.covers_predictions:
+        check_scores(model, width)
+    plan = plan_prediction(settings, saved.spec.output_scale or 1.0)
+    return _Ready(model, saved, rows, plan)
+
+
+def _saved(site: Site, body: ScorePart, model: ModelVersion) -> SavedModel:
+    """Return the part of the model that a request names.
+
+    Raises:
+        ModelError: the site does not have it, or another one.
+    """
+    root = site.state_folder
+    if root is None:
+        raise ModelError("this site keeps no models: its state-dir is ':memory:'")
+    folder = part_folder(root, model, body.model_part)
+    if not folder.is_dir():
+        raise ModelError(f"this site has no part {body.model_part} of model {model}")
+    return SavedModel.load(folder, body.digest)
+
+
+def _check_fits(saved: SavedModel, fragment: Fragment) -> None:
+    """Refuse rows that are not made as those that the model was trained on.
+
+    Raises:
+        ModelError: says what differs; of the model nothing that the request has not.
+    """
+    own = saved.fragment
+    for what, found, kept in (
+        ("table", fragment.name.lower(), own.name.lower()),
+        ("alias", fragment.table, own.table),
+        ("features", fragment.features, own.features),
+        ("grouping", _grouping(fragment), _grouping(own)),
+    ):
+        if found != kept:
+            raise ModelError(
+                f"the model's part is of another table or query: its {what} differs "
+                f"from that of {fragment.table!r} in this one"
+            )
+
+
+def _grouping(fragment: Fragment) -> object:
+    """Return what a sub-query's columns are made of; its filters may differ."""
+    own = fragment.subquery
+    return None if own is None else (own.columns, own.groups)
+
+
+def _set_aside(site: Site, ready: Mapping[int, _Ready]) -> None:
+    """Reserve what leaves, or note that nothing covers it.
+
+    Raises:
+        SiteError: a budget does not suffice, or the ledger cannot be written.
+    """
+    sources = {number: site.source(number) for number in ready}
+    releases = [
+        scored(Shard.of(site, number, sources[number]), part.plan)
+        for number, part in ready.items()
+    ]
+    budgets = Guard(site).budgets(list(sources.values()))
+    covered = [Planned(own, 1) for own in releases if own.mechanism is not None]
+    site.reserve(covered, budgets)
+    site.ledger.note(site.store.run, [own for own in releases if own.mechanism is None])
+
+
+def _scores(
+    site: Site, number: int, part: _Ready, settings: PrivacySettings
+) -> FloatArray:
+    """Return the scores (k, d_c) of a part's rows, with nothing done to them."""
+    features = site.tables.encode(
+        number,
+        part.saved.encoder,
+        part.rows,
+        is_private=settings.covers_predictions,
+    )
+    return part.model.scores(features)
+
+
+PREDICTIONS: Final = "predictions"
+"""Folder below the state folder."""
+NAMES: Final = "row-keys"
+RUN_SHOWN: Final = 8
+PRIVATE_FILE: Final = 0o600
+PURPOSE: Final = "row keys of predictions"
+_NULL: Final = "null"
+_HEAD: Final = r"^[a-z]+[0-9]+:"
+"""What a key's canonical text begins with: its kind and its length."""
+_WHOLE: Final = r"^-?[0-9]{1,18}$"
+"""Numbers that int64 has."""
+
+
+@dataclass(frozen=True)
+class RowKey:
+    """What an order says of a part's row key.
+
+    Attributes:
+        names: of its columns, which are the fragment's last keys.
+        leaves: whether its keyed hash leaves the site.
+    """
+
+    names: tuple[str, ...] = ()
+    leaves: bool = False
+
+    @property
+    def columns(self) -> int:
+        """How many of the fragment's last keys it consists of."""
+        return len(self.names)
+
+    @classmethod
+    def of(cls, columns: RowKeyColumns | None, keys: int) -> Self:
+        """Return what a request says.
+
+        Args:
+            columns: that it names; None for none.
+            keys: how many keys the fragment has.
+
+        Raises:
+            SiteError: it has fewer keys, or columns are named as others.
+        """
+        if columns is None:
+            return cls()
+        names = columns.names
+        taken = {name.lower() for name in names} & {ROW, OCCURRENCE, ROW_HASH}
+        if taken or len(set(names)) < len(names) or not 0 < len(names) <= keys:
+            raise SiteError(
+                f"malformed request: 'names' of a row key must be 1 to {keys} that "
+                "differ from each other and from the columns of predictions"
+            )
+        return cls(names, columns.leaves)
+
+    def of_shard(self, extracted: ExtractedShard) -> tuple[ExtractedKey, ...]:
+        """Return the keys that name the rows."""
+        keys = extracted.keys
+        return keys[len(keys) - self.columns :]
+
+    def plain(self, extracted: ExtractedShard) -> dict[str, pa.Array]:
+        """Return its columns as they are, (n,) each."""
+        keys = zip(self.names, self.of_shard(extracted), strict=True)
+        return {name: _on_rows(key, _values(key)) for name, key in keys}
+
+    def hashes(self, extracted: ExtractedShard, hasher: KeyedHasher) -> HashArray:
+        """Return 128 bits of keyed hash of each row's key, uint64 (n, 2).
+
+        A column that is NULL is a value like others.
+        """
+        texts = [
+            pc.fill_null(_on_rows(key, _whole(key.texts)), _NULL)
+            for key in self.of_shard(extracted)
+        ]
+        # each text carries its length: no two keys are one text
+        joined = pc.binary_join_element_wise(*texts, "").dictionary_encode()
+        found = hasher.purpose(PURPOSE).hash_texts(joined.dictionary)[:, :2]
+        return np.ascontiguousarray(found[joined.indices.to_numpy()])
+
+
+def leave_hashes(
+    site: Site, number: int, row_key: RowKey, extracted: ExtractedShard
+) -> HashArray:
+    """Return the hashes of a part's row keys, and keep which row each of them is.
+
+    Raises:
+        SiteError: the file cannot be written.
+    """
+    hashes = row_key.hashes(extracted, site.hasher())
+    root, run = site.state_folder, site.store.run
+    if root is None:
+        return hashes
+    columns = {
+        ROW_HASH: hex_texts(hashes),
+        ROW: pa.array(np.arange(extracted.rows)),
+        **row_key.plain(extracted),
+    }
+    folder = root / PREDICTIONS / f"{NAMES}-{run[:RUN_SHOWN]}"
+    path = folder / f"part-{number}.parquet"
+    try:
+        write_predictions(pa.table(columns), path, {}, PRIVATE_FILE)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    return hashes
+
+
+def _whole(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
+    return texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
+
+
+def _on_rows(key: ExtractedKey, values: pa.Array) -> pa.Array:
+    """Return what each row has of the distinct ``values``; missing where it is NULL."""
+    return values.take(pa.array(key.codes, mask=key.codes < 0))
+
+
+def _values(key: ExtractedKey) -> pa.Array:
+    """Return the distinct values behind a key's canonical texts."""
+    texts = pc.replace_substring_regex(_whole(key.texts), _HEAD, "", max_replacements=1)
+    if key.kind == "boolean":
+        return pc.equal(texts, "true")
+    if key.kind == "time":
+        return pc.cast(pc.cast(texts, pa.int64()), pa.timestamp("us", "UTC"))
+    if key.kind != "number":
+        return texts
+    is_whole = pc.all(pc.match_substring_regex(texts, _WHOLE)).as_py()
+    return pc.cast(texts, pa.int64() if is_whole else pa.float64())
+
+
+@dataclass(frozen=True)
+class _Delivery:
+    """What a request says of all parts.
+
+    Attributes:
+        root: the state folder.
+        folder: in it, that the files are written to.
+        outputs: what the scores stand for.
+        facts: for the files' metadata.
+    """
+
+    root: Path
+    folder: Path
+    outputs: Outputs
+    facts: Mapping[str, str]
+
+    @classmethod
+    def of(cls, site: Site, request: DeliverRequest) -> "_Delivery":
+        """Read a request.
+
+        Raises:
+            SiteError: it is malformed, or the site keeps nothing on disk.
+        """
+        root = site.state_folder
+        if root is None:
+            raise SiteError(
+                "this site can keep no predictions: its state-dir is ':memory:'"
+            )
+        run = site.store.run
+        model = ModelVersion(request.model_name, request.model_version)
+        name = f"{model.name}-{model.version}-{run[:RUN_SHOWN]}"
+        facts = {
+            "model": str(model),
+            "query": request.query,
+            "run": run[:RUN_SHOWN],
+        }
+        return cls(root, root / PREDICTIONS / name, _outputs(request), facts)
+
+
+def deliver(site: Site, request: DeliverRequest) -> DeliverReply:
+    """Write the predictions of the parts' rows, a file for each."""
+    delivery = _Delivery.of(site, request)
+    return DeliverReply(
+        {
+            number: _delivered(site, number, body, delivery)
+            for number, body in site.each(request.parts)
+        }
+    )
+
+
+def _delivered(
+    site: Site, number: int, body: DeliverPart, delivery: _Delivery
+) -> DeliveredPart:
+    extracted = site.extracted(number)
+    scored = _scored(body, extracted.rows, delivery.outputs)
+    named = _named(body, extracted, scored)
+    table = prediction_table(named, scored, delivery.outputs)
+    path = delivery.folder / f"part-{number}.parquet"
+    try:
+        write_predictions(table, path, delivery.facts, PRIVATE_FILE)
+    except OSError as error:
+        raise cannot_write(delivery.folder, error) from error
+    file = path.relative_to(delivery.root).as_posix()
+    return DeliveredPart(rows=len(scored.rows), file=file)
+
+
+def _outputs(request: DeliverRequest) -> Outputs:
+    """Return what the scores stand for."""
+    classes = tuple(request.classes)
+    if len(set(classes)) != len(classes):
+        raise SiteError("malformed request: 'classes' must differ")
+    return parse(request.loss, "loss", lambda loss: Outputs(loss, classes))
+
+
+def _scored(body: DeliverPart, total: int, outputs: Outputs) -> Scored:
+    """Return the joined rows of a part of ``total`` rows that the server has sent."""
+    rows = body.rows.astype(np.int64)
+    if rows.size and rows.max() >= total:
+        raise SiteError(
+            f"malformed request: array 'rows' must hold numbers from 0 to {total - 1}"
+        )
+    if (np.diff(rows) < 0).any():
+        raise SiteError("malformed request: array 'rows' must ascend")
+    check_sizes(body, outputs=outputs.count)
+    return Scored(rows, body.scores, unpack_bits(body.partial, len(rows)))
+
+
+def _named(
+    body: DeliverPart, extracted: ExtractedShard, scored: Scored
+) -> dict[str, pa.Array]:
+    """Return what names the joined rows: the own row, and the columns of its key."""
+    row_key = RowKey.of(body.row_key, len(extracted.keys))
+    rows = pa.array(scored.rows)
+    columns = row_key.plain(extracted).items()
+    return {ROW: rows, **{name: own.take(rows) for name, own in columns}}

@@ -1,1 +1,0 @@
-"""Models of the sites' own: the messages of a site that has one."""

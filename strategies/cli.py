@@ -1,0 +1,215 @@
+"""List, show, compare and delete the models that the operator's runs have trained.
+
+    python -m strategies.cli list [--home DIR]
+    python -m strategies.cli show NAME[@VERSION]
+    python -m strategies.cli compare NAME[@VERSION] NAME[@VERSION] ...
+    python -m strategies.cli delete NAME@VERSION
+
+A name alone is its latest version. What is deleted is the manifest; the sites' owners
+delete their parts (``python -m client_apps.cli.models``).
+"""
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from strategies.inference.manifest import Manifest, read_manifest, resolve
+from tp_flower.errors import ModelError
+from tp_flower.files import home_folder
+from tp_flower.model_names import ModelVersion, delete_version, versions_in
+from tp_flower.reports.console import format_count, format_value, name_table, new_table
+
+_NOT_COMPARED = ("output-dir", "progress", "resume", "model-name", "sql", "track")
+"""Settings that say where and how a run was shown, or that are told apart from them."""
+
+
+def models_table(found: Mapping[ModelVersion, Manifest | str]) -> RenderableType:
+    """Return a line per model; a text in a manifest's place says why there is none."""
+    if not found:
+        return Text("no models")
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("model", no_wrap=True)
+    for heading in ("created, UTC", "strategy", "tables", "test metrics"):
+        table.add_column(heading, overflow="fold")
+    for model, own in found.items():
+        if isinstance(own, str):
+            table.add_row(Text(str(model)), Text(own))
+            continue
+        table.add_row(
+            Text(str(model)),
+            Text(own.created.removesuffix("+00:00").replace("T", " ")),
+            str(own.settings.get("strategy", "")),
+            Text(", ".join(dict.fromkeys(table.name for table in own.tables))),
+            _metrics(own.test),
+        )
+    return table
+
+
+def model_view(manifest: Manifest) -> RenderableType:
+    """Return everything that a user asks of one model."""
+    facts = Table(title=str(manifest.model), box=box.SIMPLE, title_justify="left")
+    facts.add_column("")
+    facts.add_column("", overflow="fold")
+    facts.show_header = False
+    for name, value in _facts(manifest).items():
+        facts.add_row(name, Text(value))
+    numbers = ("encoded features", "share of variance", "mean score")
+    tables = new_table("Tables", ("table", "model"), numbers)
+    tables.add_column("kept at", overflow="fold")
+    for own in manifest.tables:
+        tables.add_row(
+            Text(name_table(own.table, own.name)),
+            Text(own.kind),
+            format_count(own.encoder.width),
+            format_value(own.share),
+            ", ".join(map(format_value, own.mean_score.tolist())),
+            Text(", ".join(_kept(part.site, part.digest) for part in own.parts)),
+        )
+    return Group(facts, tables)
+
+
+def comparison(manifests: Sequence[Manifest]) -> RenderableType:
+    """Return metrics, contributions and differing settings, a column per model."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("", overflow="fold")
+    for own in manifests:
+        table.add_column(Text(str(own.model)), justify="right", overflow="fold")
+    for kind in ("train", "test"):
+        metrics: list[Mapping[str, float]] = [getattr(own, kind) for own in manifests]
+        _add_numbers(table, kind, metrics)
+    rows = [format_count(own.joined_rows) for own in manifests]
+    table.add_row("joined rows, train", *rows)
+    table.add_section()
+    shares = [{t.table: t.share for t in own.tables} for own in manifests]
+    _add_numbers(table, "share of variance,", shares)
+    table.add_section()
+    _add_differences(table, [_compared(own) for own in manifests])
+    return table
+
+
+def _facts(manifest: Manifest) -> dict[str, str]:
+    usual = ", ".join(f"{name} {text}" for name, text in manifest.versions.items())
+    base = ", ".join(map(format_value, manifest.base_score.tolist()))
+    return {
+        "created": manifest.created,
+        "status": manifest.status,
+        "strategy": str(manifest.settings.get("strategy", "")),
+        "query": manifest.query,
+        "label": f"{manifest.label} of {manifest.label_table}",
+        "loss": manifest.loss,
+        "classes": ", ".join(manifest.classes) or "none",
+        "base score": base,
+        "joined rows": format_count(manifest.joined_rows),
+        "train": _metrics(manifest.train),
+        "test": _metrics(manifest.test),
+        "software": usual,
+    }
+
+
+def _kept(site: str, digest: str) -> str:
+    return f"{site} ({digest[:8]})" if digest else f"{site} (kept nothing)"
+
+
+def _metrics(metrics: Mapping[str, float]) -> str:
+    shown = (f"{name} {format_value(value)}" for name, value in metrics.items())
+    return ", ".join(shown) or "-"
+
+
+def _compared(manifest: Manifest) -> dict[str, str]:
+    settings = {
+        name: str(value)
+        for name, value in manifest.settings.items()
+        if name not in _NOT_COMPARED
+    }
+    return {"query": manifest.query, **settings, **manifest.versions}
+
+
+def _add_numbers(
+    table: Table, what: str, numbers: Sequence[Mapping[str, float]]
+) -> None:
+    """Add a row for every name that any of the models has a number for."""
+    for name in _names(numbers):
+        cells = [format_value(own.get(name)) for own in numbers]
+        table.add_row(Text(f"{what} {name.replace('_', ' ')}"), *cells)
+
+
+def _add_differences(table: Table, facts: Sequence[Mapping[str, str]]) -> None:
+    for name in _names(facts):
+        values = [own.get(name, "-") for own in facts]
+        if len(set(values)) > 1:
+            table.add_row(Text(name), *map(Text, values))
+
+
+def _names(named: Iterable[Mapping[str, object]]) -> list[str]:
+    return list(dict.fromkeys(name for own in named for name in own))
+
+
+CONSOLE_WIDTH = 120
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Carry out one command; exit with 1 where there is no such model."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    home = Path(given.home).expanduser() if given.home else home_folder()
+    try:
+        shown = run(given.command, home, given.models)
+    except ModelError as error:
+        parser.exit(1, f"{error}\n")
+    Console(width=CONSOLE_WIDTH, highlight=False).print(shown)
+
+
+def run(command: str, home: Path, models: Sequence[str]) -> RenderableType:
+    """Carry out a command and return what it shows.
+
+    Raises:
+        ModelError: there is no such model, or it cannot be used.
+    """
+    if command == "list":
+        return models_table({own: _read(home, own) for own in versions_in(home)})
+    if command == "show":
+        return model_view(resolve(home, models[0]))
+    if command == "compare":
+        return comparison([resolve(home, model) for model in models])
+    return Text(f"deleted {delete_version(home, models[0])}")
+
+
+def _read(home: Path, model: ModelVersion) -> Manifest | str:
+    """Return a manifest; of one that is damaged, why: the others are listed still."""
+    try:
+        return read_manifest(home, model)
+    except ModelError as error:
+        return str(error)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m strategies.cli", description="The models of your runs."
+    )
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--home",
+        default="",
+        help="folder of your runs (default: TP_FLOWER_HOME, else ~/.tp_flower)",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    listed = commands.add_parser("list", parents=[common], help="list all models")
+    listed.set_defaults(models=())
+    for name, count, text in (
+        ("show", 1, "show one model"),
+        ("compare", "+", "metrics, contributions and settings side by side"),
+        ("delete", 1, "delete one version: name@version"),
+    ):
+        command = commands.add_parser(name, parents=[common], help=text)
+        metavar = "NAME@VERSION" if name == "delete" else "NAME[@VERSION]"
+        command.add_argument("models", nargs=count, metavar=metavar)
+    return parser
+
+
+if __name__ == "__main__":
+    main()

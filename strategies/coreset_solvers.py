@@ -1,0 +1,286 @@
+"""SolvedStrategy: the server solves over the sampled rows that the sites send it.
+
+Three messages after the set-up, in one epoch: ``rows`` brings what the sites tell of
+the rows of the sample (their encoded features, or local clusters of them); the server
+solves; ``consensus`` sets what it has found as the parameters of the sites' models, and
+brings the scores of the sampled and the held-out rows, so that models are measured,
+kept and used as those of the other strategies.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Generator, Mapping
+from dataclasses import replace
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from strategies.run.exchange import Part, Replies, Request, ask
+from strategies.run.replies import array_of, refuse
+from strategies.setup.disclosures import sent_of_rows
+from strategies.setup.problem import Federation, Table
+from strategies.training import operators
+from strategies.training.base import EpochResult, RelationalStrategy
+from strategies.training.operators import gather_scores, scatter_parameters
+from strategies.training.prepare import Plan
+from tp_flower.arrays import AnyArray, FloatArray
+from tp_flower.coresets.assumptions import LEAST_GAMMA_SQUARED, MOST_TAU, gamma, tau
+from tp_flower.coresets.importance import augmented
+from tp_flower.coresets.solvers import distdim, solve, weighted_kmeans
+from tp_flower.joins.mapping import TableMapping
+from tp_flower.privacy.plan import SAMPLED_ROWS
+from tp_flower.protocol import CommonParameters, ConsensusRequest, RowsRequest, Update
+from tp_flower.randomness import Stream, generator
+from tp_flower.settings import AUTO, DISTDIM
+
+EVALUATE = "evaluate"
+"""What the round is called that brings scores: its bytes are not those of training."""
+
+
+class SolvedStrategy(RelationalStrategy):
+    """Base of the methods that solve over a coreset at the server.
+
+    Args:
+        query: the training set.
+        settings: of the run; keyword arguments override single ones.
+    """
+
+    def plan(self) -> Plan:
+        """Let the server set the models; the sites are told what they will send."""
+        return Plan(
+            choose_update=lambda *_: Update.GIVEN,
+            plan_arrays=lambda *_: {},
+            course=lambda: {"sends": sent_of_rows(self.settings)},
+        )
+
+    @property
+    def solver(self) -> str:
+        """The solver that is asked for, or else the first of the strategy's."""
+        asked = self.settings.coreset_solver
+        return self.settings.method.solvers[0] if asked == AUTO else asked
+
+    @abstractmethod
+    def solve(
+        self, federation: Federation, replies: Replies, weights: FloatArray
+    ) -> Mapping[str, FloatArray]:
+        """Return the parameters of every table's model, (p,).
+
+        Args:
+            federation: the training problem.
+            replies: to ``rows``.
+            weights: (k,), of the sampled joined rows, mean 1.
+        """
+
+    def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
+        """Ask for the rows, solve, set the models and measure them."""
+        self.chosen["coreset-solver"] = self.solver
+        rows = RowsRequest(seed=federation.seed, clusters=self.settings.clusters)
+        replies = yield self.request(ask(rows, federation.parts))
+        weights = federation.weighting.train_rows
+        found = self.solve(
+            federation,
+            replies,
+            np.ones(federation.train.joined_rows) if weights is None else weights,
+        )
+        common: dict[int, CommonParameters] = {}
+        for name, table in federation.tables.items():
+            common |= scatter_parameters(table, found[name])
+        message = ConsensusRequest(more_rounds=0, evaluate=True, parts=common)
+        request = ask(message, federation.parts)
+        replies = yield self.request(replace(request, phase=EVALUATE))
+        self.local_scores = {
+            name: gather_scores(table, replies)
+            for name, table in federation.tables.items()
+        }
+        scores = operators.gather(federation, self.local_scores)
+        train = operators.train_metrics(federation, scores)
+        test = operators.test_metrics(federation, self.local_scores)
+        self.finish_epoch(EpochResult(1, train, test))
+
+    def add_facts(self, facts: Mapping[str, object], warnings: list[str]) -> None:
+        """Say more of the coreset in the report.
+
+        Args:
+            facts: by name.
+            warnings: what of them is to be warned of.
+        """
+        known = self.chosen.get("coreset")
+        own: dict[str, Any] = dict(known) if isinstance(known, Mapping) else {}
+        own["warnings"] = [*own.get("warnings", []), *warnings]
+        self.chosen["coreset"] = {**own, **facts}
+
+
+def joined_rows(
+    mapping: TableMapping, tables: Mapping[str, Table], replies: Replies
+) -> dict[str, FloatArray]:
+    """Return by table what is behind each sampled joined row, (k, d_i).
+
+    A joined row without a row of a LEFT JOINed table has zeros there, which add nothing
+    to a linear score.
+
+    Raises:
+        ReplyError: a part sent other rows than those that it was asked for.
+    """
+    return {
+        name: mapping.tables[name].expand(_table_rows(table, replies))
+        for name, table in tables.items()
+    }
+
+
+def _table_rows(table: Table, replies: Replies) -> FloatArray:
+    """Return the features of a table's sampled rows, (n_i, d_i); 0 in the others."""
+    found = np.zeros((table.total_rows, table.features))
+    for part, rows in zip(table.parts, table.rows, strict=True):
+        shape = (rows.trained, table.features)
+        found[rows.trained_slice] = array_of(replies, part, SAMPLED_ROWS, shape)
+    return found
+
+
+class CoresetKMeans(SolvedStrategy):
+    """Cluster the result of a query by a coreset of it.
+
+    Args:
+        query: whose rows are clustered; its label, if it has one, is left out.
+        settings: of the run; keyword arguments override single ones.
+    """
+
+    name = "coreset-kmeans"
+
+    def solve(
+        self, federation: Federation, replies: Replies, weights: FloatArray
+    ) -> Mapping[str, FloatArray]:
+        """Return the centres' own coordinates at every table."""
+        rng = generator(federation.seed, Stream.SOLVE)
+        clusters = self.settings.clusters
+        if self.solver == DISTDIM:
+            labels, local = _local_clusters(federation, replies, clusters)
+            centres = distdim(labels, local, weights, clusters, rng)
+        else:
+            blocks = joined_rows(federation.train, federation.tables, replies)
+            self._measure(list(blocks.values()), rng)
+            points = np.concatenate(list(blocks.values()), axis=1)
+            centres = weighted_kmeans(points, weights, clusters, rng)
+        self.chosen["clusters"] = len(centres)
+        # fewer distinct rows than clusters: one more of a centre changes no distance
+        centres = centres[np.minimum(np.arange(clusters), len(centres) - 1)]
+        edges = np.cumsum([table.features for table in federation.tables.values()])
+        own = np.split(centres, edges[:-1], axis=1)
+        return {
+            name: block.ravel()
+            for name, block in zip(federation.tables, own, strict=True)
+        }
+
+    def _measure(self, blocks: list[FloatArray], rng: np.random.Generator) -> None:
+        """Measure tau, and warn where the paper's guarantee asks for less."""
+        found = tau(blocks, rng)
+        warnings = []
+        if found.largest > MOST_TAU:
+            warnings.append(
+                f"tau is {found.largest:.3g} (of the middle pair {found.median:.3g}): "
+                "no single table tells all rows apart (Assumption 5.1), so that only "
+                "the robust guarantee holds, which leaves out a small share of the "
+                "rows (Remark 5.3)"
+            )
+        facts = {"tau": found.largest, "tau-median": found.median}
+        self.add_facts(
+            {name: own if math.isfinite(own) else None for name, own in facts.items()},
+            warnings,
+        )
+
+
+def _local_clusters(
+    federation: Federation, replies: Replies, clusters: int
+) -> tuple[AnyArray, list[FloatArray]]:
+    """Return the local centre of each sampled joined row (k, T), and the centres."""
+    labels, local = [], []
+    for name, table in federation.tables.items():
+        nearest, centres = _table_clusters(table, replies, clusters)
+        labels.append(nearest[federation.train.tables[name].row_of])
+        local.append(centres)
+    return np.stack(labels, axis=1), local
+
+
+def _table_clusters(
+    table: Table, replies: Replies, clusters: int
+) -> tuple[AnyArray, FloatArray]:
+    """Return the local centre of each row of a table (n_i,), and its shards' centres.
+
+    Raises:
+        ReplyError: a shard sent too many centres, or the number of none.
+    """
+    nearest = np.zeros(table.total_rows, np.int64)
+    centres = np.zeros((0, table.features))
+    for part, rows in zip(table.parts, table.rows, strict=True):
+        own = array_of(replies, part, "centres", (None, table.features))
+        labels = array_of(replies, part, "nearest", (rows.trained,))
+        _check_clusters(part, len(own), labels, clusters)
+        nearest[rows.trained_slice] = labels + np.int64(len(centres))
+        centres = np.concatenate([centres, own])
+    return nearest, centres
+
+
+def _check_clusters(part: Part, count: int, labels: AnyArray, clusters: int) -> None:
+    if count > clusters:
+        raise refuse(part, f"{count} centres, but was asked for {clusters} at most")
+    if labels.size and int(labels.max()) >= count:
+        raise refuse(part, f"the number of a centre that is not among its {count}")
+
+
+class CoresetRidge(SolvedStrategy):
+    """Fit a linear regression to the result of a query by a coreset of it.
+
+    Args:
+        query: the training set.
+        settings: of the run; keyword arguments override single ones.
+    """
+
+    name = "coreset-ridge"
+
+    def solve(
+        self, federation: Federation, replies: Replies, weights: FloatArray
+    ) -> Mapping[str, FloatArray]:
+        """Return the coefficients of every table; the intercept is the label's."""
+        blocks = joined_rows(federation.train, federation.tables, replies)
+        targets = federation.train_labels - federation.base_score[0]
+        self._measure(federation, blocks, targets, weights)
+        theta = solve(
+            np.concatenate(list(blocks.values()), axis=1),
+            targets,
+            weights,
+            l2=self.settings.l2,
+            l1=self.settings.l1,
+            solver=cast(Literal["exact", "saga"], self.solver),
+        )
+        found, start = {}, 0
+        for name, table in federation.tables.items():
+            own = theta[start : start + table.features]
+            found[name] = np.append(own, theta[-1:] if table.has_intercept else [])
+            start += table.features
+        return found
+
+    def _measure(
+        self,
+        federation: Federation,
+        blocks: Mapping[str, FloatArray],
+        targets: FloatArray,
+        weights: FloatArray,
+    ) -> None:
+        """Measure gamma, and warn where the paper's guarantee asks for more."""
+        columns = [
+            augmented(
+                own,
+                targets[:, None] if federation.tables[name].has_intercept else None,
+                intercept=federation.tables[name].has_intercept,
+            )
+            for name, own in blocks.items()
+        ]
+        found = gamma(columns, weights)
+        warnings = []
+        if found**2 < LEAST_GAMMA_SQUARED:
+            warnings.append(
+                f"gamma is {found:.2g}: columns of some table are nearly combinations "
+                "of those of others (Assumption 4.1), so that only the robust "
+                "guarantee holds, which leaves out a small share of the rows "
+                "(Remark 4.3)"
+            )
+        self.add_facts({"gamma": found}, warnings)

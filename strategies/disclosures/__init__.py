@@ -1,1 +1,0 @@
-"""Who learns what in a run, and what covers it."""

@@ -1,0 +1,340 @@
+"""The head of the page, with the main figures, and the result of the run."""
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from strategies.report_page.blocks import (
+    TWO_TEXTS,
+    Blocks,
+    Code,
+    Column,
+    Prose,
+    Record,
+    Table,
+    count_column,
+    counted,
+    tabulate,
+    text_column,
+)
+from strategies.report_page.convergence import (
+    METRIC_NAMES,
+    TEST,
+    TRAIN,
+    final_metrics,
+    main_metric,
+    metric_name,
+)
+from tp_flower.reports.console import (
+    format_bytes,
+    format_count,
+    format_seconds,
+    format_value,
+)
+from tp_flower.reports.records import COMPLETED
+from tp_flower.settings import Settings
+
+
+def settings(report: Record) -> Blocks:
+    """Yield the settings that differ from their defaults, the chosen ones, all."""
+    values, defaults = report.at("settings").content, Settings().to_dict()
+    changed = {
+        key: value
+        for key, value in values.items()
+        # the query has a place of its own
+        if key != "sql" and (key not in defaults or defaults[key] != value)
+    }
+    yield _values("Set for this run", changed)
+    yield _values("Chosen by the program", report.at("chosen").content)
+    yield _values("All settings", values, is_folded=True)
+
+
+def _values(
+    title: str, values: Mapping[str, object], is_folded: bool = False
+) -> Table | None:
+    rows = [(str(key), format_setting(value)) for key, value in values.items()]
+    table = Table(title, ("setting", "value"), rows, TWO_TEXTS, "", is_folded)
+    return table if rows else None
+
+
+def format_setting(value: object) -> str:
+    """Return a setting's value for people.
+
+    >>> format_setting(0.25), format_setting({"f": "gram", "p": True})
+    ('0.25', 'f: gram, p: true')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping):
+        return ", ".join(
+            f"{key}: {format_setting(item)}" for key, item in value.items()
+        )
+    if isinstance(value, list | tuple):
+        return ", ".join(map(format_setting, value))
+    return str(value)
+
+
+LABEL = "label"
+FAN_OUT = ("min", "median", "mean", "max")
+CLAUSE = re.compile(r" (?=(?:FROM|(?:LEFT )?JOIN|WHERE|GROUP BY|HAVING|UNION ALL) )")
+
+
+def tables(report: Record) -> Blocks:
+    """Yield the query, the tables and the join."""
+    if query := report.text("query"):
+        yield Code("The query", CLAUSE.split(query))
+    tables = report.records("tables")
+    yield _tables(tables)
+    if steps := report.records("join-steps"):
+        yield _steps(steps)
+    lines = [
+        (item.text("table"), line) for item in tables for line in item.texts("work")
+    ]
+    if lines:
+        title = "What the sites of each table run"
+        yield Table(title, ("table", "work"), lines, TWO_TEXTS, is_folded=True)
+
+
+def _tables(tables: list[Record]) -> Table | None:
+    multiplicities = [item.at("multiplicity").content for item in tables]
+    names = [name for name in FAN_OUT if any(name in item for item in multiplicities)]
+    dropped = [
+        f"{item.text('table')}.{name}"
+        for item in tables
+        for name in item.texts("dropped")
+    ]
+    note = "joined: how many rows of the join a row of the table is in."
+    constant = f"Left out, as they are constant: {', '.join(dropped)}."
+    notes = [note] * bool(names) + [constant] * bool(dropped)
+    columns = [
+        text_column("alias", "table"),
+        # `explain` lists a name per shard
+        text_column("table", "name", "names"),
+        Column("rows", _rows),
+        count_column("features", "features"),
+        Column("shards", _shards),
+        text_column("sites", "sites"),
+        *(_times_column(f"joined, {name}", name, "multiplicity") for name in names),
+    ]
+    return tabulate("Tables", tables, columns, " ".join(notes))
+
+
+def _rows(table: Record) -> str:
+    """Return the rows of a table; `explain` lists them by shard."""
+    shards = {str(n): rows for n, rows in enumerate(table.items("rows"))}
+    rows = sum(Record(shards).numbers().values()) or table.amount("rows")
+    return format_count(int(rows))
+
+
+def _shards(table: Record) -> str:
+    return format_count(int(table.amount("shards")) or len(table.texts("sites")))
+
+
+def _times_column(head: str, key: str, inside: str = "") -> Column:
+    """Return the column of how often rows are joined."""
+    return Column(head, lambda item: _times(item.at(inside) if inside else item, key))
+
+
+def _times(item: Record, key: str) -> str:
+    """Return how often rows are joined.
+
+    >>> record = Record({"mean": 66.2413, "max": 361})
+    >>> [_times(record, key) for key in ("mean", "max", "median")]
+    ['66.24', '361', '-']
+    """
+    times = item.number(key)
+    if times is None:
+        return "-"
+    return f"{times:,.0f}" if times == int(times) else f"{times:,.2f}"
+
+
+def _steps(steps: list[Record]) -> Table | None:
+    fan_outs = {"matches, min": "min", "median": "median", "max": "max"}
+    columns = [
+        Column("step", _step, is_text=True),
+        text_column("on", "on"),
+        count_column("rows before", "rows-before"),
+        count_column("rows after", "rows"),
+        *(_times_column(head, f"fan-out-{name}") for head, name in fan_outs.items()),
+        count_column("rows without a match", "unmatched-before"),
+        count_column("of the table, without", "unmatched-rows"),
+    ]
+    title = f"The join, step by step, from {steps[0].text('table')}"
+    note = "matches: rows of the table that a row of the join so far finds."
+    return tabulate(title, steps[1:], columns, note)
+
+
+def _step(step: Record) -> str:
+    kind = "LEFT JOIN" if step.get("is-outer") else "JOIN"
+    return f"{kind} {step.text('table')}"
+
+
+def label_of(query: str) -> str:
+    """Return the expression that is the label, or "" if there is none.
+
+    >>> label_of("SELECT a.x > 3 AS label, a.y FROM a"), label_of("not ( SQL")
+    ('a.x > 3', '')
+    """
+    try:
+        tree = sqlglot.parse_one(query, read="duckdb")
+    except SqlglotError:
+        return ""
+    columns = tree.expressions if isinstance(tree, exp.Select) else []
+    labels = (item.this.sql("duckdb") for item in columns if item.alias == LABEL)
+    return next(map(str, labels), "")
+
+
+ACRONYMS = frozenset({"admm", "sgd", "vfl-admm", "vfl-sgd", "gd"})
+VERBS = {
+    "train": "learned from",
+    "explain": "to be learned from",
+    "predict": "predicted from",
+    "evaluate": "evaluated on",
+}
+SCORED = {
+    "joined": "joined rows",
+    "label-table": "rows of the label table that they come from",
+    "partial": "joined rows in which a mean stands for a table's score",
+}
+
+Fact = tuple[str, str, str]  # name, figure, what belongs to it
+
+
+def head_of(report: Record) -> dict[str, object]:
+    """Return what the template shows at the top of a report's page."""
+    status = report.text("status") or "unknown"
+    tables = report.records("tables")
+    sites = {site for table in tables for site in table.texts("sites")}
+    verb = VERBS.get(report.text("mode"), "over")
+    counts = f"{counted(len(tables), 'table')} at {counted(len(sites), 'site')}"
+    return {
+        "label": label_of(report.text("query")),
+        "subject": f"{verb} {counts}",
+        "result": _outcome(report),
+        "failure": "" if status == COMPLETED else status,
+        "about": " · ".join(filter(None, _about(report))),
+        "facts": list(_facts(report)),
+    }
+
+
+def result(report: Record) -> Blocks:
+    """Yield all metrics, and what was scored with a saved model."""
+    metrics = {part: final_metrics(report, part) for part in (TEST, TRAIN)}
+    parts = [part for part in metrics if metrics[part]]
+    names = {name for part in parts for name in metrics[part]}
+    order = [name for name in METRIC_NAMES if name in names]
+    rows = [
+        (metric_name(name), *(format_value(metrics[part].get(name)) for part in parts))
+        for name in dict.fromkeys((*order, *sorted(names)))
+    ]
+    head = ("", *(_rows_of(report, part) for part in parts))
+    yield Table("Metrics of the model", head, rows) if rows else None
+    counts = report.at("rows")
+    scored = [(SCORED[k], counts.count(k)) for k in SCORED if k in counts.numbers()]
+    yield Table("Scored with a saved model", ("", "rows"), scored) if scored else None
+    yield from _predictions(report.at("predictions"))
+    columns = [text_column("table", "table"), text_column("sites", "sites")]
+    title = "Sites of the model that were not there"
+    yield tabulate(title, report.records("missing"), columns)
+
+
+def _predictions(predictions: Record) -> Blocks:
+    columns = [
+        text_column("site", "site"),
+        text_column("file below its state folder", "file"),
+        count_column("rows", "rows"),
+    ]
+    title = "Predictions at the label table's sites"
+    yield tabulate(title, predictions.records("files"), columns)
+    if file := predictions.text("file"):
+        names = ", ".join(predictions.texts("columns"))
+        yield Prose(f"The predictions are in {file}, with {names}.")
+
+
+def _rows_of(report: Record, part: str) -> str:
+    """Return the rows that metrics are of."""
+    rows = "held-out rows" if part == TEST else "training rows"
+    return "all rows" if report.at("metrics") else rows
+
+
+def _outcome(report: Record) -> str:
+    choice = main_metric(report)
+    if not choice:
+        return ""
+    part, first = choice
+    metrics = final_metrics(report, part)
+    values = ", ".join(
+        f"{metric_name(name)} {format_value(metrics[name])}"
+        for name in dict.fromkeys((first, "log_loss", "r2"))
+        if name in metrics
+    )
+    epochs = report.amount("epochs")
+    after = f" after {counted(epochs, 'epoch')}" if epochs else ""
+    return f"{values} on {_rows_of(report, part)}{after}"
+
+
+def _about(report: Record) -> Iterator[str]:
+    """Yield how and when; a run with a saved model has its model's loss."""
+    saved, settings = report.at("model"), report.at("settings")
+    if not saved:
+        strategy, model = settings.text("strategy"), settings.text("model")
+        yield strategy.upper() if strategy in ACRONYMS else strategy
+        yield f"{model} models" if model else ""
+    losses = (part.text("loss") for part in (saved, report.at("chosen"), report))
+    loss = next(filter(None, losses), "")
+    yield f"{loss} loss" if loss else ""
+    names = filter(None, (saved.text("name"), saved.text("version")))
+    yield "@".join(names) or report.text("model")
+    yield _moment(report.text("started"))
+
+
+def _moment(started: str) -> str:
+    """Return a time for people.
+
+    >>> _moment("2026-11-20T08:00:00+00:00")
+    '20 November 2026, 08:00 UTC'
+    """
+    try:
+        moment = datetime.fromisoformat(started)
+    except ValueError:
+        return started
+    return f"{moment.day} {moment:%B %Y, %H:%M} UTC"
+
+
+def _facts(report: Record) -> Iterator[Fact]:
+    if choice := main_metric(report):
+        yield _metric_fact(report, *choice)
+    scored, rows = report.at("rows"), report.at("joined-rows")
+    if "joined" in scored.numbers():
+        yield "joined rows", scored.count("joined"), "scored"
+    elif rows.numbers():
+        train, test = int(rows.amount(TRAIN)), int(rows.amount(TEST))
+        more = f"{format_count(test)} held out" if test else "none held out"
+        yield "joined rows", format_count(train + test), more
+    epochs = report.amount("epochs")
+    if rounds := int(report.amount("rounds")) or len(report.records("history")):
+        more = counted(epochs, "epoch") if epochs else ""
+        yield "rounds", format_count(rounds), more
+    up, down = report.amount("bytes_up"), report.amount("bytes_down")
+    if up + down:
+        more = f"{format_bytes(up)} up, {format_bytes(down)} down"
+        yield "sent", format_bytes(up + down), more
+    if report.number("seconds") is not None:
+        yield "time", format_seconds(report.amount("seconds")), ""
+
+
+def _metric_fact(report: Record, part: str, metric: str) -> Fact:
+    value = format_value(final_metrics(report, part)[metric])
+    train = final_metrics(report, TRAIN).get(metric)
+    has_both = part == TEST and train is not None
+    rows = "" if report.at("metrics") else f"{part} "
+    more = f"train {format_value(train)}" if has_both else ""
+    return f"{rows}{metric_name(metric)}", value, more

@@ -1,1 +1,0 @@
-"""Methods that the server solves by itself, on a coreset."""

@@ -1,0 +1,305 @@
+"""How much each row of a table matters for least squares: leverage scores over joins.
+
+Algorithm 2 of the paper scores joined row j by g_i(j) = ||u_j||^2 at party i, with U an
+orthonormal basis of the columns of the N joined rows. Over a join the matrix repeats
+the table's rows, X_i = P_i T_i with (P_i T_i)_j = t_{p_i(j)}. Its leverage is
+
+    x_j^T (X_i^T W X_i)^+ x_j = t^T (T_i^T P_i^T W P_i T_i)^+ t
+                              = t^T (T_i^T diag(G^w_i) T_i)^+ t    with t = t_{p_i(j)}
+
+as P_i^T W P_i sums the weights over the joined rows of each row of the table: exactly
+the score of the materialised join, in O(n_i d^2) in place of O(N d^2), one number per
+row of the table. Gram matrices of shards add up. The scores sum to the rank of X_i:
+
+    sum_j w_j g_i(p_i(j)) = sum_r G^w_r g_i(r) = trace(Gram Gram^+) = rank <= columns
+
+The objective's penalty N l2 ||theta||^2 is the cost of d more joined rows, sqrt(N l2)
+times the unit vectors, whose label is 0. They are known and always in the sample. With
+them the basis is of [X_i; sqrt(N l2) I], and (Gram + N l2 I)^+ takes the place of
+Gram^+: ridge leverage scores. Directions that the penalty decides, such as those of
+rare categories, then claim no draws; with l2 = 0 it is the paper's score. The total is
+the effective dimension, still at most the number of columns.
+
+The paper adds 1/N at every party. That share reads no data, and the server draws it:
+:func:`tp_flower.coresets.sampling.draw_uniform`.
+
+Notation:
+    T_i     ``rows``  (n, p): the encoded columns, at the label table with 1 and label
+    G^w_i   ``masses``  (n,): what the joined training rows of each row weigh
+    W       ``whitening``  (p, r): W W^T = (T^T diag(G^w) T)^+, r its rank
+
+Reference:
+    Huang, Li, Sun, Zhao 2022, Coresets for Vertical Federated Learning, Algorithm 2;
+    Chhaya, Dasgupta, Shit 2020, On Coresets for Regularized Regression (the penalty).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tp_flower.arrays import FloatArray, blocks
+from tp_flower.coresets.solvers import LabelArray, nearest, weighted_kmeans
+
+REGRESSION: Final = "regression"
+CLUSTERS: Final = "clusters"
+SENSITIVITIES: Final = (REGRESSION, CLUSTERS)
+"""What rows are sensitive for: leverages for a regression, or those of k-means."""
+
+RANK_TOLERANCE: Final = 1e-10
+"""A direction below it, over the largest of the scaled Gram matrix, is none.
+
+Features are float32: a copy of a column differs from it by up to 1e-7 of its size, and
+so by 1e-14 in the Gram matrix. A wrong rank changes which rows are drawn more often,
+never what a weighted sum is expected to be.
+"""
+
+_BLOCK_VALUES: Final = 1 << 22
+
+
+def augmented(
+    features: npt.NDArray[Any], labels: npt.NDArray[Any] | None, *, intercept: bool
+) -> FloatArray:
+    """Return the columns that a table's scores are of, (n, d [+ 1] [+ c]).
+
+    Args:
+        features: (n, d), encoded.
+        labels: (n, c), at the label table: the numbers, or a column per class.
+        intercept: whether a column of ones belongs to the table.
+
+    >>> augmented(np.array([[2.0]]), np.array([[7.0]]), intercept=True).tolist()
+    [[2.0, 1.0, 7.0]]
+    """
+    parts: Sequence[npt.NDArray[Any]] = [
+        features,
+        *([np.ones((len(features), 1))] if intercept else []),
+        *([] if labels is None else [labels]),
+    ]
+    return np.concatenate(parts, axis=1, dtype=np.float64)
+
+
+def weighted_gram(rows: npt.NDArray[Any], masses: npt.NDArray[Any]) -> FloatArray:
+    """Return T^T diag(G^w) T, (p, p), of rows (n, p); those of shards add up."""
+    total = np.zeros((rows.shape[1], rows.shape[1]))
+    for block in _row_blocks(rows):
+        own = rows[block] * np.sqrt(masses[block], dtype=np.float64)[:, None]
+        total += own.T @ own
+    return total
+
+
+def penalised(gram: FloatArray, features: int, penalty: float) -> FloatArray:
+    """Return the Gram matrix (p, p) with the penalty's rows in it.
+
+    Args:
+        gram: of the table's columns: first its features, then what is not penalised.
+        features: d, how many are.
+        penalty: N l2, >= 0.
+
+    >>> penalised(np.ones((2, 2)), 1, 3.0).tolist()
+    [[4.0, 1.0], [1.0, 1.0]]
+    """
+    own = np.zeros(len(gram))
+    own[:features] = penalty
+    return gram + np.diag(own)
+
+
+def whitening(gram: FloatArray) -> FloatArray:
+    """Return W, (p, r), with W W^T = gram^+ on the space that the columns span.
+
+    The columns are scaled to length 1 first, so that their units do not decide what
+    counts as zero; copies, constants beside an intercept and empty columns lower the
+    rank r, nothing else.
+
+    Raises:
+        ValueError: the matrix has values that are not finite, or its diagonal one
+            below 0: it is no Gram matrix.
+    """
+    lengths = np.sqrt(np.diag(gram), where=np.diag(gram) >= 0, out=-np.ones(len(gram)))
+    if not np.isfinite(gram).all() or (lengths < 0).any():
+        raise ValueError("a Gram matrix has finite values and a diagonal >= 0")
+    scale = np.divide(1.0, lengths, where=lengths > 0, out=np.zeros_like(lengths))
+    values, vectors = np.linalg.eigh(scale[:, None] * gram * scale)
+    kept = values > RANK_TOLERANCE * values.max(initial=0.0)
+    basis: FloatArray = scale[:, None] * (vectors[:, kept] / np.sqrt(values[kept]))
+    return basis
+
+
+def leverages(rows: npt.NDArray[Any], whitening: FloatArray) -> FloatArray:
+    """Return t^T gram^+ t of each row, (n,), >= 0.
+
+    Args:
+        rows: (n, p).
+        whitening: (p, r), of the whole table's Gram matrix.
+    """
+    scores = np.empty(len(rows))
+    for block in _row_blocks(rows):
+        # products of one column each are of ordinary size, whatever its unit
+        own = rows[block] @ whitening
+        scores[block] = np.einsum("nr,nr->n", own, own)
+    return scores
+
+
+def leverage_total(gram: FloatArray, whitening: FloatArray) -> float:
+    """Return what a shard's scores sum to: trace(gram_q gram^+), 0 to its columns.
+
+    Args:
+        gram: (p, p), of the shard, without the penalty's rows.
+        whitening: (p, r), of the sum over the shards, with them.
+    """
+    return float(np.einsum("pr,pq,qr->", whitening, gram, whitening, optimize=True))
+
+
+def regression_scores(
+    rows: npt.NDArray[Any],
+    masses: npt.NDArray[Any],
+    *,
+    features: int = 0,
+    penalty: float = 0.0,
+) -> FloatArray:
+    """Return the scores (n,) of a table of one shard, of which d columns are penalised.
+
+    A row that is joined twice is half of its direction each time; one that is alone
+    in its direction is all of it:
+
+    >>> scores = regression_scores(np.array([[1.0, 0], [0, 5]]), np.array([2, 1]))
+    >>> scores.round(9).tolist()
+    [0.5, 1.0]
+    """
+    gram = penalised(weighted_gram(rows, masses), features, penalty)
+    return leverages(rows, whitening(gram))
+
+
+def _row_blocks(rows: npt.NDArray[Any]) -> list[slice]:
+    return list(blocks(len(rows), max(_BLOCK_VALUES // max(rows.shape[1], 1), 1)))
+
+
+_TOLERANCE: Final = 1e-6
+_LARGEST: Final = 1e100
+
+
+def is_gram(matrix: npt.NDArray[Any]) -> bool:
+    """Return whether a finite matrix (p, p) may be a sum of t t^T.
+
+    It is symmetric, and by Cauchy-Schwarz |g_ij| <= sqrt(g_ii g_jj): arithmetic with
+    its columns scaled to length 1 stays finite.
+
+    >>> is_gram(np.array([[4.0, 2.0], [2.0, 1.0]]))
+    True
+    >>> is_gram(np.array([[1.0, 2.0], [2.0, 1.0]]))
+    False
+    """
+    squares = np.diag(matrix)
+    if squares.min(initial=0.0) < 0.0 or np.abs(matrix).max(initial=0.0) > _LARGEST:
+        return False
+    lengths = np.sqrt(squares)
+    bound = (1.0 + _TOLERANCE) * lengths[:, None] * lengths
+    is_symmetric = (np.abs(matrix - matrix.T) <= _TOLERANCE * bound).all()
+    return bool(is_symmetric and (np.abs(matrix) <= bound).all())
+
+
+ALPHA: Final = 2.0
+"""How far from the best the local clustering is taken to be."""
+
+ZERO_COST: Final = 1e-10
+"""A cost below it, over the rows' own squares, is rounding: features are float32."""
+
+
+@dataclass(frozen=True)
+class ShardClusters:
+    """A shard's rows in their clusters.
+
+    Attributes:
+        labels: (n,), each row's cluster.
+        distances: (n,), squared distance of each row to its centre.
+        masses: (n,), what each row counts.
+        centres: (k, d), of the clusters that have a row.
+    """
+
+    labels: LabelArray
+    distances: FloatArray
+    masses: FloatArray
+    centres: FloatArray
+
+    @cached_property
+    def cluster_masses(self) -> FloatArray:
+        """What the rows of each cluster count, (k,)."""
+        return _sums(self.labels, self.masses, self.used)
+
+    @cached_property
+    def cluster_costs(self) -> FloatArray:
+        """What the rows of each cluster cost, (k,)."""
+        return _sums(self.labels, self.masses * self.distances, self.used)
+
+    @property
+    def cost(self) -> float:
+        """What all rows cost."""
+        return float(self.masses @ self.distances)
+
+    @property
+    def used(self) -> int:
+        """How many clusters have a row that counts."""
+        return len(self.centres)
+
+
+def cluster_shard(
+    features: npt.NDArray[Any],
+    masses: npt.NDArray[Any],
+    clusters: int,
+    rng: np.random.Generator,
+) -> ShardClusters:
+    """Return the rows of a shard in at most ``clusters`` clusters, by k-means++.
+
+    Args:
+        features: (n, d), encoded.
+        masses: (n,), >= 0.
+        clusters: k.
+        rng: the site's.
+    """
+    own = np.asarray(masses, np.float64)
+    counted = own > 0
+    if not counted.any():
+        nothing = np.zeros(len(own))
+        empty = np.zeros((0, features.shape[1]))
+        return ShardClusters(np.zeros(len(own), np.intp), nothing, own, empty)
+    centres = weighted_kmeans(features, own, clusters, rng, starts=1)
+    centres = centres[np.unique(nearest(features[counted], centres)[0])]
+    labels, distances = nearest(features, centres)
+    squares = np.einsum("ij,ij->i", features, features, dtype=np.float64)
+    if own @ distances <= ZERO_COST * (own @ squares):
+        distances = np.where(counted, 0.0, distances)
+    return ShardClusters(labels, distances, own, centres)
+
+
+def kmeans_scores(own: ShardClusters, table_cost: float | None = None) -> FloatArray:
+    """Return the scores (n,) of a shard's rows; 0 where a row counts nothing.
+
+    Args:
+        own: the shard's clusters.
+        table_cost: what the rows of all shards cost; None where this is the only one.
+    """
+    cost = own.cost if table_cost is None else table_cost
+    if not own.used:
+        return np.zeros(len(own.masses))
+    share = ALPHA / cost if cost > 0 else 0.0
+    cluster = (share * own.cluster_costs + 2.0 * ALPHA) / own.cluster_masses
+    scores = share * own.distances + cluster[own.labels]
+    return np.where(own.masses > 0, scores, 0.0)
+
+
+def kmeans_total(own_cost: float, table_cost: float, used: int) -> float:
+    """Return what the scores of a shard sum to, of what it says of its clusters.
+
+    >>> kmeans_total(1.0, 4.0, 3), kmeans_total(0.0, 0.0, 2)
+    (13.0, 8.0)
+    """
+    share = own_cost / table_cost if table_cost > 0 else 0.0
+    return 2.0 * ALPHA * (share + used)
+
+
+def _sums(labels: LabelArray, values: FloatArray, clusters: int) -> FloatArray:
+    """Return the sums (k,) of values (n,) by cluster."""
+    total: npt.NDArray[Any] = np.bincount(labels, values, minlength=clusters)
+    return total

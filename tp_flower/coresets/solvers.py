@@ -1,0 +1,241 @@
+"""Least squares on weighted rows at one place: ridge, lasso and elastic net.
+
+    minimise    1/(2 W) sum_j w_j (x_j theta + b - y_j)^2
+                    + l2/2 ||theta||^2 + l1 ||theta||_1,    W = sum_j w_j
+
+the objective of every strategy, with a free intercept b.
+
+Notation:
+    x_j    ``design``  (n, p)
+    y_j    ``targets``  (n,)
+    w_j    ``weights``  (n,), >= 0, not all 0
+    theta  the first p of what is returned, b the last
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tp_flower.arrays import FloatArray, blocks
+
+Solver = Literal["exact", "saga"]
+
+MAX_PASSES: Final = 10_000
+TOLERANCE: Final = 1e-6
+CONSTANT: Final = 1e-12
+"""A column whose deviation is below it, over its size, is constant."""
+_SEED: Final = 0  # of the order in which SAGA takes the rows
+
+
+def solve(
+    design: npt.NDArray[Any],
+    targets: FloatArray,
+    weights: FloatArray,
+    *,
+    l2: float,
+    l1: float = 0.0,
+    solver: Solver = "exact",
+) -> FloatArray:
+    """Return theta and b, (p + 1,), by scikit-learn.
+
+    Args:
+        design: (n, p), finite.
+        targets: (n,).
+        weights: (n,).
+        l2: >= 0; with both penalties 0 theta is the least of those that fit, once the
+            columns have length 1: copies and combinations of columns do no harm.
+        l1: >= 0.
+        solver: "exact" (singular values; coordinate descent where l1 is above 0), or
+            "saga": stochastic average gradients (Defazio et al. 2014), which stop after
+            ``MAX_PASSES`` passes where they have not converged.
+
+    Raises:
+        ValueError: SAGA is asked for l1 above 0.
+    """
+    own = weights * (len(weights) / weights.sum())
+    if l1 > 0 and solver == "saga":
+        raise ValueError("SAGA solves ridge regression: l1 is 0 with it")
+    own_design = np.asarray(design, np.float64)
+    if l1 == 0 and l2 == 0 and solver == "exact":
+        return _least_squares(own_design, targets, own)
+    from sklearn.exceptions import ConvergenceWarning
+
+    with warnings.catch_warnings():
+        # the best that was reached is used, and its cost is in the report
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        if solver == "saga":
+            return _saga(own_design, targets, own, l2)
+        model = _model(l2, l1, len(own))
+        model.fit(own_design, targets, sample_weight=own)
+    return np.append(model.coef_, model.intercept_)
+
+
+def _saga(
+    design: FloatArray, targets: FloatArray, weights: FloatArray, l2: float
+) -> FloatArray:
+    from sklearn.linear_model import Ridge
+
+    # scikit-learn's step is from the longest row, whatever it weighs: with a weight of
+    # its own a row may make it diverge, so that weights go into the rows themselves
+    mean, middle = np.average(design, 0, weights), np.average(targets, 0, weights)
+    roots = np.sqrt(weights)
+    model = Ridge(
+        alpha=l2 * len(weights),
+        solver="saga",
+        fit_intercept=False,
+        max_iter=MAX_PASSES,
+        tol=TOLERANCE,
+        random_state=_SEED,
+    ).fit(roots[:, None] * (design - mean), roots * (targets - middle))
+    return np.append(model.coef_, middle - mean @ model.coef_)
+
+
+def _least_squares(
+    design: FloatArray, targets: FloatArray, weights: FloatArray
+) -> FloatArray:
+    from sklearn.linear_model import LinearRegression
+
+    # without a penalty units do not matter, and what counts as zero must not depend
+    # on them: columns may be of size 1e-8 and 1e8
+    lengths = np.sqrt(weights @ (design - np.average(design, 0, weights)) ** 2)
+    sizes = np.sqrt(weights @ design**2)
+    # what a constant column has left is rounding: its coefficient is 0
+    is_constant = lengths <= CONSTANT * sizes
+    units = np.where(is_constant, 0.0, 1.0 / np.where(is_constant, 1.0, lengths))
+    model = LinearRegression().fit(design * units, targets, sample_weight=weights)
+    return np.append(model.coef_ * units, model.intercept_)
+
+
+def _model(l2: float, l1: float, rows: int) -> Any:
+    """Return scikit-learn's model whose objective is a multiple of ours."""
+    from sklearn.linear_model import ElasticNet, Ridge
+
+    if l1 > 0:
+        # 1/(2n) sum w r^2 + alpha (ratio |theta|_1 + (1 - ratio)/2 ||theta||^2)
+        return ElasticNet(
+            alpha=l1 + l2,
+            l1_ratio=l1 / (l1 + l2),
+            max_iter=MAX_PASSES,
+            tol=TOLERANCE,
+        )
+    # sum w r^2 + alpha ||theta||^2, which is 2 n times ours
+    return Ridge(alpha=l2 * rows, solver="svd")
+
+
+LabelArray = npt.NDArray[np.intp]
+
+MAX_STEPS: Final = 300
+STARTS: Final = 10
+"""Seedings of which the best is taken, as in scikit-learn at the paper's time."""
+
+_BLOCK_VALUES: Final = 1 << 22
+
+
+def weighted_kmeans(
+    points: npt.NDArray[Any],
+    weights: npt.NDArray[Any],
+    clusters: int,
+    rng: np.random.Generator,
+    *,
+    starts: int = STARTS,
+) -> FloatArray:
+    """Return the centres, (<= k, d), of the best of ``starts`` runs of k-means++.
+
+    Args:
+        points: (n, d), finite.
+        weights: (n,), >= 0.
+        clusters: k, >= 1.
+        rng: seeds the runs.
+        starts: how many there are.
+
+    Raises:
+        ValueError: no point has a weight.
+    """
+    own, own_weights = points[weights > 0], weights[weights > 0]
+    if not len(own):
+        raise ValueError("no point has a weight above 0: there is nothing to cluster")
+    # scikit-learn takes a second to import, and few messages cluster
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    solver = KMeans(
+        n_clusters=min(clusters, len(own)),
+        n_init=starts,
+        max_iter=MAX_STEPS,
+        random_state=int(rng.integers(2**31)),
+    )
+    with warnings.catch_warnings():
+        # fewer distinct points than clusters: some centres are the same
+        warnings.filterwarnings("ignore", "Number of distinct", ConvergenceWarning)
+        solver.fit(own, sample_weight=own_weights)
+    distinct: FloatArray = np.unique(solver.cluster_centers_.astype(np.float64), axis=0)
+    return distinct
+
+
+def nearest(
+    points: npt.NDArray[Any], centres: FloatArray
+) -> tuple[LabelArray, FloatArray]:
+    """Return each point's nearest centre (n,), and the squared distance to it (n,).
+
+    >>> labels, distances = nearest(np.array([[0.0], [7.0]]), np.array([[1.0], [5.0]]))
+    >>> labels.tolist(), distances.tolist()
+    ([0, 1], [1.0, 4.0])
+    """
+    labels, distances = np.zeros(len(points), np.intp), np.zeros(len(points))
+    lengths = np.einsum("kd,kd->k", centres, centres)
+    width = max(centres.shape[1], len(centres), 1)
+    for block in blocks(len(points), max(_BLOCK_VALUES // width, 1)):
+        own = points[block].astype(np.float64)
+        labels[block] = np.argmin(lengths - 2.0 * (own @ centres.T), axis=1)
+        # of the difference itself: that of squares has no digits left near 0
+        own -= centres[labels[block]]
+        distances[block] = np.einsum("ij,ij->i", own, own)
+    return labels, distances
+
+
+def kmeans_cost(
+    points: npt.NDArray[Any],
+    centres: FloatArray,
+    weights: npt.NDArray[Any] | None = None,
+) -> float:
+    """Return cost(C), summed over the points.
+
+    >>> kmeans_cost(np.array([[0.0], [7.0]]), np.array([[1.0]]), np.array([2.0, 1.0]))
+    38.0
+    """
+    _, distances = nearest(points, centres)
+    return float(distances.sum() if weights is None else weights @ distances)
+
+
+def distdim(
+    labels: npt.NDArray[np.integer],
+    centres: Sequence[FloatArray],
+    weights: npt.NDArray[Any],
+    clusters: int,
+    rng: np.random.Generator,
+) -> FloatArray:
+    """Return centres (<= k, d_1 + ... + d_T) of what parties say of their columns.
+
+    Every party clusters its columns. A point is then taken for the combination of its
+    local centres; those that occur are clustered, by the weight of their points.
+
+    Args:
+        labels: (n, T), which local centre each point is nearest to.
+        centres: by party (k_t, d_t).
+        weights: (n,), >= 0.
+        clusters: k.
+        rng: seeds the clustering.
+
+    Reference:
+        Ding et al. 2016, algorithm DistDim-K-means; of the k^T combinations only those
+        that occur are made.
+    """
+    found, which = np.unique(labels, axis=0, return_inverse=True)
+    mass = np.bincount(which.reshape(-1), weights, minlength=len(found))
+    grid = np.concatenate(
+        [own[found[:, place]] for place, own in enumerate(centres)], axis=1
+    )
+    return weighted_kmeans(grid, mass, clusters, rng)

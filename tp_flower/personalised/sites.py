@@ -1,0 +1,250 @@
+"""The objective of one site: the penalised mean loss of its own rows.
+
+    f(theta) = (1/n) sum_j loss(b + h(theta; x_j), y_j) + l2/2 ||theta||^2
+
+over its n trained rows, the penalty without biases. A site without trained rows has
+f = l2/2 ||theta||^2.
+
+Notation:
+    b      ``base``         (d_c,), the same at all sites
+    theta  ``parameters``   (p,)
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tp_flower.arrays import FloatArray, blocks
+from tp_flower.learning.losses import Loss
+from tp_flower.learning.metrics import evaluate
+from tp_flower.learning.models.devices import Features, rows_of
+from tp_flower.learning.models.local_model import LinearModel, LocalModel
+from tp_flower.learning.solvers import gram
+from tp_flower.randomness import NoiseSource
+
+POWER_STEPS = 20
+"""Products that an MLP's largest curvature is estimated by."""
+
+CURVATURE_MARGIN = 4.0
+"""An MLP's curvature is that at its start, and grows on the way."""
+
+FINITE_STEP = 1e-3
+"""Of the difference of gradients that stands for a product with the Hessian."""
+
+
+@dataclass(frozen=True)
+class SiteObjective:
+    """What a site minimises, alone or with others.
+
+    Attributes:
+        model: with any parameters; they are set to where the objective is asked for.
+        features: (n, d), the trained rows.
+        labels: (n,).
+        loss: of scores against labels.
+        base: b, (d_c,).
+        l2: of the penalty.
+    """
+
+    model: LocalModel
+    features: Features
+    labels: FloatArray
+    loss: Loss
+    base: FloatArray
+    l2: float
+
+    def scores(self, features: Features, parameters: FloatArray) -> FloatArray:
+        """Return b + h(theta; x) of rows (k, d), (k, d_c)."""
+        self.model.parameters = parameters
+        return self.model.scores(features) + self.base
+
+    def gradient(self, parameters: FloatArray) -> FloatArray:
+        """Return the gradient of f at theta, (p,)."""
+        return self._gradient(parameters, self.features, self.labels)
+
+    def batch_gradient(
+        self, parameters: FloatArray, rows: np.ndarray[tuple[int], np.dtype[np.int64]]
+    ) -> FloatArray:
+        """Return the gradient with the mean over some trained rows only, (p,)."""
+        features = rows_of(self.features, rows)
+        return self._gradient(parameters, features, self.labels[rows])
+
+    def _gradient(
+        self, parameters: FloatArray, features: Features, labels: FloatArray
+    ) -> FloatArray:
+        penalty = self.l2 * np.where(self.model.penalised, parameters, 0.0)
+        if not len(labels):
+            return penalty
+        scores = self.scores(features, parameters)
+        messages = self.loss.gradient(scores, labels) / len(labels)
+        return self.model.pullback(features, messages) + penalty
+
+    def penalty(self, parameters: FloatArray) -> float:
+        """Return l2/2 ||theta||^2."""
+        own = parameters[self.model.penalised]
+        return 0.5 * self.l2 * float(own @ own)
+
+    def metrics(
+        self, parameters: FloatArray, features: Features, labels: FloatArray
+    ) -> dict[str, float]:
+        """Return the metrics of rows (k, d), those that are finite; none of no row."""
+        if not len(labels):
+            return {}
+        found = evaluate(self.loss, self.scores(features, parameters), labels)
+        return {name: value for name, value in found.items() if np.isfinite(value)}
+
+    @property
+    def largest_curvature(self) -> float:
+        """A bound of the Hessian's largest eigenvalue; of an MLP, an estimate."""
+        if not len(self.labels):
+            return self.l2
+        if isinstance(self.model, LinearModel):
+            ones = np.ones(len(self.labels))
+            matrix = gram(self.features, ones, intercept=self.model.intercept)
+            largest = float(np.linalg.eigvalsh(matrix)[-1]) if len(matrix) else 0.0
+            return self.loss.max_curvature * largest / len(self.labels) + self.l2
+        return CURVATURE_MARGIN * self._curvature_there() + self.l2
+
+    def _curvature_there(self) -> float:
+        """Return the norm of the Hessian at the model's parameters, by power steps."""
+        centre = self.model.parameters
+        at_centre = self.gradient(centre)
+        vector = np.ones(len(centre)) / np.sqrt(len(centre))
+        size = 0.0
+        for _ in range(POWER_STEPS):
+            moved = self.gradient(centre + FINITE_STEP * vector)
+            product = (moved - at_centre) / FINITE_STEP
+            size = float(np.linalg.norm(product))
+            if not size:
+                break
+            vector = product / size
+        self.model.parameters = centre
+        return size
+
+
+EMBEDDING_BOUND = 1.0
+"""Norm of phi(x), of every row."""
+BLOCK_ROWS = 4096
+TINY = np.finfo(np.float64).tiny
+
+
+@dataclass(frozen=True)
+class RandomFeatures:
+    """phi, with <phi(x), phi(y)> about exp(-||x - y||^2 / (2 bandwidth^2)).
+
+    Attributes:
+        frequencies: (pairs, d), drawn once for all sites.
+    """
+
+    frequencies: FloatArray
+
+    @classmethod
+    def draw(
+        cls,
+        width: int,
+        pairs: int,
+        rng: np.random.Generator,
+        *,
+        bandwidth: float | None = None,
+    ) -> "RandomFeatures":
+        """Draw the frequencies of rows (n, width).
+
+        Args:
+            width: d.
+            pairs: a cosine and a sine each.
+            rng: the same at all sites.
+            bandwidth: > 0; None is sqrt(d): two rows of standardised columns are on
+                average sqrt(2 d) apart, and no site is asked for its median.
+        """
+        scale = bandwidth or np.sqrt(max(width, 1))
+        return cls(rng.standard_normal((pairs, width)) / scale)
+
+    def embed(self, rows: npt.NDArray[np.floating]) -> FloatArray:
+        """Return phi of rows (n, d) as (n, 2 pairs), each of norm 1."""
+        angles = rows.astype(np.float64) @ self.frequencies.T
+        both = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+        embedded: FloatArray = both / np.sqrt(len(self.frequencies))
+        return embedded
+
+    def mean(self, rows: npt.NDArray[np.floating]) -> FloatArray:
+        """Return the mean embedding of rows (n, d), (2 pairs,); zeros of no rows."""
+        total = np.zeros(2 * len(self.frequencies))
+        for block in blocks(len(rows), BLOCK_ROWS):
+            total += self.embed(rows[block]).sum(axis=0)
+        return total / max(len(rows), 1)
+
+
+def moments_bound(clip: float) -> float:
+    """Return what norm a row's share of the moments has at most."""
+    return clip**2 + 1.0
+
+
+def mean_moments(rows: npt.NDArray[np.floating], clip: float = np.inf) -> FloatArray:
+    """Return the mean of [x, 1] [x, 1]^T over rows (n, d), as its triangle.
+
+    Args:
+        rows: of encoded features.
+        clip: a row of a larger norm is scaled down to it.
+
+    Returns:
+        ((d + 1) (d + 2) / 2,), with the Euclidean norm of the matrix's Frobenius norm.
+    """
+    width = rows.shape[1] + 1
+    total = np.zeros((width, width))
+    for block in blocks(len(rows), BLOCK_ROWS):
+        own = np.ones((len(rows[block]), width))
+        own[:, :-1] = rows[block]
+        lengths = np.linalg.norm(own[:, :-1], axis=1, keepdims=True)
+        own[:, :-1] *= np.minimum(1.0, clip / np.maximum(lengths, TINY))
+        total += own.T @ own
+    return _triangle(total / max(len(rows), 1))
+
+
+def covariances(moments: FloatArray) -> FloatArray:
+    """Return the covariances (N, d (d + 1) / 2) of what `mean_moments` told (N, s).
+
+    With noise the matrices are not quite covariances any more; their distances are
+    meant, nothing else.
+    """
+    width = int(np.sqrt(2 * moments.shape[1]))
+    places = np.triu_indices(width)
+    full = np.zeros((len(moments), width, width))
+    full[:, *places] = moments / np.where(places[0] == places[1], 1.0, np.sqrt(2.0))
+    means = full[:, :-1, -1]
+    centred = full[:, :-1, :-1] - means[:, :, None] * means[:, None, :]
+    return _triangle(centred)
+
+
+def pairwise_distances(summaries: FloatArray) -> FloatArray:
+    """Return the Euclidean distances (N, N) of N sites' summaries (N, s).
+
+    Noise of one deviation at all sites adds the same to every squared distance on
+    average: it blurs the order of the distances and does not bend it.
+    """
+    from scipy.spatial.distance import cdist
+
+    distances: FloatArray = cdist(summaries, summaries)
+    return distances
+
+
+def noisy_mean(
+    mean: FloatArray, bound: float, rows: int, multiplier: float, noise: NoiseSource
+) -> FloatArray:
+    """Return a mean over rows with the noise of a Gaussian mechanism.
+
+    Args:
+        mean: of shares whose norm is at most ``bound``.
+        bound: see the module.
+        rows: of the site; of none there is nothing to protect, and one is assumed.
+        multiplier: deviation over sensitivity, >= 0; 0 adds nothing.
+        noise: of the site.
+    """
+    return noise.with_gaussian(mean, multiplier * bound / max(rows, 1))
+
+
+def _triangle(matrices: FloatArray) -> FloatArray:
+    """Return upper triangles (..., s), with the norm of the symmetric matrices."""
+    rows, columns = np.triu_indices(matrices.shape[-1])
+    scale = np.where(rows == columns, 1.0, np.sqrt(2.0))
+    triangle: FloatArray = matrices[..., rows, columns] * scale
+    return triangle
