@@ -22,7 +22,7 @@ from strategies.training.base import finish_request, read_outcome
 from tp_flower.errors import ModelError, ReplyError, SourceError
 from tp_flower.features.columns import CategoricalColumn, NumericColumn
 from tp_flower.joins.mapping import TableMapping, TableRows
-from tp_flower.learning.metrics import contributions
+from tp_flower.learning.contributions import contributions
 from tp_flower.protocol import Packet, pack, unpack
 from tp_flower.query import Query
 from tp_flower.reports.records import report_dict

@@ -42,7 +42,7 @@ from strategies.setup.problem import Federation
 from strategies.training.base import Outcome, RelationalStrategy, read_digests
 from strategies.training.prepare import Plan
 from tp_flower.arrays import BoolArray, FloatArray
-from tp_flower.learning.metrics import Contribution
+from tp_flower.learning.contributions import Contribution
 from tp_flower.protocol import (
     Pace,
     PersonalRequest,

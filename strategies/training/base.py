@@ -21,7 +21,7 @@ from strategies.training.prepare import Plan, set_up
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import DivergedError, ReplyError
 from tp_flower.learning.admm import LocalScores
-from tp_flower.learning.metrics import Contribution, contributions
+from tp_flower.learning.contributions import Contribution, contributions
 from tp_flower.methods import CORESET
 from tp_flower.model_names import ModelVersion, make_version
 from tp_flower.protocol import FinishedPart, FinishRequest

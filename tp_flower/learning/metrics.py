@@ -7,14 +7,12 @@ do not depend on: held-out ones. An estimate that the noise has driven far out o
 range of what it estimates is NaN: so few rows tell nothing.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tp_flower.arrays import BoolArray, FloatArray, in_threads, mean
-from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.learning.label_noise import (
     ClassNoise,
     CorrectedClassLoss,
@@ -208,61 +206,3 @@ def _weighted_auc(
     below = total[np.searchsorted(low[order], high, side="left")]
     not_above = total[np.searchsorted(low[order], high, side="right")]
     return float(own @ (below + not_above) / (2.0 * own.sum() * total[-1]))
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """What one table adds.
-
-    Attributes:
-        mean_score: (d_c,), the mean of h_i.
-        share: of the variance of h; 0 where h is the same in all rows.
-    """
-
-    mean_score: FloatArray
-    share: float
-
-
-def contributions(
-    mapping: TableMapping,
-    local_scores: Mapping[str, FloatArray],
-    weights: FloatArray | None = None,
-) -> dict[str, Contribution]:
-    """Return what each table adds.
-
-    Args:
-        mapping: of the joined rows.
-        local_scores: (n_i, d_c) by table.
-        weights: (N,), > 0; None: all rows weigh alike.
-
-    >>> rows = np.array([0, 1, 1, 0], np.int32)
-    >>> mapping = TableMapping({"a": TableRows(np.arange(4, dtype=np.int32), 4),
-    ...                         "b": TableRows(rows, 2)})
-    >>> scores = {"a": np.array([[3.0], [0], [0], [3]]), "b": np.array([[2.0], [1]])}
-    >>> found = contributions(mapping, scores)
-    >>> [(t, own.mean_score.tolist(), own.share) for t, own in found.items()]
-    [('a', [1.5], 0.75), ('b', [1.5], 0.25)]
-    """
-    outputs = next(iter(local_scores.values())).shape[1]
-    total = mapping.sum_scores(np.zeros(outputs), local_scores)
-    total -= np.average(total, axis=0, weights=weights)
-    weighted = total if weights is None else weights[:, None] * total
-    variance = float(np.vdot(weighted, total))
-    whole = len(total) if weights is None else float(weights.sum())
-    found = {}
-    for table, scores in local_scores.items():
-        rows = mapping.tables[table]
-        # <expand(s), y> = <s, segment_sum(y)>: no table needs an array of N scores
-        covariance = float(np.vdot(scores, rows.segment_sum(weighted)))
-        found[table] = Contribution(
-            mean_score=_mass(rows, weights) @ scores / whole,
-            share=covariance / variance if variance > 0.0 else 0.0,
-        )
-    return found
-
-
-def _mass(rows: TableRows, weights: FloatArray | None) -> FloatArray:
-    """Return what the joined rows of each of a table's rows weigh, (n_i,)."""
-    if weights is None:
-        return rows.multiplicity.astype(np.float64)
-    return rows.segment_sum(weights[:, None])[:, 0]
