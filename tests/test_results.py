@@ -1,18 +1,19 @@
-"""The README's results are what the committed file of the benchmark says."""
+"""The results page is what the committed file of the benchmark says."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from scripts.bench.report import readme as results
-from scripts.bench.report.readme import (
+from scripts.bench.report import results_page as results
+from scripts.bench.report.results_page import (
     BEGIN,
     END,
     FOLDER,
+    PAGE,
     README,
-    ROOT,
     render,
+    summary,
     with_section,
 )
 from scripts.bench.results_file import (
@@ -24,18 +25,23 @@ from scripts.bench.results_file import (
 from scripts.bench.runs import Check, Outcome
 from scripts.bench.suites.methods import ADMM_CLAIM, SGD_CLAIM
 
-README_TEXT = README.read_text(encoding="utf-8")
+PAGE_TEXT = PAGE.read_text(encoding="utf-8")
 
 
 def test_nobody_edits_figures_by_hand() -> None:
     committed = read_results(FOLDER / RESULTS_FILE)
-    expected = with_section(README_TEXT, render(committed))
-    assert expected == README_TEXT, "run python scripts/bench/report/readme.py"
+    expected = with_section(PAGE_TEXT, render(committed))
+    assert expected == PAGE_TEXT, "run python scripts/bench/report/results_page.py"
+    readme = README.read_text(encoding="utf-8")
+    assert with_section(readme, summary(committed)) == readme
 
 
 def test_every_image_is_there_and_none_is_left_over() -> None:
-    section = README_TEXT.partition(BEGIN)[2].partition(END)[0]
-    named = {ROOT / path for path in re.findall(r"!\[[^]]*\]\(([^)]+)\)", section)}
+    section = PAGE_TEXT.partition(BEGIN)[2].partition(END)[0]
+    named = {
+        (PAGE.parent / path).resolve()
+        for path in re.findall(r"!\[[^]]*\]\(([^)]+)\)", section)
+    }
     assert named == set(FOLDER.glob("*.png"))
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in named)
 
@@ -51,21 +57,21 @@ def test_no_suite_of_the_committed_file_failed() -> None:
 
 
 def test_only_the_text_between_the_markers_is_replaced() -> None:
-    readme = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    assert with_section(readme, "new") == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
+    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    assert with_section(page, "new") == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
 
 
 @pytest.mark.parametrize(
-    ("readme", "message"),
+    ("page", "message"),
     [
-        ("no markers", "the README needs one"),
-        (f"{BEGIN} {BEGIN} {END}", "the README needs one"),
+        ("no markers", "the page needs one"),
+        (f"{BEGIN} {BEGIN} {END}", "the page needs one"),
         (f"{END} {BEGIN}", "stands before"),
     ],
 )
-def test_markers_are_needed(readme: str, message: str) -> None:
+def test_markers_are_needed(page: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        with_section(readme, "new")
+        with_section(page, "new")
 
 
 @pytest.mark.parametrize("content", [None, "text", '{"schema": 0}'])
@@ -78,7 +84,7 @@ def test_another_file_is_refused_before_anything_is_written(
     with pytest.raises(SystemExit, match="2"):
         results.main([str(file)])
     assert f"'{file}' is no benchmark.json: " in capsys.readouterr().err
-    assert README.read_text(encoding="utf-8") == README_TEXT
+    assert PAGE.read_text(encoding="utf-8") == PAGE_TEXT
 
 
 def run_of(title: str, epoch: int, seconds: float) -> dict[str, object]:

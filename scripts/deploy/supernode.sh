@@ -6,10 +6,10 @@
 #   --superlink     the operator's; the certificate must name HOST
 #   --ca            ca.crt, as the operator gave it
 #   --key           this SuperNode's private key (make_node_key.sh), registered by the operator
-#   --tables        what this organisation holds (README, "Your data")
+#   --tables        what this organisation holds (docs/how-to/connect-sources.md)
 #   --state         keys, privacy ledger, models and cache: one SuperNode to a folder, back it up
 #   --port          on loopback, for the SuperNode's own processes (default 9094; one SuperNode to a port)
-#   --secret-file, --allowed-keys, --cache-gb   as in README, "Privacy" and "Sources"
+#   --secret-file, --allowed-keys, --cache-gb   as in docs/how-to/
 #   --check         try the files, the tables and the way to the SuperLink, and start nothing
 #
 # A SuperNode that is refused exits; whoever supervises it starts it again. After a kill -9 the

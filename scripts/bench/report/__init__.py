@@ -1,1 +1,1 @@
-"""What the benchmark found, as a page and as the README has it."""
+"""Results of the benchmark: as a page of their own, and as a page of the docs."""

@@ -1,4 +1,4 @@
-"""What the benchmark found as tables of text, for the page and for the README."""
+"""Results of the benchmark as tables of text."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

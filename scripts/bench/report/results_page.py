@@ -1,10 +1,10 @@
-"""Write the README's section "Results" from what the benchmark found.
+"""Write docs/results.md from the figures of the benchmark.
 
-    python scripts/bench/report/readme.py FILE
+    python scripts/bench/report/results_page.py FILE
 
 FILE is a benchmark.json. It is copied to scripts/bench/results/, where its plots are
-drawn anew, and the text between the two markers in README.md is replaced. Without FILE
-the one in scripts/bench/results/ is taken.
+drawn anew, and the text between the two markers in docs/results.md and in README.md is
+replaced. Without FILE the one in scripts/bench/results/ is taken.
 """
 
 import argparse
@@ -37,12 +37,11 @@ from strategies.report_page.costs import US_UK
 from tp_flower.reports.console import format_seconds
 
 ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
 FOLDER = Path(__file__).resolve().parents[1] / "results"
-BEGIN = (
-    "<!-- results: begin; written by scripts/bench/report/readme.py, not by hand -->"
-)
-END = "<!-- results: end -->"
+BEGIN = "<!-- begin; written by scripts/bench/report/results_page.py, not by hand -->"
+END = "<!-- end -->"
 
 METHODS_SUITE = "methods"
 TITLES: Mapping[str, str] = {
@@ -54,8 +53,8 @@ TITLES: Mapping[str, str] = {
     "coreset": "Coresets: ridge regression and k-means on a few thousand of the joined "
     "rows, by importance (C) and uniform (U), mean of 20 samples",
     "encode": "A site encodes a CSV shard",
-    "privacy": "Private models on flights; [PRIVACY.md](PRIVACY.md) has more, and what "
-    "epsilon does not cover",
+    "privacy": "Private models on flights; [PRIVACY.md](../PRIVACY.md) has more, and "
+    "what epsilon does not cover",
     "movielens": "MovieLens-100K, against the authors' published code",
     "rounds": "Rounds of SGD",
     "simulation": "Rounds of SGD in Flower's simulation",
@@ -125,6 +124,51 @@ SHOWN_FACTS: Mapping[str, Sequence[str]] = {
 }
 """Figures without a limit that are shown, if the suite has them."""
 
+SUMMARY: Sequence[tuple[str, str, str]] = (
+    (
+        "flights, 10 epochs of ADMM and set-up: time over DuckDB and scikit-learn",
+        "speed",
+        "10 epochs over DuckDB + encoding + scikit-learn, time",
+    ),
+    ("the same: peak memory", "speed", "the same, peak memory"),
+    (
+        "store, 2 million joined rows: time over the fastest way with a join",
+        "centralized",
+        "store: time over the least without tp_flower",
+    ),
+    (
+        "flights, ADMM: epochs to 0.1 % of the optimum on the joined table",
+        "convergence",
+        "classification, ADMM: epochs to 0.1% of the optimum",
+    ),
+    (
+        "bytes that an epoch sends up, over one number per row",
+        "bytes",
+        "join-only ADMM, an epoch's bytes up over the floor",
+    ),
+    (
+        "flights, test AUC lost at epsilon 1 (features of a table)",
+        "privacy",
+        "ADMM, private statistics: AUC lost at epsilon 1",
+    ),
+    (
+        "flights, ridge on 2,000 of 217,338 rows: loss over that of all rows",
+        "coreset",
+        "Flights, minutes late, Central: C(2000) over all rows",
+    ),
+    (
+        "a site encodes a CSV of 1M x 60: peak memory over DuckDB and numpy's",
+        "encode",
+        "a site's peak memory over DuckDB + numpy's",
+    ),
+    (
+        "time of an epoch by joined rows: slope, log over log",
+        "linearity",
+        "store, epoch: slope of log time over log rows",
+    ),
+)
+"""Rows of the README's table: what it says, the suite, and the figure's name."""
+
 MOST_FACTS = 16
 
 Found = Mapping[str, Any]
@@ -152,21 +196,22 @@ def main(arguments: Sequence[str]) -> int:
     for name, dataset in datasets_of(results).items():
         figure = plot_dataset(dataset, MAIN_PANELS)
         figure.savefig(FOLDER / image_name(name), dpi=DOTS_PER_INCH)
-    text = README.read_text(encoding="utf-8")
-    README.write_text(with_section(text, render(results)), encoding="utf-8")
-    print(f"{README.name} has the results of {len(results['suites'])} suites")
+    for path, section in ((PAGE, render(results)), (README, summary(results))):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(with_section(text, section), encoding="utf-8")
+    print(f"{PAGE.name} has the results of {len(results['suites'])} suites")
     return 0
 
 
-def with_section(readme: str, section: str) -> str:
-    """Return the README with the text between the markers replaced.
+def with_section(page: str, section: str) -> str:
+    """Return the page with the text between the markers replaced.
 
     Raises:
         ValueError: the markers are not there, once each and in order.
     """
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1:
-        raise ValueError(f"the README needs one {BEGIN!r} and one {END!r}")
-    before, _, rest = readme.partition(BEGIN)
+    if page.count(BEGIN) != 1 or page.count(END) != 1:
+        raise ValueError(f"the page needs one {BEGIN!r} and one {END!r}")
+    before, _, rest = page.partition(BEGIN)
     _, found, after = rest.partition(END)
     if not found:
         raise ValueError(f"{END!r} stands before {BEGIN!r}")
@@ -191,6 +236,16 @@ def render(results: Found) -> str:
     return "\n\n".join(blocks)
 
 
+def summary(results: Found) -> str:
+    """Return the README's table, of the figures that ``SUMMARY`` names."""
+    rows = []
+    for text, suite, name in SUMMARY:
+        checks = {check["name"]: check for check in results["suites"][suite]["checks"]}
+        figure = checks[name]
+        rows.append([text, measured(figure["measured"], figure["unit"])])
+    return Table("", ["", "measured"], rows).markdown()
+
+
 def datasets_of(results: Found) -> Found:
     """Return the data sets of suite ``methods``."""
     suite: Found = results["suites"].get(METHODS_SUITE, {"facts": {}})
@@ -211,8 +266,8 @@ def _introduction(suites: Found) -> str:
         f"says otherwise.\n`python scripts/benchmark.py --movielens DIR` measures all "
         f"of it ({format_seconds(seconds)}; DIR has the official MovieLens-100K files) "
         "and writes a page\nwith every figure and plot; `--suite NAME` measures one "
-        "block. `python scripts/bench/report/readme.py FILE` writes this section from "
-        "its JSON."
+        "block. `python scripts/bench/report/results_page.py FILE` writes this "
+        "section from its JSON."
     )
 
 
@@ -240,7 +295,7 @@ def _methods_blocks(datasets: Found, checks: Sequence[Found]) -> Iterator[str]:
         title = dataset["title"]
         alt = f"{title}: test metric by epoch, communication, bytes and computing"
         yield (
-            f"![{alt}](scripts/bench/results/{image_name(name)})\n"
+            f"![{alt}](../scripts/bench/results/{image_name(name)})\n"
             f"*{title}. Redo: `python scripts/benchmark.py --suite methods --datasets "
             f"{name}{' --movielens DIR' if name == 'movielens' else ''}`*"
         )
