@@ -106,7 +106,7 @@ def train(
     try:
         strategy.start(grid)
     except Exception as error:
-        if strategy.federation is not None:
+        if strategy.training_problem is not None:
             failed = replace(strategy.report, status=f"failed: {error}")
             write_report(failed, folder)
             page_line(folder)

@@ -18,7 +18,7 @@ import numpy as np
 from strategies.run.exchange import Part, Replies, Request, ask
 from strategies.run.replies import array_of, refuse
 from strategies.setup.disclosures import sent_of_rows
-from strategies.setup.problem import Federation, Table
+from strategies.setup.problem import Table, TrainingProblem
 from strategies.training import operators
 from strategies.training.base import EpochResult, RelationalStrategy
 from strategies.training.operators import gather_scores, scatter_parameters
@@ -61,40 +61,40 @@ class SolvedStrategy(RelationalStrategy):
 
     @abstractmethod
     def solve(
-        self, federation: Federation, replies: Replies, weights: FloatArray
+        self, problem: TrainingProblem, replies: Replies, weights: FloatArray
     ) -> Mapping[str, FloatArray]:
         """Return the parameters of every table's model, (p,).
 
         Args:
-            federation: the training problem.
+            problem: the training problem.
             replies: to ``rows``.
             weights: (k,), of the sampled joined rows, mean 1.
         """
 
-    def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
+    def epochs(self, problem: TrainingProblem) -> Generator[Request, Replies, None]:
         """Ask for the rows, solve, set the models and measure them."""
         self.chosen["coreset-solver"] = self.solver
-        rows = RowsRequest(seed=federation.seed, clusters=self.settings.clusters)
-        replies = yield self.request(ask(rows, federation.parts))
-        weights = federation.weighting.train_rows
+        rows = RowsRequest(seed=problem.seed, clusters=self.settings.clusters)
+        replies = yield self.request(ask(rows, problem.parts))
+        weights = problem.weighting.train_rows
         found = self.solve(
-            federation,
+            problem,
             replies,
-            np.ones(federation.train.joined_rows) if weights is None else weights,
+            np.ones(problem.train.joined_rows) if weights is None else weights,
         )
         common: dict[int, CommonParameters] = {}
-        for name, table in federation.tables.items():
+        for name, table in problem.tables.items():
             common |= scatter_parameters(table, found[name])
         message = ConsensusRequest(more_rounds=0, evaluate=True, parts=common)
-        request = ask(message, federation.parts)
+        request = ask(message, problem.parts)
         replies = yield self.request(replace(request, phase=EVALUATE))
         self.local_scores = {
             name: gather_scores(table, replies)
-            for name, table in federation.tables.items()
+            for name, table in problem.tables.items()
         }
-        scores = operators.gather(federation, self.local_scores)
-        train = operators.train_metrics(federation, scores)
-        test = operators.test_metrics(federation, self.local_scores)
+        scores = operators.gather(problem, self.local_scores)
+        train = operators.train_metrics(problem, scores)
+        test = operators.test_metrics(problem, self.local_scores)
         self.finish_epoch(EpochResult(1, train, test))
 
     def add_facts(self, facts: Mapping[str, object], warnings: list[str]) -> None:
@@ -147,27 +147,26 @@ class CoresetKMeans(SolvedStrategy):
     name = "coreset-kmeans"
 
     def solve(
-        self, federation: Federation, replies: Replies, weights: FloatArray
+        self, problem: TrainingProblem, replies: Replies, weights: FloatArray
     ) -> Mapping[str, FloatArray]:
         """Return the centres' own coordinates at every table."""
-        rng = generator(federation.seed, Stream.SOLVE)
+        rng = generator(problem.seed, Stream.SOLVE)
         clusters = self.settings.clusters
         if self.solver == DISTDIM:
-            labels, local = _local_clusters(federation, replies, clusters)
+            labels, local = _local_clusters(problem, replies, clusters)
             centres = distdim(labels, local, weights, clusters, rng)
         else:
-            blocks = joined_rows(federation.train, federation.tables, replies)
+            blocks = joined_rows(problem.train, problem.tables, replies)
             self._measure(list(blocks.values()), rng)
             points = np.concatenate(list(blocks.values()), axis=1)
             centres = weighted_kmeans(points, weights, clusters, rng)
         self.chosen["clusters"] = len(centres)
         # fewer distinct rows than clusters: one more of a centre changes no distance
         centres = centres[np.minimum(np.arange(clusters), len(centres) - 1)]
-        edges = np.cumsum([table.features for table in federation.tables.values()])
+        edges = np.cumsum([table.features for table in problem.tables.values()])
         own = np.split(centres, edges[:-1], axis=1)
         return {
-            name: block.ravel()
-            for name, block in zip(federation.tables, own, strict=True)
+            name: block.ravel() for name, block in zip(problem.tables, own, strict=True)
         }
 
     def _measure(self, blocks: list[FloatArray], rng: np.random.Generator) -> None:
@@ -189,13 +188,13 @@ class CoresetKMeans(SolvedStrategy):
 
 
 def _local_clusters(
-    federation: Federation, replies: Replies, clusters: int
+    problem: TrainingProblem, replies: Replies, clusters: int
 ) -> tuple[AnyArray, list[FloatArray]]:
     """Return the local centre of each sampled joined row (k, T), and the centres."""
     labels, local = [], []
-    for name, table in federation.tables.items():
+    for name, table in problem.tables.items():
         nearest, centres = _table_clusters(table, replies, clusters)
-        labels.append(nearest[federation.train.tables[name].row_of])
+        labels.append(nearest[problem.train.tables[name].row_of])
         local.append(centres)
     return np.stack(labels, axis=1), local
 
@@ -237,12 +236,12 @@ class CoresetRidge(SolvedStrategy):
     name = "coreset-ridge"
 
     def solve(
-        self, federation: Federation, replies: Replies, weights: FloatArray
+        self, problem: TrainingProblem, replies: Replies, weights: FloatArray
     ) -> Mapping[str, FloatArray]:
         """Return the coefficients of every table; the intercept is the label's."""
-        blocks = joined_rows(federation.train, federation.tables, replies)
-        targets = federation.train_labels - federation.base_score[0]
-        self._measure(federation, blocks, targets, weights)
+        blocks = joined_rows(problem.train, problem.tables, replies)
+        targets = problem.train_labels - problem.base_score[0]
+        self._measure(problem, blocks, targets, weights)
         theta = solve(
             np.concatenate(list(blocks.values()), axis=1),
             targets,
@@ -252,7 +251,7 @@ class CoresetRidge(SolvedStrategy):
             solver=cast(Literal["exact", "saga"], self.solver),
         )
         found, start = {}, 0
-        for name, table in federation.tables.items():
+        for name, table in problem.tables.items():
             own = theta[start : start + table.features]
             found[name] = np.append(own, theta[-1:] if table.has_intercept else [])
             start += table.features
@@ -260,7 +259,7 @@ class CoresetRidge(SolvedStrategy):
 
     def _measure(
         self,
-        federation: Federation,
+        problem: TrainingProblem,
         blocks: Mapping[str, FloatArray],
         targets: FloatArray,
         weights: FloatArray,
@@ -269,8 +268,8 @@ class CoresetRidge(SolvedStrategy):
         columns = [
             augmented(
                 own,
-                targets[:, None] if federation.tables[name].has_intercept else None,
-                intercept=federation.tables[name].has_intercept,
+                targets[:, None] if problem.tables[name].has_intercept else None,
+                intercept=problem.tables[name].has_intercept,
             )
             for name, own in blocks.items()
         ]

@@ -259,7 +259,7 @@ def _masks(finished: Run) -> None:
     """
     if finished.strategy.settings.method.is_expanded:
         return
-    federation = finished.strategy.federation
+    federation = finished.strategy.training_problem
     sizes = {
         facts["id"]: facts["rows"]
         for seen in finished.seen

@@ -60,7 +60,7 @@ def reference_of(
 def held_out_orders(run: Run, orders: int) -> np.ndarray:
     """The orders held out, also those that no joined row comes from."""
     fitted = []
-    for part in run.strategy.federation.tables["o"].parts:
+    for part in run.strategy.training_problem.tables["o"].parts:
         for seen in run.seen:
             packed = seen.arrays.get((part.number, "rows"))
             if seen.action == "query.statistics" and packed is not None:

@@ -131,8 +131,8 @@ def trained(strategy: str, privacy: PrivacySettings, number: int) -> Run:
 def parts(finished: Run) -> Iterator[Part]:
     """Yield the shards of the attacked table."""
     rng = np.random.default_rng(0)
-    table = finished.strategy.federation.tables[TABLE]
-    multiplicity = finished.strategy.federation.train.tables[TABLE].multiplicity
+    table = finished.strategy.training_problem.tables[TABLE]
+    multiplicity = finished.strategy.training_problem.train.tables[TABLE].multiplicity
     everyone = finished.features[TABLE]
     for part, own in zip(table.parts, table.rows, strict=True):
         yield Part(

@@ -183,7 +183,7 @@ def test_column_without_values_in_one_shard_works(method):
         us={"customers": customers((0, 1), age=["old", "young"])},
         uk={"customers": customers((2, 3), age=[np.nan, np.nan])},
     )
-    assert start(text, method=method).federation.tables["c"].features == 2
+    assert start(text, method=method).training_problem.tables["c"].features == 2
 
 
 def test_column_without_values_in_all_shards_is_dropped():
@@ -192,13 +192,13 @@ def test_column_without_values_in_all_shards_is_dropped():
             us={"customers": customers((0, 1), age=[None, None])},
             uk={"customers": customers((2, 3), age=[None, None])},
         )
-    ).federation
+    ).training_problem
     assert federation.encoders["c"].dropped == ("age",)
 
 
 def test_table_name_in_other_case_is_the_same_table():
     uk = {"Customers": customers((2, 3))}
-    assert len(start(sites(uk=uk)).federation.tables["c"].parts) == 2
+    assert len(start(sites(uk=uk)).training_problem.tables["c"].parts) == 2
 
 
 def test_table_without_a_row():

@@ -133,7 +133,7 @@ def test_is_the_problem_that_a_run_trains_on(
         Query.from_sql(STORE_CLASSIFICATION_SQL), num_epochs=1, seed=SETTINGS.seed
     )
     strategy.start(InProcessGrid(app, [store]))
-    federation = strategy.federation
+    federation = strategy.training_problem
     assert federation is not None
     assert federation.loss == table.loss
     assert federation.train_labels.sum() == table.part(test=False)[1].sum()

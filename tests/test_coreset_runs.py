@@ -116,7 +116,7 @@ def drawn(sql: str, split, **settings) -> Run:
 
 def numbers_of(finished: Run, split) -> list[tuple]:
     """The rows of the tables behind each joined row that was drawn."""
-    federation = finished.strategy.federation
+    federation = finished.strategy.training_problem
     behind = []
     for alias in TABLES:
         known = np.flatnonzero(finished.trained[alias])
@@ -155,7 +155,7 @@ def test_joined_rows_are_drawn_as_on_the_materialised_join(law, split):
     sql, labels, weights, l2 = LAWS[law]
     expected = materialised(sql, labels, weights, l2)
     finished = drawn(sql, SPLITS[split], l2=l2)
-    sample = finished.strategy.federation.coreset.sample
+    sample = finished.strategy.training_problem.coreset.sample
     scores, own = np.array([*expected.values()]).T
     total = own @ scores
     # all rows of a join this small are drawn
@@ -181,7 +181,7 @@ def test_a_shards_rows_and_a_tables_are_scored_alike():
     scores = []
     for split in (whole, sharded):
         finished = drawn(store_sql("squared"), split)
-        sample = finished.strategy.federation.coreset.sample
+        sample = finished.strategy.training_problem.coreset.sample
         weights = sample.counts / sample.weights
         scores.append(dict(zip(numbers_of(finished, split), weights, strict=True)))
     assert scores[0].keys() == scores[1].keys()
@@ -205,7 +205,7 @@ def test_clusters_of_shards_are_those_of_their_table():
     own = {"coreset_size": 20_000, "clusters": 3}
     sql, sites = store_sql("squared"), one_per_site(sharded(frames()))
     finished = run_query(sql, sites, "coreset-kmeans", **own)
-    drawn = finished.strategy.federation.coreset
+    drawn = finished.strategy.training_problem.coreset
     # of at most as many clusters as a shard has rows, o in three shards
     totals = {name: total / 4 for name, total in drawn.totals.items()}
     assert totals == pytest.approx({"o": 1 + 9, "c": 1 + 6, "i": 1 + 6}, abs=1e-6)
@@ -214,7 +214,7 @@ def test_clusters_of_shards_are_those_of_their_table():
 
 def test_the_server_sees_sums_of_scores_alone():
     finished = drawn(store_sql("squared"), sharded, coreset_size=40)
-    federation = finished.strategy.federation
+    federation = finished.strategy.training_problem
     masked = {
         part: array
         for seen in finished.seen
@@ -270,7 +270,7 @@ def test_held_out_rows_are_scored_in_the_last_epoch(strategy):
     if strategy == "admm":
         trained = sum(
             rows.trained * table.outputs
-            for table in last.strategy.federation.tables.values()
+            for table in last.strategy.training_problem.tables.values()
             for rows in table.rows
         )
         scores = [

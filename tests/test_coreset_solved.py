@@ -59,7 +59,7 @@ CLUSTERS = "SELECT o.day, o.online, c.age, c.region, i.price " + SOURCE
 
 def joined(finished: Run) -> np.ndarray:
     """The encoded sampled joined rows, side by side, from what the sites have."""
-    mapping = finished.strategy.federation.train
+    mapping = finished.strategy.training_problem.train
     blocks = [
         np.append(own, np.zeros((1, own.shape[1])), axis=0)[mapping.tables[name].row_of]
         for name, own in finished.features.items()
@@ -68,7 +68,7 @@ def joined(finished: Run) -> np.ndarray:
 
 
 def weights_of(finished: Run) -> np.ndarray:
-    federation = finished.strategy.federation
+    federation = finished.strategy.training_problem
     own = federation.weighting.train_rows
     return np.ones(federation.train.joined_rows) if own is None else own
 
@@ -84,7 +84,7 @@ def objective_gradient(finished: Run) -> tuple[np.ndarray, np.ndarray]:
 
     The label table is the first: its intercept comes after its own columns.
     """
-    federation, design = finished.strategy.federation, joined(finished)
+    federation, design = finished.strategy.training_problem, joined(finished)
     place = next(iter(finished.features.values())).shape[1]
     design = np.insert(design, place, 1.0, axis=1)
     weights = weights_of(finished)
@@ -125,7 +125,7 @@ def test_ridge_is_the_optimum_of_the_weighted_sample(outer):
     done = run_query(sql, sites, "coreset-ridge", l2=0.1, **own)
     gradient, theta = objective_gradient(done)
     np.testing.assert_allclose(gradient, -0.1 * theta, atol=1e-5)
-    rows = done.strategy.federation.train.tables["i"].row_of
+    rows = done.strategy.training_problem.train.tables["i"].row_of
     assert len(np.unique(weights_of(done))) > 2
     assert (rows < 0).any() == outer
 
@@ -239,7 +239,7 @@ def test_with_distdim_only_local_clusters_leave():
     }
     assert sent == {"centres", "nearest"}
     local, labels = [], []
-    mapping = done.strategy.federation.train
+    mapping = done.strategy.training_problem.train
     for number, (name, rows) in enumerate(done.features.items()):
         rng = generator(5, Stream.LOCAL_FIT, 0, number)
         mass = mapping.tables[name].multiplicity
@@ -267,7 +267,7 @@ def test_weights_of_joined_rows_count_and_the_label_is_left_out():
     sql = CLUSTERS.replace("SELECT", "SELECT o.nothing AS label, o.day AS weight,")
     done = run_query(sql, sites, "coreset-kmeans", **own)
     assert not any("label" in name for seen in done.seen for _, name in seen.arrays)
-    federation = done.strategy.federation
+    federation = done.strategy.training_problem
     scores = federation.test.sum_scores(
         federation.base_score, done.strategy.local_scores
     ).min(axis=1)

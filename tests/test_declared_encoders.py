@@ -162,7 +162,7 @@ def test_nothing_of_a_value_leaves_for_encoders(finished: Run) -> None:
     features = [facts for part in parts for facts in part["statistics"]]
     assert all(facts.keys() == {"name", "kind"} for facts in features)
     assert ledger_kinds(finished) & {"statistics", "keys"} == {"keys"}
-    encoders = finished.strategy.federation.encoders
+    encoders = finished.strategy.training_problem.encoders
     assert {
         table: encoder.feature_names for table, encoder in encoders.items()
     } == NAMES
@@ -172,7 +172,7 @@ def test_nothing_of_a_value_leaves_for_encoders(finished: Run) -> None:
     shards = one_per_site(sharded(others))
     again = run("squared", shards, num_epochs=1, encoders=DECLARED)
     assert statistics_of(again) == parts
-    assert again.strategy.federation.encoders == encoders
+    assert again.strategy.training_problem.encoders == encoders
 
 
 def test_the_encoding_is_that_of_the_materialised_join(finished: Run) -> None:
@@ -194,7 +194,7 @@ def test_the_encoding_is_that_of_the_materialised_join(finished: Run) -> None:
             in_range(joined["weight"].fillna(0), 0, 10),
         ]
     ).astype(np.float32)
-    train = finished.strategy.federation.train
+    train = finished.strategy.training_problem.train
     encoded = np.column_stack(
         [finished.features[name][train.tables[name].row_of] for name in NAMES]
     )
@@ -230,7 +230,7 @@ def test_of_other_tables_statistics_leave_as_before() -> None:
 
 
 def encoders_of(finished: Run) -> Mapping:
-    return finished.strategy.federation.encoders
+    return finished.strategy.training_problem.encoders
 
 
 def test_a_guarantee_takes_no_declared_encoder_for_granted() -> None:

@@ -195,7 +195,9 @@ def test_runs_are_the_cpus_epoch_by_epoch(name, device_name, monkeypatch):
     monkeypatch.setattr(DeviceFeatures, "place", spy)
     found = run("logistic", sites, device="cuda", **how)
     # once per part and process, whatever the number of messages
-    parts = [p for t in found.strategy.federation.tables.values() for p in t.parts]
+    parts = [
+        p for t in found.strategy.training_problem.tables.values() for p in t.parts
+    ]
     assert len(made) == len(parts)
     assert not placement._PLACED.copies
     # hundreds of float32 steps carry the last bits of another order of sums on

@@ -36,7 +36,7 @@ def runs() -> dict[str, Run]:
 
 
 def test_features_are_encoded_as_the_settings_say(runs: dict[str, Run]) -> None:
-    encoders = runs["sharded"].strategy.federation.encoders
+    encoders = runs["sharded"].strategy.training_problem.encoders
     for alias, starts in NAMES.items():
         names = encoders[alias].feature_names
         pairs = zip(names, starts, strict=True)
@@ -61,7 +61,7 @@ def test_no_text_and_no_key_reaches_the_server(runs: dict[str, Run]) -> None:
             assert not any(f'"{name}"' in said for name in ("US", "UK", "FR"))
             assert not any(array.dtype.kind in "SU" for array in seen.arrays.values())
             assert '"keys": {' not in said
-    assert len(default.strategy.federation.encoders["c"].feature_names) == 4
+    assert len(default.strategy.training_problem.encoders["c"].feature_names) == 4
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_it_is_gradient_descent_on_the_joined_table(layout, loss):
 @pytest.mark.parametrize(("layout", "model"), [("whole", "mlp"), ("sharded", "linear")])
 def test_it_is_sgd_with_one_batch_of_all_rows(layout, model):
     finished = trained("logistic", layout, model=model)
-    total = finished.strategy.federation.train.joined_rows
+    total = finished.strategy.training_problem.train.joined_rows
     same = trained(
         "logistic",
         layout,
@@ -85,7 +85,7 @@ def test_an_epoch_is_a_step(layout, rounds):
     finished = trained("squared", layout)
     actions = [[r[0].action for r in finished.requests(e)] for e in (1, 2)]
     assert actions == [["train.sgd", "train.step"][:rounds]] * 2
-    federation = finished.strategy.federation
+    federation = finished.strategy.training_problem
     (chosen,) = {finished.strategy.chosen["batch-size"]}
     assert chosen == federation.train.joined_rows
     # a row of a table is sent one number, however often it is joined

@@ -41,7 +41,7 @@ def run(shards, where="", having=""):
     try:
         strategy.start(grid)
     finally:
-        if strategy.federation is None:
+        if strategy.training_problem is None:
             assert not [action for action in seen if action.startswith("train.")]
     return strategy
 

@@ -133,9 +133,9 @@ def test_listed_classes_are_numbered_as_listed():
     )
     sites = federated.one_per_site(federated.whole(federated.store()))
     method = train(Watched(sites), federated.store_sql("softmax"), privacy)
-    assert method.federation.classes == ("c", "a", "b", "never")
-    assert method.federation.loss.outputs == 4
-    assert set(method.federation.train_labels) == {0.0, 1.0, 2.0}
+    assert method.training_problem.classes == ("c", "a", "b", "never")
+    assert method.training_problem.loss.outputs == 4
+    assert set(method.training_problem.train_labels) == {0.0, 1.0, 2.0}
 
 
 # what travels
@@ -167,7 +167,7 @@ def guessed_by_other_site(grid, method, action, array):
     a, b = pairs()
     of_row = dict(zip(a["id"], a["y"], strict=True))
     truth = np.array([of_row[i] for i in b["id"]])
-    (part,) = method.federation.tables["b"].parts
+    (part,) = method.training_problem.tables["b"].parts
     told = next(
         seen.arrays[part.number, array]
         for seen in grid.sent(action, replies=False)
@@ -260,7 +260,7 @@ def learned(monkeypatch, privacy):
 
 def test_the_correction_learns_what_the_true_labels_teach(monkeypatch):
     scores, clear = learned(monkeypatch, PrivacySettings())
-    truth = clear.federation.test_labels
+    truth = clear.training_problem.test_labels
     best = evaluate(LogisticLoss(), scores, truth)
     found, method = learned(monkeypatch, response(1.0))
     raw, uncorrected = learned(monkeypatch, response(1.0, label_correction=False))
@@ -328,7 +328,7 @@ def test_a_rerun_uses_and_pays_for_the_same_labels(tmp_path):
     sql = "SELECT a.y AS label, b.z FROM a JOIN b ON a.id = b.id"
     train(second, sql, response(1.5), "sgd", num_epochs=1)
     np.testing.assert_array_equal(labels_sent(first), labels_sent(second))
-    assert one.federation is not None
+    assert one.training_problem is not None
     with pytest.raises(
         SiteError, match=r"has spent epsilon 1.5 of 2 .* asked for is 1"
     ):

@@ -56,7 +56,7 @@ def distance(one, other) -> float:
 
 
 def test_no_order_is_lost():
-    federation = trained("squared", num_epochs=2).strategy.federation
+    federation = trained("squared", num_epochs=2).strategy.training_problem
     steps = federation.join_steps
     assert [(step.table, step.is_outer) for step in steps] == [
         ("o", False),

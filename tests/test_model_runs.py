@@ -109,7 +109,7 @@ def test_manifest_says_what_the_sites_keep(trained):
     ]
     assert manifest.table("c").features == ('age = "age"', 'kind = "kind"')
     assert manifest.table("c").columns["c"].keys() == {"id", "age", "kind"}
-    assert manifest.table("c").encoder == strategy.federation.encoders["c"]
+    assert manifest.table("c").encoder == strategy.training_problem.encoders["c"]
     for part in manifest.parts:
         kept = part_folder(state_of(folder, part.site), manifest.model, part.number)
         assert SavedModel.load(kept, part.digest).fragment.name == part.name
@@ -263,7 +263,7 @@ def test_names_that_could_be_paths_keep_no_model(tmp_path, name, version, match)
 
 def outcome_of(strategy, parts, arrays=None):
     """The outcome of a run whose last reply from the shop is this."""
-    federation = strategy.federation
+    federation = strategy.training_problem
     request = ask(finish_request(strategy.model), federation.parts)
     shop = federation.parts[0].node
     header = {"round": 9, "seconds": 0.0, "ledger": [], "parts": parts}
@@ -289,7 +289,7 @@ def test_digests_that_are_none_are_refused(trained, parts, match):
 
 def test_a_site_that_did_not_answer_has_no_digest(trained):
     _, strategy = trained
-    federation = strategy.federation
+    federation = strategy.training_problem
     outcome = read_outcome(Replies({}, {}), federation, strategy.local_scores)
     assert outcome.digests == {0: "", 1: "", 2: ""}
 
@@ -320,7 +320,7 @@ def test_coefficients_leave_where_the_policy_says_so_and_are_noted(tmp_path):
         part_folder(state_of(tmp_path, "us"), strategy.model, 1), ""
     )
     assert [own["value"] for own in shown] == pytest.approx(saved.parameters.tolist())
-    names = strategy.federation.encoders["c"].feature_names
+    names = strategy.training_problem.encoders["c"].feature_names
     assert tuple(own["feature"] for own in shown) == names
     # categories go by their keyed hash
     assert not any("kind = g" in name or "kind = s" in name for name in names)

@@ -272,7 +272,7 @@ def test_encoded_updates_are_shorter_and_lead_to_the_same_place():
 def test_classes_of_all_sites_are_put_together(label, loss, classes):
     sql = f"SELECT {label} AS label, a, b FROM t"
     strategy = train(frames(), sql, num_epochs=30)
-    federation = strategy.federation
+    federation = strategy.training_problem
     assert federation.loss.name == loss
     assert len(federation.classes) == (2 if loss == "logistic" else classes)
     assert strategy.report.final_test["accuracy"] > 0.6

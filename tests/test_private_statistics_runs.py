@@ -59,7 +59,7 @@ def replies(finished: Run, name: str) -> dict[tuple[int, int], np.ndarray]:
 
 def parts_of(finished: Run) -> dict[int, tuple]:
     """By part: the encoded rows, how many of them are trained on, G, intercept."""
-    federation = finished.strategy.federation
+    federation = finished.strategy.training_problem
     found = {}
     for name, table in federation.tables.items():
         counts = federation.train.tables[name].multiplicity

@@ -107,7 +107,7 @@ def test_automatic_sgd_comes_near_the_weighted_optimum():
 
 def test_an_entity_counts_once_in_training_and_once_in_testing():
     finished = trained("squared", row_weight="entity(c)", num_epochs=1)
-    federation = finished.strategy.federation
+    federation = finished.strategy.training_problem
     facts = finished.strategy.chosen["row-weight"]
     own = federation.weighting
     for rows, weights in (
@@ -160,11 +160,11 @@ def test_the_optimum_for_the_querys_weight(loss, layout, weight, source):
 def test_rows_of_weight_0_take_no_part():
     finished = train(query("o.w"), num_epochs=1)
     plain = trained("squared", num_epochs=1)
-    federation, facts = finished.strategy.federation, finished.strategy.chosen
+    federation, facts = finished.strategy.training_problem, finished.strategy.chosen
     lost = facts["row-weight"]["left-out"]
     assert lost > 0
     counted = federation.train.joined_rows + federation.test.joined_rows
-    other = plain.strategy.federation
+    other = plain.strategy.training_problem
     assert counted + lost == other.train.joined_rows + other.test.joined_rows
     zero = FRAMES["orders"]["w"].to_numpy() == 0
     assert not (finished.trained["o"] & zero).any()

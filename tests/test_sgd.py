@@ -78,7 +78,7 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
 @each_loss
 def test_every_epoch_visits_every_joined_row_once_in_another_order(loss):
     finished = trained(loss)
-    total = finished.strategy.federation.train.joined_rows
+    total = finished.strategy.training_problem.train.joined_rows
     epochs = batches_of(finished)
     assert len(epochs) == EPOCHS
     for batches in epochs:
@@ -252,7 +252,7 @@ def test_no_process_needs_to_know_what_another_did(tmp_path):
 @pytest.mark.parametrize(("layout", "per_batch"), [("whole", 1), ("sharded", 2)])
 def test_rounds_per_epoch(layout, per_batch):
     finished = trained("squared", layout)
-    total = finished.strategy.federation.train.joined_rows
+    total = finished.strategy.training_problem.train.joined_rows
     batches = -(-total // BATCH)
     actions = ["train.sgd", "train.step"][:per_batch]
     for epoch in range(1, EPOCHS + 1):
@@ -266,7 +266,7 @@ def test_rounds_per_epoch(layout, per_batch):
 @pytest.mark.parametrize("layout", ["sharded", "mixed"])
 def test_a_late_step_needs_no_round_of_its_own(layout):
     finished = trained("squared", layout, staleness=1)
-    total = finished.strategy.federation.train.joined_rows
+    total = finished.strategy.training_problem.train.joined_rows
     batches = -(-total // BATCH)
     for epoch in range(1, EPOCHS + 1):
         actions = [requests[0].action for requests in finished.requests(epoch)]
@@ -275,7 +275,7 @@ def test_a_late_step_needs_no_round_of_its_own(layout):
 
 def test_a_batch_sends_its_distinct_rows_only():
     finished = trained("softmax")
-    federation = finished.strategy.federation
+    federation = finished.strategy.training_problem
     plan = finished.strategy._batches.plan
     rounds = [item for item in finished.history if item.phase == "sgd"]
     sent = [
@@ -310,7 +310,7 @@ def test_last_epochs_metrics_are_those_of_the_final_model():
 def test_test_metrics_are_of_the_epochs_model(layout, staleness):
     """Each epoch's model scores the held-out joined rows, from its own parameters."""
     finished = trained("squared", layout, staleness=staleness)
-    federation = finished.strategy.federation
+    federation = finished.strategy.training_problem
     every = joins.joined_positions(
         whole(FRAMES),
         ALIASES,
@@ -370,5 +370,5 @@ def test_automatic_rate_trains_on_batches_of_one_row(loss):
 def test_automatic_batch_size_is_a_hundredth_of_the_joined_rows():
     frames = store(orders=400)
     finished = run("squared", [whole(frames)], "sgd", num_epochs=1)
-    total = finished.strategy.federation.train.joined_rows
+    total = finished.strategy.training_problem.train.joined_rows
     assert finished.strategy.chosen["batch-size"] == -(-total // 100)

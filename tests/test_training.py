@@ -66,7 +66,7 @@ def by_row(finished: Run, layout: str, alias: str) -> dict[int, list[float]]:
 
 @each_layout
 def test_the_joined_rows_are_duckdbs(layout):
-    federation = trained("squared", layout).strategy.federation
+    federation = trained("squared", layout).strategy.training_problem
     every = joins.joined_positions(whole(FRAMES), ALIASES, SOURCE)
     tested = trained("squared", layout).tested["o"]
     assert federation.train.joined_rows == sum(not tested[row[0]] for row in every)
@@ -78,7 +78,7 @@ def test_the_joined_rows_are_duckdbs(layout):
 def test_labels_and_base_score_are_those_of_the_joined_rows(loss):
     finished = trained(loss)
     reference = reference_of(finished, FRAMES, loss)
-    federation = finished.strategy.federation
+    federation = finished.strategy.training_problem
     np.testing.assert_array_equal(federation.train_labels, reference.labels)
     np.testing.assert_allclose(federation.base_score, reference.base, rtol=1e-12)
 
@@ -109,7 +109,9 @@ def test_encoding_of_shards_is_the_encoding_of_the_whole(alias):
 
 
 def test_encoders_of_shards_are_those_of_the_whole():
-    one, other = (trained("squared", name).strategy.federation for name in LAYOUTS)
+    one, other = (
+        trained("squared", name).strategy.training_problem for name in LAYOUTS
+    )
     for alias in ALIASES:
         left, right = one.encoders[alias], other.encoders[alias]
         assert left.feature_names == right.feature_names
@@ -491,7 +493,7 @@ def test_bytes_of_join_only_admm_are_one_number_per_row_and_output(loss):
             num_epochs=3,
             test_fraction=1e-9,
         )
-        federation = finished.strategy.federation
+        federation = finished.strategy.training_problem
         floor = (
             4
             * federation.loss.outputs
@@ -514,7 +516,7 @@ def test_bytes_of_join_only_admm_are_one_number_per_row_and_output(loss):
 
 def test_held_out_rows_ride_up_but_not_down():
     finished = trained("squared")
-    tables = finished.strategy.federation.tables
+    tables = finished.strategy.training_problem.tables
     item = next(item for item in finished.history if item.phase == "admm")
     for alias, table in tables.items():
         trained_rows = int(finished.trained[alias].sum())
@@ -545,7 +547,7 @@ def test_result_is_flowers():
     assert list(result.evaluate_metrics_serverapp) == [1, 2, 3]
     assert result.train_metrics_clientapp[3]["loss"] == finished.losses[-1]
     base = result.arrays["base-score"].numpy()
-    np.testing.assert_array_equal(base, finished.strategy.federation.base_score)
+    np.testing.assert_array_equal(base, finished.strategy.training_problem.base_score)
 
 
 def test_num_rounds_of_start_are_epochs():
@@ -571,7 +573,7 @@ def test_mlps_lower_the_loss_of_the_joined_rows(layout, share):
 
 def test_models_of_single_tables():
     finished = trained("squared", models=(("c", "mlp"),), num_epochs=2)
-    tables = finished.strategy.federation.tables
+    tables = finished.strategy.training_problem.tables
     assert {name: table.is_linear for name, table in tables.items()} == {
         "o": True,
         "c": False,

@@ -93,7 +93,7 @@ def test_sites_train_on_the_vertical_partitions_of_the_join(layout, source):
     reference = reference_of(
         trained("admm", layout, source), FRAMES, "squared", SOURCES[source]
     )
-    federation = twin.strategy.federation
+    federation = twin.strategy.training_problem
     for alias, rows in federation.train.tables.items():
         assert rows.multiplicity.max() == 1
         features = np.vstack(
@@ -107,7 +107,7 @@ def test_sites_train_on_the_vertical_partitions_of_the_join(layout, source):
 def test_a_site_is_told_the_row_behind_each_of_its_joined_rows():
     twin = trained("vfl-sgd", "sharded", **SGD[1])
     own = trained("sgd", "sharded", **SGD[1])
-    federation = own.strategy.federation
+    federation = own.strategy.training_problem
     told = {
         key: array
         for seen in twin.seen
@@ -158,7 +158,7 @@ def twins_on(name, tables, is_sharded, strategy, **how):
             if item.epoch == 2
         )
         for run in runs
-    ], runs[0].strategy.federation
+    ], runs[0].strategy.training_problem
 
 
 def allowed(federation) -> float:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from client_apps.app import app
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
-from strategies.setup.problem import Federation
+from strategies.setup.problem import TrainingProblem
 from strategies.training import admm, operators
 from strategies.training.base import EpochResult
 from tp_flower.arrays import FloatArray
@@ -78,7 +78,7 @@ def measure_server(frames: Mapping[str, Any]) -> dict[str, Any]:
 
 def _run(
     frames: Mapping[str, Any], now: Callable[[], float]
-) -> tuple[Federation | None, dict[str, float]]:
+) -> tuple[TrainingProblem | None, dict[str, float]]:
     """Train with a clock in the server; return its fastest steady epoch."""
     clock = _Clock(now)
 
@@ -109,11 +109,11 @@ def _run(
         {**spent, "all": spent["targets"] + spent["take"]}
         for spent in clock.epochs[FIRST_STEADY_EPOCH - 1 :]
     ]
-    return strategy.federation, min(steady, key=lambda spent: spent["all"])
+    return strategy.training_problem, min(steady, key=lambda spent: spent["all"])
 
 
 def touched_arrays(
-    federation: Federation | None, memory: int
+    federation: TrainingProblem | None, memory: int
 ) -> list[npt.NDArray[Any]]:
     """Return arrays like those that one epoch cannot do without.
 

@@ -32,9 +32,9 @@ from strategies.coresets.importance import (
 )
 from strategies.run.exchange import Part, Replies, Request, ask
 from strategies.run.replies import array_of, refuse
-from strategies.setup.joined_rows import Alignment
+from strategies.setup.joined_rows import JoinedRows
 from strategies.setup.problem import (
-    Drawn,
+    CoresetSample,
     PartRows,
     TableLayout,
     compact_tables,
@@ -74,11 +74,11 @@ most 1, and the terms of k-means are alpha, alpha and 2 alpha with alpha = 2."""
 TOLERANCE: Final = 1e-2
 
 
-Sampling = Generator[Request, Replies, Drawn]
+Sampling = Generator[Request, Replies, CoresetSample]
 
 
 def draw_coreset(
-    aligned: Alignment, encoders: Mapping[str, TableEncoder], settings: Settings
+    joined: JoinedRows, encoders: Mapping[str, TableEncoder], settings: Settings
 ) -> Sampling:
     """Draw ``settings.coreset_rows`` of the joined training rows.
 
@@ -88,26 +88,26 @@ def draw_coreset(
     """
     rng = generator(settings.seed, Stream.CORESET)
     if settings.coreset_kind == UNIFORM:
-        return sampled_uniformly(aligned, settings)
-    if (shards := len(_parts(aligned))) > MOST_PARTS:
+        return sample_uniformly(joined, settings)
+    if (shards := len(_parts(joined))) > MOST_PARTS:
         raise SettingsError(
             f"coreset-kind is {IMPORTANCE!r}, which sums the masked numbers of at most "
             f"{MOST_PARTS} shards; the query has {shards}: use {UNIFORM!r}"
         )
     wanted = CLUSTERS if settings.method.is_clustering else REGRESSION
-    parties = yield from _measure(aligned, encoders, wanted, settings)
-    draws = yield from _draw(aligned, parties, settings.coreset_rows, rng)
-    joined = np.unique(draws)
-    scores = yield from _weigh(aligned, parties, joined)
-    check_scores(aligned, joined, scores, MOST_PER_ROW[wanted])
-    rows, uniform = aligned.train.joined_rows, float(len(aligned.compact))
+    parties = yield from _measure(joined, encoders, wanted, settings)
+    draws = yield from _draw(joined, parties, settings.coreset_rows, rng)
+    drawn = np.unique(draws)
+    scores = yield from _weigh(joined, parties, drawn)
+    check_scores(joined, drawn, scores, MOST_PER_ROW[wanted])
+    rows, uniform = joined.train.joined_rows, float(len(joined.compact))
     total = sum(party.capped for party in parties) + uniform
     totals: defaultdict[str, float] = defaultdict(float)
     shares: defaultdict[str, float] = defaultdict(float)
     for party in parties:
         totals[party.part.table] += party.total
         shares[party.part.table] += party.capped / total
-    return Drawn(
+    return CoresetSample(
         IMPORTANCE,
         weigh_sample(draws, scores + uniform / rows, total),
         rows,
@@ -117,64 +117,64 @@ def draw_coreset(
     )
 
 
-def sampled_uniformly(aligned: Alignment, settings: Settings) -> Drawn:
+def sample_uniformly(joined: JoinedRows, settings: Settings) -> CoresetSample:
     """Return ``settings.coreset_rows`` of the joined training rows, all as likely."""
     rng = generator(settings.seed, Stream.CORESET)
-    rows = aligned.train.joined_rows
-    own = aligned.weighting.train_rows
+    rows = joined.train.joined_rows
+    own = joined.weighting.train_rows
     sample = uniform_sample(rows, settings.coreset_rows, own, rng)
-    return Drawn(UNIFORM, sample, rows)
+    return CoresetSample(UNIFORM, sample, rows)
 
 
 def _measure(
-    aligned: Alignment,
+    joined: JoinedRows,
     encoders: Mapping[str, TableEncoder],
     wanted: str,
     settings: Settings,
 ) -> Generator[Request, Replies, list[Party]]:
     """Return what every part's sensitivities sum to."""
     bodies: dict[int, MeasurePart] = {}
-    label = label_order(aligned) if wanted == REGRESSION else None
-    for table, own in aligned.compact.items():
+    label = label_order(joined) if wanted == REGRESSION else None
+    for table, own in joined.compact.items():
         order: dict[str, Any] = {
             "encoder": encoders[table].to_json(),
             "is_shard": len(own.parts) > 1,
         }
         if wanted == REGRESSION:
-            order["penalty"] = penalty_of(aligned, settings)
-        if label is not None and table == aligned.bound.label_table:
+            order["penalty"] = penalty_of(joined, settings)
+        if label is not None and table == joined.bound.label_table:
             order["label"] = label
         for number, arrays in measured_rows(own).items():
             bodies[number] = MeasurePart(**order, **arrays)
     request = MeasureRequest(
         sensitivities=wanted,
         clusters=settings.clusters,
-        joined_rows=aligned.train.joined_rows,
+        joined_rows=joined.train.joined_rows,
         parts=bodies,
     )
-    replies = yield ask(request, _parts(aligned))
-    return measured_parties(aligned, encoders, replies, wanted, settings)
+    replies = yield ask(request, _parts(joined))
+    return measured_parties(joined, encoders, replies, wanted, settings)
 
 
 def _draw(
-    aligned: Alignment, parties: list[Party], size: int, rng: np.random.Generator
+    joined: JoinedRows, parties: list[Party], size: int, rng: np.random.Generator
 ) -> Generator[Request, Replies, IntArray]:
     """Return the joined rows that are drawn, (m,)."""
     totals = [party.capped for party in parties]
-    counts = party_counts(np.array([*totals, float(len(aligned.compact))]), size, rng)
-    weights = aligned.weighting.train_rows
+    counts = party_counts(np.array([*totals, float(len(joined.compact))]), size, rng)
+    weights = joined.weighting.train_rows
     bodies = {
         party.part.number: DrawPart(
             count=int(count), scale=party.scale, cost=party.cost, gram=party.gram
         )
         for party, count in zip(parties, counts, strict=False)
     }
-    replies = yield ask(DrawRequest(bodies), _parts(aligned))
-    rows = aligned.train.joined_rows
+    replies = yield ask(DrawRequest(bodies), _parts(joined))
+    rows = joined.train.joined_rows
     drawn = [draw_uniform(int(counts[-1]), rows, weights, rng)]
     for party, count in zip(parties, counts, strict=False):
         found = _positions(replies, party, int(count)) + party.rows.start
-        table = aligned.train.tables[party.part.table]
+        table = joined.train.tables[party.part.table]
         drawn.append(draw_joined(table, found, weights, rng))
     return np.concatenate(drawn)
 
@@ -189,21 +189,21 @@ def _positions(replies: Replies, party: Party, count: int) -> IntArray:
 
 
 def _weigh(
-    aligned: Alignment, parties: list[Party], joined: IntArray
+    joined: JoinedRows, parties: list[Party], drawn: IntArray
 ) -> Generator[Request, Replies, FloatArray]:
     """Return the sum of all parts' scores of each joined row, (k,)."""
-    rows = aligned.train.joined_rows
+    rows = joined.train.joined_rows
     bodies: dict[int, WeighPart] = {}
     for place, party in enumerate(parties):
-        behind = aligned.train.tables[party.part.table].row_of[joined]
+        behind = joined.train.tables[party.part.table].row_of[drawn]
         bodies[party.part.number] = WeighPart(
             place=place, rows=own_rows(behind, party.rows)
         )
     request = WeighRequest(joined_rows=rows, summed=len(parties), parts=bodies)
-    replies = yield ask(request, _parts(aligned))
-    total = np.zeros(len(joined), np.uint64)
+    replies = yield ask(request, _parts(joined))
+    total = np.zeros(len(drawn), np.uint64)
     for party in parties:
-        shape = (len(joined),)
+        shape = (len(drawn),)
         total += array_of(replies, party.part, "masked", shape)
     return from_fixed(total, rows)
 
@@ -221,7 +221,7 @@ def own_rows(behind: npt.NDArray[np.int32], rows: PartRows) -> npt.NDArray[np.in
 
 
 def check_scores(
-    aligned: Alignment, joined: IntArray, scores: FloatArray, most: float
+    joined: JoinedRows, drawn: IntArray, scores: FloatArray, most: float
 ) -> None:
     """Refuse sums of scores that the tables' rows cannot have.
 
@@ -230,24 +230,24 @@ def check_scores(
     Raises:
         ReplyError: a sum is beyond that of all tables.
     """
-    bound = np.zeros(len(joined))
-    masses = aligned.weighting.masses
-    for name, rows in aligned.train.tables.items():
+    bound = np.zeros(len(drawn))
+    masses = joined.weighting.masses
+    for name, rows in joined.train.tables.items():
         own = rows.multiplicity if masses is None else masses[name]
         inverse = np.append(most / np.maximum(own, np.finfo(np.float32).tiny), 0.0)
-        bound += inverse[rows.row_of[joined]]
+        bound += inverse[rows.row_of[drawn]]
     is_beyond = scores > bound * (1.0 + TOLERANCE)
     if count := int(np.count_nonzero(is_beyond)):
-        sites = ", ".join(dict.fromkeys(part.site for part in _parts(aligned)))
+        sites = ", ".join(dict.fromkeys(part.site for part in _parts(joined)))
         raise ReplyError(
-            f"the sensitivities of {count} of {len(joined)} drawn rows sum to more "
+            f"the sensitivities of {count} of {len(drawn)} drawn rows sum to more "
             f"than rows can have: one of the sites {sites} sent others than its own. "
             "coreset-kind = 'uniform' asks none of them"
         )
 
 
-def _parts(aligned: Alignment) -> list[Part]:
-    return [part for own in aligned.compact.values() for part in own.parts]
+def _parts(joined: JoinedRows) -> list[Part]:
+    return [part for own in joined.compact.values() for part in own.parts]
 
 
 def measured_rows(own: TableLayout) -> dict[int, dict[str, Any]]:
@@ -272,24 +272,24 @@ def _small(masses: AnyArray) -> AnyArray:
     return masses.astype(np.uint8 if fits else np.uint32)
 
 
-def sampled(aligned: Alignment, sample: Sample) -> Alignment:
+def restrict_to_sample(joined: JoinedRows, sample: Sample) -> JoinedRows:
     """Return the alignment with a sample of its training rows.
 
     A sample of all of them, with the weights that they have, is the same alignment.
 
     Args:
-        aligned: the joined rows.
+        joined: the joined rows.
         sample: of those to train on, by their numbers among these; they stay in this
             order, and the held-out rows in theirs. A clustering holds no row out: it is
             tested on all of them.
     """
-    is_clustering = aligned.loss.name == KMEANS
-    train = np.flatnonzero(~aligned.is_test)[sample.joined]
-    tested = np.flatnonzero(aligned.is_test | is_clustering)
+    is_clustering = joined.loss.name == KMEANS
+    train = np.flatnonzero(~joined.is_test)[sample.joined]
+    tested = np.flatnonzero(joined.is_test | is_clustering)
     chosen = np.concatenate([train, tested])
-    mapping = aligned.mapping.select(chosen)
+    mapping = joined.mapping.select(chosen)
     is_test = np.arange(len(chosen)) >= len(train)
-    extracted = aligned.extracted
+    extracted = joined.extracted
     drawn, test, compact = compact_tables(
         mapping, is_test, extracted.parts, extracted.rows
     )
@@ -299,18 +299,18 @@ def sampled(aligned: Alignment, sample: Sample) -> Alignment:
     if own is not None:
         compact = weighted_tables(compact, own.masses)
     return replace(
-        aligned,
+        joined,
         mapping=mapping,
         is_test=is_test,
         train=drawn,
         test=test,
         compact=compact,
-        values=aligned.values[chosen],
+        values=joined.values[chosen],
         weighting=replace(
-            aligned.weighting,
+            joined.weighting,
             train=own,
-            test=aligned.weighting.train_rows
+            test=joined.weighting.train_rows
             if is_clustering
-            else aligned.weighting.test,
+            else joined.weighting.test,
         ),
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from strategies.run.exchange import Part, Replies
 from strategies.run.replies import LARGEST, array_of, read_label, refuse
-from strategies.setup.joined_rows import Alignment
+from strategies.setup.joined_rows import JoinedRows
 from strategies.setup.problem import PartRows, TableLayout
 from tp_flower.arrays import FloatArray
 from tp_flower.coresets.importance import (
@@ -68,7 +68,7 @@ class Party:
 
 
 def measured_parties(
-    aligned: Alignment,
+    joined: JoinedRows,
     encoders: Mapping[str, TableEncoder],
     replies: Replies,
     wanted: str,
@@ -80,12 +80,12 @@ def measured_parties(
         ReplyError: a site says what no rows can sum to, beyond what can be capped.
     """
     parties: list[Party] = []
-    penalty = penalty_of(aligned, settings)
-    for name, own in aligned.compact.items():
+    penalty = penalty_of(joined, settings)
+    for name, own in joined.compact.items():
         if wanted == REGRESSION:
             others = 0
-            if name == aligned.bound.label_table:
-                others = 1 + max(len(aligned.labels.classes), 1)
+            if name == joined.bound.label_table:
+                others = 1 + max(len(joined.labels.classes), 1)
             features = encoders[name].width
             parties += _of_columns(own, replies, features, others, penalty)
         else:
@@ -93,25 +93,25 @@ def measured_parties(
     return parties
 
 
-def label_order(aligned: Alignment) -> dict[str, Any]:
+def label_order(joined: JoinedRows) -> dict[str, Any]:
     """Return how the label table is to take its label: as a number, or by classes.
 
     The classes are values as the sites have them, in the order of their codes here.
     """
-    if not aligned.labels.classes:
+    if not joined.labels.classes:
         return {"classes": None}
-    sent = aligned.extracted
-    parts = [p for p in sent.parts[aligned.bound.label_table] if sent.rows[p.number]]
+    sent = joined.extracted
+    parts = [p for p in sent.parts[joined.bound.label_table] if sent.rows[p.number]]
     labels = [read_label(sent.replies, p, sent.rows[p.number]) for p in parts]
     if labels[0].kind == "text":
-        return {"classes": list(aligned.labels.classes)}
+        return {"classes": list(joined.labels.classes)}
     values = np.concatenate([label.values for label in labels])
     return {"classes": np.unique(values).tolist()}
 
 
-def penalty_of(aligned: Alignment, settings: Settings) -> float:
+def penalty_of(joined: JoinedRows, settings: Settings) -> float:
     """Return N l2: what the objective's penalty adds to a table's second moments."""
-    return settings.l2 * aligned.train.joined_rows
+    return settings.l2 * joined.train.joined_rows
 
 
 def _of_columns(

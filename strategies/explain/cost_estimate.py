@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from strategies.coresets.draw import measured_rows, sampled, sampled_uniformly
+from strategies.coresets.draw import measured_rows, restrict_to_sample, sample_uniformly
 from strategies.explain import cost
 from strategies.explain.cost import (
     CoresetSize,
@@ -18,7 +18,7 @@ from strategies.explain.cost import (
 )
 from strategies.run.strategy import tests_every_epoch
 from strategies.setup.disclosures import is_measured, sent_of_rows
-from strategies.setup.joined_rows import Alignment, expand
+from strategies.setup.joined_rows import JoinedRows, expand
 from strategies.setup.problem import TableLayout
 from strategies.training import admm, sgd
 from strategies.training.batches import choose_batch_size
@@ -38,16 +38,16 @@ OTHER_PHASES = frozenset(
 
 @dataclass(frozen=True)
 class Forecast:
-    """Rounds and bytes of training on an aligned problem.
+    """Rounds and bytes of training on an joined problem.
 
     Attributes:
-        aligned: the joined rows.
+        joined: the joined rows.
         encoders: of every table.
         settings: of the run that is asked about.
         history: the rounds that set-up took so far.
     """
 
-    aligned: Alignment
+    joined: JoinedRows
     encoders: Mapping[str, TableEncoder]
     settings: Settings
     history: Sequence[RoundReport]
@@ -68,15 +68,15 @@ class Forecast:
         return {size.name: size.update for size in self._tables}
 
     @cached_property
-    def _trained(self) -> Alignment:
+    def _trained(self) -> JoinedRows:
         """The joined rows that are trained on: repeated, or a sample.
 
         In place of a coreset stands a uniform sample of its size.
         """
-        trained = self.aligned
+        trained = self.joined
         if self.settings.coreset_rows:
-            sample = sampled_uniformly(trained, self.settings).sample
-            trained = sampled(trained, sample)
+            sample = sample_uniformly(trained, self.settings).sample
+            trained = restrict_to_sample(trained, sample)
         return expand(trained) if self.settings.method.is_expanded else trained
 
     @cached_property
@@ -152,8 +152,8 @@ class Forecast:
         """Return what is sent to draw a coreset of all joined rows."""
         coreset = CoresetSize(
             size=self.settings.coreset_rows,
-            joined_rows=self.aligned.train.joined_rows,
-            label_columns=max(len(self.aligned.labels.classes), 1),
+            joined_rows=self.joined.train.joined_rows,
+            label_columns=max(len(self.joined.labels.classes), 1),
             has_moments=not self.settings.method.is_clustering,
             mass_bytes={
                 name: sum(
@@ -162,13 +162,13 @@ class Forecast:
                     for field, array in arrays.items()
                     if field != "trained"
                 )
-                for name, own in self.aligned.compact.items()
+                for name, own in self.joined.compact.items()
             },
         )
-        return coreset_rounds(self._sizes(self.aligned, _one_way), coreset)
+        return coreset_rounds(self._sizes(self.joined, _one_way), coreset)
 
     def _sizes(
-        self, trained: Alignment, choose_update: UpdateChooser
+        self, trained: JoinedRows, choose_update: UpdateChooser
     ) -> list[TableSize]:
         """Return the tables, whose shards train together as is chosen."""
         problem = Problem(trained, self.settings, self.encoders, trained.train_labels)

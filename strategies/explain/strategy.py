@@ -23,7 +23,7 @@ from strategies.run.strategy import RoundStrategy
 from strategies.setup.cross_check import check_alignment
 from strategies.setup.disclosures import audience_of
 from strategies.setup.extract import describe_places, describe_work
-from strategies.setup.joined_rows import Alignment, align
+from strategies.setup.joined_rows import JoinedRows, align
 from strategies.training.prepare import fit_encoders
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.joins.mapping import join_codes
@@ -39,12 +39,12 @@ class _Found:
     """What the rounds found.
 
     Attributes:
-        aligned: the joined rows.
+        joined: the joined rows.
         encoders: of every table.
         checked: by join, the keys on whose digests its two sides agreed.
     """
 
-    aligned: Alignment
+    joined: JoinedRows
     encoders: Mapping[str, TableEncoder]
     checked: Mapping[str, int]
 
@@ -66,12 +66,12 @@ class Explain(RoundStrategy):
 
     def rounds(self) -> Generator[Request, Replies, None]:
         """Take the rounds of set-up, check the mapping, let the sites forget."""
-        aligned = yield from align(self.query, self.settings, self.inventory)
-        encoders = yield from fit_encoders(aligned)
+        joined = yield from align(self.query, self.settings, self.inventory)
+        encoders = yield from fit_encoders(joined)
         rng = generator(self.settings.seed, Stream.CHECK)
-        checked = yield from check_alignment(aligned, rng)
-        yield ask(FinishRequest(), aligned.extracted.all_parts)
-        self._found = _Found(aligned, encoders, checked)
+        checked = yield from check_alignment(joined, rng)
+        yield ask(FinishRequest(), joined.extracted.all_parts)
+        self._found = _Found(joined, encoders, checked)
 
     @property
     def explanation(self) -> Explanation:
@@ -82,21 +82,21 @@ class Explain(RoundStrategy):
         """
         if self._found is None:
             raise RuntimeError("there is no explanation before the rounds are done")
-        aligned, settings = self._found.aligned, self.settings
-        forecast = Forecast(aligned, self._found.encoders, settings, self.history)
+        joined, settings = self._found.joined, self.settings
+        forecast = Forecast(joined, self._found.encoders, settings, self.history)
         return Explanation(
             settings=settings.to_dict(),
             query=self.query.to_sql(),
-            tables=[self._table(self._found, name) for name in aligned.bound.tables],
-            joins=[_join(self._found, join) for join in aligned.bound.joins],
-            join_steps=aligned.steps,
-            joined_rows_train=aligned.train.joined_rows,
-            joined_rows_test=len(aligned.test_labels),
-            loss=aligned.loss.name,
+            tables=[self._table(self._found, name) for name in joined.bound.tables],
+            joins=[_join(self._found, join) for join in joined.bound.joins],
+            join_steps=joined.steps,
+            joined_rows_train=joined.train.joined_rows,
+            joined_rows_test=len(joined.test_labels),
+            loss=joined.loss.name,
             cost=forecast.cost(),
             releases=releases(
                 audience_of(
-                    aligned,
+                    joined,
                     settings,
                     self.inventory,
                     forecast.updates,
@@ -107,23 +107,23 @@ class Explain(RoundStrategy):
             output_dir=settings.output_dir,
             started=self.started,
             seconds=self.seconds,
-            row_weight=aligned.weighting.facts(aligned.train.joined_rows),
+            row_weight=joined.weighting.facts(joined.train.joined_rows),
         )
 
     def _table(self, found: _Found, name: str) -> TableExplanation:
-        fragments = found.aligned.bound.fragments_of(name)
-        parts = found.aligned.extracted.parts[name]
-        multiplicity = found.aligned.mapping.tables[name].multiplicity
+        fragments = found.joined.bound.fragments_of(name)
+        parts = found.joined.extracted.parts[name]
+        multiplicity = found.joined.mapping.tables[name].multiplicity
         encoder = found.encoders[name]
         return TableExplanation(
             table=name,
             names=tuple(fragment.name for fragment in fragments),
             sites=tuple(part.site for part in parts),
-            rows=tuple(found.aligned.extracted.rows[part.number] for part in parts),
+            rows=tuple(found.joined.extracted.rows[part.number] for part in parts),
             work=(
                 *describe_work(fragments),
                 *describe_places(
-                    [(p.site, found.aligned.extracted.work[p.number]) for p in parts]
+                    [(p.site, found.joined.extracted.work[p.number]) for p in parts]
                 ),
             ),
             features=encoder.width,
@@ -138,13 +138,13 @@ class Explain(RoundStrategy):
 
 def _join(found: _Found, join: Join) -> JoinExplanation:
     """Compare the keys of two tables, whatever the other joins do."""
-    keys = found.aligned.extracted.keys
+    keys = found.joined.extracted.keys
     left, right = join_codes(
         join, keys[join.left, join.left_key], keys[join.right, join.right_key]
     )
     return JoinExplanation(
         on=join.text,
-        is_outer=not found.aligned.bound.outer.isdisjoint((join.left, join.right)),
+        is_outer=not found.joined.bound.outer.isdisjoint((join.left, join.right)),
         left=_key_side(join.left, left, right),
         right=_key_side(join.right, right, left),
         checked_keys=found.checked[join.text],

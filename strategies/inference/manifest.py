@@ -496,30 +496,34 @@ def make_manifest(strategy: RelationalStrategy) -> Manifest:
     Raises:
         RuntimeError: the run has not come to its end.
     """
-    federation, report, outcome = strategy.federation, strategy.report, strategy.outcome
-    if federation is None or not strategy.is_finished:
+    training_problem, report, outcome = (
+        strategy.training_problem,
+        strategy.report,
+        strategy.outcome,
+    )
+    if training_problem is None or not strategy.is_finished:
         raise RuntimeError("there is no model before the run has ended")
     inventory = strategy.inventory
     schemas = inventory.schemas()
     bound = bind(strategy.query, schemas, strategy.settings)
-    fragments = {name: bound.fragments_of(name) for name in federation.tables}
+    fragments = {name: bound.fragments_of(name) for name in training_problem.tables}
     kinds = {
         name: _kind(strategy.settings, name, is_linear=table.is_linear)
-        for name, table in federation.tables.items()
+        for name, table in training_problem.tables.items()
     }
     tables = tuple(
         ModelTable(
             table=name,
-            name=federation.names[name],
+            name=training_problem.names[name],
             columns={own.name: schemas[own.name] for own in fragments[name]},
             features=feature_texts(fragments[name]),
             kind=kinds[name],
-            encoder=federation.encoders[name],
+            encoder=training_problem.encoders[name],
             parts=tuple(_part(part, inventory, outcome) for part in table.parts),
             mean_score=outcome.contributions[name].mean_score,
             share=outcome.contributions[name].share,
         )
-        for name, table in federation.tables.items()
+        for name, table in training_problem.tables.items()
     )
     return Manifest(
         model=strategy.model,
@@ -529,9 +533,9 @@ def make_manifest(strategy: RelationalStrategy) -> Manifest:
         settings=report.settings,
         label_table=bound.label_table,
         label=label_text(fragments[bound.label_table]) or "",
-        loss=federation.loss.name,
-        classes=federation.classes,
-        base_score=federation.base_score,
+        loss=training_problem.loss.name,
+        classes=training_problem.classes,
+        base_score=training_problem.base_score,
         tables=tables,
         train=finite(report.final_train),
         test=finite(report.final_test),

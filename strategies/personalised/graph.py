@@ -129,7 +129,7 @@ def make_graph(
             alone=settings.baselines,
             seed=settings.seed,
             label_scale=problem.label_scale,
-            base=problem.federation.base_score.tolist(),
+            base=problem.training_problem.base_score.tolist(),
         )
         replies = yield ask(request, parts)
         if settings.baselines:
@@ -146,7 +146,7 @@ def make_graph(
 
 def read_distances(problem: PersonalProblem, kind: str, replies: Replies) -> FloatArray:
     """Return how far the sites' summaries are from each other, (N, N)."""
-    (table,) = problem.federation.tables.values()
+    (table,) = problem.training_problem.tables.values()
     width = table.features + 1
     size = {
         BY_DATA: 2 * PAIRS,

@@ -17,9 +17,9 @@ from strategies.run.replies import refuse
 from strategies.run.sites import Inventory
 from strategies.setup.disclosures import audience_of
 from strategies.setup.extract import Extracted, extract
-from strategies.setup.joined_rows import Alignment
+from strategies.setup.joined_rows import JoinedRows
 from strategies.setup.labels import LARGEST_LABEL, MAX_CLASSES, Labels, loss_of
-from strategies.setup.problem import Federation, Table, compact_tables
+from strategies.setup.problem import Table, TrainingProblem, compact_tables
 from strategies.setup.row_weights import Weighting
 from strategies.training.prepare import Plan, Problem, fan_out, fit_encoders, model_seed
 from tp_flower.arrays import BoolArray, FloatArray
@@ -116,20 +116,20 @@ def check_task(labels: Labels, settings: Settings) -> None:
         raise QueryError("no site has told the classes of its label")
 
 
-def class_values(aligned: Alignment) -> list[Any]:
+def class_values(joined: JoinedRows) -> list[Any]:
     """Return the classes as the sites have told them."""
-    (table,) = aligned.bound.tables
+    (table,) = joined.bound.tables
     kinds = {
-        _label(aligned.extracted.replies, part).kind
-        for part in aligned.extracted.parts[table]
-        if aligned.extracted.rows[part.number]
+        _label(joined.extracted.replies, part).kind
+        for part in joined.extracted.parts[table]
+        if joined.extracted.rows[part.number]
     }
-    names = aligned.labels.classes
+    names = joined.labels.classes
     return list(names) if kinds == {"text"} else [float(name) for name in names]
 
 
 def base_score_of(
-    aligned: Alignment, replies: Replies, parts: Sequence[Part]
+    joined: JoinedRows, replies: Replies, parts: Sequence[Part]
 ) -> FloatArray:
     """Return the best constant score of all sites' rows together.
 
@@ -137,7 +137,7 @@ def base_score_of(
         ReplyError: a site's sums are none.
         QueryError: the label is constant in the training rows.
     """
-    loss, classes = aligned.loss, len(aligned.labels.classes)
+    loss, classes = joined.loss, len(joined.labels.classes)
     told = np.array([_sums(replies, part, classes or 3) for part in parts])
     sums: FloatArray = told.sum(axis=0)
     if not classes:
@@ -155,10 +155,10 @@ def base_score_of(
 
 
 def label_scale_of(
-    aligned: Alignment, replies: Replies, parts: Sequence[Part]
+    joined: JoinedRows, replies: Replies, parts: Sequence[Part]
 ) -> float:
     """Return the deviation of all sites' training labels; of classes 1."""
-    if aligned.labels.classes:
+    if joined.labels.classes:
         return 1.0
     told = np.array([_sums(replies, part, 3) for part in parts])
     count, total, squares = told.sum(axis=0).tolist()
@@ -181,7 +181,7 @@ class PersonalProblem:
     """A model for every site of one table.
 
     Attributes:
-        federation: the table, its encoders and its rows, without labels.
+        training_problem: the table, its encoders and its rows, without labels.
         parts: of the sites, N of them.
         sites: their names, each once.
         rows: (N,), trained rows.
@@ -190,7 +190,7 @@ class PersonalProblem:
         label_scale: deviation of the labels of a regression; 1 of classes.
     """
 
-    federation: Federation
+    training_problem: TrainingProblem
     parts: tuple[Part, ...]
     sites: tuple[str, ...]
     rows: tuple[int, ...]
@@ -201,7 +201,7 @@ class PersonalProblem:
     @property
     def penalised(self) -> BoolArray:
         """(p,), the parameters that the penalty covers."""
-        (table,) = self.federation.tables.values()
+        (table,) = self.training_problem.tables.values()
         return table.penalised
 
 
@@ -214,42 +214,40 @@ def set_up_personal(
         TPFlowerError: any of its kinds, before any training, if the query is not of one
             table, does not fit it, or the label does not fit the task.
     """
-    aligned = yield from _align(query, settings, inventory)
-    encoders = yield from fit_encoders(aligned)
-    problem = Problem(aligned, settings, encoders, aligned.train_labels)
-    (table,) = aligned.bound.tables
+    joined = yield from _align(query, settings, inventory)
+    encoders = yield from fit_encoders(joined)
+    problem = Problem(joined, settings, encoders, joined.train_labels)
+    (table,) = joined.bound.tables
     request = _order(problem, table)
     replies = yield request
     trained, start = _read_table(problem, table, plan, replies)
-    parts = aligned.extracted.parts[table]
-    federation = Federation(
+    parts = joined.extracted.parts[table]
+    training_problem = TrainingProblem(
         tables={table: trained},
-        train=aligned.train,
-        test=aligned.test,
-        train_labels=aligned.train_labels,
-        test_labels=aligned.test_labels,
-        loss=aligned.loss,
-        base_score=base_score_of(aligned, replies, parts),
+        train=joined.train,
+        test=joined.test,
+        train_labels=joined.train_labels,
+        test_labels=joined.test_labels,
+        loss=joined.loss,
+        base_score=base_score_of(joined, replies, parts),
         initial_scores={},
         l2=settings.l2,
         seed=settings.seed,
-        classes=aligned.labels.classes,
-        join_steps=aligned.steps,
-        source_rows=aligned.extracted.table_rows,
-        fan_out=fan_out(aligned),
-        names=aligned.names,
+        classes=joined.labels.classes,
+        join_steps=joined.steps,
+        source_rows=joined.extracted.table_rows,
+        fan_out=fan_out(joined),
+        names=joined.names,
         encoders=encoders,
         audience=replace(
-            audience_of(
-                aligned, settings, inventory, {table: trained.update}, encoders
-            ),
+            audience_of(joined, settings, inventory, {table: trained.update}, encoders),
             graph=settings.graph,
             graph_epsilon=settings.graph_epsilon,
         ),
-        weighting=aligned.weighting,
+        weighting=joined.weighting,
     )
     return PersonalProblem(
-        federation=federation,
+        training_problem=training_problem,
         parts=parts,
         sites=site_names(parts),
         rows=tuple(own.trained for own in trained.rows),
@@ -257,7 +255,7 @@ def set_up_personal(
         curvature=np.array(
             [replies.body(part, PersonalisedPart).curvature for part in parts]
         ),
-        label_scale=label_scale_of(aligned, replies, parts),
+        label_scale=label_scale_of(joined, replies, parts),
     )
 
 
@@ -279,7 +277,7 @@ def site_names(parts: Sequence[Part]) -> tuple[str, ...]:
 
 def _align(
     query: Query, settings: Settings, inventory: Inventory
-) -> Generator[Request, Replies, Alignment]:
+) -> Generator[Request, Replies, JoinedRows]:
     """Extract; a joined row is a row of the one table."""
     bound = query.bind(inventory.schemas())
     _check_one_table(bound)
@@ -301,7 +299,7 @@ def _align(
     train, test, compact = compact_tables(mapping, held_out, extracted.parts, rows)
     labels = Labels(np.full(len(held_out), np.nan), class_names(extracted, parts))
     check_task(labels, settings)
-    return Alignment(
+    return JoinedRows(
         bound=bound,
         choices=choices,
         extracted=extracted,
@@ -337,8 +335,8 @@ def _check_one_table(bound: BoundQuery) -> None:
 
 def _order(problem: Problem, table: str) -> Request:
     """Return the message that prepares the sites' models."""
-    aligned, settings = problem.aligned, problem.settings
-    own, spec = aligned.compact[table], _spec(problem, table)
+    joined, settings = problem.joined, problem.settings
+    own, spec = joined.compact[table], _spec(problem, table)
     parts = {
         # every row counts once: nothing is said of multiplicities
         number: PersonalisePart(
@@ -352,8 +350,8 @@ def _order(problem: Problem, table: str) -> Request:
         for number, arrays in own.set_up_arrays().items()
     }
     request = PersonaliseRequest(
-        loss=aligned.loss.name,
-        classes=class_values(aligned),
+        loss=joined.loss.name,
+        classes=class_values(joined),
         graph=settings.graph if settings.graph in SUMMARIES else NO_GRAPH,
         graph_epsilon=settings.graph_epsilon,
         delta=settings.privacy.delta,
@@ -368,7 +366,7 @@ def _spec(problem: Problem, table: str) -> ModelSpec:
     kind = settings.model_of(table)
     return ModelSpec(
         kind=kind if problem.encoders[table].width else "linear",
-        outputs=problem.aligned.loss.outputs,
+        outputs=problem.joined.loss.outputs,
         intercept=True,
         hidden_sizes=settings.hidden_sizes,
         seed=model_seed(settings, table),
@@ -379,7 +377,7 @@ def _read_table(
     problem: Problem, name: str, plan: Plan, replies: Replies
 ) -> tuple[Table, FloatArray]:
     """Return the table, and the parameters that all sites begin with."""
-    own, spec = problem.aligned.compact[name], _spec(problem, name)
+    own, spec = problem.joined.compact[name], _spec(problem, name)
     bodies = [replies.body(part, PersonalisedPart) for part in own.parts]
     first, features, penalised = own.parts[0], bodies[0].features, bodies[0].penalised
     for part, rows, body in zip(own.parts, own.rows, bodies, strict=True):
@@ -408,20 +406,20 @@ def _read_table(
     return table, bodies[0].parameters.astype(np.float64)
 
 
-def personal_mask(settings: Settings, federation: Federation) -> BoolArray:
+def personal_mask(settings: Settings, training_problem: TrainingProblem) -> BoolArray:
     """Return which parameters each site has for itself, (p,).
 
     Raises:
         SettingsError: ``personal`` names a feature that there is not.
     """
-    (table,) = federation.tables.values()
+    (table,) = training_problem.tables.values()
     count, personal = len(table.penalised), settings.personal
     if personal == EVERYTHING or not personal.strip():
         return np.full(count, personal == EVERYTHING)
     if personal == LAST:
         last = (settings.hidden_sizes[-1] + 1) * table.outputs
         return np.arange(count) >= count - last
-    encoder = federation.encoders[table.name]
+    encoder = training_problem.encoders[table.name]
     columns = [own.name for own in encoder.encodings for _ in own.feature_names]
     names = [*columns, INTERCEPT]
     wanted = named_coordinates(personal)

@@ -38,7 +38,7 @@ from strategies.personalised.setup import (
 )
 from strategies.run.exchange import Replies, Request, ask
 from strategies.run.strategy import EpochResult
-from strategies.setup.problem import Federation
+from strategies.setup.problem import TrainingProblem
 from strategies.training.base import Outcome, RelationalStrategy, read_digests
 from strategies.training.prepare import Plan
 from tp_flower.arrays import BoolArray, FloatArray
@@ -111,21 +111,23 @@ class Personalised(RelationalStrategy):
         """Let every shard train a model of its own."""
         return Plan(lambda *_: Update.LOCAL, lambda *_: {})
 
-    def set_up(self) -> Generator[Request, Replies, Federation]:
+    def set_up(self) -> Generator[Request, Replies, TrainingProblem]:
         """Run the set-up rounds, and that of the graph."""
         self._problem = yield from set_up_personal(
             self.query, self.settings, self.plan(), self.inventory
         )
         self._graph = yield from make_graph(self._problem, self.settings)
-        return self._problem.federation
+        return self._problem.training_problem
 
-    def baseline(self, federation: Federation) -> float:  # noqa: ARG002
+    def baseline(self, training_problem: TrainingProblem) -> float:  # noqa: ARG002
         """Return infinity: the server has no label to tell a constant's loss from."""
         return math.inf
 
-    def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
+    def epochs(
+        self, training_problem: TrainingProblem
+    ) -> Generator[Request, Replies, None]:
         """Descend, until a step changes less than the tolerance if one is set."""
-        descents = self._tracks(federation)
+        descents = self._tracks(training_problem)
         code = UpdateSchedule.of(self.settings)
         for epoch in range(1, self.settings.epochs + 1):
             pace = self._pace(epoch)
@@ -149,12 +151,12 @@ class Personalised(RelationalStrategy):
                 break
         yield from self._assess(descents)
 
-    def _tracks(self, federation: Federation) -> dict[str, Descent]:
+    def _tracks(self, training_problem: TrainingProblem) -> dict[str, Descent]:
         """Return the tracks at their start: the sites' models, and one for all."""
         count = len(self.problem.parts)
         self._known = np.zeros(count, np.bool_)
         self._penalty = EdgePenalty(self.graph.graph, self.settings, self.problem.rows)
-        mask = personal_mask(self.settings, federation)
+        mask = personal_mask(self.settings, training_problem)
         start = np.tile(self.problem.start, (count, 1))
         tracks = [Track(PERSONAL, mask, self._penalty.step)]
         if self.settings.baselines:
@@ -216,7 +218,7 @@ class Personalised(RelationalStrategy):
             )
             for k, part in enumerate(parts)
         }
-        base = self.problem.federation.base_score.tolist()
+        base = self.problem.training_problem.base_score.tolist()
         message = PersonalRequest(base=base, pace=pace, code=code, parts=bodies)
         return ask(message, parts)
 
@@ -252,12 +254,14 @@ class Personalised(RelationalStrategy):
             own_bytes=self._own_bytes,
         )
 
-    def outcome_of(self, replies: Replies, federation: Federation) -> Outcome:
+    def outcome_of(
+        self, replies: Replies, training_problem: TrainingProblem
+    ) -> Outcome:
         """Return the digests; what one table adds to the scores is all of them."""
-        (table,) = federation.tables
-        outputs = federation.loss.outputs
+        (table,) = training_problem.tables
+        outputs = training_problem.loss.outputs
         return Outcome(
-            digests=read_digests(replies, federation.parts),
+            digests=read_digests(replies, training_problem.parts),
             contributions={table: Contribution(np.zeros(outputs), 1.0)},
         )
 

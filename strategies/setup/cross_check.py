@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from strategies.run.exchange import Part, Replies, Request, ask
 from strategies.run.replies import refuse
-from strategies.setup.joined_rows import Alignment
+from strategies.setup.joined_rows import JoinedRows
 from strategies.setup.keys import key_groups
 from tp_flower.errors import MappingError
 from tp_flower.joins.mapping import join_codes
@@ -47,7 +47,7 @@ class Side:
 
 
 def check_alignment(
-    aligned: Alignment, rng: np.random.Generator
+    joined: JoinedRows, rng: np.random.Generator
 ) -> Generator[Request, Replies, dict[str, int]]:
     """Let the sites confirm the mapping; return the keys compared, by join.
 
@@ -55,10 +55,10 @@ def check_alignment(
         MappingError: a join whose two sides hold different keys where the mapping
             matched them.
     """
-    joins = aligned.bound.joins
+    joins = joined.bound.joins
     if not joins:
         return {}
-    sides = {n: _sides(aligned, join) for n, join in enumerate(joins)}
+    sides = {n: _sides(joined, join) for n, join in enumerate(joins)}
     weights = {
         n: rng.integers(1, 1 << WEIGHT_BITS, len(left.rows), dtype=np.uint32)
         for n, (left, _) in sides.items()
@@ -66,12 +66,12 @@ def check_alignment(
     asked: dict[int, CheckPart] = {}
     for number, both in sides.items():
         for side in both:
-            _ask_side(aligned, number, side, weights[number], asked)
-    parts = [part for part in aligned.extracted.all_parts if part.number in asked]
+            _ask_side(joined, number, side, weights[number], asked)
+    parts = [part for part in joined.extracted.all_parts if part.number in asked]
     replies = yield ask(CheckRequest(asked), parts)
     for number, both in sides.items():
         left, right = (
-            _answer(replies, aligned.extracted.parts[side.table], number)
+            _answer(replies, joined.extracted.parts[side.table], number)
             for side in both
         )
         if left != right or left[0] != len(both[0].rows):
@@ -79,17 +79,17 @@ def check_alignment(
     return {join.text: len(sides[n][0].rows) for n, join in enumerate(joins)}
 
 
-def _sides(aligned: Alignment, join: Join) -> tuple[Side, Side]:
+def _sides(joined: JoinedRows, join: Join) -> tuple[Side, Side]:
     """Return one row per matched key, on both sides in the same order of the keys."""
-    keys, mapping = aligned.extracted.keys, aligned.mapping
+    keys, mapping = joined.extracted.keys, joined.mapping
     codes, _ = join_codes(
         join, keys[join.left, join.left_key], keys[join.right, join.right_key]
     )
     left, right = mapping.tables[join.left].row_of, mapping.tables[join.right].row_of
-    joined = np.flatnonzero((left >= 0) & (right >= 0))
+    matched = np.flatnonzero((left >= 0) & (right >= 0))
     # of several joined rows with a key the last write stays: any will do
     chosen = np.full(int(codes.max(initial=-1)) + 1, -1, dtype=np.int64)
-    chosen[codes[left[joined]]] = joined
+    chosen[codes[left[matched]]] = matched
     chosen = chosen[chosen >= 0]
     return (
         Side(join.left, join.left_key, left[chosen]),
@@ -98,16 +98,16 @@ def _sides(aligned: Alignment, join: Join) -> tuple[Side, Side]:
 
 
 def _ask_side(
-    aligned: Alignment,
+    joined: JoinedRows,
     join: int,
     side: Side,
     weights: npt.NDArray[np.uint32],
     asked: dict[int, CheckPart],
 ) -> None:
     """Add what the shards of one side are asked about a join."""
-    start, groups = 0, key_groups(aligned.bound)[side.table]
-    for part in aligned.extracted.parts[side.table]:
-        stop = start + aligned.extracted.rows[part.number]
+    start, groups = 0, key_groups(joined.bound)[side.table]
+    for part in joined.extracted.parts[side.table]:
+        stop = start + joined.extracted.rows[part.number]
         is_own = (side.rows >= start) & (side.rows < stop)
         body = asked.setdefault(part.number, CheckPart(joins={}, key_groups=groups))
         body.rows[str(join)] = (side.rows[is_own] - start).astype(np.int32)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from strategies.disclosures import Audience
 from strategies.run.sites import Inventory
-from strategies.setup.joined_rows import Alignment
+from strategies.setup.joined_rows import JoinedRows
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.methods import ADMM, CORESET, SGD
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
@@ -13,7 +13,7 @@ from tp_flower.settings import DISTDIM, IMPORTANCE, Settings
 
 
 def audience_of(
-    aligned: Alignment,
+    joined: JoinedRows,
     settings: Settings,
     inventory: Inventory,
     updates: Mapping[str, Update],
@@ -22,13 +22,13 @@ def audience_of(
     """Return what decides who learns what.
 
     Args:
-        aligned: the joined rows.
+        joined: the joined rows.
         settings: of the run.
         inventory: of the sites.
         updates: by table, how its shards are trained together.
         encoders: by table.
     """
-    bound, parts = aligned.bound, aligned.extracted.parts
+    bound, parts = joined.bound, joined.extracted.parts
     sharded = [name for name, own in parts.items() if len(own) > 1]
     return Audience(
         label_table=bound.label_table,
@@ -45,8 +45,8 @@ def audience_of(
         privacy=settings.privacy,
         # all sites have the same, or the run has been refused
         keys=next(iter(inventory.nodes.values())).keys,
-        weight=aligned.weighting.column,
-        is_weighted=aligned.weighting.train is not None,
+        weight=joined.weighting.column,
+        is_weighted=joined.weighting.train is not None,
         is_expanded=settings.method.is_expanded,
         is_measured=is_measured(settings),
         sends=sent_of_rows(settings),

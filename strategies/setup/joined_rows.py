@@ -1,4 +1,4 @@
-"""Alignment: which rows of the sites' tables are behind each joined row.
+"""JoinedRows: which rows of the sites' tables are behind each joined row.
 
 From what the sites tell of their rows (:mod:`strategies.setup.extract`) the server
 makes the table mapping, splits the label table's rows and chooses the loss.
@@ -48,7 +48,7 @@ Schema = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Alignment:
+class JoinedRows:
     """The joined rows, as far as the server knows them.
 
     Attributes:
@@ -105,7 +105,7 @@ class Alignment:
 
 def align(
     query: Query, settings: Settings, inventory: Inventory
-) -> Generator[Request, Replies, Alignment]:
+) -> Generator[Request, Replies, JoinedRows]:
     """Extract and return the joined rows.
 
     Raises:
@@ -151,7 +151,7 @@ def align(
     if weighting.masses is not None:
         compact = weighted_tables(compact, weighting.masses)
     values = labels.values[label_rows.row_of]
-    return Alignment(
+    return JoinedRows(
         bound=bound,
         choices=choices,
         extracted=extracted,
@@ -239,30 +239,30 @@ class ExpandedTable(TableLayout):
         }
 
 
-def expand(aligned: Alignment) -> Alignment:
+def expand(joined: JoinedRows) -> JoinedRows:
     """Return the same joined rows over rows of the tables that are repeated."""
-    train = aligned.mapping.select(~aligned.is_test)
-    test = aligned.mapping.select(aligned.is_test)
+    train = joined.mapping.select(~joined.is_test)
+    test = joined.mapping.select(joined.is_test)
     train_rows: dict[str, TableRows] = {}
     test_rows: dict[str, TableRows] = {}
     tables: dict[str, ExpandedTable] = {}
-    for name, parts in aligned.extracted.parts.items():
-        sizes = tuple(aligned.extracted.rows[part.number] for part in parts)
+    for name, parts in joined.extracted.parts.items():
+        sizes = tuple(joined.extracted.rows[part.number] for part in parts)
         row_of = train.tables[name].row_of, test.tables[name].row_of
         table, numbers = _expand(name, parts, sizes, row_of)
         tables[name] = table
         total = sum(rows.total for rows in table.rows)
         train_rows[name] = TableRows(numbers[0], total)
         test_rows[name] = TableRows(numbers[1], total)
-    expanded, weighting = TableMapping(train_rows), aligned.weighting
+    expanded, weighting = TableMapping(train_rows), joined.weighting
     if weighting.train is not None:
         own = RowWeights.of(weighting.train.rows, expanded)
         weighting = replace(weighting, train=own)
         tables = weighted_tables(tables, own.masses)
     return replace(
-        aligned,
+        joined,
         train=expanded,
-        test=None if aligned.test is None else TableMapping(test_rows),
+        test=None if joined.test is None else TableMapping(test_rows),
         compact=tables,
         weighting=weighting,
     )

@@ -22,7 +22,7 @@ from tp_flower.reports.records import TableReport
 
 
 @dataclass(frozen=True)
-class Drawn:
+class CoresetSample:
     """A sample of the joined training rows.
 
     Attributes:
@@ -138,7 +138,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Federation:
+class TrainingProblem:
     """A training problem over joined rows that nobody holds.
 
     Attributes:
@@ -182,7 +182,7 @@ class Federation:
     encoders: Mapping[str, TableEncoder]
     audience: Audience
     weighting: Weighting = field(default_factory=Weighting)
-    coreset: Drawn | None = None
+    coreset: CoresetSample | None = None
     weight_facts: Mapping[str, object] | None = None
 
     @property
@@ -196,16 +196,16 @@ class Federation:
         return [t for t in self.tables.values() if t.update is not Update.LOCAL]
 
 
-def table_reports(federation: Federation) -> list[TableReport]:
+def table_reports(problem: TrainingProblem) -> list[TableReport]:
     """Return what the report says of every table, in the order of the query."""
     reports = []
-    for name, table in federation.tables.items():
-        trained = federation.fan_out[name]
+    for name, table in problem.tables.items():
+        trained = problem.fan_out[name]
         reports.append(
             TableReport(
                 table=name,
-                name=federation.names[name],
-                rows=federation.source_rows[name],
+                name=problem.names[name],
+                rows=problem.source_rows[name],
                 features=table.features,
                 shards=len(table.parts),
                 sites=tuple(part.site for part in table.parts),
@@ -213,7 +213,7 @@ def table_reports(federation: Federation) -> list[TableReport]:
                 multiplicity_min=int(trained.min()) if len(trained) else 0,
                 multiplicity_mean=float(trained.mean()) if len(trained) else 0.0,
                 multiplicity_max=int(trained.max(initial=0)),
-                dropped=federation.encoders[name].dropped,
+                dropped=problem.encoders[name].dropped,
             )
         )
     return reports

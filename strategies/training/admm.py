@@ -15,7 +15,7 @@ import msgspec
 
 from strategies.run.exchange import PartArrays, Replies, Request, ask
 from strategies.run.strategy import EpochResult, tests_every_epoch
-from strategies.setup.problem import Federation, Table
+from strategies.setup.problem import Table, TrainingProblem
 from strategies.training import operators
 from strategies.training import operators as lou
 from strategies.training.base import RelationalStrategy
@@ -49,21 +49,21 @@ class AdmmArrays:
     """z, duals, the scores of the joined rows, and those of the tables' rows.
 
     Args:
-        federation: the training problem.
+        problem: the training problem.
         corrections: c.
         memory: epochs that Anderson mixing looks back on; 0 without.
     """
 
-    def __init__(self, federation: Federation, corrections: int, memory: int) -> None:
-        self._federation = federation
+    def __init__(self, problem: TrainingProblem, corrections: int, memory: int) -> None:
+        self._federation = problem
         self._mixer = AndersonMixer(
-            federation.train, memory, corrections, federation.weighting.train
+            problem.train, memory, corrections, problem.weighting.train
         )
         self._stepped = initial_state(
-            federation.base_score, federation.train.joined_rows, rho=1.0
+            problem.base_score, problem.train.joined_rows, rho=1.0
         )
-        local_scores = dict(federation.initial_scores)
-        scores = operators.gather(federation, local_scores)
+        local_scores = dict(problem.initial_scores)
+        scores = operators.gather(problem, local_scores)
         self._reached = self._point = Point(scores, self._stepped.duals, local_scores)
 
     def targets(
@@ -138,7 +138,7 @@ class AdmmServer:
     """The server's side of ADMM between two exchanges with the sites.
 
     Args:
-        federation: the training problem.
+        problem: the training problem.
         settings: form, rho, over-relaxation and memory.
 
     Attributes:
@@ -146,12 +146,10 @@ class AdmmServer:
         corrections: c: the number of tables (sharing) or 1 (Jacobi).
     """
 
-    def __init__(self, federation: Federation, settings: Settings) -> None:
-        self.federation = federation
-        self.corrections = (
-            len(federation.tables) if settings.admm_form == "sharing" else 1
-        )
-        curvature = federation.loss.curvature(federation.base_score)
+    def __init__(self, problem: TrainingProblem, settings: Settings) -> None:
+        self.training_problem = problem
+        self.corrections = len(problem.tables) if settings.admm_form == "sharing" else 1
+        curvature = problem.loss.curvature(problem.base_score)
         self.rho = settings.rho or RHO_SHARE * curvature
         noisy = settings.privacy.covers_features or settings.privacy.covers_predictions
         # what balancing and mixing would look at is noise
@@ -159,13 +157,13 @@ class AdmmServer:
         # mixing needs theta-updates that depend on nothing but the target
         exact = not noisy and all(
             table.is_linear and table.update is not Update.CONSENSUS
-            for table in federation.tables.values()
+            for table in problem.tables.values()
         )
         self.memory = settings.anderson_memory if exact else 0
         self.over_relaxation = settings.over_relaxation or (
             1.0 if self.memory or noisy else OVER_RELAXATION
         )
-        self._arrays = AdmmArrays(federation, self.corrections, self.memory)
+        self._arrays = AdmmArrays(problem, self.corrections, self.memory)
         self._epoch = 0
         self._recent: list[Residuals] = []
 
@@ -238,25 +236,25 @@ class AdmmStrategy(RelationalStrategy):
     def _course(self) -> Mapping[str, Any]:
         return {"exchanges": self.settings.inner_rounds}
 
-    def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
+    def epochs(self, problem: TrainingProblem) -> Generator[Request, Replies, None]:
         """Run the epochs, until the residuals are below the tolerance if one is set."""
-        server = AdmmServer(federation, self.settings)
+        server = AdmmServer(problem, self.settings)
         is_private = self.settings.privacy.features == NOISY_STATISTICS
-        rows = federation.train.joined_rows
+        rows = problem.train.joined_rows
         solvers = {
             table.name: lou.GramSolver(table, rows, is_private=is_private)
-            for table in federation.tables.values()
+            for table in problem.tables.values()
             if table.update is Update.GRAM
         }
         self.chosen |= {
             "rho": server.rho,
             "over-relaxation": server.over_relaxation,
             "anderson-memory": server.memory,
-            "lou": {t.name: str(t.update) for t in federation.tables.values()},
+            "lou": {t.name: str(t.update) for t in problem.tables.values()},
         }
-        self.local_scores = dict(federation.initial_scores)
+        self.local_scores = dict(problem.initial_scores)
         for _ in range(self.settings.epochs):
-            exchange = self._exchange(federation, server, solvers)
+            exchange = self._exchange(problem, server, solvers)
             self.local_scores = yield from exchange
             if self.talk.stale:
                 # steps in which some tables stood still say nothing of the others
@@ -279,44 +277,44 @@ class AdmmStrategy(RelationalStrategy):
 
     def _exchange(
         self,
-        federation: Federation,
+        problem: TrainingProblem,
         server: AdmmServer,
         solvers: Mapping[str, lou.GramSolver],
     ) -> Generator[Request, Replies, LocalScores]:
         """Send the targets; return the local scores of the updated models."""
-        order = self._order(federation, server)
+        order = self._order(problem, server)
         targets: dict[int, AdmmTarget] = {}
         for name, target in server.targets().items():
-            blocks = lou.scatter_rows(federation.tables[name], target)
+            blocks = lou.scatter_rows(problem.tables[name], target)
             targets |= {number: AdmmTarget(block) for number, block in blocks.items()}
         request = msgspec.structs.replace(order, parts=targets)
-        replies = yield self.request(ask(request, federation.parts))
+        replies = yield self.request(ask(request, problem.parts))
         scores = {
             name: self._gather(table, replies)
-            for name, table in federation.tables.items()
+            for name, table in problem.tables.items()
             if table.update is Update.LOCAL
         }
-        if federation.sharded:
+        if problem.sharded:
             solved: dict[int, CommonParameters] = {}
             for name, solver in solvers.items():
-                table = federation.tables[name]
+                table = problem.tables[name]
                 moments = lou.sum_over_shards(table, replies, "moments")
-                theta = solver.solve(moments, server.kappa, federation.l2)
+                theta = solver.solve(moments, server.kappa, problem.l2)
                 solved |= lou.scatter_parameters(table, theta)
-            scores |= yield from self._agree(federation, replies, order, solved)
-        return {name: scores[name] for name in federation.tables}
+            scores |= yield from self._agree(problem, replies, order, solved)
+        return {name: scores[name] for name in problem.tables}
 
-    def _order(self, federation: Federation, server: AdmmServer) -> AdmmRequest:
+    def _order(self, problem: TrainingProblem, server: AdmmServer) -> AdmmRequest:
         """Return the request of an epoch, without its targets."""
-        seeking = any(t.update is Update.CONSENSUS for t in federation.sharded)
+        seeking = any(t.update is Update.CONSENSUS for t in problem.sharded)
         fit = LocalFit(
             kappa=server.kappa,
             rho_in={
                 table.name: _inner_penalty(table, server.kappa)
-                for table in federation.sharded
+                for table in problem.sharded
             },
             epoch=self.epoch,
-            seed=federation.seed,
+            seed=problem.seed,
             local_epochs=self.settings.local_epochs,
             learning_rate=self.settings.learning_rate,
         )
@@ -329,7 +327,7 @@ class AdmmStrategy(RelationalStrategy):
 
     def _agree(
         self,
-        federation: Federation,
+        problem: TrainingProblem,
         replies: Replies,
         order: AdmmRequest,
         solved: Mapping[int, CommonParameters],
@@ -341,11 +339,11 @@ class AdmmStrategy(RelationalStrategy):
         """
         for more_rounds in range(order.more_rounds, -1, -1):
             common = {} if more_rounds else dict(solved)
-            for table in federation.sharded:
+            for table in problem.sharded:
                 if table.update is Update.CONSENSUS:
                     rho_in = order.fit.rho_in[table.name]
                     parameters = lou.consensus_parameters(
-                        table, replies, rho_in, federation.l2
+                        table, replies, rho_in, problem.l2
                     )
                     common |= lou.scatter_parameters(table, parameters)
             request = ConsensusRequest(
@@ -354,11 +352,9 @@ class AdmmStrategy(RelationalStrategy):
                 evaluate=order.evaluate,
                 parts=common,
             )
-            parts = [part for part in federation.parts if part.number in common]
+            parts = [part for part in problem.parts if part.number in common]
             replies = yield self.request(ask(request, parts))
-        return {
-            table.name: self._gather(table, replies) for table in federation.sharded
-        }
+        return {table.name: self._gather(table, replies) for table in problem.sharded}
 
 
 class TablePuppetADMM(AdmmStrategy):

@@ -16,7 +16,7 @@ from strategies.privacy_report import privacy_report
 from strategies.run.exchange import Part, Replies, Request, ask
 from strategies.run.replies import array_of, has_array
 from strategies.run.strategy import EpochResult, RoundListener, RoundStrategy
-from strategies.setup.problem import Federation, Table, table_reports
+from strategies.setup.problem import Table, TrainingProblem, table_reports
 from strategies.training.prepare import Plan, set_up
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import DivergedError, ReplyError
@@ -34,13 +34,13 @@ WORSE: Final = 100.0
 so bad."""
 
 
-def baseline_loss(federation: Federation) -> float:
+def baseline_loss(problem: TrainingProblem) -> float:
     """Return the training loss of the base score alone."""
-    shape = (len(federation.train_labels), len(federation.base_score))
-    return federation.loss.value(
-        np.broadcast_to(federation.base_score, shape),
-        federation.train_labels,
-        federation.weighting.train_rows,
+    shape = (len(problem.train_labels), len(problem.base_score))
+    return problem.loss.value(
+        np.broadcast_to(problem.base_score, shape),
+        problem.train_labels,
+        problem.weighting.train_rows,
     )
 
 
@@ -87,13 +87,13 @@ def finish_request(model: ModelVersion) -> FinishRequest:
 
 
 def read_outcome(
-    replies: Replies, federation: Federation, local_scores: Mapping[str, FloatArray]
+    replies: Replies, problem: TrainingProblem, local_scores: Mapping[str, FloatArray]
 ) -> Outcome:
     """Return what the sites' last replies, and their last scores, come to.
 
     Args:
         replies: to the message that ends the run.
-        federation: the training problem.
+        problem: the training problem.
         local_scores: (n_i, d_c) of the final models, by table.
 
     Raises:
@@ -101,14 +101,14 @@ def read_outcome(
     """
     shown = {
         name: weights
-        for name, table in federation.tables.items()
+        for name, table in problem.tables.items()
         if (weights := _coefficients(replies, table)) is not None
     }
     return Outcome(
-        digests=read_digests(replies, federation.parts),
+        digests=read_digests(replies, problem.parts),
         coefficients=shown,
         contributions=contributions(
-            federation.train, local_scores, federation.weighting.train_rows
+            problem.train, local_scores, problem.weighting.train_rows
         ),
     )
 
@@ -122,7 +122,7 @@ def contribution_facts(outcome: Outcome) -> dict[str, dict[str, object]]:
 
 
 def coefficient_facts(
-    outcome: Outcome, federation: Federation
+    outcome: Outcome, problem: TrainingProblem
 ) -> dict[str, list[dict[str, object]]]:
     """Return what a report says of the coefficients that sites have shown.
 
@@ -131,8 +131,8 @@ def coefficient_facts(
     """
     facts = {}
     for table, weights in outcome.coefficients.items():
-        names = [*federation.encoders[table].feature_names, INTERCEPT]
-        outputs = federation.classes if weights.shape[1] > 1 else ("score",)
+        names = [*problem.encoders[table].feature_names, INTERCEPT]
+        outputs = problem.classes if weights.shape[1] > 1 else ("score",)
         facts[table] = [
             {"feature": feature, "output": output, "value": float(value)}
             for feature, row in zip(names, weights, strict=False)
@@ -183,7 +183,7 @@ class RelationalStrategy(RoundStrategy):
 
     Attributes:
         chosen: what was chosen for settings that are 0, "" or "auto".
-        federation: the training problem, after set-up.
+        problem: the training problem, after set-up.
         local_scores: (n_i, d_c) by table, as the sites sent them last; set by
             :meth:`epochs`.
         outcome: what the run has come to, once it has ended well.
@@ -201,7 +201,7 @@ class RelationalStrategy(RoundStrategy):
             query, settings, on_round, **{**overrides, "strategy": self.name}
         )
         self.chosen: dict[str, object] = {}
-        self.federation: Federation | None = None
+        self.training_problem: TrainingProblem | None = None
         self.local_scores: LocalScores = {}
         self.outcome = Outcome()
         self._baseline = math.inf
@@ -211,7 +211,7 @@ class RelationalStrategy(RoundStrategy):
         """Return what the method decides about the set-up."""
 
     @abstractmethod
-    def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
+    def epochs(self, problem: TrainingProblem) -> Generator[Request, Replies, None]:
         """Train; call :meth:`finish_epoch` at the end of every epoch.
 
         At the end, ``local_scores`` are those of the final models.
@@ -224,42 +224,42 @@ class RelationalStrategy(RoundStrategy):
     def rounds(self) -> Generator[Request, Replies, None]:
         """Set up, train, and let the sites forget the run."""
         self.chosen["num-epochs"] = self.settings.epochs
-        federation = yield from self.set_up()
-        self.federation = federation
-        self.chosen |= {"loss": federation.loss.name}
-        if federation.weight_facts:
-            self.chosen["row-weight"] = federation.weight_facts
-        if federation.coreset is not None:
-            self.chosen["coreset"] = federation.coreset.facts()
-        for table, encoder in federation.encoders.items():
+        problem = yield from self.set_up()
+        self.training_problem = problem
+        self.chosen |= {"loss": problem.loss.name}
+        if problem.weight_facts:
+            self.chosen["row-weight"] = problem.weight_facts
+        if problem.coreset is not None:
+            self.chosen["coreset"] = problem.coreset.facts()
+        for table, encoder in problem.encoders.items():
             if encoder.dropped:
                 names = ", ".join(encoder.dropped)
                 log(INFO, "table %s: constant features dropped: %s", table, names)
-        self._baseline = self.baseline(federation)
+        self._baseline = self.baseline(problem)
         self.start_epochs()
-        yield from self.epochs(federation)
+        yield from self.epochs(problem)
         self.end_epochs()
-        replies = yield ask(finish_request(self.model), federation.parts)
-        self.outcome = self.outcome_of(replies, federation)
+        replies = yield ask(finish_request(self.model), problem.parts)
+        self.outcome = self.outcome_of(replies, problem)
 
-    def set_up(self) -> Generator[Request, Replies, Federation]:
+    def set_up(self) -> Generator[Request, Replies, TrainingProblem]:
         """Run the set-up rounds and return the training problem."""
         return (
             yield from set_up(self.query, self.settings, self.plan(), self.inventory)
         )
 
-    def baseline(self, federation: Federation) -> float:
+    def baseline(self, problem: TrainingProblem) -> float:
         """Return the loss that none of a training that converges is far beyond."""
         own, is_solved = self.settings.privacy, self.settings.family == CORESET
         if own.covers_features or own.covers_predictions or is_solved:
             # noise alone can make an epoch this bad, and the next one good; what is
             # solved at once goes nowhere
             return math.inf
-        return baseline_loss(federation)
+        return baseline_loss(problem)
 
-    def outcome_of(self, replies: Replies, federation: Federation) -> Outcome:
+    def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
         """Return what the run has come to, by the replies to its last message."""
-        return read_outcome(replies, federation, self.local_scores)
+        return read_outcome(replies, problem, self.local_scores)
 
     def finish_epoch(self, result: EpochResult) -> None:
         """Record an epoch; its metrics belong to the round that just ended.
@@ -278,9 +278,9 @@ class RelationalStrategy(RoundStrategy):
 
     def result_arrays(self) -> ArrayRecord:
         """Return the base score."""
-        if self.federation is None:
+        if self.training_problem is None:
             return ArrayRecord()
-        return ArrayRecord({"base-score": Array(self.federation.base_score)})
+        return ArrayRecord({"base-score": Array(self.training_problem.base_score)})
 
     @property
     def report(self) -> RunReport:
@@ -289,26 +289,26 @@ class RelationalStrategy(RoundStrategy):
         Raises:
             RuntimeError: before set-up is done.
         """
-        federation = self.federation
-        if federation is None:
+        problem = self.training_problem
+        if problem is None:
             raise RuntimeError("there is no report before the set-up is done")
         ended = [item for item in self.history if item.train]
         return RunReport(
             settings=self.settings.to_dict(),
             chosen=self.chosen,
             query=self.query.to_sql(),
-            tables=table_reports(federation),
-            joined_rows_train=federation.train.joined_rows,
-            joined_rows_test=len(federation.test_labels),
-            join_steps=federation.join_steps,
+            tables=table_reports(problem),
+            joined_rows_train=problem.train.joined_rows,
+            joined_rows_test=len(problem.test_labels),
+            join_steps=problem.join_steps,
             history=self.history,
             final_train=ended[-1].train if ended else {},
             final_test=ended[-1].test if ended else {},
             model=str(self.model) if self.is_finished else "",
             contributions=contribution_facts(self.outcome),
-            coefficients=coefficient_facts(self.outcome, federation),
+            coefficients=coefficient_facts(self.outcome, problem),
             privacy=privacy_report(
-                releases(federation.audience),
+                releases(problem.audience),
                 self.ledgers,
                 self.settings.privacy,
                 is_complete=self.is_finished,

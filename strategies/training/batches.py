@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies.run.exchange import Part, PartArrays, Replies
-from strategies.setup.problem import Federation, Table, TableLayout
+from strategies.setup.problem import Table, TableLayout, TrainingProblem
 from strategies.training import operators
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.joins.batches import BatchPlan
@@ -99,10 +99,12 @@ class Batch:
                 arrays[part.number] = row_numbers(summed[rows])
         return arrays
 
-    def gather(self, federation: Federation, replies: Replies) -> dict[str, FloatArray]:
+    def gather(
+        self, problem: TrainingProblem, replies: Replies
+    ) -> dict[str, FloatArray]:
         """Return every table's scores (k, d_c) of its distinct rows."""
         scores = {}
-        for name, table in federation.tables.items():
+        for name, table in problem.tables.items():
             blocks = [
                 operators.checked(
                     replies,
@@ -174,7 +176,7 @@ def decay_of(settings: Settings, epoch: int) -> float:
 
 
 def safe_rate(
-    federation: Federation, batch_rows: float, momentum: float, *, is_stale: bool
+    problem: TrainingProblem, batch_rows: float, momentum: float, *, is_stale: bool
 ) -> float:
     """Return 1 / (L / s + 4 T / averaged) for linear models.
 
@@ -186,7 +188,7 @@ def safe_rate(
     weighted, the equal ones whose average is as sure. s is 1, or less where scores are
     stale. Other models have a rate of their own.
     """
-    tables: list[Table] = list(federation.tables.values())
+    tables: list[Table] = list(problem.tables.values())
     if not all(table.is_linear for table in tables):
         return TORCH_LEARNING_RATE
     largest = sum(table.largest_curvature for table in tables)
@@ -194,12 +196,12 @@ def safe_rate(
         sum(table.mean_curvature) * (table.features + table.has_intercept)
         for table in tables
     )
-    weights = federation.weighting.train
+    weights = problem.weighting.train
     counted = 1.0 if weights is None else weights.effective_share
     averaged = batch_rows * (1.0 - momentum) * counted
     share = STALE_MARGIN * stale_limit(momentum) if is_stale else 1.0
     bound = largest / share + NOISE_MARGIN * trace / averaged
-    return 1.0 / (federation.loss.max_curvature * bound + federation.l2)
+    return 1.0 / (problem.loss.max_curvature * bound + problem.l2)
 
 
 def stale_limit(momentum: float) -> float:
@@ -224,7 +226,7 @@ def stale_limit(momentum: float) -> float:
 
 
 def damped_rates(
-    federation: Federation, rate: float, rows_per_batch: Mapping[str, float]
+    problem: TrainingProblem, rate: float, rows_per_batch: Mapping[str, float]
 ) -> dict[str, float]:
     """Return the rates of the tables where their steps must average noise.
 
@@ -232,7 +234,7 @@ def damped_rates(
     can make it.
 
     Args:
-        federation: whose tables have noise.
+        problem: whose tables have noise.
         rate: without it.
         rows_per_batch: distinct rows of a table in a batch, on average.
     """
@@ -242,4 +244,4 @@ def damped_rates(
         noise = table.gradient_noise * math.sqrt(len(table.penalised)) / in_batch
         return 1.0 + NOISE_DAMPING * noise
 
-    return {name: rate / damping(table) for name, table in federation.tables.items()}
+    return {name: rate / damping(table) for name, table in problem.tables.items()}

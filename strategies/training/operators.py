@@ -11,7 +11,7 @@ import numpy as np
 
 from strategies.run.exchange import Replies
 from strategies.run.replies import array_of
-from strategies.setup.problem import Federation, Table
+from strategies.setup.problem import Table, TrainingProblem
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import ReplyError
 from tp_flower.learning.admm import targets
@@ -23,43 +23,45 @@ from tp_flower.protocol import CommonParameters, row_numbers
 LocalScores = Mapping[str, FloatArray]
 
 
-def gather(federation: Federation, local_scores: LocalScores) -> FloatArray:
+def gather(problem: TrainingProblem, local_scores: LocalScores) -> FloatArray:
     """Return the scores h of the training rows, (N, d_c)."""
-    return federation.train.sum_scores(federation.base_score, local_scores)
+    return problem.train.sum_scores(problem.base_score, local_scores)
 
 
 def scatter_targets(
-    federation: Federation,
+    problem: TrainingProblem,
     local_scores: LocalScores,
     message: FloatArray,
     kappa: float,
 ) -> dict[str, FloatArray]:
     """Return every table's target (n_i, d_c) from v (N, d_c)."""
-    weights = federation.weighting.train
+    weights = problem.weighting.train
     if weights is not None:
         message = weights.rows[:, None] * message
     inverse = {} if weights is None else weights.inverse_masses
     return {
         name: targets(
-            federation.train.tables[name], scores, message, kappa, inverse.get(name)
+            problem.train.tables[name], scores, message, kappa, inverse.get(name)
         )
         for name, scores in local_scores.items()
     }
 
 
-def train_metrics(federation: Federation, scores: FloatArray) -> dict[str, float]:
+def train_metrics(problem: TrainingProblem, scores: FloatArray) -> dict[str, float]:
     """Return the metrics of scores (N, d_c) on the training rows."""
-    weights = federation.weighting.train_rows
-    return evaluate(federation.loss, scores, federation.train_labels, weights)
+    weights = problem.weighting.train_rows
+    return evaluate(problem.loss, scores, problem.train_labels, weights)
 
 
-def test_metrics(federation: Federation, local_scores: LocalScores) -> dict[str, float]:
+def test_metrics(
+    problem: TrainingProblem, local_scores: LocalScores
+) -> dict[str, float]:
     """Return the metrics on the held-out rows; nothing without any."""
-    if federation.test is None:
+    if problem.test is None:
         return {}
-    scores = federation.test.sum_scores(federation.base_score, local_scores)
-    weights = federation.weighting.test
-    return evaluate(federation.loss, scores, federation.test_labels, weights)
+    scores = problem.test.sum_scores(problem.base_score, local_scores)
+    weights = problem.weighting.test
+    return evaluate(problem.loss, scores, problem.test_labels, weights)
 
 
 def gather_scores(table: Table, replies: Replies) -> FloatArray:

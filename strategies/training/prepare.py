@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from strategies.coresets.draw import draw_coreset, sampled
+from strategies.coresets.draw import draw_coreset, restrict_to_sample
 from strategies.run.exchange import PartArrays, Replies, Request, ask
 from strategies.run.replies import read_statistics, refuse
 from strategies.run.sites import Inventory
 from strategies.setup.disclosures import audience_of
-from strategies.setup.joined_rows import Alignment, align, expand
-from strategies.setup.problem import Federation, Table, TableLayout
+from strategies.setup.joined_rows import JoinedRows, align, expand
+from strategies.setup.problem import Table, TableLayout, TrainingProblem
 from strategies.training.operators import checked, gather_scores
 from tp_flower.arrays import FloatArray
 from tp_flower.features.encoder import TableEncoder
@@ -52,7 +52,7 @@ SQUARED_REACH = {"sgd": 3.0}
 they are clipped. In SGD the bias of a clip at one costs more than the noise of one at
 three (test RMSE at epsilon 1 on MovieLens 1.116 and 1.110); in ADMM it does not."""
 
-SetUp = Generator[Request, Replies, Federation]
+SetUp = Generator[Request, Replies, TrainingProblem]
 UpdateChooser = Callable[[str, int, bool], Update]
 
 
@@ -79,23 +79,23 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
         TPFlowerError: any of its kinds, before any training, if the query does not fit
             the tables or the label does not fit the task.
     """
-    aligned = yield from align(query, settings, inventory)
-    encoders = yield from fit_encoders(aligned)
-    whole, drawn = aligned, None
+    joined = yield from align(query, settings, inventory)
+    encoders = yield from fit_encoders(joined)
+    whole, drawn = joined, None
     if settings.coreset_rows:
-        drawn = yield from draw_coreset(aligned, encoders, settings)
-        aligned = sampled(aligned, drawn.sample)
+        drawn = yield from draw_coreset(joined, encoders, settings)
+        joined = restrict_to_sample(joined, drawn.sample)
     if settings.method.is_expanded:
-        aligned = expand(aligned)
-    problem = Problem(aligned, settings, encoders, whole.train_labels)
+        joined = expand(joined)
+    problem = Problem(joined, settings, encoders, whole.train_labels)
     tables, initial_scores = yield from _prepare(problem, plan)
-    return Federation(
+    return TrainingProblem(
         tables=tables,
-        train=aligned.train,
-        test=aligned.test,
-        train_labels=aligned.train_labels,
-        test_labels=aligned.test_labels,
-        loss=aligned.loss,
+        train=joined.train,
+        test=joined.test,
+        train_labels=joined.train_labels,
+        test_labels=joined.test_labels,
+        loss=joined.loss,
         # the server knows all labels, and a sample may have one class only
         base_score=whole.loss.base_score(
             whole.train_labels, whole.weighting.train_rows
@@ -103,20 +103,20 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
         initial_scores=initial_scores,
         l2=settings.l2,
         seed=settings.seed,
-        classes=aligned.labels.classes,
-        join_steps=aligned.steps,
-        source_rows=aligned.extracted.table_rows,
+        classes=joined.labels.classes,
+        join_steps=joined.steps,
+        source_rows=joined.extracted.table_rows,
         fan_out=fan_out(whole),
-        names=aligned.names,
+        names=joined.names,
         encoders=encoders,
         audience=audience_of(
-            aligned,
+            joined,
             settings,
             inventory,
             {name: table.update for name, table in tables.items()},
             encoders,
         ),
-        weighting=aligned.weighting,
+        weighting=joined.weighting,
         coreset=drawn,
         # of all rows: those of a sample weigh by how they were drawn, too
         weight_facts=whole.weighting.facts(whole.train.joined_rows),
@@ -124,17 +124,17 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
 
 
 def fit_encoders(
-    aligned: Alignment,
+    joined: JoinedRows,
 ) -> Generator[Request, Replies, dict[str, TableEncoder]]:
     """Merge the shards' statistics; the label table's are of its training rows only."""
-    extracted, label_table = aligned.extracted, aligned.bound.label_table
+    extracted, label_table = joined.extracted, joined.bound.label_table
     trained: dict[int, Any] = {}
     start = 0
     for part in extracted.parts[label_table]:
         stop = start + extracted.rows[part.number]
-        trained[part.number] = pack_bits(~aligned.held_out[start:stop])
+        trained[part.number] = pack_bits(~joined.held_out[start:stop])
         start = stop
-    choices = aligned.choices
+    choices = joined.choices
     bodies = {
         part.number: StatisticsPart(
             encoders=choices[part.table].to_json(), rows=trained.get(part.number)
@@ -161,13 +161,13 @@ class Problem:
     """What ``prepare`` is made from.
 
     Attributes:
-        aligned: the joined rows.
+        joined: the joined rows.
         settings: of the run.
         encoders: of every table.
         train_labels: of all joined training rows, of which a sample may be trained on.
     """
 
-    aligned: Alignment
+    joined: JoinedRows
     settings: Settings
     encoders: Mapping[str, TableEncoder]
     train_labels: FloatArray
@@ -178,10 +178,10 @@ class Problem:
 
         Soft targets that allow for noise on a class reach (1 - q) / (p - q).
         """
-        if self.aligned.loss.name == "squared":
+        if self.joined.loss.name == "squared":
             deviation = float(self.train_labels.std()) or 1.0
             return deviation * SQUARED_REACH.get(self.settings.family, 1.0)
-        noise = self.aligned.labels.noise
+        noise = self.joined.labels.noise
         if not isinstance(noise, ClassNoise):
             return 1.0
         return (1.0 - noise.flip) / noise.contrast
@@ -189,10 +189,10 @@ class Problem:
     @property
     def output_scale(self) -> float:
         """The deviation of true labels in regression, 1 in classification."""
-        if self.aligned.loss.name != "squared":
+        if self.joined.loss.name != "squared":
             return 1.0
         variance = float(self.train_labels.var())
-        noise = self.aligned.labels.noise
+        noise = self.joined.labels.noise
         if isinstance(noise, NumberNoise):
             # of labels that noise has drowned, a hundredth is as good as any guess
             variance = max(variance - noise.variance, 0.01 * variance)
@@ -200,7 +200,7 @@ class Problem:
 
     def spec(self, table: str) -> ModelSpec:
         """Return the local model of a table."""
-        loss = self.aligned.loss
+        loss = self.joined.loss
         kind = self.settings.model_of(table)
         if self.settings.method.is_clustering:
             return ModelSpec(kind=CENTRES, outputs=loss.outputs)
@@ -208,7 +208,7 @@ class Problem:
             # where no feature says anything, a larger model has nothing to learn
             kind=kind if self.encoders[table].width else "linear",
             outputs=loss.outputs,
-            intercept=table == self.aligned.bound.label_table,
+            intercept=table == self.joined.bound.label_table,
             hidden_sizes=self.settings.hidden_sizes,
             output_scale=self.output_scale,
             seed=model_seed(self.settings, table),
@@ -227,26 +227,26 @@ def model_seed(settings: Settings, table: str) -> int:
 def _prepare(
     problem: Problem, plan: Plan
 ) -> Generator[Request, Replies, tuple[dict[str, Table], dict[str, FloatArray]]]:
-    aligned, settings = problem.aligned, problem.settings
+    joined, settings = problem.joined, problem.settings
     parts: dict[int, PreparePart] = {}
     updates: dict[str, Update] = {}
-    specs = {table: problem.spec(table) for table in aligned.compact}
-    planned = plan.plan_arrays(aligned.train, aligned.compact)
-    for table, own in aligned.compact.items():
+    specs = {table: problem.spec(table) for table in joined.compact}
+    planned = plan.plan_arrays(joined.train, joined.compact)
+    for table, own in joined.compact.items():
         is_linear = specs[table].kind == "linear"
         updates[table] = plan.choose_update(table, len(own.parts), is_linear)
         order: dict[str, Any] = {
             "encoder": problem.encoders[table].to_json(),
             "model": specs[table].to_json(),
             "update": updates[table],
-            "joined_rows": aligned.train.joined_rows,
+            "joined_rows": joined.train.joined_rows,
             "l2": settings.l2,
             "device": settings.device,
             "label_scale": problem.label_scale,
-            "mean_multiplicity": _mean_multiplicity(aligned, table),
+            "mean_multiplicity": _mean_multiplicity(joined, table),
         }
         if settings.method.is_expanded:
-            order["held_out_rows"] = len(aligned.test_labels)
+            order["held_out_rows"] = len(joined.test_labels)
         for number, arrays in own.set_up_arrays().items():
             parts[number] = PreparePart(**order, **arrays, **planned.get(number, {}))
     request = PrepareRequest(
@@ -256,32 +256,32 @@ def _prepare(
         ),
         parts=parts,
     )
-    every = [part for own in aligned.compact.values() for part in own.parts]
+    every = [part for own in joined.compact.values() for part in own.parts]
     replies = yield ask(request, every)
     tables, initial = {}, {}
-    for name, own in aligned.compact.items():
+    for name, own in joined.compact.items():
         trained = _table(own, specs[name], updates[name], replies)
         if updates[name] is Update.GRAM:
             trained = _with_gram(trained, replies)
         tables[name] = trained
         has_none = trained.is_linear or trained.update is Update.GIVEN
-        zero = np.zeros((trained.total_rows, aligned.loss.outputs))
+        zero = np.zeros((trained.total_rows, joined.loss.outputs))
         initial[name] = zero if has_none else gather_scores(trained, replies)
     return tables, initial
 
 
-def fan_out(aligned: Alignment) -> dict[str, IntArray]:
+def fan_out(joined: JoinedRows) -> dict[str, IntArray]:
     """Return by table the joined rows of each of its rows that is trained on."""
     found = {}
-    for table, rows in aligned.train.tables.items():
+    for table, rows in joined.train.tables.items():
         counts = rows.multiplicity
         found[table] = counts[counts > 0]
     return found
 
 
-def _mean_multiplicity(aligned: Alignment, table: str) -> float:
+def _mean_multiplicity(joined: JoinedRows, table: str) -> float:
     """Return the mean number of joined rows of a table's rows that are trained on."""
-    counts = aligned.train.tables[table].multiplicity
+    counts = joined.train.tables[table].multiplicity
     used = counts[counts > 0]
     return float(used.mean()) if len(used) else 1.0
 

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from strategies.run.exchange import PartArrays, Replies, Request, ask
 from strategies.run.strategy import EpochResult, tests_every_epoch
-from strategies.setup.problem import Federation, TableLayout
+from strategies.setup.problem import TableLayout, TrainingProblem
 from strategies.training import operators
 from strategies.training.base import RelationalStrategy
 from strategies.training.batches import (
@@ -122,11 +122,11 @@ class _Rows:
     weights: FloatArray | None
 
     @classmethod
-    def of(cls, federation: Federation, plan: BatchPlan) -> "_Rows":
-        """Return the rows of a federation."""
-        own = federation.weighting.train_rows
+    def of(cls, problem: TrainingProblem, plan: BatchPlan) -> "_Rows":
+        """Return the rows of a problem."""
+        own = problem.weighting.train_rows
         weights = None if own is None else own[plan.order, None]
-        return cls(federation.train_labels[plan.order], weights)
+        return cls(problem.train_labels[plan.order], weights)
 
     def derivatives(self, loss: Loss, scores: FloatArray, span: slice) -> FloatArray:
         """Return D_j = w_j d loss / d h_j of a batch's rows (Eq. 4), (B, d_c)."""
@@ -182,26 +182,26 @@ class BatchStrategy(RelationalStrategy):
         uses = 1 if self._is_poisson else self.settings.epochs
         return {"batch_uses": uses, "batch_rate": self._rate}
 
-    def epochs(self, federation: Federation) -> Generator[Request, Replies, None]:
+    def epochs(self, problem: TrainingProblem) -> Generator[Request, Replies, None]:
         """Run the epochs, until the loss changes less than the tolerance, if set."""
         # without shards, or with one batch per epoch, no step is ever late
-        can_be_late = federation.sharded and self._batches.plan.batches > 1
+        can_be_late = problem.sharded and self._batches.plan.batches > 1
         self._staleness = self.settings.staleness if can_be_late else 0
         self.chosen["staleness"] = self._staleness
-        rows = _Rows.of(federation, self._batches.plan)
-        seen = np.empty((len(rows.labels), federation.loss.outputs))
-        local = {name: s.copy() for name, s in federation.initial_scores.items()}
+        rows = _Rows.of(problem, self._batches.plan)
+        seen = np.empty((len(rows.labels), problem.loss.outputs))
+        local = {name: s.copy() for name, s in problem.initial_scores.items()}
         # the last epoch brings them all anew
         self.local_scores = local
         loss_before = math.inf
-        schedule = self._schedule(federation)
+        schedule = self._schedule(problem)
         first = next(schedule)
         batch_scores = first.batch.select(local)
         late: dict[int, FloatArray] = {}
         for step in itertools.chain([first], schedule):
-            scores = step.batch.sum_scores(federation.base_score, batch_scores)
+            scores = step.batch.sum_scores(problem.base_score, batch_scores)
             seen[step.batch.span] = scores
-            derivatives = rows.derivatives(federation.loss, scores, step.batch.span)
+            derivatives = rows.derivatives(problem.loss, scores, step.batch.span)
             messages = step.batch.scatter(derivatives)
             sent = {
                 number: BatchMessages(array, late.get(number))
@@ -210,18 +210,18 @@ class BatchStrategy(RelationalStrategy):
             # a drawn batch may have any number of rows: it is divided by the mean
             rows_of_batch = self._batch_size if self._is_poisson else len(derivatives)
             replies, late = yield from self._exchange(
-                federation, step, rows_of_batch, sent
+                problem, step, rows_of_batch, sent
             )
             if step.next_batch is not None:
-                batch_scores = step.next_batch.gather(federation, replies)
+                batch_scores = step.next_batch.gather(problem, replies)
             if not step.ends_epoch:
                 continue
-            loss = self._end_epoch(federation, step, replies, local, seen)
+            loss = self._end_epoch(problem, step, replies, local, seen)
             if abs(loss_before - loss) < self.settings.tolerance * abs(loss):
                 return
             loss_before = loss
 
-    def _schedule(self, federation: Federation) -> Iterator[_Step]:
+    def _schedule(self, problem: TrainingProblem) -> Iterator[_Step]:
         """Yield the batches of all epochs.
 
         An epoch is decided on when the last step of the one before is asked for: what
@@ -230,7 +230,7 @@ class BatchStrategy(RelationalStrategy):
         # with a tolerance any epoch may be the last one, whose metrics must be exact
         often = TESTED if tests_every_epoch(self.settings) else None
         usual = ALL if self.settings.tolerance else often
-        upcoming = self._passes(federation)
+        upcoming = self._passes(problem)
         epoch = next(upcoming, None)
         while epoch is not None:
             last = len(epoch.order) - 1
@@ -247,12 +247,12 @@ class BatchStrategy(RelationalStrategy):
             )
             epoch = after
 
-    def _passes(self, federation: Federation) -> Iterator[_Epoch]:
+    def _passes(self, problem: TrainingProblem) -> Iterator[_Epoch]:
         """Yield the epochs, each with an order of its own."""
-        rng = generator(federation.seed, Stream.ORDER)
+        rng = generator(problem.seed, Stream.ORDER)
         batches, epochs = self._batches, self.settings.epochs
         for number in range(1, epochs + 1):
-            rates = self._rates(federation, number)
+            rates = self._rates(problem, number)
             if self._is_poisson:
                 drawn = np.arange(batches.plan.batches)
                 order = drawn.reshape(epochs, -1)[number - 1]
@@ -260,20 +260,20 @@ class BatchStrategy(RelationalStrategy):
                 order = rng.permutation(batches.plan.batches)
             yield _Epoch(number, batches, order, rates)
 
-    def _rates(self, federation: Federation, epoch: int) -> dict[str, float]:
+    def _rates(self, problem: TrainingProblem, epoch: int) -> dict[str, float]:
         """Return the learning rate of every table in an epoch."""
         settings, plan = self.settings, self._batches.plan
         rate = settings.learning_rate or safe_rate(
-            federation,
+            problem,
             len(plan.order) / plan.batches,
             settings.momentum,
             is_stale=bool(self._staleness),
         )
         self.chosen["learning-rate"] = rate
-        rates = dict.fromkeys(federation.tables, rate)
+        rates = dict.fromkeys(problem.tables, rate)
         if settings.privacy.covers_features and not settings.learning_rate:
             rows = {n: len(t.rows) / plan.batches for n, t in plan.tables.items()}
-            rates = damped_rates(federation, rate, rows)
+            rates = damped_rates(problem, rate, rows)
             self.chosen["learning-rates"] = rates
         decay = decay_of(settings, epoch)
         return {name: own / decay for name, own in rates.items()}
@@ -294,7 +294,7 @@ class BatchStrategy(RelationalStrategy):
 
     def _exchange(
         self,
-        federation: Federation,
+        problem: TrainingProblem,
         step: _Step,
         rows: int,
         parts: Mapping[int, BatchMessages],
@@ -313,50 +313,48 @@ class BatchStrategy(RelationalStrategy):
             step=order,
             parts=dict(parts),
         )
-        replies = yield self.request(ask(request, federation.parts))
-        if not federation.sharded:
+        replies = yield self.request(ask(request, problem.parts))
+        if not problem.sharded:
             return replies, {}
         means: dict[int, FloatArray] = {}
-        for table in federation.sharded:
+        for table in problem.sharded:
             mean = operators.sum_over_shards(table, replies, "gradient") / rows
             means |= {part.number: mean for part in table.parts}
         if is_late:
             return replies, means
         gradients = {number: MeanGradient(mean) for number, mean in means.items()}
-        sharded = [part for table in federation.sharded for part in table.parts]
+        sharded = [part for table in problem.sharded for part in table.parts]
         step_request = StepRequest(step=order, parts=gradients)
         others = yield self.request(ask(step_request, sharded))
         return replies.then(others), {}
 
     def _end_epoch(
         self,
-        federation: Federation,
+        problem: TrainingProblem,
         step: _Step,
         replies: Replies,
         local: LocalScores,
         seen: FloatArray,
     ) -> float:
         """Record the epoch's metrics; return its training loss."""
-        for name, table in federation.tables.items():
+        for name, table in problem.tables.items():
             if step.evaluate == ALL:
                 local[name] = operators.gather_scores(table, replies)
             elif step.evaluate == TESTED:
                 operators.gather_tested(table, replies, local[name])
         if step.evaluate == ALL:
-            train = operators.train_metrics(
-                federation, operators.gather(federation, local)
-            )
+            train = operators.train_metrics(problem, operators.gather(problem, local))
         else:
             rows = step.epoch.rows
             order = self._batches.plan.order[rows]
-            weights = federation.weighting.train_rows
+            weights = problem.weighting.train_rows
             train = evaluate(
-                federation.loss,
+                problem.loss,
                 seen[rows],
-                federation.train_labels[order],
+                problem.train_labels[order],
                 None if weights is None else weights[order],
             )
-        test = operators.test_metrics(federation, local) if step.evaluate else {}
+        test = operators.test_metrics(problem, local) if step.evaluate else {}
         self.finish_epoch(EpochResult(step.epoch.number, train, test))
         return train["loss"]
 

@@ -167,7 +167,7 @@ def vfl_ratio(strategy: RelationalStrategy) -> float:
     Every table in one shard: M (2 N + N') over the sum of n_i + m_i, where N' joined
     rows are held out, n_i rows of a table are trained on and m_i take part.
     """
-    federation = strategy.federation
+    federation = strategy.training_problem
     if federation is None:
         raise RuntimeError(_NO_SET_UP)
     joined = 2 * federation.train.joined_rows + len(federation.test_labels)
@@ -181,7 +181,7 @@ def vfl_ratio(strategy: RelationalStrategy) -> float:
 
 def floor_bytes(strategy: RelationalStrategy) -> int:
     """Return 4 d_c sum(n_i): one float32 per output for every row that takes part."""
-    federation = strategy.federation
+    federation = strategy.training_problem
     if federation is None:
         raise RuntimeError(_NO_SET_UP)
     rows = sum(table.total_rows for table in federation.tables.values())

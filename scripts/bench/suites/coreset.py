@@ -7,7 +7,7 @@ one run of the strategy with the same size gives the bytes, and its cost must be
 theirs. Ridge regression has the paper's lambda = 0.1 n, which is l2 = 0.1.
 
 Communication is the paper's: numbers that are sent to choose the rows, and of the rows
-themselves; of Central's, all joined rows. Alignment and statistics, which every method
+themselves; of Central's, all joined rows. JoinedRows and statistics, which every method
 over a join needs, are counted apart.
 
 Reference:

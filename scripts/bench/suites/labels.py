@@ -92,7 +92,7 @@ def measure(task: Task, repeats: int) -> Iterator[Line]:
     """Yield a line without noise, and one per mechanism."""
     loss = LOSSES[task.loss]()
     clear = run(task, task.settings)
-    truth = clear.federation.test_labels
+    truth = clear.training_problem.test_labels
     yield Line(task.name, "none", 1.0, [evaluate(loss, clear.scores, truth)])
     for name, privacy in noises(task):
         line = Line(task.name, name)
@@ -105,7 +105,7 @@ def measure(task: Task, repeats: int) -> Iterator[Line]:
             epsilon = privacy.label_epsilon * (1.0 + 1e-12 * repeat)
             own = replace(privacy, label_epsilon=epsilon)
             done = run(task, replace(settings, privacy=own))
-            seen = done.federation
+            seen = done.training_problem
             line.corrected.append(evaluate(loss, done.scores, truth))
             line.reported.append(evaluate(seen.loss, done.scores, seen.test_labels))
             if line.keep is not None:

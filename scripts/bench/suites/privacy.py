@@ -33,7 +33,7 @@ from scripts.bench.movielens import TEST_FRACTION, has_movielens, read_movielens
 from scripts.bench.runs import Check, Outcome
 from strategies import STRATEGIES, RelationalStrategy
 from strategies.run.grid import InProcessGrid
-from strategies.setup.problem import Federation
+from strategies.setup.problem import TrainingProblem
 from tp_flower.arrays import FloatArray
 from tp_flower.files import home_folder
 from tp_flower.learning.losses import LOSSES
@@ -175,12 +175,12 @@ class Run:
     """A finished run.
 
     Attributes:
-        federation: its training problem.
+        training_problem: of the run.
         scores: h of the held-out rows at the end, (N_test, d_c).
         seconds: of the run.
     """
 
-    federation: Federation
+    training_problem: TrainingProblem
     scores: FloatArray
     seconds: float
 
@@ -203,7 +203,7 @@ def run(task: Task, settings: Settings) -> Run:
     finally:
         grid.close()
     seconds = time.perf_counter() - started
-    federation = strategy.federation
+    federation = strategy.training_problem
     if federation is None or federation.test is None:
         raise RuntimeError("the run has no held-out rows")
     scores = federation.test.sum_scores(federation.base_score, local)
@@ -245,7 +245,7 @@ def measure(
     strategies = {method.strategy for method in methods}
     clear = {name: run(task, task.clear(name)) for name in sorted(strategies)}
     # the runs without privacy know the true labels of the held-out rows
-    labels = next(iter(clear.values())).federation.test_labels
+    labels = next(iter(clear.values())).training_problem.test_labels
     for method in methods:
         cell = Cell(task.name, method.title, math.inf)
         cell.add(task, clear[method.strategy], labels)

@@ -169,7 +169,11 @@ def run_paper_scale(name: str, folder: Path, factor: float) -> Measured:
         )
         strategy.start(grid)
     every = [peak for epoch, peak in rounds.peaks.items() if epoch]
-    joined = 0 if strategy.federation is None else strategy.federation.train.joined_rows
+    joined = (
+        0
+        if strategy.training_problem is None
+        else strategy.training_problem.train.joined_rows
+    )
     return {
         "joined-rows": joined,
         "set-up-seconds": rounds.seconds[0],
@@ -222,7 +226,11 @@ def run_store(orders: int) -> Measured:
             )
             strategy.start(grid)
     epochs = [s for epoch, s in rounds.processor.items() if epoch > 1]
-    joined = 0 if strategy.federation is None else strategy.federation.train.joined_rows
+    joined = (
+        0
+        if strategy.training_problem is None
+        else strategy.training_problem.train.joined_rows
+    )
     return {
         "joined-rows": joined,
         "epoch-cpu-seconds": min(epochs),
