@@ -490,8 +490,8 @@ PRIVACY = (
     ),
     Fault(
         "accounting-once",
-        "return math.sqrt(sum(g.count / g.noise_multiplier**2 for g in gaussians))",
-        "return math.sqrt(sum(1 / g.noise_multiplier**2 for g in gaussians))",
+        "sum(each.count / each.noise_multiplier**2 for each in gaussians)",
+        "sum(1 / each.noise_multiplier**2 for each in gaussians)",
         ("test_accounting.py",),
     ),
     Fault(

@@ -1,52 +1,52 @@
 """Epsilon of composed mechanisms, and the noise that a target epsilon takes.
 
-*Notation*: ``sigma`` noise multiplier, ``k`` count, ``q`` sample rate, ``alpha`` order
-of a Rényi divergence.
+The accountants are those of dp-accounting, imported where an epsilon is computed: that
+takes a second, and a round of training computes none. Several bounds may hold for what
+is composed; the least is returned.
 
-Which formula holds depends on what is composed:
-
-- Gaussians that are not sampled are together one Gaussian of multiplier ``1 / mu``,
-  ``mu^2 = sum of k / sigma^2``. Its epsilon is known in closed form and exactly
-  (``gaussian_delta``), whatever the accountant.
-- Sampled Gaussians take an accountant: "rdp" (Rényi divergences) or "prv" (privacy loss
-  random variables, numerically composed; tighter, slower), both of Opacus. Neither is
-  asked to say more than the closed form of the same Gaussians without sampling.
+- Gaussians without sampling are together one Gaussian of multiplier ``1 / mu``,
+  ``mu^2 = sum of count / noise_multiplier^2``, whose epsilon is exact.
+- Sampled Gaussians cost at most what they cost without sampling, and at most what the
+  accountant says: "rdp" (Rényi divergences) or "prv" (the distribution of the privacy
+  loss, composed numerically; tighter, slower).
 - Pure mechanisms are composed by their Rényi divergences with the rest, or their
-  epsilons are added to the rest's; the smaller counts.
-- What shows with a small probability only takes that off the delta of the rest.
+  epsilons are added to the rest's.
 
 Reference: Balle and Wang 2018, "Improving the Gaussian mechanism for differential
 privacy" (theorem 8); Mironov, Talwar and Zhang 2019, "Rényi differential privacy of the
-sampled Gaussian mechanism"; Gopi, Lee and Wutschitz 2021, "Numerical composition of
-differential privacy"; Balle et al. 2020, "Hypothesis testing interpretations and Rényi
-differential privacy" (theorem 21).
+sampled Gaussian mechanism"; Doroshenko et al. 2022, "Connect the dots: tighter discrete
+approximations of privacy loss distributions"; Canonne, Kamath and Steinke 2020, "The
+discrete Gaussian for differential privacy" (proposition 12).
 """
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from tp_flower.arrays import FloatArray
-from tp_flower.methods import ACCOUNTANTS, PRV, RDP
+from tp_flower.methods import ACCOUNTANTS, RDP
 from tp_flower.privacy.mechanisms import Gaussian, Mechanism, PureDp
 
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
 ORDERS: Final[FloatArray] = np.array(
-    [1 + x / 100 for x in (1, 2, 3, 5, 7)]
-    + [1 + x / 10 for x in range(1, 100)]
+    [2 + x / 10 for x in range(90)]
     + [*range(11, 64), 72, 80, 96, 112, 128, 160, 192, 256, 320, 384, 512]
 )
-"""Orders of the Rényi divergences among which the best is taken."""
+"""Orders of the Rényi divergences among which the best is taken.
 
-_PRV_PASSES: Final = 2
-_PRV_RELATIVE: Final = 0.003
-_PRV_ERRORS: Final = (1e-3, 0.1)
-_RELATIVE: Final = 1e-4
-_EXACT: Final = 1e-12
-_LARGEST: Final = 1e9
+Those below 2 are the best only beyond epsilon 50, and their series may not converge.
+"""
+
+_RELATIVE: Final = 1e-6  # the noise found for an epsilon is more than enough by this
+_LEAST_SHARE: Final = 2.0**-30  # of the noise without sampling that is tried with it
+_LOSS_INTERVAL: Final = 1e-4  # of the discretised privacy loss, over an epsilon
+_MOST: Final = 100.0  # epsilon from which on losses are not composed: exp overflows
 
 
 def epsilon(
@@ -79,54 +79,55 @@ def epsilon(
     pure = [e for e in mechanisms if isinstance(e, PureDp) and e.count]
     if gaussians and (delta == 0 or not min(g.noise_multiplier for g in gaussians)):
         return math.inf
-    added = _gaussian_epsilon(gaussians, delta, accountant)
-    added += sum(each.epsilon * each.count for each in pure)
+    added = sum(each.epsilon * each.count for each in pure)
+    if gaussians:
+        added += _gaussian_epsilon(gaussians, delta, accountant)
     if not pure or delta == 0:
         return added
-    return min(added, _from_divergences(_divergences([*gaussians, *pure]), delta))
+    return min(added, _renyi_epsilon([*gaussians, *pure], delta))
 
 
 def noise_multiplier(
-    epsilon: float,
+    target_epsilon: float,
     delta: float,
     *,
     count: int = 1,
     sample_rate: float = 1.0,
     accountant: str = RDP,
 ) -> float:
-    """Return the smallest noise multiplier whose epsilon is at most the one given.
+    """Return the least noise multiplier whose epsilon is at most the target.
 
-    Found in a bracket that closes to 1e-4 (relative); its safe end is returned.
+    It is above the least by one millionth at most.
 
     Args:
-        epsilon: of all uses together, > 0.
+        target_epsilon: of all uses together, > 0.
         delta: in (0, 1).
         count: uses on the same unit; 0: no noise is needed.
         sample_rate: as in ``Gaussian``.
         accountant: "rdp" or "prv".
 
     Raises:
-        ValueError: an argument is out of range, or no noise is enough.
+        ValueError: an argument is out of range.
 
     >>> round(noise_multiplier(4.377, 1e-5, count=36), 2)
     6.0
     """
-    if not epsilon > 0:
-        raise ValueError(f"epsilon is {epsilon!r}; it must be above 0")
+    if not target_epsilon > 0:
+        raise ValueError(f"epsilon is {target_epsilon!r}; it must be above 0")
     if not 0 < delta < 1:
         raise ValueError(f"delta is {delta!r}; it must be in (0, 1)")
-    if not count or math.isinf(epsilon):
+    if not count or math.isinf(target_epsilon):
         return 0.0
-    start = 1.0
-    if accountant == PRV and sample_rate < 1:
-        # RDP needs no less noise, and is quicker
-        start = noise_multiplier(epsilon, delta, count=count, sample_rate=sample_rate)
+    planned = Gaussian(1.0, count, sample_rate)
+    from dp_accounting import get_sigma_gaussian
 
     def excess(multiplier: float) -> float:
-        planned = Gaussian(multiplier, count, sample_rate)
-        return _epsilon_of([planned], delta, accountant) - epsilon
+        mechanism = replace(planned, noise_multiplier=multiplier)
+        return epsilon([mechanism], delta, accountant) - target_epsilon
 
-    return _smallest(excess, start, _RELATIVE)
+    unsampled = math.sqrt(count) * float(get_sigma_gaussian(target_epsilon, delta))
+    enough = unsampled * (1 + _RELATIVE)
+    return enough if sample_rate == 1 else _least_noise(excess, enough)
 
 
 def server_mechanism(
@@ -194,168 +195,85 @@ def outsider_mechanism(
     return Gaussian(multiplier, steps, rate)
 
 
-def gaussian_delta(epsilon: float, mu: float) -> float:
-    """Return the exact delta of a Gaussian of multiplier ``1 / mu`` at an epsilon.
+def _least_noise(excess: Callable[[float], float], enough: float) -> float:
+    """Return the least multiplier without excess, given one that is enough."""
+    from scipy.optimize import brentq
 
-    ``Phi(mu/2 - e/mu) - exp(e) Phi(-mu/2 - e/mu)`` (Balle and Wang 2018, theorem 8),
-    by logarithms, so that a large epsilon does not overflow.
-
-    >>> round(gaussian_delta(0.0, 1.0), 4)  # the distance of N(0, 1) and N(1, 1)
-    0.3829
-    """
-    if not mu:
-        return 0.0
-    # a ledger is opened more often than an epsilon is computed
-    from scipy.special import log_ndtr
-
-    upper = float(log_ndtr(mu / 2 - epsilon / mu))
-    lower = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
-    return math.exp(upper) * -math.expm1(min(lower - upper, 0.0))
-
-
-def _epsilon_of(
-    mechanisms: Sequence[Mechanism], delta: float, accountant: str
-) -> float:
-    # ``noise_multiplier`` has an argument of the function's name
-    return epsilon(mechanisms, delta, accountant)
+    low, least = enough / 2, enough * _LEAST_SHARE
+    while excess(low) <= 0:
+        enough, low = low, low / 2
+        if low < least:
+            return enough
+    root = float(brentq(excess, low, enough, rtol=_RELATIVE / 2))
+    # the least noise is within the tolerance of the root, on either side
+    while root < enough and excess(root) > 0:
+        root = min(root * (1 + _RELATIVE), enough)
+    return root
 
 
 def _gaussian_epsilon(
     gaussians: Sequence[Gaussian], delta: float, accountant: str
 ) -> float:
-    if not gaussians:
-        return 0.0
-    unsampled = _closed_form(gaussians, delta)
-    if all(each.sample_rate == 1 for each in gaussians):
-        return unsampled
-    bound = min(unsampled, _from_divergences(_divergences(gaussians), delta))
-    return _prv_epsilon(gaussians, delta, bound) if accountant == PRV else bound
+    from dp_accounting import get_epsilon_gaussian
+
+    mu = math.sqrt(sum(each.count / each.noise_multiplier**2 for each in gaussians))
+    bound = float(get_epsilon_gaussian(1 / mu, delta))
+    if not bound or all(each.sample_rate == 1 for each in gaussians):
+        return bound
+    bound = min(bound, _renyi_epsilon(gaussians, delta))
+    if not 0 < bound < _MOST or accountant == RDP:
+        return bound
+    return min(bound, _loss_epsilon(gaussians, delta, _LOSS_INTERVAL * bound))
 
 
-def _closed_form(gaussians: Sequence[Gaussian], delta: float) -> float:
-    mu = _composed_mu(gaussians)
-    if gaussian_delta(0.0, mu) <= delta:
-        return 0.0
-    return _smallest(lambda each: gaussian_delta(each, mu) - delta, mu, _EXACT)
+def _renyi_epsilon(mechanisms: Sequence[Mechanism], delta: float) -> float:
+    from dp_accounting.rdp import compute_epsilon
 
-
-def _composed_mu(gaussians: Sequence[Gaussian]) -> float:
-    return math.sqrt(sum(g.count / g.noise_multiplier**2 for g in gaussians))
-
-
-def _divergences(mechanisms: Sequence[Gaussian | PureDp]) -> FloatArray:
-    """Return the Rényi divergence of all at each of ``ORDERS``."""
     total = np.zeros_like(ORDERS)
     for each in mechanisms:
-        total += each.count * _divergence(each)
-    return total
-
-
-def _divergence(mechanism: Gaussian | PureDp) -> FloatArray:
-    if isinstance(mechanism, PureDp):
-        return _pure_divergence(mechanism.epsilon)
-    if mechanism.sample_rate == 1:
-        return ORDERS / (2 * mechanism.noise_multiplier**2)
-    return _sampled_divergence(mechanism.noise_multiplier, mechanism.sample_rate)
-
-
-def _pure_divergence(epsilon: float) -> FloatArray:
-    """Return the divergences of randomised response on a bit, which has the largest.
-
-    They are below both epsilon and ``alpha epsilon^2 / 2`` (Bun and Steinke 2016,
-    "Concentrated differential privacy", proposition 3.3).
-    """
-    keep, flip = -math.log1p(math.exp(-epsilon)), -np.logaddexp(0.0, epsilon)
-    same = ORDERS * keep + (1 - ORDERS) * flip
-    other = ORDERS * flip + (1 - ORDERS) * keep
-    bound: FloatArray = np.logaddexp(same, other) / (ORDERS - 1)
-    return bound
+        total += each.count * _divergences(replace(each, count=1))
+    return float(compute_epsilon(ORDERS, total, delta)[0])
 
 
 @lru_cache(maxsize=256)
-def _sampled_divergence(multiplier: float, rate: float) -> FloatArray:
-    # opacus imports torch, which a process that only composes Gaussians need not
-    from opacus.accountants.analysis.rdp import compute_rdp
+def _divergences(mechanism: Mechanism) -> FloatArray:
+    """Return the Rényi divergence of one use at each of ``ORDERS``.
 
-    divergences: FloatArray = np.asarray(
-        compute_rdp(q=rate, noise_multiplier=multiplier, steps=1, orders=ORDERS)
-    )
+    Of all pure mechanisms, randomised response on a bit has the largest.
+    """
+    from absl import logging
+    from dp_accounting import NeighboringRelation, RandomizedResponseDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
+    # orders whose series do not converge are left out, with a line in the log for each
+    logging.set_verbosity(logging.ERROR)
+    if isinstance(mechanism, Gaussian):
+        accountant = RdpAccountant(ORDERS).compose(_event(mechanism))
+    else:
+        # it answers at random with this probability, and then is right half the time
+        at_random = -2 * math.expm1(-np.logaddexp(0.0, -mechanism.epsilon))
+        event = RandomizedResponseDpEvent(at_random, num_buckets=2)
+        relation = NeighboringRelation.REPLACE_ONE
+        accountant = RdpAccountant(ORDERS, relation).compose(event)
+    divergences: FloatArray = accountant.rdp
     return divergences
 
 
-def _from_divergences(divergences: FloatArray, delta: float) -> float:
-    bounds = (
-        divergences
-        + np.log1p(-1 / ORDERS)
-        - (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1)
-    )
-    return max(float(np.nanmin(bounds)), 0.0)
+def _loss_epsilon(
+    gaussians: Sequence[Gaussian], delta: float, interval: float
+) -> float:
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant(value_discretization_interval=interval)
+    for each in gaussians:
+        accountant.compose(_event(each), each.count)
+    return float(accountant.get_epsilon(delta))
 
 
-def _prv_epsilon(gaussians: Sequence[Gaussian], delta: float, bound: float) -> float:
-    """Return a bound by privacy loss random variables, if it is below another one."""
-    from opacus.accountants import PRVAccountant
+def _event(gaussian: Gaussian) -> "DpEvent":
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
-    accountant = PRVAccountant()
-    accountant.history = [
-        (each.noise_multiplier, each.sample_rate, each.count)
-        for each in gaussians
-        if each.sample_rate < 1
-    ]
-    plain = [each for each in gaussians if each.sample_rate == 1]
-    if plain:
-        accountant.history.append((1 / _composed_mu(plain), 1.0, 1))
-    found = bound
-    for _ in range(_PRV_PASSES):
-        # its error is part of what it returns, and is chosen by what was found last
-        error = min(max(_PRV_RELATIVE * found, _PRV_ERRORS[0]), _PRV_ERRORS[1])
-        try:
-            with warnings.catch_warnings(), np.errstate(all="ignore"):
-                warnings.simplefilter("ignore")
-                latest = float(accountant.get_epsilon(delta, eps_error=error))
-        except (RuntimeError, ValueError):
-            # its grid is too coarse, and it says so; what was found still holds
-            break
-        is_close = latest > found / 2
-        found = min(found, latest)
-        if is_close:
-            break
-    return found
-
-
-def _smallest(excess: Callable[[float], float], start: float, relative: float) -> float:
-    """Return the smallest positive number of no excess, from above.
-
-    By false position in a bracket; an end that stays twice loses half its weight
-    (the Illinois algorithm), so that both ends close in.
-
-    Raises:
-        ValueError: there is none below 1e9 times the start.
-    """
-    low = high = start
-    over = under = excess(start)
-    while under > 0:
-        low, over, high = high, under, 2 * high
-        under = excess(high)
-        if high > _LARGEST * start:
-            raise ValueError("no amount of noise is enough for this epsilon and delta")
-    while over <= 0 and low > start / _LARGEST:
-        high, under, low = low, over, low / 2
-        over = excess(low)
-    was_over: bool | None = None
-    while high - low > relative * high:
-        # beyond the precision of the numbers both ends may be alike
-        ratio = over / (over - under) if over > under else math.nan
-        middle = low + (ratio if math.isfinite(ratio) else 0.5) * (high - low)
-        margin = relative * high / 2
-        middle = min(max(middle, low + margin), high - margin)
-        found = excess(middle)
-        is_over = found > 0
-        if is_over:
-            low, over = middle, found
-            under /= 1 + (was_over is True)
-        else:
-            high, under = middle, found
-            over /= 1 + (was_over is False)
-        was_over = is_over
-    return high
+    event = GaussianDpEvent(gaussian.noise_multiplier)
+    if gaussian.sample_rate == 1:
+        return event
+    return PoissonSampledDpEvent(gaussian.sample_rate, event)
