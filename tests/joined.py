@@ -13,7 +13,8 @@ from decimal import Decimal
 import duckdb
 import numpy as np
 
-from tp_flower.extraction.extract import ExtractedShard, extract
+from tp_flower.extraction.extract import extract
+from tp_flower.extraction.extracted import ExtractedShard
 from tp_flower.features.columns import CategoricalColumn, FeatureColumn, NumericColumn
 from tp_flower.joins.mapping import TableMapping, build_mapping
 from tp_flower.keyed_hash import KeyedHasher

@@ -372,11 +372,11 @@ def test_two_runs_agree():
     assert_equal(run(FRAME, WANTED), run(FRAME, WANTED))
 
 
-# several blocks of rows
+# several batches of rows
 
 
 def test_blocks_are_the_rows_of_the_columns(tmp_path, monkeypatch):
-    monkeypatch.setattr("tp_flower.extraction.block_files.MOST_ROWS", 7)
+    monkeypatch.setattr("tp_flower.extraction.extract.MOST_ROWS", 7)
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(
         {
@@ -390,6 +390,12 @@ def test_blocks_are_the_rows_of_the_columns(tmp_path, monkeypatch):
     runs = np.concatenate([every[::3], every[1::2]])
     for folder in (None, tmp_path):
         shard = run(frame, wanted, folder)
+        assert shard.meta["starts"] == [*range(0, 50, 7), 50]
+        np.testing.assert_array_equal(shard.column("x").values, frame["x"])
+        texts = [None if n % 5 == 0 else f"t{n % 7}" for n in range(50)]
+        assert listed(shard.column("c")) == texts
+        vectors = [[np.nan] * 2 if v is None else v for v in frame["v"]]
+        np.testing.assert_array_equal(shard.column("v").values, vectors)
         for rows in (None, every, runs, runs[:1], runs[:0]):
             for size in (1, 4, 7, 50, 99):
                 blocks = list(shard.blocks(rows, size))
@@ -407,8 +413,16 @@ def listed_rows(column) -> list[str]:
     return [str(row) for row in column.values.tolist()]
 
 
-def test_texts_beyond_the_buffer(tmp_path, monkeypatch):
-    monkeypatch.setattr("tp_flower.extraction.text_codes.BUFFERED", 10)
+@pytest.mark.parametrize(("width", "rows"), [(1, 1 << 14), (64, 1 << 14), (512, 2048)])
+def test_batches_are_of_one_size_in_bytes(tmp_path, width, rows):
+    columns = {f"x{number}": f"i + {number}" for number in range(width)}
+    sql = f"SELECT i FROM range({rows + 1}) t(i)"
+    shard = of_sql(tmp_path, sql, fragment(columns))
+    assert shard.meta["starts"] == [0, rows, rows + 1]
+
+
+def test_texts_of_many_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr("tp_flower.extraction.extract.MOST_ROWS", 1000)
     numbers = np.random.default_rng(1).integers(0, 5_000, 60_000)
     frame = pd.DataFrame({"k": numbers, "c": [f"{n}é" for n in numbers]})
     shard = run(frame, fragment({"c": '"c"'}, [('"k"',)]), tmp_path)
@@ -421,7 +435,14 @@ def test_texts_beyond_the_buffer(tmp_path, monkeypatch):
     assert key.texts[key.codes[0]].as_py() == f"number{len(first)}:{first}"
     _, codes = np.unique(numbers, return_inverse=True)
     assert len(np.unique(np.column_stack([codes, key.codes]), axis=0)) == len(key.texts)
-    assert not list(tmp_path.glob("*spill*"))
+
+
+def test_file_that_is_cut_short(tmp_path):
+    run(FRAME, WANTED, tmp_path)
+    path = tmp_path / "rows.arrow"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="Arrow file"):
+        open_extracted(tmp_path).column("twice")
 
 
 # vectors

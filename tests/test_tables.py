@@ -90,12 +90,12 @@ def expected(tables: SiteTables) -> np.ndarray:
     return encoder(tables).transform(whole)[ROWS]
 
 
-@pytest.mark.parametrize("rows_of_block", [7, 256, 1 << 14])
+@pytest.mark.parametrize("rows_of_batch", [7, 256, 1 << 14])
 def test_features_are_those_of_whole_columns(
-    tmp_path, source, monkeypatch, rows_of_block
+    tmp_path, source, monkeypatch, rows_of_batch
 ):
-    monkeypatch.setattr("tp_flower.extraction.block_files.MOST_ROWS", rows_of_block)
-    monkeypatch.setattr("client_apps.data.tables.MOST_VALUES", 10 * rows_of_block)
+    monkeypatch.setattr("tp_flower.extraction.extract.MOST_ROWS", rows_of_batch)
+    monkeypatch.setattr("client_apps.data.tables.MOST_VALUES", 10 * rows_of_batch)
     monkeypatch.setattr("client_apps.data.tables.LEAST_ROWS", 3)
     for root in (tmp_path / "state", IN_MEMORY):
         tables = Site(root).tables
@@ -180,7 +180,7 @@ def test_frames_are_of_one_run(tmp_path):
 def test_lost_entries(tmp_path, source):
     site = Site(tmp_path / "state")
     site.tables.extract(0, source, WANTED)
-    for path in (tmp_path / "state" / "cache").glob("rows-*/numbers.bin"):
+    for path in (tmp_path / "state" / "cache").glob("rows-*/rows.arrow"):
         path.write_bytes(b"")
     with pytest.raises(SiteError, match="lost its state"):
         site.tables.extracted(0)

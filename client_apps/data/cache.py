@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from tp_flower.errors import is_full
 
-VERSION: Final = 3
+VERSION: Final = 4
 ENTRY_FILE: Final = "entry.json"
 USES: Final = "uses"
 ONCE: Final = "once-"

@@ -1,49 +1,40 @@
 """Run a query's fragment on a shard: join keys, label and feature columns.
 
 DuckDB evaluates the fragment's expressions in one streamed reading of the shard, in the
-shard's own row order. What arrives is written on at once, column by column within
-blocks of rows: no more than some batches of rows are ever held, and no Python object
-is made per row.
+shard's own row order. What arrives is written on at once, batch of rows by batch of
+rows: no more than a few batches are ever held, and no Python object is made per row.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import closing
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import duckdb
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tp_flower.duckdb_engine import quote_name, safe_message
 from tp_flower.errors import SourceError
-from tp_flower.extraction.block_files import Files, FolderFiles, MemoryFiles
 from tp_flower.extraction.extracted import (
-    ExtractedKey,
+    MISSING,
+    ROWS_FILE,
+    TEXTS_FILE,
     ExtractedShard,
-    FeatureInfo,
-    KeyColumn,
-    LabelColumn,
 )
-from tp_flower.extraction.select_plan import Plan, make_plan
-from tp_flower.extraction.shard_writer import ShardWriter
+from tp_flower.extraction.select_plan import Piece, Plan, make_plan
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.shards import Scan, ShardSource, scan
 
-__all__ = [
-    "ExtractedKey",
-    "ExtractedShard",
-    "FeatureInfo",
-    "KeyColumn",
-    "LabelColumn",
-    "extract",
-    "open_extracted",
-]
-
 META_FILE: Final = "shard.json"
-BATCH_ROWS: Final = 1 << 14
-BATCH_VALUES: Final = 1 << 21
-"""Numbers of a batch, where the lengths of the vectors are known."""
+MOST_ROWS: Final = 1 << 14
+MOST_VALUES: Final = 1 << 20
+"""Values of a batch, about 8 MB, where the lengths of the vectors are known."""
+_VECTORS: Final = pa.list_(pa.float32())
+_TEXTS: Final = pa.schema([("t", pa.string())])
 
 
 def extract(
@@ -74,20 +65,30 @@ def extract(
             of a type that cannot be used, a feature or label is infinite, or the
             vectors of a feature differ in length.
     """
-    files: Files = FolderFiles(folder) if folder else MemoryFiles()
-    with scan(source, fragment) as opened:
+    files: dict[str, pa.NativeFile] = {}
+    with ExitStack() as stack:
+
+        def create(name: str) -> pa.NativeFile:
+            path = folder and str(folder / name)
+            files[name] = pa.OSFile(path, "wb") if path else pa.BufferOutputStream()
+            return stack.enter_context(files[name])
+
+        opened = stack.enter_context(scan(source, fragment))
         plan = make_plan(source, opened)
-        with closing(ShardWriter(plan, files, folder)) as writer:
-            for batch in _batches(opened, plan, order_key):
-                writer.add(batch)
-            meta = {
-                **writer.finish(fragment.table),
-                "engine": source.engine,
-                "pushed": list(opened.pushed),
-            }
+        writer = _Writer(plan, create)
+        for batch in _batches(opened, plan, order_key):
+            writer.add(batch)
+        meta = {
+            "table": fragment.table,
+            "engine": source.engine,
+            "pushed": list(opened.pushed),
+            **writer.finish(),
+        }
     if folder:
         (folder / META_FILE).write_text(json.dumps(meta), encoding="utf-8")
-    return ExtractedShard(files, meta)
+        return open_extracted(folder)
+    buffers = {name: file.getvalue() for name, file in files.items()}
+    return ExtractedShard(meta, lambda name: pa.BufferReader(buffers[name]))
 
 
 def open_extracted(folder: Path) -> ExtractedShard:
@@ -98,16 +99,121 @@ def open_extracted(folder: Path) -> ExtractedShard:
         ValueError: it is no description of a shard.
     """
     meta = json.loads((folder / META_FILE).read_text(encoding="utf-8"))
-    return ExtractedShard(FolderFiles(folder), meta)
+    return ExtractedShard(meta, lambda name: pa.OSFile(str(folder / name)))
+
+
+class _Writer:
+    """Writes the batches of a plan's SELECT to Arrow files.
+
+    Args:
+        plan: what is selected.
+        create: makes a file of a name.
+    """
+
+    def __init__(self, plan: Plan, create: Callable[[str], pa.NativeFile]) -> None:
+        self._plan = plan
+        self._widths = {piece.column: piece.width for piece in plan.vectors}
+        self._starts = [0]
+        self._listed = Counter[str]()
+        self._lists = {
+            column: pa.ipc.new_stream(create(TEXTS_FILE.format(column)), _TEXTS)
+            for column in plan.listed
+        }
+        self._schema = pa.schema(
+            [
+                *((piece.column, pa.float64()) for piece in plan.numbers),
+                *((column, pa.int32()) for column in plan.listed),
+                *((piece.column, _VECTORS) for piece in plan.vectors),
+            ]
+        )
+        self._file = pa.ipc.new_file(create(ROWS_FILE), self._schema)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Write a batch of rows.
+
+        Raises:
+            SourceError: a number is infinite, or vectors differ in length.
+        """
+        for piece in self._plan.numbers:
+            self._check_finite(piece, batch[piece.column])
+        columns = [
+            *(batch[piece.column] for piece in self._plan.numbers),
+            *(self._positions(column, batch[column]) for column in self._plan.listed),
+            *(
+                self._vectors(piece, batch[piece.column])
+                for piece in self._plan.vectors
+            ),
+        ]
+        self._file.write_batch(pa.record_batch(columns, schema=self._schema))
+        self._starts.append(self._starts[-1] + batch.num_rows)
+
+    def finish(self) -> dict[str, Any]:
+        """Write what is left; return the description of the columns, as JSON types."""
+        for file in (*self._lists.values(), self._file):
+            file.close()
+        plan = self._plan
+        keys = [
+            {"kind": kind, "column": column} for column, kind in plan.key_kinds.items()
+        ]
+        return {
+            "columns": self._schema.names,
+            "starts": self._starts,
+            "features": [
+                {
+                    "name": piece.name,
+                    "kind": piece.kind,
+                    "column": piece.column,
+                    "width": self._widths.get(piece.column, 1) or 0,
+                }
+                for piece in plan.features
+            ],
+            "label": next(
+                ({"kind": p.kind, "column": p.column} for p in plan.label), None
+            ),
+            "weight": next((piece.column for piece in plan.weight), None),
+            "keys": keys[: len(plan.keys)],
+            "groups": keys[-1] if plan.groups else None,
+        }
+
+    def _positions(self, column: str, texts: pa.Array) -> pa.Array:
+        """Return each row's position in the list of texts, -1 where it is NULL."""
+        encoded = texts.dictionary_encode()
+        self._lists[column].write_batch(pa.record_batch([encoded.dictionary], ["t"]))
+        first = pa.scalar(self._listed[column], pa.int32())
+        self._listed[column] += len(encoded.dictionary)
+        return pc.add(encoded.indices, first).fill_null(MISSING)
+
+    def _vectors(self, piece: Piece, vectors: pa.Array) -> pa.Array:
+        lengths = pc.min_max(pc.list_value_length(vectors))
+        shortest, longest = lengths["min"].as_py(), lengths["max"].as_py()
+        if longest is not None:
+            width = self._widths[piece.column]
+            width = shortest if width is None else width
+            self._widths[piece.column] = width
+            if shortest != longest or shortest != width:
+                raise SourceError(
+                    f"{self._plan.source}: the vectors of {piece.name!r} differ "
+                    f"in length: {shortest} and {max(longest, width)}; "
+                    "all must have the same"
+                )
+        vectors = vectors.cast(_VECTORS, safe=False)
+        self._check_finite(piece, vectors.flatten())
+        return vectors
+
+    def _check_finite(self, piece: Piece, values: pa.Array) -> None:
+        if np.isinf(values.to_numpy(zero_copy_only=False)).any():
+            raise SourceError(
+                f"{self._plan.source}: {piece.name!r} has infinite values: "
+                "filter them out or replace them in the query"
+            )
 
 
 def _batches(opened: Scan, plan: Plan, order_key: bytes) -> Iterator[pa.RecordBatch]:
     """Yield what the plan selects, some rows at a time."""
     connection = opened.connection
-    size = BATCH_ROWS
-    widths = sum(piece.width or 1 for piece in plan.vectors)
-    if widths:
-        size = max(1, min(size, BATCH_VALUES // widths))
+    width = len(plan.numbers) + len(plan.listed)
+    width += sum(piece.width or 1 for piece in plan.vectors)
+    size = max(1, min(MOST_ROWS, MOST_VALUES // max(width, 1)))
     try:
         if opened.needs_sort or opened.fragment.subquery is not None:
             # DuckDB groups in parallel, and a database promises no order either

@@ -1,26 +1,34 @@
-"""What a fragment of the query yields on one shard, and how it is kept.
+"""The rows that a fragment of the query yields on one shard, read from Arrow files.
 
-Numbers lie in files in blocks of rows, texts as codes and the list of distinct ones.
-The same code keeps the files in a folder or, for small shards, in this process. Nothing
-that is kept is keyed: the secret of the hashes changes with every run.
+Layout
+    rows.arrow              batches of rows: numbers as float64, vectors as lists of
+                            float32, texts and keys as int32 positions in their list
+    texts-<column>.arrow    the list: the distinct texts of each batch, batch by batch
+    shard.json              what the columns are, and at which row each batch starts
+
+A shard may be larger than memory: it is written and read batch by batch, with plain
+reads, because the pages of a memory map count as memory of the process. Small shards
+keep the same files in memory. Nothing in them is keyed: the secret of the hashes
+changes with every run.
 
 Notation
     n   rows of the shard that pass the fragment's filters
     k   distinct values of a key
+    e   texts of a list: the sum over the batches of their distinct texts
     d   length of a feature's vectors
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tp_flower.arrays import FloatArray, IndexArray
-from tp_flower.extraction.block_files import BlockReader, Files, Rows
 from tp_flower.features.columns import (
     CategoricalColumn,
     CodeArray,
@@ -30,10 +38,9 @@ from tp_flower.features.columns import (
 )
 from tp_flower.keyed_hash import HashArray, KeyedHasher
 
-NUMBERS: Final = "numbers.bin"
-POSITIONS: Final = "positions.bin"
-MOST_BETWEEN: Final = 64
-"""Rows between two wanted ones that are cheaper to read than to skip."""
+ROWS_FILE: Final = "rows.arrow"
+TEXTS_FILE: Final = "texts-{}.arrow"
+MISSING: Final = -1
 
 
 @dataclass(frozen=True)
@@ -126,36 +133,37 @@ class LabelColumn:
 
 
 class ExtractedShard:
-    """What a fragment yields on one shard; columns are read when they are asked for.
+    """The rows of one fragment on one shard; columns are read when they are needed.
 
     Args:
-        files: where the columns are.
-        meta: what ``extract`` wrote about them, plain JSON types.
+        meta: what ``extract`` wrote about the columns, plain JSON types.
+        open_file: opens one of the files by its name.
 
     Attributes:
         table: the fragment's table (its alias in the query).
         rows: n; zero if no row passes the filters.
-        features: what the features are, in the fragment's order.
+        features: in the fragment's order.
         engine: the kind of database that the rows came from.
         pushed: the filters that it applied, in words.
         meta: as given.
     """
 
-    def __init__(self, files: Files, meta: Mapping[str, Any]) -> None:
+    def __init__(
+        self, meta: Mapping[str, Any], open_file: Callable[[str], pa.NativeFile]
+    ) -> None:
         self.meta = meta
         self.table: str = meta["table"]
-        self.rows = int(meta["rows"])
+        self.rows = int(meta["starts"][-1])
         self.engine: str = meta["engine"]
         self.pushed: tuple[str, ...] = tuple(meta["pushed"])
         self.features = tuple(
             FeatureInfo(item["name"], item["kind"], int(item["width"]))
             for item in meta["features"]
         )
-        self._slots = {item["name"]: int(item["slot"]) for item in meta["features"]}
-        self._files = files
-        self._numbers = self._reader(NUMBERS, meta["numbers"], np.float64)
-        self._positions = self._reader(POSITIONS, meta["positions"], np.int32)
-        self._lists: dict[int, tuple[CodeArray, pa.Array]] = {}
+        self._columns = {item["name"]: item["column"] for item in meta["features"]}
+        self._starts = np.array(meta["starts"], np.int64)
+        self._open_file = open_file
+        self._lists: dict[str, tuple[CodeArray, pa.Array]] = {}
 
     @property
     def keys(self) -> tuple[ExtractedKey, ...]:
@@ -175,20 +183,19 @@ class ExtractedShard:
         if not item:
             return None
         if item["kind"] != "text":
-            return LabelColumn(item["kind"], self._numbers.column(item["slot"]))
-        codes, texts = self._codes(item["slot"]), self._list(item["slot"])[1]
+            return LabelColumn(item["kind"], self._numbers(item["column"]))
+        codes, texts = self._coded(item["column"])
         values = np.where(codes < 0, np.nan, codes)
         return LabelColumn("text", values, tuple(texts.to_pylist()))
 
     @property
     def weight(self) -> FloatArray | None:
-        """What joined rows of each row weigh, float64 (n,), NaN where it is NULL.
+        """The weight of each row's joined rows, float64 (n,), NaN where it is NULL.
 
         None if it is another table's, or there is none.
         """
-        # what was kept before there were weights says nothing of one
-        item = self.meta.get("weight")
-        return self._numbers.column(item["slot"]) if item else None
+        column = self.meta["weight"]
+        return self._numbers(column) if column else None
 
     def column(self, name: str) -> FeatureColumn:
         """Return one whole feature.
@@ -196,13 +203,9 @@ class ExtractedShard:
         Raises:
             KeyError: there is no such feature.
         """
-        slot = self._slots[name]
+        column = self._columns[name]
         info = next(info for info in self.features if info.name == name)
-        if info.kind == "vector":
-            return self._vectors(info, slot, slice(0, self.rows))
-        if info.kind == "text":
-            return CategoricalColumn(self._codes(slot), self._list(slot)[1])
-        return NumericColumn(self._numbers.column(slot))
+        return self._feature(info, self._whole(column))
 
     def blocks(
         self, rows: IndexArray | None, size: int
@@ -210,69 +213,80 @@ class ExtractedShard:
         """Yield all features, some rows at a time.
 
         Args:
-            rows: positions, sorted or of a few sorted runs; None for all rows.
+            rows: positions, sorted or of a few sorted runs: each run of rows in one
+                batch reads that batch. None for all rows.
             size: rows of a block, beside the last one.
         """
-        total = self.rows if rows is None else len(rows)
-        for start in range(0, total, size):
-            span = slice(start, min(start + size, total))
-            yield self._block(span if rows is None else rows[span])
+        rows = np.arange(self.rows) if rows is None else rows
+        with self._open(list(self._columns.values())) as file:
+            read = lru_cache(maxsize=1)(file.get_batch)
+            for start in range(0, len(rows), size):
+                block = rows[start : start + size]
+                batches = np.searchsorted(self._starts, block, side="right") - 1
+                cuts = np.flatnonzero(np.diff(batches)) + 1
+                pieces = []
+                for first, last in pairwise([0, *cuts.tolist(), len(block)]):
+                    number = int(batches[first])
+                    inside = block[first:last] - self._starts[number]
+                    pieces.append(_take(read(number), inside))
+                table = pa.Table.from_batches(pieces)
+                yield {
+                    info.name: self._feature(info, table[self._columns[info.name]])
+                    for info in self.features
+                }
 
-    def _block(self, rows: Rows) -> dict[str, FeatureColumn]:
-        numbers = self._numbers.take(rows)
-        has_texts = any(info.kind == "text" for info in self.features)
-        positions = self._positions.take(rows) if has_texts else None
-        block: dict[str, FeatureColumn] = {}
-        for info in self.features:
-            slot = self._slots[info.name]
-            if info.kind == "vector":
-                block[info.name] = self._vectors(info, slot, rows)
-            elif positions is not None and info.kind == "text":
-                codes, texts = self._list(slot)
-                block[info.name] = CategoricalColumn(codes[positions[slot]], texts)
-            else:
-                block[info.name] = NumericColumn(numbers[slot])
-        return block
+    def _feature(self, info: FeatureInfo, values: pa.ChunkedArray) -> FeatureColumn:
+        if info.kind == "text":
+            codes, texts = self._list(self._columns[info.name])
+            return CategoricalColumn(codes[values.to_numpy()], texts)
+        if info.kind != "vector":
+            return NumericColumn(values.to_numpy())
+        vectors = np.full((len(values), info.width), np.nan, np.float32)
+        rest = vectors
+        for chunk in values.chunks:
+            rows, rest = rest[: len(chunk)], rest[len(chunk) :]
+            is_present = chunk.is_valid().to_numpy(zero_copy_only=False)
+            elements = chunk.flatten().to_numpy(zero_copy_only=False)
+            rows[is_present] = elements.reshape(is_present.sum(), info.width)
+        return VectorColumn(vectors)
 
     def _key(self, item: Mapping[str, Any]) -> ExtractedKey:
-        slot = int(item["slot"])
-        return ExtractedKey(self._codes(slot), self._list(slot)[1], item["kind"])
+        return ExtractedKey(*self._coded(item["column"]), item["kind"])
 
-    def _codes(self, slot: int) -> CodeArray:
-        codes: CodeArray = self._list(slot)[0][self._positions.column(slot)]
-        return codes
+    def _numbers(self, column: str) -> FloatArray:
+        numbers: FloatArray = self._whole(column).to_numpy()
+        return numbers
 
-    def _list(self, slot: int) -> tuple[CodeArray, pa.Array]:
-        """The codes of a list of texts, -1 last, and the distinct texts."""
-        if slot not in self._lists:
-            count, size = self.meta["lists"][slot]
-            codes = self._files.read(f"codes-{slot}.bin", np.int32, 0, count)
-            data = self._files.read(f"texts-{slot}.bin", np.uint8, 0, size)
-            texts = pa.ipc.open_stream(pa.py_buffer(data)).read_all()["t"]
-            self._lists[slot] = codes, texts.combine_chunks()
-        return self._lists[slot]
+    def _coded(self, column: str) -> tuple[CodeArray, pa.Array]:
+        """Return the code of each row, (n,), and the distinct texts, (k,)."""
+        codes, texts = self._list(column)
+        return codes[self._whole(column).to_numpy()], texts
 
-    def _vectors(self, info: FeatureInfo, slot: int, rows: Rows) -> VectorColumn:
-        name, width = f"vectors-{slot}.bin", info.width
+    def _list(self, column: str) -> tuple[CodeArray, pa.Array]:
+        """Return the code of each text of a list, -1 last, and the k sorted texts."""
+        if column not in self._lists:
+            with pa.ipc.open_stream(self._open_file(TEXTS_FILE.format(column))) as file:
+                encoded = file.read_all()["t"].dictionary_encode().combine_chunks()
+            order = pc.sort_indices(encoded.dictionary)
+            rank = np.empty(len(order), np.int32)
+            rank[order.to_numpy()] = np.arange(len(order))
+            codes = np.append(rank[encoded.indices.to_numpy()], np.int32(MISSING))
+            self._lists[column] = codes, encoded.dictionary.take(order)
+        return self._lists[column]
 
-        def read(first: int, last: int) -> npt.NDArray[np.float32]:
-            offset = first * width * np.dtype(np.float32).itemsize
-            found = self._files.read(name, np.float32, offset, (last - first) * width)
-            return found.reshape(last - first, width)
+    def _whole(self, column: str) -> pa.ChunkedArray:
+        with self._open([column]) as file:
+            read = (file.get_batch(n) for n in range(file.num_record_batches))
+            # copied: a part of a batch would keep all of it in memory
+            batches = [_take(batch, np.arange(batch.num_rows)) for batch in read]
+            return pa.Table.from_batches(batches, file.schema)[column]
 
-        if isinstance(rows, slice):
-            return VectorColumn(read(rows.start, rows.stop))
-        values = np.empty((len(rows), width), np.float32)
-        # rows that lie close together are read with what lies between them
-        steps = np.diff(rows)
-        cuts = np.flatnonzero((steps < 0) | (steps > MOST_BETWEEN)) + 1
-        edges = [0, *cuts.tolist(), len(rows)]
-        for start, stop in pairwise(edges):
-            if stop > start:
-                first, last = int(rows[start]), int(rows[stop - 1]) + 1
-                values[start:stop] = read(first, last)[rows[start:stop] - first]
-        return VectorColumn(values)
+    def _open(self, columns: list[str]) -> pa.ipc.RecordBatchFileReader:
+        """Open the rows to read these columns alone."""
+        numbers = [self.meta["columns"].index(column) for column in columns]
+        options = pa.ipc.IpcReadOptions(included_fields=numbers)
+        return pa.ipc.open_file(self._open_file(ROWS_FILE), options=options)
 
-    def _reader(self, name: str, facts: Mapping[str, int], dtype: Any) -> BlockReader:
-        shape = (int(facts["width"]), self.rows)
-        return BlockReader(self._files, name, shape, int(facts["block-rows"]), dtype)
+
+def _take(batch: pa.RecordBatch, rows: IndexArray) -> pa.RecordBatch:
+    return batch.take(pa.array(rows))

@@ -29,6 +29,8 @@ from tp_flower.sources.shards import Scan, column_types
 from tp_flower.sources.tables_file import ShardSource
 
 RELATION: Final = "shard"
+GROUPS: Final = "grouped_by"
+"""Column of the canonical text of what a sub-query groups by."""
 GROUP: Final = "(group)"
 """Begins the names of what a sub-query groups by: no name of a query does."""
 _UNSAID: Final = {'"NULL"': "INTEGER"}
@@ -120,10 +122,23 @@ class Plan:
         return tuple(piece for piece in self.values if piece.kind in kinds)
 
     @property
-    def key_kinds(self) -> tuple[str, ...]:
-        """The kinds of each key's parts, then of the groups', if there are any."""
-        every = [*self.keys, self.groups] if self.groups else self.keys
-        return tuple("+".join(part.kind for part in parts) for parts in every)
+    def key_kinds(self) -> dict[str, str]:
+        """The kinds of the parts of each key and of the groups, by column."""
+        return {
+            column: "+".join(part.kind for part in parts)
+            for column, parts in self._composites.items()
+        }
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """The columns of texts: features and label, keys, groups."""
+        return (*(piece.column for piece in self.texts), *self._composites)
+
+    @property
+    def _composites(self) -> dict[str, tuple[Piece, ...]]:
+        """The parts of each key and of the groups, by column."""
+        keys = {f"key{number}": parts for number, parts in enumerate(self.keys)}
+        return {**keys, GROUPS: self.groups} if self.groups else keys
 
     @property
     def select(self) -> str:
@@ -131,8 +146,10 @@ class Plan:
         inner = [f"{piece.inner} AS {piece.column}" for piece in self.values]
         inner += [f"{comparable(p.value)} AS {p.column}" for p in self.parts]
         outer = [piece.column for piece in (*self.numbers, *self.texts)]
-        outer += [f"{_canonical(key, is_group=False)}" for key in self.keys]
-        outer += [_canonical(self.groups, is_group=True)] if self.groups else []
+        outer += [
+            f"{_canonical(parts, is_group=column == GROUPS)} AS {column}"
+            for column, parts in self._composites.items()
+        ]
         outer += [piece.column for piece in self.vectors]
         return (
             f"SELECT {', '.join(outer) or '0'} FROM "
