@@ -2,6 +2,7 @@
 
 import re
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -30,12 +31,13 @@ from tests.hostile import (
 )
 from tests.test_hostile_server import once, refused, spread
 from tp_flower.errors import MessageError, SettingsError, SiteError
-from tp_flower.protocol import Packet, PrepareRequest, decode, pack_bits
+from tp_flower.protocol import Packet, PrepareRequest, PrivacyTerms, decode, pack_bits
 from tp_flower.settings import PrivacySettings, Settings
 
 EMPTY = np.zeros(0, np.int32)
 
 
+CLEAR = msgspec.to_builtins(PrivacyTerms.of(PrivacySettings()))
 OUTLINE = {"strategy": "vfl-sgd", "epochs": 1}
 PART = {
     "id": 0,
@@ -52,7 +54,7 @@ PART = {
 def body(joined_rows, arrays, **facts):
     """A part of a request with these arrays, as a site decodes it."""
     part = {**PART, "joined-rows": joined_rows, **facts}
-    header = {"privacy": {}, "outline": OUTLINE, "parts": [part]}
+    header = {"privacy": CLEAR, "outline": OUTLINE, "parts": [part]}
     named = {(0, name): np.asarray(values) for name, values in arrays.items()}
     return decode(PrepareRequest, Packet(header, named)).parts[0]
 

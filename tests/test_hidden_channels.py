@@ -49,7 +49,7 @@ def test_no_unit_is_so_small_that_there_is_no_noise(
 
     def shrink(action, node, packet):
         if (action, node) == ("train.prepare", US):
-            small = header("privacy", "privacy.clip", value=1e-12)(packet)
+            small = header("privacy", "clip", value=1e-12)(packet)
             yield "unit", header("parts", 0, *path, value=TINY)(small)
 
     grid = HostileGrid(tmp_path, shrink, stops=True)

@@ -35,7 +35,7 @@ from tp_flower.privacy.key_agreement import (
     SiteKeys,
 )
 from tp_flower.privacy.mechanisms import Gaussian
-from tp_flower.protocol import Packet, pack_bits
+from tp_flower.protocol import Packet, PrivacyTerms, pack_bits
 from tp_flower.settings import PrivacySettings
 
 ROWS = 12
@@ -270,8 +270,8 @@ def renumbered(packet):
         (
             "train.prepare",
             SHOP,
-            header("privacy", "privacy.clip", value=-1.0),
-            r"privacy\.clip",
+            header("privacy", "clip", value=-1.0),
+            r"'privacy' is .*>= 1e-12 - at `\$\.privacy\.clip`",
         ),
         (
             "train.prepare",
@@ -619,6 +619,36 @@ def test_what_the_plan_has_no_noise_for_does_not_leave(
     with pytest.raises(SiteError, match=match):
         train(grid, method, privacy=privacy)
     assert not stray & {name for _, _, name in grid.left}
+
+
+def test_terms_of_privacy_that_are_left_out_have_no_default(tmp_path):
+    """A mechanism is never off because a server does not mention it."""
+
+    def without(name):
+        def change(packet):
+            terms = dict(packet.header["privacy"])
+            del terms[name]
+            return Packet({**packet.header, "privacy": terms}, packet.arrays)
+
+        return change
+
+    names = PrivacyTerms.__struct_encode_fields__
+    changes = {name: without(name) for name in names}
+    grid = HostileGrid(tmp_path, once("train.prepare", US, **changes), stops=True)
+    with pytest.raises(StoppedError):
+        train(grid, privacy=EXACT)
+    assert len(grid.answers) == len(names)
+    for name, answer in zip(names, grid.answers, strict=True):
+        assert f"missing required field `{name}`" in answer.error
+        answer.check_nothing_left()
+
+
+def test_an_outsider_sees_scores_without_noise(tmp_path):
+    change = header("privacy", "adversary", value="outsider")
+    error = refused(
+        tmp_path, "train.prepare", US, change, TablePuppetSGD, privacy=PRIVATE
+    )
+    assert "privacy.adversary: 'outsider' needs privacy.predictions" in error
 
 
 def test_a_batch_has_a_row_once(tmp_path):

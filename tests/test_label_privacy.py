@@ -130,38 +130,22 @@ def test_rates_of_noisy_classes_are_unbiased():
     np.testing.assert_allclose(noise.rate_of(noisy), rates, atol=1e-15)
 
 
-PLANS = [
-    LabelPlan("laplace", 0.7),
-    LabelPlan("randomised-response", 2, ("no", "yes", "it's")),
-    LabelPlan("laplace", 1.0, limits=(-1.0, 5.0)),
-]
-
-
-@pytest.mark.parametrize("plan", PLANS)
-def test_plans_survive_json(plan):
-    assert LabelPlan.from_json(plan.to_json()) == plan
-
-
 def test_a_plan_without_classes_is_of_booleans():
-    assert PLANS[0].class_count == 2
-    assert PLANS[0].noise == ClassNoise(2, laplace_keep(2, 0.7))
+    plan = LabelPlan("laplace", 0.7)
+    assert plan.class_count == 2
+    assert plan.noise == ClassNoise(2, laplace_keep(2, 0.7))
 
 
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
         ({"mechanism": "none"}, "'none' is no mechanism for labels"),
-        ({"mechanism": 3}, "'3' is no mechanism for labels"),
         ({"epsilon": 0.0}, r"must be from 0.001 to 100, not 0.0"),
         ({"epsilon": float("nan")}, "from 0.001 to 100, not nan"),
         ({"epsilon": 1e9}, "from 0.001 to 100"),
-        ({"epsilon": "1"}, "no usable 'epsilon'"),
-        ({"epsilon": True}, "no usable 'epsilon'"),
         ({"classes": ["a"]}, r"from 2 to 1000 different classes, not 1"),
         ({"classes": ["a", "a"]}, r"not 2 \(1 different\)"),
         ({"classes": [str(k) for k in range(1001)]}, "not 1001"),
-        ({"classes": [1, 2]}, "no usable 'classes'"),
-        ({"classes": "ab"}, "no usable 'classes'"),
         ({"limits": [1.0, 1.0]}, r"\[1.0, 1.0\] is no range"),
         ({"limits": [0.0, float("inf")]}, "is no range"),
         ({"limits": [0.0]}, "is no range"),
@@ -170,16 +154,8 @@ def test_a_plan_without_classes_is_of_booleans():
             {"limits": [0, 1], "mechanism": "randomised-response"},
             "randomised-response is for classes: use laplace",
         ),
-        ({"more": 1}, "has classes, epsilon, limits, mechanism"),
     ],
 )
 def test_what_is_no_plan_is_refused(changes, match):
-    data = {"mechanism": "laplace", "epsilon": 1.0, "classes": [], "limits": []}
     with pytest.raises(SettingsError, match=match):
-        LabelPlan.from_json({**data, **changes})
-
-
-@pytest.mark.parametrize("data", [None, [], "laplace", {"mechanism": "laplace"}])
-def test_what_has_no_plan_at_all_is_refused(data):
-    with pytest.raises(SettingsError, match="a plan of label noise has"):
-        LabelPlan.from_json(data)
+        LabelPlan(**{"mechanism": "laplace", "epsilon": 1.0, **changes})

@@ -344,12 +344,20 @@ def test_explaining_a_run_draws_the_labels_that_it_will_train_on(tmp_path):
     np.testing.assert_array_equal(labels_sent(grid), labels_sent(later))
 
 
+TERMS = {"mechanism": "laplace", "epsilon": 1.0, "classes": [], "limits": []}
+
+
 @pytest.mark.parametrize(
     ("plan", "match"),
     [
         ("laplace", "'label-privacy' is 'laplace'; allowed: an object"),
-        ({"mechanism": "laplace"}, "a plan of label noise has"),
-        ({**LabelPlan("laplace", 1.0).to_json(), "epsilon": 1e6}, "from 0.001 to 100"),
+        ({"mechanism": "laplace"}, "missing required field `epsilon`"),
+        ({**TERMS, "epsilon": 1e6}, "from 0.001 to 100"),
+        ({**TERMS, "epsilon": 0.0}, r"> 0.0 - at `\$.label-privacy.epsilon`"),
+        ({**TERMS, "mechanism": "none"}, r"at `\$.label-privacy.mechanism`"),
+        ({**TERMS, "classes": [1, 2]}, r"at `\$.label-privacy.classes\[0\]`"),
+        ({**TERMS, "limits": [0.0]}, r"\[0.0\] is no range of a label"),
+        ({**TERMS, "more": 1}, "unknown field `more`"),
         (None, r"releases.labels = private\) refuses"),
     ],
 )

@@ -10,6 +10,7 @@ from client_apps.privacy.guard import Guard
 from client_apps.rounds.site import Site
 from tp_flower.errors import PolicyError, QueryError, SourceError
 from tp_flower.features.spec import EncoderSpec, default_spec
+from tp_flower.protocol import PrivacyTerms
 from tp_flower.query import Fragment
 from tp_flower.query.fragment import Feature
 from tp_flower.query.reads import Role, reads
@@ -537,7 +538,6 @@ def test_the_smallest_batch_must_have_enough_rows(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        ("labels", {"labels": "laplace", "label_epsilon": 1.0}),
         ("models", {"features": "dp-sgd"}),
         ("models", {"features": "statistics"}),
         ("scores", {"predictions": 1.0}),
@@ -546,12 +546,12 @@ def test_the_smallest_batch_must_have_enough_rows(tmp_path):
 def test_a_plan_must_cover_what_the_policy_wants_covered(tmp_path, kind, settings):
     text = f"epsilon = 1\nreleases = {{ {kind} = 'private' }}"
     guard, (source,) = guard_of(tmp_path, text)
-    guard.check_plan(source, PrivacySettings(**settings), [kind])
-    guard.check_plan(source, PrivacySettings(), [])
+    guard.check_plan(source, [kind], PrivacyTerms.of(PrivacySettings(**settings)))
+    guard.check_plan(source, [])
     with pytest.raises(
         PolicyError, match=rf"releases.{kind} = private.*run config pri"
     ):
-        guard.check_plan(source, PrivacySettings(), [kind])
+        guard.check_plan(source, [kind])
 
 
 def test_budgets_are_of_rows_whatever_they_are_called(tmp_path):

@@ -42,6 +42,15 @@ class Method:
     is_clustering: bool = False
     solvers: tuple[str, ...] = ()
 
+    @property
+    def sends_a_row_once(self) -> bool:
+        """Whether a row of a table is in a release once, which accounts rest on.
+
+        What a row changes in a message about joined rows grows with its multiplicity;
+        rows of a coreset leave in the clear, without any noise to count.
+        """
+        return not self.is_expanded and self.family != CORESET
+
 
 METHODS: Final[Mapping[str, Method]] = {
     "admm": Method(ADMM, 12),
@@ -62,6 +71,9 @@ METHODS: Final[Mapping[str, Method]] = {
     "personalised": Method(PERSONAL, 60),
 }
 
+BY_DATA, BY_FEATURES, BY_MODELS = "data", "features", "models"
+SUMMARIES: Final = (BY_DATA, BY_FEATURES, BY_MODELS)
+"""What sites sum up of themselves for a graph of similar ones."""
 
 RDP: Final = "rdp"
 PRV: Final = "prv"

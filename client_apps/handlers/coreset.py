@@ -64,8 +64,8 @@ from tp_flower.protocol import (
     row_numbers,
     unpack_bits,
 )
+from tp_flower.protocol.coreset_messages import MOST_SAMPLED
 from tp_flower.randomness import Stream, generator
-from tp_flower.settings import MOST_ROWS, PrivacySettings
 from tp_flower.sources.policy import LABELS, MODELS, ROWS, SCORES
 
 
@@ -357,7 +357,6 @@ def _classes(own: Any, *, is_text: bool) -> list[Any]:
 
 
 MASKS: Final = "coreset masks"
-_IN_CLEAR: Final = PrivacySettings()
 
 
 def measure(site: Site, request: MeasureRequest) -> MeasureReply:
@@ -387,7 +386,7 @@ def _measure_part(
     kinds = [SCORES]
     kinds += [MODELS] if body.is_shard else []
     kinds += [LABELS] if body.label is not None else []
-    guard.check_plan(source, _IN_CLEAR, kinds)
+    guard.check_plan(source, kinds)
     rows = trained_rows(site, number, body, request.joined_rows)
     guard.check_rows(source, len(rows.own), f"the sensitivities of table {table!r}")
     if request.sensitivities == CLUSTERS:
@@ -459,10 +458,10 @@ def _own_scores(rows: AnyArray, scores: FloatArray) -> FloatArray:
             "malformed request: array 'rows' must hold numbers from -1 to "
             f"{len(scores) - 1}"
         )
-    if len(rows) > MOST_ROWS:
+    if len(rows) > MOST_SAMPLED:
         raise SiteError(
             f"malformed request: array 'rows' has {len(rows)} rows; a sample has at "
-            f"most {MOST_ROWS}"
+            f"most {MOST_SAMPLED}"
         )
     own: FloatArray = np.append(scores, 0.0)[rows]
     return own

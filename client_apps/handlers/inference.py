@@ -35,6 +35,7 @@ from tp_flower.protocol import (
     DeliverPart,
     DeliverReply,
     DeliverRequest,
+    PrivacyTerms,
     RowKeyColumns,
     ScoredPart,
     ScorePart,
@@ -55,7 +56,6 @@ from tp_flower.reports.predictions import (
     prediction_table,
     write_predictions,
 )
-from tp_flower.settings import PrivacySettings, Settings
 from tp_flower.sources.policy import SCORES
 
 
@@ -78,15 +78,14 @@ class _Ready:
 
 def score(site: Site, request: ScoreRequest) -> ScoreReply:
     """Reply with the local scores of the rows that are named, each once."""
-    settings = parse(request.privacy, "privacy", Settings.from_run_config).privacy
     ready = {
-        number: _ready(site, number, body, request, settings)
+        number: _ready(site, number, body, request)
         for number, body in site.each(request.parts)
     }
     _set_aside(site, ready)
     scored_parts: dict[int, ScoredPart] = {}
     for number, part in site.each(ready):
-        scores = _scores(site, number, part, settings)
+        scores = _scores(site, number, part, request.privacy)
         outgoing = site.outgoing(number, part.plan)
         scored_parts[number] = ScoredPart(
             rows=len(part.rows), scores=outgoing.scores(scores)
@@ -100,10 +99,9 @@ def _ready(
     number: int,
     body: ScorePart,
     request: ScoreRequest,
-    settings: PrivacySettings,
 ) -> _Ready:
     guard, source, extracted = Guard(site), site.source(number), site.extracted(number)
-    guard.check_plan(source, settings, (SCORES,))
+    guard.check_plan(source, (SCORES,), request.privacy)
     rows = np.flatnonzero(unpack_bits(body.rows, extracted.rows))
     guard.check_rows(source, len(rows), f"the scores of table {extracted.table!r}")
     saved = _saved(site, body, ModelVersion(request.model_name, request.model_version))
@@ -111,9 +109,9 @@ def _ready(
     width = saved.encoder.encoder.width
     model = make_model(saved.spec, width, request.device)
     model.parameters = saved.parameters
-    if settings.covers_predictions:
+    if request.privacy.covers_predictions:
         check_scores(model, width)
-    plan = plan_prediction(settings, saved.spec.output_scale or 1.0)
+    plan = plan_prediction(request.privacy, saved.spec.output_scale or 1.0)
     return _Ready(model, saved, rows, plan)
 
 
@@ -175,15 +173,13 @@ def _set_aside(site: Site, ready: Mapping[int, _Ready]) -> None:
     site.ledger.note(site.store.run, [own for own in releases if own.mechanism is None])
 
 
-def _scores(
-    site: Site, number: int, part: _Ready, settings: PrivacySettings
-) -> FloatArray:
+def _scores(site: Site, number: int, part: _Ready, privacy: PrivacyTerms) -> FloatArray:
     """Return the scores (k, d_c) of a part's rows, with nothing done to them."""
     features = site.tables.encode(
         number,
         part.saved.encoder,
         part.rows,
-        is_private=settings.covers_predictions,
+        is_private=privacy.covers_predictions,
     )
     return part.model.scores(features)
 

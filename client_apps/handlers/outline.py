@@ -12,7 +12,7 @@ from client_apps.handlers.training_rows import Batches, TrainingRows
 from tp_flower.errors import SiteError
 from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
-from tp_flower.methods import CORESET, METHODS, PERSONAL, SGD, Method
+from tp_flower.methods import CORESET, DP_SGD, METHODS, OUTSIDER, PERSONAL, SGD, Method
 from tp_flower.privacy.plan import (
     CURVATURE,
     GRADIENTS,
@@ -22,8 +22,7 @@ from tp_flower.privacy.plan import (
     SAMPLED_ROWS,
     Course,
 )
-from tp_flower.protocol import Outline, Update, required
-from tp_flower.settings import PrivacySettings, uncounted
+from tp_flower.protocol import Outline, PrivacyTerms, Update, required
 from tp_flower.sources.policy import MODELS, ROWS, SCORES
 
 JOINING: Final = tuple(n for n, own in METHODS.items() if own.family != PERSONAL)
@@ -44,17 +43,28 @@ def method_of(outline: Outline) -> Method:
     return METHODS[outline.strategy]
 
 
-def check_counted(method: Method, settings: PrivacySettings) -> None:
+def check_accounts(method: Method, privacy: PrivacyTerms) -> None:
     """Refuse mechanisms whose cost per row is not known for the method.
 
     Raises:
         SiteError: the accounts would be too low.
     """
-    sent = "rows as they are" if method.family == CORESET else "expanded rows"
-    for key in uncounted(method, settings):
+    covered = {
+        "features": privacy.covers_features,
+        "predictions": privacy.covers_predictions,
+    }
+    if any(covered.values()) and not method.sends_a_row_once:
+        key = next(key for key, is_covered in covered.items() if is_covered)
+        sent = "rows as they are" if method.family == CORESET else "expanded rows"
         raise SiteError(
             f"privacy.{key} is of methods that send a row of a table once, with "
             f"noise, not of those on {sent}"
+        )
+    is_for_outsiders = privacy.adversary == OUTSIDER and privacy.features == DP_SGD
+    if is_for_outsiders and not privacy.covers_predictions:
+        raise SiteError(
+            "privacy.adversary: 'outsider' needs privacy.predictions: scores without "
+            "noise go into the other tables' models, which an outsider sees as well"
         )
 
 

@@ -31,6 +31,7 @@ from tp_flower.learning.losses import Loss
 from tp_flower.learning.models.devices import on_host
 from tp_flower.learning.models.local_model import LinearModel, LocalModel, ModelSpec
 from tp_flower.learning.solvers import descend
+from tp_flower.methods import BY_DATA, BY_FEATURES, BY_MODELS, SUMMARIES
 from tp_flower.personalised.sites import (
     EMBEDDING_BOUND,
     RandomFeatures,
@@ -57,8 +58,6 @@ from tp_flower.protocol import (
     unpack_bits,
 )
 from tp_flower.randomness import Stream, generator
-from tp_flower.settings import BY_DATA, BY_FEATURES, BY_MODELS, PrivacySettings
-from tp_flower.settings import BY_MODELS as OF_MODELS
 from tp_flower.sources.policy import LABELS, MODELS, STATISTICS
 from tp_flower.sources.shards import ShardSource
 
@@ -159,7 +158,7 @@ _ACTIONS: Final = {
 _SUMMARIES: Final[Mapping[str, str]] = {
     BY_DATA: "the mean of random Fourier features of rows and labels",
     BY_FEATURES: "the mean of the products of two features",
-    OF_MODELS: "the parameters of a model that the site has trained alone",
+    BY_MODELS: "the parameters of a model that the site has trained alone",
 }
 _NOTES: Final[Mapping[str, str]] = {
     LABEL_SUMS: "not covered: how many training rows each class has, or in a "
@@ -264,7 +263,7 @@ def _prepare_part(
     summary: Mapping[str, Any],
 ) -> _Ready:
     guard, source, extracted = Guard(site), site.source(number), site.extracted(number)
-    guard.check_plan(source, PrivacySettings(), (MODELS, STATISTICS))
+    guard.check_plan(source, (MODELS, STATISTICS))
     trained = unpack_bits(body.trained, extracted.rows)
     tested = unpack_bits(body.tested, extracted.rows)
     if (trained & tested).any():
@@ -368,7 +367,7 @@ def _kind(part: PersonalPart) -> str:
         SiteError: nothing was.
     """
     kind = str(part.summary["kind"])
-    if kind not in (BY_DATA, BY_FEATURES, BY_MODELS):
+    if kind not in SUMMARIES:
         raise SiteError("malformed request: no summary was planned in this run")
     return kind
 

@@ -16,7 +16,7 @@ from client_apps.data.features import rows_of
 from client_apps.data.run_store import Entry, cannot_write
 from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.handlers.outline import (
-    check_counted,
+    check_accounts,
     check_given,
     course_of,
     kinds_of,
@@ -75,6 +75,7 @@ from tp_flower.protocol import (
     PreparePart,
     PrepareReply,
     PrepareRequest,
+    PrivacyTerms,
     Update,
     parse,
     required,
@@ -82,7 +83,6 @@ from tp_flower.protocol import (
 from tp_flower.protocol.training_messages import LEAST_SCALE
 from tp_flower.query import Fragment
 from tp_flower.randomness import Stream, generator
-from tp_flower.settings import PrivacySettings, Settings
 
 Start = tuple[PreparedPart, Entry]
 
@@ -110,14 +110,13 @@ class _Prepared:
 
 def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     """Encode the features, make the model, and reply with what training starts from."""
-    settings = parse(request.privacy, "privacy", Settings.from_run_config).privacy
-    method = method_of(request.outline)
-    check_counted(method, settings)
+    privacy, method = request.privacy, method_of(request.outline)
+    check_accounts(method, privacy)
     prepared = {
-        number: _prepare_part(site, number, body, request.outline, settings)
+        number: _prepare_part(site, number, body, request.outline, privacy)
         for number, body in site.each(request.parts)
     }
-    run = Run(site.store.run, method.family, settings, _fitted_parts(site))
+    run = Run(site.store.run, method.family, privacy, _fitted_parts(site))
     _set_aside(site, run, prepared)
     starts: dict[int, PreparedPart] = {}
     states: dict[int, State] = {}
@@ -137,14 +136,14 @@ def _prepare_part(
     number: int,
     body: PreparePart,
     outline: Outline,
-    settings: PrivacySettings,
+    privacy: PrivacyTerms,
 ) -> _Prepared:
     guard, source = Guard(site), site.source(number)
     update = body.update
-    guard.check_plan(source, settings, kinds_of(outline, update))
+    guard.check_plan(source, kinds_of(outline, update), privacy)
     table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
     encoder = table_encoder.at_site(site.hasher())
-    is_private = settings.covers_features or settings.covers_predictions
+    is_private = privacy.covers_features or privacy.covers_predictions
     rows = _training_rows(site, number, body, outline, is_private=is_private)
     batches = read_batches(body, rows.trained)
     check_rows(
@@ -153,19 +152,19 @@ def _prepare_part(
         site.extracted(number).table,
         rows,
         batches,
-        sends_sums=update is Update.SUM and not settings.covers_features,
+        sends_sums=update is Update.SUM and not privacy.covers_features,
     )
     features = site.tables.encode(number, encoder, rows.own, is_private=is_private)
     if rows.place is not None:
         features = site.tables.repeat(number, features, rows.place)
     spec = parse(body.model, "model", ModelSpec.from_json)
     check_given(outline, update, spec)
-    _check_exact(settings, update, spec)
+    _check_exact(privacy, update, spec)
     width = features.shape[1]
     model = make_model(spec, width, body.device)
-    if settings.features == DP_SGD:
+    if privacy.features == DP_SGD:
         check_per_row(model, width)
-    elif settings.covers_predictions:
+    elif privacy.covers_predictions:
         check_scores(model, width)
     columns = table_encoder.columns + int(spec.intercept)
     course = course_of(outline, rows, batches, update, spec)
@@ -176,7 +175,7 @@ def _prepare_part(
         label_scale=body.label_scale,
     )
     plan = plan_part(
-        settings,
+        privacy,
         replace(course, shape=shape),
         sends=sends_of(outline, update),
         is_linear=spec.kind == "linear",
@@ -203,10 +202,10 @@ def _prepare_part(
     return _Prepared(whole, model, update, plan, columns, site.place(number, whole))
 
 
-def _check_exact(settings: PrivacySettings, update: Update, spec: ModelSpec) -> None:
+def _check_exact(privacy: PrivacyTerms, update: Update, spec: ModelSpec) -> None:
     """Refuse noise on statistics that the model is not fitted by."""
     is_exact = spec.kind == "linear" and update in (Update.LOCAL, Update.GRAM)
-    if settings.features == NOISY_STATISTICS and not is_exact:
+    if privacy.features == NOISY_STATISTICS and not is_exact:
         raise SiteError(
             f"privacy.features = {NOISY_STATISTICS!r} is of linear models that are "
             f"fitted exactly, not of {spec.kind!r} by {update.value!r}"

@@ -173,9 +173,10 @@ def _label(
     """Return what leaves of the label: its type, and its values unless they stay."""
     if body.local_label is not None:
         return _local_label(body.local_label, source, extracted), None
+    terms = body.label_privacy
     plan = None
-    if body.label_privacy is not None:
-        plan = parse(body.label_privacy, "label-privacy", LabelPlan.from_json)
+    if terms is not None:
+        plan = LabelPlan(terms.mechanism, terms.epsilon, terms.classes, terms.limits)
     order = LabelOrder(number, source, fragment, plan)
     label = _released_label(site, order, extracted)
     if label is None:

@@ -10,26 +10,20 @@ import json
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from client_apps.data.ledger import Budget
 from client_apps.rounds.site import Site
 from tp_flower.errors import SourceError
 from tp_flower.features.choice import TableChoice
+from tp_flower.protocol import PrivacyTerms
 from tp_flower.query.fragment import Fragment
 from tp_flower.query.reads import reads
 from tp_flower.sources.policy import (
-    LABELS,
     MODELS,
-    ROWS,
     SCORES,
-    STATISTICS,
     WEIGHTS,
 )
 from tp_flower.sources.shards import ShardSchema, ShardSource
-
-if TYPE_CHECKING:
-    from tp_flower.settings import PrivacySettings
 
 
 class Guard:
@@ -126,28 +120,29 @@ class Guard:
                 source.policy.check_statistics(choice.table, name, kind, spec)
 
     def check_plan(
-        self, source: ShardSource, privacy: "PrivacySettings", kinds: Collection[str]
+        self,
+        source: ShardSource,
+        kinds: Collection[str],
+        privacy: PrivacyTerms | None = None,
     ) -> None:
-        """Refuse a run whose privacy settings cover less than the policy demands.
+        """Refuse a run whose mechanisms cover less than the policy demands.
 
         Args:
             source: the shard.
-            privacy: of the run.
+            privacy: mechanisms of the run; None where nothing is covered.
             kinds: what will leave of this shard: "labels", "models" (gradients, Gram,
                 moments, parameters, curvatures), "scores", "statistics", "rows".
 
         Raises:
             PolicyError: something may not leave, or not without noise.
         """
-        covered = {
-            LABELS: privacy.covers_labels,
+        covered = privacy and {
             MODELS: privacy.covers_features,
             SCORES: privacy.covers_predictions,
-            STATISTICS: False,
-            ROWS: False,
         }
         for kind in kinds:
-            source.policy.check_release(kind, is_private=covered[kind])
+            is_private = bool(covered and covered.get(kind))
+            source.policy.check_release(kind, is_private=is_private)
 
     def source_id(self, source: ShardSource) -> str:
         """Return what the ledger and kept labels call a shard's rows.

@@ -18,7 +18,7 @@ Guarantee
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from logging import WARNING
 from typing import Final
 
@@ -205,7 +205,7 @@ def _name(source: str, order: LabelOrder, label: LabelColumn) -> str:
     """Return what stands for all that a draw depends on."""
     fragment = order.fragment.to_json()
     rows = [fragment[key] for key in ("label", "filters", "subquery")]
-    plan = order.plan and order.plan.to_json()
+    plan = order.plan and asdict(order.plan)
     facts = json.dumps([source, rows, plan, label.kind, label.categories])
     digest = hashlib.sha256(facts.encode())
     digest.update(np.ascontiguousarray(label.values).tobytes())

@@ -30,6 +30,7 @@ from tp_flower.learning.losses import KMEANS
 from tp_flower.methods import ADMM
 from tp_flower.protocol import (
     FinishRequest,
+    PrivacyTerms,
     RowKeyColumns,
     ScorePart,
     ScoreRequest,
@@ -121,7 +122,7 @@ def score_rows(
     asked = [part for part in joined.extracted.all_parts if masks[part.number].any()]
     request = ScoreRequest(
         **model_fields(manifest),
-        privacy=settings.privacy.to_dict(),
+        privacy=PrivacyTerms.of(settings.privacy),
         device=settings.device,
         parts={
             part.number: ScorePart(

@@ -12,6 +12,7 @@ from strategies.run.exchange import Replies, Request, ask
 from strategies.run.replies import array_of
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SettingsError
+from tp_flower.methods import BY_DATA, BY_FEATURES, BY_MODELS, SUMMARIES
 from tp_flower.personalised.graph import (
     SimilarityGraph,
     nearest_neighbours,
@@ -21,14 +22,7 @@ from tp_flower.personalised.graph import (
 from tp_flower.personalised.sites import covariances, pairwise_distances
 from tp_flower.personalised.z_step import EdgeNorm, ZStep, edge_norms
 from tp_flower.protocol import SummariseRequest
-from tp_flower.settings import (
-    BY_DATA,
-    BY_FEATURES,
-    BY_MODELS,
-    BY_ROWS,
-    SUMMARIES,
-    Settings,
-)
+from tp_flower.settings import BY_ROWS, Settings
 
 SUMMARY = "summary"
 PAIRS = 128

@@ -27,6 +27,7 @@ from tp_flower.errors import QueryError, SettingsError
 from tp_flower.features.choice import choose_encoders
 from tp_flower.joins.mapping import build_mapping, split_rows
 from tp_flower.learning.models.local_model import ModelSpec
+from tp_flower.methods import SUMMARIES
 from tp_flower.protocol import (
     ExtractedPart,
     LabelFacts,
@@ -40,7 +41,6 @@ from tp_flower.settings import (
     EVERYTHING,
     INTERCEPT,
     LAST,
-    SUMMARIES,
     Settings,
     named_coordinates,
 )

@@ -8,7 +8,7 @@ hashes of what names a row, where the rows are to be predicted.
 
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from tp_flower.protocol import (
     ExtractedPart,
     ExtractPart,
     ExtractRequest,
+    LabelTerms,
     RowKeyColumns,
 )
 from tp_flower.query import BoundQuery, Fragment
@@ -265,7 +266,7 @@ def _orders(
     plan = label_plan(settings)
     stays = settings.method.family == PERSONAL and settings.mode == TRAIN
     of_label: dict[str, Any] = {
-        "label_privacy": None if plan is None else plan.to_json(),
+        "label_privacy": None if plan is None else LabelTerms(**asdict(plan)),
         "local_label": settings.task if stays else None,
     }
     rows_named: dict[str, Any] = {"row_key": row_key if row_key.columns else None}

@@ -37,6 +37,7 @@ from tp_flower.protocol import (
     PreparedPart,
     PreparePart,
     PrepareRequest,
+    PrivacyTerms,
     StatisticsPart,
     StatisticsRequest,
     Update,
@@ -250,7 +251,7 @@ def _prepare(
         for number, arrays in own.set_up_arrays().items():
             parts[number] = PreparePart(**order, **arrays, **planned.get(number, {}))
     request = PrepareRequest(
-        privacy=settings.privacy.to_dict(),
+        privacy=PrivacyTerms.of(settings.privacy),
         outline=Outline(
             strategy=settings.strategy, epochs=settings.epochs, **plan.course()
         ),

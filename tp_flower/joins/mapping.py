@@ -9,6 +9,7 @@ The joined rows are in the order of the label table's rows, then of those of the
 tables in the order of joining.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,6 @@ from tp_flower.errors import MappingError
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.table_rows import NO_ROW, TableRows
 from tp_flower.query import Join
-from tp_flower.settings import MAX_JOINED_ROWS
 
 IntArray = npt.NDArray[np.int32]
 
@@ -344,7 +344,7 @@ def build_mapping(
     rows: Mapping[str, int],
     label_table: str,
     outer: Collection[str] = (),
-    max_joined_rows: int = MAX_JOINED_ROWS,
+    max_joined_rows: float = math.inf,
 ) -> tuple[TableMapping, tuple[JoinStep, ...]]:
     """Join the hashed keys and return the mapping.
 
@@ -401,7 +401,7 @@ def split_rows(
     return held_out
 
 
-def _too_many(steps: Sequence[JoinStep], most: int) -> MappingError:
+def _too_many(steps: Sequence[JoinStep], most: float) -> MappingError:
     *before, last = steps
     listed = "; ".join(map(str, before))
     return MappingError(

@@ -25,7 +25,7 @@ Notation
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,9 +38,6 @@ from tp_flower.randomness import NoiseSource
 
 Rates = TypeVar("Rates", float, FloatArray)
 CodeArray = npt.NDArray[np.intp]
-
-LABEL_PRIVACY: Final = "label-privacy"
-"""Of the order for a label: its plan."""
 
 MIN_EPSILON: Final = 1e-3
 """Below it nothing is left of a label that any number of rows here could recover."""
@@ -120,7 +117,7 @@ LabelNoise = ClassNoise | NumberNoise
 
 @dataclass(frozen=True)
 class LabelPlan:
-    """How the labels of a run are made private; it travels to the sites.
+    """How the labels of a run are made private; ``LabelTerms`` carries it to the sites.
 
     Attributes:
         mechanism: ``"laplace"`` or ``"randomised-response"``.
@@ -151,30 +148,6 @@ class LabelPlan:
         _check_classes(self.classes)
         if self.limits:
             self._check_limits()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain JSON types."""
-        return {
-            "mechanism": self.mechanism,
-            "epsilon": self.epsilon,
-            "classes": list(self.classes),
-            "limits": list(self.limits),
-        }
-
-    @classmethod
-    def from_json(cls, data: object) -> "LabelPlan":
-        """Return the plan that :meth:`to_json` wrote.
-
-        Raises:
-            SettingsError: it is none.
-        """
-        names = {"mechanism", "epsilon", "classes", "limits"}
-        if not isinstance(data, dict) or set(data) != names:
-            raise SettingsError(f"a plan of label noise has {', '.join(sorted(names))}")
-        classes = _listed(data["classes"], str, "classes")
-        limits = _listed(data["limits"], float, "limits")
-        epsilon = _listed([data["epsilon"]], float, "epsilon")[0]
-        return cls(str(data["mechanism"]), float(epsilon), classes, limits)
 
     @property
     def class_count(self) -> int:
@@ -310,14 +283,6 @@ def _check_classes(classes: tuple[str, ...]) -> None:
             f"private labels need from 2 to {MAX_CLASSES} different classes, not "
             f"{len(classes)} ({len(set(classes))} different)"
         )
-
-
-def _listed(items: object, kind: type, name: str) -> tuple[Any, ...]:
-    """Return a list that JSON brought as a tuple, its items checked."""
-    allowed = (int, float) if kind is float else (kind,)
-    if not isinstance(items, list) or any(type(item) not in allowed for item in items):
-        raise SettingsError(f"a plan of label noise has no usable {name!r}")
-    return tuple(kind(item) for item in items)
 
 
 def corrected(loss: Loss, noise: LabelNoise) -> Loss:

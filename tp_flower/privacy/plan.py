@@ -36,7 +36,7 @@ from tp_flower.privacy.statistics_update import (
 )
 
 if TYPE_CHECKING:
-    from tp_flower.settings import PrivacySettings
+    from tp_flower.protocol import PrivacyTerms
 
 MODEL: Final = "model"
 GRADIENTS: Final = "gradients"
@@ -193,7 +193,7 @@ class PartPlan:
 
 
 def plan_part(
-    settings: "PrivacySettings",
+    settings: "PrivacyTerms",
     course: Course,
     *,
     sends: Sequence[str],
@@ -216,7 +216,7 @@ def plan_part(
     return PartPlan(**models, scores=scores, uses=(*uses, *score_uses))
 
 
-def plan_prediction(settings: "PrivacySettings", output_scale: float) -> PartPlan:
+def plan_prediction(settings: "PrivacyTerms", output_scale: float) -> PartPlan:
     """Return what a part does to the scores of a prediction, which leave once.
 
     Args:
@@ -229,7 +229,7 @@ def plan_prediction(settings: "PrivacySettings", output_scale: float) -> PartPla
 
 
 def _plan_models(
-    settings: "PrivacySettings", course: Course, *, is_linear: bool
+    settings: "PrivacyTerms", course: Course, *, is_linear: bool
 ) -> dict[str, Any]:
     if settings.features == DP_SGD and course.family == SGD:
         return _plan_gradients(settings, course, is_linear=is_linear)
@@ -247,7 +247,7 @@ def _plan_models(
     return {}
 
 
-def _plan_fit(settings: "PrivacySettings", course: Course, updates: int) -> PrivateFit:
+def _plan_fit(settings: "PrivacyTerms", course: Course, updates: int) -> PrivateFit:
     rate = settings.sample_rate or PrivateFit.sample_rate
     steps = settings.local_steps or PrivateFit.steps
     return PrivateFit(
@@ -273,7 +273,7 @@ def _row_norm(course: Course) -> float:
 
 
 def _plan_gradients(
-    settings: "PrivacySettings", course: Course, *, is_linear: bool
+    settings: "PrivacyTerms", course: Course, *, is_linear: bool
 ) -> dict[str, Any]:
     """Plan DP-SGD over the server's batches.
 
@@ -318,7 +318,7 @@ def _plan_gradients(
 
 
 def _plan_scores(
-    settings: "PrivacySettings", course: Course
+    settings: "PrivacyTerms", course: Course
 ) -> tuple[ClippedNoise | None, tuple[Use, ...]]:
     whole = course.epochs + int(course.has_first_scores)
     in_batches = course.row_batches if course.family == SGD else 0

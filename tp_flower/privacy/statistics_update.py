@@ -88,7 +88,7 @@ from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.randomness import NoiseSource
 
 if TYPE_CHECKING:
-    from tp_flower.settings import PrivacySettings
+    from tp_flower.protocol import PrivacyTerms
 
 GRAM_SHARE: Final = 0.3
 """What A gets of the run's 1 / multiplier^2; epochs share the rest equally."""
@@ -223,7 +223,7 @@ def _wrong(text: str) -> SiteError:
     return SiteError(f"plan of private statistics: {text}")
 
 
-def plan_statistics(settings: "PrivacySettings", shape: TableShape) -> StatisticsPlan:
+def plan_statistics(settings: "PrivacyTerms", shape: TableShape) -> StatisticsPlan:
     """Return the bounds and the noise that the settings mean for a table.
 
     R^2 = clip^2 * mean G * columns, and tau = target_clip * label_scale: units in which

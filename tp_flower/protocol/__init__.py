@@ -145,6 +145,7 @@ from tp_flower.protocol.setup_messages import (
     FeatureStatistics,
     HostedShard,
     LabelFacts,
+    LabelTerms,
     RowKeyColumns,
     SealReply,
     SealRequest,
@@ -162,6 +163,7 @@ from tp_flower.protocol.training_messages import (
     PreparePart,
     PrepareReply,
     PrepareRequest,
+    PrivacyTerms,
 )
 
 __all__ = [
@@ -231,6 +233,7 @@ __all__ = [
     "FinishedPart",
     "HostedShard",
     "LabelFacts",
+    "LabelTerms",
     "Layout",
     "LocalFit",
     "MeanGradient",
@@ -254,6 +257,7 @@ __all__ = [
     "PrepareReply",
     "PrepareRequest",
     "PreparedPart",
+    "PrivacyTerms",
     "Reply",
     "ReplyEnvelope",
     "Request",

@@ -26,7 +26,7 @@ from tp_flower.protocol.fields import (
     positions,
 )
 from tp_flower.protocol.setup_messages import Name, RowKeyColumns
-from tp_flower.protocol.training_messages import Device
+from tp_flower.protocol.training_messages import Device, PrivacyTerms
 
 MOST_PART: Final = 1_000_000
 MOST_CLASSES: Final = 1000
@@ -54,14 +54,14 @@ class ScoreRequest(Request, frozen=True, kw_only=True):
     Attributes:
         model_name: of the model.
         model_version: of the model.
-        privacy: what the run protects, and how.
+        privacy: mechanisms of the run.
         device: where the model is computed.
         parts: of each participant.
     """
 
     model_name: Name
     model_version: Name
-    privacy: Document
+    privacy: PrivacyTerms
     device: Device
     parts: dict[int, ScorePart]
 

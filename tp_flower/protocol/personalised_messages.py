@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import msgspec
 
 from tp_flower.arrays import AnyArray
+from tp_flower.methods import SUMMARIES
 from tp_flower.protocol.fields import (
     LARGEST,
     Body,
@@ -76,7 +77,7 @@ class PersonaliseRequest(Request, frozen=True, kw_only=True):
 
     loss: LossName
     classes: list[str | Finite]
-    graph: Annotated[str, one_of("data", "features", "models", "none")]
+    graph: Annotated[str, one_of(*SUMMARIES, "none")]
     graph_epsilon: Annotated[float, msgspec.Meta(ge=0, le=MOST_EPSILON)]
     delta: Share
     parts: dict[int, PersonalisePart]

@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 
 from tp_flower.arrays import AnyArray
+from tp_flower.methods import LAPLACE, RANDOMISED_RESPONSE
 from tp_flower.protocol.fields import (
     SITES,
     Body,
@@ -22,6 +23,7 @@ from tp_flower.protocol.fields import (
     Finite,
     NonNegative,
     PartBody,
+    Positive,
     Reply,
     Request,
     Seed,
@@ -168,6 +170,22 @@ class RowKeyColumns(Body, frozen=True):
         return self.leaves and self.columns > 0
 
 
+class LabelTerms(Body, frozen=True):
+    """Mechanism that a run asks for on labels; ``LabelPlan`` has the ranges.
+
+    Attributes:
+        mechanism: that makes the noise.
+        epsilon: of one label.
+        classes: their names, in the order of their numbers.
+        limits: low and high, which numbers are clipped to.
+    """
+
+    mechanism: Annotated[str, one_of(LAPLACE, RANDOMISED_RESPONSE)]
+    epsilon: Positive
+    classes: tuple[str, ...]
+    limits: tuple[Finite, ...]
+
+
 class ExtractPart(PartBody, frozen=True, kw_only=True):
     """What a shard runs of the query.
 
@@ -185,7 +203,7 @@ class ExtractPart(PartBody, frozen=True, kw_only=True):
     fragment: Document
     groups: bool
     key_groups: list[KeyGroup]
-    label_privacy: Document | None = None
+    label_privacy: LabelTerms | None = None
     local_label: (
         Annotated[str, one_of("auto", "regression", "classification")] | None
     ) = None

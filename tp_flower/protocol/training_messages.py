@@ -9,11 +9,20 @@ Notation (sizes in shapes):
     width       features, and the intercept where the model has one
 """
 
-from typing import Annotated, Final
+import math
+from typing import Annotated, Final, Self
 
 import msgspec
 
 from tp_flower.arrays import AnyArray
+from tp_flower.methods import (
+    ACCOUNTANTS,
+    CLEAR,
+    DP_SGD,
+    NOISY_STATISTICS,
+    OUTSIDER,
+    SERVER,
+)
 from tp_flower.protocol.fields import (
     Body,
     Count,
@@ -22,6 +31,7 @@ from tp_flower.protocol.fields import (
     JoinedRows,
     NonNegative,
     PartBody,
+    Positive,
     Reply,
     Request,
     Share,
@@ -42,6 +52,58 @@ LEAST_SCALE: Final = 1 / MOST_SCALE
 Steps = Annotated[int, msgspec.Meta(ge=0, le=MOST_STEPS)]
 Scale = Annotated[float, msgspec.Meta(ge=LEAST_SCALE, le=MOST_SCALE)]
 Device = Annotated[str, one_of("auto", "cpu", "cuda")]
+
+Clip = Annotated[float, msgspec.Meta(ge=1e-12, le=1e12)]
+Delta = Annotated[float, msgspec.Meta(gt=0, le=math.nextafter(1.0, 0.0))]
+
+
+class PrivacyTerms(Body, frozen=True, kw_only=True):
+    """Mechanisms that a run asks its sites for, on models and on scores.
+
+    The fields are those of the same names of the run's settings of privacy.
+
+    Attributes:
+        features: mechanism on gradients and models.
+        epsilon: of what the models disclose of a row.
+        delta: of the same, and of scores.
+        clip: norm of a row's gradient, or of its share of the statistics.
+        noise_multiplier: deviation of the noise over the clip; 0: from epsilon.
+        sample_rate: of DP-SGD in ADMM; 0: chosen by the site.
+        local_steps: of DP-SGD in ADMM, per epoch; 0: chosen by the site.
+        target_clip: of the statistics: of a row's target.
+        predictions: epsilon of all scores of a row; 0 for scores without noise.
+        prediction_clip: norm of a row's scores.
+        adversary: whom the epsilon of DP-SGD over the server's batches is for.
+        accountant: of sub-sampled noise.
+    """
+
+    features: Annotated[str, one_of(CLEAR, DP_SGD, NOISY_STATISTICS)]
+    epsilon: Positive
+    delta: Delta
+    clip: Clip
+    noise_multiplier: NonNegative
+    sample_rate: Share
+    local_steps: Steps
+    target_clip: Clip
+    predictions: NonNegative
+    prediction_clip: Clip
+    adversary: Annotated[str, one_of(SERVER, OUTSIDER)]
+    accountant: Annotated[str, one_of(*ACCOUNTANTS)]
+
+    @classmethod
+    def of(cls, settings: object) -> Self:
+        """Return the terms that a run's settings of privacy have among their fields."""
+        return msgspec.convert(settings, cls, from_attributes=True)
+
+    @property
+    def covers_features(self) -> bool:
+        """Whether models (gradients, statistics, parameters) are private."""
+        return self.features != CLEAR
+
+    @property
+    def covers_predictions(self) -> bool:
+        """Whether scores leave with noise only."""
+        return self.predictions > 0
 
 
 class Outline(Body, frozen=True, kw_only=True):
@@ -114,12 +176,12 @@ class PrepareRequest(Request, frozen=True, kw_only=True):
     """Encode the features, make the models, plan the releases.
 
     Attributes:
-        privacy: what the run protects, and how.
+        privacy: mechanisms of the run.
         outline: the run's schedule.
         parts: of each participant.
     """
 
-    privacy: Document
+    privacy: PrivacyTerms
     outline: Outline
     parts: dict[int, PreparePart]
 

@@ -2,14 +2,10 @@
 
 from tp_flower.settings.declare import Setting, declared
 from tp_flower.settings.personalised import (
-    BY_DATA,
-    BY_FEATURES,
-    BY_MODELS,
     BY_ROWS,
     EVERYTHING,
     INTERCEPT,
     LAST,
-    SUMMARIES,
     named_coordinates,
 )
 from tp_flower.settings.privacy import PrivacySettings
@@ -19,7 +15,6 @@ from tp_flower.settings.run import (
     EVALUATE,
     EXPLAIN,
     LABEL_SITE,
-    MAX_JOINED_ROWS,
     MEAN,
     PREDICT,
     SERVER,
@@ -33,22 +28,16 @@ from tp_flower.settings.settings import (
     KEYS,
     SETTINGS,
     Settings,
-    uncounted,
     weight_problems,
 )
 from tp_flower.settings.training import (
     DISTDIM,
     IMPORTANCE,
-    MOST_CLUSTERS,
-    MOST_ROWS,
     UNIFORM,
 )
 
 __all__ = [
     "AUTO",
-    "BY_DATA",
-    "BY_FEATURES",
-    "BY_MODELS",
     "BY_ROWS",
     "DEVICES",
     "DISTDIM",
@@ -61,15 +50,11 @@ __all__ = [
     "KEYS",
     "LABEL_SITE",
     "LAST",
-    "MAX_JOINED_ROWS",
     "MEAN",
-    "MOST_CLUSTERS",
-    "MOST_ROWS",
     "PREDICT",
     "SERVER",
     "SETTINGS",
     "STALE",
-    "SUMMARIES",
     "TRAIN",
     "UNIFORM",
     "PrivacySettings",
@@ -79,6 +64,5 @@ __all__ = [
     "declared",
     "entity_named",
     "named_coordinates",
-    "uncounted",
     "weight_problems",
 ]

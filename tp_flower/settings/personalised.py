@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from tp_flower.methods import PERSONAL
+from tp_flower.methods import BY_MODELS, PERSONAL, SUMMARIES
 from tp_flower.settings.declare import OneOf, Range, Readers, Text, of_families, setting
 
 EVERYTHING: Final = "*"
@@ -11,12 +11,6 @@ EVERYTHING: Final = "*"
 LAST: Final = "last"
 """Those of an MLP's last layer are."""
 INTERCEPT: Final = "(intercept)"
-
-BY_DATA: Final = "data"
-BY_FEATURES: Final = "features"
-BY_MODELS: Final = "models"
-SUMMARIES: Final = (BY_DATA, BY_FEATURES, BY_MODELS)
-"""What of the sites a similarity graph is made of."""
 
 EQUAL, BY_ROWS = "equal", "rows"
 

@@ -14,6 +14,8 @@ from tp_flower.errors import SettingsError
 from tp_flower.features.choice import KEY_PREFIX, Entry, entry_of_key, merge_entries
 from tp_flower.methods import (
     ADMM,
+    BY_DATA,
+    BY_FEATURES,
     CORESET,
     METHODS,
     NOISY_STATISTICS,
@@ -23,8 +25,6 @@ from tp_flower.methods import (
 )
 from tp_flower.settings.declare import Setting, declared, store_floats, value_problems
 from tp_flower.settings.personalised import (
-    BY_DATA,
-    BY_FEATURES,
     LAST,
     PersonalisedSettings,
     named_coordinates,
@@ -217,28 +217,18 @@ def weight_problems(weight: str, privacy: PrivacySettings) -> list[str]:
     ]
 
 
-def uncounted(method: Method, privacy: PrivacySettings) -> tuple[str, ...]:
-    """Return the privacy settings that ask for what a method cannot account for.
-
-    The accounts are of rows that are in a release once. Joined rows are not: what one
-    row of a table changes in a release grows with its multiplicity. Rows that leave in
-    the clear have no noise to count.
-    """
-    if method.is_expanded or method.family == CORESET:
-        return covered(privacy, ("features", "predictions"))
-    return ()
-
-
 def uncounted_noise(values: SettingValues) -> Problems:
     """Refuse mechanisms whose cost per row is not known for the method."""
     method = values.method
+    if method.sends_a_row_once:
+        return
     reason = (
         "is for comparisons without it: a row of a table is in many rows of its "
         f"messages. Use {method.family}"
     )
     if method.family == CORESET:
         reason = "sends the rows that it draws as they are. Use admm or sgd"
-    for key in uncounted(method, values.privacy):
+    for key in covered(values.privacy, ("features", "predictions")):
         yield f"privacy.{key}: strategy {values.strategy!r} {reason}"
 
 

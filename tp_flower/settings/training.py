@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tp_flower.methods import ADMM, CORESET, PERSONAL, SGD
+from tp_flower.protocol.coreset_messages import MOST_CLUSTERS, MOST_SAMPLED
 from tp_flower.settings.declare import (
     ListOf,
     OneOf,
@@ -232,11 +233,6 @@ SAGA: Final = "saga"
 KMEANS: Final = "kmeans++"
 DISTDIM: Final = "distdim"
 
-MOST_ROWS: Final = 1 << 24
-"""Rows that may be drawn: a site answers with a number for each."""
-
-MOST_CLUSTERS: Final = 10_000
-
 _JOINING: Final = of_families(ADMM, SGD, CORESET)
 
 
@@ -248,7 +244,7 @@ class CoresetSettings:
         0,
         "Train on a coreset: so many joined rows, drawn with weights; 0 = on all of "
         "them (2000 for the strategies coreset-*).",
-        Range(0, MOST_ROWS + 1),
+        Range(0, MOST_SAMPLED + 1),
         Readers(
             _JOINING,
             refusal="is of joined rows; strategy {strategy!r} trains on every row: "
