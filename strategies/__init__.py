@@ -1,5 +1,7 @@
 """The server side: training methods as Flower strategies, and the ServerApp."""
 
+from typing import Any
+
 from strategies.coreset_solvers import CoresetKMeans, CoresetRidge
 from strategies.explain.strategy import Explain
 from strategies.inference.evaluate import Evaluate
@@ -10,7 +12,7 @@ from strategies.training.base import RelationalStrategy
 from strategies.training.baselines import GradientDescent, VflADMM, VflSGD
 from strategies.training.sgd import TablePuppetSGD
 
-_METHODS: tuple[type[RelationalStrategy], ...] = (
+_METHODS: tuple[type[RelationalStrategy[Any]], ...] = (
     TablePuppetADMM,
     TablePuppetSGD,
     VflADMM,
@@ -20,7 +22,7 @@ _METHODS: tuple[type[RelationalStrategy], ...] = (
     CoresetKMeans,
     Personalised,
 )
-STRATEGIES: dict[str, type[RelationalStrategy]] = {
+STRATEGIES: dict[str, type[RelationalStrategy[Any]]] = {
     strategy.name: strategy for strategy in _METHODS
 }
 

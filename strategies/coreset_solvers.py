@@ -20,7 +20,7 @@ from strategies.run.replies import array_of, refuse
 from strategies.setup.disclosures import sent_of_rows
 from strategies.setup.problem import Table, TrainingProblem
 from strategies.training import operators
-from strategies.training.base import EpochResult, RelationalStrategy
+from strategies.training.base import EpochResult, JoinStrategy
 from strategies.training.operators import gather_scores, scatter_parameters
 from strategies.training.prepare import Plan
 from tp_flower.arrays import AnyArray, FloatArray
@@ -37,7 +37,7 @@ EVALUATE = "evaluate"
 """What the round is called that brings scores: its bytes are not those of training."""
 
 
-class SolvedStrategy(RelationalStrategy):
+class SolvedStrategy(JoinStrategy):
     """Base of the methods that solve over a coreset at the server.
 
     Args:

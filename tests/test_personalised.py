@@ -10,7 +10,7 @@ from rich.console import Console
 from client_apps.app import app
 from strategies import Personalised, Predict
 from strategies.inference.manifest import make_manifest
-from strategies.personalised.descent import Descent, Track, joined
+from strategies.personalised.descent import Descent
 from strategies.report_page import render
 from strategies.run.grid import InProcessGrid
 from tp_flower.errors import QueryError, SettingsError, SiteError
@@ -272,9 +272,9 @@ def test_encoded_updates_are_shorter_and_lead_to_the_same_place():
 def test_classes_of_all_sites_are_put_together(label, loss, classes):
     sql = f"SELECT {label} AS label, a, b FROM t"
     strategy = train(frames(), sql, num_epochs=30)
-    federation = strategy.training_problem
-    assert federation.loss.name == loss
-    assert len(federation.classes) == (2 if loss == "logistic" else classes)
+    problem = strategy.training_problem
+    assert problem.loss.name == loss
+    assert len(problem.classes) == (2 if loss == "logistic" else classes)
     assert strategy.report.final_test["accuracy"] > 0.6
     assert np.isfinite(strategy.report.final_test["log_loss"])
 
@@ -356,9 +356,9 @@ GRAPH = SimilarityGraph.from_pairs(["x", "y", "z"], np.array([[0, 1], [1, 2]]))
 
 
 def test_a_site_that_is_missing_keeps_its_own_coordinates():
-    track = Track("personal", np.array([True, False]))
+    personal = np.array([True, False])
     start = np.array([[1.0, 4.0], [2.0, 4.0], [3.0, 4.0]])
-    descent = Descent.start(track, start)
+    descent = Descent.start(personal, start)
     present = np.array([True, False, True])
     after = descent.stepped(np.ones((3, 2)), 0.5, present, is_accelerated=True)
     np.testing.assert_array_equal(after.iterate.point[:, 0], [0.5, 2.0, 2.5])
@@ -368,13 +368,15 @@ def test_a_site_that_is_missing_keeps_its_own_coordinates():
 
 
 def test_a_site_that_is_new_stands_where_its_neighbours_are_on_average():
-    track = Track("personal", np.array([True, False]))
+    personal = np.array([True, False])
     start = np.array([[1.0, 4.0], [0.0, 4.0], [3.0, 4.0]])
     known = np.array([True, False, True])
-    after = joined(Descent.start(track, start), GRAPH, known)
+    after = Descent.start(personal, start).with_newcomers(GRAPH, known)
     np.testing.assert_array_equal(after.ahead, [[1.0, 4.0], [2.0, 4.0], [3.0, 4.0]])
     # of neighbours that nobody knows either it is the mean of all that are known
-    after = joined(Descent.start(track, start), GRAPH, np.array([False, False, True]))
+    after = Descent.start(personal, start).with_newcomers(
+        GRAPH, np.array([False, False, True])
+    )
     np.testing.assert_array_equal(after.ahead[:, 0], [3.0, 3.0, 3.0])
 
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pandas as pd
@@ -100,7 +101,7 @@ class Trace:
         seconds: wall time from the start to the end of the epoch.
     """
 
-    strategy: RelationalStrategy
+    strategy: RelationalStrategy[Any]
     objective: list[float] = field(default_factory=list)
     test: list[Metrics] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)

@@ -490,7 +490,7 @@ def _origin(fragment: Fragment, sql: str) -> str:
     return f"{render(holder.this, quote=True)} GROUP BY {groups}"
 
 
-def make_manifest(strategy: RelationalStrategy) -> Manifest:
+def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
     """Return the manifest of a run that went well.
 
     Raises:

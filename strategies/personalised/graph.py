@@ -1,13 +1,13 @@
-"""Which sites are similar: the graph of a personalised training, and its penalty."""
+"""The similarity graph of a personalised training, and its penalty."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from strategies.personalised.descent import Metrics, read_metrics
-from strategies.personalised.setup import NO_GRAPH, PersonalProblem
+from strategies.personalised.report import Metrics, read_metrics
+from strategies.personalised.setup import NO_GRAPH, PersonalisedProblem
 from strategies.run.exchange import Replies, Request, ask
 from strategies.run.replies import array_of
 from tp_flower.arrays import FloatArray
@@ -19,14 +19,10 @@ from tp_flower.personalised.graph import (
     parse_edges,
     row_weights,
 )
-from tp_flower.personalised.sites import covariances, pairwise_distances
+from tp_flower.personalised.sites import PAIRS, covariances, pairwise_distances
 from tp_flower.personalised.z_step import EdgeNorm, ZStep, edge_norms
 from tp_flower.protocol import SummariseRequest
 from tp_flower.settings import BY_ROWS, Settings
-
-SUMMARY = "summary"
-PAIRS = 128
-"""Of random features, as at the sites."""
 
 
 class EdgePenalty:
@@ -43,12 +39,9 @@ class EdgePenalty:
     ) -> None:
         self.graph, self.penalty = graph, settings.graph_penalty
         self.norm = EdgeNorm(settings.graph_norm)
-        is_by_rows = settings.graph_weights == BY_ROWS
-        self.weights = (
-            row_weights(graph, np.array(rows))
-            if is_by_rows
-            else np.ones(len(graph.edges))
-        )
+        self.weights = np.ones(len(graph.edges))
+        if settings.graph_weights == BY_ROWS:
+            self.weights = row_weights(graph, np.array(rows))
         self._step = ZStep(graph, self.norm, self.weights)
         self._pull: FloatArray | None = None
 
@@ -63,20 +56,20 @@ class EdgePenalty:
 
         The multipliers of the step before are where this one begins.
         """
-        found = self._step.solve(targets, eta * self.penalty, self._pull)
-        self._pull = found.pull
-        return found.models
+        solution = self._step.solve(targets, eta * self.penalty, self._pull)
+        self._pull = solution.pull
+        return solution.models
 
 
 @dataclass(frozen=True)
-class PersonalGraph:
-    """The graph, and what the sites' models of their own are worth.
+class SiteGraph:
+    """The similarity graph, and the metrics of the models trained alone.
 
     Attributes:
-        kind: what it is made of: a summary, or "given".
+        kind: of the summaries that it is made of, or "given".
         graph: of the sites.
-        alone: metrics of the model that every site has trained alone; None if they were
-            not asked for any.
+        alone: metrics of the model that every site has trained alone; None without
+            baselines.
     """
 
     kind: str
@@ -93,55 +86,54 @@ class PersonalGraph:
             for group in range(groups.max() + 1)
         ]
 
-    def facts(self, settings: Mapping[str, object]) -> Mapping[str, object]:
-        """Return what a report says of the graph, and of the run's settings."""
+    def entry(self, settings: Settings) -> dict[str, object]:
+        """Return the report's entry of the graph."""
         components = self.graph.components
         return {
             "kind": self.kind,
-            "norm": settings["graph-norm"],
-            "penalty": settings["graph-penalty"],
-            "weights": settings["graph-weights"],
+            "norm": settings.graph_norm,
+            "penalty": settings.graph_penalty,
+            "weights": settings.graph_weights,
             "edges": self.graph.edges.tolist(),
             "components": int(components.max(initial=-1)) + 1,
         }
 
 
 def make_graph(
-    problem: PersonalProblem, settings: Settings
-) -> Generator[Request, Replies, PersonalGraph]:
+    problem: PersonalisedProblem, settings: Settings
+) -> Generator[Request, Replies, SiteGraph]:
     """Let the sites sum up what the graph needs, and make it.
 
     Raises:
-        SettingsError: a given graph names no two sites.
+        SettingsError: an edge of the setting names no two sites.
     """
     kind = settings.graph if settings.graph in SUMMARIES else NO_GRAPH
-    given = None if kind != NO_GRAPH else _given(settings.graph, problem.sites)
-    alone, parts = None, problem.parts
-    if settings.baselines or kind != NO_GRAPH:
+    graph, alone = None, None
+    if kind == NO_GRAPH:
+        graph = _written_graph(settings.graph, problem.sites)
+    if graph is None or settings.baselines:
         request = SummariseRequest(
             summaries=kind != NO_GRAPH,
             alone=settings.baselines,
             seed=settings.seed,
             label_scale=problem.label_scale,
-            base=problem.training_problem.base_score.tolist(),
+            base=problem.base_score.tolist(),
         )
-        replies = yield ask(request, parts)
+        replies = yield ask(request, problem.parts)
         if settings.baselines:
-            alone = read_metrics(replies, parts, "local")
-        if given is None:
+            alone = read_metrics(replies, problem.parts, "local")
+        if graph is None:
             distances = read_distances(problem, kind, replies)
-            given = nearest_neighbours(
-                problem.sites, distances, settings.graph_neighbours
-            )
-    if given is None:
-        raise RuntimeError("a graph that is not given is made of summaries")
-    return PersonalGraph("given" if kind == NO_GRAPH else kind, given, alone)
+            neighbours = settings.graph_neighbours
+            graph = nearest_neighbours(problem.sites, distances, neighbours)
+    return SiteGraph("given" if kind == NO_GRAPH else kind, graph, alone)
 
 
-def read_distances(problem: PersonalProblem, kind: str, replies: Replies) -> FloatArray:
-    """Return how far the sites' summaries are from each other, (N, N)."""
-    (table,) = problem.training_problem.tables.values()
-    width = table.features + 1
+def read_distances(
+    problem: PersonalisedProblem, kind: str, replies: Replies
+) -> FloatArray:
+    """Return the distances between the sites' summaries, (N, N)."""
+    width = problem.table.features + 1
     size = {
         BY_DATA: 2 * PAIRS,
         BY_FEATURES: width * (width + 1) // 2,
@@ -156,8 +148,8 @@ def read_distances(problem: PersonalProblem, kind: str, replies: Replies) -> Flo
     )
 
 
-def _given(text: str, sites: Sequence[str]) -> SimilarityGraph:
-    """Return the graph that a list of edges, or a file with one, writes."""
+def _written_graph(text: str, sites: Sequence[str]) -> SimilarityGraph:
+    """Return the graph of a list of edges, or of a file with one."""
     path = Path(text).expanduser()
     if "\n" not in text and path.suffix and path.is_file():
         try:

@@ -1,4 +1,4 @@
-"""What a run's report says of models of the sites' own.
+"""Metrics of the sites' own models, and their entry in a run's report.
 
 Entry ``personal`` of `report.json`::
 
@@ -12,82 +12,137 @@ Entry ``personal`` of `report.json`::
               of the sites' own models, as they were and as float32 would have been
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from strategies.personalised.descent import Metrics, by_site, mean_metrics
-from strategies.personalised.graph import PersonalGraph
-from strategies.personalised.setup import PersonalProblem
-from tp_flower.protocol import Action
+import numpy as np
+
+from strategies.personalised.setup import PersonalisedProblem
+from strategies.run.exchange import Part, Replies
+from strategies.run.replies import refuse
+from tp_flower.protocol import Action, SiteMetrics
 from tp_flower.reports.records import RoundReport, RunReport
+
+PENALTY: Final = "penalty"
+_NAMES: Final = frozenset(
+    {"loss", "log_loss", "auc", "accuracy", "rmse", "r2", PENALTY}
+)
+Metrics = dict[str, dict[str, float]]
+"""By "train" and "test", values by name."""
+
+
+def read_metrics(
+    replies: Replies, parts: Sequence[Part], field: str
+) -> list[Metrics | None]:
+    """Return every site's metrics from a field; None of a site that is missing.
+
+    Raises:
+        ReplyError: a site reports something else than metrics.
+    """
+    return [_read(replies, part, field) for part in parts]
+
+
+def _read(replies: Replies, part: Part, field: str) -> Metrics | None:
+    if part.node in replies.stale and part.number not in replies.parts:
+        return None
+    metrics = getattr(replies.parts.get(part.number), field, None)
+    if not isinstance(metrics, SiteMetrics):
+        raise refuse(part, "no metrics")
+    if not {*metrics.train, *metrics.test} <= _NAMES:
+        raise refuse(part, "metrics of unknown names")
+    return {"train": metrics.train, "test": metrics.test}
+
+
+def mean_metrics(sites: Iterable[Metrics | None], kind: str) -> dict[str, float]:
+    """Return the mean over the sites of every metric, without the penalty.
+
+    >>> sites = [{"train": {"loss": 1.0}}, None, {"train": {"loss": 2.0}}]
+    >>> mean_metrics(sites, "train")
+    {'loss': 1.5}
+    """
+    values: dict[str, list[float]] = {}
+    for metrics in sites:
+        for name, value in (metrics or {}).get(kind, {}).items():
+            values.setdefault(name, []).append(value)
+    values.pop(PENALTY, None)
+    return {name: float(np.mean(each)) for name, each in values.items()}
+
+
+def mean_objective(sites: Iterable[Metrics | None]) -> float:
+    """Return (1/N) sum_n f_n, the sites' penalties included."""
+    objectives = [
+        metrics["train"].get("loss", 0.0) + metrics["train"].get(PENALTY, 0.0)
+        for metrics in sites
+        if metrics is not None
+    ]
+    return float(np.mean(objectives)) if objectives else math.nan
 
 
 @dataclass(frozen=True)
-class PersonalOutcome:
-    """What a personalised training has come to.
+class PersonalisedOutcome:
+    """The result of a personalised training.
 
     Attributes:
         metrics: by track (and "local"), of every site; None of one that was missing.
         objective: of the final parameters.
         changes: by track, by the last step.
+        graph: the report's entry of the graph.
         clusters: positions of the sites that have the same model, each once.
-        own_bytes: of the updates of the sites' own models.
+        update_bytes: of the updates of the sites' own models.
     """
 
     metrics: Mapping[str, Sequence[Metrics | None]]
     objective: float
     changes: Mapping[str, float]
+    graph: Mapping[str, object]
     clusters: Sequence[Sequence[int]]
-    own_bytes: int
+    update_bytes: int
 
 
-def personal_facts(
-    problem: PersonalProblem,
-    graph: PersonalGraph,
-    outcome: PersonalOutcome,
-    report: RunReport,
+def report_entry(
+    problem: PersonalisedProblem, outcome: PersonalisedOutcome, report: RunReport
 ) -> dict[str, object]:
-    """Return the report's entry.
-
-    Args:
-        problem: that was trained.
-        graph: of the sites.
-        outcome: of the training.
-        report: of the run, without the entry.
-    """
-    tracks = {
-        name: by_site(problem.sites, found) for name, found in outcome.metrics.items()
-    }
-    cluster_of = {k: n for n, own in enumerate(outcome.clusters) for k in own}
+    """Return the entry of a run's report, which is complete without it."""
+    cluster_of = {k: n for n, sites in enumerate(outcome.clusters) for k in sites}
     sites: list[dict[str, Any]] = [
         {
             "site": site,
             "rows": problem.rows[k],
             "cluster": cluster_of[k],
-            **{name: found[site] for name, found in tracks.items() if site in found},
+            **{
+                track: _without_penalty(metrics)
+                for track, all_sites in outcome.metrics.items()
+                if (metrics := all_sites[k]) is not None
+            },
         }
         for k, site in enumerate(problem.sites)
     ]
+    values = len(problem.sites) * len(problem.start)
     return {
         "sites": sites,
         "means": {
-            name: {kind: mean_metrics(found, kind) for kind in ("train", "test")}
-            for name, found in outcome.metrics.items()
+            track: {kind: mean_metrics(metrics, kind) for kind in ("train", "test")}
+            for track, metrics in outcome.metrics.items()
         },
-        "graph": graph.facts(report.settings),
-        "clusters": [list(own) for own in outcome.clusters],
+        "graph": outcome.graph,
+        "clusters": [list(sites) for sites in outcome.clusters],
         "objective": outcome.objective,
         "change": dict(outcome.changes),
         "bytes": {
             "up": _bytes(report.history, "bytes_up"),
             "down": _bytes(report.history, "bytes_down"),
-            "updates": outcome.own_bytes,
-            "updates-float32": report.epochs
-            * len(problem.parts)
-            * len(problem.start)
-            * 4,
+            "updates": outcome.update_bytes,
+            "updates-float32": report.epochs * values * 4,
         },
+    }
+
+
+def _without_penalty(metrics: Metrics) -> Metrics:
+    return {
+        kind: {name: value for name, value in values.items() if name != PENALTY}
+        for kind, values in metrics.items()
     }
 
 

@@ -11,205 +11,111 @@ transposes of M and N, the prox of an edge depends on its norm, and the Z-step s
 residuals. Steps over all rows are accelerated, as rounds are what costs.
 """
 
-import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
-from strategies.personalised.descent import (
-    Descent,
+from strategies.personalised.descent import Descent, read_updates, update_code
+from strategies.personalised.graph import EdgePenalty, SiteGraph, make_graph
+from strategies.personalised.report import (
     Metrics,
-    Track,
-    UpdateSchedule,
-    joined,
+    PersonalisedOutcome,
     mean_metrics,
     mean_objective,
     read_metrics,
-    read_updates,
+    report_entry,
 )
-from strategies.personalised.graph import EdgePenalty, PersonalGraph, make_graph
-from strategies.personalised.report import PersonalOutcome, personal_facts
 from strategies.personalised.setup import (
-    PersonalProblem,
+    PersonalisedProblem,
     personal_mask,
-    set_up_personal,
+    set_up_personalised,
 )
 from strategies.run.exchange import Replies, Request, ask
 from strategies.run.strategy import EpochResult
-from strategies.setup.problem import TrainingProblem
 from strategies.training.base import Outcome, RelationalStrategy, read_digests
-from strategies.training.prepare import Plan
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.learning.contributions import Contribution
-from tp_flower.protocol import (
-    Pace,
-    PersonalRequest,
-    TrackParameters,
-    Update,
-    UpdateCode,
-)
+from tp_flower.protocol import Pace, PersonalRequest, TrackParameters, UpdateCode
 from tp_flower.reports.records import RunReport
+from tp_flower.settings import Settings
 
 PERSONAL: Final = "personal"
 GLOBAL: Final = "global"
 _METRICS: Final = {PERSONAL: "metrics", GLOBAL: "common_metrics"}
 
 
-class Personalised(RelationalStrategy):
-    """Train a model for every site of one table.
+class Training:
+    """A personalised training after its set-up.
 
     Args:
-        query: over one table; its shards are the sites.
-        settings: of the run; keyword arguments override single ones.
+        problem: to train.
+        graph: of the sites.
+        settings: of the run.
 
     Attributes:
-        parameters: (N, p) by track, of the sites in the order of ``sites``.
-        sites: names of the sites.
+        descents: by track: the sites' own models, and one for all.
+        mask: (p,), coordinates that each site has for itself.
+        rate: of the first step.
     """
 
-    name = "personalised"
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.parameters: dict[str, FloatArray] = {}
-        self._problem: PersonalProblem | None = None
-        self._graph: PersonalGraph | None = None
-        self._own_bytes = 0
-        self._known: BoolArray = np.zeros(0, np.bool_)
-        self._result: PersonalOutcome | None = None
-
-    @property
-    def problem(self) -> PersonalProblem:
-        """What is trained, after the set-up.
-
-        Raises:
-            RuntimeError: before.
-        """
-        if self._problem is None:
-            raise RuntimeError("there is no problem before the set-up is done")
-        return self._problem
+    def __init__(
+        self, problem: PersonalisedProblem, graph: SiteGraph, settings: Settings
+    ) -> None:
+        self.problem, self.graph, self.settings = problem, graph, settings
+        self._penalty = EdgePenalty(graph.graph, settings, problem.rows)
+        self.mask = personal_mask(settings, problem)
+        largest = float(problem.curvature.max(initial=0.0))
+        self.rate = settings.learning_rate or 1.0 / (largest or 1.0)
+        start = np.tile(problem.start, (len(problem.parts), 1))
+        self.descents = {PERSONAL: Descent.start(self.mask, start, self._penalty.step)}
+        if settings.baselines:
+            self.descents[GLOBAL] = Descent.start(np.zeros_like(self.mask), start)
+        self._has_answered: BoolArray = np.zeros(len(problem.parts), np.bool_)
+        self._update_bytes = 0
 
     @property
-    def graph(self) -> PersonalGraph:
-        """Which sites are similar, after the set-up.
-
-        Raises:
-            RuntimeError: before.
-        """
-        if self._graph is None:
-            raise RuntimeError("there is no graph before the set-up is done")
-        return self._graph
+    def parameters(self) -> dict[str, FloatArray]:
+        """(N, p) by track."""
+        return {track: each.iterate.point for track, each in self.descents.items()}
 
     @property
-    def sites(self) -> tuple[str, ...]:
-        """Names of the sites, after the set-up."""
-        return self.problem.sites
+    def change(self) -> float:
+        """Relative, of the track that the last step has moved most."""
+        return max(each.change for each in self.descents.values())
 
-    def plan(self) -> Plan:
-        """Let every shard train a model of its own."""
-        return Plan(lambda *_: Update.LOCAL, lambda *_: {})
-
-    def set_up(self) -> Generator[Request, Replies, TrainingProblem]:
-        """Run the set-up rounds, and that of the graph."""
-        self._problem = yield from set_up_personal(
-            self.query, self.settings, self.plan(), self.inventory
-        )
-        self._graph = yield from make_graph(self._problem, self.settings)
-        return self._problem.training_problem
-
-    def baseline(self, training_problem: TrainingProblem) -> float:  # noqa: ARG002
-        """Return infinity: the server has no label to tell a constant's loss from."""
-        return math.inf
-
-    def epochs(
-        self, training_problem: TrainingProblem
-    ) -> Generator[Request, Replies, None]:
-        """Descend, until a step changes less than the tolerance if one is set."""
-        descents = self._tracks(training_problem)
-        code = UpdateSchedule.of(self.settings)
-        for epoch in range(1, self.settings.epochs + 1):
-            pace = self._pace(epoch)
-            points = {name: own.ahead for name, own in descents.items()}
-            request = self._send(points, pace, code.of_epoch(epoch))
-            replies = yield self.request(request)
-            own_updates, common, own_bytes = read_updates(
-                self.problem, replies, has_common=GLOBAL in descents
-            )
-            updates = {PERSONAL: own_updates, GLOBAL: common}
-            self._own_bytes += own_bytes
-            present = self._present(replies)
-            self._known |= present
-            descents = {
-                name: self._stepped(own, updates[name], present, pace)
-                for name, own in descents.items()
-            }
-            self.finish_epoch(self._reached(epoch, replies))
-            change = max(own.change for own in descents.values())
-            if change < self.settings.tolerance:
-                break
-        yield from self._assess(descents)
-
-    def _tracks(self, training_problem: TrainingProblem) -> dict[str, Descent]:
-        """Return the tracks at their start: the sites' models, and one for all."""
-        count = len(self.problem.parts)
-        self._known = np.zeros(count, np.bool_)
-        self._penalty = EdgePenalty(self.graph.graph, self.settings, self.problem.rows)
-        mask = personal_mask(self.settings, training_problem)
-        start = np.tile(self.problem.start, (count, 1))
-        tracks = [Track(PERSONAL, mask, self._penalty.step)]
-        if self.settings.baselines:
-            tracks.append(Track(GLOBAL, np.zeros_like(mask)))
-        self.chosen |= {"learning-rate": self._rate, "personal": int(mask.sum())}
-        return {track.name: Descent.start(track, start) for track in tracks}
-
-    def _stepped(
-        self,
-        own: Descent,
-        updates: FloatArray,
-        present: BoolArray,
-        pace: Pace,
-    ) -> Descent:
-        """Return a track after a round; sites that are not known yet stand by."""
-        step = pace.rate * pace.steps
-        after = own.stepped(updates, step, present, is_accelerated=self._is_full)
-        if self._known.all():
-            return after
-        return joined(after, self.graph.graph, self._known)
-
-    @property
-    def _is_full(self) -> bool:
-        """Whether an update is the gradient over all rows."""
-        return not self.settings.batch_size and self.settings.local_epochs <= 1
-
-    @property
-    def _rate(self) -> float:
-        largest = float(self.problem.curvature.max(initial=0.0))
-        return self.settings.learning_rate or 1.0 / (largest or 1.0)
-
-    def _pace(self, epoch: int) -> Pace:
+    def pace(self, epoch: int) -> Pace:
         """Return how the sites go on from where they are sent, the same at all."""
         batch, passes = self.settings.batch_size, self.settings.local_epochs or 1
-        most = max(self.problem.rows)
-        batches = -(-most // batch) if batch else 1
+        batches = -(-max(self.problem.rows) // batch) if batch else 1
         # gradients of some rows have noise, which only smaller steps take away
         slower = 1.0 + self.settings.decay * (epoch - 1) if batch else 1.0
         return Pace(
             steps=passes * max(batches, 1),
-            rate=self._rate / slower,
+            rate=self.rate / slower,
             batch=batch,
             seed=self.settings.seed,
             epoch=epoch,
         )
 
-    def _send(
+    def ask_updates(self, epoch: int) -> Request:
+        """Return the message of an epoch's round."""
+        points = {track: each.ahead for track, each in self.descents.items()}
+        return self._message(
+            points, self.pace(epoch), update_code(self.settings, epoch)
+        )
+
+    def ask_metrics(self) -> Request:
+        """Return the message with the final parameters."""
+        return self._message(self.parameters)
+
+    def _message(
         self,
         points: Mapping[str, FloatArray],
         pace: Pace | None = None,
         code: UpdateCode | None = None,
     ) -> Request:
-        """Return the message with parameters (N, p) by track."""
         parts, common = self.problem.parts, points.get(GLOBAL)
         bodies = {
             part.number: TrackParameters(
@@ -218,64 +124,119 @@ class Personalised(RelationalStrategy):
             )
             for k, part in enumerate(parts)
         }
-        base = self.problem.training_problem.base_score.tolist()
+        base = self.problem.base_score.tolist()
         message = PersonalRequest(base=base, pace=pace, code=code, parts=bodies)
         return ask(message, parts)
 
-    def _present(self, replies: Replies) -> BoolArray:
-        return np.array([p.node not in replies.stale for p in self.problem.parts])
-
-    def _reached(self, epoch: int, replies: Replies) -> EpochResult:
-        """Return the sites' mean metrics, of where they were asked."""
-        found = read_metrics(replies, self.problem.parts, _METRICS[PERSONAL])
+    def step(self, epoch: int, replies: Replies) -> EpochResult:
+        """Take a step; return the sites' mean metrics, of where it began."""
+        parts, pace = self.problem.parts, self.pace(epoch)
+        personal, common, update_bytes = read_updates(
+            self.problem, replies, has_common=GLOBAL in self.descents
+        )
+        updates = {PERSONAL: personal, GLOBAL: common}
+        self._update_bytes += update_bytes
+        present = np.array([part.node not in replies.stale for part in parts])
+        self._has_answered |= present
+        # an update is the gradient over all rows
+        is_full = not self.settings.batch_size and self.settings.local_epochs <= 1
+        length = pace.rate * pace.steps
+        for track, descent in self.descents.items():
+            after = descent.stepped(
+                updates[track], length, present, is_accelerated=is_full
+            )
+            self.descents[track] = after.with_newcomers(
+                self.graph.graph, self._has_answered
+            )
+        metrics = read_metrics(replies, parts, _METRICS[PERSONAL])
         return EpochResult(
-            epoch, mean_metrics(found, "train"), mean_metrics(found, "test")
+            epoch, mean_metrics(metrics, "train"), mean_metrics(metrics, "test")
         )
 
-    def _assess(
-        self, descents: Mapping[str, Descent]
-    ) -> Generator[Request, Replies, None]:
-        """Send the final parameters, and keep what they are worth."""
-        self.parameters = {name: own.iterate.point for name, own in descents.items()}
-        replies = yield self._send(self.parameters)
-        parts, graph = self.problem.parts, self.graph
+    def outcome(self, replies: Replies) -> PersonalisedOutcome:
+        """Return the result, by the replies to the final parameters."""
         metrics: dict[str, Sequence[Metrics | None]] = {
-            name: read_metrics(replies, parts, _METRICS[name]) for name in descents
+            track: read_metrics(replies, self.problem.parts, _METRICS[track])
+            for track in self.descents
         }
-        if graph.alone is not None:
-            metrics["local"] = graph.alone
-        mask = descents[PERSONAL].track.personal
-        own = self.parameters[PERSONAL][:, mask]
-        self._result = PersonalOutcome(
+        if self.graph.alone is not None:
+            metrics["local"] = self.graph.alone
+        models = self.parameters[PERSONAL][:, self.mask]
+        return PersonalisedOutcome(
             metrics=metrics,
-            objective=mean_objective(metrics[PERSONAL]) + self._penalty.value(own),
-            changes={name: own.change for name, own in descents.items()},
-            clusters=graph.clusters(own),
-            own_bytes=self._own_bytes,
+            objective=mean_objective(metrics[PERSONAL]) + self._penalty.value(models),
+            changes={track: each.change for track, each in self.descents.items()},
+            graph=self.graph.entry(self.settings),
+            clusters=self.graph.clusters(models),
+            update_bytes=self._update_bytes,
         )
 
-    def outcome_of(
-        self, replies: Replies, training_problem: TrainingProblem
-    ) -> Outcome:
-        """Return the digests; what one table adds to the scores is all of them."""
-        (table,) = training_problem.tables
-        outputs = training_problem.loss.outputs
+
+class Personalised(RelationalStrategy[PersonalisedProblem]):
+    """Train a model for every site of one table.
+
+    Args:
+        query: over one table; its shards are the sites.
+        settings: of the run; keyword arguments override single ones.
+
+    Attributes:
+        parameters: (N, p) by track, of the sites in the order of ``sites``.
+    """
+
+    name = "personalised"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.parameters: dict[str, FloatArray] = {}
+        self._graph: SiteGraph | None = None
+        self._result: PersonalisedOutcome | None = None
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Names of the sites, after the set-up."""
+        return () if self.training_problem is None else self.training_problem.sites
+
+    def set_up(self) -> Generator[Request, Replies, PersonalisedProblem]:
+        """Run the set-up rounds, and that of the graph."""
+        problem = yield from set_up_personalised(
+            self.query, self.settings, self.inventory
+        )
+        self._graph = yield from make_graph(problem, self.settings)
+        return problem
+
+    def epochs(self, problem: PersonalisedProblem) -> Generator[Request, Replies, None]:
+        """Descend, until a step changes less than the tolerance if one is set."""
+        if self._graph is None:
+            raise RuntimeError("there is no graph before the set-up is done")
+        training = Training(problem, self._graph, self.settings)
+        personal = int(training.mask.sum())
+        self.chosen |= {"learning-rate": training.rate, "personal": personal}
+        for epoch in range(1, self.settings.epochs + 1):
+            replies = yield self.request(training.ask_updates(epoch))
+            self.finish_epoch(training.step(epoch, replies))
+            if training.change < self.settings.tolerance:
+                break
+        self.parameters = training.parameters
+        self._result = training.outcome((yield training.ask_metrics()))
+
+    def outcome_of(self, replies: Replies, problem: PersonalisedProblem) -> Outcome:
+        """Return the digests; the one table adds all of the scores."""
+        outputs = problem.table.outputs
         return Outcome(
-            digests=read_digests(replies, training_problem.parts),
-            contributions={table: Contribution(np.zeros(outputs), 1.0)},
+            digests=read_digests(replies, problem.parts),
+            contributions={problem.table.name: Contribution(np.zeros(outputs), 1.0)},
         )
 
     @property
     def report(self) -> RunReport:
-        """The record of the run so far, with what is of the sites' own models."""
+        """The record of the run so far, with the entry of the sites' own models."""
         report = super().report
-        result = self._result
-        if result is None:
+        if self._result is None or self.training_problem is None:
             return report
-        facts = personal_facts(self.problem, self.graph, result, report)
+        metrics = self._result.metrics[PERSONAL]
         return replace(
             report,
-            final_train=mean_metrics(result.metrics[PERSONAL], "train"),
-            final_test=mean_metrics(result.metrics[PERSONAL], "test"),
-            personal=facts,
+            final_train=mean_metrics(metrics, "train"),
+            final_test=mean_metrics(metrics, "test"),
+            personal=report_entry(self.training_problem, self._result, report),
         )

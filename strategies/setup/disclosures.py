@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from strategies.disclosures import Audience
 from strategies.run.sites import Inventory
-from strategies.setup.joined_rows import JoinedRows
+from strategies.setup.joined_rows import SplitRows
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.methods import ADMM, CORESET, SGD
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
@@ -13,7 +13,7 @@ from tp_flower.settings import DISTDIM, IMPORTANCE, Settings
 
 
 def audience_of(
-    joined: JoinedRows,
+    joined: SplitRows,
     settings: Settings,
     inventory: Inventory,
     updates: Mapping[str, Update],
@@ -22,10 +22,11 @@ def audience_of(
     """Return what decides who learns what.
 
     Args:
-        joined: the joined rows.
+        joined: the rows of the query.
         settings: of the run.
         inventory: of the sites.
-        updates: by table, how its shards are trained together.
+        updates: by table, how its shards are trained together; none where every shard
+            trains a model of its own.
         encoders: by table.
     """
     bound, parts = joined.bound, joined.extracted.parts
@@ -34,7 +35,7 @@ def audience_of(
         label_table=bound.label_table,
         family=settings.family,
         sharded=sharded,
-        gram=[name for name in sharded if updates[name] is Update.GRAM],
+        gram=[name for name in sharded if updates.get(name) is Update.GRAM],
         grouped=[
             name
             for name in sharded

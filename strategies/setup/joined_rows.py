@@ -5,7 +5,7 @@ makes the table mapping, splits the label table's rows and chooses the loss.
 """
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -47,41 +47,23 @@ from tp_flower.settings import Settings
 Schema = Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class JoinedRows:
-    """The joined rows, as far as the server knows them.
+@dataclass(frozen=True, kw_only=True)
+class SplitRows:
+    """The rows of the query's tables, and which of the label table are held out.
 
     Attributes:
         bound: the query over the sites' columns.
         choices: the encoders that each table's features are to have.
-        extracted: what the sites sent.
-        labels: of the label table.
-        mapping: of all joined rows, over all rows of the tables.
-        steps: of the join.
+        extracted: the sites' replies.
         held_out: (rows of the label table,), those for testing.
-        is_test: (joined rows,).
-        train: mapping of the training rows, over the tables' rows that take part.
-        test: mapping of the held-out rows, None without any.
-        compact: the rows of each table that take part.
-        values: (joined rows,), labels.
-        loss: chosen by the labels and the settings.
         weighting: what the joined rows weigh.
     """
 
     bound: BoundQuery
     choices: Mapping[str, TableChoice]
     extracted: Extracted
-    labels: Labels
-    mapping: TableMapping
-    steps: tuple[JoinStep, ...]
     held_out: BoolArray
-    is_test: BoolArray
-    train: TableMapping
-    test: TableMapping | None
-    compact: Mapping[str, TableLayout]
-    values: FloatArray
-    loss: Loss
-    weighting: Weighting
+    weighting: Weighting = field(default_factory=Weighting)
 
     @property
     def names(self) -> dict[str, str]:
@@ -91,6 +73,33 @@ class JoinedRows:
             for table in self.bound.tables
             if (fragments := self.bound.fragments_of(table))
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedRows(SplitRows):
+    """The joined rows, as far as the server knows them.
+
+    Attributes:
+        labels: of the label table.
+        mapping: of all joined rows, over all rows of the tables.
+        steps: of the join.
+        is_test: (joined rows,).
+        train: mapping of the training rows, over the tables' rows that take part.
+        test: mapping of the held-out rows, None without any.
+        compact: the rows of each table that take part.
+        values: (joined rows,), labels.
+        loss: chosen by the labels and the settings.
+    """
+
+    labels: Labels
+    mapping: TableMapping
+    steps: tuple[JoinStep, ...]
+    is_test: BoolArray
+    train: TableMapping
+    test: TableMapping | None
+    compact: Mapping[str, TableLayout]
+    values: FloatArray
+    loss: Loss
 
     @property
     def train_labels(self) -> FloatArray:
@@ -116,14 +125,7 @@ def align(
     bound = bind(query, schemas, settings)
     _check_models(settings, bound)
     asked = asked_weighting(bound, settings)
-    choices = choose_encoders(
-        settings.encoders,
-        {
-            table: [feature.name for feature in bound.fragments_of(table)[0].features]
-            for table in bound.tables
-        },
-        settings.max_categories,
-    )
+    choices = encoder_choices(bound, settings)
     extracted = yield from extract(bound, settings, inventory)
     rows = extracted.table_rows
     labels = _labels(extracted, bound, settings)
@@ -167,6 +169,15 @@ def align(
         loss=choose_loss(labels, values[~is_test], settings),
         weighting=weighting,
     )
+
+
+def encoder_choices(bound: BoundQuery, settings: Settings) -> dict[str, TableChoice]:
+    """Return the encoders that each table's features are to have."""
+    features = {
+        table: [feature.name for feature in bound.fragments_of(table)[0].features]
+        for table in bound.tables
+    }
+    return choose_encoders(settings.encoders, features, settings.max_categories)
 
 
 def bind(query: Query, schemas: Mapping[str, Schema], settings: Settings) -> BoundQuery:

@@ -255,20 +255,29 @@ def loss_of(labels: Labels, wanted: str, settings: Settings) -> Loss:
     Raises:
         QueryError: it does not fit the labels.
     """
-    plain = _plain_loss(labels, wanted)
+    plain = plain_loss(labels.classes, wanted)
     if labels.noise is None or not settings.privacy.label_correction:
         return plain
     return corrected(plain, labels.noise)
 
 
-def _plain_loss(labels: Labels, wanted: str) -> Loss:
-    if not labels.classes:
+def plain_loss(classes: Sequence[str], wanted: str) -> Loss:
+    """Return a loss of labels in the clear.
+
+    Args:
+        classes: names of the label's classes; empty in regression.
+        wanted: name of the loss, or "auto".
+
+    Raises:
+        QueryError: it does not fit the classes.
+    """
+    if not classes:
         if wanted not in {"auto", "squared"}:
             raise QueryError(f"loss {wanted!r} needs a classification task")
         return SquaredLoss()
     if wanted == "squared":
         raise QueryError("loss 'squared' needs a regression task")
-    count = len(labels.classes)
+    count = len(classes)
     if wanted == "logistic" and count > 2:
         raise QueryError(f"loss 'logistic' needs two classes, the label has {count}")
     if wanted == "softmax" or count > 2:

@@ -1,7 +1,7 @@
 """What the server knows after set-up: parts, mapping, labels, loss and base score."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -90,39 +90,48 @@ class PartRows:
 
 
 @dataclass(frozen=True)
-class Table:
-    """One table of the query in training.
+class PreparedTable:
+    """One table of the query, whatever trains its models.
 
     Attributes:
         name: alias in the query.
         parts: its shards.
-        rows: where each part's rows lie, in the same order.
-        update: how its shards are trained together.
         features: encoded columns, d.
         outputs: d_c.
-        has_intercept: whether its model has the output intercept.
         is_linear: whether its model is linear.
+        penalised: (p,) bool, the model's parameters that the penalty covers.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    features: int
+    outputs: int
+    is_linear: bool
+    penalised: BoolArray
+
+
+@dataclass(frozen=True)
+class Table(PreparedTable):
+    """One table of the query in training over joined rows.
+
+    Attributes:
+        rows: where each part's rows lie, in the order of the parts.
+        update: how its shards are trained together.
+        has_intercept: whether its model has the output intercept.
         largest_curvature: largest eigenvalue of [T, 1]^T diag(G) [T, 1] / N, bounded by
             the sum over the shards; 0 without batches.
         mean_curvature: per shard, the mean diagonal of that matrix.
-        penalised: (p,) bool, the model's parameters that the penalty covers.
         gram: its sum over the shards where ``update`` is GRAM, else None.
         gram_deviation: of the noise that the shards have added to it together.
         gradient_noise: deviation over clip of the noise that the shards add together to
             the gradient of a batch.
     """
 
-    name: str
-    parts: tuple[Part, ...]
     rows: tuple[PartRows, ...]
     update: Update
-    features: int
-    outputs: int
     has_intercept: bool
-    is_linear: bool
     largest_curvature: float
     mean_curvature: tuple[float, ...]
-    penalised: BoolArray
     gram: FloatArray | None
     gram_deviation: float = 0.0
     gradient_noise: float = 0.0
@@ -137,21 +146,14 @@ class Table:
         return sum(rows.total for rows in self.rows)
 
 
-@dataclass(frozen=True)
-class TrainingProblem:
-    """A training problem over joined rows that nobody holds.
+@dataclass(frozen=True, kw_only=True)
+class PreparedRun(ABC):
+    """The training problem after set-up, whatever trains it.
 
     Attributes:
         tables: by alias.
-        train: mapping of the training rows, over the tables' rows that take part.
-        test: mapping of the held-out rows, or None without any.
-        train_labels: (N,).
-        test_labels: (N_test,).
         loss: of scores against labels.
         base_score: b, (d_c,).
-        initial_scores: local scores (n_i, d_c) of the untrained models.
-        l2: beta.
-        seed: of the run.
         classes: names of the label's classes; empty in regression.
         join_steps: one record per table, in the order of joining.
         source_rows: rows of every table after its filters.
@@ -159,6 +161,47 @@ class TrainingProblem:
         names: name of every table at the sites.
         encoders: of every table.
         audience: what decides who learns what.
+    """
+
+    tables: Mapping[str, PreparedTable]
+    loss: Loss
+    base_score: FloatArray
+    classes: tuple[str, ...]
+    join_steps: tuple[JoinStep, ...]
+    source_rows: Mapping[str, int]
+    fan_out: Mapping[str, npt.NDArray[np.int64]]
+    names: Mapping[str, str]
+    encoders: Mapping[str, TableEncoder]
+    audience: Audience
+
+    @property
+    def parts(self) -> list[Part]:
+        """All parts of all tables."""
+        return [part for table in self.tables.values() for part in table.parts]
+
+    @property
+    @abstractmethod
+    def joined_rows(self) -> tuple[int, int]:
+        """How many joined rows are trained on, and how many are held out."""
+
+    @property
+    def chosen(self) -> dict[str, object]:
+        """What a report says that the set-up has chosen."""
+        return {"loss": self.loss.name}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingProblem(PreparedRun):
+    """A training problem over joined rows that nobody holds.
+
+    Attributes:
+        train: mapping of the training rows, over the tables' rows that take part.
+        test: mapping of the held-out rows, or None without any.
+        train_labels: (N,).
+        test_labels: (N_test,).
+        initial_scores: local scores (n_i, d_c) of the untrained models.
+        l2: beta.
+        seed: of the run.
         weighting: what the joined rows weigh.
         coreset: the sample that is trained on; None where all joined rows are.
         weight_facts: what a report says of the weights that were asked for.
@@ -169,26 +212,27 @@ class TrainingProblem:
     test: TableMapping | None
     train_labels: FloatArray
     test_labels: FloatArray
-    loss: Loss
-    base_score: FloatArray
     initial_scores: Mapping[str, FloatArray]
     l2: float
     seed: int
-    classes: tuple[str, ...]
-    join_steps: tuple[JoinStep, ...]
-    source_rows: Mapping[str, int]
-    fan_out: Mapping[str, npt.NDArray[np.int64]]
-    names: Mapping[str, str]
-    encoders: Mapping[str, TableEncoder]
-    audience: Audience
     weighting: Weighting = field(default_factory=Weighting)
     coreset: CoresetSample | None = None
     weight_facts: Mapping[str, object] | None = None
 
     @property
-    def parts(self) -> Iterable[Part]:
-        """All parts of all tables."""
-        return [part for table in self.tables.values() for part in table.parts]
+    def joined_rows(self) -> tuple[int, int]:
+        """Joined training rows and held-out ones."""
+        return self.train.joined_rows, len(self.test_labels)
+
+    @property
+    def chosen(self) -> dict[str, object]:
+        """The loss, the weights that were asked for, and the coreset."""
+        chosen = super().chosen
+        if self.weight_facts:
+            chosen["row-weight"] = self.weight_facts
+        if self.coreset is not None:
+            chosen["coreset"] = self.coreset.facts()
+        return chosen
 
     @property
     def sharded(self) -> list[Table]:
@@ -196,7 +240,7 @@ class TrainingProblem:
         return [t for t in self.tables.values() if t.update is not Update.LOCAL]
 
 
-def table_reports(problem: TrainingProblem) -> list[TableReport]:
+def table_reports(problem: PreparedRun) -> list[TableReport]:
     """Return what the report says of every table, in the order of the query."""
     reports = []
     for name, table in problem.tables.items():

@@ -18,7 +18,7 @@ from strategies.run.strategy import EpochResult, tests_every_epoch
 from strategies.setup.problem import Table, TrainingProblem
 from strategies.training import operators
 from strategies.training import operators as lou
-from strategies.training.base import RelationalStrategy
+from strategies.training.base import JoinStrategy
 from strategies.training.prepare import Plan, UpdateChooser
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SettingsError
@@ -221,7 +221,7 @@ class AdmmServer:
             self.forget_steps()
 
 
-class AdmmStrategy(RelationalStrategy):
+class AdmmStrategy(JoinStrategy):
     """Base of the methods that alternate between the server and the sites' fits.
 
     Args:

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from logging import INFO
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -16,7 +16,7 @@ from strategies.privacy_report import privacy_report
 from strategies.run.exchange import Part, Replies, Request, ask
 from strategies.run.replies import array_of, has_array
 from strategies.run.strategy import EpochResult, RoundListener, RoundStrategy
-from strategies.setup.problem import Table, TrainingProblem, table_reports
+from strategies.setup.problem import PreparedRun, Table, TrainingProblem, table_reports
 from strategies.training.prepare import Plan, set_up
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import DivergedError, ReplyError
@@ -122,7 +122,7 @@ def contribution_facts(outcome: Outcome) -> dict[str, dict[str, object]]:
 
 
 def coefficient_facts(
-    outcome: Outcome, problem: TrainingProblem
+    outcome: Outcome, problem: PreparedRun
 ) -> dict[str, list[dict[str, object]]]:
     """Return what a report says of the coefficients that sites have shown.
 
@@ -170,11 +170,13 @@ def _coefficients(replies: Replies, table: Table) -> FloatArray | None:
     return np.mean(shown, axis=0) if shown else None
 
 
-__all__ = ["EpochResult", "RelationalStrategy"]
+__all__ = ["EpochResult", "JoinStrategy", "RelationalStrategy"]
+
+Run = TypeVar("Run", bound=PreparedRun)
 
 
-class RelationalStrategy(RoundStrategy):
-    """Base of the methods that train over joins and unions.
+class RelationalStrategy(RoundStrategy, Generic[Run]):
+    """Base of the methods that train on the rows of a query.
 
     Args:
         query: the training set.
@@ -184,8 +186,6 @@ class RelationalStrategy(RoundStrategy):
     Attributes:
         chosen: what was chosen for settings that are 0, "" or "auto".
         problem: the training problem, after set-up.
-        local_scores: (n_i, d_c) by table, as the sites sent them last; set by
-            :meth:`epochs`.
         outcome: what the run has come to, once it has ended well.
     """
 
@@ -201,21 +201,25 @@ class RelationalStrategy(RoundStrategy):
             query, settings, on_round, **{**overrides, "strategy": self.name}
         )
         self.chosen: dict[str, object] = {}
-        self.training_problem: TrainingProblem | None = None
-        self.local_scores: LocalScores = {}
+        self.training_problem: Run | None = None
         self.outcome = Outcome()
         self._baseline = math.inf
 
     @abstractmethod
-    def plan(self) -> Plan:
-        """Return what the method decides about the set-up."""
+    def set_up(self) -> Generator[Request, Replies, Run]:
+        """Run the set-up rounds and return the training problem."""
 
     @abstractmethod
-    def epochs(self, problem: TrainingProblem) -> Generator[Request, Replies, None]:
-        """Train; call :meth:`finish_epoch` at the end of every epoch.
+    def epochs(self, problem: Run) -> Generator[Request, Replies, None]:
+        """Train; call :meth:`finish_epoch` at the end of every epoch."""
 
-        At the end, ``local_scores`` are those of the final models.
-        """
+    @abstractmethod
+    def outcome_of(self, replies: Replies, problem: Run) -> Outcome:
+        """Return what the run has come to, by the replies to its last message."""
+
+    def baseline(self, problem: Run) -> float:  # noqa: ARG002
+        """Return the loss of a constant score; infinity where nothing tells it."""
+        return math.inf
 
     def default_settings(self) -> Settings:
         """Return the defaults of the method."""
@@ -226,11 +230,7 @@ class RelationalStrategy(RoundStrategy):
         self.chosen["num-epochs"] = self.settings.epochs
         problem = yield from self.set_up()
         self.training_problem = problem
-        self.chosen |= {"loss": problem.loss.name}
-        if problem.weight_facts:
-            self.chosen["row-weight"] = problem.weight_facts
-        if problem.coreset is not None:
-            self.chosen["coreset"] = problem.coreset.facts()
+        self.chosen |= problem.chosen
         for table, encoder in problem.encoders.items():
             if encoder.dropped:
                 names = ", ".join(encoder.dropped)
@@ -241,25 +241,6 @@ class RelationalStrategy(RoundStrategy):
         self.end_epochs()
         replies = yield ask(finish_request(self.model), problem.parts)
         self.outcome = self.outcome_of(replies, problem)
-
-    def set_up(self) -> Generator[Request, Replies, TrainingProblem]:
-        """Run the set-up rounds and return the training problem."""
-        return (
-            yield from set_up(self.query, self.settings, self.plan(), self.inventory)
-        )
-
-    def baseline(self, problem: TrainingProblem) -> float:
-        """Return the loss that none of a training that converges is far beyond."""
-        own, is_solved = self.settings.privacy, self.settings.family == CORESET
-        if own.covers_features or own.covers_predictions or is_solved:
-            # noise alone can make an epoch this bad, and the next one good; what is
-            # solved at once goes nowhere
-            return math.inf
-        return baseline_loss(problem)
-
-    def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
-        """Return what the run has come to, by the replies to its last message."""
-        return read_outcome(replies, problem, self.local_scores)
 
     def finish_epoch(self, result: EpochResult) -> None:
         """Record an epoch; its metrics belong to the round that just ended.
@@ -292,14 +273,15 @@ class RelationalStrategy(RoundStrategy):
         problem = self.training_problem
         if problem is None:
             raise RuntimeError("there is no report before the set-up is done")
+        train_rows, test_rows = problem.joined_rows
         ended = [item for item in self.history if item.train]
         return RunReport(
             settings=self.settings.to_dict(),
             chosen=self.chosen,
             query=self.query.to_sql(),
             tables=table_reports(problem),
-            joined_rows_train=problem.train.joined_rows,
-            joined_rows_test=len(problem.test_labels),
+            joined_rows_train=train_rows,
+            joined_rows_test=test_rows,
             join_steps=problem.join_steps,
             history=self.history,
             final_train=ended[-1].train if ended else {},
@@ -317,3 +299,39 @@ class RelationalStrategy(RoundStrategy):
             started=self.started,
             seconds=self.seconds,
         )
+
+
+class JoinStrategy(RelationalStrategy[TrainingProblem]):
+    """Base of the methods that train over joins and unions.
+
+    Attributes:
+        local_scores: (n_i, d_c) by table, as the sites sent them last; at the end of
+            :meth:`epochs` those of the final models.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.local_scores: LocalScores = {}
+
+    @abstractmethod
+    def plan(self) -> Plan:
+        """Return what the method decides about the set-up."""
+
+    def set_up(self) -> Generator[Request, Replies, TrainingProblem]:
+        """Run the set-up rounds and return the training problem."""
+        return (
+            yield from set_up(self.query, self.settings, self.plan(), self.inventory)
+        )
+
+    def baseline(self, problem: TrainingProblem) -> float:
+        """Return the loss of a constant score, which no good training is far beyond."""
+        own, is_solved = self.settings.privacy, self.settings.family == CORESET
+        if own.covers_features or own.covers_predictions or is_solved:
+            # noise alone can make an epoch this bad, and the next one good; what is
+            # solved at once goes nowhere
+            return math.inf
+        return baseline_loss(problem)
+
+    def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
+        """Return the digests, the coefficients and each table's contribution."""
+        return read_outcome(replies, problem, self.local_scores)

@@ -10,7 +10,7 @@ starts from. A function with ``yield`` sends a :class:`Request` and receives its
 
 import math
 import zlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies.coresets.draw import draw_coreset, restrict_to_sample
-from strategies.run.exchange import PartArrays, Replies, Request, ask
+from strategies.run.exchange import Part, PartArrays, Replies, Request, ask
 from strategies.run.replies import read_statistics, refuse
 from strategies.run.sites import Inventory
 from strategies.setup.disclosures import audience_of
-from strategies.setup.joined_rows import JoinedRows, align, expand
+from strategies.setup.joined_rows import JoinedRows, SplitRows, align, expand
 from strategies.setup.problem import Table, TableLayout, TrainingProblem
 from strategies.training.operators import checked, gather_scores
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.features.fitting import fit
 from tp_flower.features.statistics import merge_tables
@@ -34,6 +34,7 @@ from tp_flower.learning.label_noise import ClassNoise, NumberNoise
 from tp_flower.learning.models.local_model import CENTRES, ModelSpec
 from tp_flower.protocol import (
     Outline,
+    PersonalisedPart,
     PreparedPart,
     PreparePart,
     PrepareRequest,
@@ -125,7 +126,7 @@ def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -
 
 
 def fit_encoders(
-    joined: JoinedRows,
+    joined: SplitRows,
 ) -> Generator[Request, Replies, dict[str, TableEncoder]]:
     """Merge the shards' statistics; the label table's are of its training rows only."""
     extracted, label_table = joined.extracted, joined.bound.label_table
@@ -287,17 +288,28 @@ def _mean_multiplicity(joined: JoinedRows, table: str) -> float:
     return float(used.mean()) if len(used) else 1.0
 
 
+def common_shape(
+    parts: Sequence[Part], prepared: Sequence[PreparedPart | PersonalisedPart]
+) -> tuple[int, BoolArray]:
+    """Return the encoded columns d and the penalised parameters (p,) of all shards.
+
+    Raises:
+        ReplyError: a shard has others than the first one.
+    """
+    first, model = parts[0], prepared[0]
+    for part, body in zip(parts, prepared, strict=True):
+        if body.features != model.features:
+            raise refuse(part, f"another number of features than {first.site!r}")
+        if body.penalised.shape != model.penalised.shape:
+            raise refuse(part, f"another number of parameters than {first.site!r}")
+    return model.features, model.penalised.astype(np.bool_)
+
+
 def _table(
     own: TableLayout, spec: ModelSpec, update: Update, replies: Replies
 ) -> Table:
     prepared = [replies.body(part, PreparedPart) for part in own.parts]
-    first, features = own.parts[0], prepared[0].features
-    penalised = prepared[0].penalised
-    for part, body in zip(own.parts, prepared, strict=True):
-        if body.features != features:
-            raise refuse(part, f"another number of features than {first.site!r}")
-        if body.penalised.shape != penalised.shape:
-            raise refuse(part, f"another number of parameters than {first.site!r}")
+    features, penalised = common_shape(own.parts, prepared)
     is_linear = spec.kind == "linear"
     return Table(
         name=own.name,
@@ -311,7 +323,7 @@ def _table(
         # the largest eigenvalue of a sum is at most the sum of the largest
         largest_curvature=sum(body.largest_curvature for body in prepared if is_linear),
         mean_curvature=tuple(body.mean_curvature for body in prepared),
-        penalised=penalised.astype(np.bool_),
+        penalised=penalised,
         gram=None,
         gradient_noise=math.hypot(*(body.gradient_noise or 0.0 for body in prepared)),
     )

@@ -33,7 +33,7 @@ from strategies.run.exchange import PartArrays, Replies, Request, ask
 from strategies.run.strategy import EpochResult, tests_every_epoch
 from strategies.setup.problem import TableLayout, TrainingProblem
 from strategies.training import operators
-from strategies.training.base import RelationalStrategy
+from strategies.training.base import JoinStrategy
 from strategies.training.batches import (
     Batch,
     ShardedBatches,
@@ -134,7 +134,7 @@ class _Rows:
         return found if self.weights is None else self.weights[span] * found
 
 
-class BatchStrategy(RelationalStrategy):
+class BatchStrategy(JoinStrategy):
     """Base of the methods that step after every batch of joined rows.
 
     Args:

@@ -122,6 +122,8 @@ class SiteObjective:
         return size
 
 
+PAIRS = 128
+"""Random features of a summary, a cosine and a sine each."""
 EMBEDDING_BOUND = 1.0
 """Norm of phi(x), of every row."""
 BLOCK_ROWS = 4096

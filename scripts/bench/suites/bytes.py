@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from client_apps.app import app
 from scripts.bench.datasets import flights, movielens, store
@@ -11,6 +12,7 @@ from scripts.data.dataset import Dataset
 from strategies import Explain, RelationalStrategy
 from strategies.explain.cost import RunCost, Traffic
 from strategies.run.grid import InProcessGrid
+from strategies.setup.problem import TrainingProblem
 from tp_flower.methods import METHODS, PERSONAL
 from tp_flower.query import Query
 from tp_flower.reports.records import RoundReport
@@ -55,7 +57,7 @@ JOINING = [
 
 def _against_formulas(
     dataset: Dataset, outcome: Outcome
-) -> dict[str, RelationalStrategy]:
+) -> dict[str, RelationalStrategy[Any]]:
     """Compare what is sent with what `explain` says; return the runs by strategy."""
     runs = {}
     for name in JOINING:
@@ -82,7 +84,7 @@ def _against_formulas(
 
 
 def _against_vfl(
-    dataset: Dataset, runs: dict[str, RelationalStrategy], outcome: Outcome
+    dataset: Dataset, runs: dict[str, RelationalStrategy[Any]], outcome: Outcome
 ) -> None:
     """Compare the methods with their VFL twins."""
     for name in ("admm", "sgd"):
@@ -100,7 +102,7 @@ def _against_vfl(
         )
 
 
-def _against_floor(strategy: RelationalStrategy, outcome: Outcome) -> None:
+def _against_floor(strategy: RelationalStrategy[Any], outcome: Outcome) -> None:
     """Compare ADMM with a number per row that takes part, each way."""
     last = strategy.report.history[-2]  # the last one is "finish"
     floor, tables = floor_bytes(strategy), len(strategy.report.tables)
@@ -150,7 +152,7 @@ def _predicted(dataset: Dataset, name: str) -> RunCost:
     return strategy.explanation.cost
 
 
-def epoch_bytes(strategy: RelationalStrategy) -> int:
+def epoch_bytes(strategy: RelationalStrategy[Any]) -> int:
     """Return the bytes of a run's first epoch, both ways."""
     rounds = [item for item in strategy.report.history if item.epoch == 1]
     return _total(rounds, "bytes_up") + _total(rounds, "bytes_down")
@@ -161,13 +163,13 @@ def total_bytes(traffic: Traffic) -> float:
     return traffic.bytes_up + traffic.bytes_down
 
 
-def vfl_ratio(strategy: RelationalStrategy) -> float:
+def vfl_ratio(strategy: RelationalStrategy[Any]) -> float:
     """Return how many times the bytes of an ADMM epoch VFL-ADMM sends, by Table 6.
 
     Every table in one shard: M (2 N + N') over the sum of n_i + m_i, where N' joined
     rows are held out, n_i rows of a table are trained on and m_i take part.
     """
-    federation = strategy.training_problem
+    federation: TrainingProblem | None = strategy.training_problem
     if federation is None:
         raise RuntimeError(_NO_SET_UP)
     joined = 2 * federation.train.joined_rows + len(federation.test_labels)
@@ -179,9 +181,9 @@ def vfl_ratio(strategy: RelationalStrategy) -> float:
     return len(federation.tables) * joined / own
 
 
-def floor_bytes(strategy: RelationalStrategy) -> int:
+def floor_bytes(strategy: RelationalStrategy[Any]) -> int:
     """Return 4 d_c sum(n_i): one float32 per output for every row that takes part."""
-    federation = strategy.training_problem
+    federation: TrainingProblem | None = strategy.training_problem
     if federation is None:
         raise RuntimeError(_NO_SET_UP)
     rows = sum(table.total_rows for table in federation.tables.values())
@@ -191,7 +193,7 @@ def floor_bytes(strategy: RelationalStrategy) -> int:
 _NO_SET_UP = "the run had no set-up"
 
 
-def rounds_of(strategy: RelationalStrategy, epoch: int) -> int:
+def rounds_of(strategy: RelationalStrategy[Any], epoch: int) -> int:
     """Return how many rounds an epoch took."""
     return sum(item.epoch == epoch for item in strategy.report.history)
 

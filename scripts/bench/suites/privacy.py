@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -194,7 +195,7 @@ def run(task: Task, settings: Settings) -> Run:
         if report.train and report.epoch == settings.epochs:
             local.update(_local_scores(grid))
 
-    strategy: RelationalStrategy = STRATEGIES[settings.strategy](
+    strategy: RelationalStrategy[Any] = STRATEGIES[settings.strategy](
         Query.from_sql(task.sql), settings, on_round=on_round
     )
     started = time.perf_counter()
