@@ -8,7 +8,9 @@ Changes docs/reference/messages.md, and the table of PRIVACY.md between its mark
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
+
+import msgspec
 
 from tp_flower.protocol import (
     EXCHANGES,
@@ -44,18 +46,19 @@ def page() -> str:
 
 
 def privacy_table() -> str:
-    """Return the table of PRIVACY.md: what each message tells whom."""
+    """Return the table of PRIVACY.md: the disclosures of each message."""
     rows = [
-        f"| `{action}` | {told.reader or message.reader} | {_plain(told.carries)} "
-        f"| {told.covered_by} | {', '.join(told.kinds)} | {told.policy} |"
-        for action, message, told in _disclosures()
+        f"| `{action}` | {disclosure.reader or message.reader} "
+        f"| {_plain(disclosure.carries)} | {disclosure.covered_by} "
+        f"| {', '.join(disclosure.kinds)} | {disclosure.policy} |"
+        for action, message, disclosure in _disclosures()
     ]
     head = "| message | to | tells | covered by | in the ledger | policy |"
     return "\n".join([START, head, "|---|---|---|---|---|---|", *rows, END])
 
 
 def with_table(text: str) -> str:
-    """Return PRIVACY.md with the table as it is to be."""
+    """Return the text of PRIVACY.md with its table rendered anew."""
     before, _, rest = text.partition(START)
     return before + privacy_table() + rest.partition(END)[2]
 
@@ -63,8 +66,8 @@ def with_table(text: str) -> str:
 def _disclosures() -> Iterator[tuple[Action, type[Message], Discloses]]:
     for action, exchange in EXCHANGES.items():
         for message in exchange:
-            for told in message.discloses:
-                yield action, message, told
+            for disclosure in message.discloses:
+                yield action, message, disclosure
 
 
 def _section(message: type[Message]) -> str:
@@ -73,20 +76,32 @@ def _section(message: type[Message]) -> str:
     lines += _fields(message, "")
     if layout.part is not None:
         lines += _fields(layout.part, "of each part: ")
-    for told in message.discloses:
-        reader = told.reader or message.reader
-        lines.append(f"- tells the {reader}: {_plain(told.carries)}")
+    for disclosure in message.discloses:
+        reader = disclosure.reader or message.reader
+        lines.append(f"- tells the {reader}: {_plain(disclosure.carries)}")
     return "\n".join([*lines, ""])
 
 
 def _fields(body: type[Body], prefix: str) -> list[str]:
     layout = layout_of(body)
-    facts = [f"- {prefix}`{name}`: {layout.allowed[name]}" for name in layout.facts]
+    structures = {
+        field.encode_name: structure
+        for field in msgspec.structs.fields(body)
+        for structure in (field.type, *get_args(field.type))
+        if isinstance(structure, type) and issubclass(structure, Body)
+    }
+    lines = []
+    for name in layout.facts:
+        if name in structures:
+            each = "each " if layout.allowed[name].startswith("a list") else ""
+            lines += _fields(structures[name], f"{prefix}{each}`{name}`: ")
+        else:
+            lines.append(f"- {prefix}`{name}`: {layout.allowed[name]}")
     for name, (_, spec) in {**layout.arrays, **layout.families}.items():
         shape = " x ".join(map(str, spec.shape)) or "a number"
         of_key = " by key" if name in layout.families else ""
-        facts.append(f"- {prefix}`{name}`{of_key}: {spec.dtype}, {shape}")
-    return facts
+        lines.append(f"- {prefix}`{name}`{of_key}: {spec.dtype}, {shape}")
+    return lines
 
 
 def _summary(message: type[Message]) -> str:
@@ -94,7 +109,7 @@ def _summary(message: type[Message]) -> str:
 
 
 def _plain(carries: str) -> str:
-    """Return what a disclosure tells, with facts of a run by name."""
+    """Return the text of a disclosure, with facts of a run by name."""
     return _PLACE.sub(lambda match: f"*{match[1].replace('_', ' ')}*", carries)
 
 
