@@ -27,7 +27,6 @@ from strategies.run.strategy import RoundListener
 from strategies.trackers import Tracking, each
 from tp_flower.errors import SettingsError, TPFlowerError
 from tp_flower.files import home_folder
-from tp_flower.methods import CORESET
 from tp_flower.query import Query
 from tp_flower.reports.console import epoch_line, privacy_table, summary
 from tp_flower.reports.records import RoundReport, report_line, write_json, write_report
@@ -70,8 +69,8 @@ def act(
     """Do what the run's mode says, and return what the console shows of it."""
     if settings.mode in (PREDICT, EVALUATE):
         return use_model(settings, on_round, grid, folder)
-    is_labelled = not settings.method.is_clustering
-    query = Query.from_sql(choose_sql(settings), needs_label=is_labelled)
+    has_label = STRATEGIES[settings.strategy].has_label
+    query = Query.from_sql(choose_sql(settings), needs_label=has_label)
     does = explain if settings.mode == EXPLAIN else train
     return does(query, settings, on_round, grid, folder)
 
@@ -145,7 +144,7 @@ def choose_sql(settings: Settings) -> str:
         raise SettingsError(
             "tables is set, but sql is empty: write the query whose result to train on"
         )
-    is_regression = settings.task == "regression" or settings.family == CORESET
+    is_regression = settings.task == "regression" or bool(settings.method.solvers)
     return FLIGHTS_REGRESSION_SQL if is_regression else FLIGHTS_SQL
 
 

@@ -15,21 +15,29 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from strategies.coresets.draw import restrict_to_sample
+from strategies.disclosures import Audience
 from strategies.run.exchange import Part, Replies, Request, ask
 from strategies.run.replies import array_of, refuse
-from strategies.setup.disclosures import sent_of_rows
-from strategies.setup.problem import Table, TrainingProblem
-from strategies.training import operators
-from strategies.training.base import EpochResult, JoinStrategy
-from strategies.training.operators import gather_scores, scatter_parameters
-from strategies.training.prepare import Plan
-from tp_flower.arrays import AnyArray, FloatArray
+from strategies.run.strategy import EpochResult
+from strategies.setup.extract import Extracted
+from strategies.setup.joined_rows import JoinedRows
+from strategies.setup.labels import Labels
+from strategies.setup.problem import CoresetSample, Table, TrainingProblem
+from strategies.training.base import JoinStrategy
+from strategies.training.prepare import Preparation
+from tp_flower.arrays import AnyArray, BoolArray, FloatArray
 from tp_flower.coresets.assumptions import LEAST_GAMMA_SQUARED, MOST_TAU, gamma, tau
-from tp_flower.coresets.importance import augmented
+from tp_flower.coresets.importance import CLUSTERS, augmented
 from tp_flower.coresets.solvers import distdim, solve, weighted_kmeans
+from tp_flower.errors import QueryError
 from tp_flower.joins.mapping import TableMapping
-from tp_flower.privacy.plan import SAMPLED_ROWS
+from tp_flower.learning.losses import KMeansLoss, Loss
+from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
+from tp_flower.learning.models.local_model import ModelSpec
+from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol import CommonParameters, ConsensusRequest, RowsRequest, Update
+from tp_flower.query import BoundQuery
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import AUTO, DISTDIM
 
@@ -38,26 +46,41 @@ EVALUATE = "evaluate"
 
 
 class SolvedStrategy(JoinStrategy):
-    """Base of the methods that solve over a coreset at the server.
+    """Base of the methods that solve over a coreset at the server."""
 
-    Args:
-        query: the training set.
-        settings: of the run; keyword arguments override single ones.
-    """
+    def choose_update(
+        self,
+        table: str,  # noqa: ARG002
+        shards: int,  # noqa: ARG002
+        *,
+        is_linear: bool,  # noqa: ARG002
+    ) -> Update:
+        """Let the server set the models."""
+        return Update.GIVEN
 
-    def plan(self) -> Plan:
-        """Let the server set the models; the sites are told what they will send."""
-        return Plan(
-            choose_update=lambda *_: Update.GIVEN,
-            plan_arrays=lambda *_: {},
-            course=lambda: {"sends": sent_of_rows(self.settings)},
-        )
+    def outline(self) -> dict[str, Any]:
+        """Return the kind of release by which sampled rows leave."""
+        return {"sends": self.sends}
+
+    def audience(self, *args: Any) -> Audience:
+        """Return the facts, with the kind of release of sampled rows."""
+        return replace(super().audience(*args), sends=self.sends)
+
+    def baseline(self, problem: TrainingProblem) -> float:  # noqa: ARG002
+        """Return infinity: a solver at the server does not diverge."""
+        return math.inf
+
+    @property
+    def sends(self) -> str:
+        """The kind of release by which sampled rows leave."""
+        is_local = self.settings.coreset_solver == DISTDIM
+        return CENTRES if is_local else SAMPLED_ROWS
 
     @property
     def solver(self) -> str:
-        """The solver that is asked for, or else the first of the strategy's."""
-        asked = self.settings.coreset_solver
-        return self.settings.method.solvers[0] if asked == AUTO else asked
+        """The solver of the settings, or else the first of the strategy's."""
+        solver = self.settings.coreset_solver
+        return self.settings.method.solvers[0] if solver == AUTO else solver
 
     @abstractmethod
     def solve(
@@ -77,24 +100,22 @@ class SolvedStrategy(JoinStrategy):
         rows = RowsRequest(seed=problem.seed, clusters=self.settings.clusters)
         replies = yield self.request(ask(rows, problem.parts))
         weights = problem.weighting.train_rows
-        found = self.solve(
+        parameters = self.solve(
             problem,
             replies,
             np.ones(problem.train.joined_rows) if weights is None else weights,
         )
         common: dict[int, CommonParameters] = {}
         for name, table in problem.tables.items():
-            common |= scatter_parameters(table, found[name])
+            common |= table.scatter_parameters(parameters[name])
         message = ConsensusRequest(more_rounds=0, evaluate=True, parts=common)
         request = ask(message, problem.parts)
         replies = yield self.request(replace(request, phase=EVALUATE))
         self.local_scores = {
-            name: gather_scores(table, replies)
-            for name, table in problem.tables.items()
+            name: table.gather_scores(replies) for name, table in problem.tables.items()
         }
-        scores = operators.gather(problem, self.local_scores)
-        train = operators.train_metrics(problem, scores)
-        test = operators.test_metrics(problem, self.local_scores)
+        train = problem.train_metrics(problem.gather(self.local_scores))
+        test = problem.test_metrics(self.local_scores)
         self.finish_epoch(EpochResult(1, train, test))
 
     def add_facts(self, facts: Mapping[str, object], warnings: list[str]) -> None:
@@ -104,16 +125,16 @@ class SolvedStrategy(JoinStrategy):
             facts: by name.
             warnings: what of them is to be warned of.
         """
-        known = self.chosen.get("coreset")
-        own: dict[str, Any] = dict(known) if isinstance(known, Mapping) else {}
-        own["warnings"] = [*own.get("warnings", []), *warnings]
-        self.chosen["coreset"] = {**own, **facts}
+        before = self.chosen.get("coreset")
+        coreset: dict[str, Any] = dict(before) if isinstance(before, Mapping) else {}
+        coreset["warnings"] = [*coreset.get("warnings", []), *warnings]
+        self.chosen["coreset"] = {**coreset, **facts}
 
 
 def joined_rows(
     mapping: TableMapping, tables: Mapping[str, Table], replies: Replies
 ) -> dict[str, FloatArray]:
-    """Return by table what is behind each sampled joined row, (k, d_i).
+    """Return by table the features behind each sampled joined row, (k, d_i).
 
     A joined row without a row of a LEFT JOINed table has zeros there, which add nothing
     to a linear score.
@@ -139,12 +160,57 @@ def _table_rows(table: Table, replies: Replies) -> FloatArray:
 class CoresetKMeans(SolvedStrategy):
     """Cluster the result of a query by a coreset of it.
 
-    Args:
-        query: whose rows are clustered; its label, if it has one, is left out.
-        settings: of the run; keyword arguments override single ones.
+    A label that the query has is left out, and no row is held out: the centres are
+    tested on all joined rows.
     """
 
     name = "coreset-kmeans"
+    has_label = False
+    importance = CLUSTERS
+
+    def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
+        """Return the query over the sites' columns, without its label.
+
+        Raises:
+            QueryError: joined rows may lack a row, which has no distance to a centre.
+        """
+        bound = self.query.bind_unlabelled(schemas)
+        if bound.outer:
+            raise QueryError(
+                f"strategy {self.name!r} clusters whole rows, but the query LEFT JOINs "
+                f"{', '.join(sorted(bound.outer))}: join it with JOIN"
+            )
+        return bound
+
+    def hold_out(self, rows: int) -> BoolArray:
+        """Return that none of the rows is held out."""
+        return np.zeros(rows, np.bool_)
+
+    def read_labels(self, extracted: Extracted, table: str) -> Labels:
+        """Return labels of no columns, (n, 0), with the names of the clusters."""
+        names = tuple(map(str, range(self.settings.clusters)))
+        return Labels(np.zeros((extracted.table_rows[table], 0)), names)
+
+    def choose_loss(self, labels: Labels, trained: FloatArray) -> Loss:  # noqa: ARG002
+        """Return the distance to the nearest centre."""
+        return KMeansLoss(self.settings.clusters)
+
+    def model_spec(
+        self,
+        preparation: Preparation,
+        table: str,  # noqa: ARG002
+    ) -> ModelSpec:
+        """Return a table's coordinates of the centres."""
+        outputs = preparation.joined.loss.outputs
+        return ModelSpec(kind=CENTRES_MODEL, outputs=outputs)
+
+    def restrict(self, joined: JoinedRows, sample: CoresetSample) -> JoinedRows:
+        """Return the joined rows of a coreset; all of them are tested."""
+        every = np.arange(joined.mapping.joined_rows)
+        restricted = restrict_to_sample(joined, sample.sample, every)
+        test = joined.weighting.train_rows
+        weighting = replace(restricted.weighting, test=test)
+        return replace(restricted, weighting=weighting)
 
     def solve(
         self, problem: TrainingProblem, replies: Replies, weights: FloatArray
@@ -226,12 +292,7 @@ def _check_clusters(part: Part, count: int, labels: AnyArray, clusters: int) -> 
 
 
 class CoresetRidge(SolvedStrategy):
-    """Fit a linear regression to the result of a query by a coreset of it.
-
-    Args:
-        query: the training set.
-        settings: of the run; keyword arguments override single ones.
-    """
+    """Fit a linear regression to the result of a query by a coreset of it."""
 
     name = "coreset-ridge"
 

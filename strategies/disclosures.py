@@ -1,14 +1,17 @@
 """A release: who learns what from a message, and what covers it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
+from strategies.run.exchange import Part
+from strategies.run.sites import Inventory
 from tp_flower.methods import ADMM, CORESET, DP_SGD, LAPLACE, OUTSIDER, PERSONAL, SGD
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol import EXCHANGES, Action
-from tp_flower.settings import PrivacySettings
+from tp_flower.query import BoundQuery
+from tp_flower.settings import PrivacySettings, Settings
 
 NOTHING: Final = "nothing"
 """What covers a release where nothing does."""
@@ -60,8 +63,8 @@ class Audience:
         keys: where the sites take the key of the hashes from.
         weight: table and expression that joined rows weigh; "" without one.
         is_weighted: whether joined rows weigh other than alike.
-        is_expanded: whether messages go by joined rows (VFL), not by the tables' rows.
-        is_measured: whether a coreset is drawn by the sensitivities of the rows.
+        by_joined_rows: whether messages go by joined rows (VFL), not by tables' rows.
+        is_measured: whether a coreset is drawn by the importance of the rows.
         sends: what leaves of sampled rows where the server solves; "" elsewhere.
         has_label: whether labels leave.
         graph: what the similarity of sites with models of their own is made of.
@@ -85,7 +88,7 @@ class Audience:
     keys: KeySource = KeySource.AGREED
     weight: str = ""
     is_weighted: bool = False
-    is_expanded: bool = False
+    by_joined_rows: bool = False
     is_measured: bool = False
     sends: str = ""
     has_label: bool = True
@@ -101,12 +104,12 @@ class Audience:
     @property
     def row(self) -> str:
         """What messages have a number for."""
-        return "joined row" if self.is_expanded else "own row"
+        return "joined row" if self.by_joined_rows else "own row"
 
     @property
     def scored(self) -> str:
         """What a score per row tells."""
-        rows = "joined row" if self.is_expanded else "row"
+        rows = "joined row" if self.by_joined_rows else "row"
         return (
             f"a score per {rows}, which reads the row's features; in every epoch anew"
         )
@@ -191,6 +194,42 @@ class Audience:
             return NOTHING
         amount = f"epsilon {self.graph_epsilon:g}, delta {self.privacy.delta:g}"
         return f"Gaussian noise ({amount})"
+
+
+def audience_of(
+    bound: BoundQuery,
+    parts: Mapping[str, Sequence[Part]],
+    settings: Settings,
+    inventory: Inventory,
+    **facts: Any,
+) -> Audience:
+    """Return what decides who learns what.
+
+    Args:
+        bound: the query over the sites' columns.
+        parts: by table, its shards.
+        settings: of the run.
+        inventory: of the sites.
+        facts: further fields, which those above do not decide.
+    """
+    sharded = [name for name, shards in parts.items() if len(shards) > 1]
+    nodes = list(inventory.nodes.values())
+    return Audience(
+        label_table=bound.label_table,
+        family=settings.family,
+        sharded=sharded,
+        grouped=[
+            name
+            for name in sharded
+            if any(own.subquery is not None for own in bound.fragments_of(name))
+        ],
+        is_linear=all(settings.model_of(name) == "linear" for name in parts),
+        is_simulated=all(node.is_simulated for node in nodes),
+        privacy=settings.privacy,
+        # all sites have the same, or the run has been refused
+        keys=nodes[0].keys,
+        **facts,
+    )
 
 
 class _Facts:
@@ -299,7 +338,7 @@ _SUMMARY: Final = {
 
 
 def _alignment(audience: Audience) -> str:
-    if not audience.is_expanded:
+    if not audience.by_joined_rows:
         return f"which own rows are joined, and {_COUNTED[audience.is_weighted]}"
     weighs = ", and what that weighs" if audience.is_weighted else ""
     return f"which own row is behind each joined row, in their order{weighs}"

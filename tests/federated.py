@@ -12,10 +12,9 @@ from flwr.serverapp.strategy import Result
 
 from client_apps.app import app
 from client_apps.rounds.site import Site
-from strategies import STRATEGIES, RelationalStrategy
+from strategies import STRATEGIES, RelationalStrategy, VflADMM, VflSGD
 from strategies.run.grid import InProcessGrid
 from tp_flower.learning.models.devices import on_host
-from tp_flower.methods import METHODS
 from tp_flower.privacy.plan import PartPlan
 from tp_flower.protocol import message_bytes, unpack, unpack_bits
 from tp_flower.query import Query
@@ -198,7 +197,7 @@ def run_query(
     **settings: object,
 ) -> Run:
     """Train on any query."""
-    is_labelled = not METHODS[strategy].is_clustering
+    is_labelled = STRATEGIES[strategy].has_label
     query = Query.from_sql(sql, needs_label=is_labelled)
     finished = Run(STRATEGIES[strategy](query, **settings))
     finished.strategy._on_round = lambda report: _after_round(finished, grid, report)
@@ -257,7 +256,7 @@ def _masks(finished: Run) -> None:
 
     Those of VFL are told lists, not masks.
     """
-    if finished.strategy.settings.method.is_expanded:
+    if isinstance(finished.strategy, VflADMM | VflSGD):
         return
     federation = finished.strategy.training_problem
     sizes = {

@@ -16,7 +16,8 @@ import numpy as np
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import ExtractedShard
 from tp_flower.features.columns import CategoricalColumn, FeatureColumn, NumericColumn
-from tp_flower.joins.mapping import TableMapping, build_mapping
+from tp_flower.joins.joining import build_mapping
+from tp_flower.joins.mapping import TableMapping
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.query import BoundQuery
 from tp_flower.query.fragment import Fragment

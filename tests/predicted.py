@@ -23,7 +23,6 @@ from strategies.inference.predict import Predict
 from strategies.run.grid import InProcessGrid
 from tests.federated import Frames, store_sql
 from tp_flower.extraction.extract import extract
-from tp_flower.methods import METHODS
 from tp_flower.protocol import unpack
 from tp_flower.query import Query
 from tp_flower.sources.shards import ShardSource, register_frames, release
@@ -145,7 +144,7 @@ def train(
 ) -> Model:
     """Train, and let the sites keep their parts."""
     chosen = {"num_epochs": 2, "device": "cpu", **settings}
-    is_labelled = not METHODS[strategy].is_clustering
+    is_labelled = STRATEGIES[strategy].has_label
     query = Query.from_sql(sql, needs_label=is_labelled)
     method = STRATEGIES[strategy](query, **chosen)
     grid = InProcessGrid(app, sites, state=state)

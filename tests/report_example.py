@@ -1,6 +1,6 @@
 """A report small enough to add up by hand."""
 
-from tp_flower.joins.mapping import JoinStep
+from tp_flower.joins.joining import JoinStep
 from tp_flower.reports.records import RoundReport, RunReport, TableReport
 from tp_flower.settings import Settings
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from tp_flower.joins.mapping import TableMapping
-from tp_flower.joins.table_rows import TableRows
+from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.learning import admm
 from tp_flower.learning.admm import AndersonMixer, Point
 

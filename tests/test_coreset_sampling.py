@@ -23,7 +23,7 @@ from tp_flower.coresets.sampling import (
     uniform_sample,
     weigh_sample,
 )
-from tp_flower.joins.table_rows import TableRows
+from tp_flower.joins.mapping import TableRows
 from tp_flower.privacy.key_agreement import (
     LARGEST_BITS,
     MOST_PARTS,

@@ -383,9 +383,8 @@ def clusters_of(centres, labels) -> tuple[Table, Replies]:
     part = Part(0, "t", "here", 2, 0)
     rows = PartRows(0, 3, 3, np.zeros(3, bool))
     table = Table(
-        *("t", (part,), (rows,), Update.GIVEN, 2, 4, False, False, 0.0, (0.0,)),
-        penalised=np.zeros(8, bool),
-        gram=None,
+        *("t", (part,), "centres", 2, 4, np.zeros(8, bool)),
+        *((rows,), Update.GIVEN, False, 0.0, (0.0,)),
     )
     arrays = {(0, "centres"): centres, (0, "nearest"): np.array(labels, np.uint32)}
     return table, Replies({}, decode(RowsReply, Packet({}, arrays)).parts)

@@ -281,7 +281,7 @@ def test_prepare_by_hand():
 def test_table_6_by_hand():
     """Ten rows of a table behind 40 joined ones; batches of 8 see 7 of them each."""
     once = size("t", ShardSize(16, 10, 0, 10, 35.0), outputs=3)
-    joined = replace(once, shards=(ShardSize(16, 40, 0, 40, 40.0),), is_expanded=True)
+    joined = replace(once, shards=(ShardSize(16, 40, 0, 40, 40.0),), is_repeated=True)
     steps = replace(once, shards=(ShardSize(16, 10, 0, 10, 10.0),))
 
     def both(traffic):

@@ -242,14 +242,14 @@ def test_every_message_is_covered(strategy):
 
 @pytest.mark.parametrize("family", ["admm", "sgd"])
 def test_vfl_tells_a_site_what_each_joined_row_is_made_of(family):
-    def told(*, is_expanded):
+    def told(*, by_joined_rows):
         audience = Audience("o", family, ["c"], [], [], True, False)
-        return releases(replace(audience, is_expanded=is_expanded))
+        return releases(replace(audience, by_joined_rows=by_joined_rows))
 
     changed = {
         (plain.message, plain.to)
         for plain, vfl in zip(
-            told(is_expanded=False), told(is_expanded=True), strict=True
+            told(by_joined_rows=False), told(by_joined_rows=True), strict=True
         )
         if plain.carries != vfl.carries
         and "joined row" in vfl.carries

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tp_flower.errors import MappingError
 from tp_flower.extraction.extracted import KeyColumn
-from tp_flower.joins.mapping import build_mapping
+from tp_flower.joins.joining import build_mapping
 from tp_flower.query import Join
 
 COLUMNS = ("a", "b")

@@ -382,7 +382,7 @@ def test_hashes_have_128_bits(tmp_path):
 
 
 def test_queries_name_groups_by_their_joins():
-    from strategies.setup.keys import key_groups
+    from strategies.setup.extract import key_groups
 
     schema = dict.fromkeys(["id", "k", "l", "m", "x", "y"], "BIGINT")
     names = ("a", "b", "c", "d")

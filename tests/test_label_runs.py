@@ -13,7 +13,7 @@ from strategies.explain.strategy import Explain
 from strategies.run.exchange import Part
 from strategies.run.grid import InProcessGrid
 from strategies.setup.labels import label_plan, read_private_labels
-from strategies.training import operators
+from strategies.setup.problem import TrainingProblem
 from tests import federated
 from tp_flower.errors import ReplyError, SettingsError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
@@ -246,14 +246,14 @@ def test_no_true_label_is_in_any_message():
 def learned(monkeypatch, privacy):
     """The held-out rows' scores, and the strategy that found them."""
     kept = []
-    measure = operators.test_metrics
+    measure = TrainingProblem.test_metrics
 
     def keep(federation, local_scores):
         kept.append(federation.test.sum_scores(federation.base_score, local_scores))
         return measure(federation, local_scores)
 
     with monkeypatch.context() as patch:
-        patch.setattr(operators, "test_metrics", keep)
+        patch.setattr(TrainingProblem, "test_metrics", keep)
         _, method = train_pairs(privacy)
     return kept[-1], method
 

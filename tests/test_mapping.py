@@ -12,13 +12,8 @@ from tests.reference import joins as slow
 from tp_flower.errors import MappingError
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import KeyColumn
-from tp_flower.joins.mapping import (
-    JoinStep,
-    TableMapping,
-    TableRows,
-    build_mapping,
-    split_rows,
-)
+from tp_flower.joins.joining import JoinStep, build_mapping
+from tp_flower.joins.mapping import TableMapping, TableRows, split_rows
 from tp_flower.keyed_hash import KEY_BYTES, KeyedHasher
 from tp_flower.query import Join, Query
 from tp_flower.sources.shards import describe, load_tables, register_frames, release

@@ -256,4 +256,4 @@ def test_a_site_refuses_weighted_rows_in_a_private_run():
     with pytest.raises(
         SiteError, match="its joined rows are weighted: clips and noise"
     ):
-        rows.check_unweighted()
+        rows.check_accounted()

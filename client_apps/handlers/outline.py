@@ -12,7 +12,7 @@ from client_apps.handlers.training_rows import Batches, TrainingRows
 from tp_flower.errors import SiteError
 from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
-from tp_flower.methods import CORESET, DP_SGD, METHODS, OUTSIDER, PERSONAL, SGD, Method
+from tp_flower.methods import DP_SGD, JOINING, METHODS, OUTSIDER, SGD, Method
 from tp_flower.privacy.plan import (
     CURVATURE,
     GRADIENTS,
@@ -25,8 +25,8 @@ from tp_flower.privacy.plan import (
 from tp_flower.protocol import Outline, PrivacyTerms, Update, required
 from tp_flower.sources.policy import MODELS, ROWS, SCORES
 
-JOINING: Final = tuple(n for n, own in METHODS.items() if own.family != PERSONAL)
-"""The strategies whose runs are prepared by this message."""
+ANNOUNCED: Final = {SGD: ("batch_uses", "batch_rate")}
+"""By family, fields of the outline that its plan of releases needs."""
 
 
 def method_of(outline: Outline) -> Method:
@@ -55,7 +55,7 @@ def check_accounts(method: Method, privacy: PrivacyTerms) -> None:
     }
     if any(covered.values()) and not method.sends_a_row_once:
         key = next(key for key, is_covered in covered.items() if is_covered)
-        sent = "rows as they are" if method.family == CORESET else "expanded rows"
+        sent = "rows in the clear" if method.solvers else "expanded rows"
         raise SiteError(
             f"privacy.{key} is of methods that send a row of a table once, with "
             f"noise, not of those on {sent}"
@@ -80,9 +80,9 @@ def course_of(
     own: dict[str, Any] = {}
     if update is Update.CONSENSUS:
         own["exchanges"] = required(outline.exchanges, "exchanges")
-    if family == SGD:
-        own["batch_uses"] = required(outline.batch_uses, "batch-uses")
-        own["batch_rate"] = required(outline.batch_rate, "batch-rate")
+    for field in ANNOUNCED.get(family, ()):
+        name = field.replace("_", "-")
+        own[field] = required(getattr(outline, field), name)
     return Course(
         family=family,
         epochs=outline.epochs,
@@ -122,7 +122,7 @@ def check_given(outline: Outline, update: Update, spec: ModelSpec) -> None:
         SiteError: strategy, update and model do not go together.
     """
     is_given = update is Update.GIVEN
-    if is_given != (method_of(outline).family == CORESET):
+    if is_given != bool(method_of(outline).solvers):
         raise SiteError(
             f"malformed request: update {update.value!r} does not go with strategy "
             f"{outline.strategy!r}: {Update.GIVEN.value!r} is of those that solve on a "

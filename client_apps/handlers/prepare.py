@@ -24,11 +24,9 @@ from client_apps.handlers.outline import (
     sends_of,
 )
 from client_apps.handlers.training_rows import (
-    TrainingRows,
     check_rows,
-    expanded,
-    once_each,
     read_batches,
+    read_rows,
 )
 from client_apps.operator.participant import (
     Outgoing,
@@ -144,7 +142,7 @@ def _prepare_part(
     table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
     encoder = table_encoder.at_site(site.hasher())
     is_private = privacy.covers_features or privacy.covers_predictions
-    rows = _training_rows(site, number, body, outline, is_private=is_private)
+    rows = read_rows(body, site.extracted(number).rows, is_private=is_private)
     batches = read_batches(body, rows.trained)
     check_rows(
         guard,
@@ -210,18 +208,6 @@ def _check_exact(privacy: PrivacyTerms, update: Update, spec: ModelSpec) -> None
             f"privacy.features = {NOISY_STATISTICS!r} is of linear models that are "
             f"fitted exactly, not of {spec.kind!r} by {update.value!r}"
         )
-
-
-def _training_rows(
-    site: Site, number: int, body: PreparePart, outline: Outline, *, is_private: bool
-) -> TrainingRows:
-    """Return the rows that take part, as the method goes by them."""
-    rows = site.extracted(number).rows
-    read = expanded if method_of(outline).is_expanded else once_each
-    training_rows = read(body, rows)
-    if is_private:
-        training_rows.check_unweighted()
-    return training_rows
 
 
 def _mean_multiplicity(body: PreparePart) -> float:

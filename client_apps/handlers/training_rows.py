@@ -37,12 +37,18 @@ class TrainingRows:
     multiplicity: IntArray | FloatArray
     tested: npt.NDArray[np.bool_]
 
-    def check_unweighted(self) -> None:
-        """Refuse weighted joined rows where models or scores are protected.
+    def check_accounted(self) -> None:
+        """Refuse rows whose cost is not known where models or scores are protected.
 
         Raises:
-            SiteError: they are weighted.
+            SiteError: joined rows are weighted, or rows repeated.
         """
+        if self.place is not None:
+            raise SiteError(
+                "the run is to protect models or scores, and lists a row of the table "
+                "for every joined row: clips and noise are for rows that are in a "
+                "message once"
+            )
         if self.multiplicity.dtype.kind == "f":
             raise SiteError(
                 "the run is to protect models or scores, and its joined rows are "
@@ -83,6 +89,21 @@ class Batches:
 
     start: IntArray
     rows: IntArray
+
+
+def read_rows(body: PreparePart, rows: int, *, is_private: bool) -> TrainingRows:
+    """Return the rows that a request names by masks, or lists for joined rows.
+
+    Args:
+        body: of the request.
+        rows: of the participant.
+        is_private: whether models or scores are protected.
+    """
+    is_listed = body.expanded_trained is not None
+    training_rows = expanded(body, rows) if is_listed else once_each(body, rows)
+    if is_private:
+        training_rows.check_accounted()
+    return training_rows
 
 
 def once_each(body: PreparePart, rows: int) -> TrainingRows:

@@ -24,7 +24,7 @@ from tp_flower.coresets.sampling import (
     uniform_sample,
     weigh_sample,
 )
-from tp_flower.joins.table_rows import TableRows
+from tp_flower.joins.mapping import TableRows
 
 FloatArray = npt.NDArray[np.float64]
 Generator = np.random.Generator

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from client_apps.app import app
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
+from strategies.run.strategy import EpochResult
 from strategies.setup.problem import TrainingProblem
-from strategies.training import admm, operators
-from strategies.training.base import EpochResult
+from strategies.training import admm
 from tp_flower.arrays import FloatArray
 from tp_flower.learning.admm import LocalScores
 from tp_flower.query import Query
@@ -95,13 +95,13 @@ def _run(
             take = clock.timed("take", super().take)
             return take(local_scores, is_tested=is_tested)  # type: ignore[no-any-return]
 
-    train_metrics = clock.timed("metrics", operators.train_metrics)
-    test_metrics = clock.timed("metrics", operators.test_metrics)
+    train_metrics = clock.timed("metrics", TrainingProblem.train_metrics)
+    test_metrics = clock.timed("metrics", TrainingProblem.test_metrics)
     with (
         closing(InProcessGrid(app, frames)) as grid,
         patch.object(admm, "AdmmServer", TimedServer),
-        patch.object(operators, "train_metrics", train_metrics),
-        patch.object(operators, "test_metrics", test_metrics),
+        patch.object(TrainingProblem, "train_metrics", train_metrics),
+        patch.object(TrainingProblem, "test_metrics", test_metrics),
     ):
         strategy = TablePuppetADMM(Query.from_sql(FLIGHTS_SQL), num_epochs=EPOCHS)
         strategy.start(grid)

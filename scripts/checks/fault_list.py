@@ -139,8 +139,8 @@ JOINS = (
     ),
     Fault(
         "entity-weight-replaces-weight",
-        "weights = weights * entity_weights(mapping.tables[asked.entity])",
-        "weights = entity_weights(mapping.tables[asked.entity])",
+        "weights = by_entity if weights is None else weights * by_entity",
+        "weights = by_entity",
         ("test_weighted_maths.py", "test_row_weights.py"),
     ),
     Fault(
@@ -274,8 +274,8 @@ LEARNING = (
     ),
     Fault(
         "gram-of-last-shard",
-        "total += checked(replies, table, index, name, shape)",
-        "total = checked(replies, table, index, name, shape)",
+        "total += self.array(replies, index, name, shape)",
+        "total = self.array(replies, index, name, shape)",
         ("test_admm.py", "test_sgd.py"),
     ),
     Fault(
@@ -298,8 +298,8 @@ LEARNING = (
     ),
     Fault(
         "consensus-of-empty-shards",
-        "asked = [index for index in every if table.rows[index].trained] or",
-        "asked = list(every) or",
+        "trained = [index for index in every if table.rows[index].trained] or",
+        "trained = list(every) or",
         ("test_empty_shards.py",),
     ),
     Fault(
@@ -340,14 +340,14 @@ LEARNING = (
     ),
     Fault(
         "gd-rate-falls",
-        "    if settings.method.is_full_batch:\n        return 1.0\n",
-        "",
+        'average."""\n        return 1.0\n',
+        'average."""\n        return super().decay(epoch)\n',
         ("test_gd.py",),
     ),
     Fault(
         "vfl-rows-of-second-shard",
-        "behind[0].append(row_of[0][to_train] - np.int32(offset))",
-        "behind[0].append(row_of[0][to_train])",
+        "train.row_of[to_train] - np.int32(offset)",
+        "train.row_of[to_train]",
         ("test_expanded_rows.py",),
     ),
     Fault(

@@ -1,10 +1,10 @@
 """Coresets: the joined rows that are trained on are drawn, and weighed (DIS).
 
-Three rounds, as in the paper: ``measure`` brings what the sensitivities of every part's
-rows sum to; ``draw`` tells each part how many rows to draw, and brings their numbers;
+Three rounds, as in the paper: ``measure`` brings the sum of the importance of every
+part's rows; ``draw`` tells each part how many rows to draw, and brings their numbers;
 ``weigh`` tells it which rows the sample has, and brings the sum of all parts' scores of
-each joined row. What is drawn, and with which weights, is
-:mod:`tp_flower.coresets.sampling`'s. A uniform sample takes no round.
+each joined row. The law of the sample is :mod:`tp_flower.coresets.sampling`'s. A
+uniform sample takes no round.
 
 A part's total is bounded by what the server knows (the columns of its encoding, or the
 number of clusters): a larger one is capped, and its site told to scale its scores alike
@@ -18,30 +18,27 @@ Reference:
 
 from collections import defaultdict
 from collections.abc import Generator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from strategies.coresets.importance import (
-    Party,
-    label_order,
-    measured_parties,
-    penalty_of,
-)
 from strategies.run.exchange import Part, Replies, Request, ask
-from strategies.run.replies import array_of, refuse
+from strategies.run.replies import LARGEST, array_of, read_label, refuse
 from strategies.setup.joined_rows import JoinedRows
-from strategies.setup.problem import (
-    CoresetSample,
-    PartRows,
-    TableLayout,
-    compact_tables,
-    weighted_tables,
-)
+from strategies.setup.problem import CoresetSample, PartRows
+from strategies.setup.row_layout import TableLayout, distinct_rows
 from tp_flower.arrays import AnyArray, FloatArray
-from tp_flower.coresets.importance import CLUSTERS, REGRESSION
+from tp_flower.coresets.importance import (
+    CLUSTERS,
+    REGRESSION,
+    is_gram,
+    kmeans_total,
+    leverage_total,
+    penalised,
+    whitening,
+)
 from tp_flower.coresets.sampling import (
     Sample,
     draw_joined,
@@ -52,12 +49,11 @@ from tp_flower.coresets.sampling import (
 )
 from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.features.encoder import TableEncoder
-from tp_flower.joins.mapping import RowWeights
-from tp_flower.learning.losses import KMEANS
 from tp_flower.privacy.key_agreement import MOST_PARTS, from_fixed
 from tp_flower.protocol import (
     DrawPart,
     DrawRequest,
+    MeasuredPart,
     MeasurePart,
     MeasureRequest,
     WeighPart,
@@ -69,38 +65,84 @@ from tp_flower.settings import IMPORTANCE, UNIFORM, Settings
 IntArray = npt.NDArray[np.int64]
 
 MOST_PER_ROW: Final = {REGRESSION: 1.0, CLUSTERS: 8.0}
-"""What a row's score is at most, times what its joined rows weigh: a leverage is at
-most 1, and the terms of k-means are alpha, alpha and 2 alpha with alpha = 2."""
+"""Bound of a row's score, times the weight of its joined rows: a leverage is at most 1,
+and the terms of k-means are alpha, alpha and 2 alpha with alpha = 2."""
 TOLERANCE: Final = 1e-2
+ROUNDING: Final = 1e-6
+"""By which a total may be beyond its bound, relative to it."""
 
 
-Sampling = Generator[Request, Replies, CoresetSample]
+@dataclass(frozen=True)
+class Party:
+    """A part as one that draws rows.
+
+    Attributes:
+        part: of the run.
+        rows: where its rows lie.
+        total: sum of its rows' importance, as its site reports it.
+        most: bound of that sum.
+        cost: of the clusters of all shards of its table; None where they have none.
+        gram: second moments of the columns of all shards of its table; None without.
+    """
+
+    part: Part
+    rows: PartRows
+    total: float
+    most: float
+    cost: float | None = None
+    gram: FloatArray | None = None
+
+    @property
+    def scale(self) -> float:
+        """The factor on its scores: 1 where its total is within its bound."""
+        if self.total <= self.most * (1.0 + ROUNDING):
+            return 1.0
+        # a site without rows has nothing that could be drawn
+        return max(self.most / self.total, np.finfo(np.float64).tiny)
+
+    @property
+    def capped(self) -> float:
+        """The sum of its scaled scores."""
+        return min(self.total, self.most)
+
+    def __str__(self) -> str:
+        """Describe a total beyond its bound, for the report."""
+        part = self.part
+        return f"{part.table} at {part.site}: {self.total:g} of at most {self.most:g}"
 
 
 def draw_coreset(
-    joined: JoinedRows, encoders: Mapping[str, TableEncoder], settings: Settings
-) -> Sampling:
+    joined: JoinedRows,
+    encoders: Mapping[str, TableEncoder],
+    settings: Settings,
+    importance: str,
+) -> Generator[Request, Replies, CoresetSample]:
     """Draw ``settings.coreset_rows`` of the joined training rows.
+
+    Args:
+        joined: the joined rows.
+        encoders: of every table.
+        settings: of the run.
+        importance: by which rows are drawn: ``REGRESSION`` or ``CLUSTERS``.
 
     Raises:
         ReplyError: a site's answer is none that it could give.
         SettingsError: there are more shards than can be summed.
     """
-    rng = generator(settings.seed, Stream.CORESET)
     if settings.coreset_kind == UNIFORM:
         return sample_uniformly(joined, settings)
-    if (shards := len(_parts(joined))) > MOST_PARTS:
+    if (shards := len(joined.parts)) > MOST_PARTS:
         raise SettingsError(
             f"coreset-kind is {IMPORTANCE!r}, which sums the masked numbers of at most "
             f"{MOST_PARTS} shards; the query has {shards}: use {UNIFORM!r}"
         )
-    wanted = CLUSTERS if settings.method.is_clustering else REGRESSION
-    parties = yield from _measure(joined, encoders, wanted, settings)
+    rng = generator(settings.seed, Stream.CORESET)
+    parties = yield from _measure(joined, encoders, importance, settings)
     draws = yield from _draw(joined, parties, settings.coreset_rows, rng)
     drawn = np.unique(draws)
     scores = yield from _weigh(joined, parties, drawn)
-    check_scores(joined, drawn, scores, MOST_PER_ROW[wanted])
-    rows, uniform = joined.train.joined_rows, float(len(joined.compact))
+    check_scores(joined, drawn, scores, MOST_PER_ROW[importance])
+    rows, uniform = joined.train.joined_rows, float(len(joined.layouts))
     total = sum(party.capped for party in parties) + uniform
     totals: defaultdict[str, float] = defaultdict(float)
     shares: defaultdict[str, float] = defaultdict(float)
@@ -113,47 +155,191 @@ def draw_coreset(
         rows,
         totals,
         shares,
-        tuple(party.words for party in parties if party.scale < 1.0),
+        tuple(str(party) for party in parties if party.scale < 1.0),
     )
 
 
 def sample_uniformly(joined: JoinedRows, settings: Settings) -> CoresetSample:
     """Return ``settings.coreset_rows`` of the joined training rows, all as likely."""
     rng = generator(settings.seed, Stream.CORESET)
-    rows = joined.train.joined_rows
-    own = joined.weighting.train_rows
-    sample = uniform_sample(rows, settings.coreset_rows, own, rng)
+    rows, weights = joined.train.joined_rows, joined.weighting.train_rows
+    sample = uniform_sample(rows, settings.coreset_rows, weights, rng)
     return CoresetSample(UNIFORM, sample, rows)
+
+
+def restrict_to_sample(
+    joined: JoinedRows, sample: Sample, tested: IntArray | None = None
+) -> JoinedRows:
+    """Return the joined rows with a sample of their training rows.
+
+    A sample of all of them, with the weights that they have, is the same problem.
+
+    Args:
+        joined: the joined rows.
+        sample: of those to train on, by their numbers among these; they stay in this
+            order, and the held-out rows in theirs.
+        tested: joined rows to test on; None for the held-out ones.
+    """
+    train = np.flatnonzero(~joined.is_test)[sample.joined]
+    if tested is None:
+        tested = np.flatnonzero(joined.is_test)
+    rows = np.concatenate([train, tested])
+    restricted = replace(
+        joined,
+        mapping=joined.mapping.select(rows),
+        is_test=np.arange(len(rows)) >= len(train),
+        values=joined.values[rows],
+    )
+    weights = sample.weights
+    # equal weights are none: such a run is the same to the bit
+    is_constant = bool(np.all(weights[:1] == weights))
+    return restricted.laid_out(distinct_rows, None if is_constant else weights)
 
 
 def _measure(
     joined: JoinedRows,
     encoders: Mapping[str, TableEncoder],
-    wanted: str,
+    importance: str,
     settings: Settings,
 ) -> Generator[Request, Replies, list[Party]]:
-    """Return what every part's sensitivities sum to."""
+    """Return the parts of all tables, in the order of the query."""
+    label_table, rows = joined.bound.label_table, joined.train.joined_rows
+    # the objective's penalty, N l2, adds to a table's second moments
+    penalty = settings.l2 * rows
     bodies: dict[int, MeasurePart] = {}
-    label = label_order(joined) if wanted == REGRESSION else None
-    for table, own in joined.compact.items():
-        order: dict[str, Any] = {
+    for table, layout in joined.layouts.items():
+        fields: dict[str, Any] = {
             "encoder": encoders[table].to_json(),
-            "is_shard": len(own.parts) > 1,
+            "is_shard": len(layout.parts) > 1,
         }
-        if wanted == REGRESSION:
-            order["penalty"] = penalty_of(joined, settings)
-        if label is not None and table == joined.bound.label_table:
-            order["label"] = label
-        for number, arrays in measured_rows(own).items():
-            bodies[number] = MeasurePart(**order, **arrays)
+        if importance == REGRESSION:
+            fields["penalty"] = penalty
+            if table == label_table:
+                fields["label"] = _label_classes(joined)
+        for number, arrays in measured_rows(layout).items():
+            bodies[number] = MeasurePart(**fields, **arrays)
     request = MeasureRequest(
-        sensitivities=wanted,
+        sensitivities=importance,
         clusters=settings.clusters,
-        joined_rows=joined.train.joined_rows,
+        joined_rows=rows,
         parts=bodies,
     )
-    replies = yield ask(request, _parts(joined))
-    return measured_parties(joined, encoders, replies, wanted, settings)
+    replies = yield ask(request, joined.parts)
+    parties: list[Party] = []
+    for table, layout in joined.layouts.items():
+        if importance == REGRESSION:
+            others = 1 + max(len(joined.labels.classes), 1)
+            columns = encoders[table].width, others if table == label_table else 0
+            parties += _parties_of_columns(layout, replies, columns, penalty)
+        else:
+            parties += _parties_of_clusters(layout, replies, settings.clusters)
+    return parties
+
+
+def measured_rows(layout: TableLayout) -> dict[int, dict[str, Any]]:
+    """Return the fields that say which rows parts are to measure, and their weights.
+
+    Weights that are all 1, as where no row is joined twice, are left out.
+    """
+    by_part: dict[int, dict[str, Any]] = {}
+    for number, fields in layout.set_up_fields().items():
+        by_part[number] = {"trained": fields["trained"]}
+        for name in ("multiplicity", "masses"):
+            if name in fields and (fields[name] != 1).any():
+                by_part[number][name] = _shortened(fields[name])
+    return by_part
+
+
+def _shortened(masses: AnyArray) -> AnyArray:
+    """Return weights in the fewest bytes that hold them."""
+    if masses.dtype.kind == "f":
+        return masses
+    fits = masses.max(initial=0) <= np.iinfo(np.uint8).max
+    return masses.astype(np.uint8 if fits else np.uint32)
+
+
+def _label_classes(joined: JoinedRows) -> dict[str, Any]:
+    """Return the classes of the label as the sites have them, in the order of codes."""
+    if not joined.labels.classes:
+        return {"classes": None}
+    sent = joined.extracted
+    labels = [
+        read_label(sent.replies, part, sent.rows[part.number])
+        for part in sent.parts[joined.bound.label_table]
+        if sent.rows[part.number]
+    ]
+    if labels[0].kind == "text":
+        return {"classes": list(joined.labels.classes)}
+    values = np.concatenate([label.values for label in labels])
+    return {"classes": np.unique(values).tolist()}
+
+
+def _parties_of_columns(
+    layout: TableLayout, replies: Replies, columns: tuple[int, int], penalty: float
+) -> list[Party]:
+    """Return the parts of a table whose rows' leverages sum to its columns at most.
+
+    Args:
+        layout: the table.
+        replies: of its sites.
+        columns: that are penalised, which come first; and the intercept and the
+            label's, at the label table.
+        penalty: N l2.
+    """
+    parts, width = layout.parts, sum(columns)
+    most = [float(min(width, rows.trained)) for rows in layout.rows]
+    if len(parts) == 1:
+        return [Party(parts[0], layout.rows[0], _total(replies, parts[0]), most[0])]
+    grams = [array_of(replies, part, "gram", (width, width)) for part in parts]
+    for part, gram in zip(parts, grams, strict=True):
+        if not is_gram(gram):
+            raise refuse(part, "second moments that no columns have")
+    whole: FloatArray = np.sum(grams, axis=0)
+    basis = whitening(penalised(whole, columns[0], penalty))
+    totals = [
+        max(leverage_total(gram, basis), 0.0) if rows.trained else 0.0
+        for rows, gram in zip(layout.rows, grams, strict=True)
+    ]
+    return [
+        Party(*own, gram=whole)
+        for own in zip(parts, layout.rows, totals, most, strict=True)
+    ]
+
+
+def _parties_of_clusters(
+    layout: TableLayout, replies: Replies, clusters: int
+) -> list[Party]:
+    """Return the parts of a table whose rows are clustered shard by shard."""
+    parts = layout.parts
+    used = [min(clusters, rows.trained) for rows in layout.rows]
+    most = [kmeans_total(1.0, 1.0, count) if count else 0.0 for count in used]
+    if len(parts) == 1:
+        return [Party(parts[0], layout.rows[0], _total(replies, parts[0]), most[0])]
+    costs, counts = [], []
+    for part in parts:
+        body = replies.body(part, MeasuredPart)
+        if body.cost is None or body.clusters is None:
+            raise refuse(part, "no cost of its clusters")
+        costs.append(body.cost)
+        counts.append(body.clusters)
+    whole = sum(costs)
+    if whole > LARGEST:
+        raise refuse(parts[int(np.argmax(costs))], "clusters of an absurd cost")
+    totals = [
+        kmeans_total(cost, whole, count) if count else 0.0
+        for cost, count in zip(costs, counts, strict=True)
+    ]
+    return [
+        Party(*own, cost=whole)
+        for own in zip(parts, layout.rows, totals, most, strict=True)
+    ]
+
+
+def _total(replies: Replies, part: Part) -> float:
+    total = replies.body(part, MeasuredPart).total
+    if total is None:
+        raise refuse(part, "no sum of its sensitivities")
+    return total
 
 
 def _draw(
@@ -161,7 +347,7 @@ def _draw(
 ) -> Generator[Request, Replies, IntArray]:
     """Return the joined rows that are drawn, (m,)."""
     totals = [party.capped for party in parties]
-    counts = party_counts(np.array([*totals, float(len(joined.compact))]), size, rng)
+    counts = party_counts(np.array([*totals, float(len(joined.layouts))]), size, rng)
     weights = joined.weighting.train_rows
     bodies = {
         party.part.number: DrawPart(
@@ -169,23 +355,23 @@ def _draw(
         )
         for party, count in zip(parties, counts, strict=False)
     }
-    replies = yield ask(DrawRequest(bodies), _parts(joined))
+    replies = yield ask(DrawRequest(bodies), joined.parts)
     rows = joined.train.joined_rows
     drawn = [draw_uniform(int(counts[-1]), rows, weights, rng)]
     for party, count in zip(parties, counts, strict=False):
-        found = _positions(replies, party, int(count)) + party.rows.start
+        positions = _positions(replies, party, int(count)) + party.rows.start
         table = joined.train.tables[party.part.table]
-        drawn.append(draw_joined(table, found, weights, rng))
+        drawn.append(draw_joined(table, positions, weights, rng))
     return np.concatenate(drawn)
 
 
 def _positions(replies: Replies, party: Party, count: int) -> IntArray:
     """Return which of a part's trained rows were drawn, (count,)."""
     part = party.part
-    found = array_of(replies, part, "drawn", (count,)).astype(np.int64)
-    if found.max(initial=0) >= max(party.rows.trained, 1):
+    positions = array_of(replies, part, "drawn", (count,)).astype(np.int64)
+    if positions.max(initial=0) >= max(party.rows.trained, 1):
         raise refuse(part, f"rows that it has drawn beyond its {party.rows.trained}")
-    return found
+    return positions
 
 
 def _weigh(
@@ -200,24 +386,23 @@ def _weigh(
             place=place, rows=own_rows(behind, party.rows)
         )
     request = WeighRequest(joined_rows=rows, summed=len(parties), parts=bodies)
-    replies = yield ask(request, _parts(joined))
+    replies = yield ask(request, joined.parts)
     total = np.zeros(len(drawn), np.uint64)
     for party in parties:
-        shape = (len(drawn),)
-        total += array_of(replies, party.part, "masked", shape)
+        total += array_of(replies, party.part, "masked", (len(drawn),))
     return from_fixed(total, rows)
 
 
 def own_rows(behind: npt.NDArray[np.int32], rows: PartRows) -> npt.NDArray[np.int32]:
     """Return the part's trained row behind each joined row; -1 where it is no row's.
 
-    >>> own = PartRows(start=2, trained=3, total=4, tested=np.zeros(4, bool))
-    >>> own_rows(np.array([1, 2, 4, 5, -1], np.int32), own).tolist()
+    >>> part = PartRows(start=2, trained=3, total=4, tested=np.zeros(4, bool))
+    >>> own_rows(np.array([1, 2, 4, 5, -1], np.int32), part).tolist()
     [-1, 0, 2, -1, -1]
     """
-    found = behind - np.int32(rows.start)
-    is_own = (behind >= rows.start) & (found < rows.trained)
-    return np.where(is_own, found, -1).astype(np.int32)
+    numbers = behind - np.int32(rows.start)
+    is_own = (behind >= rows.start) & (numbers < rows.trained)
+    return np.where(is_own, numbers, -1).astype(np.int32)
 
 
 def check_scores(
@@ -225,92 +410,22 @@ def check_scores(
 ) -> None:
     """Refuse sums of scores that the tables' rows cannot have.
 
-    A row's score is at most ``most`` over what its joined rows weigh.
+    A row's score is at most ``most`` over the weight of its joined rows.
 
     Raises:
         ReplyError: a sum is beyond that of all tables.
     """
     bound = np.zeros(len(drawn))
-    masses = joined.weighting.masses
+    weights = joined.weighting.train
     for name, rows in joined.train.tables.items():
-        own = rows.multiplicity if masses is None else masses[name]
-        inverse = np.append(most / np.maximum(own, np.finfo(np.float32).tiny), 0.0)
+        masses = rows.multiplicity if weights is None else weights.masses[name]
+        inverse = np.append(most / np.maximum(masses, np.finfo(np.float32).tiny), 0.0)
         bound += inverse[rows.row_of[drawn]]
     is_beyond = scores > bound * (1.0 + TOLERANCE)
     if count := int(np.count_nonzero(is_beyond)):
-        sites = ", ".join(dict.fromkeys(part.site for part in _parts(joined)))
+        sites = ", ".join(dict.fromkeys(part.site for part in joined.parts))
         raise ReplyError(
             f"the sensitivities of {count} of {len(drawn)} drawn rows sum to more "
             f"than rows can have: one of the sites {sites} sent others than its own. "
             "coreset-kind = 'uniform' asks none of them"
         )
-
-
-def _parts(joined: JoinedRows) -> list[Part]:
-    return [part for own in joined.compact.values() for part in own.parts]
-
-
-def measured_rows(own: TableLayout) -> dict[int, dict[str, Any]]:
-    """Return which rows a table's parts are to measure, and what those weigh.
-
-    Where all weigh 1, as where no row is joined twice, nothing is said of it.
-    """
-    arrays: dict[int, dict[str, Any]] = {}
-    for number, sent in own.set_up_arrays().items():
-        arrays[number] = {"trained": sent["trained"]}
-        for name in ("multiplicity", "masses"):
-            if name in sent and (sent[name] != 1).any():
-                arrays[number][name] = _small(sent[name])
-    return arrays
-
-
-def _small(masses: AnyArray) -> AnyArray:
-    """Return what rows weigh in the fewest bytes that hold it."""
-    if masses.dtype.kind == "f":
-        return masses
-    fits = masses.max(initial=0) <= np.iinfo(np.uint8).max
-    return masses.astype(np.uint8 if fits else np.uint32)
-
-
-def restrict_to_sample(joined: JoinedRows, sample: Sample) -> JoinedRows:
-    """Return the alignment with a sample of its training rows.
-
-    A sample of all of them, with the weights that they have, is the same alignment.
-
-    Args:
-        joined: the joined rows.
-        sample: of those to train on, by their numbers among these; they stay in this
-            order, and the held-out rows in theirs. A clustering holds no row out: it is
-            tested on all of them.
-    """
-    is_clustering = joined.loss.name == KMEANS
-    train = np.flatnonzero(~joined.is_test)[sample.joined]
-    tested = np.flatnonzero(joined.is_test | is_clustering)
-    chosen = np.concatenate([train, tested])
-    mapping = joined.mapping.select(chosen)
-    is_test = np.arange(len(chosen)) >= len(train)
-    extracted = joined.extracted
-    drawn, test, compact = compact_tables(
-        mapping, is_test, extracted.parts, extracted.rows
-    )
-    weights = sample.weights
-    # equal weights are none: such a run is the same to the bit
-    own = None if np.all(weights[:1] == weights) else RowWeights.of(weights, drawn)
-    if own is not None:
-        compact = weighted_tables(compact, own.masses)
-    return replace(
-        joined,
-        mapping=mapping,
-        is_test=is_test,
-        train=drawn,
-        test=test,
-        compact=compact,
-        values=joined.values[chosen],
-        weighting=replace(
-            joined.weighting,
-            train=own,
-            test=joined.weighting.train_rows
-            if is_clustering
-            else joined.weighting.test,
-        ),
-    )

@@ -14,7 +14,7 @@ from strategies.explain.explanation import (
     KeySide,
     TableExplanation,
 )
-from tp_flower.joins.mapping import JoinStep
+from tp_flower.joins.joining import JoinStep
 from tp_flower.reports.console import format_bytes, format_count, name_table, new_table
 
 INDENT = 2

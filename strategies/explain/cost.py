@@ -92,7 +92,7 @@ class TableSize:
         parameters: p.
         has_intercept: whether its model has the output intercept.
         is_linear: whether its model is linear.
-        is_expanded: whether its rows are those of joined rows (VFL): a row for each.
+        is_repeated: whether it has a row for each joined row (VFL).
         is_weighted: whether joined rows weigh other than alike.
     """
 
@@ -104,7 +104,7 @@ class TableSize:
     parameters: int
     has_intercept: bool
     is_linear: bool
-    is_expanded: bool = False
+    is_repeated: bool = False
     is_weighted: bool = False
 
     def sizes(self, shard: ShardSize) -> dict[str, float]:
@@ -112,7 +112,7 @@ class TableSize:
         return {
             "rows": shard.rows,
             "trained": shard.trained,
-            "tested": shard.total - shard.trained if self.is_expanded else shard.tested,
+            "tested": shard.total - shard.trained if self.is_repeated else shard.tested,
             "total": shard.total,
             "outputs": self.outputs,
             "features": self.features,
@@ -314,7 +314,7 @@ def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
 
 def _row_fields(table: TableSize) -> tuple[str, ...]:
     """Return the fields that tell a site which of its rows take part."""
-    if not table.is_expanded:
+    if not table.is_repeated:
         return ("trained", "tested", "multiplicity")
     lists = ("expanded_trained", "expanded_tested")
     return (*lists, "masses") if table.is_weighted else lists

@@ -1,12 +1,13 @@
 """What training would send, from what set-up has found."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from strategies.coresets.draw import measured_rows, restrict_to_sample, sample_uniformly
+from strategies.coreset_solvers import SolvedStrategy
+from strategies.coresets.draw import measured_rows, sample_uniformly
 from strategies.explain import cost
 from strategies.explain.cost import (
     CoresetSize,
@@ -17,15 +18,15 @@ from strategies.explain.cost import (
     coreset_rounds,
 )
 from strategies.run.strategy import tests_every_epoch
-from strategies.setup.disclosures import is_measured, sent_of_rows
-from strategies.setup.joined_rows import JoinedRows, expand
-from strategies.setup.problem import TableLayout
-from strategies.training import admm, sgd
-from strategies.training.batches import choose_batch_size
-from strategies.training.prepare import Problem, UpdateChooser
+from strategies.setup.joined_rows import JoinedRows
+from strategies.setup.row_layout import TableLayout
+from strategies.training.admm import AdmmStrategy
+from strategies.training.base import JoinStrategy
+from strategies.training.prepare import Preparation
+from strategies.training.sgd import BatchStrategy
+from tp_flower.coresets.importance import REGRESSION
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.learning.models.local_model import build_model
-from tp_flower.methods import ADMM, CORESET, SGD
 from tp_flower.protocol import Action, Update
 from tp_flower.reports.records import RoundReport, sum_by_table
 from tp_flower.settings import Settings
@@ -43,14 +44,19 @@ class Forecast:
     Attributes:
         joined: the joined rows.
         encoders: of every table.
-        settings: of the run that is asked about.
+        method: that is asked about.
         history: the rounds that set-up took so far.
     """
 
     joined: JoinedRows
     encoders: Mapping[str, TableEncoder]
-    settings: Settings
+    method: JoinStrategy
     history: Sequence[RoundReport]
+
+    @property
+    def settings(self) -> Settings:
+        """Of the run that is asked about."""
+        return self.method.settings
 
     def cost(self) -> RunCost:
         """Return the rounds and bytes of the run."""
@@ -75,26 +81,24 @@ class Forecast:
         """
         trained = self.joined
         if self.settings.coreset_rows:
-            sample = sample_uniformly(trained, self.settings).sample
-            trained = restrict_to_sample(trained, sample)
-        return expand(trained) if self.settings.method.is_expanded else trained
+            sample = sample_uniformly(trained, self.settings)
+            trained = self.method.restrict(trained, sample)
+        return self.method.training_rows(trained)
 
     @cached_property
     def _tables(self) -> list[TableSize]:
         """The tables as the strategy trains them."""
-        if self.settings.family == CORESET:
-            return self._sizes(self._trained, lambda *_: Update.GIVEN)
-        if self.settings.family == ADMM:
-            return self._sizes(self._trained, admm.choose_update_for(self.settings))
-        tables = self._sizes(self._trained, sgd.choose_update)
-        return [self._in_batches(table) for table in tables]
+        tables = self._sizes(self._trained, self.method.choose_update)
+        if not isinstance(self.method, BatchStrategy):
+            return tables
+        return [self._in_batches(table, self.method) for table in tables]
 
-    def _in_batches(self, table: TableSize) -> TableSize:
+    def _in_batches(self, table: TableSize, method: BatchStrategy) -> TableSize:
         """Return a table with the rows of SGD's batches."""
         rows = self._trained.train.joined_rows
-        size = choose_batch_size(self.settings, rows)
+        size = method.batch_size(rows)
         counts = self._trained.train.tables[table.name].multiplicity
-        layout = self._trained.compact[table.name].rows
+        layout = self._trained.layouts[table.name].rows
         shards = tuple(
             replace(
                 shard,
@@ -109,17 +113,17 @@ class Forecast:
     @property
     def _batches(self) -> int:
         """Batches of an epoch of SGD, ceil(N / B); 0 without."""
-        if self.settings.family != SGD:
+        if not isinstance(self.method, BatchStrategy):
             return 0
         rows = self._trained.train.joined_rows
-        return -(-rows // choose_batch_size(self.settings, rows))
+        return -(-rows // self.method.batch_size(rows))
 
     def _epoch(self, *, is_last: bool) -> Traffic:
         settings = self.settings
         is_tested = tests_every_epoch(settings)
-        if settings.family == CORESET:
-            return cost.solved_epoch(self._tables, sent_of_rows(settings))
-        if settings.family == ADMM:
+        if isinstance(self.method, SolvedStrategy):
+            return cost.solved_epoch(self._tables, self.method.sends)
+        if isinstance(self.method, AdmmStrategy):
             return cost.admm_epoch(
                 self._tables, settings.inner_rounds, is_tested=is_tested or is_last
             )
@@ -144,7 +148,7 @@ class Forecast:
             sum_by_table(item.bytes_up for item in before),
             sum_by_table(item.bytes_down for item in before),
         )
-        drawing = self._drawing() if is_measured(self.settings) else Traffic()
+        drawing = self._drawing() if self.method.is_measured else Traffic()
         prepare = cost.prepare_round(self._tables, self._batches)
         return taken + drawing + prepare + Traffic(rounds=1)
 
@@ -154,7 +158,7 @@ class Forecast:
             size=self.settings.coreset_rows,
             joined_rows=self.joined.train.joined_rows,
             label_columns=max(len(self.joined.labels.classes), 1),
-            has_moments=not self.settings.method.is_clustering,
+            has_moments=self.method.importance == REGRESSION,
             mass_bytes={
                 name: sum(
                     array.nbytes
@@ -162,41 +166,46 @@ class Forecast:
                     for field, array in arrays.items()
                     if field != "trained"
                 )
-                for name, own in self.joined.compact.items()
+                for name, own in self.joined.layouts.items()
             },
         )
         return coreset_rounds(self._sizes(self.joined, _one_way), coreset)
 
     def _sizes(
-        self, trained: JoinedRows, choose_update: UpdateChooser
+        self, trained: JoinedRows, choose_update: Callable[..., Update]
     ) -> list[TableSize]:
         """Return the tables, whose shards train together as is chosen."""
-        problem = Problem(trained, self.settings, self.encoders, trained.train_labels)
+        problem = Preparation(
+            trained, self.settings, self.encoders, trained.train_labels
+        )
         return [
-            self._size(problem, own, choose_update) for own in trained.compact.values()
+            self._size(problem, own, choose_update) for own in trained.layouts.values()
         ]
 
     def _size(
-        self, problem: Problem, own: TableLayout, choose_update: UpdateChooser
+        self,
+        problem: Preparation,
+        own: TableLayout,
+        choose_update: Callable[..., Update],
     ) -> TableSize:
         features = self.encoders[own.name].width
-        spec = problem.spec(own.name)
+        spec = self.method.model_spec(problem, own.name)
         is_linear = spec.kind == "linear"
         return TableSize(
             name=own.name,
             shards=tuple(_shard_sizes(own)),
-            update=choose_update(own.name, len(own.parts), is_linear),
+            update=choose_update(own.name, len(own.parts), is_linear=is_linear),
             outputs=spec.outputs,
             features=features,
             parameters=len(build_model(spec, features, "cpu").penalised),
             has_intercept=spec.intercept,
             is_linear=is_linear,
-            is_expanded=self.settings.method.is_expanded,
-            is_weighted=own.masses is not None or is_measured(self.settings),
+            is_repeated=own.is_repeated,
+            is_weighted=own.masses is not None or self.method.is_measured,
         )
 
 
-def _one_way(*_: object) -> Update:
+def _one_way(*_: object, **_named: object) -> Update:
     """Return how shards train together where that makes no difference."""
     return Update.LOCAL
 

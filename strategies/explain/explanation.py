@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from strategies.disclosures import Release
 from strategies.explain.cost import RunCost, Traffic
-from tp_flower.joins.mapping import JoinStep
+from tp_flower.joins.joining import JoinStep
 from tp_flower.reports.records import (
     COMPLETED,
     SCHEMA_VERSION,

@@ -21,13 +21,13 @@ from strategies.explain.explanation import (
 from strategies.run.exchange import Replies, Request, ask
 from strategies.run.strategy import RoundStrategy
 from strategies.setup.cross_check import check_alignment
-from strategies.setup.disclosures import audience_of
 from strategies.setup.extract import describe_places, describe_work
-from strategies.setup.joined_rows import JoinedRows, align
+from strategies.setup.joined_rows import JoinedRows
+from strategies.training.base import JoinStrategy
 from strategies.training.prepare import fit_encoders
 from tp_flower.features.encoder import TableEncoder
-from tp_flower.joins.mapping import join_codes
-from tp_flower.joins.table_rows import IntArray
+from tp_flower.joins.joining import join_codes
+from tp_flower.joins.mapping import IntArray
 from tp_flower.protocol import FinishRequest
 from tp_flower.query import Join
 from tp_flower.randomness import Stream, generator
@@ -64,9 +64,15 @@ class Explain(RoundStrategy):
         """Return the defaults, in this mode."""
         return Settings(mode="explain")
 
+    @property
+    def _method(self) -> JoinStrategy:
+        """The method that is asked about."""
+        method = JoinStrategy.methods[self.settings.strategy]
+        return method(self.query, self.settings)
+
     def rounds(self) -> Generator[Request, Replies, None]:
         """Take the rounds of set-up, check the mapping, let the sites forget."""
-        joined = yield from align(self.query, self.settings, self.inventory)
+        joined = yield from self._method.join(self.inventory)
         encoders = yield from fit_encoders(joined)
         rng = generator(self.settings.seed, Stream.CHECK)
         checked = yield from check_alignment(joined, rng)
@@ -83,7 +89,7 @@ class Explain(RoundStrategy):
         if self._found is None:
             raise RuntimeError("there is no explanation before the rounds are done")
         joined, settings = self._found.joined, self.settings
-        forecast = Forecast(joined, self._found.encoders, settings, self.history)
+        forecast = Forecast(joined, self._found.encoders, self._method, self.history)
         return Explanation(
             settings=settings.to_dict(),
             query=self.query.to_sql(),
@@ -95,12 +101,8 @@ class Explain(RoundStrategy):
             loss=joined.loss.name,
             cost=forecast.cost(),
             releases=releases(
-                audience_of(
-                    joined,
-                    settings,
-                    self.inventory,
-                    forecast.updates,
-                    self._found.encoders,
+                self._method.audience(
+                    joined, self.inventory, forecast.updates, self._found.encoders
                 )
             ),
             history=self.history,

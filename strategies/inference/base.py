@@ -25,7 +25,8 @@ from strategies.run.sites import Inventory
 from strategies.run.strategy import RoundListener, RoundStrategy
 from strategies.setup.extract import Extracted, extract
 from tp_flower.arrays import BoolArray, FloatArray
-from tp_flower.joins.mapping import JoinStep, TableMapping, build_mapping
+from tp_flower.joins.joining import JoinStep, build_mapping
+from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.losses import KMEANS
 from tp_flower.methods import ADMM
 from tp_flower.protocol import (

@@ -12,9 +12,9 @@ import numpy as np
 from strategies.inference.base import Joined, ModelStrategy, join_rows, score_rows
 from strategies.run.exchange import Replies, Request
 from strategies.setup.extract import Extracted
-from strategies.setup.labels import Labels, gather_labels, loss_of, no_labels
+from strategies.setup.labels import Labels, gather_labels, loss_of
 from strategies.setup.row_weights import (
-    asked_weighting,
+    declared_weighting,
     row_weights,
     without_weightless,
 )
@@ -37,27 +37,27 @@ class Evaluate(ModelStrategy):
 
     def bind(self) -> BoundQuery:
         """Return the query, with its label, if the model has learnt one."""
-        if self.is_clustering:
-            return self.query.bind_unlabelled(self.schemas)
-        return self.query.bind(self.schemas)
+        if self.has_label:
+            return self.query.bind(self.schemas)
+        return self.query.bind_unlabelled(self.schemas)
 
     @property
-    def is_clustering(self) -> bool:
-        """Whether the model is a clustering: then no label is read."""
-        return self.manifest.loss == KMEANS
+    def has_label(self) -> bool:
+        """Whether the model predicts a label; a clustering does not."""
+        return self.manifest.loss != KMEANS
 
     def model_rounds(self, bound: BoundQuery) -> Generator[Request, Replies, Joined]:
         """Score the joined rows, and compare them with their labels."""
         settings = self._settings_of_labels()
-        asked = asked_weighting(bound, settings)
+        weighting = declared_weighting(bound, settings)
         joined = yield from join_rows(bound, self.missing, settings, self.inventory)
         extracted = joined.extracted
         labels = self._labels(extracted, bound.label_table, settings)
-        mapping, given, asked = without_weightless(
-            joined.mapping, extracted.weights, asked, bound.weight_table or ""
+        mapping, weights, weighting = without_weightless(
+            joined.mapping, extracted.weights, weighting, bound.weight_table or ""
         )
         joined = joined.select(mapping)
-        weights = row_weights(asked, given, mapping)
+        weights = row_weights(weighting, weights, mapping)
         scores = yield from score_rows(
             joined, self.manifest, self.settings, self.inventory
         )
@@ -66,15 +66,15 @@ class Evaluate(ModelStrategy):
         return joined
 
     def _labels(self, extracted: Extracted, table: str, settings: Settings) -> Labels:
-        if self.is_clustering:
-            return no_labels(extracted.table_rows[table], self.manifest.outputs)
+        if not self.has_label:
+            return Labels(np.zeros((extracted.table_rows[table], 0)))
         labels = gather_labels(
             extracted.replies, extracted.parts[table], extracted.rows, settings
         )
         return _of_classes(labels, self.manifest.classes)
 
     def _loss(self, labels: Labels) -> Loss:
-        if self.is_clustering:
+        if not self.has_label:
             return KMeansLoss(self.manifest.outputs)
         return loss_of(labels, self.manifest.loss, self.settings)
 

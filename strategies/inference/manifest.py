@@ -22,18 +22,16 @@ from sqlglot import exp
 
 from strategies.run.exchange import Part
 from strategies.run.sites import Inventory
-from strategies.setup.joined_rows import bind
 from strategies.training.base import Outcome, RelationalStrategy
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import ModelError, SchemaError
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.files import write_file
-from tp_flower.learning.models.local_model import CENTRES, NUMPY_KINDS
+from tp_flower.learning.models.local_model import NUMPY_KINDS
 from tp_flower.model_names import ModelVersion, delete_version, find_version, software
 from tp_flower.query.aggregates import parse_aggregate
 from tp_flower.query.expressions import render
 from tp_flower.query.fragment import Fragment
-from tp_flower.settings import Settings
 
 LARGEST: Final = sys.float_info.max
 
@@ -505,19 +503,15 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
         raise RuntimeError("there is no model before the run has ended")
     inventory = strategy.inventory
     schemas = inventory.schemas()
-    bound = bind(strategy.query, schemas, strategy.settings)
+    bound = strategy.bind(schemas)
     fragments = {name: bound.fragments_of(name) for name in training_problem.tables}
-    kinds = {
-        name: _kind(strategy.settings, name, is_linear=table.is_linear)
-        for name, table in training_problem.tables.items()
-    }
     tables = tuple(
         ModelTable(
             table=name,
             name=training_problem.names[name],
             columns={own.name: schemas[own.name] for own in fragments[name]},
             features=feature_texts(fragments[name]),
-            kind=kinds[name],
+            kind=table.model,
             encoder=training_problem.encoders[name],
             parts=tuple(_part(part, inventory, outcome) for part in table.parts),
             mean_score=outcome.contributions[name].mean_score,
@@ -540,15 +534,10 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
         train=finite(report.final_train),
         test=finite(report.final_test),
         joined_rows=report.joined_rows_train,
-        versions=software(has_torch=not set(kinds.values()) <= NUMPY_KINDS),
+        versions=software(
+            has_torch=not {table.kind for table in tables} <= NUMPY_KINDS
+        ),
     )
-
-
-def _kind(settings: Settings, table: str, *, is_linear: bool) -> str:
-    """Return what kind of model a table has."""
-    if settings.method.is_clustering:
-        return CENTRES
-    return "linear" if is_linear else settings.model_of(table)
 
 
 def _part(part: Part, inventory: Inventory, outcome: Outcome) -> ModelPart:

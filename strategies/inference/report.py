@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strategies.inference.manifest import Manifest
-from tp_flower.joins.mapping import JoinStep
+from tp_flower.joins.joining import JoinStep
 from tp_flower.reports.console import (
     add_costs,
     format_count,

@@ -8,15 +8,15 @@ split, and brings sums of labels, from which the base score is made.
 import math
 from collections import Counter
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from strategies.disclosures import audience_of
 from strategies.run.exchange import Part, Replies, Request, ask
 from strategies.run.replies import refuse
 from strategies.run.sites import Inventory
-from strategies.setup.disclosures import audience_of
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import SplitRows, encoder_choices
 from strategies.setup.labels import MAX_CLASSES, plain_loss
@@ -24,7 +24,8 @@ from strategies.setup.problem import PreparedRun, PreparedTable
 from strategies.training.prepare import common_shape, fit_encoders, model_seed
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
-from tp_flower.joins.mapping import JoinStep, split_rows
+from tp_flower.joins.joining import JoinStep
+from tp_flower.joins.mapping import split_rows
 from tp_flower.learning.losses import Loss
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.methods import SUMMARIES
@@ -96,7 +97,7 @@ def set_up_personalised(
     _check_one_table(bound)
     (name,) = bound.tables
     choices = encoder_choices(bound, settings)
-    extracted = yield from extract(bound, settings, inventory)
+    extracted = yield from extract(bound, settings, inventory, keeps_labels=True)
     parts, rows = extracted.parts[name], extracted.rows
     # every site holds out its own share
     rng = generator(settings.seed, Stream.SPLIT)
@@ -149,8 +150,7 @@ def set_up_personalised(
     for part, body, count in zip(parts, bodies, trained, strict=True):
         if body.rows != count:
             raise refuse(part, "another number of rows than it was told to train on")
-    is_linear = spec.kind == "linear"
-    table = PreparedTable(name, parts, features, spec.outputs, is_linear, penalised)
+    table = PreparedTable(name, parts, kind, features, spec.outputs, penalised)
     return PersonalisedProblem(
         tables={name: table},
         loss=loss,
@@ -161,8 +161,13 @@ def set_up_personalised(
         fan_out={name: np.ones(sum(trained), np.int64)},
         names=split.names,
         encoders=encoders,
-        audience=replace(
-            audience_of(split, settings, inventory, {}, encoders),
+        audience=audience_of(
+            bound,
+            extracted.parts,
+            settings,
+            inventory,
+            gram=[],
+            fitted=[name for name, encoder in encoders.items() if encoder.fitted],
             graph=settings.graph,
             graph_epsilon=settings.graph_epsilon,
         ),

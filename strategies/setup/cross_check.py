@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from strategies.run.exchange import Part, Replies, Request, ask
 from strategies.run.replies import refuse
+from strategies.setup.extract import key_groups
 from strategies.setup.joined_rows import JoinedRows
-from strategies.setup.keys import key_groups
 from tp_flower.errors import MappingError
-from tp_flower.joins.mapping import join_codes
+from tp_flower.joins.joining import join_codes
 from tp_flower.protocol import CheckedPart, CheckPart, CheckRequest
 from tp_flower.query import Join
 

@@ -1,4 +1,4 @@
-"""Extraction: what the sites tell of the rows of a query, by two rounds.
+"""Extraction: join keys, labels and weights of the rows of a query, by two rounds.
 
 One site seals the run's secret for the others (``seal``), and every site runs its
 fragment of the query (``extract``). What comes back is keyed hashes of join keys and
@@ -7,7 +7,7 @@ hashes of what names a row, where the rows are to be predicted.
 """
 
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,71 +16,31 @@ import numpy.typing as npt
 
 from strategies.run.exchange import Part, Replies, Request, ask
 from strategies.run.replies import array_of, read_key, read_weight
-from strategies.run.sites import Inventory
-from strategies.setup.keys import key_groups, relay_secret
+from strategies.run.sites import Inventory, Node
 from strategies.setup.labels import label_plan
 from strategies.setup.row_weights import query_weights
 from tp_flower.arrays import FloatArray
 from tp_flower.duckdb_engine import quote_name
-from tp_flower.errors import QueryError, SchemaError
+from tp_flower.errors import QueryError, ReplyError, SchemaError, SettingsError
 from tp_flower.extraction.extracted import KeyColumn
-from tp_flower.methods import PERSONAL
+from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol import (
+    Action,
     ExtractedPart,
     ExtractPart,
     ExtractRequest,
     LabelTerms,
     RowKeyColumns,
+    SealReply,
+    SealRequest,
+    encode,
 )
 from tp_flower.query import BoundQuery, Fragment
 from tp_flower.query.fragment import Feature
-from tp_flower.settings import TRAIN, Settings
+from tp_flower.settings import Settings
 from tp_flower.sources.tables_file import DUCKDB
 
-
-def split_groups(placed: Mapping[Part, Fragment]) -> list[list[Part]]:
-    """Return the parts that run the same sub-query with GROUP BY, if they are several.
-
-    Args:
-        placed: the parts of the run with their fragments.
-    """
-    together: dict[tuple[Fragment, int], list[Part]] = {}
-    seen: Counter[tuple[Fragment, int, int]] = Counter()
-    for part, fragment in placed.items():
-        if fragment.subquery is not None:
-            # UNION ALL may name one table twice: each branch groups on its own
-            branch = seen[fragment, part.node, part.shard]
-            seen[fragment, part.node, part.shard] += 1
-            together.setdefault((fragment, branch), []).append(part)
-    return [parts for parts in together.values() if len(parts) > 1]
-
-
-def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:
-    """Refuse a sub-query with a group whose rows are in two shards.
-
-    Args:
-        split: what :func:`split_groups` found.
-        replies: with the hashes of each part's group keys, uint64 (groups, 2).
-
-    Raises:
-        QueryError: the sub-query would aggregate parts of groups.
-        ReplyError: a part sent no such hashes.
-    """
-    for parts in split:
-        hashes = [
-            np.unique(array_of(replies, part, "group_hashes", (None, 2)), axis=0)
-            for part in parts
-        ]
-        distinct, counts = np.unique(np.concatenate(hashes), axis=0, return_counts=True)
-        crossing = int(np.count_nonzero(counts > 1))
-        if crossing:
-            sites = ", ".join(dict.fromkeys(repr(part.site) for part in parts))
-            raise QueryError(
-                f"the sub-query {parts[0].table!r} aggregates groups that cross shards:"
-                f" {crossing} of {len(distinct)} groups have rows at several of the "
-                f"sites {sites}. Group by a column that tells the sites apart as well, "
-                "or filter the sub-query so that every group is at one site"
-            )
+HashArray = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -97,88 +57,26 @@ class SiteWork:
     pushed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Say it on one line."""
+        """Describe it on one line."""
         if self.engine == DUCKDB:
             return "all in DuckDB at the site"
         pushed = "; ".join(self.pushed) or "the columns only"
         return f"in {self.engine}: {pushed}. All else in DuckDB at the site"
 
 
-def describe_places(shards: Sequence[tuple[str, SiteWork]]) -> tuple[str, ...]:
-    """Return where the work of a table is done, a line for all sites that do alike.
-
-    Args:
-        shards: of one table: the site and its work.
-
-    >>> describe_places([("us", SiteWork("duckdb")), ("uk", SiteWork("duckdb"))])
-    ('us, uk: all in DuckDB at the site',)
-    """
-    sites: dict[SiteWork, list[str]] = {}
-    for site, work in shards:
-        sites.setdefault(work, []).append(site)
-    return tuple(
-        f"{', '.join(dict.fromkeys(own))}: {work}" for work, own in sites.items()
-    )
-
-
-def describe_work(fragments: Sequence[Fragment]) -> tuple[str, ...]:
-    r"""Return what the sites of a table run, a line each.
-
-    Args:
-        fragments: of one table; several for the SELECTs of a UNION ALL.
-
-    >>> day = Feature("weekday", 'DAYOFWEEK("day")')
-    >>> own = Fragment("f", "flights", (Feature("hour", '"hour"'), day),
-    ...                (('"plane"',),), '"delay" > 15', ('"delay" IS NOT NULL',))
-    >>> print(*describe_work([own]), sep="\n")
-    rows of flights WHERE "delay" IS NOT NULL
-    features: hour, weekday = DAYOFWEEK("day")
-    join keys: ("plane")
-    label: "delay" > 15
-    """
-    first = fragments[0]
-    lines = [_rows(fragment) for fragment in fragments]
-    lines.append(f"features: {', '.join(map(_feature, first.features)) or 'none'}")
-    if first.keys:
-        keys = ", ".join(f"({', '.join(parts)})" for parts in first.keys)
-        lines.append(f"join keys: {keys}")
-    if first.label is not None:
-        lines.append(f"label: {first.label}")
-    if first.weight is not None:
-        lines.append(f"weight of a joined row: {first.weight}")
-    return tuple(lines)
-
-
-def _rows(fragment: Fragment) -> str:
-    where = f" WHERE {' AND '.join(fragment.filters)}" if fragment.filters else ""
-    if fragment.subquery is None:
-        return f"rows of {fragment.name}{where}"
-    return f"rows of ({fragment.subquery.to_sql(fragment.name)}){where}"
-
-
-def _feature(feature: Feature) -> str:
-    if feature.sql in (feature.name, quote_name(feature.name)):
-        return feature.name
-    return f"{feature.name} = {feature.sql}"
-
-
-HashArray = npt.NDArray[np.uint64]
-
-
 @dataclass(frozen=True)
 class Extracted:
-    """What the ``extract`` round brought.
+    """The sites' replies to ``extract``.
 
     Attributes:
         parts: by table, in shard order; none of a table whose sites are all gone.
         rows: by part, after the filters.
         keys: by (table, key number), in shard order.
         work: by part, where its fragment ran.
-        weights: what the query says that rows of the weight's table weigh; None without
-            a weight.
-        row_hashes: keyed hashes (n, 2) of what names the label table's rows; None where
-            they do not leave.
-        replies: all that the sites sent.
+        weights: the query's, of the rows of the weight's table; None without a weight.
+        row_hashes: keyed hashes (n, 2) of the label table's row keys; None where they
+            do not leave.
+        replies: of all sites.
     """
 
     parts: dict[str, tuple[Part, ...]]
@@ -208,6 +106,8 @@ def extract(
     settings: Settings,
     inventory: Inventory,
     row_key: RowKeyColumns | None = None,
+    *,
+    keeps_labels: bool = False,
 ) -> Generator[Request, Replies, Extracted]:
     """Run the two rounds.
 
@@ -215,13 +115,19 @@ def extract(
         bound: the query over the sites' columns.
         settings: of the run.
         inventory: of the sites.
-        row_key: what names the label table's rows, if they are to be predicted.
+        row_key: columns that name the label table's rows, if they are to be predicted.
+        keeps_labels: whether labels stay at the sites.
 
     Raises:
         TPFlowerError: any of its kinds, if a fragment cannot be run, or a table that
             may not be empty is.
     """
     row_key = row_key or RowKeyColumns()
+    plan = label_plan(settings)
+    label_fields: dict[str, Any] = {
+        "label_privacy": None if plan is None else LabelTerms(**asdict(plan)),
+        "local_label": settings.task if keeps_labels else None,
+    }
     fragments = _place(bound, inventory)
     parts: dict[str, tuple[Part, ...]] = dict.fromkeys(bound.tables, ())
     for part, fragment in fragments.items():
@@ -232,57 +138,67 @@ def extract(
     request = ExtractRequest(
         keys=next(iter(secrets.values()))["keys"],
         public_keys=[],
-        parts=_orders(bound, settings, fragments, grouped, row_key),
+        parts=_request_parts(bound, fragments, grouped, row_key, label_fields),
     )
     replies = yield ask(request, fragments, secrets)
     check_groups(grouped, replies)
-    sent = {part: replies.body(part, ExtractedPart) for part in fragments}
-    rows = {part.number: body.rows for part, body in sent.items()}
+    bodies = {part: replies.body(part, ExtractedPart) for part in fragments}
+    rows = {part.number: body.rows for part, body in bodies.items()}
     _check_filled(bound, parts, rows)
+    weights = None
+    if bound.weight_table is not None:
+        column = bound.fragments_of(bound.weight_table)[0].weight
+        weights = query_weights(
+            [
+                read_weight(replies, p, rows[p.number])
+                for p in parts[bound.weight_table]
+            ],
+            f"{bound.weight_table}: {column}",
+        )
+    row_hashes = None
+    if row_key.is_sent:
+        labelled = parts[bound.label_table]
+        row_hashes = np.concatenate(
+            [
+                array_of(replies, part, "row_hashes", (rows[part.number], 2))
+                for part in labelled
+            ]
+        )
     return Extracted(
         parts=parts,
         rows=rows,
         keys=_keys(bound, parts, replies, rows, row_key),
         work={
             part.number: SiteWork(body.engine, tuple(body.pushed))
-            for part, body in sent.items()
+            for part, body in bodies.items()
         },
-        weights=_weights(bound, parts, replies, rows),
-        row_hashes=_row_hashes(parts[bound.label_table], replies, rows)
-        if row_key.is_sent
-        else None,
+        weights=weights,
+        row_hashes=row_hashes,
         replies=replies,
     )
 
 
-def _orders(
+def _request_parts(
     bound: BoundQuery,
-    settings: Settings,
     fragments: Mapping[Part, Fragment],
     grouped: Sequence[Sequence[Part]],
     row_key: RowKeyColumns,
+    label_fields: Mapping[str, Any],
 ) -> dict[int, ExtractPart]:
-    """Return what each part is asked."""
-    plan = label_plan(settings)
-    stays = settings.method.family == PERSONAL and settings.mode == TRAIN
-    of_label: dict[str, Any] = {
-        "label_privacy": None if plan is None else LabelTerms(**asdict(plan)),
-        "local_label": settings.task if stays else None,
-    }
-    rows_named: dict[str, Any] = {"row_key": row_key if row_key.columns else None}
+    row_fields: dict[str, Any] = {"row_key": row_key if row_key.columns else None}
     with_groups = {part for parts in grouped for part in parts}
-    named = key_groups(bound)
+    groups = key_groups(bound)
     if row_key.columns:
         # no join compares them
-        named[bound.label_table] = named[bound.label_table][: -row_key.columns]
+        groups[bound.label_table] = groups[bound.label_table][: -row_key.columns]
     return {
         part.number: ExtractPart(
             shard=part.shard,
             fragment=fragment.to_json(),
             groups=part in with_groups,
-            key_groups=named[fragment.table],
-            **(of_label if fragment.label is not None else {}),
-            **(rows_named if fragment.table == bound.label_table else {}),
+            key_groups=groups[fragment.table],
+            **(label_fields if fragment.label is not None else {}),
+            **(row_fields if fragment.table == bound.label_table else {}),
         )
         for part, fragment in fragments.items()
     }
@@ -327,34 +243,210 @@ def _keys(
 ) -> dict[tuple[str, int], list[KeyColumn]]:
     """Return the keys that joins compare; of a table without parts, no value."""
     none = KeyColumn(np.zeros(0, np.int32), np.zeros((0, 2), np.uint64), "")
-    found = {}
+    keys = {}
     for table, own in parts.items():
         count = len(bound.fragments_of(table)[0].keys)
         if table == bound.label_table:
             count -= row_key.columns
         for key in range(count):
-            sent = [read_key(replies, part, key, rows[part.number]) for part in own]
-            found[table, key] = sent or [none]
-    return found
+            columns = [read_key(replies, part, key, rows[part.number]) for part in own]
+            keys[table, key] = columns or [none]
+    return keys
 
 
-def _weights(
-    bound: BoundQuery,
-    parts: Mapping[str, Sequence[Part]],
-    replies: Replies,
-    rows: Mapping[int, int],
-) -> FloatArray | None:
-    table = bound.weight_table
-    if table is None:
-        return None
-    found = [read_weight(replies, part, rows[part.number]) for part in parts[table]]
-    return query_weights(found, f"{table}: {bound.fragments_of(table)[0].weight}")
+def relay_secret(
+    inventory: Inventory, nodes: Collection[int], seed: int
+) -> Generator[Request, Replies, dict[int, dict[str, Any]]]:
+    """Let one of the nodes make a secret for all of them, unless they have one.
+
+    Returns:
+        Per node, the fields of ``extract`` by which it comes to the key of the run.
+
+    Raises:
+        SettingsError: the nodes take their key from different places, or have
+            different secrets.
+        ReplyError: the leader did not seal the secret to every node.
+    """
+    described = {node: inventory.nodes[node] for node in sorted(nodes)}
+    names = {node: inventory.site_names.get(node, f"node {node}") for node in described}
+    source = _common_source(described, names)
+    fields: dict[str, Any] = {
+        "keys": str(source),
+        "public_keys": [node.public_key for node in described.values()],
+    }
+    if source is KeySource.FILE:
+        return {node: dict(fields) for node in described}
+    leader = min(described)
+    request = SealRequest(
+        keys=source.value,
+        public_keys={str(node): own.public_key for node, own in described.items()},
+        site_keys={str(node): own.site_key for node, own in described.items()},
+        simulated=all(own.is_simulated for own in described.values()),
+        seed=seed,
+    )
+    replies = yield Request(
+        Action.SEAL, {leader: encode(request)}, phase="seal", message=request
+    )
+    sealed = replies.messages(SealReply)[leader].sealed
+    if not {str(node) for node in described} <= sealed.keys():
+        raise ReplyError(
+            f"site {names[leader]!r} did not seal the run's secret to all sites"
+        )
+    fields["leader_key"] = described[leader].public_key
+    fields["leader_site_key"] = described[leader].site_key
+    return {node: {**fields, "sealed": sealed[str(node)]} for node in described}
 
 
-def _row_hashes(
-    parts: Sequence[Part], replies: Replies, rows: Mapping[int, int]
-) -> HashArray:
-    found = [
-        array_of(replies, part, "row_hashes", (rows[part.number], 2)) for part in parts
+def _common_source(
+    described: Mapping[int, Node], names: Mapping[int, str]
+) -> KeySource:
+    """Return where all nodes take the key from, before any round."""
+    sources = {node: str(own.keys) for node, own in described.items()}
+    by_source = _grouped(sources, names)
+    if len(by_source) > 1:
+        listed = "; ".join(f"{key}: {sites}" for key, sites in by_source.items())
+        raise SettingsError(
+            f"the sites take the key of the hashes from different places ({listed}): "
+            "give every site secret-file in its node config, or every site "
+            "allowed-keys, or no site either"
+        )
+    digests = {node: own.secret_digest for node, own in described.items()}
+    by_secret = _grouped(digests, names)
+    if len(by_secret) > 1:
+        listed = " and ".join(by_secret.values())
+        raise SettingsError(
+            f"the secret files of the sites {listed} differ: copy one file to all sites"
+        )
+    return next(iter(described.values())).keys
+
+
+def _grouped(values: Mapping[int, str], names: Mapping[int, str]) -> dict[str, str]:
+    """Return the names of the nodes that have each value."""
+    grouped: dict[str, list[str]] = {}
+    for node, value in values.items():
+        grouped.setdefault(value, []).append(repr(names[node]))
+    return {value: ", ".join(listed) for value, listed in grouped.items()}
+
+
+def key_groups(bound: BoundQuery) -> dict[str, list[str]]:
+    """Return, by table, the group of each of its join keys.
+
+    Keys are of one group if joins connect them: the groups are the components of the
+    graph whose edges are the joins.
+    """
+    keys = [
+        (table, number)
+        for table in bound.tables
+        for number in range(len(bound.fragments_of(table)[0].keys))
     ]
-    return np.concatenate(found)
+    group = {key: number for number, key in enumerate(keys)}
+    for join in bound.joins:
+        ends = {group[join.left, join.left_key], group[join.right, join.right_key]}
+        group = {key: min(ends) if own in ends else own for key, own in group.items()}
+    groups: dict[str, list[str]] = {table: [] for table in bound.tables}
+    for (table, _), own in group.items():
+        groups[table].append(f"group-{own}")
+    return groups
+
+
+def split_groups(placed: Mapping[Part, Fragment]) -> list[list[Part]]:
+    """Return the parts that run the same sub-query with GROUP BY, if they are several.
+
+    Args:
+        placed: the parts of the run with their fragments.
+    """
+    together: dict[tuple[Fragment, int], list[Part]] = {}
+    seen: Counter[tuple[Fragment, int, int]] = Counter()
+    for part, fragment in placed.items():
+        if fragment.subquery is not None:
+            # UNION ALL may name one table twice: each branch groups on its own
+            branch = seen[fragment, part.node, part.shard]
+            seen[fragment, part.node, part.shard] += 1
+            together.setdefault((fragment, branch), []).append(part)
+    return [parts for parts in together.values() if len(parts) > 1]
+
+
+def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:
+    """Refuse a sub-query with a group whose rows are in two shards.
+
+    Args:
+        split: of :func:`split_groups`.
+        replies: with the hashes of each part's group keys, uint64 (groups, 2).
+
+    Raises:
+        QueryError: the sub-query would aggregate parts of groups.
+        ReplyError: a part sent no such hashes.
+    """
+    for parts in split:
+        hashes = [
+            np.unique(array_of(replies, part, "group_hashes", (None, 2)), axis=0)
+            for part in parts
+        ]
+        distinct, counts = np.unique(np.concatenate(hashes), axis=0, return_counts=True)
+        crossing = int(np.count_nonzero(counts > 1))
+        if crossing:
+            sites = ", ".join(dict.fromkeys(repr(part.site) for part in parts))
+            raise QueryError(
+                f"the sub-query {parts[0].table!r} aggregates groups that cross shards:"
+                f" {crossing} of {len(distinct)} groups have rows at several of the "
+                f"sites {sites}. Group by a column that tells the sites apart as well, "
+                "or filter the sub-query so that every group is at one site"
+            )
+
+
+def describe_places(shards: Sequence[tuple[str, SiteWork]]) -> tuple[str, ...]:
+    """Describe where the work of a table is done, a line for all sites that do alike.
+
+    Args:
+        shards: of one table: the site and its work.
+
+    >>> describe_places([("us", SiteWork("duckdb")), ("uk", SiteWork("duckdb"))])
+    ('us, uk: all in DuckDB at the site',)
+    """
+    sites: dict[SiteWork, list[str]] = {}
+    for site, work in shards:
+        sites.setdefault(work, []).append(site)
+    return tuple(
+        f"{', '.join(dict.fromkeys(own))}: {work}" for work, own in sites.items()
+    )
+
+
+def describe_work(fragments: Sequence[Fragment]) -> tuple[str, ...]:
+    r"""Describe the work of the sites of a table, a line each.
+
+    Args:
+        fragments: of one table; several for the SELECTs of a UNION ALL.
+
+    >>> day = Feature("weekday", 'DAYOFWEEK("day")')
+    >>> own = Fragment("f", "flights", (Feature("hour", '"hour"'), day),
+    ...                (('"plane"',),), '"delay" > 15', ('"delay" IS NOT NULL',))
+    >>> print(*describe_work([own]), sep="\n")
+    rows of flights WHERE "delay" IS NOT NULL
+    features: hour, weekday = DAYOFWEEK("day")
+    join keys: ("plane")
+    label: "delay" > 15
+    """
+    first = fragments[0]
+    lines = [_rows(fragment) for fragment in fragments]
+    lines.append(f"features: {', '.join(map(_feature, first.features)) or 'none'}")
+    if first.keys:
+        keys = ", ".join(f"({', '.join(parts)})" for parts in first.keys)
+        lines.append(f"join keys: {keys}")
+    if first.label is not None:
+        lines.append(f"label: {first.label}")
+    if first.weight is not None:
+        lines.append(f"weight of a joined row: {first.weight}")
+    return tuple(lines)
+
+
+def _rows(fragment: Fragment) -> str:
+    where = f" WHERE {' AND '.join(fragment.filters)}" if fragment.filters else ""
+    if fragment.subquery is None:
+        return f"rows of {fragment.name}{where}"
+    return f"rows of ({fragment.subquery.to_sql(fragment.name)}){where}"
+
+
+def _feature(feature: Feature) -> str:
+    if feature.sql in (feature.name, quote_name(feature.name)):
+        return feature.name
+    return f"{feature.name} = {feature.sql}"

@@ -1,4 +1,4 @@
-"""From the labels that the sites sent to a loss and numbers to train on."""
+"""Labels of the sites: numbers, classes, and the loss that they are trained by."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ from tp_flower.learning.label_noise import (
     epsilon_of_noise,
 )
 from tp_flower.learning.losses import (
-    KMeansLoss,
     LogisticLoss,
     Loss,
     SoftmaxLoss,
@@ -39,9 +38,8 @@ class Labels:
 
     Attributes:
         values: (n,), the number in regression, the class index in classification.
-        classes: the classes' names; empty in regression; those of a clustering's
-            centres.
-        noise: that the sites have put on the values; None for labels as they are.
+        classes: the classes' names; empty in regression.
+        noise: that the sites have put on the values; None for labels in the clear.
     """
 
     values: FloatArray
@@ -50,7 +48,7 @@ class Labels:
 
 
 def label_plan(settings: Settings) -> LabelPlan | None:
-    """Return the noise that the sites are to put on labels, None for labels in clear.
+    """Return the noise that the sites put on labels, None for labels in the clear.
 
     Raises:
         SettingsError: the settings of the labels' privacy do not fit each other, or the
@@ -69,10 +67,10 @@ def label_plan(settings: Settings) -> LabelPlan | None:
             f"{LAPLACE!r}"
         )
     if task == "regression" and (classes or not limits):
-        found = "not privacy.label-classes" if classes else "it is not set"
+        state = "not privacy.label-classes" if classes else "it is not set"
         raise SettingsError(
             "private labels of a regression need privacy.label-range, the lowest and "
-            f"highest value that a label counts with; {found}"
+            f"highest value that a label counts with; {state}"
         )
     noise = privacy.label_noise
     epsilon = privacy.label_epsilon or epsilon_of_noise(noise, limits)
@@ -82,7 +80,7 @@ def label_plan(settings: Settings) -> LabelPlan | None:
 def gather_labels(
     replies: Replies, parts: Sequence[Part], rows: Mapping[int, int], settings: Settings
 ) -> Labels:
-    """Return the labels of the label table, of what its shards sent.
+    """Return the labels of the label table, from the replies of its shards.
 
     Args:
         replies: of the ``extract`` round.
@@ -109,11 +107,6 @@ def gather_labels(
     )
 
 
-def no_labels(rows: int, clusters: int) -> Labels:
-    """Return what stands for labels where rows are clustered: they have none."""
-    return Labels(np.zeros(rows), tuple(map(str, range(clusters))))
-
-
 def read_private_labels(
     columns: Sequence[tuple[Part, LabelColumn]], plan: LabelPlan
 ) -> Labels:
@@ -124,7 +117,7 @@ def read_private_labels(
         plan: of their noise.
 
     Raises:
-        ReplyError: a shard's labels are not what the plan makes of labels.
+        ReplyError: a shard's labels are not of the plan.
     """
     expected = "number" if plan.limits else "text" if plan.classes else "boolean"
     count = plan.class_count
@@ -160,8 +153,8 @@ def read_labels(
         )
     kind = kinds[0]["kind"]
     if any(other["kind"] != kind for other in kinds):
-        found = sorted({other["kind"] for other in kinds})
-        raise QueryError(f"the label differs in type between the shards: {found}")
+        types = sorted({other["kind"] for other in kinds})
+        raise QueryError(f"the label differs in type between the shards: {types}")
     is_classes = task == "classification" or (
         task == "auto" and kind in {"boolean", "text"}
     )
@@ -215,7 +208,7 @@ def _check_class_count(count: int) -> None:
 
 
 def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:
-    """Return the loss of the task, after checking the training labels, if it has any.
+    """Return the loss of the task, after checking the training labels.
 
     Args:
         labels: of the label table.
@@ -227,19 +220,17 @@ def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:
         QueryError: if the label is constant or has one class, the loss does not fit
             the task, or no row is left to train on.
     """
-    if settings.method.is_clustering:
-        return KMeansLoss(settings.clusters)
     if not len(joined):
         raise QueryError(
             "all joined rows are held out for testing: lower test-fraction "
             f"({settings.test_fraction:g}) or add rows"
         )
-    seen = np.unique(joined)
-    if len(seen) < 2:
-        shown = labels.classes[int(seen[0])] if labels.classes else f"{seen[0]:g}"
+    values = np.unique(joined)
+    if len(values) < 2:
+        name = labels.classes[int(values[0])] if labels.classes else f"{values[0]:g}"
         raise QueryError(
             f"the label is constant in the {len(joined)} joined training rows "
-            f"({'one class' if labels.classes else 'one value'}: {shown})"
+            f"({'one class' if labels.classes else 'one value'}: {name})"
         )
     return loss_of(labels, settings.loss, settings)
 

@@ -1,24 +1,68 @@
-"""What the server knows after set-up: parts, mapping, labels, loss and base score."""
+"""The training problem: tables, mapping, labels, loss and base score.
+
+The LoJ operator (paper, section 3.1) is here: *gather* sums the tables' local scores on
+the joined rows, *scatter* brings what the server computed on joined rows back to the
+rows of each table. The joined rows are never built.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from strategies.disclosures import Audience
-from strategies.run.exchange import Part
-from strategies.setup.row_weights import Weighting
-from tp_flower.arrays import BoolArray, FloatArray
+from strategies.run.exchange import Part, Replies
+from strategies.run.replies import array_of
+from tp_flower.arrays import AnyArray, BoolArray, FloatArray, effective_rows
 from tp_flower.coresets.sampling import Sample
 from tp_flower.features.encoder import TableEncoder
-from tp_flower.joins.mapping import JoinStep, TableMapping, TableRows
-from tp_flower.joins.table_rows import NO_ROW
+from tp_flower.joins.joining import JoinStep
+from tp_flower.joins.mapping import RowWeights, TableMapping
+from tp_flower.learning.admm import LocalScores, targets
 from tp_flower.learning.losses import Loss
-from tp_flower.protocol import Update, pack_bits
+from tp_flower.learning.metrics import evaluate
+from tp_flower.protocol import CommonParameters, Update, row_numbers
 from tp_flower.reports.records import TableReport
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """The weights of the joined rows.
+
+    Attributes:
+        train: of the training rows; None where all weigh alike.
+        test: (held-out rows,), > 0; None where all weigh alike.
+        column: table and expression of the query's weight; "" without one.
+        entity: alias of the table whose rows count once; "" for none.
+        left_out: joined rows of weight 0.
+    """
+
+    train: RowWeights | None = None
+    test: FloatArray | None = None
+    column: str = ""
+    entity: str = ""
+    left_out: int = 0
+
+    @property
+    def train_rows(self) -> FloatArray | None:
+        """The training rows' weights, (N,), mean 1; None where all weigh alike."""
+        return None if self.train is None else self.train.rows
+
+    def facts(self, joined_rows: int) -> dict[str, object] | None:
+        """Return the report's facts of the weights; None where none were asked for."""
+        if not (self.column or self.entity):
+            return None
+        rows = np.ones(joined_rows) if self.train is None else self.train.rows
+        return {
+            "column": self.column,
+            "entity": self.entity,
+            "min": float(rows.min()),
+            "max": float(rows.max()),
+            "effective-rows": effective_rows(rows),
+            "left-out": self.left_out,
+        }
 
 
 @dataclass(frozen=True)
@@ -29,11 +73,11 @@ class CoresetSample:
         kind: how it was drawn: ``"importance"`` or ``"uniform"``.
         sample: of the joined training rows, by their numbers among all of them.
         joined_rows: N, how many there were.
-        totals: by table, what the sensitivities of its rows sum to, as its sites say;
-            empty where rows were drawn uniformly.
+        totals: by table, sum of its rows' importance, as its sites report it; empty
+            where rows were drawn uniformly.
         shares: by table, of the draws that it decides on the average; the rest are
             drawn uniformly.
-        capped: the parts whose totals were more than they can be, in words.
+        capped: the parts whose totals were beyond their bounds, in words.
     """
 
     kind: str
@@ -44,7 +88,7 @@ class CoresetSample:
     capped: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, object]:
-        """Return what a report says of the sample."""
+        """Return the report's facts of the sample."""
         return {
             "kind": self.kind,
             "size": self.sample.size,
@@ -96,18 +140,23 @@ class PreparedTable:
     Attributes:
         name: alias in the query.
         parts: its shards.
+        model: kind of its model.
         features: encoded columns, d.
         outputs: d_c.
-        is_linear: whether its model is linear.
         penalised: (p,) bool, the model's parameters that the penalty covers.
     """
 
     name: str
     parts: tuple[Part, ...]
+    model: str
     features: int
     outputs: int
-    is_linear: bool
     penalised: BoolArray
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether its model is linear."""
+        return self.model == "linear"
 
 
 @dataclass(frozen=True)
@@ -132,18 +181,73 @@ class Table(PreparedTable):
     has_intercept: bool
     largest_curvature: float
     mean_curvature: tuple[float, ...]
-    gram: FloatArray | None
+    gram: FloatArray | None = None
     gram_deviation: float = 0.0
     gradient_noise: float = 0.0
 
-    def with_gram(self, gram: FloatArray, deviation: float) -> "Table":
-        """Return the table with the Gram matrix that its shards sent."""
-        return replace(self, gram=gram, gram_deviation=deviation)
+    @property
+    def width(self) -> int:
+        """Features, and the intercept where the model has one."""
+        return self.features + int(self.has_intercept)
 
     @property
     def total_rows(self) -> int:
         """Rows of the table that take part."""
         return sum(rows.total for rows in self.rows)
+
+    def array(
+        self, replies: Replies, index: int, name: str, shape: tuple[int, ...]
+    ) -> FloatArray:
+        """Return an array that a shard sent, as float64.
+
+        Raises:
+            ReplyError: if it is missing or of another shape.
+        """
+        return array_of(replies, self.parts[index], name, shape).astype(np.float64)
+
+    def gather_scores(self, replies: Replies) -> FloatArray:
+        """Return the local scores of the rows that take part, (n_i, d_c)."""
+        blocks = [
+            self.array(replies, index, "scores", (rows.total, self.outputs))
+            for index, rows in enumerate(self.rows)
+        ]
+        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+
+    def gather_trained(self, replies: Replies, scores: FloatArray) -> FloatArray:
+        """Return ``scores`` (n_i, d_c) with the shards' new ones of trained rows."""
+        merged = scores.copy()
+        for index, rows in enumerate(self.rows):
+            shape = (rows.trained, self.outputs)
+            merged[rows.trained_slice] = self.array(replies, index, "scores", shape)
+        return merged
+
+    def gather_tested(self, replies: Replies, scores: FloatArray) -> None:
+        """Write the shards' scores of held-out rows into ``scores`` (n_i, d_c)."""
+        for index, rows in enumerate(self.rows):
+            shape = (int(np.count_nonzero(rows.tested)), self.outputs)
+            block = self.array(replies, index, "tested_scores", shape)
+            scores[rows.slice][rows.tested] = block
+
+    def scatter_rows(self, numbers: FloatArray) -> dict[int, AnyArray]:
+        """Return each shard's slice of numbers (n_i, d_c) of trained rows."""
+        return {
+            part.number: row_numbers(numbers[rows.trained_slice])
+            for part, rows in zip(self.parts, self.rows, strict=True)
+        }
+
+    def scatter_parameters(self, parameters: FloatArray) -> dict[int, CommonParameters]:
+        """Return the same parameters (p,) for every shard."""
+        common = CommonParameters(parameters)
+        return {part.number: common for part in self.parts}
+
+    def sum_over_shards(
+        self, replies: Replies, name: str, shape: tuple[int, ...]
+    ) -> FloatArray:
+        """Return the sum of an array over the shards, such as gradients (Eq. 17)."""
+        total = np.zeros(shape)
+        for index in range(len(self.parts)):
+            total += self.array(replies, index, name, shape)
+        return total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +264,7 @@ class PreparedRun(ABC):
         fan_out: by table, the joined training rows of each of its rows that is in one.
         names: name of every table at the sites.
         encoders: of every table.
-        audience: what decides who learns what.
+        audience: decides who learns what.
     """
 
     tables: Mapping[str, PreparedTable]
@@ -182,12 +286,34 @@ class PreparedRun(ABC):
     @property
     @abstractmethod
     def joined_rows(self) -> tuple[int, int]:
-        """How many joined rows are trained on, and how many are held out."""
+        """Training rows and held-out rows."""
 
     @property
     def chosen(self) -> dict[str, object]:
-        """What a report says that the set-up has chosen."""
+        """Values of settings that set-up has chosen, for the report."""
         return {"loss": self.loss.name}
+
+    def table_reports(self) -> list[TableReport]:
+        """Return the report's record of every table, in the order of the query."""
+        reports = []
+        for name, table in self.tables.items():
+            trained = self.fan_out[name]
+            reports.append(
+                TableReport(
+                    table=name,
+                    name=self.names[name],
+                    rows=self.source_rows[name],
+                    features=table.features,
+                    shards=len(table.parts),
+                    sites=tuple(part.site for part in table.parts),
+                    # a LEFT JOINed table may have no row to train on
+                    multiplicity_min=int(trained.min()) if len(trained) else 0,
+                    multiplicity_mean=float(trained.mean()) if len(trained) else 0.0,
+                    multiplicity_max=int(trained.max(initial=0)),
+                    dropped=self.encoders[name].dropped,
+                )
+            )
+        return reports
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,14 +323,14 @@ class TrainingProblem(PreparedRun):
     Attributes:
         train: mapping of the training rows, over the tables' rows that take part.
         test: mapping of the held-out rows, or None without any.
-        train_labels: (N,).
+        train_labels: (N,); (N, 0) where the query has no label.
         test_labels: (N_test,).
         initial_scores: local scores (n_i, d_c) of the untrained models.
         l2: beta.
         seed: of the run.
-        weighting: what the joined rows weigh.
+        weighting: of the joined rows.
         coreset: the sample that is trained on; None where all joined rows are.
-        weight_facts: what a report says of the weights that were asked for.
+        weight_facts: of the report, where weights were asked for.
     """
 
     tables: Mapping[str, Table]
@@ -212,7 +338,7 @@ class TrainingProblem(PreparedRun):
     test: TableMapping | None
     train_labels: FloatArray
     test_labels: FloatArray
-    initial_scores: Mapping[str, FloatArray]
+    initial_scores: LocalScores
     l2: float
     seed: int
     weighting: Weighting = field(default_factory=Weighting)
@@ -221,12 +347,12 @@ class TrainingProblem(PreparedRun):
 
     @property
     def joined_rows(self) -> tuple[int, int]:
-        """Joined training rows and held-out ones."""
+        """Training rows and held-out rows."""
         return self.train.joined_rows, len(self.test_labels)
 
     @property
     def chosen(self) -> dict[str, object]:
-        """The loss, the weights that were asked for, and the coreset."""
+        """Values of settings that set-up has chosen, for the report."""
         chosen = super().chosen
         if self.weight_facts:
             chosen["row-weight"] = self.weight_facts
@@ -239,207 +365,33 @@ class TrainingProblem(PreparedRun):
         """The tables whose shards need a second round."""
         return [t for t in self.tables.values() if t.update is not Update.LOCAL]
 
+    def gather(self, local_scores: LocalScores) -> FloatArray:
+        """Return the scores h of the training rows, (N, d_c)."""
+        return self.train.sum_scores(self.base_score, local_scores)
 
-def table_reports(problem: PreparedRun) -> list[TableReport]:
-    """Return what the report says of every table, in the order of the query."""
-    reports = []
-    for name, table in problem.tables.items():
-        trained = problem.fan_out[name]
-        reports.append(
-            TableReport(
-                table=name,
-                name=problem.names[name],
-                rows=problem.source_rows[name],
-                features=table.features,
-                shards=len(table.parts),
-                sites=tuple(part.site for part in table.parts),
-                # a LEFT JOINed table may have no row to train on
-                multiplicity_min=int(trained.min()) if len(trained) else 0,
-                multiplicity_mean=float(trained.mean()) if len(trained) else 0.0,
-                multiplicity_max=int(trained.max(initial=0)),
-                dropped=problem.encoders[name].dropped,
-            )
-        )
-    return reports
-
-
-@dataclass(frozen=True)
-class TableLayout(ABC):
-    """How the rows of one table that take part are numbered.
-
-    Attributes:
-        name: alias of the table.
-        parts: its shards.
-        rows: where each part's rows lie after renumbering.
-        masses: per part, (trained rows,): G^w, which takes the place of G where joined
-            rows are weighted; None where they are not.
-    """
-
-    name: str
-    parts: tuple[Part, ...]
-    rows: tuple[PartRows, ...]
-    masses: tuple[npt.NDArray[np.float32], ...] | None = field(
-        default=None, kw_only=True
-    )
-
-    @property
-    @abstractmethod
-    def shard_rows(self) -> tuple[int, ...]:
-        """Rows of each part's shard, whether they take part or not."""
-
-    @abstractmethod
-    def set_up_arrays(self) -> dict[int, dict[str, Any]]:
-        """Return what ``prepare`` sends to each part."""
-
-
-Layout = TypeVar("Layout", bound=TableLayout)
-
-
-@dataclass(frozen=True)
-class CompactTable(TableLayout):
-    """One table's rows that take part, each once.
-
-    Attributes:
-        trained: per part, (rows of the shard,) bool.
-        tested: per part, (rows of the shard,) bool.
-        multiplicity: per part, (trained rows,): G of its trained rows.
-    """
-
-    trained: tuple[BoolArray, ...]
-    tested: tuple[BoolArray, ...]
-    multiplicity: tuple[npt.NDArray[np.int32], ...]
-
-    @property
-    def shard_rows(self) -> tuple[int, ...]:
-        """Rows of each part's shard."""
-        return tuple(len(own) for own in self.trained)
-
-    def set_up_arrays(self) -> dict[int, dict[str, Any]]:
-        """Return what ``prepare`` sends to each part."""
+    def scatter_targets(
+        self, local_scores: LocalScores, message: FloatArray, kappa: float
+    ) -> dict[str, FloatArray]:
+        """Return every table's target (n_i, d_c) from v (N, d_c)."""
+        weights = self.weighting.train
+        if weights is not None:
+            message = weights.rows[:, None] * message
+        inverse = {} if weights is None else weights.inverse_masses
         return {
-            part.number: {
-                "trained": pack_bits(self.trained[k]),
-                "tested": pack_bits(self.tested[k]),
-                **(
-                    {"multiplicity": self.multiplicity[k]}
-                    if self.masses is None
-                    else {"masses": self.masses[k]}
-                ),
-            }
-            for k, part in enumerate(self.parts)
+            name: targets(
+                self.train.tables[name], scores, message, kappa, inverse.get(name)
+            )
+            for name, scores in local_scores.items()
         }
 
+    def train_metrics(self, scores: FloatArray) -> dict[str, float]:
+        """Return the metrics of scores (N, d_c) on the training rows."""
+        weights = self.weighting.train_rows
+        return evaluate(self.loss, scores, self.train_labels, weights)
 
-def compact_tables(
-    mapping: TableMapping,
-    is_test: BoolArray,
-    parts: Mapping[str, tuple[Part, ...]],
-    part_rows: Mapping[int, int],
-) -> tuple[TableMapping, TableMapping | None, dict[str, CompactTable]]:
-    """Split the joined rows and renumber every table's rows.
-
-    Args:
-        mapping: of all joined rows.
-        is_test: (N_all,) bool, the held-out joined rows.
-        parts: by table, in shard order.
-        part_rows: rows of every part.
-
-    Returns:
-        The mapping of the training rows, that of the held-out rows (None without any),
-        and the renumbered tables.
-    """
-    train, test = mapping.select(~is_test), mapping.select(is_test)
-    return compact_rows(train, test, parts, part_rows)
-
-
-def compact_rows(
-    train: TableMapping,
-    test: TableMapping,
-    parts: Mapping[str, tuple[Part, ...]],
-    part_rows: Mapping[int, int],
-) -> tuple[TableMapping, TableMapping | None, dict[str, CompactTable]]:
-    """Renumber the rows of every table that are in some joined rows.
-
-    Args:
-        train: mapping of the joined rows to train on, over all rows of the tables.
-        test: likewise of those to test on; some may be the same.
-        parts: by table, in shard order.
-        part_rows: rows of every part.
-
-    Returns:
-        Both mappings over the renumbered rows (None for a test without any), and the
-        renumbered tables.
-    """
-    train_rows: dict[str, TableRows] = {}
-    test_rows: dict[str, TableRows] = {}
-    compact: dict[str, CompactTable] = {}
-    for name, own in parts.items():
-        counts = train.tables[name].multiplicity
-        tested = test.tables[name].multiplicity > 0
-        sizes = [part_rows[part.number] for part in own]
-        compact[name], new_number = _compact(name, own, sizes, counts, tested)
-        total = sum(rows.total for rows in compact[name].rows)
-        train_rows[name] = TableRows(new_number[train.tables[name].row_of], total)
-        test_rows[name] = TableRows(new_number[test.tables[name].row_of], total)
-    return (
-        TableMapping(train_rows),
-        TableMapping(test_rows) if test.joined_rows else None,
-        compact,
-    )
-
-
-def weighted_tables(
-    tables: Mapping[str, Layout], masses: Mapping[str, FloatArray]
-) -> dict[str, Layout]:
-    """Return the tables with what the training rows of each row weigh.
-
-    Args:
-        tables: by name.
-        masses: by name G^w, (rows that take part,): numbers that float32 has.
-    """
-    return {
-        name: replace(
-            own,
-            masses=tuple(
-                masses[name][rows.trained_slice].astype(np.float32) for rows in own.rows
-            ),
-        )
-        for name, own in tables.items()
-    }
-
-
-def _compact(
-    name: str,
-    parts: tuple[Part, ...],
-    sizes: list[int],
-    counts: npt.NDArray[np.int64],
-    tested: BoolArray,
-) -> tuple[CompactTable, npt.NDArray[np.int32]]:
-    """Return the renumbered table and the new number of each old row, (n_i + 1,)."""
-    # the extra last entry stays: NO_ROW is renumbered to itself
-    new_number = np.full(len(counts) + 1, NO_ROW, dtype=np.int32)
-    rows, trained_masks, tested_masks, multiplicity = [], [], [], []
-    start = offset = 0
-    for size in sizes:
-        own_counts = counts[offset : offset + size]
-        own_tested = tested[offset : offset + size]
-        own_trained = own_counts > 0
-        kept = np.concatenate(
-            [np.flatnonzero(own_trained), np.flatnonzero(own_tested & ~own_trained)]
-        )
-        new_number[offset + kept] = np.arange(start, start + len(kept), dtype=np.int32)
-        trained = int(np.count_nonzero(own_trained))
-        rows.append(PartRows(start, trained, len(kept), own_tested[kept]))
-        trained_masks.append(own_trained)
-        tested_masks.append(own_tested)
-        multiplicity.append(own_counts[own_trained].astype(np.int32))
-        start, offset = start + len(kept), offset + size
-    table = CompactTable(
-        name,
-        parts,
-        tuple(rows),
-        tuple(trained_masks),
-        tuple(tested_masks),
-        tuple(multiplicity),
-    )
-    return table, new_number
+    def test_metrics(self, local_scores: LocalScores) -> dict[str, float]:
+        """Return the metrics on the held-out rows; nothing without any."""
+        if self.test is None:
+            return {}
+        scores = self.test.sum_scores(self.base_score, local_scores)
+        return evaluate(self.loss, scores, self.test_labels, self.weighting.test)

@@ -7,21 +7,20 @@ the case of one shard per table, not another class.
 """
 
 from collections.abc import Generator, Mapping
-from functools import partial
+from dataclasses import replace
 from statistics import mean
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from strategies.run.exchange import PartArrays, Replies, Request, ask
+from strategies.disclosures import Audience
+from strategies.run.exchange import Replies, Request, ask
 from strategies.run.strategy import EpochResult, tests_every_epoch
 from strategies.setup.problem import Table, TrainingProblem
-from strategies.training import operators
-from strategies.training import operators as lou
 from strategies.training.base import JoinStrategy
-from strategies.training.prepare import Plan, UpdateChooser
 from tp_flower.arrays import FloatArray
-from tp_flower.errors import SettingsError
+from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.learning.admm import (
     AdmmState,
     AndersonMixer,
@@ -33,7 +32,9 @@ from tp_flower.learning.admm import (
     initial_state,
     residuals,
 )
+from tp_flower.learning.solvers import RidgeSolver
 from tp_flower.methods import DP_SGD, NOISY_STATISTICS
+from tp_flower.privacy.statistics_update import private_update, usable_gram
 from tp_flower.protocol import (
     AdmmRequest,
     AdmmTarget,
@@ -43,83 +44,6 @@ from tp_flower.protocol import (
     Update,
 )
 from tp_flower.settings import Settings
-
-
-class AdmmArrays:
-    """z, duals, the scores of the joined rows, and those of the tables' rows.
-
-    Args:
-        problem: the training problem.
-        corrections: c.
-        memory: epochs that Anderson mixing looks back on; 0 without.
-    """
-
-    def __init__(self, problem: TrainingProblem, corrections: int, memory: int) -> None:
-        self._federation = problem
-        self._mixer = AndersonMixer(
-            problem.train, memory, corrections, problem.weighting.train
-        )
-        self._stepped = initial_state(
-            problem.base_score, problem.train.joined_rows, rho=1.0
-        )
-        local_scores = dict(problem.initial_scores)
-        scores = operators.gather(problem, local_scores)
-        self._reached = self._point = Point(scores, self._stepped.duals, local_scores)
-
-    def targets(
-        self, rho: float, kappa: float, over_relaxation: float
-    ) -> dict[str, FloatArray]:
-        """Take the z- and dual update; return every table's target (n_i, d_c)."""
-        self._stepped, message = admm_step(
-            AdmmState(self._stepped.z, self._point.duals, rho),
-            self._point.scores,
-            self._federation.train_labels,
-            self._federation.loss,
-            over_relaxation,
-        )
-        return operators.scatter_targets(
-            self._federation, self._point.local_scores, message, kappa
-        )
-
-    def take(self, local_scores: LocalScores) -> Residuals:
-        """Take the sites' new scores (n_i, d_c); return the residuals of the epoch."""
-        before = self._reached.scores
-        scores = operators.gather(self._federation, local_scores)
-        self._reached = Point(scores, self._stepped.duals, local_scores)
-        return residuals(
-            self._stepped,
-            scores,
-            before,
-            self._federation.base_score,
-            self._federation.weighting.train_rows,
-        )
-
-    def train_metrics(self) -> dict[str, float]:
-        """Return the metrics of the scores that were taken last."""
-        return operators.train_metrics(self._federation, self._reached.scores)
-
-    def test_metrics(self) -> dict[str, float]:
-        """Return those on the held-out rows; nothing without any."""
-        return operators.test_metrics(self._federation, self._reached.local_scores)
-
-    def mix(self, rho: float) -> None:
-        """Move the next epoch's start by Anderson mixing, once scores were taken."""
-        self._point = self._mixer.mix(rho, self._point, self._reached)
-
-    def restart_mixing(self) -> None:
-        """Forget the epochs before."""
-        self._mixer.restart()
-
-    @property
-    def duals(self) -> FloatArray:
-        """The duals lambda after their last update, (N, d_c)."""
-        return self._stepped.duals
-
-    @property
-    def z(self) -> FloatArray:
-        """The auxiliary variable z after its last update, (N, d_c)."""
-        return self._stepped.z
-
 
 RHO_SHARE = 0.5
 """Automatic rho: this share of the loss's mean curvature at the base score."""
@@ -138,16 +62,17 @@ class AdmmServer:
     """The server's side of ADMM between two exchanges with the sites.
 
     Args:
-        problem: the training problem.
+        problem: to train.
         settings: form, rho, over-relaxation and memory.
 
     Attributes:
         rho: the penalty in use; it may change from epoch to epoch.
         corrections: c: the number of tables (sharing) or 1 (Jacobi).
+        memory: epochs that Anderson mixing looks back on; 0 without.
     """
 
     def __init__(self, problem: TrainingProblem, settings: Settings) -> None:
-        self.training_problem = problem
+        self.problem = problem
         self.corrections = len(problem.tables) if settings.admm_form == "sharing" else 1
         curvature = problem.loss.curvature(problem.base_score)
         self.rho = settings.rho or RHO_SHARE * curvature
@@ -163,7 +88,16 @@ class AdmmServer:
         self.over_relaxation = settings.over_relaxation or (
             1.0 if self.memory or noisy else OVER_RELAXATION
         )
-        self._arrays = AdmmArrays(problem, self.corrections, self.memory)
+        weights = problem.weighting.train
+        self._mixer = AndersonMixer(
+            problem.train, self.memory, self.corrections, weights
+        )
+        self._stepped = initial_state(
+            problem.base_score, problem.train.joined_rows, rho=1.0
+        )
+        local_scores = dict(problem.initial_scores)
+        scores = problem.gather(local_scores)
+        self._reached = self._point = Point(scores, self._stepped.duals, local_scores)
         self._epoch = 0
         self._recent: list[Residuals] = []
 
@@ -173,10 +107,17 @@ class AdmmServer:
         return self.corrections * self.rho
 
     def targets(self) -> dict[str, FloatArray]:
-        """Start an epoch: z- and dual update; return every table's target."""
+        """Start an epoch: z- and dual update; return targets (n_i, d_c) by table."""
         self._epoch += 1
-        return self._arrays.targets(
-            self.rho, self.kappa, self.over_relaxation if self._epoch > 1 else 1.0
+        self._stepped, message = admm_step(
+            AdmmState(self._stepped.z, self._point.duals, self.rho),
+            self._point.scores,
+            self.problem.train_labels,
+            self.problem.loss,
+            self.over_relaxation if self._epoch > 1 else 1.0,
+        )
+        return self.problem.scatter_targets(
+            self._point.local_scores, message, self.kappa
         )
 
     def take(self, local_scores: LocalScores, *, is_tested: bool = True) -> EpochResult:
@@ -186,55 +127,115 @@ class AdmmServer:
             local_scores: (n_i, d_c) by table.
             is_tested: whether those of held-out rows are of this epoch.
         """
-        gap = self._arrays.take(local_scores)
+        problem, before = self.problem, self._reached.scores
+        scores = problem.gather(local_scores)
+        self._reached = Point(scores, self._stepped.duals, local_scores)
+        gap = residuals(
+            self._stepped,
+            scores,
+            before,
+            problem.base_score,
+            problem.weighting.train_rows,
+        )
         result = EpochResult(
             epoch=self._epoch,
-            train=self._arrays.train_metrics(),
-            test=self._arrays.test_metrics() if is_tested else {},
+            train=problem.train_metrics(scores),
+            test=problem.test_metrics(local_scores) if is_tested else {},
             primal_residual=gap.primal,
             dual_residual=gap.dual,
         )
-        self._arrays.mix(self.rho)
+        self._point = self._mixer.mix(self.rho, self._point, self._reached)
         self._recent.append(gap)
         if self._balances and self._epoch <= BALANCED_EPOCHS:
-            self._set_rho(balanced_rho(self.rho, self._recent))
+            rho = balanced_rho(self.rho, self._recent)
+            if rho != self.rho:
+                self.rho = rho
+                self.forget_steps()
         return result
-
-    @property
-    def duals(self) -> FloatArray:
-        """The duals lambda after their last update, (N, d_c)."""
-        return self._arrays.duals
-
-    @property
-    def z(self) -> FloatArray:
-        """The auxiliary variable z after its last update, (N, d_c)."""
-        return self._arrays.z
 
     def forget_steps(self) -> None:
         """Choose rho and mix by the epochs from here on only."""
         self._recent.clear()
-        self._arrays.restart_mixing()
+        self._mixer.restart()
 
-    def _set_rho(self, rho: float) -> None:
-        if rho != self.rho:
-            self.rho = rho
-            self.forget_steps()
+
+class GramSolver:
+    """The theta-update of one sharded table from summed statistics (linear, exact).
+
+    Statistics with noise are of what is left to fit, so that the solver keeps theta.
+    """
+
+    def __init__(self, table: Table, joined_rows: int, *, is_private: bool) -> None:
+        if table.gram is None:
+            raise ReplyError(f"table {table.name}: its shards sent no Gram matrix")
+        self._solver = RidgeSolver.from_gram(
+            usable_gram(table.gram, table.gram_deviation),
+            joined_rows,
+            intercept=table.has_intercept,
+        )
+        self._theta = np.zeros((len(table.gram), table.outputs))
+        self._is_private = is_private
+
+    def solve(self, moments: FloatArray, kappa: float, l2: float) -> FloatArray:
+        """Return the flat parameters of the table's model, (p,)."""
+        if not self._is_private:
+            return self._solver.solve(moments, kappa, l2).ravel()
+        self._theta = private_update(self._solver, self._theta, moments, kappa, l2)
+        return self._theta.ravel()
+
+
+def consensus_parameters(
+    table: Table, replies: Replies, rho_in: float, l2: float
+) -> FloatArray:
+    """Return w from the shards' theta^q + u^q (Eq. 20), (p,).
+
+    w = Q rho_in / (Q rho_in + beta) * mean(theta + u); the paper's Eq. 20 has M where
+    consensus ADMM has Q_i. Biases are not penalised and are just averaged. A shard
+    without rows to train on has no opinion: it takes w, and no part in it.
+    """
+    every = range(len(table.parts))
+    trained = [index for index in every if table.rows[index].trained] or list(every)
+    shape, shards = table.penalised.shape, len(trained)
+    proposals = [table.array(replies, k, "proposal", shape) for k in trained]
+    average = np.sum(proposals, axis=0) / shards
+    shrink = shards * rho_in / (shards * rho_in + l2)
+    shrunk: FloatArray = np.where(table.penalised, shrink * average, average)
+    return shrunk
 
 
 class AdmmStrategy(JoinStrategy):
-    """Base of the methods that alternate between the server and the sites' fits.
+    """Base of the methods that alternate between the server and the sites' fits."""
 
-    Args:
-        query: the training set.
-        settings: of the run; keyword arguments override single ones.
-    """
+    def set_up(self) -> Generator[Request, Replies, TrainingProblem]:
+        """Refuse settings that contradict each other before any round."""
+        wanted_update(self.settings)
+        return (yield from super().set_up())
 
-    def plan(self) -> Plan:
-        """Let sharded linear tables send statistics, others seek consensus."""
-        return Plan(choose_update_for(self.settings), _no_arrays, self._course)
+    def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
+        """Let sharded linear tables send statistics, others seek consensus.
 
-    def _course(self) -> Mapping[str, Any]:
+        Raises:
+            SettingsError: statistics are asked for, which only linear models can send.
+        """
+        if shards == 1:
+            return Update.LOCAL
+        wanted = wanted_update(self.settings)
+        if wanted == "gram" and not is_linear:
+            raise SettingsError(
+                f"lou is 'gram', but the model of table {table!r} is not linear; "
+                "allowed for it: 'consensus' and 'auto'"
+            )
+        is_gram = is_linear and wanted != "consensus"
+        return Update.GRAM if is_gram else Update.CONSENSUS
+
+    def outline(self) -> dict[str, Any]:
+        """Return how often consensus is updated in an epoch."""
         return {"exchanges": self.settings.inner_rounds}
+
+    def audience(self, *args: Any) -> Audience:
+        """Return the facts, with the rounds of consensus."""
+        has_inner_rounds = self.settings.inner_rounds > 1
+        return replace(super().audience(*args), has_inner_rounds=has_inner_rounds)
 
     def epochs(self, problem: TrainingProblem) -> Generator[Request, Replies, None]:
         """Run the epochs, until the residuals are below the tolerance if one is set."""
@@ -242,7 +243,7 @@ class AdmmStrategy(JoinStrategy):
         is_private = self.settings.privacy.features == NOISY_STATISTICS
         rows = problem.train.joined_rows
         solvers = {
-            table.name: lou.GramSolver(table, rows, is_private=is_private)
+            table.name: GramSolver(table, rows, is_private=is_private)
             for table in problem.tables.values()
             if table.update is Update.GRAM
         }
@@ -254,8 +255,7 @@ class AdmmStrategy(JoinStrategy):
         }
         self.local_scores = dict(problem.initial_scores)
         for _ in range(self.settings.epochs):
-            exchange = self._exchange(problem, server, solvers)
-            self.local_scores = yield from exchange
+            self.local_scores = yield from self._exchange(problem, server, solvers)
             if self.talk.stale:
                 # steps in which some tables stood still say nothing of the others
                 server.forget_steps()
@@ -272,22 +272,22 @@ class AdmmStrategy(JoinStrategy):
     def _gather(self, table: Table, replies: Replies) -> FloatArray:
         """Return a table's scores (n_i, d_c); of held-out rows those it had before."""
         if self._tests_epoch:
-            return lou.gather_scores(table, replies)
-        return lou.gather_trained(table, replies, self.local_scores[table.name])
+            return table.gather_scores(replies)
+        return table.gather_trained(replies, self.local_scores[table.name])
 
     def _exchange(
         self,
         problem: TrainingProblem,
         server: AdmmServer,
-        solvers: Mapping[str, lou.GramSolver],
+        solvers: Mapping[str, GramSolver],
     ) -> Generator[Request, Replies, LocalScores]:
         """Send the targets; return the local scores of the updated models."""
-        order = self._order(problem, server)
+        outline = self._request(problem, server.kappa)
         targets: dict[int, AdmmTarget] = {}
         for name, target in server.targets().items():
-            blocks = lou.scatter_rows(problem.tables[name], target)
+            blocks = problem.tables[name].scatter_rows(target)
             targets |= {number: AdmmTarget(block) for number, block in blocks.items()}
-        request = msgspec.structs.replace(order, parts=targets)
+        request = msgspec.structs.replace(outline, parts=targets)
         replies = yield self.request(ask(request, problem.parts))
         scores = {
             name: self._gather(table, replies)
@@ -298,20 +298,20 @@ class AdmmStrategy(JoinStrategy):
             solved: dict[int, CommonParameters] = {}
             for name, solver in solvers.items():
                 table = problem.tables[name]
-                moments = lou.sum_over_shards(table, replies, "moments")
+                shape = (table.width, table.outputs)
+                moments = table.sum_over_shards(replies, "moments", shape)
                 theta = solver.solve(moments, server.kappa, problem.l2)
-                solved |= lou.scatter_parameters(table, theta)
-            scores |= yield from self._agree(problem, replies, order, solved)
+                solved |= table.scatter_parameters(theta)
+            scores |= yield from self._agree(problem, replies, outline, solved)
         return {name: scores[name] for name in problem.tables}
 
-    def _order(self, problem: TrainingProblem, server: AdmmServer) -> AdmmRequest:
+    def _request(self, problem: TrainingProblem, kappa: float) -> AdmmRequest:
         """Return the request of an epoch, without its targets."""
         seeking = any(t.update is Update.CONSENSUS for t in problem.sharded)
         fit = LocalFit(
-            kappa=server.kappa,
+            kappa=kappa,
             rho_in={
-                table.name: _inner_penalty(table, server.kappa)
-                for table in problem.sharded
+                table.name: _inner_penalty(table, kappa) for table in problem.sharded
             },
             epoch=self.epoch,
             seed=problem.seed,
@@ -329,7 +329,7 @@ class AdmmStrategy(JoinStrategy):
         self,
         problem: TrainingProblem,
         replies: Replies,
-        order: AdmmRequest,
+        outline: AdmmRequest,
         solved: Mapping[int, CommonParameters],
     ) -> Generator[Request, Replies, LocalScores]:
         """Bring the shards of each table to common parameters; return their scores.
@@ -337,19 +337,17 @@ class AdmmStrategy(JoinStrategy):
         Consensus takes ``inner_rounds`` rounds; solved parameters wait for the last
         one.
         """
-        for more_rounds in range(order.more_rounds, -1, -1):
+        for more_rounds in range(outline.more_rounds, -1, -1):
             common = {} if more_rounds else dict(solved)
             for table in problem.sharded:
                 if table.update is Update.CONSENSUS:
-                    rho_in = order.fit.rho_in[table.name]
-                    parameters = lou.consensus_parameters(
-                        table, replies, rho_in, problem.l2
-                    )
-                    common |= lou.scatter_parameters(table, parameters)
+                    rho_in = outline.fit.rho_in[table.name]
+                    consensus = consensus_parameters(table, replies, rho_in, problem.l2)
+                    common |= table.scatter_parameters(consensus)
             request = ConsensusRequest(
-                fit=order.fit,
+                fit=outline.fit,
                 more_rounds=more_rounds,
-                evaluate=order.evaluate,
+                evaluate=outline.evaluate,
                 parts=common,
             )
             parts = [part for part in problem.parts if part.number in common]
@@ -372,46 +370,25 @@ class TablePuppetADMM(AdmmStrategy):
     name = "admm"
 
 
-def choose_update_for(settings: Settings) -> UpdateChooser:
-    """Return what chooses how the shards of a table train together.
+def wanted_update(settings: Settings) -> str:
+    """Return how sharded tables are to train together: "auto", "gram" or "consensus".
 
     Raises:
         SettingsError: statistics of shards leave without noise where DP-SGD is to
             cover the models; parameters do where noisy statistics are.
     """
-    wanted = {DP_SGD: "consensus", NOISY_STATISTICS: "gram"}.get(
+    needed = {DP_SGD: "consensus", NOISY_STATISTICS: "gram"}.get(
         settings.privacy.features
     )
-    if wanted and settings.lou not in ("auto", wanted):
+    if needed and settings.lou not in ("auto", needed):
         raise SettingsError(
             f"lou is {settings.lou!r}, but privacy.features = "
-            f"{settings.privacy.features!r} needs {wanted!r} or 'auto'"
+            f"{settings.privacy.features!r} needs {needed!r} or 'auto'"
         )
-    return partial(choose_update, wanted or settings.lou)
-
-
-def choose_update(lou: str, table: str, shards: int, is_linear: bool) -> Update:
-    """Return how the shards of a table train together.
-
-    Raises:
-        SettingsError: if ``lou`` is ``"gram"``, which only linear models can.
-    """
-    if shards == 1:
-        return Update.LOCAL
-    if lou == "gram" and not is_linear:
-        raise SettingsError(
-            f"lou is 'gram', but the model of table {table!r} is not linear; "
-            "allowed for it: 'consensus' and 'auto'"
-        )
-    is_gram = is_linear and lou != "consensus"
-    return Update.GRAM if is_gram else Update.CONSENSUS
+    return needed or settings.lou
 
 
 def _inner_penalty(table: Table, kappa: float) -> float:
     # shards without trained rows have no curvature; without any, all penalties do
     own = [curvature for curvature in table.mean_curvature if curvature] or [1.0]
     return CONSENSUS_SHARE * kappa * mean(own)
-
-
-def _no_arrays(*_: object) -> PartArrays:
-    return {}

@@ -1,47 +1,70 @@
-"""RelationalStrategy: a Flower Strategy whose training set is the result of a query."""
+"""RelationalStrategy: a Flower Strategy whose training set is the result of a query.
+
+Set-up takes three rounds: ``extract`` brings hashed join keys and labels, from which
+the server builds the mapping; ``statistics`` what the encoders need, merged exactly
+over the shards; ``prepare`` sends encoders, multiplicities and the batch plan, and
+brings what training starts from. Where a coreset is trained on, three rounds draw it
+(:mod:`strategies.coresets.draw`) before ``prepare``.
+
+A method overrides the hooks in which it differs: which rows a table trains on, which
+loss, whether there is a label, how shards train together.
+"""
 
 import math
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import INFO
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.common.logger import log
 
-from strategies.disclosures import releases
+from strategies.coresets.draw import draw_coreset, restrict_to_sample
+from strategies.disclosures import Audience, audience_of, releases
 from strategies.privacy_report import privacy_report
-from strategies.run.exchange import Part, Replies, Request, ask
+from strategies.run.exchange import Part, PartArrays, Replies, Request, ask
 from strategies.run.replies import array_of, has_array
+from strategies.run.sites import Inventory
 from strategies.run.strategy import EpochResult, RoundListener, RoundStrategy
-from strategies.setup.problem import PreparedRun, Table, TrainingProblem, table_reports
-from strategies.training.prepare import Plan, set_up
-from tp_flower.arrays import FloatArray
-from tp_flower.errors import DivergedError, ReplyError
+from strategies.setup.extract import Extracted, extract
+from strategies.setup.joined_rows import JoinedRows, encoder_choices
+from strategies.setup.labels import Labels, choose_loss, gather_labels
+from strategies.setup.problem import (
+    CoresetSample,
+    PreparedRun,
+    Table,
+    TrainingProblem,
+)
+from strategies.setup.row_layout import Layouts, distinct_rows
+from strategies.setup.row_weights import (
+    declared_weighting,
+    split_weights,
+    without_weightless,
+)
+from strategies.training.prepare import Preparation, fit_encoders, prepare
+from tp_flower.arrays import BoolArray, FloatArray
+from tp_flower.coresets.importance import REGRESSION
+from tp_flower.errors import DivergedError, ReplyError, SettingsError
+from tp_flower.features.encoder import TableEncoder
+from tp_flower.joins.joining import build_mapping
+from tp_flower.joins.mapping import TableMapping, split_rows
 from tp_flower.learning.admm import LocalScores
 from tp_flower.learning.contributions import Contribution, contributions
-from tp_flower.methods import CORESET
+from tp_flower.learning.losses import Loss
+from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.model_names import ModelVersion, make_version
-from tp_flower.protocol import FinishedPart, FinishRequest
-from tp_flower.query import Query
+from tp_flower.protocol import FinishedPart, FinishRequest, Update
+from tp_flower.query import BoundQuery, Query
+from tp_flower.randomness import Stream, generator
 from tp_flower.reports.records import RunReport
-from tp_flower.settings import Settings
+from tp_flower.settings import IMPORTANCE, Settings
 
-WORSE: Final = 100.0
+INTERCEPT: Final = "(intercept)"
+DIVERGENCE_FACTOR: Final = 100.0
 """Times the loss of the best constant score: no epoch of a training that converges is
 so bad."""
-
-
-def baseline_loss(problem: TrainingProblem) -> float:
-    """Return the training loss of the base score alone."""
-    shape = (len(problem.train_labels), len(problem.base_score))
-    return problem.loss.value(
-        np.broadcast_to(problem.base_score, shape),
-        problem.train_labels,
-        problem.weighting.train_rows,
-    )
 
 
 def check_epoch(epoch: int, loss: float, baseline: float) -> None:
@@ -51,7 +74,7 @@ def check_epoch(epoch: int, loss: float, baseline: float) -> None:
         DivergedError: it is.
     """
     # a corrected loss may be 0 or below
-    if math.isfinite(loss) and loss <= WORSE * max(abs(baseline), 1.0):
+    if math.isfinite(loss) and loss <= DIVERGENCE_FACTOR * max(abs(baseline), 1.0):
         return
     raise DivergedError(
         f"training diverged in epoch {epoch}: its loss is {loss:.4g}, that of the same "
@@ -61,15 +84,13 @@ def check_epoch(epoch: int, loss: float, baseline: float) -> None:
     )
 
 
-INTERCEPT: Final = "(intercept)"
-
-
 @dataclass(frozen=True)
 class Outcome:
-    """What a run has come to, besides its metrics.
+    """The result of a run, besides its metrics.
 
     Attributes:
-        digests: of the parts that sites keep, by number.
+        digests: of the parts that sites keep, by number; "" of a site without a state
+            folder, or that did not answer.
         coefficients: (d [+ 1], d_c) by table, of those that may be shown.
         contributions: by table.
     """
@@ -78,74 +99,69 @@ class Outcome:
     coefficients: Mapping[str, FloatArray] = field(default_factory=dict)
     contributions: Mapping[str, Contribution] = field(default_factory=dict)
 
+    def contribution_facts(self) -> dict[str, dict[str, object]]:
+        """Return the report's facts of the tables' contributions."""
+        return {
+            table: {"share": own.share, "mean-score": own.mean_score.tolist()}
+            for table, own in self.contributions.items()
+        }
+
+    def coefficient_facts(
+        self, problem: PreparedRun
+    ) -> dict[str, list[dict[str, object]]]:
+        """Return the report's facts of the coefficients that sites have shown.
+
+        They are of encoded features, those of a standardised number per deviation. The
+        output is a class, where there are several.
+        """
+        facts = {}
+        for table, weights in self.coefficients.items():
+            names = [*problem.encoders[table].feature_names, INTERCEPT]
+            outputs = problem.classes if weights.shape[1] > 1 else ("score",)
+            facts[table] = [
+                {"feature": feature, "output": output, "value": float(value)}
+                for feature, row in zip(names, weights, strict=False)
+                for output, value in zip(outputs, row, strict=True)
+            ]
+        return facts
+
 
 def finish_request(model: ModelVersion) -> FinishRequest:
-    """Return what ends a run that went well: the sites keep its models."""
+    """Return the end of a run that went well: the sites keep its models."""
     return FinishRequest(
         keep_models=True, model_name=model.name, model_version=model.version
     )
 
 
 def read_outcome(
-    replies: Replies, problem: TrainingProblem, local_scores: Mapping[str, FloatArray]
+    replies: Replies, problem: TrainingProblem, local_scores: LocalScores
 ) -> Outcome:
-    """Return what the sites' last replies, and their last scores, come to.
+    """Return the outcome of the sites' last replies and their last scores.
 
     Args:
         replies: to the message that ends the run.
-        problem: the training problem.
+        problem: that was trained.
         local_scores: (n_i, d_c) of the final models, by table.
 
     Raises:
         ReplyError: a digest or a coefficient is malformed.
     """
-    shown = {
+    coefficients = {
         name: weights
         for name, table in problem.tables.items()
         if (weights := _coefficients(replies, table)) is not None
     }
     return Outcome(
         digests=read_digests(replies, problem.parts),
-        coefficients=shown,
+        coefficients=coefficients,
         contributions=contributions(
             problem.train, local_scores, problem.weighting.train_rows
         ),
     )
 
 
-def contribution_facts(outcome: Outcome) -> dict[str, dict[str, object]]:
-    """Return what a report says of the tables' contributions."""
-    return {
-        table: {"share": own.share, "mean-score": own.mean_score.tolist()}
-        for table, own in outcome.contributions.items()
-    }
-
-
-def coefficient_facts(
-    outcome: Outcome, problem: PreparedRun
-) -> dict[str, list[dict[str, object]]]:
-    """Return what a report says of the coefficients that sites have shown.
-
-    They are of encoded features, those of a standardised number per deviation. The
-    output is a class, where there are several.
-    """
-    facts = {}
-    for table, weights in outcome.coefficients.items():
-        names = [*problem.encoders[table].feature_names, INTERCEPT]
-        outputs = problem.classes if weights.shape[1] > 1 else ("score",)
-        facts[table] = [
-            {"feature": feature, "output": output, "value": float(value)}
-            for feature, row in zip(names, weights, strict=False)
-            for output, value in zip(outputs, row, strict=True)
-        ]
-    return facts
-
-
 def read_digests(replies: Replies, parts: Iterable[Part]) -> dict[int, str]:
-    """Return the digests that the sites report.
-
-    A site without a state folder has none, nor has one that did not answer.
-    """
+    """Return the digests that the sites report, by part."""
     digests = {
         number: body.digest
         for number, body in replies.parts.items()
@@ -159,18 +175,16 @@ def _coefficients(replies: Replies, table: Table) -> FloatArray | None:
 
     Shards that agree through statistics or gradients have the same ones.
     """
-    shape = (table.features + int(table.has_intercept), table.outputs)
-    shown = [
+    shape = (table.width, table.outputs)
+    blocks = [
         array_of(replies, part, "coefficients", shape).astype(np.float64)
         for part in table.parts
         if has_array(replies, part, "coefficients")
     ]
-    if shown and not table.is_linear:
+    if blocks and not table.is_linear:
         raise ReplyError(f"table {table.name}: coefficients of a model that has none")
-    return np.mean(shown, axis=0) if shown else None
+    return np.mean(blocks, axis=0) if blocks else None
 
-
-__all__ = ["EpochResult", "JoinStrategy", "RelationalStrategy"]
 
 Run = TypeVar("Run", bound=PreparedRun)
 
@@ -184,10 +198,13 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         on_round: called with the record of every round, for progress displays.
 
     Attributes:
-        chosen: what was chosen for settings that are 0, "" or "auto".
-        problem: the training problem, after set-up.
-        outcome: what the run has come to, once it has ended well.
+        has_label: whether the query needs a label.
+        chosen: values of settings that were 0, "" or "auto".
+        training_problem: after set-up.
+        outcome: of a run that has ended well.
     """
+
+    has_label: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -207,7 +224,12 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
 
     @abstractmethod
     def set_up(self) -> Generator[Request, Replies, Run]:
-        """Run the set-up rounds and return the training problem."""
+        """Run the set-up rounds and return the training problem.
+
+        Raises:
+            TPFlowerError: any of its kinds, before any training, if the query does not
+                fit the tables or the label does not fit the task.
+        """
 
     @abstractmethod
     def epochs(self, problem: Run) -> Generator[Request, Replies, None]:
@@ -215,10 +237,14 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
 
     @abstractmethod
     def outcome_of(self, replies: Replies, problem: Run) -> Outcome:
-        """Return what the run has come to, by the replies to its last message."""
+        """Return the outcome of the run, by the replies to its last message."""
+
+    def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
+        """Return the query over the sites' columns."""
+        return self.query.bind(schemas)
 
     def baseline(self, problem: Run) -> float:  # noqa: ARG002
-        """Return the loss of a constant score; infinity where nothing tells it."""
+        """Return the loss of a constant score; infinity where it is not known."""
         return math.inf
 
     def default_settings(self) -> Settings:
@@ -253,7 +279,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
 
     @property
     def model(self) -> ModelVersion:
-        """What the run's model is called."""
+        """Name and version of the run's model."""
         version = make_version(self.started_at, self.run)
         return ModelVersion(self.settings.model_name, version)
 
@@ -279,7 +305,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
             settings=self.settings.to_dict(),
             chosen=self.chosen,
             query=self.query.to_sql(),
-            tables=table_reports(problem),
+            tables=problem.table_reports(),
             joined_rows_train=train_rows,
             joined_rows_test=test_rows,
             join_steps=problem.join_steps,
@@ -287,8 +313,8 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
             final_train=ended[-1].train if ended else {},
             final_test=ended[-1].test if ended else {},
             model=str(self.model) if self.is_finished else "",
-            contributions=contribution_facts(self.outcome),
-            coefficients=coefficient_facts(self.outcome, problem),
+            contributions=self.outcome.contribution_facts(),
+            coefficients=self.outcome.coefficient_facts(problem),
             privacy=privacy_report(
                 releases(problem.audience),
                 self.ledgers,
@@ -305,33 +331,244 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     """Base of the methods that train over joins and unions.
 
     Attributes:
-        local_scores: (n_i, d_c) by table, as the sites sent them last; at the end of
+        importance: by which a coreset is drawn.
+        label_reach: how far the derivatives of a squared loss reach, in deviations of
+            the label, before they are clipped.
+        local_scores: (n_i, d_c) by table, the sites' last ones; at the end of
             :meth:`epochs` those of the final models.
     """
+
+    methods: ClassVar[dict[str, type["JoinStrategy"]]] = {}
+    """By name, the methods that can be chosen: every class with a name of its own."""
+    importance: ClassVar[str] = REGRESSION
+    label_reach: ClassVar[float] = 1.0
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "name" in vars(cls):
+            cls.methods[cls.name] = cls
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.local_scores: LocalScores = {}
 
     @abstractmethod
-    def plan(self) -> Plan:
-        """Return what the method decides about the set-up."""
+    def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
+        """Return how the shards of a table train together."""
 
-    def set_up(self) -> Generator[Request, Replies, TrainingProblem]:
-        """Run the set-up rounds and return the training problem."""
-        return (
-            yield from set_up(self.query, self.settings, self.plan(), self.inventory)
-        )
+    def hold_out(self, rows: int) -> BoolArray:
+        """Return which rows of the label table are held out for testing, (rows,)."""
+        rng = generator(self.settings.seed, Stream.SPLIT)
+        return split_rows(rows, self.settings.test_fraction, rng)
+
+    def read_labels(self, extracted: Extracted, table: str) -> Labels:
+        """Return the labels of the label table."""
+        parts = extracted.parts[table]
+        return gather_labels(extracted.replies, parts, extracted.rows, self.settings)
+
+    def choose_loss(self, labels: Labels, trained: FloatArray) -> Loss:
+        """Return the loss, by the labels (N,) of the joined training rows."""
+        return choose_loss(labels, trained, self.settings)
+
+    def restrict(self, joined: JoinedRows, sample: CoresetSample) -> JoinedRows:
+        """Return the joined rows restricted to a coreset's training rows."""
+        return restrict_to_sample(joined, sample.sample)
+
+    def training_rows(self, joined: JoinedRows) -> JoinedRows:
+        """Return the joined rows over the rows that the tables train on."""
+        return joined
+
+    def model_spec(self, preparation: Preparation, table: str) -> ModelSpec:
+        """Return the local model of a table, untrained."""
+        return preparation.spec(table)
+
+    def plan_batches(
+        self,
+        mapping: TableMapping,  # noqa: ARG002
+        layouts: Layouts,  # noqa: ARG002
+    ) -> PartArrays:
+        """Return the batch plan's arrays for ``prepare``, by part."""
+        return {}
+
+    def outline(self) -> dict[str, Any]:
+        """Return the fields of the announced schedule, besides the epochs."""
+        return {}
 
     def baseline(self, problem: TrainingProblem) -> float:
-        """Return the loss of a constant score, which no good training is far beyond."""
-        own, is_solved = self.settings.privacy, self.settings.family == CORESET
-        if own.covers_features or own.covers_predictions or is_solved:
-            # noise alone can make an epoch this bad, and the next one good; what is
-            # solved at once goes nowhere
+        """Return the loss of the best constant score; no epoch is far beyond it.
+
+        It is infinity where noise can make an epoch bad, and the next one good.
+        """
+        privacy = self.settings.privacy
+        if privacy.covers_features or privacy.covers_predictions:
             return math.inf
-        return baseline_loss(problem)
+        shape = (len(problem.train_labels), len(problem.base_score))
+        return problem.loss.value(
+            np.broadcast_to(problem.base_score, shape),
+            problem.train_labels,
+            problem.weighting.train_rows,
+        )
+
+    def audience(
+        self,
+        joined: JoinedRows,
+        inventory: Inventory,
+        updates: Mapping[str, Update],
+        encoders: Mapping[str, TableEncoder],
+    ) -> Audience:
+        """Return the facts that decide who learns what.
+
+        Args:
+            joined: the joined rows.
+            inventory: of the sites.
+            updates: by table, how its shards train together.
+            encoders: by table.
+        """
+        parts = joined.extracted.parts
+        return audience_of(
+            joined.bound,
+            parts,
+            self.settings,
+            inventory,
+            gram=[
+                name
+                for name, shards in parts.items()
+                if len(shards) > 1 and updates[name] is Update.GRAM
+            ],
+            weight=joined.weighting.column,
+            is_weighted=joined.weighting.train is not None,
+            is_measured=self.is_measured,
+            has_label=self.has_label,
+            fitted=[name for name, encoder in encoders.items() if encoder.fitted],
+        )
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a coreset is drawn by the importance of the rows."""
+        own = self.settings
+        return bool(own.coreset_rows) and own.coreset_kind == IMPORTANCE
+
+    def set_up(self) -> Generator[Request, Replies, TrainingProblem]:
+        """Run the set-up rounds and return the training problem.
+
+        Raises:
+            TPFlowerError: any of its kinds, before any training, if the query does not
+                fit the tables or the label does not fit the task.
+        """
+        settings = self.settings
+        whole = yield from self.join(self.inventory)
+        encoders = yield from fit_encoders(whole)
+        joined, coreset = whole, None
+        if settings.coreset_rows:
+            coreset = yield from draw_coreset(
+                whole, encoders, settings, self.importance
+            )
+            joined = self.restrict(whole, coreset)
+        joined = self.training_rows(joined)
+        preparation = Preparation(
+            joined, settings, encoders, whole.train_labels, self.label_reach
+        )
+        specs = {name: self.model_spec(preparation, name) for name in joined.layouts}
+        batches = self.plan_batches(joined.train, joined.layouts)
+        updates = {
+            name: self.choose_update(
+                name, len(layout.parts), is_linear=specs[name].kind == "linear"
+            )
+            for name, layout in joined.layouts.items()
+        }
+        tables, initial_scores = yield from prepare(
+            preparation, specs, updates, batches, self.outline()
+        )
+        return TrainingProblem(
+            tables=tables,
+            train=joined.train,
+            test=joined.test,
+            train_labels=joined.train_labels,
+            test_labels=joined.test_labels,
+            loss=joined.loss,
+            # the server knows all labels, and a sample may have one class only
+            base_score=whole.loss.base_score(
+                whole.train_labels, whole.weighting.train_rows
+            ),
+            initial_scores=initial_scores,
+            l2=settings.l2,
+            seed=settings.seed,
+            classes=joined.labels.classes,
+            join_steps=joined.steps,
+            source_rows=joined.extracted.table_rows,
+            fan_out={name: whole.trained_rows(name) for name in whole.layouts},
+            names=joined.names,
+            encoders=encoders,
+            audience=self.audience(joined, self.inventory, updates, encoders),
+            weighting=joined.weighting,
+            coreset=coreset,
+            # of all rows: those of a sample weigh by how they were drawn, too
+            weight_facts=whole.weighting.facts(whole.train.joined_rows),
+        )
+
+    def join(self, inventory: Inventory) -> Generator[Request, Replies, JoinedRows]:
+        """Extract and return the joined rows.
+
+        Raises:
+            TPFlowerError: any of its kinds, if the query does not fit the tables or the
+                label does not fit the task.
+        """
+        settings = self.settings
+        bound = self.bind(inventory.schemas())
+        _check_models(settings, bound)
+        weighting = declared_weighting(bound, settings)
+        choices = encoder_choices(bound, settings)
+        extracted = yield from extract(bound, settings, inventory)
+        rows = extracted.table_rows
+        labels = self.read_labels(extracted, bound.label_table)
+        mapping, steps = build_mapping(
+            bound.joins,
+            extracted.keys,
+            rows,
+            bound.label_table,
+            bound.outer,
+            settings.max_joined_rows,
+        )
+        mapping, weights, weighting = without_weightless(
+            mapping, extracted.weights, weighting, bound.weight_table or ""
+        )
+        held_out = self.hold_out(rows[bound.label_table])
+        row_of = mapping.tables[bound.label_table].row_of
+        is_test = held_out[row_of]
+        train_weights, test_weights = split_weights(
+            weighting, weights, mapping, is_test
+        )
+        (train, test), layouts = distinct_rows(
+            mapping, is_test, extracted.parts, extracted.rows
+        )
+        values = labels.values[row_of]
+        joined = JoinedRows(
+            bound=bound,
+            choices=choices,
+            extracted=extracted,
+            labels=labels,
+            mapping=mapping,
+            steps=steps,
+            held_out=held_out,
+            is_test=is_test,
+            train=train,
+            test=test,
+            layouts=layouts,
+            values=values,
+            loss=self.choose_loss(labels, values[~is_test]),
+            weighting=replace(weighting, test=test_weights),
+        )
+        return joined.with_weights(train_weights)
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
         """Return the digests, the coefficients and each table's contribution."""
         return read_outcome(replies, problem, self.local_scores)
+
+
+def _check_models(settings: Settings, bound: BoundQuery) -> None:
+    aliases = {table.lower() for table in bound.tables}
+    for alias, _ in settings.models:
+        if alias.lower() not in aliases:
+            raise SettingsError(
+                f"models names table {alias!r}; the query has {', '.join(bound.tables)}"
+            )

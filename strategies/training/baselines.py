@@ -1,44 +1,55 @@
-"""VFL-ADMM and VFL-SGD: the methods on the vertical partitions of the joined table.
+"""VFL-ADMM, VFL-SGD and GD: the baselines of the paper (section 6).
 
-They are baselines (paper, section 6): what learning costs where duplicates are not
-summed. Set-up repeats the rows of every table as the join repeats them
-(:mod:`strategies.setup.joined_rows`); what the methods do with these rows is what they
-do with those of the tables. With linear models, or any model in SGD, the parameters are
-those of TablePuppet after every epoch, up to the rounding of messages.
+VFL learns on the vertical partitions of the joined table: it shows the cost where
+duplicates are not summed. Its tables train on their rows repeated as the join repeats
+them. With linear models, or any model in SGD, the parameters are those of TablePuppet
+after every epoch, up to the rounding of messages.
 """
 
+from dataclasses import replace
+from typing import Any
+
+from strategies.disclosures import Audience
+from strategies.setup.joined_rows import JoinedRows
+from strategies.setup.row_layout import repeated_rows
 from strategies.training.admm import AdmmStrategy
+from strategies.training.base import JoinStrategy
 from strategies.training.sgd import BatchStrategy
 
 
-class VflADMM(AdmmStrategy):
-    """Train by ADMM with a target and a score for every joined row and table.
+class VerticalStrategy(JoinStrategy):
+    """Base of the methods with a message and a score for every joined row and table."""
 
-    Args:
-        query: the training set.
-        settings: of the run; keyword arguments override single ones.
-    """
+    def training_rows(self, joined: JoinedRows) -> JoinedRows:
+        """Return the same joined rows over rows of the tables that are repeated."""
+        return joined.laid_out(repeated_rows, joined.weighting.train_rows)
+
+    def audience(self, *args: Any) -> Audience:
+        """Return the facts: messages go by joined rows."""
+        return replace(super().audience(*args), by_joined_rows=True)
+
+
+class VflADMM(VerticalStrategy, AdmmStrategy):
+    """Train by ADMM with a target and a score for every joined row and table."""
 
     name = "vfl-admm"
 
 
-class VflSGD(BatchStrategy):
-    """Train by mini-batch SGD with a message and a score for every joined row.
-
-    Args:
-        query: the training set.
-        settings: of the run; keyword arguments override single ones.
-    """
+class VflSGD(VerticalStrategy, BatchStrategy):
+    """Train by mini-batch SGD with a message and a score for every joined row."""
 
     name = "vfl-sgd"
 
 
 class GradientDescent(BatchStrategy):
-    """Train over the result of a query by gradient descent, a step per epoch.
-
-    Args:
-        query: the training set.
-        settings: of the run; keyword arguments override single ones.
-    """
+    """Train over the result of a query by gradient descent, a step per epoch."""
 
     name = "gd"
+
+    def batch_size(self, joined_rows: int) -> int:
+        """Return N."""
+        return joined_rows
+
+    def decay(self, epoch: int) -> float:  # noqa: ARG002
+        """Return 1: a batch of all rows has no noise that smaller steps average."""
+        return 1.0

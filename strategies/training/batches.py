@@ -1,4 +1,4 @@
-"""The batches of SGD by shard: what goes to which shard, and comes from it."""
+"""The batches of SGD by shard, and the size of their steps."""
 
 import math
 from collections.abc import Mapping
@@ -9,18 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies.run.exchange import Part, PartArrays, Replies
-from strategies.setup.problem import Table, TableLayout, TrainingProblem
-from strategies.training import operators
+from strategies.setup.problem import Table, TrainingProblem
+from strategies.setup.row_layout import Layouts, TableLayout
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.joins.batches import BatchPlan
-from tp_flower.methods import DP_SGD
 from tp_flower.privacy.gradients import NOISE_DAMPING
 from tp_flower.protocol import row_numbers
-from tp_flower.settings import Settings
 
 
 class ShardedBatches:
-    """The batch plan, and which of a batch's rows lie in which shard.
+    """The batch plan, split by shard.
 
     Within a batch the distinct rows of a table ascend, so that each shard's rows are
     one slice: ``bounds[table][k, t]`` is where those of shard k start in batch t.
@@ -29,16 +27,16 @@ class ShardedBatches:
         plan: of the batches.
     """
 
-    def __init__(self, plan: BatchPlan, compact: Mapping[str, TableLayout]) -> None:
-        self.plan, self._compact = plan, compact
+    def __init__(self, plan: BatchPlan, layouts: Layouts) -> None:
+        self.plan, self._layouts = plan, layouts
         self._bounds = {
-            name: _shard_bounds(plan, name, table) for name, table in compact.items()
+            name: _shard_bounds(plan, name, table) for name, table in layouts.items()
         }
 
     def arrays(self) -> PartArrays:
         """Return what ``prepare`` sends to each part: its rows of every batch."""
         arrays: PartArrays = {}
-        for name, table in self._compact.items():
+        for name, table in self._layouts.items():
             rows, bounds = self.plan.tables[name].rows, self._bounds[name]
             for k, (part, own) in enumerate(zip(table.parts, table.rows, strict=True)):
                 is_own = (rows >= own.start) & (rows < own.start + own.total)
@@ -57,7 +55,7 @@ class ShardedBatches:
     @property
     def parts(self) -> Mapping[str, tuple[Part, ...]]:
         """The shards of every table."""
-        return {name: table.parts for name, table in self._compact.items()}
+        return {name: table.parts for name, table in self._layouts.items()}
 
 
 @dataclass(frozen=True)
@@ -106,9 +104,8 @@ class Batch:
         scores = {}
         for name, table in problem.tables.items():
             blocks = [
-                operators.checked(
+                table.array(
                     replies,
-                    table,
                     index,
                     "batch_scores",
                     (rows.stop - rows.start, table.outputs),
@@ -129,8 +126,8 @@ def _shard_bounds(
     keys = batch_of * total + own.rows
     edges = np.array([rows.start for rows in table.rows] + [total])
     first = np.arange(plan.batches) * total
-    found = np.searchsorted(keys, first[None, :] + edges[:, None])
-    bounds: npt.NDArray[np.int64] = found - own.start[None, :-1]
+    places = np.searchsorted(keys, first[None, :] + edges[:, None])
+    bounds: npt.NDArray[np.int64] = places - own.start[None, :-1]
     return bounds
 
 
@@ -140,17 +137,6 @@ BATCHES_PER_EPOCH = 100
 PRIVATE_BATCHES_PER_EPOCH = 20
 """The same for DP-SGD: a row pays for every batch that it is in, and the noise of a
 batch is the less beside its gradient the more rows it has."""
-
-
-def choose_batch_size(settings: Settings, joined_rows: int) -> int:
-    """Return B, at most N."""
-    if settings.method.is_full_batch:
-        return joined_rows
-    is_private = settings.privacy.features == DP_SGD
-    batches = PRIVATE_BATCHES_PER_EPOCH if is_private else BATCHES_PER_EPOCH
-    size = settings.batch_size or math.ceil(joined_rows / batches)
-    return min(size, joined_rows)
-
 
 TORCH_LEARNING_RATE = 0.05
 """Automatic learning rate where some model is not linear. It is far below what is
@@ -163,16 +149,6 @@ NOISE_MARGIN = 4.0
 STALE_MARGIN = 0.5
 """How far steps on stale scores stay below what is stable: oscillations then die away
 nearly as fast as without delay (by 0.960 per step instead of 0.949 at momentum 0.9)."""
-
-
-def decay_of(settings: Settings, epoch: int) -> float:
-    """Return what the step size is divided by in an epoch, from 1.
-
-    A batch of all rows has no noise that ever smaller steps would average.
-    """
-    if settings.method.is_full_batch:
-        return 1.0
-    return 1.0 + settings.decay * (epoch - 1)
 
 
 def safe_rate(

@@ -1,37 +1,27 @@
-"""Set-up: from a query and the sites' tables to a training problem, in three rounds.
+"""The rounds ``statistics`` and ``prepare``: encoders, models and what training needs.
 
-``extract`` brings hashed join keys and labels, from which the server builds the
-mapping; ``statistics`` brings what the encoders need, merged exactly over the shards;
-where a coreset is trained on, three rounds draw it (:mod:`strategies.coresets.draw`);
-``prepare`` sends encoders, multiplicities and the batch plan, and brings what training
-starts from. A function with ``yield`` sends a :class:`Request` and receives its
-:class:`Replies`.
+A function with ``yield`` sends a :class:`Request` and receives its :class:`Replies`.
 """
 
 import math
 import zlib
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from strategies.coresets.draw import draw_coreset, restrict_to_sample
 from strategies.run.exchange import Part, PartArrays, Replies, Request, ask
 from strategies.run.replies import read_statistics, refuse
-from strategies.run.sites import Inventory
-from strategies.setup.disclosures import audience_of
-from strategies.setup.joined_rows import JoinedRows, SplitRows, align, expand
-from strategies.setup.problem import Table, TableLayout, TrainingProblem
-from strategies.training.operators import checked, gather_scores
+from strategies.setup.joined_rows import JoinedRows, SplitRows
+from strategies.setup.problem import Table
+from strategies.setup.row_layout import TableLayout
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.features.fitting import fit
 from tp_flower.features.statistics import merge_tables
-from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.label_noise import ClassNoise, NumberNoise
-from tp_flower.learning.models.local_model import CENTRES, ModelSpec
+from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.protocol import (
     Outline,
     PersonalisedPart,
@@ -44,85 +34,10 @@ from tp_flower.protocol import (
     Update,
     pack_bits,
 )
-from tp_flower.query import Query
 from tp_flower.settings import Settings
 
-IntArray = npt.NDArray[np.int64]
-
-SQUARED_REACH = {"sgd": 3.0}
-"""How far the derivatives of a squared loss reach, in deviations of the label, before
-they are clipped. In SGD the bias of a clip at one costs more than the noise of one at
-three (test RMSE at epsilon 1 on MovieLens 1.116 and 1.110); in ADMM it does not."""
-
-SetUp = Generator[Request, Replies, TrainingProblem]
-UpdateChooser = Callable[[str, int, bool], Update]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a strategy decides about the set-up.
-
-    Attributes:
-        choose_update: (table, shards, is linear) -> how its shards train together.
-        plan_arrays: (training mapping, tables) -> arrays sent with ``prepare``.
-        course: () -> what the sites plan their releases by, besides the epochs; asked
-            for after ``plan_arrays``.
-    """
-
-    choose_update: UpdateChooser
-    plan_arrays: Callable[[TableMapping, Mapping[str, TableLayout]], PartArrays]
-    course: Callable[[], Mapping[str, Any]] = dict
-
-
-def set_up(query: Query, settings: Settings, plan: Plan, inventory: Inventory) -> SetUp:
-    """Run the set-up rounds and return the training problem.
-
-    Raises:
-        TPFlowerError: any of its kinds, before any training, if the query does not fit
-            the tables or the label does not fit the task.
-    """
-    joined = yield from align(query, settings, inventory)
-    encoders = yield from fit_encoders(joined)
-    whole, drawn = joined, None
-    if settings.coreset_rows:
-        drawn = yield from draw_coreset(joined, encoders, settings)
-        joined = restrict_to_sample(joined, drawn.sample)
-    if settings.method.is_expanded:
-        joined = expand(joined)
-    problem = Problem(joined, settings, encoders, whole.train_labels)
-    tables, initial_scores = yield from _prepare(problem, plan)
-    return TrainingProblem(
-        tables=tables,
-        train=joined.train,
-        test=joined.test,
-        train_labels=joined.train_labels,
-        test_labels=joined.test_labels,
-        loss=joined.loss,
-        # the server knows all labels, and a sample may have one class only
-        base_score=whole.loss.base_score(
-            whole.train_labels, whole.weighting.train_rows
-        ),
-        initial_scores=initial_scores,
-        l2=settings.l2,
-        seed=settings.seed,
-        classes=joined.labels.classes,
-        join_steps=joined.steps,
-        source_rows=joined.extracted.table_rows,
-        fan_out=fan_out(whole),
-        names=joined.names,
-        encoders=encoders,
-        audience=audience_of(
-            joined,
-            settings,
-            inventory,
-            {name: table.update for name, table in tables.items()},
-            encoders,
-        ),
-        weighting=joined.weighting,
-        coreset=drawn,
-        # of all rows: those of a sample weigh by how they were drawn, too
-        weight_facts=whole.weighting.facts(whole.train.joined_rows),
-    )
+Prepared = tuple[dict[str, Table], dict[str, FloatArray]]
+"""By table, what is trained and its untrained model's scores (n_i, d_c)."""
 
 
 def fit_encoders(
@@ -144,35 +59,34 @@ def fit_encoders(
         for part in extracted.all_parts
     }
     replies = yield ask(StatisticsRequest(bodies), extracted.all_parts)
-    merged = {
-        table: merge_tables(
-            [
-                read_statistics(
-                    replies, part, choices[table], extracted.rows[part.number]
-                )
-                for part in parts
-            ]
-        )
-        for table, parts in extracted.parts.items()
-    }
-    return {table: fit(table, own) for table, own in merged.items()}
+    encoders = {}
+    for table, parts in extracted.parts.items():
+        shards = [
+            read_statistics(replies, part, choices[table], extracted.rows[part.number])
+            for part in parts
+        ]
+        encoders[table] = fit(table, merge_tables(shards))
+    return encoders
 
 
 @dataclass(frozen=True)
-class Problem:
-    """What ``prepare`` is made from.
+class Preparation:
+    """The inputs of ``prepare``.
 
     Attributes:
         joined: the joined rows.
         settings: of the run.
         encoders: of every table.
         train_labels: of all joined training rows, of which a sample may be trained on.
+        label_reach: how far the derivatives of a squared loss reach, in deviations of
+            the label.
     """
 
     joined: JoinedRows
     settings: Settings
     encoders: Mapping[str, TableEncoder]
     train_labels: FloatArray
+    label_reach: float = 1.0
 
     @property
     def label_scale(self) -> float:
@@ -181,8 +95,7 @@ class Problem:
         Soft targets that allow for noise on a class reach (1 - q) / (p - q).
         """
         if self.joined.loss.name == "squared":
-            deviation = float(self.train_labels.std()) or 1.0
-            return deviation * SQUARED_REACH.get(self.settings.family, 1.0)
+            return (float(self.train_labels.std()) or 1.0) * self.label_reach
         noise = self.joined.labels.noise
         if not isinstance(noise, ClassNoise):
             return 1.0
@@ -202,14 +115,12 @@ class Problem:
 
     def spec(self, table: str) -> ModelSpec:
         """Return the local model of a table."""
-        loss = self.joined.loss
-        kind = self.settings.model_of(table)
-        if self.settings.method.is_clustering:
-            return ModelSpec(kind=CENTRES, outputs=loss.outputs)
         return ModelSpec(
             # where no feature says anything, a larger model has nothing to learn
-            kind=kind if self.encoders[table].width else "linear",
-            outputs=loss.outputs,
+            kind=self.settings.model_of(table)
+            if self.encoders[table].width
+            else "linear",
+            outputs=self.joined.loss.outputs,
             intercept=table == self.joined.bound.label_table,
             hidden_sizes=self.settings.hidden_sizes,
             output_scale=self.output_scale,
@@ -218,7 +129,7 @@ class Problem:
 
 
 def model_seed(settings: Settings, table: str) -> int:
-    """Return what a table's model starts from: one for all shards, another per table.
+    """Return the seed of a table's model: one for all shards, another per table.
 
     >>> [model_seed(Settings(seed=3), table) for table in "ab"]
     [4056279928, 1758247618]
@@ -226,115 +137,98 @@ def model_seed(settings: Settings, table: str) -> int:
     return zlib.crc32(f"{settings.seed}/{table}".encode())
 
 
-def _prepare(
-    problem: Problem, plan: Plan
-) -> Generator[Request, Replies, tuple[dict[str, Table], dict[str, FloatArray]]]:
-    joined, settings = problem.joined, problem.settings
+def prepare(
+    preparation: Preparation,
+    specs: Mapping[str, ModelSpec],
+    updates: Mapping[str, Update],
+    batches: PartArrays,
+    outline: Mapping[str, Any],
+) -> Generator[Request, Replies, Prepared]:
+    """Send encoders, models and rows; return what training starts from.
+
+    Args:
+        preparation: joined rows, settings and encoders.
+        specs: by table, its local model.
+        updates: by table, how its shards train together.
+        batches: by part, its fields of the batch plan.
+        outline: fields of the announced schedule, besides the epochs.
+    """
+    joined, settings = preparation.joined, preparation.settings
     parts: dict[int, PreparePart] = {}
-    updates: dict[str, Update] = {}
-    specs = {table: problem.spec(table) for table in joined.compact}
-    planned = plan.plan_arrays(joined.train, joined.compact)
-    for table, own in joined.compact.items():
-        is_linear = specs[table].kind == "linear"
-        updates[table] = plan.choose_update(table, len(own.parts), is_linear)
-        order: dict[str, Any] = {
-            "encoder": problem.encoders[table].to_json(),
+    for table, layout in joined.layouts.items():
+        counts = joined.trained_rows(table)
+        common: dict[str, Any] = {
+            "encoder": preparation.encoders[table].to_json(),
             "model": specs[table].to_json(),
             "update": updates[table],
             "joined_rows": joined.train.joined_rows,
             "l2": settings.l2,
             "device": settings.device,
-            "label_scale": problem.label_scale,
-            "mean_multiplicity": _mean_multiplicity(joined, table),
+            "label_scale": preparation.label_scale,
+            "mean_multiplicity": float(counts.mean()) if len(counts) else 1.0,
         }
-        if settings.method.is_expanded:
-            order["held_out_rows"] = len(joined.test_labels)
-        for number, arrays in own.set_up_arrays().items():
-            parts[number] = PreparePart(**order, **arrays, **planned.get(number, {}))
+        for number, fields in layout.set_up_fields().items():
+            parts[number] = PreparePart(**common, **fields, **batches.get(number, {}))
     request = PrepareRequest(
         privacy=PrivacyTerms.of(settings.privacy),
-        outline=Outline(
-            strategy=settings.strategy, epochs=settings.epochs, **plan.course()
-        ),
+        outline=Outline(strategy=settings.strategy, epochs=settings.epochs, **outline),
         parts=parts,
     )
-    every = [part for own in joined.compact.values() for part in own.parts]
-    replies = yield ask(request, every)
+    replies = yield ask(request, joined.parts)
     tables, initial = {}, {}
-    for name, own in joined.compact.items():
-        trained = _table(own, specs[name], updates[name], replies)
-        if updates[name] is Update.GRAM:
-            trained = _with_gram(trained, replies)
-        tables[name] = trained
-        has_none = trained.is_linear or trained.update is Update.GIVEN
-        zero = np.zeros((trained.total_rows, joined.loss.outputs))
-        initial[name] = zero if has_none else gather_scores(trained, replies)
+    for name, layout in joined.layouts.items():
+        prepared = _read_table(layout, specs[name], updates[name], replies)
+        tables[name] = prepared
+        if prepared.is_linear or prepared.update is Update.GIVEN:
+            initial[name] = np.zeros((prepared.total_rows, prepared.outputs))
+        else:
+            initial[name] = prepared.gather_scores(replies)
     return tables, initial
 
 
-def fan_out(joined: JoinedRows) -> dict[str, IntArray]:
-    """Return by table the joined rows of each of its rows that is trained on."""
-    found = {}
-    for table, rows in joined.train.tables.items():
-        counts = rows.multiplicity
-        found[table] = counts[counts > 0]
-    return found
-
-
-def _mean_multiplicity(joined: JoinedRows, table: str) -> float:
-    """Return the mean number of joined rows of a table's rows that are trained on."""
-    counts = joined.train.tables[table].multiplicity
-    used = counts[counts > 0]
-    return float(used.mean()) if len(used) else 1.0
-
-
 def common_shape(
-    parts: Sequence[Part], prepared: Sequence[PreparedPart | PersonalisedPart]
+    parts: Sequence[Part], bodies: Sequence[PreparedPart | PersonalisedPart]
 ) -> tuple[int, BoolArray]:
     """Return the encoded columns d and the penalised parameters (p,) of all shards.
 
     Raises:
         ReplyError: a shard has others than the first one.
     """
-    first, model = parts[0], prepared[0]
-    for part, body in zip(parts, prepared, strict=True):
-        if body.features != model.features:
-            raise refuse(part, f"another number of features than {first.site!r}")
-        if body.penalised.shape != model.penalised.shape:
-            raise refuse(part, f"another number of parameters than {first.site!r}")
-    return model.features, model.penalised.astype(np.bool_)
+    site, first = parts[0].site, bodies[0]
+    for part, body in zip(parts, bodies, strict=True):
+        if body.features != first.features:
+            raise refuse(part, f"another number of features than {site!r}")
+        if body.penalised.shape != first.penalised.shape:
+            raise refuse(part, f"another number of parameters than {site!r}")
+    return first.features, first.penalised.astype(np.bool_)
 
 
-def _table(
-    own: TableLayout, spec: ModelSpec, update: Update, replies: Replies
+def _read_table(
+    layout: TableLayout, spec: ModelSpec, update: Update, replies: Replies
 ) -> Table:
-    prepared = [replies.body(part, PreparedPart) for part in own.parts]
-    features, penalised = common_shape(own.parts, prepared)
+    bodies = [replies.body(part, PreparedPart) for part in layout.parts]
+    features, penalised = common_shape(layout.parts, bodies)
     is_linear = spec.kind == "linear"
-    return Table(
-        name=own.name,
-        parts=own.parts,
-        rows=own.rows,
+    table = Table(
+        name=layout.name,
+        parts=layout.parts,
+        rows=layout.rows,
         update=update,
+        model=spec.kind,
         features=features,
         outputs=spec.outputs,
         has_intercept=spec.intercept,
-        is_linear=is_linear,
         # the largest eigenvalue of a sum is at most the sum of the largest
-        largest_curvature=sum(body.largest_curvature for body in prepared if is_linear),
-        mean_curvature=tuple(body.mean_curvature for body in prepared),
+        largest_curvature=sum(body.largest_curvature for body in bodies if is_linear),
+        mean_curvature=tuple(body.mean_curvature for body in bodies),
         penalised=penalised,
-        gram=None,
-        gradient_noise=math.hypot(*(body.gradient_noise or 0.0 for body in prepared)),
+        gradient_noise=math.hypot(*(body.gradient_noise or 0.0 for body in bodies)),
     )
-
-
-def _with_gram(table: Table, replies: Replies) -> Table:
-    deviations = [
-        replies.body(part, PreparedPart).gram_deviation or 0.0 for part in table.parts
-    ]
-    width = table.features + int(table.has_intercept)
-    total = np.zeros((width, width))
-    for index in range(len(table.parts)):
-        total += checked(replies, table, index, "gram", (width, width))
-    return table.with_gram(total, math.hypot(*deviations))
+    if update is not Update.GRAM:
+        return table
+    shape = (table.width, table.width)
+    return replace(
+        table,
+        gram=table.sum_over_shards(replies, "gram", shape),
+        gram_deviation=math.hypot(*(body.gram_deviation or 0.0 for body in bodies)),
+    )

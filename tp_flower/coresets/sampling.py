@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray, effective_rows
-from tp_flower.joins.table_rows import TableRows
+from tp_flower.joins.mapping import TableRows
 
 IntArray = npt.NDArray[np.int64]
 Generator = np.random.Generator

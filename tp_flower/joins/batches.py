@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray
-from tp_flower.joins.mapping import TableMapping
-from tp_flower.joins.table_rows import NO_ROW, segment_sum, with_zero_row
+from tp_flower.joins.mapping import NO_ROW, TableMapping, segment_sum, with_zero_row
 from tp_flower.randomness import NoiseSource
 
 IntArray = npt.NDArray[np.int64]

@@ -44,7 +44,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tp_flower.files import write_file
-from tp_flower.joins.mapping import JoinStep
+from tp_flower.joins.joining import JoinStep
 
 SCHEMA_VERSION = 1
 REPORT_FILE = "report.json"

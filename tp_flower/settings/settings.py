@@ -226,7 +226,7 @@ def uncounted_noise(values: SettingValues) -> Problems:
         "is for comparisons without it: a row of a table is in many rows of its "
         f"messages. Use {method.family}"
     )
-    if method.family == CORESET:
+    if method.solvers:
         reason = "sends the rows that it draws as they are. Use admm or sgd"
     for key in covered(values.privacy, ("features", "predictions")):
         yield f"privacy.{key}: strategy {values.strategy!r} {reason}"
@@ -249,7 +249,7 @@ def importance_under_noise(values: SettingValues) -> Problems:
 
 def solved_at_the_server(values: SettingValues) -> Problems:
     """Refuse models, epochs and tasks that a solver at the server does not have."""
-    if values.family != CORESET:
+    if not values.method.solvers:
         return
     for model in _other_models(values)[:1]:
         yield (

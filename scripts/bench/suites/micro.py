@@ -18,7 +18,8 @@ import numpy.typing as npt
 from scripts.bench.packing import measure_packing
 from scripts.bench.runs import Check, Outcome
 from tp_flower.extraction.extracted import KeyColumn
-from tp_flower.joins.mapping import TableMapping, TableRows, build_mapping
+from tp_flower.joins.joining import build_mapping
+from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.learning.admm import AndersonMixer, Point
 from tp_flower.learning.losses import LogisticLoss, Loss, SoftmaxLoss, SquaredLoss
 from tp_flower.learning.metrics import auc

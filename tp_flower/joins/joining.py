@@ -1,0 +1,379 @@
+"""Joining: from hashed join keys to the table mapping.
+
+The server knows hashed join keys and row positions only; it joins those and keeps, per
+table, :class:`TableRows`. Tables are joined one after the other, and before a step
+builds anything it counts what it would make: a join that multiplies rows is stopped by
+its fan-out.
+
+The joined rows are in the order of the label table's rows, then of those of the other
+tables in the order of joining.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tp_flower.errors import MappingError
+from tp_flower.extraction.extracted import KeyColumn
+from tp_flower.joins.mapping import NO_ROW, IntArray, TableMapping, TableRows
+from tp_flower.query import Join
+
+NULL = -1
+
+
+def join_codes(
+    join: Join, left: Sequence[KeyColumn], right: Sequence[KeyColumn]
+) -> tuple[IntArray, IntArray]:
+    """Return the codes of both sides of a join, (n_left,) and (n_right,).
+
+    Two codes are equal where both halves of the hashes are; -1 is NULL.
+
+    Args:
+        join: for messages.
+        left: the left key of its table's shards, in shard order.
+        right: the right key.
+
+    Raises:
+        MappingError: if the two sides hash different types.
+    """
+    _check_kinds(join, left, right)
+    codes = common_codes([*left, *right])
+    return np.concatenate(codes[: len(left)]), np.concatenate(codes[len(left) :])
+
+
+def common_codes(keys: Sequence[KeyColumn]) -> list[IntArray]:
+    """Return per shard the codes (n,) that equal hashes share across all the shards."""
+    hashes = np.concatenate([key.hashes for key in keys])
+    # the extra last entry is what NULL takes
+    lookup = np.append(_dense(hashes), np.int32(NULL))
+    codes, offset = [], 0
+    for key in keys:
+        place = np.where(key.codes < 0, len(hashes), key.codes + offset)
+        codes.append(lookup.take(place))
+        offset += len(key.hashes)
+    return codes
+
+
+def _dense(hashes: npt.NDArray[np.uint64]) -> IntArray:
+    """Return (k,) int32, from 0: equal where rows of hashes (k, 2) are equal."""
+    # every shard's hashes come sorted by the first half: this merges them
+    order = np.argsort(hashes[:, 0], kind="stable")
+    ordered = hashes[order]
+    differs = ordered[1:] != ordered[:-1]
+    if (differs[:, 1] & ~differs[:, 0]).any():
+        # equal first halves of different hashes, once in 2**64 pairs
+        order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+        ordered = hashes[order]
+        differs = ordered[1:] != ordered[:-1]
+    codes = np.zeros(len(hashes), dtype=np.int32)
+    codes[order[1:]] = np.cumsum(differs.any(axis=1), dtype=np.int32)
+    return codes
+
+
+def _check_kinds(
+    join: Join, left: Sequence[KeyColumn], right: Sequence[KeyColumn]
+) -> None:
+    kinds = {
+        side: sorted({key.kind for key in keys if len(key.hashes)})
+        for side, keys in ((join.left, left), (join.right, right))
+    }
+    # a shard without a single value has no type to differ in
+    if len({kind for kinds_of in kinds.values() for kind in kinds_of}) > 1:
+        raise MappingError(
+            f"the keys of the join {join.text} differ in type: "
+            + ", ".join(f"{side}: {' or '.join(kind)}" for side, kind in kinds.items())
+            + "; cast one side in the query"
+        )
+
+
+Codes = tuple[IntArray, IntArray]
+"""Codes of the left and the right key of a join, by row of their tables."""
+
+_INT32_MAX = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True)
+class JoinStep:
+    """One table joined to those before it.
+
+    Attributes:
+        table: alias of the table.
+        rows: joined rows after the step.
+        on: the predicates of the step; empty for the first table.
+        is_outer: whether the table is LEFT JOINed.
+        rows_before: joined rows before it; 0 for the first table.
+        fan_out_min: joined rows that a joined row before becomes, at least; in a LEFT
+            JOIN at least 1.
+        fan_out_median: the same in the middle.
+        fan_out_max: the same at most.
+        unmatched_before: joined rows before that match no row of the table.
+        unmatched_rows: rows of the table that match no joined row before.
+    """
+
+    table: str
+    rows: int
+    on: str = ""
+    is_outer: bool = False
+    rows_before: int = 0
+    fan_out_min: int = 1
+    fan_out_median: float = 1.0
+    fan_out_max: int = 1
+    unmatched_before: int = 0
+    unmatched_rows: int = 0
+
+    def __str__(self) -> str:
+        """Say it in the words of an error message."""
+        if not self.on:
+            return f"{self.table}: {self.rows} rows"
+        return (
+            f"{self.table} on {self.on}: {self.rows_before} rows become {self.rows} "
+            f"(fan-out min {self.fan_out_min}, median {self.fan_out_median:g}, "
+            f"max {self.fan_out_max})"
+        )
+
+
+@dataclass(frozen=True)
+class Match:
+    """Which rows of a new table every joined row so far matches.
+
+    The rows of joined row j are ``order[start[j] : start[j] + counts[j]]``, ascending.
+
+    Attributes:
+        counts: (m,) int64.
+        start: (m,) int32.
+        order: the rows of the table that have a key, by key.
+        unmatched_rows: rows of the table that no joined row matches.
+    """
+
+    counts: npt.NDArray[np.int64]
+    start: IntArray
+    order: IntArray
+    unmatched_rows: int
+
+
+def match_table(
+    table: str,
+    predicates: Sequence[tuple[Join, Codes]],
+    joined: Mapping[str, IntArray],
+) -> Match:
+    """Find the rows of ``table`` that satisfy all predicates, for every joined row.
+
+    Args:
+        table: the new table.
+        predicates: joins between it and tables that are there, with their codes.
+        joined: ``row_of`` (m,) of every table that is there.
+    """
+    sides = [
+        (join.right, codes[1], codes[0])
+        if join.left == table
+        else (join.left, codes[0], codes[1])
+        for join, codes in predicates
+    ]
+    others = {other for other, _, _ in sides}
+    old = [
+        # keys of one table are looked up once per row of it, not per joined row
+        codes if len(others) == 1 else on_joined(joined[other], codes)
+        for other, codes, _ in sides
+    ]
+    group_old, group_new = _groups(old, [codes for _, _, codes in sides])
+    if len(others) == 1:
+        group_old = on_joined(joined[sides[0][0]], group_old)
+    groups = int(max(group_old.max(initial=NULL), group_new.max(initial=NULL))) + 1
+    # one more group at the end, empty: NULL takes it
+    sizes = np.bincount(group_new[group_new >= 0], minlength=groups + 1)
+    start = (np.cumsum(sizes) - sizes).astype(np.int32)
+    is_met = np.zeros(groups + 1, dtype=np.bool_)
+    is_met[group_old] = True
+    keyed = np.flatnonzero(group_new >= 0).astype(np.int32)
+    return Match(
+        counts=sizes.take(group_old, mode="wrap"),
+        start=start.take(group_old, mode="wrap"),
+        order=keyed[np.argsort(group_new[keyed], kind="stable")],
+        unmatched_rows=len(group_new) - int(sizes[is_met].sum()),
+    )
+
+
+def describe_step(table: str, on: str, match: Match, *, is_outer: bool) -> JoinStep:
+    """Return what joining a table will make."""
+    made = np.maximum(match.counts, 1) if is_outer else match.counts
+    return JoinStep(
+        table=table,
+        rows=int(made.sum()),
+        on=on,
+        is_outer=is_outer,
+        rows_before=len(made),
+        fan_out_min=int(made.min()) if len(made) else 0,
+        fan_out_median=float(np.median(made)) if len(made) else 0.0,
+        fan_out_max=int(made.max(initial=0)),
+        unmatched_before=int(np.count_nonzero(match.counts == 0)),
+        unmatched_rows=match.unmatched_rows,
+    )
+
+
+def join_table(
+    step: JoinStep, match: Match, joined: Mapping[str, IntArray]
+) -> dict[str, IntArray]:
+    """Return ``row_of`` of all tables, the new one included, after a step.
+
+    Joined rows keep their order; the new rows of each ascend.
+    """
+    counts, start, order = match.counts, match.start, match.order
+    if step.is_outer and step.unmatched_before:
+        order = np.append(order, np.int32(NO_ROW))
+        start = np.where(counts == 0, len(order) - 1, start).astype(np.int32)
+        counts = np.maximum(counts, 1)
+    if step.fan_out_max > 1:
+        size = np.int32 if step.rows <= _INT32_MAX else np.int64
+        # the place in ``order`` runs up by one within the rows of one joined row
+        lag = (start - (np.cumsum(counts) - counts)).astype(size)
+        place = np.repeat(lag, counts)
+        place += np.arange(step.rows, dtype=size)
+        after = {table: np.repeat(rows, counts) for table, rows in joined.items()}
+        return {**after, step.table: order.take(place)}
+    if step.rows == len(counts):
+        return {**joined, step.table: order.take(start)}
+    kept = counts > 0
+    after = {table: rows[kept] for table, rows in joined.items()}
+    return {**after, step.table: order.take(start[kept])}
+
+
+def on_joined(row_of: IntArray, codes: IntArray) -> IntArray:
+    """Return the codes (n,) of a table's rows on the joined rows; NULL where none is.
+
+    >>> on_joined(np.array([1, -1, 0]), np.array([7, 8])).tolist()
+    [8, -1, 7]
+    """
+    return np.append(codes, np.int32(NULL)).take(row_of, mode="wrap")
+
+
+def _groups(old: Sequence[IntArray], new: Sequence[IntArray]) -> Codes:
+    """Number combined keys.
+
+    Args:
+        old: per predicate, codes (m,) of what is there.
+        new: per predicate, codes (n,) of the new table's rows.
+
+    Returns:
+        (m,) and (n,): equal where all codes are; NULL where any code is or, with
+        several predicates, no row of the new table has the key.
+    """
+    group_old, group_new = old[0], new[0]
+    for codes_old, codes_new in zip(old[1:], new[1:], strict=True):
+        width = int(max(codes_old.max(initial=0), codes_new.max(initial=0))) + 1
+        pairs = _paired(group_new, codes_new, width)
+        known = np.unique(pairs[pairs >= 0])
+        group_new = _position(known, pairs)
+        group_old = _position(known, _paired(group_old, codes_old, width))
+    return group_old, group_new
+
+
+def _paired(first: IntArray, second: IntArray, width: int) -> npt.NDArray[np.int64]:
+    """Return one number per pair of codes, (n,); NULL where either is."""
+    pairs = first.astype(np.int64) * width + second
+    pairs[(first < 0) | (second < 0)] = NULL
+    return pairs
+
+
+def _position(known: npt.NDArray[np.int64], pairs: npt.NDArray[np.int64]) -> IntArray:
+    """Return where each pair (n,) is among the sorted known ones; NULL if nowhere."""
+    if not len(known):
+        return np.full(len(pairs), NULL, dtype=np.int32)
+    place = np.minimum(np.searchsorted(known, pairs), len(known) - 1)
+    return np.where(known[place] == pairs, place, NULL).astype(np.int32)
+
+
+def build_mapping(
+    joins: Sequence[Join],
+    keys: Mapping[tuple[str, int], Sequence[KeyColumn]],
+    rows: Mapping[str, int],
+    label_table: str,
+    outer: Collection[str] = (),
+    max_joined_rows: float = math.inf,
+) -> tuple[TableMapping, tuple[JoinStep, ...]]:
+    """Join the hashed keys and return the mapping.
+
+    Joining starts at the label table and goes on with the first table in the order of
+    the query that is joined to those before; a LEFT JOINed table waits for all tables
+    before it. Any number of predicates may tie a table to the others. NULL keys, and
+    keys of rows that a LEFT JOIN did not find, match nothing.
+
+    Args:
+        joins: equi-joins of the query; their key numbers index the tables' keys.
+        keys: per (table, key number) the keys of the table's shards, in shard order.
+        rows: rows of every table, n_i, in the order of the query.
+        label_table: the table whose row order the joined rows follow; not in ``outer``.
+        outer: the tables that are LEFT JOINed.
+        max_joined_rows: no step may leave more.
+
+    Returns:
+        The mapping, and one record per table in the order of joining.
+
+    Raises:
+        MappingError: if the two sides of a join hash different types, if a step would
+            make more than ``max_joined_rows`` rows (before it makes them), or if the
+            join has no rows; the message then says how many every step leaves.
+    """
+    order = _join_order(joins, list(rows), label_table, outer)
+    codes = {
+        number: join_codes(
+            join, keys[join.left, join.left_key], keys[join.right, join.right_key]
+        )
+        for number, join in enumerate(joins)
+    }
+    joined = {label_table: np.arange(rows[label_table], dtype=np.int32)}
+    steps = [JoinStep(label_table, rows[label_table])]
+    for table, numbers in order[1:]:
+        match = match_table(table, [(joins[n], codes[n]) for n in numbers], joined)
+        on = " AND ".join(joins[number].text for number in numbers)
+        steps.append(describe_step(table, on, match, is_outer=table in outer))
+        if steps[-1].rows > max_joined_rows:
+            raise _too_many(steps, max_joined_rows)
+        joined = join_table(steps[-1], match, joined)
+    if not steps[-1].rows:
+        listed = ", ".join(f"{step.table}: {step.rows}" for step in steps)
+        raise MappingError(f"the join has no rows; rows left after each step: {listed}")
+    tables = {table: TableRows(joined[table], count) for table, count in rows.items()}
+    return TableMapping(tables), tuple(steps)
+
+
+def _too_many(steps: Sequence[JoinStep], most: float) -> MappingError:
+    *before, last = steps
+    listed = "; ".join(map(str, before))
+    return MappingError(
+        f"the join multiplies rows: {last}; max-joined-rows allows {most}. "
+        f"Before it: {listed}. "
+        f"Aggregate {last.table} in a sub-query (GROUP BY its join key), add a "
+        "predicate to its ON, or raise max-joined-rows"
+    )
+
+
+def _join_order(
+    joins: Sequence[Join],
+    tables: Sequence[str],
+    first: str,
+    outer: Collection[str],
+) -> list[tuple[str, list[int]]]:
+    """Return (table, its predicates), every table after one that it is joined to."""
+    order: list[tuple[str, list[int]]] = [(first, [])]
+    done, waiting = {first}, [table for table in tables if table != first]
+    while waiting:
+        for table in waiting:
+            if table in outer and not done.issuperset(tables[: tables.index(table)]):
+                continue
+            predicates = [
+                number
+                for number, join in enumerate(joins)
+                if table in (join.left, join.right)
+                and {join.left, join.right} <= done | {table}
+            ]
+            if predicates:
+                break
+        else:
+            raise MappingError(f"tables {waiting} are not joined to {sorted(done)}")
+        order.append((table, predicates))
+        done.add(table)
+        waiting.remove(table)
+    return order
