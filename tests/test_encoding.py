@@ -21,8 +21,8 @@ from tests.encoding_example import (
 from tp_flower.errors import SchemaError
 from tp_flower.features.columns import CategoricalColumn, NumericColumn
 from tp_flower.features.encoder import SiteEncoder, TableEncoder
+from tp_flower.features.encodings import OTHER
 from tp_flower.features.fitting import fit
-from tp_flower.features.hashed import OTHER
 from tp_flower.features.statistics import Sample, category_purpose, short_hashes
 from tp_flower.keyed_hash import KeyedHasher
 

@@ -18,7 +18,7 @@ from tp_flower.errors import SettingsError, SiteError
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.learning.models.neural import TorchModel
 from tp_flower.privacy.gradients import check_per_row, check_scores, clipped_sum
-from tp_flower.privacy.plan import ClippedNoise, Course, plan_part
+from tp_flower.privacy.plan import ClippedNoise, Schedule, plan_part
 from tp_flower.privacy.statistics_update import StatisticsPlan, TableShape
 from tp_flower.protocol import Packet, pack_bits
 from tp_flower.settings import PrivacySettings
@@ -76,7 +76,7 @@ def test_statistics_that_leave_no_noise_are_refused():
 
 def test_clips_below_what_norms_in_float32_can_tell_are_refused():
     """Of a gradient of 1e-25 hooks find the norm 0: it would not be clipped."""
-    course = Course(
+    course = Schedule(
         "sgd", 1, batches=1, batch_uses=1, shape=TableShape(1, 1.0, 1, 1e-18)
     )
     plan = plan_part(DP_SGD, course, sends=(), is_linear=True)

@@ -15,16 +15,16 @@ from tp_flower.privacy.plan import (
     MODEL,
     MOMENTS,
     SCORES,
-    Course,
     PartPlan,
+    Schedule,
     plan_part,
 )
 from tp_flower.privacy.statistics_update import TableShape
 from tp_flower.settings import PrivacySettings
 
 SHAPE = TableShape(epochs=6, mean_multiplicity=3.0, columns=8)
-ADMM = Course("admm", epochs=6, shape=SHAPE)
-SGD = Course(
+ADMM = Schedule("admm", epochs=6, shape=SHAPE)
+SGD = Schedule(
     "sgd",
     epochs=6,
     batches=10,

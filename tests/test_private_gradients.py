@@ -28,6 +28,7 @@ from tp_flower.privacy.gradients import (
     private_sum,
 )
 from tp_flower.privacy.mechanisms import Gaussian
+from tp_flower.privacy.plan import PartPlan
 from tp_flower.randomness import NoiseSource
 
 KEY = bytes(range(32))
@@ -564,7 +565,8 @@ def test_a_linear_fit_survives_noise_that_fits_its_rows():
 
 def test_plans_survive_json_and_state_their_mechanism():
     plan = PrivateFit(1.5, 0.9, 0.25, 7, 0.02, 30.0, 2.5)
-    assert PrivateFit.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    part = PartPlan(fit=plan)
+    assert PartPlan.from_json(json.loads(json.dumps(part.to_json()))) == part
     assert plan.mechanism(updates=12) == Gaussian(0.9, 84, 0.25)
 
 

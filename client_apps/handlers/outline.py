@@ -20,7 +20,7 @@ from tp_flower.privacy.plan import (
     MOMENTS,
     PARAMETERS,
     SAMPLED_ROWS,
-    Course,
+    Schedule,
 )
 from tp_flower.protocol import Outline, PrivacyTerms, Update, required
 from tp_flower.sources.policy import MODELS, ROWS, SCORES
@@ -74,7 +74,7 @@ def course_of(
     batches: Batches,
     update: Update,
     spec: ModelSpec,
-) -> Course:
+) -> Schedule:
     """Return how the run goes; what the server says of it only limits the run."""
     family = method_of(outline).family
     own: dict[str, Any] = {}
@@ -83,7 +83,7 @@ def course_of(
     for field in ANNOUNCED.get(family, ()):
         name = field.replace("_", "-")
         own[field] = required(getattr(outline, field), name)
-    return Course(
+    return Schedule(
         family=family,
         epochs=outline.epochs,
         batches=len(batches.start) - 1,

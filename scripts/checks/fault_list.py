@@ -391,8 +391,8 @@ FEATURES = (
     ),
     Fault(
         "one-hot-unknown-category",
-        "is_known = (own[position] == hashes[:, :2]).all(axis=1)",
-        "is_known = own[position][:, 0] >= hashes[:, 0]",
+        "is_listed = (listed[position] == hashes[:, :2]).all(axis=1)",
+        "is_listed = listed[position][:, 0] >= hashes[:, 0]",
         ("test_encoding.py",),
     ),
     Fault(
@@ -403,8 +403,8 @@ FEATURES = (
     ),
     Fault(
         "indicator-always",
-        "if wants_missing and (own.is_declared or 0 < own.count < own.rows):",
-        "if wants_missing and (own.is_declared or 0 < own.count <= own.rows):",
+        "if wants_missing and (column.is_declared or 0 < column.count < column.rows):",
+        "if wants_missing and (column.is_declared or 0 < column.count <= column.rows):",
         ("test_encoding.py",),
     ),
     Fault(
@@ -454,8 +454,8 @@ PRIVACY = (
     ),
     Fault(
         "statistics-noise-without-radius",
-        "return used * self.radius * self.radius if used else 0.0",
-        "return used * self.radius if used else 0.0",
+        "return sigma * self.radius * self.radius if sigma else 0.0",
+        "return sigma * self.radius if sigma else 0.0",
         ("test_private_statistics.py",),
     ),
     Fault(

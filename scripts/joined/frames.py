@@ -28,8 +28,8 @@ from tp_flower.arrays import BoolArray
 from tp_flower.features.choice import choose_encoders
 from tp_flower.features.columns import CategoricalColumn
 from tp_flower.features.encoder import SiteEncoder
+from tp_flower.features.encodings import CategoryEncoding
 from tp_flower.features.fitting import fit
-from tp_flower.features.hashed import CategoryEncoding
 from tp_flower.features.statistics import Sample, feature_statistics
 from tp_flower.query import Query
 from tp_flower.sources.shards import column_types

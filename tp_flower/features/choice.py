@@ -9,13 +9,18 @@ quotes, as in SQL.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
+
+import msgspec
 
 from tp_flower.errors import SchemaError, SettingsError
 from tp_flower.features.spec import MOST_COLUMNS, EncoderSpec, default_spec
 
 Entry = tuple[str, str, str]
 """Table, column and the text of a spec."""
+
+_Feature = tuple[str, str | None, Annotated[int, msgspec.Meta(ge=2, le=MOST_COLUMNS)]]
+"""Name, the text of a chosen spec, and the most categories: as JSON."""
 
 KEY_PREFIX: Final = "encode."
 _PIECES: Final = re.compile(r'(?:[^";]|"[^"]*")+')
@@ -33,9 +38,6 @@ def parse_entries(text: str) -> tuple[Entry, ...]:
 
     >>> parse_entries('f.month = cyclic(12); p."a=b"=none')
     (('f', 'month', 'cyclic(12)'), ('p', 'a=b', 'none'))
-
-    Raises:
-        ValueError: it is not a list of entries.
     """
     pieces = _PIECES.findall(text)
     if text.count('"') % 2:
@@ -44,13 +46,13 @@ def parse_entries(text: str) -> tuple[Entry, ...]:
     for piece in pieces:
         if not piece.strip():
             continue
-        found = _ENTRY.fullmatch(piece)
-        if found is None or not found["table"].strip():
+        entry = _ENTRY.fullmatch(piece)
+        if entry is None or not entry["table"].strip():
             raise ValueError(
                 f"{piece.strip()!r} is not <table>.<column>=<encoder>, as in {_EXAMPLE}"
             )
         entries.append(
-            (_bare(found["table"]), _bare(found["column"]), found["spec"].strip())
+            (_bare(entry["table"]), _bare(entry["column"]), entry["spec"].strip())
         )
     return tuple(entries)
 
@@ -63,11 +65,7 @@ def render_entries(entries: Sequence[Entry]) -> str:
 
 
 def entry_of_key(key: str, value: object) -> Entry:
-    """Return the entry that a key ``encode.<table>.<column>`` of the run config is.
-
-    Raises:
-        ValueError: the key names no table and column, or the value is no string.
-    """
+    """Return the entry that a key ``encode.<table>.<column>`` of the run config is."""
     table, _, column = key.removeprefix(KEY_PREFIX).partition(".")
     if not (table.strip() and column.strip()):
         raise ValueError(f"the key must be {KEY_PREFIX}<table>.<column>")
@@ -77,7 +75,7 @@ def entry_of_key(key: str, value: object) -> Entry:
 
 
 def merge_entries(listed: Sequence[Entry], keyed: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Return the entries of the string and of the keys; one said twice alike is one."""
+    """Return the entries of the string and of the keys; equal ones once."""
     added = [
         entry
         for entry in keyed
@@ -105,22 +103,16 @@ def entries_problem(entries: object) -> str | None:
 
 @dataclass(frozen=True)
 class EncoderChoice:
-    """What was chosen for one feature.
+    """The encoder of one feature: the spec of the settings, or None for the default.
 
-    Attributes:
-        override: the spec that the settings give, None for the default.
-        max_categories: of a one-hot that does not say how many.
+    ``max_categories`` is that of a one-hot that does not say how many.
     """
 
     override: EncoderSpec | None = None
     max_categories: int = 256
 
     def spec_for(self, kind: str) -> EncoderSpec:
-        """Return the full spec for a feature's kind of value.
-
-        Raises:
-            SchemaError: the spec that the settings give does not fit.
-        """
+        """Return the full spec for a feature's kind of value."""
         spec = self.override or default_spec(kind)
         return spec.for_kind(kind, self.max_categories)
 
@@ -152,12 +144,7 @@ class TableChoice:
             raise SchemaError(f"{where}: {error}") from None
 
     def is_declared(self, feature: str, kind: str) -> bool:
-        """Return whether the encoder of a feature needs no statistics.
-
-        Args:
-            feature: its name; one that there is not has no such encoder.
-            kind: of value; "" where it is not known.
-        """
+        """Return whether an encoder needs no statistics; kind "" is not known."""
         if feature not in self.choices:
             return False
         spec = self.choices[feature].override
@@ -166,7 +153,7 @@ class TableChoice:
         return spec is not None and not spec.needs_of(kind)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON types: what the server tells a site."""
+        """Return plain JSON types, as the server sends them to a site."""
         return {
             "table": self.table,
             "features": [
@@ -177,21 +164,12 @@ class TableChoice:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild the choices from ``to_json``.
-
-        Raises:
-            ValueError: a number of categories is out of range, or a spec or the table's
-                name is none.
-        """
-        choices = {}
-        if type(data["table"]) is not str:
-            raise ValueError(f"{data['table']!r} is no name of a table")
-        for name, text, most in data["features"]:
-            if type(most) is not int or not 2 <= most <= MOST_COLUMNS:
-                raise ValueError(f"{most!r} is no number of categories")
-            override = None if text is None else EncoderSpec.parse(text)
-            choices[name] = EncoderChoice(override, most)
-        return cls(data["table"], choices)
+        """Rebuild the choices from ``to_json``."""
+        choices = {
+            name: EncoderChoice(None if text is None else EncoderSpec.parse(text), most)
+            for name, text, most in msgspec.convert(data["features"], list[_Feature])
+        }
+        return cls(msgspec.convert(data["table"], str), choices)
 
 
 def choose_encoders(
@@ -237,12 +215,12 @@ def _find_column(
     return alias, name
 
 
-def _find(name: str, known: Mapping[str, object] | Sequence[str], message: str) -> str:
+def _find(name: str, names: Mapping[str, object] | Sequence[str], message: str) -> str:
     # identifiers are compared as DuckDB does: without case
-    for candidate in known:
+    for candidate in names:
         if candidate.lower() == name.lower():
             return candidate
-    raise SettingsError(f"{message} {', '.join(known) or 'none'}")
+    raise SettingsError(f"{message} {', '.join(names) or 'none'}")
 
 
 def _bare(name: str) -> str:

@@ -135,11 +135,7 @@ def example(kind: str, width: int) -> FeatureColumn:
 
 
 def as_numeric(name: str, column: FeatureColumn) -> NumericColumn:
-    """Return a feature's column as numbers; one without values may be of any kind.
-
-    Raises:
-        SchemaError: it has values of another kind.
-    """
+    """Return a feature's column as numbers; one without values may be of any kind."""
     if isinstance(column, NumericColumn):
         return column
     _check_empty(name, column, "numeric")
@@ -147,11 +143,7 @@ def as_numeric(name: str, column: FeatureColumn) -> NumericColumn:
 
 
 def as_categorical(name: str, column: FeatureColumn) -> CategoricalColumn:
-    """Return a feature's column as texts; one without values may be of any kind.
-
-    Raises:
-        SchemaError: it has values of another kind.
-    """
+    """Return a feature's column as texts; one without values may be of any kind."""
     if isinstance(column, CategoricalColumn):
         return column
     _check_empty(name, column, "categorical")
@@ -159,11 +151,7 @@ def as_categorical(name: str, column: FeatureColumn) -> CategoricalColumn:
 
 
 def as_vectors(name: str, column: FeatureColumn, width: int) -> VectorColumn:
-    """Return a feature's column as vectors; one without values may be of any kind.
-
-    Raises:
-        SchemaError: it has values of another kind, or vectors of another length.
-    """
+    """Return a feature's column as vectors; one without values may be of any kind."""
     if isinstance(column, VectorColumn):
         if column.width == width:
             return column
@@ -214,22 +202,14 @@ def number_texts(column: NumericColumn) -> CategoricalColumn:
 
 
 def derive(name: str, column: FeatureColumn, spec: EncoderSpec) -> NumericColumn:
-    """Return the numbers that an encoder is fitted to.
-
-    Raises:
-        SchemaError: the column is of another kind; names the feature.
-    """
+    """Return the numbers that an encoder is fitted to."""
     if spec.kind == "length":
         return text_lengths(as_categorical(name, column))
     return as_numeric(name, column)
 
 
 def categories_of(column: FeatureColumn, name: str) -> CategoricalColumn:
-    """Return a column as categories; those of numbers are their texts.
-
-    Raises:
-        SchemaError: the column holds vectors; names the feature.
-    """
+    """Return a column as categories; those of numbers are their texts."""
     if isinstance(column, NumericColumn):
         return number_texts(column)
     return as_categorical(name, column)

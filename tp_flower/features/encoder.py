@@ -10,10 +10,11 @@ Notation
     d   width of the encoding, ``TableEncoder.width``
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -22,18 +23,16 @@ from tp_flower.errors import SchemaError
 from tp_flower.features.columns import FeatureColumn, Float32Array, example
 from tp_flower.features.encodings import (
     BinEncoding,
-    CyclicEncoding,
-    MissingEncoding,
-    NumberEncoding,
-    VectorEncoding,
-    Writer,
-)
-from tp_flower.features.hashed import (
     CategoryEncoding,
+    CyclicEncoding,
     HashedEncoding,
     HashEncoding,
     ListedEncoding,
+    MissingEncoding,
+    NumberEncoding,
     Targets,
+    VectorEncoding,
+    Writer,
     categories_for,
     hex_of,
 )
@@ -47,24 +46,12 @@ FeatureEncoding = (
     | VectorEncoding
     | MissingEncoding
     | ListedEncoding
-    | HashedEncoding
+    | CategoryEncoding
+    | HashEncoding
 )
 
 VERSION: Final = 2
 BLOCK_VALUES: Final = 1 << 18  # float32 values written at a time: about a core's cache
-_READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], FeatureEncoding]]] = {
-    encoding.TYPE: encoding.from_json
-    for encoding in (
-        NumberEncoding,
-        BinEncoding,
-        CyclicEncoding,
-        VectorEncoding,
-        MissingEncoding,
-        CategoryEncoding,
-        HashEncoding,
-        ListedEncoding,
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -134,34 +121,16 @@ class TableEncoder:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types, with a version."""
-        return {
-            "version": VERSION,
-            "table": self.table,
-            "encodings": [
-                {"type": encoding.TYPE, **encoding.to_json()}
-                for encoding in self.encodings
-            ],
-            "dropped": list(self.dropped),
-            "fitted": list(self.fitted),
-        }
+        return {"version": VERSION, **msgspec.to_builtins(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild an encoder from ``to_json``.
-
-        Raises:
-            SchemaError: the data is malformed, or of a version that this code does not
-                know.
-        """
+        """Rebuild an encoder from ``to_json``."""
         _check_version(data)
         try:
-            encodings = tuple(_READERS[own["type"]](own) for own in data["encodings"])
-            dropped = tuple(map(str, data["dropped"]))
-            # encoders that were saved before they said so
-            fitted = tuple(map(str, data.get("fitted", ())))
-            return cls(str(data["table"]), encodings, dropped, fitted)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise SchemaError(f"malformed encoder: {error!r}") from error
+            return msgspec.convert(data, cls)
+        except msgspec.ValidationError as error:
+            raise SchemaError(f"malformed encoder: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -286,7 +255,7 @@ class SiteEncoder:
         if not isinstance(encoding, HashedEncoding):
             return encoding.writer(column)
         categories = categories_for(encoding, column)
-        return encoding.writer(categories, self._find(encoding, categories.texts))
+        return self._find(encoding, categories.texts).writer(categories)
 
     def _find(self, encoding: HashedEncoding, texts: pa.Array) -> Targets:
         """Where each text is encoded: the blocks of a shard share their texts."""

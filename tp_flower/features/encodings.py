@@ -1,21 +1,33 @@
-"""How one feature of numbers or vectors becomes columns of the encoded matrix.
+"""How one feature becomes columns of the encoded matrix.
 
 An encoding is what an encoder was fitted to: plain parameters, saved as JSON. Its
 ``writer`` takes a shard's column and returns the function that encodes a block of rows.
 
 At a site the parameters are the server's. Whatever they are, an encoded value is a
 finite number: one that is not would tell of its row through all noise.
+
+Categories that were counted are known by keyed hash. Whoever fits the encoder does not
+need the key; whoever encodes rows does, and hashes each distinct value of a shard once.
+Categories that were declared are known by their texts.
+
+Notation
+    k   distinct values of the column
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Final, Self
+from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from tp_flower.features.columns import (
+    CategoricalColumn,
     FeatureColumn,
     Float32Array,
     Rows,
@@ -23,9 +35,11 @@ from tp_flower.features.columns import (
     as_numeric,
     as_vectors,
     cycle_of,
+    number_texts,
     text_lengths,
 )
-from tp_flower.features.spec import TIME_PARTS
+from tp_flower.features.spec import MOST_COLUMNS, TIME_PARTS
+from tp_flower.keyed_hash import HashArray
 
 Writer = Callable[[Rows, Float32Array], None]
 PositionArray = npt.NDArray[np.intp]
@@ -33,26 +47,31 @@ PositionArray = npt.NDArray[np.intp]
 LARGEST: Final = 1e30
 """No encoded value is farther from zero; a sum of its squares is a finite number."""
 
+OTHER: Final = "(other)"
+_SHOWN_DIGITS: Final = 8
 
-@dataclass(frozen=True)
-class NumberEncoding:
+
+class _Encoding(msgspec.Struct, frozen=True, tag_field="type", rename="kebab"):
+    """An encoding of the feature ``name``.
+
+    What is read from JSON is checked as what is made: ``__post_init__`` raises a
+    ValueError that names the feature and the parameter.
+    """
+
+    name: str
+
+
+class NumberEncoding(_Encoding, frozen=True, tag="number"):
     """One column: (x - centre) / scale, clipped to [-limit, limit].
 
     Attributes:
-        name: the feature.
         centre: subtracted.
         scale: divided by; above 0.
         fill: the number x that stands for a missing value.
         of_length: whether x is the length of a text.
         limit: 1 where the range of x was declared.
-
-    Raises:
-        ValueError: a parameter is not finite, or scale or limit not above 0.
     """
 
-    TYPE: ClassVar = "number"
-
-    name: str
     centre: float
     scale: float
     fill: float
@@ -72,29 +91,6 @@ class NumberEncoding:
         """Name of the encoded column."""
         return (f"length of {self.name}" if self.of_length else self.name,)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON types."""
-        return {
-            "name": self.name,
-            "centre": self.centre,
-            "scale": self.scale,
-            "fill": self.fill,
-            "of-length": self.of_length,
-            "limit": self.limit,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild the encoding from ``to_json``."""
-        return cls(
-            str(data["name"]),
-            float(data["centre"]),
-            float(data["scale"]),
-            float(data["fill"]),
-            bool(data["of-length"]),
-            float(data.get("limit", LARGEST)),
-        )
-
     def writer(self, column: FeatureColumn) -> Writer:
         """Return the function that encodes a block of the column's rows."""
         if self.of_length:
@@ -113,22 +109,14 @@ class NumberEncoding:
         return write
 
 
-@dataclass(frozen=True)
-class BinEncoding:
+class BinEncoding(_Encoding, frozen=True, tag="bins"):
     """One column per bin, 1 in that of the value; the outer bins have no outer end.
 
     Attributes:
-        name: the feature.
         edges: ascending; bin j holds edges[j - 1] <= x < edges[j].
         fill: the bin of a missing value; None: zeros in all columns.
-
-    Raises:
-        ValueError: there is no edge, they do not ascend, or there is no such bin.
     """
 
-    TYPE: ClassVar = "bins"
-
-    name: str
     edges: tuple[float, ...]
     fill: int | None
 
@@ -137,7 +125,7 @@ class BinEncoding:
         ascend = all(low < high for low, high in pairwise(self.edges))
         if not self.edges or not ascend or not np.isfinite(self.edges).all():
             raise ValueError(f"{self.name!r}: the edges do not ascend")
-        check_place(self.name, self.fill, len(self.edges) + 1)
+        _check_missing_column(self, len(self.edges) + 1)
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -150,20 +138,6 @@ class BinEncoding:
             f"{self.name} from {edges[-1]}",
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON types."""
-        return {"name": self.name, "edges": list(self.edges), "fill": self.fill}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild the encoding from ``to_json``."""
-        fill = data["fill"]
-        return cls(
-            str(data["name"]),
-            tuple(float(edge) for edge in data["edges"]),
-            None if fill is None else int(fill),
-        )
-
     def writer(self, column: FeatureColumn) -> Writer:
         """Return the function that encodes a block of the column's rows."""
         values = as_numeric(self.name, column).values
@@ -174,51 +148,18 @@ class BinEncoding:
             chosen = values[block]
             hot = np.searchsorted(edges, chosen, side="right")
             hot[np.isnan(chosen)] = fill
-            write_one_hot(hot, out)
+            _write_one_hot(hot, out)
 
         return write
 
 
-def check_place(name: str, place: int | None, columns: int) -> None:
-    """Refuse a place of missing values that is none of a feature's columns.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if place is not None and not 0 <= place < columns:
-        raise ValueError(f"{name!r}: no column {place} for missing values")
-
-
-def write_one_hot(
-    hot: PositionArray, out: Float32Array, values: Float32Array | None = None
-) -> None:
-    """Write a value into the hot column of each row and 0 into the others.
-
-    Args:
-        hot: (b,), the column; negative for none.
-        out: (b, d).
-        values: (b,); None for ones.
-    """
-    out[...] = 0.0
-    known = np.flatnonzero(hot >= 0)
-    out[known, hot[known]] = 1.0 if values is None else values[known]
-
-
-@dataclass(frozen=True)
-class CyclicEncoding:
+class CyclicEncoding(_Encoding, frozen=True, tag="cyclic"):
     """Two columns: sine and cosine of the place in a cycle; zeros where missing.
 
     Attributes:
-        name: the feature.
         cycle: a period, or a part of a time.
-
-    Raises:
-        ValueError: it is no part of a time, or no period.
     """
 
-    TYPE: ClassVar = "cyclic"
-
-    name: str
     cycle: float | str
 
     def __post_init__(self) -> None:
@@ -232,16 +173,6 @@ class CyclicEncoding:
         """Names of the encoded columns."""
         place = f"{self.cycle} of " if isinstance(self.cycle, str) else ""
         return (f"sin {place}{self.name}", f"cos {place}{self.name}")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON types."""
-        return {"name": self.name, "cycle": self.cycle}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild the encoding from ``to_json``."""
-        cycle = data["cycle"]
-        return cls(str(data["name"]), cycle if isinstance(cycle, str) else float(cycle))
 
     def writer(self, column: FeatureColumn) -> Writer:
         """Return the function that encodes a block of the column's rows."""
@@ -262,33 +193,19 @@ class CyclicEncoding:
         return write
 
 
-@dataclass(frozen=True)
-class VectorEncoding:
+class VectorEncoding(_Encoding, frozen=True, tag="vector"):
     """As many columns as the vectors are long, as they are; zeros where missing.
 
     Attributes:
-        name: the feature.
         width: length of the vectors.
     """
 
-    TYPE: ClassVar = "vector"
-
-    name: str
     width: int
 
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Names of the encoded columns."""
         return tuple(f"{self.name}[{place}]" for place in range(self.width))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON types."""
-        return {"name": self.name, "width": self.width}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild the encoding from ``to_json``."""
-        return cls(str(data["name"]), int(data["width"]))
 
     def writer(self, column: FeatureColumn) -> Writer:
         """Return the function that encodes a block of the column's rows."""
@@ -301,31 +218,13 @@ class VectorEncoding:
         return write
 
 
-@dataclass(frozen=True)
-class MissingEncoding:
-    """One column: 1 where the feature has no value.
-
-    Attributes:
-        name: the feature.
-    """
-
-    TYPE: ClassVar = "missing"
-
-    name: str
+class MissingEncoding(_Encoding, frozen=True, tag="missing"):
+    """One column: 1 where the feature has no value."""
 
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Name of the encoded column."""
         return (f"{self.name} is missing",)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON types."""
-        return {"name": self.name}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild the encoding from ``to_json``."""
-        return cls(str(data["name"]))
 
     def writer(self, column: FeatureColumn) -> Writer:
         """Return the function that encodes a block of the column's rows."""
@@ -335,3 +234,208 @@ class MissingEncoding:
             out[:, 0] = is_missing[block]
 
         return write
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Where each distinct value of a column is encoded.
+
+    Attributes:
+        hot: intp (k + 1,), the encoded column of each value, -1 for none; the last
+            entry is that of a missing value.
+        signs: float32 (k + 1,), written there; None for ones.
+    """
+
+    hot: PositionArray
+    signs: Float32Array | None = None
+
+    def writer(self, column: CategoricalColumn) -> Writer:
+        """Return the function that encodes a block of the column's rows."""
+
+        def write(block: Rows, out: Float32Array) -> None:
+            codes = column.codes[block]
+            signs = None if self.signs is None else self.signs[codes]
+            _write_one_hot(self.hot[codes], out, signs)
+
+        return write
+
+
+class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
+    """One column per category, in the order of their hashes, then one for all others.
+
+    Attributes:
+        hashes: 32 hexadecimal digits for each category that has a column; ascending.
+        fill: position of the category that stands for a missing value; None: zeros.
+        has_other: whether all other categories share a last column; without it they
+            are encoded as zeros.
+        of_number: whether the categories are numbers.
+    """
+
+    hashes: tuple[str, ...]
+    fill: int | None
+    has_other: bool = msgspec.field(name="other")
+    of_number: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the hashes, and the place of missing values."""
+        are_hashes = all(re.fullmatch(r"[0-9a-f]{32}", text) for text in self.hashes)
+        if not self.hashes or not are_hashes:
+            raise ValueError(f"{self.name!r}: the categories are no hashes")
+        _check_missing_column(self, len(self.hashes) + int(self.has_other))
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the encoded columns: the start of a category's hash for its name."""
+        return self.names_of(self.short_hashes)
+
+    @property
+    def short_hashes(self) -> tuple[str, ...]:
+        """What stands for the name of each category where it is not known."""
+        return tuple(f"#{digits[:_SHOWN_DIGITS]}" for digits in self.hashes)
+
+    def names_of(self, categories: Sequence[str]) -> tuple[str, ...]:
+        """Return the names of the encoded columns for these names of the categories."""
+        names = (*categories, OTHER) if self.has_other else categories
+        return tuple(f"{self.name}={category}" for category in names)
+
+    def targets(self, hashes: HashArray) -> Targets:
+        """Return where values with these hashes are encoded.
+
+        Args:
+            hashes: uint64 (k, 2) or wider: the first 128 bits count.
+        """
+        listed = hashes_of(self.hashes)
+        position = np.searchsorted(listed[:, 0], hashes[:, 0])
+        position = np.minimum(position, len(listed) - 1)
+        # Of 2^20 categories two agree in 64 bits with probability 2^-25; the second
+        # would then count among the others.
+        is_listed = (listed[position] == hashes[:, :2]).all(axis=1)
+        other = len(self.hashes) if self.has_other else -1
+        fill = -1 if self.fill is None else self.fill
+        return Targets(np.append(np.where(is_listed, position, other), fill))
+
+
+class HashEncoding(_Encoding, frozen=True, tag="hash"):
+    """Feature hashing: a value is +1 or -1 in one of a fixed number of columns.
+
+    Column and sign are bits of the value's keyed hash. No categories are listed, and
+    values that were never seen need no rule; in return values share columns: two of
+    them collide with probability 1 / buckets, and then add up with random signs, so
+    that inner products of encoded rows are right on average. Zeros where missing.
+
+    Attributes:
+        buckets: number of columns.
+        of_number: whether the values are numbers.
+
+
+    Reference:
+        Weinberger et al., Feature hashing for large scale multitask learning, 2009.
+    """
+
+    buckets: int
+    of_number: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the number of columns."""
+        if not 1 <= self.buckets <= MOST_COLUMNS:
+            raise ValueError(f"{self.name!r}: {self.buckets} is no number of columns")
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the encoded columns."""
+        return tuple(f"{self.name} hash {place}" for place in range(self.buckets))
+
+    def targets(self, hashes: HashArray) -> Targets:
+        """Return where values with these hashes are encoded.
+
+        Args:
+            hashes: uint64 (k, 2) or wider: the first 128 bits count.
+        """
+        hot = (hashes[:, 0] % np.uint64(self.buckets)).astype(np.intp)
+        signs = 1.0 - 2.0 * (hashes[:, 1] & np.uint64(1)).astype(np.float32)
+        return Targets(np.append(hot, -1), np.append(signs, np.float32(0)))
+
+
+class ListedEncoding(_Encoding, frozen=True, tag="listed"):
+    """One column per category that the run's author has declared.
+
+    Zeros where the value is missing, or none of these categories.
+
+    Attributes:
+        categories: as texts; of numbers as ``number_texts`` writes them.
+        of_number: whether the categories are numbers.
+    """
+
+    categories: tuple[str, ...]
+    of_number: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the categories."""
+        if not self.categories or len(set(self.categories)) != len(self.categories):
+            raise ValueError(f"{self.name!r}: no categories, or one of them twice")
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the encoded columns."""
+        return tuple(f"{self.name}={category}" for category in self.categories)
+
+    def writer(self, column: FeatureColumn) -> Writer:
+        """Return the function that encodes a block of the column's rows."""
+        values = categories_for(self, column)
+        listed = pa.array(self.categories, values.texts.type)
+        positions = pc.index_in(values.texts, value_set=listed)
+        # the last entry is that of a missing value, whose code is -1
+        hot = np.append(pc.fill_null(positions, -1).to_numpy().astype(np.intp), -1)
+        return Targets(hot).writer(values)
+
+
+HashedEncoding = CategoryEncoding | HashEncoding
+
+
+def categories_for(
+    encoding: HashedEncoding | ListedEncoding, column: FeatureColumn
+) -> CategoricalColumn:
+    """Return a column as the categories that an encoding is of.
+
+    Raises:
+        SchemaError: the column is of another kind; names the feature.
+    """
+    if encoding.of_number:
+        return number_texts(as_numeric(encoding.name, column))
+    return as_categorical(encoding.name, column)
+
+
+def hex_of(hashes: HashArray) -> tuple[str, ...]:
+    """Return 32 hexadecimal digits per hash, uint64 (k, 2)."""
+    digits = hashes.astype(">u8").tobytes().hex()
+    return tuple(digits[start : start + 32] for start in range(0, len(digits), 32))
+
+
+def hashes_of(digits: Sequence[str]) -> HashArray:
+    """Return the hashes, uint64 (k, 2), that ``hex_of`` wrote."""
+    flat = np.frombuffer(bytes.fromhex("".join(digits)), dtype=">u8")
+    return flat.astype(np.uint64).reshape(-1, 2)
+
+
+def _check_missing_column(
+    encoding: "BinEncoding | CategoryEncoding", width: int
+) -> None:
+    if encoding.fill is not None and not 0 <= encoding.fill < width:
+        raise ValueError(
+            f"{encoding.name!r}: no column {encoding.fill} for missing values"
+        )
+
+
+def _write_one_hot(
+    hot: PositionArray, out: Float32Array, values: Float32Array | None = None
+) -> None:
+    """Write a value into the hot column of each row and 0 into the others.
+
+    Args:
+        hot: (b,), the column; negative for none.
+        out: (b, d).
+        values: (b,); None for ones.
+    """
+    out[...] = 0.0
+    rows = np.flatnonzero(hot >= 0)
+    out[rows, hot[rows]] = 1.0 if values is None else values[rows]

@@ -12,28 +12,23 @@ from tp_flower.features.encoder import FeatureEncoding, TableEncoder
 from tp_flower.features.encodings import (
     LARGEST,
     BinEncoding,
+    CategoryEncoding,
     CyclicEncoding,
+    HashEncoding,
+    ListedEncoding,
     MissingEncoding,
     NumberEncoding,
     VectorEncoding,
-)
-from tp_flower.features.hashed import (
-    CategoryEncoding,
-    HashEncoding,
-    ListedEncoding,
     hex_of,
 )
 from tp_flower.features.spec import EncoderSpec, number_categories
 from tp_flower.features.statistics import (
-    CategoryStatistics,
     ColumnStatistics,
-    Moments,
     QuantileSummary,
-    Range,
 )
 
 Fitted = FeatureEncoding | None
-Known = TypeVar("Known")
+Statistic = TypeVar("Statistic")
 
 
 def fit(table: str, statistics: Mapping[str, ColumnStatistics]) -> TableEncoder:
@@ -52,86 +47,88 @@ def fit(table: str, statistics: Mapping[str, ColumnStatistics]) -> TableEncoder:
     """
     encodings: list[FeatureEncoding] = []
     dropped = []
-    for name, own in statistics.items():
+    for name, column in statistics.items():
         try:
-            encoding = _fit_feature(name, own)
+            encoding = _fit_feature(name, column)
         except SchemaError as error:
             raise SchemaError(f"feature {name!r} of table {table!r}: {error}") from None
         if encoding is None:
             dropped.append(name)
         else:
             encodings.append(encoding)
-        wants_missing = own.spec is not None and own.spec.indicator
-        if wants_missing and (own.is_declared or 0 < own.count < own.rows):
+        wants_missing = column.spec is not None and column.spec.indicator
+        if wants_missing and (column.is_declared or 0 < column.count < column.rows):
             encodings.append(MissingEncoding(name))
-    fitted = tuple(name for name, own in statistics.items() if not own.is_declared)
+    fitted = tuple(
+        name for name, column in statistics.items() if not column.is_declared
+    )
     return TableEncoder(table, tuple(encodings), tuple(dropped), fitted)
 
 
-def _fit_feature(name: str, own: ColumnStatistics) -> Fitted:
-    """The encoding of one feature, None if it is constant."""
-    if own.spec is None:
+def _fit_feature(name: str, column: ColumnStatistics) -> Fitted:
+    """Return the encoding of one feature, None if it is constant."""
+    if column.spec is None:
         return None
-    if own.width:
-        return VectorEncoding(name, own.width)
-    return _FITTERS[own.spec.kind](name, own, own.spec)
+    if column.width:
+        return VectorEncoding(name, column.width)
+    return _FITTERS[column.spec.kind](name, column, column.spec)
 
 
-def _standard(name: str, own: ColumnStatistics, spec: EncoderSpec) -> Fitted:
-    moments = _moments(own)
+def _standard(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+    moments = _present(column.moments, "moments")
     if not moments.scale > 0:
         return None
     return NumberEncoding(
-        name, moments.mean, moments.scale, _fill(own), spec.kind == "length"
+        name, moments.mean, moments.scale, _fill(column), spec.kind == "length"
     )
 
 
-def _min_max(name: str, own: ColumnStatistics, _: EncoderSpec) -> Fitted:
-    span = _range(own)
+def _min_max(name: str, column: ColumnStatistics, _: EncoderSpec) -> Fitted:
+    span = _present(column.range, "range")
     if not span.high > span.low:
         return None
-    return NumberEncoding(name, span.low, span.high - span.low, _fill(own))
+    return NumberEncoding(name, span.low, span.high - span.low, _fill(column))
 
 
-def _robust(name: str, own: ColumnStatistics, _: EncoderSpec) -> Fitted:
+def _robust(name: str, column: ColumnStatistics, _: EncoderSpec) -> Fitted:
     """(x - median) / (third quartile - first); the deviation where these agree."""
-    moments, quantiles = _moments(own), _quantiles(own)
+    moments, quantiles = _present(column.moments, "moments"), _quantiles(column)
     if not moments.scale > 0:
         return None
     low, median, high = (quantiles.quantile(p) for p in (0.25, 0.5, 0.75))
     scale = high - low if high > low else moments.scale
-    return NumberEncoding(name, median, scale, _fill(own))
+    return NumberEncoding(name, median, scale, _fill(column))
 
 
-def _plain(name: str, own: ColumnStatistics, _: EncoderSpec) -> Fitted:
-    moments = _moments(own)
+def _plain(name: str, column: ColumnStatistics, _: EncoderSpec) -> Fitted:
+    moments = _present(column.moments, "moments")
     if not moments.scale > 0:
         return None
     # no value is farther from the mean than the root of the sum of squares
     if abs(moments.mean) + math.sqrt(moments.m2) > LARGEST:
         raise SchemaError("its values are too large to stay as they are: use standard")
-    return NumberEncoding(name, 0.0, 1.0, _fill(own))
+    return NumberEncoding(name, 0.0, 1.0, _fill(column))
 
 
-def _equal_width(name: str, own: ColumnStatistics, spec: EncoderSpec) -> Fitted:
-    span = _range(own)
+def _equal_width(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+    span = _present(column.range, "range")
     edges = np.linspace(span.low, span.high, _argument(spec) + 1)[1:-1]
-    return _bins(name, own, np.unique(edges[edges > span.low]))
+    return _bins(name, column, np.unique(edges[edges > span.low]))
 
 
-def _equal_depth(name: str, own: ColumnStatistics, spec: EncoderSpec) -> Fitted:
-    quantiles, bins = _quantiles(own), _argument(spec)
+def _equal_depth(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+    quantiles, bins = _quantiles(column), _argument(spec)
     edges = np.unique([quantiles.quantile(j / bins) for j in range(1, bins)])
     # below the smallest point there would be a bin of next to nothing
-    return _bins(name, own, edges[edges > quantiles.values[0]])
+    return _bins(name, column, edges[edges > quantiles.values[0]])
 
 
-def _bins(name: str, own: ColumnStatistics, edges: FloatArray) -> Fitted:
+def _bins(name: str, column: ColumnStatistics, edges: FloatArray) -> Fitted:
     if not len(edges):
         return None
     fill = None
-    if own.spec is not None and own.spec.missing != "zero":
-        fill = int(np.searchsorted(edges, _fill(own), side="right"))
+    if column.spec is not None and column.spec.missing != "zero":
+        fill = int(np.searchsorted(edges, _fill(column), side="right"))
     return BinEncoding(name, tuple(edges.tolist()), fill)
 
 
@@ -147,32 +144,32 @@ def _in_range(name: str, _: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     return NumberEncoding(name, span.middle, span.half_width, fill, limit=1.0)
 
 
-def _listed(name: str, own: ColumnStatistics, spec: EncoderSpec) -> Fitted:
-    categories, is_number = spec.categories, own.kind != "text"
+def _listed(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+    categories, is_number = spec.categories, column.kind != "text"
     if is_number:
         categories = number_categories(categories)
     return ListedEncoding(name, categories, is_number)
 
 
-def _one_hot(name: str, own: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+def _one_hot(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     """The most frequent categories, and the others in one column if there are any."""
-    found, most = _categories(own), _argument(spec)
-    has_other = own.count > found.counts.sum() or len(found.counts) > most
-    is_cut = found.tail > 0 or len(found.counts) + has_other > most
-    kept = found.most_frequent(most - 1 if is_cut else len(found.counts))
+    listed, most = _present(column.categories, "categories"), _argument(spec)
+    has_other = column.count > listed.counts.sum() or len(listed.counts) > most
+    is_cut = listed.tail > 0 or len(listed.counts) + has_other > most
+    frequent = listed.most_frequent(most - 1 if is_cut else len(listed.counts))
     is_zero = spec.missing == "zero"
-    kinds_of_rows = len(kept) + has_other + (is_zero and own.count < own.rows)
-    if kinds_of_rows < 2 or not len(kept):
+    kinds_of_rows = len(frequent) + has_other + (is_zero and column.count < column.rows)
+    if kinds_of_rows < 2 or not len(frequent):
         return None
-    order = np.sort(kept)
-    fill = None if is_zero else int(np.searchsorted(order, kept[0]))
+    order = np.sort(frequent)
+    fill = None if is_zero else int(np.searchsorted(order, frequent[0]))
     return CategoryEncoding(
-        name, hex_of(found.hashes[order]), fill, bool(has_other), own.kind != "text"
+        name, hex_of(listed.hashes[order]), fill, bool(has_other), column.kind != "text"
     )
 
 
-def _hash(name: str, own: ColumnStatistics, spec: EncoderSpec) -> Fitted:
-    return HashEncoding(name, _argument(spec), own.kind != "text")
+def _hash(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+    return HashEncoding(name, _argument(spec), column.kind != "text")
 
 
 _FITTERS: Final[
@@ -193,12 +190,12 @@ _FITTERS: Final[
 }
 
 
-def _fill(own: ColumnStatistics) -> float:
-    """The number that stands for a missing value."""
-    rule = "zero" if own.spec is None else own.spec.missing
+def _fill(column: ColumnStatistics) -> float:
+    """Return the number that stands for a missing value."""
+    rule = "zero" if column.spec is None else column.spec.missing
     if rule == "mean":
-        return _moments(own).mean
-    return _quantiles(own).quantile(0.5) if rule == "median" else 0.0
+        return _present(column.moments, "moments").mean
+    return _quantiles(column).quantile(0.5) if rule == "median" else 0.0
 
 
 def _argument(spec: EncoderSpec) -> int:
@@ -207,20 +204,8 @@ def _argument(spec: EncoderSpec) -> int:
     return spec.argument
 
 
-def _moments(own: ColumnStatistics) -> Moments:
-    return _known(own.moments, "moments")
-
-
-def _range(own: ColumnStatistics) -> Range:
-    return _known(own.range, "range")
-
-
-def _categories(own: ColumnStatistics) -> CategoryStatistics:
-    return _known(own.categories, "categories")
-
-
-def _quantiles(own: ColumnStatistics) -> QuantileSummary:
-    quantiles = _known(own.quantiles, "quantiles")
+def _quantiles(column: ColumnStatistics) -> QuantileSummary:
+    quantiles = _present(column.quantiles, "quantiles")
     if not len(quantiles.values):
         raise SchemaError(
             "no shard has the rows that a quantile must stand for (min-count): "
@@ -229,7 +214,7 @@ def _quantiles(own: ColumnStatistics) -> QuantileSummary:
     return quantiles
 
 
-def _known(statistic: Known | None, name: str) -> Known:
+def _present(statistic: Statistic | None, name: str) -> Statistic:
     if statistic is None:
         raise SchemaError(f"its statistics have no {name}")
     return statistic

@@ -52,9 +52,6 @@ class DeclaredRange:
         DeclaredRange(low=-0.5, high=12.0, is_time=False)
         >>> DeclaredRange.parse("1970-01-01, 1970-01-02T12:00")
         DeclaredRange(low=0.0, high=129600.0, is_time=True)
-
-        Raises:
-            ValueError: it is neither, or the first is not below the second.
         """
         ends = [end.strip() for end in text.split(",")]
         for read, is_time in ((float, False), (_seconds, True)):
@@ -87,9 +84,6 @@ def parse_categories(text: str) -> tuple[str, ...]:
 
     >>> parse_categories('AA, "B6", "Smith, J."')
     ('AA', 'B6', 'Smith, J.')
-
-    Raises:
-        ValueError: it is no such list, or names a text twice.
     """
     categories = []
     for item in _COMMAS.split(text):
@@ -112,9 +106,6 @@ def number_categories(categories: tuple[str, ...]) -> tuple[str, ...]:
 
     >>> number_categories(("1", "2.50", "true"))
     ('1.0', '2.5', '1.0')
-
-    Raises:
-        ValueError: one is no finite number; names it.
     """
     values = [_number(category) for category in categories]
     return tuple((np.array(values) + 0.0).astype("U32").tolist())
@@ -250,9 +241,6 @@ class EncoderSpec:
             run's ``max-categories`` says.
         missing: what stands for a missing value; "" for the default.
         indicator: whether a column "<name> is missing" is added.
-
-    Raises:
-        ValueError: kind, argument and missing do not go together.
     """
 
     kind: str
@@ -276,11 +264,7 @@ class EncoderSpec:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a spec.
-
-        Raises:
-            ValueError: it is not one; says what is allowed.
-        """
+        """Read a spec."""
         form = _FORM.fullmatch(text.strip())
         if form is None:
             raise ValueError(

@@ -2,17 +2,17 @@
 
 A table is encoded with the statistics of *all* its rows, wherever they are: each shard
 computes :func:`feature_statistics` of what the encoder needs, and no more. Their
-:func:`merge` is exact, but for quantiles, whose error is bounded (``quantiles.py``).
+:func:`merge` is exact, but for quantiles, whose error is bounded.
 
 Notation
     n        rows of the shard
     mean, m2 mean, and sum of squared deviations from it
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from typing import Final
+from functools import partial, reduce
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,8 @@ from tp_flower.features.spec import EncoderSpec, Need
 from tp_flower.keyed_hash import HashArray, KeyedHasher
 
 CountArray = npt.NDArray[np.int64]
+PositionArray = npt.NDArray[np.intp]
+Part = TypeVar("Part")
 
 MOST_POINTS: Final = 1000
 """Points of one shard's summary, m."""
@@ -84,9 +86,6 @@ class QuantileSummary:
         Of points with weight 1 it is numpy's. In general it is a value x with
         F(x) >= floor(r) + 1 - rank_error, and fewer than ceil(r) + 1 + rank_error
         values below it, where r = p * (count - 1).
-
-        Raises:
-            ValueError: there are no points.
         """
         if not len(self.values):
             raise ValueError("a summary without points has no quantiles")
@@ -127,7 +126,7 @@ def merge_quantiles(summaries: Sequence[QuantileSummary]) -> QuantileSummary:
     """Return the summary of the union of the shards' values, in any order."""
     values = np.concatenate([summary.values for summary in summaries])
     weights = np.concatenate([summary.weights for summary in summaries])
-    return _ordered(values, weights, sum(own.rank_error for own in summaries))
+    return _ordered(values, weights, sum(each.rank_error for each in summaries))
 
 
 def _ordered(
@@ -140,8 +139,6 @@ def _ordered(
     order = np.lexsort((weights, values))
     return QuantileSummary(values[order], weights[order], rank_error)
 
-
-PositionArray = npt.NDArray[np.intp]
 
 MOST_CATEGORIES: Final = 100_000
 """Categories that one shard lists at most: 2.4 MB on the wire."""
@@ -212,8 +209,8 @@ def count_categories(
     hashes = short_hashes(column.texts.take(pa.array(listed)), hasher)
     # in the order of the hashes: theirs says nothing about that of the texts
     order = np.lexsort((hashes[:, 1], hashes[:, 0]))
-    found = counts[listed][order].astype(np.int64)
-    return CategoryStatistics(hashes[order], found, found, tail)
+    rows = counts[listed][order].astype(np.int64)
+    return CategoryStatistics(hashes[order], rows, rows, tail)
 
 
 def short_hashes(texts: pa.Array, hasher: KeyedHasher) -> HashArray:
@@ -273,20 +270,18 @@ class Range:
 
 @dataclass(frozen=True)
 class ColumnStatistics:
-    """What is known of a feature over some rows.
+    """Statistics of a feature over some rows.
 
     Attributes:
         kind: of value: number, boolean, time, text or vector.
         spec: the encoder that it is for; None where there are no values: a column
             without values has no kind, and fits any other.
         rows: how many there are; 0 where the encoder needs no statistics.
-        count: how many have a value; 0 likewise.
-        moments: of the values, or of what the encoder derives from them.
-        range: likewise.
-        quantiles: likewise.
-        categories: how often each occurs.
+        count: how many have a value; 0 in the same case.
+        moments: of the values, or of the numbers that the encoder derives from them;
+            range and quantiles are of the same numbers.
         width: length of a vector; 0 for other kinds.
-        is_declared: whether the encoder needs no statistics, and these are none.
+        is_declared: whether the encoder needs no statistics.
     """
 
     kind: str
@@ -331,10 +326,6 @@ def feature_statistics(
         kind: number, boolean, time, text or vector.
         column: n rows.
         sample: of the rows.
-
-    Raises:
-        SchemaError: the encoder does not fit, or the values are too large; names the
-            feature.
     """
     if choice.is_declared(name, kind):
         width = _width(column)
@@ -345,14 +336,16 @@ def feature_statistics(
     if not count:
         return ColumnStatistics(kind, None, column.rows, 0)
     spec = choice.spec_for(name, kind)
-    known = ColumnStatistics(kind, spec, column.rows, count)
+    counted = ColumnStatistics(kind, spec, column.rows, count)
     if Need.CATEGORIES in spec.needs:
         hasher = sample.hasher.purpose(category_purpose(choice.table, name))
-        found = count_categories(categories_of(column, name), hasher, sample.min_count)
-        return replace(known, categories=found)
+        values = categories_of(column, name)
+        categories = count_categories(values, hasher, sample.min_count)
+        return replace(counted, categories=categories)
     try:
-        values = derive(name, column, spec).values
-        return _with_numbers(known, spec, values[~np.isnan(values)], sample.min_count)
+        numbers = derive(name, column, spec).values
+        present = numbers[~np.isnan(numbers)]
+        return _with_numbers(counted, spec, present, sample.min_count)
     except SchemaError as error:
         raise SchemaError(f"feature {name!r}: {error}") from None
 
@@ -374,9 +367,6 @@ def declared_statistics(
         name: of the feature.
         kind: of value; "" of a column that is all NULL at its source, and has no type.
         width: length of a vector, 0 where there is none; ignored of other kinds.
-
-    Raises:
-        SchemaError: the encoder does not fit; names the feature.
     """
     if not kind or (kind == "vector" and not width):
         return ColumnStatistics(kind, None, 0, 0, is_declared=True)
@@ -386,11 +376,11 @@ def declared_statistics(
 
 
 def _with_numbers(
-    known: ColumnStatistics, spec: EncoderSpec, present: FloatArray, min_count: int
+    counted: ColumnStatistics, spec: EncoderSpec, present: FloatArray, min_count: int
 ) -> ColumnStatistics:
     needs = spec.needs
     return replace(
-        known,
+        counted,
         moments=moments_of(present) if Need.MOMENTS in needs else None,
         range=_range(present) if Need.RANGE in needs else None,
         quantiles=summarise(present, min_count) if Need.QUANTILES in needs else None,
@@ -398,11 +388,7 @@ def _with_numbers(
 
 
 def moments_of(present: FloatArray) -> Moments:
-    """Return the moments of values, (n,), none of them missing.
-
-    Raises:
-        SchemaError: the values are too large for their squares to be summed.
-    """
+    """Return the moments of values, (n,), none of them missing."""
     if not present.size:
         return Moments()
     # Deviations from the first value: a constant column has m2 == 0 and its exact
@@ -427,40 +413,37 @@ def _range(present: FloatArray) -> Range:
 
 
 def merge(statistics: Sequence[ColumnStatistics]) -> ColumnStatistics:
-    """Return the statistics of the union of the shards' rows.
-
-    Raises:
-        ValueError: there is nothing to merge.
-        SchemaError: the column is of one kind in one shard and of another in another.
-    """
+    """Return the statistics of the union of the shards' rows."""
     if not statistics:
         raise ValueError("no statistics to merge")
-    rows = sum(own.rows for own in statistics)
+    rows = sum(shard.rows for shard in statistics)
     filled = [shard for shard in statistics if shard.spec is not None]
     if not filled:
         return replace(statistics[0], rows=rows)
     first = filled[0]
-    for own in filled:
-        if (own.spec, own.width) != (first.spec, first.width):
-            raise SchemaError(f"{_a(first)} in one shard and {_a(own)} in another")
+    for other in filled:
+        if (other.spec, other.width) != (first.spec, first.width):
+            raise SchemaError(f"{_a(first)} in one shard and {_a(other)} in another")
     return replace(
         first,
         rows=rows,
-        count=sum(own.count for own in filled),
-        moments=_merged_moments([own.moments for own in filled]),
-        range=_merged_range([own.range for own in filled]),
-        quantiles=_merged_quantiles([own.quantiles for own in filled]),
-        categories=_merged_categories([own.categories for own in filled]),
+        count=sum(shard.count for shard in filled),
+        moments=_merged([s.moments for s in filled], partial(reduce, merge_moments)),
+        range=_merged([s.range for s in filled], _merge_ranges),
+        quantiles=_merged([s.quantiles for s in filled], merge_quantiles),
+        categories=_merged([s.categories for s in filled], merge_categories),
     )
 
 
-def _a(own: ColumnStatistics) -> str:
-    return f"a vector of {own.width}" if own.width else f"a {own.kind}"
+def _a(column: ColumnStatistics) -> str:
+    return f"a vector of {column.width}" if column.width else f"a {column.kind}"
 
 
-def _merged_moments(parts: Sequence[Moments | None]) -> Moments | None:
-    known = [part for part in parts if part is not None]
-    return reduce(merge_moments, known) if known else None
+def _merged(
+    parts: Sequence[Part | None], merge_parts: Callable[[list[Part]], Part]
+) -> Part | None:
+    present = [part for part in parts if part is not None]
+    return merge_parts(present) if present else None
 
 
 def merge_moments(a: Moments, b: Moments) -> Moments:
@@ -482,36 +465,14 @@ def merge_moments(a: Moments, b: Moments) -> Moments:
     )
 
 
-def _merged_range(parts: Sequence[Range | None]) -> Range | None:
-    known = [part for part in parts if part is not None]
-    if not known:
-        return None
-    return Range(min(own.low for own in known), max(own.high for own in known))
-
-
-def _merged_quantiles(
-    parts: Sequence[QuantileSummary | None],
-) -> QuantileSummary | None:
-    known = [part for part in parts if part is not None]
-    return merge_quantiles(known) if known else None
-
-
-def _merged_categories(
-    parts: Sequence[CategoryStatistics | None],
-) -> CategoryStatistics | None:
-    known = [part for part in parts if part is not None]
-    return merge_categories(known) if known else None
+def _merge_ranges(parts: Sequence[Range]) -> Range:
+    return Range(min(part.low for part in parts), max(part.high for part in parts))
 
 
 def merge_tables(
     shards: Sequence[Mapping[str, ColumnStatistics]],
 ) -> dict[str, ColumnStatistics]:
-    """Merge the statistics of all columns of a table's shards.
-
-    Raises:
-        ValueError: there are no shards.
-        SchemaError: the shards' columns differ in name or kind; names the column.
-    """
+    """Merge the statistics of all columns of a table's shards."""
     if not shards:
         raise ValueError("no statistics to merge")
     merged: dict[str, ColumnStatistics] = {}

@@ -28,8 +28,8 @@ Notation:
 """
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Self
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
@@ -47,11 +47,7 @@ from tp_flower.randomness import NoiseSource
 
 
 def check_per_row(model: LocalModel, features: int) -> None:
-    """Refuse a model whose rows have no gradients of their own, before training.
-
-    Raises:
-        SettingsError: names the layer, if it is one.
-    """
+    """Raise SettingsError where a row's gradient takes other rows; names the layer."""
     if isinstance(model, LinearModel):
         return
     from tp_flower.privacy.torch_gradients import (
@@ -64,11 +60,7 @@ def check_per_row(model: LocalModel, features: int) -> None:
 
 
 def check_scores(model: LocalModel, features: int) -> None:
-    """Refuse a model whose score of one row tells of others, before training.
-
-    Raises:
-        SettingsError: it does.
-    """
+    """Raise SettingsError where a row's score depends on other rows."""
     if isinstance(model, LinearModel):
         return
     from tp_flower.privacy.torch_gradients import check_scores_are_apart
@@ -86,9 +78,6 @@ def clipped_sum(
         features: rows of the table, (k, d).
         messages: Y, (k, d_c).
         clip: C, > 0; inf for none.
-
-    Raises:
-        SettingsError: the model has a layer without gradients row by row.
 
     >>> model = LinearModel(features=2, outputs=1, intercept=False)
     >>> rows = np.array([[3, 4], [0.3, 0.4]], dtype=np.float32)
@@ -114,12 +103,7 @@ def private_sum(
     noise_multiplier: float,
     noise: NoiseSource,
 ) -> FloatArray:
-    """Return ``clipped_sum`` with Gaussian noise of deviation sigma C, (p,).
-
-    Raises:
-        ValueError: noise without a clip: it would have no scale.
-        SettingsError: as ``clipped_sum``.
-    """
+    """Return ``clipped_sum`` with Gaussian noise of deviation sigma C, (p,)."""
     total = clipped_sum(model, features, messages, clip)
     if not noise_multiplier:
         return total
@@ -142,7 +126,7 @@ def _clipped_linear_sum(
         with np.errstate(over="ignore", invalid="ignore"):
             norms = np.sqrt(squares) * np.linalg.norm(messages[block], axis=1)
         weights = clip_weights(norms, clip)[:, None]
-        # not a product: zero times infinity is none of them
+        # not a product: zero times infinity is NaN
         weighted[block] = np.where(weights > 0, messages[block], 0.0) * weights
     return moment(features, weighted, intercept=model.intercept).ravel()
 
@@ -213,20 +197,6 @@ class PrivateFit:
         """Return what ``updates`` local updates cost each row of the table."""
         return Gaussian(self.noise_multiplier, self.steps * updates, self.sample_rate)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        """Return the plan that ``to_json`` wrote.
-
-        Raises:
-            TypeError: a field is unknown or missing.
-            ValueError: a value is out of range.
-        """
-        return cls(**data)
-
 
 def fit_privately(
     model: LocalModel, problem: FitProblem, plan: PrivateFit, noise: NoiseSource
@@ -234,12 +204,9 @@ def fit_privately(
     """Fit a model in place by DP-SGD, warm-started from its current parameters.
 
     Without rows the penalised parameters move to the centre at once.
-
-    Raises:
-        SettingsError: a torch model has a layer without gradients row by row.
     """
-    own = on_host(problem.features)
-    rows = len(own)
+    all_rows = on_host(problem.features)
+    rows = len(all_rows)
     if not rows:
         model.parameters = problem.settle(model.parameters)
         return
@@ -254,7 +221,7 @@ def fit_privately(
     adam = _Adam(len(theta), unit * rate / _damping(plan, rows, len(theta)))
     for _ in range(plan.steps):
         drawn = _batch(plan, rows, noise)
-        features = own[drawn]
+        features = all_rows[drawn]
         residuals = model.scores(features) - problem.target[drawn]
         total = private_sum(
             model,
@@ -277,7 +244,7 @@ def _batch(plan: PrivateFit, rows: int, noise: NoiseSource) -> Any:
 
 
 def _damping(plan: PrivateFit, rows: int, parameters: int) -> float:
-    """Return what the noise makes of the learning rate: what it is divided by."""
+    """Return the number that the learning rate is divided by, for its noise."""
     relative = plan.noise_multiplier * math.sqrt(parameters) / (plan.sample_rate * rows)
     return 1.0 + NOISE_DAMPING * relative
 

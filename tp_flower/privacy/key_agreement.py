@@ -1,4 +1,4 @@
-"""How the sites of a run come to share a secret that the server does not have.
+"""A secret that the sites of a run share and the server does not have, and its masks.
 
 Every site makes an X25519 key pair for the run and sends its public key to the server.
 The server relays them to one of the sites, the *leader*, which makes the secret and
@@ -19,8 +19,13 @@ Guarantee: the server learns nothing of the secret if it relays faithfully; if t
 are pinned, whatever it does. Not pinned, a server that puts its own keys in place of
 the sites' learns the secret. None against the sites, which all hold it.
 
+Masks: every pair of participants derives a stream of words from the secret; one adds
+it to its numbers, the other subtracts it. The server sees uniformly random words, whose
+sum over all participants is the sum of the numbers (modulo 2^64).
+
 Reference:
-    The four exchanges are those of Noise's pattern KK and of Signal's X3DH.
+    The four exchanges are those of Noise's pattern KK and of Signal's X3DH. The masks
+    are those of Bonawitz et al. 2017, "Practical secure aggregation", without dropouts.
 """
 
 import hashlib
@@ -57,10 +62,57 @@ _RUN: Final = b"tp_flower run key v1"
 _NONCE_BYTES: Final = 12
 _SIMULATED, _RANDOM = b"s", b"r"
 
+WordArray = npt.NDArray[np.uint64]
+
+FRACTION_BITS: Final = 24
+LARGEST_BITS: Final = 56
+"""A participant's number is below 2^56: 256 of them are below 2^64."""
+MOST_PARTS: Final = 1 << (64 - LARGEST_BITS)
+_STREAM_NONCE: Final = bytes(16)
+
+
+class KeySource(StrEnum):
+    """Origin of the key of a run's hashes; one for all sites.
+
+    Attributes:
+        FILE: a secret in a file of every site, the same at all of them.
+        PINNED: a secret that one site makes and seals to sites whose long-term public
+            keys it was given by its owner.
+        AGREED: the same, but sealed to the public keys that the server names.
+    """
+
+    FILE = "file"
+    PINNED = "pinned"
+    AGREED = "agreed"
+
+
+GUARANTEES: Final[Mapping[KeySource, str]] = MappingProxyType(
+    {
+        KeySource.FILE: (
+            "the key comes from a secret file at each site; no message carries it, so "
+            "the server learns it neither by computing nor by tampering"
+        ),
+        KeySource.PINNED: (
+            "the key was sealed from site to site under long-term public keys that the "
+            "sites' owners pinned; the server learns it neither by computing nor by "
+            "putting its own keys in their place"
+        ),
+        KeySource.AGREED: (
+            "the key was sealed to public keys that the server relayed and nobody "
+            "checked: a server that put its own in their place has the key, and can "
+            "then test guesses of every hashed value"
+        ),
+    }
+)
+"""For the ledger. None holds against a site: all sites have the key."""
+
+SIMULATED: Final = "the key of a simulation follows its seed: it is known to everybody"
+"""For the ledger of a site without a tables file."""
+
 
 @dataclass(frozen=True)
 class GroupSecret:
-    """What the sites of a run share.
+    """The secret that the sites of a run share.
 
     Attributes:
         value: ``KEY_BYTES`` bytes.
@@ -121,11 +173,7 @@ class KeyPair:
         return self._private.private_bytes_raw()
 
     def exchange(self, other: bytes) -> bytes:
-        """Return what the holders of both keys can compute and nobody else.
-
-        Raises:
-            SiteError: ``other`` is no public key, or one that yields no secret.
-        """
+        """Return the bytes that only the holders of both keys can compute."""
         try:
             return self._private.exchange(X25519PublicKey.from_public_bytes(other))
         except ValueError:
@@ -134,7 +182,7 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """What a site tells of its keys.
+    """The public keys of a site.
 
     Attributes:
         run: of this run alone.
@@ -169,11 +217,7 @@ class SiteKeys:
         return PublicKeys(self.run.public, self.site.public if self.site else b"")
 
     def seal(self, secret: GroupSecret, recipient: PublicKeys, run_id: int) -> bytes:
-        """Return the secret for the holder of the recipient's keys alone.
-
-        Raises:
-            SiteError: the recipient's keys are none.
-        """
+        """Return the secret for the holder of the recipient's keys alone."""
         kind = _SIMULATED if secret.is_simulated else _RANDOM
         nonce = secrets.token_bytes(_NONCE_BYTES)
         cipher = _cipher(
@@ -201,20 +245,20 @@ class SiteKeys:
         return GroupSecret(value, kind == _SIMULATED)
 
     def _exchanges(self, other: PublicKeys, *, is_sender: bool) -> bytes:
-        """What both ends compute, in the order of the sender's keys: run, then site."""
+        """Exchange every pair, in the order of the sender's keys: run, then site."""
         ours = [self.run, *([self.site] if self.site else [])]
         theirs = [other.run, *([other.site] if self.site else [])]
         if is_sender:
-            pairs = [(own, their) for own in ours for their in theirs]
+            pairs = [(private, public) for private in ours for public in theirs]
         else:
-            pairs = [(own, their) for their in theirs for own in ours]
-        return b"".join(own.exchange(their) for own, their in pairs)
+            pairs = [(private, public) for public in theirs for private in ours]
+        return b"".join(private.exchange(public) for private, public in pairs)
 
 
 def _cipher(
     exchanged: bytes, sender: PublicKeys, recipient: PublicKeys, run_id: int
 ) -> ChaCha20Poly1305:
-    """The cipher from the sender to the recipient; both ends derive the same one."""
+    """Return the cipher from sender to recipient; both ends derive the same one."""
     public = sender.run + sender.site + recipient.run + recipient.site
     # all keys have one length, so that nothing can be read in two ways
     info = (_PINNED if sender.site else _AGREED) + public + str(run_id).encode()
@@ -223,69 +267,17 @@ def _cipher(
     )
 
 
-class KeySource(StrEnum):
-    """What the sites of a run derive the key of their hashes from; one for all sites.
-
-    Attributes:
-        FILE: a secret in a file of every site, the same at all of them.
-        PINNED: a secret that one site makes and seals to sites whose long-term public
-            keys it was given by its owner.
-        AGREED: the same, but sealed to the public keys that the server names.
-    """
-
-    FILE = "file"
-    PINNED = "pinned"
-    AGREED = "agreed"
-
-
-GUARANTEES: Final[Mapping[KeySource, str]] = MappingProxyType(
-    {
-        KeySource.FILE: (
-            "the key comes from a secret file at each site; no message carries it, so "
-            "the server learns it neither by computing nor by tampering"
-        ),
-        KeySource.PINNED: (
-            "the key was sealed from site to site under long-term public keys that the "
-            "sites' owners pinned; the server learns it neither by computing nor by "
-            "putting its own keys in their place"
-        ),
-        KeySource.AGREED: (
-            "the key was sealed to public keys that the server relayed and nobody "
-            "checked: a server that put its own in their place has the key, and can "
-            "then test guesses of every hashed value"
-        ),
-    }
-)
-"""In plain words, for the ledger. None holds against a site: all sites have the key."""
-
-SIMULATED: Final = "the key of a simulation follows its seed: it is known to everybody"
-"""The same of sites without a tables file of their own."""
-
-
-WordArray = npt.NDArray[np.uint64]
-
-FRACTION_BITS: Final = 24
-LARGEST_BITS: Final = 56
-"""A part's number is below 2^56: 256 of them are below 2^64."""
-MOST_PARTS: Final = 1 << (64 - LARGEST_BITS)
-
-_NONCE: Final = bytes(16)
-
-
 def pair_masks(
     secret: bytes, part: int, parts: int, count: int, context: bytes
 ) -> WordArray:
-    """Return what a part adds to its ``count`` numbers, modulo 2^64.
+    """Return the masks that a participant adds to its ``count`` numbers, modulo 2^64.
 
     Args:
-        secret: what the sites share and the server does not have.
+        secret: shared by the sites, unknown to the server.
         part: 0 .. parts - 1.
-        parts: all that are summed.
+        parts: participants that are summed, at most ``MOST_PARTS``.
         count: numbers of a message.
-        context: what sets the message apart from all others under the secret.
-
-    Raises:
-        ValueError: there is no such part, or there are too many.
+        context: unique to the message under the secret.
 
     >>> pair = [pair_masks(b"s", part, 2, 3, b"run 1") for part in (0, 1)]
     >>> (pair[0] + pair[1]).tolist()
@@ -307,7 +299,7 @@ def _stream(secret: bytes, name: bytes, count: int) -> WordArray:
     """Return uniformly random words (count,) that secret and name determine."""
     key = hmac.digest(secret, b"tp_flower pair mask:" + name, hashlib.sha256)
     # the key is of this stream alone, so that a fixed nonce is no repetition
-    cipher = Cipher(ChaCha20(key, _NONCE), mode=None).encryptor()
+    cipher = Cipher(ChaCha20(key, _STREAM_NONCE), mode=None).encryptor()
     return np.frombuffer(cipher.update(bytes(8 * count)), "<u8").astype(np.uint64)
 
 
@@ -318,8 +310,7 @@ def to_fixed(scores: FloatArray, joined_rows: int) -> WordArray:
     unit per table.
 
     Raises:
-        ValueError: a score is not in the range 0 to 2^56 / (N 2^24): the joined rows'
-            weights are too different.
+        ValueError: a score is not in the range 0 to 2^56 / (N 2^24).
 
     >>> to_fixed(np.array([0.25]), 4).tolist() == [1 << 24]
     True

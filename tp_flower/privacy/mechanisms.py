@@ -1,4 +1,4 @@
-"""What protects a release, as the accountants see it.
+"""Mechanisms that protect releases, and their records in the ledger.
 
 A mechanism is stated per *unit* and *neighbours*, which the ledger names beside it: for
 features the unit is one row of one table, and neighbours are the table with the row's
@@ -9,8 +9,9 @@ known to the server anyway). A clipped sum then changes by at most the clip.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
+import msgspec
 import numpy as np
 
 from tp_flower.arrays import FloatArray
@@ -60,32 +61,20 @@ class PureDp:
 
 Mechanism = Gaussian | PureDp
 
-_NAMES: dict[type[Mechanism], str] = {
-    Gaussian: "gaussian",
-    PureDp: "pure",
-}
-_KINDS = {name: kind for kind, name in _NAMES.items()}
+_KINDS: Final[Mapping[str, type[Mechanism]]] = {"gaussian": Gaussian, "pure": PureDp}
 
 
 def mechanism_to_json(mechanism: Mechanism) -> dict[str, Any]:
     """Return a mechanism as plain JSON types."""
-    return {"kind": _NAMES[type(mechanism)], **asdict(mechanism)}
+    kind = "gaussian" if isinstance(mechanism, Gaussian) else "pure"
+    return {"kind": kind, **asdict(mechanism)}
 
 
-def mechanism_from_json(data: dict[str, Any]) -> Mechanism:
-    """Return the mechanism that ``mechanism_to_json`` wrote.
-
-    Raises:
-        ValueError: it is none, or a number is out of range.
-    """
-    fields = dict(data)
-    kind = _KINDS.get(str(fields.pop("kind", "")))
-    if kind is None:
+def mechanism_from_json(data: Mapping[str, Any]) -> Mechanism:
+    """Return the mechanism that ``mechanism_to_json`` wrote, or raise ValueError."""
+    if data.get("kind") not in _KINDS:
         raise ValueError(f"{data.get('kind')!r} is no mechanism")
-    try:
-        return kind(**fields)
-    except TypeError as error:
-        raise ValueError(f"not a mechanism: {error}") from None
+    return msgspec.convert(data, _KINDS[data["kind"]])
 
 
 def _check(is_fine: bool, name: str, value: float) -> None:
@@ -128,15 +117,14 @@ class Budget:
 
 @dataclass(frozen=True)
 class Release:
-    """Something that leaves the site, and what protects it.
+    """Data of one kind that leave the site, and the mechanism that covers them.
 
     Attributes:
         table: its name, for people.
-        source: what the budget is kept for.
+        source: identifier of the rows, whose budget it is.
         part: number of the part in the run.
         action: type of the message that it leaves with.
-        what: "labels", "gradients", "gram", "moments", "parameters", "scores",
-            "statistics", "keys", "counts", ...
+        what: kind of data: "labels", "gradients", "scores", "keys", ...
         unit: whose privacy it is ("a row of flights").
         neighbours: which tables must look alike ("the row's features as zeros").
         adversary: "server" or "outsider".
@@ -159,7 +147,7 @@ class Release:
 
     @property
     def name(self) -> Name:
-        """What it is called in its run."""
+        """Its name in its run."""
         return self.part, self.what
 
     def to_json(self) -> dict[str, Any]:
@@ -169,11 +157,7 @@ class Release:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the release that ``to_json`` wrote.
-
-        Raises:
-            ValueError: it is none.
-        """
+        """Return the release that ``to_json`` wrote, or raise ValueError."""
         mechanism = data["mechanism"] and mechanism_from_json(data["mechanism"])
         try:
             return cls(**{**data, "mechanism": mechanism})
@@ -207,11 +191,7 @@ class Planned:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the plan that ``to_json`` wrote.
-
-        Raises:
-            ValueError: it is none.
-        """
+        """Return the plan that ``to_json`` wrote, or raise ValueError."""
         return cls(Release.from_json(data["release"]), data["limit"])
 
 
@@ -224,13 +204,10 @@ def private_scores(
     """Return scores (n, d_c) with rows clipped to norm B and Gaussian noise.
 
     Args:
-        scores: local scores, (n, d_c).
+        scores: of the table's model, (n, d_c).
         clip: B, > 0, in the unit of the scores; inf for none.
-        noise_multiplier: sigma, >= 0.
-        noise: where the noise comes from.
-
-    Raises:
-        ValueError: noise without a clip: it would have no scale.
+        noise_multiplier: sigma, >= 0; 0 where there is no clip.
+        noise: a stream of random numbers.
     """
     if math.isinf(clip):
         if noise_multiplier:

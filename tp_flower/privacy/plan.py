@@ -1,9 +1,8 @@
-"""What a part does to its releases in a run: from the settings to noise, and its uses.
+"""The privacy plan of a participant in a run: clips, noise, and how often it releases.
 
-A site makes the plan itself, from the settings of the run and from what it knows of the
-course of the run; the server only asks. The plan says how much noise each release gets,
-and how often it may happen: the epsilon that was asked for is spread over the planned
-uses, and what goes beyond them is refused.
+A site makes the plan itself, from the settings of the run and from its own view of the
+schedule. The plan says how much noise each release gets, and how often it may happen:
+the epsilon of the settings is spread over the planned uses, and any more are refused.
 
 A *use* is one release of one kind. What a batch of SGD releases has the batch's number
 as its *key*: a row is in several batches of an epoch, so that the cost of using every
@@ -11,9 +10,11 @@ key once is that of the row in most of them.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
+
+import msgspec
 
 from tp_flower.errors import SiteError
 from tp_flower.methods import ADMM, DP_SGD, NOISY_STATISTICS, OUTSIDER, SGD
@@ -23,12 +24,7 @@ from tp_flower.privacy.accounting import (
     server_mechanism,
 )
 from tp_flower.privacy.gradients import PrivateFit
-from tp_flower.privacy.mechanisms import (
-    Gaussian,
-    Mechanism,
-    mechanism_from_json,
-    mechanism_to_json,
-)
+from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.privacy.statistics_update import (
     StatisticsPlan,
     TableShape,
@@ -52,13 +48,12 @@ CENTRES: Final = "centres"
 NEAREST: Final = "nearest"
 
 LEAST_TORCH_CLIP: Final = 1e-15
-"""Of gradients in float32: the squares of much smaller ones are 0, and so is what is
-found to be their norm."""
+"""Of gradients in float32: the norm of much smaller ones, by their squares, is 0."""
 
 
 @dataclass(frozen=True)
-class Course:
-    """How a run goes, as far as it decides how often a row's data are used.
+class Schedule:
+    """The numbers of a run that decide how often a row's data are used.
 
     Attributes:
         family: of the method, ``"admm"``, ``"sgd"`` or ``"coreset"``.
@@ -95,12 +90,12 @@ class Use:
     Attributes:
         what: one of the names above.
         limit: how often, for each key.
-        mechanism: what it costs to use every key once; None: not covered.
+        mechanism: the cost of using every key once; None: not covered.
     """
 
     what: str
     limit: int
-    mechanism: Mechanism | None = None
+    mechanism: Gaussian | None = None
 
 
 @dataclass(frozen=True)
@@ -110,16 +105,13 @@ class ClippedNoise:
     Attributes:
         clip: > 0, inf for none.
         noise_multiplier: deviation over clip, >= 0.
-
-    Raises:
-        SiteError: there is no clip, or the noise is so small that there is none.
     """
 
     clip: float
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        """Check that what is to have noise has some."""
+        """Check that there is a clip, and noise where some is planned."""
         has_noise = not self.noise_multiplier or self.noise_multiplier * self.clip > 0
         if not (self.clip > 0 and has_noise):
             raise SiteError(
@@ -130,7 +122,7 @@ class ClippedNoise:
 
 @dataclass(frozen=True)
 class PartPlan:
-    """What a part does to its releases.
+    """What a participant does to its releases.
 
     Attributes:
         fit: of a model's local update in ADMM by DP-SGD, or None.
@@ -138,7 +130,7 @@ class PartPlan:
         statistics: of the exact update of a linear model, or None.
         scores: of single rows, or None.
         uses: all kinds of releases from models and scores, covered or not.
-        outsider: what gradients cost against who sees the final model only, or None.
+        outsider: cost of the gradients against an outsider, or None.
     """
 
     fit: PrivateFit | None = None
@@ -159,86 +151,61 @@ class PartPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types."""
-        own: dict[str, Any] = {
-            "fit": self.fit and asdict(self.fit),
-            "gradients": self.gradients and asdict(self.gradients),
-            "statistics": self.statistics and self.statistics.to_json(),
-            "scores": self.scores and asdict(self.scores),
-            "outsider": self.outsider and asdict(self.outsider),
-        }
-        own["uses"] = [
-            {"what": use.what, "limit": use.limit, "mechanism": _json(use.mechanism)}
-            for use in self.uses
-        ]
-        return own
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the plan that ``to_json`` wrote; a site reads its own only."""
-
-        def read(name: str, kind: Callable[..., Any]) -> Any:
-            return None if data[name] is None else kind(**data[name])
-
-        return cls(
-            fit=read("fit", PrivateFit),
-            gradients=read("gradients", ClippedNoise),
-            statistics=read("statistics", _statistics),
-            scores=read("scores", ClippedNoise),
-            uses=tuple(
-                Use(own["what"], own["limit"], _read(own["mechanism"]))
-                for own in data["uses"]
-            ),
-            outsider=read("outsider", Gaussian),
-        )
+        """Return the plan that ``to_json`` wrote at the same site."""
+        return msgspec.convert(data, cls)
 
 
 def plan_part(
     settings: "PrivacyTerms",
-    course: Course,
+    schedule: Schedule,
     *,
     sends: Sequence[str],
     is_linear: bool,
 ) -> PartPlan:
-    """Return what a part does to its releases, at the noise that epsilon takes.
+    """Return the plan of a participant, with the noise that its epsilon takes.
 
     Args:
         settings: of the run.
-        course: of the run, as the site knows it.
+        schedule: of the run, as the site knows it.
         sends: kinds of releases from the model that leave the site (the others are
             only used at it); they are in the plan's uses even if nothing covers them.
-        is_linear: whether the part's model is linear.
+        is_linear: whether the participant's model is linear.
     """
-    scores, score_uses = _plan_scores(settings, course)
-    models = _plan_models(settings, course, is_linear=is_linear)
+    scores, score_uses = _plan_scores(settings, schedule)
+    models = _plan_models(settings, schedule, is_linear=is_linear)
     uses = models.pop("uses", ()) or tuple(
-        Use(what, _limit(what, course)) for what in sends
+        Use(what, _limit(what, schedule)) for what in sends
     )
     return PartPlan(**models, scores=scores, uses=(*uses, *score_uses))
 
 
 def plan_prediction(settings: "PrivacyTerms", output_scale: float) -> PartPlan:
-    """Return what a part does to the scores of a prediction, which leave once.
+    """Return the plan of a prediction, whose scores leave once.
 
     Args:
         settings: of the run.
-        output_scale: of the model, which the clip is in units of.
+        output_scale: of the model; the clip is in this unit.
     """
-    course = Course(ADMM, epochs=1, output_scale=output_scale)
-    scores, uses = _plan_scores(settings, course)
+    schedule = Schedule(ADMM, epochs=1, output_scale=output_scale)
+    scores, uses = _plan_scores(settings, schedule)
     return PartPlan(scores=scores, uses=uses)
 
 
 def _plan_models(
-    settings: "PrivacyTerms", course: Course, *, is_linear: bool
+    settings: "PrivacyTerms", schedule: Schedule, *, is_linear: bool
 ) -> dict[str, Any]:
-    if settings.features == DP_SGD and course.family == SGD:
-        return _plan_gradients(settings, course, is_linear=is_linear)
+    if settings.features == DP_SGD and schedule.family == SGD:
+        return _plan_gradients(settings, schedule, is_linear=is_linear)
     if settings.features == DP_SGD:
-        updates = course.epochs * course.exchanges
-        fit = _plan_fit(settings, course, updates)
+        updates = schedule.epochs * schedule.exchanges
+        fit = _plan_fit(settings, schedule, updates)
         return {"fit": fit, "uses": (Use(MODEL, updates, fit.mechanism(1)),)}
     if settings.features == NOISY_STATISTICS:
-        statistics = plan_statistics(settings, course.shape)
+        statistics = plan_statistics(settings, schedule.shape)
         uses = tuple(
             Use(what, limit, mechanism)
             for what, (mechanism, limit) in statistics.releases().items()
@@ -247,7 +214,7 @@ def _plan_models(
     return {}
 
 
-def _plan_fit(settings: "PrivacyTerms", course: Course, updates: int) -> PrivateFit:
+def _plan_fit(settings: "PrivacyTerms", schedule: Schedule, updates: int) -> PrivateFit:
     rate = settings.sample_rate or PrivateFit.sample_rate
     steps = settings.local_steps or PrivateFit.steps
     return PrivateFit(
@@ -262,18 +229,18 @@ def _plan_fit(settings: "PrivacyTerms", course: Course, updates: int) -> Private
         ),
         sample_rate=rate,
         steps=steps,
-        output_scale=course.shape.label_scale,
-        row_norm=_row_norm(course),
+        output_scale=schedule.shape.label_scale,
+        row_norm=_row_norm(schedule),
     )
 
 
-def _row_norm(course: Course) -> float:
+def _row_norm(schedule: Schedule) -> float:
     """Return the norm that an encoded row and a one may be expected to have."""
-    return math.sqrt(1.0 + course.shape.columns)
+    return math.sqrt(1.0 + schedule.shape.columns)
 
 
 def _plan_gradients(
-    settings: "PrivacyTerms", course: Course, *, is_linear: bool
+    settings: "PrivacyTerms", schedule: Schedule, *, is_linear: bool
 ) -> dict[str, Any]:
     """Plan DP-SGD over the server's batches.
 
@@ -285,14 +252,14 @@ def _plan_gradients(
     with many joined rows in a batch more is clipped: room for them would cost more in
     noise. A torch model multiplies its output by a scale, and so its gradient.
     """
-    once = max(course.row_batches, 1)
-    in_run = server_mechanism(1.0, once, course.batch_uses)
-    if settings.adversary == OUTSIDER and course.batch_rate:
+    once = max(schedule.row_batches, 1)
+    in_run = server_mechanism(1.0, once, schedule.batch_uses)
+    if settings.adversary == OUTSIDER and schedule.batch_rate:
         in_run = outsider_mechanism(
             1.0,
-            course.batch_rate,
-            max(course.most_joined_rows, 1),
-            course.batches * course.batch_uses,
+            schedule.batch_rate,
+            max(schedule.most_joined_rows, 1),
+            schedule.batches * schedule.batch_uses,
         )
     sigma = settings.noise_multiplier or noise_multiplier(
         settings.epsilon,
@@ -301,9 +268,9 @@ def _plan_gradients(
         sample_rate=in_run.sample_rate,
         accountant=settings.accountant,
     )
-    unit = _row_norm(course) * course.shape.label_scale
+    unit = _row_norm(schedule) * schedule.shape.label_scale
     if not is_linear:
-        unit *= course.output_scale
+        unit *= schedule.output_scale
         if settings.clip * unit < LEAST_TORCH_CLIP:
             raise SiteError(
                 f"gradients would be clipped to {settings.clip * unit:g}: allowed is "
@@ -312,44 +279,32 @@ def _plan_gradients(
     outsider = Gaussian(sigma, in_run.count, in_run.sample_rate)
     return {
         "gradients": ClippedNoise(settings.clip * unit, sigma),
-        "uses": (Use(GRADIENTS, course.batch_uses, Gaussian(sigma, once)),),
+        "uses": (Use(GRADIENTS, schedule.batch_uses, Gaussian(sigma, once)),),
         "outsider": outsider if in_run.sample_rate < 1 else None,
     }
 
 
 def _plan_scores(
-    settings: "PrivacyTerms", course: Course
+    settings: "PrivacyTerms", schedule: Schedule
 ) -> tuple[ClippedNoise | None, tuple[Use, ...]]:
-    whole = course.epochs + int(course.has_first_scores)
-    in_batches = course.row_batches if course.family == SGD else 0
+    whole = schedule.epochs + int(schedule.has_first_scores)
+    in_batches = schedule.row_batches if schedule.family == SGD else 0
     limits = {SCORES: (whole, 1)}
-    if course.family == SGD:
-        limits[BATCH_SCORES] = (course.batch_uses, max(in_batches, 1))
+    if schedule.family == SGD:
+        limits[BATCH_SCORES] = (schedule.batch_uses, max(in_batches, 1))
     if not settings.covers_predictions:
         return None, tuple(Use(what, limit) for what, (limit, _) in limits.items())
     total = sum(limit * rows for limit, rows in limits.values())
     sigma = noise_multiplier(settings.predictions, settings.delta, count=total)
-    clip = settings.prediction_clip * course.output_scale
+    clip = settings.prediction_clip * schedule.output_scale
     return ClippedNoise(clip, sigma), tuple(
         Use(what, limit, Gaussian(sigma, rows))
         for what, (limit, rows) in limits.items()
     )
 
 
-def _limit(what: str, course: Course) -> int:
+def _limit(what: str, schedule: Schedule) -> int:
     if what == GRADIENTS:
-        return course.batch_uses
+        return schedule.batch_uses
     once = (CURVATURE, GRAM, SAMPLED_ROWS, CENTRES)
-    return 1 if what in once else course.epochs * course.exchanges
-
-
-def _statistics(**data: Any) -> StatisticsPlan:
-    return StatisticsPlan.from_json(data)
-
-
-def _json(mechanism: Mechanism | None) -> dict[str, Any] | None:
-    return None if mechanism is None else mechanism_to_json(mechanism)
-
-
-def _read(data: dict[str, Any] | None) -> Mechanism | None:
-    return None if data is None else mechanism_from_json(data)
+    return 1 if what in once else schedule.epochs * schedule.exchanges

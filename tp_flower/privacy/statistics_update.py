@@ -6,7 +6,7 @@ one product per epoch.
 
     G'_j     = min(G_j, R^2 / ||x_j||^2)                weights: long rows count less
     A        = X^T G' X + symmetric noise               once
-    q_j      = kappa (target_j - h_j)                   what the server tells of row j
+    q_j      = kappa (target_j - h_j)                   from the server
     q'_j     = q_j min(1, tau / (sqrt(G'_j) ||q_j||))
     b        = X^T (G' q') + noise                      every epoch
     theta   := argmin_t  beta R(t) + kappa/2N ||t - theta||_A^2 - <b, t - theta> / N
@@ -56,7 +56,7 @@ balancing of rho, which would follow the noise):
 
 1. Set-up: every site makes the plan of its part (:func:`plan_statistics`) and reserves
    what it costs (``plan.releases()``). A takes the place of the Gram matrix in all that
-   is told or kept; its trace may be negative. A table in one shard keeps A, usable, and
+   is sent or kept; its trace may be negative. A table in one shard keeps A, usable, and
    factorises it; shards send A with the deviation of its noise, and the server sums.
 2. Every epoch: q = kappa (target - scores sent), where the scores are those that the
    server has computed the target from (the noisy ones with ``privacy.predictions``: the
@@ -71,9 +71,8 @@ Notation:
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Final, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -107,9 +106,6 @@ class TableShape:
         columns: encodings of the table's features, and one for an intercept: about the
             mean of ||x||^2, as a standardised number or a category adds one to it.
         label_scale: size of the labels, 1 in classification.
-
-    Raises:
-        SiteError: a number is out of range.
     """
 
     epochs: int
@@ -135,9 +131,6 @@ class StatisticsPlan:
         gram_multiplier: deviation of A's noise over R^2.
         moments_multiplier: deviation of b's noise over R tau.
         epochs: how many times b may leave.
-
-    Raises:
-        SiteError: a number is out of range, or noise has no finite bound.
     """
 
     radius: float
@@ -170,14 +163,14 @@ class StatisticsPlan:
     @property
     def gram_deviation(self) -> float:
         """Deviation of the noise on A's diagonal, s."""
-        used = self.gram_multiplier
-        return used * self.radius * self.radius if used else 0.0
+        sigma = self.gram_multiplier
+        return sigma * self.radius * self.radius if sigma else 0.0
 
     @property
     def moments_deviation(self) -> float:
         """Deviation of the noise on each entry of b."""
-        used = self.moments_multiplier
-        return used * self.radius * self.target_bound if used else 0.0
+        sigma = self.moments_multiplier
+        return sigma * self.radius * self.target_bound if sigma else 0.0
 
     def releases(self) -> dict[str, tuple[Gaussian, int]]:
         """Return, by what leaves, the mechanism of one use and the uses in a run."""
@@ -185,38 +178,6 @@ class StatisticsPlan:
             "gram": (Gaussian(self.gram_multiplier), 1),
             "moments": (Gaussian(self.moments_multiplier), self.epochs),
         }
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON types; infinity is null."""
-        values = asdict(self)
-        return {k: None if v == math.inf else v for k, v in values.items()}
-
-    @classmethod
-    def from_json(cls, data: object) -> Self:
-        """Return the plan that ``to_json`` wrote.
-
-        Raises:
-            SiteError: it is none, which the server's message must be blamed for.
-        """
-        names = {field.name for field in fields(cls)}
-        if not isinstance(data, Mapping) or set(data) != names:
-            raise _wrong(f"expected {sorted(names)}")
-        epochs = data["epochs"]
-        if isinstance(epochs, bool) or not isinstance(epochs, int):
-            raise _wrong(f"epochs must be a whole number, not {epochs!r}")
-        bounds = {name: _number(name, data[name]) for name in names - {"epochs"}}
-        return cls(epochs=epochs, **bounds)
-
-
-def _number(name: str, value: object) -> float:
-    if value is None:
-        return math.inf
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _wrong(f"{name} must be a number, not {value!r}")
-    try:
-        return float(value)
-    except OverflowError:
-        raise _wrong(f"{name} is too large") from None
 
 
 def _wrong(text: str) -> SiteError:
@@ -256,9 +217,6 @@ class Rows:
         features: (n, d).
         multiplicity: G, (n,).
         intercept: whether the model has one: then x_j is followed by a one.
-
-    Raises:
-        SiteError: a multiplicity is negative: no weight would be bounded.
     """
 
     features: Features
@@ -266,7 +224,7 @@ class Rows:
     intercept: bool
 
     def __post_init__(self) -> None:
-        """Check the multiplicities, which the server has sent."""
+        """Check the multiplicities, which the server sent: they bound the weights."""
         if self.multiplicity.min(initial=0) < 0:
             raise SiteError("a multiplicity is negative")
 
@@ -299,21 +257,17 @@ def noisy_gram(plan: StatisticsPlan, rows: Rows, noise: NoiseSource) -> FloatArr
     # with sqrt(2) off the diagonal, the triangle has the matrix's Frobenius norm
     upper = np.triu_indices(len(matrix))
     scale = np.where(upper[0] == upper[1], 1.0, math.sqrt(2.0))
-    told = noise.with_gaussian(matrix[upper] * scale, plan.gram_deviation) / scale
+    triangle = noise.with_gaussian(matrix[upper] * scale, plan.gram_deviation) / scale
     noisy = np.empty_like(matrix)
-    noisy[upper] = told
-    noisy.T[upper] = told
+    noisy[upper] = triangle
+    noisy.T[upper] = triangle
     return noisy
 
 
 def noisy_moments(
     plan: StatisticsPlan, rows: Rows, residual: FloatArray, noise: NoiseSource
 ) -> FloatArray:
-    """Return b from q (n, d_c), (p, d_c); see the module's guarantee.
-
-    Raises:
-        SiteError: a residual is not finite.
-    """
+    """Return b, (p, d_c), from q (n, d_c); see the module's guarantee."""
     if not np.isfinite(residual).all():
         raise SiteError("a target is not finite")
     weights = rows.weights(plan.radius)
@@ -325,7 +279,7 @@ def noisy_moments(
 
 
 def usable_gram(matrix: FloatArray, deviation: float) -> FloatArray:
-    """Return A as a positive matrix, (p, p): see above. It is A itself without noise.
+    """Return A as a positive matrix, (p, p); without noise it is A itself.
 
     Args:
         matrix: noisy A, (p, p), of a shard or summed over the shards.

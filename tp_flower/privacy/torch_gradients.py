@@ -42,14 +42,8 @@ _CLOSE: Final = 1e-4
 def clipped_torch_sum(
     model: LocalModel, features: FeatureArray, messages: FloatArray, clip: float
 ) -> FloatArray:
-    """Return the sum of the rows' gradients, each clipped to norm ``clip``, (p,).
-
-    Raises:
-        SettingsError: the module has a layer without gradients row by row.
-        TypeError: the model is none of torch.
-    """
-    if not isinstance(model, TorchModel):
-        raise TypeError(f"{type(model).__name__} has no row gradients")
+    """Return the sum of the rows' gradients, each clipped to norm ``clip``, (p,)."""
+    model = _torch_model(model)
     if not len(features):
         return np.zeros(len(model.penalised))
     check_rows_are_apart(model, features.shape[1])
@@ -61,14 +55,8 @@ def clipped_torch_sum(
 
 
 def check_rows_are_apart(model: LocalModel, features: int) -> None:
-    """Refuse a module whose rows have no scores, and so no gradients, of their own.
-
-    Raises:
-        SettingsError: naming the layer, if it is one.
-        TypeError: it is no torch model.
-    """
-    if not isinstance(model, TorchModel):
-        raise TypeError(f"{type(model).__name__} has no gradients row by row")
+    """Raise SettingsError where a row's scores, or its gradient, take other rows."""
+    model = _torch_model(model)
     kind = f"model {model.spec.kind!r}"
     for name, layer in model.module.named_modules():
         if problem := _problem(layer):
@@ -84,18 +72,13 @@ def check_norms_are_whole(model: LocalModel, features: int) -> None:
 
     They see what passes through layers; a parameter that is used beside its layer
     (``functional.linear(x, layer.weight)``) has a gradient that would not be clipped.
-
-    Raises:
-        SettingsError: its gradients are longer, on made-up rows.
-        TypeError: it is no torch model.
     """
-    if not isinstance(model, TorchModel):
-        raise TypeError(f"{type(model).__name__} has no gradients row by row")
+    model = _torch_model(model)
     try:
-        found, whole = _probed_norms(model, features, ghost=True)
+        hooked, whole = _probed_norms(model, features, ghost=True)
     except NotImplementedError:
-        found, whole = _probed_norms(model, features, ghost=False)
-    if not (whole <= found * (1.0 + _CLOSE) + _CLOSE * whole.max(initial=0.0)).all():
+        hooked, whole = _probed_norms(model, features, ghost=False)
+    if not (whole <= hooked * (1.0 + _CLOSE) + _CLOSE * whole.max(initial=0.0)).all():
         raise SettingsError(
             f"model {model.spec.kind!r} uses a parameter outside of its layer, where "
             "it has no gradients row by row, which DP-SGD needs: call the layer instead"
@@ -105,7 +88,7 @@ def check_norms_are_whole(model: LocalModel, features: int) -> None:
 def _probed_norms(
     model: TorchModel, features: int, *, ghost: bool
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the norms of made-up rows' gradients: what hooks find, and all of it."""
+    """Return the norms of made-up rows' gradients: by the hooks, and by autograd."""
     parameters = list(model.module.parameters())
     drawn = torch.Generator().manual_seed(0)
     made_up = torch.randn((_PROBES, features), generator=drawn).to(parameters[0])
@@ -116,27 +99,21 @@ def _probed_norms(
         scores: torch.Tensor = model.module(rows)
         ones = torch.ones_like(scores)
         torch.autograd.grad(scores, rows, ones, retain_graph=True, allow_unused=True)
-        found = _norms(model)
+        norms = _norms(model)
         hooked.disable_hooks()
         whole = []
-        for own in scores:
+        for row in scores:
             gradients = torch.autograd.grad(
-                own.sum(), parameters, retain_graph=True, materialize_grads=True
+                row.sum(), parameters, retain_graph=True, materialize_grads=True
             )
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
             whole.append(float(flat.double().norm()))
-    return found, np.array(whole)
+    return norms, np.array(whole)
 
 
 def check_scores_are_apart(model: LocalModel, features: int) -> None:
-    """Refuse a module whose score of a row depends on the rows beside it.
-
-    Raises:
-        SettingsError: it does, on made-up rows.
-        TypeError: it is no torch model.
-    """
-    if not isinstance(model, TorchModel):
-        raise TypeError(f"{type(model).__name__} is no torch model")
+    """Raise SettingsError where a row's score depends on the rows beside it."""
+    model = _torch_model(model)
     if _mixes_rows(model.module, features):
         raise SettingsError(
             f"model {model.spec.kind!r}: the scores of a row depend on the rows beside "
@@ -144,12 +121,18 @@ def check_scores_are_apart(model: LocalModel, features: int) -> None:
         )
 
 
+def _torch_model(model: LocalModel) -> TorchModel:
+    if not isinstance(model, TorchModel):
+        raise TypeError(f"{type(model).__name__} is not a torch model")
+    return model
+
+
 def _problem(layer: nn.Module) -> str:
-    """What keeps a layer, apart from its parts, from row gradients; "" if nothing."""
-    own = list(layer.parameters(recurse=False))
-    if any(not parameter.requires_grad for parameter in own):
+    """Return why a layer by itself has no row gradients; "" if it has."""
+    parameters = list(layer.parameters(recurse=False))
+    if any(not parameter.requires_grad for parameter in parameters):
         return "it has parameters that are not trained"
-    if own and any(True for _ in layer.buffers()):
+    if parameters and any(True for _ in layer.buffers()):
         return "it has buffers, which would keep something of the rows"
     check = ModuleValidator.VALIDATORS.get(type(layer))
     errors = check(layer) if check else []
@@ -158,7 +141,7 @@ def _problem(layer: nn.Module) -> str:
 
 
 def _mixes_rows(module: nn.Module, features: int) -> bool:
-    """Whether made-up rows have other scores in other company."""
+    """Return whether the scores of a made-up row change with the rows beside it."""
     twin = copy.deepcopy(module)
     device = next(twin.parameters()).device
     dtype = next(twin.parameters()).dtype
@@ -240,10 +223,10 @@ def _chunk_sum(
     hooked.disable_hooks()
     if not weights.all():
         # a row that is not finite would make the sum so, whatever its weight
-        kept = weights > 0
-        if not kept.any():
+        finite = weights > 0
+        if not finite.any():
             return np.zeros(len(model.penalised))
-        return _chunk_sum(model, hooked, features[kept], messages[kept], clip)
+        return _chunk_sum(model, hooked, features[finite], messages[finite], clip)
     weighted = upstream * torch.as_tensor(weights[:, None]).to(upstream)
     gradients = torch.autograd.grad(scores, parameters, weighted)
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
