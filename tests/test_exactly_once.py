@@ -26,7 +26,7 @@ from client_apps.data.committed_round import STATE_FILE
 from client_apps.data.ledger import FILE as LEDGER
 from client_apps.data.ledger import Ledger, open_ledger
 from client_apps.data.node_config import site_id
-from client_apps.operator.shard import Shard
+from client_apps.operator.participant import Shard
 from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM, TablePuppetSGD
 from strategies.explain.strategy import Explain

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from client_apps.operator.shard import Shard, ShardData
+from client_apps.operator.participant import Shard, ShardData
 from tp_flower.learning.models.local_model import LinearModel
 from tp_flower.learning.solvers import RidgeSolver, gram
 
@@ -95,6 +95,6 @@ def test_one_batch_is_kept_and_no_large_one(monkeypatch):
     assert data.batch(0) is first
     second = data.batch(1)
     assert data.batch(0) is not first
-    monkeypatch.setattr("client_apps.operator.shard.MOST_KEPT", 8)
+    monkeypatch.setattr("client_apps.operator.participant.MOST_KEPT", 8)
     assert data.batch(1) is not second
     assert data.batch(1) is not data.batch(1)

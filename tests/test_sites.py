@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from client_apps.app import app
 from client_apps.data.committed_round import STATE_FILE
 from client_apps.data.ledger import FILE
-from client_apps.operator.shard import Shard
+from client_apps.operator.participant import Shard
 from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM, TablePuppetSGD
 from strategies.run.grid import InProcessGrid
@@ -462,7 +462,7 @@ def test_foreign_exception_tells_its_place_not_its_text(monkeypatch):
     def fail(*_):
         raise ValueError("secret value 42")
 
-    monkeypatch.setattr("client_apps.operator.shard.Shard.moments", fail)
+    monkeypatch.setattr("client_apps.operator.participant.Shard.moments", fail)
     with pytest.raises(SiteError) as caught:
         train(InProcessGrid(app, make_sites()))
     text = str(caught.value)
@@ -478,7 +478,7 @@ def test_what_a_site_refuses_is_in_its_log_too(monkeypatch, caplog):
     def refuse(*_):
         raise SiteError("user or password are wrong")
 
-    monkeypatch.setattr("client_apps.operator.shard.Shard.moments", refuse)
+    monkeypatch.setattr("client_apps.operator.participant.Shard.moments", refuse)
     with pytest.raises(SiteError):
         train(InProcessGrid(app, make_sites()))
     assert "action=train.admm" in caplog.text

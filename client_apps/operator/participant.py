@@ -1,21 +1,34 @@
-"""A part in training: a shard in one role, with what its site keeps of it."""
+"""The client operator: one shard of one table in training, and what leaves it.
+
+Algorithm 1 of the paper gives a client three functions: *receive* (the message),
+*compute* (the methods of :class:`Shard`) and *send* (:class:`Outgoing`). A shard is
+made from the state of its site, changed by at most one method per message, and saved
+again.
+
+Notation:
+    T_i^q    ``features``  (n, d): encoded rows that take part, trained ones first
+    G_i      ``multiplicity``  (n_trained,)
+    theta    ``model.parameters``  (p,)        w, u  ``consensus``, ``consensus_duals``
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from client_apps.data.run_store import Entry
-from client_apps.operator.shard import Shard, ShardData
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import DivergedError, SettingsError, SiteError, TPFlowerError
-from tp_flower.learning.models.devices import Features, on_host
+from tp_flower.learning.models.devices import Features, on_host, rows_of
 from tp_flower.learning.models.local_model import (
     FitProblem,
+    LinearModel,
     LocalModel,
     ModelSpec,
     build_model,
+    moment,
 )
 from tp_flower.learning.solvers import RidgeSolver, gram
 from tp_flower.privacy.mechanisms import Use, private_scores
@@ -32,6 +45,176 @@ from tp_flower.privacy.statistics_update import Rows, noisy_gram, noisy_moments
 from tp_flower.protocol import PartBody, Update, row_numbers
 from tp_flower.randomness import NoiseSource
 
+IntArray = npt.NDArray[np.int64]
+
+MOST_KEPT = 1 << 24
+"""Features of a batch that are kept for the next message: 64 MiB."""
+
+
+@dataclass(frozen=True)
+class ShardData:
+    """The arrays of a shard, which never change in training.
+
+    Attributes:
+        features: (n, d) float32, the trained rows first, then those only tested; where
+            the model is computed.
+        multiplicity: (n_trained,), G of the trained rows; G^w where joined rows are
+            weighted.
+        tested: (n,) bool, rows that appear in held-out joined rows.
+        joined_rows: N of the training rows.
+        l2: beta.
+        batch_start: (batches + 1,) and
+        batch_rows: the rows of each SGD batch; empty without a plan.
+    """
+
+    features: Features
+    multiplicity: IntArray | FloatArray
+    tested: npt.NDArray[np.bool_]
+    joined_rows: int
+    l2: float
+    batch_start: IntArray = field(default_factory=lambda: np.zeros(1, np.int64))
+    batch_rows: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    _gathered: dict[int, Features] = field(default_factory=dict, repr=False)
+
+    @property
+    def trained(self) -> Features:
+        """The features of the trained rows, (n_trained, d)."""
+        return self.features[: len(self.multiplicity)]
+
+    def batch_of(self, batch: int) -> IntArray:
+        """Return the distinct rows of an SGD batch, ascending, (k,)."""
+        return self.batch_rows[self.batch_start[batch] : self.batch_start[batch + 1]]
+
+    def batch(self, batch: int) -> Features:
+        """Return the features of the distinct rows of an SGD batch, (k, d).
+
+        Those of the last call are kept: a batch's scores are asked for in one message,
+        and its gradient in the next, which the same process may answer.
+        """
+        if batch in self._gathered:
+            return self._gathered[batch]
+        rows = self.batch_of(batch)
+        if len(rows) == len(self.multiplicity):
+            return self.trained
+        features = rows_of(self.features, rows)
+        self._gathered.clear()
+        if features.shape[0] * features.shape[1] <= MOST_KEPT:
+            self._gathered[batch] = features
+        return features
+
+
+class Shard:
+    """One shard in training.
+
+    Args:
+        data: what never changes.
+        model: f_i with the current parameters.
+        vectors: the other vectors of the state by name, each (p,): ``momentum``,
+            ``theta``, ``consensus``, ``consensus_duals`` and the ``rho_in`` (1,) that
+            scales them, as far as they exist.
+    """
+
+    def __init__(
+        self, data: ShardData, model: LocalModel, vectors: dict[str, FloatArray]
+    ) -> None:
+        self.data, self.model, self.vectors = data, model, vectors
+
+    def scores(self) -> FloatArray:
+        """Return the local scores of all rows that take part, (n, d_c)."""
+        return self.model.scores(self.data.features)
+
+    def trained_scores(self) -> FloatArray:
+        """Return the local scores of the rows that are trained on, (n_trained, d_c)."""
+        return self.model.scores(self.data.trained)
+
+    def tested_scores(self) -> FloatArray:
+        """Return the local scores of the held-out rows, (n_tested, d_c)."""
+        return self.model.scores(self.data.features[self.data.tested])
+
+    def moments(self, target: FloatArray) -> FloatArray:
+        """Return [T, 1]^T (G * target), (d [+ 1], d_c): adds up over the shards."""
+        weighted = self.data.multiplicity[:, None] * target
+        return moment(self.data.trained, weighted, intercept=self.linear.intercept)
+
+    def fit_exactly(
+        self, solver: RidgeSolver, target: FloatArray, kappa: float
+    ) -> None:
+        """Set theta to the exact theta-update of a linear model (Eq. 16)."""
+        weights = solver.solve(self.moments(target), kappa, self.data.l2)
+        self.model.parameters = weights.ravel()
+
+    def fit_consensus_exactly(
+        self, solver: RidgeSolver, target: FloatArray, kappa: float, rho_in: float
+    ) -> FloatArray:
+        """Fit theta^q (Eq. 22) of a linear model and return theta^q + u^q, (p,).
+
+        With theta = a + delta, a = w - u, this is a ridge of strength rho_in on the
+        target that a leaves. ``solver`` penalises the intercept like the rest.
+        """
+        centre = self.centre
+        self.model.parameters = centre
+        left = target - self.model.scores(self.data.trained)
+        delta = solver.solve(self.moments(left), kappa, rho_in)
+        return self.propose(centre + delta.ravel())
+
+    @property
+    def centre(self) -> FloatArray:
+        """The point that theta^q is drawn to, w - u, (p,)."""
+        return self.vectors["consensus"] - self.vectors["consensus_duals"]
+
+    def set_inner_penalty(self, rho_in: float) -> None:
+        """Use rho_in from now on: scaled duals u are divided by it, so they follow."""
+        before = self.vectors.get("rho_in")
+        if before is not None:
+            self.vectors["consensus_duals"] *= before[0] / rho_in
+        self.vectors["rho_in"] = np.array([rho_in])
+
+    def propose(self, theta: FloatArray) -> FloatArray:
+        """Keep theta^q; return theta^q + u^q, all that the server needs, (p,)."""
+        self.vectors["theta"] = theta
+        return theta + self.vectors["consensus_duals"]
+
+    def accept_consensus(self, consensus: FloatArray) -> None:
+        """Take w, update u += theta - w (Eq. 21); the shard predicts with w."""
+        self.vectors["consensus_duals"] += self.vectors["theta"] - consensus
+        self.vectors["consensus"] = consensus
+        self.model.parameters = consensus
+
+    def batch_scores(self, batch: int) -> FloatArray:
+        """Return the local scores of the distinct rows of a batch, (k, d_c)."""
+        return self.model.scores(self.data.batch(batch))
+
+    def step(self, gradient: FloatArray, learning_rate: float, momentum: float) -> None:
+        """Take one SGD step (Eq. 13 or 19) with the mean gradient of the loss, (p,).
+
+        velocity = momentum * velocity + gradient + beta * theta (biases without beta);
+        theta -= learning_rate * velocity.
+        """
+        velocity = self._drift(momentum) + gradient
+        self.vectors["momentum"] = velocity
+        self.model.parameters = self.model.parameters - learning_rate * velocity
+
+    def foreseen(self, learning_rate: float, momentum: float) -> FloatArray:
+        """Return theta after a step whose gradient is not known yet, without it, (p,).
+
+        Most of a step with momentum is known before. Nesterov's momentum takes the
+        gradient there; here that makes steps on stale scores stable at larger rates.
+        """
+        return self.model.parameters - learning_rate * self._drift(momentum)
+
+    def _drift(self, momentum: float) -> FloatArray:
+        """Return the part of the next velocity that no data decide, (p,)."""
+        theta = self.model.parameters
+        decay = self.data.l2 * np.where(self.model.penalised, theta, 0.0)
+        return momentum * self.vectors["momentum"] + decay
+
+    @property
+    def linear(self) -> LinearModel:
+        """The model, which must be linear."""
+        if not isinstance(self.model, LinearModel):
+            raise TypeError(f"{type(self.model).__name__} has no exact solution")
+        return self.model
+
 
 @dataclass(frozen=True)
 class Outgoing:
@@ -39,7 +222,7 @@ class Outgoing:
 
     Attributes:
         number: of the part.
-        plan: what is done to them.
+        plan: of clips and noise.
         noise: of the site.
         uses: of the message, which the site pays for together.
     """
@@ -50,10 +233,10 @@ class Outgoing:
     uses: list[Use] = field(default_factory=list)
 
     def check_clear(self, what: str) -> None:
-        """Refuse to compute something as it is in a run that protects the models.
+        """Refuse to compute something without noise in a run that protects the models.
 
-        A plan is made from what the server says of the run; what it asks for later may
-        be something else, which the plan has no noise for.
+        A plan is made from the announced schedule; later requests may be for something
+        else, which the plan has no noise for.
 
         Raises:
             SiteError: the plan is a private one.
@@ -61,7 +244,7 @@ class Outgoing:
         if self.plan.is_private:
             raise SiteError(
                 f"the run is to protect the models, and its plan has no noise for "
-                f"{what}: the course of the run is not the one that was planned"
+                f"{what}: the run does not go as it was announced"
             )
 
     def scores(self, scores: FloatArray) -> AnyArray:
@@ -154,7 +337,7 @@ class Part:
         shard: the client operator.
         solver: the factorised theta-update; None where the server or torch solves.
         device: the setting: where the model is computed.
-        outgoing: what leaves it.
+        outgoing: its releases.
     """
 
     number: int
@@ -167,11 +350,11 @@ class Part:
 
     @property
     def state(self) -> State:
-        """What ``Site.save_state`` keeps of the part."""
+        """The state of the part, which ``Site.save_state`` keeps."""
         return self.shard.model, self.shard.vectors
 
     def finite_state(self) -> State:
-        """Return what is to be kept of the part.
+        """Return the state to be saved.
 
         Raises:
             DivergedError: its model is not finite any more.
@@ -195,7 +378,7 @@ class Part:
 
 @dataclass(frozen=True)
 class FixedPart:
-    """What never changes of a part in training.
+    """The fields of a part that never change in training.
 
     Attributes:
         entry: that it was read from, without features that lie elsewhere.
@@ -215,7 +398,7 @@ class FixedPart:
 
     @classmethod
     def read(cls, entry: Entry, features: Features) -> Self:
-        """Return what ``prepare`` has kept of a part, with its features."""
+        """Return the fields of a prepared part, with its features."""
         meta: Any = entry.meta
         arrays = entry.arrays
         data = ShardData(
@@ -263,10 +446,10 @@ class FixedPart:
 
 
 def body_of(bodies: Mapping[int, AnyBody], part: Part) -> AnyBody:
-    """Return what a request says of a part.
+    """Return a request's body of a part.
 
     Raises:
-        SiteError: it says nothing.
+        SiteError: it has none.
     """
     if part.number not in bodies:
         raise SiteError(f"malformed request: it says nothing of part {part.number}")
@@ -274,7 +457,7 @@ def body_of(bodies: Mapping[int, AnyBody], part: Part) -> AnyBody:
 
 
 def make_model(spec: ModelSpec, features: int, device: str) -> LocalModel:
-    """Return the model of a table; a factory's own errors are told with their text.
+    """Return the model of a table; a factory's errors are passed on with their text.
 
     Raises:
         SettingsError: if the model cannot be made.
@@ -284,7 +467,7 @@ def make_model(spec: ModelSpec, features: int, device: str) -> LocalModel:
     except TPFlowerError:
         raise
     except Exception as error:
-        # a factory sees sizes only, so that its words cannot quote data
+        # a factory sees sizes only, so that its message cannot quote data
         raise SettingsError(
             f"model {spec.kind!r} raised {type(error).__name__} for {features} "
             f"features and {spec.outputs} outputs: {error}"
