@@ -13,7 +13,7 @@ from tp_flower.errors import QueryError, ReplyError
 from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.protocol import Action, ExtractedPart
 from tp_flower.query import Fragment, Query
-from tp_flower.query.subquery import SubQuery
+from tp_flower.query.fragment import SubQuery
 
 CUSTOMERS = pd.DataFrame(
     {"id": [1, 2, 3, 4, 5, 6], "y": [1.0, 2.0, 4.0, 3.0, 6.0, 5.0]}

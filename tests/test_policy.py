@@ -12,9 +12,8 @@ from tp_flower.errors import PolicyError, QueryError, SourceError
 from tp_flower.features.spec import EncoderSpec, default_spec
 from tp_flower.protocol import PrivacyTerms
 from tp_flower.query import Fragment
-from tp_flower.query.fragment import Feature
+from tp_flower.query.fragment import Feature, SubQuery
 from tp_flower.query.reads import Role, reads
-from tp_flower.query.subquery import SubQuery
 from tp_flower.settings import PrivacySettings
 from tp_flower.sources.policy import LEVELS, Policy, Releases
 from tp_flower.sources.shards import load_tables

@@ -11,8 +11,13 @@ from sqlglot import exp
 from tests.test_sql_pairs import ACCEPTED
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError
-from tp_flower.query.aggregates import ALLOWED_NODES, check_aggregates, parse_aggregate
-from tp_flower.query.expressions import parse_statements, render
+from tp_flower.query.expressions import (
+    AGGREGATE_NODES,
+    check_expression,
+    parse_aggregate,
+    parse_statements,
+    render,
+)
 from tp_flower.query.fragment import Feature, Fragment, SubQuery
 
 COLUMNS = ("Id", "kind", "amount", "paid")
@@ -37,7 +42,6 @@ FRAGMENT = Fragment(
 
 
 def test_json_round_trip():
-    assert SubQuery.from_json(SUBQUERY.to_json()) == SUBQUERY
     assert Fragment.from_json(FRAGMENT.to_json()) == FRAGMENT
 
 
@@ -135,14 +139,14 @@ def test_hostile_pieces_are_refused_by_name(sql, reason, piece, where):
         ("sum(count(*) FILTER (WHERE id > 1))", "cannot stand inside another"),
         ("abs(amount) FILTER (WHERE id > 1)", "follows an aggregate"),
         ("sum(DISTINCT amount)", r"COUNT\(DISTINCT x\) alone"),
-        ("count(DISTINCT amount, id)", "construct Tuple is not among"),
+        ("count(DISTINCT amount, id)", r"COUNT\(DISTINCT x\) alone, with one"),
         ("sum(*)", r"\* stands inside COUNT alone"),
         ("count(* EXCLUDE (id))", r"\* stands inside COUNT alone"),
         ("count()", "this form of an aggregate is not supported"),
         ("max(amount, 3)", "this form of an aggregate is not supported"),
         ("quantile_cont(amount, 2)", "a quantile is a number from 0 to 1"),
         ("quantile_cont(amount, '0.5')", "a quantile is a number from 0 to 1"),
-        ("quantile_cont(amount, [0.5])", "construct|function Array is not among"),
+        ("quantile_cont(amount, [0.5])", "a quantile is a number from 0 to 1"),
         ("sum(p.*)", r"name the columns instead of \*"),
     ],
 )
@@ -153,7 +157,7 @@ def test_forms_of_aggregates(sql, reason):
 
 def test_a_condition_belongs_to_a_filter():
     with pytest.raises(QueryError, match="WHERE stands inside FILTER alone"):
-        check_aggregates(exp.Where(this=exp.column("x")), "column 'f'")
+        check_expression(exp.Where(this=exp.column("x")), "column 'f'", aggregates=True)
 
 
 @pytest.mark.parametrize(
@@ -205,23 +209,24 @@ def test_columns_may_be_made_of_group_expressions():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"columns": "x"}, "'columns' must be a list, got 'x'"),
-        ({"columns": [["a", 1]]}, "'columns' must hold texts, got 1"),
-        ({"columns": ["ab"]}, r"a feature must be \[name, sql\], got 'ab'"),
-        ({"groups": [["a"]]}, r"'groups' must hold texts, got \['a'\]"),
-        ({"filters": None}, "'filters' must be a list, got None"),
-        ({"having": [None]}, "'having' must hold texts, got None"),
-        ({"from": "other"}, "a sub-query has the fields columns, .*; got .*from"),
+        ({"columns": "x"}, r"Expected `array`, got `str` - at `\$.subquery.columns`"),
+        ({"columns": [["a", 1]]}, r"got `int` - at `\$.subquery.columns\[0\]\[1\]`"),
+        ({"columns": ["ab"]}, r"got `str` - at `\$.subquery.columns\[0\]`"),
+        ({"groups": [["a"]]}, r"got `array` - at `\$.subquery.groups\[0\]`"),
+        ({"filters": None}, r"got `null` - at `\$.subquery.filters`"),
+        ({"having": [None]}, r"got `null` - at `\$.subquery.having\[0\]`"),
+        ({"from": "other"}, "expected the fields and lengths of .*; got .*'from'"),
     ],
 )
 def test_malformed_json_is_refused(data, message):
+    subquery = {**FRAGMENT.to_json()["subquery"], **data}
     with pytest.raises(QueryError, match=message):
-        SubQuery.from_json({**SUBQUERY.to_json(), **data})
+        Fragment.from_json({**FRAGMENT.to_json(), "subquery": subquery})
 
 
 @pytest.mark.parametrize("data", [[], "SELECT 1", {}, 1])
 def test_json_that_is_no_subquery_is_refused(data):
-    with pytest.raises(QueryError, match="a sub-query has the fields columns, filters"):
+    with pytest.raises(QueryError, match="malformed fragment: (Expected|Object)"):
         Fragment.from_json({**FRAGMENT.to_json(), "subquery": data})
 
 
@@ -229,8 +234,8 @@ def test_everything_that_is_allowed_was_run():
     # every accepted pair runs in DuckDB and is compared with its answer
     trees = [tree for pair in ACCEPTED for tree in parse_statements(pair["sql"])]
     nodes = {type(node) for tree in trees for node in tree.walk()}
-    assert nodes >= ALLOWED_NODES
-    assert exp.AnyValue not in ALLOWED_NODES
+    assert nodes >= AGGREGATE_NODES
+    assert exp.AnyValue not in AGGREGATE_NODES
 
 
 NAMES = st.one_of(

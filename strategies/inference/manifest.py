@@ -29,8 +29,7 @@ from tp_flower.features.encoder import TableEncoder
 from tp_flower.files import write_file
 from tp_flower.learning.models.local_model import NUMPY_KINDS
 from tp_flower.model_names import ModelVersion, delete_version, find_version, software
-from tp_flower.query.aggregates import parse_aggregate
-from tp_flower.query.expressions import render
+from tp_flower.query.expressions import parse_aggregate, render
 from tp_flower.query.fragment import Fragment
 
 LARGEST: Final = sys.float_info.max

@@ -1,10 +1,9 @@
 """The training set as SQL: what each table's sites run, and how their rows join."""
 
-from tp_flower.query.binding.bind import BoundQuery, Join
-from tp_flower.query.fragment import Feature, Fragment
+from tp_flower.query.bind import BoundQuery, Join
+from tp_flower.query.fragment import Feature, Fragment, SubQuery
 from tp_flower.query.query import Query
 from tp_flower.query.statement import DerivedTable, TableRef
-from tp_flower.query.subquery import SubQuery
 
 __all__ = [
     "BoundQuery",

@@ -22,7 +22,6 @@ from tp_flower.errors import QueryError
 
 DIALECT = "duckdb"
 MAX_EXPRESSION_CHARACTERS = 20_000
-Nodes = frozenset[type[exp.Expr]]
 
 _SYNTAX: tuple[type[exp.Expr], ...] = (
     exp.Column, exp.Identifier, exp.Literal, exp.Boolean, exp.Null, exp.Paren,
@@ -56,7 +55,7 @@ _TIME_FUNCTIONS: tuple[type[exp.Expr], ...] = (
     exp.UnixToTime, exp.TimeToStr, exp.StrToTime, exp.DateFromParts,
     exp.TimestampFromParts, exp.LastDay, exp.ToDays,
 )  # fmt: skip
-ALLOWED_NODES: Nodes = frozenset(
+ALLOWED_NODES = frozenset(
     _SYNTAX + _OPERATORS + _NUMBER_FUNCTIONS + _TEXT_FUNCTIONS + _TIME_FUNCTIONS
 )
 # DuckDB functions that sqlglot has no node for, by name.
@@ -76,6 +75,20 @@ ALLOWED_TYPES: frozenset[exp.DType] = frozenset((
     exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMP_S, exp.DType.TIMESTAMP_MS,
     exp.DType.TIMESTAMP_NS, exp.DType.UUID,
 ))  # fmt: skip
+_SIMPLE: tuple[type[exp.Expr], ...] = (
+    exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Stddev, exp.StddevPop, exp.StddevSamp,
+    exp.Variance, exp.VariancePop, exp.Median, exp.LogicalAnd, exp.LogicalOr,
+)  # fmt: skip
+# Their value depends on the rows of a group alone, not on their order, and DuckDB
+# computes it exactly: FIRST, ANY_VALUE, LIST and the like are not on the list.
+AGGREGATES = frozenset((*_SIMPLE, exp.Count, exp.PercentileCont))
+# those after the aggregates only stand inside one
+AGGREGATE_NODES = AGGREGATES | {exp.Filter, exp.Where, exp.Distinct, exp.Star}
+_LISTED = (
+    "COUNT(*), COUNT(x), COUNT(DISTINCT x), SUM, AVG, MIN, MAX, STDDEV*, VARIANCE*, "
+    "VAR_*, MEDIAN, QUANTILE_CONT(x, 0.5), BOOL_AND, BOOL_OR, each with FILTER (WHERE "
+    "...) or without"
+)
 _NO_AGGREGATES = "aggregate functions are not supported"
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 # Why a node is refused, most telling reason first.
@@ -112,13 +125,13 @@ def shorten(text: str, limit: int = 120) -> str:
 
 
 def explain(error: SqlglotError) -> str:
-    """Return what sqlglot says about bad SQL, with its place, in one line."""
+    """Return sqlglot's message about bad SQL, with its place, in one line."""
     if not isinstance(error, ParseError) or not error.errors:
         return shorten(str(error))
     first = error.errors[0]
     place = f"line {first['line']}, column {first['col']}"
     description = re.sub(r"<class '[\w.]*\.(\w+)'>", r"\1", str(first["description"]))
-    # the token that was found is told by the place
+    # the place names the token
     description = re.sub(r" but got <Token .*>$", "", description)
     return f"{place}: {description} at {first['highlight']!r}"
 
@@ -162,14 +175,12 @@ def render(tree: exp.Expr, *, quote: bool = False) -> str:
         raise QueryError("an expression is nested too deeply") from error
 
 
-def parse_expression(text: str, what: str, more: Nodes = frozenset()) -> exp.Expr:
+def parse_expression(text: str, what: str) -> exp.Expr:
     """Parse and check one expression in DuckDB's dialect.
 
     Args:
         text: The expression alone, without alias.
-        what: What it is, for messages, e.g. ``"feature 'speed'"``.
-        more: Types of nodes that are allowed besides the allow-list; the caller
-            checks their form.
+        what: Its name for messages, e.g. ``"feature 'speed'"``.
 
     Raises:
         QueryError: It is not exactly one expression, or holds something outside
@@ -178,32 +189,46 @@ def parse_expression(text: str, what: str, more: Nodes = frozenset()) -> exp.Exp
     >>> render(parse_expression("a.x>1 -- note", "filter"), quote=True)
     '"a"."x" > 1'
     """
+    return _parse(text, what, aggregates=False)
+
+
+def parse_aggregate(text: str, what: str) -> exp.Expr:
+    """Parse and check an expression that may hold aggregates.
+
+    Raises:
+        QueryError: As :func:`parse_expression` says, or an aggregate is nested or of a
+            form that is not on the list.
+
+    >>> parse_aggregate("sum(x)/count(*)", "column").sql()
+    'SUM(x) / COUNT(*)'
+    """
+    return _parse(text, what, aggregates=True)
+
+
+def _parse(text: str, what: str, *, aggregates: bool) -> exp.Expr:
     try:
-        return _checked_tree(text, more).copy()
+        return _checked_tree(text, aggregates=aggregates).copy()
     except QueryError as error:
         raise QueryError(f"{what} is refused: {error}") from error
 
 
 @lru_cache(maxsize=4096)
-def _checked_tree(text: str, more: Nodes) -> exp.Expr:
+def _checked_tree(text: str, *, aggregates: bool) -> exp.Expr:
     """Return the tree of one expression; shards of a table ask for the same ones."""
     if len(text) > MAX_EXPRESSION_CHARACTERS:
         raise QueryError(
             f"{len(text)} characters, at most {MAX_EXPRESSION_CHARACTERS} are accepted"
         )
-    rendered = _render_checked(_parse_select_item(text), more)
-    # What is returned is the tree of the rendered text, not of the text that came:
+    tree = _parse_select_item(text)
+    _check_nodes(tree, aggregates=aggregates)
+    rendered = render(tree)
+    # The result is the tree of the rendered text, not of the text that came:
     # invariant: render(tree) parses to this very tree, and it was checked.
     tree = _parse_select_item(rendered)
-    if _render_checked(tree, more) != rendered:
+    _check_nodes(tree, aggregates=aggregates)
+    if render(tree) != rendered:
         raise QueryError("it has no unambiguous form in SQL")
     return tree
-
-
-def _render_checked(tree: exp.Expr, more: Nodes) -> str:
-    """Return the SQL of a tree that holds only what is allowed."""
-    _check_nodes(tree, more)
-    return render(tree)
 
 
 def _parse_select_item(text: str) -> exp.Expr:
@@ -211,30 +236,36 @@ def _parse_select_item(text: str) -> exp.Expr:
     statements = parse_statements(f"SELECT {text}")
     items = statements[0].expressions if len(statements) == 1 else []
     alone = len(items) == 1 and isinstance(statements[0], exp.Select)
-    clauses = {key for key, value in statements[0].args.items() if value}
-    if not alone or clauses != {"expressions"}:
+    if not alone or clauses_of(statements[0]) != {"expressions"}:
         raise QueryError(f"not one expression: {shorten(text)}")
     tree: exp.Expr = items[0].pop()
     return tree
 
 
-def check_expression(tree: exp.Expr, what: str, more: Nodes = frozenset()) -> None:
-    """Refuse every node of ``tree`` that is not on the allow-list or of type ``more``.
+def clauses_of(tree: exp.Expr) -> set[str]:
+    """Return sqlglot's names of the parts that ``tree`` has."""
+    return {key for key, value in tree.args.items() if value}
+
+
+def check_expression(tree: exp.Expr, what: str, *, aggregates: bool) -> None:
+    """Refuse every node of ``tree`` that is not on the allow-list.
 
     Raises:
         QueryError: Names the part that is refused and says why.
     """
     try:
-        _check_nodes(tree, more)
+        _check_nodes(tree, aggregates=aggregates)
     except QueryError as error:
         raise QueryError(f"{what} is refused: {error}") from error
 
 
-def _check_nodes(tree: exp.Expr, more: Nodes) -> None:
-    """Refuse a node of ``tree``, saying why."""
+def _check_nodes(tree: exp.Expr, *, aggregates: bool) -> None:
     for node in tree.walk(bfs=True):
-        reason = "" if type(node) in more else _why_refused(node)
-        if more and reason == _NO_AGGREGATES:
+        if aggregates and type(node) in AGGREGATE_NODES:
+            reason = _why_refused_aggregate(node)
+        else:
+            reason = _why_refused(node)
+        if aggregates and reason == _NO_AGGREGATES:
             reason = "it depends on the order of rows, or is not among those supported"
         if reason:
             raise QueryError(f"{reason}: {shorten(node.sql(DIALECT, comments=False))}")
@@ -277,6 +308,47 @@ def _why_refused_form(node: exp.Expr) -> str:
     return ""
 
 
+def _why_refused_aggregate(node: exp.Expr) -> str:
+    """Return why a node of ``AGGREGATE_NODES`` is refused, or an empty text."""
+    parent, parts = node.parent, clauses_of(node)
+    if type(node) in AGGREGATES:
+        return _why_refused_call(node, parts)
+    if type(node) is exp.Filter:
+        is_form = type(node.this) in AGGREGATES and type(node.expression) is exp.Where
+        return "" if is_form else "FILTER (WHERE ...) follows an aggregate"
+    if type(node) is exp.Where:
+        is_form = type(parent) is exp.Filter
+        return "" if is_form else "WHERE stands inside FILTER alone"
+    if type(node) is exp.Star:
+        is_form = type(parent) is exp.Count and not parts
+        return "" if is_form else "* stands inside COUNT alone"
+    is_one = parts == {"expressions"} and len(node.expressions) == 1
+    if type(parent) is exp.Count and is_one:
+        return ""
+    return "DISTINCT stands in COUNT(DISTINCT x) alone, with one expression"
+
+
+def _why_refused_call(node: exp.Expr, parts: set[str]) -> str:
+    """Return why an aggregate is nested in another or has odd arguments."""
+    is_quantile = type(node) is exp.PercentileCont
+    if parts - {"big_int"} - ({"expression"} if is_quantile else set()) != {"this"}:
+        return f"this form of an aggregate is not supported; supported: {_LISTED}"
+    if is_quantile and not _is_fraction(node.args.get("expression")):
+        return "a quantile is a number from 0 to 1"
+    parent = node.parent
+    has_filter = isinstance(parent, exp.Filter) and parent.this is node
+    whole = parent if has_filter and parent is not None else node
+    if whole.find_ancestor(exp.Filter, *AGGREGATES) is not None:
+        return "an aggregate cannot stand inside another"
+    return ""
+
+
+def _is_fraction(node: object) -> bool:
+    if not isinstance(node, exp.Literal) or node.is_string:
+        return False
+    return 0 <= float(node.name) <= 1
+
+
 def conjuncts(tree: exp.Expr) -> Iterator[exp.Expr]:
     """Yield the conditions that ``tree`` joins by AND, from left to right.
 
@@ -294,3 +366,27 @@ def conjuncts(tree: exp.Expr) -> Iterator[exp.Expr]:
 def as_filter(tree: exp.Expr) -> exp.Expr:
     """Return a condition that keeps its meaning between two ANDs."""
     return exp.Paren(this=tree) if isinstance(tree, exp.Or) else tree
+
+
+def has_aggregate(tree: exp.Expr) -> bool:
+    """Return whether an aggregate stands anywhere in ``tree``."""
+    return any(type(node) in AGGREGATES for node in tree.walk())
+
+
+def ungrouped_column(tree: exp.Expr, groups: Collection[exp.Expr]) -> exp.Column | None:
+    """Return a column that is neither in an aggregate nor part of a group expression.
+
+    Args:
+        tree: An expression of the sub-query.
+        groups: The expressions of its GROUP BY; columns spelled as in ``tree``.
+    """
+    wanted = frozenset(group.unnest() for group in groups)
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if type(node) in AGGREGATES or isinstance(node, exp.Filter) or node in wanted:
+            continue
+        if isinstance(node, exp.Column):
+            return node
+        waiting.extend(node.iter_expressions())
+    return None

@@ -1,41 +1,125 @@
-"""What one table's sites are told to run, and the check a site puts it through.
+"""The part of a query that one table's sites run, and the check a site puts it through.
 
 The server is not trusted with a site's database: a fragment is a list of small
-expressions over the columns of one table, and :meth:`Fragment.check` runs at the
-site before any of them reaches DuckDB.
+expressions, its *pieces*, over the bare, quoted columns of one table, and
+:meth:`Fragment.check` runs at the site before any of them reaches DuckDB.
+
+A fragment with a sub-query runs that first::
+
+    JOIN (SELECT customer, AVG(amount) AS mean FROM payments GROUP BY customer) p ON ...
+
+Its pieces are then over the sub-query's columns ``customer`` and ``mean``. A sub-query
+that does not group is not kept: its expressions are put in the place of its columns
+when the query is bound.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+from sqlglot import exp
+
+from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError
-from tp_flower.query.pieces import (
-    Feature,
-    as_text,
-    check_condition,
-    check_names,
-    check_piece,
-    features_in,
-    fields_in,
-    list_in,
-    texts_in,
+from tp_flower.query.expressions import (
+    as_filter,
+    closest,
+    parse_aggregate,
+    parse_expression,
+    render,
+    shorten,
+    ungrouped_column,
 )
-from tp_flower.query.subquery import SubQuery
 
-__all__ = ["Feature", "Fragment", "SubQuery"]
+Parser = Callable[[str, str], exp.Expr]
+"""(SQL, name for messages) -> the tree, checked against an allow-list."""
 
-_FIELDS = ("table", "name", "features", "keys", "label", "filters", "subquery")
-_WEIGHT = "weight"
-"""Of fragments that have one: those without stay what sites have kept of them."""
+
+class Feature(msgspec.Struct, frozen=True, array_like=True):
+    """A named expression: an input of a table's model, or a column of a sub-query."""
+
+    name: str
+    sql: str
+
+
+@dataclass(frozen=True)
+class SubQuery:
+    """A GROUP BY over one table, whose columns its expressions are over.
+
+    Attributes:
+        columns: Output names, and expressions that may hold aggregates.
+        filters: Conditions, each safe between two ANDs, that rows must meet.
+        groups: The expressions that rows are grouped by, at least one; aliases,
+            ordinals, ALL and DISTINCT are resolved.
+        having: Conditions that groups must meet; they may hold aggregates.
+    """
+
+    columns: tuple[Feature, ...]
+    filters: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    having: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the output columns."""
+        return tuple(column.name for column in self.columns)
+
+    def to_sql(self, relation: str) -> str:
+        """Return the sub-query in DuckDB's SQL over a relation, as FROM writes it.
+
+        >>> mean = Feature("mean", 'AVG("amount")')
+        >>> SubQuery((mean,), groups=('"customer"',)).to_sql("shard")
+        'SELECT AVG("amount") AS "mean" FROM shard GROUP BY "customer"'
+        """
+        items = ", ".join(f"{c.sql} AS {quote_name(c.name)}" for c in self.columns)
+        where = f" WHERE {' AND '.join(self.filters)}" if self.filters else ""
+        having = f" HAVING {' AND '.join(self.having)}" if self.having else ""
+        groups = ", ".join(self.groups)
+        return f"SELECT {items} FROM {relation}{where} GROUP BY {groups}{having}"
+
+    def check(self, columns: Collection[str], where: str) -> "SubQuery":
+        """Return the sub-query re-rendered from parsed, allowed expressions.
+
+        Args:
+            columns: The columns of the base table.
+            where: The owner of the sub-query, for messages.
+
+        Raises:
+            QueryError: A piece is not an expression over these columns, uses a
+                function or an aggregate outside the allow-lists, or needs a column
+                that is not grouped; the message names the piece.
+        """
+        where = f"{where}: sub-query"
+        if not self.columns or not self.groups:
+            raise QueryError(f"{where} needs a column and an expression to group by")
+        groups = check_pieces(self.groups, f"{where} group", columns)
+        trees = [parse_expression(sql, f"{where} group") for sql in groups]
+        for tree in trees:
+            # a number would be read as the position of a column
+            if tree.find(exp.Column) is None:
+                raise QueryError(f"{where} group {tree.sql()} names no column")
+        having = check_pieces(self.having, f"{where} having", columns, _having)
+        checked = SubQuery(
+            _check_named(self.columns, f"{where} column", columns, parse_aggregate),
+            check_pieces(self.filters, f"{where} filter", columns, parse_condition),
+            groups,
+            having,
+        )
+        for sql in (*(column.sql for column in checked.columns), *having):
+            what = f"{where} expression {shorten(sql)}"
+            ungrouped = ungrouped_column(parse_aggregate(sql, what), trees)
+            if ungrouped is not None:
+                raise QueryError(
+                    f"{what} is refused: column {ungrouped.name!r} is neither in GROUP "
+                    "BY nor in an aggregate"
+                )
+        return checked
 
 
 @dataclass(frozen=True)
 class Fragment:
     """The part of a query that one table answers alone.
-
-    Expressions are over the bare, quoted columns of the table, without alias; where
-    there is a sub-query, over its output columns.
 
     Attributes:
         table: The alias in the query, by which everything refers to the table.
@@ -44,7 +128,7 @@ class Fragment:
         keys: Join keys, each a tuple of expressions (a composite key has several).
         label: The label's expression, at the label table only.
         filters: Conditions, each safe between two ANDs, that rows must meet.
-        subquery: What runs first, over the columns of the table itself.
+        subquery: Runs first, over the columns of the table itself.
         weight: The expression that joined rows weigh, at its table only.
     """
 
@@ -59,7 +143,7 @@ class Fragment:
 
     @property
     def all_groups(self) -> "Fragment":
-        """What yields every group of the sub-query and nothing else.
+        """The fragment that yields every group of the sub-query and nothing else.
 
         Also the groups that HAVING or a later filter leaves out: what is counted there
         may be a part of the group only.
@@ -71,17 +155,11 @@ class Fragment:
         return Fragment(self.table, self.name, subquery=bare)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fragment as plain JSON types."""
-        return {
-            "table": self.table,
-            "name": self.name,
-            "features": [[feature.name, feature.sql] for feature in self.features],
-            "keys": [list(key) for key in self.keys],
-            "label": self.label,
-            "filters": list(self.filters),
-            "subquery": None if self.subquery is None else self.subquery.to_json(),
-            **({} if self.weight is None else {_WEIGHT: self.weight}),
-        }
+        """Return the fragment as plain JSON types, without a weight that is None."""
+        data: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        if self.weight is None:
+            del data["weight"]
+        return data
 
     @classmethod
     def from_json(cls, data: object) -> "Fragment":
@@ -90,20 +168,19 @@ class Fragment:
         Raises:
             QueryError: A field is missing, unknown, or of another form.
         """
-        has_weight = isinstance(data, Mapping) and _WEIGHT in data
-        fields = (*_FIELDS, _WEIGHT) if has_weight else _FIELDS
-        data = fields_in(data, fields, "a fragment")
-        label, subquery = data["label"], data["subquery"]
-        return cls(
-            table=as_text(data["table"], "table"),
-            name=as_text(data["name"], "name"),
-            features=features_in(data, "features"),
-            keys=tuple(_key(key) for key in list_in(data, "keys")),
-            label=None if label is None else as_text(label, "label"),
-            filters=texts_in(data, "filters"),
-            subquery=None if subquery is None else SubQuery.from_json(subquery),
-            weight=as_text(data[_WEIGHT], _WEIGHT) if has_weight else None,
-        )
+        try:
+            fragment = msgspec.convert(data, cls)
+        except msgspec.ValidationError as error:
+            raise QueryError(f"malformed fragment: {error}") from error
+        # msgspec leaves out of a dataclass what the data leave out
+        subquery = fragment.subquery and replace(fragment.subquery)
+        fragment = replace(fragment, subquery=subquery)
+        if (written := fragment.to_json()) != data:
+            raise QueryError(
+                "malformed fragment: expected the fields and lengths of "
+                f"{written}; got {data}"
+            )
+        return fragment
 
     def check(self, columns: Collection[str]) -> "Fragment":
         """Return the fragment re-rendered from parsed, allowed expressions.
@@ -119,7 +196,6 @@ class Fragment:
                 the message names the piece.
         """
         where = f"table {self.table!r}"
-        check_names(self.features, f"{where}: feature")
         if not all(self.keys):
             raise QueryError(f"{where}: a join key has no expression")
         subquery = self.subquery
@@ -128,33 +204,106 @@ class Fragment:
             columns = subquery.names
         label, weight = (
             None if sql is None else check_piece(sql, f"{where}: {what}", columns)
-            for what, sql in (("label", self.label), (_WEIGHT, self.weight))
+            for what, sql in (("label", self.label), ("weight", self.weight))
         )
         return Fragment(
             table=self.table,
             name=self.name,
-            features=tuple(
-                Feature(
-                    f.name, check_piece(f.sql, f"{where}: feature {f.name!r}", columns)
-                )
-                for f in self.features
-            ),
+            features=_check_named(self.features, f"{where}: feature", columns),
             keys=tuple(
                 tuple(check_piece(sql, f"{where}: key {index}", columns) for sql in key)
                 for index, key in enumerate(self.keys)
             ),
             label=label,
-            filters=tuple(
-                check_condition(sql, f"{where}: filter {index}", columns)
-                for index, sql in enumerate(self.filters)
+            filters=check_pieces(
+                self.filters, f"{where}: filter", columns, parse_condition
             ),
             subquery=subquery,
             weight=weight,
         )
 
 
-def _key(parts: object) -> tuple[str, ...]:
-    """Return the key written as a list of expressions."""
-    if not isinstance(parts, list):
-        raise QueryError(f"fragment: a key must be a list, got {parts!r}")
-    return tuple(as_text(part, "keys") for part in parts)
+def spell(name: str, columns: Collection[str]) -> str | None:
+    """Return the column that DuckDB means by ``name``, whatever its case.
+
+    >>> spell("ORIGIN", ["Origin", "dest"])
+    'Origin'
+    """
+    if name in columns:
+        return name
+    return next((c for c in columns if c.lower() == name.lower()), None)
+
+
+def local_sql(tree: exp.Expr, columns: Collection[str], what: str) -> str:
+    """Return ``tree`` over bare, quoted columns, in the table's own spelling.
+
+    Raises:
+        QueryError: A column is not one of ``columns``.
+    """
+    tree = tree.copy()
+    for column in list(tree.find_all(exp.Column)):
+        spelled = spell(column.name, columns)
+        if spelled is None:
+            raise QueryError(
+                f"{what} is refused: no column {column.name!r}"
+                f"{closest(column.name, columns)}; columns: {', '.join(columns)}"
+            )
+        column.set("table", None)
+        column.set("this", exp.Identifier(this=spelled, quoted=True))
+    return render(tree, quote=True)
+
+
+def parse_condition(text: str, what: str) -> exp.Expr:
+    """Parse a condition; it keeps its meaning between two ANDs."""
+    return as_filter(parse_expression(text, what))
+
+
+def _having(text: str, what: str) -> exp.Expr:
+    return as_filter(parse_aggregate(text, what))
+
+
+def check_piece(
+    sql: str, what: str, columns: Collection[str], parse: Parser = parse_expression
+) -> str:
+    """Return one piece from the wire, rendered from its checked tree.
+
+    Raises:
+        QueryError: It is refused.
+    """
+    tree = parse(sql, what)
+    qualified = next((c for c in tree.find_all(exp.Column) if c.table), None)
+    if qualified is not None:
+        raise QueryError(
+            f"{what} is refused: only columns of the table itself, without prefix: "
+            f"{shorten(render(qualified))}"
+        )
+    return local_sql(tree, columns, what)
+
+
+def check_pieces(
+    pieces: Sequence[str],
+    what: str,
+    columns: Collection[str],
+    parse: Parser = parse_expression,
+) -> tuple[str, ...]:
+    """Return pieces from the wire, each checked under its number."""
+    return tuple(
+        check_piece(sql, f"{what} {number}", columns, parse)
+        for number, sql in enumerate(pieces)
+    )
+
+
+def _check_named(
+    features: Sequence[Feature],
+    what: str,
+    columns: Collection[str],
+    parse: Parser = parse_expression,
+) -> tuple[Feature, ...]:
+    """Return named pieces from the wire; refuse names that are empty or equal."""
+    names = [feature.name for feature in features]
+    if "" in names or len({name.lower() for name in names}) != len(names):
+        raise QueryError(f"{what} names must differ and not be empty, got {names}")
+    return tuple(
+        Feature(f.name, check_piece(f.sql, f"{what} {f.name!r}", columns, parse))
+        for f in features
+    )

@@ -1,35 +1,52 @@
 """From SQL to a statement: which clauses it has, checked before any schema is known.
 
 Every clause, kind of join or form of table that is not known here is refused by name,
-so that no part of the operator's SQL is ever silently ignored.
+so that no part of the operator's SQL is ever silently ignored. A sub-query in FROM is
+one SELECT over one table, or several put together by UNION ALL: what would need rows of
+two tables, of several sites at once, or an order of rows is refused. Every piece of the
+result is text, checked and rendered again, that parses back to itself.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import sqlglot
 from sqlglot import TokenType, exp
 
 from tp_flower.errors import QueryError
-from tp_flower.query.expressions import DIALECT, parse_statements, shorten
-from tp_flower.query.select_parts import (
-    check_clauses,
-    parse_conditions,
-    parse_items,
-    parse_ref,
+from tp_flower.query.expressions import (
+    DIALECT,
+    check_expression,
+    clauses_of,
+    conjuncts,
+    parse_aggregate,
+    parse_expression,
+    parse_statements,
+    render,
+    shorten,
 )
 from tp_flower.query.statement import (
+    Branch,
+    DerivedTable,
     Item,
     JoinClause,
     SelectItem,
     StarItem,
     Statement,
     Table,
+    TableRef,
     is_label,
     is_weight,
 )
-from tp_flower.query.subselects import parse_derived
 
+_CLAUSE_NAMES = {
+    "with_": "WITH (a common table expression)",
+    "group": "GROUP BY",
+    "windows": "WINDOW",
+    "order": "ORDER BY",
+    "sample": "USING SAMPLE",
+    "locks": "FOR UPDATE",
+}
 _AGGREGATE_FIRST = (
     "aggregate one table at a time, JOIN (SELECT k, ... FROM t GROUP BY k) AS a"
 )
@@ -40,6 +57,15 @@ _ADVICE = {
     "JOIN (SELECT DISTINCT ... FROM t) AS a makes one table's rows distinct",
     "with_": "write it in FROM: (SELECT ... FROM t) AS a",
 }
+_BRANCH_CLAUSES = {"expressions", "from_", "where", "group", "having", "distinct"}
+_NO_ORDER = "rows of a table that several sites hold have no order"
+_BRANCH_ADVICE = {
+    "joins": "it reads one table; join in the query itself",
+    "order": _NO_ORDER,
+    "limit": _NO_ORDER,
+    "offset": _NO_ORDER,
+    "with_": "write the sub-query in its place",
+}
 _OPENING = {TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE}
 _CLOSING = {TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE}
 
@@ -49,24 +75,26 @@ def parse_statement(
 ) -> Statement:
     """Return the parts of a query.
 
-    Args:
-        sql: the query.
-        dialect: it is written in.
-        needs_label: whether it is refused without a label.
-
     Raises:
         QueryError: The SQL does not parse, or holds anything but one SELECT of a
-            label and features from tables joined by INNER and LEFT joins.
+            label, if it needs one, and features from tables joined by INNER and LEFT
+            joins.
     """
     select = _parse_select(sql, dialect)
-    tables = list(_parse_tables(select))
+    sources = [select.args["from_"].this]
+    sources += [join.this for join in select.args.get("joins") or ()]
+    tables = [
+        _parse_derived(s) if isinstance(s, exp.Subquery) else _parse_ref(s)
+        for s in sources
+    ]
     _check_aliases(tables)
-    where = select.args.get("where")
+    items = tuple(_parse_item(tree) for tree in select.expressions)
+    _check_items(items, needs_label=needs_label)
     return Statement(
         tables=tuple(tables),
-        items=_check_items(parse_items(select.expressions), needs_label=needs_label),
+        items=items,
         joins=_parse_joins(select, sql, dialect),
-        where=parse_conditions(where.this, "WHERE") if where else (),
+        where=_conditions(select.args.get("where"), "WHERE"),
     )
 
 
@@ -86,22 +114,22 @@ def _parse_select(sql: str, dialect: str) -> exp.Select:
     if select.args.get("from_") is None:
         raise QueryError("the query has no FROM: name the tables to train on")
     known = {"expressions", "from_", "joins", "where"}
-    check_clauses(select, known, "the query", _ADVICE)
+    _check_clauses(select, known, "the query", _ADVICE)
     return select
 
 
-def _parse_tables(select: exp.Select) -> Iterator[Table]:
-    """Yield the tables in FROM order."""
-    sources = [select.args["from_"].this]
-    sources += [join.this for join in select.args.get("joins") or ()]
-    for source in sources:
-        if isinstance(source, exp.Subquery):
-            yield parse_derived(source)
-        else:
-            yield parse_ref(source)
+def _check_clauses(
+    tree: exp.Expr, known: Collection[str], where: str, advice: Mapping[str, str]
+) -> None:
+    """Refuse every clause of a SELECT or set operation that is not in ``known``."""
+    for clause in (key for key, value in tree.args.items() if value):
+        if clause not in known:
+            name = _CLAUSE_NAMES.get(clause, clause.strip("_").upper())
+            instead = f": {advice[clause]}" if clause in advice else ""
+            raise QueryError(f"{name} is not supported in {where}{instead}")
 
 
-def _check_aliases(tables: list[Table]) -> None:
+def _check_aliases(tables: Sequence[Table]) -> None:
     """Refuse two tables under one name."""
     seen: set[str] = set()
     for table in tables:
@@ -112,55 +140,202 @@ def _check_aliases(tables: list[Table]) -> None:
         seen.add(table.alias.lower())
 
 
-def _check_items(items: tuple[Item, ...], *, needs_label: bool) -> tuple[Item, ...]:
+def _check_items(items: Sequence[Item], *, needs_label: bool) -> None:
     """Refuse a SELECT list without a label that it needs, or without a feature.
 
     A star may bring either: then only the columns can tell.
     """
     if not items:
         raise QueryError("the SELECT list is empty: name a label and features")
-    labels = [item for item in items if isinstance(item, SelectItem) and is_label(item)]
+    labels = [item.sql for item in items if is_label(item)]
     if len(labels) > 1:
-        shown = ", ".join(item.sql for item in labels)
-        raise QueryError(f"the query has {len(labels)} labels, expected one: {shown}")
-    weights = [
-        item for item in items if isinstance(item, SelectItem) and is_weight(item)
-    ]
-    if len(weights) > 1:
-        shown = ", ".join(item.sql for item in weights)
         raise QueryError(
-            f"the query has {len(weights)} weights, expected one at most: {shown}"
+            f"the query has {len(labels)} labels, expected one: {', '.join(labels)}"
+        )
+    weights = [item.sql for item in items if is_weight(item)]
+    if len(weights) > 1:
+        raise QueryError(
+            f"the query has {len(weights)} weights, expected one at most: "
+            f"{', '.join(weights)}"
         )
     if any(isinstance(item, StarItem) for item in items):
-        return items
+        return
     if needs_label and not labels:
         raise QueryError(
             "the query has no label: write the value to predict as `... AS label`"
         )
     if len(items) == len(labels) + len(weights):
         raise QueryError("the query has no features: SELECT more than the label")
-    return items
 
 
-def _parse_joins(select: exp.Select, sql: str, dialect: str) -> tuple[JoinClause, ...]:
-    """Return one clause per joined table."""
-    joins = select.args.get("joins") or []
-    commas = _commas_before(joins, sql, dialect)
-    return tuple(
-        _parse_join(join, after_comma)
-        for join, after_comma in zip(joins, commas, strict=True)
+def _parse_ref(source: exp.Expr) -> TableRef:
+    """Return a plain table; anything else that can stand in FROM is refused."""
+    shown = shorten(source.sql(DIALECT))
+    if not isinstance(source, exp.Table) or not isinstance(source.this, exp.Identifier):
+        raise QueryError(
+            f"only plain tables and sub-queries are supported in FROM: {shown}"
+        )
+    if source.args.get("db"):
+        raise QueryError(f"write the bare name of the table, not {shown}")
+    if source.args.get("joins"):
+        raise QueryError(f"write one join after the other, not nested: {shown}")
+    alias = source.args.get("alias")
+    odd = clauses_of(source) - {"this", "alias"}
+    if odd or (alias is not None and alias.args.get("columns")):
+        raise QueryError(f"only plain tables are supported in FROM: {shown}")
+    return TableRef(alias=source.alias_or_name, name=source.name)
+
+
+def _parse_derived(source: exp.Subquery) -> DerivedTable:
+    """Return a sub-query of FROM."""
+    shown = shorten(source.sql(DIALECT))
+    if not source.alias:
+        raise QueryError(f"give the sub-query an alias, (...) AS t: {shown}")
+    odd = clauses_of(source) - {"this", "alias"}
+    if odd or source.args["alias"].args.get("columns"):
+        raise QueryError(f"only an alias is supported after a sub-query: {shown}")
+    what = f"sub-query {source.alias!r}"
+    branches = tuple(_parse_branch(tree, what) for tree in _selects(source.this, what))
+    return DerivedTable(source.alias, branches)
+
+
+def _selects(tree: exp.Expr, what: str) -> Iterator[exp.Select]:
+    """Yield the SELECTs that UNION ALL puts together, from left to right."""
+    waiting = [tree]
+    while waiting:
+        tree = waiting.pop()
+        if isinstance(tree, exp.Select):
+            yield tree
+        elif isinstance(tree, exp.SetOperation):
+            _check_union(tree, what)
+            waiting += [tree.expression, tree.this]
+        elif isinstance(tree, exp.Subquery) and clauses_of(tree) == {"this"}:
+            waiting.append(tree.this)
+        else:
+            raise QueryError(
+                f"{what} is not a SELECT over one table: {shorten(tree.sql(DIALECT))}"
+            )
+
+
+def _check_union(union: exp.SetOperation, what: str) -> None:
+    """Refuse all but a UNION ALL by position."""
+    if not isinstance(union, exp.Union):
+        raise QueryError(f"{union.key.upper()} is not supported in {what}")
+    if union.args.get("distinct"):
+        raise QueryError(
+            f"UNION is not supported in {what}: equal rows of different sites cannot "
+            "be found; write UNION ALL"
+        )
+    if union.args.get("by_name"):
+        raise QueryError(
+            f"UNION ALL BY NAME is not supported in {what}: write UNION ALL, and the "
+            "columns in the same order"
+        )
+    _check_clauses(union, {"this", "expression"}, what, _BRANCH_ADVICE)
+
+
+def _parse_branch(select: exp.Select, what: str) -> Branch:
+    """Return one SELECT over one table."""
+    source = select.args.get("from_")
+    if source is None:
+        raise QueryError(f"{what} has no FROM: {shorten(select.sql(DIALECT))}")
+    _check_clauses(select, _BRANCH_CLAUSES, what, _BRANCH_ADVICE)
+    if isinstance(source.this, exp.Subquery):
+        raise QueryError(
+            f"{what} reads another sub-query: {shorten(source.this.sql(DIALECT))}; "
+            "write one SELECT over the table itself"
+        )
+    if not select.expressions:
+        raise QueryError(f"{what} selects nothing: {shorten(select.sql(DIALECT))}")
+    distinct = select.args.get("distinct")
+    if distinct is not None and distinct.args.get("on"):
+        raise QueryError(f"DISTINCT ON is not supported in {what}: {_NO_ORDER}")
+    groups, is_all = _parse_groups(select.args.get("group"), what)
+    having = select.args.get("having")
+    return Branch(
+        table=_parse_ref(source.this),
+        items=tuple(_parse_item(tree, aggregates=True) for tree in select.expressions),
+        where=_conditions(select.args.get("where"), f"{what}: WHERE"),
+        groups=groups,
+        having=_conditions(having, f"{what}: HAVING", aggregates=True),
+        is_distinct=distinct is not None,
+        is_grouped_by_all=is_all,
     )
 
 
-def _commas_before(joins: Sequence[exp.Join], sql: str, dialect: str) -> list[bool]:
-    """Return, per join, whether its table stands after a comma.
+def _parse_groups(group: exp.Group | None, what: str) -> tuple[tuple[str, ...], bool]:
+    """Return the expressions of GROUP BY, and whether it says ALL."""
+    if group is None:
+        return (), False
+    if clauses_of(group) == {"all"}:
+        return (), True
+    special = (exp.Rollup, exp.Cube, exp.GroupingSets, exp.Tuple)
+    odd = [tree for tree in group.expressions if isinstance(tree, special)]
+    if odd or clauses_of(group) != {"expressions"}:
+        raise QueryError(
+            f"{what}: GROUP BY takes expressions or ALL, not "
+            f"{shorten(group.sql(DIALECT))}"
+        )
+    groups = (_canonical(tree, f"{what}: group") for tree in group.expressions)
+    return tuple(groups), False
 
-    sqlglot gives ``a, b`` and ``a JOIN b`` without a condition the same tree, so
-    the tokens between the tables decide.
+
+def _parse_item(tree: exp.Expr, *, aggregates: bool = False) -> Item:
+    """Return one item of the SELECT list."""
+    star = tree.this if isinstance(tree, exp.Column) else tree
+    if isinstance(star, exp.Star):
+        return _parse_star(star, tree)
+    name, value = None, tree
+    if isinstance(tree, exp.Alias):
+        name, value = tree.alias, tree.this
+    return SelectItem(name, _canonical(value, "SELECT item", aggregates=aggregates))
+
+
+def _parse_star(star: exp.Star, tree: exp.Expr) -> StarItem:
+    """Return ``*`` or ``t.*``, with EXCLUDE or without."""
+    shown = shorten(tree.sql(DIALECT, comments=False))
+    if clauses_of(star) - {"except_"}:
+        raise QueryError(f"only EXCLUDE (...) is supported after a star: {shown}")
+    if tree is not star and tree.args.get("db"):
+        raise QueryError(f"write a star as table.*: {shown}")
+    excluded = [_canonical(c, "EXCLUDE") for c in star.args.get("except_") or ()]
+    table = tree.table if isinstance(tree, exp.Column) else None
+    return StarItem(table, tuple(excluded))
+
+
+def _conditions(
+    clause: exp.Expr | None, what: str, *, aggregates: bool = False
+) -> tuple[str, ...]:
+    """Return the conditions that WHERE, HAVING or ON joins by AND."""
+    if clause is None:
+        return ()
+    tree = clause.this if isinstance(clause, exp.Where | exp.Having) else clause
+    return tuple(
+        _canonical(part, f"{what}: condition", aggregates=aggregates)
+        for part in conjuncts(tree)
+    )
+
+
+def _canonical(tree: exp.Expr, what: str, *, aggregates: bool = False) -> str:
+    """Return a checked expression as DuckDB SQL that parses back to itself."""
+    what = f"{what} {shorten(tree.sql(DIALECT, comments=False))}"
+    check_expression(tree, what, aggregates=aggregates)
+    parse = parse_aggregate if aggregates else parse_expression
+    return render(parse(render(tree), what))
+
+
+def _parse_joins(select: exp.Select, sql: str, dialect: str) -> tuple[JoinClause, ...]:
+    """Return one clause per joined table.
+
+    sqlglot gives ``a, b`` and ``a JOIN b`` without a condition the same tree, so the
+    tokens between the tables decide.
     """
-    found = list(_separators(sqlglot.tokenize(sql, dialect=dialect)))
-    # more or fewer: joins that are nested or of a kind that is refused by name
-    return found if len(found) == len(joins) else [False] * len(joins)
+    joins = select.args.get("joins") or []
+    commas = list(_separators(sqlglot.tokenize(sql, dialect=dialect)))
+    if len(commas) != len(joins):
+        # joins that are nested or of a kind that is refused by name
+        commas = [False] * len(joins)
+    return tuple(map(_parse_join, joins, commas))
 
 
 def _separators(tokens: Sequence[sqlglot.Token]) -> Iterator[bool]:
@@ -193,7 +368,7 @@ def _parse_join(join: exp.Join, after_comma: bool) -> JoinClause:
         raise QueryError(f"join of {alias} has no equality condition: add ON or USING")
     return JoinClause(
         alias=alias,
-        on=parse_conditions(on, f"join of {alias}") if on is not None else (),
+        on=_conditions(on, f"join of {alias}"),
         using=using,
         is_left=kind.startswith("LEFT"),
     )

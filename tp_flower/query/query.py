@@ -10,7 +10,7 @@
 
 :meth:`Query.from_sql` checks the shape of the SQL, which needs no schema, and
 :meth:`Query.bind` resolves the columns. What comes out is a
-:class:`~tp_flower.query.binding.bind.BoundQuery`: the fragment that each table's sites
+:class:`~tp_flower.query.bind.BoundQuery`: the fragment that each table's sites
 run on their own, and the equi-joins between the keys that they return. The query itself
 is never run. A sub-query is over one table; it may group, or list the table's parts
 with UNION ALL.
@@ -19,7 +19,7 @@ with UNION ALL.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tp_flower.query.binding.bind import (
+from tp_flower.query.bind import (
     BoundQuery,
     bind_features,
     bind_statement,

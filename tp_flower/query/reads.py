@@ -10,11 +10,8 @@ from enum import StrEnum
 
 from sqlglot import exp
 
-from tp_flower.query.aggregates import parse_aggregate
-from tp_flower.query.expressions import parse_expression
-from tp_flower.query.fragment import Fragment
-from tp_flower.query.pieces import Parser
-from tp_flower.query.subquery import SubQuery
+from tp_flower.query.expressions import parse_aggregate, parse_expression
+from tp_flower.query.fragment import Fragment, Parser, SubQuery
 
 
 class Role(StrEnum):

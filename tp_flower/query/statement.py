@@ -11,8 +11,7 @@ from itertools import chain
 
 from sqlglot import exp
 
-from tp_flower.query.aggregates import parse_aggregate
-from tp_flower.query.expressions import render
+from tp_flower.query.expressions import parse_aggregate, render
 
 LABEL = "label"
 WEIGHT = "weight"

@@ -21,8 +21,12 @@ from typing import Final
 import duckdb
 from sqlglot import exp
 
-from tp_flower.query.aggregates import parse_aggregate
-from tp_flower.query.expressions import parse_expression, render, shorten
+from tp_flower.query.expressions import (
+    parse_aggregate,
+    parse_expression,
+    render,
+    shorten,
+)
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.databases import dialects
 from tp_flower.sources.databases.columns import DatabaseColumn, decimal_digits, named

@@ -1,9 +1,4 @@
-"""A query bound to the tables' columns: fragments per table, and the joins.
-
-Every column is resolved to one table, as DuckDB would; then what concerns one
-table is pushed down to it, equalities between two tables become joins, and what
-would need two tables' values at once is refused by name.
-"""
+"""The columns that name a row of the predictions: the setting ``row-key``."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -12,16 +7,11 @@ from dataclasses import dataclass, replace
 from sqlglot import exp
 
 from tp_flower.errors import QueryError
-from tp_flower.query.binding.branches import bind_table
-from tp_flower.query.binding.conditions import Predicate, bind_conditions
-from tp_flower.query.binding.left_join import Settled, settle
-from tp_flower.query.binding.relations import Schema
-from tp_flower.query.binding.row_key import row_key_columns
-from tp_flower.query.binding.scope import Local, Scope
-from tp_flower.query.binding.stars import expand_stars
+from tp_flower.query.conditions import Predicate, Settled, bind_conditions, settle
 from tp_flower.query.expressions import parse_expression, render
-from tp_flower.query.fragment import Fragment
-from tp_flower.query.pieces import Feature, spell
+from tp_flower.query.fragment import Feature, Fragment, spell
+from tp_flower.query.relations import Schema, bind_table
+from tp_flower.query.scope import Local, Scope, expand_stars
 from tp_flower.query.statement import (
     LABEL,
     WEIGHT,
@@ -33,6 +23,33 @@ from tp_flower.query.statement import (
     is_weight,
     item_name,
 )
+
+
+def row_key_columns(
+    columns: Sequence[str], scope: Scope, table: str
+) -> list[tuple[str]]:
+    """Return each column as a key of the fragments of a table.
+
+    Args:
+        columns: as they are written, with or without the table.
+        scope: the tables of the query.
+        table: alias of the table whose rows are predicted.
+
+    Raises:
+        QueryError: a column is unknown, or of another table.
+    """
+    found = []
+    for written in columns:
+        what = f"row-key {written}"
+        local = scope.local(parse_expression(written, what), what)
+        if local.table != table:
+            raise QueryError(
+                f"{what} is a column of table {local.table!r}, but the rows of "
+                f"{table!r} are predicted: name columns of {table}"
+            )
+        found.append((local.sql,))
+    return found
+
 
 Bound = tuple[SelectItem, Local]
 """An item of the SELECT list, and its expression over its one table."""

@@ -1,1 +1,0 @@
-"""A query bound to the tables' columns."""
