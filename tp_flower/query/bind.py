@@ -1,4 +1,9 @@
-"""The columns that name a row of the predictions: the setting ``row-key``."""
+"""A query bound to the tables' columns: fragments per table, and the joins.
+
+Every column is resolved to one table, as DuckDB would; then every piece over one table
+is pushed down to it, equalities between two tables become joins, and an expression that
+needs two tables' values at once is refused by name.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -23,33 +28,6 @@ from tp_flower.query.statement import (
     is_weight,
     item_name,
 )
-
-
-def row_key_columns(
-    columns: Sequence[str], scope: Scope, table: str
-) -> list[tuple[str]]:
-    """Return each column as a key of the fragments of a table.
-
-    Args:
-        columns: as they are written, with or without the table.
-        scope: the tables of the query.
-        table: alias of the table whose rows are predicted.
-
-    Raises:
-        QueryError: a column is unknown, or of another table.
-    """
-    found = []
-    for written in columns:
-        what = f"row-key {written}"
-        local = scope.local(parse_expression(written, what), what)
-        if local.table != table:
-            raise QueryError(
-                f"{what} is a column of table {local.table!r}, but the rows of "
-                f"{table!r} are predicted: name columns of {table}"
-            )
-        found.append((local.sql,))
-    return found
-
 
 Bound = tuple[SelectItem, Local]
 """An item of the SELECT list, and its expression over its one table."""
@@ -76,7 +54,7 @@ class Join:
 
 @dataclass(frozen=True)
 class BoundQuery:
-    """All that training needs to know of a query.
+    """The fragments and joins that training needs of a query.
 
     Attributes:
         fragments: In FROM order; one per table, or one per SELECT of its UNION ALL,
@@ -101,8 +79,7 @@ class BoundQuery:
     @property
     def weight_table(self) -> str | None:
         """Alias of the table that holds the weight, None if joined rows have none."""
-        found = (own.table for own in self.fragments if own.weight is not None)
-        return next(found, None)
+        return next((f.table for f in self.fragments if f.weight is not None), None)
 
     def fragments_of(self, table: str) -> tuple[Fragment, ...]:
         """Return the fragments of a table.
@@ -110,10 +87,10 @@ class BoundQuery:
         Raises:
             KeyError: The query has no table of this alias.
         """
-        found = tuple(f for f in self.fragments if f.table == table)
-        if not found:
+        fragments = tuple(f for f in self.fragments if f.table == table)
+        if not fragments:
             raise KeyError(table)
-        return found
+        return fragments
 
     def fragment(self, table: str) -> Fragment:
         """Return the fragment of a table that has one.
@@ -121,98 +98,47 @@ class BoundQuery:
         Raises:
             KeyError: The query has no table of this alias, or it has several.
         """
-        found = self.fragments_of(table)
-        if len(found) > 1:
+        fragments = self.fragments_of(table)
+        if len(fragments) > 1:
             raise KeyError(table)
-        return found[0]
+        return fragments[0]
 
 
-def bind_statement(statement: Statement, schemas: Mapping[str, Schema]) -> BoundQuery:
+@dataclass(frozen=True)
+class Unlabelled:
+    """A binding without the label, if there is one: of rows to be predicted, say.
+
+    Attributes:
+        table: Alias of the table that joined rows follow in place of the label's.
+        row_key: Columns of that table; its last keys, which no join uses.
+        keeps_weight: Whether the weight stays.
+    """
+
+    table: str
+    row_key: tuple[str, ...] = ()
+    keeps_weight: bool = False
+
+
+def bind_statement(
+    statement: Statement,
+    schemas: Mapping[str, Schema],
+    unlabelled: Unlabelled | None = None,
+) -> BoundQuery:
     """Return the fragments and joins of a query over tables with these columns.
 
     Args:
         statement: The query.
         schemas: Table name -> column -> DuckDB type.
+        unlabelled: Leave the label out. Only where the query has stars is it looked
+            at then, as they do not stand for the label's columns.
 
     Raises:
         QueryError: A table or column is unknown or ambiguous, an expression needs
             two tables at once, a table is not joined with the others, or a LEFT JOIN
             asks for rows that no site has.
     """
-    return _bind(statement, schemas, None)
-
-
-def bind_features(
-    statement: Statement,
-    schemas: Mapping[str, Schema],
-    label_table: str,
-    row_key: Sequence[str] = (),
-) -> BoundQuery:
-    """Return the fragments and joins without label and weight, if there are any.
-
-    Args:
-        statement: The query; only where it has stars is its label looked at, as they do
-            not stand for the label's columns.
-        schemas: Table name -> column -> DuckDB type.
-        label_table: Alias of the table that joined rows follow.
-        row_key: Columns of that table; its last keys, which no join uses.
-
-    Raises:
-        QueryError: As :func:`bind_statement` says; the query has no such table, or
-            LEFT JOINs it; or a column of the row key is not the table's.
-    """
-    items = statement.items
-    if not any(isinstance(item, StarItem) for item in items):
-        items = tuple(item for item in items if not _is_marked(item))
-    if label_table not in {table.alias for table in statement.tables}:
-        raise QueryError(
-            f"the rows of table {label_table!r} are to be predicted, but the query has "
-            f"{', '.join(table.alias for table in statement.tables)}"
-        )
-    asked = _Rows(label_table, tuple(row_key))
-    bound = _bind(replace(statement, items=items), schemas, asked)
-    if label_table in bound.outer:
-        raise QueryError(
-            f"the rows of table {label_table!r} are to be predicted, but the query "
-            f"LEFT JOINs it: join {label_table} with JOIN"
-        )
-    return bound
-
-
-def bind_unlabelled(statement: Statement, schemas: Mapping[str, Schema]) -> BoundQuery:
-    """Return the fragments and joins of a query whose label, if any, is left out.
-
-    Args:
-        statement: The query; its weight stays.
-        schemas: Table name -> column -> DuckDB type.
-
-    Returns:
-        Its label table is the first one, and has no label.
-
-    Raises:
-        QueryError: As :func:`bind_statement` says, but for a label that is missing.
-    """
-    items = statement.items
-    if not any(isinstance(item, StarItem) for item in items):
-        items = tuple(item for item in items if not is_label(item))
-    first = statement.tables[0].alias
-    asked = _Rows(first, (), keeps_weight=True)
-    return _bind(replace(statement, items=items), schemas, asked)
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Of rows without a label: their table, and the columns that name them."""
-
-    table: str
-    key: tuple[str, ...]
-    keeps_weight: bool = False
-
-
-def _bind(
-    statement: Statement, schemas: Mapping[str, Schema], rows: _Rows | None
-) -> BoundQuery:
-    """Bind a query; one of ``rows`` needs no label, and keeps none."""
+    if unlabelled is not None:
+        statement = _without_label(statement, unlabelled)
     relations = {table.alias: bind_table(table, schemas) for table in statement.tables}
     names = (item.name for item in statement.items if isinstance(item, SelectItem))
     scope = Scope(
@@ -224,14 +150,17 @@ def _bind(
     settled = settle(conditions, left_joined, relations)
     _check_joined(statement, settled)
     sides = {side for c in conditions if isinstance(c, Predicate) for side in c.sides}
-    items = expand_stars(statement.items, scope, sides, needs_label=rows is None)
+    items = expand_stars(statement.items, scope, sides, needs_label=not unlabelled)
     bound = [(item, _bind_item(item, scope)) for item in items]
     features = _bind_features(bound, scope)
-    label, weight = _marked(bound, settled.outer, rows)
     joins, keys = _make_joins(settled.predicates, list(relations))
-    if rows is not None:
-        named = row_key_columns(rows.key, scope, rows.table)
-        keys[rows.table] = [*keys.get(rows.table, ()), *named]
+    marked = [pair for pair in bound if _is_marked(pair[0])]
+    if unlabelled is not None:
+        row_key = _row_key(unlabelled, scope, settled)
+        keys.setdefault(unlabelled.table, []).extend(row_key)
+        is_kept = is_weight if unlabelled.keeps_weight else lambda _: False
+        marked = [pair for pair in marked if is_kept(pair[0])]
+    label, weight = _label_and_weight(marked, settled.outer)
     fragments = tuple(
         branch.fragment(
             Fragment(
@@ -247,8 +176,45 @@ def _bind(
         for alias, relation in relations.items()
         for branch in relation.branches
     )
-    of = label.table if label else rows.table if rows else ""
-    return BoundQuery(fragments, joins, of, settled.outer)
+    followed = label.table if label else unlabelled.table if unlabelled else ""
+    return BoundQuery(fragments, joins, followed, settled.outer)
+
+
+def _without_label(statement: Statement, unlabelled: Unlabelled) -> Statement:
+    aliases = [table.alias for table in statement.tables]
+    if unlabelled.table not in aliases:
+        raise QueryError(
+            f"the rows of table {unlabelled.table!r} are to be predicted, but the "
+            f"query has {', '.join(aliases)}"
+        )
+    if any(isinstance(item, StarItem) for item in statement.items):
+        return statement
+    is_dropped = is_label if unlabelled.keeps_weight else _is_marked
+    items = tuple(item for item in statement.items if not is_dropped(item))
+    return replace(statement, items=items)
+
+
+def _row_key(
+    unlabelled: Unlabelled, scope: Scope, settled: Settled
+) -> list[tuple[str]]:
+    """Return each column of the row key as a key of its table's fragments."""
+    table = unlabelled.table
+    if table in settled.outer:
+        raise QueryError(
+            f"the rows of table {table!r} are to be predicted, but the query "
+            f"LEFT JOINs it: join {table} with JOIN"
+        )
+    keys = []
+    for column in unlabelled.row_key:
+        what = f"row-key {column}"
+        local = scope.local(parse_expression(column, what), what)
+        if local.table != table:
+            raise QueryError(
+                f"{what} is a column of table {local.table!r}, but the rows of "
+                f"{table!r} are predicted: name columns of {table}"
+            )
+        keys.append((local.sql,))
+    return keys
 
 
 def _check_joined(statement: Statement, settled: Settled) -> None:
@@ -309,28 +275,25 @@ def _index(keys: list[tuple[str, ...]], key: tuple[str, ...]) -> int:
     return keys.index(key)
 
 
-def _marked(
-    bound: Sequence[Bound], outer: Collection[str], rows: _Rows | None
+def _is_marked(item: Item) -> bool:
+    return is_label(item) or is_weight(item)
+
+
+def _label_and_weight(
+    marked: Sequence[Bound], outer: Collection[str]
 ) -> tuple[Local | None, Local | None]:
-    """Return the label and the weight that are asked for; every joined row has both."""
-    if rows is not None:
-        bound = [own for own in bound if rows.keeps_weight and is_weight(own[0])]
-    found: dict[str, Local] = {}
-    for item, local in bound:
-        what = LABEL if is_label(item) else WEIGHT if is_weight(item) else ""
-        if what and local.table in outer:
+    """Return the label and the weight; every joined row must have both."""
+    by_name: dict[str, Local] = {}
+    for item, local in marked:
+        name = LABEL if is_label(item) else WEIGHT
+        if local.table in outer:
             raise QueryError(
-                f"the {what} {item.sql} is of table {local.table}, which is LEFT "
-                f"JOINed: rows without a match have no {what}; join {local.table} "
+                f"the {name} {item.sql} is of table {local.table}, which is LEFT "
+                f"JOINed: rows without a match have no {name}; join {local.table} "
                 "with JOIN"
             )
-        found[what] = local
-    return found.get(LABEL), found.get(WEIGHT)
-
-
-def _is_marked(item: Item) -> bool:
-    """Return whether an item is the label or the weight."""
-    return is_label(item) or is_weight(item)
+        by_name[name] = local
+    return by_name.get(LABEL), by_name.get(WEIGHT)
 
 
 def _bind_features(bound: Sequence[Bound], scope: Scope) -> dict[str, list[Feature]]:
@@ -366,7 +329,7 @@ def _bind_item(item: SelectItem, scope: Scope) -> Local:
 
 def _feature_names(bound: Sequence[Bound], scope: Scope) -> list[str]:
     """Return a name per feature; names that clash get their table's alias."""
-    names = [_own_name(item, local, scope) for item, local in bound]
+    names = [_short_name(item, local, scope) for item, local in bound]
     counts = Counter(name.lower() for name in names)
     names = [
         name if counts[name.lower()] == 1 else f"{local.table}.{name}"
@@ -380,7 +343,7 @@ def _feature_names(bound: Sequence[Bound], scope: Scope) -> list[str]:
     return names
 
 
-def _own_name(item: SelectItem, local: Local, scope: Scope) -> str:
+def _short_name(item: SelectItem, local: Local, scope: Scope) -> str:
     """Return the alias of a feature, else its column's name, else its SQL."""
     name = item_name(item)
     if name is None:

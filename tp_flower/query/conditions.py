@@ -1,4 +1,18 @@
-"""The conditions of ON, USING and WHERE: filters of one table, or equalities of two."""
+"""The conditions of ON, USING and WHERE: filters of one table, or equalities of two.
+
+After :func:`settle` a LEFT JOIN is nothing but an equality of keys that may fail: a row
+without a match has no row of the missing table, which then adds nothing to its score.
+All else that the SQL says is brought into that form, as any engine would plan it:
+
+- a condition of ON over the joined table alone is a filter of that table;
+- a condition of ON over a table on the left makes that table's key NULL where it does
+  not hold, and NULL has no match;
+- a condition of WHERE that is never true of a missing row makes the join INNER, and so
+  does an equality with it in another join.
+
+An expression over the missing table, say ``COALESCE(p.n, 0)``, is evaluated at the
+table's sites, on rows that exist: where there is no match it is not 0, it is not there.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -166,7 +180,7 @@ def settle(
         relations: What each alias stands for.
 
     Raises:
-        QueryError: A condition cannot be brought into that form; the message names it.
+        QueryError: A condition cannot be brought into this form; the message names it.
     """
     outer = _still_outer(conditions, frozenset(left_joined), relations)
     # an owner whose table always has a match owns nothing any more
@@ -174,11 +188,11 @@ def settle(
     for condition in settled:
         _check(condition, outer, relations)
     filters = [c for c in settled if isinstance(c, Filter)]
-    own = [c.local for c in filters if c.owner in (None, c.local.table)]
+    kept = [c.local for c in filters if c.owner in (None, c.local.table)]
     guards = [c for c in filters if c.owner not in (None, c.local.table)]
     predicates = [c for c in settled if isinstance(c, Predicate)]
     guarded = _with_guards(predicates, guards)
-    return Settled(tuple(dict.fromkeys(guarded)), tuple(own), outer)
+    return Settled(tuple(dict.fromkeys(guarded)), tuple(kept), outer)
 
 
 def _still_outer(

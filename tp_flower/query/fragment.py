@@ -99,7 +99,7 @@ class SubQuery:
             # a number would be read as the position of a column
             if tree.find(exp.Column) is None:
                 raise QueryError(f"{where} group {tree.sql()} names no column")
-        having = check_pieces(self.having, f"{where} having", columns, _having)
+        having = check_pieces(self.having, f"{where} having", columns, parse_having)
         checked = SubQuery(
             _check_named(self.columns, f"{where} column", columns, parse_aggregate),
             check_pieces(self.filters, f"{where} filter", columns, parse_condition),
@@ -258,7 +258,8 @@ def parse_condition(text: str, what: str) -> exp.Expr:
     return as_filter(parse_expression(text, what))
 
 
-def _having(text: str, what: str) -> exp.Expr:
+def parse_having(text: str, what: str) -> exp.Expr:
+    """Parse a condition of HAVING; it keeps its meaning between two ANDs."""
     return as_filter(parse_aggregate(text, what))
 
 

@@ -1,4 +1,4 @@
-"""What DuckDB makes of an expression whose columns are all NULL.
+"""The value that DuckDB gives an expression whose columns are all NULL.
 
 A row of a LEFT JOIN without a match has NULL in every column of the missing side. The
 expressions come from the query and the types from the sites: the first have passed the
@@ -44,10 +44,6 @@ def output_types(select: str) -> dict[str, str]:
 
 def is_null_on_nulls(sql: str, types: Mapping[str, str]) -> bool:
     """Return whether an expression is NULL where all its columns are.
-
-    Args:
-        sql: An expression over bare columns.
-        types: DuckDB type by column.
 
     >>> is_null_on_nulls('"x" + 1', {"x": "INT"})
     True

@@ -9,22 +9,16 @@
     WHERE ...
 
 :meth:`Query.from_sql` checks the shape of the SQL, which needs no schema, and
-:meth:`Query.bind` resolves the columns. What comes out is a
-:class:`~tp_flower.query.bind.BoundQuery`: the fragment that each table's sites
-run on their own, and the equi-joins between the keys that they return. The query itself
-is never run. A sub-query is over one table; it may group, or list the table's parts
-with UNION ALL.
+:meth:`Query.bind` resolves the columns. The result is the fragment that each table's
+sites run on their own, and the equi-joins between the keys that they return. The query
+itself is never run. A sub-query is over one table; it may group, or list the table's
+parts with UNION ALL.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tp_flower.query.bind import (
-    BoundQuery,
-    bind_features,
-    bind_statement,
-    bind_unlabelled,
-)
+from tp_flower.query.bind import BoundQuery, Unlabelled, bind_statement
 from tp_flower.query.expressions import DIALECT
 from tp_flower.query.parsing import parse_statement
 from tp_flower.query.statement import Statement, Table
@@ -94,7 +88,7 @@ class Query:
         label_table: str,
         row_key: Sequence[str] = (),
     ) -> BoundQuery:
-        """Return what ``bind`` does, without label and weight, where there are any.
+        """Return the same as ``bind`` without label and weight, to predict rows.
 
         Args:
             schemas: Table name -> column -> DuckDB type.
@@ -111,27 +105,22 @@ class Query:
         >>> bound.label_table, bound.fragment("t").label
         ('t', None)
         """
-        return bind_features(self.statement, schemas, label_table, row_key)
+        unlabelled = Unlabelled(label_table, tuple(row_key))
+        return bind_statement(self.statement, schemas, unlabelled)
 
     def bind_unlabelled(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
-        """Return what ``bind`` does, without the label, if there is one.
+        """Return the same as ``bind`` without the label, if there is one.
 
         Joined rows follow the rows of the first table, which stands for the one with
         the label; their weight stays.
-
-        Args:
-            schemas: Table name -> column -> DuckDB type.
-
-        Raises:
-            QueryError: As ``bind`` says, but for a label that is missing or cannot be
-                read.
 
         >>> query = Query.from_sql("SELECT x, y AS label, w AS weight FROM t")
         >>> bound = query.bind_unlabelled({"t": dict.fromkeys("xyw", "DOUBLE")})
         >>> bound.label_table, bound.fragment("t").label, bound.fragment("t").weight
         ('t', None, '"w"')
         """
-        return bind_unlabelled(self.statement, schemas)
+        first = Unlabelled(self.tables[0].alias, keeps_weight=True)
+        return bind_statement(self.statement, schemas, first)
 
     def to_sql(self) -> str:
         """Return the canonical SQL; parsing and rendering it changes nothing."""

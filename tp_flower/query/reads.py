@@ -1,4 +1,4 @@
-"""Which columns of a table each piece of a fragment reads, and what for.
+"""The columns of a table that each piece of a fragment reads, and their role.
 
 A site's policy is about the columns of its table; the pieces outside a sub-query name
 the sub-query's columns, and are followed to what these are made of.
@@ -15,7 +15,7 @@ from tp_flower.query.fragment import Fragment, Parser, SubQuery
 
 
 class Role(StrEnum):
-    """What a column is read for."""
+    """The purpose for which a column is read."""
 
     FEATURE = "feature"
     LABEL = "label"
@@ -31,8 +31,8 @@ class Read:
     """One column that a piece reads.
 
     Attributes:
-        role: what for. A column of a sub-query is read as ``INNER``, and again by each
-            piece outside that uses it.
+        role: its purpose. A column of a sub-query is read as ``INNER``, and again by
+            each piece outside that uses it.
         what: the piece, for messages.
         column: of the base table, as the piece spells it.
         is_plain: whether the piece is the column itself, but for its type and, of a

@@ -1,11 +1,12 @@
-"""What stands under an alias of the query: a hosted table, or a sub-query over some.
+"""Bind a table of FROM, which is a hosted table or a sub-query, to the sites' tables.
 
+Names are resolved here: stars, aliases and ordinals in GROUP BY and HAVING, DISTINCT.
 A relation has one branch per SELECT that UNION ALL puts together; every branch becomes
 a fragment of its own. A branch that does not group disappears: its expressions take the
 place of its columns, so that its sites run one flat SELECT.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +15,6 @@ from sqlglot import exp
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError
 from tp_flower.query.expressions import (
-    as_filter,
     closest,
     has_aggregate,
     parse_aggregate,
@@ -22,7 +22,16 @@ from tp_flower.query.expressions import (
     render,
     shorten,
 )
-from tp_flower.query.fragment import Feature, Fragment, SubQuery, local_sql, spell
+from tp_flower.query.fragment import (
+    Feature,
+    Fragment,
+    Parser,
+    SubQuery,
+    local_sql,
+    parse_condition,
+    parse_having,
+    spell,
+)
 from tp_flower.query.nulls import output_types, typed_nulls
 from tp_flower.query.scope import Scope, excluded_columns
 from tp_flower.query.statement import (
@@ -44,7 +53,7 @@ class BoundBranch:
     Attributes:
         name: The table's name at the sites.
         schema: Its columns and their DuckDB types.
-        outputs: What it selects; over the columns of the table.
+        outputs: Its SELECT list, over the columns of the table.
         filters: Its WHERE; empty if there is a sub-query, which then has them.
         subquery: The SELECT itself, if it groups.
     """
@@ -74,15 +83,12 @@ class BoundBranch:
         return f"SELECT {items} FROM {relation}"
 
     def fragment(self, outer: Fragment) -> Fragment:
-        """Return what the table's sites run.
+        """Return what the table's sites run, given the fragment over the outputs."""
+        outputs = {output.name: output.sql for output in self.outputs}
 
-        Args:
-            outer: The fragment over the outputs; its name does not matter.
-        """
-        if self.subquery is not None:
-            place = _same
-        else:
-            place = self._inline
+        def place(sql: str) -> str:
+            return inline(sql, outputs) if self.subquery is None else sql
+
         filters = (_between_ands(place(sql)) for sql in outer.filters)
         return Fragment(
             table=outer.table,
@@ -95,17 +101,12 @@ class BoundBranch:
             subquery=self.subquery,
         )
 
-    def _inline(self, sql: str) -> str:
-        """Return an expression over the outputs as one over the table's columns."""
-        return inline(sql, {output.name: output.sql for output in self.outputs})
-
 
 @dataclass(frozen=True)
 class Relation:
-    """What an alias of the query stands for.
+    """The SELECTs behind an alias of the query, with the same names of outputs.
 
     Attributes:
-        branches: One per SELECT, with the same names of outputs.
         schema: The columns and their types, where it is a plain table.
     """
 
@@ -147,25 +148,16 @@ def inline(sql: str, outputs: Mapping[str, str]) -> str:
 
 
 def _between_ands(sql: str) -> str:
-    """Return a condition that keeps its meaning between two ANDs."""
-    tree = parse_expression(sql, f"condition {shorten(sql)}")
-    return render(as_filter(tree), quote=True)
-
-
-def _same(sql: str) -> str:
-    return sql
+    tree = parse_condition(sql, f"condition {shorten(sql)}")
+    return render(tree, quote=True)
 
 
 Named = tuple[str | None, str]
-"""What an item selects: its name, if it has one, and its expression."""
+"""An item's name, if it has one, and its expression."""
 
 
 def bind_table(table: Table, schemas: Mapping[str, Schema]) -> Relation:
-    """Return what a table of FROM stands for.
-
-    Args:
-        table: A plain table or a sub-query.
-        schemas: Table name -> column -> DuckDB type.
+    """Return the relation of a table of FROM.
 
     Raises:
         QueryError: A table is not hosted, or a sub-query does not fit its table.
@@ -214,7 +206,7 @@ class _Binder:
         branch = self._branch
         items = [pair for item in branch.items for pair in self._item(item)]
         outputs = self._named(items, names)
-        filters = tuple(self._local(text, _condition) for text in branch.where)
+        filters = tuple(self._local(text, parse_condition) for text in branch.where)
         groups = self._groups(items)
         if not groups:
             return BoundBranch(self._name, self._schema, outputs, filters)
@@ -223,7 +215,7 @@ class _Binder:
         checked = subquery.check(tuple(self._schema), self._what)
         return BoundBranch(self._name, self._schema, checked.columns, subquery=checked)
 
-    def _local(self, text: str, parse: Callable[[str, str], exp.Expr]) -> str:
+    def _local(self, text: str, parse: Parser) -> str:
         """Return an expression over the table's bare columns."""
         what = f"{self._what}: {shorten(text)}"
         tree = parse(text, what)
@@ -231,7 +223,7 @@ class _Binder:
         return local_sql(tree, tuple(self._schema), what)
 
     def _item(self, item: Item) -> list[Named]:
-        """Return name, if there is one, and expression of what an item selects."""
+        """Return the columns that an item selects: several, if it is a star."""
         if not isinstance(item, StarItem):
             sql = self._local(item.sql, parse_aggregate)
             name = item_name(item)
@@ -274,7 +266,7 @@ class _Binder:
         return tuple(outputs)
 
     def _groups(self, items: Sequence[Named]) -> tuple[str, ...]:
-        """Return what the SELECT groups by; empty if it does not group."""
+        """Return the expressions of GROUP BY or DISTINCT; empty without either."""
         branch, what = self._branch, self._what
         trees = [parse_aggregate(sql, what) for _, sql in items]
         aggregates = [tree for tree in trees if has_aggregate(tree)]
@@ -288,14 +280,14 @@ class _Binder:
                 "add GROUP BY and the columns to join on"
             )
         if branch.is_distinct or branch.is_grouped_by_all:
-            found = [
+            groups = [
                 sql
                 for (_, sql), tree in zip(items, trees, strict=True)
                 if not has_aggregate(tree) and tree.find(exp.Column)
             ]
-            if not found:
+            if not groups:
                 raise QueryError(f"{what}: there is no column to group by")
-            return tuple(dict.fromkeys(found))
+            return tuple(dict.fromkeys(groups))
         return tuple(dict.fromkeys(self._group(text, items) for text in branch.groups))
 
     def _group(self, text: str, items: Sequence[Named]) -> str:
@@ -326,26 +318,20 @@ class _Binder:
             is_inside = column.find_ancestor(exp.AggFunc, exp.Filter) is not None
             if column.table or named is None or is_inside:
                 continue
-            own = spell(column.name, tuple(self._schema))
-            if own is not None and quote_name(own) == named:
+            spelled = spell(column.name, tuple(self._schema))
+            if spelled is not None and quote_name(spelled) == named:
                 continue
-            if own is not None and quote_name(own) in groups:
+            if spelled is not None and quote_name(spelled) in groups:
                 raise QueryError(
                     f"{what}: {column.name!r} is a column and the name of "
                     f"{shorten(named)}: give that another AS name"
                 )
             column.replace(exp.Paren(this=parse_aggregate(named, what)))
-        return self._local(render(holder.this), _having_condition)
+        return self._local(render(holder.this), parse_having)
 
     def _by_alias(self, name: str, items: Sequence[Named]) -> str | None:
         """Return the expression of the item of this name."""
-        found = (sql for own, sql in items if own and own.lower() == name.lower())
-        return next(found, None)
-
-
-def _condition(text: str, what: str) -> exp.Expr:
-    return as_filter(parse_expression(text, what))
-
-
-def _having_condition(text: str, what: str) -> exp.Expr:
-    return as_filter(parse_aggregate(text, what))
+        lower = name.lower()
+        return next(
+            (sql for alias, sql in items if (alias or "").lower() == lower), None
+        )

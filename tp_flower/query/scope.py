@@ -1,4 +1,9 @@
-"""Which table a column belongs to, as DuckDB would decide it."""
+"""Resolve columns to tables, as DuckDB would; expand ``*`` and ``t.*``.
+
+sqlglot's own ``qualify`` does not fit: it turns a column of USING into a COALESCE over
+two tables, expands aliases of the SELECT list, folds the case of names, and says the
+same of an ambiguous column as of an unknown one.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,15 +51,18 @@ class Scope:
     def table_of(self, column: exp.Column, what: str) -> str:
         """Return the alias of the table that ``column`` belongs to.
 
-        Args:
-            column: A column, with or without its table.
-            what: What it is part of, for messages.
-
         Raises:
             QueryError: The table or column is unknown, or the column ambiguous.
         """
         if column.table:
-            return self._qualified(column, what)
+            alias = self.alias_of(column.table, what)
+            names = self.columns[alias]
+            if spell(column.name, names) is None:
+                raise QueryError(
+                    f"{what}: table {alias!r} has no column {column.name!r}"
+                    f"{closest(column.name, names)}; columns: {', '.join(names)}"
+                )
+            return alias
         if column.name.lower() in self.merged:
             return self.merged[column.name.lower()]
         owners = [a for a, names in self.columns.items() if spell(column.name, names)]
@@ -92,16 +100,6 @@ class Scope:
             )
         return alias
 
-    def _qualified(self, column: exp.Column, what: str) -> str:
-        alias = self.alias_of(column.table, what)
-        names = self.columns[alias]
-        if spell(column.name, names) is None:
-            raise QueryError(
-                f"{what}: table {alias!r} has no column {column.name!r}"
-                f"{closest(column.name, names)}; columns: {', '.join(names)}"
-            )
-        return alias
-
     def _unknown(self, name: str) -> str:
         """Return the message for a column that no table has."""
         if name.lower() in (alias.lower() for alias in self.aliases):
@@ -123,17 +121,11 @@ def expand_stars(
     *,
     needs_label: bool = True,
 ) -> tuple[SelectItem, ...]:
-    """Return the SELECT list without stars; one item is the label, if there is any.
+    """Return the SELECT list without stars.
 
     A star stands for the columns of its tables except those that a join key, the label
     or the weight is made of, and those it EXCLUDEs. A column called ``label`` that a
     star brings is the label, if no other item is; one called ``weight`` is a feature.
-
-    Args:
-        items: The SELECT list.
-        scope: The tables and their columns.
-        keys: Every join key.
-        needs_label: Whether there must be a label.
 
     Raises:
         QueryError: There is no label, or more than one; a star names an unknown table
@@ -144,7 +136,7 @@ def expand_stars(
         raise QueryError(
             "the query has no label: write the value to predict as `... AS label`"
         )
-    weights = [i for i in items if isinstance(i, SelectItem) and is_weight(i)]
+    weights = [item for item in items if is_weight(item)]
     hidden = _columns_of([*labels, *weights], keys, scope)
     expanded = chain.from_iterable(
         _expand(item, scope, hidden) if isinstance(item, StarItem) else [item]
@@ -168,24 +160,24 @@ def excluded_columns(star: StarItem, scope: Scope) -> Mapping[str, Collection[st
         tables = _starred(star, scope)
         if column.table:
             tables = [a for a in tables if a.lower() == column.table.lower()]
-        found = {a: spell(column.name, scope.columns[a]) for a in tables}
-        if not any(found.values()):
-            known = list(chain.from_iterable(scope.columns[a] for a in tables))
+        spelled = {a: spell(column.name, scope.columns[a]) for a in tables}
+        if not any(spelled.values()):
+            starred = list(chain.from_iterable(scope.columns[a] for a in tables))
             raise QueryError(
                 f"EXCLUDE ({sql}): the star has no such column"
-                f"{closest(column.name, known)}"
+                f"{closest(column.name, starred)}"
             )
-        for alias, name in found.items():
+        for alias, name in spelled.items():
             excluded[alias] |= {name} if name else set()
     return excluded
 
 
 def _labels(items: Sequence[Item], scope: Scope) -> tuple[SelectItem, ...]:
     """Return the label, one or none: the item of that name, or a column of a star."""
-    labels = [i for i in items if isinstance(i, SelectItem) and is_label(i)]
+    labels = [item for item in items if is_label(item)]
     if labels:
         return (labels[0],)
-    found = [
+    starred = [
         (alias, name)
         for star in items
         if isinstance(star, StarItem)
@@ -193,27 +185,27 @@ def _labels(items: Sequence[Item], scope: Scope) -> tuple[SelectItem, ...]:
         if (name := spell(LABEL, scope.columns[alias]))
         and name not in excluded_columns(star, scope)[alias]
     ]
-    if len(found) > 1:
-        shown = ", ".join(f"{alias}.{name}" for alias, name in found)
-        raise QueryError(f"the query has {len(found)} labels, expected one: {shown}")
-    return tuple(_item(alias, name) for alias, name in found)
+    if len(starred) > 1:
+        listed = ", ".join(f"{alias}.{name}" for alias, name in starred)
+        raise QueryError(f"the query has {len(starred)} labels, expected one: {listed}")
+    return tuple(_item(alias, name) for alias, name in starred)
 
 
 def _columns_of(
     items: Sequence[SelectItem], keys: Collection[Local], scope: Scope
 ) -> Mapping[str, Collection[str]]:
     """Return the columns that label, weight and keys are made of, by table."""
-    found = {alias: set[str]() for alias in scope.columns}
+    used = {alias: set[str]() for alias in scope.columns}
     for key in keys:
         tree = parse_expression(key.sql, "join key")
-        found[key.table] |= {column.name for column in tree.find_all(exp.Column)}
+        used[key.table] |= {column.name for column in tree.find_all(exp.Column)}
     for item in items:
         what = f"the {WEIGHT if is_weight(item) else LABEL} {item.sql}"
         for column in parse_expression(item.sql, what).find_all(exp.Column):
             alias = scope.table_of(column, what)
             name = spell(column.name, scope.columns[alias])
-            found[alias] |= {name} if name else set()
-    return found
+            used[alias] |= {name} if name else set()
+    return used
 
 
 def _starred(star: StarItem, scope: Scope) -> list[str]:

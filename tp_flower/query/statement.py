@@ -8,6 +8,7 @@ a sub-query over one table, or a ``UNION ALL`` of such.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeGuard
 
 from sqlglot import exp
 
@@ -54,7 +55,7 @@ class Branch:
     """One SELECT over one table: a sub-query, or a part of its UNION ALL.
 
     Attributes:
-        table: What it reads.
+        table: Its one table.
         items: Its SELECT list, which may hold aggregates.
         where: The conditions that WHERE joins by AND.
         groups: GROUP BY as written: expressions, aliases, ordinals.
@@ -95,7 +96,7 @@ Table = TableRef | DerivedTable
 
 @dataclass(frozen=True)
 class JoinClause:
-    """How a table is attached: ON conditions, USING columns, or (neither) a comma."""
+    """The join of a table: ON conditions, USING columns, or (neither) a comma."""
 
     alias: str
     on: tuple[str, ...] = ()
@@ -123,13 +124,13 @@ class Statement:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the tables that sites must host, each once."""
-        found = (
-            [table.name]
+        tables = chain.from_iterable(
+            (table,)
             if isinstance(table, TableRef)
-            else [branch.table.name for branch in table.branches]
+            else (branch.table for branch in table.branches)
             for table in self.tables
         )
-        return tuple(dict.fromkeys(chain.from_iterable(found)))
+        return tuple(dict.fromkeys(table.name for table in tables))
 
     def to_sql(self) -> str:
         """Return the canonical SQL; parsing and rendering it changes nothing."""
@@ -152,13 +153,13 @@ def item_name(item: SelectItem) -> str | None:
     return tree.name if isinstance(tree, exp.Column) else None
 
 
-def is_label(item: Item) -> bool:
+def is_label(item: Item) -> TypeGuard[SelectItem]:
     """Return whether an item is the label by its name."""
     return isinstance(item, SelectItem) and (item_name(item) or "").lower() == LABEL
 
 
-def is_weight(item: Item) -> bool:
-    """Return whether an item is what joined rows weigh: only by ``AS weight``.
+def is_weight(item: Item) -> TypeGuard[SelectItem]:
+    """Return whether an item is the weight of joined rows: only by ``AS weight``.
 
     A column that is called so is a feature: many tables have one.
 
