@@ -125,5 +125,5 @@ def test_malformed_json_is_refused(change, message):
 
 @pytest.mark.parametrize("data", [None, [], "x", {}])
 def test_json_that_is_no_fragment_is_refused(data):
-    with pytest.raises(QueryError, match="malformed fragment: (Expected|Object)"):
+    with pytest.raises(QueryError, match=r"malformed fragment: (Expected|Object)"):
         Fragment.from_json(data)

@@ -226,7 +226,7 @@ def test_malformed_json_is_refused(data, message):
 
 @pytest.mark.parametrize("data", [[], "SELECT 1", {}, 1])
 def test_json_that_is_no_subquery_is_refused(data):
-    with pytest.raises(QueryError, match="malformed fragment: (Expected|Object)"):
+    with pytest.raises(QueryError, match=r"malformed fragment: (Expected|Object)"):
         Fragment.from_json({**FRAGMENT.to_json(), "subquery": data})
 
 
