@@ -450,7 +450,7 @@ ASKED = {
     ),
     "classes that are texts": (
         *(Action.MEASURE, SHOP, header("parts", 0, "label", "classes", value=["x"])),
-        "'classes' is not of the form that it has in a run",
+        "'classes' lacks classes of the label",
     ),
     "the label of another table": (
         *(Action.MEASURE, US, header("parts", 0, "label", value={"classes": None})),

@@ -3,9 +3,14 @@
 import numpy as np
 import pytest
 
-from strategies.setup.labels import MAX_CLASSES, Labels, choose_loss, read_labels
+from strategies.setup.labels import Labels, choose_loss, read_labels
 from tp_flower.errors import QueryError
-from tp_flower.learning.losses import LogisticLoss, SoftmaxLoss, SquaredLoss
+from tp_flower.learning.losses import (
+    MAX_CLASSES,
+    LogisticLoss,
+    SoftmaxLoss,
+    SquaredLoss,
+)
 from tp_flower.settings import Settings
 
 NAN = float("nan")

@@ -105,7 +105,6 @@ def _clusters(part: Part, request: RowsRequest) -> SampledRows:
     return SampledRows(centres=centres, nearest=labels.astype(np.uint32))
 
 
-MOST_CLASSES: Final = 1000
 LARGEST_PENALTY: Final = 1e100
 TOLERANCE: Final = 1e-3
 """By which rounding may take a row's share of its own direction beyond all of it."""
@@ -334,26 +333,10 @@ def _label(
         if label.kind == "text":
             raise SiteError("malformed request: the label is text, and needs classes")
         return values, 0
-    is_text = label.kind == "text"
-    classes = parse(
-        order["classes"], "classes", lambda own: _classes(own, is_text=is_text)
-    )
-    places = {name: place for place, name in enumerate(classes)}
-    known, codes = np.unique(values, return_inverse=True)
-    names: list[Any] = known.tolist()
-    if is_text:
-        names = [label.categories[int(value)] for value in names]
-    if not places.keys() >= set(names):
+    numbers = parse(order["classes"], "classes", label.positions_in)[rows]
+    if np.isnan(numbers).any():
         raise SiteError("malformed request: 'classes' lacks classes of the label")
-    found = np.array([places[name] for name in names], np.float64)
-    return found[codes], len(classes)
-
-
-def _classes(own: Any, *, is_text: bool) -> list[Any]:
-    kinds = (str,) if is_text else (int, float)
-    if len(own) > MOST_CLASSES or not all(type(name) in kinds for name in own):
-        raise ValueError(own)
-    return list(own)
+    return numbers, len(order["classes"])
 
 
 MASKS: Final = "coreset masks"

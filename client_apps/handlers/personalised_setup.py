@@ -1,11 +1,12 @@
-"""What a site does to prepare a model of its own: encode, keep its labels, reply.
+"""How a site prepares a model of its own: encode, keep its labels, sum up for a graph.
 
-The reply is sums of labels (how many of each class), a bound of the objective's
-curvature, and how many rows there are. Rows and labels stay.
+The replies are sums of labels (how many of each class), a bound of the objective's
+curvature, how many rows there are, and a summary of the site where a graph needs one.
+Rows and labels stay.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -14,26 +15,27 @@ from client_apps.data.device import forget
 from client_apps.data.features import rows_of
 from client_apps.data.run_store import Entry
 from client_apps.handlers.personalised import (
-    LABELS_KEPT,
-    PersonalPart,
-    loss_of,
-    personal_parts,
+    LOCAL_LABELS,
+    PersonalisedModel,
+    personalised_models,
 )
-from client_apps.operator.participant import State, make_model
+from client_apps.operator.participant import State, fixed_entry, make_model
+from client_apps.operator.shard import ShardData
 from client_apps.privacy.guard import Guard
 from client_apps.privacy.ledger_entries import Shard
 from client_apps.rounds.site import Site
-from tp_flower.arrays import AnyArray, FloatArray
+from tp_flower.arrays import FloatArray
 from tp_flower.errors import QueryError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.features.encoder import TableEncoder
-from tp_flower.learning.losses import Loss
+from tp_flower.learning.losses import LARGEST_LABEL, MAX_CLASSES, Loss, loss_of
 from tp_flower.learning.models.devices import on_host
 from tp_flower.learning.models.local_model import LinearModel, LocalModel, ModelSpec
 from tp_flower.learning.solvers import descend
 from tp_flower.methods import BY_DATA, BY_FEATURES, BY_MODELS, SUMMARIES
 from tp_flower.personalised.sites import (
     EMBEDDING_BOUND,
+    PAIRS,
     RandomFeatures,
     SiteObjective,
     mean_moments,
@@ -61,12 +63,9 @@ from tp_flower.randomness import Stream, generator
 from tp_flower.sources.policy import LABELS, MODELS, STATISTICS
 from tp_flower.sources.shards import ShardSource
 
-MOST_CLASSES: Final = 1000
-LARGEST_LABEL: Final = 1e18
 
-
-def kept_label_facts(source: ShardSource, label: LabelColumn, task: str) -> LabelFacts:
-    """Return what the server may know of labels that stay.
+def local_label_facts(source: ShardSource, label: LabelColumn, task: str) -> LabelFacts:
+    """Return the type of labels that stay, and their classes if they have any.
 
     Args:
         source: their shard.
@@ -89,47 +88,18 @@ def kept_label_facts(source: ShardSource, label: LabelColumn, task: str) -> Labe
         if np.abs(label.values).max(initial=0.0) > LARGEST_LABEL:
             raise QueryError(f"a label is beyond {LARGEST_LABEL:g}: divide it")
         return LabelFacts(label.kind)
-    found: list[Any] = np.unique(label.values).tolist()
+    classes: list[Any] = np.unique(label.values).tolist()
     if label.kind == "text":
-        found = list(label.categories)
+        classes = list(label.categories)
     if label.kind != "boolean":
         # the name of a class is the value of a label
         source.policy.check_release(LABELS, is_private=False)
-    if len(found) > MOST_CLASSES:
+    if len(classes) > MAX_CLASSES:
         raise QueryError(
-            f"the label has {len(found)} distinct values; classification takes at most "
-            f'{MOST_CLASSES}: set task = "regression", or group them in the query'
+            f"the label has {len(classes)} distinct values; classification takes at "
+            f'most {MAX_CLASSES}: set task = "regression", or group them in the query'
         )
-    return LabelFacts(label.kind, classes=found)
-
-
-def label_numbers(label: LabelColumn, classes: list[Any] | None) -> FloatArray:
-    """Return the labels as numbers (n,): their classes' positions, if there are any.
-
-    Args:
-        label: of the rows.
-        classes: of all sites, ascending: texts, or numbers; None in a regression.
-
-    Raises:
-        SiteError: a label is none of the classes.
-    """
-    if classes is None:
-        return label.values
-    own: FloatArray = label.values
-    if label.kind == "text":
-        places = {name: float(code) for code, name in enumerate(classes)}
-        known = [places.get(name, np.nan) for name in label.categories]
-        numbers = np.array([*known, np.nan])[label.codes]
-    else:
-        values = np.array([v for v in classes if type(v) in (int, float)], np.float64)
-        if len(values) != len(classes) or not len(values):
-            raise SiteError("malformed request: 'classes' must be a list of numbers")
-        numbers = np.searchsorted(values, own).astype(np.float64)
-        near = values[np.minimum(numbers, len(values) - 1).astype(np.intp)]
-        numbers = np.where(near == own, numbers, np.nan)
-    if np.isnan(numbers).any():
-        raise SiteError("malformed request: 'classes' lacks one of the site's")
-    return numbers
+    return LabelFacts(label.kind, classes=classes)
 
 
 def label_sums(labels: FloatArray, classes: int) -> list[float]:
@@ -171,42 +141,26 @@ _NOTES: Final[Mapping[str, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """A part whose features are encoded.
-
-    Attributes:
-        entry: what never changes in training.
-        model: untrained.
-        start: of the reply.
-    """
-
-    entry: Entry
-    model: LocalModel
-    start: PersonalisedPart
-
-
 def personalise(site: Site, request: PersonaliseRequest) -> PersonaliseReply:
     """Encode the features, keep the labels, make the model; reply with sums."""
-    summary = _summary_order(request)
-    ready = {
+    summary = _summary_plan(request)
+    prepared = {
         number: _prepare_part(site, number, body, request, summary)
         for number, body in site.each(request.parts)
     }
-    _set_aside(site, list(ready), summary)
-    parts: dict[int, PersonalisedPart] = {}
+    _set_aside(site, prepared, summary)
     states: dict[int, State] = {}
-    for number, part in site.each(ready):
-        site.save_part(number, part.entry)
+    for number, (entry, model, _) in site.each(prepared):
+        site.save_part(number, entry)
         site.round.forget(rows_of(number))
-        parts[number] = part.start
-        states[number] = (part.model, {})
+        states[number] = (model, {})
     site.start_state(states)
-    return PersonaliseReply(ledger=site.ledger.lines(site.store.run), parts=parts)
+    starts = {number: start for number, (_, _, start) in prepared.items()}
+    return PersonaliseReply(ledger=site.ledger.lines(site.store.run), parts=starts)
 
 
-def _summary_order(request: PersonaliseRequest) -> dict[str, Any]:
-    """Return what a request says of summaries: their kind, and the noise on them.
+def _summary_plan(request: PersonaliseRequest) -> dict[str, Any]:
+    """Return the kind of the summaries of a run, and the multiplier of their noise.
 
     Raises:
         SiteError: no noise is of the size that epsilon asks for.
@@ -222,31 +176,26 @@ def _summary_order(request: PersonaliseRequest) -> dict[str, Any]:
         ) from None
 
 
-def _set_aside(site: Site, numbers: Sequence[int], summary: Mapping[str, Any]) -> None:
+def _set_aside(site: Site, numbers: Iterable[int], summary: Mapping[str, Any]) -> None:
     """Reserve the noisy summaries, and note what nothing covers.
 
     Raises:
         SiteError: a budget does not suffice, or the ledger cannot be written.
     """
-    notes, kind = dict(_NOTES), str(summary["kind"])
-    if kind in _SUMMARIES and not summary["multiplier"]:
+    kind, multiplier = str(summary["kind"]), summary["multiplier"]
+    notes = dict(_NOTES)
+    if kind in _SUMMARIES and not multiplier:
         notes[SUMMARY] = f"not covered: {_SUMMARIES[kind]}"
     sources = {number: site.source(number) for number in numbers}
-    shards = [Shard.of(site, number, own) for number, own in sources.items()]
-    planned = [
-        Planned(
-            shard.release(
-                Action.SUMMARISE,
-                SUMMARY,
-                f"{_SUMMARIES[kind]}; not: the number of rows, and the encoder",
-                Gaussian(summary["multiplier"]),
-            ),
-            limit=1,
-        )
-        for shard in shards
-        if summary["multiplier"]
-    ]
-    site.reserve(planned, Guard(site).budgets(list(sources.values())))
+    shards = [Shard.of(site, number, source) for number, source in sources.items()]
+    if multiplier:
+        scope = f"{_SUMMARIES[kind]}; not: the number of rows, and the encoder"
+        noise = Gaussian(multiplier)
+        planned = [
+            Planned(shard.release(Action.SUMMARISE, SUMMARY, scope, noise), limit=1)
+            for shard in shards
+        ]
+        site.reserve(planned, Guard(site).budgets(list(sources.values())))
     noted = [
         shard.release(_ACTIONS.get(what, Action.PERSONAL), what, scope)
         for shard in shards
@@ -261,7 +210,8 @@ def _prepare_part(
     body: PersonalisePart,
     request: PersonaliseRequest,
     summary: Mapping[str, Any],
-) -> _Ready:
+) -> tuple[Entry, LocalModel, PersonalisedPart]:
+    """Return what never changes of a part in training, its model, and its reply."""
     guard, source, extracted = Guard(site), site.source(number), site.extracted(number)
     guard.check_plan(source, (MODELS, STATISTICS))
     trained = unpack_bits(body.trained, extracted.rows)
@@ -271,68 +221,71 @@ def _prepare_part(
     rows = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested)])
     count = int(np.count_nonzero(trained))
     guard.check_rows(source, count, f"the model of table {extracted.table!r}")
-    held = len(rows) - count
-    guard.check_rows(source, held, f"the metrics of table {extracted.table!r}")
+    held_out = len(rows) - count
+    guard.check_rows(source, held_out, f"the metrics of table {extracted.table!r}")
     table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
     encoder = table_encoder.at_site(site.hasher())
     spec = parse(body.model, "model", ModelSpec.from_json)
-    every, classes = _labels(site, number, request, spec)
-    labels = every[rows]
+    loss = parse(spec.outputs, "model", partial(loss_of, request.loss))
+    classes = [] if loss.name == "squared" else request.classes
+    labels = _labels(extracted.label, loss, classes)[rows]
     features = site.tables.encode(number, encoder, rows)
     model = make_model(spec, features.shape[1], body.device)
-    meta: dict[str, Any] = {
-        "table": extracted.table,
-        "joined_rows": max(count, 1),
-        "l2": body.l2,
-        "loss": request.loss,
-        "device": body.device,
-        "encoder": encoder.to_json(),
-        "model": spec.to_json(),
-        "update": str(Update.LOCAL),
-        "privacy": PartPlan().to_json(),
-        "summary": summary,
-    }
-    arrays: dict[str, AnyArray] = {
-        "features": features,
-        "multiplicity": np.ones(count, np.int32),
-        "tested": np.arange(len(rows)) >= count,
-        "batch-start": np.zeros(1, np.int64),
-        "batch-rows": np.zeros(0, np.int64),
-        LABELS_KEPT: labels,
-    }
-    entry = Entry(arrays, meta)
+    data = ShardData(
+        features=features,
+        multiplicity=np.ones(count, np.int64),
+        tested=np.arange(len(rows)) >= count,
+        joined_rows=max(count, 1),
+        l2=body.l2,
+    )
+    entry = fixed_entry(
+        data,
+        spec,
+        PartPlan(),
+        table=extracted.table,
+        encoder=encoder.to_json(),
+        device=body.device,
+        update=str(Update.LOCAL),
+        loss=request.loss,
+    )
     forget(site.store, number)
-    placed = site.place(number, entry)
-    loss = loss_of(request.loss, spec.outputs)
+    placed = site.place(number, entry)[:count]
     base = np.zeros(spec.outputs)
-    own = labels[:count]
-    objective = SiteObjective(model, placed[:count], own, loss, base, meta["l2"])
-    meta[CURVATURE] = objective.largest_curvature
+    objective = SiteObjective(model, placed, labels[:count], loss, base, body.l2)
+    curvature = objective.largest_curvature
     start = PersonalisedPart(
         features=features.shape[1],
         rows=count,
-        label_sums=label_sums(own, classes),
-        curvature=meta[CURVATURE],
+        label_sums=label_sums(labels[:count], len(classes)),
+        curvature=curvature,
         penalised=model.penalised.astype(np.uint8),
         parameters=model.parameters.astype(np.float32),
     )
-    return _Ready(entry, model, start)
+    arrays = {**entry.arrays, LOCAL_LABELS: labels}
+    meta = {**entry.meta, CURVATURE: curvature, "summary": summary}
+    return Entry(arrays, meta), model, start
 
 
 def _labels(
-    site: Site, number: int, request: PersonaliseRequest, spec: ModelSpec
-) -> tuple[FloatArray, int]:
-    """Return the labels of all rows as numbers, and how many classes there are."""
-    label = site.extracted(number).label
+    label: LabelColumn | None, loss: Loss, classes: list[str | float]
+) -> FloatArray:
+    """Return the labels of all rows as numbers (n,): positions of their classes.
+
+    Args:
+        label: of the part.
+        loss: of the model.
+        classes: of all sites, ascending: texts, or numbers; none in a regression.
+    """
     if label is None:
         raise SiteError("malformed request: the part has no label")
-    loss: Loss = loss_of(request.loss, spec.outputs)
-    if loss.name == "squared":
-        return label_numbers(label, None), 0
-    classes: list[Any] = list(request.classes)
+    if not classes:
+        return label.values
     if loss.outputs != (len(classes) if loss.name == "softmax" else 1):
         raise SiteError("malformed request: 'classes' are not those of the loss")
-    return label_numbers(label, classes), len(classes)
+    numbers = label.positions_in(classes)
+    if np.isnan(numbers).any():
+        raise SiteError("malformed request: 'classes' lacks one of the site's")
+    return numbers
 
 
 ALONE_TOLERANCE: Final = 1e-7
@@ -340,59 +293,47 @@ MOST_STEPS: Final = 3000
 LEAST_CURVATURE: Final = 1e-30
 MOST_TORCH_STEPS: Final = 300
 """An MLP's steps alone are about as many as its rounds with others."""
-PAIRS: Final = 128
-"""Of random features: a summary is twice as many numbers."""
 
 
 def summarise(site: Site, request: SummariseRequest) -> SummariseReply:
     """Reply with the metrics of the model of the site alone, and what a graph needs."""
     parts: dict[int, SiteSummary] = {}
-    for part in personal_parts(site, request.base):
-        kind = _kind(part) if request.summaries else ""
-        is_trained = request.alone or kind == BY_MODELS
-        alone = _alone(part) if is_trained else part.start
+    for model in personalised_models(site, request.base):
+        kind = str(model.summary["kind"]) if request.summaries else ""
+        if request.summaries and kind not in SUMMARIES:
+            raise SiteError("malformed request: no summary was planned in this run")
+        alone = model.start
+        if request.alone or kind == BY_MODELS:
+            alone = _trained_alone(model)
         summary = None
         if kind:
-            found = alone if kind == BY_MODELS else _summary(site, part, kind, request)
-            summary = found.astype(np.float32)
-        local = part.metrics(alone) if request.alone else None
-        parts[part.number] = SiteSummary(local=local, summary=summary)
+            numbers = alone if kind == BY_MODELS else _summary(site, model, request)
+            summary = numbers.astype(np.float32)
+        local = model.metrics(alone) if request.alone else None
+        parts[model.part.number] = SiteSummary(local=local, summary=summary)
     return SummariseReply(parts)
 
 
-def _kind(part: PersonalPart) -> str:
-    """Return what was planned to leave of a part.
-
-    Raises:
-        SiteError: nothing was.
-    """
-    kind = str(part.summary["kind"])
-    if kind not in SUMMARIES:
-        raise SiteError("malformed request: no summary was planned in this run")
-    return kind
-
-
-def _alone(part: PersonalPart) -> FloatArray:
+def _trained_alone(model: PersonalisedModel) -> FloatArray:
     """Return the minimiser of the site's own objective, (p,)."""
-    own = part.objective
-    is_linear = isinstance(own.model, LinearModel)
+    is_linear = isinstance(model.objective.model, LinearModel)
     return descend(
-        own.gradient,
-        part.start,
-        1.0 / max(part.curvature, LEAST_CURVATURE),
+        model.objective.gradient,
+        model.start,
+        1.0 / max(model.curvature, LEAST_CURVATURE),
         tolerance=ALONE_TOLERANCE,
         most_steps=MOST_STEPS if is_linear else MOST_TORCH_STEPS,
     )
 
 
 def _summary(
-    site: Site, part: PersonalPart, kind: str, request: SummariseRequest
+    site: Site, model: PersonalisedModel, request: SummariseRequest
 ) -> FloatArray:
     """Return the summary of a part's trained rows, with the noise that is planned."""
-    own, multiplier = part.objective, float(part.summary["multiplier"])
-    features = np.asarray(on_host(own.features))
-    if kind == BY_DATA:
-        labels = _label_columns(part, request.label_scale)
+    multiplier = float(model.summary["multiplier"])
+    features = np.asarray(on_host(model.objective.features))
+    if model.summary["kind"] == BY_DATA:
+        labels = _label_columns(model.objective, request.label_scale)
         rows = np.column_stack([features, labels])
         rng = generator(request.seed, Stream.SUMMARIES)
         mean = RandomFeatures.draw(rows.shape[1], PAIRS, rng).mean(rows)
@@ -403,18 +344,17 @@ def _summary(
         bound = moments_bound(clip) if multiplier else 0.0
     if not multiplier:
         return mean
-    site.uses.append((part.number, SUMMARY, 0))
-    return noisy_mean(mean, bound, len(own.labels), multiplier, site.noise)
+    site.uses.append((model.part.number, SUMMARY, 0))
+    return noisy_mean(mean, bound, len(features), multiplier, site.noise)
 
 
-def _label_columns(part: PersonalPart, scale: float) -> FloatArray:
+def _label_columns(objective: SiteObjective, scale: float) -> FloatArray:
     """Return the labels as columns like standardised features, (n, 1 or classes)."""
-    own = part.objective
-    labels = own.labels[:, None]
-    if own.loss.name == "squared":
-        labels = (labels - own.base[0]) / scale
-    elif own.loss.outputs == 1:
+    labels, loss = objective.labels[:, None], objective.loss
+    if loss.name == "squared":
+        labels = (labels - objective.base[0]) / scale
+    elif loss.outputs == 1:
         labels = 2.0 * labels - 1.0
     else:
-        labels = 2.0 * (labels == np.arange(own.loss.outputs)) - 1.0
+        labels = 2.0 * (labels == np.arange(loss.outputs)) - 1.0
     return np.asarray(labels, np.float64)

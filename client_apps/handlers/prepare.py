@@ -32,9 +32,11 @@ from client_apps.operator.participant import (
     Outgoing,
     Part,
     State,
+    fixed_entry,
     initial_vectors,
     make_model,
 )
+from client_apps.operator.shard import ShardData
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import Guard
 from client_apps.privacy.ledger_entries import (
@@ -178,24 +180,24 @@ def _prepare_part(
         sends=sends_of(outline, update),
         is_linear=spec.kind == "linear",
     )
-    arrays: dict[str, AnyArray] = {
-        "features": features,
-        "multiplicity": rows.multiplicity,
-        "tested": rows.tested,
-        "batch-start": batches.start,
-        "batch-rows": batches.rows,
-    }
-    meta = {
-        "table": site.extracted(number).table,
-        "joined_rows": body.joined_rows,
-        "l2": body.l2,
-        "device": body.device,
-        "encoder": encoder.to_json(),
-        "model": spec.to_json(),
-        "update": str(update),
-        "privacy": plan.to_json(),
-    }
-    whole = Entry(arrays, meta)
+    data = ShardData(
+        features=features,
+        multiplicity=rows.multiplicity,
+        tested=rows.tested,
+        joined_rows=body.joined_rows,
+        l2=body.l2,
+        batch_start=batches.start,
+        batch_rows=batches.rows,
+    )
+    whole = fixed_entry(
+        data,
+        spec,
+        plan,
+        table=site.extracted(number).table,
+        encoder=encoder.to_json(),
+        device=body.device,
+        update=str(update),
+    )
     forget(site.store, number)
     return _Prepared(whole, model, update, plan, columns, site.place(number, whole))
 

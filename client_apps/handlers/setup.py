@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from client_apps.handlers.inference import RowKey, leave_hashes
-from client_apps.handlers.personalised_setup import kept_label_facts
+from client_apps.handlers.personalised_setup import local_label_facts
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import Guard
 from client_apps.privacy.keys import key_fields, key_groups, key_source, take_secret
@@ -219,7 +219,7 @@ def _local_label(
     if label is None:
         raise SiteError(f"table {extracted.table}: its rows were kept without a label")
     _check_classes(source, label)
-    return kept_label_facts(source, label, task)
+    return local_label_facts(source, label, task)
 
 
 def _weight(extracted: ExtractedShard) -> AnyArray:

@@ -445,6 +445,31 @@ class FixedPart:
         )
 
 
+def fixed_entry(data: ShardData, spec: ModelSpec, plan: PartPlan, **meta: Any) -> Entry:
+    """Return the entry that :meth:`FixedPart.read` reads.
+
+    Args:
+        data: of the shard.
+        spec: of its model.
+        plan: of its releases.
+        meta: its ``table``, ``encoder``, ``device`` and ``update``.
+    """
+    arrays: dict[str, AnyArray] = {
+        "features": on_host(data.features),
+        "multiplicity": data.multiplicity,
+        "tested": data.tested,
+        "batch-start": data.batch_start,
+        "batch-rows": data.batch_rows,
+    }
+    models: dict[str, Any] = {
+        "joined_rows": data.joined_rows,
+        "l2": data.l2,
+        "model": spec.to_json(),
+        "privacy": plan.to_json(),
+    }
+    return Entry(arrays, {**meta, **models})
+
+
 def body_of(bodies: Mapping[int, AnyBody], part: Part) -> AnyBody:
     """Return a request's body of a part.
 

@@ -19,14 +19,14 @@ from strategies.run.replies import refuse
 from strategies.run.sites import Inventory
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import SplitRows, encoder_choices
-from strategies.setup.labels import MAX_CLASSES, plain_loss
+from strategies.setup.labels import plain_loss
 from strategies.setup.problem import PreparedRun, PreparedTable
 from strategies.training.prepare import common_shape, fit_encoders, model_seed
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import split_rows
-from tp_flower.learning.losses import Loss
+from tp_flower.learning.losses import MAX_CLASSES, Loss
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.methods import SUMMARIES
 from tp_flower.protocol import (

@@ -18,6 +18,8 @@ from tp_flower.learning.label_noise import (
     epsilon_of_noise,
 )
 from tp_flower.learning.losses import (
+    LARGEST_LABEL,
+    MAX_CLASSES,
     LogisticLoss,
     Loss,
     SoftmaxLoss,
@@ -25,11 +27,6 @@ from tp_flower.learning.losses import (
 )
 from tp_flower.methods import LAPLACE
 from tp_flower.settings import Settings
-
-MAX_CLASSES = 1000
-
-LARGEST_LABEL = 1e18
-"""Sites compute with float32, the server with squares of residuals."""
 
 
 @dataclass(frozen=True)

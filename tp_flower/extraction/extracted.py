@@ -18,7 +18,8 @@ Notation
     d   length of a feature's vectors
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -130,6 +131,19 @@ class LabelColumn:
     def codes(self) -> CodeArray:
         """int32 (n,), position in ``categories``, -1 where NULL."""
         return np.where(np.isnan(self.values), -1, self.values).astype(np.int32)
+
+    def positions_in(self, classes: Sequence[str | float]) -> FloatArray:
+        """Return each label's position among classes, (n,); NaN where it is none.
+
+        >>> LabelColumn("text", np.array([1.0, 0.0]), ("a", "b")).positions_in(["b"])
+        array([ 0., nan])
+        """
+        place_of = {name: place for place, name in enumerate(classes)}
+        if self.kind == "text":
+            places = [place_of.get(name, math.nan) for name in self.categories]
+            return np.array([*places, math.nan])[self.codes]
+        distinct, codes = np.unique(self.values, return_inverse=True)
+        return np.array([place_of.get(v, math.nan) for v in distinct.tolist()])[codes]
 
 
 class ExtractedShard:

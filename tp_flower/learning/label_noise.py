@@ -32,7 +32,14 @@ import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray, class_counts, effective_rows
 from tp_flower.errors import SettingsError
-from tp_flower.learning.losses import LogisticLoss, Loss, SoftmaxLoss, SquaredLoss
+from tp_flower.learning.losses import (
+    LARGEST_LABEL,
+    MAX_CLASSES,
+    LogisticLoss,
+    Loss,
+    SoftmaxLoss,
+    SquaredLoss,
+)
 from tp_flower.methods import LAPLACE, RANDOMISED_RESPONSE
 from tp_flower.randomness import NoiseSource
 
@@ -43,9 +50,6 @@ MIN_EPSILON: Final = 1e-3
 """Below it nothing is left of a label that any number of rows here could recover."""
 MAX_EPSILON: Final = 100.0
 """Above it no class is ever changed: e^-100 is no probability one would meet."""
-MAX_CLASSES: Final = 1000
-LARGEST_LIMIT: Final = 1e18
-"""Of a number's range: its noise shall have a square."""
 NOISE_VALUES: Final = 1 << 20
 """Numbers drawn at a time."""
 
@@ -187,7 +191,7 @@ class LabelPlan:
 
     def _check_limits(self) -> None:
         is_range = len(self.limits) == 2 and self.limits[0] < self.limits[1]
-        if not is_range or max(map(abs, self.limits)) > LARGEST_LIMIT:
+        if not is_range or max(map(abs, self.limits)) > LARGEST_LABEL:
             raise SettingsError(f"{list(self.limits)} is no range of a label")
         if self.classes:
             raise SettingsError("a label has classes or a range, not both")

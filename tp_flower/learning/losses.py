@@ -30,6 +30,10 @@ SMALL_STEP = 2e-4
 
 MAX_PROX_STEPS = 200
 
+MAX_CLASSES = 1000
+LARGEST_LABEL = 1e18
+"""Sites compute with float32, the server with squares of residuals."""
+
 
 @dataclass(frozen=True)
 class Loss(ABC):
@@ -356,6 +360,18 @@ LOSSES: dict[str, type[Loss]] = {
     "logistic": LogisticLoss,
     "softmax": SoftmaxLoss,
 }
+
+
+def loss_of(name: str, outputs: int) -> Loss:
+    """Return the loss of a name, of scores (N, outputs).
+
+    Raises:
+        ValueError: it is of another number of scores a row.
+    """
+    if (name == "softmax") != (outputs > 1):
+        least = "two scores a row or more" if name == "softmax" else "one score a row"
+        raise ValueError(f"loss {name!r} is of {least}, not of {outputs}")
+    return LOSSES[name](outputs)
 
 
 KMEANS = "kmeans"
