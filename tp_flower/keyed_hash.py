@@ -69,21 +69,21 @@ class KeyedHasher:
         # a table that is registered needs no copy; the secret is no part of any SQL
         with closing(_engine().cursor()) as cursor:
             cursor.register("texts", pa.table({"t": texts}))
-            found = cursor.execute(
+            halves = cursor.execute(
                 f"SELECT {_HALVES} FROM (SELECT sha256(CAST($outer AS BLOB) || unhex("
                 "sha256(CAST($inner AS BLOB) || encode(t)))) AS digest FROM texts)",
                 {"outer": self._pad(0x5C), "inner": self._pad(0x36)},
             ).fetchnumpy()
-        return np.column_stack([found[name] for name in names])
+        return np.column_stack([halves[name] for name in names])
 
     def _pad(self, byte: int) -> bytes:
-        """The key block of RFC 2104, xor-ed with ipad (0x36) or opad (0x5c)."""
+        """Return the key block of RFC 2104, xor-ed with ipad (0x36) or opad (0x5c)."""
         return bytes(b ^ byte for b in self.secret.ljust(_BLOCK_BYTES, b"\0"))
 
 
 @lru_cache(maxsize=1)
 def _engine() -> "duckdb.DuckDBPyConnection":
-    """An engine for hashing alone; each call takes a cursor of its own."""
+    """Return an engine for hashing alone; each call takes a cursor of its own."""
     # few messages hash, but all of them may import this module
     import duckdb
 

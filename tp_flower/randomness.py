@@ -16,9 +16,18 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from tp_flower.arrays import FloatArray
 
+Shape = int | tuple[int, ...]
+
+KEY_BYTES: Final = 32
+GRID_BITS: Final = 20
+"""Noisy values are multiples of the noise's deviation over about 2**GRID_BITS."""
+
+_NONCE: Final = bytes(16)
+_BITS: Final = 52  # and a half more fits into a floating-point number
+
 
 class Stream(IntEnum):
-    """What a stream is for; streams of different purposes are independent."""
+    """Purposes of streams; those of different purposes are independent."""
 
     SPLIT = 1
     BATCHES = 2
@@ -46,16 +55,6 @@ def seeded(words: npt.NDArray[np.uint64]) -> np.random.Generator:
     return np.random.default_rng(words)
 
 
-Shape = int | tuple[int, ...]
-
-KEY_BYTES: Final = 32
-GRID_BITS: Final = 20
-"""Noisy values are multiples of the noise's deviation over about 2**GRID_BITS."""
-
-_NONCE: Final = bytes(16)
-_BITS: Final = 52  # and a half more fits into a floating-point number
-
-
 class NoiseSource:
     """A stream of random numbers for one process.
 
@@ -70,10 +69,10 @@ class NoiseSource:
     @cached_property
     def _stream(self) -> CipherContext:
         # made when the first number is drawn: most messages need none
-        own = secrets.token_bytes(KEY_BYTES) if self._key is None else self._key
-        own = own() if callable(own) else own
+        key = secrets.token_bytes(KEY_BYTES) if self._key is None else self._key
+        key = key() if callable(key) else key
         # the key is used by this object alone, so that a fixed nonce is no repetition
-        return Cipher(ChaCha20(own, _NONCE), mode=None).encryptor()
+        return Cipher(ChaCha20(key, _NONCE), mode=None).encryptor()
 
     def uniform(self, shape: Shape) -> FloatArray:
         """Return numbers from the open interval (0, 1): odd multiples of 2**-53."""

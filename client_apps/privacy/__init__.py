@@ -1,1 +1,1 @@
-"""What stands between a request and a site's tables."""
+"""Policy guard, keys, noisy labels and ledger entries of a site."""

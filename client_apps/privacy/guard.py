@@ -1,8 +1,7 @@
-"""What stands between a request and a site's tables: their policies.
+"""Checks of requests against the policies of a site's tables.
 
-Every action asks the guard before it reads, and again before what it has computed
-leaves. The rules are ``tp_flower/sources/policy.py``'s; here is what of a request they
-apply to.
+Every action calls the guard before it reads, and again before its results leave. The
+rules themselves are in ``tp_flower/sources/policy.py``.
 """
 
 import hashlib
@@ -37,12 +36,7 @@ class Guard:
         self._site = site
 
     def schema(self, source: ShardSource) -> ShardSchema:
-        """Return what the server may know of a shard's columns.
-
-        Raises:
-            SourceError: the source cannot be read, or its policy names a column that
-                it does not have.
-        """
+        """Return the part of a shard's schema that the server may see."""
         schema = self._site.tables.describe(source)
         try:
             source.policy.check_names(schema.columns)
@@ -56,14 +50,7 @@ class Guard:
         )
 
     def check_fragment(self, source: ShardSource, fragment: Fragment) -> None:
-        """Refuse a fragment that reads what it may not, before anything is read.
-
-        Raises:
-            PolicyError: names the rule, the piece and the column; or weights may not
-                leave.
-            QueryError: a piece is not an expression of those that a site may run.
-            SourceError: as ``schema`` says.
-        """
+        """Refuse a fragment that reads what it may not, before anything is read."""
         if fragment.weight is not None:
             source.policy.check_release(WEIGHTS, is_private=False)
         if not source.policy.is_about_columns:
@@ -75,28 +62,16 @@ class Guard:
     def check_extracted(
         self, source: ShardSource, fragment: Fragment, rows: int
     ) -> None:
-        """Refuse to tell anything of a fragment that yields too few rows.
+        """Refuse a fragment that yields too few rows.
 
-        A shard without any row is nobody's; a condition that nobody meets tells as much
-        as one that one row meets.
-
-        Raises:
-            PolicyError: it yields fewer than the policy's ``min-rows``.
+        A shard without rows may pass, but not a condition that no row meets: it tells
+        as much as one that one row meets.
         """
         if rows or fragment.filters or fragment.subquery is not None:
             source.policy.check_rows(rows, f"the answer of table {fragment.table!r}")
 
     def check_rows(self, source: ShardSource, rows: int, what: str) -> None:
-        """Refuse to compute something of too few rows, which the server has chosen.
-
-        Args:
-            source: the shard.
-            rows: how many; of none nothing is computed.
-            what: that is computed, for the message.
-
-        Raises:
-            PolicyError: there are fewer than the policy's ``min-rows``.
-        """
+        """Refuse to compute ``what`` of too few rows, which the server has chosen."""
         if rows:
             source.policy.check_rows(rows, what)
 
@@ -107,12 +82,8 @@ class Guard:
 
         Args:
             source: the shard.
-            choice: the encoders that the server asks for.
+            choice: the requested encoders.
             kinds: of value, by feature; "" of a column without a type.
-
-        Raises:
-            PolicyError: names the feature and which encoders need no statistics.
-            SchemaError: an encoder does not fit its feature.
         """
         for name, kind in kinds.items():
             if not choice.is_declared(name, kind):
@@ -132,9 +103,6 @@ class Guard:
             privacy: mechanisms of the run; None where nothing is covered.
             kinds: what will leave of this shard: "labels", "models" (gradients, Gram,
                 moments, parameters, curvatures), "scores", "statistics", "rows".
-
-        Raises:
-            PolicyError: something may not leave, or not without noise.
         """
         covered = privacy and {
             MODELS: privacy.covers_features,
@@ -145,11 +113,11 @@ class Guard:
             source.policy.check_release(kind, is_private=is_private)
 
     def source_id(self, source: ShardSource) -> str:
-        """Return what the ledger and kept labels call a shard's rows.
+        """Return the identifier of a shard's rows in the ledger and of noisy labels.
 
-        It is the place that the rows are at, whatever they are called and however they
-        are read there; of rows that move, the policy's ``budget-name``. Data frames are
-        others in every grid.
+        It is a hash of their place, whatever their name there and the way they are
+        read; of rows that move, of the policy's ``budget-name``. Data frames have a new
+        one in every grid.
         """
         place: list[object]
         if source.policy.budget_name:
@@ -174,9 +142,9 @@ class Guard:
             policy, name = source.policy, self.source_id(source)
             if policy.epsilon is None or name not in wanted:
                 continue
-            own = Budget(policy.epsilon, policy.delta)
-            other = budgets.get(name, own)
+            budget = Budget(policy.epsilon, policy.delta)
+            other = budgets.get(name, budget)
             budgets[name] = Budget(
-                min(own.epsilon, other.epsilon), min(own.delta, other.delta)
+                min(budget.epsilon, other.epsilon), min(budget.delta, other.delta)
             )
         return budgets

@@ -1,4 +1,4 @@
-"""A site's part in how the sites of a run come to share a key for their hashes.
+"""A site's way to the key of a run's hashes, which the sites share.
 
 By the site's node config: ``secret-file`` names a file with the secret, which is then
 sealed to nobody; ``allowed-keys`` names a file with the long-term public keys of the
@@ -34,16 +34,12 @@ from tp_flower.protocol import ExtractRequest, SealReply, SealRequest, required
 _KEYS, _PRIVATE = "keys", "private"
 _PUBLIC: Final = "public"
 _SEALED: Final = "sealed"
-_SHOWN: Final = 16
+_DIGITS: Final = 16
 """Digits of a public key by which a message names it."""
 
 
 def key_source(site: Site) -> KeySource:
-    """Return where this site takes the run's key from, by its node config.
-
-    Raises:
-        SettingsError: the node config names two of them.
-    """
+    """Return the origin of the run's key at this site, by its node config."""
     is_file, is_pinned = bool(_path(site, SECRET_FILE)), bool(_path(site, ALLOWED_KEYS))
     if is_file and is_pinned:
         raise SettingsError(
@@ -56,16 +52,12 @@ def key_source(site: Site) -> KeySource:
 
 
 def key_fields(site: Site) -> dict[str, Any]:
-    """Return what ``describe`` says of the site's keys, and check the key files.
-
-    Raises:
-        SettingsError: a key file cannot be used.
-    """
-    source, own = key_source(site), _public_keys(site)
-    fields = {"keys": str(source), "public_key": own.run.hex()}
+    """Return the fields of ``describe`` about keys, and check the key files."""
+    source, public = key_source(site), _public_keys(site)
+    fields = {"keys": str(source), "public_key": public.run.hex()}
     if source is KeySource.PINNED:
         _allowed(site)
-        fields["site_key"] = own.site.hex()
+        fields["site_key"] = public.site.hex()
     if source is KeySource.FILE:
         secret = read_secret(_path(site, SECRET_FILE))
         fields["secret_digest"] = secret_digest(secret, site.run_number)
@@ -76,10 +68,6 @@ def seal(site: Site, request: SealRequest) -> SealReply:
     """As the leader: make the run's secret and seal it to the sites, itself too.
 
     The same request again gets what was sealed, even if the site's key is gone.
-
-    Raises:
-        SiteError: a site's key is not one that this site was told to trust, or the
-            secret is in a file.
     """
     if _sealed_for(site) == site.round.digest:
         return SealReply(site.store.load(_SEALED).meta[_SEALED])
@@ -103,8 +91,7 @@ def seal(site: Site, request: SealRequest) -> SealReply:
         node: keys.seal(secret, recipient, site.run_number).hex()
         for node, recipient in recipients.items()
     }
-    kept = Entry({}, {REQUEST: site.round.digest, _SEALED: sealed})
-    site.store.save(_SEALED, kept)
+    site.store.save(_SEALED, Entry({}, {REQUEST: site.round.digest, _SEALED: sealed}))
     return SealReply(sealed)
 
 
@@ -119,12 +106,6 @@ def take_secret(site: Site, request: ExtractRequest) -> None:
     """Keep the key of the run's hashes, from the site's file or what a request brings.
 
     Once in a run, for one request: that again finds the key that is kept.
-
-    Raises:
-        SiteError: another request has brought it; the secret cannot be opened, is no
-            secret and the site's data are real, or was sealed by a site that this one
-            does not trust; the server wants the key from elsewhere, or the run is not
-            the one that this site is in.
     """
     # nobody opens the secret a second time: another request for rows would get hashes
     # that can be compared with those of the first
@@ -152,15 +133,7 @@ def take_secret(site: Site, request: ExtractRequest) -> None:
 
 
 def key_groups(names: list[str], keys: int) -> list[str]:
-    """Return the groups that a request names for a fragment's join keys.
-
-    Args:
-        names: of the groups.
-        keys: how many join keys the fragment has.
-
-    Raises:
-        SiteError: it does not name a group for every key.
-    """
+    """Return the groups that a request names, one for each of ``keys`` join keys."""
     if len(names) != keys:
         raise SiteError(
             f"malformed request: 'key-groups' must name a group for each of the {keys} "
@@ -188,29 +161,20 @@ def _open(site: Site, request: ExtractRequest, keys: SiteKeys) -> GroupSecret:
 
 
 def _public_keys(site: Site) -> PublicKeys:
-    """Return the site's public keys, which stay when the private one is thrown away.
-
-    Raises:
-        SettingsError: keys are to be pinned and the site cannot keep one of its own.
-    """
+    """Return the site's public keys, which stay when the private one is thrown away."""
     if not site.store.has(_PUBLIC):
         return _site_keys(site).public
     run = site.store.load(_PUBLIC).arrays[_PUBLIC].tobytes()
-    own = _long_term(site)
-    return PublicKeys(run, own.public if own else b"")
+    long_term = _long_term(site)
+    return PublicKeys(run, long_term.public if long_term else b"")
 
 
 def _site_keys(site: Site) -> SiteKeys:
-    """Return the site's keys; those of the run are made when they are asked for first.
-
-    Raises:
-        SettingsError: keys are to be pinned and the site cannot keep one of its own.
-        SiteError: the run's private key was used, and is gone.
-    """
-    is_known = site.store.has(_PUBLIC)
+    """Return the site's keys; those of the run are made at the first call."""
+    was_made = site.store.has(_PUBLIC)
     if site.store.has(_KEYS):
         run = KeyPair(site.store.load(_KEYS).arrays[_PRIVATE].tobytes())
-    elif is_known:
+    elif was_made:
         raise SiteError(
             "the site's key of this run is gone: it is used once; start the run again"
         )
@@ -218,7 +182,7 @@ def _site_keys(site: Site) -> SiteKeys:
         run = KeyPair()
         private = np.frombuffer(run.private, np.uint8)
         site.store.save(_KEYS, Entry({_PRIVATE: private}, {}))
-    if not is_known:
+    if not was_made:
         public = np.frombuffer(run.public, np.uint8)
         site.store.save(_PUBLIC, Entry({_PUBLIC: public}, {}))
     return SiteKeys(run, _long_term(site))
@@ -245,20 +209,20 @@ def _allowed(site: Site) -> set[bytes]:
     return set(read_allowed_keys(_path(site, ALLOWED_KEYS)))
 
 
-def _check_source(source: KeySource, asked: str) -> None:
+def _check_source(source: KeySource, requested: str) -> None:
     """Refuse a run that takes its key from elsewhere than this site does."""
-    if asked != source:
+    if requested != source:
         raise SiteError(
             f"this site takes the key of a run's hashes from {source.value!r}, and the "
-            f"server asks for {asked!r}: all sites of a run must have a {SECRET_FILE}, "
-            f"or all {ALLOWED_KEYS}, or none of them either"
+            f"server asks for {requested!r}: all sites of a run must have a "
+            f"{SECRET_FILE}, or all {ALLOWED_KEYS}, or none of them either"
         )
 
 
 def _check_pin(key: bytes, trusted: set[bytes], whose: str) -> None:
     if key not in trusted:
         raise SiteError(
-            f"the site key {whose}, {key.hex()[:_SHOWN]}..., is not in this site's "
+            f"the site key {whose}, {key.hex()[:_DIGITS]}..., is not in this site's "
             f"{ALLOWED_KEYS}: either a site is missing there, or the server has put a "
             "key of its own in place of a site's; ask the site's owner for the key, "
             "not the server"

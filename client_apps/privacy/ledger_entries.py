@@ -1,4 +1,4 @@
-"""What a part's releases are called in the site's ledger, and what they cost."""
+"""The entries of a site's ledger: releases, their cost and the scope of a guarantee."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -40,18 +40,18 @@ _ROUNDS: Final = {
     SGD: (Action.SGD, Action.PREPARE),
     CORESET: (Action.ROWS, Action.CONSENSUS, Action.PREPARE),
 }
-"""By family, the messages that what a run plans to release leaves with."""
+"""By family, the messages that carry the releases of a plan."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Whose rows they are.
+    """A shard as the ledger names it.
 
     Attributes:
-        number: of the part that the shard is in the run.
-        table: its table's name.
+        number: of its part in the run.
+        table: name of its table.
         site: the organisation that holds it.
-        source: what its budget is kept for.
+        source: identifier of its rows, whose budget it is.
         is_grouped: whether its rows in the run are groups of a sub-query.
     """
 
@@ -63,7 +63,7 @@ class Shard:
 
     @classmethod
     def of(cls, site: Site, number: int, source: ShardSource) -> Self:
-        """Return what a part of the run is called in the ledger."""
+        """Return the shard of a part of the run."""
         name = Guard(site).source_id(source)
         is_grouped = bool(site.extracted(number).meta["groups"])
         return cls(number, source.table, source.site, name, is_grouped)
@@ -78,8 +78,8 @@ class Shard:
         """Return a release of the shard's rows."""
         if self.is_grouped and mechanism is not None:
             counted = _of_base_row(mechanism)
-            words = OF_GROUPS if counted == mechanism else OF_BASE_ROWS
-            mechanism, scope = counted, f"{scope}; {words}" if scope else words
+            unit = OF_GROUPS if counted == mechanism else OF_BASE_ROWS
+            mechanism, scope = counted, f"{scope}; {unit}" if scope else unit
         return Release(
             table=self.table,
             source=self.source,
@@ -97,12 +97,12 @@ class Shard:
 
 @dataclass(frozen=True)
 class Run:
-    """A run, as the ledger sees it.
+    """A run as the ledger names it.
 
     Attributes:
         name: of the run at this site.
         family: of the run's method, ``"admm"``, ``"sgd"`` or ``"coreset"``.
-        settings: what it protects.
+        settings: its terms of privacy.
         fitted: numbers of the parts whose statistics have left for encoders.
     """
 
@@ -113,7 +113,7 @@ class Run:
 
 
 def _of_base_row(mechanism: Mechanism) -> Mechanism:
-    """Return what releases of groups cost a row of the table that is grouped.
+    """Return the cost for a row of the grouped table of a release of groups.
 
     It changes the values of its group: what the group adds to a sum moves by at most
     twice its norm. (Of sub-sampled sums no such step is known; the group stays the
@@ -147,22 +147,22 @@ def _release(run: Run, shard: Shard, plan: PartPlan, use: Use) -> Release:
 
 
 def _action_of(what: str, family: str) -> Action:
-    """Return the message that a kind of release leaves with, as it is declared."""
+    """Return the message that declares a kind of release."""
     return next(
         action
         for action in _ROUNDS[family]
-        if any(what in told.kinds for told in EXCHANGES[action].reply.discloses)
+        if any(what in each.kinds for each in EXCHANGES[action].reply.discloses)
     )
 
 
 def extracted(
     shard: Shard, keys: str, *, has_keys: bool, has_weight: bool
 ) -> list[Release]:
-    """Return what of a shard leaves with its keys, and is not covered.
+    """Return the releases that go with a shard's rows and are not covered.
 
     Args:
         shard: that the fragment ran on.
-        keys: what the key of the hashes is worth, in plain words.
+        keys: the guarantee of the key of the hashes, in plain words.
         has_keys: whether the fragment has join keys or groups.
         has_weight: whether it has the weight of joined rows.
     """
@@ -170,43 +170,38 @@ def extracted(
         "not covered: how many rows there are and how many the filters leave, which "
         "columns have no value, and the order of the rows, by which all of them go"
     )
-    found = [shard.release(Action.EXTRACT, COUNTS, counts)]
+    releases = [shard.release(Action.EXTRACT, COUNTS, counts)]
     if has_keys:
         scope = (
             "keyed hashes, no differential privacy: which rows have the same key, here "
             f"and in other tables, and how often; {keys}"
         )
-        found.append(shard.release(Action.EXTRACT, KEYS, scope))
+        releases.append(shard.release(Action.EXTRACT, KEYS, scope))
     if has_weight:
         scope = "not covered: the weight of each row leaves as it is"
-        found.append(shard.release(Action.EXTRACT, WEIGHTS, scope))
-    return found
+        releases.append(shard.release(Action.EXTRACT, WEIGHTS, scope))
+    return releases
 
 
 def measured(shard: Shard, *, is_shard: bool) -> Release:
-    """Return what the sensitivities of a shard's rows sum to, as it leaves.
-
-    Args:
-        shard: that was measured.
-        is_shard: whether its table has others.
-    """
-    what = (
+    """Return the sums over a shard's rows; ``is_shard``: its table has other shards."""
+    sums = (
         "second moments of the shard's columns, the label's too, or the cost of its "
         "clusters"
         if is_shard
         else "what the sensitivities of the table's rows sum to"
     )
-    return shard.release(Action.MEASURE, SENSITIVITIES, f"not covered: {what}")
+    return shard.release(Action.MEASURE, SENSITIVITIES, f"not covered: {sums}")
 
 
 def drawn(shard: Shard) -> Release:
-    """Return the numbers of the rows that a site has drawn, as they leave."""
+    """Return the numbers of the rows that a site has drawn."""
     scope = "not covered: which rows were drawn, the sensitive ones more often"
     return shard.release(Action.DRAW, DRAWN, scope)
 
 
 def weighed(shard: Shard) -> Release:
-    """Return the sensitivities of a sample's rows, which leave under masks."""
+    """Return the masked sensitivities of a sample's rows."""
     scope = (
         "masked (ChaCha20, no differential privacy): of a sampled joined row the "
         "server learns the sum of all tables' sensitivities, not a table's own"
@@ -246,22 +241,22 @@ def encoders_statistics(shard: Shard) -> Release:
 
 
 def _scope(run: Run, shard: Shard, plan: PartPlan, use: Use) -> list[str]:
-    """What the guarantee of a release takes as given, in plain words."""
+    """Return the conditions of a release's guarantee, in plain words."""
     if use.mechanism is None:
         return ["not covered: it leaves as it is"]
-    given, settings = [], run.settings
+    conditions, settings = [], run.settings
     if shard.number in run.fitted:
-        given.append("the encoder, whose statistics are not covered")
+        conditions.append("the encoder, whose statistics are not covered")
     if use.what not in _SCORES and not settings.covers_predictions:
-        given.append(
+        conditions.append(
             "the messages that the site received, which come from scores without noise"
         )
-    words = [f"given {' and '.join(given)}"] if given else []
+    scope = [f"given {' and '.join(conditions)}"] if conditions else []
     if use.what == GRADIENTS and plan.outsider is not None:
         amount = epsilon([plan.outsider], settings.delta, settings.accountant)
-        words.append(
+        scope.append(
             f"epsilon {amount:.4g} (delta {settings.delta:g}) against an outsider, who "
             f"sees the final model only: {plan.outsider.count} batches take a row with "
             f"probability {plan.outsider.sample_rate:.4g} each"
         )
-    return words
+    return scope

@@ -49,13 +49,13 @@ _BOOLEANS: Final = {"false": 0.0, "true": 1.0}
 
 @dataclass(frozen=True)
 class LabelOrder:
-    """What the server asks of the label of one part.
+    """A request for the label of one part.
 
     Attributes:
         number: of the part.
         source: its shard.
-        fragment: what yielded the rows.
-        plan: of the noise; None for labels as they are.
+        fragment: that yielded the rows.
+        plan: of the noise; None for labels in the clear.
     """
 
     number: int
@@ -160,8 +160,8 @@ def _codes(label: LabelColumn, plan: LabelPlan) -> FloatArray:
         )
     if label.kind == "text":
         places = {name: float(code) for code, name in enumerate(plan.classes)}
-        own = [places.get(name, np.nan) for name in label.categories]
-        return np.array([*own, np.nan])[label.codes]
+        codes = [places.get(name, np.nan) for name in label.categories]
+        return np.array([*codes, np.nan])[label.codes]
     numbers = np.array(_class_numbers(plan.classes, label.kind))
     order = np.argsort(numbers)
     near = order[np.searchsorted(numbers, label.values, sorter=order) % len(order)]
@@ -202,7 +202,7 @@ def _report_elsewhere(site: Site, order: LabelOrder, count: int) -> None:
 
 
 def _name(source: str, order: LabelOrder, label: LabelColumn) -> str:
-    """Return what stands for all that a draw depends on."""
+    """Return a digest of all that a draw depends on."""
     fragment = order.fragment.to_json()
     rows = [fragment[key] for key in ("label", "filters", "subquery")]
     plan = order.plan and asdict(order.plan)

@@ -1,4 +1,4 @@
-"""Which encoder each feature of a run gets: the settings, read and checked.
+"""The encoder of each feature of a run: the settings, read and checked.
 
 The run config says it in one string, ``flights.month=cyclic(12); planes.seats=none``,
 and in keys ``encode.<table>.<column>``. A table is named by its alias in the query, a

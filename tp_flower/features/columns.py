@@ -23,6 +23,12 @@ CodeArray = npt.NDArray[np.int32]
 Rows = slice | IndexArray | BoolArray
 
 
+_DAY: Final = 86400
+_EPOCH_WEEKDAY: Final = 4  # 1970 began on a Thursday; Sunday is 0
+
+TimePart = Callable[[FloatArray], FloatArray]
+
+
 @dataclass(frozen=True, eq=False)
 class NumericColumn:
     """A feature with numbers: booleans are 0 and 1, times seconds since 1970 (UTC).
@@ -40,7 +46,7 @@ class NumericColumn:
 
     @property
     def is_missing(self) -> BoolArray:
-        """Which rows have no value, (n,)."""
+        """Mask of the rows without a value, (n,)."""
         return np.isnan(self.values)
 
     def take(self, rows: Rows) -> "NumericColumn":
@@ -79,7 +85,7 @@ class CategoricalColumn:
 
     @property
     def is_missing(self) -> BoolArray:
-        """Which rows have no value, (n,)."""
+        """Mask of the rows without a value, (n,)."""
         return self.codes < 0
 
     def take(self, rows: Rows) -> "CategoricalColumn":
@@ -109,7 +115,7 @@ class VectorColumn:
 
     @property
     def is_missing(self) -> BoolArray:
-        """Which rows have no element at all, (n,)."""
+        """Mask of the rows without any element, (n,)."""
         return np.asarray(np.isnan(self.values).all(axis=1))
 
     def take(self, rows: Rows) -> "VectorColumn":
@@ -170,12 +176,6 @@ def _check_empty(name: str, column: FeatureColumn, wanted: str) -> None:
         raise SchemaError(f"feature {name!r} is not {wanted} in this shard")
 
 
-_DAY: Final = 86400
-_EPOCH_WEEKDAY: Final = 4  # 1970 began on a Thursday; Sunday is 0
-
-TimePart = Callable[[FloatArray], FloatArray]
-
-
 def text_lengths(column: CategoricalColumn) -> NumericColumn:
     """Return the number of characters of each text; NaN where it is missing.
 
@@ -216,7 +216,7 @@ def categories_of(column: FeatureColumn, name: str) -> CategoricalColumn:
 
 
 def cycle_of(argument: float | str) -> tuple[TimePart, float]:
-    """Return what takes the place in a cycle from numbers, and the cycle's length.
+    """Return the function that gives a number's place in a cycle, and its length.
 
     Args:
         argument: of the encoder ``cyclic``: a period, or a part of a time.

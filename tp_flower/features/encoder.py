@@ -1,4 +1,4 @@
-"""Encode a table's feature columns as one float32 matrix.
+"""The encoder of a table: feature columns become one float32 matrix.
 
 The encoder is fitted to the merged statistics of all shards (``fitting.py``), and every
 shard encodes with it: a sharded table is encoded like an unsplit one. The server holds
@@ -56,7 +56,7 @@ BLOCK_VALUES: Final = 1 << 18  # float32 values written at a time: about a core'
 
 @dataclass(frozen=True)
 class TableEncoder:
-    """What a table's encoder was fitted to: no texts, and no key.
+    """A table's fitted encoder, without texts and without a key.
 
     Attributes:
         table: alias in the query.
@@ -74,7 +74,7 @@ class TableEncoder:
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Name of each encoded column, d in all; categories go by their hash."""
-        return tuple(name for own in self.encodings for name in own.feature_names)
+        return tuple(name for each in self.encodings for name in each.feature_names)
 
     @property
     def width(self) -> int:
@@ -89,8 +89,8 @@ class TableEncoder:
         about one per entry.
         """
         return sum(
-            len(own.feature_names) if isinstance(own, VectorEncoding) else 1
-            for own in self.encodings
+            each.width if isinstance(each, VectorEncoding) else 1
+            for each in self.encodings
         )
 
     def misfits(self, kinds: Mapping[str, tuple[str, int]]) -> tuple[str, ...]:
@@ -99,19 +99,15 @@ class TableEncoder:
         Args:
             kinds: of a shard's features by name, with the length of vectors.
         """
-        found = {
-            own.name
-            for own in self.encodings
-            if own.name in kinds and not _fits(own, example(*kinds[own.name]))
+        misfits = {
+            each.name
+            for each in self.encodings
+            if each.name in kinds and not _fits(each, example(*kinds[each.name]))
         }
-        return tuple(sorted(found))
+        return tuple(sorted(misfits))
 
     def at_site(self, hasher: KeyedHasher) -> "SiteEncoder":
-        """Return what encodes rows, with the keys of its features.
-
-        Args:
-            hasher: of the site, as for the statistics.
-        """
+        """Return the encoder of rows, with the keys that the site's hasher derives."""
         keys = {
             encoding.name: hasher.purpose(category_purpose(self.table, encoding.name))
             for encoding in self.encodings
@@ -173,8 +169,8 @@ class SiteEncoder:
             total = len(rows)
         else:
             # a table without features has rows, too: ``out`` knows how many
-            known = 0 if out is None else len(out)
-            total = max((c.rows for c in columns.values()), default=known)
+            without = 0 if out is None else len(out)
+            total = max((c.rows for c in columns.values()), default=without)
         width = self.encoder.width
         if out is None:
             out = np.empty((total, width), dtype=np.float32)
@@ -185,9 +181,9 @@ class SiteEncoder:
         step = max(256, BLOCK_VALUES // max(1, width))
         for start in range(0, total, step):
             span = slice(start, min(start + step, total))
-            block, own = span if rows is None else rows[span], out[span]
+            block, encoded = span if rows is None else rows[span], out[span]
             for place, write in writers:
-                write(block, own[:, place])
+                write(block, encoded[:, place])
         return out
 
     def feature_names(self, columns: Mapping[str, FeatureColumn]) -> tuple[str, ...]:
@@ -200,9 +196,11 @@ class SiteEncoder:
             if isinstance(encoding, CategoryEncoding) and encoding.name in columns:
                 texts = categories_for(encoding, columns[encoding.name]).texts
                 digits = hex_of(short_hashes(texts, self.keys[encoding.name]))
-                known = dict(zip(digits, texts.to_pylist(), strict=True))
-                shown = zip(encoding.hashes, encoding.short_hashes, strict=True)
-                names += encoding.names_of([known.get(full, s) for full, s in shown])
+                text_of = dict(zip(digits, texts.to_pylist(), strict=True))
+                pairs = zip(encoding.hashes, encoding.short_hashes, strict=True)
+                names += encoding.names_of(
+                    [text_of.get(h, short) for h, short in pairs]
+                )
             else:
                 names += encoding.feature_names
         return tuple(names)
@@ -241,7 +239,7 @@ class SiteEncoder:
     def _writers(
         self, columns: Mapping[str, FeatureColumn]
     ) -> list[tuple[slice, Writer]]:
-        """What writes each feature, and into which encoded columns."""
+        """Return the writer of each feature, and its encoded columns."""
         writers = []
         left = 0
         for encoding in self.encoder.encodings:
@@ -258,10 +256,10 @@ class SiteEncoder:
         return self._find(encoding, categories.texts).writer(categories)
 
     def _find(self, encoding: HashedEncoding, texts: pa.Array) -> Targets:
-        """Where each text is encoded: the blocks of a shard share their texts."""
-        known = self._targets.get(encoding.name)
-        if known is not None and known[0] is texts:
-            return known[1]
+        """Return the columns of each text; the blocks of a shard share their texts."""
+        cached = self._targets.get(encoding.name)
+        if cached is not None and cached[0] is texts:
+            return cached[1]
         targets = encoding.targets(short_hashes(texts, self.keys[encoding.name]))
         self._targets[encoding.name] = (texts, targets)
         return targets

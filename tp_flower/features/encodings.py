@@ -1,4 +1,4 @@
-"""How one feature becomes columns of the encoded matrix.
+"""Encodings: from one feature to columns of the encoded matrix.
 
 An encoding is what an encoder was fitted to: plain parameters, saved as JSON. Its
 ``writer`` takes a shard's column and returns the function that encodes a block of rows.
@@ -238,7 +238,7 @@ class MissingEncoding(_Encoding, frozen=True, tag="missing"):
 
 @dataclass(frozen=True)
 class Targets:
-    """Where each distinct value of a column is encoded.
+    """The encoded column of each distinct value of a feature.
 
     Attributes:
         hot: intp (k + 1,), the encoded column of each value, -1 for none; the last
@@ -290,7 +290,7 @@ class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
 
     @property
     def short_hashes(self) -> tuple[str, ...]:
-        """What stands for the name of each category where it is not known."""
+        """The names of categories whose texts are not known."""
         return tuple(f"#{digits[:_SHOWN_DIGITS]}" for digits in self.hashes)
 
     def names_of(self, categories: Sequence[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""How one feature is encoded: ``<kind>[(argument)] [missing=<rule>] [indicator]``.
+"""The spec of a feature's encoder: ``<kind>[(argument)] [missing=<rule>] [indicator]``.
 
 A spec is what a user asks for; what is left out is chosen by the feature's kind of
 value (number, boolean, time, text or vector), which its site knows.
@@ -23,6 +23,20 @@ from typing import Final, Self
 import numpy as np
 
 from tp_flower.errors import SchemaError
+
+NUMERIC: Final = ("number", "boolean", "time")
+KINDS: Final = (*NUMERIC, "text", "vector")
+TIME_PARTS: Final[Mapping[str, int]] = {
+    "hour": 24,
+    "minute": 60,
+    "month": 12,
+    "weekday": 7,
+    "day-of-year": 366,
+}
+"""Parts of a time, and after how many of them they start again."""
+
+MOST_COLUMNS: Final = 1 << 20
+
 
 _NARROWEST: Final = sys.float_info.min
 _COMMAS: Final = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)')
@@ -128,20 +142,6 @@ def _seconds(text: str) -> float:
     return zoned.timestamp()
 
 
-NUMERIC: Final = ("number", "boolean", "time")
-KINDS: Final = (*NUMERIC, "text", "vector")
-TIME_PARTS: Final[Mapping[str, int]] = {
-    "hour": 24,
-    "minute": 60,
-    "month": 12,
-    "weekday": 7,
-    "day-of-year": 366,
-}
-"""Parts of a time, and after how many of them they start again."""
-
-MOST_COLUMNS: Final = 1 << 20
-
-
 class Need(StrEnum):
     """A statistic that an encoder is fitted to."""
 
@@ -153,51 +153,41 @@ class Need(StrEnum):
 
 @dataclass(frozen=True)
 class _Rule:
-    """What holds for one kind of encoder.
+    """The rules of one kind of encoder.
 
     Attributes:
         fits: the kinds of values it takes.
-        argument: what its argument is: "" (none), "count", "period", "range" or
-            "categories".
         missing: the rules for missing values; the first is the default.
         needs: the statistics it is fitted to.
+        argument: "" (none), "count", "period", "range" or "categories".
     """
 
     fits: tuple[str, ...]
     missing: tuple[str, ...]
-    needs: frozenset[Need]
+    needs: tuple[Need, ...] = ()
     argument: str = ""
-
-
-def _needs(*needs: Need) -> frozenset[Need]:
-    return frozenset(needs)
 
 
 _MEAN_FIRST: Final = ("mean", "median", "zero")
 _MEDIAN_FIRST: Final = ("median", "mean", "zero")
 _RULES: Final[Mapping[str, _Rule]] = {
-    "standard": _Rule(NUMERIC, _MEAN_FIRST, _needs(Need.MOMENTS)),
-    "min-max": _Rule(NUMERIC, _MEAN_FIRST, _needs(Need.RANGE)),
+    "standard": _Rule(NUMERIC, _MEAN_FIRST, (Need.MOMENTS,)),
+    "min-max": _Rule(NUMERIC, _MEAN_FIRST, (Need.RANGE,)),
     # the standard deviation takes over where the quartiles agree
-    "robust": _Rule(NUMERIC, _MEDIAN_FIRST, _needs(Need.QUANTILES, Need.MOMENTS)),
-    "quantile-bins": _Rule(
-        NUMERIC, _MEDIAN_FIRST, _needs(Need.QUANTILES), argument="count"
-    ),
-    "bins": _Rule(NUMERIC, _MEAN_FIRST, _needs(Need.RANGE), argument="count"),
-    "cyclic": _Rule(("number", "time"), ("zero",), _needs(), argument="period"),
-    "range": _Rule(NUMERIC, ("middle", "zero"), _needs(), argument="range"),
+    "robust": _Rule(NUMERIC, _MEDIAN_FIRST, (Need.QUANTILES, Need.MOMENTS)),
+    "quantile-bins": _Rule(NUMERIC, _MEDIAN_FIRST, (Need.QUANTILES,), "count"),
+    "bins": _Rule(NUMERIC, _MEAN_FIRST, (Need.RANGE,), "count"),
+    "cyclic": _Rule(("number", "time"), ("zero",), argument="period"),
+    "range": _Rule(NUMERIC, ("middle", "zero"), argument="range"),
     "categories": _Rule(
-        ("number", "boolean", "text"), ("zero",), _needs(), argument="categories"
+        ("number", "boolean", "text"), ("zero",), argument="categories"
     ),
     "one-hot": _Rule(
-        (*NUMERIC, "text"),
-        ("most-frequent", "zero"),
-        _needs(Need.CATEGORIES),
-        argument="count",
+        (*NUMERIC, "text"), ("most-frequent", "zero"), (Need.CATEGORIES,), "count"
     ),
-    "hash": _Rule((*NUMERIC, "text"), ("zero",), _needs(), argument="count"),
-    "length": _Rule(("text",), _MEAN_FIRST, _needs(Need.MOMENTS)),
-    "none": _Rule((*NUMERIC, "vector"), _MEAN_FIRST, _needs(Need.MOMENTS)),
+    "hash": _Rule((*NUMERIC, "text"), ("zero",), argument="count"),
+    "length": _Rule(("text",), _MEAN_FIRST, (Need.MOMENTS,)),
+    "none": _Rule((*NUMERIC, "vector"), _MEAN_FIRST, (Need.MOMENTS,)),
 }
 ENCODERS: Final = tuple(_RULES)
 _DEFAULTS: Final[Mapping[str, str]] = {
@@ -231,7 +221,7 @@ Argument = int | float | str | None
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """How to encode one feature.
+    """The encoder of one feature.
 
     Attributes:
         kind: one of ``ENCODERS``.
@@ -306,7 +296,7 @@ class EncoderSpec:
     @property
     def needs(self) -> frozenset[Need]:
         """The statistics that the encoder of a number or text is fitted to."""
-        needs = _RULES[self.kind].needs
+        needs = frozenset(_RULES[self.kind].needs)
         if self.missing in _MISSING_NEEDS:
             needs |= {_MISSING_NEEDS[self.missing]}
         return needs
@@ -365,7 +355,7 @@ class EncoderSpec:
 
 
 def default_spec(kind: str) -> EncoderSpec:
-    """Return the spec of a feature of this kind of value that nobody chose.
+    """Return the spec of a kind of value for which the settings have none.
 
     >>> str(default_spec("text"))
     'one-hot'

@@ -39,6 +39,10 @@ MOST_POINTS: Final = 1000
 """Points of one shard's summary, m."""
 
 
+MOST_CATEGORIES: Final = 100_000
+"""Categories that one shard lists at most: 2.4 MB on the wire."""
+
+
 @dataclass(frozen=True, eq=False)
 class QuantileSummary:
     r"""Some of a feature's values, each standing for a run of consecutive ranks.
@@ -77,7 +81,7 @@ class QuantileSummary:
 
     @property
     def count(self) -> int:
-        """How many values the points stand for."""
+        """Number of values that the points stand for."""
         return int(self.weights.sum())
 
     def quantile(self, p: float) -> float:
@@ -138,10 +142,6 @@ def _ordered(
     """
     order = np.lexsort((weights, values))
     return QuantileSummary(values[order], weights[order], rank_error)
-
-
-MOST_CATEGORIES: Final = 100_000
-"""Categories that one shard lists at most: 2.4 MB on the wire."""
 
 
 @dataclass(frozen=True, eq=False)

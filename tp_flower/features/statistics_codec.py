@@ -1,6 +1,7 @@
-"""Statistics as they travel from a site to the server, and what the server checks.
+"""Statistics on their way from a site to the server, and the checks of the server.
 
-Texts do not travel.
+A category travels as its keyed hash, never as its text. The declaration of the message
+checks types, signs and shapes; here it is checked that some data have such statistics.
 """
 
 import math
@@ -33,20 +34,20 @@ MOST_WIDTH: Final = 1 << 20  # of a vector
 
 
 def to_wire(statistics: Mapping[str, ColumnStatistics]) -> StatisticsOfPart:
-    """Return what a site sends of a shard's statistics, by feature."""
+    """Return a shard's statistics, by feature, as its site sends them."""
     columns = list(statistics.values())
     quantiles = {str(j): c.quantiles for j, c in enumerate(columns) if c.quantiles}
     categories = {str(j): c.categories for j, c in enumerate(columns) if c.categories}
     return StatisticsOfPart(
-        statistics=[_facts(name, column) for name, column in statistics.items()],
-        quantile_values={key: own.values for key, own in quantiles.items()},
-        quantile_weights={key: own.weights for key, own in quantiles.items()},
-        category_hashes={key: own.hashes for key, own in categories.items()},
-        category_counts={key: own.counts for key, own in categories.items()},
+        statistics=[_sent(name, column) for name, column in statistics.items()],
+        quantile_values={key: q.values for key, q in quantiles.items()},
+        quantile_weights={key: q.weights for key, q in quantiles.items()},
+        category_hashes={key: c.hashes for key, c in categories.items()},
+        category_counts={key: c.counts for key, c in categories.items()},
     )
 
 
-def _facts(name: str, column: ColumnStatistics) -> FeatureStatistics:
+def _sent(name: str, column: ColumnStatistics) -> FeatureStatistics:
     moments, limits, categories = column.moments, column.range, column.categories
     return FeatureStatistics(
         name=name,
@@ -73,8 +74,8 @@ def from_wire(
         rows: the most rows that they can be of.
 
     Raises:
-        SchemaError: they are not statistics of these features and so many rows; says
-            what is wrong with which feature.
+        SchemaError: no data of these features and so many rows have them; names the
+            feature.
     """
     names, reported = list(choice.choices), sent.statistics
     if len(reported) != len(names):
@@ -97,13 +98,7 @@ class ImpossibleError(ValueError):
 
 
 class _Reader:
-    """Reads the statistics of one feature.
-
-    Args:
-        sent: by the site.
-        feature: what it says of the feature.
-        key: of the feature's arrays.
-    """
+    """Reads the statistics of one feature, whose arrays have the key ``key``."""
 
     def __init__(
         self, sent: StatisticsOfPart, feature: FeatureStatistics, key: str
@@ -111,11 +106,7 @@ class _Reader:
         self._sent, self._feature, self._key = sent, feature, key
 
     def read(self, choice: TableChoice, rows: int) -> ColumnStatistics:
-        """Return the statistics.
-
-        Raises:
-            ImpossibleError: no data have such statistics.
-        """
+        """Return the statistics, or raise ImpossibleError."""
         feature, name, kind = self._feature, self._feature.name, self._feature.kind
         if kind not in KINDS and not (kind == "" and choice.is_declared(name, "")):
             raise ImpossibleError(f"kind must be one of {', '.join(KINDS)}")

@@ -1,1 +1,1 @@
-"""What protects what leaves a site."""
+"""Mechanisms, accounting and key agreement that protect the data leaving a site."""

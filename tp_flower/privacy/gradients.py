@@ -45,6 +45,13 @@ from tp_flower.learning.models.local_model import (
 from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.randomness import NoiseSource
 
+NOISE_DAMPING: Final = 20.0
+"""The rate is divided by 1 + this * nu: flat between 10 and 30 on flights."""
+
+LINEAR_RATE: Final = 0.01
+TORCH_RATE: Final = 0.03
+"""Chosen by experiments on flights, linear and MLP, at epsilon 1 and 8."""
+
 
 def check_per_row(model: LocalModel, features: int) -> None:
     """Raise SettingsError where a row's gradient takes other rows; names the layer."""
@@ -142,17 +149,9 @@ def clip_weights(norms: FloatArray, clip: float) -> FloatArray:
     return np.where(is_finite, clip / bounded, 0.0)
 
 
-NOISE_DAMPING: Final = 20.0
-"""The rate is divided by 1 + this * nu: flat between 10 and 30 on flights."""
-
-LINEAR_RATE: Final = 0.01
-TORCH_RATE: Final = 0.03
-"""Chosen by experiments on flights, linear and MLP, at epsilon 1 and 8."""
-
-
 @dataclass(frozen=True)
 class PrivateFit:
-    """How one local update runs; decided before training, from public numbers.
+    """The plan of one local update, made before training from public numbers.
 
     The defaults of ``sample_rate`` and ``steps`` were chosen by experiments on flights
     (epsilon 1 to 8, 12 epochs): at equal epsilon whole passes are a little better than

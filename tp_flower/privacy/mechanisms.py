@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
-import msgspec
 import numpy as np
 
 from tp_flower.arrays import FloatArray
 from tp_flower.methods import RDP
 from tp_flower.randomness import NoiseSource
+
+_LARGEST: Final = 1e150  # its square is a number
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,15 @@ def mechanism_to_json(mechanism: Mechanism) -> dict[str, Any]:
 
 def mechanism_from_json(data: Mapping[str, Any]) -> Mechanism:
     """Return the mechanism that ``mechanism_to_json`` wrote, or raise ValueError."""
-    if data.get("kind") not in _KINDS:
+    fields = dict(data)
+    kind = _KINDS.get(str(fields.pop("kind", "")))
+    if kind is None:
         raise ValueError(f"{data.get('kind')!r} is no mechanism")
-    return msgspec.convert(data, _KINDS[data["kind"]])
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        # a field that is not known may be a cost
+        raise ValueError(f"not a mechanism: {error}") from None
 
 
 def _check(is_fine: bool, name: str, value: float) -> None:
@@ -91,7 +98,7 @@ Use = tuple[int, str, int]
 
 @dataclass(frozen=True)
 class Budget:
-    """What a source may spend in all runs together.
+    """The most that a source may spend in all runs together.
 
     Attributes:
         epsilon: >= 0.
@@ -193,9 +200,6 @@ class Planned:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Return the plan that ``to_json`` wrote, or raise ValueError."""
         return cls(Release.from_json(data["release"]), data["limit"])
-
-
-_LARGEST = 1e150  # its square is a number
 
 
 def private_scores(

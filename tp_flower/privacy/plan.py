@@ -122,7 +122,7 @@ class ClippedNoise:
 
 @dataclass(frozen=True)
 class PartPlan:
-    """What a participant does to its releases.
+    """The clips, the noise and the uses of a participant's releases.
 
     Attributes:
         fit: of a model's local update in ADMM by DP-SGD, or None.
@@ -142,11 +142,11 @@ class PartPlan:
 
     @property
     def is_private(self) -> bool:
-        """Whether the model is trained by a private mechanism."""
+        """Return whether the model is trained by a private mechanism."""
         return not (self.fit is None and self.gradients is None and not self.statistics)
 
     def allows(self, what: str) -> bool:
-        """Whether a kind of release is planned."""
+        """Return whether a kind of release is planned."""
         return any(use.what == what for use in self.uses)
 
     def to_json(self) -> dict[str, Any]:

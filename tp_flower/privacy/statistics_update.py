@@ -90,15 +90,15 @@ if TYPE_CHECKING:
     from tp_flower.protocol import PrivacyTerms
 
 GRAM_SHARE: Final = 0.3
-"""What A gets of the run's 1 / multiplier^2; epochs share the rest equally."""
+"""A's share of the run's 1 / multiplier^2; epochs share the rest equally."""
 
 DAMPING: Final = 1.0
-"""What is added to A's eigenvalues, in expected spectral norms of its noise."""
+"""Added to A's eigenvalues, in expected spectral norms of its noise."""
 
 
 @dataclass(frozen=True)
 class TableShape:
-    """What a plan depends on: nothing that a row's values decide.
+    """The inputs of a plan, none of which depends on a row's values.
 
     Attributes:
         epochs: of training, > 0.
