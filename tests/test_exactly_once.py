@@ -25,7 +25,6 @@ from client_apps.data import committed_round, run_store
 from client_apps.data.committed_round import STATE_FILE
 from client_apps.data.ledger import FILE as LEDGER
 from client_apps.data.ledger import Ledger, open_ledger
-from client_apps.data.node_config import site_id
 from client_apps.operator.participant import Shard
 from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM, TablePuppetSGD
@@ -33,6 +32,7 @@ from strategies.explain.strategy import Explain
 from strategies.run.grid import InProcessGrid
 from tests.hostile import SHOP, US, HostileGrid, tables, train
 from tp_flower.errors import SiteError
+from tp_flower.node_config import site_id
 from tp_flower.protocol import Action, Packet, pack, unpack
 from tp_flower.settings import PrivacySettings
 

@@ -14,10 +14,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from client_apps.data.node_config import STATE_DIR
 from client_apps.privacy.guard import Guard
 from client_apps.rounds.site import Site
 from tp_flower.errors import TPFlowerError
+from tp_flower.node_config import STATE_DIR, TABLES
 from tp_flower.sources.policy import DEFAULT_DELTA
 
 CONSOLE_WIDTH = 100
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="what the SuperNode's node config has as state-dir (default: its default)",
     )
     given = parser.parse_args(arguments)
-    config = {"tables": given.tables, STATE_DIR: given.state_dir}
+    config = {TABLES: given.tables, STATE_DIR: given.state_dir}
     site = Site(Context(0, 0, {k: v for k, v in config.items() if v}, RecordDict(), {}))
     try:
         shown = account(site)

@@ -17,7 +17,6 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from client_apps.data.node_config import STATE_DIR, state_dir
 from client_apps.data.saved_models import SavedModel, parts_of
 from tp_flower.errors import ModelError
 from tp_flower.model_names import (
@@ -26,6 +25,7 @@ from tp_flower.model_names import (
     find_version,
     versions_in,
 )
+from tp_flower.node_config import STATE_DIR, state_dir
 from tp_flower.reports.console import format_bytes, format_count
 
 CONSOLE_WIDTH = 100

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from client_apps.data.key_files import site_key
-from client_apps.data.node_config import STATE_DIR, state_dir
 from tp_flower.errors import TPFlowerError
+from tp_flower.node_config import STATE_DIR, state_dir
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

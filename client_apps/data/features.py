@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from client_apps.data.cache import Cache
-from client_apps.data.node_config import IN_MEMORY
 from client_apps.data.run_store import Entry, SiteStore, lost_state
 from tp_flower.errors import is_full
+from tp_flower.node_config import IN_MEMORY
 
 FeatureArray = npt.NDArray[np.float32]
 

@@ -23,10 +23,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.files import sync
 from tp_flower.keyed_hash import KEY_BYTES
+from tp_flower.node_config import ALLOWED_KEYS, SECRET_FILE
 from tp_flower.privacy.key_agreement import PUBLIC_KEY_BYTES, GroupSecret, KeyPair
 
-SECRET_FILE: Final = "secret-file"
-ALLOWED_KEYS: Final = "allowed-keys"
 SITE_KEY: Final = "site-key"
 ROW_ORDER_KEY: Final = "row-order-key"
 

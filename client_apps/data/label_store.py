@@ -26,10 +26,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from client_apps.data.node_config import IN_MEMORY
 from client_apps.data.run_store import cannot_write
 from tp_flower.errors import SiteError
 from tp_flower.files import sync, whole_file
+from tp_flower.node_config import IN_MEMORY
 
 FOLDER: Final = Path("privacy") / "labels"
 

@@ -28,10 +28,10 @@ from client_apps.data import committed_round
 from client_apps.data.cache import STALE_SECONDS
 from client_apps.data.committed_round import STATE_FILE, Record
 from client_apps.data.folders import whole_folder
-from client_apps.data.node_config import IN_MEMORY
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import LostStateError, SiteError
 from tp_flower.events import line
+from tp_flower.node_config import IN_MEMORY
 
 META_FILE = "meta.json"
 

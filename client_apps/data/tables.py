@@ -29,7 +29,6 @@ from client_apps.data.features import (
     rows_of,
 )
 from client_apps.data.key_files import row_order_key
-from client_apps.data.node_config import IN_MEMORY
 from client_apps.data.run_store import Entry, cannot_write, lost_state
 from tp_flower.arrays import IndexArray
 from tp_flower.errors import SourceError
@@ -38,6 +37,7 @@ from tp_flower.extraction.extracted import ExtractedShard
 from tp_flower.features.columns import no_values
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.keyed_hash import KEY_BYTES
+from tp_flower.node_config import IN_MEMORY
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.shards import ShardSchema, ShardSource, describe, fingerprint
 

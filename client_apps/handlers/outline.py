@@ -81,8 +81,7 @@ def course_of(
     if update is Update.CONSENSUS:
         own["exchanges"] = required(outline.exchanges, "exchanges")
     for field in ANNOUNCED.get(family, ()):
-        name = field.replace("_", "-")
-        own[field] = required(getattr(outline, field), name)
+        own[field] = required(getattr(outline, field), field)
     return Schedule(
         family=family,
         epochs=outline.epochs,

@@ -19,8 +19,7 @@ from client_apps.handlers.personalised import (
     PersonalisedModel,
     personalised_models,
 )
-from client_apps.operator.participant import State, fixed_entry, make_model
-from client_apps.operator.shard import ShardData
+from client_apps.operator.participant import ShardData, State, fixed_entry, make_model
 from client_apps.privacy.guard import Guard
 from client_apps.privacy.ledger_entries import Shard
 from client_apps.rounds.site import Site

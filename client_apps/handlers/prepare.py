@@ -31,12 +31,12 @@ from client_apps.handlers.training_rows import (
 from client_apps.operator.participant import (
     Outgoing,
     Part,
+    ShardData,
     State,
     fixed_entry,
     initial_vectors,
     make_model,
 )
-from client_apps.operator.shard import ShardData
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import Guard
 from client_apps.privacy.ledger_entries import (
@@ -292,7 +292,7 @@ def _start_linear(model: LinearModel, part: _Prepared, outgoing: Outgoing) -> St
     if plan.statistics is not None:
         # the trace of a noisy matrix may be negative
         facts = _typical_curvature(part, len(model.weights))
-    if len(entry.arrays["batch-start"]) > 1:
+    if len(entry.arrays["batch_start"]) > 1:
         largest = np.linalg.eigvalsh(matrix / total).max(initial=0.0)
         facts["largest_curvature"] = float(largest)
         return _prepared(part, **facts), entry
@@ -322,7 +322,7 @@ def _typical_curvature(part: _Prepared, parameters: int) -> dict[str, float]:
     gradients = part.plan.gradients
     joined = int(part.entry.arrays["multiplicity"].sum())
     trace = part.columns * joined / part.entry.meta["joined_rows"]
-    is_sgd = len(part.entry.arrays["batch-start"]) > 1
+    is_sgd = len(part.entry.arrays["batch_start"]) > 1
     return {
         "largest_curvature": trace if is_sgd else 0.0,
         "mean_curvature": trace / max(parameters, 1),
@@ -375,8 +375,8 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
 
 def _model(request: FinishRequest) -> ModelVersion:
     """Return the name that the parts are kept under; it becomes a path."""
-    name = required(request.model_name, "model-name")
-    return ModelVersion(name, required(request.model_version, "model-version"))
+    name = required(request.model_name, "model_name")
+    return ModelVersion(name, required(request.model_version, "model_version"))
 
 
 def _keep(

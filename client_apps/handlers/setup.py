@@ -33,6 +33,7 @@ from tp_flower.features.statistics import (
 from tp_flower.features.statistics_codec import to_wire
 from tp_flower.keyed_hash import HashArray
 from tp_flower.learning.label_noise import LabelPlan
+from tp_flower.node_config import NUM_PARTITIONS
 from tp_flower.privacy.key_agreement import GUARANTEES, SIMULATED
 from tp_flower.privacy.mechanisms import Release
 from tp_flower.protocol import (
@@ -93,7 +94,7 @@ def describe(site: Site, request: DescribeRequest) -> DescribeReply:
     return DescribeReply(
         shards=shards,
         tables=list(dict.fromkeys(source.table for source in sources)),
-        partitions=int(str(site.context.node_config.get("num-partitions", 0))),
+        partitions=int(str(site.context.node_config.get(NUM_PARTITIONS, 0))),
         simulated=site.is_simulated,
         **key_fields(site),
     )

@@ -79,7 +79,7 @@ def _gradient(part: Part, body: BatchMessages, number: int) -> FloatArray:
     model = part.shard.model
     check_sizes(
         body,
-        **{"batch-rows": len(part.shard.data.batch_of(batch))},
+        batch_rows=len(part.shard.data.batch_of(batch)),
         outputs=model.outputs,
         parameters=len(model.penalised),
     )
@@ -117,7 +117,7 @@ def _next_scores(part: Part, step: BatchStep) -> dict[str, AnyArray]:
     shard, outgoing = part.shard, part.outgoing
     scores: dict[str, AnyArray] = {}
     if step.next_batch is not None:
-        batch = _batch(part, step.next_batch, "next-batch")
+        batch = _batch(part, step.next_batch, "next_batch")
         computed = part.finite(shard.batch_scores(batch))
         scores["batch_scores"] = outgoing.batch_scores(computed, batch)
     if step.evaluate == "tested":
@@ -138,6 +138,7 @@ def _batch(part: Part, number: int, name: str) -> int:
         raise SiteError("malformed request: the run has no plan of batches")
     if number >= total:
         raise SiteError(
-            f"malformed request: {name!r} is {number}; allowed: from 0 to {total - 1}"
+            f"malformed request: {name.replace('_', '-')!r} is {number}; allowed: from "
+            f"0 to {total - 1}"
         )
     return number

@@ -166,7 +166,7 @@ def expanded(body: PreparePart, rows: int) -> TrainingRows:
             participant; or a weight of one is none.
     """
     lists = []
-    held_out = required(body.held_out_rows, "held-out-rows")
+    held_out = required(body.held_out_rows, "held_out_rows")
     for name, array, most in (
         ("trained", body.expanded_trained, body.joined_rows),
         ("tested", body.expanded_tested, held_out),
@@ -206,7 +206,7 @@ def read_batches(body: PreparePart, trained: int) -> Batches:
     """
     if body.batch_start is None:
         return Batches(np.zeros(1, np.int64), np.zeros(0, np.int64))
-    rows = required(body.batch_rows, "batch-rows").astype(np.int64)
+    rows = required(body.batch_rows, "batch_rows").astype(np.int64)
     start = body.batch_start.astype(np.int64)
     if rows.size and rows.max() >= trained:
         raise SiteError(

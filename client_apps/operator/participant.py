@@ -407,8 +407,8 @@ class FixedPart:
             tested=arrays["tested"],
             joined_rows=meta["joined_rows"],
             l2=meta["l2"],
-            batch_start=arrays["batch-start"],
-            batch_rows=arrays["batch-rows"],
+            batch_start=arrays["batch_start"],
+            batch_rows=arrays["batch_rows"],
         )
         solver = None
         if "eigenvalues" in arrays:
@@ -458,8 +458,8 @@ def fixed_entry(data: ShardData, spec: ModelSpec, plan: PartPlan, **meta: Any) -
         "features": on_host(data.features),
         "multiplicity": data.multiplicity,
         "tested": data.tested,
-        "batch-start": data.batch_start,
-        "batch-rows": data.batch_rows,
+        "batch_start": data.batch_start,
+        "batch_rows": data.batch_rows,
     }
     models: dict[str, Any] = {
         "joined_rows": data.joined_rows,

@@ -11,17 +11,15 @@ from typing import Any, Final
 import numpy as np
 
 from client_apps.data.key_files import (
-    ALLOWED_KEYS,
-    SECRET_FILE,
     read_allowed_keys,
     read_secret,
     secret_digest,
     site_key,
 )
-from client_apps.data.node_config import IN_MEMORY, state_dir
 from client_apps.data.run_store import Entry
 from client_apps.rounds.site import REQUEST, Site
 from tp_flower.errors import SettingsError, SiteError
+from tp_flower.node_config import ALLOWED_KEYS, IN_MEMORY, SECRET_FILE, state_dir
 from tp_flower.privacy.key_agreement import (
     GroupSecret,
     KeyPair,
@@ -144,9 +142,9 @@ def key_groups(names: list[str], keys: int) -> list[str]:
 
 def _open(site: Site, request: ExtractRequest, keys: SiteKeys) -> GroupSecret:
     """Open the secret that came sealed with a request."""
-    leader = PublicKeys(_bytes(request.leader_key, "leader-key"))
+    leader = PublicKeys(_bytes(request.leader_key, "leader_key"))
     if keys.site is not None:
-        site_key = _bytes(request.leader_site_key, "leader-site-key")
+        site_key = _bytes(request.leader_site_key, "leader_site_key")
         leader = PublicKeys(leader.run, site_key)
         trusted = _allowed(site) | {keys.public.site}
         _check_pin(leader.site, trusted, "of the site that made the run's secret")

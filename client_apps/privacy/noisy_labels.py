@@ -26,7 +26,6 @@ import numpy as np
 from flwr.common.logger import log
 
 from client_apps.data.label_store import LabelStore
-from client_apps.data.node_config import state_dir
 from client_apps.privacy.guard import Guard
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
@@ -34,6 +33,7 @@ from tp_flower.errors import SettingsError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.label_noise import ClassNoise, LabelPlan
 from tp_flower.methods import SERVER
+from tp_flower.node_config import state_dir
 from tp_flower.privacy.mechanisms import PureDp, Release
 from tp_flower.protocol import Action
 from tp_flower.query import Fragment

@@ -12,11 +12,11 @@ from logging import DEBUG, ERROR, INFO
 from flwr.app import RecordDict
 from flwr.common.logger import log
 
-from client_apps.data.node_config import site_id
 from client_apps.rounds.request import Request
 from client_apps.rounds.site import Site
 from tp_flower.errors import kind_of
 from tp_flower.events import Fact, line
+from tp_flower.node_config import site_id
 from tp_flower.protocol import Action, message_bytes
 
 

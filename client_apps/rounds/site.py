@@ -14,7 +14,6 @@ from client_apps.data.device import place, release
 from client_apps.data.features import KeptFeatures, rows_of
 from client_apps.data.ledger import FILE as LEDGER_FILE
 from client_apps.data.ledger import Budget, Ledger, open_ledger
-from client_apps.data.node_config import IN_MEMORY, cache_limit, site_id, state_dir
 from client_apps.data.run_store import Entry, SiteStore
 from client_apps.operator.participant import FixedPart, Outgoing, Part, State
 from client_apps.rounds.open_round import Round
@@ -22,6 +21,7 @@ from tp_flower.arrays import FloatArray
 from tp_flower.errors import SiteError, TPFlowerError
 from tp_flower.keyed_hash import KEY_BYTES, KeyedHasher
 from tp_flower.learning.models.devices import Features
+from tp_flower.node_config import IN_MEMORY, TABLES, cache_limit, site_id, state_dir
 from tp_flower.privacy.mechanisms import Planned, Use
 from tp_flower.privacy.plan import PartPlan
 from tp_flower.protocol import NO_RUN, Parcel
@@ -149,7 +149,7 @@ class Site:
 
         A real site has a tables file of its own.
         """
-        own = str(self.context.node_config.get("tables", ""))
+        own = str(self.context.node_config.get(TABLES, ""))
         return not own or own.startswith(MEMORY_PREFIX)
 
     def without_places(self, text: str) -> str:
@@ -159,7 +159,7 @@ class Site:
         """
         if self.is_simulated:
             return text
-        tables = str(self.context.node_config["tables"])
+        tables = str(self.context.node_config[TABLES])
         try:
             sources = self.shards()
         except TPFlowerError:

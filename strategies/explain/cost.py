@@ -270,8 +270,8 @@ def sgd_epoch(
             tested = shard.tested if is_tested else 0
             scored = shard.total if is_last or scores_all else tested
             sizes = table.sizes(shard)
-            sizes |= {"batch-rows": shard.batch_rows, "total": scored}
-            sizes["next-rows"] = shard.batch_rows * sent / batches
+            sizes |= {"batch_rows": shard.batch_rows, "total": scored}
+            sizes["next_rows"] = shard.batch_rows * sent / batches
             down[table.name] += field_bytes(BatchMessages, "messages", sizes)
             up[table.name] += field_bytes(BatchUpdate, "batch_scores", sizes)
             up[table.name] += field_bytes(BatchUpdate, "scores", sizes)
@@ -298,7 +298,7 @@ def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
     for table in tables:
         for shard in table.shards:
             sizes = table.sizes(shard)
-            sizes |= {"batches+1": batches + 1, "batch-rows": shard.batch_rows}
+            sizes |= {"batches+1": batches + 1, "batch_rows": shard.batch_rows}
             fields = list(_row_fields(table))
             if batches:
                 fields += ["batch_start", "batch_rows"]

@@ -379,7 +379,7 @@ def read_manifest(home: Path, model: ModelVersion) -> Manifest:
     """
     path = manifest_path(home, model)
     try:
-        found = Manifest.from_json(json.loads(path.read_text(encoding="utf-8")))
+        found = Manifest.from_json(json.loads(path.read_bytes()))
         if found.model != model:
             raise ModelError(f"it is the manifest of {found.model}")
     except ModelError as error:
@@ -414,7 +414,7 @@ def write_manifest(home: Path, manifest: Manifest) -> Path:
     text = json.dumps(manifest.to_json(), indent=2, allow_nan=False) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_file(path, [text.encode("utf-8")], is_durable=True)
+        write_file(path, [text.encode()], is_durable=True)
         return path
     except OSError as error:
         raise ModelError(f"{path} cannot be written: {error.strerror}") from None

@@ -171,7 +171,7 @@ def read_report(folder: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > MOST_BYTES:
             raise ReportError(f"{file} is larger than {MOST_BYTES} bytes: no report")
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ReportError(f"{file} cannot be read: {error}") from None
     if not isinstance(content, dict) or "status" not in content:

@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from tp_flower.node_config import NUM_PARTITIONS, PARTITION_ID, STATE_DIR, TABLES
 from tp_flower.protocol import NO_RUN, RUN, unpack
 from tp_flower.sources.shards import MEMORY_PREFIX, register_frames, release
 
@@ -141,9 +142,9 @@ class InProcessGrid(Grid):
         if isinstance(sites, int):
             return [
                 {
-                    "state-dir": self._state_dir(str(number)),
-                    "partition-id": number,
-                    "num-partitions": sites,
+                    STATE_DIR: self._state_dir(str(number)),
+                    PARTITION_ID: number,
+                    NUM_PARTITIONS: sites,
                 }
                 for number in range(sites)
             ]
@@ -151,11 +152,11 @@ class InProcessGrid(Grid):
             sites = {f"site-{number}": tables for number, tables in enumerate(sites)}
         return [
             {
-                "state-dir": self._state_dir(name),
-                "tables": self._tables(name, tables),
-                "partition-id": number,
+                STATE_DIR: self._state_dir(name),
+                TABLES: self._tables(name, tables),
+                PARTITION_ID: number,
                 # nobody needs to wait for more of them
-                "num-partitions": len(sites),
+                NUM_PARTITIONS: len(sites),
             }
             for number, (name, tables) in enumerate(sites.items())
         ]

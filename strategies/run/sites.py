@@ -285,12 +285,12 @@ def _read(node: int, packet: Packet) -> DescribeReply:
 def _node(node: int, described: DescribeReply, at: object) -> Node:
     keys = KeySource(described.keys)
     for source, name, value in (
-        (KeySource.PINNED, "site-key", described.site_key),
-        (KeySource.FILE, "secret-digest", described.secret_digest),
+        (KeySource.PINNED, "key of its site", described.site_key),
+        (KeySource.FILE, "digest of its secret", described.secret_digest),
     ):
         if keys is source and value is None:
             raise ReplyError(
-                f"the description of node {node} is malformed: it has no {name!r}, but "
+                f"the description of node {node} is malformed: it has no {name}, but "
                 f"its keys are {str(keys)!r}"
             )
     return Node(

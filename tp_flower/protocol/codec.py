@@ -124,13 +124,17 @@ def check_sizes(body: Body, **sizes: int) -> None:
 
 
 def required(value: Field | None, name: str) -> Field:
-    """Return a field that a message may leave out, and may not in this place.
+    """Return the value of a field that a message may leave out, but not here.
+
+    Args:
+        value: of the field.
+        name: of the field.
 
     Raises:
         MessageError: it is left out.
     """
     if value is None:
-        raise MessageError(f"it has no {name!r}")
+        raise MessageError(f"it has no {name.replace('_', '-')!r}")
     return value
 
 

@@ -211,7 +211,7 @@ class BatchMessages(PartBody, frozen=True):
         gradient: mean gradient of the batch before, where it comes late.
     """
 
-    messages: Annotated[AnyArray, float32("batch-rows", "outputs")]
+    messages: Annotated[AnyArray, float32("batch_rows", "outputs")]
     gradient: Annotated[AnyArray, float64("parameters")] | None = None
 
 
@@ -260,7 +260,7 @@ class BatchUpdate(PartBody, frozen=True):
     """
 
     gradient: Annotated[AnyArray, float64("parameters")] | None = None
-    batch_scores: Annotated[AnyArray, float32("next-rows", "outputs")] | None = None
+    batch_scores: Annotated[AnyArray, float32("next_rows", "outputs")] | None = None
     tested_scores: Annotated[AnyArray, float32("tested", "outputs")] | None = None
     scores: Annotated[AnyArray, float32("total", "outputs")] | None = None
 
@@ -320,7 +320,7 @@ class StepRequest(Request, frozen=True, kw_only=True):
 class StepUpdate(PartBody, frozen=True):
     """Scores after a step; see :class:`BatchUpdate`."""
 
-    batch_scores: Annotated[AnyArray, float32("next-rows", "outputs")] | None = None
+    batch_scores: Annotated[AnyArray, float32("next_rows", "outputs")] | None = None
     tested_scores: Annotated[AnyArray, float32("tested", "outputs")] | None = None
     scores: Annotated[AnyArray, float32("total", "outputs")] | None = None
 

@@ -169,7 +169,7 @@ class PreparePart(PartBody, frozen=True, kw_only=True):
     expanded_trained: Annotated[AnyArray, positions("trained")] | None = None
     expanded_tested: Annotated[AnyArray, positions("tested")] | None = None
     batch_start: Annotated[AnyArray, positions("batches+1")] | None = None
-    batch_rows: Annotated[AnyArray, positions("batch-rows")] | None = None
+    batch_rows: Annotated[AnyArray, positions("batch_rows")] | None = None
 
 
 class PrepareRequest(Request, frozen=True, kw_only=True):

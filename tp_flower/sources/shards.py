@@ -28,6 +28,7 @@ from tp_flower.duckdb_engine import (
     shared_cursor,
 )
 from tp_flower.errors import SourceError
+from tp_flower.node_config import NUM_PARTITIONS, PARTITION_ID, TABLES
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.csv_files import csv_call, csv_format
 from tp_flower.sources.entries import MEMORY_PREFIX
@@ -227,11 +228,11 @@ def hosted_shards(
         SourceError: the tables file cannot be used, or the run names one to a node
             that is not simulated: a server does not choose what files a site reads.
     """
-    own = node_config.get("tables")
+    own = node_config.get(TABLES)
     if own:
         return load_tables(str(own))
     listed = run_config.get("tables")
-    if listed and "partition-id" not in node_config:
+    if listed and PARTITION_ID not in node_config:
         raise SourceError(
             "this node has no tables file of its own, and the run's is one for "
             "simulations: start the SuperNode with "
@@ -239,8 +240,8 @@ def hosted_shards(
         )
     sources = load_tables(str(listed)) if listed else flights_sources()
     organisations = list(dict.fromkeys(source.site for source in sources))
-    node = int(str(node_config.get("partition-id", 0)))
-    nodes = int(str(node_config.get("num-partitions", 1)))
+    node = int(str(node_config.get(PARTITION_ID, 0)))
+    nodes = int(str(node_config.get(NUM_PARTITIONS, 1)))
     mine = set(organisations[node % nodes :: nodes]) if nodes > 0 else set()
     return tuple(source for source in sources if source.site in mine)
 

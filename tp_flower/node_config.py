@@ -1,0 +1,78 @@
+"""The node config of a SuperNode: what the owner of a site sets, and nobody else."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from tp_flower.errors import SettingsError
+from tp_flower.files import home_folder
+
+TABLES: Final = "tables"
+"""Path of the tables file."""
+STATE_DIR: Final = "state-dir"
+"""Folder for what the site keeps; ``":memory:"`` keeps nothing on disk."""
+CACHE_GB: Final = "cache-gb"
+"""Gigabytes that the cache in that folder may take."""
+SECRET_FILE: Final = "secret-file"
+"""File with the secret that all sites share, from which the keys of hashes are made."""
+ALLOWED_KEYS: Final = "allowed-keys"
+"""File with the public keys of the sites that this one takes a run's secret from."""
+PARTITION_ID: Final = "partition-id"
+"""Number of the node in a simulation."""
+NUM_PARTITIONS: Final = "num-partitions"
+"""Nodes of a simulation."""
+
+IN_MEMORY: Final = ":memory:"
+"""As a state folder: nothing is kept on disk."""
+DEFAULT_CACHE_GB: Final = 20
+
+NodeConfig = Mapping[str, object]
+
+
+def state_dir(node_config: NodeConfig) -> str:
+    """Return the folder for what a site keeps; ``":memory:"`` is none."""
+    folder = str(node_config.get(STATE_DIR) or "")
+    if not folder:
+        return str(home_folder() / "state")
+    if folder == IN_MEMORY:
+        return folder
+    # of a relative one, "." say, errors would be cleaned of more than a path
+    return str(Path(folder).expanduser().absolute())
+
+
+def site_id(node_config: NodeConfig, node_id: int) -> str:
+    """Return a name that no other site with the same state folder has.
+
+    A node that is started again may have another number, but not another partition.
+
+    Raises:
+        SettingsError: the partition is not a whole number.
+    """
+    partition = node_config.get(PARTITION_ID)
+    if partition is None:
+        return f"{node_id:x}"
+    if type(partition) is not int or partition < 0:
+        raise SettingsError(
+            f"node config {PARTITION_ID} must be a whole number from 0 on, "
+            f"not {partition!r}"
+        )
+    return str(partition)
+
+
+def cache_limit(node_config: NodeConfig) -> int:
+    """Return how many bytes the site's cache may take.
+
+    Raises:
+        SettingsError: it is not a number of gigabytes.
+    """
+    gigabytes = node_config.get(CACHE_GB, DEFAULT_CACHE_GB)
+    try:
+        limit = float(str(gigabytes))
+    except ValueError:
+        limit = -1.0
+    if not 0 <= limit < float("inf"):
+        raise SettingsError(
+            f"node config {CACHE_GB} must be a number of gigabytes from 0 on, "
+            f"not {gigabytes!r}"
+        )
+    return int(limit * 1e9)
