@@ -3,9 +3,8 @@
 from typing import Any
 
 from strategies.coreset_solvers import CoresetKMeans, CoresetRidge
-from strategies.explain.strategy import Explain
-from strategies.inference.evaluate import Evaluate
-from strategies.inference.predict import Predict
+from strategies.explain.explanation import Explain
+from strategies.inference.predict import Evaluate, Predict
 from strategies.personalised.strategy import Personalised
 from strategies.training.admm import TablePuppetADMM
 from strategies.training.base import RelationalStrategy

@@ -16,11 +16,11 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from strategies import STRATEGIES, Explain
+from strategies.disclosures import privacy_report
 from strategies.explain.console import explanation_view
 from strategies.explain.explanation import explanation_dict
 from strategies.inference.manifest import make_manifest, write_manifest
 from strategies.inference.use_model import use_model
-from strategies.privacy_report import privacy_report
 from strategies.report_page import ReportError, write_page
 from strategies.run.resume import resumed
 from strategies.run.strategy import RoundListener
@@ -83,7 +83,7 @@ def explain(
     strategy.start(grid)
     explanation = strategy.explanation
     privacy = privacy_report(
-        explanation.releases, strategy.ledgers, settings.privacy, is_complete=True
+        explanation.disclosures, strategy.ledgers, settings.privacy, is_complete=True
     )
     write_json({**explanation_dict(explanation), "privacy": privacy}, folder)
     view = explanation_view(explanation)

@@ -67,7 +67,7 @@ def model_view(manifest: Manifest) -> RenderableType:
             Text(own.kind),
             format_count(own.encoder.width),
             format_value(own.share),
-            ", ".join(map(format_value, own.mean_score.tolist())),
+            ", ".join(map(format_value, own.mean_score)),
             Text(", ".join(_kept(part.site, part.digest) for part in own.parts)),
         )
     return Group(facts, tables)
@@ -94,7 +94,7 @@ def comparison(manifests: Sequence[Manifest]) -> RenderableType:
 
 def _facts(manifest: Manifest) -> dict[str, str]:
     usual = ", ".join(f"{name} {text}" for name, text in manifest.versions.items())
-    base = ", ".join(map(format_value, manifest.base_score.tolist()))
+    base = ", ".join(map(format_value, manifest.base_score))
     return {
         "created": manifest.created,
         "status": manifest.status,

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from strategies.coresets.draw import restrict_to_sample
-from strategies.disclosures import Audience
+from strategies.disclosures import Exposure
 from strategies.run.exchange import Part, Replies, Request, ask
 from strategies.run.replies import array_of, refuse
 from strategies.run.strategy import EpochResult
@@ -62,9 +62,9 @@ class SolvedStrategy(JoinStrategy):
         """Return the kind of release by which sampled rows leave."""
         return {"sends": self.sends}
 
-    def audience(self, *args: Any) -> Audience:
+    def exposure(self, *args: Any) -> Exposure:
         """Return the facts, with the kind of release of sampled rows."""
-        return replace(super().audience(*args), sends=self.sends)
+        return replace(super().exposure(*args), sends=self.sends)
 
     def baseline(self, problem: TrainingProblem) -> float:  # noqa: ARG002
         """Return infinity: a solver at the server does not diverge."""

@@ -1,33 +1,63 @@
-"""A release: who learns what from a message, and what covers it."""
+"""Who learns what in a run, what covers it, and what it has cost.
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+What a message discloses is declared beside it (:mod:`tp_flower.protocol`); a run
+decides which messages are sent and what covers them.
+
+The `privacy` entry of `report.json`::
+
+    adversary, delta    of the figures below: who sees every message of the run
+    messages  [{message, to, carries, protection}]   every message, in plain words
+    ledger    {site: [{release: {table, source, part, action, what, unit, neighbours,
+               adversary, mechanism or null, scope, site}, limit, used, ...}]}
+    totals    [{site, table, source, epsilon, delta, uncovered: [what, ...]}]
+
+The ledger is each node's own account of the run. `mechanism` is the cost of one use,
+`used` how often the most used key was used, `limit` how often it was planned. A total
+composes all covered releases of a table's rows at one site; `uncovered` lists the
+releases that no mechanism covers: the epsilon says nothing of them.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from strategies.run.exchange import Part
 from strategies.run.sites import Inventory
-from tp_flower.methods import ADMM, CORESET, DP_SGD, LAPLACE, OUTSIDER, PERSONAL, SGD
+from tp_flower.errors import ReplyError
+from tp_flower.methods import (
+    ADMM,
+    CORESET,
+    DP_SGD,
+    LAPLACE,
+    OUTSIDER,
+    PERSONAL,
+    SERVER,
+    SGD,
+)
+from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.key_agreement import KeySource
+from tp_flower.privacy.mechanisms import Mechanism, Release
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol import EXCHANGES, Action
 from tp_flower.query import BoundQuery
 from tp_flower.settings import PrivacySettings, Settings
 
 NOTHING: Final = "nothing"
-"""What covers a release where nothing does."""
-SERVER: Final = "server"
-SITES: Final = "sites"
+"""What covers a disclosure that no mechanism covers."""
+
+Account = Mapping[str, Any]
+"""One release of a site's ledger, with how it was used."""
 
 
 @dataclass(frozen=True)
-class Release:
-    """What somebody will learn from a message.
+class Disclosure:
+    """What somebody learns from a message.
 
     Attributes:
         message: its type.
         to: who receives it.
-        carries: what it says.
-        protection: the mechanism that covers it; "nothing" where nothing does.
+        carries: in plain words.
+        protection: the mechanism that covers it; "nothing" where none does.
     """
 
     message: str
@@ -36,45 +66,35 @@ class Release:
     protection: str
 
 
-_KEYS: Final = {
-    KeySource.FILE: "from a secret file, the server does not have the key",
-    KeySource.PINNED: "under pinned keys, the server does not have the key",
-    KeySource.AGREED: "an honest server does not have the key",
-}
-_SEALED: Final = {
-    KeySource.PINNED: "sealed to each site (X25519), under keys their owners pinned",
-    KeySource.AGREED: "sealed to each site (X25519), under keys that nobody checked",
-}
-
-
 @dataclass(frozen=True)
-class Audience:
-    """What decides who learns what.
+class Exposure:
+    """The facts of a run that decide who learns what.
 
     Attributes:
         label_table: alias of the table with the label.
-        family: of the method, "admm", "sgd" or "coreset".
+        family: of the method, "admm", "sgd", "coreset" or "personal".
         sharded: aliases of the tables in several shards.
         gram: those of them that send statistics.
         grouped: aliases of the tables in several shards that a GROUP BY runs over.
         is_linear: whether all models are.
         is_simulated: whether the key of the hashes is that of a simulation.
-        privacy: what the run protects.
+        privacy: settings of the run.
         keys: where the sites take the key of the hashes from.
         weight: table and expression that joined rows weigh; "" without one.
-        is_weighted: whether joined rows weigh other than alike.
+        is_weighted: whether the weights of joined rows differ.
         by_joined_rows: whether messages go by joined rows (VFL), not by tables' rows.
         is_measured: whether a coreset is drawn by the importance of the rows.
-        sends: what leaves of sampled rows where the server solves; "" elsewhere.
+        sends: the form in which sampled rows leave where the server solves; "" where
+            the sites train.
         has_label: whether labels leave.
-        graph: what the similarity of sites with models of their own is made of.
+        graph: the similarity of sites with models of their own: what it is made of.
         graph_epsilon: of the noise on that; 0 for none.
         fitted: aliases of the tables with encoders that are fitted to statistics.
         is_stale: whether gradients of shards come a batch late.
         has_inner_rounds: whether consensus takes several rounds of an epoch.
         is_prediction: whether a saved model is used, and none is trained.
-        has_row_key: of a prediction: whether a keyed hash of what names a row leaves.
-        is_delivered: of a prediction: whether the label table's sites are sent it.
+        has_row_key: of a prediction: whether a keyed hash of the row key leaves.
+        is_delivered: of a prediction: whether the label table's sites receive it.
     """
 
     label_table: str
@@ -101,222 +121,77 @@ class Audience:
     has_row_key: bool = False
     is_delivered: bool = False
 
-    @property
-    def row(self) -> str:
-        """What messages have a number for."""
-        return "joined row" if self.by_joined_rows else "own row"
 
-    @property
-    def scored(self) -> str:
-        """What a score per row tells."""
-        rows = "joined row" if self.by_joined_rows else "row"
-        return (
-            f"a score per {rows}, which reads the row's features; in every epoch anew"
-        )
-
-    @property
-    def hashes(self) -> str:
-        """What covers that which is hashed."""
-        if self.is_simulated:
-            return (
-                "keyed hash (HMAC-SHA-256), but the key of a simulation is known to all"
-            )
-        return f"keyed hash (HMAC-SHA-256; {_KEYS[self.keys]})"
-
-    @property
-    def labels(self) -> str:
-        """What covers a label."""
-        own = self.privacy
-        if not own.covers_labels:
-            return NOTHING
-        amount = (
-            f"epsilon {own.label_epsilon:g}"
-            if own.label_epsilon
-            else f"lambda {own.label_noise:g}"
-        )
-        name = "Laplace noise" if own.labels == LAPLACE else "randomised response"
-        return f"{name} on each label ({amount}), drawn once and kept"
-
-    @property
-    def models(self) -> str:
-        """What covers gradients, statistics and parameters."""
-        own = self.privacy
-        if not own.covers_features:
-            return NOTHING
-        amount = (
-            f"noise multiplier {own.noise_multiplier:g}"
-            if own.noise_multiplier
-            else f"epsilon {own.epsilon:g}"
-        )
-        if own.adversary == OUTSIDER and not own.noise_multiplier:
-            amount += " against an outsider"
-        name = "DP-SGD" if own.features == DP_SGD else "noisy clipped statistics"
-        return f"{name} ({amount}, delta {own.delta:g}, per row and run)"
-
-    @property
-    def scores(self) -> str:
-        """What covers the scores of single rows."""
-        own = self.privacy
-        if not own.covers_predictions:
-            return NOTHING
-        amount = f"epsilon {own.predictions:g}, delta {own.delta:g}"
-        return f"Gaussian noise on clipped scores ({amount}, per row and run)"
-
-    @property
-    def messages(self) -> str:
-        """What covers that which is made from labels and all tables' scores."""
-        own = self.privacy
-        if own.covers_labels and own.covers_predictions:
-            return "made from labels and scores that are covered"
-        if own.covers_labels:
-            return "the labels are covered, the scores are not"
-        return NOTHING
-
-    @property
-    def nothing(self) -> str:
-        """What is said where nothing covers a release."""
-        return NOTHING
-
-    @property
-    def sealed(self) -> str:
-        """What covers the key of the hashes on its way."""
-        return _SEALED.get(self.keys, NOTHING)
-
-    @property
-    def masked(self) -> str:
-        """What covers a sum of which nobody but its sender knows the summands."""
-        return "masked pairwise (ChaCha20): an honest server sees the sum alone"
-
-    @property
-    def summaries(self) -> str:
-        """What covers the summaries that a graph of sites is made of."""
-        if not self.graph_epsilon or self.graph == "models":
-            return NOTHING
-        amount = f"epsilon {self.graph_epsilon:g}, delta {self.privacy.delta:g}"
-        return f"Gaussian noise ({amount})"
-
-
-def audience_of(
+def exposure_of(
     bound: BoundQuery,
     parts: Mapping[str, Sequence[Part]],
     settings: Settings,
     inventory: Inventory,
     **facts: Any,
-) -> Audience:
-    """Return what decides who learns what.
+) -> Exposure:
+    """Return the exposure of a run.
 
     Args:
         bound: the query over the sites' columns.
-        parts: by table, its shards.
+        parts: by table, of its shards.
         settings: of the run.
         inventory: of the sites.
-        facts: further fields, which those above do not decide.
+        facts: further fields of the exposure, which those above do not decide.
     """
     sharded = [name for name, shards in parts.items() if len(shards) > 1]
-    nodes = list(inventory.nodes.values())
-    return Audience(
+    nodes = inventory.nodes.values()
+    return Exposure(
         label_table=bound.label_table,
         family=settings.family,
         sharded=sharded,
         grouped=[
             name
             for name in sharded
-            if any(own.subquery is not None for own in bound.fragments_of(name))
+            if any(part.subquery is not None for part in bound.fragments_of(name))
         ],
         is_linear=all(settings.model_of(name) == "linear" for name in parts),
         is_simulated=all(node.is_simulated for node in nodes),
         privacy=settings.privacy,
         # all sites have the same, or the run has been refused
-        keys=nodes[0].keys,
+        keys=next(iter(nodes)).keys,
         **facts,
     )
 
 
-class _Facts:
-    """Facts of a run by the names that the messages' disclosures have for them.
-
-    A disclosure is made where its fact is true: a list is, if it is not empty.
-    """
-
-    def __init__(self, audience: Audience) -> None:
-        self._audience = audience
-        is_admm, is_sgd = (audience.family == family for family in (ADMM, SGD))
-        is_solved, is_own = (
-            audience.family == family for family in (CORESET, PERSONAL)
+def disclosures(exposure: Exposure) -> list[Disclosure]:
+    """Return everything that the messages of a run disclose, in their order."""
+    facts, protections = facts_of(exposure), _protections(exposure)
+    return [
+        Disclosure(
+            message=str(action),
+            to=declared.reader or message.reader,
+            carries=declared.carries.format_map(facts),
+            protection=protections[declared.covered_by],
         )
-        seeking = [name for name in audience.sharded if name not in audience.gram]
-        self._values: dict[str, object] = {
-            "row": audience.row,
-            "scored": audience.scored,
-            "label_table": audience.label_table,
-            "weight": audience.weight,
-            "sharded": ", ".join(audience.sharded),
-            "grouped": ", ".join(audience.grouped),
-            "fitted": ", ".join(audience.fitted),
-            "gram": ", ".join(audience.gram) if is_admm else "",
-            "seeking": ", ".join(seeking) if is_admm else "",
-            "encoders": "the merged statistics of the own table's shards"
-            if audience.fitted
-            else "the declared encoders",
-            "counted": _COUNTED[audience.is_weighted],
-            "alignment": _alignment(audience),
-            "common": _common(audience),
-            "summary": _SUMMARY.get(audience.graph, "") if is_own else "",
-            "seals_key": audience.keys is not KeySource.FILE,
-            "has_joins": not is_own,
-            "joins_rows": not is_own,
-            "keeps_labels": is_own,
-            "has_label": audience.has_label and not is_own,
-            "has_row_key": audience.has_row_key,
-            "has_batches": is_sgd,
-            "has_first_scores": not audience.is_linear,
-            "has_clear_curvature": not (is_solved or audience.privacy.covers_features),
-            "has_inner_rounds": audience.has_inner_rounds,
-            "takes_parameters": bool(audience.sharded) or is_solved,
-            "is_stale": audience.is_stale,
-            "sends_rows": audience.sends == SAMPLED_ROWS,
-            "sends_centres": audience.sends == CENTRES,
-        }
-
-    def holds(self, name: str) -> bool:
-        """Whether a fact is true of the run; "" always is."""
-        return not name or bool(self._values[name])
-
-    def fill(self, carries: str) -> str:
-        """Return the words of a disclosure with the facts in their places."""
-        return carries.format_map(self._values)
+        for action in _actions(exposure)
+        for message in EXCHANGES[action]
+        for declared in message.discloses
+        if not declared.when or facts[declared.when]
+    ]
 
 
-def releases(audience: Audience) -> list[Release]:
-    """Return what every message of the run tells whom, in the order of the messages."""
-    facts = _Facts(audience)
-    found = []
-    for action in _actions(audience):
-        for message in EXCHANGES[action]:
-            for told in message.discloses:
-                if facts.holds(told.when):
-                    reader = told.reader or message.reader
-                    protection = str(getattr(audience, told.covered_by))
-                    words = facts.fill(told.carries)
-                    found.append(Release(str(action), reader, words, protection))
-    return found
-
-
-def _actions(audience: Audience) -> list[Action]:
+def _actions(exposure: Exposure) -> list[Action]:
     """Return the messages of a run, in their order."""
     set_up = [Action.DESCRIBE, Action.SEAL, Action.EXTRACT]
-    if audience.is_prediction:
-        delivered = [Action.DELIVER] if audience.is_delivered else []
+    if exposure.is_prediction:
+        delivered = [Action.DELIVER] if exposure.is_delivered else []
         return [*set_up, Action.SCORE, *delivered, Action.FINISH]
     set_up += [Action.STATISTICS]
-    if audience.family != PERSONAL:
+    if exposure.family != PERSONAL:
         set_up += [Action.CHECK]
-    if audience.is_measured:
+    if exposure.is_measured:
         set_up += [Action.MEASURE, Action.DRAW, Action.WEIGH]
-    further = {ADMM: Action.CONSENSUS, SGD: Action.STEP}.get(audience.family)
-    rounds = list(_ROUNDS[audience.family])
-    if further is not None and not audience.sharded:
-        rounds.remove(further)
+    of_shards = {ADMM: Action.CONSENSUS, SGD: Action.STEP}.get(exposure.family)
+    rounds = [
+        action
+        for action in _ROUNDS[exposure.family]
+        if exposure.sharded or action is not of_shards
+    ]
     return [*set_up, *rounds, Action.FINISH]
 
 
@@ -326,10 +201,6 @@ _ROUNDS: Final = {
     CORESET: (Action.PREPARE, Action.ROWS, Action.CONSENSUS),
     PERSONAL: (Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL),
 }
-_COUNTED: Final = {
-    False: "to how many rows",
-    True: "what the joined rows of each weigh",
-}
 _SUMMARY: Final = {
     "data": "the mean of random features of each site's rows and labels",
     "features": "the covariance of each site's features",
@@ -337,17 +208,198 @@ _SUMMARY: Final = {
 }
 
 
-def _alignment(audience: Audience) -> str:
-    if not audience.by_joined_rows:
-        return f"which own rows are joined, and {_COUNTED[audience.is_weighted]}"
-    weighs = ", and what that weighs" if audience.is_weighted else ""
-    return f"which own row is behind each joined row, in their order{weighs}"
+def facts_of(exposure: Exposure) -> dict[str, object]:
+    """Return the facts of a run by the names that declared disclosures use.
+
+    A disclosure is made where its ``when`` is true, and a list is if it is not empty;
+    in its text, names in braces stand for these facts.
+    """
+    is_admm, is_sgd, is_solved, is_personal = (
+        exposure.family == family for family in (ADMM, SGD, CORESET, PERSONAL)
+    )
+    by_joined_rows, sharded = exposure.by_joined_rows, ", ".join(exposure.sharded)
+    seeking = [name for name in exposure.sharded if name not in exposure.gram]
+    scored = "joined row" if by_joined_rows else "row"
+    counted = "to how many rows"
+    if exposure.is_weighted:
+        counted = "what the joined rows of each weigh"
+    alignment = f"which own rows are joined, and {counted}"
+    if by_joined_rows:
+        weighs = ", and what that weighs" if exposure.is_weighted else ""
+        alignment = f"which own row is behind each joined row, in their order{weighs}"
+    common = f"the common parameters of {sharded}"
+    if is_solved:
+        shared = f", the same for all shards of {sharded}" if sharded else ""
+        common = f"the parameters of the own table's model{shared}"
+    return {
+        "row": "joined row" if by_joined_rows else "own row",
+        "scored": f"a score per {scored}, which reads the row's features; in every "
+        "epoch anew",
+        "label_table": exposure.label_table,
+        "weight": exposure.weight,
+        "sharded": sharded,
+        "grouped": ", ".join(exposure.grouped),
+        "fitted": ", ".join(exposure.fitted),
+        "gram": ", ".join(exposure.gram) if is_admm else "",
+        "seeking": ", ".join(seeking) if is_admm else "",
+        "encoders": "the merged statistics of the own table's shards"
+        if exposure.fitted
+        else "the declared encoders",
+        "counted": counted,
+        "alignment": alignment,
+        "common": common,
+        "summary": _SUMMARY.get(exposure.graph, "") if is_personal else "",
+        "seals_key": exposure.keys is not KeySource.FILE,
+        "has_joins": not is_personal,
+        "joins_rows": not is_personal,
+        "keeps_labels": is_personal,
+        "has_label": exposure.has_label and not is_personal,
+        "has_row_key": exposure.has_row_key,
+        "has_batches": is_sgd,
+        "has_first_scores": not exposure.is_linear,
+        "has_clear_curvature": not (is_solved or exposure.privacy.covers_features),
+        "has_inner_rounds": exposure.has_inner_rounds,
+        "takes_parameters": bool(exposure.sharded) or is_solved,
+        "is_stale": exposure.is_stale,
+        "sends_rows": exposure.sends == SAMPLED_ROWS,
+        "sends_centres": exposure.sends == CENTRES,
+    }
 
 
-def _common(audience: Audience) -> str:
-    """Return whose parameters the server sends."""
-    listed = ", ".join(audience.sharded)
-    if audience.family != CORESET:
-        return f"the common parameters of {listed}"
-    shared = f", the same for all shards of {listed}" if listed else ""
-    return f"the parameters of the own table's model{shared}"
+_KEYS: Final = {
+    KeySource.FILE: "from a secret file, the server does not have the key",
+    KeySource.PINNED: "under pinned keys, the server does not have the key",
+    KeySource.AGREED: "an honest server does not have the key",
+}
+_SEALED: Final = {
+    KeySource.PINNED: "sealed to each site (X25519), under keys their owners pinned",
+    KeySource.AGREED: "sealed to each site (X25519), under keys that nobody checked",
+}
+
+
+def _protections(exposure: Exposure) -> dict[str, str]:
+    """Return the mechanism behind each ``covered_by`` of the declared disclosures."""
+    privacy, delta = exposure.privacy, f"delta {exposure.privacy.delta:g}"
+    hashes = f"keyed hash (HMAC-SHA-256; {_KEYS[exposure.keys]})"
+    if exposure.is_simulated:
+        hashes = (
+            "keyed hash (HMAC-SHA-256), but the key of a simulation is known to all"
+        )
+    scores = summaries = messages = NOTHING
+    if privacy.covers_predictions:
+        amount = f"epsilon {privacy.predictions:g}, {delta}, per row and run"
+        scores = f"Gaussian noise on clipped scores ({amount})"
+    if privacy.covers_labels:
+        messages = "the labels are covered, the scores are not"
+        if privacy.covers_predictions:
+            messages = "made from labels and scores that are covered"
+    if exposure.graph_epsilon and exposure.graph != "models":
+        amount = f"epsilon {exposure.graph_epsilon:g}, {delta}"
+        summaries = f"Gaussian noise ({amount})"
+    return {
+        "nothing": NOTHING,
+        "hashes": hashes,
+        "labels": _label_noise(privacy) if privacy.covers_labels else NOTHING,
+        "models": _model_noise(privacy) if privacy.covers_features else NOTHING,
+        "scores": scores,
+        "messages": messages,
+        "sealed": _SEALED.get(exposure.keys, NOTHING),
+        "masked": "masked pairwise (ChaCha20): an honest server sees the sum alone",
+        "summaries": summaries,
+    }
+
+
+def _label_noise(privacy: PrivacySettings) -> str:
+    amount = (
+        f"epsilon {privacy.label_epsilon:g}"
+        if privacy.label_epsilon
+        else f"lambda {privacy.label_noise:g}"
+    )
+    is_laplace = privacy.labels == LAPLACE
+    name = "Laplace noise" if is_laplace else "randomised response"
+    return f"{name} on each label ({amount}), drawn once and kept"
+
+
+def _model_noise(privacy: PrivacySettings) -> str:
+    """Return the noise on gradients, statistics and parameters."""
+    amount = (
+        f"noise multiplier {privacy.noise_multiplier:g}"
+        if privacy.noise_multiplier
+        else f"epsilon {privacy.epsilon:g}"
+    )
+    if privacy.adversary == OUTSIDER and not privacy.noise_multiplier:
+        amount += " against an outsider"
+    name = "DP-SGD" if privacy.features == DP_SGD else "noisy clipped statistics"
+    return f"{name} ({amount}, delta {privacy.delta:g}, per row and run)"
+
+
+def privacy_report(
+    messages: Iterable[Disclosure],
+    ledgers: Mapping[str, Sequence[Account]],
+    settings: PrivacySettings,
+    *,
+    is_complete: bool,
+) -> dict[str, object]:
+    """Return the `privacy` entry of a report.
+
+    Args:
+        messages: everything that is disclosed, in the order of the messages.
+        ledgers: by site, its account of the run.
+        settings: of the run; its delta is that of the totals.
+        is_complete: whether the run has ended well: a run that failed counts what it
+            had planned, as its sites do until they know better.
+
+    Raises:
+        ReplyError: an account is malformed.
+    """
+    return {
+        "adversary": SERVER,
+        "delta": settings.delta,
+        "messages": [dict(vars(message)) for message in messages],
+        "ledger": ledgers,
+        "totals": [
+            total
+            for site, accounts in ledgers.items()
+            for total in _totals(site, accounts, settings, is_complete=is_complete)
+        ],
+    }
+
+
+def _totals(
+    site: str,
+    accounts: Sequence[Account],
+    settings: PrivacySettings,
+    *,
+    is_complete: bool,
+) -> Iterable[dict[str, object]]:
+    """Yield the totals of one site, by source in the order of its account."""
+    by_source: dict[str, list[tuple[Release, int]]] = {}
+    for account in accounts:
+        release, times = _read(site, account, is_complete=is_complete)
+        by_source.setdefault(release.source, []).append((release, times))
+    for source, uses in by_source.items():
+        spent: list[Mechanism] = [
+            replace(mechanism, count=mechanism.count * times)
+            for release, times in uses
+            if (mechanism := release.mechanism) is not None
+        ]
+        uncovered = [release.what for release, _ in uses if release.mechanism is None]
+        first = uses[0][0]
+        yield {
+            "site": first.site or site,
+            "table": first.table,
+            "source": source,
+            "epsilon": epsilon(spent, settings.delta, settings.accountant),
+            "delta": settings.delta,
+            "uncovered": list(dict.fromkeys(uncovered)),
+        }
+
+
+def _read(site: str, account: Account, *, is_complete: bool) -> tuple[Release, int]:
+    """Return a release and how often it counts; a charge counts once."""
+    try:
+        release = Release.from_json(account["release"])
+        times = int(account.get("used" if is_complete else "limit", 1))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ReplyError(f"site {site!r} sent a malformed ledger") from None
+    return release, times

@@ -1,11 +1,8 @@
 """A manifest of two tables, small enough to read."""
 
-import numpy as np
-
 from strategies.inference.manifest import Manifest, ModelPart, ModelTable
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.features.encodings import NumberEncoding
-from tp_flower.model_names import ModelVersion
 from tp_flower.settings import Settings
 
 QUERY = "SELECT f.late AS label, f.hour, p.seats FROM flights AS f JOIN p ON f.p = p.id"
@@ -16,7 +13,8 @@ def small_manifest(
 ) -> Manifest:
     digest = "ab" * 32
     fields = {
-        "model": ModelVersion(name, version),
+        "name": name,
+        "model_version": version,
         "created": "2026-11-22T00:15:00+00:00",
         "status": "completed",
         "query": QUERY,
@@ -25,7 +23,7 @@ def small_manifest(
         "label": '"late"',
         "loss": "logistic",
         "classes": ("false", "true"),
-        "base_score": np.array([-1.25]),
+        "base_score": (-1.25,),
         "tables": (
             table(
                 "f",
@@ -56,8 +54,8 @@ def table(alias, name, feature, share, parts):
         columns={name: {feature: "DOUBLE", "id": "BIGINT"}},
         features=(f'{feature} = "{feature}"',),
         kind="linear",
-        encoder=TableEncoder(alias, (encoding,)),
+        saved_encoder=TableEncoder(alias, (encoding,)).to_json(),
         parts=parts,
-        mean_score=np.array([0.1 + share]),
+        mean_score=(0.1 + share,),
         share=share,
     )

@@ -17,9 +17,8 @@ import torch
 from client_apps.app import app
 from client_apps.data.saved_models import SavedModel
 from strategies import STRATEGIES
-from strategies.inference.evaluate import Evaluate
 from strategies.inference.manifest import Manifest, make_manifest
-from strategies.inference.predict import Predict
+from strategies.inference.predict import Evaluate, Predict
 from strategies.run.grid import InProcessGrid
 from tests.federated import Frames, store_sql
 from tp_flower.extraction.extract import extract
@@ -132,7 +131,7 @@ class Model:
         sums = ", ".join(
             " + ".join(f"COALESCE({alias}.score_{k}, 0)" for alias in aliases)
             + f" + {base!r}"
-            for k, base in enumerate(self.manifest.base_score.tolist())
+            for k, base in enumerate(self.manifest.base_score)
         )
         label = self.manifest.label_table
         rows = connection.execute(f"SELECT {label}.position, {sums} {source}")

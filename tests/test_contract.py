@@ -93,9 +93,9 @@ def test_a_release_is_booked_under_the_message_it_leaves_with(what, family, acti
 
 
 def test_placeholders_are_facts_of_a_run():
-    from strategies.disclosures import Audience, _Facts
+    from strategies.disclosures import Exposure, facts_of
 
-    facts = _Facts(Audience("o", ADMM, ["c"], ["c"], [], True, False))
-    for _, told in DISCLOSURES:
-        facts.holds(told.when)
-        assert not re.search(r"[{}]", facts.fill(told.carries))
+    facts = facts_of(Exposure("o", ADMM, ["c"], ["c"], [], True, False))
+    for _, declared in DISCLOSURES:
+        assert not declared.when or declared.when in facts
+        assert not re.search(r"[{}]", declared.carries.format_map(facts))

@@ -28,7 +28,7 @@ from client_apps.data.ledger import Ledger, open_ledger
 from client_apps.operator.participant import Shard
 from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM, TablePuppetSGD
-from strategies.explain.strategy import Explain
+from strategies.explain.explanation import Explain
 from strategies.run.grid import InProcessGrid
 from tests.hostile import SHOP, US, HostileGrid, tables, train
 from tp_flower.errors import SiteError

@@ -18,7 +18,7 @@ from client_apps.app import app
 from scripts.data.store import STORE_SQL, make_store
 from strategies import Explain
 from strategies.app import CONSOLE_WIDTH
-from strategies.disclosures import NOTHING, Audience, releases
+from strategies.disclosures import NOTHING, Exposure, disclosures
 from strategies.explain.console import explanation_view
 from strategies.explain.explanation import explanation_dict
 from strategies.run.grid import InProcessGrid
@@ -87,13 +87,12 @@ def test_tables_by_hand(small):
     assert [own.features for own in small.tables] == [1, 1, 2]
     assert orders.dropped == ("same",)
     # orders 0, 1 have two items each, order 2 one; the other two are not joined
-    assert (orders.multiplicity_min, orders.multiplicity_max) == (0, 2)
-    assert (orders.multiplicity_median, orders.multiplicity_mean) == (1.0, 1.0)
+    assert orders.multiplicity == {"min": 0, "median": 1.0, "mean": 1.0, "max": 2}
     assert orders.unused_rows == 2
     # items a, a in two joined rows, b in one, c in none
-    assert (items.unused_rows, items.multiplicity_median) == (1, 1.5)
+    assert (items.unused_rows, items.multiplicity["median"]) == (1, 1.5)
     # customer 1 has 2 + 1 joined rows, customer 2 has 2; nobody and 4 none
-    assert (customers.unused_rows, customers.multiplicity_max) == (2, 3)
+    assert (customers.unused_rows, customers.multiplicity["max"]) == (2, 3)
 
 
 def test_steps_by_hand(small):
@@ -217,10 +216,10 @@ def test_the_report_is_json_and_says_the_same(small):
 
 @pytest.mark.parametrize("strategy", ["admm", "sgd", "coreset"])
 def test_every_message_is_covered(strategy):
-    audience = Audience("o", strategy, ["c", "d"], ["c"], ["d"], False, False)
-    told = releases(replace(audience, is_measured=True))
+    exposure = Exposure("o", strategy, ["c", "d"], ["c"], ["d"], False, False)
+    told = disclosures(replace(exposure, is_measured=True))
     drawing = {Action.MEASURE, Action.DRAW, Action.WEIGH}
-    plain = {own.message for own in releases(audience)}
+    plain = {own.message for own in disclosures(exposure)}
     assert {own.message for own in told} - plain == set(map(str, drawing))
     others = {
         "admm": {Action.SGD, Action.STEP, Action.ROWS},
@@ -243,8 +242,8 @@ def test_every_message_is_covered(strategy):
 @pytest.mark.parametrize("family", ["admm", "sgd"])
 def test_vfl_tells_a_site_what_each_joined_row_is_made_of(family):
     def told(*, by_joined_rows):
-        audience = Audience("o", family, ["c"], [], [], True, False)
-        return releases(replace(audience, by_joined_rows=by_joined_rows))
+        exposure = Exposure("o", family, ["c"], [], [], True, False)
+        return disclosures(replace(exposure, by_joined_rows=by_joined_rows))
 
     changed = {
         (plain.message, plain.to)
@@ -268,7 +267,7 @@ def test_vfl_tells_a_site_what_each_joined_row_is_made_of(family):
 @pytest.mark.parametrize("source", KeySource)
 def test_where_the_key_comes_from_is_said(source):
     tables = [], [], []
-    told = releases(Audience("o", "admm", *tables, True, False, keys=source))
+    told = disclosures(Exposure("o", "admm", *tables, True, False, keys=source))
     (keys,) = {own.protection for own in told if own.carries.startswith("join keys")}
     assert {"file": "secret file", "pinned": "pinned", "agreed": "an honest server"}[
         source
@@ -279,7 +278,7 @@ def test_where_the_key_comes_from_is_said(source):
 
 
 def test_a_simulation_says_that_its_key_protects_nothing():
-    told = releases(Audience("o", "admm", [], [], [], True, is_simulated=True))
+    told = disclosures(Exposure("o", "admm", [], [], [], True, is_simulated=True))
     keys = [own for own in told if own.carries.startswith("join keys")]
     assert "the key of a simulation is known to all" in keys[0].protection
     assert not any("Gram" in own.carries for own in told)
@@ -298,9 +297,9 @@ PRIVATE = PrivacySettings(
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
 def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
     tables = ["c", "d"], ["c"], ["d"]
-    audience = Audience("o", strategy, *tables, False, False, fitted=["c"])
-    clear = releases(audience)
-    covered = releases(replace(audience, privacy=PRIVATE))
+    exposure = Exposure("o", strategy, *tables, False, False, fitted=["c"])
+    clear = disclosures(exposure)
+    covered = disclosures(replace(exposure, privacy=PRIVATE))
     clear_by, covered_by = (
         {(own.message, own.to, own.carries): own.protection for own in told}
         for told in (clear, covered)
@@ -322,7 +321,7 @@ def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
     assert len(changed) >= 5
     uncovered = {key[2] for key, own in covered_by.items() if own == NOTHING}
     assert any("count, mean, deviation" in carries for carries in uncovered)
-    declared = {own.carries for own in releases(replace(audience, fitted=[]))}
+    declared = {own.carries for own in disclosures(replace(exposure, fitted=[]))}
     assert not any("count, mean" in own or "how many rows;" in own for own in declared)
     # what is left out: the curvature, which is not asked for
     assert {key[2] for key in clear_by} - {key[2] for key in covered_by} == {
@@ -362,10 +361,7 @@ def compare(explanation, expected) -> None:
             (
                 table.total_rows,
                 table.unused_rows,
-                table.multiplicity_min,
-                table.multiplicity_median,
-                table.multiplicity_mean,
-                table.multiplicity_max,
+                *table.multiplicity.values(),
             )
         )
     for join in explanation.joins:

@@ -9,7 +9,7 @@ import pytest
 from client_apps.app import app
 from client_apps.privacy import noisy_labels
 from strategies import STRATEGIES
-from strategies.explain.strategy import Explain
+from strategies.explain.explanation import Explain
 from strategies.run.exchange import Part
 from strategies.run.grid import InProcessGrid
 from strategies.setup.labels import label_plan, read_private_labels

@@ -97,7 +97,7 @@ def test_manifest_says_what_the_sites_keep(trained):
     assert manifest.created == strategy.report.started
     assert manifest.label_table == "o"
     assert manifest.label == '"qty"'
-    assert manifest.base_score == pytest.approx(frames()[0].qty.mean())
+    assert manifest.base_score == (pytest.approx(frames()[0].qty.mean()),)
     assert manifest.joined_rows == ROWS
     assert manifest.query == strategy.query.to_sql()
     assert Settings.from_run_config(manifest.settings) == strategy.settings
@@ -130,7 +130,7 @@ def test_manifest_says_what_the_tables_add(trained, tmp_path, method):
     total = joined["o"] + joined["c"]
     for name, scores in joined.items():
         table = make_manifest(strategy).table(name)
-        assert table.mean_score == pytest.approx(scores.mean(), abs=1e-5)
+        assert table.mean_score == pytest.approx([scores.mean()], abs=1e-5)
         expected = np.cov(scores, total)[0, 1] / total.var(ddof=1)
         assert table.share == pytest.approx(expected, abs=1e-5)
 

@@ -2,10 +2,10 @@
 
 import re
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from strategies.inference.manifest import make_manifest
 from strategies.inference.predict import Predict

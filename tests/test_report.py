@@ -94,10 +94,10 @@ def test_a_run_that_failed_before_any_round() -> None:
 
 def test_the_docstring_lists_every_key() -> None:
     # the docstrings are the schema's documentation
-    from strategies import privacy_report
+    from strategies import disclosures
     from tp_flower.reports import records as report
 
-    text = f"{report.__doc__} {privacy_report.__doc__}"
+    text = f"{report.__doc__} {disclosures.__doc__}"
     documented = set(re.findall(r"[a-z_-]+", text))
 
     def keys(value: object) -> set[str]:

@@ -23,6 +23,7 @@ from strategies.report_page import (
     render,
 )
 from strategies.report_page.costs import NETWORKS
+from strategies.report_page.page import DARK, LIGHT
 from strategies.report_page.plots import (
     MOST_POINTS,
     STYLES,
@@ -33,7 +34,6 @@ from strategies.report_page.plots import (
     thin,
     whole,
 )
-from strategies.report_page.style import DARK, LIGHT
 from strategies.run.grid import InProcessGrid
 from tests.page_reading import Page
 from tests.report_example import small_report

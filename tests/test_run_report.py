@@ -2,8 +2,7 @@
 
 import pytest
 
-from strategies.disclosures import Release as Message
-from strategies.privacy_report import privacy_report
+from strategies.disclosures import Disclosure, privacy_report
 from tp_flower.errors import ReplyError
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian, Planned, PureDp, Release
@@ -18,7 +17,7 @@ def release(what, mechanism=None, source="s1"):
 
 
 def report(accounts, *, is_complete=True):
-    messages = [Message("train.admm", "server", "scores", "nothing")]
+    messages = [Disclosure("train.admm", "server", "scores", "nothing")]
     return privacy_report(messages, {"a": accounts}, SETTINGS, is_complete=is_complete)
 
 

@@ -202,21 +202,21 @@ def test_explain_says_what_weighs_a_row():
     assert (facts["column"], facts["entity"]) == ('i: "price"', "c")
     assert 0 < facts["min"] < 1 < facts["max"]
     assert facts["effective-rows"] < found.joined_rows_train
-    (told,) = [own for own in found.releases if own.carries.startswith("the weight of")]
+    (told,) = (x for x in found.disclosures if x.carries.startswith("the weight of"))
     assert (told.message, told.to, told.protection) == (
         "query.extract",
         "server",
         "nothing",
     )
     assert any(
-        "what the joined rows of each weigh" in r.carries for r in found.releases
+        "what the joined rows of each weigh" in r.carries for r in found.disclosures
     )
     text = printed(found)
     assert 'weight of a joined row: "price"' in text
     assert 'weight of i: "price"; each row of c counts once' in text
     plain = explain(SQL.replace("i.price AS weight, ", ""), SITES)
     assert explanation_dict(plain)["row-weight"] is None
-    words = [own.carries for own in plain.releases]
+    words = [own.carries for own in plain.disclosures]
     assert not any("the weight of" in own or "each weigh" in own for own in words)
     assert any(
         "which own rows are joined, and to how many rows" in own for own in words

@@ -832,14 +832,14 @@ ROUNDS = (
     ),
     Fault(
         "row-keys-of-the-first-rows",
-        "return {ROW_HASH: hex_texts(extracted.row_hashes[rows])}",
-        "return {ROW_HASH: hex_texts(extracted.row_hashes[: len(rows)])}",
+        "names = hex_texts(extracted.row_hashes[scored.rows])",
+        "names = hex_texts(extracted.row_hashes[: len(scored.rows)])",
         ("test_predict.py",),
     ),
     Fault(
         "predictions-of-second-shard",
-        "rows=(scored.rows[own] - start).astype(np.int32),",
-        "rows=scored.rows[own].astype(np.int32),",
+        "rows=(scored.rows[span] - start).astype(np.int32),",
+        "rows=scored.rows[span].astype(np.int32),",
         ("test_predict.py",),
     ),
     Fault(

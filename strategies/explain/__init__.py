@@ -1,1 +1,1 @@
-"""What a run would do, cost and tell, without running it."""
+"""Explain a run without making it: what it would do, cost and disclose."""

@@ -1,4 +1,4 @@
-"""What a user sees of an explanation."""
+"""The tables that `explain` prints."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -34,7 +34,7 @@ def explanation_view(explanation: Explanation) -> RenderableType:
         *_weights(explanation.row_weight),
         *_section("What is saved", *map(Text, _saving(explanation))),
         _cost(explanation.cost),
-        _releases(explanation),
+        _disclosures(explanation),
     )
 
 
@@ -53,7 +53,7 @@ def _work(tables: Sequence[TableExplanation]) -> Iterable[RenderableType]:
 
 
 def _tables(tables: Sequence[TableExplanation]) -> Table:
-    shown = new_table(
+    view = new_table(
         "Tables (joined rows per row: min, median, max)",
         ("table",),
         ("shards", "rows", "in no joined row", "features", "joined rows per row"),
@@ -64,13 +64,9 @@ def _tables(tables: Sequence[TableExplanation]) -> Table:
         if item.dropped:
             name += f"\n  constant, dropped: {', '.join(item.dropped)}"
         counts = (len(item.rows), item.total_rows, item.unused_rows, item.features)
-        spread = (
-            item.multiplicity_min,
-            item.multiplicity_median,
-            item.multiplicity_max,
-        )
-        shown.add_row(Text(name), *map(format_count, counts), _spread(*spread))
-    return shown
+        spread = _spread(*(item.multiplicity[key] for key in ("min", "median", "max")))
+        view.add_row(Text(name), *map(format_count, counts), spread)
+    return view
 
 
 def _spread(low: float, middle: float, high: float) -> str:
@@ -78,7 +74,7 @@ def _spread(low: float, middle: float, high: float) -> str:
 
 
 def _steps(steps: Sequence[JoinStep]) -> Table:
-    shown = new_table(
+    view = new_table(
         "Joining, step by step (fan-out: min, median, max)",
         ("table", "on"),
         ("rows before", "without match", "fan-out", "rows after"),
@@ -86,9 +82,9 @@ def _steps(steps: Sequence[JoinStep]) -> Table:
     for step in steps:
         kind = "LEFT " if step.is_outer else ""
         if not step.on:
-            shown.add_row(Text(step.table), "", "", "", "", format_count(step.rows))
+            view.add_row(Text(step.table), "", "", "", "", format_count(step.rows))
             continue
-        shown.add_row(
+        view.add_row(
             Text(kind + step.table),
             Text(step.on),
             format_count(step.rows_before),
@@ -96,25 +92,25 @@ def _steps(steps: Sequence[JoinStep]) -> Table:
             _spread(step.fan_out_min, step.fan_out_median, step.fan_out_max),
             format_count(step.rows),
         )
-    return shown
+    return view
 
 
 def _joins(joins: Sequence[JoinExplanation]) -> RenderableType:
     if not joins:
         return Text("")
-    shown = new_table(
+    view = new_table(
         "Join keys (rows whose key the other table lacks; of them NULL)",
         ("join", "left", "right"),
         ("keys confirmed",),
     )
     for join in joins:
-        shown.add_row(
+        view.add_row(
             Text(join.on),
             Text(_side(join.left)),
             Text(_side(join.right)),
             format_count(join.checked_keys),
         )
-    return shown
+    return view
 
 
 def _side(side: KeySide) -> str:
@@ -123,18 +119,18 @@ def _side(side: KeySide) -> str:
     return f"{side.table}: {unmatched} of {rows}{null}"
 
 
-def _weights(facts: Mapping[str, object] | None) -> Iterable[RenderableType]:
-    """What joined rows weigh, if something is asked of it."""
-    if facts is None:
+def _weights(weights: Mapping[str, object] | None) -> Iterable[RenderableType]:
+    """Yield the weights of joined rows, if there are any."""
+    if weights is None:
         return ()
-    made_of = [f"weight of {facts['column']}"] if facts["column"] else []
-    if facts["entity"]:
-        made_of.append(f"each row of {facts['entity']} counts once")
-    spread = f"from {facts['min']:.4g} to {facts['max']:.4g} (mean 1)"
-    sure = f"as sure as {facts['effective-rows']:,.0f} rows of equal weight"
+    made_of = [f"weight of {weights['column']}"] if weights["column"] else []
+    if weights["entity"]:
+        made_of.append(f"each row of {weights['entity']} counts once")
+    spread = f"from {weights['min']:.4g} to {weights['max']:.4g} (mean 1)"
+    sure = f"as sure as {weights['effective-rows']:,.0f} rows of equal weight"
     lines = ["; ".join(made_of), f"{spread}; {sure}"]
-    if facts["left-out"]:
-        lines.append(f"{facts['left-out']:,} joined rows of weight 0 take no part")
+    if weights["left-out"]:
+        lines.append(f"{weights['left-out']:,} joined rows of weight 0 take no part")
     return _section("What a joined row weighs", *map(Text, lines))
 
 
@@ -161,23 +157,23 @@ def _times(joined: int, held: int) -> str:
 def _cost(cost: RunCost) -> Table:
     """Rounds and bytes of set-up, one epoch and the whole run."""
     title = f"Training by {cost.strategy}, without the round that finds the sites"
-    shown = new_table(title, ("",), ("rounds", "up", "down"))
+    view = new_table(title, ("",), ("rounds", "up", "down"))
     whole = f"the whole run, epochs: {cost.epochs}"
     parts = {"set-up": cost.set_up, "one epoch": cost.epoch, whole: cost.run}
     for name, traffic in parts.items():
         directions = map(format_bytes, (traffic.bytes_up, traffic.bytes_down))
-        shown.add_row(name, format_count(traffic.rounds), *directions)
-    return shown
+        view.add_row(name, format_count(traffic.rounds), *directions)
+    return view
 
 
-def _releases(explanation: Explanation) -> Table:
-    shown = new_table(
+def _disclosures(explanation: Explanation) -> Table:
+    view = new_table(
         "Who will learn what", ("message", "to", "what it carries", "covered by"), ()
     )
     last = ""
-    for release in explanation.releases:
-        message = "" if release.message == last else release.message
-        last = release.message
-        cells = (message, release.to, release.carries, release.protection)
-        shown.add_row(*map(Text, cells))
-    return shown
+    for item in explanation.disclosures:
+        message = "" if item.message == last else item.message
+        last = item.message
+        cells = (message, item.to, item.carries, item.protection)
+        view.add_row(*map(Text, cells))
+    return view

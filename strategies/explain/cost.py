@@ -31,13 +31,27 @@ Notation:
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
+from strategies.coreset_solvers import SolvedStrategy
+from strategies.coresets.draw import measured_rows, sample_uniformly
+from strategies.run.strategy import tests_every_epoch
+from strategies.setup.joined_rows import JoinedRows
+from strategies.setup.row_layout import TableLayout
+from strategies.training.admm import AdmmStrategy
+from strategies.training.base import JoinStrategy
+from strategies.training.prepare import Preparation
+from strategies.training.sgd import BatchStrategy
+from tp_flower.coresets.importance import REGRESSION
+from tp_flower.features.encoder import TableEncoder
+from tp_flower.learning.models.local_model import build_model
 from tp_flower.privacy.plan import SAMPLED_ROWS
 from tp_flower.protocol import (
     AdmmTarget,
@@ -49,6 +63,7 @@ from tp_flower.protocol import (
     DrawnPart,
     MeasuredPart,
     MeasurePart,
+    PartBody,
     PreparedPart,
     PreparePart,
     SampledRows,
@@ -57,6 +72,11 @@ from tp_flower.protocol import (
     WeighPart,
     field_bytes,
 )
+from tp_flower.reports.records import RoundReport, sum_by_table
+from tp_flower.settings import Settings
+
+EXPLAIN_PHASES: Final = ("check", "finish")
+"""Rounds of explaining that are not those of set-up."""
 
 
 @dataclass(frozen=True)
@@ -119,26 +139,6 @@ class TableSize:
             "parameters": self.parameters,
             "width": self.features + self.has_intercept,
         }
-
-    @property
-    def trained(self) -> int:
-        """Rows that are trained on."""
-        return sum(shard.trained for shard in self.shards)
-
-    @property
-    def tested(self) -> int:
-        """Rows in held-out joined rows."""
-        return sum(shard.tested for shard in self.shards)
-
-    @property
-    def total(self) -> int:
-        """Rows that take part."""
-        return sum(shard.total for shard in self.shards)
-
-    @property
-    def batch_rows(self) -> float:
-        """Distinct rows of a batch, summed over the batches."""
-        return sum(shard.batch_rows for shard in self.shards)
 
 
 @dataclass(frozen=True)
@@ -206,6 +206,35 @@ class RunCost:
         return self.set_up + self.epoch * (self.epochs - 1) + self.last_epoch
 
 
+class _Tally:
+    """The bytes of the fields that some rounds carry, as they are counted."""
+
+    def __init__(self) -> None:
+        self.up: defaultdict[str, float] = defaultdict(float)
+        self.down: defaultdict[str, float] = defaultdict(float)
+
+    def add(
+        self,
+        way: Literal["up", "down"],
+        table: TableSize,
+        sizes: Mapping[str, float],
+        kind: type[PartBody],
+        *fields: str,
+        times: int = 1,
+    ) -> None:
+        """Count fields of a message of one shard, whose shapes name some sizes."""
+        sent = times * sum(field_bytes(kind, name, sizes) for name in fields)
+        getattr(self, way)[table.name] += sent
+
+    def traffic(self, rounds: int) -> Traffic:
+        """Return what was counted, as sent in some rounds."""
+        return Traffic(rounds, self.up, self.down)
+
+
+def _shards(tables: Sequence[TableSize]) -> Iterator[tuple[TableSize, ShardSize]]:
+    return ((table, shard) for table in tables for shard in table.shards)
+
+
 def admm_epoch(
     tables: Sequence[TableSize], inner_rounds: int = 1, *, is_tested: bool = True
 ) -> Traffic:
@@ -216,26 +245,22 @@ def admm_epoch(
     sharded one. Its shards first send moments, 8
     (d [+ 1]) d_c, or in every inner round a proposal, 8 p; parameters come down, 8 p.
     """
-    up: defaultdict[str, float] = defaultdict(float)
-    down: defaultdict[str, float] = defaultdict(float)
-    rounds = 1
-    for table in tables:
-        for shard in table.shards:
-            sizes = table.sizes(shard)
-            sizes["scored"] = shard.total if is_tested else shard.trained
-            down[table.name] += field_bytes(AdmmTarget, "target", sizes)
-            up[table.name] += field_bytes(AdmmUpdate, "scores", sizes)
-            parameters = field_bytes(CommonParameters, "parameters", sizes)
-            if table.update is Update.GRAM:
-                up[table.name] += field_bytes(AdmmUpdate, "moments", sizes)
-                down[table.name] += parameters
-                rounds = max(rounds, 2)
-            elif table.update is Update.CONSENSUS:
-                proposal = field_bytes(AdmmUpdate, "proposal", sizes)
-                up[table.name] += inner_rounds * proposal
-                down[table.name] += inner_rounds * parameters
-                rounds = 1 + inner_rounds
-    return Traffic(rounds, up, down)
+    tally, rounds = _Tally(), 1
+    for table, shard in _shards(tables):
+        scored = shard.total if is_tested else shard.trained
+        sizes = {**table.sizes(shard), "scored": scored}
+        tally.add("down", table, sizes, AdmmTarget, "target")
+        tally.add("up", table, sizes, AdmmUpdate, "scores")
+        if table.update is Update.GRAM:
+            tally.add("up", table, sizes, AdmmUpdate, "moments")
+            tally.add("down", table, sizes, CommonParameters, "parameters")
+            rounds = max(rounds, 2)
+        elif table.update is Update.CONSENSUS:
+            times = inner_rounds
+            tally.add("up", table, sizes, AdmmUpdate, "proposal", times=times)
+            tally.add("down", table, sizes, CommonParameters, "parameters", times=times)
+            rounds = 1 + inner_rounds
+    return tally.traffic(rounds)
 
 
 def sgd_epoch(
@@ -262,26 +287,24 @@ def sgd_epoch(
         is_tested: whether every epoch scores held-out rows, not the last one alone.
         staleness: 1 where the mean gradient goes down with the next batch.
     """
-    up: defaultdict[str, float] = defaultdict(float)
-    down: defaultdict[str, float] = defaultdict(float)
+    tally = _Tally()
     sent = batches - 1 if is_last else batches
-    for table in tables:
-        for shard in table.shards:
-            tested = shard.tested if is_tested else 0
-            scored = shard.total if is_last or scores_all else tested
-            sizes = table.sizes(shard)
-            sizes |= {"batch_rows": shard.batch_rows, "total": scored}
-            sizes["next_rows"] = shard.batch_rows * sent / batches
-            down[table.name] += field_bytes(BatchMessages, "messages", sizes)
-            up[table.name] += field_bytes(BatchUpdate, "batch_scores", sizes)
-            up[table.name] += field_bytes(BatchUpdate, "scores", sizes)
-            if table.update is Update.SUM:
-                gradient = field_bytes(BatchUpdate, "gradient", sizes)
-                up[table.name] += batches * gradient
-                down[table.name] += batches * gradient
+    for table, shard in _shards(tables):
+        tested = shard.tested if is_tested else 0
+        sizes = {
+            **table.sizes(shard),
+            "batch_rows": shard.batch_rows,
+            "next_rows": shard.batch_rows * sent / batches,
+            "total": shard.total if is_last or scores_all else tested,
+        }
+        tally.add("down", table, sizes, BatchMessages, "messages")
+        tally.add("up", table, sizes, BatchUpdate, "batch_scores", "scores")
+        if table.update is Update.SUM:
+            tally.add("up", table, sizes, BatchUpdate, "gradient", times=batches)
+            tally.add("down", table, sizes, BatchUpdate, "gradient", times=batches)
     is_sharded = any(table.update is Update.SUM for table in tables)
-    own_rounds = (1 if staleness else batches) if is_sharded else 0
-    return Traffic(batches + own_rounds, up, down)
+    of_gradients = (1 if staleness else batches) if is_sharded else 0
+    return tally.traffic(batches + of_gradients)
 
 
 def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
@@ -293,31 +316,23 @@ def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
     byte each; the Gram matrix where it is summed; and the first scores of models that
     are not linear.
     """
-    up: defaultdict[str, float] = defaultdict(float)
-    down: defaultdict[str, float] = defaultdict(float)
-    for table in tables:
-        for shard in table.shards:
-            sizes = table.sizes(shard)
-            sizes |= {"batches+1": batches + 1, "batch_rows": shard.batch_rows}
-            fields = list(_row_fields(table))
-            if batches:
-                fields += ["batch_start", "batch_rows"]
-            for name in fields:
-                down[table.name] += field_bytes(PreparePart, name, sizes)
-            up[table.name] += field_bytes(PreparedPart, "penalised", sizes)
-            if table.update is Update.GRAM:
-                up[table.name] += field_bytes(PreparedPart, "gram", sizes)
-            if not (table.is_linear or table.update is Update.GIVEN):
-                up[table.name] += field_bytes(PreparedPart, "scores", sizes)
-    return Traffic(1, up, down)
-
-
-def _row_fields(table: TableSize) -> tuple[str, ...]:
-    """Return the fields that tell a site which of its rows take part."""
-    if not table.is_repeated:
-        return ("trained", "tested", "multiplicity")
-    lists = ("expanded_trained", "expanded_tested")
-    return (*lists, "masses") if table.is_weighted else lists
+    tally = _Tally()
+    for table, shard in _shards(tables):
+        batch_sizes = {"batches+1": batches + 1, "batch_rows": shard.batch_rows}
+        sizes = {**table.sizes(shard), **batch_sizes}
+        fields = ["trained", "tested", "multiplicity"]
+        if table.is_repeated:
+            fields = ["expanded_trained", "expanded_tested"]
+            fields += ["masses"] if table.is_weighted else []
+        if batches:
+            fields += ["batch_start", "batch_rows"]
+        tally.add("down", table, sizes, PreparePart, *fields)
+        tally.add("up", table, sizes, PreparedPart, "penalised")
+        if table.update is Update.GRAM:
+            tally.add("up", table, sizes, PreparedPart, "gram")
+        if not (table.is_linear or table.update is Update.GIVEN):
+            tally.add("up", table, sizes, PreparedPart, "scores")
+    return tally.traffic(rounds=1)
 
 
 def expected_batch_rows(
@@ -361,86 +376,225 @@ def _log_choose(total: npt.NDArray[np.integer], chosen: int) -> npt.NDArray[np.f
 
 
 def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    names: Iterable[str] = dict.fromkeys([*one, *other])
+    names = dict.fromkeys([*one, *other])
     return {name: one.get(name, 0) + other.get(name, 0) for name in names}
 
 
-@dataclass(frozen=True)
-class CoresetSize:
-    """A coreset before it is drawn.
-
-    Attributes:
-        size: m, rows that are drawn.
-        joined_rows: N, of which they are drawn.
-        label_columns: of the label in the scores of its table.
-        has_moments: whether shards send second moments, not what their clusters cost.
-        mass_bytes: by table, of what the joined rows of its trained rows weigh.
-    """
-
-    size: int
-    joined_rows: int
-    label_columns: int
-    has_moments: bool
-    mass_bytes: Mapping[str, int]
-
-    @property
-    def distinct(self) -> float:
-        """Of m of N rows, drawn alike and with replacement: N (1 - (1 - 1/N)^m)."""
-        absent: float = (1.0 - 1.0 / self.joined_rows) ** self.size
-        return self.joined_rows * (1.0 - absent)
-
-    def columns(self, table: TableSize) -> int:
-        """Return the columns that a table's scores are of, p."""
-        own = 1 + self.label_columns if table.has_intercept else 0
-        return table.features + own
-
-
-def coreset_rounds(tables: Sequence[TableSize], coreset: CoresetSize) -> Traffic:
-    """Return what the rounds send.
-
-    Args:
-        tables: of the training problem, with all joined rows.
-        coreset: that is to be drawn.
-    """
-    up: defaultdict[str, float] = defaultdict(float)
-    down: defaultdict[str, float] = defaultdict(float)
-    total = len(tables) + sum(map(coreset.columns, tables))
-    for table in tables:
-        columns = coreset.columns(table)
-        sizes = {"columns": columns, "sample": coreset.distinct}
-        # of the table's shards together
-        sizes["drawn"] = coreset.size * columns / total
-        down[table.name] += coreset.mass_bytes[table.name]
-        up[table.name] += field_bytes(DrawnPart, "drawn", sizes)
-        for shard in table.shards:
-            of_shard = {**table.sizes(shard), **sizes}
-            down[table.name] += field_bytes(MeasurePart, "trained", of_shard)
-            if len(table.shards) > 1 and coreset.has_moments:
-                moments = field_bytes(MeasuredPart, "gram", of_shard)
-                up[table.name] += moments
-                down[table.name] += moments
-            up[table.name] += field_bytes(WeighedPart, "masked", of_shard)
-            down[table.name] += field_bytes(WeighPart, "rows", of_shard)
-    return Traffic(3, up, down)
-
-
 def solved_epoch(tables: Sequence[TableSize], sends: str) -> Traffic:
-    """Return what solving sends.
+    """Return what solving on sampled rows sends.
 
     Args:
         tables: of the training problem.
         sends: "rows", or "centres" of local clusters.
     """
-    up: defaultdict[str, float] = defaultdict(float)
-    down: defaultdict[str, float] = defaultdict(float)
-    for table in tables:
-        for shard in table.shards:
-            # a centre per output; of a shard with fewer rows there are fewer
-            sizes = {**table.sizes(shard), "clusters": table.outputs}
-            sizes["scored"] = shard.total
-            fields = ("rows",) if sends == SAMPLED_ROWS else ("centres", "nearest")
-            for name in fields:
-                up[table.name] += field_bytes(SampledRows, name, sizes)
-            up[table.name] += field_bytes(ConsensusUpdate, "scores", sizes)
-            down[table.name] += field_bytes(CommonParameters, "parameters", sizes)
-    return Traffic(2, up, down)
+    tally = _Tally()
+    fields = ("rows",) if sends == SAMPLED_ROWS else ("centres", "nearest")
+    for table, shard in _shards(tables):
+        # a centre per output; of a shard with fewer rows there are fewer
+        clusters = {"clusters": table.outputs, "scored": shard.total}
+        sizes = {**table.sizes(shard), **clusters}
+        tally.add("up", table, sizes, SampledRows, *fields)
+        tally.add("up", table, sizes, ConsensusUpdate, "scores")
+        tally.add("down", table, sizes, CommonParameters, "parameters")
+    return tally.traffic(rounds=2)
+
+
+@dataclass(frozen=True)
+class CostEstimate:
+    """Rounds and bytes of training on the joined rows.
+
+    Attributes:
+        joined: the joined rows.
+        encoders: of every table.
+        method: that is asked about.
+        history: the rounds that set-up took so far.
+    """
+
+    joined: JoinedRows
+    encoders: Mapping[str, TableEncoder]
+    method: JoinStrategy
+    history: Sequence[RoundReport]
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the run that is asked about."""
+        return self.method.settings
+
+    def cost(self) -> RunCost:
+        """Return the rounds and bytes of the run."""
+        return RunCost(
+            strategy=self.settings.strategy,
+            epochs=self.settings.epochs,
+            set_up=self._set_up(),
+            epoch=self._epoch(is_last=False),
+            last_epoch=self._epoch(is_last=True),
+        )
+
+    @property
+    def updates(self) -> dict[str, Update]:
+        """By table, how its shards are trained together."""
+        return {size.name: size.update for size in self._tables}
+
+    @cached_property
+    def _trained(self) -> JoinedRows:
+        """The joined rows that are trained on: repeated, or a sample.
+
+        In place of a coreset stands a uniform sample of its size.
+        """
+        trained = self.joined
+        if self.settings.coreset_rows:
+            sample = sample_uniformly(trained, self.settings)
+            trained = self.method.restrict(trained, sample)
+        return self.method.training_rows(trained)
+
+    @cached_property
+    def _tables(self) -> list[TableSize]:
+        """The tables as the strategy trains them."""
+        tables = self._sizes(self._trained, self.method.choose_update)
+        if not isinstance(self.method, BatchStrategy):
+            return tables
+        return [self._in_batches(table, self.method) for table in tables]
+
+    def _in_batches(self, table: TableSize, method: BatchStrategy) -> TableSize:
+        """Return a table with the rows of SGD's batches."""
+        train, layout = self._trained.train, self._trained.layouts[table.name].rows
+        size = method.batch_size(train.joined_rows)
+        counts = train.tables[table.name].multiplicity
+        shards = tuple(
+            replace(
+                shard,
+                batch_rows=expected_batch_rows(
+                    counts[rows.trained_slice], train.joined_rows, size
+                ),
+            )
+            for shard, rows in zip(table.shards, layout, strict=True)
+        )
+        return replace(table, shards=shards)
+
+    @property
+    def _batches(self) -> int:
+        """Batches of an epoch of SGD, ceil(N / B); 0 without."""
+        if not isinstance(self.method, BatchStrategy):
+            return 0
+        rows = self._trained.train.joined_rows
+        return -(-rows // self.method.batch_size(rows))
+
+    def _epoch(self, *, is_last: bool) -> Traffic:
+        settings = self.settings
+        is_tested = tests_every_epoch(settings)
+        if isinstance(self.method, SolvedStrategy):
+            return solved_epoch(self._tables, self.method.sends)
+        if isinstance(self.method, AdmmStrategy):
+            return admm_epoch(
+                self._tables, settings.inner_rounds, is_tested=is_tested or is_last
+            )
+        return sgd_epoch(
+            self._tables,
+            self._batches,
+            is_last=is_last,
+            scores_all=bool(settings.tolerance),
+            is_tested=is_tested,
+            staleness=settings.staleness,
+        )
+
+    def _set_up(self) -> Traffic:
+        """Return all that is sent outside of epochs.
+
+        The rounds before ``prepare`` were taken, and are what training would take;
+        ``prepare`` and the round that ends a run are predicted.
+        """
+        before = [item for item in self.history if item.phase not in EXPLAIN_PHASES]
+        taken = Traffic(
+            len(before),
+            sum_by_table(item.bytes_up for item in before),
+            sum_by_table(item.bytes_down for item in before),
+        )
+        drawing = self._drawing() if self.method.is_measured else Traffic()
+        prepare = prepare_round(self._tables, self._batches)
+        return taken + drawing + prepare + Traffic(rounds=1)
+
+    def _drawing(self) -> Traffic:
+        """Return what drawing a coreset of all joined rows sends.
+
+        Of m of N rows, drawn alike and with replacement, N (1 - (1 - 1/N)^m) differ.
+        """
+        size, rows = self.settings.coreset_rows, self.joined.train.joined_rows
+        distinct = rows * (1.0 - (1.0 - 1.0 / rows) ** size)
+        labels = max(len(self.joined.labels.classes), 1)
+        # how shards train together makes no difference
+        tables = self._sizes(self.joined, lambda *_, **__: Update.LOCAL)
+        widths = [
+            table.features + (1 + labels if table.has_intercept else 0)
+            for table in tables
+        ]
+        total = len(tables) + sum(widths)
+        has_moments = self.method.importance == REGRESSION
+        tally = _Tally()
+        for table, width in zip(tables, widths, strict=True):
+            # the draws are of the table's shards together
+            sizes = {
+                "columns": width,
+                "sample": distinct,
+                "drawn": size * width / total,
+            }
+            tally.add("up", table, sizes, DrawnPart, "drawn")
+            for shard in table.shards:
+                of_shard = {**table.sizes(shard), **sizes}
+                tally.add("down", table, of_shard, MeasurePart, "trained")
+                if len(table.shards) > 1 and has_moments:
+                    tally.add("up", table, of_shard, MeasuredPart, "gram")
+                    tally.add("down", table, of_shard, MeasuredPart, "gram")
+                tally.add("up", table, of_shard, WeighedPart, "masked")
+                tally.add("down", table, of_shard, WeighPart, "rows")
+        weights = {
+            name: sum(
+                array.nbytes
+                for arrays in measured_rows(layout).values()
+                for field, array in arrays.items()
+                if field != "trained"
+            )
+            for name, layout in self.joined.layouts.items()
+        }
+        return tally.traffic(rounds=3) + Traffic(0, {}, weights)
+
+    def _sizes(
+        self, trained: JoinedRows, choose_update: Callable[..., Update]
+    ) -> list[TableSize]:
+        """Return the tables, whose shards train together as is chosen."""
+        problem = Preparation(
+            trained, self.settings, self.encoders, trained.train_labels
+        )
+        return [
+            self._size(problem, layout, choose_update)
+            for layout in trained.layouts.values()
+        ]
+
+    def _size(
+        self,
+        problem: Preparation,
+        layout: TableLayout,
+        choose_update: Callable[..., Update],
+    ) -> TableSize:
+        features = self.encoders[layout.name].width
+        spec = self.method.model_spec(problem, layout.name)
+        is_linear = spec.kind == "linear"
+        return TableSize(
+            name=layout.name,
+            shards=tuple(
+                ShardSize(
+                    rows=size,
+                    trained=rows.trained,
+                    tested=int(np.count_nonzero(rows.tested)),
+                    total=rows.total,
+                )
+                for rows, size in zip(layout.rows, layout.shard_rows, strict=True)
+            ),
+            update=choose_update(layout.name, len(layout.parts), is_linear=is_linear),
+            outputs=spec.outputs,
+            features=features,
+            parameters=len(build_model(spec, features, "cpu").penalised),
+            has_intercept=spec.intercept,
+            is_linear=is_linear,
+            is_repeated=layout.is_repeated,
+            is_weighted=layout.masses is not None or self.method.is_measured,
+        )

@@ -1,4 +1,8 @@
-"""What `explain` says of a run that was not made: records, and their JSON.
+"""Explain: the set-up of a run, and what training would do, without training.
+
+The rounds are those of set-up up to the encoders, so that the explanation is of what
+would happen; then the sites confirm the mapping (:mod:`strategies.setup.cross_check`)
+and forget the run.
 
 Schema of the `report.json` that `mode = "explain"` writes (`schema` 1; counts are whole
 numbers, predicted bytes are rounded)::
@@ -25,12 +29,26 @@ over training and held-out rows together. ``unmatched`` rows of a join have a ke
 the other table does not have, or, counted in ``null`` too, no key.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
-from strategies.disclosures import Release
-from strategies.explain.cost import RunCost, Traffic
-from tp_flower.joins.joining import JoinStep
+import numpy as np
+
+from strategies.disclosures import Disclosure, disclosures
+from strategies.explain.cost import CostEstimate, RunCost, Traffic
+from strategies.run.exchange import Replies, Request, ask
+from strategies.run.strategy import RoundStrategy
+from strategies.setup.cross_check import check_alignment
+from strategies.setup.extract import describe_places, describe_work
+from strategies.setup.joined_rows import JoinedRows
+from strategies.training.base import JoinStrategy
+from strategies.training.prepare import fit_encoders
+from tp_flower.features.encoder import TableEncoder
+from tp_flower.joins.joining import JoinStep, join_codes
+from tp_flower.joins.mapping import IntArray
+from tp_flower.protocol import FinishRequest
+from tp_flower.query import Join
+from tp_flower.randomness import Stream, generator
 from tp_flower.reports.records import (
     COMPLETED,
     SCHEMA_VERSION,
@@ -38,6 +56,7 @@ from tp_flower.reports.records import (
     plain,
     record_dict,
 )
+from tp_flower.settings import EXPLAIN, Settings
 
 
 @dataclass(frozen=True)
@@ -53,10 +72,7 @@ class TableExplanation:
         features: encoded columns, d.
         dropped: features left out because they are constant.
         unused_rows: rows that are in no joined row.
-        multiplicity_min: joined rows that a row is in, at least.
-        multiplicity_median: the same in the middle.
-        multiplicity_mean: the same on average.
-        multiplicity_max: the same at most.
+        multiplicity: min, median, mean and max of the joined rows that a row is in.
     """
 
     table: str
@@ -67,10 +83,7 @@ class TableExplanation:
     features: int
     dropped: tuple[str, ...]
     unused_rows: int
-    multiplicity_min: int
-    multiplicity_median: float
-    multiplicity_mean: float
-    multiplicity_max: int
+    multiplicity: Mapping[str, float]
 
     @property
     def total_rows(self) -> int:
@@ -116,41 +129,27 @@ class JoinExplanation:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Everything that `explain` found.
+    """An explanation: the fields of its `report.json`, see there.
 
     Attributes:
-        settings: `Settings.to_dict()`.
-        query: the SQL in canonical form.
-        tables: one record per table, in the order of FROM.
-        joins: one per join.
-        join_steps: one per table, in the order of joining.
-        joined_rows_train: rows of the join to train on.
-        joined_rows_test: held-out rows of the join.
-        loss: name of the loss.
-        cost: rounds and bytes of training.
-        releases: who will learn what, in the order of the messages.
-        history: the rounds that were taken.
-        output_dir: where `report.json` is.
-        started: ISO 8601, UTC.
-        seconds: wall time.
-        row_weight: what joined rows weigh; None where nothing is asked of it.
+        disclosures: who will learn what, in the order of the messages.
     """
 
-    settings: Mapping[str, object]
+    started: str
+    seconds: float
+    output_dir: str
     query: str
+    settings: Mapping[str, object]
     tables: Sequence[TableExplanation]
     joins: Sequence[JoinExplanation]
     join_steps: Sequence[JoinStep]
     joined_rows_train: int
     joined_rows_test: int
     loss: str
+    row_weight: Mapping[str, object] | None
     cost: RunCost
-    releases: Sequence[Release]
+    disclosures: Sequence[Disclosure]
     history: Sequence[RoundReport]
-    output_dir: str
-    started: str
-    seconds: float
-    row_weight: Mapping[str, object] | None = None
 
     @property
     def joined_rows(self) -> int:
@@ -175,16 +174,17 @@ class Explanation:
 
 def explanation_dict(explanation: Explanation) -> dict[str, object]:
     """Return the content of `report.json`: JSON types only."""
+    cost = explanation.cost
     content = {
         "schema": SCHEMA_VERSION,
-        "mode": "explain",
+        "mode": EXPLAIN,
         "status": COMPLETED,
         "started": explanation.started,
         "seconds": explanation.seconds,
         "output-dir": explanation.output_dir,
         "query": explanation.query,
         "settings": explanation.settings,
-        "tables": [_table_dict(table) for table in explanation.tables],
+        "tables": [record_dict(table) for table in explanation.tables],
         "joins": [_join_dict(join) for join in explanation.joins],
         "join-steps": [record_dict(step) for step in explanation.join_steps],
         "joined-rows": {
@@ -199,54 +199,25 @@ def explanation_dict(explanation: Explanation) -> dict[str, object]:
             "joined-values": explanation.joined_values,
             "values-held": explanation.values_held,
         },
-        "cost": _cost_dict(explanation.cost),
-        "releases": [record_dict(release) for release in explanation.releases],
+        "cost": {
+            "strategy": cost.strategy,
+            "epochs": cost.epochs,
+            "set-up": _traffic_dict(cost.set_up),
+            "epoch": _traffic_dict(cost.epoch),
+            "run": _traffic_dict(cost.run),
+        },
+        "releases": [record_dict(item) for item in explanation.disclosures],
         "history": [record_dict(item) for item in explanation.history],
     }
     return {key: plain(value) for key, value in content.items()}
 
 
-def _table_dict(table: TableExplanation) -> dict[str, object]:
-    return {
-        "table": table.table,
-        "names": table.names,
-        "sites": table.sites,
-        "rows": table.rows,
-        "work": table.work,
-        "features": table.features,
-        "dropped": table.dropped,
-        "unused-rows": table.unused_rows,
-        "multiplicity": {
-            "min": table.multiplicity_min,
-            "median": table.multiplicity_median,
-            "mean": table.multiplicity_mean,
-            "max": table.multiplicity_max,
-        },
-    }
-
-
 def _join_dict(join: JoinExplanation) -> dict[str, object]:
-    content: dict[str, object] = {
-        "on": join.on,
-        "is-outer": join.is_outer,
-        "checked-keys": join.checked_keys,
-    }
+    content = record_dict(join)
     for name, side in (("left", join.left), ("right", join.right)):
-        content[name] = side.table
-        content[f"{name}-rows"] = side.rows
-        content[f"{name}-null"] = side.null
-        content[f"{name}-unmatched"] = side.unmatched
+        counts = {f"{name}-{key}": value for key, value in vars(side).items()}
+        content |= counts | {name: counts.pop(f"{name}-table")}
     return content
-
-
-def _cost_dict(cost: RunCost) -> dict[str, object]:
-    return {
-        "strategy": cost.strategy,
-        "epochs": cost.epochs,
-        "set-up": _traffic_dict(cost.set_up),
-        "epoch": _traffic_dict(cost.epoch),
-        "run": _traffic_dict(cost.run),
-    }
 
 
 def _traffic_dict(traffic: Traffic) -> dict[str, object]:
@@ -255,3 +226,130 @@ def _traffic_dict(traffic: Traffic) -> dict[str, object]:
         "bytes-up": {table: round(count) for table, count in traffic.up.items()},
         "bytes-down": {table: round(count) for table, count in traffic.down.items()},
     }
+
+
+@dataclass(frozen=True)
+class _SetUp:
+    """The result of the rounds.
+
+    Attributes:
+        joined: the joined rows.
+        encoders: of every table.
+        checked: by join, the keys on whose digests its two sides agreed.
+    """
+
+    joined: JoinedRows
+    encoders: Mapping[str, TableEncoder]
+    checked: Mapping[str, int]
+
+
+class Explain(RoundStrategy):
+    """Say what training over the result of a query would do.
+
+    Args:
+        query: the training set.
+        settings: of the run that is asked about.
+    """
+
+    name = EXPLAIN
+    _set_up: _SetUp | None = None
+
+    def default_settings(self) -> Settings:
+        """Return the defaults, in this mode."""
+        return Settings(mode=EXPLAIN)
+
+    @property
+    def _method(self) -> JoinStrategy:
+        """The method that is asked about."""
+        return JoinStrategy.methods[self.settings.strategy](self.query, self.settings)
+
+    def rounds(self) -> Generator[Request, Replies, None]:
+        """Take the rounds of set-up, check the mapping, let the sites forget."""
+        joined = yield from self._method.join(self.inventory)
+        encoders = yield from fit_encoders(joined)
+        rng = generator(self.settings.seed, Stream.CHECK)
+        checked = yield from check_alignment(joined, rng)
+        yield ask(FinishRequest(), joined.extracted.all_parts)
+        self._set_up = _SetUp(joined, encoders, checked)
+
+    @property
+    def explanation(self) -> Explanation:
+        """The explanation.
+
+        Raises:
+            RuntimeError: before the rounds are done.
+        """
+        if self._set_up is None:
+            raise RuntimeError("there is no explanation before the rounds are done")
+        set_up, settings = self._set_up, self.settings
+        joined, encoders = set_up.joined, set_up.encoders
+        estimate = CostEstimate(joined, encoders, self._method, self.history)
+        exposure = self._method.exposure(
+            joined, self.inventory, estimate.updates, encoders
+        )
+        return Explanation(
+            started=self.started,
+            seconds=self.seconds,
+            output_dir=settings.output_dir,
+            query=self.query.to_sql(),
+            settings=settings.to_dict(),
+            tables=[_explain_table(set_up, name) for name in joined.bound.tables],
+            joins=[_explain_join(set_up, join) for join in joined.bound.joins],
+            join_steps=joined.steps,
+            joined_rows_train=joined.train.joined_rows,
+            joined_rows_test=len(joined.test_labels),
+            loss=joined.loss.name,
+            row_weight=joined.weighting.facts(joined.train.joined_rows),
+            cost=estimate.cost(),
+            disclosures=disclosures(exposure),
+            history=self.history,
+        )
+
+
+def _explain_table(set_up: _SetUp, name: str) -> TableExplanation:
+    joined, encoder = set_up.joined, set_up.encoders[name]
+    fragments, parts = joined.bound.fragments_of(name), joined.extracted.parts[name]
+    places = [(part.site, joined.extracted.work[part.number]) for part in parts]
+    multiplicity = joined.mapping.tables[name].multiplicity
+    return TableExplanation(
+        table=name,
+        names=tuple(fragment.name for fragment in fragments),
+        sites=tuple(part.site for part in parts),
+        rows=tuple(joined.extracted.rows[part.number] for part in parts),
+        work=(*describe_work(fragments), *describe_places(places)),
+        features=encoder.width,
+        dropped=encoder.dropped,
+        unused_rows=int(np.count_nonzero(multiplicity == 0)),
+        multiplicity={
+            "min": int(multiplicity.min()),
+            "median": float(np.median(multiplicity)),
+            "mean": float(multiplicity.mean()),
+            "max": int(multiplicity.max()),
+        },
+    )
+
+
+def _explain_join(set_up: _SetUp, join: Join) -> JoinExplanation:
+    """Compare the keys of two tables, whatever the other joins do."""
+    bound, keys = set_up.joined.bound, set_up.joined.extracted.keys
+    left, right = join_codes(
+        join, keys[join.left, join.left_key], keys[join.right, join.right_key]
+    )
+    return JoinExplanation(
+        on=join.text,
+        is_outer=not bound.outer.isdisjoint((join.left, join.right)),
+        left=_key_side(join.left, left, right),
+        right=_key_side(join.right, right, left),
+        checked_keys=set_up.checked[join.text],
+    )
+
+
+def _key_side(table: str, codes: IntArray, others: IntArray) -> KeySide:
+    """Return how many keys of a table another lacks; -1 is the code of NULL."""
+    matches = (codes >= 0) & np.isin(codes, others)
+    return KeySide(
+        table=table,
+        rows=len(codes),
+        null=int(np.count_nonzero(codes < 0)),
+        unmatched=int(np.count_nonzero(~matches)),
+    )

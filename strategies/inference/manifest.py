@@ -1,4 +1,4 @@
-"""What the server keeps of a trained model: the manifest, and where manifests lie.
+"""The manifest of a trained model, which the server keeps, and the model's sites.
 
 The parts of a model stay at their sites. The manifest names them by digest, and has
 what the server needs to predict with them: base score, loss, classes, the query, the
@@ -6,146 +6,53 @@ tables' columns, encoders and mean scores.
 
 The file is JSON, ``{"format", "version", "sha256", "model"}``; the digest is of the
 content of ``model``, so that a file that was damaged or edited is refused.
+
+A shard is scored with the part that was trained on it: of the same table, at the same
+site. All shards of a table share one model, so that a shard that is new at a site is
+scored with the part of another one there.
 """
 
 import hashlib
 import json
 import math
-import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final
 
-import numpy as np
+import msgspec
 from sqlglot import exp
 
 from strategies.run.exchange import Part
 from strategies.run.sites import Inventory
-from strategies.training.base import Outcome, RelationalStrategy
-from tp_flower.arrays import FloatArray
-from tp_flower.errors import ModelError, SchemaError
+from strategies.training.base import RelationalStrategy
+from tp_flower.errors import ModelError, QueryError, SchemaError
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.files import write_file
 from tp_flower.learning.models.local_model import NUMPY_KINDS
-from tp_flower.model_names import ModelVersion, delete_version, find_version, software
+from tp_flower.model_names import ModelVersion, find_version, software
+from tp_flower.protocol.fields import Document, Finite
+from tp_flower.query import BoundQuery
 from tp_flower.query.expressions import parse_aggregate, render
 from tp_flower.query.fragment import Fragment
-
-LARGEST: Final = sys.float_info.max
-
-
-class Fields:
-    """The fields of a JSON object; each method checks one field's type.
-
-    Every method raises ``ModelError`` where the field is missing or of another type.
-
-    Args:
-        data: the object.
-        what: it is, for messages.
-    """
-
-    def __init__(self, data: object, what: str) -> None:
-        if not isinstance(data, Mapping):
-            raise ModelError(f"the manifest is damaged: {what} is no object of names")
-        self._data: Mapping[str, Any] = data
-        self._what = what
-
-    def text(self, name: str) -> str:
-        """Return a text."""
-        return str(self._checked(name, self._get(name), str, "a text"))
-
-    def count(self, name: str) -> int:
-        """Return a whole number from 0 on."""
-        value = self._get(name)
-        if type(value) is not int or value < 0:
-            raise self._wrong(name, "a whole number from 0 on")
-        return value
-
-    def number(self, name: str) -> float:
-        """Return a finite number."""
-        return self._numbers(name, [self._get(name)])[0]
-
-    def items(self, name: str) -> list[Any]:
-        """Return a list of anything."""
-        found: list[Any] = self._checked(name, self._get(name), list, "a list")
-        return found
-
-    def mapping(self, name: str) -> Mapping[str, Any]:
-        """Return an object of names."""
-        found: Mapping[str, Any] = self._checked(
-            name, self._get(name), dict, "an object of names"
-        )
-        return found
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        """Return a list of texts."""
-        found = self.items(name)
-        return tuple(self._checked(name, x, str, "a list of texts") for x in found)
-
-    def texts_by_name(self, name: str) -> dict[str, str]:
-        """Return texts by name."""
-        found = self.mapping(name)
-        for value in found.values():
-            self._checked(name, value, str, "texts by name")
-        return dict(found)
-
-    def numbers(self, name: str, length: int | None = None) -> list[float]:
-        """Return a list of finite numbers, of a given length or not empty."""
-        found = self.items(name)
-        if not found or length not in (None, len(found)):
-            wanted = "at least one" if length is None else str(length)
-            raise self._wrong(name, f"a list of {wanted} numbers")
-        return self._numbers(name, found)
-
-    def numbers_by_name(self, name: str) -> dict[str, float]:
-        """Return finite numbers by name."""
-        found = self.mapping(name)
-        values = self._numbers(name, list(found.values()))
-        return dict(zip(found, values, strict=True))
-
-    def _numbers(self, name: str, values: list[Any]) -> list[float]:
-        for value in values:
-            # false for NaN and infinity, and for a whole number beyond any float
-            is_finite = type(value) in (int, float) and abs(value) <= LARGEST
-            if not is_finite:
-                raise self._wrong(name, "made of finite numbers")
-        return [float(value) for value in values]
-
-    def _get(self, name: str) -> Any:
-        if name not in self._data:
-            raise ModelError(f"the manifest is damaged: {self._what} has no {name!r}")
-        return self._data[name]
-
-    def _checked(self, name: str, value: object, kind: type, wanted: str) -> Any:
-        if type(value) is not kind:
-            raise self._wrong(name, wanted)
-        return value
-
-    def _wrong(self, name: str, wanted: str) -> ModelError:
-        return ModelError(
-            f"the manifest is damaged: {name!r} of {self._what} is not {wanted}"
-        )
-
-
-__all__ = [
-    "Manifest",
-    "ModelPart",
-    "ModelTable",
-    "delete_version",
-    "manifest_path",
-    "read_manifest",
-    "resolve",
-    "write_manifest",
-]
+from tp_flower.settings import MEAN
 
 FORMAT: Final = "tp_flower model"
 VERSION: Final = 1
 MANIFEST_FILE: Final = "manifest.json"
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Scores = Annotated[tuple[Finite, ...], msgspec.Meta(min_length=1)]
+"""One number per output, (d_c,)."""
 
-@dataclass(frozen=True)
-class ModelPart:
+
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """A JSON object of the file, whose fields are checked when it is read."""
+
+
+class ModelPart(_Record, frozen=True):
     """One part of a model: what one shard's site keeps.
 
     Attributes:
@@ -156,31 +63,14 @@ class ModelPart:
         digest: SHA-256 of the part's files, hexadecimal; "" where the site keeps none.
     """
 
-    number: int
+    number: Count
     site: str
     name: str
-    index: int
+    index: Count
     digest: str
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON types."""
-        return dict(vars(self))
 
-    @classmethod
-    def from_json(cls, data: object) -> Self:
-        """Read what ``to_json`` wrote; raise ``ModelError`` if it is malformed."""
-        fields = Fields(data, "a part")
-        return cls(
-            number=fields.count("number"),
-            site=fields.text("site"),
-            name=fields.text("name"),
-            index=fields.count("index"),
-            digest=fields.text("digest"),
-        )
-
-
-@dataclass(frozen=True)
-class ModelTable:
+class ModelTable(_Record, frozen=True, kw_only=True, dict=True):
     """One table of a model.
 
     Attributes:
@@ -188,10 +78,9 @@ class ModelTable:
         name: at the sites, as reports write it.
         columns: column -> DuckDB type by name at the sites; a UNION ALL has several
             names.
-        features: what the features are made of, in order
-            (:func:`strategies.inference.manifest.feature_texts`).
+        features: what the features are made of, in order (:func:`feature_texts`).
         kind: of the model: "linear", "mlp" or a factory.
-        encoder: of the features.
+        saved_encoder: of the features, ``TableEncoder.to_json()``.
         parts: in the order of the shards.
         mean_score: (d_c,), the table's local score in the mean over the joined training
             rows; a row without a match counts as 0.
@@ -200,62 +89,36 @@ class ModelTable:
 
     table: str
     name: str
-    columns: Mapping[str, Mapping[str, str]]
+    columns: dict[str, dict[str, str]]
     features: tuple[str, ...]
     kind: str
-    encoder: TableEncoder
+    saved_encoder: Document = msgspec.field(name="encoder")
     parts: tuple[ModelPart, ...]
-    mean_score: FloatArray
-    share: float
+    mean_score: Scores
+    share: Finite
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON types."""
-        return {
-            "table": self.table,
-            "name": self.name,
-            "columns": {name: dict(own) for name, own in self.columns.items()},
-            "features": list(self.features),
-            "kind": self.kind,
-            "encoder": self.encoder.to_json(),
-            "parts": [part.to_json() for part in self.parts],
-            "mean-score": self.mean_score.tolist(),
-            "share": self.share,
-        }
+    @cached_property
+    def encoder(self) -> TableEncoder:
+        """The encoder of the features.
 
-    @classmethod
-    def from_json(cls, data: object, outputs: int) -> Self:
-        """Read what ``to_json`` wrote; raise ``ModelError`` if it is malformed."""
-        fields = Fields(data, "a table")
-        columns = fields.mapping("columns")
-        try:
-            encoder = TableEncoder.from_json(fields.mapping("encoder"))
-        except SchemaError as error:
-            raise ModelError(f"the manifest is damaged: {error}") from None
-        return cls(
-            table=fields.text("table"),
-            name=fields.text("name"),
-            columns={n: Fields(columns, "columns").texts_by_name(n) for n in columns},
-            features=fields.texts("features"),
-            kind=fields.text("kind"),
-            encoder=encoder,
-            parts=tuple(map(ModelPart.from_json, fields.items("parts"))),
-            mean_score=np.array(fields.numbers("mean-score", outputs)),
-            share=fields.number("share"),
-        )
+        Raises:
+            SchemaError: it is malformed, or of another version.
+        """
+        return TableEncoder.from_json(self.saved_encoder)
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(_Record, frozen=True, kw_only=True):
     """A trained model, as the server keeps it.
 
     Attributes:
-        model: name and version.
+        name: of the model.
+        model_version: of the model.
         created: when the run started, ISO 8601, UTC.
         status: of the run, "completed".
         query: canonical SQL.
         settings: ``Settings.to_dict()``.
         label_table: alias of the table that has the label.
-        label: its expression over the table's columns.
+        label: its expression.
         loss: name of the loss.
         classes: names of the label's classes; empty in regression.
         base_score: (d_c,).
@@ -264,23 +127,47 @@ class Manifest:
         test: metrics on the held-out rows.
         joined_rows: number of training rows.
         versions: of the software that trained it, by package.
+
+    Raises:
+        ModelError: name or version is not allowed, a table has another number of mean
+            scores than the model has outputs, or an encoder cannot be read.
     """
 
-    model: ModelVersion
+    name: str
+    model_version: str
     created: str
     status: str
     query: str
-    settings: Mapping[str, object]
+    settings: Document
     label_table: str
     label: str
     loss: str
     classes: tuple[str, ...]
-    base_score: FloatArray
+    base_score: Scores
     tables: tuple[ModelTable, ...]
-    train: Mapping[str, float]
-    test: Mapping[str, float]
-    joined_rows: int
-    versions: Mapping[str, str]
+    train: dict[str, Finite]
+    test: dict[str, Finite]
+    joined_rows: Count
+    versions: dict[str, str]
+
+    def __post_init__(self) -> None:
+        """Check what no type says."""
+        ModelVersion(self.name, self.model_version)
+        for table in self.tables:
+            if len(table.mean_score) != self.outputs:
+                raise ModelError(
+                    f"the manifest is damaged: 'mean-score' of table {table.table!r} "
+                    f"has {len(table.mean_score)} numbers, expected {self.outputs}"
+                )
+            try:
+                _ = table.encoder
+            except SchemaError as error:
+                raise ModelError(f"the manifest is damaged: {error}") from None
+
+    @property
+    def model(self) -> ModelVersion:
+        """Name and version of the model."""
+        return ModelVersion(self.name, self.model_version)
 
     @property
     def outputs(self) -> int:
@@ -298,72 +185,52 @@ class Manifest:
         Raises:
             KeyError: the model has no such table.
         """
-        found = [own for own in self.tables if own.table == alias]
-        if not found:
-            raise KeyError(alias)
-        return found[0]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON types, with format, version and digest."""
-        content = {
-            "name": self.model.name,
-            "model-version": self.model.version,
-            "created": self.created,
-            "status": self.status,
-            "query": self.query,
-            "settings": dict(self.settings),
-            "label-table": self.label_table,
-            "label": self.label,
-            "loss": self.loss,
-            "classes": list(self.classes),
-            "base-score": self.base_score.tolist(),
-            "tables": [table.to_json() for table in self.tables],
-            "train": dict(self.train),
-            "test": dict(self.test),
-            "joined-rows": self.joined_rows,
-            "versions": dict(self.versions),
-        }
-        head = {"format": FORMAT, "version": VERSION, "sha256": _digest(content)}
-        return {**head, "model": content}
-
-    @classmethod
-    def from_json(cls, data: object) -> Self:
-        """Read what ``to_json`` wrote.
-
-        Raises:
-            ModelError: it is of another version, was changed, or is malformed.
-        """
-        fields = Fields(_content(data), "the model")
-        base_score = fields.numbers("base-score")
-        outputs = len(base_score)
-        return cls(
-            model=ModelVersion(fields.text("name"), fields.text("model-version")),
-            created=fields.text("created"),
-            status=fields.text("status"),
-            query=fields.text("query"),
-            settings=fields.mapping("settings"),
-            label_table=fields.text("label-table"),
-            label=fields.text("label"),
-            loss=fields.text("loss"),
-            classes=fields.texts("classes"),
-            base_score=np.array(base_score),
-            tables=tuple(
-                ModelTable.from_json(own, outputs) for own in fields.items("tables")
-            ),
-            train=fields.numbers_by_name("train"),
-            test=fields.numbers_by_name("test"),
-            joined_rows=fields.count("joined-rows"),
-            versions=fields.texts_by_name("versions"),
-        )
+        return {table.table: table for table in self.tables}[alias]
 
 
-def finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics that are numbers: JSON has no other.
+class _File(msgspec.Struct):
+    """The content of a manifest's file, below its digest."""
 
-    >>> finite({"auc": float("nan"), "loss": 0.5})
-    {'loss': 0.5}
+    format: str
+    version: int
+    sha256: str
+    model: Document
+
+
+def encode_manifest(manifest: Manifest) -> dict[str, Any]:
+    """Return the content of a manifest's file: plain JSON types."""
+    content = msgspec.to_builtins(manifest)
+    file = _File(FORMAT, VERSION, _digest(content), content)
+    return msgspec.structs.asdict(file)
+
+
+def decode_manifest(data: object) -> Manifest:
+    """Return the manifest that ``encode_manifest`` made content of.
+
+    Raises:
+        ModelError: it is of another version, was changed, or is malformed.
     """
-    return {name: float(x) for name, x in metrics.items() if math.isfinite(x)}
+    try:
+        file = msgspec.convert(data, _File)
+        if file.format != FORMAT:
+            raise ModelError(f"the file is of format {file.format!r}, not {FORMAT!r}")
+        if file.version != VERSION:
+            raise ModelError(
+                f"the manifest is of version {file.version}, expected {VERSION}"
+            )
+        if _digest(file.model) != file.sha256:
+            raise ModelError(
+                "the manifest is damaged: its content is not what its digest says"
+            )
+        return msgspec.convert(file.model, Manifest)
+    # a number that is not finite has no digest
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ModelError(f"the manifest is damaged: {error}") from None
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def manifest_path(home: Path, model: ModelVersion) -> Path:
@@ -379,9 +246,9 @@ def read_manifest(home: Path, model: ModelVersion) -> Manifest:
     """
     path = manifest_path(home, model)
     try:
-        found = Manifest.from_json(json.loads(path.read_bytes()))
-        if found.model != model:
-            raise ModelError(f"it is the manifest of {found.model}")
+        manifest = decode_manifest(json.loads(path.read_bytes()))
+        if manifest.model != model:
+            raise ModelError(f"it is the manifest of {manifest.model}")
     except ModelError as error:
         raise ModelError(f"model {model}: {error} (in {path})") from None
     except FileNotFoundError:
@@ -392,7 +259,7 @@ def read_manifest(home: Path, model: ModelVersion) -> Manifest:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise ModelError(f"model {model}: {path} is damaged: it is no JSON") from None
-    return found
+    return manifest
 
 
 def resolve(home: Path, text: str) -> Manifest:
@@ -411,37 +278,79 @@ def write_manifest(home: Path, manifest: Manifest) -> Path:
         ModelError: it cannot be written.
     """
     path = manifest_path(home, manifest.model)
-    text = json.dumps(manifest.to_json(), indent=2, allow_nan=False) + "\n"
+    text = json.dumps(encode_manifest(manifest), indent=2, allow_nan=False) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_file(path, [text.encode()], is_durable=True)
-        return path
     except OSError as error:
         raise ModelError(f"{path} cannot be written: {error.strerror}") from None
+    return path
 
 
-def _digest(content: Mapping[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
+    """Return the manifest of a run that went well.
 
+    Raises:
+        RuntimeError: the run has not come to its end.
+    """
+    problem, report = strategy.training_problem, strategy.report
+    if problem is None or not strategy.is_finished:
+        raise RuntimeError("there is no model before the run has ended")
+    schemas = strategy.inventory.schemas()
+    bound = strategy.bind(schemas)
+    shards = {(own.node, own.position): own for own in strategy.inventory.shards}
 
-def _content(data: object) -> Mapping[str, Any]:
-    """Return the model of a file whose format, version and digest are right."""
-    head = Fields(data, "the file")
-    if head.text("format") != FORMAT:
-        raise ModelError(f"the file is no {FORMAT}")
-    if (version := head.count("version")) != VERSION:
-        raise ModelError(f"the manifest is of version {version}, expected {VERSION}")
-    content = head.mapping("model")
-    try:
-        is_whole = _digest(content) == head.text("sha256")
-    except ValueError:
-        is_whole = False
-    if not is_whole:
-        raise ModelError(
-            "the manifest is damaged: its content is not what its digest says"
+    def part_of(part: Part) -> ModelPart:
+        # found again by site, table and shard: nodes change
+        shard = shards[part.node, part.shard]
+        digest = strategy.outcome.digests.get(part.number, "")
+        return ModelPart(part.number, part.site, shard.table, shard.index, digest)
+
+    tables = []
+    for name, table in problem.tables.items():
+        fragments = bound.fragments_of(name)
+        contribution = strategy.outcome.contributions[name]
+        tables.append(
+            ModelTable(
+                table=name,
+                name=problem.names[name],
+                columns={own.name: dict(schemas[own.name]) for own in fragments},
+                features=feature_texts(fragments),
+                kind=table.model,
+                saved_encoder=problem.encoders[name].to_json(),
+                parts=tuple(map(part_of, table.parts)),
+                mean_score=tuple(contribution.mean_score.tolist()),
+                share=float(contribution.share),
+            )
         )
-    return content
+    kinds = {table.kind for table in tables}
+    return Manifest(
+        name=strategy.model.name,
+        model_version=strategy.model.version,
+        created=report.started,
+        status=report.status,
+        query=report.query,
+        settings=dict(report.settings),
+        label_table=bound.label_table,
+        label=label_text(bound.fragments_of(bound.label_table)),
+        loss=problem.loss.name,
+        classes=problem.classes,
+        base_score=tuple(problem.base_score.tolist()),
+        tables=tuple(tables),
+        train=finite(report.final_train),
+        test=finite(report.final_test),
+        joined_rows=report.joined_rows_train,
+        versions=software(has_torch=not kinds <= NUMPY_KINDS),
+    )
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics that are finite: JSON has no other numbers.
+
+    >>> finite({"auc": float("nan"), "loss": 0.5})
+    {'loss': 0.5}
+    """
+    return {name: float(x) for name, x in metrics.items() if math.isfinite(x)}
 
 
 def feature_texts(fragments: Sequence[Fragment]) -> tuple[str, ...]:
@@ -450,26 +359,29 @@ def feature_texts(fragments: Sequence[Fragment]) -> tuple[str, ...]:
     Args:
         fragments: of the table; several where a UNION ALL makes it.
     """
-    return tuple(
-        f"{feature.name} = {_made(fragments, index)}"
-        for index, feature in enumerate(fragments[0].features)
-    )
+    texts = []
+    for index, feature in enumerate(fragments[0].features):
+        column = [fragment.features[index].sql for fragment in fragments]
+        texts.append(f"{feature.name} = {_expressions(fragments, column)}")
+    return tuple(texts)
 
 
-def label_text(fragments: Sequence[Fragment]) -> str | None:
-    """Return the expression of the label; None if the table has none."""
-    if fragments[0].label is None:
-        return None
-    texts = [_origin(own, own.label) for own in fragments if own.label is not None]
+def label_text(fragments: Sequence[Fragment]) -> str:
+    """Return the expression of the label; "" if the table has none."""
+    return _expressions(fragments, [fragment.label for fragment in fragments])
+
+
+def _expressions(fragments: Sequence[Fragment], column: Sequence[str | None]) -> str:
+    """Return the expressions that the fragments of a table have for one column."""
+    texts = [
+        _over_hosted(fragment, sql)
+        for fragment, sql in zip(fragments, column, strict=True)
+        if sql is not None
+    ]
     return " | ".join(dict.fromkeys(texts))
 
 
-def _made(fragments: Sequence[Fragment], index: int) -> str:
-    texts = [_origin(own, own.features[index].sql) for own in fragments]
-    return " | ".join(dict.fromkeys(texts))
-
-
-def _origin(fragment: Fragment, sql: str) -> str:
+def _over_hosted(fragment: Fragment, sql: str) -> str:
     """Return an expression over the columns of the hosted table.
 
     The columns of a sub-query are replaced by what they stand for; what it groups by
@@ -487,64 +399,186 @@ def _origin(fragment: Fragment, sql: str) -> str:
     return f"{render(holder.this, quote=True)} GROUP BY {groups}"
 
 
-def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
-    """Return the manifest of a run that went well.
+@dataclass(frozen=True)
+class Missing:
+    """The sites of a model that do not host its tables now.
+
+    Attributes:
+        sites: by table, those that are gone.
+        gone: tables that no site hosts.
+    """
+
+    sites: Mapping[str, tuple[str, ...]]
+    gone: frozenset[str]
+
+    @property
+    def tables(self) -> frozenset[str]:
+        """The tables of which some or all rows are missing."""
+        return frozenset(self.sites)
+
+    def __str__(self) -> str:
+        """Say which sites of which tables are gone."""
+        return "; ".join(
+            f"{', '.join(map(repr, sites))} of table {table!r}"
+            for table, sites in self.sites.items()
+        )
+
+
+def find_missing(manifest: Manifest, inventory: Inventory) -> Missing:
+    """Return which sites of a model are gone.
+
+    How many shards a site has of a table does not matter: rows may have been put
+    together, or apart.
+    """
+    hosted = {(shard.table.lower(), shard.site) for shard in inventory.shards}
+    sites: dict[str, tuple[str, ...]] = {}
+    gone = set()
+    for table in manifest.tables:
+        missing = [
+            part.site
+            for part in table.parts
+            if (part.name.lower(), part.site) not in hosted
+        ]
+        if missing:
+            sites[table.table] = tuple(dict.fromkeys(missing))
+        if not any(inventory.hosts(part.name) for part in table.parts):
+            gone.add(table.table)
+    return Missing(sites, frozenset(gone))
+
+
+def check_query(manifest: Manifest, bound: BoundQuery) -> None:
+    """Refuse a query whose rows are not made as those of the model are.
 
     Raises:
-        RuntimeError: the run has not come to its end.
+        QueryError: names the tables or features that are missing, too many, or in
+            another order.
     """
-    training_problem, report, outcome = (
-        strategy.training_problem,
-        strategy.report,
-        strategy.outcome,
-    )
-    if training_problem is None or not strategy.is_finished:
-        raise RuntimeError("there is no model before the run has ended")
-    inventory = strategy.inventory
-    schemas = inventory.schemas()
-    bound = strategy.bind(schemas)
-    fragments = {name: bound.fragments_of(name) for name in training_problem.tables}
-    tables = tuple(
-        ModelTable(
-            table=name,
-            name=training_problem.names[name],
-            columns={own.name: schemas[own.name] for own in fragments[name]},
-            features=feature_texts(fragments[name]),
-            kind=table.model,
-            encoder=training_problem.encoders[name],
-            parts=tuple(_part(part, inventory, outcome) for part in table.parts),
-            mean_score=outcome.contributions[name].mean_score,
-            share=outcome.contributions[name].share,
+    tables, model = [table.table for table in manifest.tables], manifest.model
+    if set(tables) != set(bound.tables):
+        raise QueryError(
+            f"model {model} is of other tables than the query"
+            + _difference(tables, bound.tables)
         )
-        for name, table in training_problem.tables.items()
-    )
-    return Manifest(
-        model=strategy.model,
-        created=report.started,
-        status=report.status,
-        query=report.query,
-        settings=report.settings,
-        label_table=bound.label_table,
-        label=label_text(fragments[bound.label_table]) or "",
-        loss=training_problem.loss.name,
-        classes=training_problem.classes,
-        base_score=training_problem.base_score,
-        tables=tables,
-        train=finite(report.final_train),
-        test=finite(report.final_test),
-        joined_rows=report.joined_rows_train,
-        versions=software(
-            has_torch=not {table.kind for table in tables} <= NUMPY_KINDS
-        ),
-    )
+    if bound.label_table != manifest.label_table:
+        raise QueryError(
+            f"the label of model {model} is of table {manifest.label_table!r}, that of "
+            f"the query of {bound.label_table!r}"
+        )
+    for table in manifest.tables:
+        fragments = bound.fragments_of(table.table)
+        names = [fragment.name for fragment in fragments]
+        # a site scores no other table with its part
+        if {name.lower() for name in names} != {name.lower() for name in table.columns}:
+            raise QueryError(
+                f"table {table.table!r} is {' + '.join(map(repr, names))} in the "
+                f"query, but {' + '.join(map(repr, table.columns))} in model {model}"
+            )
+        features = feature_texts(fragments)
+        if features != table.features:
+            difference = _difference(table.features, features)
+            raise QueryError(
+                f"table {table.table!r}: the features of the query are not those of "
+                f"model {model}" + (difference or ": they are in another order")
+            )
 
 
-def _part(part: Part, inventory: Inventory, outcome: Outcome) -> ModelPart:
-    """Return how a part is found again: by site, table and shard, not by node."""
-    (shard,) = (
-        own
-        for own in inventory.shards
-        if (own.node, own.position) == (part.node, part.shard)
-    )
-    digest = outcome.digests.get(part.number, "")
-    return ModelPart(part.number, part.site, shard.table, shard.index, digest)
+def _difference(of_model: Sequence[str], of_query: Sequence[str]) -> str:
+    missing = [item for item in of_model if item not in of_query]
+    extra = [item for item in of_query if item not in of_model]
+    listed = [
+        f"{title} {', '.join(items)}"
+        for title, items in (("missing", missing), ("not in the model", extra))
+        if items
+    ]
+    return f": {'; '.join(listed)}" if listed else ""
+
+
+def without_missing(
+    manifest: Manifest, bound: BoundQuery, missing: Missing, policy: str
+) -> BoundQuery:
+    """Return the query as it can be answered without the sites that are gone.
+
+    The tables of which rows are missing are LEFT JOINed: rows without a match there
+    take the table's mean score.
+
+    Args:
+        manifest: of the model.
+        bound: the query.
+        missing: sites that are gone.
+        policy: the setting ``on-missing``.
+
+    Raises:
+        ModelError: sites are gone, and the policy is to stop; or no joined row can be
+            made without them.
+    """
+    if not missing.sites:
+        return bound
+    if policy != MEAN:
+        raise ModelError(
+            f"sites of model {manifest.model} are not there: {missing}; start them, or "
+            f"set on-missing = {MEAN!r} to predict with the mean score of their tables"
+        )
+    lacking = missing.tables - {bound.label_table}
+    if bound.label_table in missing.gone:
+        raise ModelError(
+            f"table {bound.label_table!r}, whose rows are to be predicted, is not "
+            f"there: no site hosts it (it was at {missing.sites[bound.label_table]})"
+        )
+    for table in sorted(lacking):
+        if behind := _behind(bound, table):
+            raise ModelError(
+                f"table {table!r} is not there (missing: {missing}), and "
+                f"{', '.join(map(repr, behind))} can only be joined through it: no "
+                "mean stands for that"
+            )
+    return replace(bound, outer=bound.outer | lacking)
+
+
+def _behind(bound: BoundQuery, removed: str) -> list[str]:
+    """Return the tables that no chain of joins without one ties to the label table."""
+    reached = {bound.label_table}
+    for _ in bound.tables:
+        for join in bound.joins:
+            ends = {join.left, join.right}
+            if removed not in ends and ends & reached:
+                reached |= ends
+    return [t for t in bound.tables if t != removed and t not in reached]
+
+
+def model_parts(
+    manifest: Manifest, parts: Sequence[Part], inventory: Inventory
+) -> dict[int, ModelPart]:
+    """Return with which part of the model each part of the run is scored, by number.
+
+    Raises:
+        ModelError: a site has no part for one of its shards.
+    """
+    shards = {(shard.node, shard.position): shard for shard in inventory.shards}
+    uses: Counter[tuple[str, str, str, int]] = Counter()
+    chosen = {}
+    for part in parts:
+        shard = shards[part.node, part.shard]
+        name = shard.table.lower()
+        candidates = [
+            item
+            for item in manifest.table(part.table).parts
+            if (item.name.lower(), item.site) == (name, part.site)
+        ]
+        exact = [item for item in candidates if item.index == shard.index]
+        # a UNION ALL may name one shard twice: its parts are in the same order
+        place = (part.table, part.site, name, shard.index)
+        choice = exact[uses[place] :] or exact or candidates
+        uses[place] += 1
+        if not choice:
+            raise ModelError(
+                f"site {part.site!r} hosts shard {shard.index} of table "
+                f"{part.table!r}, but no part of model {manifest.model} for it: it was "
+                "not there when the model was trained. Train again, or leave it out"
+            )
+        if not choice[0].digest:
+            raise ModelError(
+                f"site {part.site!r} has kept no part of model {manifest.model} (table "
+                f"{part.table!r}): its state-dir was ':memory:'"
+            )
+        chosen[part.number] = choice[0]
+    return chosen

@@ -1,38 +1,60 @@
-"""Predict: the scores of the rows of a query, with a model that the sites have kept.
+"""Predict and evaluate: the rows of a query, scored with a model that the sites keep.
 
-The rounds are those of extraction, then one of scores
-(:mod:`strategies.inference.base`). The query needs no label. Where the label table's
-site is to have the predictions, they are sent there (``deliver``), and the server
-writes none.
+The rounds are those of extraction, then one of scores. To predict, the query needs no
+label; where the label table's sites are to have the predictions, they are sent there
+(``deliver``), and the server writes none. To evaluate, all joined rows count: nothing
+is held out, as nothing is trained. Labels and weights leave the sites as they do in
+training, and are covered as in training.
 """
 
 import re
+from abc import abstractmethod
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
-from strategies.inference.base import (
-    Joined,
-    ModelStrategy,
-    join_rows,
-    model_fields,
-    score_rows,
+from strategies.disclosures import disclosures, exposure_of, privacy_report
+from strategies.inference.manifest import (
+    Manifest,
+    Missing,
+    check_query,
+    find_missing,
+    model_parts,
+    without_missing,
 )
-from strategies.inference.report import Delivered
+from strategies.inference.report import Delivered, ModelRunReport
 from strategies.run.exchange import Part, Replies, Request, ask
-from strategies.run.replies import refuse
-from strategies.setup.extract import Extracted
-from tp_flower.errors import SettingsError
+from strategies.run.replies import array_of, refuse
+from strategies.run.sites import Inventory
+from strategies.run.strategy import RoundListener, RoundStrategy
+from strategies.setup.extract import Extracted, extract
+from strategies.setup.labels import Labels, gather_labels, loss_of
+from strategies.setup.row_weights import (
+    declared_weighting,
+    row_weights,
+    without_weightless,
+)
+from tp_flower.arrays import BoolArray, FloatArray
+from tp_flower.errors import QueryError, SettingsError
+from tp_flower.joins.joining import JoinStep, build_mapping
+from tp_flower.joins.mapping import TableMapping
+from tp_flower.learning.losses import KMEANS, KMeansLoss, Loss
+from tp_flower.learning.metrics import evaluate
+from tp_flower.methods import ADMM
 from tp_flower.protocol import (
     DeliveredPart,
     DeliverPart,
     DeliverRequest,
+    FinishRequest,
+    PrivacyTerms,
     RowKeyColumns,
+    ScorePart,
+    ScoreRequest,
     pack_bits,
 )
-from tp_flower.query import BoundQuery
+from tp_flower.query import BoundQuery, Query
 from tp_flower.reports.predictions import (
     RESERVED,
     ROW_HASH,
@@ -42,65 +64,339 @@ from tp_flower.reports.predictions import (
     hex_texts,
     prediction_table,
 )
-from tp_flower.settings import LABEL_SITE, PREDICT, Settings, columns_of
+from tp_flower.reports.records import TableReport
+from tp_flower.settings import (
+    EVALUATE,
+    LABEL_SITE,
+    PREDICT,
+    Settings,
+    columns_of,
+)
 
 _FILE = re.compile(r"[a-z0-9][a-z0-9._/-]{0,255}")
 
 
 @dataclass(frozen=True)
-class _Predicted:
-    """What the rounds found.
+class Joined:
+    """The joined rows of a query, as far as the server knows them.
 
     Attributes:
-        named: what names the rows, for the server's file.
-        scored: the joined rows.
-        delivered: what the label table's sites have written; None where the server is
-            to write.
+        bound: the query over the sites' columns; tables of which rows are missing are
+            LEFT JOINed.
+        extracted: what the sites sent.
+        mapping: of the joined rows, over all rows of the tables.
+        steps: of the join.
+        missing: sites that are gone.
     """
 
-    named: Mapping[str, pa.Array]
-    scored: Scored
-    delivered: tuple[Delivered, ...] | None
+    bound: BoundQuery
+    extracted: Extracted
+    mapping: TableMapping
+    steps: tuple[JoinStep, ...]
+    missing: Missing
+
+    @property
+    def is_partial(self) -> BoolArray:
+        """(N,), joined rows without a row of a table of which some are missing."""
+        partial = np.zeros(self.mapping.joined_rows, np.bool_)
+        for table in self.missing.tables - {self.bound.label_table}:
+            partial |= self.mapping.tables[table].row_of < 0
+        return partial
+
+    @property
+    def label_row_of(self) -> IntArray:
+        """(N,), the row of the label table behind each joined row."""
+        return self.mapping.tables[self.bound.label_table].row_of.astype(np.int64)
 
 
-class Predict(ModelStrategy):
-    """Predict the rows of a query with a saved model."""
+def join_rows(
+    bound: BoundQuery,
+    missing: Missing,
+    settings: Settings,
+    inventory: Inventory,
+    row_key: RowKeyColumns | None = None,
+) -> Generator[Request, Replies, Joined]:
+    """Run the fragments and return the joined rows.
 
-    name = PREDICT
-    _predicted: _Predicted | None = None
+    Args:
+        bound: the query, as it can be answered without the sites that are gone.
+        missing: sites that are gone.
+        settings: of the run.
+        inventory: of the sites.
+        row_key: what names the label table's rows.
+
+    Raises:
+        TPFlowerError: any of its kinds, if a fragment cannot be run, or no row is left.
+    """
+    extracted = yield from extract(bound, settings, inventory, row_key)
+    lacking = missing.tables - {bound.label_table}
+    rows = extracted.table_rows
+    # joined last, they change nothing of what is joined without them
+    ordered = sorted(rows, key=lambda table: table in lacking)
+    mapping, steps = build_mapping(
+        bound.joins,
+        extracted.keys,
+        {table: rows[table] for table in ordered},
+        bound.label_table,
+        bound.outer,
+        settings.max_joined_rows,
+    )
+    return Joined(bound, extracted, mapping, steps, missing)
+
+
+def score_rows(
+    joined: Joined, manifest: Manifest, settings: Settings, inventory: Inventory
+) -> Generator[Request, Replies, FloatArray]:
+    """Return the scores of the joined rows, (N, d_c).
+
+    Raises:
+        ModelError: a site has no part of the model for one of its shards.
+        ReplyError: a site sent no such scores.
+    """
+    all_parts = joined.extracted.all_parts
+    chosen = model_parts(manifest, all_parts, inventory)
+    masks = _joined_masks(joined)
+    parts = [part for part in all_parts if masks[part.number].any()]
+    request = ScoreRequest(
+        **_model_fields(manifest),
+        privacy=PrivacyTerms.of(settings.privacy),
+        device=settings.device,
+        parts={
+            part.number: ScorePart(
+                model_part=chosen[part.number].number,
+                digest=chosen[part.number].digest,
+                rows=pack_bits(masks[part.number]),
+            )
+            for part in parts
+        },
+    )
+    replies = yield ask(request, parts)
+    local = {}
+    for table in joined.bound.tables:
+        blocks = [np.zeros((0, manifest.outputs))]
+        for part in joined.extracted.parts[table]:
+            if rows := int(np.count_nonzero(masks[part.number])):
+                shape = (rows, manifest.outputs)
+                blocks.append(array_of(replies, part, "scores", shape))
+        local[table] = np.zeros((joined.extracted.table_rows[table], manifest.outputs))
+        # the shards' rows lie one after the other
+        used = joined.mapping.tables[table].multiplicity > 0
+        local[table][used] = np.concatenate(blocks)
+    total = joined.mapping.sum_scores(np.array(manifest.base_score), local)
+    for table in joined.missing.tables - {joined.bound.label_table}:
+        unmatched = joined.mapping.tables[table].row_of < 0
+        total[unmatched] += manifest.table(table).mean_score
+    return total
+
+
+def _model_fields(manifest: Manifest) -> dict[str, str]:
+    """Return the fields that name a model in a request."""
+    return {"model_name": manifest.name, "model_version": manifest.model_version}
+
+
+def _joined_masks(joined: Joined) -> dict[int, BoolArray]:
+    """Return by part which of its rows are in a joined row."""
+    masks = {}
+    for table, parts in joined.extracted.parts.items():
+        used = joined.mapping.tables[table].multiplicity > 0
+        start = 0
+        for part in parts:
+            stop = start + joined.extracted.rows[part.number]
+            masks[part.number] = used[start:stop]
+            start = stop
+    return masks
+
+
+class ModelStrategy(RoundStrategy):
+    """Base of what is done with a saved model.
+
+    Args:
+        query: whose rows are scored.
+        manifest: of the model.
+        settings: of the run; ``overrides`` replace single fields.
+        on_round: called with the record of every round, for progress displays.
+    """
+
+    def __init__(
+        self,
+        query: Query,
+        manifest: Manifest,
+        settings: Settings | None = None,
+        on_round: RoundListener | None = None,
+        **overrides: object,
+    ) -> None:
+        super().__init__(query, settings, on_round, **overrides)
+        self.manifest = manifest
+        self._joined: Joined | None = None
+
+    @abstractmethod
+    def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
+        """Return the query over the sites' columns.
+
+        Args:
+            schemas: column -> DuckDB type, by table.
+        """
+
+    @abstractmethod
+    def model_rounds(
+        self, bound: BoundQuery, missing: Missing
+    ) -> Generator[Request, Replies, Joined]:
+        """Exchange messages until the rows are scored; return them.
+
+        Args:
+            bound: the query, as it can be answered without the sites that are gone.
+            missing: sites that are gone.
+        """
 
     def default_settings(self) -> Settings:
         """Return the defaults, in this mode."""
-        return Settings(mode=PREDICT)
+        return Settings(mode=self.name)
 
-    def bind(self) -> BoundQuery:
-        """Return the query, with what names its rows, and without its label."""
-        return self.query.bind_features(
-            self.schemas, self.manifest.label_table, columns_of(self.settings.row_key)
+    @property
+    def has_label(self) -> bool:
+        """Whether the model predicts a label; a clustering does not."""
+        return self.manifest.loss != KMEANS
+
+    def rounds(self) -> Generator[Request, Replies, None]:
+        """Check the query against the model, score, and let the sites forget."""
+        bound = self.bind({**self._schemas_of_gone, **self.inventory.schemas()})
+        check_query(self.manifest, bound)
+        missing = find_missing(self.manifest, self.inventory)
+        policy = self.settings.on_missing
+        bound = without_missing(self.manifest, bound, missing, policy)
+        joined = yield from self.model_rounds(bound, missing)
+        yield ask(FinishRequest(), joined.extracted.all_parts)
+        self._joined = joined
+
+    @property
+    def _schemas_of_gone(self) -> dict[str, dict[str, str]]:
+        """In training, the columns of the tables that no site hosts now."""
+        return {
+            name: dict(columns)
+            for table in self.manifest.tables
+            for name, columns in table.columns.items()
+            if not self.inventory.hosts(name)
+        }
+
+    def score(self, joined: Joined) -> Generator[Request, Replies, FloatArray]:
+        """Return the scores of the joined rows, (N, d_c)."""
+        return score_rows(joined, self.manifest, self.settings, self.inventory)
+
+    def report(
+        self,
+        predictions: Mapping[str, object] | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> ModelRunReport:
+        """Return the record of the run.
+
+        Args:
+            predictions: where they are, if there are any.
+            metrics: of labelled rows.
+
+        Raises:
+            RuntimeError: before the rounds are done.
+        """
+        joined = self._joined
+        if joined is None:
+            raise RuntimeError("no row is joined before the rounds are done")
+        label_rows = joined.mapping.tables[joined.bound.label_table].multiplicity
+        return ModelRunReport(
+            mode=self.settings.mode,
+            manifest=self.manifest,
+            settings=self.settings.to_dict(),
+            query=self.query.to_sql(),
+            tables=[self._table(joined, name) for name in joined.bound.tables],
+            join_steps=joined.steps,
+            missing=joined.missing.sites,
+            joined_rows=joined.mapping.joined_rows,
+            label_rows=int(np.count_nonzero(label_rows)),
+            partial_rows=int(np.count_nonzero(joined.is_partial)),
+            predictions=predictions,
+            metrics=metrics or {},
+            history=self.history,
+            privacy=self._privacy(joined),
+            output_dir=self.settings.output_dir,
+            started=self.started,
+            seconds=self.seconds,
         )
 
-    def model_rounds(self, bound: BoundQuery) -> Generator[Request, Replies, Joined]:
+    def _table(self, joined: Joined, name: str) -> TableReport:
+        table, parts = self.manifest.table(name), joined.extracted.parts[name]
+        counts = joined.mapping.tables[name].multiplicity
+        used = counts[counts > 0]
+        return TableReport(
+            table=name,
+            name=table.name,
+            rows=joined.extracted.table_rows[name],
+            features=table.encoder.width,
+            shards=len(parts),
+            sites=tuple(part.site for part in parts),
+            multiplicity_min=int(used.min()) if len(used) else 0,
+            multiplicity_mean=float(used.mean()) if len(used) else 0.0,
+            multiplicity_max=int(used.max(initial=0)),
+            dropped=table.encoder.dropped,
+        )
+
+    def _privacy(self, joined: Joined) -> dict[str, object]:
+        exposure = exposure_of(
+            joined.bound,
+            joined.extracted.parts,
+            self.settings,
+            self.inventory,
+            gram=(),
+            weight=joined.bound.weight_table or "",
+            has_label=self.settings.mode == EVALUATE and self.has_label,
+            is_prediction=True,
+            has_row_key=joined.extracted.row_hashes is not None,
+            is_delivered=self.settings.predictions_at == LABEL_SITE,
+        )
+        return privacy_report(
+            disclosures(replace(exposure, family=ADMM)),
+            self.ledgers,
+            self.settings.privacy,
+            is_complete=self.is_finished,
+        )
+
+
+class Predict(ModelStrategy):
+    """Predict the rows of a query with a saved model.
+
+    Attributes:
+        delivered: the predictions that sites have written.
+    """
+
+    name = PREDICT
+    delivered: tuple[Delivered, ...] = ()
+    _scored: tuple[Extracted, Scored] | None = None
+
+    def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
+        """Return the query with its row key, and without its label."""
+        return self.query.bind_features(
+            schemas, self.manifest.label_table, columns_of(self.settings.row_key)
+        )
+
+    def model_rounds(
+        self, bound: BoundQuery, missing: Missing
+    ) -> Generator[Request, Replies, Joined]:
         """Score the joined rows; have them delivered where they are to be."""
         names = _column_names(self.settings)
-        at_site = self.settings.predictions_at == LABEL_SITE
-        row_key = RowKeyColumns(names, leaves=not at_site)
+        row_key = RowKeyColumns(names, leaves=not self._is_delivered)
         joined = yield from join_rows(
-            bound, self.missing, self.settings, self.inventory, row_key
+            bound, missing, self.settings, self.inventory, row_key
         )
-        scores = yield from score_rows(
-            joined, self.manifest, self.settings, self.inventory
-        )
-        rows = joined.mapping.tables[bound.label_table].row_of.astype(np.int64)
-        scored = Scored(rows, scores, joined.is_partial)
-        delivered = None
-        if at_site:
-            delivered = yield from self._deliver(joined, scored, row_key)
-        self._predicted = _Predicted(_named(joined.extracted, rows), scored, delivered)
+        scores = yield from self.score(joined)
+        scored = Scored(joined.label_row_of, scores, joined.is_partial)
+        if self._is_delivered:
+            self.delivered = yield from self._deliver(joined, scored, row_key)
+        self._scored = joined.extracted, scored
         return joined
 
     @property
-    def outputs(self) -> Outputs:
-        """What the scores stand for."""
+    def _is_delivered(self) -> bool:
+        return self.settings.predictions_at == LABEL_SITE
+
+    @property
+    def _outputs(self) -> Outputs:
         return Outputs(self.manifest.loss, self.manifest.classes)
 
     @property
@@ -110,42 +406,37 @@ class Predict(ModelStrategy):
         Raises:
             RuntimeError: before the rounds are done.
         """
-        found = self._found
-        if found.delivered is not None:
-            return None
-        return prediction_table(found.named, found.scored, self.outputs)
-
-    @property
-    def delivered(self) -> tuple[Delivered, ...]:
-        """What sites have written."""
-        return self._found.delivered or ()
-
-    @property
-    def _found(self) -> _Predicted:
-        if self._predicted is None:
+        if self._scored is None:
             raise RuntimeError("there are no predictions before the rounds are done")
-        return self._predicted
+        if self._is_delivered:
+            return None
+        extracted, scored = self._scored
+        # a joined row goes by a keyed hash of its row key, or by its position
+        names = pa.array(scored.rows)
+        if extracted.row_hashes is not None:
+            names = hex_texts(extracted.row_hashes[scored.rows])
+        return prediction_table({ROW_HASH: names}, scored, self._outputs)
 
     def _deliver(
         self, joined: Joined, scored: Scored, row_key: RowKeyColumns
     ) -> Generator[Request, Replies, tuple[Delivered, ...]]:
         """Send the label table's sites the scores of their joined rows."""
-        outputs = self.outputs
+        outputs = self._outputs
         bodies: dict[int, DeliverPart] = {}
         parts = joined.extracted.parts[joined.bound.label_table]
         start = 0
         for part in parts:
             stop = start + joined.extracted.rows[part.number]
-            own = slice(*np.searchsorted(scored.rows, [start, stop]))
+            span = slice(*np.searchsorted(scored.rows, [start, stop]))
             bodies[part.number] = DeliverPart(
                 row_key=row_key if row_key.columns else None,
-                rows=(scored.rows[own] - start).astype(np.int32),
-                scores=np.ascontiguousarray(scored.scores[own]),
-                partial=pack_bits(scored.is_partial[own]),
+                rows=(scored.rows[span] - start).astype(np.int32),
+                scores=np.ascontiguousarray(scored.scores[span]),
+                partial=pack_bits(scored.is_partial[span]),
             )
             start = stop
         request = DeliverRequest(
-            **model_fields(self.manifest),
+            **_model_fields(self.manifest),
             loss=outputs.loss,
             classes=list(outputs.classes),
             query=self.query.to_sql(),
@@ -158,7 +449,7 @@ class Predict(ModelStrategy):
 
 
 def _column_names(settings: Settings) -> tuple[str, ...]:
-    """Return what the columns of the row key are called in the predictions.
+    """Return the names of the row key's columns in the predictions.
 
     Raises:
         SettingsError: two are called alike, or one as a column that is there anyway.
@@ -174,13 +465,6 @@ def _column_names(settings: Settings) -> tuple[str, ...]:
     return names
 
 
-def _named(extracted: Extracted, rows: IntArray) -> dict[str, pa.Array]:
-    """Return what names the joined rows at the server: a keyed hash, or a position."""
-    if extracted.row_hashes is None:
-        return {ROW_HASH: pa.array(rows)}
-    return {ROW_HASH: hex_texts(extracted.row_hashes[rows])}
-
-
 def _delivered(replies: Replies, part: Part, rows: int) -> Delivered:
     body = replies.body(part, DeliveredPart)
     if body.rows != rows:
@@ -188,3 +472,84 @@ def _delivered(replies: Replies, part: Part, rows: int) -> Delivered:
     if not _FILE.fullmatch(body.file):
         raise refuse(part, "no name of the file that it wrote")
     return Delivered(part.site, body.file, rows)
+
+
+class Evaluate(ModelStrategy):
+    """Measure a saved model on the rows of a query."""
+
+    name = EVALUATE
+    _metrics: dict[str, float] | None = None
+
+    def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
+        """Return the query, with its label, if the model has learnt one."""
+        if self.has_label:
+            return self.query.bind(schemas)
+        return self.query.bind_unlabelled(schemas)
+
+    def model_rounds(
+        self, bound: BoundQuery, missing: Missing
+    ) -> Generator[Request, Replies, Joined]:
+        """Score the joined rows, and compare them with their labels."""
+        has_classes = bool(self.manifest.classes)
+        task = "classification" if has_classes else "regression"
+        settings = self.settings.with_fields(task=task, loss="auto")
+        weighting = declared_weighting(bound, settings)
+        joined = yield from join_rows(bound, missing, settings, self.inventory)
+        labels = self._labels(joined, settings)
+        weight_table = bound.weight_table or ""
+        mapping, weights, weighting = without_weightless(
+            joined.mapping, joined.extracted.weights, weighting, weight_table
+        )
+        joined = replace(joined, mapping=mapping)
+        scores = yield from self.score(joined)
+        self._metrics = evaluate(
+            self._loss(labels),
+            scores,
+            labels.values[joined.label_row_of],
+            row_weights(weighting, weights, mapping),
+        )
+        return joined
+
+    def _labels(self, joined: Joined, settings: Settings) -> Labels:
+        extracted, table = joined.extracted, joined.bound.label_table
+        if not self.has_label:
+            return Labels(np.zeros((extracted.table_rows[table], 0)))
+        labels = gather_labels(
+            extracted.replies, extracted.parts[table], extracted.rows, settings
+        )
+        return _of_classes(labels, self.manifest.classes)
+
+    def _loss(self, labels: Labels) -> Loss:
+        if not self.has_label:
+            return KMeansLoss(self.manifest.outputs)
+        return loss_of(labels, self.manifest.loss, self.settings)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the joined rows.
+
+        Raises:
+            RuntimeError: before the rounds are done.
+        """
+        if self._metrics is None:
+            raise RuntimeError("there are no metrics before the rounds are done")
+        return self._metrics
+
+
+def _of_classes(labels: Labels, classes: tuple[str, ...]) -> Labels:
+    """Return labels by the model's classes.
+
+    Raises:
+        QueryError: there are others.
+    """
+    if other := [name for name in labels.classes if name not in classes]:
+        listed = ", ".join(map(repr, other[:10]))
+        raise QueryError(
+            f"the label has {len(other)} classes that the model does not know "
+            f"({listed}): its classes are {', '.join(map(repr, classes[:10]))}"
+        )
+    if not classes:
+        return labels
+    place = np.array([classes.index(name) for name in labels.classes], np.float64)
+    values = place[labels.values.astype(np.intp)]
+    return replace(labels, values=values, classes=classes)

@@ -1,4 +1,4 @@
-"""What a run with a saved model did: the record behind its `report.json`.
+"""The record of a run with a saved model, behind its `report.json` and the console.
 
 Schema of `report.json` of mode "predict" or "evaluate" (`schema` 1)::
 
@@ -15,7 +15,7 @@ Schema of `report.json` of mode "predict" or "evaluate" (`schema` 1)::
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -63,45 +63,33 @@ class Delivered:
 
 @dataclass(frozen=True)
 class ModelRunReport:
-    """A run with a saved model.
+    """A run with a saved model: the fields of its `report.json`, see there.
 
     Attributes:
-        mode: "predict" or "evaluate".
         manifest: of the model.
-        settings: `Settings.to_dict()`.
-        query: the SQL in canonical form.
-        tables: one record per table, in the order of FROM.
-        join_steps: one record per table, in the order of joining.
         missing: by table, the sites that were not there.
         joined_rows: rows of the join.
         label_rows: rows of the label table that are in one.
         partial_rows: joined rows in which a mean stands for a table's score.
-        predictions: where they are; None if there are none.
-        metrics: of mode "evaluate".
-        history: one record per round.
-        privacy: what left the sites, and what it cost.
-        output_dir: where `report.json` is.
-        started: ISO 8601, UTC.
-        seconds: wall time of the run.
     """
 
     mode: str
-    manifest: Manifest
-    settings: Mapping[str, object]
+    started: str
+    seconds: float
+    output_dir: str
     query: str
+    settings: Mapping[str, object]
+    manifest: Manifest
     tables: Sequence[TableReport]
-    join_steps: Sequence[JoinStep]
     missing: Mapping[str, Sequence[str]]
     joined_rows: int
     label_rows: int
     partial_rows: int
-    predictions: Mapping[str, object] | None
+    join_steps: Sequence[JoinStep]
+    predictions: Mapping[str, Any] | None
+    metrics: Metrics
     history: Sequence[RoundReport]
     privacy: Mapping[str, object]
-    output_dir: str
-    started: str
-    seconds: float
-    metrics: Metrics = field(default_factory=dict)
 
     @property
     def bytes_up(self) -> int:
@@ -127,16 +115,15 @@ def model_run_dict(report: ModelRunReport) -> dict[str, object]:
         "query": report.query,
         "settings": report.settings,
         "model": {
-            "name": manifest.model.name,
-            "version": manifest.model.version,
+            "name": manifest.name,
+            "version": manifest.model_version,
             "created": manifest.created,
             "loss": manifest.loss,
             "classes": manifest.classes,
         },
         "tables": [table_dict(table) for table in report.tables],
         "missing": [
-            {"table": table, "sites": list(sites)}
-            for table, sites in report.missing.items()
+            {"table": table, "sites": sites} for table, sites in report.missing.items()
         ],
         "rows": {
             "joined": report.joined_rows,
@@ -157,7 +144,7 @@ def model_run_dict(report: ModelRunReport) -> dict[str, object]:
 
 
 def model_run_view(report: ModelRunReport) -> RenderableType:
-    """Return what closes a run: what was scored, where it is, what it cost."""
+    """Return the summary of a run for the console."""
     title = "Privacy of a row against the server: epsilon of what is covered"
     return Group(
         _result_table(report),
@@ -183,13 +170,13 @@ def _result_table(report: ModelRunReport) -> Table:
 
 
 def _places(predictions: Mapping[str, Any] | None) -> list[str]:
-    """Return where the predictions are, in lines."""
+    """Return lines that say where the predictions are."""
     if predictions is None:
         return []
     if predictions["at"] == SERVER:
         return [f"Predictions: {predictions['file']}"]
     return [
-        f"Predictions of site {own['site']}: {own['file']} in its state folder "
-        f"({format_count(own['rows'])} rows)"
-        for own in predictions["files"]
+        f"Predictions of site {file['site']}: {file['file']} in its state folder "
+        f"({format_count(file['rows'])} rows)"
+        for file in predictions["files"]
     ]

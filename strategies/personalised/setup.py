@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from strategies.disclosures import audience_of
+from strategies.disclosures import exposure_of
 from strategies.run.exchange import Part, Replies, Request, ask
 from strategies.run.replies import refuse
 from strategies.run.sites import Inventory
@@ -161,7 +161,7 @@ def set_up_personalised(
         fan_out={name: np.ones(sum(trained), np.int64)},
         names=split.names,
         encoders=encoders,
-        audience=audience_of(
+        exposure=exposure_of(
             bound,
             extracted.parts,
             settings,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from strategies.disclosures import Audience
+from strategies.disclosures import Exposure
 from strategies.run.exchange import Part, Replies
 from strategies.run.replies import array_of
 from tp_flower.arrays import AnyArray, BoolArray, FloatArray, effective_rows
@@ -264,7 +264,7 @@ class PreparedRun(ABC):
         fan_out: by table, the joined training rows of each of its rows that is in one.
         names: name of every table at the sites.
         encoders: of every table.
-        audience: decides who learns what.
+        exposure: decides who learns what.
     """
 
     tables: Mapping[str, PreparedTable]
@@ -276,7 +276,7 @@ class PreparedRun(ABC):
     fan_out: Mapping[str, npt.NDArray[np.int64]]
     names: Mapping[str, str]
     encoders: Mapping[str, TableEncoder]
-    audience: Audience
+    exposure: Exposure
 
     @property
     def parts(self) -> list[Part]:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from strategies.disclosures import Audience
+from strategies.disclosures import Exposure
 from strategies.run.exchange import Replies, Request, ask
 from strategies.run.strategy import EpochResult, tests_every_epoch
 from strategies.setup.problem import Table, TrainingProblem
@@ -232,10 +232,10 @@ class AdmmStrategy(JoinStrategy):
         """Return how often consensus is updated in an epoch."""
         return {"exchanges": self.settings.inner_rounds}
 
-    def audience(self, *args: Any) -> Audience:
+    def exposure(self, *args: Any) -> Exposure:
         """Return the facts, with the rounds of consensus."""
         has_inner_rounds = self.settings.inner_rounds > 1
-        return replace(super().audience(*args), has_inner_rounds=has_inner_rounds)
+        return replace(super().exposure(*args), has_inner_rounds=has_inner_rounds)
 
     def epochs(self, problem: TrainingProblem) -> Generator[Request, Replies, None]:
         """Run the epochs, until the residuals are below the tolerance if one is set."""

@@ -22,8 +22,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.common.logger import log
 
 from strategies.coresets.draw import draw_coreset, restrict_to_sample
-from strategies.disclosures import Audience, audience_of, releases
-from strategies.privacy_report import privacy_report
+from strategies.disclosures import Exposure, disclosures, exposure_of, privacy_report
 from strategies.run.exchange import Part, PartArrays, Replies, Request, ask
 from strategies.run.replies import array_of, has_array
 from strategies.run.sites import Inventory
@@ -316,7 +315,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
             contributions=self.outcome.contribution_facts(),
             coefficients=self.outcome.coefficient_facts(problem),
             privacy=privacy_report(
-                releases(problem.audience),
+                disclosures(problem.exposure),
                 self.ledgers,
                 self.settings.privacy,
                 is_complete=self.is_finished,
@@ -409,13 +408,13 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             problem.weighting.train_rows,
         )
 
-    def audience(
+    def exposure(
         self,
         joined: JoinedRows,
         inventory: Inventory,
         updates: Mapping[str, Update],
         encoders: Mapping[str, TableEncoder],
-    ) -> Audience:
+    ) -> Exposure:
         """Return the facts that decide who learns what.
 
         Args:
@@ -425,7 +424,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             encoders: by table.
         """
         parts = joined.extracted.parts
-        return audience_of(
+        return exposure_of(
             joined.bound,
             parts,
             self.settings,
@@ -499,7 +498,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             fan_out={name: whole.trained_rows(name) for name in whole.layouts},
             names=joined.names,
             encoders=encoders,
-            audience=self.audience(joined, self.inventory, updates, encoders),
+            exposure=self.exposure(joined, self.inventory, updates, encoders),
             weighting=joined.weighting,
             coreset=coreset,
             # of all rows: those of a sample weigh by how they were drawn, too

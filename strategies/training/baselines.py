@@ -9,7 +9,7 @@ after every epoch, up to the rounding of messages.
 from dataclasses import replace
 from typing import Any
 
-from strategies.disclosures import Audience
+from strategies.disclosures import Exposure
 from strategies.setup.joined_rows import JoinedRows
 from strategies.setup.row_layout import repeated_rows
 from strategies.training.admm import AdmmStrategy
@@ -24,9 +24,9 @@ class VerticalStrategy(JoinStrategy):
         """Return the same joined rows over rows of the tables that are repeated."""
         return joined.laid_out(repeated_rows, joined.weighting.train_rows)
 
-    def audience(self, *args: Any) -> Audience:
+    def exposure(self, *args: Any) -> Exposure:
         """Return the facts: messages go by joined rows."""
-        return replace(super().audience(*args), by_joined_rows=True)
+        return replace(super().exposure(*args), by_joined_rows=True)
 
 
 class VflADMM(VerticalStrategy, AdmmStrategy):

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from strategies.disclosures import Audience
+from strategies.disclosures import Exposure
 from strategies.run.exchange import PartArrays, Replies, Request, ask
 from strategies.run.strategy import EpochResult, tests_every_epoch
 from strategies.setup.problem import TrainingProblem
@@ -167,11 +167,11 @@ class BatchStrategy(JoinStrategy):
         """Return the divisor of the step size in an epoch, from 1."""
         return 1.0 + self.settings.decay * (epoch - 1)
 
-    def audience(self, *args: Any) -> Audience:
+    def exposure(self, *args: Any) -> Exposure:
         """Return the facts, with the steps that come late."""
-        audience = super().audience(*args)
-        is_stale = bool(audience.sharded and self.settings.staleness)
-        return replace(audience, is_stale=is_stale)
+        exposure = super().exposure(*args)
+        is_stale = bool(exposure.sharded and self.settings.staleness)
+        return replace(exposure, is_stale=is_stale)
 
     def plan_batches(self, mapping: TableMapping, layouts: Layouts) -> PartArrays:
         """Plan the batches when the mapping is known."""

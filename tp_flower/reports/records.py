@@ -29,7 +29,7 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
               the policies of the sites allow
     personal  of strategy "personalised" alone: see `strategies.personalised.report`
     privacy   {adversary, delta, messages, ledger, totals}   see
-              `strategies.privacy_report`
+              `strategies.disclosures`
 
 Metrics: `loss`, and `rmse`, `r2` (regression) or `auc`, `accuracy`, `log_loss`
 (classification). Up is from the sites to the server. `overhead-bytes` is what messages
