@@ -74,6 +74,7 @@ def test_a_policy_with_every_key(tmp_path):
         keys=("day",),
         join_only=("customer",),
         min_rows=5,
+        min_count=3,
         releases=Releases("clear", "never", "private", "never"),
         epsilon=2.0,
         delta=1e-6,

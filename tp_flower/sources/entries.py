@@ -1,81 +1,79 @@
-"""The entries of the tables file: each is read with the type that it must have.
+"""Entries of the tables file, read into dataclasses whose fields declare their types.
 
-A message tells the key and where it stands, and of a wrong value what it is, without
-its text: it may be a URI in the wrong place.
+A message names the key and where it stands, what is allowed, and of a wrong value its
+type, not its text: it may be a URI in the wrong place.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
-from typing import Final
+from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from tp_flower.errors import SourceError
 
-Entry = Mapping[str, object]
+Text = Annotated[str, Meta(description="a string")]
+Texts = Annotated[tuple[str, ...], Meta(description="a list of strings")]
+Count = Annotated[int, Meta(ge=1, description="a whole number of at least 1")]
+Flag = Annotated[bool, Meta(description="true or false")]
 
 MEMORY_PREFIX: Final = "memory:"
-"""Begins what names tables that are data frames of this process, not a file."""
+"""Begins the name of tables that are data frames of this process, not of a file."""
+
+Entry = TypeVar("Entry")
+
+
+def read(kind: type[Entry], entry: Mapping[str, Any], where: str) -> Entry:
+    """Return the dataclass of an entry; a key's dashes are underscores of a field.
+
+    Raises:
+        SourceError: a key is unknown, or a value is not of its field's type.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    refuse_unknown(entry, [name.replace("_", "-") for name in hints], where)
+    values = {}
+    for key, value in entry.items():
+        name = key.replace("-", "_")
+        try:
+            values[name] = msgspec.convert(value, hints[name])
+        except msgspec.ValidationError:
+            # no more than the type of the value may be seen
+            raise SourceError(
+                f"{key!r} of {where} must be {_description(hints[name])}, "
+                f"not {form(value)}"
+            ) from None
+    return kind(**values)
+
+
+def _description(hint: Any) -> str:
+    metadata = [
+        meta
+        for part in (hint, *get_args(hint))
+        for meta in getattr(part, "__metadata__", ())
+    ]
+    return next((meta.description for meta in metadata), "of another type")
+
+
+def as_table(value: object, where: str) -> Mapping[str, Any]:
+    """Return a value that is a table of keys.
+
+    Raises:
+        SourceError: it is something else.
+    """
+    if not isinstance(value, dict):
+        raise SourceError(f"{where} must be a table, not {form(value)}")
+    return value
 
 
 def form(value: object) -> str:
-    """Return what a value is, without a text."""
+    """Return a number, or the type of any other value."""
     return repr(value) if isinstance(value, int | float) else type(value).__name__
 
 
-def text(entry: Entry, key: str, where: str) -> str:
-    """Return a text, "" if the key is not there.
-
-    Raises:
-        SourceError: it is something else.
-    """
-    value = entry.get(key, "")
-    if not isinstance(value, str):
-        raise SourceError(f"{key!r} of {where} must be a string, not {form(value)}")
-    return value
-
-
-def texts(
-    entry: Entry, key: str, where: str, default: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Return a list of texts.
-
-    Raises:
-        SourceError: it is something else.
-    """
-    value = entry.get(key, list(default))
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise SourceError(
-            f"{key!r} of {where} must be a list of strings, not {form(value)}"
-        )
-    return tuple(value)
-
-
-def count(entry: Entry, key: str, where: str, default: int) -> int:
-    """Return a whole number, at least 1.
-
-    Raises:
-        SourceError: it is something else.
-    """
-    value = entry.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise SourceError(
-            f"{key!r} of {where} must be a whole number of at least 1, not {value!r}"
-        )
-    return value
-
-
-def flag(entry: Entry, key: str, where: str, *, default: bool = True) -> bool:
-    """Return a truth value.
-
-    Raises:
-        SourceError: it is something else.
-    """
-    value = entry.get(key, default)
-    if not isinstance(value, bool):
-        raise SourceError(f"{key!r} of {where} must be true or false, not {value!r}")
-    return value
-
-
-def refuse_unknown(entry: Entry, allowed: Sequence[str], where: str) -> None:
+def refuse_unknown(
+    entry: Mapping[str, Any], allowed: Collection[str], where: str
+) -> None:
     """Refuse a key that is not allowed.
 
     Raises:

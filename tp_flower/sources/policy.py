@@ -27,17 +27,20 @@ two allowed answers over rows that differ in one tell of that one. Noise is the 
 and ``epsilon`` says how much, over all runs.
 """
 
-import math
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
 
 from tp_flower.errors import PolicyError, SourceError
 from tp_flower.features.choice import render_entries
 from tp_flower.features.spec import EncoderSpec, Need, declared_encoders
 from tp_flower.query.reads import Read, Role
 from tp_flower.sources import entries
+from tp_flower.sources.entries import Count, Flag, Text, Texts
 
 NEVER, PRIVATE, MOMENTS, CLEAR = "never", "private", "moments", "clear"
 LABELS, STATISTICS, MODELS, SCORES = "labels", "statistics", "models", "scores"
@@ -54,6 +57,8 @@ LEVELS: Final = {
 """Per kind of release its levels, the strictest first."""
 
 DEFAULT_DELTA: Final = 1e-5
+_ABOVE_0: Final = Meta(gt=0, le=sys.float_info.max, description="a number above 0")
+_BELOW_1: Final = Meta(gt=0, lt=1, description="a number between 0 and 1")
 _OF_MOMENTS: Final = frozenset({Need.MOMENTS, Need.CATEGORIES})
 _HOW: Final = {
     LABELS: "privacy.labels",
@@ -108,6 +113,7 @@ class Policy:
         expressions: whether pieces may be more than the column itself. Whether an
             expression fails on some value is an answer, which no noise covers.
         min_rows: a fragment, statistic or training on fewer rows is refused.
+        min_count: categories with fewer rows never leave the site.
         releases: which may leave, and how.
         epsilon: of all runs ever, for each row; None for no budget.
         delta: likewise.
@@ -115,19 +121,20 @@ class Policy:
         coefficients: whether those of a linear model may leave when its run ends.
     """
 
-    columns: tuple[str, ...] | None = None
-    labels: tuple[str, ...] | None = None
-    weights: tuple[str, ...] | None = None
-    filters: tuple[str, ...] | None = None
-    keys: tuple[str, ...] | None = None
-    join_only: tuple[str, ...] = ()
-    expressions: bool = True
-    min_rows: int = 1
+    columns: Texts | None = None
+    labels: Texts | None = None
+    weights: Texts | None = None
+    filters: Texts | None = None
+    keys: Texts | None = None
+    join_only: Texts = ()
+    expressions: Flag = True
+    min_rows: Count = 1
+    min_count: Count = 1
     releases: Releases = field(default_factory=Releases)
-    epsilon: float | None = None
-    delta: float = DEFAULT_DELTA
-    budget_name: str = ""
-    coefficients: bool = False
+    epsilon: Annotated[float, _ABOVE_0] | None = None
+    delta: Annotated[float, _BELOW_1] = DEFAULT_DELTA
+    budget_name: Text = ""
+    coefficients: Flag = False
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -293,19 +300,10 @@ def _level_refused(kind: str, asked: str, level: str) -> PolicyError:
     return _refused(f"releases.{kind} = {level}", asked, allowed)
 
 
-POLICY: Final = "policy"
-_LISTS: Final = ("columns", "labels", "weights", "filters", "keys", "join-only")
-_KEYS: Final = (
-    *_LISTS,
-    *("expressions", "min-rows", "min-count", "releases"),
-    *("epsilon", "delta", "budget-name", "coefficients"),
-)
-
-
 def read_policy(
     common: Mapping[str, Any], shard: Mapping[str, Any], where: str
-) -> tuple[Policy, int]:
-    """Return a shard's policy and the min-count that it says, 1 if it says none.
+) -> Policy:
+    """Return a shard's policy.
 
     Args:
         common: the table's entry in the tables file.
@@ -313,92 +311,34 @@ def read_policy(
         where: the shard, for messages.
 
     Raises:
-        SourceError: a key is unknown, or a value is of the wrong kind.
+        SourceError: a key is unknown, a value is of the wrong kind, or rules
+            contradict each other.
     """
     where = f"the policy of {where}"
-    of_table, own = _entry(common, where), _entry(shard, where)
-    merged = {**of_table, **own}
-    releases = {**_releases(of_table, where), **_releases(own, where)}
-    epsilon = _epsilon(merged, where)
-    lists = {key: _names(merged, key, where) for key in _LISTS}
-    _check_apart(lists, where)
-    if epsilon is None and PRIVATE in releases.values():
+    of_table, of_shard = (
+        entries.as_table(entry.get("policy", {}), where) for entry in (common, shard)
+    )
+    merged = {**of_table, **of_shard}
+    levels = {**_levels(of_table, where), **_levels(of_shard, where)}
+    defaults = Releases.within_budget() if "epsilon" in merged else Releases()
+    merged["releases"] = {**vars(defaults), **levels}
+    policy = entries.read(Policy, merged, where)
+    if policy.epsilon is None and "delta" in merged:
+        raise SourceError(f"{where} has a 'delta', but no 'epsilon'")
+    if policy.epsilon is None and PRIVATE in levels.values():
         raise SourceError(
             f"{where} has releases that are private, but no 'epsilon', which says how "
             "private: noise of any size would do"
         )
-    defaults = Releases() if epsilon is None else Releases.within_budget()
-    levels = Releases(**{**vars(defaults), **releases})
-    _check_weights(lists, levels, where)
-    policy = Policy(
-        columns=lists["columns"],
-        labels=lists["labels"],
-        weights=lists["weights"],
-        filters=lists["filters"],
-        keys=lists["keys"],
-        join_only=lists["join-only"] or (),
-        expressions=entries.flag(merged, "expressions", where),
-        min_rows=entries.count(merged, "min-rows", where, 1),
-        releases=levels,
-        epsilon=epsilon,
-        delta=_delta(merged, where),
-        budget_name=entries.text(merged, "budget-name", where),
-        coefficients=entries.flag(merged, "coefficients", where, default=False),
-    )
-    _check_coefficients(policy, where)
-    return policy, entries.count(merged, "min-count", where, 1)
-
-
-def _entry(entry: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    policy = entry.get(POLICY, {})
-    if not isinstance(policy, dict):
-        raise SourceError(f"{where} must be a table, not {entries.form(policy)}")
-    entries.refuse_unknown(policy, _KEYS, where)
+    _check_consistent(policy, where)
     return policy
 
 
-def _names(entry: Mapping[str, Any], key: str, where: str) -> tuple[str, ...] | None:
-    return entries.texts(entry, key, where, ()) if key in entry else None
-
-
-def _check_apart(lists: Mapping[str, tuple[str, ...] | None], where: str) -> None:
-    """Refuse a join-only column that a list allows to be read for something else."""
-    for name in lists["join-only"] or ():
-        for key in ("labels", "weights", "filters"):
-            if name.lower() in {other.lower() for other in lists[key] or ()}:
-                raise SourceError(
-                    f"{where}: column {name!r} is join-only, and {key!r} has it too"
-                )
-
-
-def _check_weights(
-    lists: Mapping[str, tuple[str, ...] | None], levels: Releases, where: str
-) -> None:
-    """Refuse weights that may read labels, and leave as these may not."""
-    may_leave = levels.level(WEIGHTS) == CLEAR
-    if may_leave and levels.labels != CLEAR and lists["weights"] is None:
-        raise SourceError(
-            f"{where} lets weights leave as they are, and labels not: list in "
-            "'weights' which columns a weight may read, or it may read the label's"
-        )
-
-
-def _check_coefficients(policy: Policy, where: str) -> None:
-    """Refuse coefficients of models that may not leave."""
-    if policy.coefficients and policy.releases.models == NEVER:
-        raise SourceError(
-            f"{where} lets coefficients be shown, and nothing of models leave: one of "
-            "'coefficients' and 'releases' must change"
-        )
-
-
-def _releases(entry: Mapping[str, Any], where: str) -> dict[str, str]:
-    given = entry.get("releases", {})
+def _levels(policy: Mapping[str, Any], where: str) -> Mapping[str, str]:
     where = f"'releases' of {where}"
-    if not isinstance(given, dict):
-        raise SourceError(f"{where} must be a table, not {entries.form(given)}")
-    entries.refuse_unknown(given, tuple(LEVELS), where)
-    for kind, level in given.items():
+    levels = entries.as_table(policy.get("releases", {}), where)
+    entries.refuse_unknown(levels, tuple(LEVELS), where)
+    for kind, level in levels.items():
         if level not in LEVELS[kind]:
             close = get_close_matches(str(level), LEVELS[kind], n=1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
@@ -406,31 +346,26 @@ def _releases(entry: Mapping[str, Any], where: str) -> dict[str, str]:
                 f"{kind!r} in {where} is {level!r}{hint}: "
                 f"valid levels are {', '.join(LEVELS[kind])}"
             )
-    return dict(given)
+    return levels
 
 
-def _epsilon(entry: Mapping[str, Any], where: str) -> float | None:
-    if "epsilon" not in entry:
-        if "delta" in entry:
-            raise SourceError(f"{where} has a 'delta', but no 'epsilon'")
-        return None
-    value = entry["epsilon"]
-    if not _is_number(value) or not 0 < value < math.inf:
+def _check_consistent(policy: Policy, where: str) -> None:
+    """Refuse rules that contradict each other."""
+    for name in policy.join_only:
+        for key in ("labels", "weights", "filters"):
+            if _has(getattr(policy, key) or (), name):
+                raise SourceError(
+                    f"{where}: column {name!r} is join-only, and {key!r} has it too"
+                )
+    releases = policy.releases
+    has_clear_weights = releases.level(WEIGHTS) == CLEAR and releases.labels != CLEAR
+    if has_clear_weights and policy.weights is None:
         raise SourceError(
-            f"'epsilon' of {where} must be a number above 0, not {entries.form(value)}"
+            f"{where} lets weights leave as they are, and labels not: list in "
+            "'weights' which columns a weight may read, or it may read the label's"
         )
-    return float(value)
-
-
-def _delta(entry: Mapping[str, Any], where: str) -> float:
-    value = entry.get("delta", DEFAULT_DELTA)
-    if not _is_number(value) or not 0 < value < 1:
+    if policy.coefficients and releases.models == NEVER:
         raise SourceError(
-            f"'delta' of {where} must be a number between 0 and 1, "
-            f"not {entries.form(value)}"
+            f"{where} lets coefficients be shown, and nothing of models leave: one of "
+            "'coefficients' and 'releases' must change"
         )
-    return float(value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -30,21 +30,22 @@ lists the shards it hosts::
     sql = "SELECT * FROM visits WHERE consent = 1"
     order-by = ["visit_id"]
 
-What may leave a table is the business of its policy (``policy_entry.py``).
+The rules of what may leave a table are its policy (``policy.py``).
 """
 
 import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tp_flower.errors import SourceError
 from tp_flower.sources import entries
-from tp_flower.sources.policy import POLICY, Policy, read_policy
+from tp_flower.sources.entries import Count, Flag, Text, Texts
+from tp_flower.sources.policy import Policy, read_policy
 
 if TYPE_CHECKING:
     from tp_flower.sources.databases.session import DatabaseUrl
@@ -55,14 +56,6 @@ DEFAULT_CHUNK_ROWS: Final = 50_000
 CSV_SUFFIXES: Final = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 PARQUET_SUFFIXES: Final = (".parquet",)
 
-_PLACES: Final = ("path", "uri", "uri-file")
-_OF_DATABASES: Final = ("sql", "order-by", "fingerprint", "chunk-rows", "push-down")
-_SHARD_KEYS: Final = (
-    *("path", "site", "types", "nulls", "uri", "uri-file", "table", "min-count"),
-    POLICY,
-    *_OF_DATABASES,
-)
-_TABLE_KEYS: Final = (*_SHARD_KEYS, "shards")
 _TYPE_TEXT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*([ ][A-Za-z]+)*(\([0-9, ]+\))?")
 
 
@@ -190,20 +183,44 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise SourceError(f"the tables file {file} is not TOML: {error}") from error
 
 
+@dataclass(frozen=True)
+class _ShardEntry:
+    """The keys of a shard in the tables file."""
+
+    path: Text = ""
+    site: Text = ""
+    types: Mapping[str, Any] = field(default_factory=dict)
+    nulls: Texts = DEFAULT_NULLS
+    uri: Text = ""
+    uri_file: Text = ""
+    table: Text = ""
+    min_count: Count = 1
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    sql: Text = ""
+    order_by: Texts = ()
+    fingerprint: Text = ""
+    chunk_rows: Count = DEFAULT_CHUNK_ROWS
+    push_down: Flag = True
+
+
+_SHARD_KEYS: Final = [f.name.replace("_", "-") for f in fields(_ShardEntry)]
+_PLACES: Final = ("path", "uri", "uri-file")
+_OF_DATABASES: Final = ("sql", "order-by", "fingerprint", "chunk-rows", "push-down")
+
+
 def _table_sources(file: Path, name: str, entry: object) -> list[ShardSource]:
-    """The shards of one [tables.<name>] entry."""
+    """Return the shards of one [tables.<name>] entry."""
     where = f"[tables.{name}] of {file}"
-    if not isinstance(entry, dict):
-        raise SourceError(
-            f"{where} is not a table of settings, but {entries.form(entry)}"
-        )
-    entries.refuse_unknown(entry, _TABLE_KEYS, where)
-    shards = entry.get("shards", [entry])
-    if "shards" in entry and "path" in entry:
+    common = entries.as_table(entry, where)
+    entries.refuse_unknown(common, (*_SHARD_KEYS, "shards"), where)
+    if "shards" not in common:
+        return [_shard_source(file, name, 0, common, common)]
+    if "path" in common:
         raise SourceError(f"{where} has both 'path' and 'shards': give one of them")
+    shards = common["shards"]
     if not isinstance(shards, list) or not shards:
         raise SourceError(f"'shards' in {where} must be a non-empty list of shards")
-    common = {key: value for key, value in entry.items() if key != "shards"}
+    common = {key: value for key, value in common.items() if key != "shards"}
     return [
         _shard_source(file, name, index, common, shard)
         for index, shard in enumerate(shards)
@@ -211,82 +228,79 @@ def _table_sources(file: Path, name: str, entry: object) -> list[ShardSource]:
 
 
 def _shard_source(
-    file: Path, table: str, index: int, common: Mapping[str, Any], shard: object
+    file: Path, table: str, index: int, common: Mapping[str, Any], own: object
 ) -> ShardSource:
-    """One shard; what it does not say itself is taken from its table's entry."""
+    """Return one shard; the keys that it lacks are taken from its table's entry."""
     where = f"shard {index} of table {table!r} in {file}"
-    if not isinstance(shard, dict):
-        raise SourceError(
-            f"{where} is not a table of settings, but {entries.form(shard)}"
-        )
-    if shard is not common:
-        entries.refuse_unknown(
-            shard, _TABLE_KEYS if "shards" in common else _SHARD_KEYS, where
-        )
-    types = {**_types(common, where), **_types(shard, where)}
-    merged = {**common, **shard}
-    given = [place for place in _PLACES if entries.text(merged, place, where)]
-    if len(given) != 1:
-        found = f"both {given[0]!r} and {given[1]!r}" if given else "no 'path'"
-        raise SourceError(f"{where} has {found}: give one of {', '.join(_PLACES)}")
-    is_file = given == ["path"]
-    policy, min_count = read_policy(common, shard, where)
-    return ShardSource(
-        table=table,
-        site=entries.text(merged, "site", where) or f"{table}-{index}",
-        index=index,
-        types=types,
-        nulls=entries.texts(merged, "nulls", where, DEFAULT_NULLS),
-        min_count=max(entries.count(merged, "min-count", where, 1), min_count),
-        policy=policy,
-        path=_file(merged, file.absolute().parent, where) if is_file else None,
-        relation=_relation(merged, where) if is_file else None,
-        database=None if is_file else _database(merged, file.absolute().parent, where),
-    )
-
-
-def _file(entry: Mapping[str, Any], folder: Path, where: str) -> str:
-    """The path of a file or folder, absolute."""
+    shard = entries.as_table(own, where)
+    merged = {
+        **common,
+        **shard,
+        "types": {**_types(common, where), **_types(shard, where)},
+        "policy": {},
+    }
+    entry = entries.read(_ShardEntry, merged, where)
+    policy = read_policy(common, shard, where)
+    places = [place for place in _PLACES if merged.get(place)]
+    if len(places) != 1:
+        listed = f"both {places[0]!r} and {places[1]!r}" if places else "no 'path'"
+        raise SourceError(f"{where} has {listed}: give one of {', '.join(_PLACES)}")
+    is_file = bool(entry.path)
+    folder = file.absolute().parent
     for key in _OF_DATABASES:
-        if key in entry:
+        if is_file and key in merged:
             raise SourceError(
                 f"{key!r} of {where} is for databases, and 'path' names a file"
             )
-    path = str(folder / Path(entry["path"]).expanduser())
+    return ShardSource(
+        table=table,
+        site=entry.site or f"{table}-{index}",
+        index=index,
+        types=entry.types,
+        nulls=entry.nulls,
+        min_count=max(entry.min_count, policy.min_count),
+        policy=policy,
+        path=_file(entry, folder, where) if is_file else None,
+        relation=_relation(entry, where) if is_file else None,
+        database=None if is_file else _database(entry, folder, where),
+    )
+
+
+def _file(entry: _ShardEntry, folder: Path, where: str) -> str:
+    """Return the path of a file or folder, absolute."""
+    path = str(folder / Path(entry.path).expanduser())
     is_plain = path.lower().endswith((*CSV_SUFFIXES, *PARQUET_SUFFIXES))
-    if "table" in entry and is_plain:
+    if entry.table and is_plain:
         raise SourceError(
             f"'table' of {where} is for DuckDB files and databases, not for {path}"
         )
-    if "table" not in entry and not entry["path"].endswith(("/", os.sep)):
+    if not entry.table and not entry.path.endswith(("/", os.sep)):
         file_suffix(path)
     return path
 
 
-def _database(entry: Mapping[str, Any], folder: Path, where: str) -> DatabaseShard:
+def _database(entry: _ShardEntry, folder: Path, where: str) -> DatabaseShard:
     # SQLAlchemy takes long to import, and most sites have files
     from tp_flower.sources.databases.session import parse_url
 
-    uri = entries.text(entry, "uri", where)
-    if uri:
-        url = parse_url(uri, os.environ, folder, where)
+    if entry.uri:
+        url = parse_url(entry.uri, os.environ, folder, where)
     else:
-        file = folder / Path(entry["uri-file"]).expanduser()
-        url = parse_url(_read_uri(file, where), {}, folder, where)
-    table, sql = _relation(entry, where), entries.text(entry, "sql", where)
-    if (table is None) == (not sql):
+        uri = _read_uri(folder / Path(entry.uri_file).expanduser(), where)
+        url = parse_url(uri, {}, folder, where)
+    table = _relation(entry, where)
+    if (table is None) == (not entry.sql):
         raise SourceError(
             f"{where}: give 'table' or 'sql' with a database, one of them"
         )
     return DatabaseShard(
         url=url,
         table=table,
-        sql=sql.strip().rstrip(";") or None,
-        order_by=entries.texts(entry, "order-by", where, ()),
-        fingerprint=entries.text(entry, "fingerprint", where).strip().rstrip(";")
-        or None,
-        chunk_rows=entries.count(entry, "chunk-rows", where, DEFAULT_CHUNK_ROWS),
-        is_pushed_down=entries.flag(entry, "push-down", where),
+        sql=entry.sql.strip().rstrip(";") or None,
+        order_by=entry.order_by,
+        fingerprint=entry.fingerprint.strip().rstrip(";") or None,
+        chunk_rows=entry.chunk_rows,
+        is_pushed_down=entry.push_down,
     )
 
 
@@ -303,9 +317,9 @@ def _read_uri(file: Path, where: str) -> str:
     return text
 
 
-def _relation(entry: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
-    """The parts of a table's name: "schema.table", or "table"."""
-    name = entries.text(entry, "table", where)
+def _relation(entry: _ShardEntry, where: str) -> tuple[str, ...] | None:
+    """Return the parts of a table's name: "schema.table", or "table"."""
+    name = entry.table
     if not name:
         return None
     # a name that holds a dot or a quote is written in double quotes
@@ -320,11 +334,7 @@ def _relation(entry: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
 
 
 def _types(entry: Mapping[str, Any], where: str) -> dict[str, str]:
-    types = entry.get("types", {})
-    if not isinstance(types, dict):
-        raise SourceError(
-            f"'types' of {where} must be a table, not {entries.form(types)}"
-        )
+    types = entries.as_table(entry.get("types", {}), f"'types' of {where}")
     for column, name in types.items():
         if not isinstance(name, str) or not _TYPE_TEXT.fullmatch(name):
             raise SourceError(
