@@ -45,7 +45,7 @@ def test_manifest_comes_back_as_it_was_written(tmp_path):
     path = write_manifest(tmp_path, manifest)
     assert path == tmp_path / "models" / "delays" / FIRST / "manifest.json"
     again = read_manifest(tmp_path, manifest.model)
-    assert again == manifest
+    assert again == through_json(manifest)
     assert again.base_score == (0.1,)
     assert Settings.from_run_config(again.settings) == Settings(l2=0.01)
     assert again.table("p").encoder == manifest.table("p").encoder
