@@ -106,7 +106,7 @@ def test_tables_file_in_both_forms(tmp_path):
         ("[tables.a]\nuri='mysql://h/d'\ntable='a..b'", "'table' .* or schema.name"),
         ("[tables.a]\nuri='mysql://h/d'\ntable='a\"b'", "'table' .* or schema.name"),
         ("[tables.a]\nuri='mysql://h/d'\norder-by=['x']", "give 'table' or 'sql'"),
-        (f"{DATABASE}order-by=['x']", "'order-by' .* list of strings, not str"),
+        (f"{DATABASE}order-by='x'", "'order-by' .* list of strings, not str"),
         (f"{DATABASE}chunk-rows=0", "'chunk-rows' of .* at least 1, not 0"),
         (f"{DATABASE}min-count=true", "'min-count' of .* at least 1, not True"),
         (f"{DATABASE}push-down=1", "'push-down' of .* true or false, not 1"),
