@@ -56,11 +56,7 @@ class KeyedHasher:
         return KeyedHasher(derived)
 
     def hash_texts(self, texts: "pa.Array | pa.ChunkedArray") -> HashArray:
-        """Return the 256-bit HMAC of each text, uint64 (k, 4), big-endian.
-
-        Args:
-            texts: k texts, none of them missing.
-        """
+        """Return the 256-bit HMAC of k texts, none NULL: uint64 (k, 4), big-endian."""
         names = tuple(f"half_{place}" for place in range(4))
         if not len(texts):
             return np.zeros((0, len(names)), dtype=np.uint64)

@@ -26,11 +26,7 @@ from tp_flower.sources.shards import ShardSchema, ShardSource
 
 
 class Guard:
-    """Checks of one message's requests against the policies of the site's shards.
-
-    Args:
-        site: in the run that the message is of.
-    """
+    """Checks of one message's requests against the policies of the site's shards."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -80,10 +76,7 @@ class Guard:
     ) -> None:
         """Refuse statistics that are finer than the policy allows.
 
-        Args:
-            source: the shard.
-            choice: the requested encoders.
-            kinds: of value, by feature; "" of a column without a type.
+        ``kinds`` are the kinds of value by feature; "" of a column without a type.
         """
         for name, kind in kinds.items():
             if not choice.is_declared(name, kind):

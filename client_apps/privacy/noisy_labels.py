@@ -69,12 +69,6 @@ def released_label(
 ) -> LabelColumn:
     """Return the label as it may leave the site, paid for.
 
-    Args:
-        site: in the run.
-        guard: of the site's policies.
-        order: what is asked for.
-        label: the true one.
-
     Raises:
         PolicyError: the policy does not let the labels leave, or not without noise.
         BudgetError: the table's budget does not suffice.

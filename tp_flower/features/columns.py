@@ -218,8 +218,7 @@ def categories_of(column: FeatureColumn, name: str) -> CategoricalColumn:
 def cycle_of(argument: float | str) -> tuple[TimePart, float]:
     """Return the function that gives a number's place in a cycle, and its length.
 
-    Args:
-        argument: of the encoder ``cyclic``: a period, or a part of a time.
+    The argument is that of the encoder ``cyclic``: a period, or a part of a time.
     """
     if isinstance(argument, str):
         return _PARTS[argument], float(TIME_PARTS[argument])

@@ -96,8 +96,7 @@ class TableEncoder:
     def misfits(self, kinds: Mapping[str, tuple[str, int]]) -> tuple[str, ...]:
         """Return the features of another kind than their encoding; no value decides.
 
-        Args:
-            kinds: of a shard's features by name, with the length of vectors.
+        ``kinds`` are those of a shard's features, with the length of vectors.
         """
         misfits = {
             each.name

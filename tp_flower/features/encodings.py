@@ -299,11 +299,7 @@ class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
         return tuple(f"{self.name}={category}" for category in names)
 
     def targets(self, hashes: HashArray) -> Targets:
-        """Return where values with these hashes are encoded.
-
-        Args:
-            hashes: uint64 (k, 2) or wider: the first 128 bits count.
-        """
+        """Return the columns of values with these hashes, uint64 (k, 2) or wider."""
         listed = hashes_of(self.hashes)
         position = np.searchsorted(listed[:, 0], hashes[:, 0])
         position = np.minimum(position, len(listed) - 1)
@@ -346,11 +342,7 @@ class HashEncoding(_Encoding, frozen=True, tag="hash"):
         return tuple(f"{self.name} hash {place}" for place in range(self.buckets))
 
     def targets(self, hashes: HashArray) -> Targets:
-        """Return where values with these hashes are encoded.
-
-        Args:
-            hashes: uint64 (k, 2) or wider: the first 128 bits count.
-        """
+        """Return the columns of values with these hashes, uint64 (k, 2) or wider."""
         hot = (hashes[:, 0] % np.uint64(self.buckets)).astype(np.intp)
         signs = 1.0 - 2.0 * (hashes[:, 1] & np.uint64(1)).astype(np.float32)
         return Targets(np.append(hot, -1), np.append(signs, np.float32(0)))
@@ -429,12 +421,9 @@ def _check_missing_column(
 def _write_one_hot(
     hot: PositionArray, out: Float32Array, values: Float32Array | None = None
 ) -> None:
-    """Write a value into the hot column of each row and 0 into the others.
+    """Write values (b,), or ones, into the hot columns (b,) of ``out``, else zeros.
 
-    Args:
-        hot: (b,), the column; negative for none.
-        out: (b, d).
-        values: (b,); None for ones.
+    A negative column is none.
     """
     out[...] = 0.0
     rows = np.flatnonzero(hot >= 0)

@@ -38,10 +38,6 @@ def fit(table: str, statistics: Mapping[str, ColumnStatistics]) -> TableEncoder:
     where it was asked for and is not constant itself. Features whose encoder needs no
     statistics are encoded as they were declared, whatever their values are.
 
-    Args:
-        table: alias in the query.
-        statistics: merged over the table's shards.
-
     Raises:
         SchemaError: the statistics are not enough to fit to; names the feature.
     """

@@ -304,10 +304,6 @@ class EncoderSpec:
     def for_kind(self, kind: str, max_categories: int) -> Self:
         """Return the spec with everything chosen for a feature's kind of value.
 
-        Args:
-            kind: one of ``KINDS``.
-            max_categories: of a one-hot without an argument.
-
         Raises:
             SchemaError: the encoder does not fit; says which do.
         """

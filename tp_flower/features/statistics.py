@@ -105,11 +105,9 @@ class QuantileSummary:
 
 
 def summarise(values: FloatArray, min_count: int = 1) -> QuantileSummary:
-    """Return the summary of a shard's values.
+    """Return the summary of a shard's finite values, (n,).
 
-    Args:
-        values: (n,), finite.
-        min_count: the fewest values that a point may stand for.
+    ``min_count`` is the fewest values that a point may stand for.
     """
     groups = min(MOST_POINTS, len(values) // min_count)
     if not groups:
@@ -193,10 +191,7 @@ def count_categories(
 ) -> CategoryStatistics:
     """Return the categories of a shard's rows that may leave it.
 
-    Args:
-        column: n rows.
-        hasher: of the feature.
-        min_count: the fewest rows that a listed category has.
+    ``min_count`` is the fewest rows that a listed category has.
     """
     present = column.codes[~column.is_missing]
     counts = np.bincount(present, minlength=len(column.texts))
@@ -239,9 +234,7 @@ def merge_categories(parts: Sequence[CategoryStatistics]) -> CategoryStatistics:
 def category_purpose(table: str, feature: str) -> str:
     """Return the purpose of the key that a feature's categories are hashed with.
 
-    Args:
-        table: its alias in the query, which all sites of a run know.
-        feature: its name in the query.
+    Both names are those of the query, which all sites of a run know.
     """
     return f"category/{len(table)}/{table}/{feature}"
 
@@ -320,16 +313,10 @@ def feature_statistics(
 
     Those of an encoder that needs none are its kind of value and the length of vectors.
 
-    Args:
-        choice: the encoders of the table.
-        name: of the feature.
-        kind: number, boolean, time, text or vector.
-        column: n rows.
-        sample: of the rows.
+    ``kind`` is number, boolean, time, text or vector.
     """
     if choice.is_declared(name, kind):
-        width = _width(column)
-        return declared_statistics(choice, name, kind, width)
+        return declared_statistics(choice, name, kind, _width(column))
     if sample.rows is not None:
         column = column.take(sample.rows)
     count = column.rows - int(np.count_nonzero(column.is_missing))

@@ -63,9 +63,6 @@ def epsilon(
         An upper bound >= 0; inf where some Gaussian has no noise, or delta is 0 and
         there is a Gaussian.
 
-    Raises:
-        ValueError: delta or the accountant is not one of these.
-
     >>> round(epsilon([Gaussian(6.0, count=36)], 1e-5), 3)  # mu = sqrt(36) / 6 = 1
     4.377
     >>> epsilon([PureDp(0.5, count=2)], 1e-9)
@@ -106,9 +103,6 @@ def noise_multiplier(
         sample_rate: as in ``Gaussian``.
         accountant: "rdp" or "prv".
 
-    Raises:
-        ValueError: an argument is out of range.
-
     >>> round(noise_multiplier(4.377, 1e-5, count=36), 2)
     6.0
     """
@@ -133,7 +127,7 @@ def noise_multiplier(
 def server_mechanism(
     multiplier: float, batches_per_epoch_of_row: int, epochs: int
 ) -> Gaussian:
-    """Return what SGD costs a row against the server, which chooses the batches.
+    """Return the cost of SGD for a row against the server, which chooses the batches.
 
     There is no amplification by sampling against someone who knows which rows are in a
     batch. A row is in one message for each batch that has one of its joined rows: at
@@ -151,9 +145,6 @@ def server_mechanism(
         batches_per_epoch_of_row: of the row that is in most.
         epochs: planned.
 
-    Returns:
-        A mechanism of sample rate 1.
-
     >>> server_mechanism(6.0, batches_per_epoch_of_row=4, epochs=9)
     Gaussian(noise_multiplier=6.0, count=36, sample_rate=1.0)
     """
@@ -163,7 +154,7 @@ def server_mechanism(
 def outsider_mechanism(
     multiplier: float, batch_rate: float, multiplicity: int, steps: int
 ) -> Gaussian:
-    """Return what SGD costs a row against someone who sees the final model only.
+    """Return the cost of SGD for a row against someone who sees the final model only.
 
     Holds only if each joined row is in each batch independently with probability
     ``batch_rate`` (Poisson); batches of a fixed size or of a shuffled epoch are no
@@ -177,9 +168,6 @@ def outsider_mechanism(
         batch_rate: ``r`` in (0, 1].
         multiplicity: ``G`` >= 1, of the row that has most joined rows.
         steps: batches of the whole run.
-
-    Raises:
-        ValueError: an argument is out of range.
 
     >>> round(outsider_mechanism(2.0, 0.01, multiplicity=3, steps=100).sample_rate, 6)
     0.029701

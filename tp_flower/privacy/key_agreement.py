@@ -141,10 +141,6 @@ class GroupSecret:
         among them, made for this run, knows that the key is new, even where a server
         names a run by the number of another. The secret of a simulation is its own key,
         so that simulations with one seed repeat themselves.
-
-        Args:
-            run_id: Flower's.
-            public_keys: of all sites of the run, in any order.
         """
         if self.is_simulated:
             return self.value

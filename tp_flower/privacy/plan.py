@@ -170,7 +170,7 @@ def plan_part(
 
     Args:
         settings: of the run.
-        schedule: of the run, as the site knows it.
+        schedule: of the run, as the site counts it.
         sends: kinds of releases from the model that leave the site (the others are
             only used at it); they are in the plan's uses even if nothing covers them.
         is_linear: whether the participant's model is linear.
@@ -186,9 +186,7 @@ def plan_part(
 def plan_prediction(settings: "PrivacyTerms", output_scale: float) -> PartPlan:
     """Return the plan of a prediction, whose scores leave once.
 
-    Args:
-        settings: of the run.
-        output_scale: of the model; the clip is in this unit.
+    The clip is in units of the model's ``output_scale``.
     """
     schedule = Schedule(ADMM, epochs=1, output_scale=output_scale)
     scores, uses = _plan_scores(settings, schedule)
