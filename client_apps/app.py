@@ -23,7 +23,7 @@ from flwr.common.logger import log
 from client_apps.rounds.log import MessageLog
 from client_apps.rounds.request import Request
 from client_apps.rounds.site import Site
-from client_apps.rounds.transaction import Answer, take_turn
+from client_apps.rounds.transaction import Answer, answer_once
 from tp_flower.errors import BehindError, TPFlowerError, kind_of
 from tp_flower.protocol import AT, KIND, ROUND, Action, Packet, pack
 
@@ -66,7 +66,7 @@ def _reply(message: Message, context: Context, action: Action) -> Message:
     try:
         request = Request.read(action, message.content)
         site = Site(context, request.run)
-        content = take_turn(site, request, answer_of(action))
+        content = answer_once(site, request, answer_of(action))
         own_log.answered(request, site, content)
     except Exception as error:  # noqa: BLE001 - see the module docstring
         own_log.refused(request, site, error, _reason(error))

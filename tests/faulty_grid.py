@@ -7,9 +7,10 @@ minute of silence takes no time.
 
 import errno
 import os
+import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -20,12 +21,14 @@ from unittest.mock import patch
 from flwr.app import Error, Message
 
 from client_apps.app import app
-from client_apps.data import committed_round, run_store
-from client_apps.data.committed_round import STATE_FILE
+from client_apps.data import database, run_store
+from client_apps.data.database import FILE
+from client_apps.data.ledger import open_ledger
 from client_apps.rounds import site
 from strategies.run import sites as inventory
 from strategies.run import transport
 from strategies.run.grid import InProcessGrid
+from tp_flower.database import Database
 from tp_flower.protocol import Action, unpack
 
 
@@ -113,7 +116,7 @@ class World:
         happened: the faults that did, with the action and the node.
         asked: every try: its action and node.
         strays: by node, copies of requests that arrive later.
-        states: by node, the state file as it was before the last request.
+        states: by node, all that it kept of runs before the last request.
     """
 
     schedule: Schedule = lambda *_: None
@@ -122,7 +125,7 @@ class World:
     happened: list[tuple[str, int, Fault]] = field(default_factory=list)
     asked: list[tuple[str, int]] = field(default_factory=list)
     strays: dict[int, list[Message]] = field(default_factory=dict)
-    states: dict[int, dict[Path, bytes]] = field(default_factory=dict)
+    states: dict[int, list[tuple]] = field(default_factory=dict)
 
 
 class FaultyGrid(InProcessGrid):
@@ -233,32 +236,71 @@ class FaultyGrid(InProcessGrid):
             forget_processes()
             return flower_error(CRASHED, message)
 
-    def state_files(self, node: int) -> list[Path]:
-        """The records of a site's runs."""
-        root = Path(str(self.contexts[node].node_config["state-dir"]))
-        return list(root.glob(f"*/{STATE_FILE}"))
+    def _database(self, node: int) -> Path:
+        return Path(str(self.contexts[node].node_config["state-dir"])) / FILE
 
     def _remember(self, node: int) -> None:
-        files = self.state_files(node)
-        self.world.states[node] = {path: path.read_bytes() for path in files}
+        query = f"SELECT {COLUMNS} FROM entries WHERE run <> 'labels'"
+        self.world.states[node] = rows_in(self._database(node), query)
 
     def _lose(self, fault: Fault | None, node: int) -> None:
         if fault not in (*LOSSES, Fault.RESTARTED):
             return
         forget_processes()
-        for path in self.state_files(node):
-            if not any(beside.is_dir() for beside in path.parent.iterdir()):
+        path, before = self._database(node), self.world.states.get(node, [])
+        for row in committed_rows(path):
+            run, name, *_, data = row
+            if not has_entries(path, run):
                 # the run is over there: nothing is left to go on with but the record
                 continue
-            if fault is Fault.STATE_GONE:
-                path.unlink()
-            elif fault is Fault.STATE_DAMAGED:
-                data = bytearray(path.read_bytes())
-                data[len(data) // 2] ^= 0x55
-                path.write_bytes(data)
+            change_row(path, row, None)
+            if fault is Fault.STATE_DAMAGED and name == ".round":
+                change_row(path, row, flipped(data or b" "))
             elif fault is Fault.STATE_OLD:
-                before = self.world.states.get(node, {}).get(path)
-                path.unlink() if before is None else path.write_bytes(before)
+                # the ledger stays as it is
+                rows_in(path, "DELETE FROM entries WHERE run = ?", run)
+                for earlier in before:
+                    if earlier[0] == run:
+                        change_row(path, earlier, earlier[-1])
+
+
+COLUMNS = "run, name, touched, meta, layout, checksum, data"
+COMMITTED = "name IN ('.round', '.reply')"
+
+
+def rows_in(path: Path, query: str, *values: object) -> list[tuple]:
+    """Return what another program finds, or changes, in a site's database."""
+    if not path.exists():
+        return []
+    with closing(sqlite3.connect(path)) as connection, connection:
+        return connection.execute(query, values).fetchall()
+
+
+def committed_rows(path: Path) -> list[tuple]:
+    """Return the committed rounds of a site's runs and their replies."""
+    return rows_in(path, f"SELECT {COLUMNS} FROM entries WHERE {COMMITTED}")
+
+
+def has_entries(path: Path, run: str) -> bool:
+    """Whether anything is kept of a run but its committed round."""
+    query = f"SELECT 1 FROM entries WHERE run = ? AND NOT {COMMITTED}"
+    return bool(rows_in(path, query, run))
+
+
+def change_row(path: Path, row: tuple, data: bytes | None) -> None:
+    """Put other data into a row; None removes it."""
+    rows_in(path, "DELETE FROM entries WHERE run = ? AND name = ?", *row[:2])
+    if data is not None:
+        marks = ", ".join("?" * len(row))
+        query = f"INSERT INTO entries ({COLUMNS}) VALUES ({marks})"
+        rows_in(path, query, *row[:-1], data)
+
+
+def flipped(data: bytes) -> bytes:
+    """Return data with a byte in the middle that is another one."""
+    changed = bytearray(data)
+    changed[len(data) // 2] ^= 0x55
+    return bytes(changed)
 
 
 def check_same(first: Message, second: Message) -> None:
@@ -273,6 +315,13 @@ def check_same(first: Message, second: Message) -> None:
 def forget_processes() -> None:
     """Forget what this process knows of the sites, as another one would."""
     run_store._CACHE.sites.clear()
+    open_ledger.cache_clear()
+    for key, own in list(database._OPEN.items()):
+        if own.path is not None and own._connection is not None:
+            # as at the end of a process that was killed within a transaction
+            own._connection.close()
+        if own.path is not None:
+            del database._OPEN[key]
 
 
 def kill_server(*_: Message) -> None:
@@ -295,8 +344,10 @@ def _killed(*_: object, **__: object) -> None:
     raise SiteKilledError
 
 
-def _full(*_: object, **__: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def _full(database: Database) -> None:
+    database.rollback()
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    raise database._refusal(error) from error
 
 
 def _unreadable(*_: object, **__: object) -> None:
@@ -311,27 +362,21 @@ def _after(function: Callable, then: Callable) -> Callable:
     return both
 
 
-@contextmanager
-def _disk_full() -> Iterator[None]:
-    with ExitStack() as patches:
-        patches.enter_context(patch.object(committed_round, "write", _full))
-        patches.enter_context(patch.object(run_store, "whole_folder", _full))
-        yield
-
-
 HOOKS = {
     Fault.UNREADABLE: lambda: patch.object(run_store.SiteStore, "last", _unreadable),
+    Fault.DISK_FULL: lambda: patch.object(Database, "commit", _full),
     Fault.KILLED_PAYING: lambda: patch.object(
         site.Site, "pay", _after(site.Site.pay, _killed)
     ),
-    Fault.KILLED_COMMITTING: lambda: patch.object(committed_round, "write", _killed),
+    Fault.KILLED_COMMITTING: lambda: patch.object(
+        database.Changes, "_write", _after(database.Changes._write, _killed)
+    ),
     Fault.KILLED_COMMITTED: lambda: patch.object(
-        committed_round, "write", _after(committed_round.write, _killed)
+        database.Changes, "_commit", _after(database.Changes._commit, _killed)
     ),
     Fault.KILLED_FORGETTING: lambda: patch.object(
-        site.Site, "settle", _after(site.Site.settle, _killed)
+        run_store.SiteStore, "sweep", _after(run_store.SiteStore.sweep, _killed)
     ),
-    Fault.DISK_FULL: _disk_full,
 }
 
 

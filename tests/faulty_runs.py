@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import safetensors.numpy
 
+from client_apps.data.database import FILE
 from strategies import STRATEGIES
 from tests import hostile
 from tests.faulty_grid import (
@@ -23,6 +24,7 @@ from tests.faulty_grid import (
     ServerKilledError,
     World,
     forget_processes,
+    rows_in,
     virtual_time,
 )
 from tp_flower.errors import TPFlowerError
@@ -194,7 +196,7 @@ class Federation:
     @property
     def can_be_resumed(self) -> bool:
         """Whether the run has a checkpoint."""
-        return (self.run / "checkpoint" / "head.json").exists()
+        return (self.run / "checkpoint" / "journal.db").exists()
 
     def _live(self, world: World) -> Ended:
         grid = FaultyGrid(world, self._tables, self._state)
@@ -232,21 +234,23 @@ class Federation:
             found[name] = theta
         return found
 
-    def run_folders(self, site: str) -> list[Path]:
-        """Where a site keeps what it knows of runs."""
-        return [lock.parent for lock in (self._state / site).glob("*-*/.lock")]
+    def database(self, site: str) -> Path:
+        """What a site keeps of its runs."""
+        return self._state / site / FILE
 
     def check_nothing_left(self) -> None:
         """Assert that all is over but what is to stay."""
         assert not self.can_be_resumed
-        stays = {"cache", "row-order-key", "models", "privacy"}
+        stays = {"cache", "row-order-key", "models", *(FILE + e for e in OF_DATABASE)}
         for site in self._method.sites:
-            for path in (self._state / site).iterdir():
-                if path.name not in stays:
-                    assert {p.name for p in path.iterdir()} <= {".lock", "state"}
+            assert {path.name for path in (self._state / site).iterdir()} <= stays
+            query = "SELECT name FROM entries WHERE run <> 'labels'"
+            names = {name for (name,) in rows_in(self.database(site), query)}
+            assert names <= {".round", ".reply"}
             assert not list((self._state / site).glob("cache/uses/*"))
 
 
+OF_DATABASE = ("", "-wal", "-shm")
 RANDOM = ("ident", "time")
 
 
@@ -280,7 +284,7 @@ def same_noise() -> Iterator[None]:
     with (
         patch("client_apps.rounds.site.token_bytes", fixed),
         patch("strategies.run.session.token_bytes", fixed),
-        patch("client_apps.rounds.open_round.later", by_number),
+        patch("client_apps.rounds.round.later", by_number),
         patch(
             "client_apps.privacy.noisy_labels.NoiseSource",
             lambda: NoiseSource(fixed(32)),

@@ -16,8 +16,10 @@ import pandas as pd
 from flwr.app import ConfigRecord, Message
 
 from client_apps.app import app
+from client_apps.data.database import FILE
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
+from tests.faulty_grid import COLUMNS, change_row, rows_in
 from tp_flower.protocol import HEADER, MESSAGE, Action, Packet, pack, unpack
 from tp_flower.query import Query
 
@@ -174,6 +176,9 @@ class HostileGrid(InProcessGrid):
         return reply
 
 
+OF_RUNS = "FROM entries WHERE run <> 'labels'"
+
+
 class _Kept:
     """What a site has of the run, to be put back where a changed request went well."""
 
@@ -181,15 +186,19 @@ class _Kept:
         self._folder = Path(context.node_config["state-dir"])
         self._copy = self._folder.with_name("state-kept")
         shutil.rmtree(self._copy, ignore_errors=True)
+        self._entries = rows_in(self._folder / FILE, f"SELECT {COLUMNS} {OF_RUNS}")
         if self._folder.exists():
             # what has left stays in the ledger
-            skip = shutil.ignore_patterns("privacy")
+            skip = shutil.ignore_patterns(f"{FILE}*")
             shutil.copytree(self._folder, self._copy, ignore=skip)
 
     def restore(self):
         for path in self._folder.iterdir():
-            if path.is_dir() and path.name != "privacy":
+            if path.is_dir():
                 shutil.rmtree(path)
+        rows_in(self._folder / FILE, f"DELETE {OF_RUNS}")
+        for row in self._entries:
+            change_row(self._folder / FILE, row, row[-1])
         if self._copy.exists():
             shutil.copytree(self._copy, self._folder, dirs_exist_ok=True)
 

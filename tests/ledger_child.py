@@ -1,12 +1,13 @@
 """Processes that use a ledger and are killed; run by test_ledger_kill.py.
 
-``python ledger_child.py loop PATH RUN`` releases for ever: it pays, then writes what
+``python ledger_child.py loop FOLDER RUN`` releases for ever: it pays, then writes what
 has left to its standard output.
 
 ``python ledger_child.py points FOLDER MODE`` forks one process for each call of the
-operating system that the work makes, and has it kill itself at that call: before it
-("before"), after it ("after"), or, if it writes, after a part of it ("within"). Prints
-what had left, and what the ledger said afterwards, for each.
+operating system and each statement of SQL that the work makes, and has it kill itself
+there: before it ("before") or after it ("after"). Prints what had left, and what the
+ledger said afterwards, for each. (What a process that is killed within a statement has
+written, is in test_ledger.py: it is torn at any byte.)
 """
 
 import fcntl
@@ -14,17 +15,20 @@ import itertools
 import json
 import os
 import signal
+import sqlite3
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from client_apps.data import ledger_snapshot
+from client_apps.data.database import close_databases
 from client_apps.data.ledger import Ledger, Planned, Release
 from tp_flower.privacy.mechanisms import Gaussian, PureDp
 
 SOURCE = "F"
 LIMIT = 1_000_000
-CALLS = ("mkdir", "open", "fstat", "pread", "write", "fsync", "close", "replace")
+CALLS = ("mkdir", "open", "fsync", "close")
+STATEMENTS = ("execute", "executemany", "executescript")
 
 
 def release(what, mechanism):
@@ -37,8 +41,8 @@ LABELS = release("labels", PureDp(0.5))
 STATISTICS = release("statistics", PureDp(0.25))
 
 
-def loop(path, run):
-    ledger = Ledger(path)
+def loop(folder, run):
+    ledger = Ledger(str(folder))
     ledger.reserve(run, [Planned(STEP, LIMIT)], {})
     while True:
         ledger.spend(run, [(1, "gradients", 0)])
@@ -47,8 +51,8 @@ def loop(path, run):
         os.write(1, b"s")
 
 
-def work(path, leave):
-    ledger = Ledger(path)
+def work(folder, leave):
+    ledger = Ledger(str(folder))
     ledger.reserve("run", [Planned(STEP, 3)], {})
     for _ in range(2):
         ledger.spend("run", [(1, "gradients", 0)])
@@ -67,42 +71,39 @@ def kill_at(point, mode):
     def patched(real):
         def function(*arguments, **options):
             if next(counter) == point:
-                die_at(real, arguments, options, mode)
+                if mode == "after":
+                    with suppress(OSError):
+                        real(*arguments, **options)
+                os.kill(os.getpid(), signal.SIGKILL)
             return real(*arguments, **options)
 
         return function
 
-    for name in ("write",) if mode == "within" else CALLS:
+    class Connection(sqlite3.Connection):
+        """Of the process that kills itself."""
+
+    for name in STATEMENTS:
+        setattr(Connection, name, patched(getattr(sqlite3.Connection, name)))
+    sqlite3.connect = partial(sqlite3.connect, factory=Connection)
+    for name in CALLS:
         setattr(os, name, patched(getattr(os, name)))
-    if mode != "within":
-        fcntl.flock = patched(fcntl.flock)
+    fcntl.flock = patched(fcntl.flock)
 
 
-def die_at(call, arguments, options, mode):
-    if mode == "within":
-        descriptor, data = arguments
-        call(descriptor, bytes(data)[: len(data) // 2])
-    elif mode == "after":
-        with suppress(OSError):
-            call(*arguments, **options)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def one_point(path, point, mode):
+def one_point(folder, point, mode):
     """Return what a process that dies at a point has left behind it."""
     reading, writing = os.pipe()
     write = os.write
     child = os.fork()
     if child == 0:
-        ledger_snapshot.EVERY = 3
         kill_at(point, mode)
-        work(path, lambda what: write(writing, what.encode()))
+        work(folder, lambda what: write(writing, what.encode()))
         os._exit(0)
     os.close(writing)
     with open(reading, "rb") as pipe:
         left = pipe.read().decode()
     _, status = os.waitpid(child, 0)
-    ledger = Ledger(path)
+    ledger = Ledger(str(folder))
     lines = ledger.lines("run")
     before = ledger.total(SOURCE, 1e-5)
     ledger.charge("again", LABELS, {}, "draw")
@@ -112,15 +113,15 @@ def one_point(path, point, mode):
         "events": [line["event"] for line in lines],
         "used": max((line.get("used", 0) for line in lines), default=0),
         "total": before,
-        "total with labels": Ledger(path).total(SOURCE, 1e-5),
+        "total with labels": Ledger(str(folder)).total(SOURCE, 1e-5),
     }
 
 
 def points(folder, mode):
     found = []
     for point in itertools.count():
-        path = folder / str(point) / "privacy" / "ledger.jsonl"
-        found.append(one_point(path, point, mode))
+        found.append(one_point(folder / str(point) / "state", point, mode))
+        close_databases()
         if not found[-1]["killed"]:
             break
     sys.stdout.write(json.dumps(found))

@@ -1,9 +1,11 @@
 """What a site's rows have spent, as their owner is told."""
 
+import json
+
 import pytest
 
 from client_apps.cli.account import main
-from client_apps.data.ledger import FILE, Ledger, Planned, Release
+from client_apps.data.ledger import Ledger, Planned, Release, open_ledger
 from tests.federated import store_on_disk, store_sql
 from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.settings import PrivacySettings
@@ -51,7 +53,7 @@ def test_runs_add_up_and_what_is_reserved_counts(tables, capsys):
     after = told(tables, capsys)
     assert float(after["orders"][0]) == pytest.approx(3.0, abs=1e-3)
     assert float(after["items"][0]) == pytest.approx(1.0, abs=1e-3)
-    ledger = Ledger(tables.parent / "state" / FILE)
+    ledger = Ledger(str(tables.parent / "state"))
     (source,) = {
         total["source"]
         for total in method.report.privacy["totals"]
@@ -63,7 +65,30 @@ def test_runs_add_up_and_what_is_reserved_counts(tables, capsys):
     assert float(told(tables, capsys)["items"][0]) > 4.0
 
 
+def test_the_ledger_is_printed_and_begun_anew(tables, capsys, tmp_path):
+    state = ["--state-dir", str(tables.parent / "state")]
+    ledger = open_ledger(state[1])
+    words = ("train.admm", "model", "a row of items", "", "server")
+    release = Release("items", "source", 9, *words, Gaussian(4.0))
+    ledger.reserve("open", [Planned(release, 16)], {})
+    main(["--export", *state])
+    text = capsys.readouterr().out
+    (line,) = map(json.loads, text.splitlines())
+    assert (line["event"], line["release"]["table"]) == ("reserve", "items")
+    assert len(line["checksum"]) == 32
+    file = tmp_path / "until-today.jsonl"
+    main(["--begin-anew", str(file), *state])
+    assert file.read_text() == text
+    assert ledger.spent("source") == []
+    ledger.reserve("open", [Planned(release, 16)], {})
+    # an account that was written down is not written over
+    with pytest.raises(SystemExit):
+        main(["--begin-anew", str(file), *state])
+    assert "until-today.jsonl: File exists" in capsys.readouterr().err
+    assert ledger.spent("source") != []
+
+
 def test_a_tables_file_that_cannot_be_read_is_told(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        main(["--tables", str(tmp_path / "none.toml")])
+        main(["--tables", str(tmp_path / "none.toml"), "--state-dir", str(tmp_path)])
     assert "none.toml does not exist" in capsys.readouterr().err

@@ -37,7 +37,6 @@ LARGE_FOLDERS: dict[str, int] = {}
 SMALL_MODULES = {
     "client_apps/cli/site_key.py",
     "client_apps/data/folders.py",
-    "client_apps/data/ledger_snapshot.py",
     "strategies/training/baselines.py",
     "tp_flower/query/bind.py",
 }

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from client_apps.app import app
-from client_apps.data.ledger import FILE as LEDGER_FILE
+from client_apps.data.ledger import Ledger
 from client_apps.data.saved_models import SavedModel
 from scripts.data.make_store import main as make_store
 from strategies import TablePuppetADMM
@@ -70,8 +70,7 @@ def trained(deployment, site):
 
 
 def ledger_lines(deployment, site):
-    text = (deployment.state(site) / LEDGER_FILE).read_text()
-    return [json.loads(line) for line in text.splitlines()]
+    return list(map(json.loads, Ledger(str(deployment.state(site))).export()))
 
 
 def releases(lines):

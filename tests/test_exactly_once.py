@@ -5,14 +5,13 @@ The sites are those of ``hostile``: tables files with policies, and state on dis
 which the process has forgotten all that it had read.
 """
 
-import errno
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 
 import numpy as np
@@ -21,18 +20,25 @@ from flwr.app import Message
 from flwr.common.serde import recorddict_to_proto
 
 from client_apps.app import app
-from client_apps.data import committed_round, run_store
-from client_apps.data.committed_round import STATE_FILE
-from client_apps.data.ledger import FILE as LEDGER
-from client_apps.data.ledger import Ledger, open_ledger
+from client_apps.data.database import FILE, close_databases
+from client_apps.data.ledger import Ledger
 from client_apps.operator.participant import Shard
 from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM, TablePuppetSGD
 from strategies.explain.explanation import Explain
 from strategies.run.grid import InProcessGrid
+from tests.faulty_grid import (
+    COMMITTED,
+    HOOKS,
+    Fault,
+    change_row,
+    committed_rows,
+    flipped,
+    forget_processes,
+    rows_in,
+)
 from tests.hostile import SHOP, US, HostileGrid, tables, train
 from tp_flower.errors import SiteError
-from tp_flower.node_config import site_id
 from tp_flower.protocol import Action, Packet, pack, unpack
 from tp_flower.settings import PrivacySettings
 
@@ -110,24 +116,30 @@ class Sites(HostileGrid):
     def state_dir(self, node) -> Path:
         return Path(self.contexts[node].node_config["state-dir"])
 
-    def run_folder(self, node) -> Path:
-        context = self.contexts[node]
-        own = site_id(context.node_config, context.node_id)
-        return self.state_dir(node) / f"{self.run_name}-{own}"
+    def database(self, node) -> Path:
+        return self.state_dir(node) / FILE
 
-    def kept(self, node) -> dict[str, bytes]:
-        """Every file that the site has, but for when it was used last."""
-        return {
+    def committed(self, node) -> list[tuple]:
+        """The committed round of the run at a site, and its reply."""
+        run = self.site(node).store.run
+        return [row for row in committed_rows(self.database(node)) if row[0] == run]
+
+    def kept(self, node) -> dict[str, object]:
+        """All that the site has, but for when it was used last."""
+        files = {
             path.relative_to(self.state_dir(node)).as_posix(): path.read_bytes()
             for path in sorted(self.state_dir(node).rglob("*"))
-            if path.is_file()
+            if path.is_file() and not path.name.startswith(FILE)
         }
-
-
-def restart():
-    """Forget what this process has read."""
-    run_store._CACHE.sites.clear()
-    open_ledger.cache_clear()
+        path = self.database(node)
+        columns = "id, run, name, meta, layout, checksum, data"
+        entries = f"SELECT {columns} FROM entries ORDER BY id"
+        lines = "SELECT seq, checksum, line FROM ledger ORDER BY seq"
+        return {
+            **files,
+            "entries": rows_in(path, entries),
+            "ledger": rows_in(path, lines),
+        }
 
 
 def spent(grid) -> dict[int, list[tuple]]:
@@ -139,7 +151,7 @@ def spent(grid) -> dict[int, list[tuple]]:
             (own["event"], own["release"]["part"], own["release"]["what"], own["used"])
             if "used" in own
             else (own["event"], own["release"]["part"], own["release"]["what"])
-            for own in Ledger(grid.state_dir(node) / LEDGER).lines(site.store.run)
+            for own in Ledger(str(grid.state_dir(node))).lines(site.store.run)
         ]
     return found
 
@@ -166,7 +178,7 @@ class Twice(Sites):
         if message.metadata.message_type == Action.DESCRIBE:
             return first
         before = self.kept(node)
-        restart()
+        forget_processes()
         assert bytes_of(self.ask(message)) == bytes_of(first)
         number = packet.header["round"]
         for what, kind, at in (
@@ -233,36 +245,46 @@ class Losing(Sites):
         return super()._deliver(message)
 
 
-def flip(place):
-    """Change one bit of the state file."""
+def lose(change):
+    """Change the rows of the committed round and its reply, by column."""
 
-    def lose(grid):
-        path = grid.run_folder(US) / STATE_FILE
-        data = bytearray(path.read_bytes())
-        data[place] ^= 4
-        path.write_bytes(data)
+    def change_them(grid):
+        forget_processes()
+        run, path = grid.site(US).store.run, grid.database(US)
+        rows_in(path, f"{change} WHERE run = ? AND {COMMITTED}", run)
 
-    return lose
-
-
-def without(name):
-    return lambda grid: shutil.rmtree(grid.run_folder(US) / name)
+    return change_them
 
 
-def of_another_run(grid):
-    path = grid.run_folder(US) / STATE_FILE
-    other = committed_round.read(path, path.parent.name)
-    committed_round.write(path, replace(other, run="f" * 32 + "-1"), is_durable=False)
+def damage(name, column):
+    """Change one byte in the middle of a row."""
+
+    def change_it(grid):
+        forget_processes()
+        run, path = grid.site(US).store.run, grid.database(US)
+        query = f"SELECT {column} FROM entries WHERE run = ? AND name = ?"
+        ((text,),) = rows_in(path, query, run, name)
+        changed = (
+            flipped(text) if isinstance(text, bytes) else text.replace("e", "f", 1)
+        )
+        assert changed != text
+        query = f"UPDATE entries SET {column} = ? WHERE run = ? AND name = ?"
+        rows_in(path, query, changed, run, name)
+
+    return change_it
 
 
 LOSSES = {
-    "gone": lambda grid: (grid.run_folder(US) / STATE_FILE).unlink(),
-    "empty": lambda grid: (grid.run_folder(US) / STATE_FILE).write_bytes(b""),
-    "cut": lambda grid: os.truncate(grid.run_folder(US) / STATE_FILE, 100),
-    "another version": flip(8),
-    "its description": flip(40),
-    "of another run": of_another_run,
-    "no model": without("part-2"),
+    "gone": lose("DELETE FROM entries"),
+    "empty": lose("UPDATE entries SET data = x''"),
+    "cut": lose("UPDATE entries SET data = substr(data, 1, length(data) - 1)"),
+    "its description": damage(".round", "meta"),
+    "its layout": damage(".round", "layout"),
+    "its numbers": damage(".round", "data"),
+    "of another run": lose("UPDATE entries SET run = 'f' || run"),
+    "no model": lambda grid: rows_in(
+        grid.database(US), "DELETE FROM entries WHERE name = 'part-2'"
+    ),
     "no features": lambda grid: shutil.rmtree(grid.state_dir(US) / "cache"),
 }
 
@@ -278,7 +300,7 @@ def test_a_site_that_lost_its_state_is_told_all_again(tmp_path):
         before = spent(grid)
         for what, loses in LOSSES.items():
             loses(grid)
-            restart()
+            forget_processes()
             answer = grid.answer(last, request)
             assert answer.header["kind"] == "behind", (what, answer.header)
             assert answer.header["at"] is None
@@ -308,8 +330,7 @@ def test_a_damaged_reply_is_not_sent(tmp_path):
     answers = []
 
     def lose(grid):
-        data = (grid.run_folder(US) / STATE_FILE).read_bytes()
-        flip(data.rindex(b'"seconds"'))(grid)
+        damage(".reply", "data")(grid)
         message, _ = grid.asked[US][-1]
         answers.append(grid.answer(message))
 
@@ -322,17 +343,18 @@ def test_a_damaged_reply_is_not_sent(tmp_path):
 
 
 def test_a_state_that_was_restored_from_a_copy_is_behind(tmp_path):
-    copies: list[bytes] = []
+    copies: list[list[tuple]] = []
 
     class Restoring(Sites):
         def _deliver(self, message):
-            path, asked = self.run_folder(US) / STATE_FILE, self.asked.get(US, [])
-            if message.metadata.dst_node_id != US or not path.exists():
+            path, asked = self.database(US), self.asked.get(US, [])
+            if message.metadata.dst_node_id != US or not self.committed(US):
                 return super()._deliver(message)
-            copies.append(path.read_bytes())
+            copies.append(self.committed(US))
             if len(copies) == 6:
-                now = copies[-1]
-                path.write_bytes(copies[3])
+                forget_processes()
+                for row in copies[3]:
+                    change_row(path, row, row[-1])
                 numbers = [unpack(m.content).header["round"] for m, _ in asked]
                 answer = self.answer(message)
                 assert (answer.header["kind"], answer.header["at"]) == (
@@ -341,11 +363,37 @@ def test_a_state_that_was_restored_from_a_copy_is_behind(tmp_path):
                 )
                 for earlier, reply in asked[-2:]:
                     assert_same(self.answer(earlier), unpack(reply.content))
-                assert len(path.read_bytes()) == len(now)
+                again = [row[:2] for row in self.committed(US)]
+                assert again == [row[:2] for row in copies[-1]]
             return super()._deliver(message)
 
     run(tmp_path, "covered", Restoring)
     assert len(copies) > 6
+
+
+def test_a_database_that_was_restored_from_a_copy_is_behind(tmp_path):
+    """Its ledger is as old as its state: what is said again is paid for again there."""
+    copies: list[bytes] = []
+
+    class Restoring(Sites):
+        def _deliver(self, message):
+            if message.metadata.dst_node_id != US or not self.database(US).exists():
+                return super()._deliver(message)
+            close_databases()
+            copies.append(self.database(US).read_bytes())
+            if len(copies) == 6:
+                self.database(US).write_bytes(copies[3])
+                forget_processes()
+                answer = self.answer(message)
+                assert answer.header["kind"] == "behind"
+                for earlier, reply in self.asked[US][-2:]:
+                    assert_same(self.answer(earlier), unpack(reply.content))
+            return super()._deliver(message)
+
+    grid, _ = run(tmp_path / "restored", "covered", Restoring)
+    plain, _ = run(tmp_path / "plain", "covered")
+    assert len(copies) > 6
+    assert spent(grid) == spent(plain)
 
 
 # kills
@@ -379,10 +427,21 @@ def killed_at(point: int):
 
         return function
 
+    class Connection(sqlite3.Connection):
+        """Of a process that may be killed at any statement."""
+
+    for name in ("execute", "executemany", "executescript"):
+        setattr(Connection, name, patched(getattr(sqlite3.Connection, name)))
+    connect = partial(sqlite3.connect, factory=Connection)
     with pytest.MonkeyPatch.context() as changes:
         for name in CHANGING:
-            changes.setattr(f"os.{name}", patched(getattr(run_store.os, name)))
-        yield calls
+            changes.setattr(f"os.{name}", patched(getattr(os, name)))
+        changes.setattr("tp_flower.database.sqlite3.connect", connect)
+        forget_processes()
+        try:
+            yield calls
+        finally:
+            forget_processes()
 
 
 class Killed(Sites):
@@ -403,7 +462,6 @@ class Killed(Sites):
                 with killed_at(point):
                     reply = super()._deliver(message)
             except KilledError:
-                restart()
                 self.kills[action] = self.kills.get(action, 0) + 1
                 # all of the last calls of a short message, some of a long one's
                 point += 1 if point < 6 else 17
@@ -429,23 +487,19 @@ def test_wherever_a_site_is_killed_the_same_message_does_it_all(tmp_path, kind):
 # what else may go wrong
 
 
-def test_a_full_disk_is_over_some_time(tmp_path, monkeypatch):
+def test_a_full_disk_is_over_some_time(tmp_path):
     """The site says so, nothing has happened, and the same message does it all."""
 
     class Full(Sites):
         def _deliver(self, message):
             if message.metadata.message_type == Action.CONSENSUS and not seen:
                 seen.append(self.site(US).store.last().number)
-                with monkeypatch.context() as full:
-                    full.setattr(committed_round, "write_file", no_room)
+                with HOOKS[Fault.DISK_FULL]():
                     answer = self.answer(message)
                 assert answer.header["kind"] == "transient"
                 assert "No space left" in answer.header["error"]
                 assert self.site(US).store.last().number == seen[0]
             return super()._deliver(message)
-
-    def no_room(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
 
     seen: list[int] = []
     grid, _ = run(tmp_path / "full", "covered", Full, num_epochs=1)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client_apps.data.ledger import FILE, Ledger
+from client_apps.data.ledger import Ledger
 from tests.federated import store_on_disk
 from tp_flower.privacy.mechanisms import PureDp
 
@@ -67,7 +67,7 @@ def test_whenever_a_site_is_killed_its_ledger_has_what_left(folder):
     assert sum(left["scores"] for left in map(by_what, runs.values())) >= 10
     # drawn once: every run told the same noisy labels
     assert len(labels) == 1
-    ledger = Ledger(folder / "state" / FILE)
+    ledger = Ledger(str(folder / "state"))
     sources = set()
     for run, left in runs.items():
         lines = ledger.lines(run)

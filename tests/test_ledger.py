@@ -3,28 +3,33 @@
 What happens to a process that is killed is in test_ledger_kill.py.
 """
 
-import errno
-import fcntl
 import json
 import multiprocessing
 import os
+import shutil
+import sqlite3
 import stat
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import pytest
 
-from client_apps.data import ledger_snapshot
+from client_apps.data import database
+from client_apps.data.database import FILE, Changes, open_database
 from client_apps.data.ledger import (
-    FILE,
+    START,
     Budget,
     Ledger,
     Planned,
     Release,
+    RoundLedger,
+    checksum_of,
     open_ledger,
 )
-from client_apps.data.ledger_journal import sealed
-from tp_flower.errors import BudgetError, LedgerError, SiteError
+from tests.faulty_grid import forget_processes
+from tp_flower.errors import BudgetError, LedgerError, SettingsError, SiteError
 from tp_flower.methods import PRV
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian, PureDp
@@ -50,14 +55,23 @@ def release(what="gradients", mechanism=STEP, source="F", part=1):
     )
 
 
+@pytest.fixture(autouse=True)
+def _fresh_databases(monkeypatch):
+    """No test sees the ledger in memory of another one."""
+    monkeypatch.setattr(database, "_OPEN", OrderedDict())
+    yield
+    forget_processes()
+
+
 @pytest.fixture(params=["file", "process"])
 def ledger(request, tmp_path):
-    return Ledger(tmp_path / FILE if request.param == "file" else None)
+    return Ledger(str(tmp_path) if request.param == "file" else ":memory:")
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / FILE
+def root(tmp_path):
+    """The state folder."""
+    return str(tmp_path / "state")
 
 
 def use(ledger, times, key=0, run=RUN, what="gradients"):
@@ -213,7 +227,10 @@ def test_nothing_is_spent_after_the_run(ledger):
         (lambda: Budget(-1.0, DELTA), "epsilon of a budget is -1.0"),
         (lambda: Budget(np.nan, DELTA), "epsilon of a budget is nan"),
         (lambda: Budget(1.0, 1.0), "delta of a budget is 1.0"),
-        (lambda: Ledger(None).charge(RUN, release(mechanism=None), {}), "without a"),
+        (
+            lambda: Ledger(":memory:").charge(RUN, release(mechanism=None), {}),
+            "without a",
+        ),
         (lambda: Release.from_json({"mechanism": None}), "not a release"),
     ],
 )
@@ -222,15 +239,15 @@ def test_what_makes_no_sense_is_refused(make, match):
         make()
 
 
-def test_what_could_not_be_read_back_is_not_written(path):
-    ledger = Ledger(path)
+def test_what_could_not_be_read_back_is_not_written(root):
+    ledger = Ledger(root)
     ledger.reserve(RUN, [Planned(release(), 9)], {})
-    before = path.read_bytes()
-    with pytest.raises(TypeError, match="not plain JSON types"):
-        ledger.spend(RUN, [(1, "gradients", (0, 1))])
+    before = list(ledger.export())
     with pytest.raises(TypeError, match="not plain JSON types"):
         ledger.charge(RUN, release(part=(1, 2)), {})
-    assert path.read_bytes() == before
+    with pytest.raises(sqlite3.Error):
+        ledger.spend(RUN, [(1, "gradients", (0, 1))])
+    assert list(ledger.export()) == before
 
 
 # --- charges and notes
@@ -292,8 +309,8 @@ def test_the_lines_of_a_run_tell_what_was_planned_and_used(ledger):
 # --- the file
 
 
-def example(path):
-    ledger = Ledger(path)
+def example(root):
+    ledger = Ledger(root)
     ledger.reserve(RUN, [Planned(release(), 9), Planned(release("gram"), 1)], {})
     ledger.note(RUN, [release("scores", None), release("keys", None)])
     use(ledger, 2)
@@ -301,15 +318,68 @@ def example(path):
     return ledger
 
 
-def test_only_the_user_may_read_it(path):
-    example(path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+def change(root, *statements):
+    """Have another program write to the database."""
+    forget_processes()
+    with closing(sqlite3.connect(f"{root}/{FILE}")) as connection:
+        for statement in statements:
+            connection.execute(*statement)
+        connection.commit()
 
 
-def test_it_is_kept_for_the_next_process(path):
-    first = example(path)
-    second = Ledger(path)
+def rows_of(root):
+    with closing(sqlite3.connect(f"{root}/{FILE}")) as connection:
+        return connection.execute(
+            "SELECT seq, checksum, line FROM ledger ORDER BY seq"
+        ).fetchall()
+
+
+def test_only_the_user_may_read_it(root):
+    example(root)
+    for path in (FILE, f"{FILE}-wal", f"{FILE}-shm"):
+        assert stat.S_IMODE(os.stat(f"{root}/{path}").st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(root).st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602])
+def test_a_file_that_others_may_open_is_refused(root, mode):
+    example(root)
+    forget_processes()
+    os.chmod(f"{root}/{FILE}", mode)
+    match = rf"site\.db may be read or changed by others .*\(mode {mode:04o}\): chmod"
+    with pytest.raises(SettingsError, match=match):
+        spent_in(root)
+
+
+def test_a_link_or_a_file_of_another_user_is_refused(root, tmp_path, monkeypatch):
+    example(root)
+    forget_processes()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: 4242)
+        with pytest.raises(SettingsError, match=r"site\.db belongs to another user"):
+            spent_in(root)
+    os.rename(f"{root}/{FILE}", tmp_path / "elsewhere.db")
+    os.symlink(tmp_path / "elsewhere.db", f"{root}/{FILE}")
+    with pytest.raises(SettingsError, match=r"site\.db is not a file"):
+        spent_in(root)
+
+
+@pytest.mark.parametrize(
+    "name", ["privacy/ledger.jsonl", "privacy/labels", "ab-1/state"]
+)
+def test_a_state_folder_of_version_0_1_0_is_refused_by_name(tmp_path, name):
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_text("")
+    match = rf"is of version 0\.1\.0 \({name}\).* move the folder away .*new account"
+    with pytest.raises(SettingsError, match=match):
+        spent_in(str(tmp_path))
+    assert not (tmp_path / FILE).exists()
+
+
+def test_it_is_kept_for_the_next_process(root):
+    first = example(root)
+    forget_processes()
+    second = Ledger(root)
     assert second.spent("F") == first.spent("F")
     second.charge(RUN, release("labels", PureDp(0.5)), {}, "draw")
     assert second.spent("F") == first.spent("F")
@@ -318,76 +388,119 @@ def test_it_is_kept_for_the_next_process(path):
         use(first, 1)
 
 
-def test_a_process_has_one_ledger_of_a_file(path):
-    assert open_ledger(path) is open_ledger(path)
-    assert open_ledger(path) is not open_ledger(path.with_name("other.jsonl"))
+def test_a_process_has_one_ledger_of_a_folder(root):
+    assert open_ledger(root) is open_ledger(root)
+    assert open_ledger(root) is not open_ledger(f"{root}-2")
 
 
-def test_it_is_only_appended_to_and_each_line_seals_the_one_before(path):
-    example(path)
-    before = path.read_bytes()
-    Ledger(path).close(RUN)
-    after = path.read_bytes()
-    assert after.startswith(before)
-    previous = b"0" * 32
-    for number, line in enumerate(after.splitlines(), 1):
-        content = json.loads(line)
-        assert content["seq"] == number
-        found = content.pop("checksum")
-        assert sealed(json.dumps(content, separators=(",", ":")), previous) == line
-        previous = found.encode()
-    assert after.endswith(b"\n")
+def test_it_is_only_appended_to_and_each_line_seals_the_one_before(root):
+    ledger = example(root)
+    before = rows_of(root)
+    ledger.close(RUN)
+    after = rows_of(root)
+    assert after[: len(before)] == before
+    assert len(after) == len(before) + 2
+    previous = START
+    for number, (seq, checksum, line) in enumerate(after, 1):
+        assert seq == json.loads(line)["seq"] == number
+        assert checksum == checksum_of(line, previous)
+        previous = checksum
 
 
-def spent_in(path):
-    return Ledger(path).spent("F")
+def test_it_is_exported_as_text_and_begun_anew(root):
+    ledger = example(root)
+    lines = [json.loads(line) for line in ledger.export()]
+    assert [line["event"] for line in lines] == [
+        *("reserve", "reserve", "note", "note", "spend", "spend", "charge")
+    ]
+    rows = rows_of(root)
+    for line, (_, checksum, text) in zip(lines, rows, strict=True):
+        assert line == {**json.loads(text), "checksum": checksum}
+    change(root, ("UPDATE ledger SET line = replace(line, '9', '8')",))
+    assert len(list(Ledger(root).export())) == len(rows)
+    with pytest.raises(LedgerError, match="is damaged"):
+        spent_in(root)
+    ledger.begin_anew()
+    assert ledger.spent("F") == []
+    example(root)
 
 
-@pytest.fixture
-def quick_disk(monkeypatch):
-    """Do not wait for the disk: nobody pulls the plug in these tests."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
+def spent_in(root):
+    return Ledger(root).spent("F")
 
 
-@pytest.mark.usefixtures("quick_disk")
-def test_a_line_that_was_torn_at_any_byte_was_not_written(path, tmp_path):
-    ledger = example(path)
-    before, spent = path.read_bytes(), ledger.spent("F")
+def test_a_transaction_that_was_torn_at_any_byte_was_not_written(root, tmp_path):
+    """Whatever of the write-ahead log a killed process has written."""
+    ledger = example(root)
+    spent = ledger.spent("F")
+    wal = f"{root}/{FILE}-wal"
+    before = os.path.getsize(wal)
     ledger.charge(NEXT, release("statistics", PureDp(0.25)), {})
-    line = path.read_bytes()[len(before) :]
-    for length in range(len(line) - 1):
-        torn = tmp_path / f"torn-{length}" / "ledger.jsonl"
-        torn.parent.mkdir()
-        torn.write_bytes(before + line[:length])
-        again = Ledger(torn)
-        assert again.spent("F") == spent
-        assert torn.read_bytes() == before
+    with open(wal, "rb") as file:
+        text = file.read()
+    assert before + 4096 < len(text)
+    seen = set()
+    for length in {*range(before, len(text), 97), len(text) - 1, len(text)}:
+        torn = tmp_path / f"torn-{length}"
+        torn.mkdir()
+        shutil.copy(f"{root}/{FILE}", torn)
+        (torn / f"{FILE}-wal").write_bytes(text[:length])
+        again = Ledger(str(torn))
+        is_whole = length == len(text)
+        expected = {*spent, PureDp(0.25)} if is_whole else {*spent}
+        assert set(again.spent("F")) == expected
         again.charge(NEXT, release("counts", PureDp(2.0)), {})
-        assert set(spent_in(torn)) == {*spent, PureDp(2.0)}
+        assert set(spent_in(str(torn))) == {*expected, PureDp(2.0)}
+        seen.add(is_whole)
+        forget_processes()
+    assert seen == {True, False}
 
 
-def test_a_whole_line_without_its_end_counts(path):
-    ledger = example(path)
-    spent, text = ledger.spent("F"), path.read_bytes()
-    path.write_bytes(text[:-1])
-    assert spent_in(path) == spent
-    assert path.read_bytes() == text
-
-
-@pytest.mark.usefixtures("quick_disk")
-def test_no_byte_can_be_changed(path, tmp_path):
-    ledger = Ledger(path)
+def test_no_byte_of_a_line_can_be_changed(root):
+    ledger = Ledger(root)
     ledger.reserve(RUN, [Planned(release(), 9)], {})
     use(ledger, 2)
-    text = path.read_bytes()
-    damaged = tmp_path / "damaged.jsonl"
-    for place in range(len(text)):
+    rows = rows_of(root)
+    forget_processes()
+    with closing(sqlite3.connect(f"{root}/{FILE}", isolation_level=None)) as other:
+        for seq, *texts in rows:
+            for column, text in zip(("checksum", "line"), texts, strict=True):
+                statement = f"UPDATE ledger SET {column} = ? WHERE seq = ?"
+                for place in range(len(text)):
+                    damaged = bytearray(text.encode())
+                    damaged[place] ^= 1
+                    other.execute("PRAGMA ignore_check_constraints = ON")
+                    try:
+                        other.execute(statement, (damaged.decode(), seq))
+                    except sqlite3.OperationalError:
+                        # no JSON any more: not even SQLite writes it
+                        continue
+                    with pytest.raises(LedgerError, match="is damaged"):
+                        spent_in(root)
+                    other.execute(statement, (text, seq))
+    assert spent_in(root) == ledger.spent("F")
+
+
+def test_a_damaged_file_is_refused_or_changes_nothing(root, tmp_path):
+    ledger = example(root)
+    spent = ledger.spent("F")
+    forget_processes()
+    text = (tmp_path / "state" / FILE).read_bytes()
+    rng = np.random.default_rng(3)
+    refused = 0
+    for number, place in enumerate(rng.choice(len(text), 400, replace=False)):
         changed = bytearray(text)
-        changed[place] ^= 1
-        damaged.write_bytes(changed)
-        with pytest.raises(LedgerError, match="is damaged"):
-            spent_in(damaged)
-        assert damaged.read_bytes() == changed
+        changed[place] ^= 1 << rng.integers(8)
+        damaged = tmp_path / str(number)
+        damaged.mkdir(0o700)
+        (damaged / FILE).touch(0o600)
+        (damaged / FILE).write_bytes(changed)
+        try:
+            assert spent_in(str(damaged)) == spent
+        except (SettingsError, SiteError):
+            refused += 1
+        forget_processes()
+    assert refused > 10
 
 
 def reading(ledger):
@@ -404,215 +517,247 @@ def writing(ledger):
     yield lambda: ledger.close(RUN)
 
 
-def rearranged(lines):
-    yield lines[:1] + lines[2:]
-    yield lines[1:]
-    yield [lines[1], lines[0], *lines[2:]]
-    yield [*lines[:2], *lines[1:]]
-    yield [*lines, lines[-1]]
-    yield [*lines[:2], b"", *lines[2:]]
+def rearranged(rows):
+    yield [*rows[:1], *rows[2:]]
+    yield rows[1:]
+    yield [rows[1], rows[0], *rows[2:]]
+    yield [*rows[:2], *rows[1:]]
+    yield [*rows, rows[-1]]
+    yield rows[:-1]
+    yield []
 
 
-def test_no_line_can_be_moved(path):
-    example(path)
-    lines = path.read_bytes().splitlines()
-    for found in rearranged(lines):
-        path.write_bytes(b"\n".join(found) + b"\n")
-        ledger = Ledger(path)
-        for call in (*reading(ledger), *writing(ledger)):
-            with pytest.raises(LedgerError, match=r"damaged.*nothing is released"):
-                call()
+@pytest.mark.parametrize("is_numbered", [True, False])
+def test_no_line_can_be_moved(root, is_numbered):
+    example(root)
+    rows = rows_of(root)
+    add = "INSERT INTO ledger (seq, checksum, line) VALUES (?, ?, ?)"
+    for found in rearranged(rows):
+        numbers = [seq for seq, *_ in found]
+        if is_numbered or len(set(numbers)) < len(numbers) or sorted(found) == rows:
+            numbers = range(1, len(found) + 1)
+        numbered = zip(numbers, found, strict=True)
+        added = [(add, (number, *row[1:])) for number, row in numbered]
+        change(root, ("DELETE FROM ledger",), *added)
+        with pytest.raises(LedgerError, match=r"damaged.*nothing is released"):
+            spent_in(root)
 
 
-def test_lines_that_a_process_knows_must_stay(path):
-    ledger = example(path)
-    text = path.read_bytes()
-    path.write_bytes(text[: text.rindex(b"\n", 0, -1) + 1])
+def test_every_call_looks_at_the_end_of_the_chain(root):
+    example(root)
+    change(root, ("DELETE FROM ledger WHERE seq = 7",))
+    ledger = Ledger(root)
+    for call in (*reading(ledger), *writing(ledger)):
+        with pytest.raises(LedgerError, match=r"damaged.*nothing is released"):
+            call()
+
+
+def test_lines_that_a_process_knows_must_stay(root):
+    ledger = example(root)
+    rows = rows_of(root)
+    end = "UPDATE ledger_end SET seq = ?, checksum = ?"
+    change(root, ("DELETE FROM ledger WHERE seq = 7",), (end, rows[5][:2]))
     with pytest.raises(LedgerError, match="lines that were there are gone"):
         ledger.spent("F")
-    path.write_bytes(text.replace(b'"draw"', b'"dram"'))
-    fresh = Ledger(path)
-    with pytest.raises(LedgerError, match="the checksum of line 6 does not fit"):
-        fresh.spent("F")
-    path.unlink()
-    with pytest.raises(LedgerError, match="cannot be opened"):
+    # whoever has not seen it cannot know
+    spent_in(root)
+    change(root, ("INSERT INTO ledger (seq, checksum, line) VALUES (?, ?, ?)", rows[6]))
+    change(root, (end, rows[6][:2]))
+    assert ledger.spent("F") == spent_in(root)
+    change(root, ("UPDATE ledger SET line = replace(line, 'draw', 'dram')",))
+    with pytest.raises(LedgerError, match="the checksum of line 7 does not fit"):
+        spent_in(root)
+    forget_processes()
+    shutil.rmtree(root)
+    with pytest.raises(LedgerError, match="lines that were there are gone"):
         ledger.spent("F")
 
 
-def test_another_ledger_in_its_place_is_noticed(path, tmp_path):
-    ledger = example(path)
-    other = Ledger(tmp_path / "other.jsonl")
+def test_another_database_in_its_place_is_noticed(root, tmp_path):
+    ledger = example(root)
+    other = Ledger(str(tmp_path / "other"))
     for _ in range(20):
         other.charge(RUN, release(), {})
-    path.write_bytes((tmp_path / "other.jsonl").read_bytes())
+    database.close_databases()
+    os.replace(tmp_path / "other" / FILE, f"{root}/{FILE}")
     with pytest.raises(LedgerError, match="lines that were there are gone"):
         ledger.spent("F")
 
 
-def test_lines_of_another_version_are_not_guessed_at(path):
-    path.parent.mkdir()
-    line = {"seq": 1, "time": "", "event": "refund", "run": RUN}
-    path.write_bytes(sealed(json.dumps(line)) + b"\n")
-    with pytest.raises(LedgerError, match=r"line 1 .* \(ValueError: 'refund' is no"):
-        spent_in(path)
+def test_a_file_of_another_version_is_not_guessed_at(root):
+    example(root)
+    change(root, ("PRAGMA user_version = 9",))
+    with pytest.raises(SettingsError, match=r"site\.db is of version 9, expected 1"):
+        spent_in(root)
+
+
+def test_a_rolled_back_line_is_not_missed(root):
+    """A process takes for gone only what was there."""
+    ledger, changes = example(root), Changes(open_database(root), is_durable=True)
+    spent = ledger.spent("F")
+    of_round = RoundLedger(ledger, changes)
+
+    def refused():
+        with changes.together(lambda _: False):
+            of_round.note(NEXT, [release("keys", None)])
+            of_round.charge(NEXT, release("more", PureDp(9.0)), BUDGETS, "more")
+
+    with pytest.raises(BudgetError):
+        refused()
+    assert ledger.spent("F") == spent
+    assert ledger.lines(NEXT) == Ledger(root).lines(NEXT)
+    with changes.together(lambda _: False):
+        of_round.note(NEXT, [release("keys", None)])
+        assert spent_in(root) == spent
+    assert [line["event"] for line in ledger.lines(NEXT)] == ["charge", "note"]
 
 
 # --- the disk
 
 
-def failing(name, after=0, code=errno.ENOSPC):
-    """Return a function that does as ``os.<name>`` does until it fails."""
-    real, calls = getattr(os, name), iter(range(1000))
-
-    def function(*arguments):
-        if next(calls) >= after:
-            raise OSError(code, os.strerror(code))
-        return real(*arguments)
-
-    return function
-
-
-def half_a_write(descriptor, data, write=os.write):
-    if len(data) < 10:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    return write(descriptor, bytes(data[: len(data) // 2]))
-
-
-def refused_everything(ledger):
-    for call in writing(ledger):
-        with pytest.raises(LedgerError, match=r"No space left.*nothing is released"):
+def test_what_cannot_be_written_is_not_released(root):
+    ledger = example(root)
+    spent, rows = ledger.spent("F"), rows_of(root)
+    connection = open_database(root)._connection
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    long = release("x" * 9000)
+    for call in (
+        lambda: ledger.reserve(RUN, [Planned(long, 1)], {}),
+        lambda: ledger.charge(RUN, long, {}),
+        lambda: ledger.note(RUN, [long]),
+    ):
+        with pytest.raises(SiteError, match=r"No space left.*nothing is released"):
             call()
+    assert ledger.spent("F") == spent
+    assert rows_of(root) == rows
+    connection.execute("PRAGMA max_page_count = 100000")
+    ledger.charge(RUN, long, {})
 
 
-@pytest.mark.parametrize("cannot_truncate", [False, True])
-def test_what_cannot_be_written_is_not_released(path, monkeypatch, cannot_truncate):
-    ledger = example(path)
-    spent, text = ledger.spent("F"), path.read_bytes()
+class Failing(sqlite3.Connection):
+    """A connection whose disk fails when a transaction is to be safe."""
+
+    def execute(self, statement, *values):
+        if statement == "COMMIT":
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise error
+        return super().execute(statement, *values)
+
+
+def test_what_is_not_on_the_disk_is_not_released(root, monkeypatch):
+    ledger = example(root)
+    spent, connect = ledger.spent("F"), sqlite3.connect
     with monkeypatch.context() as patched:
-        patched.setattr(os, "write", half_a_write)
-        if cannot_truncate:
-            patched.setattr(os, "ftruncate", failing("ftruncate"))
-        refused_everything(ledger)
-    assert ledger.spent("F") == spent_in(path) == spent
-    assert path.read_bytes() == text
-    use(ledger, 7)
+        forget_processes()
+        patched.setattr(
+            "tp_flower.database.sqlite3.connect",
+            lambda *a, **o: connect(*a, **o, factory=Failing),
+        )
+        for call in writing(Ledger(root)):
+            with pytest.raises(SiteError, match=r"output error; nothing is released"):
+                call()
+        forget_processes()
+    assert ledger.spent("F") == spent_in(root) == spent
 
 
-def test_what_is_not_on_the_disk_is_not_released(path, monkeypatch):
-    ledger = example(path)
-    spent = ledger.spent("F")
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", failing("fsync"))
-        refused_everything(ledger)
-    assert ledger.spent("F") == spent_in(path) == spent
+def test_all_that_leaves_is_on_the_disk_first(root, monkeypatch):
+    modes = []
+    ledger = example(root)
+    begin = database.Database.begin
+    monkeypatch.setattr(
+        database.Database,
+        "begin",
+        lambda self, **o: begin(self, **o) or modes.append(mode_of(self)),
+    )
+    for call in writing(ledger):
+        call()
+    for is_durable in (False, True):
+        changes = Changes(open_database(root), is_durable=is_durable)
+        with changes.together(lambda _: False):
+            RoundLedger(ledger, changes).note(RUN, [release(f"{is_durable}", None)])
+            changes.add()
+    assert set(modes) == {2}  # FULL
+    with Changes(open_database(root), is_durable=False).together(lambda _: False):
+        pass
 
 
-def test_a_first_line_is_there_only_with_its_folders(path, monkeypatch):
-    # the file, its folder, and the folder's folder
-    for synced in range(3):
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "fsync", failing("fsync", after=synced))
-            with pytest.raises(LedgerError, match="cannot be written"):
-                Ledger(path).charge(RUN, release(), {})
-        assert spent_in(path) == []
-
-
-def test_what_another_has_written_counts_when_the_disk_has_it(path, monkeypatch):
-    example(path)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", failing("fsync"))
-        with pytest.raises(LedgerError, match="cannot be read"):
-            Ledger(path).charge(NEXT, release("labels", PureDp(0.5)), {}, "draw")
-
-
-def test_a_file_that_cannot_be_locked_is_not_used(path, monkeypatch):
-    ledger = example(path)
-    monkeypatch.setattr(fcntl, "flock", failing("fsync", code=errno.ENOLCK))
-    with pytest.raises(LedgerError, match=r"cannot be locked: No locks available"):
-        ledger.spent("F")
+def mode_of(own):
+    return own._connection.execute("PRAGMA synchronous").fetchone()[0]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    ledger = Ledger(tmp_path / "file" / FILE)
-    with pytest.raises(LedgerError, match=r"file.*ledger.jsonl cannot be opened"):
+    ledger = Ledger(str(tmp_path / "file" / "state"))
+    with pytest.raises(
+        SiteError, match=r"cannot write to the state folder .*file/state"
+    ):
         ledger.spent("F")
 
 
-# --- the snapshot
+# --- what is linear
 
 
-def long_example(path):
+def long_example(root, runs=6):
     rng = np.random.default_rng(0)
-    ledger = Ledger(path)
-    for run in map(str, range(6)):
-        planned = [Planned(release(part=part), 30) for part in range(3)]
+    ledger = Ledger(root)
+    for run in map(str, range(runs)):
+        planned = [Planned(release(part=part), 60) for part in range(3)]
         ledger.reserve(run, planned, {})
         ledger.charge(run, release("labels", PureDp(0.5)), {}, f"draw {int(run) // 2}")
         ledger.note(run, [release("scores", None)])
         for _ in range(60):
             ledger.spend(run, [(int(rng.integers(3)), "gradients", 0)])
-        if rng.random() < 0.7:
+        if int(run) % 3:
             ledger.close(run)
     return ledger
 
 
-def test_a_snapshot_changes_nothing(path, monkeypatch):
-    monkeypatch.setattr(ledger_snapshot, "EVERY", 50)
-    ledger = long_example(path)
-    kept = path.with_suffix(".snapshot")
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    _, position = ledger_snapshot.load(kept)
-    assert 50 < position.seq < path.read_bytes().count(b"\n")
-    quick = Ledger(path)
-    found = quick.spent("F")
-    kept.write_bytes(kept.read_bytes().replace(b'"seq":', b'"seq":1'))
-    slow = Ledger(path)
-    assert found == slow.spent("F") == ledger.spent("F")
-    states = [each._state.to_json() for each in (quick, slow, ledger)]
-    assert states[0] == states[1] == states[2]
-    assert quick.lines("1") == slow.lines("1") != []
-    quick.charge("again", release("labels", PureDp(0.5)), {}, "draw 0")
-    assert quick.spent("F") == found
+def test_sums_of_the_database_are_those_of_the_lines(root):
+    """Written again, line by line: what is open in full, what is closed as used."""
+    ledger = long_example(root)
+    open_runs, total, paid = {}, 0, set()
+    for line in map(json.loads, ledger.export()):
+        if line["event"] == "reserve":
+            part = line["release"]["part"]
+            open_runs.setdefault(line["run"], {})[part] = [line["limit"], 0]
+        elif line["event"] == "spend":
+            open_runs[line["run"]][line["part"]][1] += line["times"]
+        elif line["event"] == "charge":
+            paid.add(line["ident"])
+        elif line["event"] == "close":
+            total += sum(used for _, used in open_runs.pop(line["run"]).values())
+    total += sum(limit for run in open_runs.values() for limit, _ in run.values())
+    assert set(ledger.spent("F")) == {Gaussian(6.0, 4 * total), PureDp(0.5, len(paid))}
+    assert 0 < len(open_runs) < 6
+    assert spent_in(root) == ledger.spent("F")
 
 
-def test_a_process_reads_what_is_new_since_the_snapshot(path, monkeypatch):
-    monkeypatch.setattr(ledger_snapshot, "EVERY", 50)
-    long_example(path)
-    _, position = ledger_snapshot.load(path.with_suffix(".snapshot"))
-    seen = []
-    real = os.pread
-    monkeypatch.setattr(os, "pread", lambda *a: seen.append(a[2]) or real(*a))
-    spent_in(path)
-    assert min(seen) > position.offset - 100
-
-
-def test_a_snapshot_that_cannot_be_written_is_done_without(path, monkeypatch):
-    monkeypatch.setattr(ledger_snapshot, "EVERY", 1)
-    path.with_suffix(".new").mkdir(parents=True)
-    ledger = example(path)
-    assert not path.with_suffix(".snapshot").exists()
-    assert spent_in(path) == ledger.spent("F")
-
-
-def test_a_ledger_that_is_older_than_its_snapshot_is_refused(path, monkeypatch):
-    monkeypatch.setattr(ledger_snapshot, "EVERY", 1)
-    ledger = example(path)
-    backup = path.read_bytes()
-    use(ledger, 1)
-    path.write_bytes(backup)
-    with pytest.raises(LedgerError, match="lines that were there are gone"):
-        spent_in(path)
-    path.unlink()
-    with pytest.raises(LedgerError, match="cannot be opened"):
-        spent_in(path)
+def test_a_use_reads_no_more_of_a_long_ledger_than_of_a_short_one(root):
+    """Neither does what is reserved, once a process has checked the chain."""
+    steps = []
+    for runs in (2, 20):
+        place = f"{root}-{runs}"
+        ledger = long_example(place, runs)
+        ledger.reserve("more", [Planned(release(source="G"), 30)], BUDGETS)
+        counted = [0]
+        connection = open_database(place)._connection
+        connection.set_progress_handler(
+            lambda c=counted: c.__setitem__(0, c[0] + 1), 10
+        )
+        use(ledger, 1, run="more")
+        ledger.reserve("next", [Planned(release(source="G"), 30)], BUDGETS)
+        ledger.charge("next", release("labels", PureDp(0.1), "G"), BUDGETS, "x")
+        steps.append(counted[0])
+    assert steps[1] <= 1.5 * steps[0]
 
 
 # --- many at once
 
 
-def spend_all(path, key, times):
-    ledger = Ledger(path)
+def spend_all(root, key, times):
+    ledger = Ledger(root)
     paid = 0
     for _ in range(times):
         try:
@@ -623,38 +768,37 @@ def spend_all(path, key, times):
     return paid
 
 
-def test_processes_take_turns(path, monkeypatch):
-    monkeypatch.setattr(ledger_snapshot, "EVERY", 7)
-    Ledger(path).reserve(RUN, [Planned(release(), 50)], {})
+def test_processes_take_turns(root):
+    Ledger(root).reserve(RUN, [Planned(release(), 50)], {})
     with multiprocessing.get_context("spawn").Pool(4) as pool:
-        jobs = [(path, 0, 20)] * 4
+        jobs = [(root, 0, 20)] * 4
         paid = pool.starmap(spend_all, jobs)
     assert sum(paid) == 50
-    ledger = Ledger(path)
+    ledger = Ledger(root)
     assert ledger.lines(RUN)[0]["used"] == 50
     ledger.close(RUN)
     assert ledger.spent("F") == [Gaussian(6.0, 200)]
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_threads_take_turns(path, is_shared):
-    shared = Ledger(path)
+def test_threads_take_turns(root, is_shared):
+    shared = Ledger(root)
     shared.reserve(RUN, [Planned(release(), 50)], {})
 
     def work(_):
-        ledger = shared if is_shared else Ledger(path)
+        ledger = shared if is_shared else Ledger(root)
         for _ in range(10):
             ledger.spend(RUN, [(1, "gradients", 0)])
 
     with ThreadPoolExecutor(5) as pool:
         list(pool.map(work, range(5)))
-    assert Ledger(path).lines(RUN)[0]["used"] == 50
+    assert Ledger(root).lines(RUN)[0]["used"] == 50
 
 
-def test_two_runs_cannot_both_take_the_rest_of_a_budget(path):
+def test_two_runs_cannot_both_take_the_rest_of_a_budget(root):
     def ask(run):
         try:
-            Ledger(path).reserve(run, [Planned(release(), 6)], BUDGETS)
+            Ledger(root).reserve(run, [Planned(release(), 6)], BUDGETS)
         except BudgetError:
             return 0
         return 1

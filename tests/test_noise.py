@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from client_apps.rounds.idempotency import Once, later
-from client_apps.rounds.open_round import Round
+from client_apps.rounds.round import Round, RoundKeys, later
 from tp_flower.privacy.mechanisms import (
     Gaussian,
     PureDp,
@@ -106,8 +105,8 @@ def test_what_is_no_mechanism_is_refused(data, match):
 
 def test_noise_and_payments_are_of_one_key_and_one_history():
     def drawn(key, *rounds):
-        once = Once(lambda: key, later("", *rounds))
-        return once.ident, tuple(once.noise.uniform(4))
+        keys = RoundKeys(lambda: key, later("", *rounds))
+        return keys.payment, tuple(keys.noise.uniform(4))
 
     first = drawn(KEY, 1, "a")
     assert drawn(KEY, 1, "a") == first
@@ -116,13 +115,13 @@ def test_noise_and_payments_are_of_one_key_and_one_history():
 
 
 def test_the_noise_cannot_be_drawn_from_the_name_of_a_payment():
-    once = Once(lambda: KEY, later("", 1))
-    assert not once._derived(b"noise").hex().startswith(once.ident)
+    keys = RoundKeys(lambda: KEY, later("", 1))
+    assert not keys._derived(b"noise").hex().startswith(keys.payment)
 
 
 def test_two_requests_for_the_same_round_get_different_noise():
     one, other = (
-        Round.after(None, lambda: KEY, 1, digest).once for digest in ("one", "other")
+        Round(None, lambda: KEY, 1, digest).keys for digest in ("one", "other")
     )
-    assert one.ident != other.ident
+    assert one.payment != other.payment
     assert not {*one.noise.uniform(4)} & {*other.noise.uniform(4)}

@@ -14,13 +14,22 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
-from client_apps.data.label_store import FOLDER, LabelStore
+from client_apps.data.database import FILE
 from client_apps.data.ledger import Ledger, open_ledger
+from client_apps.data.run_store import SiteStore
 from client_apps.privacy import noisy_labels
 from client_apps.privacy.guard import Guard
 from client_apps.privacy.noisy_labels import LabelOrder, released_label
 from client_apps.rounds.site import Site
-from tp_flower.errors import BudgetError, PolicyError, SettingsError, SiteError
+from tests.faulty_grid import flipped, forget_processes, rows_in
+from tp_flower.errors import (
+    BudgetError,
+    ErrorKind,
+    PolicyError,
+    SettingsError,
+    SiteError,
+    kind_of,
+)
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.label_noise import LabelPlan
 from tp_flower.privacy.mechanisms import PureDp
@@ -65,12 +74,21 @@ def order_for(site, plan, fragment=FRAGMENT):
 
 
 def release(site, label, plan=RESPONSE, fragment=FRAGMENT):
-    return released_label(site, Guard(site), order_for(site, plan, fragment), label)
+    order = order_for(site, plan, fragment)
+    with site.transaction():
+        return released_label(site, Guard(site), order, label)
 
 
 def spent(site):
     guard = Guard(site)
-    return site.ledger.spent(guard.source_id(site.shards()[0]))
+    ledger = open_ledger(str(site.context.node_config["state-dir"]))
+    return ledger.spent(guard.source_id(site.shards()[0]))
+
+
+def kept_draws(folder):
+    """The rows of the labels that were drawn."""
+    query = "SELECT name, data FROM entries WHERE run = 'labels'"
+    return rows_in(folder / "state" / FILE, query)
 
 
 def booleans(rows=4000):
@@ -244,10 +262,9 @@ def test_labels_are_drawn_once_and_paid_for_once(tmp_path):
     np.testing.assert_array_equal(first.values, second.values)
     site = make_site(tmp_path, run=3)
     assert spent(site) == [PureDp(1.0)]
-    kept = list((tmp_path / "state" / FOLDER).glob("*.npz"))
-    assert len(kept) == 1
-    assert kept[0].stat().st_mode & 0o077 == 0
-    assert kept[0].parent.stat().st_mode & 0o077 == 0
+    assert len(kept_draws(tmp_path)) == 1
+    assert (tmp_path / "state" / FILE).stat().st_mode & 0o077 == 0
+    assert (tmp_path / "state").stat().st_mode & 0o077 == 0
     # the later run has a line that says what left, and that costs nothing
     events = [line["event"] for line in site.ledger.lines(name_of(2))]
     assert events == ["note"]
@@ -259,8 +276,8 @@ def test_labels_are_drawn_once_and_paid_for_once(tmp_path):
 
 def test_labels_whose_payment_is_lost_stand_once_in_the_report(tmp_path):
     first = release(make_site(tmp_path, run=1), booleans())
-    (tmp_path / "state" / "privacy" / "ledger.jsonl").unlink()
-    open_ledger.cache_clear()
+    open_ledger(str(tmp_path / "state")).begin_anew()
+    forget_processes()
     second = release(make_site(tmp_path, run=2), booleans())
     np.testing.assert_array_equal(first.values, second.values)
     lines = make_site(tmp_path, run=2).ledger.lines(name_of(2))
@@ -272,7 +289,7 @@ def test_a_run_that_asks_again_has_one_line(tmp_path):
     for _ in range(2):
         site = make_site(tmp_path, run=1)
         release(site, booleans())
-        open_ledger.cache_clear()
+        forget_processes()
     assert [line["event"] for line in site.ledger.lines(name_of(1))] == ["charge"]
 
 
@@ -323,8 +340,7 @@ def test_what_the_labels_do_not_depend_on_is_no_other_draw(tmp_path):
 def test_a_lost_draw_is_paid_for_again(tmp_path):
     site = make_site(tmp_path)
     first = release(site, booleans())
-    for path in (tmp_path / "state" / FOLDER).glob("*.npz"):
-        path.unlink()
+    rows_in(tmp_path / "state" / FILE, "DELETE FROM entries WHERE run = 'labels'")
     second = release(site, booleans())
     assert (first.values != second.values).any()
     assert spent(site) == [PureDp(1.0, count=2)]
@@ -333,19 +349,17 @@ def test_a_lost_draw_is_paid_for_again(tmp_path):
 def test_damaged_draws_are_told_and_not_drawn_again(tmp_path):
     site = make_site(tmp_path)
     release(site, booleans())
-    (path,) = (tmp_path / "state" / FOLDER).glob("*.npz")
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    ((name, data),) = kept_draws(tmp_path)
+    query = "UPDATE entries SET data = ? WHERE run = 'labels' AND name = ?"
+    rows_in(tmp_path / "state" / FILE, query, flipped(data), name)
     with pytest.raises(SiteError, match=r"the kept labels .* are damaged"):
         release(site, booleans())
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):
-    (tmp_path / "state" / "privacy").mkdir(parents=True)
-    (tmp_path / "state" / FOLDER).write_text("in the way")
+    (tmp_path / "state").write_text("in the way")
     with pytest.raises(SiteError, match="cannot write to the state folder"):
-        LabelStore(str(tmp_path / "state")).obtain("x", lambda: np.zeros(1))
+        SiteStore(str(tmp_path / "state"), "1", "1").labels("x", lambda: np.zeros(1))
 
 
 # paid for before it leaves
@@ -384,8 +398,9 @@ def test_labels_in_clear_are_noted_as_not_covered(tmp_path):
     assert line["release"]["scope"] == "the labels leave as they are"
 
 
-def test_a_crash_between_draw_and_payment_neither_draws_again_nor_leaves_unpaid(
-    tmp_path, monkeypatch
+@pytest.mark.parametrize("place", ["charge", "_check"])
+def test_a_crash_at_the_payment_leaves_neither_draw_nor_payment(
+    tmp_path, monkeypatch, place
 ):
     site = make_site(tmp_path)
 
@@ -393,14 +408,32 @@ def test_a_crash_between_draw_and_payment_neither_draws_again_nor_leaves_unpaid(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "charge", killed)
+        patch.setattr(Ledger, place, killed)
         with pytest.raises(KeyboardInterrupt):
             release(site, booleans())
-    (path,) = (tmp_path / "state" / FOLDER).glob("*.npz")
-    kept = np.load(path)["values"]
+    assert kept_draws(tmp_path) == []
     assert spent(site) == []
-    np.testing.assert_array_equal(release(site, booleans()).values, kept)
+    first = release(site, booleans()).values
+    np.testing.assert_array_equal(release(site, booleans()).values, first)
     assert spent(site) == [PureDp(1.0)]
+
+
+def test_two_runs_that_draw_at_once_do_not_both_tell(tmp_path):
+    """The one that comes second is asked again, and finds the draw of the first."""
+    first, second = (make_site(tmp_path, run) for run in (1, 2))
+
+    def both():
+        with second.transaction():
+            order = order_for(second, RESPONSE)
+            released_label(second, Guard(second), order, booleans())
+            told.append(release(first, booleans()).values)
+
+    told = []
+    with pytest.raises(SiteError, match="another run has just drawn these") as caught:
+        both()
+    assert kind_of(caught.value) is ErrorKind.TRANSIENT
+    np.testing.assert_array_equal(release(second, booleans()).values, told[0])
+    assert spent(first) == [PureDp(1.0)]
 
 
 CHILD = """

@@ -1,5 +1,7 @@
 """A run whose server stops goes on from its journal, with the same iterates."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +11,9 @@ from client_apps.app import app
 from client_apps.data.saved_models import SavedModel
 from strategies import STRATEGIES
 from strategies.run.grid import InProcessGrid
-from strategies.run.journal import FOLDER, HEAD, IN_FLIGHT, ROUNDS, Frame, Journal
+from strategies.run.journal import FILE, FOLDER, LARGE_BYTES, Frame, Journal
 from strategies.run.resume import resumed
+from tests.faulty_grid import COMMITTED, forget_processes, rows_in
 from tests.federated import sharded, store, store_sql, whole
 from tp_flower.errors import MissingSiteError, SchemaError, SettingsError
 from tp_flower.protocol import Parcel
@@ -100,21 +103,57 @@ def test_a_run_whose_server_was_killed_ends_as_one_that_was_not(
             np.testing.assert_array_equal(own, other)
 
 
-def test_what_was_written_in_part_is_cut_off(tmp_path):
-    grid = killed(tmp_path, "admm", False, 6)
-    file = tmp_path / FOLDER / ROUNDS
-    size = file.stat().st_size
-    with file.open("ab") as end:
-        end.write(b"tpround1" + bytes(40))
-    strategy = strategy_in(tmp_path, "admm", resume=str(tmp_path))
-    strategy.start(grid)
-    assert strategy.is_finished
-    assert file.stat().st_size > size
+def change(folder: Path, statement: str, *values: object) -> None:
+    """Have another program write to a journal."""
+    with closing(sqlite3.connect(folder / FILE)) as connection, connection:
+        connection.execute(statement, values)
+
+
+def test_what_was_written_in_part_is_not_there(tmp_path):
+    """Whatever of its log a server has written that was killed."""
+    reply = {7: Parcel(b"{}", b"[]", bytes(range(64)))}
+    journal = Journal.begin(tmp_path / "a", {})
+    log = tmp_path / "a" / f"{FILE}-wal"
+    journal.append(Frame({"number": 1}, reply))
+    before = log.stat().st_size
+    journal.append(Frame({"number": 2}, reply))
+    content, database = log.read_bytes(), (tmp_path / "a" / FILE).read_bytes()
+    journal.close()
+    for length in (*range(before, len(content), 211), len(content) - 1, len(content)):
+        torn = tmp_path / str(length)
+        torn.mkdir()
+        (torn / FILE).touch(0o600)
+        (torn / FILE).write_bytes(database)
+        (torn / f"{FILE}-wal").write_bytes(content[:length])
+        again = Journal(torn)
+        numbers = [frame.facts["number"] for frame in again.frames()]
+        assert numbers == ([1, 2] if length == len(content) else [1])
+        again.append(Frame({"number": 3}, reply))
+        assert [frame.facts["number"] for frame in again.frames()] == [*numbers, 3]
+        again.close()
+
+
+def test_large_payloads_lie_in_files_that_are_swept(tmp_path):
+    large = Parcel(b"{}", b"[]", bytes(LARGE_BYTES))
+    small = Parcel(b"{}", b"[]", b"x")
+    journal = Journal.begin(tmp_path, {"run": "a"})
+    journal.append(Frame({"number": 1}, {2**64 - 1: large, 8: small}))
+    (file,) = tmp_path.glob("*.payload")
+    (tmp_path / "of-a-killed-process.payload").write_bytes(b"")
+    journal.close()
+    journal = Journal(tmp_path)
+    assert list(tmp_path.glob("*.payload")) == [file]
+    (frame,) = journal.frames()
+    assert frame.parcels == {2**64 - 1: large, 8: small}
+    assert file.stat().st_mode & 0o077 == 0
+    file.unlink()
+    assert list(journal.frames()) == []
+    journal.close()
 
 
 def test_without_the_messages_in_flight_they_are_made_again(tmp_path):
     grid = killed(tmp_path, "admm", True, 7)
-    (tmp_path / FOLDER / IN_FLIGHT).unlink()
+    change(tmp_path / FOLDER, "DELETE FROM frames WHERE id = 0")
     strategy = strategy_in(tmp_path, "admm", resume=str(tmp_path))
     strategy.start(grid)
     assert strategy.is_finished
@@ -155,26 +194,28 @@ def test_a_folder_with_a_stopped_run_takes_no_other(tmp_path):
         strategy_in(tmp_path, "admm").start(grid)
 
 
-@pytest.mark.parametrize("place", [-1, -40])
-def test_a_damaged_round_and_those_after_it_are_forgotten(tmp_path, place):
+@pytest.mark.parametrize("column", ["payload", "header", "layout"])
+def test_a_damaged_round_and_those_after_it_are_forgotten(tmp_path, column):
     reply = {7: Parcel(b"{}", b"[]", bytes(range(64)))}
     journal = Journal.begin(tmp_path, {})
-    for number in (1, 2):
+    for number in (1, 2, 3):
         journal.append(Frame({"number": number}, reply))
     journal.close()
-    content = bytearray((tmp_path / ROUNDS).read_bytes())
-    content[place] ^= 1
-    (tmp_path / ROUNDS).write_bytes(content)
-    journal = Journal.load(tmp_path)
+    change(tmp_path, f"UPDATE parcels SET {column} = x'00' WHERE frame = 2")
+    journal = Journal(tmp_path)
     assert [frame.facts["number"] for frame in journal.frames()] == [1]
-    journal.append(Frame({"number": 3}, reply))
-    assert [frame.facts["number"] for frame in journal.frames()] == [1, 3]
+    journal.append(Frame({"number": 4}, reply))
+    assert [frame.facts["number"] for frame in journal.frames()] == [1, 4]
+    journal.close()
+    change(tmp_path, "UPDATE frames SET facts = '{\"number\": 5}' WHERE id = 1")
+    journal = Journal(tmp_path)
+    assert list(journal.frames()) == []
     journal.close()
 
 
 def test_one_process_at_a_time_goes_on_with_a_run(tmp_path):
     grid = killed(tmp_path, "admm", False, 5)
-    journal = Journal.load(tmp_path / FOLDER)
+    journal = Journal(tmp_path / FOLDER)
     with pytest.raises(SettingsError, match="another process goes on with the run"):
         strategy_in(tmp_path, "admm", resume=str(tmp_path)).start(grid)
     journal.close()
@@ -182,13 +223,22 @@ def test_one_process_at_a_time_goes_on_with_a_run(tmp_path):
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path):
     killed(tmp_path, "admm", False, 3)
-    head = tmp_path / FOLDER / HEAD
-    head.write_text(head.read_text().replace('"version": 1', '"version": 9'))
+    change(tmp_path / FOLDER, "PRAGMA user_version = 9")
     with pytest.raises(SettingsError, match="is of version 9, expected 1"):
         resumed(Settings(resume=str(tmp_path)))
-    head.write_text("{")
+    change(tmp_path / FOLDER, "PRAGMA user_version = 1")
+    change(tmp_path / FOLDER, "UPDATE head SET facts = '{'")
     with pytest.raises(SettingsError, match="cannot be read: JSONDecodeError"):
         resumed(Settings(resume=str(tmp_path)))
+    (tmp_path / FOLDER / FILE).write_bytes(b"no database" * 1000)
+    with pytest.raises(SettingsError, match="cannot be read: file is not a database"):
+        resumed(Settings(resume=str(tmp_path)))
+    (tmp_path / FOLDER / FILE).unlink()
+    (tmp_path / FOLDER / "head.json").write_text('{"version": 1}')
+    with pytest.raises(SettingsError, match=r"of version 0\.1\.0.*with that version"):
+        resumed(Settings(resume=str(tmp_path)))
+    with pytest.raises(SettingsError, match="has the checkpoint of a run that stopped"):
+        Journal.begin(tmp_path / FOLDER, {})
 
 
 def test_a_site_that_lost_its_state_is_brought_up_to_date(tmp_path):
@@ -200,8 +250,9 @@ def test_a_site_that_lost_its_state_is_brought_up_to_date(tmp_path):
 
         def lose(report, place=place, loses=loses):
             if loses and report.phase == "admm" and report.epoch == 2:
-                (state,) = place.glob("sites/customers/*/state")
-                state.unlink()
+                forget_processes()
+                lost = f"DELETE FROM entries WHERE {COMMITTED}"
+                rows_in(place / "sites" / "customers" / "site.db", lost)
 
         strategy = strategy_in(place, "admm")
         strategy._on_round = lose

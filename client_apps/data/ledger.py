@@ -1,81 +1,138 @@
 """What a site's releases have cost, written down before they leave.
 
 The budget belongs to a *source* (a shard of a table, over all runs ever). A run
-reserves what it plans, spends from the reservation before each message, and closes it:
+reserves what it plans, spends from the reservation with each message, and closes it:
 then it has cost what it used. An open reservation counts in full, so that a crash can
 only count too much.
 
-Lines of ``<state-dir>/privacy/ledger.jsonl``, in the form that ``journal`` describes
-(a release is an object with the fields of ``Release``)::
+Lines of the table ``ledger``, JSON (a release is an object with the fields of
+``Release``), each after ``seq``, which counts from 1, and ``time``::
 
-    {..., "event": "reserve", "run", "planned": [{"release": {...}, "limit": 12}, ...],
-     "ident"}
-    {..., "event": "spend", "run", "uses": [[part, what, key], ...], "ident"}
-    {..., "event": "charge", "run", "release": {...}, "ident"}
-    {..., "event": "note", "run", "release": {...}}
-    {..., "event": "close", "run"}
+    "event": "reserve", "run", "release", "limit", "ident"
+    "event": "spend",   "run", "part", "what", "key", "times", "ident"
+    "event": "charge",  "run", "release", "times", "ident"
+    "event": "note",    "run", "release"
+    "event": "settle",  "run", "release", "times"        what a reservation has cost
+    "event": "close",   "run"
+
+*Chain.* A line's checksum is BLAKE2b (16 bytes) of the previous one's (before the
+first: 32 zeros) followed by the line, so that no line can be changed, taken out or
+moved without breaking the chain; the table ``ledger_end`` has the last one, so that
+none can be cut off. It is no signature: who can write the file can forge it. A process
+checks the whole chain before it adds up what a source has spent, and from then on what
+is new; where it only spends what is reserved, the end.
 
 *Once.* What is written with an ``ident`` is written once: the same call again, of a
 process that does not know what became of the one before it, changes nothing.
 
-*Guarantee.* Whatever a call has returned for is on the disk. If a call raises, nothing
-may be released. So the total is never below what has left the site, wherever the
-process was killed (tested by killing it).
+*Guarantee.* Whatever a call has returned for is on the disk, or is with the commit of
+the transaction that it is called in. If a call raises, nothing may be released. So the
+total is never below what has left the site, wherever the process was killed (tested by
+killing it).
 """
 
+import json
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
+from hashlib import blake2b
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any, Final
 
-from client_apps.data import ledger_snapshot
-from client_apps.data.ledger_journal import (
-    Content,
-    FileJournal,
-    Journal,
-    ProcessJournal,
-)
-from client_apps.data.ledger_state import (
-    CHARGE,
-    CLOSE,
-    NOTE,
-    RESERVE,
-    SPEND,
-    Costs,
-    LedgerState,
-    costs_of,
-    mechanisms_of,
-    summary,
-)
+from client_apps.data.database import FILE, Changes, open_database
 from tp_flower.errors import BudgetError, LedgerError
 from tp_flower.methods import RDP
+from tp_flower.node_config import IN_MEMORY
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import Budget, Mechanism, Name, Planned, Release, Use
+from tp_flower.privacy.mechanisms import (
+    Budget,
+    Mechanism,
+    Name,
+    Planned,
+    Release,
+    Use,
+    mechanism_from_json,
+)
 
-__all__ = ["FILE", "Budget", "Ledger", "Planned", "Release", "Use", "open_ledger"]
+__all__ = [
+    "Budget",
+    "Ledger",
+    "Planned",
+    "Release",
+    "RoundLedger",
+    "Use",
+    "open_ledger",
+]
 
-FILE: Final = Path("privacy") / "ledger.jsonl"
-"""Of the ledger, within a site's state folder."""
+Line = dict[str, Any]
+Budgets = Mapping[str, Budget]
+"""By source; one that is not there has no limit."""
+
+Costs = Counter[Mechanism]
+"""How often mechanisms are used; each of them has count 1."""
+
+RESERVE: Final = "reserve"
+SPEND: Final = "spend"
+CHARGE: Final = "charge"
+NOTE: Final = "note"
+SETTLE: Final = "settle"
+CLOSE: Final = "close"
+
+_CHECKSUM_BYTES: Final = 16
+START: Final = "0" * (2 * _CHECKSUM_BYTES)
+"""Stands for the checksum before the first line."""
 
 # sums of many floating-point numbers may miss a budget that they meet exactly
 _ROUNDING: Final = 1e-9
+
+_SINCE_CLOSE: Final = (
+    "seq > (SELECT coalesce(max(seq), 0) FROM ledger "
+    "WHERE run = :run AND event = 'close')"
+)
+_OF_RUN: Final = f"run = :run AND {_SINCE_CLOSE}"
+_MOST_USED: Final = f"""
+WITH used AS (
+    SELECT part, what, sum(times) AS times FROM ledger
+    WHERE {_OF_RUN} AND event = 'spend' GROUP BY part, what, key
+)
+SELECT json_extract(line, '$.release'), max(used.times)
+FROM ledger JOIN used USING (part, what)
+WHERE {_OF_RUN} AND event = 'reserve' GROUP BY seq ORDER BY seq
+"""
+"""The reservations of an open run, and how often the most used key was used."""
+
+_SPENT: Final = """
+SELECT json_extract(line, '$.release.mechanism'),
+    sum(coalesce(times, json_extract(line, '$.limit')))
+FROM ledger AS own
+WHERE source = :source AND (event IN ('charge', 'settle') OR event = 'reserve'
+    AND NOT EXISTS (SELECT 1 FROM ledger AS later WHERE later.run = own.run
+        AND later.event = 'close' AND later.seq > own.seq))
+GROUP BY 1 ORDER BY min(seq)
+"""
+"""What a source has spent, by mechanism."""
 
 
 class Ledger:
     """The costs of one site's releases.
 
-    Every method raises ``LedgerError`` if the file cannot be read or written, or is
-    damaged. Processes and threads may call it at the same time.
+    Every method raises ``LedgerError`` if the ledger is damaged, ``SiteError`` if it
+    cannot be read or written. Processes and threads may call it at the same time.
 
     Args:
-        path: of the file; None: in this process only.
+        root: the state folder; ``":memory:"`` for one that is gone with the process.
+
+    Attributes:
+        end: number and checksum of the last line, within a transaction.
 
     >>> from tp_flower.privacy.mechanisms import PureDp
     >>> unit = ("a row of flights", "the row with any other label", "server")
     >>> labels = Release("flights", "F", 1, "extract", "labels", *unit, PureDp(0.5))
-    >>> ledger = Ledger(None)
+    >>> ledger = Ledger(":memory:")
     >>> ledger.reserve("run", [Planned(labels, limit=3)], {"F": Budget(2.0, 0.0)})
     >>> ledger.spend("run", [(1, "labels", 0)])
     >>> ledger.total("F", delta=0.0)
@@ -85,41 +142,30 @@ class Ledger:
     0.5
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self._snapshot: Path | None = None
-        self._kept = 0
-        if path is None:
-            self._state = LedgerState()
-            self._journal: Journal = ProcessJournal(self._apply)
-        else:
-            self._snapshot = path.with_suffix(".snapshot")
-            self._state, position = ledger_snapshot.load(self._snapshot)
-            self._journal = FileJournal(path, self._apply, position)
-            self._kept = position.seq
+    def __init__(self, root: str) -> None:
+        self._root = root
+        # seq and checksum of the last line: that must stay, and of the transaction
+        self._seen = self.end = (0, START)
+        self._is_checked = False
+        self._checked_in = -1
 
     def reserve(
         self,
         run: str,
         planned: Sequence[Planned],
-        budgets: Mapping[str, Budget],
+        budgets: Budgets,
         ident: str = "",
     ) -> None:
         """Set aside what a run plans to spend: all of it or nothing.
-
-        Args:
-            run: names the run.
-            planned: one for each part and what.
-            budgets: by source; a source that is not there has no limit.
-            ident: names the call in the run; none if empty.
 
         Raises:
             BudgetError: a budget does not suffice, or the run has an open reservation
                 of the same.
         """
-        with self._turn():
-            if self._state.run(run).has_done(RESERVE, ident):
+        with self._transaction(is_whole=True) as connection:
+            if _has_done(connection, run, RESERVE, ident):
                 return
-            taken = set(self._state.run(run).reserved)
+            taken = _names(connection, run, RESERVE)
             asked: dict[str, Costs] = {}
             for each in planned:
                 if each.release.name in taken:
@@ -131,55 +177,48 @@ class Ledger:
                 asked.setdefault(each.release.source, Counter()).update(costs)
             tables = {each.release.source: each.release.table for each in planned}
             for source, costs in asked.items():
-                self._check(source, tables[source], costs, budgets)
-            if planned:
-                lines = [each.to_json() for each in planned]
-                self._append(RESERVE, run, planned=lines, ident=ident)
+                _check_budget(connection, source, tables[source], costs, budgets)
+            named = {"event": RESERVE, "run": run, "ident": ident}
+            self._append(connection, [named | each.to_json() for each in planned])
 
     def spend(self, run: str, uses: Sequence[Use], ident: str = "") -> None:
         """Use what the run has reserved, once for each of ``uses``.
-
-        Args:
-            run: names the run.
-            uses: of what it has reserved.
-            ident: names the call in the run; none if empty.
 
         Raises:
             BudgetError: it is not reserved, or would be used more often than planned;
                 nothing is written.
         """
-        with self._turn():
-            if self._state.run(run).has_done(SPEND, ident):
+        with self._transaction() as connection:
+            if _has_done(connection, run, SPEND, ident):
                 return
-            reserved = self._state.run(run).reserved
+            lines: list[Line] = []
             for (part, what, key), count in Counter(uses).items():
                 name = _words(run, (part, what))
-                reservation = reserved.get((part, what))
-                if reservation is None:
+                limit, used = _limit_and_used(connection, run, (part, what, key))
+                if limit is None:
                     raise BudgetError(f"{name} are not reserved")
-                used, limit = reservation.uses[key], reservation.planned.limit
                 if used + count > limit:
                     raise BudgetError(
                         f"{name} are used up: {limit} were planned of key {key}, "
                         f"{used} are used, asked for is {count} more"
                     )
-            if uses:
-                listed = [list(use) for use in uses]
-                self._append(SPEND, run, uses=listed, ident=ident)
+                use = {"part": part, "what": what, "key": key, "times": count}
+                lines.append({"event": SPEND, "run": run, "ident": ident, **use})
+            self._append(connection, lines)
 
     def charge(
         self,
         run: str,
         release: Release,
-        budgets: Mapping[str, Budget],
+        budgets: Budgets,
         ident: str = "",
-    ) -> bool:
-        """Spend without a reservation; return whether it is this run that pays.
+    ) -> None:
+        """Spend without a reservation; note what another run has paid for.
 
         Args:
-            run: names the run.
+            run: that pays.
             release: has a mechanism.
-            budgets: by source; a source that is not there has no limit.
+            budgets: of the sources.
             ident: names what is released; the same again, of the same source, is paid.
 
         Raises:
@@ -187,101 +226,364 @@ class Ledger:
             ValueError: the release has no mechanism.
         """
         costs = costs_of(release.mechanism)
-        with self._turn():
-            is_new = (release.source, ident) not in self._state.paid
-            if is_new:
-                self._check(release.source, release.table, costs, budgets)
-                self._append(CHARGE, run, release=release.to_json(), ident=ident)
-            return is_new or self._state.run(run).has_done(CHARGE, ident)
+        with self._transaction(is_whole=True) as connection:
+            if _is_paid(connection, release.source, ident):
+                if not _has_done(connection, run, CHARGE, ident):
+                    self.note(run, [release])
+                return
+            _check_budget(connection, release.source, release.table, costs, budgets)
+            line = {"event": CHARGE, "run": run, "release": release.to_json()}
+            self._append(connection, [{**line, "times": 1, "ident": ident}])
 
     def note(self, run: str, releases: Sequence[Release]) -> None:
         """Write down releases that nothing covers: one line each, once in a run."""
-        with self._turn():
-            known = self._state.run(run).noted
-            fresh = {each.name: each for each in releases if each.name not in known}
-            self._journal.append(
-                [
-                    {"event": NOTE, "run": run, "release": each.to_json()}
-                    for each in fresh.values()
-                ]
-            )
+        if not releases:
+            return
+        with self._transaction() as connection:
+            noted = _names(connection, run, NOTE)
+            fresh = {each.name: each for each in releases if each.name not in noted}
+            lines = [
+                {"event": NOTE, "run": run, "release": each.to_json()}
+                for each in fresh.values()
+            ]
+            self._append(connection, lines)
 
     def close(self, run: str) -> None:
         """End a run: what it has reserved and not used is free again."""
-        with self._turn():
-            if self._state.is_open(run):
-                self._append(CLOSE, run)
+        with self._transaction() as connection:
+            if not _is_open(connection, run):
+                return
+            rows = connection.execute(_MOST_USED, {"run": run})
+            lines = [
+                {"event": SETTLE, "run": run, "release": release, "times": times}
+                for release, times in ((json.loads(text), n) for text, n in rows)
+            ]
+            self._append(connection, [*lines, {"event": CLOSE, "run": run}])
 
     def spent(self, source: str) -> list[Mechanism]:
         """Return what a source has spent, open reservations in full."""
-        with self._turn():
-            return mechanisms_of(self._state.spent(source))
+        with self._transaction(is_whole=True) as connection:
+            return mechanisms_of(_spent(connection, source))
 
     def total(self, source: str, delta: float, accountant: str = RDP) -> float:
         """Return the epsilon of what a source has spent, at a delta."""
         return epsilon(self.spent(source), delta, accountant)
 
-    def lines(self, run: str) -> list[Content]:
+    def lines(self, run: str) -> list[Line]:
         """Return what a run has done, for its report.
 
-        One object for each release, in order: the line's ``event``, ``seq``, ``time``
-        and ``release``; of a reservation, also its ``limit`` and how often the most
-        used key was ``used``.
+        One object for each release, in order: the line's ``event``, ``time`` and
+        ``release``; of a reservation, also its ``limit`` and how often the most used
+        key was ``used``.
         """
-        with self._turn():
-            lines = self._journal.contents(run)
-        return summary(line for line in lines if line["run"] == run)
+        with self._transaction() as connection:
+            rows = connection.execute(
+                "SELECT line FROM ledger WHERE run = ? ORDER BY seq", (run,)
+            )
+            return summary(json.loads(line) for (line,) in rows)
+
+    def export(self) -> Iterator[str]:
+        """Yield all lines with their checksums, as JSON; they need not be whole."""
+        with open_database(self._root).reading() as connection:
+            rows = connection.execute("SELECT line, checksum FROM ledger ORDER BY seq")
+            for line, checksum in rows.fetchall():
+                yield f'{line.removesuffix("}")},"checksum":"{checksum}"}}'
+
+    def begin_anew(self) -> None:
+        """Forget all lines, damaged or not: what was spent counts no more."""
+        with open_database(self._root).transaction() as connection:
+            connection.execute("DELETE FROM ledger")
+            connection.execute("DELETE FROM ledger_end")
+        self._seen = self.end = (0, START)
+        self._is_checked = False
+
+    def confirm(self, end: tuple[int, str]) -> None:
+        """Know that lines up to one are committed: from now on they must stay."""
+        self._seen = max(self._seen, end)
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        with self._journal.turn():
-            yield
-            position = self._journal.position
-            if self._snapshot and position.seq - self._kept >= ledger_snapshot.EVERY:
-                ledger_snapshot.save(self._snapshot, self._state, position)
-                self._kept = position.seq
+    def _transaction(self, *, is_whole: bool = False) -> Iterator[Connection]:
+        """Let nobody else write, having checked the end of the chain, or all of it."""
+        database = open_database(self._root)
+        before = database.transaction_number
+        with database.transaction() as connection:
+            # within one transaction only this process can have changed anything
+            is_first = self._checked_in != database.transaction_number
+            if is_first or (is_whole and not self._is_checked):
+                self.end = self._check(connection, is_whole=is_whole)
+                self._checked_in = database.transaction_number
+                self._is_checked = self._is_checked or is_whole
+                # invariant: lines that may be rolled back are not among the seen
+                self._seen = self.end if is_first else self._seen
+            yield connection
+            end = self.end
+        if database.transaction_number != before:
+            self.confirm(end)
 
-    def _append(self, event: str, run: str, **content: Any) -> None:
-        self._journal.append([{"event": event, "run": run, **content}])
+    def _append(self, connection: Connection, contents: Sequence[Line]) -> None:
+        """Add lines to the chain.
 
-    def _check(
-        self, source: str, table: str, asked: Costs, budgets: Mapping[str, Budget]
-    ) -> None:
-        budget = budgets.get(source)
-        if budget is None:
-            return
-        spent = self._state.spent(source)
-
-        def epsilon_of(costs: Costs) -> float:
-            mechanisms = mechanisms_of(costs)
-            return epsilon(mechanisms, budget.delta, budget.accountant)
-
-        together = epsilon_of(spent + asked)
-        if together > budget.epsilon * (1 + _ROUNDING):
-            raise BudgetError(
-                f"table {table} has spent epsilon {epsilon_of(spent):.4g} of "
-                f"{budget.epsilon:.4g} (delta {budget.delta:g}); asked for is "
-                f"{epsilon_of(asked):.4g}, together {together:.4g}"
+        Raises:
+            TypeError: one is not of plain JSON types.
+        """
+        seq, checksum = self.end
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        rows = []
+        for content in contents:
+            seq += 1
+            whole = {"seq": seq, "time": now, **content}
+            line = json.dumps(whole, separators=(",", ":"), allow_nan=False)
+            if json.loads(line) != whole:
+                # what nobody could read back would be damage from then on
+                raise TypeError(f"not plain JSON types: {content}")
+            checksum = checksum_of(line, checksum)
+            rows.append((seq, checksum, line))
+        if rows:
+            connection.executemany(
+                "INSERT INTO ledger (seq, checksum, line) VALUES (?, ?, ?)", rows
             )
+            connection.execute("DELETE FROM ledger_end")
+            connection.execute("INSERT INTO ledger_end VALUES (?, ?)", (seq, checksum))
+            self.end = seq, checksum
 
-    def _apply(self, line: Content) -> None:
-        try:
-            self._state.apply(line)
-        except (KeyError, TypeError, ValueError) as error:
-            raise LedgerError(
-                f"line {line.get('seq')} of the privacy ledger is not understood "
-                f"({type(error).__name__}: {error}); nothing is released "
-                "(was it written by another version?)"
-            ) from error
+    def _check(self, connection: Connection, *, is_whole: bool) -> tuple[int, str]:
+        """Return seq and checksum of the last line, having checked the chain.
+
+        Raises:
+            LedgerError: it is broken, or shorter than this process knows.
+        """
+        seq, checksum = self._seen
+        if seq and _checksum_at(connection, seq) != checksum:
+            raise self._damaged("lines that were there are gone")
+        end = connection.execute("SELECT seq, checksum FROM ledger_end").fetchall()
+        if is_whole and not self._is_checked:
+            # the sums go by the indices
+            ((answer,), *_) = connection.execute("PRAGMA integrity_check(ledger)")
+            if answer != "ok":
+                raise self._damaged(str(answer))
+            seq, checksum = 0, START
+        elif not self._is_checked:
+            # invariant: a line is added only to one that is whole
+            (last,) = connection.execute("SELECT coalesce(max(seq), 0) FROM ledger")
+            seq = max(last[0] - 1, 0)
+            checksum = _checksum_at(connection, seq)
+        rows = connection.execute(
+            "SELECT seq, line, checksum FROM ledger WHERE seq > ? ORDER BY seq", (seq,)
+        )
+        for number, line, found in rows:
+            seq, checksum = seq + 1, checksum_of(line, checksum)
+            if (number, found) != (seq, checksum):
+                raise self._damaged(f"the checksum of line {seq} does not fit")
+        if end != ([(seq, checksum)] if seq else []):
+            raise self._damaged("its last lines are gone")
+        return seq, checksum
+
+    def _damaged(self, what: str) -> LedgerError:
+        place = "" if self._root == IN_MEMORY else f" in {Path(self._root) / FILE}"
+        return LedgerError(
+            f"the privacy ledger{place} is damaged: {what}; nothing is released until "
+            "the site's owner has restored it"
+        )
+
+
+class RoundLedger:
+    """The ledger as a round writes it: with all else that the round changes.
+
+    The methods are those of ``Ledger``; what is refused is refused when the round is
+    committed.
+
+    Args:
+        ledger: of the site.
+        changes: of the round.
+    """
+
+    def __init__(self, ledger: Ledger, changes: Changes) -> None:
+        self._ledger, self._changes = ledger, changes
+
+    def reserve(
+        self, run: str, planned: Sequence[Planned], budgets: Budgets, ident: str
+    ) -> None:
+        """Set aside what the run plans to spend."""
+        self._add(lambda: self._ledger.reserve(run, planned, budgets, ident))
+
+    def spend(self, run: str, uses: Sequence[Use], ident: str) -> None:
+        """Use what the run has reserved."""
+        self._add(lambda: self._ledger.spend(run, uses, ident))
+
+    def charge(self, run: str, release: Release, budgets: Budgets, ident: str) -> None:
+        """Spend without a reservation."""
+        self._add(lambda: self._ledger.charge(run, release, budgets, ident))
+
+    def note(self, run: str, releases: Sequence[Release]) -> None:
+        """Write down what nothing covers."""
+        if releases:
+            self._add(lambda: self._ledger.note(run, releases))
+
+    def close(self, run: str) -> None:
+        """End a run."""
+        self._add(lambda: self._ledger.close(run))
+
+    def lines(self, run: str) -> list[Line]:
+        """Return what the run has done, with what the round has added."""
+        self._changes.write_now()
+        return self._ledger.lines(run)
+
+    def _add(self, write: Callable[[], None]) -> None:
+        ends = []
+
+        def write_lines() -> None:
+            write()
+            ends.append(self._ledger.end)
+
+        self._changes.add(
+            write_lines, lambda: self._ledger.confirm(ends[-1]), is_durable=True
+        )
 
 
 @cache
-def open_ledger(path: Path | None) -> Ledger:
-    """Return the ledger of a file, which a process reads once.
+def open_ledger(root: str) -> Ledger:
+    """Return the ledger of a state folder, whose chain a process checks once."""
+    return Ledger(root)
 
-    None: the one that is gone with the process.
+
+def costs_of(mechanism: Mechanism | None, times: int = 1) -> Costs:
+    """Return what using a mechanism costs.
+
+    Raises:
+        ValueError: there is none.
     """
-    return Ledger(path)
+    if mechanism is None:
+        raise ValueError("a release without a mechanism cannot be paid for")
+    return Counter({replace(mechanism, count=1): times * mechanism.count})
+
+
+def mechanisms_of(costs: Costs) -> list[Mechanism]:
+    """Return costs as mechanisms, each kind once."""
+    return [replace(each, count=count) for each, count in costs.items()]
+
+
+def summary(lines: Iterable[Line]) -> list[Line]:
+    """Return one object for each release of a run's lines, with how it was used."""
+    releases: list[Line] = []
+    uses: dict[Name, Counter[int]] = {}
+    latest: dict[Name, Line] = {}
+    for line in lines:
+        # a line's number would tell how much else the site has released
+        stamp = {key: line[key] for key in ("event", "time")}
+        if line["event"] == RESERVE:
+            release = line["release"]
+            name = release["part"], release["what"]
+            uses[name] = Counter()
+            latest[name] = {**stamp, "release": release, "limit": line["limit"]}
+            latest[name]["used"] = 0
+            releases.append(latest[name])
+        elif line["event"] == SPEND:
+            name = line["part"], line["what"]
+            uses[name][line["key"]] += line["times"]
+            latest[name]["used"] = max(uses[name].values())
+        elif line["event"] in {CHARGE, NOTE}:
+            releases.append({**stamp, "release": line["release"]})
+    return releases
+
+
+def checksum_of(line: str, previous: str) -> str:
+    """Return the checksum of a line after another one's, hexadecimal."""
+    text = (previous + line).encode()
+    return blake2b(text, digest_size=_CHECKSUM_BYTES).hexdigest()
+
+
+def _checksum_at(connection: Connection, seq: int) -> str:
+    if seq == 0:
+        return START
+    query = "SELECT checksum FROM ledger WHERE seq = ?"
+    row = connection.execute(query, (seq,)).fetchone()
+    return "" if row is None else str(row[0])
+
+
+def _has_done(connection: Connection, run: str, event: str, ident: str) -> bool:
+    """Return whether a call of an open run that has a name was carried out."""
+    query = (
+        "SELECT 1 FROM ledger WHERE ident = :ident AND event = :event AND run = :run "
+        f"AND {_SINCE_CLOSE}"
+    )
+    values = {"ident": ident, "event": event, "run": run}
+    return bool(ident) and connection.execute(query, values).fetchone() is not None
+
+
+def _is_paid(connection: Connection, source: str, ident: str) -> bool:
+    query = "SELECT 1 FROM ledger WHERE ident = ? AND event = 'charge' AND +source = ?"
+    return (
+        bool(ident)
+        and connection.execute(query, (ident, source)).fetchone() is not None
+    )
+
+
+def _is_open(connection: Connection, run: str) -> bool:
+    """Return whether there is anything of a run that is not closed."""
+    query = f"SELECT 1 FROM ledger WHERE {_OF_RUN}"
+    return connection.execute(query, {"run": run}).fetchone() is not None
+
+
+def _names(connection: Connection, run: str, event: str) -> set[Name]:
+    """Return part and what of the lines of an open run."""
+    query = f"SELECT part, what FROM ledger WHERE {_OF_RUN} AND event = :event"
+    return set(connection.execute(query, {"run": run, "event": event}))
+
+
+def _limit_and_used(
+    connection: Connection, run: str, use: Use
+) -> tuple[int | None, int]:
+    """Return how often an open run may use a key, None for not at all, and has."""
+    part, what, key = use
+    named = {"run": run, "part": part, "what": what, "key": key}
+    of_release = f"FROM ledger WHERE {_OF_RUN} AND part = :part AND what = :what"
+    (limit,) = connection.execute(
+        f"SELECT max(json_extract(line, '$.limit')) {of_release} AND event = 'reserve'",
+        named,
+    ).fetchone()
+    (used,) = connection.execute(
+        f"SELECT coalesce(sum(times), 0) {of_release} AND event = 'spend' "
+        "AND key = :key",
+        named,
+    ).fetchone()
+    return limit, used
+
+
+def _spent(connection: Connection, source: str) -> Costs:
+    """Return what a source has spent, open reservations in full."""
+    costs: Costs = Counter()
+    for mechanism, times in connection.execute(_SPENT, {"source": source}):
+        costs.update(costs_of(mechanism_from_json(json.loads(mechanism)), times))
+    return costs
+
+
+def _check_budget(
+    connection: Connection,
+    source: str,
+    table: str,
+    asked: Costs,
+    budgets: Budgets,
+) -> None:
+    """Refuse costs that are beyond what a source's budget has left.
+
+    Raises:
+        BudgetError: says what was spent and is asked for.
+    """
+    budget = budgets.get(source)
+    if budget is None:
+        return
+    spent = _spent(connection, source)
+
+    def epsilon_of(costs: Costs) -> float:
+        return epsilon(mechanisms_of(costs), budget.delta, budget.accountant)
+
+    together = epsilon_of(spent + asked)
+    if together > budget.epsilon * (1 + _ROUNDING):
+        raise BudgetError(
+            f"table {table} has spent epsilon {epsilon_of(spent):.4g} of "
+            f"{budget.epsilon:.4g} (delta {budget.delta:g}); asked for is "
+            f"{epsilon_of(asked):.4g}, together {together:.4g}"
+        )
 
 
 def _words(run: str, name: Name) -> str:

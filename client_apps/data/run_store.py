@@ -1,22 +1,27 @@
 """What a site keeps between the messages of a run.
 
-All of it lies in a folder of the run, as the next message may be answered by another
-process: *entries* (arrays that never change: keys, multiplicities, a factorisation, a
-batch plan), written atomically and memory-mapped when read, and the *record* of the
-round that was answered last, with all that changes (``state_file``). Each process also
-keeps the entries that it has read, as long as the files are the same.
+The next message may be answered by another process. So all of it is in the site's
+database: *entries* (arrays that never change: keys, multiplicities, a factorisation, a
+batch plan) and the *committed round*, the one that was answered last, with all that
+changes and its reply. Arrays of ``LARGE_BYTES`` and more are ``.npy`` files in a folder
+of the run: they are on the disk before the transaction that names them, and a file that
+no entry names is removed. Each process also keeps the entries that it has read, as long
+as they are the same.
 """
 
+import errno
 import fcntl
 import json
 import os
-import re
+import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial, reduce
 from logging import WARNING
 from pathlib import Path
 from typing import Any, Final
@@ -24,19 +29,25 @@ from typing import Any, Final
 import numpy as np
 from flwr.common.logger import log
 
-from client_apps.data import committed_round
 from client_apps.data.cache import STALE_SECONDS
-from client_apps.data.committed_round import STATE_FILE, Record
-from client_apps.data.folders import whole_folder
+from client_apps.data.database import RUN_NAME, Changes, cannot_write, open_database
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import LostStateError, SiteError
 from tp_flower.events import line
+from tp_flower.files import PRIVATE, sync
 from tp_flower.node_config import IN_MEMORY
+from tp_flower.protocol import ArrayKey, Parcel
 
-META_FILE = "meta.json"
+LARGE_BYTES: Final = 1 << 18
 
 _LOCK: Final = ".lock"
-_RUN: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+")
+_ALIGNMENT: Final = 16
+_SUFFIX: Final = ".npy"
+_ROUND, _REPLY = _WHOLE = ".round", ".reply"
+"""Entries with the state and the reply of the committed round: of them, the checksum
+is of large arrays, too."""
+_LABELS: Final = "labels"
+"""In place of a run's name: what is kept over all runs."""
 _MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError)
 
 
@@ -48,7 +59,23 @@ class Entry:
     meta: Mapping[str, Any]
 
 
-Stamp = tuple[int, int, int]
+@dataclass(frozen=True)
+class CommittedRound:
+    """The round of a run that a site has answered last, and what it has left.
+
+    Attributes:
+        number: of the round.
+        digest: of its request.
+        history: stands for all rounds up to this one, and for the rows that were read.
+        arrays: the state by (part, name).
+        is_over: whether nothing more is to be done in the run.
+    """
+
+    number: int
+    digest: str
+    history: str
+    arrays: Mapping[ArrayKey, AnyArray] = field(default_factory=dict)
+    is_over: bool = False
 
 
 @dataclass
@@ -56,15 +83,13 @@ class _OfRun:
     """What this process knows of one run at one site.
 
     Attributes:
-        entries: that it has written or read, with the stamp of their files.
+        entries: that it has written or read, with their ids in the database.
         remembered: what it alone has.
-        record: of the last round, where there are no files.
         lock: held by the thread that answers.
     """
 
-    entries: dict[str, tuple[Stamp | None, Entry]] = field(default_factory=dict)
+    entries: dict[str, tuple[int, Entry]] = field(default_factory=dict)
     remembered: dict[str, Entry] = field(default_factory=dict)
-    record: Record | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -74,6 +99,9 @@ class _ProcessCache:
 
     sites: dict[tuple[str, str], _OfRun] = field(default_factory=dict)
 
+    def run(self, root: str, run: str) -> _OfRun:
+        return self.sites.setdefault((root, run), _OfRun())
+
 
 _CACHE = _ProcessCache()
 
@@ -82,32 +110,40 @@ class SiteStore:
     """What one site keeps of one run.
 
     Args:
-        root: folder for the files; ``":memory:"`` keeps everything in this process.
+        root: the state folder; ``":memory:"`` keeps everything in this process.
         run: the run's name, which has been checked.
         site: tells the site from others that have the same state folder.
         is_durable: whether what is kept must outlast a loss of power.
 
     Attributes:
         run: names the run and the site.
+        changes: of the message; ``save``, ``drop`` and ``commit`` add to them.
     """
 
     def __init__(
         self, root: str, run: str, site: str, *, is_durable: bool = False
     ) -> None:
         self.run = f"{run}-{site}"
-        self._key = (root, self.run)
+        self._root, self._is_durable = root, is_durable
         self._folder = None if root == IN_MEMORY else Path(root) / self.run
-        self._is_durable = is_durable
+        self._database = open_database(root)
+        self.changes = Changes(self._database, is_durable=is_durable)
+        # by name, what waits to be written; None for what is to be dropped
+        self._pending: dict[str, Entry | None] = {}
+        self._pending_labels: dict[str, Entry] = {}
+        self._files: list[Path] = []
+        self._unsynced: Path | None = None
+        self._has_dropped = False
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Keep all others out of the run; a process that is killed lets go of it.
 
         Raises:
             SiteError: the run's folder cannot be made.
         """
         if self._folder is None:
-            with self._known.lock:
+            with self._cached.lock:
                 yield
             return
         try:
@@ -115,112 +151,143 @@ class SiteStore:
         except OSError as error:
             raise cannot_write(self._folder, error) from error
         try:
-            self.touch()
             yield
         finally:
             try:
-                self._leave_no_trace()
+                # a folder without large arrays leaves no trace
+                with suppress(OSError):
+                    if os.listdir(self._folder) == [_LOCK]:
+                        (self._folder / _LOCK).unlink()
+                        self._folder.rmdir()
             finally:
                 os.close(lock)
 
+    @contextmanager
+    def together(self, make_room: Callable[[OSError], bool]) -> Iterator[None]:
+        """Write all changes at the end, if nothing is raised: see ``Changes``."""
+        try:
+            with self.changes.together(make_room):
+                yield
+        except BaseException:
+            for path in self._files:
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+            raise
+        finally:
+            self._pending.clear()
+            self._pending_labels.clear()
+            self._files.clear()
+
     def touch(self) -> None:
         """Say that the run goes on, if anything of it is kept."""
-        if self._folder is not None:
-            with suppress(OSError):
-                os.utime(self._folder)
+        query = "UPDATE entries SET touched = ? WHERE run = ?"
+        self._write(query, time.time(), self.run)
 
     def forget_stale(self) -> Iterator[str]:
-        """Remove what runs have left that were killed, and the records of all others.
+        """Remove what runs have left that were killed, and the replies of all others.
 
         Yields:
             A run's name, before it is removed.
         """
-        if self._folder is None or not self._folder.parent.is_dir():
+        if self._folder is None:
             return
         oldest = time.time() - STALE_SECONDS
-        for folder in sorted(self._folder.parent.iterdir()):
+        rows = self._rows("SELECT run, max(touched) FROM entries GROUP BY run")
+        touched = {run: float(last) for run, last in rows if RUN_NAME.fullmatch(run)}
+        for folder in self._folder.parent.iterdir():
             # another process may be removing it
             with suppress(OSError):
-                is_stale = folder.stat().st_mtime < oldest
-                if is_stale and _RUN.fullmatch(folder.name):
-                    yield folder.name
-                    shutil.rmtree(folder, ignore_errors=True)
+                if RUN_NAME.fullmatch(folder.name):
+                    touched.setdefault(folder.name, folder.stat().st_mtime)
+        for run in sorted(run for run, last in touched.items() if last < oldest):
+            yield run
+            folder = self._folder.parent / run
+            self.changes.add(
+                partial(self._write, "DELETE FROM entries WHERE run = ?", run),
+                partial(shutil.rmtree, folder, ignore_errors=True),
+            )
 
-    def last(self) -> Record | None:
-        """Return the record of the round that was answered last.
+    def last(self) -> CommittedRound | None:
+        """Return the committed round.
 
-        None if no round was answered, or if what is kept of it is not whole any more.
+        None if no round was answered, or if what is kept of it is damaged.
 
         Raises:
-            OSError: the file cannot be read.
+            OSError: it cannot be read now.
         """
-        if self._folder is None:
-            return self._known.record
         try:
-            record = committed_round.read(self._folder / STATE_FILE, self.run)
-        except FileNotFoundError:
-            return None
-        except _MALFORMED as error:
+            if (entry := self._load(self.run, _ROUND)) is None:
+                return None
+            keys = ((name.partition("/"), own) for name, own in entry.arrays.items())
+            arrays = {(int(part), name): own for (part, _, name), own in keys}
+            return CommittedRound(arrays=arrays, **entry.meta)
+        except (FileNotFoundError, *_MALFORMED) as error:
             log(WARNING, line("unusable-state", run=self.run, reason=str(error)))
             return None
-        if gone := set(record.entries) - set(self.names()):
-            log(WARNING, line("lost-state", run=self.run, gone=sorted(gone)))
-            return None
-        return record
 
-    def commit(self, record: Record) -> None:
-        """Replace the record of the last round: from now on, this one is answered.
+    def reply(self) -> Parcel:
+        """Return the reply of the committed round.
 
         Raises:
-            SiteError: it cannot be written; then the last round is the one before.
+            LostStateError: it is damaged.
+            OSError: it cannot be read now.
         """
-        if self._folder is None:
-            self._known.record = record
-            return
-        path = self._folder / STATE_FILE
         try:
-            committed_round.write(path, record, is_durable=self._is_durable)
-        except OSError as error:
-            raise cannot_write(self._folder, error) from error
+            entry = self._load(self.run, _REPLY)
+            if entry is not None:
+                return Parcel(*(entry.arrays[name].data for name in Parcel._fields))
+        except (FileNotFoundError, *_MALFORMED):
+            pass
+        raise LostStateError("the kept reply of the last round is damaged")
 
-    def forget_record(self) -> None:
-        """Forget the last round: the site says then that it has answered none."""
-        self._known.record = None
-        if self._folder is not None:
-            (self._folder / STATE_FILE).unlink(missing_ok=True)
+    def commit(self, last: CommittedRound, reply: Parcel) -> None:
+        """Have this round be the committed one; of a run that is over all else goes."""
+        if last.is_over:
+            for name in self.names():
+                self.drop(name)
+        facts = {
+            "number": last.number,
+            "digest": last.digest,
+            "history": last.history,
+            "is_over": last.is_over,
+        }
+        state = {f"{part}/{name}": own for (part, name), own in last.arrays.items()}
+        pieces = {
+            name: np.frombuffer(piece, np.uint8)
+            for name, piece in zip(Parcel._fields, reply, strict=True)
+        }
+        self._add(self.run, _ROUND, Entry(state, facts))
+        self._add(self.run, _REPLY, Entry(pieces, {}))
+
+    def forget_committed(self) -> None:
+        """Forget the committed round: the site says then that it has answered none."""
+        query = "DELETE FROM entries WHERE run = ? AND name IN (?, ?)"
+        self._write(query, self.run, _ROUND, _REPLY)
 
     def names(self) -> list[str]:
         """Return the names of the entries."""
-        if self._folder is None:
-            return sorted(self._known.entries)
-        with suppress(FileNotFoundError), os.scandir(self._folder) as found:
-            return sorted(
-                each.name
-                for each in found
-                if each.is_dir() and not each.name.startswith(".")
-            )
-        return []
+        query = "SELECT name FROM entries WHERE run = ? AND name NOT LIKE '.%'"
+        names = {str(name) for (name,) in self._rows(query, self.run)}
+        for name, entry in self._pending.items():
+            names = names - {name} if entry is None else names | {name}
+        return sorted(names)
+
+    def has(self, name: str) -> bool:
+        """Return whether there is an entry of this name."""
+        if name in self._pending:
+            return self._pending[name] is not None
+        return self._id(self.run, name) is not None
 
     def save(self, name: str, entry: Entry) -> None:
         """Keep an entry; it replaces one of the same name.
 
         Raises:
-            SiteError: if the files cannot be written.
+            SiteError: it cannot be written.
+            ValueError: an array is of objects.
         """
-        stamp = None
-        if self._folder is not None:
-            try:
-                self._write(self._folder, name, entry)
-                stamp = _stamp(self._folder / name)
-            except OSError as error:
-                raise cannot_write(self._folder, error) from error
-        self._known.entries[name] = (stamp, entry)
-
-    def has(self, name: str) -> bool:
-        """Return whether there is an entry of this name."""
-        if self._folder is None:
-            return name in self._known.entries
-        return (self._folder / name).is_dir()
+        self._add(self.run, name, entry)
+        if self.changes.is_collecting:
+            self._pending[name] = entry
 
     def load(self, name: str) -> Entry:
         """Return an entry; its arrays may be read-only memory maps.
@@ -228,77 +295,230 @@ class SiteStore:
         Raises:
             LostStateError: if this site has no such entry for the run.
         """
-        stamp, kept = None, self._known.entries.get(name)
-        try:
-            if self._folder is not None:
-                stamp = _stamp(self._folder / name)
-            if kept is not None and kept[0] == stamp:
-                return kept[1]
-            if self._folder is None:
+        if name in self._pending:
+            if (pending := self._pending[name]) is None:
                 raise lost_state()
-            entry = _read(self._folder / name)
+            return pending
+        try:
+            entry = self._load(self.run, name)
         except (OSError, *_MALFORMED) as error:
             raise lost_state() from error
-        self._known.entries[name] = (stamp, entry)
+        if entry is None:
+            raise lost_state()
         return entry
-
-    def remember(self, name: str, entry: Entry) -> None:
-        """Keep an entry in this process alone, until the run ends."""
-        self._known.remembered[name] = entry
-
-    def recall(self, name: str) -> Entry | None:
-        """Return an entry that this process has, None if it has none."""
-        return self._known.remembered.get(name)
 
     def drop(self, name: str) -> None:
         """Forget an entry, if there is one."""
-        self._known.entries.pop(name, None)
-        if self._folder is not None:
-            shutil.rmtree(self._folder / name, ignore_errors=True)
+        if not self.has(name):
+            return
+
+        def forget() -> None:
+            self._cached.entries.pop(name, None)
+            self._has_dropped = True
+
+        query = "DELETE FROM entries WHERE run = ? AND name = ?"
+        self.changes.add(partial(self._write, query, self.run, name), forget)
+        if self.changes.is_collecting:
+            self._pending[name] = None
+        else:
+            self.sweep()
+
+    def labels(self, name: str, draw: Callable[[], AnyArray]) -> tuple[AnyArray, str]:
+        """Return noisy labels (n,) and their id; they are drawn if there are none.
+
+        A draw is kept over all runs, as noise that is drawn again is averaged out.
+
+        Args:
+            name: stands for all that the draw depends on.
+            draw: makes it.
+
+        Raises:
+            SiteError: they cannot be written, or are damaged.
+        """
+        entry = self._pending_labels.get(name)
+        try:
+            entry = entry or self._load(_LABELS, name)
+        except _MALFORMED as error:
+            raise SiteError(
+                f"the kept labels {name} are damaged: restore the site's database from "
+                "a copy, as others would be drawn, and paid for, again"
+            ) from error
+        if entry is None:
+            entry = Entry({_LABELS: draw()}, {"ident": secrets.token_hex(16)})
+            self._add(_LABELS, name, entry)
+            if self.changes.is_collecting:
+                self._pending_labels[name] = entry
+        return entry.arrays[_LABELS], str(entry.meta["ident"])
+
+    def remember(self, name: str, entry: Entry) -> None:
+        """Keep an entry in this process alone, until the run ends."""
+        self._cached.remembered[name] = entry
+
+    def recall(self, name: str) -> Entry | None:
+        """Return an entry that this process has, None if it has none."""
+        return self._cached.remembered.get(name)
+
+    def sweep(self) -> None:
+        """Leave nothing of dropped entries, and no large array that no entry names."""
+        if self._folder is None:
+            return
+        if self._has_dropped:
+            self._database.overwrite_deleted()
+            self._has_dropped = False
+        with suppress(FileNotFoundError):
+            files = {path.name for path in self._folder.glob(f"*{_SUFFIX}")}
+            if files:
+                rows = self._rows("SELECT layout FROM entries WHERE run = ?", self.run)
+                files -= {own[-1] for (text,) in rows for own in json.loads(text)}
+            for name in files:
+                (self._folder / name).unlink(missing_ok=True)
 
     def end(self) -> None:
-        """Forget everything of the run but the record of its last round."""
-        self._known.entries.clear()
-        self._known.remembered.clear()
-        if self._folder is not None:
-            for path in self._folder.iterdir():
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
+        """Let this process forget what it remembers of a run that is over."""
+        self._cached.remembered.clear()
 
     def clear(self) -> None:
         """Forget everything of the run."""
-        _CACHE.sites.pop(self._key, None)
+        _CACHE.sites.pop((self._root, self.run), None)
+        self._write("DELETE FROM entries WHERE run = ?", self.run)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
-    def _known(self) -> _OfRun:
-        return _CACHE.sites.setdefault(self._key, _OfRun())
+    def _cached(self) -> _OfRun:
+        return _CACHE.run(self._root, self.run)
 
-    def _write(self, folder: Path, name: str, entry: Entry) -> None:
-        with whole_folder(folder / name, is_durable=self._is_durable) as whole:
-            for key, array in entry.arrays.items():
-                np.save(whole / f"{key}.npy", array, allow_pickle=False)
-            meta = {"meta": entry.meta, "arrays": list(entry.arrays)}
-            (whole / META_FILE).write_text(json.dumps(meta), encoding="utf-8")
+    def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._database.reading() as connection:
+            return connection.execute(query, values).fetchall()
 
-    def _leave_no_trace(self) -> None:
-        """Remove a folder that nothing was put into, within a turn."""
+    def _write(self, query: str, *values: object) -> int:
+        with self._database.transaction(is_durable=self._is_durable) as connection:
+            return connection.execute(query, values).lastrowid or 0
+
+    def _id(self, run: str, name: str) -> int | None:
+        """Return what tells an entry from those that replace it; None for no entry."""
+        query = "SELECT id FROM entries WHERE run = ? AND name = ?"
+        return next((number for (number,) in self._rows(query, run, name)), None)
+
+    def _add(self, run: str, name: str, entry: Entry) -> None:
+        """Have an entry be written, and kept in this process."""
+        row, numbers = self._row(run, name, entry), [0]
+
+        def write() -> None:
+            if run == _LABELS and self._id(run, name) is not None:
+                # both draws would leave; this run takes that one when it is asked again
+                error = OSError(errno.EAGAIN, "another run has just drawn these labels")
+                raise cannot_write(Path(self._root), error) from error
+            numbers[0] = self._insert(run, name, row)
+
+        self.changes.add(
+            write,
+            lambda: self._keep(run, name, numbers[0], entry),
+            is_durable=run == _LABELS,
+        )
+
+    def _keep(self, run: str, name: str, number: int, entry: Entry) -> None:
+        """Keep an entry in this process, if it is read again or lies nowhere else."""
+        if self._folder is None or (run != _LABELS and name not in _WHOLE):
+            _CACHE.run(self._root, run).entries[name] = number, entry
+
+    def _load(self, run: str, name: str) -> Entry | None:
+        """Return an entry as this process, or the database, has it; None for no entry.
+
+        Raises:
+            OSError: a file is gone, or cannot be read.
+            AttributeError, KeyError, TypeError, ValueError: it is damaged.
+        """
+        number = self._id(run, name)
+        cached = _CACHE.run(self._root, run).entries.get(name)
+        if cached is not None and cached[0] == number:
+            return cached[1]
+        if number is None or self._folder is None:
+            return None
+        entry = self._read(run, name)
+        self._keep(run, name, number, entry)
+        return entry
+
+    def _insert(self, run: str, name: str, row: tuple[object, ...]) -> int:
+        query = (
+            "INSERT OR REPLACE INTO entries "
+            "(run, name, touched, meta, layout, checksum, data) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)"
+        )
+        if self._unsynced is not None:
+            # invariant: the names of files are on the disk before the row that has them
+            sync(self._unsynced)
+            sync(self._unsynced.parent)
+            self._unsynced = None
+        return self._write(query, run, name, time.time(), *row)
+
+    def _row(self, run: str, name: str, entry: Entry) -> tuple[object, ...]:
+        """Return an entry as its columns; its large arrays are on the disk then.
+
+        Columns: the description; for each array its name, dtype, shape and place in the
+        data, or file; the checksum; the data. In memory they are empty.
+        """
+        data, large = bytearray(), []
         if self._folder is None:
-            return
-        with suppress(OSError):
-            if os.listdir(self._folder) == [_LOCK]:
-                (self._folder / _LOCK).unlink()
-                self._folder.rmdir()
+            return "", "", 0, data
+        layout: list[tuple[object, ...]] = []
+        for key, values in entry.arrays.items():
+            array = np.asarray(values, order="C")
+            if array.dtype.hasobject:
+                raise ValueError(f"{key}: an array of objects needs allow_pickle=False")
+            place: int | str = len(data)
+            # labels belong to no run, in whose folder they could lie
+            if array.nbytes >= LARGE_BYTES and run != _LABELS:
+                place = self._write_file(f"{name}-{key.replace('/', '-')}", array)
+                large.append(array)
+            else:
+                data += array.tobytes()
+                data += bytes(-len(data) % _ALIGNMENT)
+            layout.append((key, array.dtype.str, array.shape, place))
+        texts = json.dumps(entry.meta), json.dumps(layout)
+        return (*texts, _checksum(texts, data, large, is_whole=name in _WHOLE), data)
 
+    def _write_file(self, name: str, array: AnyArray) -> str:
+        """Write a large array; return the name of its file."""
+        folder = Path(self._root) / self.run
+        path = folder / f"{name}-{secrets.token_hex(8)}{_SUFFIX}"
+        try:
+            _make(folder)
+            if self.changes.is_collecting:
+                self._files.append(path)
+            with open(path, "xb", opener=_private) as file:
+                np.save(file, array, allow_pickle=False)
+                if self._is_durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+                    self._unsynced = folder
+        except OSError as error:
+            raise cannot_write(folder, error) from error
+        return path.name
 
-def cannot_write(folder: Path, error: OSError) -> SiteError:
-    """Return the error about a state folder that cannot be written."""
-    reason = error.strerror or type(error).__name__
-    return SiteError(
-        f"cannot write to the state folder {folder}: {reason} "
-        "(node config state-dir names another folder)"
-    )
+    def _read(self, run: str, name: str) -> Entry:
+        """Return an entry as it is in the database; see ``_load``."""
+        query = (
+            "SELECT meta, layout, checksum, data FROM entries "
+            "WHERE run = ? AND name = ?"
+        )
+        ((meta, layout, checksum, data),) = self._rows(query, run, name)
+        arrays: dict[str, AnyArray] = {}
+        large = []
+        for key, dtype, shape, place in json.loads(layout):
+            if isinstance(place, str):
+                path = Path(self._root) / self.run / Path(place).name
+                arrays[key] = np.load(path, mmap_mode="r", allow_pickle=False)
+                large.append(arrays[key])
+                if (arrays[key].dtype.str, list(arrays[key].shape)) != (dtype, shape):
+                    raise ValueError(f"{place} is another array")
+            else:
+                arrays[key] = np.ndarray(shape, np.dtype(dtype), data, place)
+        is_whole = name in _WHOLE
+        if checksum != _checksum((meta, layout), data, large, is_whole=is_whole):
+            raise ValueError("its checksum does not fit")
+        return Entry(arrays, json.loads(meta))
 
 
 def lost_state() -> LostStateError:
@@ -309,13 +529,37 @@ def lost_state() -> LostStateError:
     )
 
 
+def _make(folder: Path) -> None:
+    """Make the folder of a run, and the state folder, for their owner alone."""
+    for each in (folder.parent, folder):
+        each.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, PRIVATE)
+
+
+def _checksum(
+    texts: Iterable[str],
+    data: bytes | bytearray,
+    large: Iterable[AnyArray],
+    *,
+    is_whole: bool,
+) -> int:
+    """Return the crc32 of an entry; of its large arrays, too, if ``is_whole``."""
+    pieces: list[Any] = [*(text.encode() for text in texts), data]
+    if is_whole:
+        pieces += (own.reshape(-1).view(np.uint8).data for own in large)
+    return reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces, 0)
+
+
 def _locked(folder: Path) -> int:
     """Return the open lock of a run's folder, which is made if need be."""
     path = folder / _LOCK
     while True:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make(folder)
         try:
-            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)
         except FileNotFoundError:  # another process has removed the folder
             continue
         try:
@@ -329,18 +573,3 @@ def _locked(folder: Path) -> int:
             os.close(lock)
             raise
         os.close(lock)
-
-
-def _stamp(folder: Path) -> Stamp:
-    """Return what tells an entry's files from those that replace them."""
-    status = (folder / META_FILE).stat()
-    return status.st_ino, status.st_mtime_ns, status.st_size
-
-
-def _read(folder: Path) -> Entry:
-    document = json.loads((folder / META_FILE).read_text(encoding="utf-8"))
-    arrays = {
-        key: np.load(folder / f"{key}.npy", mmap_mode="r", allow_pickle=False)
-        for key in document["arrays"]
-    }
-    return Entry(arrays, document["meta"])

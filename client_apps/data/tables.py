@@ -20,6 +20,7 @@ import numpy as np
 from flwr.common.logger import log
 
 from client_apps.data.cache import ONCE, entry_name
+from client_apps.data.database import cannot_write
 from client_apps.data.features import (
     FEATURES,
     FEATURES_FILE,
@@ -29,7 +30,7 @@ from client_apps.data.features import (
     rows_of,
 )
 from client_apps.data.key_files import row_order_key
-from client_apps.data.run_store import Entry, cannot_write, lost_state
+from client_apps.data.run_store import Entry, lost_state
 from tp_flower.arrays import IndexArray
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract, open_extracted

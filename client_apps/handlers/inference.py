@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from client_apps.data.run_store import cannot_write
+from client_apps.data.database import cannot_write
 from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.operator.participant import make_model
 from client_apps.privacy.guard import Guard

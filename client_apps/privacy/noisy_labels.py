@@ -25,7 +25,6 @@ from typing import Final
 import numpy as np
 from flwr.common.logger import log
 
-from client_apps.data.label_store import LabelStore
 from client_apps.privacy.guard import Guard
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
@@ -33,7 +32,6 @@ from tp_flower.errors import SettingsError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.label_noise import ClassNoise, LabelPlan
 from tp_flower.methods import SERVER
-from tp_flower.node_config import state_dir
 from tp_flower.privacy.mechanisms import PureDp, Release
 from tp_flower.protocol import Action
 from tp_flower.query import Fragment
@@ -87,14 +85,11 @@ def released_label(
         return _labelled(label, plan, np.zeros(0))
     if np.isnan(domain).any():
         _report_elsewhere(site, order, int(np.isnan(domain).sum()))
-    store = LabelStore(str(state_dir(site.context.node_config)))
     name = _name(release.source, order, label)
-    drawn = store.obtain(name, lambda: _draw(domain, plan, NoiseSource()))
-    budgets = guard.budgets([order.source])
-    if not site.ledger.charge(run, release, budgets, drawn.ident):
-        # the charge, of an earlier run, is no line of this one
-        site.ledger.note(run, [release])
-    return _labelled(label, plan, drawn.values)
+    # drawn once, and paid for once: both are kept by the transaction of the round
+    values, draw = site.store.labels(name, lambda: _draw(domain, plan, NoiseSource()))
+    site.ledger.charge(run, release, guard.budgets([order.source]), draw)
+    return _labelled(label, plan, values)
 
 
 def _release(guard: Guard, order: LabelOrder) -> Release:

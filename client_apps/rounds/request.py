@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from flwr.app import RecordDict
 
-from client_apps.data.committed_round import Record
+from client_apps.data.run_store import CommittedRound
 from tp_flower.errors import BehindError, MessageError, SiteError
 from tp_flower.protocol import (
     AFTER,
@@ -93,12 +93,12 @@ class Request:
         return digest.hexdigest()
 
 
-def answered_before(request: Request, last: Record | None) -> Record | None:
-    """Return the record that has a request's reply; None if it is to be answered.
+def is_answered(request: Request, last: CommittedRound | None) -> bool:
+    """Whether the committed round has a request's reply, or it is to be answered.
 
     Args:
         request: any but one for a description.
-        last: what the site has kept of the round that it has answered last.
+        last: the committed round of its run at the site.
 
     Raises:
         SiteError: it is older than that, or another one with the same number; or the
@@ -108,7 +108,7 @@ def answered_before(request: Request, last: Record | None) -> Record | None:
     at = None if last is None else last.number
     if last is not None and request.number <= last.number:
         if request.number == last.number and request.digest == last.digest:
-            return last
+            return True
         raise SiteError(
             f"round {request.number} is refused: the site has answered round "
             f"{last.number} of this run"
@@ -116,7 +116,7 @@ def answered_before(request: Request, last: Record | None) -> Record | None:
         )
     if request.action is Action.FINISH and not _keeps_models(request):
         # there is nothing that it could lack
-        return None
+        return False
     if last is not None and last.is_over:
         raise SiteError("the run is over at this site: start another one")
     if request.after is not None and (at is None or at < request.after):
@@ -126,7 +126,7 @@ def answered_before(request: Request, last: Record | None) -> Record | None:
             "the request builds on (was it restarted, or its state restored?)",
             at,
         )
-    return None
+    return False
 
 
 def _keeps_models(request: Request) -> bool:

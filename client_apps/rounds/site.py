@@ -1,6 +1,7 @@
 """A site in one run: the shards it hosts, what it keeps of them, and their state."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from secrets import token_bytes
@@ -9,14 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 from flwr.app import Context
 
-from client_apps.data.committed_round import Record
 from client_apps.data.device import place, release
 from client_apps.data.features import KeptFeatures, rows_of
-from client_apps.data.ledger import FILE as LEDGER_FILE
-from client_apps.data.ledger import Budget, Ledger, open_ledger
-from client_apps.data.run_store import Entry, SiteStore
+from client_apps.data.ledger import Budget, RoundLedger, open_ledger
+from client_apps.data.run_store import CommittedRound, Entry, SiteStore
 from client_apps.operator.participant import FixedPart, Outgoing, Part, State
-from client_apps.rounds.open_round import Round
+from client_apps.rounds.round import Round
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SiteError, TPFlowerError
 from tp_flower.keyed_hash import KEY_BYTES, KeyedHasher
@@ -56,8 +55,6 @@ class Site:
     Attributes:
         context: as given.
         run: as given.
-        current_part: number of the part that is being worked on, which an error is
-            about; None between parts.
         store: what is kept of the run.
         features: of the run's parts, in the site's cache.
         uses: of what is covered, that leave with this message.
@@ -65,7 +62,6 @@ class Site:
 
     def __init__(self, context: Context, run: str = NO_RUN) -> None:
         self.context, self.run = context, run
-        self.current_part: int | None = None
         root = state_dir(context.node_config)
         own = site_id(context.node_config, context.node_id)
         self.store = SiteStore(root, run, own, is_durable=not self.is_simulated)
@@ -73,6 +69,15 @@ class Site:
         self.features = KeptFeatures(root, limit, self.store)
         self.uses: list[Use] = []
         self._round: Round | None = None
+
+    @property
+    def current_part(self) -> int | None:
+        """The part that is being worked on, which an error is about; None between."""
+        return self.store.changes.part
+
+    @current_part.setter
+    def current_part(self, number: int | None) -> None:
+        self.store.changes.part = number
 
     @cached_property
     def tables(self) -> "SiteTables":
@@ -93,15 +98,14 @@ class Site:
         return hosted_shards(self.context.node_config, self.context.run_config)
 
     @cached_property
-    def ledger(self) -> Ledger:
-        """The ledger of the site, over all its runs."""
-        is_kept = self._root != IN_MEMORY
-        return open_ledger(Path(self._root) / LEDGER_FILE if is_kept else None)
+    def ledger(self) -> RoundLedger:
+        """The ledger of the site, over all its runs, as the round writes it."""
+        return RoundLedger(open_ledger(self._root), self.store.changes)
 
     @property
     def noise(self) -> NoiseSource:
         """For what leaves."""
-        return self.round.once.noise
+        return self.round.keys.noise
 
     @property
     def run_number(self) -> int:
@@ -268,23 +272,19 @@ class Site:
     ) -> None:
         """Set aside in the ledger what the run plans to release.
 
-        Raises:
-            SiteError: a budget does not suffice, or the ledger cannot be written.
+        A budget that does not suffice refuses the round when it is committed.
         """
         if planned:
-            ident = self.round.once.ident
-            self.ledger.reserve(self.store.run, planned, budgets, ident)
+            payment = self.round.keys.payment
+            self.ledger.reserve(self.store.run, planned, budgets, payment)
 
     def pay(self) -> None:
-        """Write what leaves with this message to the ledger, before it leaves.
+        """Write what leaves with this message to the ledger, with the round's commit.
 
-        Raises:
-            SiteError: it is beyond what the run may release, or the ledger cannot be
-                written: then nothing may leave.
+        What is beyond what the run may release refuses the round: nothing leaves.
         """
         if self.uses:
-            ident = self.round.once.ident
-            self.ledger.spend(self.store.run, self.uses, ident)
+            self.ledger.spend(self.store.run, self.uses.copy(), self.round.keys.payment)
             self.uses.clear()
 
     def save_state(self, states: Mapping[int, State]) -> None:
@@ -299,46 +299,45 @@ class Site:
         self.round.arrays.clear()
         self.round.change(states)
 
-    def begin(self, number: int, digest: str, last: Record | None) -> None:
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Keep all that is changed meanwhile, at once and at the end.
+
+        Raises:
+            SiteError: it cannot be written, or the ledger refuses it: then nothing has
+                changed.
+        """
+        with self.store.together(self.features.make_room):
+            yield
+
+    def begin(self, number: int, digest: str, last: CommittedRound | None) -> None:
         """Begin a round.
 
         Args:
             number: of the round.
             digest: of its request.
-            last: the record of the round before.
+            last: the committed round.
         """
-        self._round = Round.after(last, self._noise_key, number, digest)
+        self._round = Round(last, self._noise_key, number, digest)
 
-    def commit(self, reply: Parcel) -> Record:
-        """Keep all that the round has changed, and its reply: all at once.
-
-        Raises:
-            SiteError: it cannot be written: then nothing has changed.
-        """
-        record = self.round.record(self.store.run, reply, self.store.names())
-        try:
-            self.store.commit(record)
-        except SiteError as error:
-            if not self.features.make_room(error.__cause__):
-                raise
-            self.store.commit(record)
-        return record
-
-    def settle(self, record: Record) -> None:
-        """Forget what a round that was answered has left; again, if it was begun."""
-        for name in record.doomed:
+    def commit(self, reply: Parcel) -> None:
+        """Have the round be the committed one, with the transaction."""
+        for name in self.round.obsolete:
             self.store.drop(name)
-        if record.is_over:
-            release(self.store)
-            self.features.release()
-            self.store.end()
+        self.store.commit(self.round.committed(), reply)
+
+    def settle(self) -> None:
+        """Forget what a run that is over has left; again, if it was begun."""
+        release(self.store)
+        self.features.release()
+        self.store.end()
 
     @property
     def round(self) -> Round:
         """The round in progress; between two of them, one that is never committed."""
         if self._round is None:
             last = self.store.last()
-            self._round = Round.after(last, self._noise_key, 0, "")
+            self._round = Round(last, self._noise_key, 0, "")
         return self._round
 
     def _noise_key(self) -> bytes:

@@ -1,12 +1,12 @@
 """One message to a site: it is answered once, whatever becomes of the process.
 
-Lock the run; look up what was answered last; repeat that, or refuse, or act; pay;
-commit the changes and the reply together; forget what nobody needs any more; reply.
+Lock the run; look up the committed round; repeat its reply, or refuse, or act; commit
+in one transaction what the site keeps, what it has paid, and the reply; forget what
+nobody needs any more; reply.
 
     killed before    has happened               the same message again
     acting           nothing that anybody sees  acts again
-    paying           nothing that anybody sees  acts again: the same noise
-    committing       it is paid for             acts again: the same noise, paid
+    committing       nothing that anybody sees  acts again
     forgetting       all                        gets the reply, and forgets
     replying         all                        gets the reply
 """
@@ -19,8 +19,8 @@ from typing import Any
 from flwr.app import RecordDict
 from flwr.common.logger import log
 
-from client_apps.data.committed_round import Record
-from client_apps.rounds.request import Request, answered_before
+from client_apps.data.run_store import CommittedRound
+from client_apps.rounds.request import Request, is_answered
 from client_apps.rounds.site import Site
 from tp_flower.errors import (
     BehindError,
@@ -48,7 +48,7 @@ Answer = Callable[[Site, Any], Any]
 """A handler: from the site and a request to the reply."""
 
 
-def take_turn(site: Site, request: Request, answer: Answer) -> RecordDict:
+def answer_once(site: Site, request: Request, answer: Answer) -> RecordDict:
     """Return the reply to a request; every action but a description happens once.
 
     Args:
@@ -61,54 +61,55 @@ def take_turn(site: Site, request: Request, answer: Answer) -> RecordDict:
         TPFlowerError: whatever the action raises; then nothing has changed.
         OSError: likewise.
     """
-    with site.store.turn():
+    with site.store.locked():
         last = site.store.last()
         if request.action is Action.DESCRIBE:
             return _described(site, request, answer, last)
         try:
-            if kept := answered_before(request, last):
+            if is_answered(request, last):
                 log(INFO, line("repeated", run=site.run, round=request.number))
-                return _repeated(site, kept)
-            return _answered(site, request, answer, last)
+                reply = open_parcel(site.store.reply())
+                is_over = last is not None and last.is_over
+            else:
+                reply = _answered(site, request, answer, last)
+                is_over = site.round.is_over
         except LostStateError as error:
             if last is None:
                 raise
             # what was there when the round before was committed is not there any more
-            told = line("behind", run=site.run, round=request.number, reason=str(error))
-            log(WARNING, told)
-            site.store.forget_record()
+            lost = line("behind", run=site.run, round=request.number, reason=str(error))
+            log(WARNING, lost)
+            site.store.forget_committed()
             raise BehindError(str(error), None) from error
+        site.store.sweep()
+        if is_over:
+            site.settle()
+        return reply
 
 
 def _described(
-    site: Site, request: Request, answer: Answer, last: Record | None
+    site: Site, request: Request, answer: Answer, last: CommittedRound | None
 ) -> RecordDict:
     started = time.perf_counter()
-    packet = _carry_out(site, request, answer)
+    site.store.touch()
+    with site.transaction():
+        packet = _carry_out(site, request, answer)
     packet.header[AT] = None if last is None else last.number
     return pack(_numbered(packet, request, started))
 
 
-def _repeated(site: Site, last: Record) -> RecordDict:
-    """Return the reply that was kept; what was to be forgotten with it is forgotten."""
-    last.check_reply()
-    site.settle(last)
-    return open_parcel(last.reply)
-
-
 def _answered(
-    site: Site, request: Request, answer: Answer, last: Record | None
+    site: Site, request: Request, answer: Answer, last: CommittedRound | None
 ) -> RecordDict:
     started = time.perf_counter()
-    if last is not None:
-        site.settle(last)
-    site.begin(request.number, request.digest, last)
-    packet = _carry_out(site, request, answer)
-    content = pack(_numbered(packet, request, started))
-    site.pay()
-    if last is not None or site.store.names() or not site.round.is_over:
-        # of a run that the site does not know nothing is to be kept either
-        site.settle(site.commit(parcel_of(content)))
+    with site.transaction():
+        site.begin(request.number, request.digest, last)
+        packet = _carry_out(site, request, answer)
+        content = pack(_numbered(packet, request, started))
+        site.pay()
+        if last is not None or site.store.names() or not site.round.is_over:
+            # of a run that the site does not know nothing is to be kept either
+            site.commit(parcel_of(content))
     return content
 
 

@@ -5,46 +5,59 @@ replies that it was given. So the replies are the checkpoint: run again from the
 journal, it has the duals, scores, mapping and random states that it had, and goes on
 with the round that was in flight. Sites answer that round as they did, or would have.
 
-Layout of ``<run>/checkpoint/``::
-
-    head.json       version, name of the run, settings, query, who hosts what
-    rounds.bin      one frame per round, appended
-    in-flight.bin   the messages of the round that is not answered yet
-
-A frame is ``magic, length, crc32`` and its body: the length of a JSON text, the text,
-and the bytes of the messages. A frame that was not written whole is cut off. The disk
-is waited for once in a second at most: rounds that a machine forgets when its power
-fails are those of its last second.
+``<run>/checkpoint/journal.db`` has what the run began with, the replies of every round,
+and the messages of the round that is not answered yet; arrays of ``LARGE_BYTES`` and
+more lie beside it. The disk is waited for once in a second at most: rounds that a
+machine forgets when its power fails are those of its last second.
 """
 
-import fcntl
+import errno
 import json
-import os
+import secrets
 import shutil
-import struct
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Self
+from sqlite3 import Connection
+from typing import Any, Final, Self
 
 from flwr.app import Message
 
+from tp_flower.database import DamagedFileError, Database
 from tp_flower.errors import SettingsError
 from tp_flower.files import write_file
 from tp_flower.protocol import Parcel, open_parcel, parcel_of
 
 VERSION: Final = 1
 FOLDER: Final = "checkpoint"
-HEAD: Final = "head.json"
-ROUNDS: Final = "rounds.bin"
-IN_FLIGHT: Final = "in-flight.bin"
+FILE: Final = "journal.db"
+SCHEMA: Final = """
+CREATE TABLE head (facts TEXT NOT NULL);
+CREATE TABLE frames (
+    id INTEGER PRIMARY KEY,
+    facts TEXT NOT NULL,
+    checksum INTEGER NOT NULL
+);
+CREATE TABLE parcels (
+    frame INTEGER NOT NULL,
+    node TEXT NOT NULL,
+    header BLOB NOT NULL,
+    layout BLOB NOT NULL,
+    payload BLOB NOT NULL,
+    file TEXT NOT NULL,
+    PRIMARY KEY (frame, node)
+);
+"""
+LARGE_BYTES: Final = 1 << 20
 SYNC_SECONDS: Final = 1.0
 
-_FRAME: Final = struct.Struct("<8sQI")
-_LENGTH: Final = struct.Struct("<Q")
-_MAGIC: Final = b"tpround1"
+_OLD_HEAD: Final = "head.json"
+_SUFFIX: Final = ".payload"
+_IN_FLIGHT: Final = 0
+"""The frame of the messages that are not answered; those of rounds count from 1."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +79,27 @@ class Journal:
     One process at a time has it open.
 
     Args:
-        folder: of the checkpoint.
+        folder: of the checkpoint, in which there is a journal.
+
+    Attributes:
+        folder: as given.
         head: what the run began with, JSON.
 
     Raises:
-        SettingsError: another process goes on with the run.
+        SettingsError: another process goes on with the run; there is no journal, or it
+            is of another version or damaged.
     """
 
-    def __init__(self, folder: Path, head: Mapping[str, Any]) -> None:
-        self.folder, self.head = folder, head
-        self._file = _locked(folder / ROUNDS)
-        self._synced = 0.0
+    def __init__(self, folder: Path) -> None:
+        _check_there(folder)
+        self.folder, self._synced = folder, 0.0
+        self._database = _open(folder)
+        try:
+            self.head = self._read_head()
+            self._sweep()
+        except BaseException:
+            self._database.close()
+            raise
 
     @classmethod
     def begin(cls, folder: Path, head: Mapping[str, Any]) -> Self:
@@ -86,40 +109,44 @@ class Journal:
             OSError: it cannot be written.
             SettingsError: the folder has a journal.
         """
-        if (folder / HEAD).exists():
+        if (folder / FILE).exists() or (folder / _OLD_HEAD).exists():
             raise SettingsError(
                 f"{folder} has the checkpoint of a run that stopped: resume that run, "
                 "remove the folder, or choose another output-dir"
             )
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (folder / ROUNDS).touch(mode=0o600)
-        text = json.dumps({"version": VERSION, **head})
-        write_file(folder / HEAD, [text.encode("utf8")], is_durable=True)
-        return cls(folder, head)
-
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        """Open the journal of a run that stopped.
-
-        Raises:
-            SettingsError: there is none, or it is of another version or damaged.
-        """
-        return cls(folder, read_head(folder))
+        database = _open(folder)
+        with database.transaction() as connection:
+            text = json.dumps(head)
+            connection.execute("INSERT INTO head VALUES (?)", (text,))
+        database.close()
+        return cls(folder)
 
     def append(self, frame: Frame) -> None:
         """Write a round down."""
-        for piece in _framed(_body(frame)):
-            self._file.write(piece)
-        self._file.flush()
-        if time.monotonic() - self._synced > SYNC_SECONDS:
-            os.fsync(self._file.fileno())
+        is_durable = time.monotonic() - self._synced > SYNC_SECONDS
+        rows = self._rows(frame, is_durable=is_durable)
+        with self._database.transaction(is_durable=is_durable) as connection:
+            query = "SELECT coalesce(max(id), 0) + 1 FROM frames"
+            (number,) = connection.execute(query).fetchone()
+            _insert(connection, number, frame, rows)
+        if is_durable:
             self._synced = time.monotonic()
 
     def frames(self) -> Iterator[Frame]:
-        """Yield the rounds; what follows the last whole one is cut off."""
-        self._file.seek(0)
-        while (body := _read_frame(self._file)) is not None:
-            yield _frame(body)
+        """Yield the rounds; a damaged one and those after it are forgotten."""
+        with self._database.reading() as connection:
+            query = "SELECT id FROM frames WHERE id <> ? ORDER BY id"
+            numbers = [n for (n,) in connection.execute(query, (_IN_FLIGHT,))]
+        for number in numbers:
+            try:
+                yield self._frame(number)
+            except (OSError, ValueError):
+                with self._database.transaction() as connection:
+                    for table, column in (("frames", "id"), ("parcels", "frame")):
+                        query = f"DELETE FROM {table} WHERE {column} >= ?"
+                        connection.execute(query, (number,))
+                return
 
     def send_off(self, number: int, messages: Sequence[Message]) -> None:
         """Note the messages of a round before they leave."""
@@ -127,54 +154,107 @@ class Journal:
             {"round": number},
             {m.metadata.dst_node_id: parcel_of(m.content) for m in messages},
         )
-        path = self.folder / IN_FLIGHT
-        write_file(path, _framed(_body(frame)), is_durable=False)
+        rows = self._rows(frame, is_durable=False)
+        with self._database.transaction(is_durable=False) as connection:
+            query = "SELECT file FROM parcels WHERE frame = ? AND file <> ''"
+            old = [name for (name,) in connection.execute(query, (_IN_FLIGHT,))]
+            connection.execute("DELETE FROM frames WHERE id = ?", (_IN_FLIGHT,))
+            connection.execute("DELETE FROM parcels WHERE frame = ?", (_IN_FLIGHT,))
+            _insert(connection, _IN_FLIGHT, frame, rows)
+        for name in old:
+            (self.folder / name).unlink(missing_ok=True)
 
     def in_flight(self, number: int) -> Mapping[int, Parcel]:
         """Return the messages of a round as they left, by node; none if it has not."""
-        path = self.folder / IN_FLIGHT
-        if not path.exists():
+        try:
+            frame = self._frame(_IN_FLIGHT)
+        except (OSError, ValueError):
             return {}
-        with path.open("rb") as file:
-            body = _read_frame(file)
-        frame = None if body is None else _frame(body)
-        if frame is None or frame.facts["round"] != number:
-            return {}
-        return frame.parcels
+        return frame.parcels if frame.facts["round"] == number else {}
 
     def close(self) -> None:
         """Let other processes open it."""
-        self._file.close()
+        self._database.close()
 
     def remove(self) -> None:
         """Forget the run."""
         self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _rows(self, frame: Frame, *, is_durable: bool) -> list[tuple[object, ...]]:
+        """Return the parcels of a frame as rows; large payloads are in files then."""
+        rows: list[tuple[object, ...]] = []
+        for node, parcel in frame.parcels.items():
+            header, layout, payload = parcel
+            name = ""
+            if len(payload) >= LARGE_BYTES:
+                name = f"{secrets.token_hex(8)}{_SUFFIX}"
+                write_file(self.folder / name, [payload], is_durable=is_durable)
+                payload = b""
+            # SQLite's numbers have 63 bits, Flower's nodes 64
+            rows.append((str(node), header, layout, payload, name))
+        return rows
+
+    def _frame(self, number: int) -> Frame:
+        """Return a frame.
+
+        Raises:
+            OSError: a file is gone.
+            ValueError: it is not there, or damaged.
+        """
+        with self._database.reading() as connection:
+            query = "SELECT facts, checksum FROM frames WHERE id = ?"
+            frame = connection.execute(query, (number,)).fetchone()
+            rows = connection.execute(
+                "SELECT node, header, layout, payload, file FROM parcels "
+                "WHERE frame = ? ORDER BY rowid",
+                (number,),
+            ).fetchall()
+        if frame is None:
+            raise ValueError("there is no such frame")
+        parcels: dict[int, Parcel] = {}
+        for node, header, layout, payload, name in rows:
+            data = (self.folder / Path(name).name).read_bytes() if name else payload
+            parcels[int(node)] = Parcel(header, layout, data)
+        text, checksum = frame
+        if _checksum(text, parcels) != checksum:
+            raise ValueError("its checksum does not fit")
+        return Frame(json.loads(text), parcels)
+
+    def _read_head(self) -> dict[str, Any]:
+        with self._database.reading() as connection:
+            rows = connection.execute("SELECT facts FROM head").fetchall()
+        try:
+            ((text,),) = rows
+            head: dict[str, Any] = json.loads(text)
+        except ValueError as error:
+            raise SettingsError(
+                f"the checkpoint in {self.folder} cannot be read: "
+                f"{type(error).__name__}"
+            ) from error
+        return head
+
+    def _sweep(self) -> None:
+        """Remove payloads that no frame names, of a process that was killed."""
+        with self._database.reading() as connection:
+            named = {name for (name,) in connection.execute("SELECT file FROM parcels")}
+        for path in self.folder.glob(f"*{_SUFFIX}"):
+            if path.name not in named:
+                path.unlink(missing_ok=True)
+
 
 def read_head(folder: Path) -> dict[str, Any]:
     """Return what the run of a checkpoint began with.
 
     Raises:
-        SettingsError: there is no checkpoint, or it is of another version or damaged.
+        SettingsError: there is no checkpoint, it is of another version or damaged, or
+            another process goes on with the run.
     """
+    journal = Journal(folder)
     try:
-        head = json.loads((folder / HEAD).read_text(encoding="utf8"))
-        version = head.pop("version")
-    except FileNotFoundError:
-        raise SettingsError(
-            f"{folder.parent} has no checkpoint: its run has ended, or never began"
-        ) from None
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise SettingsError(
-            f"the checkpoint in {folder} cannot be read: {type(error).__name__}"
-        ) from error
-    if version != VERSION:
-        raise SettingsError(
-            f"the checkpoint in {folder} is of version {version!r}, expected {VERSION}"
-        )
-    found: dict[str, Any] = head
-    return found
+        return journal.head
+    finally:
+        journal.close()
 
 
 def messages_of(parcels: Mapping[int, Parcel], like: Sequence[Message]) -> None:
@@ -185,61 +265,51 @@ def messages_of(parcels: Mapping[int, Parcel], like: Sequence[Message]) -> None:
             message.content = open_parcel(parcel)
 
 
-def _locked(path: Path) -> BinaryIO:
-    """Open a file to read it and to append to it, for this process alone."""
-    file = path.open("r+b")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
+def _open(folder: Path) -> Database:
+    def refusal(error: OSError | DamagedFileError) -> Exception:
+        if isinstance(error, DamagedFileError):
+            return SettingsError(f"the checkpoint in {folder} cannot be read: {error}")
+        if error.errno == errno.EBUSY:
+            return SettingsError(
+                f"another process goes on with the run of {folder.parent}"
+            )
+        return OSError(error.errno, error.strerror)
+
+    return Database(folder / FILE, SCHEMA, VERSION, refusal, is_exclusive=True)
+
+
+def _check_there(folder: Path) -> None:
+    """Refuse a folder without a journal of this version's form.
+
+    Raises:
+        SettingsError: says why, and what to do.
+    """
+    if (folder / FILE).exists():
+        return
+    if (folder / _OLD_HEAD).exists():
         raise SettingsError(
-            f"another process goes on with the run of {path.parent.parent}"
-        ) from None
-    file.seek(0, os.SEEK_END)
-    return file
+            f"the checkpoint in {folder} is of version 0.1.0, which this version does "
+            "not read: resume the run with that version, or remove the folder and "
+            "start the run again"
+        )
+    raise SettingsError(
+        f"{folder.parent} has no checkpoint: its run has ended, or never began"
+    )
 
 
-def _body(frame: Frame) -> list[bytes | memoryview]:
-    parcels = frame.parcels.items()
-    sizes = [[node, *map(len, parcel)] for node, parcel in parcels]
-    text = json.dumps({**frame.facts, "parcels": sizes}).encode("utf8")
-    return [_LENGTH.pack(len(text)), text, *(p for _, own in parcels for p in own)]
+def _insert(
+    connection: Connection, number: int, frame: Frame, rows: list[tuple[object, ...]]
+) -> None:
+    text = json.dumps(frame.facts)
+    checksum = _checksum(text, frame.parcels)
+    connection.execute("INSERT INTO frames VALUES (?, ?, ?)", (number, text, checksum))
+    connection.executemany(
+        "INSERT INTO parcels VALUES (?, ?, ?, ?, ?, ?)",
+        ((number, *row) for row in rows),
+    )
 
 
-def _framed(body: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
-    checksum, length = 0, 0
-    for piece in body:
-        checksum, length = zlib.crc32(piece, checksum), length + len(piece)
-    return [_FRAME.pack(_MAGIC, length, checksum), *body]
-
-
-def _read_frame(file: BinaryIO) -> memoryview | None:
-    """Return the body of the next frame; None, and the file cut, if it is not whole."""
-    start = file.tell()
-    head = file.read(_FRAME.size)
-    if len(head) == _FRAME.size:
-        magic, length, checksum = _FRAME.unpack(head)
-        rest = os.fstat(file.fileno()).st_size - file.tell()
-        # an empty body has the checksum of zeros, which a crash may have left
-        if magic == _MAGIC and _LENGTH.size <= length <= rest:
-            body = file.read(length)
-            if zlib.crc32(body) == checksum:
-                return memoryview(body)
-    if file.writable():
-        file.truncate(start)
-        file.seek(start)
-    return None
-
-
-def _frame(body: memoryview) -> Frame:
-    (size,) = _LENGTH.unpack_from(body)
-    start = _LENGTH.size + size
-    facts = json.loads(bytes(body[_LENGTH.size : start]))
-    parcels: dict[int, Parcel] = {}
-    for node, *sizes in facts["parcels"]:
-        pieces = []
-        for length in sizes:
-            pieces.append(body[start : start + length])
-            start += length
-        parcels[node] = Parcel(*pieces)
-    return Frame(facts, parcels)
+def _checksum(text: str, parcels: Mapping[int, Parcel]) -> int:
+    """Return the crc32 of a frame."""
+    pieces = [text.encode(), *(own for parcel in parcels.values() for own in parcel)]
+    return reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces, 0)

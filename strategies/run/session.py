@@ -137,7 +137,7 @@ class Conversation:
             SettingsError: there is no such run, or it is about something else.
             MissingSiteError: a site is not there.
         """
-        journal = Journal.load(Path(settings.resume) / FOLDER)
+        journal = Journal(Path(settings.resume) / FOLDER)
         try:
             head = journal.head
             check_same(settings, head["settings"])

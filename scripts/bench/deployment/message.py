@@ -60,11 +60,12 @@ def import_app():
 
 app = timed("import of the app", import_app)()
 from client_apps.rounds.site import Site
+from client_apps.data.database import Changes
 from client_apps.data.run_store import SiteStore
 
 SiteStore.last = timed("reading state", SiteStore.last)
 Site._fixed = timed("reading state", Site._fixed)
-Site.commit = timed("writing state", Site.commit)
+Changes._commit = timed("writing state", Changes._commit)
 context = Context(1, given["node"], given["config"], RecordDict(), {})
 message = Message(request, given["node"], given["action"])
 started = clock()

@@ -1,0 +1,258 @@
+"""The database of a site: what it keeps of its runs, its ledger, its noisy labels.
+
+One file, ``<state-dir>/site.db``, has it all, so that what a message changes is there
+as a whole or not at all. Arrays of more than a few megabytes lie beside it
+(``run_store``).
+"""
+
+import atexit
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from tp_flower.database import DamagedFileError, Database
+from tp_flower.errors import LedgerError, SettingsError, SiteError
+from tp_flower.node_config import IN_MEMORY
+
+FILE: Final = "site.db"
+VERSION: Final = 1
+SCHEMA: Final = """
+CREATE TABLE entries (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    run TEXT NOT NULL,
+    name TEXT NOT NULL,
+    touched REAL NOT NULL,
+    meta TEXT NOT NULL,
+    layout TEXT NOT NULL,
+    checksum INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    UNIQUE (run, name)
+);
+CREATE TABLE ledger (
+    seq INTEGER PRIMARY KEY,
+    checksum TEXT NOT NULL,
+    line TEXT NOT NULL,
+    run TEXT AS (json_extract(line, '$.run')),
+    event TEXT AS (json_extract(line, '$.event')),
+    ident TEXT AS (json_extract(line, '$.ident')),
+    source TEXT AS (json_extract(line, '$.release.source')),
+    part INTEGER AS (
+        coalesce(json_extract(line, '$.part'), json_extract(line, '$.release.part'))),
+    what TEXT AS (
+        coalesce(json_extract(line, '$.what'), json_extract(line, '$.release.what'))),
+    key INTEGER AS (json_extract(line, '$.key')),
+    times INTEGER AS (json_extract(line, '$.times'))
+);
+CREATE INDEX ledger_of_run ON ledger (run, event, part, what, key, times);
+CREATE INDEX ledger_of_source ON ledger (source, event);
+CREATE INDEX ledger_of_ident ON ledger (ident);
+CREATE TABLE ledger_end (seq INTEGER NOT NULL, checksum TEXT NOT NULL);
+"""
+
+RUN_NAME: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+")
+_OLD: Final = ("privacy/ledger.jsonl", "privacy/labels")
+_MOST_OPEN: Final = 16
+"""Databases that a process keeps open: a site has one, tests have many."""
+
+_OPENING: Final = Lock()
+_OPEN: Final[OrderedDict[tuple[int, str], Database]] = OrderedDict()
+
+
+def open_database(root: str) -> Database:
+    """Return the database of a state folder; a process has one object of each.
+
+    Args:
+        root: the state folder; ``":memory:"`` for one that is gone with the process.
+    """
+    # a process that was forked has to open its own
+    key = os.getpid(), root
+    with _OPENING:
+        if key not in _OPEN:
+            path = None if root == IN_MEMORY else Path(root) / FILE
+            if path is not None and not path.exists():
+                _refuse_old(path.parent)
+            _OPEN[key] = Database(path, SCHEMA, VERSION, lambda e: _refusal(root, e))
+        _OPEN.move_to_end(key)
+        if len(_OPEN) > _MOST_OPEN:
+            list(_OPEN.values())[-_MOST_OPEN - 1].close()
+        return _OPEN[key]
+
+
+def close_databases() -> None:
+    """Close what this process has open; it is opened again when it is used."""
+    with _OPENING:
+        for (process, _), database in _OPEN.items():
+            # invariant: a forked process never closes what its parent has open
+            if process == os.getpid():
+                database.close()
+
+
+class Changes:
+    """What a message changes in the database of its site: all of it or nothing.
+
+    Within ``together``, changes wait for its end and are written in one transaction;
+    outside of it each is written at once.
+
+    Args:
+        database: of the site.
+        is_durable: whether all changes must outlast a loss of power.
+
+    Attributes:
+        part: that is being worked on; a change that is refused is about the part that
+            was when it was added.
+        is_collecting: whether changes wait.
+    """
+
+    def __init__(self, database: Database, *, is_durable: bool) -> None:
+        self.database = database
+        self.part: int | None = None
+        self._is_durable = is_durable
+        self._waiting: list[_Change] = []
+        self._written = 0
+        self.is_collecting = self._is_begun = False
+
+    @contextmanager
+    def together(self, make_room: Callable[[OSError], bool]) -> Iterator[None]:
+        """Write the changes that are added meanwhile at the end, if nothing is raised.
+
+        Args:
+            make_room: is called where the disk is full; returns whether it is worth
+                while to try again.
+
+        Raises:
+            SiteError: they cannot be written, or one is refused; then nothing has
+                changed.
+        """
+        self.is_collecting = True
+        try:
+            yield
+            try:
+                self._commit()
+            except SiteError as error:
+                cause = error.__cause__
+                if not (isinstance(cause, OSError) and make_room(cause)):
+                    raise
+                self._commit()
+        finally:
+            self.is_collecting = False
+            self._waiting.clear()
+            self._rollback()
+
+    def add(
+        self,
+        write: Callable[[], object] = lambda: None,
+        then: Callable[[], object] = lambda: None,
+        *,
+        is_durable: bool = False,
+    ) -> None:
+        """Add a change.
+
+        Args:
+            write: writes it, in a transaction; it may be called again after that has
+                failed.
+            then: is called once, when it has been committed.
+            is_durable: whether it must outlast a loss of power.
+        """
+        self._waiting.append(_Change(write, then, self.part, is_durable))
+        if not self.is_collecting:
+            try:
+                self._commit()
+            finally:
+                self._waiting.clear()
+                self._rollback()
+
+    def write_now(self) -> None:
+        """Write what waits, so that it can be read; it is committed at the end.
+
+        From here to the end nobody else can write: call it last.
+        """
+        if len(self._waiting) > self._written:
+            self._write(is_durable=True)
+
+    def _write(self, *, is_durable: bool) -> None:
+        if not self._is_begun:
+            self.database.begin(is_durable=is_durable)
+            self._is_begun = True
+        part = self.part
+        for change in self._waiting[self._written :]:
+            self.part = change.part
+            change.write()
+            self._written += 1
+        self.part = part
+
+    def _commit(self) -> None:
+        if not self._waiting:
+            return
+        is_durable = self._is_durable or any(own.is_durable for own in self._waiting)
+        try:
+            self._write(is_durable=is_durable)
+            self._is_begun = False
+            self.database.commit()
+        except BaseException:
+            self._rollback()
+            raise
+        for change in self._waiting:
+            change.then()
+
+    def _rollback(self) -> None:
+        self._written = 0
+        if self._is_begun:
+            self._is_begun = False
+            self.database.rollback()
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A change that waits; the arguments of :meth:`Changes.add`, and the part."""
+
+    write: Callable[[], object]
+    then: Callable[[], object]
+    part: int | None
+    is_durable: bool
+
+
+def cannot_write(folder: Path, error: OSError) -> SiteError:
+    """Return the error about a state folder that cannot be written."""
+    reason = error.strerror or type(error).__name__
+    return SiteError(
+        f"cannot write to the state folder {folder}: {reason}; nothing is released "
+        "(node config state-dir names another folder)"
+    )
+
+
+def _refusal(root: str, error: OSError | DamagedFileError) -> SiteError:
+    if isinstance(error, OSError):
+        return cannot_write(Path(root), error)
+    return LedgerError(
+        f"the site's database {Path(root) / FILE} is damaged: {error}; nothing is "
+        "released until the site's owner has restored it"
+    )
+
+
+def _refuse_old(folder: Path) -> None:
+    """Refuse to begin a new account where version 0.1.0 has kept one.
+
+    Raises:
+        SettingsError: names what it has kept, and what to do.
+    """
+    old = [folder / name for name in _OLD if (folder / name).exists()]
+    if folder.is_dir():
+        runs = (path for path in folder.iterdir() if RUN_NAME.fullmatch(path.name))
+        old += [run / "state" for run in runs if (run / "state").is_file()]
+    if old:
+        names = ", ".join(str(path.relative_to(folder)) for path in old[:3])
+        raise SettingsError(
+            f"the state folder {folder} is of version 0.1.0 ({names}), which this "
+            "version does not read: let its runs end with that version, then move "
+            "the folder away (its ledger is the record of what was released), or name "
+            "another in node config state-dir; a new account begins there"
+        )
+
+
+atexit.register(close_databases)

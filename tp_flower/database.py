@@ -1,0 +1,279 @@
+"""SQLite files that survive crashes: the state of a site, the server's journal.
+
+A transaction is in the file as a whole or not at all, wherever a process is killed; a
+*durable* one also outlasts a loss of power once it has been committed (write-ahead log,
+``synchronous = FULL``). What is written takes turns with the threads of this process by
+a lock, and with other processes by SQLite's.
+"""
+
+import errno
+import fcntl
+import itertools
+import os
+import sqlite3
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from tp_flower.errors import SettingsError
+from tp_flower.files import PRIVATE, sync
+
+WAIT_SECONDS: Final = 60.0
+"""How long a transaction waits for those of other processes."""
+
+_OTHERS: Final = 0o077
+_ERRORS: Final = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_IOERR: errno.EIO,
+    sqlite3.SQLITE_READONLY: errno.EROFS,
+    sqlite3.SQLITE_CANTOPEN: errno.EACCES,
+    sqlite3.SQLITE_PERM: errno.EACCES,
+    sqlite3.SQLITE_BUSY: errno.EBUSY,
+    sqlite3.SQLITE_LOCKED: errno.EBUSY,
+}
+_DAMAGED: Final = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
+
+_NUMBERS: Final = itertools.count(1)
+
+
+class DamagedFileError(Exception):
+    """A file is no database of this version any more."""
+
+
+class Database:
+    """One SQLite file, as the threads of a process share it.
+
+    Args:
+        path: of the file, which is made, for its owner alone, when it is first used;
+            None for a database that is gone with the process.
+        schema: statements that make its tables.
+        version: of the schema.
+        refusal: returns the error that is raised for one of the system or a damaged
+            file.
+        is_exclusive: whether no other process may have it open, as long as this one
+            does.
+
+    Attributes:
+        path: as given.
+        transaction_number: of the last transaction; no other one of the process has it.
+
+    Raises, in all methods, what ``refusal`` returns, and ``SettingsError`` where others
+    than its owner may open the file, or it is of another version.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        schema: str,
+        version: int,
+        refusal: Callable[[OSError | DamagedFileError], Exception],
+        *,
+        is_exclusive: bool = False,
+    ) -> None:
+        self.path, self._schema, self._version = path, schema, version
+        self._refusal, self._is_exclusive = refusal, is_exclusive
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._inode = 0
+        self.transaction_number = 0
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Keep the other threads of the process out, to read."""
+        with self._lock, self._refused():
+            yield self._opened()
+
+    @contextmanager
+    def transaction(self, *, is_durable: bool = True) -> Iterator[sqlite3.Connection]:
+        """Write all or nothing; within another transaction, as a part of it."""
+        with self._lock:
+            if self._connection is not None and self._connection.in_transaction:
+                with self._refused():
+                    yield self._connection
+                return
+            self.begin(is_durable=is_durable)
+            try:
+                with self._refused():
+                    yield self._opened()
+            except BaseException:
+                self.rollback()
+                raise
+            self.commit()
+
+    def begin(self, *, is_durable: bool = True) -> None:
+        """Begin a transaction, and keep all others out until it ends."""
+        self._lock.acquire()
+        try:
+            with self._refused():
+                connection = self._opened()
+                mode = "FULL" if is_durable else "NORMAL"
+                connection.execute(f"PRAGMA synchronous = {mode}")
+                connection.execute("BEGIN IMMEDIATE")
+        except BaseException:
+            self._lock.release()
+            raise
+        self.transaction_number = next(_NUMBERS)
+
+    def commit(self) -> None:
+        """End the transaction: what was written is safe."""
+        try:
+            with self._refused():
+                self._opened().execute("COMMIT")
+        except BaseException:
+            self.rollback()
+            raise
+        self._lock.release()
+
+    def rollback(self) -> None:
+        """End the transaction: nothing was written."""
+        try:
+            # it may have been rolled back by what went wrong
+            with suppress(sqlite3.Error):
+                if self._connection is not None and self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+        finally:
+            self._lock.release()
+
+    def overwrite_deleted(self) -> None:
+        """Leave nothing of deleted rows in the log, unless somebody reads it now."""
+        with self._lock, self._refused():
+            connection = self._opened()
+            if self.path is not None and not connection.in_transaction:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def close(self) -> None:
+        """Let go of the file until it is used again; not within a transaction."""
+        with self._lock:
+            connection = self._connection
+            if self.path is None or connection is None or connection.in_transaction:
+                return
+            connection.close()
+            self._connection = None
+
+    @contextmanager
+    def _refused(self) -> Iterator[None]:
+        """Turn errors of SQLite and of the system into those of the caller."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            # the module's own errors have none: of wrong arguments, or no UTF-8
+            is_text = isinstance(error, sqlite3.OperationalError)
+            none = sqlite3.SQLITE_CORRUPT if is_text else sqlite3.SQLITE_MISUSE
+            code = getattr(error, "sqlite_errorcode", none) & 0xFF
+            cause: OSError | DamagedFileError
+            if code in _ERRORS:
+                cause = OSError(_ERRORS[code], os.strerror(_ERRORS[code]))
+            elif code in _DAMAGED:
+                cause = DamagedFileError(str(error))
+            else:
+                raise
+            raise self._refusal(cause) from cause
+        except OSError as error:
+            raise self._refusal(error) from error
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is not None:
+            # a file that was put in its place is another database
+            if self._connection.in_transaction or self._inode == _inode(self.path):
+                return self._connection
+            self._connection.close()
+        self._connection = self._open()
+        self._inode = _inode(self.path)
+        return self._connection
+
+    def _open(self) -> sqlite3.Connection:
+        if self.path is None:
+            connection = _connect(":memory:", 0.0)
+            connection.executescript(self._schema)
+            return connection
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            # no two processes make the file at once
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            _check_private(self.path)
+            wait = 0.0 if self._is_exclusive else WAIT_SECONDS
+            connection = _connect(str(self.path), wait)
+            try:
+                self._prepare(connection, self.path)
+            except BaseException:
+                connection.close()
+                raise
+        finally:
+            os.close(folder)
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection, path: Path) -> None:
+        # keys are thrown away here: nothing of a deleted row is to be left
+        connection.execute("PRAGMA secure_delete = ON")
+        if self._is_exclusive:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if version == 0 and not tables:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.executescript(
+                f"BEGIN IMMEDIATE; {self._schema}"
+                f"PRAGMA user_version = {self._version}; COMMIT;"
+            )
+        elif version != self._version:
+            raise SettingsError(
+                f"{path.name} is of version {version}, expected "
+                f"{self._version}: use the version of tp_flower that wrote it, or "
+                "move it away"
+            )
+        if self._is_exclusive:
+            # the lock is taken with the first transaction
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("COMMIT")
+
+
+def _connect(name: str, wait: float) -> sqlite3.Connection:
+    # the lock of the object keeps threads apart
+    return sqlite3.connect(
+        name, timeout=wait, isolation_level=None, check_same_thread=False
+    )
+
+
+def _check_private(path: Path) -> None:
+    """Make a file for its owner alone, or refuse one that others may open.
+
+    Raises:
+        SettingsError: it is no file, another user's, or others have a right to it.
+    """
+    try:
+        # invariant: a file that this process has open is never opened and closed
+        # here, which would let go of SQLite's locks
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE))
+    except FileExistsError:
+        pass
+    else:
+        for folder in (path.parent, path.parent.parent):
+            sync(folder)
+        return
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise SettingsError(f"{path.name} is not a file (a link, say)")
+    if status.st_uid != os.geteuid():
+        raise SettingsError(
+            f"{path.name} belongs to another user (number {status.st_uid}): run this "
+            "as its owner"
+        )
+    if status.st_mode & _OTHERS:
+        raise SettingsError(
+            f"{path.name} may be read or changed by others than its owner (mode "
+            f"{stat.S_IMODE(status.st_mode):04o}): chmod 600 it"
+        )
+
+
+def _inode(path: Path | None) -> int:
+    if path is None:
+        return 0
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return -1
