@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tp_flower.errors import SettingsError
+from tp_flower.learning.models.devices import resolve
 from tp_flower.learning.models.local_model import (
     FitProblem,
     LinearModel,
@@ -19,7 +20,6 @@ from tp_flower.learning.models.neural import (
     FitBudget,
     TorchModel,
     fit_least_squares,
-    resolve_device,
 )
 
 few = settings(max_examples=30, deadline=None)
@@ -238,8 +238,8 @@ def test_unusable_factories_are_refused(kind, message):
 def test_cuda_without_a_device_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SettingsError, match="device is 'cuda', but this site has no"):
-        resolve_device("cuda")
-    assert resolve_device("auto").type == "cpu"
+        resolve("cuda")
+    assert resolve("auto") == "cpu"
 
 
 def test_spec_round_trips():

@@ -24,7 +24,7 @@ def kernel(left, right, bandwidth):
 def test_embeddings_have_the_gaussian_kernel_and_norm_one():
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(30, 4))
-    features = RandomFeatures.draw(4, 20_000, rng, bandwidth=1.5)
+    features = RandomFeatures(rng.standard_normal((20_000, 4)) / 1.5)
     embedded = features.embed(rows)
     assert np.linalg.norm(embedded, axis=1) == pytest.approx(EMBEDDING_BOUND)
     # a mean of 20,000 cosines, each of deviation below 1

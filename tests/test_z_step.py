@@ -10,13 +10,16 @@ from tp_flower.personalised.z_step import (
     EdgeNorm,
     ZStep,
     edge_norms,
-    edge_prox,
     factorise,
     project_dual,
 )
 
 ORDERS = {EdgeNorm.ONE: 1, EdgeNorm.TWO: 2, EdgeNorm.MAX: "inf"}
 EXACT = {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-11}
+
+
+def edge_prox(rows, threshold, norm):
+    return rows - project_dual(rows, threshold, norm)
 
 
 def random_graph(sites: int, edges: int, seed: int) -> SimilarityGraph:

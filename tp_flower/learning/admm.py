@@ -59,7 +59,7 @@ BALANCE_WINDOW = 3
 
 @dataclass(frozen=True)
 class AdmmState:
-    """What the server carries from epoch to epoch.
+    """The state of the server from epoch to epoch.
 
     Attributes:
         z: auxiliary variable, (N, d_c).
@@ -101,10 +101,10 @@ def admm_step(
     """Take the z- and dual update (Eq. 7 and 8).
 
     Args:
-        state: state of the epoch before.
+        state: of the epoch before.
         scores: h, (N, d_c).
         labels: y, (N,).
-        loss: the loss of the joined rows.
+        loss: of the joined rows.
         over_relaxation: alpha, in [1, 2); 1 is plain ADMM.
 
     Returns:
@@ -265,7 +265,7 @@ class _Sums:
     """Inner products over an array's values, in the norm's weights.
 
     Attributes:
-        products: <dF_k, dF_new> and <dF_k, f> of every change that is kept, (used, 2).
+        products: <dF_k, dF_new> and <dF_k, f> of every stored change, (used, 2).
         size: ||f||^2.
     """
 
@@ -274,7 +274,7 @@ class _Sums:
 
 
 class _History:
-    """What is remembered of one array of the point.
+    """The last changes of one array of the point.
 
     Args:
         like: the array, (n, d_c).
@@ -289,21 +289,21 @@ class _History:
         self._least_rows = max(LEAST_VALUES // like.shape[1], 1)
 
     def reach(self, slot: int, after: FloatArray, earlier: FloatArray) -> None:
-        """Keep the change of g since the epoch before."""
+        """Store the change of g since the epoch before."""
 
-        def keep(span: slice) -> None:
+        def store(span: slice) -> None:
             np.subtract(after[span], earlier[span], out=self._reached[slot, span])
 
-        in_threads(keep, len(after), self._least_rows)
+        in_threads(store, len(after), self._least_rows)
 
     def move(
         self, slot: int, used: int, ends: tuple[FloatArray, FloatArray], weight: Weight
     ) -> _Sums:
-        """Keep f = g - x, and its change since the epoch before.
+        """Store f = g - x, and its change since the epoch before.
 
         Args:
             slot: of the change.
-            used: changes that are kept, the new one among them; 0 at the first step.
+            used: stored changes, the new one among them; 0 at the first step.
             ends: x and g, (n, d_c).
             weight: of every row in the norm, (n, 1); None for 1.
         """
@@ -416,11 +416,13 @@ class AndersonMixer:
 
     def _weights_of(self, rho: float, point: Point) -> list[Weight]:
         """Return the weights of the rows of duals and local scores in the norm."""
-        own = self._row_weights
-        weights: list[Weight] = [None if own is None else np.sqrt(own.rows)[:, None]]
+        joined = self._row_weights
+        weights: list[Weight] = [None]
+        if joined is not None:
+            weights = [np.sqrt(joined.rows)[:, None]]
         for table in point.local_scores:
             rows = self._mapping.tables[table]
-            count = rows.multiplicity if own is None else own.masses[table]
+            count = rows.multiplicity if joined is None else joined.masses[table]
             weights.append(rho * np.sqrt(self._corrections * count)[:, None])
         return weights
 
@@ -428,13 +430,13 @@ class AndersonMixer:
         slot = self._count % self._memory
         used = min(self._count + 1, self._memory) if has_earlier else 0
         ends = zip(before.free, after.free, strict=True)
-        own = zip(self._histories, ends, self._weights, strict=True)
-        parts = [history.move(slot, used, pair, w) for history, pair, w in own]
+        arrays = zip(self._histories, ends, self._weights, strict=True)
+        parts = [history.move(slot, used, pair, w) for history, pair, w in arrays]
         products = np.sum([part.products for part in parts], axis=0)
         return _Sums(products, sum(part.size for part in parts))
 
     def _remember(self, earlier: list[FloatArray], products: FloatArray) -> None:
-        """Keep the changes of g and the products of those of f."""
+        """Store the changes of g and the products of those of f."""
         slot = self._count % self._memory
         self._count += 1
         for history, new, old in zip(
@@ -445,7 +447,7 @@ class AndersonMixer:
         self._products[slot, :used] = self._products[:used, slot] = products
 
     def _extrapolated(self, after: Point, against: FloatArray) -> Point:
-        """Return g - dG gamma."""
+        """Return g - dG gamma, where gamma solves the normal equations."""
         used = self.remembered
         products = self._products[:used, :used]
         ridge = RIDGE * np.trace(products) + np.finfo(np.float64).tiny

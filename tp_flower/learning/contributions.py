@@ -1,4 +1,4 @@
-"""What each table adds to the scores of the joined rows.
+"""The contribution of each table to the scores of the joined rows.
 
     share_i = cov(h_i, h) / var(h),   h = b + sum_i h_i
 
@@ -6,8 +6,8 @@ over the joined training rows, weighted as they are. The shares add up to 1, sin
 var(h) is the sum of the covariances; one may be negative, where a table's scores take
 back a part of the others'. Of several outputs covariances and variances are summed.
 
-Of private runs the scores are what arrived, noise included: what is computed of them is
-post-processing, and costs no row anything more.
+Of private runs the scores include their noise: this is post-processing, and costs no
+row anything more.
 
 Notation:
     h_i  local scores of table i on the joined rows, 0 where a LEFT JOIN has no row
@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from tp_flower.arrays import FloatArray
-from tp_flower.joins.mapping import TableMapping, TableRows
+from tp_flower.joins.mapping import TableMapping
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one table adds.
+    """The contribution of one table.
 
     Attributes:
         mean_score: (d_c,), the mean of h_i.
@@ -40,19 +40,20 @@ def contributions(
     local_scores: Mapping[str, FloatArray],
     weights: FloatArray | None = None,
 ) -> dict[str, Contribution]:
-    """Return what each table adds.
+    """Return the contribution of each table.
 
     Args:
         mapping: of the joined rows.
         local_scores: (n_i, d_c) by table.
         weights: (N,), > 0; None: all rows weigh alike.
 
+    >>> from tp_flower.joins.mapping import TableRows
     >>> rows = np.array([0, 1, 1, 0], np.int32)
     >>> mapping = TableMapping({"a": TableRows(np.arange(4, dtype=np.int32), 4),
     ...                         "b": TableRows(rows, 2)})
     >>> scores = {"a": np.array([[3.0], [0], [0], [3]]), "b": np.array([[2.0], [1]])}
-    >>> found = contributions(mapping, scores)
-    >>> [(t, own.mean_score.tolist(), own.share) for t, own in found.items()]
+    >>> shares = contributions(mapping, scores)
+    >>> [(t, each.mean_score.tolist(), each.share) for t, each in shares.items()]
     [('a', [1.5], 0.75), ('b', [1.5], 0.25)]
     """
     outputs = next(iter(local_scores.values())).shape[1]
@@ -61,20 +62,18 @@ def contributions(
     weighted = total if weights is None else weights[:, None] * total
     variance = float(np.vdot(weighted, total))
     whole = len(total) if weights is None else float(weights.sum())
-    found = {}
+    shares = {}
     for table, scores in local_scores.items():
         rows = mapping.tables[table]
         # <expand(s), y> = <s, segment_sum(y)>: no table needs an array of N scores
         covariance = float(np.vdot(scores, rows.segment_sum(weighted)))
-        found[table] = Contribution(
-            mean_score=_mass(rows, weights) @ scores / whole,
+        mass = (
+            rows.multiplicity.astype(np.float64)
+            if weights is None
+            else rows.segment_sum(weights[:, None])[:, 0]
+        )
+        shares[table] = Contribution(
+            mean_score=mass @ scores / whole,
             share=covariance / variance if variance > 0.0 else 0.0,
         )
-    return found
-
-
-def _mass(rows: TableRows, weights: FloatArray | None) -> FloatArray:
-    """Return what the joined rows of each of a table's rows weigh, (n_i,)."""
-    if weights is None:
-        return rows.multiplicity.astype(np.float64)
-    return rows.segment_sum(weights[:, None])[:, 0]
+    return shares

@@ -167,19 +167,14 @@ class LabelPlan:
 
     @property
     def noise(self) -> LabelNoise:
-        """What the mechanism does, as the server may know it."""
+        """The noise that the mechanism puts on a label."""
         if self.limits:
             return NumberNoise(self.scale)
         keep = laplace_keep if self.mechanism == LAPLACE else response_keep
         return ClassNoise(self.class_count, keep(self.class_count, self.epsilon))
 
     def draw_classes(self, codes: CodeArray, source: NoiseSource) -> CodeArray:
-        """Return noisy classes.
-
-        Args:
-            codes: (n,), from 0 to k - 1.
-            source: of the noise.
-        """
+        """Return noisy classes of codes (n,), from 0 to k - 1."""
         if self.mechanism == LAPLACE:
             return noisy_argmax(codes, self.class_count, self.epsilon, source)
         return randomised_response(codes, self.class_count, self.epsilon, source)
@@ -309,7 +304,7 @@ def corrected(loss: Loss, noise: LabelNoise) -> Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class _CorrectedLoss(Loss):
-    """What of a loss the noise of its labels does not change.
+    """A loss that the noise of its labels changes in some methods only.
 
     Attributes:
         plain: the loss that it is unbiased for.
@@ -322,14 +317,33 @@ class _CorrectedLoss(Loss):
         """The plain loss's."""
         return self.plain.name
 
-    def curvature(self, base: FloatArray) -> float:
-        """Return the plain loss's."""
-        return self.plain.curvature(base)
-
     @property
     def max_curvature(self) -> float:
         """The plain loss's."""
         return self.plain.max_curvature
+
+    def curvature(self, base: FloatArray) -> float:
+        """Return the plain loss's."""
+        return self.plain.curvature(base)
+
+    def base_score(
+        self, labels: FloatArray, weights: FloatArray | None = None
+    ) -> FloatArray:
+        """Return the plain loss's."""
+        return self.plain.base_score(labels, weights)
+
+    def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
+        """Return the plain loss's."""
+        return self.plain.row_values(scores, labels)
+
+    def gradient(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
+        """Return the plain loss's."""
+        return self.plain.gradient(scores, labels)
+
+    def _prox_block(
+        self, centre: FloatArray, labels: FloatArray, rho: float, start: FloatArray
+    ) -> FloatArray:
+        return self.plain._prox_block(centre, labels, rho, start)  # noqa: SLF001
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,7 +388,7 @@ class CorrectedClassLoss(_CorrectedLoss):
         moved = self._beyond(labels)
         moved /= rho
         moved += centre
-        return self.plain._prox_block(moved, labels, rho, start)  # noqa: SLF001
+        return super()._prox_block(moved, labels, rho, start)
 
     def _beyond(self, labels: FloatArray) -> FloatArray:
         """Return t - onehot(y~) = c (k onehot(y~) - 1), (N, d_c); sums to zero."""
@@ -392,28 +406,11 @@ class CorrectedSquaredLoss(_CorrectedLoss):
     """1/2 (h - y~)^2 - b^2, whose mean over the noise is 1/2 (h - y)^2.
 
     Attributes:
-        plain: the squared loss.
         noise: on the numbers.
     """
 
-    plain: SquaredLoss
     noise: NumberNoise
-
-    def base_score(
-        self, labels: FloatArray, weights: FloatArray | None = None
-    ) -> FloatArray:
-        """Return the mean label."""
-        return self.plain.base_score(labels, weights)
 
     def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
         """Return 1/2 (h - y~)^2 - b^2, which may be negative."""
         return self.plain.row_values(scores, labels) - 0.5 * self.noise.variance
-
-    def gradient(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
-        """Return h - y~."""
-        return self.plain.gradient(scores, labels)
-
-    def _prox_block(
-        self, centre: FloatArray, labels: FloatArray, rho: float, start: FloatArray
-    ) -> FloatArray:
-        return self.plain._prox_block(centre, labels, rho, start)  # noqa: SLF001

@@ -5,6 +5,9 @@ Notation:
     y  ``labels``  (N,): float64; the class index for classification
     z  ``(N, d_c)``: ADMM's auxiliary variable
     v  ``centre``  (N, d_c): h + duals / rho
+    p  probabilities of the classes, (N, k); in the softmax's steps (k, N): with the
+       classes first in memory, every operation runs along the rows
+    c  v + onehot(y) / rho, so that softmax's proximal step solves p + rho (z - c) = 0
 
 All rows are handled at once, in blocks that stay in the processor's cache. The z-update
 of the paper (Eq. 7) is ``prox`` at ``v = h + duals / rho``; its section 8 asks for the
@@ -18,17 +21,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray, blocks, class_counts, mean
-from tp_flower.learning.softmax import log_sum_exp, softmax, softmax_prox
+from tp_flower.arrays import BoolArray, FloatArray, blocks, class_counts, mean
 
 AnyFloat = npt.NDArray[np.floating[Any]]
 
 ROUGH_STEPS = 2
+"""Newton steps in float32, at less than half of the time."""
 PROX_TOLERANCE = 1e-9
 SMALL_STEP = 2e-4
 """Newton's last step in z/2: it leaves |gradient| <= 0.0481 (2 * 2e-4)^2 < 8e-9."""
 
 MAX_PROX_STEPS = 200
+NEAR_STEPS = 12
+"""Newton steps of whole blocks, before the rows that are still on their way go on."""
+SMALL_RANGE = 2.5e-4
+"""Of the entries of softmax's last step: it leaves |gradient| <= 7.9e-9."""
+WHOLE_STEP = 1.0
+"""Newton steps of at most this range are taken whole."""
+SOFTMAX_ROWS = 4096
+"""Rows whose few arrays of k classes stay in a core's cache."""
 
 MAX_CLASSES = 1000
 LARGEST_LABEL = 1e18
@@ -44,7 +55,7 @@ class Loss(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What the settings and the report call it."""
+        """Of the settings and the report."""
 
     @abstractmethod
     def base_score(
@@ -72,7 +83,7 @@ class Loss(ABC):
     @property
     @abstractmethod
     def max_curvature(self) -> float:
-        """Return an upper bound of the Hessian's largest eigenvalue."""
+        """An upper bound of the Hessian's largest eigenvalue."""
 
     @abstractmethod
     def _prox_block(
@@ -125,6 +136,7 @@ class SquaredLoss(Loss):
     """
 
     name = "squared"
+    max_curvature = 1.0
 
     def base_score(
         self, labels: FloatArray, weights: FloatArray | None = None
@@ -142,11 +154,6 @@ class SquaredLoss(Loss):
         return scores - labels[:, None]
 
     def curvature(self, base: FloatArray) -> float:  # noqa: ARG002
-        """Return 1."""
-        return 1.0
-
-    @property
-    def max_curvature(self) -> float:
         """Return 1."""
         return 1.0
 
@@ -177,6 +184,7 @@ class LogisticLoss(Loss):
     """log(1 + exp(h)) - y h with y in {0, 1}, for two classes."""
 
     name = "logistic"
+    max_curvature = 0.25
 
     def base_score(
         self, labels: FloatArray, weights: FloatArray | None = None
@@ -200,11 +208,6 @@ class LogisticLoss(Loss):
         """Return p (1 - p)."""
         rate = float(sigmoid(base)[0])
         return rate * (1.0 - rate)
-
-    @property
-    def max_curvature(self) -> float:
-        """Return 1/4."""
-        return 0.25
 
     def _prox_block(
         self, centre: FloatArray, labels: FloatArray, rho: float, start: FloatArray
@@ -252,11 +255,103 @@ def _logistic_step(w: AnyFloat, size: AnyFloat, low: AnyFloat, rho: float) -> An
     return step
 
 
+def softmax(scores: FloatArray) -> FloatArray:
+    """Return exp(h) / sum exp(h) along the last axis, (N, k)."""
+    out, _ = _shifted_exp(scores)
+    out /= out.sum(axis=0)
+    return out.T
+
+
+def log_sum_exp(scores: FloatArray) -> FloatArray:
+    """Return log sum exp(h) along the last axis, (N,)."""
+    out, top = _shifted_exp(scores)
+    total: FloatArray = np.log(out.sum(axis=0))
+    total += top
+    return total
+
+
+def _shifted_exp(scores: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return exp(h - max h), (k, N), and the maxima, (N,)."""
+    out = np.array(scores.T, order="C")
+    top: FloatArray = out.max(axis=0)
+    out -= top
+    np.exp(out, out=out)
+    return out, top
+
+
+def softmax_prox(
+    centre: FloatArray, labels: FloatArray, rho: float, start: FloatArray
+) -> tuple[FloatArray, BoolArray]:
+    """Return argmin_z log sum exp(z) - z_y + rho/2 ||z - v||^2 for every row.
+
+    With H = diag(p) - p p^T + rho I Newton's step is s = H^-1 gradient, by
+    Sherman-Morrison. Along s the objective's third derivative is at most
+    r = max s - min s times its second, so that a step of length
+    min(1, log(1 + r) / r) lowers it (Sun and Tran-Dinh 2019, generalised
+    self-concordance of order 2; a whole step does so while (e^r - r - 1) / r^2 < 1,
+    that is r < 1.79). After a whole step |gradient| <= r^2 / 8: no further pass has to
+    look.
+
+    Returns:
+        z, (n, k), and which rows, (n,), need more than ``NEAR_STEPS``: those that start
+        far from where they end.
+    """
+    z = np.empty_like(centre)
+    is_open = np.zeros(len(labels), np.bool_)
+    for block in blocks(len(labels), SOFTMAX_ROWS):
+        c = np.array(centre[block].T, order="C")
+        c[labels[block].astype(np.intp), np.arange(c.shape[1])] += 1.0 / rho
+        # z = c - p / rho, and p is from 0 to 1
+        near = np.clip(start[block].T, c - 1.0 / rho, c)
+        rough, rough_c = near.astype(np.float32), c.astype(np.float32)
+        for _ in range(ROUGH_STEPS):
+            _softmax_step(rough, rough_c, rho)
+        fine = rough.astype(np.float64)
+        for _ in range(NEAR_STEPS):
+            is_open[block] = _softmax_step(fine, c, rho) > SMALL_RANGE
+            if not is_open[block].any():
+                break
+        z[block] = fine.T
+    return z, is_open
+
+
+def _softmax_step(z: AnyFloat, c: AnyFloat, rho: float) -> AnyFloat:
+    """Take a damped Newton step of p + rho (z - c) = 0 in place, z and c (k, n).
+
+    Returns:
+        The range of every row's whole step, (n,).
+    """
+    p = z - z.max(axis=0)
+    np.exp(p, out=p)
+    p /= p.sum(axis=0)
+    step: AnyFloat = z - c
+    step *= rho
+    step += p
+    shifted = p + rho
+    step /= shifted
+    q = p / shifted
+    p *= step
+    # 1 - sum p^2 / (p + rho) = rho sum q without cancellation, since sum p = 1
+    scale = p.sum(axis=0)
+    scale /= rho * q.sum(axis=0)
+    q *= scale
+    step += q
+    ranges: AnyFloat = step.max(axis=0)
+    ranges -= step.min(axis=0)
+    is_far = ranges > WHOLE_STEP
+    if is_far.any():
+        step[:, is_far] *= np.log1p(ranges[is_far]) / ranges[is_far]
+    z -= step
+    return ranges
+
+
 @dataclass(frozen=True)
 class SoftmaxLoss(Loss):
     """log sum_k exp(h_k) - h_y with y in 0 .. outputs - 1, for several classes."""
 
     name = "softmax"
+    max_curvature = 0.5
+    """The largest eigenvalue that diag(p) - p p^T can have."""
 
     def base_score(
         self, labels: FloatArray, weights: FloatArray | None = None
@@ -267,7 +362,8 @@ class SoftmaxLoss(Loss):
 
     def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
         """Return log sum exp(h) - h_y."""
-        return log_sum_exp(scores) - _own_score(scores, labels)
+        label_scores = scores[np.arange(len(labels)), labels.astype(np.intp)]
+        return log_sum_exp(scores) - label_scores
 
     def gradient(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
         """Return softmax(h) - onehot(y)."""
@@ -279,11 +375,6 @@ class SoftmaxLoss(Loss):
         """Return the mean of p_k (1 - p_k)."""
         rates = softmax(base[None, :])[0]
         return float((rates * (1.0 - rates)).mean())
-
-    @property
-    def max_curvature(self) -> float:
-        """Return 1/2, the largest eigenvalue that diag(p) - p p^T can have."""
-        return 0.5
 
     def _prox_block(
         self, centre: FloatArray, labels: FloatArray, rho: float, start: FloatArray
@@ -350,11 +441,6 @@ class SoftmaxLoss(Loss):
         return self.row_values(z, y) + 0.5 * rho * distance
 
 
-def _own_score(scores: FloatArray, labels: FloatArray) -> FloatArray:
-    own: FloatArray = scores[np.arange(len(labels)), labels.astype(np.intp)]
-    return own
-
-
 LOSSES: dict[str, type[Loss]] = {
     "squared": SquaredLoss,
     "logistic": LogisticLoss,
@@ -386,6 +472,7 @@ class KMeansLoss(Loss):
     """
 
     name = KMEANS
+    max_curvature = 0.0
 
     def base_score(
         self,
@@ -418,11 +505,6 @@ class KMeansLoss(Loss):
         """Return 0: it is linear wherever one centre is the nearest."""
         return 0.0
 
-    @property
-    def max_curvature(self) -> float:
-        """Return 0."""
-        return 0.0
-
     def _prox_block(
         self,
         centre: FloatArray,
@@ -436,12 +518,3 @@ class KMeansLoss(Loss):
         it is the least where v_k is.
         """
         return centre - self.gradient(centre, labels) / rho
-
-
-def cluster_metrics(loss: float) -> dict[str, float]:
-    """Return the mean squared distance to the nearest centre, and its root.
-
-    Args:
-        loss: that mean.
-    """
-    return {"loss": loss, "rms_distance": float(np.sqrt(max(loss, 0.0)))}

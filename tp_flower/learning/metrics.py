@@ -1,13 +1,12 @@
 """Metrics of scores against labels, by the names that the report uses.
 
-Where the labels have known noise, the metrics are estimates of those against the true
-labels: of the mean loss, the accuracy and the mean squared error without bias, of the
-others without bias in the limit of many rows. They hold for rows whose noise the scores
-do not depend on: held-out ones. An estimate that the noise has driven far out of the
-range of what it estimates is NaN: so few rows tell nothing.
+Where the labels have noise of a known size, the metrics are estimates of those against
+the true labels: of the mean loss, the accuracy and the mean squared error without bias,
+of the others without bias in the limit of many rows. They hold for rows whose noise the
+scores do not depend on: held-out ones. An estimate that the noise has driven far out of
+the range of what it estimates is NaN: so few rows tell nothing.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,10 @@ from tp_flower.learning.label_noise import (
     CorrectedClassLoss,
     CorrectedSquaredLoss,
 )
-from tp_flower.learning.losses import KMEANS, Loss, cluster_metrics
-from tp_flower.learning.softmax import softmax
+from tp_flower.learning.losses import KMEANS, Loss, softmax
 
-Area = tuple[float, float]
-"""The area under the ROC curve of a class against all others, and its labels' share."""
+Weights = FloatArray | None
+"""w, (N,), > 0, of the rows in every mean; None: all alike."""
 
 LEAST_ROWS = 1 << 16
 """With fewer, the areas of several classes are computed one after the other."""
@@ -30,12 +28,11 @@ LEAST_ROWS = 1 << 16
 SLACK = 0.05
 """How far beyond its range an estimate may be that counts as the end of the range."""
 
+NAN = float("nan")
+
 
 def evaluate(
-    loss: Loss,
-    scores: FloatArray,
-    labels: FloatArray,
-    weights: FloatArray | None = None,
+    loss: Loss, scores: FloatArray, labels: FloatArray, weights: Weights = None
 ) -> dict[str, float]:
     """Return the loss and its metrics: RMSE and R2, or AUC, accuracy and log loss.
 
@@ -45,52 +42,32 @@ def evaluate(
         loss: the loss that was trained; it decides the metrics, and knows of noise.
         scores: h, (N, d_c).
         labels: y, (N,).
-        weights: w, (N,), > 0, of the rows in every mean; None: all alike.
+        weights: w, (N,).
     """
     value = loss.value(scores, labels, weights)
     if loss.name == KMEANS:
-        return cluster_metrics(value)
+        return {"loss": value, "rms_distance": float(np.sqrt(max(value, 0.0)))}
     if loss.name == "squared":
-        extra = 0.0
-        if isinstance(loss, CorrectedSquaredLoss):
-            extra = loss.noise.variance
-        return {"loss": value, **regression_metrics(value, labels, extra, weights)}
+        extra = loss.noise.variance if isinstance(loss, CorrectedSquaredLoss) else 0.0
+        return {"loss": value, **_regression_metrics(value, labels, extra, weights)}
     noise = loss.noise if isinstance(loss, CorrectedClassLoss) else None
     metrics = _class_metrics(scores, labels, noise, weights)
     return {"loss": value, "log_loss": value, **metrics}
 
 
-def regression_metrics(
-    half_mse: float,
-    labels: FloatArray,
-    noise_variance: float = 0.0,
-    weights: FloatArray | None = None,
+def _regression_metrics(
+    half_mse: float, labels: FloatArray, noise_variance: float, weights: Weights
 ) -> dict[str, float]:
-    """Return RMSE and R2.
-
-    Args:
-        half_mse: the mean of 1/2 (h - y)^2, less that of the noise.
-        labels: y, (N,), with noise.
-        noise_variance: of the noise.
-        weights: w, (N,); None: all alike.
-    """
-    variance = float(_variance(labels, weights))
-    return error_metrics(half_mse, variance, noise_variance)
-
-
-def error_metrics(
-    half_mse: float, variance: float, noise_variance: float
-) -> dict[str, float]:
-    """Return RMSE and R2 of labels with this variance, that of their noise included."""
-    variance -= noise_variance
+    """Return RMSE and R2 of the mean of 1/2 (h - y)^2, less that of the noise."""
+    variance = float(_variance(labels, weights)) - noise_variance
     if noise_variance and not (variance > 0.0 and half_mse > -SLACK * variance):
-        return {"rmse": float("nan"), "r2": float("nan")}
+        return {"rmse": NAN, "r2": NAN}
     half_mse = max(half_mse, 0.0)
     r2 = 1.0 - 2.0 * half_mse / variance if variance else 0.0
     return {"rmse": float(np.sqrt(2.0 * half_mse)), "r2": r2}
 
 
-def _variance(labels: FloatArray, weights: FloatArray | None) -> Any:
+def _variance(labels: FloatArray, weights: Weights) -> Any:
     if weights is None:
         # as numpy rounds it
         return labels.var()
@@ -98,58 +75,37 @@ def _variance(labels: FloatArray, weights: FloatArray | None) -> Any:
 
 
 def _class_metrics(
-    scores: FloatArray,
-    labels: FloatArray,
-    noise: ClassNoise | None,
-    weights: FloatArray | None,
+    scores: FloatArray, labels: FloatArray, noise: ClassNoise | None, weights: Weights
 ) -> dict[str, float]:
+    """Return the accuracy, and the mean AUC of the classes against all others."""
     if scores.shape[1] == 1:
-        predicted = scores[:, 0] > 0.0
-        areas = [_area(scores[:, 0], labels > 0.5, weights)]
+        predicted, rates, classes = scores[:, 0] > 0.0, scores, [1]
     else:
-        predicted = scores.argmax(axis=1)
-        areas = _class_areas(softmax(scores), labels, weights)
-    return class_metrics(float(mean(predicted == labels, weights)), areas, noise)
+        predicted, rates = scores.argmax(axis=1), softmax(scores)
+        classes = list(range(scores.shape[1]))
 
+    def areas_of(span: slice) -> list[float]:
+        areas = []
+        for column in range(span.start, span.stop):
+            positive = labels == classes[column]
+            area = auc(rates[:, column], positive, weights)
+            areas.append(_true_area(area, float(mean(positive, weights)), noise))
+        return areas
 
-def class_metrics(
-    accuracy: float, areas: Sequence[Area], noise: ClassNoise | None
-) -> dict[str, float]:
-    """Return the mean area of the classes that have one, and the accuracy.
-
-    Args:
-        accuracy: share of the labels that are predicted, noisy as they are.
-        areas: of every class.
-        noise: on the labels.
-    """
-    own = [_true_area(*area, noise) for area in areas]
-    area = float(np.nanmean(own)) if not np.all(np.isnan(own)) else np.nan
+    least = 1 if len(rates) >= LEAST_ROWS else len(classes)
+    areas = [
+        area for part in in_threads(areas_of, len(classes), least) for area in part
+    ]
+    accuracy = float(mean(predicted == labels, weights))
     if noise is not None:
         accuracy = _share(noise.rate_of(accuracy))
+    area = float(np.nanmean(areas)) if not np.all(np.isnan(areas)) else NAN
     return {"auc": area, "accuracy": accuracy}
-
-
-def _class_areas(
-    rates: FloatArray, labels: FloatArray, weights: FloatArray | None
-) -> list[Area]:
-    """Return the area of each class against all others, (k,)."""
-    classes = rates.shape[1]
-
-    def areas_of(span: slice) -> list[Area]:
-        chosen = range(span.start, span.stop)
-        return [_area(rates[:, k], labels == k, weights) for k in chosen]
-
-    least = 1 if len(rates) >= LEAST_ROWS else classes
-    return [area for part in in_threads(areas_of, classes, least) for area in part]
-
-
-def _area(scores: FloatArray, positive: BoolArray, weights: FloatArray | None) -> Area:
-    return auc(scores, positive, weights), float(mean(positive, weights))
 
 
 def _share(estimate: float) -> float:
     if not -SLACK <= estimate <= 1.0 + SLACK:
-        return float("nan")
+        return NAN
     return min(max(estimate, 0.0), 1.0)
 
 
@@ -166,14 +122,12 @@ def _true_area(area: float, seen: float, noise: ClassNoise | None) -> float:
         return area
     rate = noise.rate_of(seen)
     if not 0.0 < rate < 1.0:
-        return float("nan")
+        return NAN
     share = noise.contrast * rate * (1.0 - rate) / (seen * (1.0 - seen))
     return _share(float(0.5 + (area - 0.5) / share))
 
 
-def auc(
-    scores: FloatArray, positive: BoolArray, weights: FloatArray | None = None
-) -> float:
+def auc(scores: FloatArray, positive: BoolArray, weights: Weights = None) -> float:
     """Return the area under the ROC curve: P(score of a positive > of a negative).
 
     Ties count one half, a pair by the product of its rows' weights if given. NaN when
@@ -182,27 +136,18 @@ def auc(
     >>> auc(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
     0.875
     """
-    if weights is not None:
-        return _weighted_auc(scores, positive, weights)
-    high = np.sort(scores[positive])
-    low = np.sort(scores[~positive])
+    high, low = scores[positive], scores[~positive]
     if not len(high) or not len(low):
-        return float("nan")
-    below = np.searchsorted(low, high, side="left").sum(dtype=np.float64)
-    not_above = np.searchsorted(low, high, side="right").sum(dtype=np.float64)
-    return float((below + not_above) / (2.0 * len(high) * len(low)))
-
-
-def _weighted_auc(
-    scores: FloatArray, positive: BoolArray, weights: FloatArray
-) -> float:
-    own, low = weights[positive], scores[~positive]
-    if not len(own) or not len(low):
-        return float("nan")
+        return NAN
+    if weights is None:
+        high, low = np.sort(high), np.sort(low)
+        below = np.searchsorted(low, high, side="left").sum(dtype=np.float64)
+        not_above = np.searchsorted(low, high, side="right").sum(dtype=np.float64)
+        return float((below + not_above) / (2.0 * len(high) * len(low)))
     order = np.argsort(low)
-    # what the k lowest scores weigh
+    low, of_high = low[order], weights[positive]
+    # the weight of the k lowest scores
     total = np.append(0.0, np.cumsum(weights[~positive][order]))
-    high = scores[positive]
-    below = total[np.searchsorted(low[order], high, side="left")]
-    not_above = total[np.searchsorted(low[order], high, side="right")]
-    return float(own @ (below + not_above) / (2.0 * own.sum() * total[-1]))
+    sums = total[np.searchsorted(low, high, side="left")]
+    sums += total[np.searchsorted(low, high, side="right")]
+    return float(of_high @ sums / (2.0 * of_high.sum() * total[-1]))

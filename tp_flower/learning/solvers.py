@@ -103,15 +103,14 @@ class RidgeSolver:
         return cls(np.maximum(values, 0.0), vectors, mean, weight, joined_rows)
 
     def product(self, parameters: FloatArray) -> FloatArray:
-        """Return the Gram matrix times parameters (d [+ 1], d_c): their own moments."""
+        """Return the Gram matrix times parameters (d [+ 1], d_c): their moments."""
         weights = parameters[:-1] if self.weight else parameters
         scaled = self.eigenvalues[:, None] * (self.eigenvectors.T @ weights)
-        own = self.eigenvectors @ scaled
+        product: FloatArray = self.eigenvectors @ scaled
         if self.weight:
             total = self.weight * (self.mean @ weights + parameters[-1])
-            own = np.vstack([own + np.outer(self.mean, total), total])
-        product: FloatArray = self.joined_rows * own
-        return product
+            product = np.vstack([product + np.outer(self.mean, total), total])
+        return self.joined_rows * product
 
     def solve(self, moments: FloatArray, kappa: float, l2: float) -> FloatArray:
         """Return the parameters (d [+ 1], d_c) of the theta-update.
@@ -138,7 +137,7 @@ class RidgeSolver:
 
 @dataclass(frozen=True)
 class Iterate:
-    """Where a descent is.
+    """A point of an accelerated descent, which restarts where it overshoots.
 
     Attributes:
         point: z.
@@ -159,16 +158,16 @@ class Iterate:
         """Return the iterate after a step.
 
         Args:
-            point: z+, what the step from ``ahead`` has led to.
-            is_accelerated: without, y+ = z+.
+            point: z+, where the step from ``ahead`` ended.
+            is_accelerated: if not, y+ = z+.
         """
         if not is_accelerated:
             return Iterate.at(point)
-        way = point - self.point
-        if float(np.vdot(self.ahead - point, way)) > 0.0:
+        step = point - self.point
+        if float(np.vdot(self.ahead - point, step)) > 0.0:
             return Iterate.at(point)
         momentum = (1.0 + math.sqrt(1.0 + 4.0 * self.momentum**2)) / 2.0
-        ahead = point + (self.momentum - 1.0) / momentum * way
+        ahead = point + (self.momentum - 1.0) / momentum * step
         return Iterate(point, ahead, momentum)
 
     def change_to(self, point: FloatArray) -> float:
@@ -192,17 +191,17 @@ def descend(
         start: (p,).
         step: at most 1 over the largest curvature.
         tolerance: of the relative change by a step.
-        most_steps: ends the descent whatever it has reached.
+        most_steps: after which it ends.
 
     >>> target = np.array([1.0, -2.0])
-    >>> found = descend(
+    >>> minimiser = descend(
     ...     lambda z: [1.0, 0.1] * (z - target),
     ...     np.zeros(2),
     ...     1.0,
     ...     tolerance=1e-12,
     ...     most_steps=500,
     ... )
-    >>> bool(np.allclose(found, target, atol=1e-9))
+    >>> bool(np.allclose(minimiser, target, atol=1e-9))
     True
     """
     iterate = Iterate.at(start)

@@ -1,4 +1,4 @@
-"""Which sites are similar: an undirected graph with a node per site.
+"""The similarity graph: an undirected graph with a node per site.
 
 Notation: N sites, M edges; the draft's Q is the transpose of
 `SimilarityGraph.incidence` (M, N), whose row of an edge (i, j), i < j, is 1 at i and
@@ -6,7 +6,7 @@ Notation: N sites, M edges; the draft's Q is the transpose of
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SimilarityGraph:
-    """The sites and which of them are alike; it may be disconnected.
+    """An undirected graph of the sites; it may be disconnected.
 
     Attributes:
         names: of the sites.
@@ -90,21 +90,22 @@ class SimilarityGraph:
         return np.sort(touching.sum(axis=1) - site)
 
     def neighbours_mean(
-        self, models: FloatArray, site: int, known: npt.NDArray[np.bool_]
+        self, models: FloatArray, site: int, has_model: npt.NDArray[np.bool_]
     ) -> FloatArray:
-        """Return what a site that joins begins with: its known neighbours' mean, (d,).
+        """Return the start of a site that joins: its neighbours' mean model, (d,).
 
-        Without a known neighbour it is the mean of all known sites, without these 0.
+        Without a neighbour that has a model it is the mean of all sites that have one,
+        without these 0.
 
         Args:
             models: Z, (N, d).
             site: position of the site that joins.
-            known: which sites have a model, (N,).
+            has_model: (N,).
         """
         near = self.neighbours(site)
-        near = near[known[near]]
+        near = near[has_model[near]]
         if not len(near):
-            near = np.flatnonzero(known)
+            near = np.flatnonzero(has_model)
         if not len(near):
             return np.zeros(models.shape[1])
         mean: FloatArray = models[near].mean(axis=0)
@@ -134,11 +135,11 @@ def nearest_neighbours(
 
 
 def row_weights(graph: SimilarityGraph, rows: npt.NDArray[np.int64]) -> FloatArray:
-    """Return what edges weigh by their sites' rows: sqrt(1/n_i + 1/n_j), (M,), mean 1.
+    """Return the edges' weights sqrt(1/n_i + 1/n_j), (M,), scaled to mean 1.
 
     A model of n rows errs by about 1/sqrt(n), and the difference of two by the root of
-    the sum: sites that differ by what sampling makes of equal ones are drawn together,
-    and those with many rows keep what they know to differ in.
+    the sum: sites whose difference may be chance are drawn together, and those with
+    many rows keep theirs.
 
     Args:
         graph: of the sites.
@@ -175,20 +176,16 @@ def parse_edges(text: str, names: Sequence[str]) -> SimilarityGraph:
 
 
 def _edge(written: str, positions: dict[str, int]) -> tuple[int, int]:
-    found = [
-        (positions[left], positions[right])
-        for left, right in _readings(written)
-        if left in positions and right in positions and left != right
-    ]
-    if len(found) == 1:
-        return found[0]
-    problem = "can be read in more than one way" if found else "names no two sites"
+    edges = []
+    for hyphen in re.finditer("-", written):
+        left = written[: hyphen.start()].strip()
+        right = written[hyphen.end() :].strip()
+        if left in positions and right in positions and left != right:
+            edges.append((positions[left], positions[right]))
+    if len(edges) == 1:
+        return edges[0]
+    problem = "can be read in more than one way" if edges else "names no two sites"
     raise SettingsError(
         f'graph: {written!r} {problem}; write "a-b" with two of the sites '
         f"{', '.join(sorted(positions))}"
     )
-
-
-def _readings(written: str) -> Iterable[tuple[str, str]]:
-    for match in re.finditer("-", written):
-        yield written[: match.start()].strip(), written[match.end() :].strip()

@@ -11,6 +11,7 @@ Notation:
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -35,10 +36,10 @@ FINITE_STEP = 1e-3
 
 @dataclass(frozen=True)
 class SiteObjective:
-    """What a site minimises, alone or with others.
+    """The objective f of a site.
 
     Attributes:
-        model: with any parameters; they are set to where the objective is asked for.
+        model: with any parameters; they are set to where the objective is evaluated.
         features: (n, d), the trained rows.
         labels: (n,).
         loss: of scores against labels.
@@ -81,8 +82,8 @@ class SiteObjective:
 
     def penalty(self, parameters: FloatArray) -> float:
         """Return l2/2 ||theta||^2."""
-        own = parameters[self.model.penalised]
-        return 0.5 * self.l2 * float(own @ own)
+        penalised = parameters[self.model.penalised]
+        return 0.5 * self.l2 * float(penalised @ penalised)
 
     def metrics(
         self, parameters: FloatArray, features: Features, labels: FloatArray
@@ -90,8 +91,8 @@ class SiteObjective:
         """Return the metrics of rows (k, d), those that are finite; none of no row."""
         if not len(labels):
             return {}
-        found = evaluate(self.loss, self.scores(features, parameters), labels)
-        return {name: value for name, value in found.items() if np.isfinite(value)}
+        metrics = evaluate(self.loss, self.scores(features, parameters), labels)
+        return {name: value for name, value in metrics.items() if np.isfinite(value)}
 
     @property
     def largest_curvature(self) -> float:
@@ -141,25 +142,13 @@ class RandomFeatures:
     frequencies: FloatArray
 
     @classmethod
-    def draw(
-        cls,
-        width: int,
-        pairs: int,
-        rng: np.random.Generator,
-        *,
-        bandwidth: float | None = None,
-    ) -> "RandomFeatures":
-        """Draw the frequencies of rows (n, width).
+    def draw(cls, width: int, pairs: int, rng: np.random.Generator) -> Self:
+        """Draw the frequencies of rows (n, width), the same at all sites.
 
-        Args:
-            width: d.
-            pairs: a cosine and a sine each.
-            rng: the same at all sites.
-            bandwidth: > 0; None is sqrt(d): two rows of standardised columns are on
-                average sqrt(2 d) apart, and no site is asked for its median.
+        The bandwidth is sqrt(d): two rows of standardised columns are on average
+        sqrt(2 d) apart, and no site is asked for its median.
         """
-        scale = bandwidth or np.sqrt(max(width, 1))
-        return cls(rng.standard_normal((pairs, width)) / scale)
+        return cls(rng.standard_normal((pairs, width)) / np.sqrt(max(width, 1)))
 
     def embed(self, rows: npt.NDArray[np.floating]) -> FloatArray:
         """Return phi of rows (n, d) as (n, 2 pairs), each of norm 1."""
@@ -177,7 +166,7 @@ class RandomFeatures:
 
 
 def moments_bound(clip: float) -> float:
-    """Return what norm a row's share of the moments has at most."""
+    """Return the largest norm of a row's share of the moments."""
     return clip**2 + 1.0
 
 
@@ -194,19 +183,18 @@ def mean_moments(rows: npt.NDArray[np.floating], clip: float = np.inf) -> FloatA
     width = rows.shape[1] + 1
     total = np.zeros((width, width))
     for block in blocks(len(rows), BLOCK_ROWS):
-        own = np.ones((len(rows[block]), width))
-        own[:, :-1] = rows[block]
-        lengths = np.linalg.norm(own[:, :-1], axis=1, keepdims=True)
-        own[:, :-1] *= np.minimum(1.0, clip / np.maximum(lengths, TINY))
-        total += own.T @ own
+        extended = np.ones((len(rows[block]), width))
+        extended[:, :-1] = rows[block]
+        lengths = np.linalg.norm(extended[:, :-1], axis=1, keepdims=True)
+        extended[:, :-1] *= np.minimum(1.0, clip / np.maximum(lengths, TINY))
+        total += extended.T @ extended
     return _triangle(total / max(len(rows), 1))
 
 
 def covariances(moments: FloatArray) -> FloatArray:
-    """Return the covariances (N, d (d + 1) / 2) of what `mean_moments` told (N, s).
+    """Return the covariances (N, d (d + 1) / 2) of `mean_moments` (N, s).
 
-    With noise the matrices are not quite covariances any more; their distances are
-    meant, nothing else.
+    With noise they are covariances no more: only their distances are used.
     """
     width = int(np.sqrt(2 * moments.shape[1]))
     places = np.triu_indices(width)
@@ -236,7 +224,7 @@ def noisy_mean(
 
     Args:
         mean: of shares whose norm is at most ``bound``.
-        bound: see the module.
+        bound: on a row's share: the sensitivity of the mean is bound / n.
         rows: of the site; of none there is nothing to protect, and one is assumed.
         multiplier: deviation over sensitivity, >= 0; 0 adds nothing.
         noise: of the site.

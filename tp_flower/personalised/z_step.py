@@ -56,24 +56,14 @@ def edge_norms(rows: FloatArray, norm: EdgeNorm) -> FloatArray:
     return norms
 
 
-def edge_prox(rows: FloatArray, threshold: Radius, norm: EdgeNorm) -> FloatArray:
-    """Return argmin_b threshold ||b||_p + 1/2 ||b - a||^2 of every row a, (M, d).
-
-    p = 1 is elementwise soft-thresholding, p = 2 block soft-thresholding.
-
-    >>> edge_prox(np.array([[3.0, -4.0]]), 1.0, EdgeNorm.TWO)
-    array([[ 2.4, -3.2]])
-    """
-    return rows - project_dual(rows, threshold, norm)
-
-
 def project_dual(rows: FloatArray, radius: Radius, norm: EdgeNorm) -> FloatArray:
-    """Return every row's nearest point in the dual norm's ball, (M, d).
+    """Return every row's nearest point in the ball of the dual norm q, (M, d).
 
-    Args:
-        rows: one edge per row.
-        radius: >= 0.
-        norm: p; the ball is of the norm q.
+    By Moreau, a - project_dual(a, t) = argmin_b t ||b||_p + 1/2 ||b - a||^2: p = 1 is
+    elementwise soft-thresholding, p = 2 block soft-thresholding.
+
+    >>> project_dual(np.array([[3.0, -4.0]]), 1.0, EdgeNorm.TWO)
+    array([[ 0.6, -0.8]])
     """
     return _PROJECTIONS[norm](rows, radius)
 
@@ -98,8 +88,8 @@ def _onto_cross_polytope(rows: FloatArray, radius: Radius) -> FloatArray:
     falling = -np.sort(-magnitudes, axis=1)
     excess = np.cumsum(falling, axis=1) - radius
     ranks = np.arange(1, rows.shape[1] + 1)
-    kept = np.maximum((falling * ranks > excess).sum(axis=1), 1)
-    level = excess[np.arange(len(rows)), kept - 1] / kept
+    support = np.maximum((falling * ranks > excess).sum(axis=1), 1)
+    level = excess[np.arange(len(rows)), support - 1] / support
     shrunk = np.maximum(magnitudes - np.maximum(level, 0.0)[:, None], 0.0)
     projected: FloatArray = np.copysign(shrunk, rows)
     return projected
@@ -121,7 +111,7 @@ DENSE_SITES = 4096
 
 @dataclass(frozen=True)
 class ZSolution:
-    """What a Z-step found, and how well.
+    """The solution of a Z-step, and its residuals.
 
     Attributes:
         models: Z, (N, d); exactly equal at sites that fused edges connect.
@@ -143,7 +133,7 @@ class ZSolution:
 
 
 class ZStep:
-    """Solves Z-steps over one graph, and keeps the factors.
+    """Solver of Z-steps over one graph, which reuses its factors.
 
     Args:
         graph: of the sites.
@@ -174,8 +164,8 @@ class ZStep:
     ) -> ZSolution:
         """Return the personal models.
 
-        Without penalty, or without edges, they are the targets; with a penalty above
-        what it takes, every connected group's mean of them. Both are exact.
+        Without penalty, or without edges, they are the targets; with a penalty large
+        enough, every connected group's mean of them. Both are exact.
 
         Args:
             targets: V, (N, d).
@@ -187,7 +177,8 @@ class ZStep:
         if pull is None:
             pull = np.zeros((edges, targets.shape[1]))
         if not penalty or not edges or not spread:
-            same = self._are_equal(targets)
+            left, right = self.graph.edges.T
+            same = (targets[left] == targets[right]).all(axis=1)
             return ZSolution(targets, np.zeros_like(pull), same, 0, 0.0, 0.0, True)
         return self._iterate(targets, penalty, pull, spread)
 
@@ -196,7 +187,9 @@ class ZStep:
     ) -> ZSolution:
         forward, back = self.graph.incidence, self.graph.incidence.T.tocsr()
         kappa = self._coupling(targets, penalty)
-        inverse = self._factor(kappa)
+        if kappa not in self._factors:
+            self._factors[kappa] = factorise(self.graph, kappa)
+        inverse = self._factors[kappa]
         radius = penalty * self._weights
         scaled = project_dual(pull, radius, self.norm) / kappa
         models = targets - kappa * (back @ scaled)
@@ -222,11 +215,6 @@ class ZStep:
             models, kappa * scaled, fused, iteration, primal, dual, is_converged
         )
 
-    def _are_equal(self, models: FloatArray) -> npt.NDArray[np.bool_]:
-        left, right = self.graph.edges.T
-        same: npt.NDArray[np.bool_] = (models[left] == models[right]).all(axis=1)
-        return same
-
     def _coupling(self, targets: FloatArray, penalty: float) -> float:
         """Return kappa, a power of 2 so that few values, and few factors, occur.
 
@@ -242,14 +230,9 @@ class ZStep:
         coupling = 3.0 / float(self.graph.degrees.mean()) * strength
         return float(2.0 ** np.round(np.log2(coupling)))
 
-    def _factor(self, kappa: float) -> Solve:
-        if kappa not in self._factors:
-            self._factors[kappa] = factorise(self.graph, kappa)
-        return self._factors[kappa]
-
 
 def factorise(graph: SimilarityGraph, kappa: float) -> Solve:
-    """Return what multiplies (N, d) by (I + kappa B^T B)^-1.
+    """Return the product of (I + kappa B^T B)^-1 with (N, d), as a function.
 
     The eigenvalues lie between 1 and 1 + 2 kappa * the largest degree: an explicit
     inverse loses no digits. Where its square is too large, sparse factors are kept.
@@ -319,7 +302,7 @@ def penalty_of_round(penalty: float, rounds_before: int, rounds: int) -> float:
 def _bounds(gradient: list[float], penalty: float) -> tuple[list[float], list[float]]:
     """Return where the derivatives pass -gamma and gamma, element by element.
 
-    A derivative, clipped to [-gamma, gamma], is kept by its knots in ascending order:
+    A derivative, clipped to [-gamma, gamma], is stored as its knots in ascending order:
     their places, and how slope and offset of the line change there. Every element takes
     some away at both ends and adds one at each, hence O(d) in all. Lists of numbers are
     several times as fast here as numpy's elements.
@@ -328,17 +311,17 @@ def _bounds(gradient: list[float], penalty: float) -> tuple[list[float], list[fl
     least, most = [0.0] * size, [0.0] * size
     knots, slopes, offsets = ([0.0] * (2 * size + 2) for _ in range(3))
     first, last = size + 1, size
-    for place, own in enumerate(gradient):
+    for place, element in enumerate(gradient):
         # beyond all knots the derivative of what comes before is -gamma or gamma
         outside = penalty if place else 0.0
-        slope, offset = 1.0, -own - outside
+        slope, offset = 1.0, -element - outside
         while first <= last and slope * knots[first] + offset <= -penalty:
             slope += slopes[first]
             offset += offsets[first]
             first += 1
         left = slope, offset
         least[place] = (-penalty - offset) / slope
-        slope, offset = 1.0, -own + outside
+        slope, offset = 1.0, -element + outside
         while last >= first and slope * knots[last] + offset >= penalty:
             slope -= slopes[last]
             offset -= offsets[last]

@@ -27,8 +27,7 @@ import pyarrow.parquet as pq
 
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.files import whole_file
-from tp_flower.learning.losses import KMEANS, sigmoid
-from tp_flower.learning.softmax import softmax
+from tp_flower.learning.losses import KMEANS, sigmoid, softmax
 
 PREDICTIONS_FILE: Final = "predictions.parquet"
 OCCURRENCE: Final = "occurrence"

@@ -118,28 +118,23 @@ class DeviceFeatures(PlacedFeatures):
 
     def __getitem__(self, rows: Any) -> "DeviceFeatures":
         """Return some of the rows; nothing is copied."""
-        if self._rows is not None:
-            return DeviceFeatures(
-                self._source, self.device, self._resident, self._rows[rows]
-            )
-        if isinstance(rows, slice):
+        if self._rows is None and isinstance(rows, slice):
             resident = None if self._resident is None else self._resident[rows]
             return DeviceFeatures(self._source[rows], self.device, resident)
-        chosen = np.asarray(rows)
+        chosen = np.asarray(rows) if self._rows is None else self._rows[rows]
         if chosen.dtype == np.bool_:
             chosen = np.flatnonzero(chosen)
-        return DeviceFeatures(
-            self._source, self.device, self._resident, chosen.astype(np.int64)
-        )
+        chosen = chosen.astype(np.int64)
+        return DeviceFeatures(self._source, self.device, self._resident, chosen)
 
     def blocks(self, size: int = 0) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the rows in blocks on the device; what is yielded must not be changed.
+        """Yield the rows in blocks on the device, which must not be changed.
 
         Args:
-            size: rows of a block; 0 for what the memory of products allows.
+            size: rows of a block; 0 for as many as the memory of products allows.
         """
-        own = max(BLOCK_VALUES // max(self.shape[1], 1), 1)
-        size = min(size or own, own, max(len(self), 1))
+        most = max(BLOCK_VALUES // max(self.shape[1], 1), 1)
+        size = min(size or most, most, max(len(self), 1))
         if self._resident is not None:
             yield from self._resident_blocks(self._resident, size)
             return
@@ -153,15 +148,13 @@ class DeviceFeatures(PlacedFeatures):
     ) -> Iterator[tuple[slice, Tensor]]:
         rows = None if self._rows is None else to_device(self._rows, self.device)
         for block in blocks(len(self), size):
-            yield (
-                block,
-                resident[block]
-                if rows is None
-                else resident.index_select(0, rows[block]),
-            )
+            if rows is None:
+                yield block, resident[block]
+            else:
+                yield block, resident.index_select(0, rows[block])
 
     def tensor(self) -> Tensor:
-        """Return all the rows on the device; what is returned must not be changed."""
+        """Return all the rows on the device, which must not be changed."""
         if self._resident is not None and self._rows is None:
             return self._resident
         every = [rows.clone() for _, rows in self.blocks()]
@@ -177,10 +170,10 @@ class DeviceFeatures(PlacedFeatures):
 
     def moment(self, messages: FloatArray) -> FloatArray:
         """Return T^T Y, (d, d_c), of messages (n, d_c)."""
-        own = to_device(messages, self.device)
-        total = own.new_zeros((self.shape[1], messages.shape[1]))
+        upstream = to_device(messages, self.device)
+        total = upstream.new_zeros((self.shape[1], messages.shape[1]))
         for block, rows in self.blocks():
-            total.addmm_(rows.double().T, own[block])
+            total.addmm_(rows.double().T, upstream[block])
         return to_host(total)
 
     def gram(self, multiplicity: npt.NDArray[Any]) -> FloatArray:

@@ -31,7 +31,7 @@ HIDDEN: Final = ("", "-1")
 
 
 def resolve(name: str, *, is_large: bool = True) -> str:
-    """Return ``"cpu"`` or ``"cuda"``, which ``"auto"`` is where it is there and pays.
+    """Return ``"cpu"`` or ``"cuda"``; ``"auto"`` is CUDA where it exists and pays.
 
     Without a driver torch is not imported, unless ``"cuda"`` is asked for.
 

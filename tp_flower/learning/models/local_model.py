@@ -23,16 +23,6 @@ from tp_flower.learning.models.devices import (
     on_host,
 )
 
-__all__ = [
-    "FeatureArray",
-    "FloatArray",
-    "LinearModel",
-    "LocalModel",
-    "ModelSpec",
-    "build_model",
-    "moment",
-]
-
 NUMPY_KINDS = frozenset({"linear", "centres"})
 """Kinds of models that need no torch."""
 
@@ -50,7 +40,7 @@ LEAST_VALUES = 1 << 20
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What decides a local model besides its parameters.
+    """The specification of a local model, without its parameters.
 
     Attributes:
         kind: ``"linear"``, ``"centres"``, ``"mlp"`` or ``"package.module:factory"``,
@@ -203,9 +193,9 @@ def _in_float64(
     size = max(values // max(features.shape[1], 1), 1)
     wide = np.empty((min(size, span.stop - span.start), features.shape[1]))
     for block in blocks_of(span, size):
-        own = wide[: block.stop - block.start]
-        np.copyto(own, plain[block])
-        yield block, own
+        converted = wide[: block.stop - block.start]
+        np.copyto(converted, plain[block])
+        yield block, converted
 
 
 def _least_rows(features: FeatureArray) -> int:
@@ -216,13 +206,12 @@ def build_model(spec: ModelSpec, features: int, device: str = "auto") -> LocalMo
     """Return the local model of a table with ``features`` encoded columns.
 
     Args:
-        spec: what kind of model.
+        spec: of the model.
         features: d.
-        device: where a torch model lives: ``"auto"`` (CUDA when there), ``"cpu"``,
-            ``"cuda"``.
+        device: of a torch model: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
     Raises:
-        SettingsError: if the dotted path of a factory cannot be used.
+        SettingsError: the dotted path of a factory cannot be used.
     """
     if spec.kind == "linear":
         return LinearModel(features, spec.outputs, intercept=spec.intercept)
@@ -269,19 +258,19 @@ class FitProblem:
 
     @property
     def relative_penalty(self) -> FloatArray:
-        """What the penalty weighs beside a weighted mean over the rows, (p,)."""
+        """The weight of the penalty beside a weighted mean over the rows, (p,)."""
         data_weight = self.kappa * float(self.multiplicity.sum())
         ridge = self.strength * self.joined_rows / data_weight
         return np.where(self.penalised, ridge, 0.0)
 
     def settle(self, parameters: FloatArray) -> FloatArray:
-        """Return the parameters (p,) that the penalty alone leads to."""
+        """Return the parameters (p,) that minimise the penalty alone."""
         is_drawn = self.penalised & (self.strength > 0)
         return np.where(is_drawn, self.centre, parameters)
 
 
 CENTRES = "centres"
-"""What a model specification calls it."""
+"""Kind of a clustering's model."""
 
 
 class CentresModel(LocalModel):
@@ -332,7 +321,7 @@ def squared_distances(
     norms = (centres**2).sum(axis=1)
     out = np.empty((len(rows), len(centres)))
     for block in blocks(len(rows)):
-        own = np.asarray(rows[block], np.float64)
-        np.matmul(own, -2.0 * centres.T, out=out[block])
-        out[block] += (own**2).sum(axis=1)[:, None] + norms
+        wide = np.asarray(rows[block], np.float64)
+        np.matmul(wide, -2.0 * centres.T, out=out[block])
+        out[block] += (wide**2).sum(axis=1)[:, None] + norms
     return np.maximum(out, 0.0, out=out)

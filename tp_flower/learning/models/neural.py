@@ -84,7 +84,8 @@ def build_torch_model(spec: ModelSpec, features: int, device: str) -> TorchModel
     """Return the MLP or the factory's module, initialised from the spec's seed.
 
     Raises:
-        SettingsError: if the factory cannot be imported or makes no usable module.
+        SettingsError: the factory cannot be imported, or makes no usable module; or
+            there is no CUDA device where one is asked for.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)  # noqa: TID251 - forked: no module has a Generator argument
@@ -92,21 +93,12 @@ def build_torch_model(spec: ModelSpec, features: int, device: str) -> TorchModel
             module = _mlp(features, spec)
         else:
             module = _from_factory(features, spec)
-    return TorchModel(module.to(resolve_device(device)), spec)
-
-
-def resolve_device(name: str) -> torch.device:
-    """Return the device of ``"auto"`` (CUDA when there), ``"cpu"`` or ``"cuda"``.
-
-    Raises:
-        SettingsError: there is no CUDA device.
-    """
-    return torch_device(resolve(name))
+    return TorchModel(module.to(torch_device(resolve(device))), spec)
 
 
 @dataclass(frozen=True)
 class FitBudget:
-    """How long and how a fit runs.
+    """The steps of a fit.
 
     Attributes:
         passes: passes over the rows.
@@ -205,15 +197,15 @@ def _blocks_on(
     if isinstance(features, DeviceFeatures):
         yield from features.blocks(EVALUATION_ROWS)
         return
-    own = on_host(features)
-    for block in blocks(len(own), EVALUATION_ROWS):
-        yield block, to_device(own[block], device)
+    host = on_host(features)
+    for block in blocks(len(host), EVALUATION_ROWS):
+        yield block, to_device(host[block], device)
 
 
 def _rows_on(
     features: Features, device: torch.device
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return what gathers rows by their positions on the device."""
+    """Return a function that gathers rows by their positions on the device."""
     if isinstance(features, DeviceFeatures) and not features.is_resident:
         return lambda positions: features[positions.cpu().numpy()].tensor()
     if isinstance(features, DeviceFeatures):
