@@ -119,12 +119,7 @@ class SolvedStrategy(JoinStrategy):
         self.finish_epoch(EpochResult(1, train, test))
 
     def add_facts(self, facts: Mapping[str, object], warnings: list[str]) -> None:
-        """Say more of the coreset in the report.
-
-        Args:
-            facts: by name.
-            warnings: what of them is to be warned of.
-        """
+        """Say more of the coreset in the report."""
         before = self.chosen.get("coreset")
         coreset: dict[str, Any] = dict(before) if isinstance(before, Mapping) else {}
         coreset["warnings"] = [*coreset.get("warnings", []), *warnings]

@@ -318,11 +318,7 @@ def _leverages(
 def _label(
     site: Site, number: int, order: Mapping[str, Any], rows: IntArray
 ) -> tuple[FloatArray, int]:
-    """Return the label of rows as numbers or classes, (n,), and how many classes.
-
-    Raises:
-        SiteError: the part has no label, or one of another class.
-    """
+    """Return the label of rows as numbers or classes, (n,), and how many classes."""
     label = site.extracted(number).label
     if label is None:
         raise SiteError("malformed request: the part has no label")
@@ -451,11 +447,7 @@ def _own_scores(rows: AnyArray, scores: FloatArray) -> FloatArray:
 
 
 def _made(make: Callable[..., Any], *given: Any) -> AnyArray:
-    """Return what is made of numbers, some of which the server has chosen.
-
-    Raises:
-        SiteError: they do not allow it.
-    """
+    """Return what is made of numbers, some of which the server has chosen."""
     try:
         made: AnyArray = make(*given)
     except ValueError as error:

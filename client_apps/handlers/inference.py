@@ -116,11 +116,7 @@ def _ready(
 
 
 def _saved(site: Site, body: ScorePart, model: ModelVersion) -> SavedModel:
-    """Return the part of the model that a request names.
-
-    Raises:
-        ModelError: the site does not have it, or another one.
-    """
+    """Return the part of the model that a request names."""
     root = site.state_folder
     if root is None:
         raise ModelError("this site keeps no models: its state-dir is ':memory:'")
@@ -131,11 +127,7 @@ def _saved(site: Site, body: ScorePart, model: ModelVersion) -> SavedModel:
 
 
 def _check_fits(saved: SavedModel, fragment: Fragment) -> None:
-    """Refuse rows that are not made as those that the model was trained on.
-
-    Raises:
-        ModelError: says what differs; of the model nothing that the request has not.
-    """
+    """Refuse rows that are not made as those that the model was trained on."""
     own = saved.fragment
     for what, found, kept in (
         ("table", fragment.name.lower(), own.name.lower()),
@@ -157,11 +149,7 @@ def _grouping(fragment: Fragment) -> object:
 
 
 def _set_aside(site: Site, ready: Mapping[int, _Ready]) -> None:
-    """Reserve what leaves, or note that nothing covers it.
-
-    Raises:
-        SiteError: a budget does not suffice, or the ledger cannot be written.
-    """
+    """Reserve what leaves, or note that nothing covers it."""
     sources = {number: site.source(number) for number in ready}
     releases = [
         scored(Shard.of(site, number, sources[number]), part.plan)

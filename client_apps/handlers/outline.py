@@ -44,11 +44,7 @@ def method_of(outline: Outline) -> Method:
 
 
 def check_accounts(method: Method, privacy: PrivacyTerms) -> None:
-    """Refuse mechanisms whose cost per row is not known for the method.
-
-    Raises:
-        SiteError: the accounts would be too low.
-    """
+    """Refuse mechanisms whose cost per row is not known for the method."""
     covered = {
         "features": privacy.covers_features,
         "predictions": privacy.covers_predictions,
@@ -115,11 +111,7 @@ def kinds_of(outline: Outline, update: Update) -> tuple[str, ...]:
 
 
 def check_given(outline: Outline, update: Update, spec: ModelSpec) -> None:
-    """Refuse to let a server solve that has not said so, and models it cannot solve.
-
-    Raises:
-        SiteError: strategy, update and model do not go together.
-    """
+    """Refuse to let a server solve that has not said so, and models it cannot solve."""
     is_given = update is Update.GIVEN
     if is_given != bool(method_of(outline).solvers):
         raise SiteError(

@@ -235,11 +235,7 @@ def _fitted_parts(site: Site) -> frozenset[int]:
 
 
 def _set_aside(site: Site, run: Run, prepared: Mapping[int, _Prepared]) -> None:
-    """Reserve what the run plans to release, and note what nothing covers.
-
-    Raises:
-        SiteError: a budget does not suffice, or the ledger cannot be written.
-    """
+    """Reserve what the run plans to release, and note what nothing covers."""
     guard = Guard(site)
     sources = {number: site.source(number) for number in prepared}
     named = [
@@ -383,12 +379,7 @@ def _model(request: FinishRequest) -> ModelVersion:
 def _keep(
     site: Site, model: ModelVersion, parts: Sequence[Part]
 ) -> dict[int, FinishedPart]:
-    """Save the parts' models, as they are now; return what is said of each.
-
-    Raises:
-        SiteError: they cannot be written.
-        ModelError: another model has this name and version.
-    """
+    """Save the parts' models, as they are now; return what is said of each."""
     root = site.state_folder
     coefficients = _coefficients(site, parts)
     return {

@@ -128,11 +128,7 @@ def _next_scores(part: Part, step: BatchStep) -> dict[str, AnyArray]:
 
 
 def _batch(part: Part, number: int, name: str) -> int:
-    """Return the number of a batch of the run's plan.
-
-    Raises:
-        SiteError: the plan has none of the number.
-    """
+    """Return the number of a batch of the run's plan."""
     total = len(part.shard.data.batch_start) - 1
     if not total:
         raise SiteError("malformed request: the run has no plan of batches")

@@ -38,11 +38,7 @@ class TrainingRows:
     tested: npt.NDArray[np.bool_]
 
     def check_accounted(self) -> None:
-        """Refuse rows whose cost is not known where models or scores are protected.
-
-        Raises:
-            SiteError: joined rows are weighted, or rows repeated.
-        """
+        """Refuse rows whose cost is not known where models or scores are protected."""
         if self.place is not None:
             raise SiteError(
                 "the run is to protect models or scores, and lists a row of the table "
@@ -108,10 +104,6 @@ def read_rows(body: PreparePart, rows: int, *, is_private: bool) -> TrainingRows
 
 def once_each(body: PreparePart, rows: int) -> TrainingRows:
     """Return the rows that a request names by masks: each of the table once.
-
-    Args:
-        body: with the masks and the multiplicities.
-        rows: of the participant.
 
     Raises:
         SiteError: a row is in no joined row, or in more than there are.
@@ -242,9 +234,6 @@ def check_rows(
         rows: that take part.
         batches: of SGD.
         sends_sums: whether the gradient of every batch leaves as it is.
-
-    Raises:
-        PolicyError: there are fewer than the policy's ``min-rows``.
     """
     guard.check_rows(source, rows.trained_own, f"the model of table {table!r}")
     sizes = rows.own_by_batch(batches)

@@ -237,9 +237,6 @@ class Outgoing:
 
         A plan is made from the announced schedule; later requests may be for something
         else, which the plan has no noise for.
-
-        Raises:
-            SiteError: the plan is a private one.
         """
         if self.plan.is_private:
             raise SiteError(

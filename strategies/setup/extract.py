@@ -372,10 +372,6 @@ def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:
     Args:
         split: of :func:`split_groups`.
         replies: with the hashes of each part's group keys, uint64 (groups, 2).
-
-    Raises:
-        QueryError: the sub-query would aggregate parts of groups.
-        ReplyError: a part sent no such hashes.
     """
     for parts in split:
         hashes = [
@@ -396,9 +392,6 @@ def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:
 
 def describe_places(shards: Sequence[tuple[str, SiteWork]]) -> tuple[str, ...]:
     """Describe where the work of a table is done, a line for all sites that do alike.
-
-    Args:
-        shards: of one table: the site and its work.
 
     >>> describe_places([("us", SiteWork("duckdb")), ("uk", SiteWork("duckdb"))])
     ('us, uk: all in DuckDB at the site',)

@@ -109,10 +109,6 @@ def read_private_labels(
 ) -> Labels:
     """Put the shards' noisy labels together.
 
-    Args:
-        columns: of the shards that have rows.
-        plan: of their noise.
-
     Raises:
         ReplyError: a shard's labels are not of the plan.
     """

@@ -67,11 +67,7 @@ so bad."""
 
 
 def check_epoch(epoch: int, loss: float, baseline: float) -> None:
-    """Stop where an epoch's loss is not finite, or far beyond that of a constant.
-
-    Raises:
-        DivergedError: it is.
-    """
+    """Stop where an epoch's loss is not finite, or far beyond that of a constant."""
     # a corrected loss may be 0 or below
     if math.isfinite(loss) and loss <= DIVERGENCE_FACTOR * max(abs(baseline), 1.0):
         return
@@ -415,14 +411,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         updates: Mapping[str, Update],
         encoders: Mapping[str, TableEncoder],
     ) -> Exposure:
-        """Return the facts that decide who learns what.
-
-        Args:
-            joined: the joined rows.
-            inventory: of the sites.
-            updates: by table, how its shards train together.
-            encoders: by table.
-        """
+        """Return the facts that decide who learns what."""
         parts = joined.extracted.parts
         return exposure_of(
             joined.bound,

@@ -8,8 +8,8 @@ batches before their own steps, except after the last epoch, where all rows are 
 
 With ``staleness = 1`` a batch costs one round with sharded tables too: the mean
 gradient of batch t - 1 rides along with Y of batch t. A shard takes that step, sends
-its gradient of batch t, and the scores of batch t + 1 without the step of batch t. What
-is known of that step, all but its gradient, is in them:
+its gradient of batch t, and the scores of batch t + 1 without the step of batch t. All
+that is known of that step, but its gradient, is in them:
 
     drift_t     = momentum * velocity_{t-1} + beta * theta_t
     velocity_t  = drift_t + gradient of batch t, at theta_{t-1} - rate * drift_{t-1}
@@ -44,10 +44,8 @@ from strategies.training.batches import (
     safe_rate,
 )
 from tp_flower.arrays import FloatArray
-from tp_flower.joins.batches import BatchPlan, plan_batches, poisson_batches
+from tp_flower.joins.batches import plan_batches, poisson_batches
 from tp_flower.joins.mapping import TableMapping
-from tp_flower.learning.admm import LocalScores
-from tp_flower.learning.losses import Loss
 from tp_flower.learning.metrics import evaluate
 from tp_flower.methods import DP_SGD, OUTSIDER
 from tp_flower.protocol import (
@@ -69,7 +67,7 @@ class _Epoch:
 
     Attributes:
         number: from 1.
-        batches: what it visits.
+        batches: that it visits.
         order: their numbers, in the order of the visits.
         rates: the learning rate of every table.
     """
@@ -105,33 +103,8 @@ class _Step:
     epoch: _Epoch
     batch: Batch
     next_batch: Batch | None
-    ends_epoch: bool
-    evaluate: str | None
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The joined training rows in the order of the batches.
-
-    Attributes:
-        labels: (N,).
-        weights: (N, 1), mean 1; None where all weigh alike.
-    """
-
-    labels: FloatArray
-    weights: FloatArray | None
-
-    @classmethod
-    def of(cls, problem: TrainingProblem, plan: BatchPlan) -> "_Rows":
-        """Return the rows of a problem."""
-        row_weights = problem.weighting.train_rows
-        weights = None if row_weights is None else row_weights[plan.order, None]
-        return cls(problem.train_labels[plan.order], weights)
-
-    def derivatives(self, loss: Loss, scores: FloatArray, span: slice) -> FloatArray:
-        """Return D_j = w_j d loss / d h_j of a batch's rows (Eq. 4), (B, d_c)."""
-        gradient = loss.gradient(scores, self.labels[span])
-        return gradient if self.weights is None else self.weights[span] * gradient
+    ends_epoch: bool = False
+    evaluate: str | None = None
 
 
 class BatchStrategy(JoinStrategy):
@@ -206,14 +179,16 @@ class BatchStrategy(JoinStrategy):
 
     def epochs(self, problem: TrainingProblem) -> Generator[Request, Replies, None]:
         """Run the epochs, until the loss changes less than the tolerance, if set."""
+        order = self._batches.plan.order
         # without shards, or with one batch per epoch, no step is ever late
         can_be_late = problem.sharded and self._batches.plan.batches > 1
         self._staleness = self.settings.staleness if can_be_late else 0
         self.chosen["staleness"] = self._staleness
-        rows = _Rows.of(problem, self._batches.plan)
-        seen = np.empty((len(rows.labels), problem.loss.outputs))
-        local = {name: s.copy() for name, s in problem.initial_scores.items()}
+        labels, weights = problem.train_labels[order], problem.weighting.train_rows
+        weights = None if weights is None else weights[order, None]
+        last_scores = np.empty((len(labels), problem.loss.outputs))
         # the last epoch brings them all anew
+        local = {name: s.copy() for name, s in problem.initial_scores.items()}
         self.local_scores = local
         loss_before = math.inf
         schedule = self._schedule(problem)
@@ -221,24 +196,26 @@ class BatchStrategy(JoinStrategy):
         batch_scores = first.batch.select(local)
         late: dict[int, FloatArray] = {}
         for step in itertools.chain([first], schedule):
+            span = step.batch.span
             scores = step.batch.sum_scores(problem.base_score, batch_scores)
-            seen[step.batch.span] = scores
-            derivatives = rows.derivatives(problem.loss, scores, step.batch.span)
-            messages = step.batch.scatter(derivatives)
-            sent = {
+            last_scores[span] = scores
+            # D_j = w_j d loss / d h_j (Eq. 4)
+            derivatives = problem.loss.gradient(scores, labels[span])
+            derivatives = (
+                derivatives if weights is None else weights[span] * derivatives
+            )
+            messages = {
                 number: BatchMessages(array, late.get(number))
-                for number, array in messages.items()
+                for number, array in step.batch.scatter(derivatives).items()
             }
             # a drawn batch may have any number of rows: it is divided by the mean
-            rows_of_batch = self._batch_size if self._is_poisson else len(derivatives)
-            replies, late = yield from self._exchange(
-                problem, step, rows_of_batch, sent
-            )
+            rows = self._batch_size if self._is_poisson else len(derivatives)
+            replies, late = yield from self._exchange(problem, step, rows, messages)
             if step.next_batch is not None:
                 batch_scores = step.next_batch.gather(problem, replies)
             if not step.ends_epoch:
                 continue
-            loss = self._end_epoch(problem, step, replies, local, seen)
+            loss = self._end_epoch(problem, step, replies, last_scores)
             if abs(loss_before - loss) < self.settings.tolerance * abs(loss):
                 return
             loss_before = loss
@@ -257,8 +234,7 @@ class BatchStrategy(JoinStrategy):
         while epoch is not None:
             last = len(epoch.order) - 1
             for position in range(last):
-                batch, following = epoch.batch(position), epoch.batch(position + 1)
-                yield _Step(epoch, batch, following, ends_epoch=False, evaluate=None)
+                yield _Step(epoch, epoch.batch(position), epoch.batch(position + 1))
             after = next(upcoming, None)
             yield _Step(
                 epoch,
@@ -276,8 +252,7 @@ class BatchStrategy(JoinStrategy):
         for number in range(1, epochs + 1):
             rates = self._rates(problem, number)
             if self._is_poisson:
-                drawn = np.arange(batches.plan.batches)
-                order = drawn.reshape(epochs, -1)[number - 1]
+                order = np.arange(batches.plan.batches).reshape(epochs, -1)[number - 1]
             else:
                 order = rng.permutation(batches.plan.batches)
             yield _Epoch(number, batches, order, rates)
@@ -298,42 +273,34 @@ class BatchStrategy(JoinStrategy):
             rates = damped_rates(problem, rate, rows)
             self.chosen["learning-rates"] = rates
         decay = self.decay(epoch)
-        return {name: own / decay for name, own in rates.items()}
-
-    def _batch_step(self, step: _Step) -> BatchStep:
-        """Return a batch's step, and the scores that come with it."""
-        following = step.next_batch
-        return BatchStep(
-            next_batch=None if following is None else following.number,
-            evaluate=step.evaluate,
-            learning_rates=dict(step.epoch.rates),
-            momentum=self.settings.momentum,
-        )
-
-    def _is_late(self, step: _Step) -> bool:
-        """Whether sharded tables take a batch's step with the next batch."""
-        return bool(self._staleness) and not step.ends_epoch
+        return {name: rate / decay for name, rate in rates.items()}
 
     def _exchange(
         self,
         problem: TrainingProblem,
         step: _Step,
         rows: int,
-        parts: Mapping[int, BatchMessages],
+        parts: dict[int, BatchMessages],
     ) -> Generator[Request, Replies, tuple[Replies, dict[int, FloatArray]]]:
-        """Send Y of a batch (Eq. 10), and what the last exchange left to be sent.
+        """Send Y of a batch (Eq. 10), with the mean gradients that are late.
 
         Returns:
             The replies with the next scores, and the sharded tables' mean gradients
             where their steps are still to be taken.
         """
-        batch_step, is_late = self._batch_step(step), self._is_late(step)
+        batch_step = BatchStep(
+            next_batch=None if step.next_batch is None else step.next_batch.number,
+            evaluate=step.evaluate,
+            learning_rates=dict(step.epoch.rates),
+            momentum=self.settings.momentum,
+        )
+        is_late = bool(self._staleness) and not step.ends_epoch
         request = SgdRequest(
             batch=step.batch.number,
             batch_rows=rows,
             stale=is_late,
             step=batch_step,
-            parts=dict(parts),
+            parts=parts,
         )
         replies = yield self.request(ask(request, problem.parts))
         if not problem.sharded:
@@ -356,10 +323,10 @@ class BatchStrategy(JoinStrategy):
         problem: TrainingProblem,
         step: _Step,
         replies: Replies,
-        local: LocalScores,
-        seen: FloatArray,
+        last_scores: FloatArray,
     ) -> float:
         """Record the epoch's metrics; return its training loss."""
+        local = self.local_scores
         for name, table in problem.tables.items():
             if step.evaluate == ALL:
                 local[name] = table.gather_scores(replies)
@@ -373,7 +340,7 @@ class BatchStrategy(JoinStrategy):
             weights = problem.weighting.train_rows
             train = evaluate(
                 problem.loss,
-                seen[rows],
+                last_scores[rows],
                 problem.train_labels[order],
                 None if weights is None else weights[order],
             )
