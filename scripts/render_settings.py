@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from tp_flower.methods import METHODS
 from tp_flower.settings import GROUPS, PrivacySettings, Setting, declared
-from tp_flower.settings.privacy import PREFIX
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PYPROJECT: Final = ROOT / "pyproject.toml"
@@ -54,7 +53,7 @@ def render_config() -> str:
         parts.extend(map(_config_lines, declared(group)))
         parts.append("")
     parts.extend([_comment(_title(PrivacySettings)), PRIVACY_TABLE])
-    parts.extend(map(_config_lines, declared(PrivacySettings, PREFIX)))
+    parts.extend(map(_config_lines, declared(PrivacySettings)))
     return "\n".join(parts) + "\n"
 
 
@@ -68,7 +67,7 @@ def replace_config(pyproject: str) -> str:
 def render_reference() -> str:
     """Return the reference page, in Markdown."""
     sections = [_section(_title(group), declared(group)) for group in GROUPS]
-    private = declared(PrivacySettings, PREFIX)
+    private = declared(PrivacySettings)
     return "\n".join([HEAD, *sections, _section(_title(PrivacySettings), private)])
 
 
@@ -100,7 +99,7 @@ def readers_of(setting: Setting) -> str:
     if readers.modes:
         parts.append("mode " + ", ".join(readers.modes))
     if readers.switch:
-        parts.append(f"where `{PREFIX}{readers.switch}` is set")
+        parts.append(f"where `{PrivacySettings.prefix}{readers.switch}` is set")
     return "; ".join(parts) or "all"
 
 
@@ -120,7 +119,7 @@ def _comment(text: str) -> str:
 
 
 def _config_lines(setting: Setting) -> str:
-    key = setting.key.removeprefix(PREFIX)
+    key = setting.key.removeprefix(PrivacySettings.prefix)
     return f"{_comment(setting.doc)}\n{key} = {toml_value(_default(setting))}"
 
 

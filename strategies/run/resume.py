@@ -10,14 +10,9 @@ from strategies.run.journal import FOLDER, read_head
 from strategies.run.sites import Inventory, find_sites
 from tp_flower.errors import MissingSiteError, SettingsError
 from tp_flower.files import home_folder
-from tp_flower.settings import Settings
+from tp_flower.settings import SETTINGS, Settings
 
-FREE: Final = frozenset(
-    {
-        *("resume", "tables", "site-timeout", "on-missing", "max-stale", "min-sites"),
-        *("wait-seconds", "progress", "track"),
-    }
-)
+FREE: Final = frozenset(item.key for item in SETTINGS if item.may_change)
 """Settings that may differ from those that the run began with: how it goes on, not what
 it computes."""
 

@@ -1,17 +1,9 @@
 """Settings of a run: each declared once, with its default, range, readers and text."""
 
 from tp_flower.settings.declare import Setting, declared
-from tp_flower.settings.personalised import (
-    BY_ROWS,
-    EVERYTHING,
-    INTERCEPT,
-    LAST,
-    named_coordinates,
-)
 from tp_flower.settings.privacy import PrivacySettings
 from tp_flower.settings.run import (
     AUTO,
-    DEVICES,
     EVALUATE,
     EXPLAIN,
     LABEL_SITE,
@@ -31,15 +23,19 @@ from tp_flower.settings.settings import (
     weight_problems,
 )
 from tp_flower.settings.training import (
+    BY_ROWS,
     DISTDIM,
+    EVERYTHING,
     IMPORTANCE,
+    INTERCEPT,
+    LAST,
     UNIFORM,
+    named_coordinates,
 )
 
 __all__ = [
     "AUTO",
     "BY_ROWS",
-    "DEVICES",
     "DISTDIM",
     "EVALUATE",
     "EVERYTHING",

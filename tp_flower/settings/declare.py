@@ -4,22 +4,31 @@ A group of settings is a frozen dataclass; a setting is a field of it, whose def
 made by :func:`setting` and carries all that there is to say: one sentence for the user,
 the allowed values, and who reads it. Checks, the run config in ``pyproject.toml`` and
 the reference page are made from these declarations.
+
+The run config calls a field by its name with dashes, after the group's ``prefix``, if
+it has one. The ``readers`` of a group are those of its settings that name no others;
+its ``may_change`` holds for all of them.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tp_flower.methods import METHODS
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-
-Find = Callable[[Any], str | None]
-"""Returns what is wrong with a value; None if nothing is."""
+_Value = TypeVar("_Value")
+_METADATA: Final = "setting"
+_TYPE_NAMES: Final[Mapping[object, str]] = {
+    str: "a string",
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+}
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,7 @@ class OneOf:
     words: tuple[str, ...]
 
     def problem(self, value: str) -> str | None:
-        """Return what is wrong with a string, None if nothing is."""
+        """Return the reason to refuse a string, None if there is none."""
         if value in self.words:
             return None
         return f"{value!r} is not one of {', '.join(self.words)}"
@@ -55,7 +64,7 @@ class Range:
     includes_low: bool = True
 
     def problem(self, value: float) -> str | None:
-        """Return what is wrong with a number, None if nothing is."""
+        """Return the reason to refuse a number, None if there is none."""
         is_above = value >= self.low if self.includes_low else value > self.low
         if is_above and value < self.high:
             return None
@@ -66,59 +75,57 @@ class Range:
         return low if self.high == math.inf else f"{low} and below {self.high:g}"
 
 
-@dataclass(frozen=True)
-class Text:
-    """A string of a certain form.
-
-    Attributes:
-        form: of the string, for the reference page.
-        problem: returns what is wrong with a string.
-    """
-
-    form: str
-    problem: Find
-
-    def __str__(self) -> str:
-        return self.form
+def _unchanged(value: object) -> object:
+    return value
 
 
 @dataclass(frozen=True)
-class ListOf:
-    """A tuple in Python, a string in the run config.
+class Form:
+    """Values of a form of their own; those of a tuple are a string in the run config.
 
     Attributes:
         form: of the string, for the reference page.
-        problem: returns what is wrong with any value.
-        parse: returns the tuple that a string stands for, and anything that is no
-            string unchanged; raises ValueError.
+        problem: returns the reason to refuse a field's value, None if there is none.
+        parse: returns the field's value for one of the run config; raises ValueError.
         render: returns the string that ``parse`` reads back.
     """
 
     form: str
-    problem: Find
-    parse: Callable[[object], object]
-    render: Callable[[Any], str]
+    problem: Callable[[Any], str | None]
+    parse: Callable[[object], object] = _unchanged
+    render: Callable[[Any], object] = _unchanged
 
     def __str__(self) -> str:
         return self.form
 
 
-Allowed = OneOf | Range | Text | ListOf
+def list_parser(item: Callable[[str], object], kind: str) -> Callable[[object], object]:
+    """Return the parser of a list with commas; another value than text stays as it is.
 
+    Args:
+        item: returns one of the list; raises ValueError.
+        kind: of list, for the message.
 
-_Value = TypeVar("_Value")
-_METADATA: Final = "setting"
-_TYPE_NAMES: Final[Mapping[object, str]] = {
-    str: "a string",
-    int: "a whole number",
-    float: "a finite number",
-    bool: "true or false",
-}
+    >>> list_parser(int, "a list of numbers")("3, 4")
+    (3, 4)
+    """
+
+    def parse(value: object) -> object:
+        # `-c hidden-sizes=16` sends an int
+        text = str(value) if type(value) is int else value
+        if not isinstance(text, str):
+            return value
+        try:
+            return tuple(item(part.strip()) for part in text.split(",") if part.strip())
+        except ValueError:
+            raise ValueError(f"{value!r} is not {kind}") from None
+
+    return parse
 
 
 @dataclass(frozen=True)
 class Readers:
-    """Who reads a setting, and what happens where it is set and nobody does.
+    """The runs that read a setting.
 
     Attributes:
         strategies: that read it; empty for all.
@@ -155,45 +162,28 @@ def of_families(*families: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Setting:
-    """A declared setting.
-
-    Attributes:
-        key: of the run config.
-        field: of the group's dataclass.
-        type: of the field.
-        default: of the field.
-        doc: what the setting is, for the user.
-        allowed: values; None for all of the type.
-        readers: who reads it.
-    """
+    """A declared setting: its key in the run config, and all that its field says."""
 
     key: str
     field: str
     type: object
     default: Any
     doc: str
-    allowed: Allowed | None
+    allowed: OneOf | Range | Form | None
     readers: Readers
+    may_change: bool
 
     def parse(self, value: object) -> object:
-        """Return the field's value for one of the run config.
-
-        Raises:
-            ValueError: a string is not of the setting's form.
-        """
-        return self.allowed.parse(value) if isinstance(self.allowed, ListOf) else value
+        """Return the field's value for one of the run config; raise ValueError."""
+        return self.allowed.parse(value) if isinstance(self.allowed, Form) else value
 
     def render(self, value: Any) -> object:
         """Return the run config's value for one of the field."""
-        if isinstance(self.allowed, ListOf):
-            return self.allowed.render(value)
-        return value
+        return self.allowed.render(value) if isinstance(self.allowed, Form) else value
 
     def problem(self, value: Any) -> str | None:
-        """Return what is wrong with a field's value, None if nothing is."""
-        if isinstance(self.allowed, ListOf):
-            return self.allowed.problem(value)
-        if not has_type(value, self.type):
+        """Return the reason to refuse a field's value, None if there is none."""
+        if self.type in _TYPE_NAMES and not has_type(value, self.type):
             return f"{value!r} is not {_TYPE_NAMES[self.type]}"
         return None if self.allowed is None else self.allowed.problem(value)
 
@@ -201,53 +191,87 @@ class Setting:
 def setting(
     default: _Value,
     doc: str,
-    allowed: Allowed | None = None,
-    read_by: Readers = EVERYONE,
+    allowed: OneOf | Range | Form | None = None,
+    read_by: Readers | None = None,
+    *,
+    may_change: bool = False,
 ) -> _Value:
     """Declare a setting: a field of a group's dataclass.
 
     Args:
         default: also of the run config.
-        doc: what the setting is, for the user; ends with a full stop.
+        doc: for the user; ends with a full stop.
         allowed: values; None for all of the field's type.
-        read_by: strategies and modes that read it.
+        read_by: who reads it; None for the ``readers`` of the group, or everyone.
+        may_change: whether a run may be resumed with another value.
     """
-    metadata = {_METADATA: (doc, allowed, read_by)}
-    return field(default=default, metadata=metadata)
-
-
-@cache
-def declared(group: type["DataclassInstance"], prefix: str = "") -> tuple[Setting, ...]:
-    """Return the settings of a group, in the order of their declarations.
-
-    Args:
-        group: a dataclass.
-        prefix: of the keys.
-    """
-    return tuple(
-        Setting(
-            prefix + entry.name.replace("_", "-"),
-            entry.name,
-            entry.type,
-            entry.default,
-            *entry.metadata[_METADATA],
-        )
-        for entry in fields(group)
-        if _METADATA in entry.metadata
+    return field(
+        default=default, metadata={_METADATA: (doc, allowed, read_by, may_change)}
     )
 
 
+@cache
+def declared(group: type["DataclassInstance"]) -> tuple[Setting, ...]:
+    """Return the settings of a group, in the order of their declarations."""
+    prefix, readers = getattr(group, "prefix", ""), getattr(group, "readers", EVERYONE)
+    all_may_change = getattr(group, "may_change", False)
+    settings = []
+    for entry in fields(group):
+        if _METADATA in entry.metadata:
+            doc, allowed, read_by, may_change = entry.metadata[_METADATA]
+            key = prefix + entry.name.replace("_", "-")
+            of_field = (key, entry.name, entry.type, entry.default)
+            of_use = (read_by or readers, may_change or all_may_change)
+            settings.append(Setting(*of_field, doc, allowed, *of_use))
+    return tuple(settings)
+
+
+def parse_values(
+    settings: Iterable[Setting], config: Mapping[str, object]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of a run config by field, and what cannot be parsed of it."""
+    values: dict[str, Any] = {}
+    problems = []
+    for item in settings:
+        try:
+            if item.key in config:
+                values[item.field] = item.parse(config[item.key])
+        except ValueError as error:
+            problems.append(f"{item.key}: {error}")
+    return values, problems
+
+
 def value_problems(
-    declarations: Iterable[Setting], values: Mapping[str, object]
+    settings: Iterable[Setting], values: Mapping[str, object]
 ) -> dict[str, str]:
-    """Return what is wrong with single values, by field; fields may be missing."""
-    by_field = {item.field: item for item in declarations}
-    problems = {
-        name: by_field[name].problem(value)
-        for name, value in values.items()
-        if name in by_field
+    """Return by field the reasons to refuse single values; fields may be missing."""
+    return {
+        item.field: f"{item.key}: {reason}"
+        for item in settings
+        if item.field in values and (reason := item.problem(values[item.field]))
     }
-    return {name: problem for name, problem in problems.items() if problem}
+
+
+def render_values(settings: Iterable[Setting], group: object) -> dict[str, object]:
+    """Return the run config of a group's values."""
+    return {item.key: item.render(getattr(group, item.field)) for item in settings}
+
+
+class Check(NamedTuple):
+    """A combination of settings.
+
+    Attributes:
+        is_wrong: whether its settings contradict each other.
+        text: names a setting, its value and what to set instead.
+    """
+
+    is_wrong: object
+    text: str
+
+
+def failed(checks: Iterable[Check]) -> list[str]:
+    """Return the texts of the combinations that are there."""
+    return [check.text for check in checks if check.is_wrong]
 
 
 def has_type(value: object, expected: object) -> bool:
@@ -261,9 +285,8 @@ def has_type(value: object, expected: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def store_floats(settings: "DataclassInstance") -> None:
+def store_floats(group: "DataclassInstance") -> None:
     """Store an int in a float's field as a float, in a frozen dataclass."""
-    for entry in fields(settings):
+    for entry in fields(group):
         if entry.type is float:
-            number = float(getattr(settings, entry.name))
-            object.__setattr__(settings, entry.name, number)
+            object.__setattr__(group, entry.name, float(getattr(group, entry.name)))

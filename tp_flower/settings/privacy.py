@@ -5,9 +5,9 @@ site's own policy decides what may leave it, and refuses a run that asks for les
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from tp_flower.errors import SettingsError
 from tp_flower.methods import (
@@ -22,18 +22,22 @@ from tp_flower.methods import (
     SERVER,
 )
 from tp_flower.settings.declare import (
-    ListOf,
+    Check,
+    Form,
     OneOf,
     Range,
     Readers,
     declared,
+    failed,
     has_type,
+    list_parser,
+    parse_values,
+    render_values,
     setting,
     store_floats,
     value_problems,
 )
 
-PREFIX: Final = "privacy."
 MOST_STEPS: Final = 1_000_000
 
 _CLIP: Final = Range(1e-12, 1e12)
@@ -41,23 +45,6 @@ _IDLE: Final = "it is set, but {switch} is {state!r}, which protects nothing"
 _LABELS: Final = Readers(switch="labels", refusal=_IDLE)
 _FEATURES: Final = Readers(switch="features", refusal=_IDLE)
 _PREDICTIONS: Final = Readers(switch="predictions", refusal=_IDLE)
-
-
-def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _parse_range(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return tuple(float(part) for part in _parts(value))
-    except ValueError:
-        raise ValueError(f'{value!r} is not a range such as "0, 5"') from None
-
-
-def _render_range(ends: tuple[float, ...]) -> str:
-    return ", ".join(f"{end:g}" for end in ends)
 
 
 def _range_problem(value: Any) -> str | None:
@@ -70,8 +57,8 @@ def _range_problem(value: Any) -> str | None:
     return None if low < high else f"{low:g} is not below {high:g}"
 
 
-def _parse_classes(value: object) -> object:
-    return tuple(_parts(value)) if isinstance(value, str) else value
+def _render_range(ends: tuple[float, ...]) -> str:
+    return ", ".join(f"{end:g}" for end in ends)
 
 
 def _classes_problem(value: Any) -> str | None:
@@ -79,6 +66,20 @@ def _classes_problem(value: Any) -> str | None:
     if not is_list or len(set(value)) != len(value):
         return f"{value!r} is not a list of different classes"
     return None
+
+
+_RANGE: Final = Form(
+    "low, high",
+    _range_problem,
+    list_parser(float, 'a range such as "0, 5"'),
+    _render_range,
+)
+_CLASSES: Final = Form(
+    "classes, comma separated",
+    _classes_problem,
+    list_parser(str, "a list of classes"),
+    ", ".join,
+)
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ class PrivacySettings:
     Raises:
         SettingsError: a value is refused, or contradicts another one.
     """
+
+    prefix: ClassVar = "privacy."
 
     labels: str = setting(
         CLEAR,
@@ -111,14 +114,14 @@ class PrivacySettings:
         (),
         'Range that private labels of a regression are clipped to, "low, high": '
         "declare it without looking at the data.",
-        ListOf("low, high", _range_problem, _parse_range, _render_range),
+        _RANGE,
         _LABELS,
     )
     label_classes: tuple[str, ...] = setting(
         (),
         'Classes of a private label that is not true or false, "a, b, c": declare '
         "them without looking at the data.",
-        ListOf("classes, comma separated", _classes_problem, _parse_classes, ", ".join),
+        _CLASSES,
         _LABELS,
     )
     label_correction: bool = setting(
@@ -197,11 +200,8 @@ class PrivacySettings:
 
     def __post_init__(self) -> None:
         """Check all values, then store numbers given as int for a float as floats."""
-        wrong = value_problems(PRIVACY_SETTINGS, vars(self))
-        keys = {item.field: item.key for item in PRIVACY_SETTINGS}
-        problems = [f"{keys[name]}: {text}" for name, text in wrong.items()]
-        problems = problems or list(_conflicts(self))
-        if problems:
+        problems = list(value_problems(PRIVACY_SETTINGS, vars(self)).values())
+        if problems := problems or _conflicts(self):
             raise PrivacySettingsError(problems)
         store_floats(self)
 
@@ -211,26 +211,20 @@ class PrivacySettings:
 
         Where something is wrong the settings are the defaults.
         """
-        values: dict[str, Any] = {}
-        problems = []
-        for item in PRIVACY_SETTINGS:
-            try:
-                if item.key in config:
-                    values[item.field] = item.parse(config[item.key])
-            except ValueError as error:
-                problems.append(f"{item.key}: {error}")
+        values, problems = parse_values(PRIVACY_SETTINGS, config)
         try:
             settings = cls(**values)
         except PrivacySettingsError as error:
             return cls(), problems + error.problems
-        return (cls(), problems) if problems else (settings, [])
+        return (cls() if problems else settings), problems
 
     def to_dict(self) -> dict[str, object]:
         """Return the settings under their run-config keys, as that file writes them."""
-        return {
-            item.key: item.render(getattr(self, item.field))
-            for item in PRIVACY_SETTINGS
-        }
+        return render_values(PRIVACY_SETTINGS, self)
+
+    def covered(self, *kinds: str) -> list[str]:
+        """Return those of "labels", "features" and "predictions" with a mechanism."""
+        return [kind for kind in kinds if getattr(self, f"covers_{kind}")]
 
     @property
     def covers_labels(self) -> bool:
@@ -248,7 +242,7 @@ class PrivacySettings:
         return self.predictions > 0
 
 
-PRIVACY_SETTINGS: Final = declared(PrivacySettings, PREFIX)
+PRIVACY_SETTINGS: Final = declared(PrivacySettings)
 
 
 class PrivacySettingsError(SettingsError):
@@ -263,61 +257,53 @@ class PrivacySettingsError(SettingsError):
         self.problems = problems
 
 
-def _conflicts(settings: PrivacySettings) -> Iterator[str]:
-    """Yield the combinations of privacy settings that contradict each other."""
-    for rule in PRIVACY_RULES:
-        yield from rule(settings)
-
-
-def _noise_of_labels(settings: PrivacySettings) -> Iterator[str]:
+def _conflicts(settings: PrivacySettings) -> list[str]:
+    """List the combinations of settings that contradict each other."""
+    labels, is_response = settings.labels, settings.labels == RANDOMISED_RESPONSE
     epsilon, noise = settings.label_epsilon, settings.label_noise
-    if settings.labels == CLEAR and (epsilon or noise):
-        yield (
-            f"{PREFIX}labels: 'clear' has no noise, but {PREFIX}label-epsilon or "
-            f"{PREFIX}label-noise is set: use laplace or randomised-response"
-        )
-    if settings.labels == LAPLACE and bool(epsilon) == bool(noise):
-        state = "both are" if epsilon else "none is"
-        yield (
-            f"{PREFIX}labels: 'laplace' needs one of {PREFIX}label-epsilon and "
-            f"{PREFIX}label-noise, and {state} set"
-        )
-    if settings.labels == RANDOMISED_RESPONSE and noise:
-        yield (
-            f"{PREFIX}label-noise: it is of 'laplace'; randomised-response takes "
-            f"{PREFIX}label-epsilon"
-        )
-    elif settings.labels == RANDOMISED_RESPONSE and not epsilon:
-        yield (
-            f"{PREFIX}labels: 'randomised-response' needs {PREFIX}label-epsilon, "
-            "which is not set"
-        )
+    is_for_outsiders = settings.adversary == OUTSIDER and settings.features == DP_SGD
+    checks = (
+        Check(
+            labels == CLEAR and (epsilon or noise),
+            "privacy.labels: 'clear' has no noise, but privacy.label-epsilon or "
+            "privacy.label-noise is set: use laplace or randomised-response",
+        ),
+        Check(
+            labels == LAPLACE and bool(epsilon) == bool(noise),
+            "privacy.labels: 'laplace' needs one of privacy.label-epsilon and "
+            f"privacy.label-noise, and {'both are' if epsilon else 'none is'} set",
+        ),
+        Check(
+            is_response and noise,
+            "privacy.label-noise: it is of 'laplace'; randomised-response takes "
+            "privacy.label-epsilon",
+        ),
+        Check(
+            is_response and not (noise or epsilon),
+            "privacy.labels: 'randomised-response' needs privacy.label-epsilon, which "
+            "is not set",
+        ),
+        Check(
+            is_for_outsiders and not settings.predictions,
+            "privacy.adversary: 'outsider' needs privacy.predictions: scores without "
+            "noise go into the other tables' models, which an outsider sees as well",
+        ),
+    )
+    return failed(checks) + _idle(settings)
 
 
-def _outsider_sees_scores(settings: PrivacySettings) -> Iterator[str]:
-    is_outsider = settings.adversary == OUTSIDER and settings.features == DP_SGD
-    if is_outsider and not settings.predictions:
-        yield (
-            f"{PREFIX}adversary: 'outsider' needs {PREFIX}predictions: scores without "
-            "noise go into the other tables' models, which an outsider sees as well"
-        )
-
-
-def _idle_mechanisms(settings: PrivacySettings) -> Iterator[str]:
+def _idle(settings: PrivacySettings) -> list[str]:
     """Refuse what is set of a mechanism that is off: the run would go in the clear.
 
     A value that is the default cannot be told from one that nobody set.
     """
     switches = {item.field: item for item in PRIVACY_SETTINGS}
+    problems = []
     for item in PRIVACY_SETTINGS:
-        if not item.readers.switch or getattr(settings, item.field) == item.default:
+        switch = switches.get(item.readers.switch)
+        if switch is None or getattr(settings, item.field) == item.default:
             continue
-        switch = switches[item.readers.switch]
-        state = getattr(settings, switch.field)
-        if state == switch.default:
-            yield f"{item.key}: " + item.readers.refusal.format(
-                switch=switch.key, state=state
-            )
-
-
-PRIVACY_RULES: Final = (_noise_of_labels, _outsider_sees_scores, _idle_mechanisms)
+        if (state := getattr(settings, switch.field)) == switch.default:
+            reason = item.readers.refusal.format(switch=switch.key, state=state)
+            problems.append(f"{item.key}: {reason}")
+    return problems

@@ -2,23 +2,21 @@
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
+from tp_flower.features.choice import Entry as EncoderEntry
 from tp_flower.features.choice import (
-    KEY_PREFIX,
     entries_problem,
     parse_entries,
     render_entries,
 )
-from tp_flower.features.choice import Entry as EncoderEntry
 from tp_flower.methods import ADMM, CORESET, METHODS, SGD
 from tp_flower.model_names import NAME, VERSION
 from tp_flower.settings.declare import (
-    ListOf,
+    Form,
     OneOf,
     Range,
     Readers,
-    Text,
     of_families,
     setting,
 )
@@ -113,18 +111,19 @@ class RunSettings:
         "Run to go on with after it stopped: its folder, or the folder's name below "
         "~/.tp_flower/runs/.",
         read_by=_RESUMED,
+        may_change=True,
     )
     model_name: str = setting(
         "default",
         "Name that the trained models are saved under; to predict or evaluate also "
         '"name@version" ("name" = the latest).',
-        Text("name, name@version", _model_name_problem),
+        Form("name, name@version", _model_name_problem),
     )
     row_key: str = setting(
         "",
         '"predict": columns of the label table that name a row of the predictions, '
         '"f.flight, f.time_hour".',
-        Text("columns, comma separated", _row_key_problem),
+        Form("columns, comma separated", _row_key_problem),
         _PREDICT_ALONE,
     )
     predictions_at: str = setting(
@@ -144,18 +143,21 @@ class RunSettings:
     output_dir: str = setting(
         "", 'Folder for the report; "" = a new one under ~/.tp_flower/runs/.'
     )
-    progress: bool = setting(True, "One console line per epoch.")
+    progress: bool = setting(True, "One console line per epoch.", may_change=True)
     track: str = setting(
         "",
         'Where else to log epochs and results: "tensorboard", "mlflow" (extras of the '
         "same names), or both, comma separated.",
-        Text(", ".join(f'"{name}"' for name in TRACKERS), _track_problem),
+        Form(", ".join(f'"{name}"' for name in TRACKERS), _track_problem),
+        may_change=True,
     )
 
 
 @dataclass(frozen=True)
 class SiteSettings:
     """The sites: how many there must be, and how long to wait for them."""
+
+    may_change: ClassVar = True
 
     site_timeout: float = setting(
         600.0,
@@ -186,7 +188,6 @@ REGRESSION: Final = "regression"
 CLASSIFICATION: Final = "classification"
 JOINED: Final = "joined"
 MAX_JOINED_ROWS: Final = 200_000_000
-ENCODER_PREFIX: Final = KEY_PREFIX
 _ENTITY: Final = re.compile(r"entity(?:\(\s*([^()]+?)\s*\))?")
 
 
@@ -240,6 +241,7 @@ class DataSettings:
         'Absolute path of a tables file (TOML) that says where the tables are. "" = '
         "the built-in flights federation. A SuperNode's own "
         '--node-config tables="..." wins.',
+        may_change=True,
     )
     max_joined_rows: int = setting(
         MAX_JOINED_ROWS,
@@ -256,7 +258,7 @@ class DataSettings:
         'Weight of a joined row: "joined" (1), "entity" (a row of the label table '
         'counts once, however often it is joined), or "entity(c)": a row of table c '
         "does. A query may select `<expression> AS weight` besides.",
-        Text('"joined", "entity", "entity(ALIAS)"', _row_weight_problem),
+        Form('"joined", "entity", "entity(ALIAS)"', _row_weight_problem),
         Readers(
             of_families(ADMM, SGD, CORESET),
             refusal="{value!r} is of joined rows; strategy {strategy!r} has none: "
@@ -275,7 +277,7 @@ class DataSettings:
         "take no statistics (range, categories, hash, cyclic) disclose nothing of any "
         'row: "flights.distance=range(0, 5000)". A table is named by its alias; '
         'README, "Your data", lists the encoders.',
-        ListOf(
+        Form(
             "<table>.<column>=<encoder>; ...",
             entries_problem,
             _parse_encoders,

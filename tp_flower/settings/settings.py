@@ -6,7 +6,7 @@ A key of the run config is a field with dashes for underscores; those of
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -23,11 +23,15 @@ from tp_flower.methods import (
     SGD,
     Method,
 )
-from tp_flower.settings.declare import Setting, declared, store_floats, value_problems
-from tp_flower.settings.personalised import (
-    LAST,
-    PersonalisedSettings,
-    named_coordinates,
+from tp_flower.settings.declare import (
+    Check,
+    Setting,
+    declared,
+    failed,
+    parse_values,
+    render_values,
+    store_floats,
+    value_problems,
 )
 from tp_flower.settings.privacy import PRIVACY_SETTINGS, PrivacySettings
 from tp_flower.settings.run import (
@@ -47,6 +51,7 @@ from tp_flower.settings.training import (
     EXACT,
     GRAM,
     IMPORTANCE,
+    LAST,
     LINEAR,
     LOGISTIC,
     MLP,
@@ -57,7 +62,9 @@ from tp_flower.settings.training import (
     AdmmSettings,
     CoresetSettings,
     ModelSettings,
+    PersonalisedSettings,
     SgdSettings,
+    named_coordinates,
 )
 
 GROUPS: Final = (
@@ -117,14 +124,18 @@ class SettingValues(
         """The joined rows that are drawn to train on; 0 where all are trained on."""
         return self.coreset_size or self.method.coreset_size
 
+    @property
+    def other_model(self) -> str:
+        """The first model that is not linear; "" if all are."""
+        models = (self.model, *(model for _, model in self.models))
+        return next((model for model in models if model != LINEAR), "")
+
     def model_of(self, table: str) -> str:
         """Return the model of one table, named by its alias in the query."""
         # identifiers are compared as DuckDB does: without case
         models = {alias.lower(): model for alias, model in self.models}
         return models.get(table.lower(), self.model)
 
-
-Problems = Iterator[str]
 
 TASK_LOSSES: Final = {
     REGRESSION: (AUTO, SQUARED),
@@ -133,76 +144,110 @@ TASK_LOSSES: Final = {
 
 
 def conflicts(values: SettingValues) -> list[str]:
-    """Return the combinations of settings that contradict each other."""
-    return [problem for rule in RULES for problem in rule(values)]
+    """List the combinations of settings that contradict each other."""
+    checks = (
+        *_conflicts_of_models(values),
+        *_conflicts_of_privacy(values),
+        *_conflicts_of_coresets(values),
+        *(_conflicts_of_personalised(values) if values.family == PERSONAL else ()),
+        *_conflicts_of_modes(values),
+    )
+    return _unread(values) + failed(checks)
 
 
-def unread(values: SettingValues) -> Problems:
+def _unread(values: SettingValues) -> list[str]:
     """Refuse settings that the strategy or the mode does not read.
 
     Those whose readers give no reason to refuse them are ignored.
     """
+    strategy, mode = values.strategy, values.mode
+    problems = []
     for item in PLAIN_SETTINGS:
         value, readers = getattr(values, item.field), item.readers
-        if (
-            readers.refusal
-            and value != item.default
-            and not readers.include(values.strategy, values.mode)
-        ):
-            reason = readers.refusal.format(
-                value=value, strategy=values.strategy, mode=values.mode
-            )
-            yield f"{item.key}: {reason}"
+        is_read = value == item.default or readers.include(strategy, mode)
+        if readers.refusal and not is_read:
+            reason = readers.refusal.format(value=value, strategy=strategy, mode=mode)
+            problems.append(f"{item.key}: {reason}")
+    return problems
 
 
-def loss_of_another_task(values: SettingValues) -> Problems:
-    """Refuse a loss that is not one of the task's."""
-    losses = TASK_LOSSES.get(values.task)
-    if losses and values.loss not in losses:
-        yield (
+def _conflicts_of_models(values: SettingValues) -> tuple[Check, ...]:
+    losses = TASK_LOSSES.get(values.task, ())
+    solvers = (AUTO, *values.method.solvers)
+    return (
+        Check(
+            losses and values.loss not in losses,
             f"loss: {values.loss!r} does not fit task {values.task!r}: use "
-            f"{', '.join(losses)}"
-        )
-
-
-def gram_of_other_models(values: SettingValues) -> Problems:
-    """Refuse Gram matrices of models that are not linear."""
-    if values.lou == GRAM and values.family == ADMM:
-        for model in _other_models(values)[:1]:
-            yield (
-                f"lou: 'gram' needs linear models, but {model!r} is asked for: use "
-                "auto or consensus"
-            )
-
-
-def full_batch(values: SettingValues) -> Problems:
-    """Refuse a batch size where the one batch has all joined rows."""
-    if values.method.is_full_batch and values.batch_size:
-        yield (
+            f"{', '.join(losses)}",
+        ),
+        Check(
+            values.lou == GRAM and values.family == ADMM and values.other_model,
+            f"lou: 'gram' needs linear models, but {values.other_model!r} is set: "
+            "use auto or consensus",
+        ),
+        Check(
+            values.method.is_full_batch and values.batch_size,
             f"batch-size: {values.batch_size!r} does not go with strategy "
             f"{values.strategy!r}, whose one batch has all joined rows: leave it 0, or "
-            "use sgd"
-        )
+            "use sgd",
+        ),
+        Check(
+            values.coreset_solver not in solvers,
+            f"coreset-solver: {values.coreset_solver!r} does not go with strategy "
+            f"{values.strategy!r}: use {', '.join(solvers)}",
+        ),
+        Check(
+            values.l1 and values.coreset_solver == SAGA,
+            f"l1: solver {SAGA!r} takes none: use {EXACT!r}, or leave it 0",
+        ),
+    )
 
 
-def statistics_of_other_models(values: SettingValues) -> Problems:
-    """Refuse noisy sufficient statistics except for linear models in ADMM."""
-    if values.privacy.features != NOISY_STATISTICS:
-        return
-    if values.family != ADMM:
-        yield "privacy.features: 'statistics' needs strategy 'admm': use dp-sgd"
-    if _other_models(values):
-        yield "privacy.features: 'statistics' needs linear models: use dp-sgd"
-
-
-def weights_under_noise(values: SettingValues) -> Problems:
-    """Refuse mechanisms on weighted rows."""
-    if values.row_weight != JOINED:
-        yield from weight_problems(values.row_weight, values.privacy)
+def _conflicts_of_privacy(values: SettingValues) -> tuple[Check, ...]:
+    privacy, strategy = values.privacy, values.strategy
+    is_exact = privacy.features == NOISY_STATISTICS
+    reason = (
+        "is for comparisons without it: a row of a table is in many rows of its "
+        f"messages. Use {values.family}"
+    )
+    if values.family == CORESET:
+        reason = "sends the rows that it draws as they are. Use admm or sgd"
+    by_importance = values.coreset_rows and values.coreset_kind == IMPORTANCE
+    weighted = values.row_weight != JOINED
+    return (
+        *(
+            Check(weighted, text)
+            for text in weight_problems(values.row_weight, privacy)
+        ),
+        Check(
+            is_exact and values.family != ADMM,
+            "privacy.features: 'statistics' needs strategy 'admm': use dp-sgd",
+        ),
+        Check(
+            is_exact and values.other_model,
+            "privacy.features: 'statistics' needs linear models: use dp-sgd",
+        ),
+        *(
+            Check(
+                not values.method.sends_a_row_once,
+                f"privacy.{kind}: strategy {strategy!r} {reason}",
+            )
+            for kind in privacy.covered("features", "predictions")
+        ),
+        *(
+            Check(
+                by_importance,
+                f"coreset-kind: {IMPORTANCE!r} does not go with privacy.{kind}: which "
+                "rows are drawn, and what they weigh, is computed from rows without "
+                f"noise; use {UNIFORM!r}, which reads none",
+            )
+            for kind in privacy.covered("features", "predictions", "labels")
+        ),
+    )
 
 
 def weight_problems(weight: str, privacy: PrivacySettings) -> list[str]:
-    """Return why mechanisms do not go with weights of joined rows.
+    """List the mechanisms that do not go with weights of joined rows.
 
     Clips, noise and accounts are for rows that count as often as they are joined.
 
@@ -211,186 +256,89 @@ def weight_problems(weight: str, privacy: PrivacySettings) -> list[str]:
         privacy: of the run.
     """
     return [
-        f"row-weight: {weight!r} does not go with privacy.{key}, whose noise is for "
+        f"row-weight: {weight!r} does not go with privacy.{kind}, whose noise is for "
         "rows that count as often as they are joined: leave one of them out"
-        for key in covered(privacy, ("features", "predictions"))
+        for kind in privacy.covered("features", "predictions")
     ]
 
 
-def uncounted_noise(values: SettingValues) -> Problems:
-    """Refuse mechanisms whose cost per row is not known for the method."""
-    method = values.method
-    if method.sends_a_row_once:
-        return
-    reason = (
-        "is for comparisons without it: a row of a table is in many rows of its "
-        f"messages. Use {method.family}"
+def _conflicts_of_coresets(values: SettingValues) -> tuple[Check, ...]:
+    is_solved, strategy = values.family == CORESET, values.strategy
+    return (
+        Check(
+            is_solved and values.other_model,
+            f"model: {values.other_model!r} does not go with strategy "
+            f"{strategy!r}, which has a model of its own: leave it 'linear'",
+        ),
+        Check(
+            is_solved and values.num_epochs > 1,
+            f"num-epochs: strategy {strategy!r} solves once, not {values.num_epochs} "
+            "times: leave it 0",
+        ),
+        Check(
+            is_solved and values.task == CLASSIFICATION,
+            f"task: {CLASSIFICATION!r} does not go with strategy {strategy!r}: use "
+            "admm or sgd, with a coreset-size",
+        ),
     )
-    if method.solvers:
-        reason = "sends the rows that it draws as they are. Use admm or sgd"
-    for key in covered(values.privacy, ("features", "predictions")):
-        yield f"privacy.{key}: strategy {values.strategy!r} {reason}"
 
 
-def importance_under_noise(values: SettingValues) -> Problems:
-    """Refuse mechanisms that a sample by importance would make void.
-
-    Which rows are drawn, and what they weigh, is computed from the rows in the clear.
-    """
-    if not values.coreset_rows or values.coreset_kind != IMPORTANCE:
-        return
-    for key in covered(values.privacy, ("features", "predictions", "labels")):
-        yield (
-            f"coreset-kind: {IMPORTANCE!r} does not go with privacy.{key}: which rows "
-            "are drawn, and what they weigh, is computed from rows without noise; use "
-            f"{UNIFORM!r}, which reads none"
-        )
-
-
-def solved_at_the_server(values: SettingValues) -> Problems:
-    """Refuse models, epochs and tasks that a solver at the server does not have."""
-    if not values.method.solvers:
-        return
-    for model in _other_models(values)[:1]:
-        yield (
-            f"model: {model!r} does not go with strategy {values.strategy!r}, which "
-            "has a model of its own: leave it 'linear'"
-        )
-    if values.num_epochs > 1:
-        yield (
-            f"num-epochs: strategy {values.strategy!r} solves once, not "
-            f"{values.num_epochs} times: leave it 0"
-        )
-    if values.task == CLASSIFICATION:
-        yield (
-            f"task: {CLASSIFICATION!r} does not go with strategy {values.strategy!r}: "
-            "use admm or sgd, with a coreset-size"
-        )
-
-
-def solver_of_another_method(values: SettingValues) -> Problems:
-    """Refuse a solver that is not one of the method's, and one without the penalty."""
-    solvers = (AUTO, *values.method.solvers)
-    if values.coreset_solver not in solvers:
-        yield (
-            f"coreset-solver: {values.coreset_solver!r} does not go with strategy "
-            f"{values.strategy!r}: use {', '.join(solvers)}"
-        )
-    elif values.l1 and values.coreset_solver == SAGA:
-        yield f"l1: solver {SAGA!r} takes none: use {EXACT!r}, or leave it 0"
-
-
-def personalised_joins(values: SettingValues) -> Problems:
-    """Refuse what has no meaning where labels and rows stay at the sites."""
-    if values.family != PERSONAL:
-        return
-    if values.mode == EXPLAIN:
-        yield (
-            f"mode: {EXPLAIN!r} is about joins, which strategy {values.strategy!r} has "
-            "none of"
-        )
-    kinds = ("features", "labels", "predictions")
-    for key in covered(values.privacy, kinds):
-        yield (
-            f"privacy.{key}: strategy {values.strategy!r} goes without: labels and "
-            "rows stay at the sites, and gradients and metrics leave as they are "
-            "(graph-epsilon puts noise on the graph's summaries)"
-        )
-
-
-def personal_coordinates(values: SettingValues) -> Problems:
-    """Refuse coordinates that the models do not have."""
-    if values.family != PERSONAL:
-        return
+def _conflicts_of_personalised(values: SettingValues) -> tuple[Check, ...]:
     models = {model for _, model in values.models} or {values.model}
-    if values.personal == LAST and models != {MLP}:
-        yield "personal: 'last' is the last layer of model 'mlp'"
-    if named_coordinates(values.personal) and models != {LINEAR}:
-        yield "personal: a list of features needs model 'linear'"
-
-
-def clusters_of_updates(values: SettingValues) -> Problems:
-    """Refuse clusters of updates that are not encoded."""
-    if values.family != PERSONAL:
-        return
-    if values.update_clusters and not values.update_penalty:
-        yield "update-clusters: is of encoded updates: set update-penalty above 0"
-
-
-def noise_on_the_graph(values: SettingValues) -> Problems:
-    """Refuse noise on a graph that is not made of noisy summaries."""
-    if values.family != PERSONAL:
-        return
-    if values.graph_epsilon and values.graph not in (BY_DATA, BY_FEATURES):
-        yield (
+    return (
+        Check(
+            values.mode == EXPLAIN,
+            f"mode: {EXPLAIN!r} is about joins, which strategy {values.strategy!r} has "
+            "none of",
+        ),
+        *(
+            Check(
+                True,
+                f"privacy.{kind}: strategy {values.strategy!r} goes without: labels "
+                "and rows stay at the sites, and gradients and metrics leave as they "
+                "are (graph-epsilon puts noise on the graph's summaries)",
+            )
+            for kind in values.privacy.covered("features", "labels", "predictions")
+        ),
+        Check(
+            values.personal == LAST and models != {MLP},
+            "personal: 'last' is the last layer of model 'mlp'",
+        ),
+        Check(
+            named_coordinates(values.personal) and models != {LINEAR},
+            "personal: a list of features needs model 'linear'",
+        ),
+        Check(
+            values.update_clusters and not values.update_penalty,
+            "update-clusters: is of encoded updates: set update-penalty above 0",
+        ),
+        Check(
+            values.graph_epsilon and values.graph not in (BY_DATA, BY_FEATURES),
             f"graph-epsilon: noise is for the summaries of graph {BY_DATA!r} and "
-            f"{BY_FEATURES!r}, not for {values.graph!r}"
-        )
+            f"{BY_FEATURES!r}, not for {values.graph!r}",
+        ),
+    )
 
 
-def absences(values: SettingValues) -> Problems:
-    """Refuse to go on without a site where nothing can stand for it."""
-    allowed = ABSENCES[values.mode]
-    if values.on_missing not in allowed:
-        yield (
-            f"on-missing: {values.on_missing!r} does not go with mode {values.mode!r}: "
-            f"use {', '.join(allowed)}"
-        )
-    if values.on_missing == STALE and values.family in (SGD, CORESET):
-        yield (
+def _conflicts_of_modes(values: SettingValues) -> tuple[Check, ...]:
+    mode, on_missing = values.mode, values.on_missing
+    return (
+        Check(
+            on_missing not in ABSENCES[mode],
+            f"on-missing: {on_missing!r} does not go with mode {mode!r}: use "
+            f"{', '.join(ABSENCES[mode])}",
+        ),
+        Check(
+            on_missing == STALE and values.family in (SGD, CORESET),
             f"on-missing: {STALE!r} needs the last scores of all rows, which strategy "
-            f"{values.strategy!r} does not have at the server: use admm, or stop"
-        )
-
-
-def version_of_a_new_model(values: SettingValues) -> Problems:
-    """Refuse a version where training makes one."""
-    if "@" in values.model_name and values.mode in (TRAIN, EXPLAIN):
-        yield (
-            f"model-name: a version is of a model that was trained; mode "
-            f"{values.mode!r} takes a name alone, and makes the version"
-        )
-
-
-RULES: Final = (
-    unread,
-    loss_of_another_task,
-    gram_of_other_models,
-    weights_under_noise,
-    statistics_of_other_models,
-    full_batch,
-    solved_at_the_server,
-    uncounted_noise,
-    solver_of_another_method,
-    importance_under_noise,
-    personalised_joins,
-    personal_coordinates,
-    clusters_of_updates,
-    noise_on_the_graph,
-    absences,
-    version_of_a_new_model,
-)
-
-
-def covered(privacy: PrivacySettings, kinds: Iterable[str]) -> tuple[str, ...]:
-    """Return those of some kinds of releases that a mechanism covers.
-
-    Args:
-        privacy: of the run.
-        kinds: "labels", "features" or "predictions": settings of privacy.
-    """
-    is_covered = {
-        "labels": privacy.covers_labels,
-        "features": privacy.covers_features,
-        "predictions": privacy.covers_predictions,
-    }
-    return tuple(kind for kind in kinds if is_covered[kind])
-
-
-def _other_models(values: SettingValues) -> list[str]:
-    """Return the models that are not linear, the usual one first."""
-    models = (values.model, *(model for _, model in values.models))
-    return [model for model in models if model != LINEAR]
+            f"{values.strategy!r} does not have at the server: use admm, or stop",
+        ),
+        Check(
+            "@" in values.model_name and mode in (TRAIN, EXPLAIN),
+            f"model-name: a version is of a model that was trained; mode {mode!r} "
+            "takes a name alone, and makes the version",
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -454,36 +402,27 @@ class Settings(SettingValues):
 
         `Settings.from_run_config(settings.to_dict()) == settings`.
         """
-        values = {
-            item.key: item.render(getattr(self, item.field)) for item in PLAIN_SETTINGS
-        }
-        return values | self.privacy.to_dict()
+        return render_values(PLAIN_SETTINGS, self) | self.privacy.to_dict()
 
 
 def _parse_config(
     config: Mapping[str, object],
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the values by field, those of key groups put together, and problems."""
-    plain = {item.key: item for item in PLAIN_SETTINGS}
-    private_keys = {item.key for item in PRIVACY_SETTINGS}
-    values: dict[str, Any] = {}
+    keyed = [key for key in config if key.startswith(KEY_PREFIX)]
+    problems = [_unknown(key) for key in config if key not in (*KEYS, *keyed)]
+    values, unreadable = parse_values(PLAIN_SETTINGS, config)
+    problems += unreadable
     encoders: list[Entry] = []
-    problems: list[str] = []
-    for key, value in config.items():
+    for key in keyed:
         try:
-            if key in plain:
-                values[plain[key].field] = plain[key].parse(value)
-            elif key.startswith(KEY_PREFIX):
-                encoders.append(entry_of_key(key, value))
-            elif key not in private_keys:
-                problems.append(_unknown(key))
+            encoders.append(entry_of_key(key, config[key]))
         except ValueError as error:
             problems.append(f"{key}: {error}")
     listed = values.get("encoders", ())
     if encoders and isinstance(listed, tuple):
         values["encoders"] = merge_entries(listed, encoders)
-    private = {key: config[key] for key in config if key in private_keys}
-    values["privacy"], private_problems = PrivacySettings.parsed(private)
+    values["privacy"], private_problems = PrivacySettings.parsed(config)
     return values, problems + private_problems
 
 
@@ -492,11 +431,10 @@ def _find_problems(values: Mapping[str, Any]) -> list[str]:
     wrong = value_problems(PLAIN_SETTINGS, values)
     privacy = values.get("privacy", PrivacySettings())
     if not isinstance(privacy, PrivacySettings):
-        wrong["privacy"] = f"{privacy!r} is not a PrivacySettings"
-    problems = [f"{name.replace('_', '-')}: {text}" for name, text in wrong.items()]
+        wrong["privacy"] = f"privacy: {privacy!r} is not a PrivacySettings"
     # conflicts are judged only among values that are fine alone
     fine = {name: value for name, value in values.items() if name not in wrong}
-    return problems + conflicts(SettingValues(**fine))
+    return [*wrong.values(), *conflicts(SettingValues(**fine))]
 
 
 def _settings_error(problems: list[str]) -> SettingsError:

@@ -1,18 +1,18 @@
-"""Settings of the methods that train in epochs: ADMM and gradient descent."""
+"""Settings of the training methods and of the models that they train."""
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
-from tp_flower.methods import ADMM, CORESET, PERSONAL, SGD
+from tp_flower.methods import ADMM, BY_MODELS, CORESET, PERSONAL, SGD, SUMMARIES
 from tp_flower.protocol.coreset_messages import MOST_CLUSTERS, MOST_SAMPLED
 from tp_flower.settings.declare import (
-    ListOf,
+    Form,
     OneOf,
     Range,
     Readers,
-    Text,
     has_type,
+    list_parser,
     of_families,
     setting,
 )
@@ -23,7 +23,6 @@ JACOBI: Final = "jacobi"
 GRAM: Final = "gram"
 CONSENSUS: Final = "consensus"
 
-_ADMM: Final = Readers(of_families(ADMM))
 _SGD: Final = Readers(of_families(SGD))
 _BATCHES: Final = Readers(("sgd", "vfl-sgd"))
 
@@ -32,41 +31,38 @@ _BATCHES: Final = Readers(("sgd", "vfl-sgd"))
 class AdmmSettings:
     """ADMM, over the tables and over the shards of a table."""
 
+    readers: ClassVar = Readers(of_families(ADMM))
+
     admm_form: str = setting(
         SHARING,
         'ADMM over the tables: "sharing" (converges for every rho) or "jacobi" (as in '
         "the paper).",
         OneOf((SHARING, JACOBI)),
-        _ADMM,
     )
     rho: float = setting(
         0.0,
         "ADMM penalty; 0 = from the curvature of the loss, then residual balancing.",
         Range(0),
-        _ADMM,
     )
     over_relaxation: float = setting(
         0.0,
         "ADMM over-relaxation, below 2; 1 = off, 0 = 1.5 where Anderson mixing is not "
         "used, else 1.",
         Range(0, 2),
-        _ADMM,
     )
     anderson_memory: int = setting(
         5,
         "Epochs that Anderson acceleration looks back on; 0 = off.",
         Range(0),
-        _ADMM,
     )
     lou: str = setting(
         AUTO,
         'ADMM over the shards of a table: "gram" (exact, linear models), "consensus" '
         '(any model), or "auto": gram where the table\'s model is linear.',
         OneOf((AUTO, GRAM, CONSENSUS)),
-        _ADMM,
     )
     inner_rounds: int = setting(
-        1, "Rounds of consensus between shards per epoch.", Range(1), _ADMM
+        1, "Rounds of consensus between shards per epoch.", Range(1)
     )
     local_epochs: int = setting(
         0,
@@ -141,18 +137,11 @@ def _models_problem(value: object) -> str | None:
     return next((problem for problem in wrong if problem), None)
 
 
-def _parse_models(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    pairs = [part.partition("=") for part in value.split(",") if part.strip()]
-    if any(not (alias.strip() and model.strip()) for alias, _, model in pairs):
-        message = f'{value!r} is not a list such as "flights=mlp, planes=linear"'
-        raise ValueError(message)
-    return tuple((alias.strip(), model.strip()) for alias, _, model in pairs)
-
-
-def _render_models(pairs: tuple[tuple[str, str], ...]) -> str:
-    return ", ".join(f"{alias}={model}" for alias, model in pairs)
+def _table_and_model(text: str) -> tuple[str, str]:
+    table, _, model = (part.strip() for part in text.partition("="))
+    if not (table and model):
+        raise ValueError(text)
+    return table, model
 
 
 def _widths_problem(value: object) -> str | None:
@@ -162,21 +151,18 @@ def _widths_problem(value: object) -> str | None:
     return None
 
 
-def _parse_widths(value: object) -> object:
-    # `-c hidden-sizes=16` sends an int
-    if isinstance(value, int) and not isinstance(value, bool):
-        return (value,)
-    if not isinstance(value, str):
-        return value
-    try:
-        return tuple(int(part) for part in value.split(","))
-    except ValueError:
-        message = f'{value!r} is not a comma-separated list of widths such as "16,8"'
-        raise ValueError(message) from None
-
-
-def _render_widths(widths: tuple[int, ...]) -> str:
-    return ",".join(map(str, widths))
+_MODELS: Final = Form(
+    "<table>=<model>, ...",
+    _models_problem,
+    list_parser(_table_and_model, 'a list such as "flights=mlp, planes=linear"'),
+    lambda models: ", ".join(f"{table}={model}" for table, model in models),
+)
+_WIDTHS: Final = Form(
+    "widths, comma separated",
+    _widths_problem,
+    list_parser(int, 'a comma-separated list of widths such as "16,8"'),
+    lambda widths: ",".join(map(str, widths)),
+)
 
 
 @dataclass(frozen=True)
@@ -199,20 +185,18 @@ class ModelSettings:
     model: str = setting(
         LINEAR,
         f"Model of each table: {_MODEL_FORMS.replace(' or', ', or')}.",
-        Text(_MODEL_FORMS, _model_problem),
+        Form(_MODEL_FORMS, _model_problem),
     )
     models: tuple[tuple[str, str], ...] = setting(
         (),
         "Tables with another model than `model`, by alias: "
         '"flights=mlp, planes=linear".',
-        ListOf("<table>=<model>, ...", _models_problem, _parse_models, _render_models),
+        _MODELS,
     )
     hidden_sizes: tuple[int, ...] = setting(
         (16,),
         'Hidden layers of "mlp": widths, comma separated.',
-        ListOf(
-            "widths, comma separated", _widths_problem, _parse_widths, _render_widths
-        ),
+        _WIDTHS,
     )
     l2: float = setting(
         1e-4, "Weight of the penalty 1/2 ||theta||^2 (biases are free).", Range(0)
@@ -280,4 +264,115 @@ class CoresetSettings:
             ("coreset-ridge",),
             refusal="strategy {strategy!r} has no such penalty: leave it 0",
         ),
+    )
+
+
+EVERYTHING: Final = "*"
+"""All coordinates of a site's model are personal."""
+LAST: Final = "last"
+"""Those of an MLP's last layer are."""
+INTERCEPT: Final = "(intercept)"
+
+EQUAL, BY_ROWS = "equal", "rows"
+
+
+def named_coordinates(personal: str) -> tuple[str, ...]:
+    """Return the features that a list names; none for "*", "" and "last".
+
+    >>> named_coordinates("age, (intercept)")
+    ('age', '(intercept)')
+    """
+    if personal in (EVERYTHING, LAST) or not personal.strip():
+        return ()
+    return tuple(part.strip() for part in personal.split(","))
+
+
+def _personal_problem(text: str) -> str | None:
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    if not all(parts):
+        return f"{text!r} has an empty name: list features such as 'age, (intercept)'"
+    twice = sorted({name for name in parts if parts.count(name) > 1})
+    if twice:
+        return f"names {', '.join(twice)} more than once"
+    alone = sorted({EVERYTHING, LAST} & set(parts))
+    if alone and len(parts) > 1:
+        return f"{alone[0]!r} stands alone, not in a list of features"
+    return None
+
+
+def _graph_problem(text: str) -> str | None:
+    if text.strip():
+        return None
+    return (
+        f"is empty: it must be one of {', '.join(SUMMARIES)}, a list of edges such as "
+        "'a-b, b-c', or the path of a file with such a list"
+    )
+
+
+@dataclass(frozen=True)
+class PersonalisedSettings:
+    """Strategy "personalised": each site's model, drawn to those of similar sites."""
+
+    readers: ClassVar = Readers(
+        of_families(PERSONAL),
+        refusal="is of strategy 'personalised' alone, not {strategy!r}",
+    )
+
+    personal: str = setting(
+        EVERYTHING,
+        'Coordinates that each site has for itself: "*" all; "" none (one model for '
+        'all); "last": an MLP\'s last layer; or features, "age, (intercept)".',
+        Form('"*", "", "last", or features, comma separated', _personal_problem),
+    )
+    graph: str = setting(
+        BY_MODELS,
+        'Which sites are similar: nearest neighbours by "data" (kernel mean '
+        'embedding), "features" (covariance) or "models" (of sites alone); or edges '
+        '"a-b, b-c" between sites, or the path of a file with such a list.',
+        Form('"data", "features", "models", edges, or a path', _graph_problem),
+    )
+    graph_penalty: float = setting(
+        0.01,
+        "lambda: the price of an edge whose two sites differ; 0 = independent models.",
+        Range(0),
+    )
+    graph_norm: str = setting(
+        "2",
+        'Norm of the difference along an edge: "1", "2" or "inf".',
+        OneOf(("1", "2", "inf")),
+    )
+    graph_weights: str = setting(
+        EQUAL,
+        'Weight of an edge in lambda: "equal", or "rows": as sqrt(1/n_i + 1/n_j), so '
+        "that sites with few rows are drawn more.",
+        OneOf((EQUAL, BY_ROWS)),
+    )
+    graph_neighbours: int = setting(
+        5,
+        "Neighbours that each site looks for; an edge is there where one of its two "
+        "sites has chosen the other.",
+        Range(1),
+    )
+    graph_epsilon: float = setting(
+        0.0,
+        "Epsilon of the noise on the summaries for the graph, per row (delta is "
+        "privacy.delta); 0 = no noise.",
+        Range(0),
+    )
+    update_penalty: float = setting(
+        0.0,
+        "gamma: makes the updates piecewise constant, which shortens them; it falls "
+        "from round to round. 0 = gradients unchanged.",
+        Range(0),
+    )
+    update_clusters: int = setting(
+        0,
+        "Encoded updates: distinct values in each, by k-means, at most 256; 0 = as "
+        "many as there are.",
+        Range(0, 257),
+    )
+    baselines: bool = setting(
+        True,
+        "Train one model for all sites and a model of each site alone besides, to "
+        "compare with.",
     )
