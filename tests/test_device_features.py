@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from client_apps.data import device as placement
+from client_apps.data import features as placement
 from client_apps.data.run_store import IN_MEMORY, SiteStore
 from tests.devices import cuda, each_device, pretend
 from tests.federated import one_per_site, run, sharded, store, whole

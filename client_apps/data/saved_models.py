@@ -9,7 +9,10 @@ the digest of both files, by which it asks for the part again.
 
 import hashlib
 import json
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -17,10 +20,10 @@ from typing import Any, Final, Self
 import numpy as np
 import safetensors.numpy
 
-from client_apps.data.folders import whole_folder
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import ModelError, QueryError, SchemaError
 from tp_flower.features.encoder import SiteEncoder
+from tp_flower.files import sync
 from tp_flower.learning.models.local_model import LocalModel, ModelSpec, build_model
 from tp_flower.model_names import ModelVersion
 from tp_flower.query import Fragment
@@ -75,7 +78,7 @@ class SavedModel:
             if digest_of(_read(folder)) == digest:
                 return digest
             raise ModelError(f"{folder} holds another model: it is not replaced")
-        with whole_folder(folder, is_durable=is_durable) as whole:
+        with _whole_folder(folder, is_durable=is_durable) as whole:
             for name, data in files.items():
                 (whole / name).write_bytes(data)
         return digest
@@ -171,3 +174,28 @@ def _read(folder: Path) -> dict[str, bytes]:
 
 def _damaged(folder: Path, reason: str) -> ModelError:
     return ModelError(f"the model in {folder} is damaged: {reason}")
+
+
+@contextmanager
+def _whole_folder(folder: Path, *, is_durable: bool = False) -> Iterator[Path]:
+    """Fill a folder beside ``folder``, which it replaces if nothing is raised.
+
+    Nobody but the user can read it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        yield temporary
+        if is_durable:
+            for path in (*temporary.iterdir(), temporary):
+                sync(path)
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+        if is_durable:
+            sync(folder.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise

@@ -24,7 +24,6 @@ from client_apps.data.database import cannot_write
 from client_apps.data.features import (
     FEATURES,
     FEATURES_FILE,
-    FeatureArray,
     KeptFeatures,
     mapped,
     rows_of,
@@ -38,6 +37,7 @@ from tp_flower.extraction.extracted import ExtractedShard
 from tp_flower.features.columns import no_values
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.keyed_hash import KEY_BYTES
+from tp_flower.learning.models.devices import FeatureArray
 from tp_flower.node_config import IN_MEMORY
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.shards import ShardSchema, ShardSource, describe, fingerprint

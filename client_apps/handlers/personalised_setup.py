@@ -11,8 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from client_apps.data.device import forget
-from client_apps.data.features import rows_of
+from client_apps.data.features import forget, rows_of
 from client_apps.data.run_store import Entry
 from client_apps.handlers.personalised import (
     LOCAL_LABELS,

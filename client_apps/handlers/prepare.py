@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from client_apps.data.database import cannot_write
-from client_apps.data.device import forget
-from client_apps.data.features import rows_of
+from client_apps.data.features import forget, rows_of
 from client_apps.data.run_store import Entry
 from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.handlers.outline import (

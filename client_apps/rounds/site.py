@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 from flwr.app import Context
 
-from client_apps.data.device import place, release
-from client_apps.data.features import KeptFeatures, rows_of
+from client_apps.data.features import KeptFeatures, place, release, rows_of
 from client_apps.data.ledger import Budget, RoundLedger, open_ledger
 from client_apps.data.run_store import CommittedRound, Entry, SiteStore
 from client_apps.operator.participant import FixedPart, Outgoing, Part, State
