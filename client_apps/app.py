@@ -25,7 +25,14 @@ from client_apps.rounds.request import Request
 from client_apps.rounds.site import Site
 from client_apps.rounds.transaction import Answer, answer_once
 from tp_flower.errors import BehindError, TPFlowerError, kind_of
-from tp_flower.protocol import AT, KIND, ROUND, Action, Packet, pack
+from tp_flower.protocol import (
+    Action,
+    Failure,
+    ReplyEnvelope,
+    add_envelope,
+    encode,
+    pack,
+)
 
 ANSWERS: Final[Mapping[Action, str]] = {
     Action.DESCRIBE: "handlers.setup:describe",
@@ -86,14 +93,16 @@ def _failed(request: Request | None, site: Site | None, error: Exception) -> Rec
     else:
         log(ERROR, _trace(error))
         text = f"{_place(error)}; its text is in the site's log"
-    header: dict[str, object] = {"error": text, KIND: str(kind_of(error))}
-    if request is not None:
-        header[ROUND] = request.number
-    if site is not None and site.current_part is not None:
-        header["part"] = site.current_part
-    if isinstance(error, BehindError):
-        header[AT] = error.at
-    return pack(Packet(header))
+    failure = Failure(
+        error=text,
+        kind=kind_of(error),
+        part=None if site is None else site.current_part,
+    )
+    envelope = ReplyEnvelope(
+        round=None if request is None else request.number,
+        at=error.at if isinstance(error, BehindError) else None,
+    )
+    return pack(add_envelope(encode(failure), envelope))
 
 
 def _place(error: Exception) -> str:

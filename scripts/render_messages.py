@@ -91,7 +91,7 @@ def _fields(body: type[Body], prefix: str) -> list[str]:
         if isinstance(structure, type) and issubclass(structure, Body)
     }
     lines = []
-    for name in layout.facts:
+    for name in layout.values:
         if name in structures:
             each = "each " if layout.allowed[name].startswith("a list") else ""
             lines += _fields(structures[name], f"{prefix}{each}`{name}`: ")

@@ -40,7 +40,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Do what the run's mode says about the query's result; write the report."""
+    """Train, explain, predict or evaluate, as the run's mode says; write the report."""
     console = Console(width=CONSOLE_WIDTH, highlight=False)
     try:
         settings = Settings.from_run_config(context.run_config)
@@ -66,19 +66,19 @@ def main(grid: Grid, context: Context) -> None:
 def act(
     settings: Settings, on_round: RoundListener, grid: Grid, folder: Path
 ) -> RenderableType:
-    """Do what the run's mode says, and return what the console shows of it."""
+    """Carry out the run's mode and return its view for the console."""
     if settings.mode in (PREDICT, EVALUATE):
         return use_model(settings, on_round, grid, folder)
     has_label = STRATEGIES[settings.strategy].has_label
     query = Query.from_sql(choose_sql(settings), needs_label=has_label)
-    does = explain if settings.mode == EXPLAIN else train
-    return does(query, settings, on_round, grid, folder)
+    carry_out = explain if settings.mode == EXPLAIN else train
+    return carry_out(query, settings, on_round, grid, folder)
 
 
 def explain(
     query: Query, settings: Settings, on_round: RoundListener, grid: Grid, folder: Path
 ) -> RenderableType:
-    """Write what training would do, and return it for the console."""
+    """Write an explanation of the training, and return its view for the console."""
     strategy = Explain(query, settings, on_round)
     strategy.start(grid)
     explanation = strategy.explanation
@@ -89,7 +89,7 @@ def explain(
     view = explanation_view(explanation)
     if not settings.privacy.covers_labels:
         return view
-    title = "What explaining has cost a row (the labels are paid for once)"
+    title = "Cost of explaining for a row (the labels are paid for once)"
     return Group(view, privacy_table(privacy, title))
 
 
@@ -117,14 +117,14 @@ def train(
     write_report(strategy.report, folder)
     manifest = make_manifest(strategy)
     write_manifest(home_folder(), manifest)
-    strategy.talk.end()
+    strategy.session.end()
     return Group(summary(strategy.report), Text(f"Model: {manifest.model}"))
 
 
 def page_line(folder: Path) -> str:
     """Write `report.html` beside `report.json`, and return a line that says where.
 
-    A run is what it is without its page: that it cannot be written is only said.
+    The run does not fail if the page cannot be written.
     """
     try:
         return f"Page: {write_page(folder)}"
@@ -136,7 +136,7 @@ def choose_sql(settings: Settings) -> str:
     """Return the query of the run: the user's, or the built-in one of the task.
 
     Raises:
-        SettingsError: if tables are given without a query over them.
+        SettingsError: tables are given without a query over them.
     """
     if settings.sql.strip():
         return settings.sql
@@ -152,7 +152,7 @@ def output_folder(settings: Settings, run_id: int) -> Path:
     """Return the absolute folder of the run's results, made if missing.
 
     Raises:
-        SettingsError: if it cannot be made.
+        SettingsError: it cannot be made.
     """
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     default = home_folder() / "runs" / f"{stamp}-{run_id % 0x10000:04x}"
@@ -167,7 +167,7 @@ def output_folder(settings: Settings, run_id: int) -> Path:
 
 
 class _Progress:
-    """Print what set-up found and one line per epoch, with the time left."""
+    """Print a line per round of set-up, and one per epoch with the time left."""
 
     def __init__(self, console: Console, settings: Settings) -> None:
         self._console, self._settings = console, settings

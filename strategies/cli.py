@@ -25,75 +25,74 @@ from tp_flower.model_names import ModelVersion, delete_version, versions_in
 from tp_flower.reports.console import format_count, format_value, name_table, new_table
 
 _NOT_COMPARED = ("output-dir", "progress", "resume", "model-name", "sql", "track")
-"""Settings that say where and how a run was shown, or that are told apart from them."""
+"""Settings about where and how a run was shown, and those compared by themselves."""
 
 
-def models_table(found: Mapping[ModelVersion, Manifest | str]) -> RenderableType:
+def models_table(models: Mapping[ModelVersion, Manifest | str]) -> RenderableType:
     """Return a line per model; a text in a manifest's place says why there is none."""
-    if not found:
+    if not models:
         return Text("no models")
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("model", no_wrap=True)
     for heading in ("created, UTC", "strategy", "tables", "test metrics"):
         table.add_column(heading, overflow="fold")
-    for model, own in found.items():
-        if isinstance(own, str):
-            table.add_row(Text(str(model)), Text(own))
+    for model, manifest in models.items():
+        if isinstance(manifest, str):
+            table.add_row(Text(str(model)), Text(manifest))
             continue
         table.add_row(
             Text(str(model)),
-            Text(own.created.removesuffix("+00:00").replace("T", " ")),
-            str(own.settings.get("strategy", "")),
-            Text(", ".join(dict.fromkeys(table.name for table in own.tables))),
-            _metrics(own.test),
+            Text(manifest.created.removesuffix("+00:00").replace("T", " ")),
+            str(manifest.settings.get("strategy", "")),
+            Text(", ".join(dict.fromkeys(table.name for table in manifest.tables))),
+            _metrics(manifest.test),
         )
     return table
 
 
 def model_view(manifest: Manifest) -> RenderableType:
-    """Return everything that a user asks of one model."""
-    facts = Table(title=str(manifest.model), box=box.SIMPLE, title_justify="left")
-    facts.add_column("")
-    facts.add_column("", overflow="fold")
-    facts.show_header = False
-    for name, value in _facts(manifest).items():
-        facts.add_row(name, Text(value))
+    """Return the description, the tables and the sites of one model."""
+    overview = Table(title=str(manifest.model), box=box.SIMPLE, title_justify="left")
+    overview.add_column("")
+    overview.add_column("", overflow="fold")
+    overview.show_header = False
+    for name, value in _overview(manifest).items():
+        overview.add_row(name, Text(value))
     numbers = ("encoded features", "share of variance", "mean score")
     tables = new_table("Tables", ("table", "model"), numbers)
     tables.add_column("kept at", overflow="fold")
-    for own in manifest.tables:
+    for table in manifest.tables:
         tables.add_row(
-            Text(name_table(own.table, own.name)),
-            Text(own.kind),
-            format_count(own.encoder.width),
-            format_value(own.share),
-            ", ".join(map(format_value, own.mean_score)),
-            Text(", ".join(_kept(part.site, part.digest) for part in own.parts)),
+            Text(name_table(table.table, table.name)),
+            Text(table.kind),
+            format_count(table.encoder.width),
+            format_value(table.share),
+            ", ".join(map(format_value, table.mean_score)),
+            Text(", ".join(_site(part.site, part.digest) for part in table.parts)),
         )
-    return Group(facts, tables)
+    return Group(overview, tables)
 
 
 def comparison(manifests: Sequence[Manifest]) -> RenderableType:
     """Return metrics, contributions and differing settings, a column per model."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("", overflow="fold")
-    for own in manifests:
-        table.add_column(Text(str(own.model)), justify="right", overflow="fold")
-    for kind in ("train", "test"):
-        metrics: list[Mapping[str, float]] = [getattr(own, kind) for own in manifests]
-        _add_numbers(table, kind, metrics)
-    rows = [format_count(own.joined_rows) for own in manifests]
+    for manifest in manifests:
+        table.add_column(Text(str(manifest.model)), justify="right", overflow="fold")
+    _add_numbers(table, "train", [manifest.train for manifest in manifests])
+    _add_numbers(table, "test", [manifest.test for manifest in manifests])
+    rows = [format_count(manifest.joined_rows) for manifest in manifests]
     table.add_row("joined rows, train", *rows)
     table.add_section()
-    shares = [{t.table: t.share for t in own.tables} for own in manifests]
+    shares = [{t.table: t.share for t in manifest.tables} for manifest in manifests]
     _add_numbers(table, "share of variance,", shares)
     table.add_section()
-    _add_differences(table, [_compared(own) for own in manifests])
+    _add_differences(table, [_compared(manifest) for manifest in manifests])
     return table
 
 
-def _facts(manifest: Manifest) -> dict[str, str]:
-    usual = ", ".join(f"{name} {text}" for name, text in manifest.versions.items())
+def _overview(manifest: Manifest) -> dict[str, str]:
+    software = ", ".join(f"{name} {text}" for name, text in manifest.versions.items())
     base = ", ".join(map(format_value, manifest.base_score))
     return {
         "created": manifest.created,
@@ -107,17 +106,17 @@ def _facts(manifest: Manifest) -> dict[str, str]:
         "joined rows": format_count(manifest.joined_rows),
         "train": _metrics(manifest.train),
         "test": _metrics(manifest.test),
-        "software": usual,
+        "software": software,
     }
 
 
-def _kept(site: str, digest: str) -> str:
+def _site(site: str, digest: str) -> str:
     return f"{site} ({digest[:8]})" if digest else f"{site} (kept nothing)"
 
 
 def _metrics(metrics: Mapping[str, float]) -> str:
-    shown = (f"{name} {format_value(value)}" for name, value in metrics.items())
-    return ", ".join(shown) or "-"
+    texts = (f"{name} {format_value(value)}" for name, value in metrics.items())
+    return ", ".join(texts) or "-"
 
 
 def _compared(manifest: Manifest) -> dict[str, str]:
@@ -130,23 +129,23 @@ def _compared(manifest: Manifest) -> dict[str, str]:
 
 
 def _add_numbers(
-    table: Table, what: str, numbers: Sequence[Mapping[str, float]]
+    table: Table, heading: str, numbers: Sequence[Mapping[str, float]]
 ) -> None:
     """Add a row for every name that any of the models has a number for."""
     for name in _names(numbers):
-        cells = [format_value(own.get(name)) for own in numbers]
-        table.add_row(Text(f"{what} {name.replace('_', ' ')}"), *cells)
+        cells = [format_value(of_model.get(name)) for of_model in numbers]
+        table.add_row(Text(f"{heading} {name.replace('_', ' ')}"), *cells)
 
 
-def _add_differences(table: Table, facts: Sequence[Mapping[str, str]]) -> None:
-    for name in _names(facts):
-        values = [own.get(name, "-") for own in facts]
+def _add_differences(table: Table, texts: Sequence[Mapping[str, str]]) -> None:
+    for name in _names(texts):
+        values = [of_model.get(name, "-") for of_model in texts]
         if len(set(values)) > 1:
             table.add_row(Text(name), *map(Text, values))
 
 
 def _names(named: Iterable[Mapping[str, object]]) -> list[str]:
-    return list(dict.fromkeys(name for own in named for name in own))
+    return list(dict.fromkeys(name for of_model in named for name in of_model))
 
 
 CONSOLE_WIDTH = 120
@@ -155,23 +154,23 @@ CONSOLE_WIDTH = 120
 def main(arguments: Sequence[str] | None = None) -> None:
     """Carry out one command; exit with 1 where there is no such model."""
     parser = _parser()
-    given = parser.parse_args(arguments)
-    home = Path(given.home).expanduser() if given.home else home_folder()
+    options = parser.parse_args(arguments)
+    home = Path(options.home).expanduser() if options.home else home_folder()
     try:
-        shown = run(given.command, home, given.models)
+        view = run(options.command, home, options.models)
     except ModelError as error:
         parser.exit(1, f"{error}\n")
-    Console(width=CONSOLE_WIDTH, highlight=False).print(shown)
+    Console(width=CONSOLE_WIDTH, highlight=False).print(view)
 
 
 def run(command: str, home: Path, models: Sequence[str]) -> RenderableType:
-    """Carry out a command and return what it shows.
+    """Carry out a command and return its view.
 
     Raises:
         ModelError: there is no such model, or it cannot be used.
     """
     if command == "list":
-        return models_table({own: _read(home, own) for own in versions_in(home)})
+        return models_table({model: _read(home, model) for model in versions_in(home)})
     if command == "show":
         return model_view(resolve(home, models[0]))
     if command == "compare":
@@ -198,8 +197,8 @@ def _parser() -> argparse.ArgumentParser:
         help="folder of your runs (default: TP_FLOWER_HOME, else ~/.tp_flower)",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    listed = commands.add_parser("list", parents=[common], help="list all models")
-    listed.set_defaults(models=())
+    list_models = commands.add_parser("list", parents=[common], help="list all models")
+    list_models.set_defaults(models=())
     for name, count, text in (
         ("show", 1, "show one model"),
         ("compare", "+", "metrics, contributions and settings side by side"),

@@ -23,7 +23,7 @@ from flwr.common.logger import log
 from strategies.report_page import PAGE_FILE, ReportError, read_report
 from strategies.run.strategy import RoundListener
 from tp_flower.errors import SettingsError
-from tp_flower.reports.records import REPORT_FILE, RoundReport, sum_by_table
+from tp_flower.reports.records import REPORT_FILE, RoundReport
 from tp_flower.settings import Settings, columns_of
 
 EXPERIMENT = "tp_flower"
@@ -52,7 +52,7 @@ class TensorBoard(Tracker):
         from tensorboardX import SummaryWriter
 
         self._writer = SummaryWriter(str(folder / "tensorboard"))
-        lines = (f"| {key} | {_cell(own)} |" for key, own in _texts(settings).items())
+        lines = (f"| {key} | {_cell(text)} |" for key, text in _texts(settings).items())
         table = "\n".join(("| setting | value |", "|---|---|", *lines))
         self._writer.add_text("settings", table)
 
@@ -80,27 +80,27 @@ class Mlflow(Tracker):
         from mlflow.tracking import MlflowClient
 
         self._metric: Callable[..., object] = Metric
-        given = os.environ.get("MLFLOW_TRACKING_URI")
-        self._client: Any = MlflowClient(given or f"sqlite:///{folder / 'mlflow.db'}")
-        artefacts = None if given else (folder / "mlflow").as_uri()
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        self._client: Any = MlflowClient(uri or f"sqlite:///{folder / 'mlflow.db'}")
+        artefacts = None if uri else (folder / "mlflow").as_uri()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
-        found = self._client.get_experiment_by_name(name)
+        experiment = self._client.get_experiment_by_name(name)
         number = (
-            found.experiment_id
-            if found
+            experiment.experiment_id
+            if experiment
             else self._client.create_experiment(name, artifact_location=artefacts)
         )
         self._run = self._client.create_run(number, run_name=folder.name).info.run_id
         parameters = [
-            Param(key, own[:PARAMETER_CHARACTERS])
-            for key, own in _texts(settings).items()
+            Param(key, text[:PARAMETER_CHARACTERS])
+            for key, text in _texts(settings).items()
         ]
         self._client.log_batch(self._run, params=parameters)
 
     def log(self, values: Values, epoch: int) -> None:
         """Log all figures in one request."""
         now = round(1000 * time.time())
-        points = [self._metric(name, own, now, epoch) for name, own in values.items()]
+        points = [self._metric(name, v, now, epoch) for name, v in values.items()]
         self._client.log_batch(self._run, metrics=points)
 
     def finish(self, values: Values, files: Sequence[Path], *, is_ok: bool) -> None:
@@ -142,14 +142,11 @@ def _open(name: str, settings: Settings, folder: Path) -> Tracker:
 class Tracking:
     """Logs the rounds of one run; a context, at whose end the run's end is logged.
 
-    What a resumed run had sent and computed before is in its report, not in these sums.
+    The costs of a resumed run before it stopped are in its report, not in these sums.
 
     Args:
         settings: of the run; `track` names the trackers.
         folder: of the run's results.
-
-    Raises:
-        SettingsError: a tracker cannot be used.
     """
 
     def __init__(self, settings: Settings, folder: Path) -> None:
@@ -167,8 +164,8 @@ class Tracking:
         """Count a round, and log the epoch that it ends."""
         self._so_far.update(_costs(report))
         if report.epoch and report.train:
-            values = {**_reached(report), **self._so_far}
-            self._tell(lambda tracker: tracker.log(_finite(values), report.epoch))
+            values = {**_metrics(report), **self._so_far}
+            self._call(lambda tracker: tracker.log(_finite(values), report.epoch))
 
     def __exit__(
         self,
@@ -180,12 +177,12 @@ class Tracking:
         paths = [self._folder / name for name in (REPORT_FILE, PAGE_FILE)]
         files = [path for path in paths if self._is_new(path)]
         values = _finite(_final(self._folder)) if files else {}
-        self._tell(lambda own: own.finish(values, files, is_ok=kind is None))
+        self._call(lambda tracker: tracker.finish(values, files, is_ok=kind is None))
 
     def _is_new(self, path: Path) -> bool:
         return path.exists() and path.stat().st_mtime >= self._started
 
-    def _tell(self, call: Callable[[Tracker], None]) -> None:
+    def _call(self, call: Callable[[Tracker], None]) -> None:
         """Call each tracker, and drop the ones that fail."""
         for tracker in list(self._trackers):
             try:
@@ -197,17 +194,17 @@ class Tracking:
 
 
 def each(*listeners: RoundListener) -> RoundListener:
-    """Return a listener that tells several."""
+    """Return a listener that calls several."""
 
-    def tell(report: RoundReport) -> None:
+    def listen(report: RoundReport) -> None:
         for listener in listeners:
             listener(report)
 
-    return tell
+    return listen
 
 
-def _reached(report: RoundReport) -> dict[str, float]:
-    """Return what an epoch reached."""
+def _metrics(report: RoundReport) -> dict[str, float]:
+    """Return the metrics and the residuals of an epoch."""
     values = {f"train/{name}": value for name, value in report.train.items()}
     values |= {f"test/{name}": value for name, value in report.test.items()}
     for name in ("primal", "dual"):
@@ -218,11 +215,11 @@ def _reached(report: RoundReport) -> dict[str, float]:
 
 
 def _costs(report: RoundReport) -> dict[str, float]:
-    """Return what a round cost; sums of them are what the run cost so far."""
+    """Return the costs of a round, to be summed over the run."""
     return {
         "so-far/rounds": 1,
-        "so-far/bytes-up": sum(sum_by_table([report.bytes_up]).values()),
-        "so-far/bytes-down": sum(sum_by_table([report.bytes_down]).values()),
+        "so-far/bytes-up": sum(report.bytes_up.values()),
+        "so-far/bytes-down": sum(report.bytes_down.values()),
         "so-far/server-seconds": report.server_seconds,
         "so-far/client-seconds": report.client_seconds,
         "so-far/wait-seconds": report.wait_seconds,
@@ -245,7 +242,7 @@ def _final(folder: Path) -> dict[str, float]:
 
 def _finite(values: Values) -> dict[str, float]:
     """Return the values without those that a curve has no place for."""
-    return {name: own for name, own in values.items() if math.isfinite(own)}
+    return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def _texts(settings: Settings) -> dict[str, str]:

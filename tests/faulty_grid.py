@@ -25,8 +25,8 @@ from client_apps.data import database, run_store
 from client_apps.data.database import FILE
 from client_apps.data.ledger import open_ledger
 from client_apps.rounds import site
+from strategies.run import exchange
 from strategies.run import sites as inventory
-from strategies.run import transport
 from strategies.run.grid import InProcessGrid
 from tp_flower.database import Database
 from tp_flower.protocol import Action, unpack
@@ -404,7 +404,7 @@ def virtual_time() -> Iterator[None]:
     clock = Clock()
     own = SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep)
     with ExitStack() as patches:
-        for module in (transport, inventory):
+        for module in (exchange, inventory):
             patches.enter_context(patch.object(module, "time", own))
         patches.enter_context(patch.object(os, "fsync", lambda _: None))
         yield

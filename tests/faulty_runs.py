@@ -214,7 +214,7 @@ class Federation:
             with virtual_time():
                 strategy.start(grid)
             # as whoever has written the report does
-            strategy.talk.end()
+            strategy.session.end()
         except TPFlowerError as raised:
             error = raised
         finally:

@@ -30,7 +30,7 @@ from tp_flower.protocol import (
     pack,
     unpack,
 )
-from tp_flower.protocol.messages import enveloped
+from tp_flower.protocol.messages import ENVELOPE
 
 MARK = "tp-fuzzed"
 """Is in every name that is a path trick."""
@@ -96,7 +96,7 @@ class Fuzzer:
     def mutants(self, content: RecordDict, kind: type[Message]) -> Iterator[Mutant]:
         """Yield changed copies of a message without end, each by what is changed."""
         packet = unpack(content)
-        envelope = enveloped(packet.header)
+        envelope = {k: own for k, own in packet.header.items() if k in ENVELOPE}
         undeclared = list(malformed(kind, decode(kind, packet)))
         while True:
             if self._rng.random() < DECLARED:

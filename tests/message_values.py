@@ -226,7 +226,7 @@ def _wrong_objects(
         return Malformed(f"{where} {what}", field, Packet(header, good.arrays))
 
     yield made("extra", EXTRA, {**place, EXTRA: 1})
-    facts = layout_of(kind).facts
+    facts = layout_of(kind).values
     for field in declared_fields(kind):
         name = field.encode_name
         if name not in facts:

@@ -7,7 +7,7 @@ import pytest
 
 from client_apps.handlers.training_rows import read_batches
 from strategies.run.exchange import Part, Request
-from strategies.run.replies import array_of, open_replies, read_key
+from strategies.run.replies import array_of, collect_replies, read_key
 from tests.test_expanded_rows import body
 from tp_flower.errors import MessageError, RangeError, ReplyError, SiteError
 from tp_flower.protocol import (
@@ -60,7 +60,9 @@ def opened(action, packet):
     packet.header.update(round=1, seconds=0.0)
     # one of Flower's own needs a running app
     message = SimpleNamespace(content=pack(packet), has_error=lambda: False)
-    return open_replies(request, [(PART.node, message)], {PART.node: "us"}).complete()
+    return collect_replies(
+        request, [(PART.node, message)], {PART.node: "us"}
+    ).complete()
 
 
 def scores_of(array):

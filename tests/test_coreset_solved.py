@@ -35,9 +35,6 @@ from tp_flower.errors import (
     SiteError,
 )
 from tp_flower.protocol import (
-    AFTER,
-    ROUND,
-    RUN,
     Action,
     Packet,
     RowsReply,
@@ -363,7 +360,7 @@ class Asking(InProcessGrid):
         if message.metadata.message_type == Action.ADMM:
             message.metadata.__dict__["_message_type"] = str(Action.ROWS)
             header = unpack(message.content).header
-            place = {name: header[name] for name in (RUN, ROUND, AFTER)}
+            place = {name: header.get(name) for name in ("run", "round", "after")}
             asked = encode(RowsRequest(seed=0, clusters=3))
             message.content = pack(Packet({**asked.header, **place}))
         return super()._deliver(message)

@@ -518,7 +518,7 @@ def test_explain_says_what_it_has_spent_itself(tmp_path, capsys):
         mode="explain",
         **{**privacy, "privacy.label-range": "0, 10", "task": "regression"},
     )
-    assert "What explaining has cost a row" in capsys.readouterr().out
+    assert "Cost of explaining for a row" in capsys.readouterr().out
     totals = {own["table"]: own["epsilon"] for own in content["privacy"]["totals"]}
     assert totals == {"orders": 1.5, "items": 0, "customers": 0}
 

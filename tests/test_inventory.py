@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from strategies.run import sites
 from strategies.run.grid import InProcessGrid
 from strategies.run.sites import find_sites, read_inventory
-from tp_flower.errors import ReplyError, SchemaError, SiteError
+from tp_flower.errors import MessageError, ReplyError, SchemaError, SiteError
 from tp_flower.protocol import Packet, pack
 from tp_flower.settings import Settings
 
@@ -157,7 +157,7 @@ def test_known_node_that_does_not_come_is_warned_of(monkeypatch):
 
 
 def test_site_that_cannot_describe_its_tables():
-    broken = ({"error": "the file does not exist"}, 0.0)
+    broken = ({"error": "the file does not exist", "kind": "refused"}, 0.0)
     with pytest.raises(
         SiteError, match=r"^node 2: query.describe failed: the file does"
     ):
@@ -230,7 +230,10 @@ def test_two_nodes_with_the_same_shard():
     ],
 )
 def test_malformed_description(changes):
-    with pytest.raises(ReplyError, match="the description of node 5 is malformed"):
+    match = "|".join(key.replace("_", "-") for key in [*changes, "position"])
+    with pytest.raises(
+        (ReplyError, MessageError), match=f"'({match}|site-key|secret-digest)'"
+    ):
         read_inventory(
             {
                 5: Packet(
@@ -250,7 +253,7 @@ def test_nodes_tell_of_tables_that_the_query_does_not_name():
 
 
 def test_description_without_shards():
-    with pytest.raises(ReplyError, match="the description of node 5 is malformed"):
+    with pytest.raises(MessageError, match="it has no 'shards'"):
         read_inventory({5: Packet({})})
 
 

@@ -18,17 +18,19 @@ from tests.message_values import (
     messages,
     wrong_values,
 )
-from tp_flower.errors import MessageError, RangeError
+from tp_flower.errors import ErrorKind, MessageError, RangeError
 from tp_flower.protocol import (
+    ACTIONS,
     EXCHANGES,
     Action,
+    AdmmReply,
     AdmmRequest,
     AdmmTarget,
-    ArraySpec,
     CheckPart,
     CheckRequest,
     DrawPart,
     DrawRequest,
+    ExtractedPart,
     Failure,
     FinishRequest,
     LocalFit,
@@ -37,31 +39,33 @@ from tp_flower.protocol import (
     ReplyEnvelope,
     RequestEnvelope,
     ScorePart,
-    action_of,
-    array_bytes,
+    add_envelope,
     check_sizes,
     codec,
     decode,
+    decode_reply,
     encode,
+    field_bytes,
+    is_failure,
     layout_of,
     pack,
-    read_facts,
+    read_envelope,
     unpack,
 )
 from tp_flower.protocol.fields import COVERS
 
 ROOT = Path(__file__).resolve().parents[1]
-ENVELOPES = (RequestEnvelope, ReplyEnvelope, Failure)
+ENVELOPES = (RequestEnvelope, ReplyEnvelope)
 each_message = pytest.mark.parametrize("kind", MESSAGES, ids=lambda k: k.__name__)
 
 
 def names_of(kind: type[Message]) -> set[str]:
     """The names of all fields of a message and of its parts."""
     layout = layout_of(kind)
-    names = set(layout.facts.values())
+    names = set(layout.values.values())
     if layout.part is not None:
         part = layout_of(layout.part)
-        names |= set(part.facts.values())
+        names |= set(part.values.values())
         names |= {field for field, _ in part.arrays.values()}
         names |= {field for field, _ in part.families.values()}
     return names
@@ -73,8 +77,9 @@ def names_of(kind: type[Message]) -> set[str]:
 def test_every_action_has_a_request_and_a_reply_of_its_own():
     assert set(EXCHANGES) == set(Action)
     assert len(set(MESSAGES)) == 2 * len(Action)
-    assert action_of(admm()) is Action.ADMM
-    assert action_of(draw()) is Action.DRAW
+    assert {action: kind for kind, action in ACTIONS.items()} == {
+        action: exchange.request for action, exchange in EXCHANGES.items()
+    }
 
 
 @each_message
@@ -98,11 +103,11 @@ def test_arrays_are_of_parts_and_no_name_is_the_envelopes(kind):
     layout = layout_of(kind)
     assert not layout.arrays
     assert not layout.families
-    taken = {field for own in ENVELOPES for field in layout_of(own).facts}
-    assert not layout.facts.keys() & {*taken, PARTS}
+    taken = {field for own in ENVELOPES for field in layout_of(own).values}
+    assert not layout.values.keys() & {*taken, PARTS}
     if layout.part is not None:
         part = layout_of(layout.part)
-        assert "id" not in part.facts
+        assert "id" not in part.values
         assert not any("/" in name for name in (*part.arrays, *part.families))
 
 
@@ -129,7 +134,7 @@ def same(one, other) -> bool:
 def sent(message: Message) -> Message:
     """The message without parts of which nothing is said."""
     part = layout_of(type(message)).part
-    if part is None or layout_of(part).facts:
+    if part is None or layout_of(part).values:
         return message
     parts = {
         number: own
@@ -172,22 +177,49 @@ def test_whatever_is_not_declared_is_refused(kind, data):
         assert wrong.field in error, wrong.what
 
 
-@pytest.mark.parametrize("kind", ENVELOPES, ids=lambda k: k.__name__)
-def test_envelopes_are_checked_as_messages_are(kind):
-    good = {"run": "0f" * 16, "round": 3, "seconds": 0.5, "error": "no", "kind": "x"}
+def read(kind, values):
+    """Return an envelope, or a failure, of these values."""
+    packet = Packet(values)
+    return decode(kind, packet) if kind is Failure else read_envelope(kind, packet)
+
+
+@pytest.mark.parametrize("kind", [*ENVELOPES, Failure], ids=lambda k: k.__name__)
+def test_envelopes_and_failures_are_checked_as_messages_are(kind):
+    good = {"run": "0f" * 16, "round": 3, "seconds": 0.5, "error": "no"}
+    good |= {"kind": "refused", "part": 3}
     layout = layout_of(kind)
-    facts = {name: own for name, own in good.items() if name in layout.facts}
-    assert msgspec.to_builtins(read_facts(kind, facts)).items() >= facts.items()
-    wrong = [{**facts, EXTRA: 1}]
+    values = {name: own for name, own in good.items() if name in layout.values}
+    assert msgspec.to_builtins(read(kind, values)).items() >= values.items()
+    wrong = [{**values, EXTRA: 1}] if kind is Failure else []
     for field in msgspec.structs.fields(kind):
         name = field.encode_name
-        values = wrong_values(field.type, facts.get(name))
-        wrong += [{**facts, name: value} for value in values]
+        others = wrong_values(field.type, values.get(name))
+        wrong += [{**values, name: value} for value in others]
         if field.required:
-            wrong.append({key: own for key, own in facts.items() if key != name})
+            wrong.append({key: own for key, own in values.items() if key != name})
     assert len(wrong) > 10
     for own in wrong:
-        assert refusal(read_facts, kind, own), own
+        assert refusal(read, kind, own), own
+
+
+def test_a_message_and_its_envelope_travel_together():
+    for message, envelope in (
+        (admm(), RequestEnvelope(run="0f" * 16, round=3, after=2)),
+        (Failure(error="no", kind=ErrorKind.BEHIND), ReplyEnvelope(round=3, at=1)),
+    ):
+        packet = unpack(pack(add_envelope(encode(message), envelope)))
+        assert same(decode(type(message), packet), message)
+        assert read_envelope(type(envelope), packet) == envelope
+    with pytest.raises(MessageError, match="'round' is -1; allowed: a whole number"):
+        add_envelope(encode(admm()), ReplyEnvelope(round=-1))
+
+
+def test_a_failure_stands_in_place_of_a_reply():
+    failure = Failure(error="no", kind=ErrorKind.REFUSED, part=4)
+    assert decode_reply(AdmmReply, encode(failure)) == failure
+    assert is_failure(encode(failure))
+    with pytest.raises(MessageError, match="it has arrays, but none are declared"):
+        decode_reply(AdmmReply, Packet(encode(failure).header, {(0, "x"): TARGET}))
 
 
 # refusals: the field, its value and what is allowed, whoever looks
@@ -339,12 +371,12 @@ def test_members_of_a_family_have_sizes_of_their_own():
 
 
 def test_bytes_of_an_array():
-    sizes = {"rows": 9, "outputs": 2}
-    assert array_bytes(ArraySpec("float32", ("rows", "outputs")), sizes) == 72
-    assert array_bytes(ArraySpec("uint8", ("rows/8",)), sizes) == 2
-    assert array_bytes(ArraySpec("uint64", ("rows", 2)), sizes) == 144
+    sizes = {"trained": 9, "outputs": 2, "rows": 9}
+    assert field_bytes(AdmmTarget, "target", sizes) == 72
+    assert field_bytes(ScorePart, "rows", sizes) == 2
+    assert field_bytes(ExtractedPart, "row_hashes", sizes) == 144
     with pytest.raises(KeyError, match="trained"):
-        array_bytes(ArraySpec("uint8", ("trained",)), sizes)
+        field_bytes(AdmmTarget, "target", {})
 
 
 # in deployment every message starts a process

@@ -17,7 +17,7 @@ from strategies import TablePuppetADMM, TablePuppetSGD
 from strategies.inference.manifest import make_manifest, resolve, write_manifest
 from strategies.run.exchange import Replies, ask
 from strategies.run.grid import InProcessGrid
-from strategies.run.replies import open_replies
+from strategies.run.replies import collect_replies
 from strategies.training.base import finish_request, read_outcome
 from tp_flower.errors import ModelError, ReplyError, SourceError
 from tp_flower.features.columns import CategoricalColumn, NumericColumn
@@ -268,8 +268,8 @@ def outcome_of(strategy, parts, arrays=None):
     shop = federation.parts[0].node
     header = {"round": 9, "seconds": 0.0, "ledger": [], "parts": parts}
     reply = Message(pack(Packet(header, arrays or {})), shop, "query.finish")
-    opened = open_replies(request, [(shop, reply)], {shop: "shop"})
-    replies = Replies.of(opened.answers)
+    collected = collect_replies(request, [(shop, reply)], {shop: "shop"})
+    replies = Replies.of(collected.answers)
     return read_outcome(replies, federation, strategy.local_scores)
 
 

@@ -91,6 +91,12 @@ def header(**changes):
     return change
 
 
+def failure(**values):
+    """Replace a reply by a failure."""
+    packet = Packet({"error": "no", "kind": "refused", "round": 1, **values})
+    return lambda *_: packet
+
+
 def fact(**changes):
     """Change the facts of the only part of a reply; None deletes one."""
 
@@ -360,7 +366,7 @@ def renumbered(entries):
         (layout(lambda _: [None]), "bad entry"),
         (layout(lambda _: {}), "wrong type"),
         (layout(lambda _: [[0, "scores", "float32", [3, 1]]]), "exceeds its layout"),
-        (layout(renumbered), r"arrays of parts \[1\], not its own"),
+        (layout(renumbered), r"it is about parts \[1\], but its node hosts \[0\]"),
         (lambda *_: RecordDict(), "malformed message: KeyError"),
         (
             lambda *_: RecordDict(
@@ -374,24 +380,46 @@ def renumbered(entries):
             ),
             "malformed message: RecursionError",
         ),
-        (header(seconds="1"), "'seconds' is not a duration"),
-        (header(seconds=-1), "'seconds' is not a duration"),
-        (header(seconds=10**400), "'seconds' is not a duration"),
+        (header(seconds="1"), "'seconds' is '1'; allowed: a number"),
+        (header(seconds=-1), "'seconds' is -1; allowed: a number, at least 0"),
+        (header(seconds=10**400), "'seconds' is 1000"),
     ],
 )
 def test_malformed_reply(change, match):
-    named = f"the reply of site 'shop' to train.admm cannot be used: .*{match}"
+    named = f"site 'shop'.* sent a reply to train.admm that cannot be used: .*{match}"
     with pytest.raises(ReplyError, match=named):
         train(TamperingGrid("train.admm", SHOP, change))
 
 
 @pytest.mark.parametrize(
-    "parts", [[], None, {}, [{}], [{"id": 1}], [{"id": 0}, {"id": 0}], [{"id": "0"}]]
+    ("parts", "match"),
+    [
+        (None, "'parts' must be a list of objects"),
+        ({}, "'parts' must be a list of objects"),
+        ([], r"it has arrays of parts \[0\], not listed"),
+        ([{}], "an item of 'parts' has no 'id'; allowed: a whole number"),
+        ([{"id": "0"}], "an item of 'parts' has no 'id'; allowed: a whole number"),
+        ([{"id": 1}], r"it has arrays of parts \[0\], not listed"),
+        ([{"id": 0}, {"id": 0}], "part 0 is listed twice"),
+    ],
 )
-def test_reply_that_lists_the_wrong_parts(parts):
-    match = "site 'shop' to query.extract cannot be used: it does not list every part"
-    with pytest.raises(ReplyError, match=match):
+def test_reply_that_lists_the_wrong_parts(parts, match):
+    named = f"^site 'shop' sent a reply to query.extract that cannot be used: {match}"
+    with pytest.raises(ReplyError, match=named):
         train(TamperingGrid("query.extract", SHOP, header(parts=parts)))
+
+
+@pytest.mark.parametrize("numbers", [[], [US_PART], [ORDERS, US_PART]])
+def test_reply_about_parts_that_the_node_does_not_host(numbers):
+    def change(_, reply):
+        header = unpack(reply.content).header
+        (part,) = header["parts"]
+        own = {k: v for k, v in part.items() if k != "id"}
+        return Packet({**header, "parts": [{"id": n, **own} for n in numbers]})
+
+    match = rf"it is about parts \[{', '.join(map(str, numbers))}\], but its node hosts"
+    with pytest.raises(ReplyError, match=match):
+        train(TamperingGrid("query.extract", SHOP, change))
 
 
 def test_malformed_description():
@@ -486,15 +514,15 @@ def test_what_a_site_refuses_is_in_its_log_too(monkeypatch, caplog):
 
 
 def test_long_error_is_cut():
-    grid = TamperingGrid("train.admm", SHOP, header(error="a\n" * 5000))
+    grid = TamperingGrid("train.admm", SHOP, failure(error="a\n" * 5000))
     with pytest.raises(SiteError, match=r"a a ?\.\.\.$") as caught:
         train(grid)
     assert len(str(caught.value)) < 1200
 
 
-@pytest.mark.parametrize("part", [US_PART, 99, "0", None])
+@pytest.mark.parametrize("part", [US_PART, 99, None])
 def test_error_about_a_part_of_another_site_names_the_sender(part):
-    grid = TamperingGrid("train.admm", SHOP, header(error="no", part=part))
+    grid = TamperingGrid("train.admm", SHOP, failure(error="no", part=part))
     with pytest.raises(SiteError, match=r"^site 'shop': train\.admm failed: no$"):
         train(grid)
 

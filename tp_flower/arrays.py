@@ -32,7 +32,7 @@ def mean(values: npt.NDArray[Any], weights: FloatArray | None = None) -> Any:
 
 
 def effective_rows(weights: FloatArray) -> float:
-    """Return (sum w)^2 / sum w^2: so many equal rows have a mean as sure as theirs.
+    """Return Kish's effective sample size of weighted rows, (sum w)^2 / sum w^2.
 
     >>> effective_rows(np.array([1.0, 1.0, 2.0]))
     2.6666666666666665
@@ -55,8 +55,13 @@ def blocks(rows: int, size: int = BLOCK_ROWS) -> Iterator[slice]:
     >>> [(b.start, b.stop) for b in blocks(5, 2)]
     [(0, 2), (2, 4), (4, 5)]
     """
-    for start in range(0, rows, size):
-        yield slice(start, min(start + size, rows))
+    return blocks_of(slice(0, rows), size)
+
+
+def blocks_of(span: slice, size: int) -> Iterator[slice]:
+    """Yield the slices that cover a span of rows in blocks."""
+    for start in range(span.start, span.stop, size):
+        yield slice(start, min(start + size, span.stop))
 
 
 Result = TypeVar("Result")
@@ -79,11 +84,11 @@ def thread_count() -> int:
 def in_threads(
     work: Callable[[slice], Result], rows: int, least_rows: int
 ) -> list[Result]:
-    """Return what ``work`` makes of contiguous spans of rows, in their order.
+    """Return the results of ``work`` on contiguous spans of rows, in their order.
 
     Args:
         work: called once per span; must not change what another call reads.
-        rows: how many there are; of none there is one empty span.
+        rows: their number; of none there is one empty span.
         least_rows: a thread has at least so many: with fewer it costs more than it
             saves.
 
@@ -96,13 +101,3 @@ def in_threads(
     edges = np.linspace(0, rows, parts + 1).astype(np.int64).tolist()
     with ThreadPoolExecutor(parts) as pool:
         return list(pool.map(work, [slice(*pair) for pair in pairwise(edges)]))
-
-
-def blocks_of(span: slice, size: int) -> Iterator[slice]:
-    """Yield the slices that cover a span of rows in blocks.
-
-    >>> [(b.start, b.stop) for b in blocks_of(slice(3, 8), 2)]
-    [(3, 5), (5, 7), (7, 8)]
-    """
-    for start in range(span.start, span.stop, size):
-        yield slice(start, min(start + size, span.stop))

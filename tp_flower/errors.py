@@ -1,7 +1,7 @@
 """The errors a caller of tp_flower can act on.
 
-A site tells the server of which kind an error is, as that decides what comes next: the
-same request again, what the site has missed, or the end of the run.
+A site tells the server the kind of an error, as that decides what comes next: the same
+request again, the rounds that the site has missed, or the end of the run.
 """
 
 import errno
@@ -99,7 +99,7 @@ class BehindError(SiteError):
 
 
 class LostStateError(SiteError):
-    """What a site kept of a run is gone or damaged."""
+    """A site's state of a run is gone or damaged."""
 
 
 class DivergedError(SiteError):
@@ -107,7 +107,7 @@ class DivergedError(SiteError):
 
 
 class ErrorKind(StrEnum):
-    """What may be done about an error of a site.
+    """The remedy of a site's error.
 
     REFUSED: nothing, it would come again. TRANSIENT: send the same request later.
     BEHIND: send the rounds that the site lacks. DIVERGED: train with smaller steps.
@@ -126,11 +126,11 @@ _LASTING: Final = {
 """Errors of the system that somebody has to mend."""
 
 _FULL: Final = ("No space left on device", "Disk quota exceeded", "Input/output error")
-"""What DuckDB says of a disk, as it has no numbers for it."""
+"""DuckDB's texts about a disk, as it has no numbers for it."""
 
 
 def kind_of(error: BaseException) -> ErrorKind:
-    """Return what may be done about an error of a site.
+    """Return the kind of a site's error.
 
     >>> kind_of(OSError(errno.ENOSPC, "No space left on device")).value
     'transient'

@@ -1,4 +1,4 @@
-"""Lines of the log: one per event, of ``key=value`` pairs, whatever the values hold.
+"""Lines of the log: one per event, of ``key=value`` pairs with any values.
 
     event=answered run=1f0c9a77 site=3 round=12 action=train.admm seconds=0.061
 
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from json.encoder import encode_basestring_ascii
 from typing import Final
 
-Fact = str | int | float | Iterable[str] | None
+Value = str | int | float | Iterable[str] | None
 
 SHOWN_DIGITS: Final = 8
 """Of a run's name."""
@@ -25,38 +25,35 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_.:@/+-]+")
 _DELETE: Final = "\x7f"
 
 
-def line(event: str, /, **facts: Fact) -> str:
+def line(event: str, /, **values: Value) -> str:
     r"""Return the line of an event.
 
     Args:
-        event: what has happened, in one word.
-        facts: by name, in the order of the line; what is None is left out. Of ``run``
-            the first digits are shown. Lists of texts are joined by commas. Numbers
-            have 3 digits behind the point.
+        event: in one word.
+        values: by name, in the order of the line; None is left out. Of ``run`` the
+            first digits are shown. Lists of texts are joined by commas. Numbers have 3
+            digits behind the point.
 
     >>> print(line("answered", run="1f0c9a77d2e8", round=12, seconds=0.0612))
     event=answered run=1f0c9a77 round=12 seconds=0.061
     >>> print(line("late", site='the "north"\n', tables=["a", "b"], at=None))
     event=late site="the \"north\"\n" tables="a,b"
     """
-    if "run" in facts and facts["run"] is not None:
-        facts["run"] = str(facts["run"])[:SHOWN_DIGITS]
-    pairs = {"event": event, **facts}
+    if values.get("run") is not None:
+        values["run"] = str(values["run"])[:SHOWN_DIGITS]
     return " ".join(
-        f"{name.replace('_', '-')}={_value(fact)}"
-        for name, fact in pairs.items()
-        if fact is not None
+        f"{name.replace('_', '-')}={_text(value)}"
+        for name, value in {"event": event, **values}.items()
+        if value is not None
     )
 
 
-def _value(fact: Fact) -> str:
-    if isinstance(fact, bool):
-        return "true" if fact else "false"
-    if isinstance(fact, float):
-        return f"{fact:.3f}"
-    if not isinstance(fact, str | int):
-        fact = ",".join(fact or ())
-    text = str(fact)
+def _text(value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    text = str(value) if isinstance(value, str | int) else ",".join(value or ())
     if len(text) > MOST_CHARACTERS:
         text = f"{text[:MOST_CHARACTERS]}..."
     if _PLAIN.fullmatch(text):

@@ -1,8 +1,4 @@
-"""Files that appear whole or not at all.
-
-Where they must outlast a loss of power they are *durable*: on the disk before they get
-their names.
-"""
+"""Files that appear whole or not at all; durable ones outlast a loss of power."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -17,15 +13,15 @@ PRIVATE: Final = 0o600
 def whole_file(
     path: Path, *, is_durable: bool, mode: int = PRIVATE
 ) -> Iterator[BinaryIO]:
-    """Replace a file by what is written to the one that is yielded.
+    """Yield a file to write to, which then replaces the one at a path.
 
     Args:
-        path: of the file, in a folder that is there; nobody else may be writing it.
-        is_durable: whether it must outlast a loss of power.
+        path: in a folder that is there; nobody else may be writing it.
+        is_durable: whether it must be on the disk before it gets its name.
         mode: who may read it.
 
     Raises:
-        OSError: it cannot be written; what was there before still is.
+        OSError: it cannot be written; the file that was there still is.
     """
     # always the same name: one that a killed process has left is written over
     temporary = path.with_name(f".{path.name}-new")
@@ -58,11 +54,7 @@ def write_file(
 
 
 def sync(path: Path) -> None:
-    """Return when a file, or the names in a folder, are on the disk.
-
-    Raises:
-        OSError: they are not.
-    """
+    """Wait until a file, or the names in a folder, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

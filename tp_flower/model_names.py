@@ -51,7 +51,7 @@ class ModelVersion:
         check_name(self.name)
         if not VERSION.fullmatch(self.version):
             raise ModelError(
-                f"model version {_shown(self.version)} is not of the form "
+                f"model version {_quoted(self.version)} is not of the form "
                 "YYYYMMDD-HHMMSS-xxxx, with four hexadecimal digits at the end"
             )
 
@@ -69,7 +69,7 @@ class ModelVersion:
         name, _, version = text.partition("@")
         if not version:
             raise ModelError(
-                f"{_shown(text)} names no version: write name@version, as `list` does"
+                f"{_quoted(text)} names no version: write name@version, as `list` does"
             )
         return cls(name, version)
 
@@ -86,7 +86,7 @@ def check_name(name: object) -> str:
     """
     if not (isinstance(name, str) and NAME.fullmatch(name)):
         raise ModelError(
-            f"model name {_shown(name)} is not allowed: it must have 1 to 64 of a-z, "
+            f"model name {_quoted(name)} is not allowed: it must have 1 to 64 of a-z, "
             "0-9, '.', '_' and '-', and begin with a letter or digit"
         )
     return name
@@ -106,29 +106,29 @@ def make_version(started: datetime, run: str) -> str:
 
 
 def versions_in(home: Path) -> tuple[ModelVersion, ...]:
-    """Return what is kept below a folder, by name, the earliest version first."""
-    found = []
+    """Return the models below a folder, by name, the earliest version first."""
+    models = []
     for folder in (home / MODELS).glob("*/*"):
         name, version = folder.parent.name, folder.name
-        # other files may lie there, and what is being written or deleted
+        # other files may lie there, and models that are being written or deleted
         if NAME.fullmatch(name) and VERSION.fullmatch(version) and folder.is_dir():
-            found.append(ModelVersion(name, version))
-    return tuple(sorted(found))
+            models.append(ModelVersion(name, version))
+    return tuple(sorted(models))
 
 
 def find_version(home: Path, text: str) -> ModelVersion:
     """Return the version that ``name@version`` names, or the latest of ``name``.
 
     Raises:
-        ModelError: there is none; says what is close to it.
+        ModelError: there is none; says which names are close.
     """
     name = check_name(text.partition("@")[0])
     wanted = ModelVersion.parse(text) if "@" in text else None
     versions = versions_in(home)
-    own = [version for version in versions if version.name == name]
-    if wanted is None and own:
-        return own[-1]
-    if wanted in own:
+    of_name = [version for version in versions if version.name == name]
+    if wanted is None and of_name:
+        return of_name[-1]
+    if wanted in of_name:
         return wanted
     raise ModelError(f"there is no model {text!r}{_advice(name, text, versions)}")
 
@@ -144,38 +144,38 @@ def delete_version(home: Path, text: str) -> ModelVersion:
         ModelError: there is none, or it cannot be deleted.
     """
     ModelVersion.parse(text)
-    found = find_version(home, text)
-    folder = found.folder(home)
+    model = find_version(home, text)
+    folder = model.folder(home)
     try:
         for left in folder.parent.glob(f"{_DELETED}*"):
             shutil.rmtree(left, ignore_errors=True)
         # under its new name nothing finds it, however far the removal gets
-        gone = folder.with_name(f"{_DELETED}{found.version}-{secrets.token_hex(4)}")
+        gone = folder.with_name(f"{_DELETED}{model.version}-{secrets.token_hex(4)}")
         folder.rename(gone)
         shutil.rmtree(gone)
     except OSError as error:
-        raise ModelError(f"model {found} cannot be deleted: {error.strerror}") from None
+        raise ModelError(f"model {model} cannot be deleted: {error.strerror}") from None
     if not any(folder.parent.iterdir()):
         folder.parent.rmdir()
-    return found
+    return model
 
 
 def _advice(name: str, text: str, versions: tuple[ModelVersion, ...]) -> str:
-    own = [str(version) for version in versions if version.name == name]
+    of_name = [str(version) for version in versions if version.name == name]
     names = list(dict.fromkeys(version.name for version in versions))
-    close = difflib.get_close_matches(text, own, n=3, cutoff=0.0)
+    close = difflib.get_close_matches(text, of_name, n=3, cutoff=0.0)
     if close := close or difflib.get_close_matches(name, names, n=3):
         return f". Did you mean {' or '.join(close)}?"
     return f"; there are {', '.join(names)}" if names else "; there is none yet"
 
 
-def _shown(value: object) -> str:
+def _quoted(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 SOFTWARE_VERSION: Final = "0.1.0"
-"""Of tp_flower. As a Flower app it is not an installed package, which would tell."""
+"""Of tp_flower; as a Flower app it is no installed package that has metadata."""
 
 
 def software(*, has_torch: bool) -> dict[str, str]:
@@ -185,12 +185,12 @@ def software(*, has_torch: bool) -> dict[str, str]:
         has_torch: whether torch had a part in it.
     """
     packages = ("flwr", "numpy", *(("torch",) if has_torch else ()))
-    found = {"python": platform.python_version(), "tp_flower": SOFTWARE_VERSION}
+    versions = {"python": platform.python_version(), "tp_flower": SOFTWARE_VERSION}
     for package in packages:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
-            # a build without metadata says what it is itself
+            # a build without metadata may have a __version__
             module = sys.modules.get(package)
-            found[package] = str(getattr(module, "__version__", "unknown"))
-    return found
+            versions[package] = str(getattr(module, "__version__", "unknown"))
+    return versions

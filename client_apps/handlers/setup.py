@@ -48,8 +48,8 @@ from tp_flower.protocol import (
     ExtractPart,
     ExtractReply,
     ExtractRequest,
-    HostedShard,
     LabelFacts,
+    ShardDescription,
     StatisticsPart,
     StatisticsReply,
     StatisticsRequest,
@@ -81,7 +81,7 @@ def describe(site: Site, request: DescribeRequest) -> DescribeReply:
         schema = guard.schema(source)
         columns = {name: without_values(kind) for name, kind in schema.columns.items()}
         shards.append(
-            HostedShard(
+            ShardDescription(
                 table=source.table,
                 site=source.site,
                 index=source.index,

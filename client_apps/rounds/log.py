@@ -15,7 +15,7 @@ from flwr.common.logger import log
 from client_apps.rounds.request import Request
 from client_apps.rounds.site import Site
 from tp_flower.errors import kind_of
-from tp_flower.events import Fact, line
+from tp_flower.events import Value, line
 from tp_flower.node_config import site_id
 from tp_flower.protocol import Action, message_bytes
 
@@ -57,9 +57,9 @@ class MessageLog:
         event: str,
         request: Request | None,
         site: Site | None,
-        **facts: Fact,
+        **facts: Value,
     ) -> None:
-        own: dict[str, Fact] = {}
+        own: dict[str, Value] = {}
         if request is not None:
             own |= {"run": request.run, "round": request.number}
         if site is not None:

@@ -18,15 +18,13 @@ from flwr.app import RecordDict
 from client_apps.data.run_store import CommittedRound
 from tp_flower.errors import BehindError, MessageError, SiteError
 from tp_flower.protocol import (
-    AFTER,
     NO_RUN,
     Action,
     Packet,
     RequestEnvelope,
-    read_facts,
+    read_envelope,
     unpack,
 )
-from tp_flower.protocol.messages import enveloped
 
 _DIGEST_BYTES: Final = 16
 # made once: json.dumps makes an encoder per call
@@ -62,7 +60,7 @@ class Request:
         """
         packet = unpack(content)
         try:
-            envelope = read_facts(RequestEnvelope, enveloped(packet.header))
+            envelope = read_envelope(RequestEnvelope, packet)
         except MessageError as error:
             raise SiteError(f"malformed request: {error}") from None
         run, number, after = envelope.run, envelope.round, envelope.after
@@ -83,7 +81,7 @@ class Request:
 
         The same request has the same digest in every process.
         """
-        told = {k: own for k, own in self.packet.header.items() if k != AFTER}
+        told = {k: own for k, own in self.packet.header.items() if k != "after"}
         arrays = sorted(self.packet.arrays.items(), key=itemgetter(0))
         facts = [[*key, array.dtype.str, array.shape] for key, array in arrays]
         text = _JSON.encode([self.action, told, facts])

@@ -32,11 +32,11 @@ from tp_flower.errors import (
 )
 from tp_flower.events import line
 from tp_flower.protocol import (
-    AT,
     EXCHANGES,
-    ROUND,
     Action,
     Packet,
+    ReplyEnvelope,
+    add_envelope,
     decode,
     encode,
     open_parcel,
@@ -94,8 +94,8 @@ def _described(
     site.store.touch()
     with site.transaction():
         packet = _carry_out(site, request, answer)
-    packet.header[AT] = None if last is None else last.number
-    return pack(_numbered(packet, request, started))
+    at = None if last is None else last.number
+    return pack(_with_envelope(packet, request, started, at))
 
 
 def _answered(
@@ -105,7 +105,7 @@ def _answered(
     with site.transaction():
         site.begin(request.number, request.digest, last)
         packet = _carry_out(site, request, answer)
-        content = pack(_numbered(packet, request, started))
+        content = pack(_with_envelope(packet, request, started))
         site.pay()
         if last is not None or site.store.names() or not site.round.is_over:
             # of a run that the site does not know nothing is to be kept either
@@ -134,7 +134,9 @@ def _carry_out(site: Site, request: Request, answer: Answer) -> Packet:
         raise kind(f"the site has nothing that may be sent: {error}") from None
 
 
-def _numbered(packet: Packet, request: Request, started: float) -> Packet:
-    packet.header[ROUND] = request.number
-    packet.header["seconds"] = time.perf_counter() - started
-    return packet
+def _with_envelope(
+    packet: Packet, request: Request, started: float, at: int | None = None
+) -> Packet:
+    seconds = time.perf_counter() - started
+    envelope = ReplyEnvelope(round=request.number, seconds=seconds, at=at)
+    return add_envelope(packet, envelope)

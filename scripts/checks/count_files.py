@@ -34,7 +34,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "TablePuppetADMM": ("strategies",),
     "InProcessGrid": (
         *("tp_flower.grid", "strategies.grid"),
-        *("strategies.run.grid", "strategies.run.transport"),
+        *("strategies.run.grid", "strategies.run.exchange"),
     ),
     "Predict": ("strategies.predict", "strategies.inference.predict", "strategies"),
     "make_manifest": (

@@ -152,11 +152,16 @@ def _inventory(sources: Sequence[ShardSource]) -> Inventory:
     shards = []
     for position, source in enumerate(sources):
         schema = describe(source)
-        empty = frozenset(schema.all_null)
         shards.append(
             HostedShard(
-                *(source.table, source.site, source.index, 0, position),
-                *(schema.columns, schema.rows, empty),
+                table=source.table,
+                site=source.site,
+                index=source.index,
+                node=0,
+                position=position,
+                columns=dict(schema.columns),
+                rows=schema.rows,
+                all_null=list(schema.all_null),
             )
         )
     return Inventory(tuple(shards))

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies.run.exchange import Part, Replies, Request, ask
-from strategies.run.replies import LARGEST, array_of, read_label, refuse
+from strategies.run.replies import array_of, read_label, refuse
 from strategies.setup.joined_rows import JoinedRows
 from strategies.setup.problem import CoresetSample, PartRows
 from strategies.setup.row_layout import TableLayout, distinct_rows
@@ -51,6 +51,7 @@ from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.privacy.key_agreement import MOST_PARTS, from_fixed
 from tp_flower.protocol import (
+    LARGEST,
     DrawPart,
     DrawRequest,
     MeasuredPart,

@@ -1,35 +1,67 @@
-"""One round of messages: to every addressed site one, and what the sites answered.
+"""One round of messages: the requests, their way to the sites, and the replies.
 
-What goes over the wire is counted by table.
+A site answers a message once however often it arrives, so that sending it again is
+always right: after an error that may pass (a machine that is restarted, a full disk)
+and where nothing came back for long (a SuperNode that was killed has taken its message
+with it). Flower's own loop polls every three seconds in deployment; this one polls
+often. Bytes are counted by table.
 """
 
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from logging import DEBUG, ERROR, INFO, WARNING
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from logging import DEBUG, WARNING
+from typing import Any, Final, TypeVar
 
 import msgspec
 from flwr.app import Message
 from flwr.common.logger import log
+from flwr.serverapp import Grid
 
-from tp_flower.errors import ReplyError
-from tp_flower.events import Fact, line
+from tp_flower.errors import ErrorKind, MessageError, ReplyError
+from tp_flower.events import Value, line
 from tp_flower.protocol import (
-    AFTER,
-    ROUND,
-    RUN,
+    ACTIONS,
+    EXCHANGES,
     Action,
+    Failure,
     Packet,
     PartBody,
-    action_of,
+    ReplyEnvelope,
+    RequestEnvelope,
+    add_envelope,
+    decode,
+    decode_reply,
     encode,
+    is_failure,
     message_bytes,
     pack,
+    read_envelope,
+    unpack,
 )
 from tp_flower.protocol import Reply as ReplyMessage
 from tp_flower.protocol import Request as RequestMessage
 from tp_flower.reports.records import RoundReport
+
+FIRST_POLL_SECONDS: Final = 0.001
+LONGEST_POLL_SECONDS: Final = 0.1
+
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 10.0
+"""Seconds before a message is sent again after an error; the pauses double."""
+
+SILENCE: Final = 60.0
+"""Seconds without an answer before a message is sent again; they double too."""
+
+MOST_CRASHES: Final = 3
+"""Tries of a message whose ClientApp crashes: the next one is likely to crash too."""
+
+HURRIED_SECONDS: Final = 5.0
+"""How long a round waits for sites that were missing before, once the rest is there."""
+
+_PASSING: Final = frozenset({0, 3, 4, 5})
+"""Flower's errors of nodes and messages that cannot be reached now."""
 
 PartArrays = dict[int, dict[str, Any]]
 """By part, arrays by the names of the fields that carry them."""
@@ -40,7 +72,7 @@ AnyReply = TypeVar("AnyReply", bound=ReplyMessage)
 
 @dataclass(frozen=True)
 class Part:
-    """One shard of one table, as the server sees it.
+    """One shard of one table in one role, a participant of the run.
 
     Attributes:
         number: its name in the messages of this run.
@@ -59,15 +91,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Request:
-    """What one round asks of the sites.
+    """The requests of one round.
 
     Attributes:
         action: the message type.
-        packets: what each node is sent.
+        packets: by node, the request to it.
         message: the request of all nodes together.
-        parts: by number, the parts that take part in the round.
+        parts: by number, the participants of the round.
         epoch: the epoch the round belongs to; 0 is set-up.
-        phase: what the round is for, for the report.
+        phase: purpose of the round, for the report.
     """
 
     action: Action
@@ -77,37 +109,48 @@ class Request:
     epoch: int = 0
     phase: str = ""
 
-    def tables_at(self, node: int) -> list[str]:
-        """The tables that a node is asked about."""
-        own = [part.table for part in self.parts.values() if part.node == node]
-        return list(dict.fromkeys(own))
+    def parts_at(self, node: int) -> list[Part]:
+        """Return the participants that a node hosts."""
+        return [part for part in self.parts.values() if part.node == node]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one node answered.
+    """One node's reply, or its failure to make one.
 
     Attributes:
         packet: as it arrived.
         message: that the packet carries.
+        envelope: that it came in.
     """
 
     packet: Packet
-    message: ReplyMessage | None = None
+    message: ReplyMessage
+    envelope: ReplyEnvelope
+
+    @classmethod
+    def read(cls, action: Action, packet: Packet) -> "Answer":
+        """Return the answer to a request of a type.
+
+        Raises:
+            MessageError: the packet is not what the reply declares.
+        """
+        message = decode_reply(EXCHANGES[action].reply, packet)
+        return cls(packet, message, read_envelope(ReplyEnvelope, packet))
 
     @property
     def seconds(self) -> float:
         """How long the node has computed."""
-        return float(self.packet.header.get("seconds", 0.0))
+        return self.envelope.seconds or 0.0
 
 
 @dataclass(frozen=True)
 class Replies:
-    """What the nodes answered.
+    """The replies of one round, or of several.
 
     Attributes:
         answers: by node.
-        parts: what was said of each participant, by number.
+        parts: by number, the fields about each participant.
         stale: the nodes that were missing, and whose answers are of an earlier round.
     """
 
@@ -117,22 +160,22 @@ class Replies:
 
     @classmethod
     def of(cls, answers: Mapping[int, Answer], stale: Iterable[int] = ()) -> "Replies":
-        """Return the replies that answers are."""
+        """Return the replies in answers."""
         parts: dict[int, PartBody] = {}
         for answer in answers.values():
             parts |= getattr(answer.message, "parts", {})
         return cls(answers, parts, frozenset(stale))
 
     def then(self, later: "Replies") -> "Replies":
-        """Return the replies of two rounds; of a part what the later one says."""
+        """Return the replies of two rounds; of a participant the later ones."""
         answers = {**self.answers, **later.answers}
         return Replies(answers, {**self.parts, **later.parts}, self.stale | later.stale)
 
     def body(self, part: Part, kind: type[AnyBody]) -> AnyBody:
-        """Return what a participant's site said of it.
+        """Return the fields about a participant.
 
         Raises:
-            ReplyError: it said nothing.
+            ReplyError: there are none.
         """
         body = self.parts.get(part.number)
         if not isinstance(body, kind):
@@ -140,12 +183,72 @@ class Replies:
         return body
 
     def messages(self, kind: type[AnyReply]) -> dict[int, AnyReply]:
-        """Return the messages of the nodes that answered, by node."""
+        """Return the messages of a type by node."""
         return {
             node: answer.message
             for node, answer in self.answers.items()
             if isinstance(answer.message, kind)
         }
+
+
+def ask(
+    message: RequestMessage,
+    parts: Iterable[Part],
+    by_node: Mapping[int, Mapping[str, Any]] | None = None,
+) -> Request:
+    """Return a request with one packet per node that hosts any of the participants.
+
+    Args:
+        message: of all nodes together; every node is sent its own participants.
+        parts: that take part in the round.
+        by_node: fields of the message that differ from node to node.
+    """
+    by_number = {part.number: part for part in parts}
+    nodes: dict[int, list[int]] = {}
+    for part in by_number.values():
+        nodes.setdefault(part.node, []).append(part.number)
+    fields = by_node or {}
+    packets = {
+        node: encode(_for_node(message, numbers, fields.get(node, {})))
+        for node, numbers in nodes.items()
+    }
+    action = ACTIONS[type(message)]
+    return Request(action, packets, message, by_number, phase=action.name.lower())
+
+
+def _for_node(
+    message: RequestMessage, numbers: Iterable[int], fields: Mapping[str, Any]
+) -> RequestMessage:
+    """Return a message with some of its participants, and a node's fields."""
+    bodies: Mapping[int, PartBody] | None = getattr(message, "parts", None)
+    if bodies is None:
+        return msgspec.structs.replace(message, **fields)
+    of_node = {number: bodies[number] for number in numbers if number in bodies}
+    return msgspec.structs.replace(message, parts=of_node, **fields)
+
+
+def make_messages(
+    request: Request, run: str, number: int, answered: Mapping[int, int]
+) -> list[Message]:
+    """Return the Flower messages of a round.
+
+    Args:
+        request: of the round.
+        run: name of the run.
+        number: of the round.
+        answered: by node, the last round that it has answered.
+    """
+    messages = []
+    for node, packet in request.packets.items():
+        envelope = RequestEnvelope(run=run, round=number, after=answered.get(node))
+        message = Message(
+            content=pack(add_envelope(packet, envelope)),
+            dst_node_id=node,
+            message_type=str(request.action),
+            group_id=str(number),
+        )
+        messages.append(message)
+    return messages
 
 
 @dataclass
@@ -157,87 +260,13 @@ class Traffic:
     overhead: int = 0
 
 
-def ask(
-    message: RequestMessage,
-    parts: Iterable[Part],
-    by_node: Mapping[int, Mapping[str, Any]] | None = None,
-) -> Request:
-    """Return a request with one packet per node that hosts any of the parts.
-
-    Args:
-        message: what is asked; of its participants every node is sent its own.
-        parts: that take part in the round.
-        by_node: fields of the message that differ from node to node.
-    """
-    by_number = {part.number: part for part in parts}
-    nodes: dict[int, list[int]] = {}
-    for part in by_number.values():
-        nodes.setdefault(part.node, []).append(part.number)
-    fields = by_node or {}
-    packets = {
-        node: encode(_of(message, numbers, fields.get(node, {})))
-        for node, numbers in nodes.items()
-    }
-    action = action_of(message)
-    return Request(action, packets, message, by_number, phase=action.name.lower())
-
-
-def _of(
-    message: RequestMessage, numbers: Iterable[int], fields: Mapping[str, Any]
-) -> RequestMessage:
-    """Return a message with what it says of some participants, and a node's fields."""
-    bodies: Mapping[int, PartBody] | None = getattr(message, "parts", None)
-    if bodies is None:
-        return msgspec.structs.replace(message, **fields)
-    of_node = {number: bodies[number] for number in numbers if number in bodies}
-    return msgspec.structs.replace(message, parts=of_node, **fields)
-
-
-@dataclass(frozen=True)
-class Envelope:
-    """What every message of a round says besides its request.
-
-    Attributes:
-        run: name of the run.
-        number: of the round.
-        answered: by node, the last round that it has answered.
-    """
-
-    run: str
-    number: int
-    answered: Mapping[int, int]
-
-    def header(self, node: int) -> dict[str, Any]:
-        """Return the entries for a node's header."""
-        return {
-            RUN: self.run,
-            ROUND: self.number,
-            AFTER: self.answered.get(node),
-        }
-
-
-def make_messages(request: Request, envelope: Envelope) -> list[Message]:
-    """Return the Flower messages of a round."""
-    return [
-        Message(
-            content=pack(
-                replace(packet, header={**packet.header, **envelope.header(node)})
-            ),
-            dst_node_id=node,
-            message_type=str(request.action),
-            group_id=str(envelope.number),
-        )
-        for node, packet in request.packets.items()
-    ]
-
-
 def count_bytes(
     request: Request,
     answers: Mapping[int, Answer],
     sent: Iterable[Message],
     received: Iterable[Message],
 ) -> Traffic:
-    """Return what a round's messages carried, by table and direction.
+    """Return the bytes of a round's messages, by table and direction.
 
     Args:
         request: of the round.
@@ -247,10 +276,10 @@ def count_bytes(
     """
     traffic = Traffic()
     for messages, packets, counter in (
-        (sent, request.packets, traffic.down),
-        (received, {n: a.packet for n, a in answers.items()}, traffic.up),
+        (sent, request.packets.values(), traffic.down),
+        (received, [answer.packet for answer in answers.values()], traffic.up),
     ):
-        for packet in packets.values():
+        for packet in packets:
             for part, size in packet.payload_bytes().items():
                 counter[request.parts[part].table] += size
         total = sum(message_bytes(message.content) for message in messages)
@@ -261,11 +290,7 @@ def count_bytes(
 def computing_seconds(
     answers: Mapping[int, Answer], site_names: Mapping[int, str]
 ) -> dict[str, float]:
-    """Return how long each site has computed, by its name.
-
-    >>> computing_seconds({7: Answer(Packet({"seconds": 0.5}))}, {7: "EWR"})
-    {'EWR': 0.5}
-    """
+    """Return how long each site has computed, by its name."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for node, answer in answers.items():
         seconds[site_names.get(node, f"node {node}")] += answer.seconds
@@ -284,49 +309,32 @@ class RunLog:
     run: str
     names: Mapping[int, str] = field(default_factory=dict)
 
-    def started(self, strategy: str) -> None:
-        """The sites of a run have been found."""
-        sites = sorted(set(self.names.values()))
-        self._write(INFO, "start", strategy=strategy, sites=sites)
+    def write(self, level: int, event: str, **values: Value) -> None:
+        """Log an event."""
+        log(level, line(event, run=self.run, **values))
 
-    def sent(self, number: int, messages: Sequence[Message]) -> None:
-        """The messages of a round leave."""
-        actions = sorted({message.metadata.message_type for message in messages})
-        sites = len(messages)
-        self._write(DEBUG, "sent", round=number, action=actions, sites=sites)
+    def write_site(self, level: int, event: str, node: int, **values: Value) -> None:
+        """Log an event at a site."""
+        site = self.names.get(node, f"node {node}")
+        self.write(level, event, site=site, **values)
 
-    def retry(self, node: int, message: Message, reason: str, pause: float) -> None:
-        """A message will be sent again, after a pause in seconds."""
-        told = message.metadata
-        facts = {"round": told.group_id, "action": told.message_type}
-        site = self._name(node)
-        self._write(WARNING, "retry", site=site, **facts, reason=reason, pause=pause)
-
-    def stale(self, node: int, request: Request, reason: Exception) -> None:
-        """A round goes on with what a site sent in an earlier one."""
-        facts = {"action": str(request.action), "reason": str(reason)}
-        site, epoch = self._name(node), request.epoch
-        self._write(WARNING, "stale", site=site, epoch=epoch, **facts)
-
-    def round_done(
+    def write_round(
         self, action: str, report: RoundReport, answers: Mapping[int, Answer]
     ) -> None:
-        """A round is over, and in the checkpoint of a run that keeps one.
+        """Log the end of a round, which is in the checkpoint of a run that keeps one.
 
         Args:
             action: of the round.
             report: of the round.
             answers: of the sites, by node.
         """
-        number = report.round
+        values: dict[str, Value] = {"round": report.round, "action": action}
         for node, answer in sorted(answers.items()):
-            facts: dict[str, Fact] = {"action": action, "seconds": answer.seconds}
-            self._write(DEBUG, "reply", site=self._name(node), round=number, **facts)
-        self._write(
+            self.write_site(DEBUG, "reply", node, **values, seconds=answer.seconds)
+        self.write(
             DEBUG,
             "round",
-            round=number,
-            action=action,
+            **values,
             epoch=report.epoch,
             wait_seconds=report.wait_seconds,
             site_seconds=report.client_seconds,
@@ -335,39 +343,183 @@ class RunLog:
             bytes_down=sum(report.bytes_down.values()),
         )
 
-    def found_again(self, sites: str) -> None:
-        """The sites of a run that stopped are there."""
-        self._write(INFO, "found-again", sites=sites)
 
-    def resumed(self, rounds: int, epochs: int) -> None:
-        """A run goes on from its checkpoint."""
-        self._write(INFO, "resume", rounds=rounds, epochs=epochs)
+@dataclass
+class PendingMessage:
+    """One site's message of a round.
 
-    def behind(self, sites: str) -> None:
-        """Sites lack rounds, and are brought up to date."""
-        self._write(WARNING, "behind", sites=sites)
+    Attributes:
+        message: that is sent.
+        pause: seconds before the next try after an error.
+        silence: seconds before the next try without an answer.
+        due: when it is sent next.
+        ids: of the messages that were sent.
+        crashes: how often the site's app has crashed over it, or could not even
+            describe its tables.
+        answer: the reply that counts.
+        failure: the last reply that is worth another try.
+    """
 
-    def unreached(self, error: Exception) -> None:
-        """The sites could not be told to forget the run."""
-        self._write(WARNING, "unreached", error=type(error).__name__, reason=str(error))
+    message: Message
+    pause: float = FIRST_PAUSE
+    silence: float = SILENCE
+    due: float = 0.0
+    ids: set[str] = field(default_factory=set)
+    crashes: int = 0
+    answer: Message | None = None
+    failure: Message | None = None
 
-    def finished(self, rounds: int, seconds: float) -> None:
-        """A run has come to its end."""
-        self._write(INFO, "finish", rounds=rounds, seconds=seconds)
+    def reason_to_retry(self, reply: Message) -> str | None:
+        """Return why the message should be sent again, None if it should not."""
+        if reply.has_error():
+            code = reply.error.code
+            if code not in _PASSING:
+                self.crashes += 1
+            reason = f"Flower error {code}"
+        elif _is_transient(reply):
+            # before a run has begun nothing is lost by saying soon what may be a wrong
+            # address
+            self.crashes += self.message.metadata.message_type == Action.DESCRIBE
+            reason = "the site cannot do it now"
+        else:
+            return None
+        return None if self.crashes >= MOST_CRASHES else reason
 
-    def stopped(self, error: Exception, rounds: int, *, is_kept: bool) -> None:
-        """A run has failed; its error is told where it is raised to.
+
+class Transport:
+    """Carries the messages of one run to its sites, and the replies back.
+
+    Args:
+        grid: how messages reach Flower's nodes.
+        log: of the run.
+        addresses: of nodes that have another number now than when the run began.
+    """
+
+    def __init__(
+        self, grid: Grid, log: RunLog, addresses: Mapping[int, int] | None = None
+    ) -> None:
+        self._grid, self._log = grid, log
+        self._addresses = addresses or {}
+        self._node_of: dict[str, int] = {}
+        self._strangers: list[Message] = []
+
+    def node_of(self, reply: Message) -> int:
+        """Return the node that a reply is from.
+
+        Errors that Flower makes itself do not say which node they are about, but which
+        message.
+        """
+        metadata = reply.metadata
+        return self._node_of.get(metadata.reply_to_message_id, metadata.src_node_id)
+
+    def send_and_wait(
+        self,
+        messages: Iterable[Message],
+        timeout: float,
+        hurried: Collection[int] = (),
+    ) -> list[Message]:
+        """Send messages and return the replies; the last error in place of no reply.
 
         Args:
-            error: of the run.
-            rounds: that were done.
-            is_kept: whether the run can be resumed.
+            messages: at most one per node.
+            timeout: seconds to wait for all of them.
+            hurried: nodes to wait for only shortly once all others have answered.
         """
-        facts: dict[str, Fact] = {"rounds": rounds, "error": type(error).__name__}
-        self._write(ERROR, "stop", **facts, checkpoint=is_kept)
+        by_node = {m.metadata.dst_node_id: PendingMessage(m) for m in messages}
+        pending = by_node.values()
+        deadline, pause = time.monotonic() + timeout, FIRST_POLL_SECONDS
+        self._node_of, self._strangers = {}, []
+        while True:
+            now = time.monotonic()
+            self._send([p for p in pending if not p.answer and p.due <= now])
+            arrived = self._collect(by_node)
+            waiting = {node for node, p in by_node.items() if p.answer is None}
+            if waiting and waiting <= set(hurried):
+                deadline = min(deadline, time.monotonic() + HURRIED_SECONDS)
+                hurried = ()
+            if not waiting or time.monotonic() > deadline:
+                replies = [reply for p in pending if (reply := p.answer or p.failure)]
+                # whoever opens the replies refuses those of nodes without a request
+                return replies + self._strangers
+            longer = min(1.5 * pause, LONGEST_POLL_SECONDS)
+            pause = FIRST_POLL_SECONDS if arrived else longer
+            time.sleep(pause)
 
-    def _name(self, node: int) -> str:
-        return self.names.get(node, f"node {node}")
+    def _send(self, pending: Sequence[PendingMessage]) -> None:
+        if not pending:
+            return
+        messages = [self._addressed(each.message) for each in pending]
+        identifiers = list(self._grid.push_messages(messages))
+        now = time.monotonic()
+        for each, identifier in zip(pending, identifiers, strict=False):
+            if identifier:
+                each.ids.add(identifier)
+                self._node_of[identifier] = each.message.metadata.dst_node_id
+                each.due, each.silence = now + each.silence, 2 * each.silence
+            else:
+                # a node that is not there, or not yet
+                each.due, each.pause = now + each.pause, _longer(each.pause)
 
-    def _write(self, level: int, event: str, **facts: Fact) -> None:
-        log(level, line(event, run=self.run, **facts))
+    def _addressed(self, message: Message) -> Message:
+        """Return a message of its own for every try: Flower numbers them."""
+        metadata = message.metadata
+        node = self._addresses.get(metadata.dst_node_id, metadata.dst_node_id)
+        return Message(
+            content=message.content,
+            dst_node_id=node,
+            message_type=metadata.message_type,
+            group_id=metadata.group_id,
+        )
+
+    def _collect(self, by_node: Mapping[int, PendingMessage]) -> int:
+        """Take the replies that have arrived; return how many those are."""
+        wanted = {i for p in by_node.values() if p.answer is None for i in p.ids}
+        if not wanted:
+            return 0
+        replies = list(self._grid.pull_messages(wanted))
+        for reply in replies:
+            node = self.node_of(reply)
+            if node not in by_node:
+                self._strangers.append(reply)
+                continue
+            by_node[node].ids.discard(reply.metadata.reply_to_message_id)
+            self._take(node, by_node[node], reply)
+        return len(replies)
+
+    def _take(self, node: int, pending: PendingMessage, reply: Message) -> None:
+        """Note a reply: an answer, or a reason to try again."""
+        if pending.answer is not None:
+            return
+        reason = pending.reason_to_retry(reply)
+        if reason is None:
+            pending.answer = reply
+            return
+        pending.failure = reply
+        metadata = pending.message.metadata
+        self._log.write_site(
+            WARNING,
+            "retry",
+            node,
+            round=metadata.group_id,
+            action=metadata.message_type,
+            reason=reason,
+            pause=pending.pause,
+        )
+        pending.due = time.monotonic() + pending.pause
+        # the site has answered: silence is counted from the next try on
+        pending.pause, pending.silence = _longer(pending.pause), SILENCE
+
+
+def _is_transient(reply: Message) -> bool:
+    """Whether a site says that it cannot answer now."""
+    try:
+        packet = unpack(reply.content)
+        failure = decode(Failure, packet) if is_failure(packet) else None
+    except (ReplyError, MessageError):
+        # malformed: refused by whoever opens the replies
+        return False
+    return failure is not None and failure.kind is ErrorKind.TRANSIENT
+
+
+def _longer(pause: float) -> float:
+    return min(2 * pause, LONGEST_PAUSE)

@@ -1,8 +1,8 @@
 """A Flower Grid without Ray or network, for tests, notebooks and benchmarks.
 
 The sites' ClientApp is called at once, in this process, when messages are pushed. The
-content of every message goes through Flower's own serialisation both ways, so that what
-works here works on the wire.
+content of every message goes through Flower's own serialisation both ways, as on the
+wire.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from tp_flower.node_config import NUM_PARTITIONS, PARTITION_ID, STATE_DIR, TABLES
-from tp_flower.protocol import NO_RUN, RUN, unpack
+from tp_flower.protocol import NO_RUN, RequestEnvelope, read_envelope, unpack
 from tp_flower.sources.shards import MEMORY_PREFIX, register_frames, release
 
 Tables = Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]] | str | Path
@@ -38,11 +38,10 @@ class InProcessGrid(Grid):
             name, or the path of a tables file. A mapping names the sites; a sequence
             calls them ``site-0``, ``site-1``, ... A number stands for as many simulated
             nodes, to which the organisations of the run config's ``tables`` are dealt.
-        run_config: what ``context.run_config`` holds at the sites.
-        observe: called with every message and reply after serialisation, to audit what
-            travels.
-        state: a folder for what the sites keep, with one of its own for each of them;
-            None keeps it in memory.
+        run_config: ``context.run_config`` at the sites.
+        observe: called with every message and reply after serialisation, for audits.
+        state: a folder for the sites' states, with one of its own for each of them;
+            None keeps them in memory.
 
     >>> from client_apps.app import app  # doctest: +SKIP
     >>> grid = InProcessGrid(app, sites=[{"orders": orders}])  # doctest: +SKIP
@@ -85,10 +84,10 @@ class InProcessGrid(Grid):
 
     @property
     def run_name(self) -> str:
-        """What the server calls the run that the last message to a site was of."""
+        """The server's name of the run that the last message to a site belongs to."""
         if self._last is None:
             return NO_RUN
-        return str(unpack(self._last.content).header[RUN])
+        return read_envelope(RequestEnvelope, unpack(self._last.content)).run
 
     def create_message(
         self,
@@ -112,7 +111,7 @@ class InProcessGrid(Grid):
             identifier = uuid4().hex
             message.metadata.__dict__["_message_id"] = identifier
             if message.metadata.dst_node_id not in self.contexts:
-                # what Flower's grids do with an unknown node
+                # as Flower's grids do with an unknown node
                 identifiers.append("")
                 continue
             self._replies[identifier] = self._deliver(message)
@@ -139,31 +138,27 @@ class InProcessGrid(Grid):
     def _node_configs(
         self, sites: int | Sequence[Tables] | Mapping[str, Tables]
     ) -> list[UserConfig]:
-        if isinstance(sites, int):
-            return [
-                {
-                    STATE_DIR: self._state_dir(str(number)),
-                    PARTITION_ID: number,
-                    NUM_PARTITIONS: sites,
-                }
-                for number in range(sites)
-            ]
-        if not isinstance(sites, Mapping):
-            sites = {f"site-{number}": tables for number, tables in enumerate(sites)}
-        return [
-            {
-                STATE_DIR: self._state_dir(name),
-                TABLES: self._tables(name, tables),
+        by_name: Mapping[str, Tables | None]
+        if isinstance(sites, Mapping):
+            by_name = sites
+        elif isinstance(sites, int):
+            by_name = {str(number): None for number in range(sites)}
+        else:
+            by_name = {f"site-{number}": each for number, each in enumerate(sites)}
+        configs: list[UserConfig] = []
+        for number, (name, tables) in enumerate(by_name.items()):
+            # in memory there is nothing to clean up after a test
+            folder = ":memory:" if self._state is None else str(self._state / name)
+            config: UserConfig = {
+                STATE_DIR: folder,
                 PARTITION_ID: number,
                 # nobody needs to wait for more of them
-                NUM_PARTITIONS: len(sites),
+                NUM_PARTITIONS: len(by_name),
             }
-            for number, (name, tables) in enumerate(sites.items())
-        ]
-
-    def _state_dir(self, site: str) -> str:
-        # in memory there is nothing to clean up after a test
-        return ":memory:" if self._state is None else str(self._state / site)
+            if tables is not None:
+                config[TABLES] = self._tables(name, tables)
+            configs.append(config)
+        return configs
 
     def _tables(self, site: str, tables: Tables) -> str:
         if isinstance(tables, str | Path):

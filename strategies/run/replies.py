@@ -1,12 +1,13 @@
-"""What became of a round's messages: answers, failures, and sites that are missing.
+"""Replies of a round: answers, failures, missing sites, and arrays that must fit.
 
-A reply that does not fit what was asked is refused here, in the name of the site that
-sent it.
+A reply that does not fit its request is refused here, in the name of the site that sent
+it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from logging import WARNING
+from typing import Final
 
 import numpy as np
 from flwr.app import Message
@@ -30,18 +31,16 @@ from tp_flower.features.choice import TableChoice
 from tp_flower.features.statistics import ColumnStatistics
 from tp_flower.features.statistics_codec import from_wire
 from tp_flower.protocol import (
-    AT,
-    EXCHANGES,
-    KIND,
     Action,
     ExtractedPart,
+    Failure,
     Packet,
+    Reply,
+    ReplyEnvelope,
     StatisticsOfPart,
-    decode,
     layout_of,
     unpack,
 )
-from tp_flower.protocol.messages import MOST_SECONDS
 from tp_flower.settings import STALE, Settings
 
 REASON_CHARACTERS = 1000
@@ -66,8 +65,8 @@ class BehindSites(Exception):  # noqa: N818 - what to do next, no failure
 
 
 @dataclass(frozen=True)
-class Opened:
-    """What became of the messages of a round.
+class Collected:
+    """The outcome of a round's messages.
 
     Attributes:
         answers: of the nodes that answered.
@@ -89,15 +88,15 @@ class Opened:
         return Replies.of(self.answers)
 
 
-def open_replies(
+def collect_replies(
     request: Request,
     replies: Iterable[tuple[int, Message]],
     site_names: Mapping[int, str],
-) -> Opened:
-    """Return what the sites answered.
+) -> Collected:
+    """Return the answers of the sites, and why those are missing that are.
 
     Args:
-        request: what was asked.
+        request: that they answer.
         replies: with the node that each is from.
         site_names: the organisations behind each node, for messages.
 
@@ -116,127 +115,69 @@ def open_replies(
         if message.has_error():
             absent[node] = _crash(request, message, node, name)
             continue
-        answer = _open_reply(request, message, node, name)
-        packet = answer.packet
-        if "error" not in packet.header:
+        answer = _read_reply(request, message, node, name)
+        failure = answer.message
+        if not isinstance(failure, Failure):
             answers[node] = answer
-            continue
-        kind, error = _failure(request, packet, node, name)
-        if kind is ErrorKind.BEHIND:
-            behind[node] = _position(packet)
-        elif isinstance(error, UnavailableError):
-            absent[node] = error
+        elif failure.kind is ErrorKind.BEHIND:
+            behind[node] = answer.envelope.at
         else:
-            raise error
+            error = _error_of(request, failure, node, name)
+            if not isinstance(error, UnavailableError):
+                raise error
+            absent[node] = error
     if behind:
         raise BehindSites(behind)
-    silent = request.packets.keys() - answers.keys() - absent.keys()
-    if silent:
+    if silent := sorted(request.packets.keys() - answers.keys() - absent.keys()):
         # one error names them all
-        missing = _missing(request, silent, site_names)
+        names = [_name(n, site_names) + _tables_at(request, n) for n in silent]
+        missing = MissingSiteError(
+            f"no reply to {request.action} from {', '.join(names)} within site-timeout"
+        )
         absent |= dict.fromkeys(silent, missing)
-    return Opened(answers, absent)
+    return Collected(answers, absent)
 
 
-def _missing(
-    request: Request, nodes: Iterable[int], site_names: Mapping[int, str]
-) -> MissingSiteError:
-    names = ", ".join(
-        _name(node, site_names) + _about(request.tables_at(node))
-        for node in sorted(nodes)
-    )
-    return MissingSiteError(
-        f"no reply to {request.action} from {names} within site-timeout"
-    )
-
-
-def _open_reply(request: Request, message: Message, node: int, name: str) -> Answer:
-    """Return what one site answered, after checks that fit every action."""
+def _read_reply(request: Request, message: Message, node: int, name: str) -> Answer:
+    """Return the answer of one site, after checks that fit every action."""
     if node not in request.packets:
         raise ReplyError(f"{name} answered {request.action} without being asked")
     try:
-        packet = unpack(message.content)
-        if "error" in packet.header:
-            return Answer(packet)
-        _check_header(request, packet, node)
-        return open_answer(request, packet)
-    except MessageError as error:
-        part = request.parts.get(-1 if error.part is None else error.part)
-        where = name if part is None else f"site {part.site!r} (table {part.table!r})"
+        answer = Answer.read(request.action, unpack(message.content))
+        _check_parts(answer.message, {part.number for part in request.parts_at(node)})
+    except (MessageError, ReplyError) as error:
+        number = getattr(error, "part", None)
+        hosted = [part for part in request.parts_at(node) if part.number == number]
+        where = _site_of(hosted[0]) if hosted else name
         advice = _DIVERGED if isinstance(error, RangeError) else ""
         raise ReplyError(
             f"{where} sent a reply to {request.action} that cannot be used: "
             f"{error}{advice}"
         ) from None
-    except ReplyError as error:
+    return answer
+
+
+def _check_parts(reply: Reply, hosted: set[int]) -> None:
+    """Refuse a reply about other participants than those that its node hosts."""
+    sent = set(getattr(reply, "parts", {}))
+    part = layout_of(type(reply)).part
+    lists_all = reply.is_complete and part is not None and layout_of(part).values
+    if sent - hosted or (lists_all and sent != hosted):
         raise ReplyError(
-            f"the reply of {name} to {request.action} cannot be used: {error}"
-        ) from None
+            f"it is about parts {sorted(sent)}, but its node hosts {sorted(hosted)}"
+        )
 
 
-def open_answer(request: Request, packet: Packet) -> Answer:
-    """Return a packet with the message that it carries.
-
-    Raises:
-        MessageError: it is not what the reply to the request declares.
-    """
-    return Answer(packet, decode(EXCHANGES[request.action].reply, packet))
-
-
-def _check_header(request: Request, packet: Packet, node: int) -> None:
-    """Refuse a reply that speaks of other parts than the node was asked about."""
-    hosted = {part.number for part in request.parts.values() if part.node == node}
-    if foreign := {part for part, _ in packet.arrays} - hosted:
-        raise ReplyError(f"it has arrays of parts {sorted(foreign)}, not its own")
-    told = hosted if _lists_all(request) else set()
-    listed = packet.header.get("parts", []) if told else []
-    if not _lists_once(listed, told):
-        raise ReplyError("it does not list every part it was asked about, each once")
-    seconds = packet.header.get("seconds", 0.0)
-    # false for NaN, and for a whole number of any size
-    if not (isinstance(seconds, int | float) and 0 <= seconds <= MOST_SECONDS):
-        raise ReplyError("its 'seconds' is not a duration")
-
-
-def _lists_all(request: Request) -> bool:
-    """Whether a reply has to say something of every part that its node hosts."""
-    reply = EXCHANGES[request.action].reply
-    part = layout_of(reply).part
-    return reply.is_complete and part is not None and bool(layout_of(part).facts)
-
-
-def _lists_once(listed: object, wanted: set[int]) -> bool:
-    if not isinstance(listed, list) or len(listed) != len(wanted):
-        return False
-    if not all(isinstance(facts, dict) for facts in listed):
-        return False
-    numbers = [facts.get("id") for facts in listed]
-    return all(type(n) is int for n in numbers) and set(numbers) == wanted
-
-
-def _position(packet: Packet) -> int | None:
-    """Return the last round that a site says it has answered."""
-    at = packet.header.get(AT)
-    return at if type(at) is int and at >= 0 else None
-
-
-def _failure(
-    request: Request, packet: Packet, node: int, name: str
-) -> tuple[ErrorKind, TPFlowerError]:
-    """Return the error that a site reported, naming the part that it was at."""
-    part = None
-    if type(packet.header.get("part")) is int:
-        part = request.parts.get(packet.header["part"])
-    if part is not None and part.node == node:
-        where = f"site {part.site!r}, table {part.table!r}"
-    else:
-        where = name
-    reason = _one_line(str(packet.header["error"]))
-    text = f"{where}: {request.action} failed: {reason}"
-    told = packet.header.get(KIND)
-    # of a kind that nobody knows it is what cannot be helped
-    kind = ErrorKind(told) if told in set(ErrorKind) else ErrorKind.REFUSED
-    return kind, _ERRORS.get(kind, SiteError)(text)
+def _error_of(
+    request: Request, failure: Failure, node: int, name: str
+) -> TPFlowerError:
+    """Return the error that a site reported, naming the participant it is about."""
+    where = name
+    for part in request.parts_at(node):
+        if part.number == failure.part:
+            where = f"site {part.site!r}, table {part.table!r}"
+    text = f"{where}: {request.action} failed: {_one_line(failure.error)}"
+    return _ERRORS.get(failure.kind, SiteError)(text)
 
 
 _ERRORS: Mapping[ErrorKind, type[TPFlowerError]] = {
@@ -253,7 +194,7 @@ def _crash(
     # the last line of a traceback is what was raised
     last = next((line for line in reversed(lines) if line.strip()), "no reason given")
     return UnavailableError(
-        f"{name}{_about(request.tables_at(node))}: no answer to {request.action} "
+        f"{name}{_tables_at(request, node)}: no answer to {request.action} "
         f"(Flower error {code}): {_one_line(last)}"
     )
 
@@ -265,11 +206,11 @@ def _one_line(text: str) -> str:
     return line[: REASON_CHARACTERS - 3] + "..."
 
 
-def _about(tables: Sequence[str]) -> str:
+def _tables_at(request: Request, node: int) -> str:
+    tables = list(dict.fromkeys(repr(part.table) for part in request.parts_at(node)))
     if not tables:
         return ""
-    listed = ", ".join(map(repr, tables))
-    return f" (table {listed})" if len(tables) == 1 else f" (tables {listed})"
+    return f" (table{'s' if len(tables) > 1 else ''} {', '.join(tables)})"
 
 
 def _name(node: int, site_names: Mapping[int, str]) -> str:
@@ -285,7 +226,7 @@ _Key = tuple[Action, int, int]
 
 
 class Absences:
-    """Who is missing, since when, and what they sent last.
+    """The missing sites of a run, since when, and their last replies.
 
     Args:
         settings: ``on-missing`` and ``max-stale``.
@@ -300,26 +241,31 @@ class Absences:
 
     @property
     def nodes(self) -> frozenset[int]:
-        """The nodes that were missing in the last round that they were asked in."""
+        """The nodes that were missing in their last round."""
         return frozenset(self._since)
 
-    def fill(self, request: Request, opened: Opened) -> Replies:
+    def fill(self, request: Request, collected: Collected) -> Replies:
         """Return the replies of a round, older ones in place of those that are missing.
 
         Raises:
             MissingSiteError: a site has not answered, and must.
             UnavailableError: a site could not, and must.
         """
-        for node, error in sorted(opened.absent.items()):
+        for node, error in sorted(collected.absent.items()):
             if not self._can_miss(request, node):
                 raise error
-            self._log.stale(node, request, error)
-        return self.filled(request, opened.answers)
+            self._log.write_site(
+                *(WARNING, "stale", node),
+                epoch=request.epoch,
+                action=str(request.action),
+                reason=str(error),
+            )
+        return self.filled(request, collected.answers)
 
     def filled(self, request: Request, answers: Mapping[int, Answer]) -> Replies:
         """Return the replies of a round whose missing sites have been put up with."""
         missing = request.packets.keys() - answers.keys()
-        nothing = Answer(Packet({"parts": []}))
+        nothing = Answer(Packet(), Reply(), ReplyEnvelope())
         older = {
             node: self._last.get(self._key(request, node), nothing) for node in missing
         }
@@ -332,8 +278,8 @@ class Absences:
         return Replies.of({**answers, **older}, missing)
 
     def _can_miss(self, request: Request, node: int) -> bool:
-        is_known = self._key(request, node) in self._last
-        if not self._may_go_on or not (is_known or request.action in _JOINING):
+        has_older = self._key(request, node) in self._last
+        if not self._may_go_on or not (has_older or request.action in _JOINING):
             return False
         since = self._since.get(node, request.epoch)
         return request.epoch - since < self._most
@@ -344,53 +290,45 @@ class Absences:
         return request.action, node, more
 
 
-Fact = TypeVar("Fact", int, float, str, list[Any], dict[str, Any])
-
-LARGEST = 1e30
-"""Beyond it float32 is about to overflow: no score or gradient gets there by itself."""
-
-
-_TYPES: Mapping[type, tuple[type, ...]] = {float: (int, float)}
-
-
 def array_of(
     replies: Replies, part: Part, name: str, shape: tuple[int | None, ...]
 ) -> AnyArray:
-    """Return an array that a part sent.
+    """Return an array that a participant's site sent.
 
     Args:
         replies: of the round.
-        part: who sent it.
+        part: whose array it is.
         name: of the field that is the array.
         shape: the expected shape; None allows any size.
 
     Raises:
-        ReplyError: if it is missing, or of another shape.
+        ReplyError: it is missing, or of another shape.
     """
     array: AnyArray | None = getattr(replies.parts.get(part.number), name, None)
     if array is None:
-        raise ReplyError(f"{_who(part)} sent no {name!r}")
+        raise ReplyError(f"{_site_of(part)} sent no {name!r}")
     fits = array.ndim == len(shape) and all(
         wanted in (None, size) for wanted, size in zip(shape, array.shape, strict=True)
     )
     if not fits:
         expected = ", ".join("any" if size is None else str(size) for size in shape)
         raise ReplyError(
-            f"{_who(part)} sent {name!r} of shape {array.shape}, expected ({expected})"
+            f"{_site_of(part)} sent {name!r} of shape {array.shape}, expected "
+            f"({expected})"
         )
     return array
 
 
 def has_array(replies: Replies, part: Part, name: str) -> bool:
-    """Return whether a part sent an array."""
+    """Whether a participant's site sent an array."""
     return getattr(replies.parts.get(part.number), name, None) is not None
 
 
 def read_key(replies: Replies, part: Part, key: int, rows: int) -> KeyColumn:
-    """Return one join key of a part's rows.
+    """Return one join key of a participant's rows.
 
     Raises:
-        ReplyError: if codes and hashes do not fit the rows or each other.
+        ReplyError: codes and hashes do not fit the rows or each other.
     """
     body, name = replies.body(part, ExtractedPart), str(key)
     codes, hashes = body.codes.get(name), body.hashes.get(name)
@@ -404,10 +342,10 @@ def read_key(replies: Replies, part: Part, key: int, rows: int) -> KeyColumn:
 
 
 def read_label(replies: Replies, part: Part, rows: int) -> LabelColumn:
-    """Return the label of a part's rows; NaN where it is NULL.
+    """Return the label of a participant's rows; NaN where it is NULL.
 
     Raises:
-        ReplyError: if it does not fit the rows or its categories.
+        ReplyError: it does not fit the rows or its categories.
     """
     body = replies.body(part, ExtractedPart)
     values, label = body.label_values, body.label
@@ -421,10 +359,10 @@ def read_label(replies: Replies, part: Part, rows: int) -> LabelColumn:
 
 
 def read_weight(replies: Replies, part: Part, rows: int) -> FloatArray:
-    """Return what joined rows of a part's rows weigh, (rows,); NaN where it is NULL.
+    """Return the weights of a participant's rows, (rows,); NaN where NULL.
 
     Raises:
-        ReplyError: if it does not fit the rows.
+        ReplyError: it does not fit the rows.
     """
     weight = replies.body(part, ExtractedPart).weight
     if weight is None or weight.shape != (rows,):
@@ -435,10 +373,10 @@ def read_weight(replies: Replies, part: Part, rows: int) -> FloatArray:
 def read_statistics(
     replies: Replies, part: Part, choice: TableChoice, rows: int
 ) -> dict[str, ColumnStatistics]:
-    """Return the statistics of a part's features.
+    """Return the statistics of a participant's features.
 
     Raises:
-        ReplyError: if they are not those of these features and at most ``rows`` rows.
+        ReplyError: they are not those of these features and at most ``rows`` rows.
     """
     try:
         return from_wire(replies.body(part, StatisticsOfPart), choice, rows)
@@ -446,10 +384,10 @@ def read_statistics(
         raise refuse(part, str(error)) from None
 
 
-def refuse(part: Part, what: str) -> ReplyError:
-    """Return the error that says what is wrong with what a part sent."""
-    return ReplyError(f"{_who(part)} sent {what}")
+def refuse(part: Part, problem: str) -> ReplyError:
+    """Return the error about what a participant's site sent."""
+    return ReplyError(f"{_site_of(part)} sent {problem}")
 
 
-def _who(part: Part) -> str:
+def _site_of(part: Part) -> str:
     return f"site {part.site!r} (table {part.table!r})"

@@ -1,13 +1,14 @@
-"""A run's conversation with its sites: rounds that survive what machines do.
+"""A run's session with its sites: rounds that survive crashes on either side.
 
-It knows the run's name, who hosts what, which round each site has answered, and the
-journal; a strategy says what to ask and computes with the replies.
+It knows the run's name, who hosts which shards, which round each site has answered, and
+the journal; a strategy makes the requests and computes with the replies.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from logging import DEBUG, ERROR, INFO, WARNING
 from pathlib import Path
 from secrets import token_bytes, token_hex
 from typing import Any, Final
@@ -15,12 +16,18 @@ from typing import Any, Final
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from strategies.run.exchange import Envelope, Replies, Request, RunLog, make_messages
+from strategies.run.exchange import (
+    Answer,
+    Replies,
+    Request,
+    RunLog,
+    Transport,
+    make_messages,
+)
 from strategies.run.journal import FOLDER, Frame, Journal, messages_of
-from strategies.run.replies import Absences, open_answer, open_replies
+from strategies.run.replies import Absences, Collected, collect_replies
 from strategies.run.resume import check_same, find_again, positions_text
 from strategies.run.sites import Inventory, find_sites, read_inventory
-from strategies.run.transport import Courier
 from tp_flower.errors import (
     MissingSiteError,
     SettingsError,
@@ -50,7 +57,7 @@ ABANDON_SECONDS: Final = 10.0
 
 
 @dataclass
-class Conversation:
+class Session:
     """The rounds of one run, from the server's side.
 
     Attributes:
@@ -58,12 +65,12 @@ class Conversation:
         settings: of the run.
         run: its name.
         secret: random, known to the server alone, the same when the run is resumed.
-        inventory: who hosts what.
-        courier: carries the messages.
+        inventory: who hosts which shards.
         journal: of the rounds; None where the run keeps none.
         started: when the run began.
         behind: the sites that may lack rounds of the journal, with the last round that
             each has answered.
+        addresses: present numbers of nodes that had others when the run began.
         answered: by node, the last round that it has answered.
         is_replaying: whether the rounds of the journal are gone through again.
     """
@@ -73,34 +80,40 @@ class Conversation:
     run: str
     secret: bytes
     inventory: Inventory
-    courier: Courier
     journal: Journal | None = None
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     behind: dict[int, int | None] = field(default_factory=dict)
+    addresses: Mapping[int, int] = field(default_factory=dict)
     answered: dict[int, int] = field(default_factory=dict)
     is_replaying: bool = False
 
     def __post_init__(self) -> None:
+        self.site_names = self.inventory.site_names
+        self.log = RunLog(self.run, self.site_names)
+        self.transport = Transport(self.grid, self.log, self.addresses)
         self._absences = Absences(self.settings, self.log)
         self._losses: Counter[int] = Counter()
 
     @classmethod
-    def begin(cls, grid: Grid, query: Query, settings: Settings) -> "Conversation":
+    def begin(cls, grid: Grid, query: Query, settings: Settings) -> "Session":
         """Find the sites of a new run.
 
         Raises:
             TPFlowerError: they are not there, or do not fit; see ``find_sites``.
         """
         run, secret = token_hex(RUN_DIGITS // 2), token_bytes(KEY_BYTES)
-        own = cls(
-            grid, settings, run, secret, Inventory(()), Courier(grid, RunLog(run))
-        )
-        own._find(query)
+        try:
+            inventory = find_sites(grid, settings, list(query.names), run)
+        except Exception:
+            # every site that was asked for its tables has made keys
+            cls(grid, settings, run, secret, Inventory(())).abandon(grid.get_node_ids())
+            raise
+        session = cls(grid, settings, run, secret, inventory)
         if settings.mode == TRAIN and settings.output_dir:
-            described = own.inventory.described
+            described = inventory.described
             head = {
                 "run": run,
-                "started": own.started.isoformat(),
+                "started": session.started.isoformat(),
                 "secret": secret.hex(),
                 "settings": settings.to_dict(),
                 "query": query.to_sql(),
@@ -108,29 +121,17 @@ class Conversation:
             }
             folder = Path(settings.output_dir) / FOLDER
             try:
-                own.journal = Journal.begin(folder, head)
+                session.journal = Journal.begin(folder, head)
             except OSError as error:
-                own.abandon()
+                session.abandon()
                 raise SettingsError(
                     f"output-dir {settings.output_dir!r} cannot be written: "
                     f"{error.strerror}"
                 ) from error
-        return own
-
-    def _find(self, query: Query) -> None:
-        try:
-            self.inventory = find_sites(
-                self.grid, self.settings, list(query.names), self.run
-            )
-        except Exception:
-            # every site that was asked for its tables has made keys
-            self.abandon(self.grid.get_node_ids())
-            raise
-        self._absences = Absences(self.settings, self.log)
-        self.courier = Courier(self.grid, self.log)
+        return session
 
     @classmethod
-    def resume(cls, grid: Grid, query: Query, settings: Settings) -> "Conversation":
+    def resume(cls, grid: Grid, query: Query, settings: Settings) -> "Session":
         """Find the sites of a run that stopped.
 
         Raises:
@@ -150,71 +151,71 @@ class Conversation:
         except BaseException:
             journal.close()
             raise
-        log = RunLog(head["run"], before.site_names)
-        log.found_again(positions_text(positions, sorted(positions)))
-        return cls(
+        session = cls(
             grid,
             settings,
             head["run"],
             bytes.fromhex(head["secret"]),
             before,
-            Courier(grid, log, addresses),
             journal,
             datetime.fromisoformat(head["started"]),
             positions,
+            addresses,
             is_replaying=True,
         )
+        places = positions_text(positions, sorted(positions))
+        session.log.write(INFO, "found-again", sites=places)
+        return session
 
     @property
     def stale(self) -> frozenset[int]:
-        """The nodes that were missing when they were asked last."""
+        """The nodes that were missing in their last round."""
         return self._absences.nodes
 
-    @property
-    def log(self) -> RunLog:
-        """The log of the run."""
-        return RunLog(self.run, self.inventory.site_names)
-
     def messages(self, request: Request, number: int) -> list[Message]:
-        """Return the messages of a round; those that have left already, as they are."""
-        messages = make_messages(request, Envelope(self.run, number, self.answered))
+        """Return the messages of a round; after a restart with the content they had."""
+        messages = make_messages(request, self.run, number, self.answered)
         if self.journal is not None:
             messages_of(self.journal.in_flight(number), messages)
         return messages
 
-    def exchange(
+    def send_and_wait(
         self, number: int, messages: Sequence[Message], timeout: float
     ) -> list[Message]:
-        """Send the messages of a round and return what came back."""
+        """Send the messages of a round and return the replies."""
         if self.journal is not None:
             self.journal.send_off(number, messages)
-        self.log.sent(number, messages)
-        return self.courier.deliver(messages, timeout, self.stale)
+        actions = sorted({message.metadata.message_type for message in messages})
+        self.log.write(DEBUG, "sent", round=number, action=actions, sites=len(messages))
+        return self.transport.send_and_wait(messages, timeout, self.stale)
 
-    def open(
-        self, request: Request, messages: Iterable[Message]
+    def collect_replies(
+        self, request: Request, messages: Sequence[Message]
     ) -> tuple[Replies, dict[int, Message]]:
-        """Return the replies of a round, and which message each node has sent.
+        """Return the replies of a round, and the message of each node that answered.
 
         Raises:
             BehindSites: sites lack earlier rounds.
-            TPFlowerError: a site refused, is missing, or sent what cannot be used.
+            TPFlowerError: a site refused, is missing, or sent a malformed reply.
         """
-        named = [(self.courier.node_of(message), message) for message in messages]
-        opened = open_replies(request, named, self.inventory.site_names)
-        replies = self._absences.fill(request, opened)
-        answered = {n: m for n, m in named if n in opened.answers}
-        return replies, answered
+        collected = self._collect(request, messages)
+        replies = self._absences.fill(request, collected)
+        by_node = {self.transport.node_of(message): message for message in messages}
+        return replies, {node: by_node[node] for node in collected.answers}
 
-    def note(
-        self, number: int, answered: Mapping[int, Message], facts: Mapping[str, Any]
+    def _collect(self, request: Request, messages: Iterable[Message]) -> Collected:
+        named = [(self.transport.node_of(message), message) for message in messages]
+        return collect_replies(request, named, self.site_names)
+
+    def end_round(
+        self, number: int, answered: Mapping[int, Message], record: Mapping[str, Any]
     ) -> None:
         """Write down a round that is over.
 
         Args:
             number: of the round.
             answered: the replies that count, by node.
-            facts: JSON, what is to be known of the round when the run is resumed.
+            record: JSON, for when the run is resumed.
         """
         self.answered |= dict.fromkeys(answered, number)
         for node in answered:
@@ -223,7 +224,7 @@ class Conversation:
         self.is_replaying = False
         if self.journal is not None:
             parcels = {node: parcel_of(m.content) for node, m in answered.items()}
-            self.journal.append(Frame({"number": number, **facts}, parcels))
+            self.journal.append(Frame({"number": number, **record}, parcels))
 
     def start_again(self, positions: Mapping[int, int | None]) -> None:
         """Prepare to go through the journal again, for sites that lack rounds.
@@ -231,8 +232,8 @@ class Conversation:
         Raises:
             SiteError: there is no journal, or they have lost rounds again and again.
         """
-        names = self.inventory.site_names
-        listed = ", ".join(repr(names.get(n, f"node {n}")) for n in sorted(positions))
+        names = [self.site_names.get(n, f"node {n}") for n in sorted(positions)]
+        listed = ", ".join(map(repr, names))
         if self.journal is None:
             raise SiteError(
                 f"the state of this run is lost at {listed} (restarted with another "
@@ -242,7 +243,7 @@ class Conversation:
         self._losses.update(positions.keys())
         if max(self._losses.values()) > MOST_LOSSES:
             raise SiteError(f"{listed}: the state of this run does not last there")
-        self.log.behind(positions_text(positions, positions))
+        self.log.write(WARNING, "behind", sites=positions_text(positions, positions))
         self.behind |= positions
         self.is_replaying = True
         self.answered.clear()
@@ -270,13 +271,13 @@ class Conversation:
         packets = {n: unpack(open_parcel(own)) for n, own in frame.parcels.items()}
         self._bring_up(request, number, packets)
         self.answered |= dict.fromkeys(packets, number)
-        answers = {n: open_answer(request, own) for n, own in packets.items()}
+        answers = {n: Answer.read(request.action, own) for n, own in packets.items()}
         return self._absences.filled(request, answers)
 
     def _bring_up(
         self, request: Request, number: int, packets: Mapping[int, Packet]
     ) -> None:
-        """Let the sites that lack a round take it; what they reply is known."""
+        """Let the sites that lack a round take it; the journal has their replies."""
         lacking = {
             node: packet
             for node, packet in request.packets.items()
@@ -284,13 +285,11 @@ class Conversation:
         }
         if not lacking:
             return
-        asked = replace(request, packets=lacking)
-        messages = make_messages(asked, Envelope(self.run, number, self.answered))
-        replies = self.courier.deliver(messages, self.settings.site_timeout)
-        named = [(self.courier.node_of(message), message) for message in replies]
-        names = self.inventory.site_names
+        late = replace(request, packets=lacking)
+        messages = make_messages(late, self.run, number, self.answered)
+        replies = self.transport.send_and_wait(messages, self.settings.site_timeout)
         try:
-            found = open_replies(asked, named, names).complete()
+            answers = self._collect(late, replies).complete().answers
         except UnavailableError:
             raise
         except SiteError as error:
@@ -298,11 +297,11 @@ class Conversation:
                 f"{error} (it has lost its state, and cannot be brought up to date; "
                 "start the run again)"
             ) from error
-        for node, answer in found.answers.items():
+        for node, answer in answers.items():
             if answer.packet.header.get("parts") != packets[node].header.get("parts"):
                 raise SiteError(
-                    f"site {names.get(node)!r} lost its state, and its tables have "
-                    "changed since the run began; start the run again"
+                    f"site {self.site_names.get(node)!r} lost its state, and its "
+                    "tables have changed since the run began; start the run again"
                 )
             self.behind[node] = number
 
@@ -324,10 +323,14 @@ class Conversation:
         is_passing = isinstance(error, MissingSiteError | UnavailableError)
         is_foreign = not isinstance(error, TPFlowerError)
         may_help = is_passing or is_foreign or has_trained or self.is_replaying
-        is_kept = self.journal is not None and may_help
-        self.log.stopped(error, rounds, is_kept=is_kept)
-        if is_kept:
-            self.keep()
+        is_resumable = self.journal is not None and may_help
+        # the error itself is logged where it is raised to
+        name = type(error).__name__
+        self.log.write(
+            ERROR, "stop", rounds=rounds, error=name, checkpoint=is_resumable
+        )
+        if is_resumable:
+            self.close()
             return
         self.abandon()
         self.end()
@@ -336,32 +339,30 @@ class Conversation:
         """Let sites forget the run, as far as they can be reached.
 
         Args:
-            nodes: that are asked to; None: all that the grid has.
+            nodes: to forget it; None: all that the grid has.
         """
         try:
-            asked = self.grid.get_node_ids() if nodes is None else nodes
             finish = FinishRequest()
-            packets = {node: encode(finish) for node in asked}
+            nodes = self.grid.get_node_ids() if nodes is None else nodes
+            packets = dict.fromkeys(nodes, encode(finish))
             request = Request(Action.FINISH, packets, message=finish)
-            number = self._beyond()
-            messages = make_messages(request, Envelope(self.run, number, {}))
-            Courier(self.grid, self.log).deliver(messages, ABANDON_SECONDS)
+            # a number that no round has
+            number = max(self.answered.values(), default=0) + 2
+            messages = make_messages(request, self.run, number, {})
+            Transport(self.grid, self.log).send_and_wait(messages, ABANDON_SECONDS)
         except Exception as error:  # noqa: BLE001 - the run's own outcome matters more
-            self.log.unreached(error)
-
-    def _beyond(self) -> int:
-        """Return a number that no round has, for messages that end the run."""
-        return max(self.answered.values(), default=0) + 2
+            name, reason = type(error).__name__, str(error)
+            self.log.write(WARNING, "unreached", error=name, reason=reason)
 
     def idle_nodes(self) -> list[int]:
-        """The nodes that were asked what they host and have no table of the query."""
-        if self.courier.is_redirected:
+        """Return the nodes that answered and have no table of the query."""
+        if self.addresses:
             # they have other numbers now
             return []
         hosts = {shard.node for shard in self.inventory.shards}
         return sorted(self.inventory.nodes.keys() - hosts)
 
-    def keep(self) -> None:
+    def close(self) -> None:
         """Stop, and leave the journal to whoever goes on."""
         if self.journal is not None:
             self.journal.close()

@@ -9,23 +9,28 @@ from typing import Any
 
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+from msgspec.structs import asdict
 
-from strategies.run.exchange import Envelope, Request, RunLog, make_messages
-from strategies.run.replies import open_replies
-from strategies.run.transport import Courier
-from tp_flower.errors import MessageError, ReplyError, SchemaError
+from strategies.run.exchange import (
+    Answer,
+    Replies,
+    Request,
+    RunLog,
+    Transport,
+    make_messages,
+)
+from strategies.run.replies import collect_replies
+from tp_flower.errors import ReplyError, SchemaError
 from tp_flower.extraction.canonical_keys import kind_of
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol import (
-    AT,
     Action,
     DescribeReply,
     DescribeRequest,
     Packet,
-    decode,
+    ShardDescription,
     encode,
 )
-from tp_flower.protocol import HostedShard as DescribedShard
 from tp_flower.settings import MEAN, Settings
 
 SETTLED_SECONDS = 2.0
@@ -34,42 +39,19 @@ SETTLED_SECONDS = 2.0
 POLL_SECONDS = 0.1
 
 
-@dataclass(frozen=True)
-class HostedShard:
-    """One shard as its site describes it.
+class HostedShard(ShardDescription, frozen=True, kw_only=True):
+    """One shard as its site describes it, and the number of its node at Flower."""
 
-    Attributes:
-        table: name of the table at the sites.
-        site: the organisation.
-        index: position among the table's shards in the site's tables file.
-        node: Flower's node.
-        position: among the shards that the node hosts.
-        columns: DuckDB type by column.
-        rows: before any filter.
-        all_null: columns without a value; their type says nothing.
-    """
-
-    table: str
-    site: str
-    index: int
     node: int
-    position: int
-    columns: Mapping[str, str]
-    rows: int
-    all_null: frozenset[str]
 
 
 @dataclass(frozen=True)
 class Node:
-    """What a node says of itself.
+    """A node as it describes itself; see ``DescribeReply``.
 
     Attributes:
-        tables: names of all the tables that it hosts.
-        public_key: of the run, in hexadecimal.
-        is_simulated: whether it is one of a simulation.
-        keys: where it takes the key of the run's hashes from.
-        site_key: its long-term public key, in hexadecimal; "" where none is pinned.
-        secret_digest: equal at sites with the same secret file; "" without a file.
+        site_key: "" where none is pinned.
+        secret_digest: "" without a secret file.
         at: the last round of the run that it has answered; None for none.
     """
 
@@ -84,12 +66,12 @@ class Node:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What the answering nodes host of the tables of the query.
+    """The nodes that answered, and their shards of the query's tables.
 
     Attributes:
         shards: of the query's tables.
-        nodes: what each node says of itself.
-        described: the same as the nodes have written it.
+        nodes: by number.
+        described: the headers of their replies.
     """
 
     shards: tuple[HostedShard, ...]
@@ -130,7 +112,7 @@ class Inventory:
         """Return the columns and types of every table, which its shards share.
 
         Raises:
-            SchemaError: if two shards of a table differ in columns or kinds of type.
+            SchemaError: two shards of a table differ in columns or kinds of type.
         """
         return {table: _schema(self.shards_of(table)) for table in self.tables}
 
@@ -163,25 +145,25 @@ def find_sites(
         settings: ``min_sites``, ``wait_seconds``, ``site_timeout``.
         wanted: names of the query's tables.
         run: name of the run.
-        is_complete: whether what was found so far is all that has to be waited for.
+        is_complete: whether the sites found so far suffice.
 
     Raises:
-        SchemaError: if too few nodes came, or none hosts a table of the query (unless
+        SchemaError: too few nodes came, or none hosts a table of the query (unless
             ``on-missing`` lets a mean stand for it).
-        SiteError: if a node cannot describe its tables.
+        SiteError: a node cannot describe its tables.
     """
-    answers: dict[int, Packet] = {}
+    answers: dict[int, Answer] = {}
     changed = started = time.monotonic()
     while True:
         new = [node for node in grid.get_node_ids() if node not in answers]
         if new:
             answers.update(_describe(grid, new, wanted, run, settings))
             changed = time.monotonic()
-        inventory = read_inventory(answers)
+        inventory = _inventory(answers)
         missing = [name for name in wanted if not inventory.hosts(name)]
         is_enough = bool(answers) and len(answers) >= settings.min_sites
         now = time.monotonic()
-        if nodes := _known_nodes(answers):
+        if nodes := _node_count(answers):
             is_over = len(answers) >= nodes
         else:
             settled = settings.min_sites or now - changed > SETTLED_SECONDS
@@ -207,24 +189,25 @@ def _describe(
     wanted: Sequence[str],
     run: str,
     settings: Settings,
-) -> Mapping[int, Packet]:
+) -> Mapping[int, Answer]:
     message = DescribeRequest(list(wanted))
-    packets = {node: encode(message) for node in nodes}
+    packets = dict.fromkeys(nodes, encode(message))
     request = Request(Action.DESCRIBE, packets, message=message)
-    courier = Courier(grid, RunLog(run))
-    replies = courier.deliver(
-        make_messages(request, Envelope(run, 0, {})), settings.site_timeout
+    transport = Transport(grid, RunLog(run))
+    replies = transport.send_and_wait(
+        make_messages(request, run, 0, {}), settings.site_timeout
     )
-    named = [(courier.node_of(reply), reply) for reply in replies]
-    answers = open_replies(request, named, {}).complete().answers
-    return {node: answer.packet for node, answer in answers.items()}
+    named = [(transport.node_of(reply), reply) for reply in replies]
+    return collect_replies(request, named, {}).complete().answers
 
 
-def _known_nodes(answers: Mapping[int, Packet]) -> int:
+def _node_count(answers: Mapping[int, Answer]) -> int:
     """Return how many nodes there will be, as far as the nodes know; else 0."""
-    told = [_read(node, packet).partitions for node, packet in answers.items()]
+    counts = [
+        each.partitions for each in Replies.of(answers).messages(DescribeReply).values()
+    ]
     # one node that does not know may be one of more than the others know of
-    return max(told, default=0) if all(told) else 0
+    return max(counts, default=0) if all(counts) else 0
 
 
 def _who_is_missing(
@@ -250,39 +233,31 @@ def _who_is_missing(
     )
 
 
-def read_inventory(answers: Mapping[int, Packet]) -> Inventory:
-    """Return what the sites described.
+def read_inventory(described: Mapping[int, Packet]) -> Inventory:
+    """Return the nodes and shards that packets describe.
 
     Raises:
-        SchemaError: if two sites claim the same shard of a table.
-        ReplyError: if a node's description is malformed.
+        SchemaError: two sites claim the same shard of a table.
+        ReplyError: a description lacks the key that its node's source of keys has.
+        MessageError: a packet is no description.
     """
+    return _inventory(
+        {n: Answer.read(Action.DESCRIBE, packet) for n, packet in described.items()}
+    )
+
+
+def _inventory(answers: Mapping[int, Answer]) -> Inventory:
     shards: list[HostedShard] = []
     nodes: dict[int, Node] = {}
-    for node, packet in answers.items():
-        described = _read(node, packet)
-        shards += _hosted(node, described.shards)
-        nodes[node] = _node(node, described, packet.header.get(AT))
+    for node, reply in Replies.of(answers).messages(DescribeReply).items():
+        shards += [HostedShard(node=node, **asdict(each)) for each in reply.shards]
+        nodes[node] = _node(node, reply, answers[node].envelope.at)
     _refuse_twins(shards)
-    headers = {node: packet.header for node, packet in answers.items()}
+    headers = {node: answer.packet.header for node, answer in answers.items()}
     return Inventory(tuple(shards), nodes, headers)
 
 
-def _read(node: int, packet: Packet) -> DescribeReply:
-    """Return how a node describes itself.
-
-    Raises:
-        ReplyError: the description is malformed.
-    """
-    try:
-        return decode(DescribeReply, packet)
-    except MessageError as error:
-        raise ReplyError(
-            f"the description of node {node} is malformed: {error}"
-        ) from None
-
-
-def _node(node: int, described: DescribeReply, at: object) -> Node:
+def _node(node: int, described: DescribeReply, at: int | None) -> Node:
     keys = KeySource(described.keys)
     for source, name, value in (
         (KeySource.PINNED, "key of its site", described.site_key),
@@ -300,24 +275,8 @@ def _node(node: int, described: DescribeReply, at: object) -> Node:
         keys=keys,
         site_key=(described.site_key or "") if keys is KeySource.PINNED else "",
         secret_digest=(described.secret_digest or "") if keys is KeySource.FILE else "",
-        at=at if type(at) is int and at >= 0 else None,
+        at=at,
     )
-
-
-def _hosted(node: int, described: Sequence[DescribedShard]) -> list[HostedShard]:
-    return [
-        HostedShard(
-            table=shard.table,
-            site=shard.site,
-            index=shard.index,
-            node=node,
-            position=shard.position,
-            columns=shard.columns,
-            rows=shard.rows,
-            all_null=frozenset(shard.all_null),
-        )
-        for shard in described
-    ]
 
 
 def _refuse_twins(shards: Iterable[HostedShard]) -> None:

@@ -10,7 +10,7 @@ So wrappers that look at or change messages work, and ``start`` returns Flower's
 import dataclasses
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from logging import INFO
@@ -21,9 +21,16 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from strategies.run.exchange import Replies, Request, computing_seconds, count_bytes
+from strategies.run.exchange import (
+    Answer,
+    Replies,
+    Request,
+    Traffic,
+    computing_seconds,
+    count_bytes,
+)
 from strategies.run.replies import BehindSites
-from strategies.run.session import Conversation
+from strategies.run.session import Session
 from strategies.run.sites import Inventory
 from tp_flower.query import Query
 from tp_flower.reports.records import RoundReport
@@ -32,7 +39,7 @@ from tp_flower.settings import STALE, Settings
 
 @dataclass(frozen=True)
 class EpochResult:
-    """How far an epoch got.
+    """The metrics of an epoch.
 
     Attributes:
         epoch: from 1.
@@ -70,7 +77,7 @@ RoundListener = Callable[[RoundReport], None]
 
 @dataclass
 class _Progress:
-    """What changes while a strategy runs."""
+    """State of a run that a replay of its journal starts afresh."""
 
     method: Generator[Request, Replies, None] | None = None
     pending: Request | None = None
@@ -83,10 +90,10 @@ class _Progress:
 
 
 class RoundStrategy(Strategy):
-    """Base of all that exchanges messages with the sites of a query.
+    """Base of the strategies that exchange rounds of messages with a query's sites.
 
     Args:
-        query: what it is about.
+        query: whose tables they host.
         settings: of the run; ``overrides`` replace single fields.
         on_round: called with the record of every round, for progress displays.
     """
@@ -105,7 +112,7 @@ class RoundStrategy(Strategy):
         self.query = query
         self._on_round = on_round
         self._epoch = 0
-        self._talk: Conversation | None = None
+        self._session: Session | None = None
         self._progress = _Progress()
         self._started = datetime.now(UTC)
         self._clock = time.perf_counter()
@@ -120,29 +127,29 @@ class RoundStrategy(Strategy):
 
     @property
     def inventory(self) -> Inventory:
-        """What the sites host, after :meth:`start` has found them."""
-        return Inventory(()) if self._talk is None else self._talk.inventory
+        """The sites' shards, after :meth:`start` has found them."""
+        return Inventory(()) if self._session is None else self._session.inventory
 
     @property
-    def talk(self) -> Conversation:
-        """What is exchanged with the sites, after :meth:`start` has found them.
+    def session(self) -> Session:
+        """The rounds with the sites, after :meth:`start` has found them.
 
         Raises:
             RuntimeError: before.
         """
-        if self._talk is None:
-            raise RuntimeError("no sites are known before the strategy starts")
-        return self._talk
+        if self._session is None:
+            raise RuntimeError("the strategy has no sites before it starts")
+        return self._session
 
     @property
     def run(self) -> str:
         """The run's name."""
-        return self.talk.run
+        return self.session.run
 
     @property
     def can_be_resumed(self) -> bool:
-        """Whether the run stopped and has kept what it takes to go on."""
-        journal = None if self._talk is None else self._talk.journal
+        """Whether the run stopped and its checkpoint is there."""
+        journal = None if self._session is None else self._session.journal
         return journal is not None and journal.folder.is_dir()
 
     @property
@@ -215,7 +222,7 @@ class RoundStrategy(Strategy):
         """Return the messages of the pending request."""
         if self._progress.pending is None:
             return []
-        messages = self.talk.messages(self._progress.pending, server_round)
+        messages = self.session.messages(self._progress.pending, server_round)
         self._progress.sent = messages
         self._progress.sent_at = time.perf_counter()
         return messages
@@ -226,20 +233,22 @@ class RoundStrategy(Strategy):
         """Feed the replies to the method and let it compute its next request.
 
         Raises:
-            SiteError: if a site failed.
-            ReplyError: if a reply is missing or malformed.
+            SiteError: a site failed.
+            ReplyError: a reply is missing or malformed.
         """
         received_at = time.perf_counter()
         request = self._progress.pending
         if request is None:
             return None, None
-        opened, answered = self.talk.open(request, replies)
-        self._take(opened)
-        report = self._report(server_round, request, opened, answered, received_at)
-        facts = {"action": request.action, "report": dataclasses.asdict(report)}
-        self.talk.note(server_round, answered, facts)
-        fresh = {node: opened.answers[node] for node in answered}
-        self.talk.log.round_done(request.action, report, fresh)
+        messages = list(replies)
+        collected, answered = self.session.collect_replies(request, messages)
+        self._take(collected)
+        fresh = {node: collected.answers[node] for node in answered}
+        traffic = count_bytes(request, fresh, self._progress.sent, answered.values())
+        report = self._report(server_round, request, fresh, traffic, received_at)
+        record = {"action": request.action, "report": dataclasses.asdict(report)}
+        self.session.end_round(server_round, answered, record)
+        self.session.log.write_round(request.action, report, fresh)
         if self._on_round is not None:
             self._on_round(report)
         return self._epoch_result()
@@ -257,7 +266,7 @@ class RoundStrategy(Strategy):
             self._progress.pending = None
 
     def _epoch_result(self) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return what Flower is told of an epoch that has just ended."""
+        """Return Flower's result of an epoch that has just ended."""
         result, self._progress.result = self._progress.result, None
         if result is None:
             return None, None
@@ -319,34 +328,36 @@ class RoundStrategy(Strategy):
         """
         if num_rounds:
             self.settings = self.settings.with_fields(num_epochs=num_rounds)
-        self._talk, self._clock = None, time.perf_counter()
+        self._session, self._clock = None, time.perf_counter()
         log(INFO, "Starting %s strategy:", type(self).__name__)
         self.summary()
         config = ConfigRecord() if train_config is None else train_config
-        talk = Conversation.resume if self.settings.resume else Conversation.begin
-        self._talk = talk(grid, self.query, self.settings)
-        self._started = self._talk.started
-        self._talk.log.started(type(self).__name__)
+        enter = Session.resume if self.settings.resume else Session.begin
+        self._session = session = enter(grid, self.query, self.settings)
+        self._started = session.started
+        sites = sorted(set(session.site_names.values()))
+        session.log.write(INFO, "start", strategy=type(self).__name__, sites=sites)
         try:
             self._catch_up()
             result = self._run(grid, config, timeout or self.settings.site_timeout)
         except Exception as error:
-            has_trained = bool(self._epoch)
-            self._talk.stop(error, len(self.history), has_trained=has_trained)
+            session.stop(error, len(self.history), has_trained=bool(self._epoch))
             raise
         except BaseException:
-            self._talk.keep()
+            session.close()
             raise
-        self._talk.log.finished(len(self.history), self.seconds)
-        # whoever has written down what came of it lets go of the journal
-        self._talk.keep()
-        self._talk.abandon(self._talk.idle_nodes())
+        session.log.write(
+            INFO, "finish", rounds=len(self.history), seconds=self.seconds
+        )
+        # whoever has written down the result lets go of the journal
+        session.close()
+        session.abandon(session.idle_nodes())
         return result
 
     def _catch_up(self, lacking: BehindSites | None = None) -> None:
         """Go to where the journal ends, also if sites lose their state meanwhile."""
         if lacking is not None:
-            self.talk.start_again(lacking.positions)
+            self.session.start_again(lacking.positions)
         try:
             self._begin()
         except BehindSites as again:
@@ -357,18 +368,19 @@ class RoundStrategy(Strategy):
         self._progress, self._epoch = _Progress(), 0
         self._progress.method = self.rounds()
         self._progress.pending = next(self._progress.method)
-        for frame in self.talk.frames():
-            self._take(self.talk.recall(self._progress.pending, frame))
+        for frame in self.session.frames():
+            self._take(self.session.recall(self._progress.pending, frame))
             self._progress.history.append(RoundReport(**frame.facts["report"]))
             self._return(*self._epoch_result())
-        if done := len(self.history):
-            self.talk.log.resumed(done, self.history[-1].epoch)
+        if rounds := len(self.history):
+            epochs = self.history[-1].epoch
+            self.session.log.write(INFO, "resume", rounds=rounds, epochs=epochs)
 
     def _run(self, grid: Grid, config: ConfigRecord, timeout: float) -> Result:
         while self._progress.pending is not None:
             number, arrays = len(self.history) + 1, self._progress.returned.arrays
             messages = list(self.configure_train(number, arrays, config, grid))
-            replies = self.talk.exchange(number, messages, timeout)
+            replies = self.session.send_and_wait(number, messages, timeout)
             try:
                 self._return(*self.aggregate_train(number, replies))
             except BehindSites as lacking:
@@ -376,7 +388,7 @@ class RoundStrategy(Strategy):
         return self._progress.returned
 
     def _return(self, arrays: ArrayRecord | None, metrics: MetricRecord | None) -> None:
-        """Add an epoch to what Flower is returned."""
+        """Add an epoch to Flower's result of the run."""
         if arrays is None or metrics is None:
             return
         returned, ended = self._progress.returned, self._progress.history[-1]
@@ -390,35 +402,29 @@ class RoundStrategy(Strategy):
         self,
         server_round: int,
         request: Request,
-        opened: Replies,
-        answered: dict[int, Message],
+        answers: Mapping[int, Answer],
+        traffic: Traffic,
         received_at: float,
     ) -> RoundReport:
         """Add the record of a round to the history."""
-        fresh = {n: a for n, a in opened.answers.items() if n in answered}
-        traffic = count_bytes(request, fresh, self._progress.sent, answered.values())
-        result = self._progress.result
-        client_seconds = max(
-            (answer.seconds for answer in fresh.values()),
-            default=0.0,
-        )
+        result = self._progress.result or EpochResult(request.epoch, {}, {})
+        client_seconds = max((each.seconds for each in answers.values()), default=0.0)
+        waited = received_at - self._progress.sent_at - client_seconds
         report = RoundReport(
             round=server_round,
             epoch=request.epoch,
             phase=request.phase,
-            train=result.train if result else {},
-            test=result.test if result else {},
+            train=result.train,
+            test=result.test,
             bytes_up=dict(traffic.up),
             bytes_down=dict(traffic.down),
             overhead_bytes=traffic.overhead,
             server_seconds=time.perf_counter() - received_at,
             client_seconds=client_seconds,
-            site_seconds=computing_seconds(fresh, self.inventory.site_names),
-            wait_seconds=max(
-                received_at - self._progress.sent_at - client_seconds, 0.0
-            ),
-            primal_residual=result.primal_residual if result else None,
-            dual_residual=result.dual_residual if result else None,
+            site_seconds=computing_seconds(answers, self.session.site_names),
+            wait_seconds=max(waited, 0.0),
+            primal_residual=result.primal_residual,
+            dual_residual=result.dual_residual,
         )
         self._progress.history.append(report)
         return report

@@ -256,7 +256,7 @@ class AdmmStrategy(JoinStrategy):
         self.local_scores = dict(problem.initial_scores)
         for _ in range(self.settings.epochs):
             self.local_scores = yield from self._exchange(problem, server, solvers)
-            if self.talk.stale:
+            if self.session.stale:
                 # steps in which some tables stood still say nothing of the others
                 server.forget_steps()
             result = server.take(self.local_scores, is_tested=self._tests_epoch)

@@ -154,7 +154,7 @@ class BatchStrategy(JoinStrategy):
             self._rate = size / mapping.joined_rows
             steps = math.ceil(mapping.joined_rows / size) * self.settings.epochs
             # whoever could guess the seed would know the batches
-            noise = NoiseSource(self.talk.secret)
+            noise = NoiseSource(self.session.secret)
             plan = poisson_batches(mapping, self._rate, steps, noise)
         else:
             rng = generator(self.settings.seed, Stream.BATCHES)

@@ -1,13 +1,14 @@
 """Messages to packets and back, with the same checks at both ends.
 
-A fact travels in the packet's JSON header under its name in kebab case. What is said of
-a participant is listed under ``parts``, unless it is arrays alone. Arrays travel under
-(participant, name), those of a family under (participant, name/key). Whatever is not
-declared is refused, by the sender and by the reader.
+A value travels in the packet's JSON header under its field's name in kebab case. Values
+about a participant are listed under ``parts``, unless it has arrays alone. Arrays
+travel under (participant, name), those of a family under (participant, name/key).
+Whatever is not declared is refused, by the sender and by the reader.
 """
 
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -20,12 +21,12 @@ from tp_flower.protocol.fields import (
     PARTS,
     ArraySpec,
     Body,
-    Layout,
     Message,
     PartBody,
+    Reply,
     layout_of,
 )
-from tp_flower.protocol.messages import content_of
+from tp_flower.protocol.messages import ENVELOPE, Failure
 from tp_flower.protocol.packet import ArrayKey, Packet
 
 ID: Final = "id"
@@ -34,9 +35,10 @@ _MALFORMED: Final = (
     *(KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError),
     RecursionError,
 )
-"""What a parser of a document of the wrong form raises."""
+"""The exceptions of a parser whose document has the wrong form."""
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
+AnyReply = TypeVar("AnyReply", bound=Reply)
 AnyBody = TypeVar("AnyBody", bound=Body)
 Field = TypeVar("Field")
 Parsed = TypeVar("Parsed")
@@ -49,20 +51,20 @@ def encode(message: Message) -> Packet:
         MessageError: the message is not what its type declares.
     """
     layout = layout_of(type(message))
-    header = _facts(message, layout)
-    _build(type(message), header if layout.part is None else {**header, PARTS: {}})
+    header = _values(message)
     arrays: dict[ArrayKey, AnyArray] = {}
     if layout.part is None:
+        _build(type(message), header)
         return Packet(header, arrays)
-    part_layout = layout_of(layout.part)
+    _build(type(message), {**header, PARTS: {}})
     listed = []
     for number, body in getattr(message, PARTS).items():
-        facts, carried = _facts(body, part_layout), _arrays(body, part_layout)
-        _part(layout.part, facts, carried, number)
-        if part_layout.facts:
-            listed.append({ID: number, **facts})
+        values = _values(body)
+        carried = {name: array for name, array, _ in _arrays(body)}
+        _build_part(layout.part, values, carried, number)
+        listed.append({ID: number, **values})
         arrays.update({(number, name): array for name, array in carried.items()})
-    if part_layout.facts:
+    if layout_of(layout.part).values:
         header[PARTS] = listed
     return Packet(header, arrays)
 
@@ -74,7 +76,7 @@ def decode(kind: type[AnyMessage], packet: Packet) -> AnyMessage:
         MessageError: the packet is not what the type declares.
     """
     layout = layout_of(kind)
-    header = content_of(packet.header)
+    header = {n: value for n, value in packet.header.items() if n not in ENVELOPE}
     if layout.part is None:
         if packet.arrays:
             raise MessageError("it has arrays, but none are declared")
@@ -84,7 +86,7 @@ def decode(kind: type[AnyMessage], packet: Packet) -> AnyMessage:
         if not 0 <= number <= MOST:
             raise MessageError(f"array {name!r} is of part {number}, which none is")
         carried.setdefault(number, {})[name] = array
-    if layout_of(layout.part).facts:
+    if layout_of(layout.part).values:
         listed = _listed(header)
         if foreign := carried.keys() - listed.keys():
             raise MessageError(f"it has arrays of parts {sorted(foreign)}, not listed")
@@ -93,24 +95,50 @@ def decode(kind: type[AnyMessage], packet: Packet) -> AnyMessage:
     else:
         listed = {number: {} for number in carried}
     parts = {
-        number: _part(layout.part, facts, carried.get(number, {}), number)
-        for number, facts in listed.items()
+        number: _build_part(layout.part, values, carried.get(number, {}), number)
+        for number, values in listed.items()
     }
     message = _build(kind, {**header, PARTS: {}})
     return msgspec.structs.replace(message, parts=parts)
 
 
-def read_facts(kind: type[AnyBody], facts: Mapping[str, Any]) -> AnyBody:
-    """Return a structure without arrays, such as an envelope.
+def decode_reply(kind: type[AnyReply], packet: Packet) -> AnyReply | Failure:
+    """Return the reply of a type that a packet carries, or the failure in its place.
 
     Raises:
-        MessageError: the facts are not what the type declares.
+        MessageError: the packet is not what the type declares.
     """
-    return _build(kind, facts)
+    return decode(Failure, packet) if is_failure(packet) else decode(kind, packet)
+
+
+def is_failure(packet: Packet) -> bool:
+    """Whether a packet carries a :class:`Failure`, the one reply with an error."""
+    return "error" in packet.header
+
+
+def add_envelope(packet: Packet, envelope: Body) -> Packet:
+    """Return a packet that also says which round it belongs to.
+
+    Raises:
+        MessageError: the envelope is not what its type declares.
+    """
+    header = _values(envelope)
+    _build(type(envelope), header)
+    return replace(packet, header={**packet.header, **header})
+
+
+def read_envelope(kind: type[AnyBody], packet: Packet) -> AnyBody:
+    """Return the envelope of a packet.
+
+    Raises:
+        MessageError: it is not what the type declares.
+    """
+    header = packet.header
+    return _build(kind, {name: header[name] for name in header if name in ENVELOPE})
 
 
 def check_sizes(body: Body, **sizes: int) -> None:
-    """Refuse arrays whose sizes differ from what is known of their subject.
+    """Compare the sizes of arrays with those that the reader knows.
 
     Args:
         body: with the arrays.
@@ -119,7 +147,7 @@ def check_sizes(body: Body, **sizes: int) -> None:
     Raises:
         MessageError: a dimension has another size.
     """
-    for name, array, spec in _declared_arrays(body):
+    for name, array, spec in _arrays(body):
         _check_shape(name, array, spec, dict(sizes))
 
 
@@ -139,10 +167,10 @@ def required(value: Field | None, name: str) -> Field:
 
 
 def parse(document: Any, name: str, parser: Callable[[Any], Parsed]) -> Parsed:
-    """Return what a parser of the library makes of a document in a message.
+    """Return the result of a parser of the library on a document in a message.
 
     Raises:
-        TPFlowerError: what the parser raises on purpose.
+        TPFlowerError: the parser raises it on purpose.
         MessageError: it fails otherwise: the document is of another form.
     """
     try:
@@ -155,40 +183,57 @@ def parse(document: Any, name: str, parser: Callable[[Any], Parsed]) -> Parsed:
         ) from error
 
 
-def _facts(body: Body, layout: Layout) -> dict[str, Any]:
-    """Return the facts of a structure by their names on the wire."""
+def _values(body: Body) -> dict[str, Any]:
+    """Return the values of a structure's header by their names on the wire."""
     return {
         name: msgspec.to_builtins(value)
-        for name, attribute in layout.facts.items()
+        for name, attribute in layout_of(type(body)).values.items()
         if (value := getattr(body, attribute)) is not None
     }
 
 
-def _arrays(body: Body, layout: Layout) -> dict[str, AnyArray]:
-    """Return the arrays of a structure by their names on the wire."""
-    carried = {
-        name: array
-        for name, (attribute, _) in layout.arrays.items()
-        if (array := getattr(body, attribute)) is not None
-    }
-    for name, (attribute, _) in layout.families.items():
+def _arrays(body: Body) -> Iterator[tuple[str, AnyArray, ArraySpec]]:
+    """Yield the arrays of a structure, each with its name on the wire."""
+    layout = layout_of(type(body))
+    for name, (attribute, spec) in layout.arrays.items():
+        if (array := getattr(body, attribute)) is not None:
+            yield name, array, spec
+    for name, (attribute, spec) in layout.families.items():
         for key, array in (getattr(body, attribute) or {}).items():
-            carried[f"{name}{_FAMILY}{key}"] = array
-    return carried
+            yield f"{name}{_FAMILY}{key}", array, spec
 
 
-def _part(
+def _listed(header: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """Take the list of participants out of a header; return the values of each."""
+    listed = header.pop(PARTS, None)
+    if type(listed) is not list:
+        raise MessageError(f"{PARTS!r} must be a list of objects")
+    values: dict[int, dict[str, Any]] = {}
+    for item in listed:
+        number = item.get(ID) if type(item) is dict else None
+        if type(number) is not int or not 0 <= number <= MOST:
+            raise MessageError(
+                f"an item of {PARTS!r} has no {ID!r}; allowed: a whole number from 0 "
+                f"to {MOST}"
+            )
+        if number in values:
+            raise MessageError(f"part {number} is listed twice")
+        values[number] = {name: item[name] for name in item if name != ID}
+    return values
+
+
+def _build_part(
     kind: type[PartBody],
-    facts: Mapping[str, Any],
+    values: Mapping[str, Any],
     carried: Mapping[str, AnyArray],
     number: int,
 ) -> PartBody:
-    """Return what is said of a participant, its facts and its arrays checked."""
+    """Return the structure of one participant, its values and its arrays checked."""
     layout = layout_of(kind)
-    for name in facts:
+    for name in values:
         if name in layout.arrays or name in layout.families:
             raise MessageError(f"{name!r} is not an array", number)
-    fields = dict(facts)
+    fields = dict(values)
     for name, array in carried.items():
         field, _, key = name.partition(_FAMILY)
         if field in layout.families and field != name:
@@ -200,37 +245,20 @@ def _part(
     return _build(kind, fields, number)
 
 
-def _listed(header: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Take the list of participants out of a header; return the facts of each."""
-    listed = header.pop(PARTS, None)
-    if type(listed) is not list:
-        raise MessageError(f"{PARTS!r} must be a list of objects")
-    facts: dict[int, dict[str, Any]] = {}
-    for item in listed:
-        number = item.get(ID) if type(item) is dict else None
-        if type(number) is not int or not 0 <= number <= MOST:
-            raise MessageError(
-                f"an item of {PARTS!r} has no {ID!r}; allowed: a whole number from 0 "
-                f"to {MOST}"
-            )
-        if number in facts:
-            raise MessageError(f"part {number} is listed twice")
-        facts[number] = {name: item[name] for name in item if name != ID}
-    return facts
-
-
 def _build(
     kind: type[AnyBody], fields: Mapping[str, Any], part: int | None = None
 ) -> AnyBody:
-    """Return a structure, its facts and its arrays checked."""
+    """Return a structure, its values and its arrays checked."""
     try:
-        body = msgspec.convert(fields, kind, dec_hook=_array_hook)
+        # msgspec checks the type of arrays, and leaves them as they are
+        body = msgspec.convert(fields, kind, dec_hook=lambda _, value: value)
     except (msgspec.ValidationError, RecursionError) as error:
         raise MessageError(_explain(kind, fields, str(error)), part) from None
     try:
         sizes: dict[str, int] = {}
-        for name, array, spec in _declared_arrays(body):
-            _check_dtype(name, array, spec)
+        for name, array, spec in _arrays(body):
+            if array.dtype.name not in (spec.dtype, *spec.shorter):
+                raise _wrong_form(name, array, spec, {})
             _check_shape(name, array, spec, sizes)
             _check_range(name, array, spec)
     except MessageError as error:
@@ -238,34 +266,12 @@ def _build(
     return body
 
 
-def _array_hook(kind: Any, value: Any) -> Any:  # noqa: ARG001 - msgspec's signature
-    """Let arrays through; msgspec checks the type of what is returned."""
-    return value
-
-
-def _declared_arrays(body: Body) -> list[tuple[str, AnyArray, ArraySpec]]:
-    layout = layout_of(type(body))
-    arrays = [
-        (name, array, spec)
-        for name, (attribute, spec) in layout.arrays.items()
-        if (array := getattr(body, attribute)) is not None
-    ]
-    for name, (attribute, spec) in layout.families.items():
-        for key, array in (getattr(body, attribute) or {}).items():
-            arrays.append((f"{name}{_FAMILY}{key}", array, spec))
-    return arrays
-
-
-def _check_dtype(name: str, array: AnyArray, spec: ArraySpec) -> None:
-    dtypes = (spec.dtype, *spec.shorter)
-    if array.dtype.name not in dtypes or array.ndim != len(spec.shape):
-        raise _refused_array(name, array, spec, {})
-
-
 def _check_shape(
     name: str, array: AnyArray, spec: ArraySpec, sizes: dict[str, int]
 ) -> None:
     """Compare an array's shape with the known sizes; note those that are new."""
+    if array.ndim != len(spec.shape):
+        raise _wrong_form(name, array, spec, {})
     key = name.partition(_FAMILY)[2]
     for length, declared in zip(array.shape, spec.shape, strict=True):
         size = declared.replace("{}", key) if isinstance(declared, str) else declared
@@ -277,7 +283,7 @@ def _check_shape(
         else:
             expected = sizes.setdefault(size, length)
         if length != expected:
-            raise _refused_array(name, array, spec, sizes)
+            raise _wrong_form(name, array, spec, sizes)
 
 
 def _check_range(name: str, array: AnyArray, spec: ArraySpec) -> None:
@@ -300,7 +306,7 @@ def _check_range(name: str, array: AnyArray, spec: ArraySpec) -> None:
         )
 
 
-def _refused_array(
+def _wrong_form(
     name: str, array: AnyArray, spec: ArraySpec, sizes: Mapping[str, int]
 ) -> MessageError:
     key = name.partition(_FAMILY)[2]
@@ -315,11 +321,11 @@ def _refused_array(
 
 
 def _explain(kind: type[Body], fields: Mapping[str, Any], reason: str) -> str:
-    """Return what is wrong with a fact: its name, its value and what is allowed."""
+    """Return the name of a wrong field, its value and what is allowed."""
     layout = layout_of(kind)
-    names = [*layout.facts, *layout.arrays, *layout.families]
+    names = {*layout.values, *layout.arrays, *layout.families, PARTS}
     for name in fields:
-        if name not in names and name != PARTS:
+        if name not in names:
             return f"it has {name!r}, which is not declared"
     _, is_located, path = reason.rpartition("`$.")
     name = path.rstrip("`").split("[")[0].split(".")[0]

@@ -1,14 +1,4 @@
-"""Messages that draw a coreset, and those that solve on it at the server.
-
-Notation (sizes in shapes):
-    rows      of the shard, after the query's filters
-    trained   rows in at least one joined training row
-    drawn     rows that a participant draws
-    sample    joined rows of the sample
-    columns   of a shard's sensitivities: features, label, intercept
-    features  of an encoded row
-    clusters  centres
-"""
+"""Messages that draw a coreset, and those that solve on it at the server."""
 
 from typing import Annotated, Final
 
@@ -16,6 +6,7 @@ import msgspec
 
 from tp_flower.arrays import AnyArray
 from tp_flower.protocol.fields import (
+    ArraySpec,
     Count,
     Discloses,
     Document,
@@ -26,22 +17,19 @@ from tp_flower.protocol.fields import (
     Request,
     Seed,
     Size,
+    between,
     bits,
     float32,
     float64,
-    masked_sums,
     one_of,
     positions,
     unsigned,
 )
 
 MOST_SAMPLED: Final = 1 << 24
-
 MOST_CLUSTERS: Final = 10_000
 
-Clusters = Annotated[int, msgspec.Meta(ge=1, le=MOST_CLUSTERS)]
-Sampled = Annotated[int, msgspec.Meta(ge=0, le=MOST_SAMPLED)]
-Scale = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Clusters = Annotated[int, between(1, MOST_CLUSTERS)]
 
 
 class MeasurePart(PartBody, frozen=True, kw_only=True):
@@ -73,7 +61,6 @@ class MeasureRequest(Request, frozen=True, kw_only=True):
         sensitivities: of what: columns, or clusters.
         clusters: of the latter.
         joined_rows: N, joined training rows.
-        parts: of each participant.
     """
 
     sensitivities: Annotated[str, one_of("regression", "clusters")]
@@ -140,8 +127,8 @@ class DrawPart(PartBody, frozen=True, kw_only=True):
         gram: second moments of the columns of all its table's shards.
     """
 
-    count: Sampled
-    scale: Scale
+    count: Annotated[int, between(0, MOST_SAMPLED)]
+    scale: Annotated[float, msgspec.Meta(gt=0, le=1)]
     cost: NonNegative | None = None
     gram: Annotated[AnyArray, float64("columns", "columns")] | None = None
 
@@ -200,7 +187,6 @@ class WeighRequest(Request, frozen=True, kw_only=True):
     Attributes:
         joined_rows: N, joined training rows.
         summed: participants whose masks cancel.
-        parts: of each participant.
     """
 
     joined_rows: JoinedRows
@@ -218,7 +204,7 @@ class WeighRequest(Request, frozen=True, kw_only=True):
 class WeighedPart(PartBody, frozen=True):
     """Sensitivities in fixed point, under masks that cancel in the sum."""
 
-    masked: Annotated[AnyArray, masked_sums("sample")]
+    masked: Annotated[AnyArray, ArraySpec("uint64", ("sample",))]
 
 
 class WeighReply(Reply, frozen=True):

@@ -1,10 +1,21 @@
 """The vocabulary that messages are declared in: numbers, arrays, and disclosures.
 
 A message is a :class:`Request` or a :class:`Reply`: a frozen structure whose fields
-have a type and a range. What it says of one participant, a shard in one role, is a
+have a type and a range. Its fields about one participant, a shard in one role, are a
 :class:`PartBody`, by the participant's number in ``parts``. Fields that are arrays name
-their dtype and shape; a name in a shape is a size that both ends know, such as the rows
-of the shard that are trained on.
+their dtype and shape; a name in a shape is a size that both ends know.
+
+*Notation*, sizes in shapes; ``n/8`` is a bit for each of n:
+
+    rows        of the shard, after the query's filters
+    trained     rows in at least one joined training row
+    tested      rows in at least one held-out joined row
+    scored      all rows that take part, or ``trained`` where nothing is evaluated
+    total       all rows that take part, trained or held out
+    outputs     d_c, scores per row
+    features    of an encoded row
+    width       features, and the intercept where the model has one
+    parameters  p, of the shard's model
 """
 
 import types
@@ -30,26 +41,15 @@ from msgspec.structs import fields as declared_fields
 MOST: Final = (1 << 31) - 1
 """The largest whole number in a message where nothing else limits it."""
 
-MOST_SEED: Final = (1 << 63) - 1
-
 LARGEST: Final = 1e30
 """Beyond it float32 is about to overflow: no score or gradient gets there by itself."""
 
-_LARGEST_FLOAT: Final = float(np.finfo(np.float64).max)
+LARGEST_FLOAT: Final = float(np.finfo(np.float64).max)
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
-Size = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
-Seed = Annotated[int, msgspec.Meta(ge=0, le=MOST_SEED)]
-Positive = Annotated[float, msgspec.Meta(gt=0, le=_LARGEST_FLOAT)]
-Finite = Annotated[float, msgspec.Meta(ge=-_LARGEST_FLOAT, le=_LARGEST_FLOAT)]
-NonNegative = Annotated[float, msgspec.Meta(ge=0, le=_LARGEST_FLOAT)]
-JoinedRows = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Document = dict[str, Any]
-"""A JSON object that a parser of the library reads: an encoder, a fragment, a model."""
 
-SERVER: Final = "server"
-SITES: Final = "sites"
+def between(low: float, high: float) -> msgspec.Meta:
+    """Return the declaration of a number's range, both ends included."""
+    return msgspec.Meta(ge=low, le=high)
 
 
 def one_of(*choices: str) -> msgspec.Meta:
@@ -58,6 +58,26 @@ def one_of(*choices: str) -> msgspec.Meta:
     return msgspec.Meta(
         pattern=rf"^({'|'.join(choices)})\Z", description=f"one of {listed}"
     )
+
+
+Count = Annotated[int, between(0, MOST)]
+Size = Annotated[int, between(1, MOST)]
+Seed = Annotated[int, between(0, (1 << 63) - 1)]
+TableRowCount = Annotated[int, between(0, 1 << 53)]
+JoinedRows = Annotated[int, between(1, 1 << 53)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=LARGEST_FLOAT)]
+Finite = Annotated[float, between(-LARGEST_FLOAT, LARGEST_FLOAT)]
+NonNegative = Annotated[float, between(0, LARGEST_FLOAT)]
+Share = Annotated[float, between(0, 1)]
+Name = Annotated[str, msgspec.Meta(max_length=1 << 16)]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+"""SHA-256 in hexadecimal."""
+Device = Annotated[str, one_of("auto", "cpu", "cuda")]
+Document = dict[str, Any]
+"""A JSON object that a parser of the library reads: an encoder, a fragment, a model."""
+
+SERVER: Final = "server"
+SITES: Final = "sites"
 
 
 class ArraySpec(NamedTuple):
@@ -90,14 +110,14 @@ def float64(*shape: str | int) -> ArraySpec:
     return ArraySpec("float64", shape, -LARGEST, LARGEST)
 
 
-def amounts(*shape: str | int) -> ArraySpec:
+def finite_values(*shape: str | int) -> ArraySpec:
     """Return the declaration of finite values of a column."""
-    return ArraySpec("float64", shape, -_LARGEST_FLOAT, _LARGEST_FLOAT)
+    return ArraySpec("float64", shape, -LARGEST_FLOAT, LARGEST_FLOAT)
 
 
 def column_values(*shape: str | int) -> ArraySpec:
     """Return the declaration of a column's finite values; NaN for NULL."""
-    return ArraySpec("float64", shape, -_LARGEST_FLOAT, _LARGEST_FLOAT, nullable=True)
+    return finite_values(*shape)._replace(nullable=True)
 
 
 def positions(*shape: str | int, low: int = 0) -> ArraySpec:
@@ -110,16 +130,6 @@ def unsigned(*shape: str | int) -> ArraySpec:
     return ArraySpec("uint32", shape, shorter=("uint8",))
 
 
-def masked_sums(*shape: str | int) -> ArraySpec:
-    """Return the declaration of numbers that are uniform modulo 2^64."""
-    return ArraySpec("uint64", shape)
-
-
-def coded(*shape: str | int) -> ArraySpec:
-    """Return the declaration of bytes that a decoder of the library reads."""
-    return ArraySpec("uint8", shape)
-
-
 def flags(*shape: str | int) -> ArraySpec:
     """Return the declaration of one byte per item, 0 or 1."""
     return ArraySpec("uint8", shape, 0, 1)
@@ -128,11 +138,6 @@ def flags(*shape: str | int) -> ArraySpec:
 def value_counts(*shape: str | int) -> ArraySpec:
     """Return the declaration of how many values each item stands for."""
     return ArraySpec("int64", shape, 1)
-
-
-def random_weights(*shape: str | int) -> ArraySpec:
-    """Return the declaration of random weights of 32 bits."""
-    return ArraySpec("uint32", shape)
 
 
 def hash_pairs(*shape: str | int) -> ArraySpec:
@@ -146,16 +151,16 @@ def bits(rows: str) -> ArraySpec:
 
 
 class Discloses(NamedTuple):
-    """What some fields of a message tell their reader.
+    """The information that some fields of a message give their reader.
 
     Attributes:
-        carries: what they tell, in plain words; names in braces are facts of the run.
-        fields: their names; empty: what the message tells by being sent.
+        carries: in plain words; names in braces are properties of the run.
+        fields: their names; empty: the message tells it by being sent.
         covered_by: which mechanism covers it: a name of ``COVERS``.
-        kinds: how a run's plan and the site's ledger call it; none where it is no
+        kinds: its names in a run's plan and in the site's ledger; none where it is no
             release of rows.
         policy: the rule of a table's policy that allows it; "" for none.
-        when: the fact of a run that has to be there for it to be sent; "" for always.
+        when: the property of a run that has to hold for it to be sent; "" for always.
         reader: who learns it in the end; "" for whom the message is sent to.
     """
 
@@ -174,7 +179,7 @@ COVERS: Final = frozenset(
         *("sealed", "masked", "summaries"),
     }
 )
-"""Mechanisms; how strong each is in a run is a fact of that run."""
+"""Mechanisms; how strong each is in a run is a property of that run."""
 
 
 class Body(
@@ -184,15 +189,15 @@ class Body(
     forbid_unknown_fields=True,
     omit_defaults=True,
 ):
-    """Named facts and arrays."""
+    """Named JSON values and arrays."""
 
 
 class PartBody(Body, frozen=True):
-    """What a message says of one participant."""
+    """The fields of a message about one participant."""
 
 
 class Message(Body, frozen=True):
-    """What one side tells the other in a round.
+    """A request or a reply.
 
     Attributes:
         reader: which side reads it.
@@ -206,17 +211,17 @@ class Message(Body, frozen=True):
 
 
 class Request(Message, frozen=True):
-    """What the server asks of a site."""
+    """A message from the server to a site."""
 
     reader = SITES
 
 
 class Reply(Message, frozen=True):
-    """What a site answers.
+    """A message from a site to the server.
 
     Attributes:
-        is_complete: whether it says something of every participant that it is asked
-            about, if it says facts of any.
+        is_complete: whether it has values of every participant of its request, if it
+            has any other than arrays.
     """
 
     reader = SERVER
@@ -236,17 +241,17 @@ _OBJECT: Final = "an object of names"
 
 @dataclass(frozen=True)
 class Layout:
-    """How a structure travels.
+    """How a structure travels; every field by its name on the wire.
 
     Attributes:
-        facts: attribute by name on the wire.
-        arrays: attribute and declaration by name on the wire.
-        families: the same for dictionaries of arrays.
-        part: the type of what is said of one participant; None for nothing.
-        allowed: what each fact may be, in words, by name on the wire.
+        values: attributes that travel in the JSON header.
+        arrays: attributes that are arrays, and their declarations.
+        families: the same of dictionaries of arrays.
+        part: type of the fields about one participant; None where there are none.
+        allowed: description of the values that each of ``values`` may have.
     """
 
-    facts: Mapping[str, str]
+    values: Mapping[str, str]
     arrays: Mapping[str, tuple[str, ArraySpec]]
     families: Mapping[str, tuple[str, ArraySpec]]
     part: type[PartBody] | None
@@ -256,7 +261,7 @@ class Layout:
 @cache
 def layout_of(kind: type[Body]) -> Layout:
     """Return how a structure travels, from its declaration."""
-    facts: dict[str, str] = {}
+    values: dict[str, str] = {}
     arrays: dict[str, tuple[str, ArraySpec]] = {}
     families: dict[str, tuple[str, ArraySpec]] = {}
     allowed: dict[str, str] = {}
@@ -270,13 +275,13 @@ def layout_of(kind: type[Body]) -> Layout:
         elif get_origin(hint) is dict and (spec := _array_spec(get_args(hint)[1])):
             families[name] = declared.name, spec
         else:
-            facts[name] = declared.name
+            values[name] = declared.name
             allowed[name] = describe(hint)
-    return Layout(facts, arrays, families, part, allowed)
+    return Layout(values, arrays, families, part, allowed)
 
 
 def describe(hint: Any) -> str:
-    """Return in words what a fact of a type may be.
+    """Return in words which values a type allows.
 
     >>> describe(Annotated[int, msgspec.Meta(ge=0, le=9)])
     'a whole number, at least 0 and at most 9'
@@ -286,11 +291,8 @@ def describe(hint: Any) -> str:
     if origin in _UNIONS:
         return " or ".join(map(describe, arguments))
     if origin is Annotated:
-        metas = [m for m in hint.__metadata__ if isinstance(m, msgspec.Meta)]
-        if choices := [m.description for m in metas if m.description]:
-            return choices[0]
-        limits = [_limits(meta) for meta in metas]
-        return ", ".join([describe(arguments[0]), *filter(None, limits)])
+        (meta,) = hint.__metadata__
+        return meta.description or f"{describe(arguments[0])}, {_limits(meta)}"
     if origin in (list, tuple):
         return f"a list, each {describe(arguments[0])}"
     if origin is dict and arguments[1] is not Any:
@@ -300,58 +302,17 @@ def describe(hint: Any) -> str:
     return _TYPE_NAMES.get(hint, _OBJECT)
 
 
-def field_bytes(kind: type[Body], name: str, sizes: Mapping[str, float]) -> float:
-    """Return the bytes of an array that a structure carries.
-
-    Args:
-        kind: of the structure.
-        name: of the field.
-        sizes: that its shape names.
-
-    >>> from tp_flower.protocol import AdmmTarget
-    >>> field_bytes(AdmmTarget, "target", {"trained": 3, "outputs": 2})
-    24.0
-    """
-    specs = dict(layout_of(kind).arrays.values())
-    return array_bytes(specs[name], sizes)
-
-
-def array_bytes(spec: ArraySpec, sizes: Mapping[str, float]) -> float:
-    """Return the bytes of an array.
-
-    Args:
-        spec: its declaration.
-        sizes: by name; ``"n/8"`` is a bit for each of ``n``, in whole bytes.
-
-    Raises:
-        KeyError: a size that its shape names is missing.
-    """
-    count = float(np.dtype(spec.dtype).itemsize)
-    for size in spec.shape:
-        if isinstance(size, int):
-            count *= size
-        elif size.endswith("/8"):
-            count *= -(-sizes[size.removesuffix("/8")] // 8)
-        else:
-            count *= sizes[size]
-    return count
-
-
 def _limits(meta: msgspec.Meta) -> str:
-    limits = [
-        f"{words} {limit}" if isinstance(limit, int) else f"{words} {limit:g}"
-        for words, limit in (
-            ("above", meta.gt),
-            ("at least", meta.ge),
-            ("at most", meta.le),
-        )
-        if limit is not None
-    ]
     if meta.pattern is not None:
-        limits.append(f"of the form {meta.pattern}")
+        return f"of the form {meta.pattern}"
     if meta.max_length is not None:
-        limits.append(f"of length at most {meta.max_length}")
-    return " and ".join(limits)
+        return f"of length at most {meta.max_length}"
+    low = f"above {meta.gt:g}" if meta.ge is None else f"at least {_text(meta.ge)}"
+    return f"{low} and at most {_text(meta.le)}"
+
+
+def _text(limit: float | None) -> str:
+    return f"{limit:g}" if isinstance(limit, float) else str(limit)
 
 
 def _present(hint: Any) -> Any:
@@ -365,3 +326,30 @@ def _present(hint: Any) -> Any:
 def _array_spec(hint: Any) -> ArraySpec | None:
     metadata = getattr(hint, "__metadata__", ())
     return next((spec for spec in metadata if isinstance(spec, ArraySpec)), None)
+
+
+def field_bytes(kind: type[Body], name: str, sizes: Mapping[str, float]) -> float:
+    """Return the bytes of an array that a structure carries.
+
+    Args:
+        kind: of the structure.
+        name: of the field.
+        sizes: by name.
+
+    Raises:
+        KeyError: a size that its shape names is missing.
+
+    >>> from tp_flower.protocol import AdmmTarget
+    >>> field_bytes(AdmmTarget, "target", {"trained": 3, "outputs": 2})
+    24.0
+    """
+    spec = dict(layout_of(kind).arrays.values())[name]
+    count = float(np.dtype(spec.dtype).itemsize)
+    for size in spec.shape:
+        if isinstance(size, int):
+            count *= size
+        elif size.endswith("/8"):
+            count *= -(-sizes[size.removesuffix("/8")] // 8)
+        else:
+            count *= sizes[size]
+    return count

@@ -1,37 +1,85 @@
-"""Messages of inference with a saved model: score, deliver.
+"""Messages of saved models: finish, which keeps them, score, and deliver."""
 
-Notation (sizes in shapes):
-    rows     of the shard, after the query's filters
-    scored   rows that are in a joined row
-    joined   joined rows of a shard's rows
-    outputs  d_c, scores per row
-"""
-
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 
 from tp_flower.arrays import AnyArray
 from tp_flower.protocol.fields import (
     Count,
+    Device,
+    Digest,
     Discloses,
     Document,
+    Name,
     PartBody,
     Reply,
     Request,
+    between,
     bits,
     float32,
     float64,
     one_of,
     positions,
 )
-from tp_flower.protocol.setup_messages import Name, RowKeyColumns
-from tp_flower.protocol.training_messages import Device, PrivacyTerms
+from tp_flower.protocol.setup_messages import RowKeyColumns
+from tp_flower.protocol.training_messages import PrivacyTerms
 
-MOST_PART: Final = 1_000_000
-MOST_CLASSES: Final = 1000
 
-Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+class FinishRequest(Request, frozen=True, kw_only=True):
+    """The run is over.
+
+    Attributes:
+        keep_models: whether sites keep their parts of the model.
+        model_name: that they are kept under.
+        model_version: the same.
+    """
+
+    keep_models: bool = False
+    model_name: str | None = None
+    model_version: str | None = None
+
+    discloses = (Discloses("that the run is over, and its name"),)
+    schedule = ("keep_models", "model_name", "model_version")
+
+
+class FinishedPart(PartBody, frozen=True):
+    """What a site says of a part of a model.
+
+    Attributes:
+        digest: SHA-256 of the part that it keeps; None where it keeps none.
+        coefficients: of a linear model, where the table's policy shows them.
+    """
+
+    digest: Digest | None = None
+    coefficients: Annotated[AnyArray, float64("width", "outputs")] | None = None
+
+
+class FinishReply(Reply, frozen=True, kw_only=True):
+    """What the run has come to at a site, and what its releases cost.
+
+    Attributes:
+        ledger: the run's lines of the site's ledger.
+    """
+
+    ledger: list[Document]
+    parts: dict[int, FinishedPart]
+
+    discloses = (
+        Discloses(
+            "a digest of each part of the model that the site keeps", fields=("digest",)
+        ),
+        Discloses(
+            "the final coefficients of a table's linear model, if the table's policy "
+            "says that they may be shown",
+            fields=("coefficients",),
+            covered_by="models",
+            kinds=("coefficients",),
+            policy="coefficients",
+        ),
+    )
+    schedule = ("ledger",)
+    is_complete = False
 
 
 class ScorePart(PartBody, frozen=True, kw_only=True):
@@ -43,7 +91,7 @@ class ScorePart(PartBody, frozen=True, kw_only=True):
         rows: those in a joined row.
     """
 
-    model_part: Annotated[int, msgspec.Meta(ge=0, le=MOST_PART)]
+    model_part: Annotated[int, between(0, 1_000_000)]
     digest: Digest
     rows: Annotated[AnyArray, bits("rows")]
 
@@ -56,7 +104,6 @@ class ScoreRequest(Request, frozen=True, kw_only=True):
         model_version: of the model.
         privacy: mechanisms of the run.
         device: where the model is computed.
-        parts: of each participant.
     """
 
     model_name: Name
@@ -121,13 +168,12 @@ class DeliverRequest(Request, frozen=True, kw_only=True):
         loss: that the scores are of.
         classes: that they are of.
         query: whose joined rows they are of.
-        parts: of each participant.
     """
 
     model_name: Name
     model_version: Name
     loss: Annotated[str, one_of("squared", "logistic", "softmax", "kmeans")]
-    classes: Annotated[list[str], msgspec.Meta(max_length=MOST_CLASSES)]
+    classes: Annotated[list[str], msgspec.Meta(max_length=1000)]
     query: str
     parts: dict[int, DeliverPart]
 

@@ -5,10 +5,11 @@ The declarations stand beside each other by family; a message that is not in
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
+from tp_flower.errors import ErrorKind
 from tp_flower.protocol.coreset_messages import (
     DrawReply,
     DrawRequest,
@@ -19,20 +20,12 @@ from tp_flower.protocol.coreset_messages import (
     WeighReply,
     WeighRequest,
 )
-from tp_flower.protocol.epoch_messages import (
-    AdmmReply,
-    AdmmRequest,
-    ConsensusReply,
-    ConsensusRequest,
-    SgdReply,
-    SgdRequest,
-    StepReply,
-    StepRequest,
-)
-from tp_flower.protocol.fields import Body, Count, Reply, Request
+from tp_flower.protocol.fields import Body, Count, Reply, Request, between
 from tp_flower.protocol.inference_messages import (
     DeliverReply,
     DeliverRequest,
+    FinishReply,
+    FinishRequest,
     ScoreReply,
     ScoreRequest,
 )
@@ -58,10 +51,16 @@ from tp_flower.protocol.setup_messages import (
     StatisticsRequest,
 )
 from tp_flower.protocol.training_messages import (
-    FinishReply,
-    FinishRequest,
+    AdmmReply,
+    AdmmRequest,
+    ConsensusReply,
+    ConsensusRequest,
     PrepareReply,
     PrepareRequest,
+    SgdReply,
+    SgdRequest,
+    StepReply,
+    StepRequest,
 )
 
 
@@ -95,25 +94,19 @@ EXCHANGES: Final[Mapping[Action, Exchange]] = {
     Action.FINISH: Exchange(FinishRequest, FinishReply),
 }
 
-_ACTIONS: Final[Mapping[type[Request], Action]] = {
+ACTIONS: Final[Mapping[type[Request], Action]] = {
     exchange.request: action for action, exchange in EXCHANGES.items()
 }
+"""The Flower message type that carries a request."""
 
 
-def action_of(request: Request) -> Action:
-    """Return the Flower message type that carries a request."""
-    return _ACTIONS[type(request)]
-
-
-MOST_SECONDS: Final = 1e9
-"""No site works on one message for longer."""
-
-RunName = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]
+RUN_DIGITS: Final = 32
+NO_RUN: Final = "0" * RUN_DIGITS
+"""Names none."""
 
 
 class RequestEnvelope(Body, frozen=True, kw_only=True):
-    """Which round of which run a request belongs to.
+    """The run and the round that a request belongs to.
 
     Attributes:
         run: its name; whoever knows it can go on with the run.
@@ -122,53 +115,43 @@ class RequestEnvelope(Body, frozen=True, kw_only=True):
             for none.
     """
 
-    run: RunName
+    run: Annotated[str, msgspec.Meta(pattern=rf"^[0-9a-f]{{{RUN_DIGITS}}}\Z")]
     round: Count
     after: Count | None = None
 
 
 class ReplyEnvelope(Body, frozen=True, kw_only=True):
-    """Which round a reply answers.
+    """The round that a reply answers.
 
     Attributes:
-        round: its number.
-        seconds: that the site has computed.
-        at: of ``describe``: the last round that the site has answered; None for none.
+        round: its number; None where the request could not be read.
+        seconds: that the site has computed; None of a failure.
+        at: of ``describe``, and of a site that lacks rounds: the last round that it has
+            answered; None for none.
     """
 
-    round: Count
-    seconds: Seconds
+    round: Count | None = None
+    seconds: Annotated[float, between(0, 1e9)] | None = None
     at: Count | None = None
 
 
-class Failure(Body, frozen=True, kw_only=True):
+class Failure(Reply, frozen=True, kw_only=True):
     """In place of a reply: what went wrong.
 
     Attributes:
         error: in words.
         kind: what may be done about it.
-        round: that was asked for; None where that could not be read.
         part: number of the participant that it is about; None for all.
-        at: last round that the site has answered, if it lacks some; None for none.
     """
 
     error: str
-    kind: str
-    round: Count | None = None
+    kind: ErrorKind
     part: Count | None = None
-    at: Count | None = None
+
+    schedule = ("error", "kind", "part")
 
 
-_NAMES: Final = frozenset(
+ENVELOPE: Final = frozenset(
     {*RequestEnvelope.__struct_fields__, *ReplyEnvelope.__struct_fields__}
 )
-
-
-def enveloped(header: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a header that are the envelope's."""
-    return {name: header[name] for name in header if name in _NAMES}
-
-
-def content_of(header: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a header that are the message's own."""
-    return {name: header[name] for name in header if name not in _NAMES}
+"""Fields of a header that are not the message's own."""

@@ -16,7 +16,7 @@ as they were computed.
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from json.encoder import encode_basestring_ascii
@@ -47,21 +47,6 @@ costs more than copying them, and in deployment calls of its own."""
 MOST_DIMENSIONS: Final = 8
 LONGEST: Final = (1 << 63) - 1
 """An array's dimensions, and the length of each."""
-RUN = "run"
-"""Header: the run's name, ``RUN_DIGITS`` hexadecimal digits. Whoever knows it can go on
-with the run."""
-RUN_DIGITS = 32
-NO_RUN = "0" * RUN_DIGITS
-"""Names none."""
-ROUND = "round"
-"""Header: the number of the round; of a reply, that of its request."""
-AFTER = "after"
-"""Header: the last round that the site has answered, as far as the server knows; null
-for none."""
-AT = "at"
-"""Header of a reply: the last round that the site has answered; null for none."""
-KIND = "kind"
-"""Header of a reply with an error: what may be done about it."""
 
 MESSAGE = "message"
 ARRAYS = "arrays"
@@ -102,29 +87,15 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Packet:
-    """What one message says.
+    """The content of one message.
 
     Attributes:
-        header: JSON-able settings of the request or facts of the reply.
-        arrays: arrays by (part, name), of one of the dtypes in ``WIRE_DTYPES``.
+        header: JSON.
+        arrays: by (part, name), of one of the dtypes in ``WIRE_DTYPES``.
     """
 
     header: dict[str, Any] = field(default_factory=dict)
     arrays: Mapping[ArrayKey, AnyArray] = field(default_factory=dict)
-
-    def array(self, part: int, name: str) -> AnyArray:
-        """Return one array.
-
-        Raises:
-            ReplyError: if the message does not carry it.
-        """
-        try:
-            return self.arrays[part, name]
-        except KeyError:
-            present = sorted(f"{key[0]}/{key[1]}" for key in self.arrays)
-            raise ReplyError(
-                f"the message lacks array {name!r} of part {part}; it has {present}"
-            ) from None
 
     def payload_bytes(self) -> dict[int, int]:
         """Return the bytes of the arrays by part, as they travel."""
@@ -147,27 +118,19 @@ def pack(packet: Packet) -> RecordDict:
         entries.append(_entry(part, name, array))
         arrays.append(array)
         size += array.nbytes + (-array.nbytes % ALIGNMENT_BYTES)
-    record = ConfigRecord(
-        {
-            HEADER: _JSON.encode(packet.header),
-            LAYOUT: f"[{','.join(entries)}]",
-        }
+    return _records(
+        _JSON.encode(packet.header),
+        f"[{','.join(entries)}]",
+        size,
+        lambda start: _joined(start, arrays, size),
     )
-    content = RecordDict({MESSAGE: record})
-    if 0 < size <= SMALL_BYTES:
-        record[PAYLOAD] = _joined(b"", arrays, size)
-    elif entries:
-        data = _joined(_npy_header(size), arrays, size)
-        payload = Array("uint8", (size,), "numpy.ndarray", data)
-        content[ARRAYS] = ArrayRecord({PAYLOAD: payload})
-    return content
 
 
 def unpack(content: RecordDict) -> Packet:
     """Return the packet in Flower records; the arrays are read-only views.
 
     Raises:
-        ReplyError: if the records are not what ``pack`` makes.
+        ReplyError: ``pack`` has not made the records.
     """
     try:
         record = content[MESSAGE]
@@ -201,10 +164,10 @@ class Parcel(NamedTuple):
 
 
 def parcel_of(content: RecordDict) -> Parcel:
-    """Return what ``pack`` has made, without a copy of the arrays.
+    """Return a packed message as bytes, without a copy of the arrays.
 
     Raises:
-        ReplyError: it has not made this.
+        ReplyError: ``pack`` has not made it.
     """
     try:
         record = content.config_records[MESSAGE]
@@ -216,32 +179,25 @@ def parcel_of(content: RecordDict) -> Parcel:
 
 
 def open_parcel(parcel: Parcel) -> RecordDict:
-    """Return the content that a parcel is of."""
+    """Return a packed message from its bytes."""
     header, layout = (str(bytes(text), "utf-8") for text in parcel[:2])
-    record = ConfigRecord({HEADER: header, LAYOUT: layout})
-    content = RecordDict({MESSAGE: record})
-    size = len(parcel.payload)
-    if 0 < size <= SMALL_BYTES:
-        record[PAYLOAD] = bytes(parcel.payload)
-    elif layout != "[]":  # arrays without a single number have a payload of no bytes
-        data = _npy_header(size) + bytes(parcel.payload)
-        payload = Array("uint8", (size,), "numpy.ndarray", data)
-        content[ARRAYS] = ArrayRecord({PAYLOAD: payload})
-    return content
+    return _records(
+        header, layout, len(parcel.payload), lambda start: start + bytes(parcel.payload)
+    )
 
 
 def message_bytes(content: RecordDict) -> int:
     """Return the size of a message's records on the wire, in bytes.
 
-    What is not ours counts too, whatever it holds: Flower's own count of a record fails
-    on empty values.
+    Foreign records count too, whatever they hold: Flower's count of a record fails on
+    empty values.
     """
     size = 0
     for record in content.values():
         if isinstance(record, ArrayRecord):
             size += record.count_bytes()
         elif isinstance(record, ConfigRecord):
-            size += sum(len(key) + _value_bytes(own) for key, own in record.items())
+            size += sum(len(k) + _value_bytes(value) for k, value in record.items())
     return size
 
 
@@ -251,6 +207,28 @@ def _value_bytes(value: object) -> int:
     if isinstance(value, str | bytes):
         return len(value)
     return 1 if isinstance(value, bool) else 8
+
+
+def _records(
+    header: str, layout: str, size: int, payload: Callable[[bytes], bytes]
+) -> RecordDict:
+    """Return the records of a message whose payload has ``size`` bytes.
+
+    Args:
+        header: JSON.
+        layout: JSON.
+        size: of the payload.
+        payload: returns it behind the bytes that it is called with.
+    """
+    record = ConfigRecord({HEADER: header, LAYOUT: layout})
+    content = RecordDict({MESSAGE: record})
+    if 0 < size <= SMALL_BYTES:
+        record[PAYLOAD] = payload(b"")
+    elif layout != "[]":  # arrays without a single number have a payload of no bytes
+        data = payload(_npy_header(size))
+        array = Array("uint8", (size,), "numpy.ndarray", data)
+        content[ARRAYS] = ArrayRecord({PAYLOAD: array})
+    return content
 
 
 def _entry(part: int, name: str, array: AnyArray) -> str:
@@ -265,8 +243,8 @@ def _entry(part: int, name: str, array: AnyArray) -> str:
 def _joined(start: bytes, arrays: list[AnyArray], size: int) -> bytes:
     """Return ``start`` and the arrays, padded; each is copied once, whatever its order.
 
-    The zeros are not written until something else is, and CPython hands them out as
-    they are when nobody else has seen them: neither is a copy.
+    The zeros are not written until something else is, and CPython hands them out
+    without a copy while nobody else has seen them.
     """
     buffer = io.BytesIO(bytes(len(start) + size))
     buffer.write(start)
@@ -281,7 +259,7 @@ def _joined(start: bytes, arrays: list[AnyArray], size: int) -> bytes:
 
 
 def _npy_header(size: int) -> bytes:
-    """Return what NumPy writes before ``size`` bytes, in less time."""
+    """Return the header that NumPy writes before ``size`` bytes, in less time."""
     text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({size},), }}"
     length = NPY_HEADER_BYTES - len(NPY_MAGIC) - 2
     padded = text.ljust(length - 1).encode("ascii") + b"\n"
@@ -338,21 +316,6 @@ def _checked_entry(entry: Any) -> list[Any]:
         if is_known and is_shape and dtype in WIRE_DTYPES:
             return entry
     raise ReplyError("malformed message: bad entry in the layout")
-
-
-class Update(StrEnum):
-    """How the shards of one table are trained together (learning over unions).
-
-    LOCAL: the shard is the whole table. GRAM: the sites send sufficient statistics, the
-    server solves. CONSENSUS: consensus ADMM. SUM: the sites send gradients, the server
-    sums (SGD). GIVEN: the server solves over sampled rows, whole tables alike.
-    """
-
-    LOCAL = "local"
-    GRAM = "gram"
-    CONSENSUS = "consensus"
-    SUM = "sum"
-    GIVEN = "given"
 
 
 def row_numbers(values: AnyArray) -> npt.NDArray[np.float32]:

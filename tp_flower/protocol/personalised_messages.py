@@ -1,21 +1,15 @@
-"""Messages of personalised models: a model for every site of one table.
+"""Messages of personalised models: a model for every site of one table."""
 
-Notation (sizes in shapes):
-    rows        of the shard, after the query's filters
-    parameters  p, of a model
-    summary     numbers that the graph of a site is made of
-"""
-
-from typing import Annotated, Final
-
-import msgspec
+from typing import Annotated
 
 from tp_flower.arrays import AnyArray
 from tp_flower.methods import SUMMARIES
 from tp_flower.protocol.fields import (
     LARGEST,
+    ArraySpec,
     Body,
     Count,
+    Device,
     Discloses,
     Document,
     Finite,
@@ -26,20 +20,14 @@ from tp_flower.protocol.fields import (
     Request,
     Seed,
     Share,
+    between,
     bits,
-    coded,
     flags,
     float32,
     one_of,
 )
-from tp_flower.protocol.training_messages import Device
 
-MOST_STEPS: Final = 100_000
-MOST_EPSILON: Final = 1e6
-MOST_GAMMA: Final = 1e30
-MOST_CODES: Final = 256
-
-Metric = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+Metric = Annotated[float, between(-LARGEST, LARGEST)]
 LossName = Annotated[str, one_of("squared", "logistic", "softmax")]
 
 
@@ -72,13 +60,12 @@ class PersonaliseRequest(Request, frozen=True, kw_only=True):
         graph: what the similarity of sites is made of.
         graph_epsilon: of the noise on that; 0 for none.
         delta: the same.
-        parts: of each site.
     """
 
     loss: LossName
     classes: list[str | Finite]
     graph: Annotated[str, one_of(*SUMMARIES, "none")]
-    graph_epsilon: Annotated[float, msgspec.Meta(ge=0, le=MOST_EPSILON)]
+    graph_epsilon: Annotated[float, between(0, 1e6)]
     delta: Share
     parts: dict[int, PersonalisePart]
 
@@ -198,7 +185,7 @@ class Pace(Body, frozen=True, kw_only=True):
         epoch: from 1.
     """
 
-    steps: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)]
+    steps: Annotated[int, between(1, 100_000)]
     rate: Positive
     batch: Count
     seed: Seed
@@ -213,8 +200,8 @@ class UpdateCode(Body, frozen=True, kw_only=True):
         clusters: distinct values; 0 for as many as there are.
     """
 
-    gamma: Annotated[float, msgspec.Meta(ge=0, le=MOST_GAMMA)]
-    clusters: Annotated[int, msgspec.Meta(ge=0, le=MOST_CODES)]
+    gamma: Annotated[float, between(0, 1e30)]
+    clusters: Annotated[int, between(0, 256)]
 
 
 class TrackParameters(PartBody, frozen=True):
@@ -231,7 +218,6 @@ class PersonalRequest(Request, frozen=True, kw_only=True):
         base: base score.
         pace: how updates are made; None: metrics alone are to come.
         code: how they are shortened; None: they are not.
-        parts: the parameters.
     """
 
     base: list[Finite]
@@ -263,7 +249,7 @@ class TrackUpdates(PartBody, frozen=True, kw_only=True):
     metrics: SiteMetrics
     common_metrics: SiteMetrics | None = None
     update: Annotated[AnyArray, float32("parameters")] | None = None
-    code: Annotated[AnyArray, coded("bytes")] | None = None
+    code: Annotated[AnyArray, ArraySpec("uint8", ("bytes",))] | None = None
     common_update: Annotated[AnyArray, float32("parameters")] | None = None
 
 

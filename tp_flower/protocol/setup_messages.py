@@ -1,12 +1,4 @@
-"""Messages of set-up: describe, seal, extract, check.
-
-Notation (sizes in shapes):
-    rows      of the shard, after the query's filters
-    distinct  keys of a join that the shard has
-    groups    of a sub-query that the shard has, before its filters
-    checked   rows that the cross-check of a join names
-    columns   of a feature that is a vector; 1 of others
-"""
+"""Messages of set-up: describe, seal, extract, check."""
 
 from typing import Annotated
 
@@ -16,30 +8,32 @@ from tp_flower.arrays import AnyArray
 from tp_flower.methods import LAPLACE, RANDOMISED_RESPONSE
 from tp_flower.protocol.fields import (
     SITES,
+    ArraySpec,
     Body,
     Count,
+    Digest,
     Discloses,
     Document,
     Finite,
+    Name,
     NonNegative,
     PartBody,
     Positive,
     Reply,
     Request,
     Seed,
-    amounts,
+    TableRowCount,
     bits,
     column_values,
+    finite_values,
     hash_pairs,
     one_of,
     positions,
-    random_weights,
     value_counts,
 )
 
-Name = Annotated[str, msgspec.Meta(max_length=1 << 16)]
 Hexadecimal = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{2})*\Z")]
-PublicKey = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+PublicKey = Digest
 KeyGroup = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]{1,64}\Z")]
 Number = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,20}\Z")]
 """A number as the name of an object's entry."""
@@ -55,7 +49,7 @@ class DescribeRequest(Request, frozen=True):
     discloses = (Discloses("the names of the query's tables", fields=("tables",)),)
 
 
-class HostedShard(Body, frozen=True, kw_only=True):
+class ShardDescription(Body, frozen=True, kw_only=True):
     """One shard as its site describes it.
 
     Attributes:
@@ -73,7 +67,7 @@ class HostedShard(Body, frozen=True, kw_only=True):
     index: Count
     position: Count
     columns: dict[Name, Name]
-    rows: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+    rows: TableRowCount
     all_null: list[Name]
 
 
@@ -91,7 +85,7 @@ class DescribeReply(Reply, frozen=True, kw_only=True):
         simulated: whether its data are those of a simulation.
     """
 
-    shards: list[HostedShard]
+    shards: list[ShardDescription]
     tables: list[Name]
     partitions: Count
     keys: KeySourceName
@@ -219,7 +213,6 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
         leader_key: of the node that made the secret.
         leader_site_key: the same node's long-term key.
         sealed: the secret, sealed to this node.
-        parts: of each participant.
     """
 
     keys: KeySourceName
@@ -272,7 +265,7 @@ class ExtractedPart(PartBody, frozen=True, kw_only=True):
         row_hashes: what names each row in predictions.
     """
 
-    rows: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+    rows: TableRowCount
     keys: list[str]
     engine: str
     pushed: list[str]
@@ -357,7 +350,7 @@ class CheckPart(PartBody, frozen=True, kw_only=True):
     joins: dict[Number, Count]
     key_groups: list[KeyGroup]
     rows: dict[str, Annotated[AnyArray, positions("checked-{}")]] = {}
-    weights: dict[str, Annotated[AnyArray, random_weights("checked-{}")]] = {}
+    weights: dict[str, Annotated[AnyArray, ArraySpec("uint32", ("checked-{}",))]] = {}
 
 
 class CheckRequest(Request, frozen=True):
@@ -441,14 +434,14 @@ class FeatureStatistics(Body, frozen=True, kw_only=True):
 
     name: str
     kind: str
-    rows: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] | None = None
-    count: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] | None = None
+    rows: TableRowCount | None = None
+    count: TableRowCount | None = None
     width: Count | None = None
     mean: Finite | None = None
     m2: NonNegative | None = None
     low: Finite | None = None
     high: Finite | None = None
-    tail: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] | None = None
+    tail: TableRowCount | None = None
 
 
 class StatisticsOfPart(PartBody, frozen=True, kw_only=True):
@@ -463,7 +456,7 @@ class StatisticsOfPart(PartBody, frozen=True, kw_only=True):
     """
 
     statistics: list[FeatureStatistics]
-    quantile_values: dict[str, Annotated[AnyArray, amounts("points-{}")]] = {}
+    quantile_values: dict[str, Annotated[AnyArray, finite_values("points-{}")]] = {}
     quantile_weights: dict[str, Annotated[AnyArray, value_counts("points-{}")]] = {}
     category_hashes: dict[str, Annotated[AnyArray, hash_pairs("categories-{}")]] = {}
     category_counts: dict[str, Annotated[AnyArray, value_counts("categories-{}")]] = {}

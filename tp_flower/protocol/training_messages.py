@@ -1,15 +1,7 @@
-"""Messages that begin and end training over joins: prepare, finish.
-
-Notation (sizes in shapes):
-    rows        of the shard, after the query's filters
-    trained     rows in at least one joined training row
-    total       rows that take part, trained or held out
-    outputs     d_c, scores per row
-    parameters  p, of the shard's model
-    width       features, and the intercept where the model has one
-"""
+"""Messages of training over joins: prepare, the rounds of ADMM and SGD."""
 
 import math
+from enum import StrEnum
 from typing import Annotated, Final, Self
 
 import msgspec
@@ -26,6 +18,7 @@ from tp_flower.methods import (
 from tp_flower.protocol.fields import (
     Body,
     Count,
+    Device,
     Discloses,
     Document,
     JoinedRows,
@@ -34,7 +27,10 @@ from tp_flower.protocol.fields import (
     Positive,
     Reply,
     Request,
+    Seed,
     Share,
+    Size,
+    between,
     bits,
     flags,
     float32,
@@ -42,19 +38,28 @@ from tp_flower.protocol.fields import (
     one_of,
     positions,
 )
-from tp_flower.protocol.packet import Update
 
-MOST_STEPS: Final = 1_000_000
-MOST_SCALE: Final = 1e30
-"""Of numbers that noise is in units of: all arithmetic with them stays finite."""
-LEAST_SCALE: Final = 1 / MOST_SCALE
-
-Steps = Annotated[int, msgspec.Meta(ge=0, le=MOST_STEPS)]
-Scale = Annotated[float, msgspec.Meta(ge=LEAST_SCALE, le=MOST_SCALE)]
-Device = Annotated[str, one_of("auto", "cpu", "cuda")]
-
-Clip = Annotated[float, msgspec.Meta(ge=1e-12, le=1e12)]
+Clip = Annotated[float, between(1e-12, 1e12)]
 Delta = Annotated[float, msgspec.Meta(gt=0, le=math.nextafter(1.0, 0.0))]
+Steps = Annotated[int, between(0, 1_000_000)]
+LEAST_SCALE: Final = 1 / 1e30
+Scale = Annotated[float, between(LEAST_SCALE, 1e30)]
+"""Of numbers that noise is in units of: all arithmetic with them stays finite."""
+
+
+class Update(StrEnum):
+    """How the shards of one table are trained together (learning over unions).
+
+    LOCAL: the shard is the whole table. GRAM: the sites send sufficient statistics, the
+    server solves. CONSENSUS: consensus ADMM. SUM: the sites send gradients, the server
+    sums (SGD). GIVEN: the server solves over sampled rows, whole tables alike.
+    """
+
+    LOCAL = "local"
+    GRAM = "gram"
+    CONSENSUS = "consensus"
+    SUM = "sum"
+    GIVEN = "given"
 
 
 class PrivacyTerms(Body, frozen=True, kw_only=True):
@@ -121,7 +126,7 @@ class Outline(Body, frozen=True, kw_only=True):
 
     strategy: str
     epochs: Steps
-    exchanges: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)] | None = None
+    exchanges: Annotated[int, between(1, 1_000_000)] | None = None
     batch_uses: Steps | None = None
     batch_rate: Share | None = None
     sends: Annotated[str, one_of("rows", "centres")] | None = None
@@ -161,7 +166,7 @@ class PreparePart(PartBody, frozen=True, kw_only=True):
     l2: NonNegative
     device: Device
     label_scale: Scale
-    mean_multiplicity: Annotated[float, msgspec.Meta(ge=0, le=MOST_SCALE)]
+    mean_multiplicity: Annotated[float, between(0, 1e30)]
     trained: Annotated[AnyArray, bits("rows")] | None = None
     tested: Annotated[AnyArray, bits("rows")] | None = None
     multiplicity: Annotated[AnyArray, positions("trained", low=1)] | None = None
@@ -178,7 +183,6 @@ class PrepareRequest(Request, frozen=True, kw_only=True):
     Attributes:
         privacy: mechanisms of the run.
         outline: the run's schedule.
-        parts: of each participant.
     """
 
     privacy: PrivacyTerms
@@ -232,7 +236,6 @@ class PrepareReply(Reply, frozen=True, kw_only=True):
 
     Attributes:
         ledger: the run's lines of the site's ledger.
-        parts: of each participant.
     """
 
     ledger: list[Document]
@@ -266,58 +269,286 @@ class PrepareReply(Reply, frozen=True, kw_only=True):
     schedule = ("features", "penalised", "gradient_noise", "gram_deviation", "ledger")
 
 
-class FinishRequest(Request, frozen=True, kw_only=True):
-    """The run is over.
+class LocalFit(Body, frozen=True, kw_only=True):
+    """How a site fits a table's model to targets in ADMM.
 
     Attributes:
-        keep_models: whether sites keep their parts of the model.
-        model_name: that they are kept under.
-        model_version: the same.
+        kappa: penalty of the fit.
+        rho_in: penalty of the consensus between shards, by table.
+        epoch: from 1.
+        seed: of a torch model's fit.
+        local_epochs: passes of such a fit; 0 for the default.
+        learning_rate: of such a fit; 0 for the default.
     """
 
-    keep_models: bool = False
-    model_name: str | None = None
-    model_version: str | None = None
+    kappa: Positive
+    rho_in: dict[str, Positive]
+    epoch: Count
+    seed: Seed
+    local_epochs: Count
+    learning_rate: NonNegative
 
-    discloses = (Discloses("that the run is over, and its name"),)
-    schedule = ("keep_models", "model_name", "model_version")
+
+class AdmmTarget(PartBody, frozen=True):
+    """The target of the trained rows' scores, Y (paper, Eq. 15)."""
+
+    target: Annotated[AnyArray, float32("trained", "outputs")]
 
 
-class FinishedPart(PartBody, frozen=True):
-    """What a site says of a part of a model.
+class AdmmRequest(Request, frozen=True, kw_only=True):
+    """One epoch of ADMM: fit the model to the target.
 
     Attributes:
-        digest: SHA-256 of the part that it keeps; None where it keeps none.
-        coefficients: of a linear model, where the table's policy shows them.
+        fit: how.
+        more_rounds: rounds of consensus that follow the next one.
+        evaluate: whether scores of held-out rows are to come, too.
     """
 
-    digest: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None
-    coefficients: Annotated[AnyArray, float64("width", "outputs")] | None = None
-
-
-class FinishReply(Reply, frozen=True, kw_only=True):
-    """What the run has come to at a site, and what its releases cost.
-
-    Attributes:
-        ledger: the run's lines of the site's ledger.
-        parts: of each participant whose model is kept.
-    """
-
-    ledger: list[Document]
-    parts: dict[int, FinishedPart]
+    fit: LocalFit
+    more_rounds: Count
+    evaluate: bool
+    parts: dict[int, AdmmTarget]
 
     discloses = (
         Discloses(
-            "a digest of each part of the model that the site keeps", fields=("digest",)
-        ),
-        Discloses(
-            "the final coefficients of a table's linear model, if the table's policy "
-            "says that they may be shown",
-            fields=("coefficients",),
-            covered_by="models",
-            kinds=("coefficients",),
-            policy="coefficients",
+            "a target per {row}, made from labels and all tables' scores",
+            fields=("target",),
+            covered_by="messages",
         ),
     )
-    schedule = ("ledger",)
-    is_complete = False
+    schedule = ("fit", "more_rounds", "evaluate")
+
+
+class ConsensusUpdate(PartBody, frozen=True):
+    """Scores of the model, or the proposal of the next round of consensus.
+
+    Attributes:
+        scores: of the fitted, or of the common model.
+        proposal: theta + u, where shards seek consensus (paper, Eq. 20).
+    """
+
+    scores: Annotated[AnyArray, float32("scored", "outputs")] | None = None
+    proposal: Annotated[AnyArray, float64("parameters")] | None = None
+
+
+class AdmmUpdate(ConsensusUpdate, frozen=True):
+    """Scores of a table in one shard; of a sharded table what comes before them.
+
+    Attributes:
+        moments: features times targets, where the server solves.
+    """
+
+    moments: Annotated[AnyArray, float64("width", "outputs")] | None = None
+
+
+_PROPOSAL = Discloses(
+    "parameters that each shard of {seeking} fitted",
+    fields=("proposal",),
+    covered_by="models",
+    kinds=("parameters",),
+    policy="models",
+    when="has_inner_rounds",
+)
+_SCORES = Discloses(
+    "{scored}",
+    fields=("scores",),
+    covered_by="scores",
+    kinds=("scores",),
+    policy="scores",
+    when="takes_parameters",
+)
+
+
+class AdmmReply(Reply, frozen=True):
+    """The update of every participant."""
+
+    parts: dict[int, AdmmUpdate]
+
+    discloses = (
+        Discloses(
+            "features times targets, summed per shard of {gram}",
+            fields=("moments",),
+            covered_by="models",
+            kinds=("moments",),
+            policy="models",
+            when="gram",
+        ),
+        _PROPOSAL._replace(kinds=("parameters", "model"), when="seeking"),
+        _SCORES._replace(kinds=("scores", "model"), when=""),
+    )
+
+
+class CommonParameters(PartBody, frozen=True):
+    """The parameters of a table's model, from the server."""
+
+    parameters: Annotated[AnyArray, float64("parameters")]
+
+
+class ConsensusRequest(Request, frozen=True, kw_only=True):
+    """Take the parameters of the table's model.
+
+    Attributes:
+        fit: how the next proposal is fitted; None where none is.
+        more_rounds: rounds of consensus that follow; 0: scores are to come.
+        evaluate: whether scores of held-out rows are to come, too.
+    """
+
+    fit: LocalFit | None = None
+    more_rounds: Count
+    evaluate: bool
+    parts: dict[int, CommonParameters]
+
+    discloses = (
+        Discloses(
+            "{common}",
+            fields=("parameters",),
+            covered_by="models",
+            when="takes_parameters",
+        ),
+    )
+    schedule = ("fit", "more_rounds", "evaluate")
+
+
+class ConsensusReply(Reply, frozen=True):
+    """The update of every participant."""
+
+    parts: dict[int, ConsensusUpdate]
+
+    discloses = (_PROPOSAL, _SCORES)
+
+
+class BatchStep(Body, frozen=True, kw_only=True):
+    """How a batch's step is taken, and what scores are to come with it.
+
+    Attributes:
+        next_batch: whose scores are to come; None after the last one.
+        evaluate: which other scores are to come; None for none.
+        learning_rates: by table.
+        momentum: of every step.
+    """
+
+    next_batch: Count | None = None
+    evaluate: Annotated[str, one_of("tested", "all")] | None = None
+    learning_rates: dict[str, NonNegative]
+    momentum: Share
+
+
+class BatchMessages(PartBody, frozen=True):
+    """Y of a batch's distinct rows (paper, Eq. 10).
+
+    Attributes:
+        messages: sums of the loss's derivatives.
+        gradient: mean gradient of the batch before, where it comes late.
+    """
+
+    messages: Annotated[AnyArray, float32("batch_rows", "outputs")]
+    gradient: Annotated[AnyArray, float64("parameters")] | None = None
+
+
+_SUMMED_GRADIENT = Discloses(
+    "the summed gradients of {sharded}",
+    fields=("gradient",),
+    covered_by="models",
+    when="sharded",
+)
+
+
+class SgdRequest(Request, frozen=True, kw_only=True):
+    """One batch of SGD.
+
+    Attributes:
+        batch: its number in the plan.
+        batch_rows: joined rows, which the summed gradient is divided by.
+        stale: whether sharded tables take the batch's step with the next batch.
+        step: how.
+    """
+
+    batch: Count
+    batch_rows: Size
+    stale: bool
+    step: BatchStep
+    parts: dict[int, BatchMessages]
+
+    discloses = (
+        Discloses(
+            "the loss's derivative per {row} of a batch, made from labels and all "
+            "tables' scores",
+            fields=("messages",),
+            covered_by="messages",
+        ),
+        _SUMMED_GRADIENT._replace(when="is_stale"),
+    )
+    schedule = ("batch", "batch_rows", "stale", "step")
+
+
+class StepUpdate(PartBody, frozen=True):
+    """Scores after a step.
+
+    Attributes:
+        batch_scores: of the next batch's distinct rows.
+        tested_scores: of held-out rows.
+        scores: of all rows that take part.
+    """
+
+    batch_scores: Annotated[AnyArray, float32("next_rows", "outputs")] | None = None
+    tested_scores: Annotated[AnyArray, float32("tested", "outputs")] | None = None
+    scores: Annotated[AnyArray, float32("total", "outputs")] | None = None
+
+
+class BatchUpdate(StepUpdate, frozen=True):
+    """Scores, and the gradient of a shard, summed over a batch (paper, Eq. 18)."""
+
+    gradient: Annotated[AnyArray, float64("parameters")] | None = None
+
+
+_BATCH_SCORES = _SCORES._replace(
+    fields=("batch_scores", "tested_scores", "scores"),
+    kinds=("batch-scores", "scores"),
+    when="",
+)
+
+
+class SgdReply(Reply, frozen=True):
+    """The update of every participant."""
+
+    parts: dict[int, BatchUpdate]
+
+    discloses = (
+        _BATCH_SCORES,
+        Discloses(
+            "gradients of each shard of {sharded}",
+            fields=("gradient",),
+            covered_by="models",
+            kinds=("gradients",),
+            policy="models",
+            when="sharded",
+        ),
+    )
+
+
+class MeanGradient(PartBody, frozen=True):
+    """The mean gradient of a sharded table over a batch."""
+
+    gradient: Annotated[AnyArray, float64("parameters")]
+
+
+class StepRequest(Request, frozen=True, kw_only=True):
+    """Take the step of a sharded table.
+
+    Attributes:
+        step: how.
+    """
+
+    step: BatchStep
+    parts: dict[int, MeanGradient]
+
+    discloses = (_SUMMED_GRADIENT,)
+    schedule = ("step",)
+
+
+class StepReply(Reply, frozen=True):
+    """The update of every participant."""
+
+    parts: dict[int, StepUpdate]
+
+    discloses = (_BATCH_SCORES._replace(when="sharded"),)

@@ -1,8 +1,8 @@
-"""What a user sees of a run: numbers for people, a line per epoch, the summary."""
+"""The console of a run: numbers for people, a line per epoch, the summary."""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -26,7 +26,7 @@ OWN_MODELS: Final = {
     "global": "one model for all",
     "local": "model of the site alone",
 }
-"""What a personalised run compares, by its name in the report."""
+"""The models that a personalised run compares, by their names in the report."""
 
 
 def format_count(number: int) -> str:
@@ -132,9 +132,9 @@ def epoch_line(rounds: Sequence[RoundReport], epochs: int, seconds: float) -> st
     """Return the console line at the end of an epoch.
 
     Args:
-        rounds: the rounds of this epoch, at least one; the last one has the metrics.
-        epochs: how many epochs the run has.
-        seconds: time from the start of the first epoch until now, to tell what is left.
+        rounds: of this epoch, at least one; the last one has the metrics.
+        epochs: of the run.
+        seconds: since the start of the first epoch, to estimate the time left.
     """
     last = rounds[-1]
     up = sum(sum_by_table(item.bytes_up for item in rounds).values())
@@ -154,13 +154,13 @@ def epoch_line(rounds: Sequence[RoundReport], epochs: int, seconds: float) -> st
     return "  |  ".join(parts)
 
 
-def _metrics_parts(name: str, metrics: Metrics, shown: Sequence[str]) -> list[str]:
-    values = [f"{key} {format_value(metrics[key])}" for key in shown if key in metrics]
+def _metrics_parts(name: str, metrics: Metrics, keys: Sequence[str]) -> list[str]:
+    values = [f"{key} {format_value(metrics[key])}" for key in keys if key in metrics]
     return [f"{name} {' '.join(values)}"] if values else []
 
 
 def summary(report: RunReport) -> RenderableType:
-    """Return the tables that close a run: the join, the result and what it cost."""
+    """Return the tables that close a run: the join, the result and its cost."""
     privacy = privacy_table(
         report.privacy,
         "Privacy of a row against the server: epsilon of what is covered "
@@ -169,32 +169,33 @@ def summary(report: RunReport) -> RenderableType:
     return Group(
         _tables_table(report),
         _result_table(report),
-        *_own_models(report),
+        *_personal_metrics(report),
         *_warnings(report),
         privacy,
     )
 
 
-def _own_models(report: RunReport) -> list[Table]:
-    """Return what models of the sites' own are worth beside others, if there are."""
+def _personal_metrics(report: RunReport) -> list[Table]:
+    """Return the metrics of personalised models beside others, if there are any."""
     means = report.personal.get("means")
     if not isinstance(means, Mapping):
         return []
     models = [OWN_MODELS[str(name)] for name in means]
     table = new_table("Test metrics, means of the sites", ("",), models)
     for metric in next(iter(means.values()))["test"]:
-        values = [own["test"].get(metric) for own in means.values()]
+        values = [metrics["test"].get(metric) for metrics in means.values()]
         table.add_row(metric.replace("_", " "), *map(format_value, values))
     return [table]
 
 
 def _warnings(report: RunReport) -> list[Text]:
-    """Return what is to be said of a coreset beside its rows."""
+    """Return the warnings about a coreset."""
     coreset = report.chosen.get("coreset")
-    found: Mapping[str, Any] = coreset if isinstance(coreset, Mapping) else {}
-    capped = [f"a total was lowered: {words}" for words in found.get("capped", [])]
+    if not isinstance(coreset, Mapping):
+        return []
+    capped = [f"a total was lowered: {text}" for text in coreset.get("capped", [])]
     return [
-        Text(f"Coreset: {words}") for words in (*capped, *found.get("warnings", []))
+        Text(f"Coreset: {text}") for text in (*capped, *coreset.get("warnings", []))
     ]
 
 
@@ -224,8 +225,7 @@ def _result_table(report: RunReport) -> Table:
     coreset = report.chosen.get("coreset")
     if isinstance(coreset, Mapping):
         table.add_row("drawn from", format_count(int(coreset["joined-rows"])), "")
-    names = dict.fromkeys([*report.final_train, *report.final_test])
-    for name in names:
+    for name in dict.fromkeys([*report.final_train, *report.final_test]):
         pair = (report.final_train.get(name), report.final_test.get(name))
         table.add_row(name.replace("_", " "), *map(format_value, pair))
     counts = {"epochs": report.epochs, "rounds": report.rounds}
@@ -236,10 +236,13 @@ def _result_table(report: RunReport) -> Table:
 
 
 def privacy_table(privacy: Mapping[str, object], title: str) -> Table:
-    """Return the epsilon of each site's rows, with what it says nothing of."""
+    """Return the epsilon of each site's rows, and the releases it does not cover."""
     table = new_table(title, ("table at site",), ("epsilon", "delta"))
     table.add_column("not covered")
-    for total in _totals(privacy):
+    totals = privacy.get("totals", [])
+    listed = totals if isinstance(totals, list) else []
+    # nodes have another order in every run
+    for total in sorted(listed, key=lambda total: (total["table"], total["site"])):
         covered = total["epsilon"]
         table.add_row(
             Text(f"{total['table']} at {total['site']}"),
@@ -248,10 +251,3 @@ def privacy_table(privacy: Mapping[str, object], title: str) -> Table:
             Text(", ".join(total["uncovered"])),
         )
     return table
-
-
-def _totals(privacy: Mapping[str, object]) -> list[Mapping[str, Any]]:
-    """Return the totals by table and site: nodes have another order in every run."""
-    found = privacy.get("totals", [])
-    totals = list(found) if isinstance(found, list) else []
-    return sorted(totals, key=lambda own: (own["table"], own["site"]))

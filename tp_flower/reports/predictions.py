@@ -4,7 +4,7 @@ A joined row is named by the row of the label table that it comes from, and by w
 that row's joined rows it is (``occurrence``): a many-to-many join makes several.
 
 Columns of the file
-    what names the row    ``row_key``, or ``row`` and columns of the table
+    name of the row       ``row_key``, or ``row`` and columns of the table
     ``occurrence``        int64, from 0, among the joined rows of one row
     ``score``             float64; of several outputs one column per class
     ``prediction``        float64, or the name of the most likely class
@@ -62,10 +62,10 @@ class Scored:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What scores stand for.
+    """The meaning of scores.
 
     Attributes:
-        loss: name of the loss that the model was trained with.
+        loss: that the model was trained with.
         classes: names of the label's classes; empty in regression; the numbers of the
             centres of a clustering.
 
@@ -116,8 +116,8 @@ def occurrences(rows: IntArray) -> IntArray:
     """
     first = np.flatnonzero(np.append(True, rows[1:] != rows[:-1])[: len(rows)])
     counts = np.diff(np.append(first, len(rows)))
-    found: IntArray = np.arange(len(rows)) - np.repeat(first, counts)
-    return found
+    numbers: IntArray = np.arange(len(rows)) - np.repeat(first, counts)
+    return numbers
 
 
 def hex_texts(hashes: npt.NDArray[np.uint64]) -> pa.Array:
@@ -127,8 +127,8 @@ def hex_texts(hashes: npt.NDArray[np.uint64]) -> pa.Array:
     ['000000000000000100000000000000ff']
     """
     # the bytes in the order of the number's digits
-    found = _DIGITS[hashes.astype(">u8").view(np.uint8)]
-    return pa.array(found.view("S32").ravel()).cast(pa.string())
+    digits = _DIGITS[hashes.astype(">u8").view(np.uint8)]
+    return pa.array(digits.view("S32").ravel()).cast(pa.string())
 
 
 def prediction_table(
@@ -137,9 +137,9 @@ def prediction_table(
     """Return the predictions of joined rows.
 
     Args:
-        named: what names the rows, by column, (N,).
+        named: columns that name the rows, (N,).
         scored: the rows.
-        outputs: what their scores stand for.
+        outputs: the meaning of their scores.
     """
     columns: dict[str, pa.Array] = dict(named)
     columns[OCCURRENCE] = pa.array(occurrences(scored.rows))
@@ -164,27 +164,27 @@ def _predicted(scores: FloatArray, outputs: Outputs) -> dict[str, pa.Array]:
     chances = outputs.probabilities(scores)
     # of equal chances the first class, as accuracy counts it
     best = chances.argmax(axis=1)
-    found = {_PREDICTION: pa.array(outputs.classes).take(pa.array(best))}
+    columns = {_PREDICTION: pa.array(outputs.classes).take(pa.array(best))}
     for k, name in enumerate(outputs.classes):
-        found[f"{_PROBABILITY}.{name}"] = pa.array(chances[:, k])
-    return found
+        columns[f"{_PROBABILITY}.{name}"] = pa.array(chances[:, k])
+    return columns
 
 
 def write_predictions(
-    table: pa.Table, path: Path, facts: Mapping[str, str], mode: int
+    table: pa.Table, path: Path, metadata: Mapping[str, str], mode: int
 ) -> None:
     """Write predictions to a file; it appears whole or not at all.
 
     Args:
         table: the predictions.
-        path: of the file, in a folder that is made if it is missing.
-        facts: kept in the file's metadata: ``model``, ``query``, ``run``.
+        path: in a folder that is made if it is missing.
+        metadata: of the file: ``model``, ``query``, ``run``.
         mode: who may read it.
 
     Raises:
         OSError: it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    named = {f"tp_flower.{key}": text for key, text in facts.items()}
+    named = {f"tp_flower.{key}": text for key, text in metadata.items()}
     with whole_file(path, is_durable=True, mode=mode) as file:
         pq.write_table(table.replace_schema_metadata(named), file)

@@ -1,7 +1,4 @@
-"""What a run did: records, and what is made of them.
-
-`report.json` is a pure function of a `RunReport`; so is what
-`tp_flower.reports.console` shows. Nothing is measured here.
+"""Records of a run, and `report.json`, which is a pure function of a `RunReport`.
 
 Schema of `report.json` (`schema` 1; every number is finite or null)::
 
@@ -10,14 +7,14 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     output-dir, query (SQL)
     settings  {run-config key: value}        chosen {key: what 0 or "auto" became}
     tables    [{table, name, rows, features, shards, sites: [..], dropped: [..],
-                multiplicity: {min, mean, max}}]
+                multiplicity: {min, mean, max}}]   `TableReport`, in order of FROM
     joined-rows {train, test}
     join-steps  [{table, rows, on, is-outer, rows-before, fan-out-min, fan-out-median,
                 fan-out-max, unmatched-before, unmatched-rows}]   `JoinStep`, in order
     history   [{round, epoch, phase, train: {metric: value}, test: {metric: value},
                 bytes-up: {table: n}, bytes-down: {table: n}, overhead-bytes,
-                server-seconds, client-seconds, wait-seconds,
-                primal-residual, dual-residual, site-seconds: {site: s}}]
+                server-seconds, client-seconds, wait-seconds, primal-residual,
+                dual-residual, site-seconds: {site: s}}]   `RoundReport`
     totals    {bytes-up: {table: n}, bytes-down: {table: n}, overhead-bytes,
                server-seconds, client-seconds, wait-seconds}
     epochs, rounds, bytes_up, bytes_down      of the whole run; without overhead
@@ -60,10 +57,9 @@ class TableReport:
 
     Attributes:
         table: alias in the query; the key of everything about this table.
-        name: name of the table at the sites.
-        rows: rows of all shards after the table's own filters.
+        name: of the table at the sites.
+        rows: of all shards after the table's own filters.
         features: columns after encoding.
-        shards: number of shards.
         sites: the site of each shard, in order of the shards.
         multiplicity_min: joined rows that a row of the table appears in, at least;
             rows that do not appear at all count as 0.
@@ -86,12 +82,12 @@ class TableReport:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """One round: what travelled, how long it took, what it reached.
+    """The bytes, seconds and metrics of one round.
 
     Attributes:
-        round: number of the round in the run, from 1, set-up included.
-        epoch: the epoch that the round belongs to, from 1; 0 is set-up.
-        phase: what the round was for, such as "describe" or "admm".
+        round: its number in the run, from 1, set-up included.
+        epoch: that the round belongs to, from 1; 0 is set-up.
+        phase: its purpose, such as "describe" or "admm".
         train: metrics on the training rows; empty where none were computed.
         test: metrics on the held-out rows.
         bytes_up: array bytes from the sites to the server, by table.
@@ -123,28 +119,15 @@ class RoundReport:
 
 @dataclass(frozen=True)
 class RunReport:
-    """A whole run.
+    """A whole run; see the schema of `report.json`.
 
     Attributes:
         settings: `Settings.to_dict()`.
-        chosen: what the program chose for 0, "" and "auto", by key.
+        chosen: the program's choices for 0, "" and "auto", by key.
         query: the SQL in canonical form.
-        tables: one record per table, in the order of FROM.
-        joined_rows_train: rows of the join to train on.
-        joined_rows_test: held-out rows of the join.
-        join_steps: one record per table, in the order of joining.
         history: one record per round, set-up included.
-        final_train: metrics of the final model on the training rows.
-        final_test: the same on the held-out rows.
-        privacy: what left the sites, and what it cost.
-        output_dir: where `report.json` is.
-        started: ISO 8601, UTC.
+        privacy: the releases of the sites, and their cost.
         seconds: wall time of the run.
-        status: "completed", or why the run failed.
-        model: name@version of what the sites keep; "" where they keep nothing.
-        contributions: by table, its share of the scores' variance, and its mean score.
-        coefficients: by table, those of the final linear model that may be shown.
-        personal: of models of the sites' own: metrics by site, graph, clusters, bytes.
     """
 
     settings: Mapping[str, object]
@@ -169,7 +152,7 @@ class RunReport:
 
     @property
     def epochs(self) -> int:
-        """The number of epochs that were run."""
+        """The number of epochs."""
         return max((item.epoch for item in self.history), default=0)
 
     @property

@@ -58,7 +58,7 @@ app = ClientApp()
 def train(message, context):
     return Message(message.content, reply_to=message)
 """
-# the pauses of strategies/run/transport.py; every message is another one, as an object
+# the pauses of strategies/run/exchange.py; every message is another one, as an object
 # that Flower has seen already does not travel again
 ECHO_SERVER: Final = """
 import json
