@@ -1,9 +1,9 @@
-"""What a site does to predict: score rows with a part of a model that it has kept.
+"""Predicting at a site: score rows with its part of a saved model.
 
-They are the rows that the server has found in joined rows, and the part is one that a
-training run left here. The server names model, version and part; the site sends nothing
-unless the part is of this very table and of these very features, as any other query
-would tell of the model, not of the rows.
+The rows are those in joined rows, and a training run left the part here. The server
+names model, version and part; the site sends nothing unless the part is of this very
+table and of these very features, as any other query would disclose the model, not the
+rows.
 """
 
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ class _Ready:
         model: with the parameters that it was trained to.
         saved: the part of the model.
         rows: (k,), positions of the rows to score.
-        plan: what is done to their scores.
+        plan: of their release.
     """
 
     model: LocalModel
@@ -128,28 +128,28 @@ def _saved(site: Site, body: ScorePart, model: ModelVersion) -> SavedModel:
 
 def _check_fits(saved: SavedModel, fragment: Fragment) -> None:
     """Refuse rows that are not made as those that the model was trained on."""
-    own = saved.fragment
-    for what, found, kept in (
-        ("table", fragment.name.lower(), own.name.lower()),
-        ("alias", fragment.table, own.table),
-        ("features", fragment.features, own.features),
-        ("grouping", _grouping(fragment), _grouping(own)),
+    trained = saved.fragment
+    for aspect, queried, saved_one in (
+        ("table", fragment.name.lower(), trained.name.lower()),
+        ("alias", fragment.table, trained.table),
+        ("features", fragment.features, trained.features),
+        ("grouping", _grouping(fragment), _grouping(trained)),
     ):
-        if found != kept:
+        if queried != saved_one:
             raise ModelError(
-                f"the model's part is of another table or query: its {what} differs "
+                f"the model's part is of another table or query: its {aspect} differs "
                 f"from that of {fragment.table!r} in this one"
             )
 
 
 def _grouping(fragment: Fragment) -> object:
-    """Return what a sub-query's columns are made of; its filters may differ."""
+    """Return the columns and groups of a sub-query; its filters may differ."""
     own = fragment.subquery
     return None if own is None else (own.columns, own.groups)
 
 
 def _set_aside(site: Site, ready: Mapping[int, _Ready]) -> None:
-    """Reserve what leaves, or note that nothing covers it."""
+    """Reserve the covered releases, and note the others."""
     sources = {number: site.source(number) for number in ready}
     releases = [
         scored(Shard.of(site, number, sources[number]), part.plan)
@@ -162,7 +162,7 @@ def _set_aside(site: Site, ready: Mapping[int, _Ready]) -> None:
 
 
 def _scores(site: Site, number: int, part: _Ready, privacy: PrivacyTerms) -> FloatArray:
-    """Return the scores (k, d_c) of a part's rows, with nothing done to them."""
+    """Return the scores (k, d_c) of a part's rows, without noise."""
     features = site.tables.encode(
         number,
         part.saved.encoder,
@@ -187,7 +187,7 @@ _WHOLE: Final = r"^-?[0-9]{1,18}$"
 
 @dataclass(frozen=True)
 class RowKey:
-    """What an order says of a part's row key.
+    """The row key of a part: the columns that name its rows.
 
     Attributes:
         names: of its columns, which are the fragment's last keys.
@@ -204,11 +204,7 @@ class RowKey:
 
     @classmethod
     def of(cls, columns: RowKeyColumns | None, keys: int) -> Self:
-        """Return what a request says.
-
-        Args:
-            columns: that it names; None for none.
-            keys: how many keys the fragment has.
+        """Return the row key of a request.
 
         Raises:
             SiteError: it has fewer keys, or columns are named as others.
@@ -230,7 +226,7 @@ class RowKey:
         return keys[len(keys) - self.columns :]
 
     def plain(self, extracted: ExtractedShard) -> dict[str, pa.Array]:
-        """Return its columns as they are, (n,) each."""
+        """Return its columns in the clear, (n,) each."""
         keys = zip(self.names, self.of_shard(extracted), strict=True)
         return {name: _on_rows(key, _values(key)) for name, key in keys}
 
@@ -245,8 +241,8 @@ class RowKey:
         ]
         # each text carries its length: no two keys are one text
         joined = pc.binary_join_element_wise(*texts, "").dictionary_encode()
-        found = hasher.purpose(PURPOSE).hash_texts(joined.dictionary)[:, :2]
-        return np.ascontiguousarray(found[joined.indices.to_numpy()])
+        hashes = hasher.purpose(PURPOSE).hash_texts(joined.dictionary)[:, :2]
+        return np.ascontiguousarray(hashes[joined.indices.to_numpy()])
 
 
 def leave_hashes(
@@ -280,7 +276,7 @@ def _whole(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _on_rows(key: ExtractedKey, values: pa.Array) -> pa.Array:
-    """Return what each row has of the distinct ``values``; missing where it is NULL."""
+    """Return each row's value of the distinct ones; missing where it is NULL."""
     return values.take(pa.array(key.codes, mask=key.codes < 0))
 
 
@@ -299,12 +295,12 @@ def _values(key: ExtractedKey) -> pa.Array:
 
 @dataclass(frozen=True)
 class _Delivery:
-    """What a request says of all parts.
+    """The delivery of predictions to all parts.
 
     Attributes:
         root: the state folder.
         folder: in it, that the files are written to.
-        outputs: what the scores stand for.
+        outputs: of the model.
         facts: for the files' metadata.
     """
 
@@ -364,7 +360,7 @@ def _delivered(
 
 
 def _outputs(request: DeliverRequest) -> Outputs:
-    """Return what the scores stand for."""
+    """Return the outputs of the model."""
     classes = tuple(request.classes)
     if len(set(classes)) != len(classes):
         raise SiteError("malformed request: 'classes' must differ")
@@ -387,7 +383,7 @@ def _scored(body: DeliverPart, total: int, outputs: Outputs) -> Scored:
 def _named(
     body: DeliverPart, extracted: ExtractedShard, scored: Scored
 ) -> dict[str, pa.Array]:
-    """Return what names the joined rows: the own row, and the columns of its key."""
+    """Return the names of the joined rows: the row of the table, and its key."""
     row_key = RowKey.of(body.row_key, len(extracted.keys))
     rows = pa.array(scored.rows)
     columns = row_key.plain(extracted).items()

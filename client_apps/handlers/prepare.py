@@ -1,13 +1,14 @@
-"""What a site does to prepare training: encode, plan its releases, make the models.
+"""Preparing training at a site: encode, plan the releases, make the models.
 
-The reply is what training starts from. What a run plans to release is set aside in the
-site's ledger first; nothing of a row is computed for the server before that.
+The planned releases of a run are set aside in the site's ledger first; nothing of a row
+is computed for the server before that. The server announces the run's schedule: it can
+limit the planned releases, and cannot announce less than the site counts itself.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,15 +16,9 @@ from client_apps.data.database import cannot_write
 from client_apps.data.features import forget, rows_of
 from client_apps.data.run_store import Entry
 from client_apps.data.saved_models import SavedModel, part_folder
-from client_apps.handlers.outline import (
-    check_accounts,
-    check_given,
-    course_of,
-    kinds_of,
-    method_of,
-    sends_of,
-)
 from client_apps.handlers.training_rows import (
+    Batches,
+    TrainingRows,
     check_rows,
     read_batches,
     read_rows,
@@ -51,6 +46,7 @@ from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.features.encoder import SiteEncoder, TableEncoder
 from tp_flower.learning.models.devices import Features
+from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models.local_model import (
     NUMPY_KINDS,
     LinearModel,
@@ -58,11 +54,26 @@ from tp_flower.learning.models.local_model import (
     ModelSpec,
 )
 from tp_flower.learning.solvers import RidgeSolver
-from tp_flower.methods import DP_SGD, NOISY_STATISTICS
+from tp_flower.methods import (
+    DP_SGD,
+    JOINING,
+    METHODS,
+    NOISY_STATISTICS,
+    OUTSIDER,
+    SGD,
+    Method,
+)
 from tp_flower.model_names import ModelVersion, software
 from tp_flower.privacy.gradients import check_per_row, check_scores
 from tp_flower.privacy.plan import (
+    CURVATURE,
+    GRADIENTS,
+    GRAM,
+    MOMENTS,
+    PARAMETERS,
+    SAMPLED_ROWS,
     PartPlan,
+    Schedule,
     plan_part,
 )
 from tp_flower.privacy.statistics_update import Rows, TableShape, usable_gram
@@ -83,6 +94,10 @@ from tp_flower.protocol import (
 from tp_flower.protocol.training_messages import LEAST_SCALE
 from tp_flower.query import Fragment
 from tp_flower.randomness import Stream, generator
+from tp_flower.sources.policy import MODELS, ROWS, SCORES
+
+ANNOUNCED: Final = {SGD: ("batch_uses", "batch_rate")}
+"""By family, fields of the outline that its plan of releases needs."""
 
 Start = tuple[PreparedPart, Entry]
 
@@ -92,10 +107,10 @@ class _Prepared:
     """A part whose features are encoded, and whose releases are planned.
 
     Attributes:
-        entry: what never changes in training.
+        entry: its arrays that never change in training.
         model: untrained.
         update: how the table's shards train together.
-        plan: what is done to its releases.
+        plan: of its releases.
         columns: about the mean squared norm of an encoded row.
         features: the encoded rows, where the model is computed.
     """
@@ -109,9 +124,9 @@ class _Prepared:
 
 
 def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
-    """Encode the features, make the model, and reply with what training starts from."""
-    privacy, method = request.privacy, method_of(request.outline)
-    check_accounts(method, privacy)
+    """Encode the features and make the models; reply with the start of training."""
+    privacy, method = request.privacy, _method(request.outline)
+    _check_accounts(method, privacy)
     prepared = {
         number: _prepare_part(site, number, body, request.outline, privacy)
         for number, body in site.each(request.parts)
@@ -140,7 +155,7 @@ def _prepare_part(
 ) -> _Prepared:
     guard, source = Guard(site), site.source(number)
     update = body.update
-    guard.check_plan(source, kinds_of(outline, update), privacy)
+    guard.check_plan(source, _policy_kinds(outline, update), privacy)
     table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
     encoder = table_encoder.at_site(site.hasher())
     is_private = privacy.covers_features or privacy.covers_predictions
@@ -158,7 +173,7 @@ def _prepare_part(
     if rows.place is not None:
         features = site.tables.repeat(number, features, rows.place)
     spec = parse(body.model, "model", ModelSpec.from_json)
-    check_given(outline, update, spec)
+    _check_given(outline, update, spec)
     _check_exact(privacy, update, spec)
     width = features.shape[1]
     model = make_model(spec, width, body.device)
@@ -167,17 +182,17 @@ def _prepare_part(
     elif privacy.covers_predictions:
         check_scores(model, width)
     columns = table_encoder.columns + int(spec.intercept)
-    course = course_of(outline, rows, batches, update, spec)
+    schedule = _schedule(outline, rows, batches, update, spec)
     shape = TableShape(
-        epochs=course.epochs,
+        epochs=schedule.epochs,
         mean_multiplicity=_mean_multiplicity(body),
         columns=columns,
         label_scale=body.label_scale,
     )
     plan = plan_part(
         privacy,
-        replace(course, shape=shape),
-        sends=sends_of(outline, update),
+        replace(schedule, shape=shape),
+        sends=_clear_releases(outline, update),
         is_linear=spec.kind == "linear",
     )
     data = ShardData(
@@ -202,6 +217,104 @@ def _prepare_part(
     return _Prepared(whole, model, update, plan, columns, site.place(number, whole))
 
 
+def _method(outline: Outline) -> Method:
+    """Return the method that the run trains by."""
+    if outline.strategy not in JOINING:
+        raise SiteError(
+            f"malformed request: 'strategy' is {outline.strategy!r}; allowed: one of "
+            f"{', '.join(JOINING)}"
+        )
+    return METHODS[outline.strategy]
+
+
+def _check_accounts(method: Method, privacy: PrivacyTerms) -> None:
+    """Refuse mechanisms whose cost per row is not known for the method."""
+    covered = {
+        "features": privacy.covers_features,
+        "predictions": privacy.covers_predictions,
+    }
+    if any(covered.values()) and not method.sends_a_row_once:
+        key = next(key for key, is_covered in covered.items() if is_covered)
+        sent = "rows in the clear" if method.solvers else "expanded rows"
+        raise SiteError(
+            f"privacy.{key} is of methods that send a row of a table once, with "
+            f"noise, not of those on {sent}"
+        )
+    is_for_outsiders = privacy.adversary == OUTSIDER and privacy.features == DP_SGD
+    if is_for_outsiders and not privacy.covers_predictions:
+        raise SiteError(
+            "privacy.adversary: 'outsider' needs privacy.predictions: scores without "
+            "noise go into the other tables' models, which an outsider sees as well"
+        )
+
+
+def _schedule(
+    outline: Outline,
+    rows: TrainingRows,
+    batches: Batches,
+    update: Update,
+    spec: ModelSpec,
+) -> Schedule:
+    """Return the schedule of the run, capped by the numbers that the site counts."""
+    family = _method(outline).family
+    announced: dict[str, Any] = {}
+    if update is Update.CONSENSUS:
+        announced["exchanges"] = required(outline.exchanges, "exchanges")
+    for field in ANNOUNCED.get(family, ()):
+        announced[field] = required(getattr(outline, field), field)
+    return Schedule(
+        family=family,
+        epochs=outline.epochs,
+        batches=len(batches.start) - 1,
+        # of the plan that the server has sent: it cannot say less
+        row_batches=int(np.bincount(batches.rows).max(initial=0)),
+        most_joined_rows=int(rows.multiplicity.max(initial=0)),
+        has_first_scores=spec.kind not in NUMPY_KINDS,
+        output_scale=spec.output_scale or 1.0,
+        **announced,
+    )
+
+
+def _clear_releases(outline: Outline, update: Update) -> tuple[str, ...]:
+    """Return the releases of a part's rows or model that nothing covers."""
+    if update is Update.GIVEN:
+        return (required(outline.sends, "sends"),)
+    further = {
+        Update.LOCAL: (),
+        Update.GRAM: (GRAM, MOMENTS),
+        Update.CONSENSUS: (PARAMETERS,),
+        Update.SUM: (GRADIENTS,),
+    }[update]
+    return (CURVATURE, *further)
+
+
+def _policy_kinds(outline: Outline, update: Update) -> tuple[str, ...]:
+    """Return the releases of a shard by the kinds of its policy."""
+    has_rows = update is Update.GIVEN and outline.sends == SAMPLED_ROWS
+    return (ROWS if has_rows else MODELS, SCORES)
+
+
+def _check_given(outline: Outline, update: Update, spec: ModelSpec) -> None:
+    """Refuse to let a server solve that has not said so, and models it cannot solve."""
+    is_given = update is Update.GIVEN
+    if is_given != bool(_method(outline).solvers):
+        raise SiteError(
+            f"malformed request: update {update.value!r} does not go with strategy "
+            f"{outline.strategy!r}: {Update.GIVEN.value!r} is of those that solve on a "
+            "coreset, and they have no other"
+        )
+    if spec.kind == CENTRES_MODEL and not is_given:
+        raise SiteError(
+            f"malformed request: a model of kind {spec.kind!r} takes update "
+            f"{Update.GIVEN.value!r}, not {update.value!r}"
+        )
+    if is_given and spec.kind not in NUMPY_KINDS:
+        raise SiteError(
+            f"malformed request: update {update.value!r} is of models of kinds "
+            f"{', '.join(sorted(NUMPY_KINDS))}, not {spec.kind!r}"
+        )
+
+
 def _check_exact(privacy: PrivacyTerms, update: Update, spec: ModelSpec) -> None:
     """Refuse noise on statistics that the model is not fitted by."""
     is_exact = spec.kind == "linear" and update in (Update.LOCAL, Update.GRAM)
@@ -213,7 +326,7 @@ def _check_exact(privacy: PrivacyTerms, update: Update, spec: ModelSpec) -> None
 
 
 def _mean_multiplicity(body: PreparePart) -> float:
-    """Return what noise is in units of, besides the size of labels; 0 of no rows."""
+    """Return the unit of noise, besides the size of labels; 0 of no rows."""
     size = body.mean_multiplicity
     if 0 < size < LEAST_SCALE:
         raise SiteError(
@@ -234,7 +347,7 @@ def _fitted_parts(site: Site) -> frozenset[int]:
 
 
 def _set_aside(site: Site, run: Run, prepared: Mapping[int, _Prepared]) -> None:
-    """Reserve what the run plans to release, and note what nothing covers."""
+    """Reserve the covered releases of the run, and note the others."""
     guard = Guard(site)
     sources = {number: site.source(number) for number in prepared}
     named = [
@@ -252,7 +365,7 @@ def _set_aside(site: Site, run: Run, prepared: Mapping[int, _Prepared]) -> None:
 
 
 def _start(part: _Prepared, outgoing: Outgoing) -> Start:
-    """Return what training starts from, and what is kept."""
+    """Return the start of training, and the entry to be saved."""
     if part.update is Update.GIVEN:
         # nobody asks for curvature where the server solves
         return _prepared(part, mean_curvature=0.0), part.entry
@@ -270,7 +383,7 @@ def _prepared(part: _Prepared, **fields: Any) -> PreparedPart:
 
 
 def _start_linear(model: LinearModel, part: _Prepared, outgoing: Outgoing) -> Start:
-    """Return what to send, and the entry with its factorised solver.
+    """Return the start, and the entry with its factorised solver.
 
     SGD needs the largest curvature, for its step size, and ADMM the solver: each costs
     an eigendecomposition.
@@ -357,8 +470,8 @@ def _start_torch(part: _Prepared, outgoing: Outgoing) -> PreparedPart:
 def finish(site: Site, request: FinishRequest) -> FinishReply:
     """Keep the models of a run that went well, and forget all else of it.
 
-    The reply says what the run has released, and what that has cost; of models that
-    are kept their digests, and the coefficients that may be shown.
+    The reply has the run's lines of the ledger; of saved models their digests, and the
+    coefficients that may be shown.
     """
     parts: dict[int, FinishedPart] = {}
     if request.keep_models:
@@ -378,7 +491,7 @@ def _model(request: FinishRequest) -> ModelVersion:
 def _keep(
     site: Site, model: ModelVersion, parts: Sequence[Part]
 ) -> dict[int, FinishedPart]:
-    """Save the parts' models, as they are now; return what is said of each."""
+    """Save the parts' models; return the digest and the coefficients of each."""
     root = site.state_folder
     coefficients = _coefficients(site, parts)
     return {

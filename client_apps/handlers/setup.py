@@ -1,4 +1,4 @@
-"""What a site does to set a run up: describe, extract, statistics.
+"""Setting a run up at a site: describe, extract, statistics, check.
 
 Every action takes the site and the request and returns the reply. It changes the site's
 state last, so that an action that fails has changed nothing.
@@ -104,18 +104,18 @@ def extract_rows(site: Site, request: ExtractRequest) -> ExtractReply:
     """Run the query's fragments; reply with hashed join keys and labels."""
     take_secret(site, request)
     parts: dict[int, ExtractedPart] = {}
-    noted: list[Release] = []
+    releases: list[Release] = []
     for number, body in site.each(request.parts):
-        parts[number], releases = _extract_part(site, number, body)
-        noted += releases
-    site.ledger.note(site.store.run, noted)
+        parts[number], noted = _extract_part(site, number, body)
+        releases += noted
+    site.ledger.note(site.store.run, releases)
     return ExtractReply(parts)
 
 
 def _extract_part(
     site: Site, number: int, body: ExtractPart
 ) -> tuple[ExtractedPart, list[Release]]:
-    """Run a part's fragment; return what leaves of it, and what the ledger notes."""
+    """Run a part's fragment; return its reply, and the releases to be noted."""
     source = _hosted(site, body.shard)
     fragment = parse(body.fragment, "fragment", Fragment.from_json)
     row_key = RowKey.of(body.row_key, len(fragment.keys))
@@ -123,13 +123,19 @@ def _extract_part(
     extracted = _extract(site, number, source, fragment)
     site.bind(number, body.shard, fragment.to_json())
     site.round.learn(site.tables.identity(number))
-    label, values = _label(site, number, body, source, fragment, extracted)
+    label = values = None
+    if extracted.label is not None:
+        label, values = _label(site, number, body, source, fragment, extracted.label)
+    elif body.local_label is not None:
+        raise SiteError(f"table {extracted.table}: its rows were kept without a label")
+    if fragment.weight is not None and extracted.weight is None:
+        raise SiteError(f"table {extracted.table}: its rows were kept without a weight")
     # keys that only name rows come last, and are not joined on
     hashed = {
         str(key): column.hashed(site.join_hasher(group))
         for key, (column, group) in enumerate(zip(extracted.keys, groups, strict=False))
     }
-    sent = ExtractedPart(
+    reply = ExtractedPart(
         rows=extracted.rows,
         keys=[key.kind for key in extracted.keys],
         engine=extracted.engine,
@@ -139,7 +145,7 @@ def _extract_part(
         hashes={key: column.hashes for key, column in hashed.items()},
         group_hashes=_group_hashes(site, source, fragment) if body.groups else None,
         label_values=values,
-        weight=None if fragment.weight is None else _weight(extracted),
+        weight=None if fragment.weight is None else extracted.weight,
         row_hashes=leave_hashes(site, number, row_key, extracted)
         if row_key.leaves
         else None,
@@ -150,7 +156,7 @@ def _extract_part(
         has_keys=bool(groups) or body.groups or row_key.leaves,
         has_weight=fragment.weight is not None,
     )
-    return sent, releases
+    return reply, releases
 
 
 def _hosted(site: Site, position: int) -> ShardSource:
@@ -169,26 +175,26 @@ def _label(
     body: ExtractPart,
     source: ShardSource,
     fragment: Fragment,
-    extracted: ExtractedShard,
-) -> tuple[LabelFacts | None, AnyArray | None]:
-    """Return what leaves of the label: its type, and its values unless they stay."""
-    if body.local_label is not None:
-        return _local_label(body.local_label, source, extracted), None
+    label: LabelColumn,
+) -> tuple[LabelFacts, AnyArray | None]:
+    """Return the label's type, and its values unless they stay."""
     terms = body.label_privacy
+    if body.local_label is not None or terms is None:
+        _check_classes(source, label)
+    if body.local_label is not None:
+        return local_label_facts(source, label, body.local_label), None
     plan = None
     if terms is not None:
         plan = LabelPlan(terms.mechanism, terms.epsilon, terms.classes, terms.limits)
     order = LabelOrder(number, source, fragment, plan)
-    label = _released_label(site, order, extracted)
-    if label is None:
-        return None, None
-    return LabelFacts(label.kind, list(label.categories)), label.values
+    released = released_label(site, Guard(site), order, label)
+    return LabelFacts(released.kind, list(released.categories)), released.values
 
 
 def _extract(
     site: Site, number: int, source: ShardSource, fragment: Fragment
 ) -> ExtractedShard:
-    """Run a fragment that the policy allows; what it refuses is not kept."""
+    """Run a fragment that the policy allows; drop rows that it refuses."""
     guard = Guard(site)
     guard.check_fragment(source, fragment)
     extracted = site.tables.extract(number, source, fragment)
@@ -200,44 +206,13 @@ def _extract(
     return extracted
 
 
-def _released_label(
-    site: Site, order: LabelOrder, extracted: ExtractedShard
-) -> LabelColumn | None:
-    """Return the label as it may leave, None if it is another table's."""
-    label = extracted.label
-    if label is None:
-        return None
-    if order.plan is None:
-        _check_classes(order.source, label)
-    return released_label(site, Guard(site), order, label)
-
-
-def _local_label(
-    task: str, source: ShardSource, extracted: ExtractedShard
-) -> LabelFacts:
-    """Return what leaves of a label that stays."""
-    label = extracted.label
-    if label is None:
-        raise SiteError(f"table {extracted.table}: its rows were kept without a label")
-    _check_classes(source, label)
-    return local_label_facts(source, label, task)
-
-
-def _weight(extracted: ExtractedShard) -> AnyArray:
-    """Return what joined rows of each row weigh, (n,), which leaves as it is."""
-    weight = extracted.weight
-    if weight is None:
-        raise SiteError(f"table {extracted.table}: its rows were kept without a weight")
-    return weight
-
-
 def _check_classes(source: ShardSource, label: LabelColumn) -> None:
     """Refuse a label of texts that too few rows have: labels travel as they are."""
     if source.min_count <= 1:
         return
     codes = label.codes
-    known = len(label.categories)
-    rows = np.bincount(codes[codes >= 0], minlength=known)[:known]
+    classes = len(label.categories)
+    rows = np.bincount(codes[codes >= 0], minlength=classes)[:classes]
     if rare := int(np.count_nonzero(rows < source.min_count)):
         raise SiteError(
             f"the label has {rare} classes of fewer than min-count = "
@@ -405,7 +380,7 @@ def _digest(
     codes: AnyArray, hashes: HashArray, weights: AnyArray
 ) -> tuple[int, HashArray]:
     """Return how many of the rows have a key, and the digest of these keys, (2,)."""
-    found = codes >= 0
-    weighted = hashes[codes[found]] * weights[found].astype(np.uint64)[:, None]
+    has_key = codes >= 0
+    weighted = hashes[codes[has_key]] * weights[has_key].astype(np.uint64)[:, None]
     # unsigned numbers wrap around: the sum is one mod 2**64
-    return int(np.count_nonzero(found)), weighted.sum(axis=0, dtype=np.uint64)
+    return int(np.count_nonzero(has_key)), weighted.sum(axis=0, dtype=np.uint64)

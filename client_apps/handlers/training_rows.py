@@ -1,4 +1,4 @@
-"""Which rows of a part take part in training, and in which batch, as the server says.
+"""The rows of a part that take part in training, and in which batch.
 
 A method goes by the rows of the table, each once with its multiplicity, or by the
 joined rows (VFL): then a row of the table is there for every joined row it is in. The
@@ -27,8 +27,8 @@ class TrainingRows:
         own: (k,), positions of the rows of the table, each once.
         place: (n,), where in ``own`` the row behind each that takes part is; None where
             these are the rows of the table themselves.
-        multiplicity: (n_trained,), joined rows of each row that is trained on; where
-            joined rows are weighted, what those weigh.
+        multiplicity: (n_trained,), joined rows of each row that is trained on, G; where
+            joined rows are weighted, G^w.
         tested: (n,) bool, rows that appear in held-out joined rows.
     """
 
@@ -103,11 +103,7 @@ def read_rows(body: PreparePart, rows: int, *, is_private: bool) -> TrainingRows
 
 
 def once_each(body: PreparePart, rows: int) -> TrainingRows:
-    """Return the rows that a request names by masks: each of the table once.
-
-    Raises:
-        SiteError: a row is in no joined row, or in more than there are.
-    """
+    """Return the rows that a request names by masks: each of the table once."""
     trained = unpack_bits(required(body.trained, "trained"), rows)
     tested = unpack_bits(required(body.tested, "tested"), rows)
     own = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested & ~trained)])
@@ -120,16 +116,13 @@ def once_each(body: PreparePart, rows: int) -> TrainingRows:
 def read_multiplicity(
     multiplicity: AnyArray | None, masses: AnyArray | None, joined_rows: int
 ) -> IntArray | FloatArray:
-    """Return G of the trained rows, or what their joined rows weigh.
+    """Return G of the trained rows, or G^w where joined rows are weighted.
 
     The weights of the N joined rows have mean 1, so that no row's weigh more than N.
-
-    Raises:
-        SiteError: there is neither, or they are more than all joined rows.
     """
     if masses is None:
         counts = required(multiplicity, "multiplicity")
-        if counts.size and not (counts.min() >= 1 and counts.max() <= joined_rows):
+        if counts.max(initial=0) > joined_rows or counts.min(initial=1) < 1:
             raise SiteError(
                 "malformed request: array 'multiplicity' must hold numbers from 1 to "
                 f"{joined_rows}"
@@ -146,17 +139,7 @@ def read_multiplicity(
 
 
 def expanded(body: PreparePart, rows: int) -> TrainingRows:
-    """Return the rows that a request lists: one for every joined row with one of them.
-
-    Args:
-        body: with the lists, and with what joined training rows weigh, where they do
-            not weigh alike.
-        rows: of the participant.
-
-    Raises:
-        SiteError: a list is longer than there are joined rows, or names no row of the
-            participant; or a weight of one is none.
-    """
+    """Return the rows that a request lists: one for each joined row that has one."""
     lists = []
     held_out = required(body.held_out_rows, "held_out_rows")
     for name, array, most in (
@@ -191,10 +174,9 @@ def expanded(body: PreparePart, rows: int) -> TrainingRows:
 
 
 def read_batches(body: PreparePart, trained: int) -> Batches:
-    """Return the rows of each SGD batch; of none, where there is no plan.
+    """Return the rows of each SGD batch; no batch, where there is no plan.
 
-    Raises:
-        SiteError: a batch has a row twice: it would add to it more than is clipped.
+    A row that is twice in a batch would add more to it than is clipped.
     """
     if body.batch_start is None:
         return Batches(np.zeros(1, np.int64), np.zeros(0, np.int64))

@@ -844,8 +844,8 @@ ROUNDS = (
     ),
     Fault(
         "saved-model-of-another-table",
-        "        if found != kept:\n            raise ModelError(",
-        "        if found is None:\n            raise ModelError(",
+        "        if queried != saved_one:\n            raise ModelError(",
+        "        if queried is None:\n            raise ModelError(",
         ("test_predict_hostile.py", "test_predict.py"),
     ),
     Fault(
@@ -862,8 +862,8 @@ ROUNDS = (
     ),
     Fault(
         "row-keys-without-secret",
-        "found = hasher.purpose(PURPOSE).hash_texts(joined.dictionary)[:, :2]",
-        "found = KeyedHasher(bytes(32)).hash_texts(joined.dictionary)[:, :2]",
+        "hashes = hasher.purpose(PURPOSE).hash_texts(joined.dictionary)[:, :2]",
+        "hashes = KeyedHasher(bytes(32)).hash_texts(joined.dictionary)[:, :2]",
         ("test_predict.py", "test_predict_hostile.py"),
     ),
     Fault(
