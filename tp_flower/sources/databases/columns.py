@@ -98,47 +98,29 @@ def decimal_digits(duckdb_type: str) -> tuple[int, int] | None:
     return int(precision), int(scale)
 
 
-@dataclass(frozen=True)
-class Arriving:
-    """A column of what a database hands out.
-
-    Attributes:
-        name: its name.
-        type: the DuckDB type in which its values arrive.
-    """
-
-    name: str
-    type: str
-
-
 def to_arrow(
-    rows: Sequence[Sequence[Any]], columns: Sequence[Arriving], where: str
+    rows: Sequence[Sequence[Any]], columns: Sequence[DatabaseColumn], where: str
 ) -> pa.Table:
-    """Return rows of a driver as an Arrow table.
-
-    Args:
-        rows: values in the order of the columns.
-        columns: what they are.
-        where: the shard, for messages.
+    """Return rows of a driver, values in the order of the columns, as an Arrow table.
 
     Raises:
         SourceError: a value does not fit its column's type; names the column.
     """
     values = list(zip(*rows, strict=True)) if rows else [()] * len(columns)
     return pa.table(
-        [_fitting(own, c, where) for c, own in zip(columns, values, strict=True)],
+        [_fitting(held, c, where) for c, held in zip(columns, values, strict=True)],
         names=[column.name for column in columns],
     )
 
 
-def _fitting(values: Sequence[Any], column: Arriving, where: str) -> pa.Array:
-    # the words of what is raised here quote the value
+def _fitting(values: Sequence[Any], column: DatabaseColumn, where: str) -> pa.Array:
+    # these errors quote the value
     with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
-        if column.type == "BOOLEAN":
+        if column.arrives == "BOOLEAN":
             return _flags(values)
-        return pa.array(values, arrow_type(column.type))
+        return pa.array(values, arrow_type(column.arrives))
     raise SourceError(
-        f"{where}: column {column.name!r} holds a value that is no {column.type}: "
+        f"{where}: column {column.name!r} holds a value that is no {column.arrives}: "
         "convert it in 'sql', or name a type that fits, as "
         f'types = {{ {column.name} = "VARCHAR" }}'
     )

@@ -21,14 +21,9 @@ from typing import Final
 import duckdb
 from sqlglot import exp
 
-from tp_flower.query.expressions import (
-    parse_aggregate,
-    parse_expression,
-    render,
-    shorten,
-)
+from tp_flower.query import expressions
+from tp_flower.query.expressions import parse_aggregate, parse_expression, shorten
 from tp_flower.query.fragment import Fragment
-from tp_flower.sources.databases import dialects
 from tp_flower.sources.databases.columns import DatabaseColumn, decimal_digits, named
 from tp_flower.sources.databases.session import Dialect
 from tp_flower.sources.shards import column_types
@@ -79,7 +74,7 @@ class Selection:
     """The columns and rows that a site reads of a table.
 
     Attributes:
-        fragment: what the site evaluates over the relation ``shard``.
+        fragment: the rest, which the site evaluates over the relation ``shard``.
         columns: handed out, in the table's order.
         filters: applied by the database, in its SQL.
         pushed: the same filters, in words.
@@ -166,7 +161,9 @@ class FilterPushdown:
             negated = self.condition(tree.this)
             return None if negated is None else exp.Not(this=exp.Paren(this=negated))
         if isinstance(tree, exp.Is):
-            return self._is_null(tree)
+            if not self._family(tree.this) or not isinstance(tree.expression, exp.Null):
+                return None
+            return exp.Is(this=named(tree.this.unnest().name), expression=exp.Null())
         operands = self._operands(tree, _constants(tree))
         if operands is None:
             return None
@@ -176,11 +173,6 @@ class FilterPushdown:
         if isinstance(tree, exp.Between):
             return exp.Between(this=value, low=constants[0], high=constants[1])
         return type(tree)(this=value, expression=constants[0])
-
-    def _is_null(self, tree: exp.Is) -> exp.Expr | None:
-        if not self._family(tree.this) or not isinstance(tree.expression, exp.Null):
-            return None
-        return exp.Is(this=named(tree.this.unnest().name), expression=exp.Null())
 
     def _family(self, tree: exp.Expr) -> str:
         """Return the kind of a column's values; "" where nothing may be pushed down."""
@@ -198,12 +190,10 @@ class FilterPushdown:
     ) -> list[exp.Expr] | None:
         """Return a column and constants in the type in which DuckDB compares them."""
         family = self._family(tree.this) if constants else ""
-        value: exp.Expr = exp.Null()
-        if family:
-            value = named(tree.this.unnest().name)
+        value: exp.Expr = named(tree.this.unnest().name) if family else exp.Null()
         translated: list[exp.Expr | None]
         if family == "text" and isinstance(tree, _EQUALITIES):
-            value = dialects.bytewise(value, self.dialect)
+            value = self._bytewise(value)
             translated = [self._text(constant) for constant in constants]
         elif family in _NUMBERS:
             translated = [self._number(constant, family) for constant in constants]
@@ -215,11 +205,37 @@ class FilterPushdown:
         return [value, *operands] if len(operands) == len(constants) else None
 
     def _text(self, tree: exp.Expr) -> exp.Expr | None:
-        constant = tree.unnest()
-        if not isinstance(constant, exp.Literal) or not constant.is_string:
+        r"""Return a text constant; None where its meaning depends on settings.
+
+        A backslash is itself under MySQL's NO_BACKSLASH_ESCAPES alone, and sqlglot
+        writes control characters with one; '' is NULL under MariaDB's
+        EMPTY_STRING_IS_NULL.
+        """
+        literal: exp.Expr = tree.unnest()
+        if not isinstance(literal, exp.Literal) or not literal.is_string:
             return None
-        text = dialects.text_literal(constant.name, self.dialect)
-        return None if text is None else dialects.bytewise(text, self.dialect)
+        text = literal.name
+        if "\\" in text or "\0" in text or "\\" in render(literal, self.dialect):
+            return None
+        if not text and self.dialect == "mysql":
+            zero = exp.Literal.number(0)
+            literal = exp.Anonymous(this="SPACE", expressions=[zero])
+        return self._bytewise(literal)
+
+    def _bytewise(self, text: exp.Expr) -> exp.Expr:
+        """Return a text that is compared by its bytes.
+
+        MariaDB's own comparison ignores case and spaces at the end.
+        """
+        if self.dialect == "mysql":
+            utf8 = exp.DataType(
+                this=exp.DType.CHARACTER_SET, kind=exp.Var(this="utf8mb4"), nested=False
+            )
+            encoded = exp.Cast(this=text, to=utf8)
+            return exp.cast(encoded, exp.DataType.build("BINARY"))
+        is_sqlite = self.dialect == "sqlite"
+        name = exp.to_identifier("BINARY" if is_sqlite else "C", quoted=not is_sqlite)
+        return exp.Paren(this=exp.Collate(this=text, expression=name))
 
     def _number(self, tree: exp.Expr, family: str) -> exp.Expr | None:
         constant = tree.unnest()
@@ -235,8 +251,13 @@ class FilterPushdown:
             return None
         number: exp.Expr = exp.Literal.number(text)
         number = exp.Paren(this=exp.Neg(this=number)) if is_negative else number
-        is_double = family == "double"
-        return dialects.as_double(number, self.dialect) if is_double else number
+        if family != "double":
+            return number
+        if self.dialect == "mysql":
+            # old servers have no CAST for it
+            zero = exp.Literal.number("0e0")
+            return exp.Paren(this=exp.Add(this=number, expression=zero))
+        return exp.cast(number, "DOUBLE")
 
     def _time(self, tree: exp.Expr, family: str) -> exp.Expr | None:
         """Return a constant as a date or time of a family, as DuckDB reads it."""
@@ -245,7 +266,7 @@ class FilterPushdown:
         literal = constant.this.unnest() if is_cast else constant
         if not isinstance(literal, exp.Literal) or not literal.is_string:
             return None
-        sql = render(constant)
+        sql = expressions.render(constant)
         cast = f"CAST({sql} AS {_TIME_NAMES[family]})"
         try:
             kinds = column_types(self.connection, f"SELECT {sql} AS value")
@@ -259,7 +280,11 @@ class FilterPushdown:
         source = _FAMILIES.get(kinds["value"], "")
         if plain is None or family not in _TIME_CONSTANTS.get(source, ()):
             return None
-        return dialects.time_literal(plain[1], family, self.dialect)
+        time = exp.Literal.string(plain[1])
+        if self.dialect == "mysql" and family != "date":
+            kind = exp.DataType.build("DATETIME(6)", dialect="mysql")
+            return exp.Cast(this=time, to=kind)
+        return exp.cast(time, _TIME_NAMES[family])
 
 
 def _constants(tree: exp.Expr) -> list[exp.Expr]:
@@ -269,3 +294,13 @@ def _constants(tree: exp.Expr) -> list[exp.Expr]:
     if isinstance(tree, exp.Between):
         return [tree.args["low"], tree.args["high"]]
     return [tree.expression] if isinstance(tree, _COMPARISONS) else []
+
+
+def render(tree: exp.Expr, dialect: Dialect) -> str:
+    """Return a tree as a database's SQL."""
+    return tree.sql("postgres" if dialect == "postgresql" else dialect, comments=False)
+
+
+def quote(name: str, dialect: Dialect) -> str:
+    """Return a quoted name."""
+    return render(exp.to_identifier(name, quoted=True), dialect)

@@ -8,7 +8,8 @@ changes.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Final
 from uuid import uuid4
 
 import duckdb
@@ -17,9 +18,7 @@ from sqlglot import exp
 from tp_flower.duckdb_engine import quote_name, safe_message, shared_cursor
 from tp_flower.errors import SourceError
 from tp_flower.query.fragment import Fragment
-from tp_flower.sources.databases import dialects
 from tp_flower.sources.databases.columns import (
-    Arriving,
     DatabaseColumn,
     check_names,
     mysql_columns,
@@ -27,11 +26,12 @@ from tp_flower.sources.databases.columns import (
     sqlite_columns,
     to_arrow,
 )
-from tp_flower.sources.databases.dialects import quote, render
 from tp_flower.sources.databases.pushdown import (
     FilterPushdown,
     Selection,
     column_names,
+    quote,
+    render,
     select,
 )
 from tp_flower.sources.databases.session import Session, open_session
@@ -44,56 +44,28 @@ class DatabaseTable:
     """The table, or the owner's query, behind a shard of an open database.
 
     Attributes:
-        session: the connection.
+        session: the connection to the database.
+        connection: a locked DuckDB connection, which gets the relation ``shard``.
         columns: as the database declares them, by name.
         types: DuckDB type of each, as the tables file wants it.
     """
 
     session: Session
+    connection: duckdb.DuckDBPyConnection
     columns: Mapping[str, DatabaseColumn]
     types: Mapping[str, str]
 
-    @property
-    def source(self) -> ShardSource:
-        """The shard."""
-        return self.session.source
-
-
-def base_of(session: Session) -> str:
-    """Return the owner's table or query, as it stands in FROM."""
-    database = session.database
-    if database.table is not None:
-        return ".".join(
-            dialects.quote(part, session.dialect) for part in database.table
-        )
-    # a line of its own: the query may end in a comment
-    return f"(\n{database.sql}\n) AS owner_query"
-
-
-@dataclass(frozen=True)
-class Reader:
-    """Reads the columns and rows of a selection.
-
-    Attributes:
-        table: where from.
-        selection: what.
-        connection: a locked DuckDB connection, which gets the relation ``shard``.
-    """
-
-    table: DatabaseTable
-    selection: Selection
-    connection: duckdb.DuckDBPyConnection
-
+    @cached_property
     def order_by(self) -> tuple[str, ...]:
-        """Return the names of the columns that put rows in the same order every time.
+        """The columns that put rows in the same order every time, if there are any.
 
         These are the columns that the owner names, and the primary key.
         """
-        session = self.table.session
+        session = self.session
         columns = (*session.database.order_by, *session.primary_key())
         return tuple(dict.fromkeys(columns))
 
-    def chunks(self) -> Iterator[None]:
+    def chunks(self, selection: Selection) -> Iterator[None]:
         """Put the next rows behind the relation ``shard`` at every step.
 
         One step of no rows where there are none, and one of all where the fragment
@@ -102,92 +74,98 @@ class Reader:
         Raises:
             SourceError: the rows cannot be read.
         """
-        if self.selection.fragment.subquery is not None:
-            self.keep_all()
+        if selection.fragment.subquery is not None:
+            self.load(selection)
             yield None
             return
         is_empty = True
-        for rows in self.table.session.chunks(self.statement()):
-            self.show(rows)
+        for rows in self.session.chunks(self._statement(selection)):
+            self.show(selection, rows)
             is_empty = False
             yield None
         if is_empty:
             yield None
 
-    def show(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Make ``shard`` a view of rows of the statement."""
-        self.connection.register("chunk", self._arrow(rows))
-        self._view("chunk")
+    def show(self, selection: Selection, rows: Sequence[Sequence[Any]]) -> None:
+        """Make ``shard`` a view of rows of the selection."""
+        self.connection.register("chunk", self._arrow(selection, rows))
+        self._view(selection, "chunk")
 
-    def keep_all(self) -> None:
+    def load(self, selection: Selection) -> None:
         """Make ``shard`` a view of all rows, which need not fit into memory.
 
         Raises:
             SourceError: the rows cannot be read.
         """
-        kept = f"kept_{uuid4().hex}"
-        self.connection.register("chunk", self._arrow([]))
-        self.connection.execute(f"CREATE TEMP TABLE {kept} AS FROM chunk")
-        for rows in self.table.session.chunks(self.statement()):
-            self.connection.register("chunk", self._arrow(rows))
-            self.connection.execute(f"INSERT INTO {kept} FROM chunk")
-        self._view(kept)
+        table = f"loaded_{uuid4().hex}"
+        self.connection.register("chunk", self._arrow(selection, []))
+        self.connection.execute(f"CREATE TEMP TABLE {table} AS FROM chunk")
+        for rows in self.session.chunks(self._statement(selection)):
+            self.connection.register("chunk", self._arrow(selection, rows))
+            self.connection.execute(f"INSERT INTO {table} FROM chunk")
+        self._view(selection, table)
 
-    def _arrow(self, rows: Sequence[Sequence[Any]]) -> Any:
-        return to_arrow(rows, self._arriving(), str(self.table.source))
-
-    def _arriving(self) -> list[Arriving]:
-        """The columns of the statement."""
-        arriving = []
-        for name in self.selection.columns:
-            column = self.table.columns[name]
+    def _arrow(self, selection: Selection, rows: Sequence[Sequence[Any]]) -> Any:
+        columns = [self.columns[name] for name in selection.columns]
+        for column in columns:
             if not column.is_readable:
                 raise SourceError(
-                    f"{self.table.source}: column {name!r} is of type {column.type}, "
-                    "which cannot be used: convert it in 'sql' to a number, a text, a "
-                    "date, a timestamp or a boolean"
+                    f"{self.session.source}: column {column.name!r} is of type "
+                    f"{column.type}, which cannot be used: convert it in 'sql' to a "
+                    "number, a text, a date, a timestamp or a boolean"
                 )
-            arriving.append(Arriving(name, column.arrives))
-        return arriving or [Arriving("nothing", "INTEGER")]
+        return to_arrow(rows, columns or [_NOTHING], str(self.session.source))
 
-    def _view(self, relation: str) -> None:
+    def _view(self, selection: Selection, relation: str) -> None:
         """Make ``shard`` a view with the columns' own types."""
         columns = ", ".join(
             quote_name(name)
-            if self.table.types[name] == '"NULL"'
-            else f"CAST({quote_name(name)} AS {self.table.types[name]}) "
-            f"AS {quote_name(name)}"
-            for name in self.selection.columns
+            if self.types[name] == '"NULL"'
+            else f"CAST({quote_name(name)} AS {self.types[name]}) AS {quote_name(name)}"
+            for name in selection.columns
         )
         self.connection.execute(
             "CREATE OR REPLACE TEMP VIEW shard AS "
             f"SELECT {columns or 'nothing'} FROM {relation}"
         )
 
-    def statement(self) -> str:
+    def _statement(self, selection: Selection) -> str:
         """Return the one statement that the database runs."""
-        dialect, order = self.table.session.dialect, self.order_by()
-        filters = self.selection.filters
-        used = {*self.selection.columns, *column_names(filters), *order}
+        dialect = self.session.dialect
+        used = {
+            *selection.columns,
+            *column_names(selection.filters),
+            *self.order_by,
+        }
         # the columns that are needed, with values that DuckDB knows too
         rows = ", ".join(
-            f"{dialects.render(column.read, dialect)} AS {self._quote(name)}"
-            for name, column in self.table.columns.items()
+            f"{render(column.read, dialect)} AS {quote(name, dialect)}"
+            for name, column in self.columns.items()
             if name in used
         )
-        columns = ", ".join(map(self._quote, self.selection.columns))
-        nothing = f"1 AS {self._quote('nothing')}"
-        where = " AND ".join(dialects.render(each, dialect) for each in filters)
-        by = ", ".join(map(self._quote, order))
+        columns = ", ".join(quote(name, dialect) for name in selection.columns)
+        nothing = f"1 AS {quote(_NOTHING.name, dialect)}"
+        where = " AND ".join(render(each, dialect) for each in selection.filters)
+        order = ", ".join(quote(name, dialect) for name in self.order_by)
         return (
             f"SELECT {columns or nothing} FROM "
-            f"(SELECT {rows or nothing} FROM {base_of(self.table.session)}) "
-            "AS shard_rows"
-            f"{f' WHERE {where}' if where else ''}{f' ORDER BY {by}' if by else ''}"
+            f"(SELECT {rows or nothing} FROM {_relation(self.session)}) AS shard_rows"
+            f"{f' WHERE {where}' if where else ''}"
+            f"{f' ORDER BY {order}' if order else ''}"
         )
 
-    def _quote(self, name: str) -> str:
-        return dialects.quote(name, self.table.session.dialect)
+
+_NOTHING: Final = DatabaseColumn.of("nothing", "INTEGER")
+"""Read where no column is needed: the rows alone."""
+
+
+def _relation(session: Session) -> str:
+    """Return the owner's table or query, as it stands in FROM."""
+    database = session.database
+    if database.table is not None:
+        return ".".join(quote(part, session.dialect) for part in database.table)
+    # a line of its own: the query may end in a comment
+    return f"(\n{database.sql}\n) AS owner_query"
 
 
 def describe_database(source: ShardSource) -> ShardSchema:
@@ -197,15 +175,15 @@ def describe_database(source: ShardSource) -> ShardSchema:
         SourceError: the database cannot be read.
     """
     with open_session(source) as session, closing(shared_cursor()) as connection:
-        shard = _open_shard(session, connection)
+        table = _open_table(session, connection)
         counts = ", ".join(
-            f"COUNT({quote(name, session.dialect)})" for name in shard.columns
+            f"COUNT({quote(name, session.dialect)})" for name in table.columns
         )
         total, *present = session.one_row(
-            f"SELECT COUNT(*), {counts} FROM {base_of(session)}"
+            f"SELECT COUNT(*), {counts} FROM {_relation(session)}"
         )
-    empty = [name for name, n in zip(shard.columns, present, strict=True) if not n]
-    return ShardSchema(dict(shard.types), int(total), tuple(empty))
+    empty = [name for name, n in zip(table.columns, present, strict=True) if not n]
+    return ShardSchema(dict(table.types), int(total), tuple(empty))
 
 
 def database_fingerprint(source: ShardSource) -> str | None:
@@ -234,22 +212,20 @@ def scan_database(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
     """
     with open_session(source) as session, closing(shared_cursor()) as connection:
         try:
-            shard = _open_shard(session, connection)
-            pushdown = FilterPushdown(session.dialect, shard.columns, connection)
+            table = _open_table(session, connection)
             selection = select(
-                pushdown,
-                fragment.check(shard.types),
+                FilterPushdown(session.dialect, table.columns, connection),
+                fragment.check(table.types),
                 has_filters=session.database.is_pushed_down,
             )
-            reader = Reader(shard, selection, connection)
-            reader.show([])
+            table.show(selection, [])
             yield Scan(
                 connection=connection,
                 fragment=selection.fragment,
                 columns=column_types(connection, "SELECT * FROM shard"),
-                needs_sort=not reader.order_by(),
+                needs_sort=not table.order_by,
                 pushed=selection.pushed,
-                read=reader.chunks,
+                read=partial(table.chunks, selection),
             )
         except duckdb.Error as error:
             raise SourceError(f"{source}: {safe_message(error)}") from error
@@ -262,20 +238,19 @@ def load_database(source: ShardSource, connection: duckdb.DuckDBPyConnection) ->
         SourceError: the database cannot be read.
     """
     with open_session(source) as session:
-        table = _open_shard(session, connection)
+        table = _open_table(session, connection)
         names = tuple(n for n, column in table.columns.items() if column.is_readable)
-        everything = Selection(Fragment(source.table, source.table), names)
-        Reader(table, everything, connection).keep_all()
+        table.load(Selection(Fragment(source.table, source.table), names))
 
 
-def _open_shard(
+def _open_table(
     session: Session, connection: duckdb.DuckDBPyConnection
 ) -> DatabaseTable:
     """Look at the columns, and make the empty relation ``declared`` of them."""
     source = session.source
-    found = _columns(session)
-    check_names([column.name for column in found], str(source))
-    columns = {column.name: column for column in found}
+    declared = _columns(session)
+    check_names([column.name for column in declared], str(source))
+    columns = {column.name: column for column in declared}
     for name in (*source.types, *session.database.order_by):
         if name not in columns:
             raise SourceError(
@@ -299,11 +274,11 @@ def _open_shard(
         columns[name] = DatabaseColumn(
             name, types[name], column.read, column.arrives, is_exact=False
         )
-    return DatabaseTable(session, columns, types)
+    return DatabaseTable(session, connection, columns, types)
 
 
 def _columns(session: Session) -> list[DatabaseColumn]:
-    base = base_of(session)
+    base = _relation(session)
 
     def one_row(select: exp.Expr) -> list[object]:
         sql = render(select, session.dialect)
