@@ -6,9 +6,8 @@ connection that can read nothing else; databases by
 drivers take as long as all the rest.
 """
 
-import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -41,10 +40,28 @@ from tp_flower.sources.tables_file import (
     read_tables_file,
 )
 
+__all__ = [
+    "MEMORY_PREFIX",
+    "Scan",
+    "ShardSchema",
+    "ShardSource",
+    "column_types",
+    "connect",
+    "create_view",
+    "describe",
+    "fingerprint",
+    "flights_sources",
+    "hosted_shards",
+    "load_tables",
+    "register_frames",
+    "release",
+    "scan",
+]
+
 
 @dataclass(frozen=True)
 class ShardSchema:
-    """What a shard looks like: no values, only names, types and counts.
+    """The schema of a shard: no values, only names, types and counts.
 
     Attributes:
         columns: DuckDB type by column, in the source's order.
@@ -65,7 +82,7 @@ class Scan:
 
     Attributes:
         connection: a locked DuckDB connection.
-        fragment: what is left to run over the relation ``shard``; checked.
+        fragment: the rest to run over the relation ``shard``; checked.
         columns: DuckDB type of each column of ``shard``.
         needs_sort: whether the rows come in an order that another reading may not
             repeat, so that the reader must sort them by what they hold.
@@ -101,34 +118,11 @@ def column_types(connection: duckdb.DuckDBPyConnection, select: str) -> dict[str
     return {name: kind for name, kind, *_ in rows}
 
 
+EARLY_ROWS: Final = 2048
+
 Frames = Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]]
-
-
-class _Registry:
-    """The data frames that sites of this process host, by token."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sites: dict[str, tuple[str, dict[str, tuple[pd.DataFrame, ...]]]] = {}
-
-    def add(self, site: str, frames: dict[str, tuple[pd.DataFrame, ...]]) -> str:
-        token = uuid.uuid4().hex
-        with self._lock:
-            self._sites[token] = (site, frames)
-        return token
-
-    def get(self, token: str) -> tuple[str, dict[str, tuple[pd.DataFrame, ...]]]:
-        with self._lock:
-            if token in self._sites:
-                return self._sites[token]
-        raise SourceError(f"no data frames are registered under {token!r} here")
-
-    def remove(self, token: str) -> None:
-        with self._lock:
-            self._sites.pop(token, None)
-
-
-_REGISTRY: Final = _Registry()
+_FRAMES: Final[dict[str, tuple[str, dict[str, tuple[pd.DataFrame, ...]]]]] = {}
+"""The site and the data frames by table that this process hosts, by token."""
 
 
 def register_frames(frames: Frames, site: str) -> str:
@@ -139,8 +133,8 @@ def register_frames(frames: Frames, site: str) -> str:
         site: the organisation that holds them.
     """
     shards: dict[str, tuple[pd.DataFrame, ...]] = {}
-    for table, given in frames.items():
-        listed = [given] if isinstance(given, pd.DataFrame) else list(given)
+    for table, value in frames.items():
+        listed = [value] if isinstance(value, pd.DataFrame) else list(value)
         for frame in listed:
             if not isinstance(frame, pd.DataFrame):
                 raise SourceError(
@@ -150,57 +144,23 @@ def register_frames(frames: Frames, site: str) -> str:
         shards[table] = tuple(listed)
     if not any(shards.values()):
         raise SourceError(f"site {site!r} has no tables")
-    return _REGISTRY.add(site, shards)
+    token = uuid.uuid4().hex
+    _FRAMES[token] = site, shards
+    return token
 
 
 def release(token: str) -> None:
     """Forget the data frames of a token; unknown tokens are ignored."""
-    _REGISTRY.remove(token.removeprefix(MEMORY_PREFIX))
+    _FRAMES.pop(token.removeprefix(MEMORY_PREFIX), None)
 
 
-def registered_frames(token: str) -> tuple[ShardSource, ...]:
-    """Return the shards of the data frames under a token; the process has them all.
-
-    Raises:
-        SourceError: the token is not known.
-    """
-    site, tables = _REGISTRY.get(token)
-    return tuple(
-        ShardSource(table=table, site=site, index=index, token=token, policy=OPEN)
-        for table, shards in tables.items()
-        for index in range(len(shards))
-    )
-
-
-def frame_of(source: ShardSource) -> pd.DataFrame:
-    """Return the data frame that a shard is.
-
-    Raises:
-        SourceError: it was released.
-    """
-    _, tables = _REGISTRY.get(source.token or "")
-    return tables[source.table][source.index]
-
-
-__all__ = [
-    "MEMORY_PREFIX",
-    "Scan",
-    "ShardSchema",
-    "ShardSource",
-    "column_types",
-    "connect",
-    "create_view",
-    "describe",
-    "fingerprint",
-    "flights_sources",
-    "hosted_shards",
-    "load_tables",
-    "register_frames",
-    "release",
-    "scan",
-]
-
-EARLY_ROWS: Final = 2048
+def _registered(token: str) -> tuple[str, dict[str, tuple[pd.DataFrame, ...]]]:
+    try:
+        return _FRAMES[token]
+    except KeyError:
+        raise SourceError(
+            f"no data frames are registered under {token!r} here"
+        ) from None
 
 
 def load_tables(path: str) -> tuple[ShardSource, ...]:
@@ -210,9 +170,16 @@ def load_tables(path: str) -> tuple[ShardSource, ...]:
         SourceError: the file is missing, unreadable, no TOML, names no table, has an
             unknown key or a source of an unknown form; the token is not known.
     """
-    if path.startswith(MEMORY_PREFIX):
-        return registered_frames(path.removeprefix(MEMORY_PREFIX))
-    return read_tables_file(path)
+    if not path.startswith(MEMORY_PREFIX):
+        return read_tables_file(path)
+    token = path.removeprefix(MEMORY_PREFIX)
+    site, tables = _registered(token)
+    # whoever runs this process has all of their rows
+    return tuple(
+        ShardSource(table=table, site=site, index=index, token=token, policy=OPEN)
+        for table, shards in tables.items()
+        for index in range(len(shards))
+    )
 
 
 def hosted_shards(
@@ -228,17 +195,16 @@ def hosted_shards(
         SourceError: the tables file cannot be used, or the run names one to a node
             that is not simulated: a server does not choose what files a site reads.
     """
-    own = node_config.get(TABLES)
-    if own:
-        return load_tables(str(own))
-    listed = run_config.get("tables")
-    if listed and PARTITION_ID not in node_config:
+    if hosted := node_config.get(TABLES):
+        return load_tables(str(hosted))
+    simulated = run_config.get("tables")
+    if simulated and PARTITION_ID not in node_config:
         raise SourceError(
             "this node has no tables file of its own, and the run's is one for "
             "simulations: start the SuperNode with "
             "--node-config 'tables=\"/path/of/tables.toml\"'"
         )
-    sources = load_tables(str(listed)) if listed else flights_sources()
+    sources = load_tables(str(simulated)) if simulated else flights_sources()
     organisations = list(dict.fromkeys(source.site for source in sources))
     node = int(str(node_config.get(PARTITION_ID, 0)))
     nodes = int(str(node_config.get(NUM_PARTITIONS, 1)))
@@ -358,7 +324,8 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
     if source.path is not None:
         _check_readable(source, source.path)
     if source.path is None:
-        connection.register("frame", frame_of(source).rename(columns=str))
+        frame = _registered(source.token or "")[1][source.table][source.index]
+        connection.register("frame", frame.rename(columns=str))
         relation = "frame"
     elif source.relation is not None:
         relation = _attached(connection, source.path, source.relation)
@@ -366,9 +333,9 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
         files = ", ".join(map(quote_path, _files(source.path)))
         relation = f"read_parquet([{files}])"
     else:
-        found = csv_format(source.path, source.nulls).types
-        _check_columns_found(source, list(found))
-        types = {**found, **_known_types(source, found)}
+        sniffed = csv_format(source.path, source.nulls).types
+        _check_columns(source, list(sniffed))
+        types = {**sniffed, **_known_types(source, sniffed)}
         # read with these types at once: a cast would come after '007' became 7
         relation = csv_call(source.path, source.nulls, types)
         source = replace(source, types={})
@@ -399,15 +366,17 @@ def _check_readable(source: ShardSource, path: str) -> None:
         reason = error.strerror
         raise SourceError(f"{source}: the file cannot be read: {reason}") from error
     if is_empty:
-        what = "folder has no Parquet files" if Path(path).is_dir() else "file is empty"
-        raise SourceError(f"{source}: the {what}")
+        problem = (
+            "folder has no Parquet files" if Path(path).is_dir() else "file is empty"
+        )
+        raise SourceError(f"{source}: the {problem}")
 
 
-def _check_columns_found(source: ShardSource, found: Sequence[str]) -> None:
+def _check_columns(source: ShardSource, names: Sequence[str]) -> None:
     """DuckDB reads a file whose lines differ in length as one column of lines."""
-    if len(found) == 1 and any(mark in found[0] for mark in ",;|\t"):
+    if len(names) == 1 and any(mark in names[0] for mark in ",;|\t"):
         raise SourceError(
-            f"{source}: the file looks like one column {found[0]!r}: "
+            f"{source}: the file looks like one column {names[0]!r}: "
             "does every line have as many values as the first one has names?"
         )
 
@@ -415,23 +384,23 @@ def _check_columns_found(source: ShardSource, found: Sequence[str]) -> None:
 def _replacements(
     connection: duckdb.DuckDBPyConnection, source: ShardSource, relation: str
 ) -> str:
-    """What to SELECT so that columns have the types that the source asks for."""
+    """Return the SELECT list that gives columns the types of the tables file."""
     if not source.types:
         return "*"
-    found = column_types(connection, f"SELECT * FROM {relation}")
+    columns = column_types(connection, f"SELECT * FROM {relation}")
     casts = ", ".join(
         f"CAST({quote_name(column)} AS {name}) AS {quote_name(column)}"
-        for column, name in _known_types(source, found).items()
+        for column, name in _known_types(source, columns).items()
     )
     return f"* REPLACE ({casts})"
 
 
-def _known_types(source: ShardSource, found: Mapping[str, str]) -> Mapping[str, str]:
+def _known_types(source: ShardSource, columns: Collection[str]) -> Mapping[str, str]:
     for column in source.types:
-        if column not in found:
+        if column not in columns:
             raise SourceError(
                 f"{source}: 'types' names column {column!r}, "
-                f"but the columns are {', '.join(found)}"
+                f"but the columns are {', '.join(columns)}"
             )
     return source.types
 

@@ -1,7 +1,7 @@
 """The columns of a shard in a database, from the server's own description of them."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -45,8 +45,8 @@ class DatabaseColumn:
     Attributes:
         name: its name.
         type: its DuckDB type.
-        read: what the database is asked for: an expression over the quoted column.
-        arrives: DuckDB type of what comes, to be cast to ``type``.
+        read: the expression over the quoted column that the database evaluates.
+        arrives: DuckDB type of its values, to be cast to ``type``.
         is_exact: whether filters over ``read`` mean to the database what they mean to
             DuckDB, so that the database may apply them.
     """
@@ -137,8 +137,8 @@ def _flags(values: Sequence[Any]) -> pa.Array:
     return flags
 
 
-# what a query of one row yields
 OneRow = Callable[[exp.Expr], Sequence[Any]]
+"""Runs SELECT items over the shard's rows; returns its one row."""
 
 _BINARY_CHARSET: Final = 63
 
@@ -197,8 +197,7 @@ def postgresql_columns(fields: Sequence[Any], one_row: OneRow) -> list[DatabaseC
 
     Args:
         fields: psycopg's description of a result.
-        one_row: runs the SELECT items that it is given over the shard's rows; called
-            for NUMERIC columns that declare no number of digits.
+        one_row: called for NUMERIC columns that declare no number of digits.
     """
     columns = [_postgresql_column(field) for field in fields]
     unbounded = [
@@ -253,10 +252,10 @@ def _numeric_digits(names: Sequence[str], one_row: OneRow) -> dict[str, Database
             exp.Max(this=exp.func("SCALE", value.copy())),
             exp.Max(this=exp.func("TRUNC", exp.Abs(this=value.copy()))),
         ]
-    found = one_row(exp.select(*items))
+    values = one_row(exp.select(*items))
     columns = {}
     for index, name in enumerate(names):
-        scale, largest = found[2 * index : 2 * index + 2]
+        scale, largest = values[2 * index : 2 * index + 2]
         whole = len(str(largest or 0).partition(".")[0])
         scale = int(scale or 0)
         if str(largest).lower() == "infinity" or whole + scale > MAX_DIGITS:
@@ -269,11 +268,7 @@ def _numeric_digits(names: Sequence[str], one_row: OneRow) -> dict[str, Database
 
 
 def mysql_columns(fields: Sequence[Any]) -> list[DatabaseColumn]:
-    """Return the columns of MySQL or MariaDB.
-
-    Args:
-        fields: pymysql's field descriptors.
-    """
+    """Return the columns of MySQL or MariaDB, from pymysql's field descriptors."""
     return [_mysql_column(field) for field in fields]
 
 
@@ -344,7 +339,7 @@ def sqlite_columns(
 
     Args:
         declared: the type that a column is declared with, "" if with none.
-        one_row: runs the SELECT items that it is given over the shard's rows.
+        one_row: counts the kinds of values.
         overridden: columns whose type the tables file names: read as text if need be.
         where: the shard, for messages.
 
@@ -429,16 +424,11 @@ def check_names(names: Sequence[str], where: str) -> None:
     Raises:
         SourceError: names the columns.
     """
-    for name in _repeated(names):
-        raise SourceError(
-            f"{where}: two columns are called {name!r} (in upper or lower case): "
-            "name each differently in 'sql'"
-        )
-
-
-def _repeated(names: Sequence[str]) -> Iterator[str]:
     seen = set()
     for name in names:
         if name.lower() in seen:
-            yield name
+            raise SourceError(
+                f"{where}: two columns are called {name!r} (in upper or lower case): "
+                "name each differently in 'sql'"
+            )
         seen.add(name.lower())

@@ -4,7 +4,7 @@ import logging
 import re
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -68,7 +68,8 @@ class DatabaseUrl:
         port = f":{url.port}" if url.port else ""
         query = f"?{HIDDEN}" if url.query else ""
         place = f"{user}{url.host or ''}{port}/{url.database or ''}"
-        return f"{self.name}://{self._hide_variables(place)}{query}"
+        # what came from the environment may stand for host or database
+        return f"{self.name}://{_hide(place, self.secrets)}{query}"
 
     def __repr__(self) -> str:
         return f"DatabaseUrl({str(self)!r})"
@@ -78,17 +79,14 @@ class DatabaseUrl:
 
         The user's name is one too.
         """
-        hidden = {*self.secrets, self.url.username or ""} - {""}
-        # the longest first: one may be a part of another
-        for secret in sorted(hidden, key=len, reverse=True):
-            text = text.replace(secret, HIDDEN)
-        return text
+        return _hide(text, {*self.secrets, self.url.username or ""})
 
-    def _hide_variables(self, place: str) -> str:
-        """Hide what came from the environment, where the URI says host or database."""
-        for secret in sorted(self.secrets - {""}, key=len, reverse=True):
-            place = place.replace(secret, HIDDEN)
-        return place
+
+def _hide(text: str, secrets: Collection[str]) -> str:
+    # the longest first: one may be a part of another
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    return text
 
 
 def parse_url(
@@ -102,8 +100,8 @@ def parse_url(
     Args:
         text: the URI; ``${NAME}`` stands for a variable.
         environment: the variables.
-        folder: what the path of an SQLite file is relative to.
-        where: what the URI belongs to, for messages.
+        folder: of the tables file; the path of an SQLite file is relative to it.
+        where: the shard, for messages.
 
     Raises:
         SourceError: a variable is not set, the URI is none, an @ of the password is
@@ -188,22 +186,22 @@ def _sqlite_file(url: sa.URL, folder: Path, where: str) -> sa.URL:
 
 
 def _secrets(url: sa.URL, values: list[str]) -> set[str]:
-    found = {*values, str(url.password or "")}
+    secrets = {*values, str(url.password or "")}
     for option in url.query.values():
-        found |= {option} if isinstance(option, str) else set(option)
-    found |= {quote(secret, safe="") for secret in found}
-    found |= {quote(secret) for secret in found}
-    return found - {""}
+        secrets |= {option} if isinstance(option, str) else set(option)
+    secrets |= {quote(secret, safe="") for secret in secrets}
+    secrets |= {quote(secret) for secret in secrets}
+    return secrets - {""}
 
 
-# what a read can raise
+# the errors of a read
 DRIVER_ERRORS: Final = (
     sa.exc.SQLAlchemyError,
     psycopg.Error,
     pymysql.MySQLError,
     sqlite3.Error,
     OSError,
-    ValueError,  # what a driver cannot turn into Python, dates of the year 0 for one
+    ValueError,  # of values that Python does not have, dates of the year 0 for one
 )
 
 _LOGIN: Final = "user or password are wrong: check the 'uri'"
@@ -296,7 +294,7 @@ _PHRASES: Final = (
 
 
 def safe_words(error: BaseException, database: DatabaseShard) -> str:
-    """Return what went wrong and what to do, without a value or a secret."""
+    """Return the cause of an error and a remedy, without a value or a secret."""
     cause = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig else error
     if isinstance(cause, sa.exc.NoSuchTableError):
         return _MISSING
@@ -348,26 +346,26 @@ _SILENT: Final = "tp_flower"
 for _name in ("engine.Engine", "pool.impl.NullPool"):
     logging.getLogger(f"sqlalchemy.{_name}.{_SILENT}").disabled = True
 
-_OURS: Final = threading.local()
+_THREAD: Final = threading.local()
 
 
-def _is_not_ours(_record: logging.LogRecord) -> bool:
+def _is_elsewhere(_record: logging.LogRecord) -> bool:
     """Drop what a driver logs in a thread that has a shard's database open."""
-    return not getattr(_OURS, "sessions", 0)
+    return not getattr(_THREAD, "sessions", 0)
 
 
 for _name in ("psycopg", "psycopg.pq"):
     # it would show the user's name
-    logging.getLogger(_name).addFilter(_is_not_ours)
+    logging.getLogger(_name).addFilter(_is_elsewhere)
 
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    _OURS.sessions = getattr(_OURS, "sessions", 0) + 1
+    _THREAD.sessions = getattr(_THREAD, "sessions", 0) + 1
     try:
         yield
     finally:
-        _OURS.sessions -= 1
+        _THREAD.sessions -= 1
 
 
 _START: Final[dict[Dialect, tuple[str, ...]]] = {
@@ -436,20 +434,20 @@ class Session:
         if table is None:
             return []
         schema = ".".join(table[:-1]) or None
-        with _told(self.source, self.database):
+        with _translated_errors(self.source, self.database):
             inspector = sa.inspect(self.connection)
-            found = inspector.get_pk_constraint(table[-1], schema)
-            return list(found["constrained_columns"])
+            key = inspector.get_pk_constraint(table[-1], schema)
+            return list(key["constrained_columns"])
 
     def execute(self, sql: str) -> None:
         """Run a statement that yields no rows."""
-        with _told(self.source, self.database):
+        with _translated_errors(self.source, self.database):
             self.connection.exec_driver_sql(sql)
 
     def chunks(self, sql: str) -> Iterator[list[Sequence[Any]]]:
         """Yield the rows of a query, some at a time, from a cursor at the server."""
         driver: Any = self.connection.connection.driver_connection
-        with _told(self.source, self.database):
+        with _translated_errors(self.source, self.database):
             if self.dialect == "postgresql":
                 cursor = driver.cursor(name="tp_flower_shard")
             elif self.dialect == "mysql":
@@ -458,18 +456,21 @@ class Session:
                 cursor = driver.cursor()
             self._streams.append(cursor)
             cursor.execute(sql)
-        while found := self._fetch(cursor):
-            yield found
+        while rows := self._fetch(cursor):
+            yield rows
 
     def _fetch(self, cursor: Any) -> list[Sequence[Any]]:
-        with _told(self.source, self.database):
+        with _translated_errors(self.source, self.database):
             return list(cursor.fetchmany(self.database.chunk_rows))
 
     @contextmanager
     def _run(self, sql: str) -> Iterator[Any]:
         """Run a query; yield the driver's cursor, which nobody logs."""
         driver: Any = self.connection.connection.driver_connection
-        with _told(self.source, self.database), closing(driver.cursor()) as cursor:
+        with (
+            _translated_errors(self.source, self.database),
+            closing(driver.cursor()) as cursor,
+        ):
             cursor.execute(sql)
             yield cursor
 
@@ -505,7 +506,7 @@ def open_session(source: ShardSource) -> Iterator[Session]:
     if database is None:
         raise SourceError(f"{source} is in no database")
     with _silence(), _engine(database.url) as engine:
-        with _told(source, database):
+        with _translated_errors(source, database):
             connection = engine.connect()
         session = Session(connection, source, database)
         with closing(session):
@@ -515,8 +516,8 @@ def open_session(source: ShardSource) -> Iterator[Session]:
 
 
 @contextmanager
-def _told(source: ShardSource, database: DatabaseShard) -> Iterator[None]:
-    """Say in our own words what a driver raises."""
+def _translated_errors(source: ShardSource, database: DatabaseShard) -> Iterator[None]:
+    """Raise SourceError, with words of ours, for an error of a driver."""
     words, kind = "", SourceError
     try:
         yield
