@@ -351,7 +351,8 @@ def test_a_server_cannot_ask_for_more(tmp_path) -> None:
         if action == "query.statistics":
             header = json.loads(json.dumps(packet.header))
             for part in header["parts"]:
-                part["encoders"]["features"][0][1] = "standard"
+                specs = part["encoders"]["specs"]
+                specs[next(iter(specs))] = "standard"
             yield "fitted", type(packet)(header, packet.arrays)
 
     rules = "releases = { statistics = 'never' }"

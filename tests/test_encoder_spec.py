@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from tp_flower.errors import SchemaError, SettingsError
 from tp_flower.features.choice import (
-    EncoderChoice,
     TableChoice,
     choose_encoders,
     parse_entries,
@@ -192,10 +191,7 @@ FEATURES = {"f": ["month", "x"], "p": ["model"]}
 def test_entries_find_tables_and_columns_without_case() -> None:
     found = choose_encoders((("F", "Month", "cyclic(12)"),), FEATURES, 7)
     cyclic = EncoderSpec.parse("cyclic(12)")
-    assert found["f"].choices == {
-        "month": EncoderChoice(cyclic, 7),
-        "x": EncoderChoice(None, 7),
-    }
+    assert found["f"] == TableChoice("f", {"month": cyclic, "x": None}, 7)
     assert str(found["p"].spec_for("model", "text")).startswith("one-hot(7) ")
     assert all(TableChoice.from_json(t.to_json()) == t for t in found.values())
 

@@ -258,7 +258,7 @@ def renumbered(packet):
         (
             "query.statistics",
             SHOP,
-            header("parts", 0, "encoders", "features", 0, 1, value="standard(("),
+            header("parts", 0, "encoders", "specs", "price", value="standard(("),
             "part 0: .* 'encoders' is not of the form that it has in a run",
         ),
         (
@@ -452,7 +452,7 @@ def one_trained_row(packet):
         *(
             (
                 "query.statistics",
-                header("parts", 0, "encoders", "features", 0, 1, value=encoder),
+                header("parts", 0, "encoders", "specs", "price", value=encoder),
                 rf"statistics = moments\).* of o\.price is fitted to {needs}; ",
             )
             for encoder, needs in [

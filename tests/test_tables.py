@@ -14,7 +14,7 @@ from client_apps.data.features import KeptFeatures
 from client_apps.data.run_store import IN_MEMORY, SiteStore
 from client_apps.data.tables import SiteTables
 from tp_flower.errors import SiteError, SourceError
-from tp_flower.features.choice import EncoderChoice, TableChoice
+from tp_flower.features.choice import TableChoice
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.fitting import fit
 from tp_flower.features.statistics import Sample, feature_statistics
@@ -72,9 +72,7 @@ def restart():
 
 def encoder(tables: SiteTables) -> SiteEncoder:
     extracted = tables.extracted(0)
-    choice = TableChoice(
-        "t", {info.name: EncoderChoice() for info in extracted.features}
-    )
+    choice = TableChoice("t", {info.name: None for info in extracted.features})
     found = {
         info.name: feature_statistics(
             choice, info.name, info.kind, extracted.column(info.name), Sample(HASHER)

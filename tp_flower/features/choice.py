@@ -19,10 +19,11 @@ from tp_flower.features.spec import MOST_COLUMNS, EncoderSpec, default_spec
 Entry = tuple[str, str, str]
 """Table, column and the text of a spec."""
 
-_Feature = tuple[str, str | None, Annotated[int, msgspec.Meta(ge=2, le=MOST_COLUMNS)]]
-"""Name, the text of a chosen spec, and the most categories: as JSON."""
 
 KEY_PREFIX: Final = "encode."
+_FIELDS: Final = tuple[
+    str, dict[str, str | None], Annotated[int, msgspec.Meta(ge=2, le=MOST_COLUMNS)]
+]
 _PIECES: Final = re.compile(r'(?:[^";]|"[^"]*")+')
 _QUOTED: Final = r'"(?:[^"]|"")+"'
 _PLAIN: Final = r'(?:[^"=;]|"[^"]*")*'
@@ -102,32 +103,18 @@ def entries_problem(entries: object) -> str | None:
 
 
 @dataclass(frozen=True)
-class EncoderChoice:
-    """The encoder of one feature: the spec of the settings, or None for the default.
-
-    ``max_categories`` is that of a one-hot that does not say how many.
-    """
-
-    override: EncoderSpec | None = None
-    max_categories: int = 256
-
-    def spec_for(self, kind: str) -> EncoderSpec:
-        """Return the full spec for a feature's kind of value."""
-        spec = self.override or default_spec(kind)
-        return spec.for_kind(kind, self.max_categories)
-
-
-@dataclass(frozen=True)
 class TableChoice:
-    """The choice for each feature of a table.
+    """The encoder of each feature of a table, as the settings choose it.
 
     Attributes:
         table: the alias in the query.
-        choices: by feature name, in the query's order.
+        specs: by feature name, in the query's order; None for the default.
+        max_categories: of a one-hot that does not say how many.
     """
 
     table: str
-    choices: Mapping[str, EncoderChoice]
+    specs: Mapping[str, EncoderSpec | None]
+    max_categories: int = 256
 
     def spec_for(self, feature: str, kind: str) -> EncoderSpec:
         """Return the full spec of a feature.
@@ -136,40 +123,36 @@ class TableChoice:
             SchemaError: there is no such feature, or the chosen encoder does not fit.
         """
         where = f"encoder of {self.table}.{feature}"
-        if feature not in self.choices:
+        if feature not in self.specs:
             raise SchemaError(f"{where}: there is no such feature")
+        spec = self.specs[feature] or default_spec(kind)
         try:
-            return self.choices[feature].spec_for(kind)
+            return spec.for_kind(kind, self.max_categories)
         except SchemaError as error:
             raise SchemaError(f"{where}: {error}") from None
 
     def is_declared(self, feature: str, kind: str) -> bool:
         """Return whether an encoder needs no statistics; kind "" is not known."""
-        if feature not in self.choices:
+        if feature not in self.specs:
             return False
-        spec = self.choices[feature].override
-        if spec is None:
-            spec = default_spec(kind) if kind else None
+        spec = self.specs[feature] or (default_spec(kind) if kind else None)
         return spec is not None and not spec.needs_of(kind)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types, as the server sends them to a site."""
-        return {
-            "table": self.table,
-            "features": [
-                [name, choice.override and str(choice.override), choice.max_categories]
-                for name, choice in self.choices.items()
-            ],
-        }
+        specs = {name: spec and str(spec) for name, spec in self.specs.items()}
+        return {**vars(self), "specs": specs}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild the choices from ``to_json``."""
-        choices = {
-            name: EncoderChoice(None if text is None else EncoderSpec.parse(text), most)
-            for name, text, most in msgspec.convert(data["features"], list[_Feature])
+        """Rebuild the choice from ``to_json``."""
+        fields = data["table"], data["specs"], data["max_categories"]
+        table, texts, most = msgspec.convert(fields, _FIELDS)
+        specs = {
+            name: None if text is None else EncoderSpec.parse(text)
+            for name, text in texts.items()
         }
-        return cls(msgspec.convert(data["table"], str), choices)
+        return cls(table, specs, most)
 
 
 def choose_encoders(
@@ -192,11 +175,7 @@ def choose_encoders(
         chosen[_find_column(table, column, features)] = EncoderSpec.parse(spec)
     return {
         table: TableChoice(
-            table,
-            {
-                name: EncoderChoice(chosen.get((table, name)), max_categories)
-                for name in names
-            },
+            table, {name: chosen.get((table, name)) for name in names}, max_categories
         )
         for table, names in features.items()
     }

@@ -77,7 +77,7 @@ def from_wire(
         SchemaError: no data of these features and so many rows have them; names the
             feature.
     """
-    names, reported = list(choice.choices), sent.statistics
+    names, reported = list(choice.specs), sent.statistics
     if len(reported) != len(names):
         raise SchemaError(
             f"statistics of {len(reported)} features, not of {len(names)}"

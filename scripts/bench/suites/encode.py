@@ -72,7 +72,7 @@ def ours(path: Path) -> dict[str, float]:
     from client_apps.data.features import KeptFeatures
     from client_apps.data.run_store import SiteStore
     from client_apps.data.tables import SiteTables
-    from tp_flower.features.choice import EncoderChoice, TableChoice
+    from tp_flower.features.choice import TableChoice
     from tp_flower.features.fitting import fit
     from tp_flower.features.statistics import Sample, feature_statistics
     from tp_flower.keyed_hash import KeyedHasher
@@ -92,7 +92,7 @@ def ours(path: Path) -> dict[str, float]:
         extracted = tables.extract(0, source, Fragment("t", "t", features))
         seconds["extract"] = time.perf_counter() - started - sum(seconds.values())
         sample = Sample(hasher)
-        choices = {info.name: EncoderChoice() for info in extracted.features}
+        choices = {info.name: None for info in extracted.features}
         choice = TableChoice("t", choices)
         statistics = {
             info.name: feature_statistics(
