@@ -260,17 +260,14 @@ class Point:
         return [self.duals, *self.local_scores.values()]
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """Inner products over an array's values, in the norm's weights.
+Sums = tuple[FloatArray, float]
+"""<dF_k, dF_new> and <dF_k, f> of every stored change, (used, 2), and ||f||^2: over an
+array's values, in the norm's weights."""
 
-    Attributes:
-        products: <dF_k, dF_new> and <dF_k, f> of every stored change, (used, 2).
-        size: ||f||^2.
-    """
 
-    products: FloatArray
-    size: float
+def _total(parts: Sequence[Sums]) -> Sums:
+    products, sizes = zip(*parts, strict=True)
+    return np.sum(products, axis=0), sum(sizes)
 
 
 class _History:
@@ -298,7 +295,7 @@ class _History:
 
     def move(
         self, slot: int, used: int, ends: tuple[FloatArray, FloatArray], weight: Weight
-    ) -> _Sums:
+    ) -> Sums:
         """Store f = g - x, and its change since the epoch before.
 
         Args:
@@ -309,7 +306,7 @@ class _History:
         """
         before, after = ends
 
-        def add_up(span: slice) -> _Sums:
+        def add_up(span: slice) -> Sums:
             products, size = np.zeros((used, 2)), 0.0
             for block in blocks_of(span, self._size):
                 step = after[block] - before[block]
@@ -324,11 +321,9 @@ class _History:
                     products += wide.astype(np.float64) @ pair.astype(np.float64)
                 self._step[block] = rounded
                 size += float(np.vdot(step, step))
-            return _Sums(products, size)
+            return products, size
 
-        parts = in_threads(add_up, len(after), self._least_rows)
-        products = np.sum([part.products for part in parts], axis=0)
-        return _Sums(products, sum(part.size for part in parts))
+        return _total(in_threads(add_up, len(after), self._least_rows))
 
     def extrapolated(self, after: FloatArray, gamma: FloatArray) -> FloatArray:
         """Return g - dG gamma, (n, d_c)."""
@@ -402,8 +397,8 @@ class AndersonMixer:
         if not self._weights:
             self._weights = self._weights_of(rho, after)
         earlier = self._reached
-        sums = self._measure(before, after, has_earlier=bool(earlier))
-        size = sums.size**0.5
+        products, squared_size = self._measure(before, after, has_earlier=bool(earlier))
+        size = squared_size**0.5
         if size > SETBACK * self._best:
             self.restart()
             self._weights, earlier = self._weights_of(rho, after), []
@@ -411,8 +406,8 @@ class AndersonMixer:
         self._reached = after.free
         if not earlier:
             return after
-        self._remember(earlier, sums.products[:, 0])
-        return self._extrapolated(after, sums.products[:, 1])
+        self._remember(earlier, products[:, 0])
+        return self._extrapolated(after, products[:, 1])
 
     def _weights_of(self, rho: float, point: Point) -> list[Weight]:
         """Return the weights of the rows of duals and local scores in the norm."""
@@ -426,14 +421,13 @@ class AndersonMixer:
             weights.append(rho * np.sqrt(self._corrections * count)[:, None])
         return weights
 
-    def _measure(self, before: Point, after: Point, *, has_earlier: bool) -> _Sums:
+    def _measure(self, before: Point, after: Point, *, has_earlier: bool) -> Sums:
         slot = self._count % self._memory
         used = min(self._count + 1, self._memory) if has_earlier else 0
         ends = zip(before.free, after.free, strict=True)
         arrays = zip(self._histories, ends, self._weights, strict=True)
         parts = [history.move(slot, used, pair, w) for history, pair, w in arrays]
-        products = np.sum([part.products for part in parts], axis=0)
-        return _Sums(products, sum(part.size for part in parts))
+        return _total(parts)
 
     def _remember(self, earlier: list[FloatArray], products: FloatArray) -> None:
         """Store the changes of g and the products of those of f."""
