@@ -5,7 +5,7 @@ import torch
 
 from tp_flower.learning.models import device_rows as module
 from tp_flower.learning.models import neural
-from tp_flower.learning.models.devices import CUDA
+from tp_flower.learning.models.local_model import CUDA
 
 NO_GPU = "torch finds no CUDA device here"
 

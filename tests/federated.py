@@ -14,7 +14,7 @@ from client_apps.app import app
 from client_apps.rounds.site import Site
 from strategies import STRATEGIES, RelationalStrategy, VflADMM, VflSGD
 from strategies.run.grid import InProcessGrid
-from tp_flower.learning.models.devices import on_host
+from tp_flower.learning.models.local_model import on_host
 from tp_flower.privacy.plan import PartPlan
 from tp_flower.protocol import message_bytes, unpack, unpack_bits
 from tp_flower.query import Query

@@ -13,15 +13,16 @@ from tests.devices import cuda, each_device, pretend
 from tests.federated import one_per_site, run, sharded, store, whole
 from tp_flower.errors import SettingsError
 from tp_flower.learning.models import device_rows as module
-from tp_flower.learning.models import devices
+from tp_flower.learning.models import local_model
 from tp_flower.learning.models.device_rows import DeviceFeatures, torch_device
-from tp_flower.learning.models.devices import on_host, resolve
 from tp_flower.learning.models.local_model import (
     FitProblem,
     LinearModel,
     ModelSpec,
     build_model,
     moment,
+    on_host,
+    resolve,
 )
 from tp_flower.learning.models.neural import FitBudget, fit_least_squares
 from tp_flower.learning.solvers import gram
@@ -252,7 +253,7 @@ def test_copies_of_a_dead_run_make_room(monkeypatch):
 @pytest.mark.parametrize("device", ["cpu", "auto"])
 def test_small_linear_features_stay(device, monkeypatch):
     pretend(monkeypatch, "cpu")
-    monkeypatch.setattr(devices, "has_driver", lambda: True)
+    monkeypatch.setattr(local_model, "has_driver", lambda: True)
     own = SiteStore(IN_MEMORY, 1, 5)
     features = matrix()
     assert placement.place(own, 0, features, device, "linear") is features
@@ -277,7 +278,7 @@ def test_a_full_gpu(monkeypatch):
         "tp_flower.learning.models.device_rows.free_bytes", lambda _: 10**8
     )
     monkeypatch.setattr(placement, "LEAST_VALUES", 1)
-    monkeypatch.setattr(devices, "has_driver", lambda: True)
+    monkeypatch.setattr(local_model, "has_driver", lambda: True)
     own, features = SiteStore(IN_MEMORY, 1, 5), matrix()
     text = "device is 'cuda', but 0.1 GB of this site's GPU are free and 1.1 GB"
     with pytest.raises(SettingsError, match=text):
@@ -307,7 +308,7 @@ def test_why_there_is_no_gpu(hidden, sign, reason, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     file = tmp_path if sign else tmp_path / "none"
-    monkeypatch.setattr(devices, "DRIVER_FILES", (str(file),))
+    monkeypatch.setattr(local_model, "DRIVER_FILES", (str(file),))
     assert resolve("auto") == "cpu"
     with pytest.raises(SettingsError, match=reason):
         resolve("cuda")
@@ -327,11 +328,11 @@ def test_signs_of_a_driver(hidden, file, expected, monkeypatch, tmp_path):
     sign = tmp_path / "nvidiactl"
     if file:
         sign.touch()
-    monkeypatch.setattr(devices, "DRIVER_FILES", (str(sign),))
+    monkeypatch.setattr(local_model, "DRIVER_FILES", (str(sign),))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    assert devices.has_driver() is expected
+    assert local_model.has_driver() is expected
 
 
 def test_linear_runs_without_a_gpu_never_import_torch():
@@ -341,7 +342,7 @@ def test_linear_runs_without_a_gpu_never_import_torch():
         "from client_apps.app import app\n"
         "from strategies import STRATEGIES\n"
         "from scripts.data.store import STORE_SQL, make_store\n"
-        "from tp_flower.learning.models import devices as choice\n"
+        "from tp_flower.learning.models import local_model as choice\n"
         "from strategies.run.grid import InProcessGrid\n"
         "from tp_flower.query import Query\n"
         "choice.DRIVER_FILES = ()\n"

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tp_flower.errors import SettingsError
-from tp_flower.learning.models.devices import resolve
 from tp_flower.learning.models.local_model import (
     FitProblem,
     LinearModel,
     ModelSpec,
     build_model,
     moment,
+    resolve,
 )
 from tp_flower.learning.models.neural import (
     FitBudget,

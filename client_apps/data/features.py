@@ -20,7 +20,7 @@ import numpy as np
 from client_apps.data.cache import Cache
 from client_apps.data.run_store import Entry, SiteStore, lost_state
 from tp_flower.errors import SettingsError, is_full
-from tp_flower.learning.models.devices import (
+from tp_flower.learning.models.local_model import (
     AUTO,
     CPU,
     FeatureArray,

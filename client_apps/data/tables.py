@@ -37,7 +37,7 @@ from tp_flower.extraction.extracted import ExtractedShard
 from tp_flower.features.columns import no_values
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.keyed_hash import KEY_BYTES
-from tp_flower.learning.models.devices import FeatureArray
+from tp_flower.learning.models.local_model import FeatureArray
 from tp_flower.node_config import IN_MEMORY
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.shards import ShardSchema, ShardSource, describe, fingerprint

@@ -39,7 +39,7 @@ from tp_flower.coresets.sampling import draw_rows
 from tp_flower.coresets.solvers import nearest, weighted_kmeans
 from tp_flower.errors import SiteError
 from tp_flower.features.encoder import SiteEncoder, TableEncoder
-from tp_flower.learning.models.devices import on_host
+from tp_flower.learning.models.local_model import on_host
 from tp_flower.privacy.key_agreement import MOST_PARTS, pair_masks, to_fixed
 from tp_flower.privacy.mechanisms import Release
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS

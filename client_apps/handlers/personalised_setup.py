@@ -27,8 +27,12 @@ from tp_flower.errors import QueryError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.learning.losses import LARGEST_LABEL, MAX_CLASSES, Loss, loss_of
-from tp_flower.learning.models.devices import on_host
-from tp_flower.learning.models.local_model import LinearModel, LocalModel, ModelSpec
+from tp_flower.learning.models.local_model import (
+    LinearModel,
+    LocalModel,
+    ModelSpec,
+    on_host,
+)
 from tp_flower.learning.solvers import descend
 from tp_flower.methods import BY_DATA, BY_FEATURES, BY_MODELS, SUMMARIES
 from tp_flower.personalised.sites import (

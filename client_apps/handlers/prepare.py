@@ -45,10 +45,10 @@ from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.features.encoder import SiteEncoder, TableEncoder
-from tp_flower.learning.models.devices import Features
 from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models.local_model import (
     NUMPY_KINDS,
+    Features,
     LinearModel,
     LocalModel,
     ModelSpec,

@@ -21,14 +21,16 @@ import numpy.typing as npt
 from client_apps.data.run_store import Entry
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import DivergedError, SettingsError, SiteError, TPFlowerError
-from tp_flower.learning.models.devices import Features, on_host, rows_of
 from tp_flower.learning.models.local_model import (
+    Features,
     FitProblem,
     LinearModel,
     LocalModel,
     ModelSpec,
     build_model,
     moment,
+    on_host,
+    rows_of,
 )
 from tp_flower.learning.solvers import RidgeSolver, gram
 from tp_flower.privacy.mechanisms import Use, private_scores

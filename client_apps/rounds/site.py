@@ -18,7 +18,7 @@ from client_apps.rounds.round import Round
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SiteError, TPFlowerError
 from tp_flower.keyed_hash import KEY_BYTES, KeyedHasher
-from tp_flower.learning.models.devices import Features
+from tp_flower.learning.models.local_model import Features
 from tp_flower.node_config import IN_MEMORY, TABLES, cache_limit, site_id, state_dir
 from tp_flower.privacy.mechanisms import Planned, Use
 from tp_flower.privacy.plan import PartPlan

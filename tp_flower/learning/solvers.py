@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray, blocks
-from tp_flower.learning.models.devices import Features, PlacedFeatures
+from tp_flower.learning.models.local_model import Features, PlacedFeatures
 
 RANK_TOLERANCE = 1e-11
 

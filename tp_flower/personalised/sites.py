@@ -19,8 +19,12 @@ import numpy.typing as npt
 from tp_flower.arrays import FloatArray, blocks
 from tp_flower.learning.losses import Loss
 from tp_flower.learning.metrics import evaluate
-from tp_flower.learning.models.devices import Features, rows_of
-from tp_flower.learning.models.local_model import LinearModel, LocalModel
+from tp_flower.learning.models.local_model import (
+    Features,
+    LinearModel,
+    LocalModel,
+    rows_of,
+)
 from tp_flower.learning.solvers import gram
 from tp_flower.randomness import NoiseSource
 

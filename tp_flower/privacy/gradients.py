@@ -34,12 +34,13 @@ from typing import Any, Final
 import numpy as np
 
 from tp_flower.arrays import FloatArray, blocks
-from tp_flower.learning.models.devices import FeatureArray, on_host
 from tp_flower.learning.models.local_model import (
+    FeatureArray,
     FitProblem,
     LinearModel,
     LocalModel,
     moment,
+    on_host,
 )
 from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.randomness import NoiseSource

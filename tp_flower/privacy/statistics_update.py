@@ -79,8 +79,7 @@ import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray, blocks
 from tp_flower.errors import SiteError
-from tp_flower.learning.models.devices import Features, on_host
-from tp_flower.learning.models.local_model import moment
+from tp_flower.learning.models.local_model import Features, moment, on_host
 from tp_flower.learning.solvers import RidgeSolver, gram
 from tp_flower.privacy.accounting import noise_multiplier
 from tp_flower.privacy.mechanisms import Gaussian

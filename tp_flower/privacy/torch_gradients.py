@@ -26,8 +26,7 @@ from torch import nn
 
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SettingsError
-from tp_flower.learning.models.devices import FeatureArray
-from tp_flower.learning.models.local_model import LocalModel
+from tp_flower.learning.models.local_model import FeatureArray, LocalModel
 from tp_flower.learning.models.neural import EVALUATION_ROWS, TorchModel
 from tp_flower.privacy.gradients import clip_weights
 

@@ -24,7 +24,7 @@ from scripts.bench.runs import Check, Outcome
 from scripts.data.paper_scale import PAPER_SCALES, write_paper_scale
 from strategies import STRATEGIES
 from strategies.run.grid import InProcessGrid
-from tp_flower.learning.models.devices import AUTO, CPU, CUDA, resolve
+from tp_flower.learning.models.local_model import AUTO, CPU, CUDA, resolve
 from tp_flower.query import Query
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings

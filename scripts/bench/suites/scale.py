@@ -35,7 +35,7 @@ from scripts.data.paper_scale import PAPER_SCALES, write_paper_scale
 from scripts.data.store import STORE_SQL, make_store
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
-from tp_flower.learning.models.devices import on_host
+from tp_flower.learning.models.local_model import on_host
 from tp_flower.query import Query
 from tp_flower.reports.records import RoundReport
 

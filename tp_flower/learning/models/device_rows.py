@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tp_flower.arrays import FloatArray, blocks
-from tp_flower.learning.models.devices import CUDA, FeatureArray, PlacedFeatures
+from tp_flower.learning.models.local_model import CUDA, FeatureArray, PlacedFeatures
 
 MOST_ON_CPU = 1 << 62
 

@@ -7,23 +7,23 @@ make the sum of the scores degenerate (the server's fixed base score stands in f
 others).
 """
 
+import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray, blocks, blocks_of, in_threads
-from tp_flower.learning.models.devices import (
-    FeatureArray,
-    Features,
-    PlacedFeatures,
-    on_host,
-)
+from tp_flower.errors import SettingsError
 
-NUMPY_KINDS = frozenset({"linear", "centres"})
+CENTRES = "centres"
+"""Kind of a clustering's model."""
+NUMPY_KINDS = frozenset({"linear", CENTRES})
 """Kinds of models that need no torch."""
 
 MOST_UNITS = 1 << 20
@@ -36,6 +36,58 @@ SMALL_PRODUCT = 1_000_000
 """Multiplications below which BLAS starts no threads of its own."""
 LEAST_VALUES = 1 << 20
 """Features that a thread has at least."""
+
+FeatureArray = npt.NDArray[np.float32]
+
+
+class PlacedFeatures(ABC):
+    """Rows T (n, d) of float32 on a device; sums over them are in float64.
+
+    Attributes:
+        shape: (n, d).
+    """
+
+    shape: tuple[int, int]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @abstractmethod
+    def __getitem__(self, rows: Any) -> "PlacedFeatures":
+        """Return some of the rows: a slice, positions (k,) or a mask (n,)."""
+
+    @property
+    @abstractmethod
+    def host(self) -> FeatureArray:
+        """The same rows as a numpy array, (n, d)."""
+
+    @abstractmethod
+    def times(self, weights: FloatArray) -> FloatArray:
+        """Return T W, (n, d_c), of weights (d, d_c)."""
+
+    @abstractmethod
+    def moment(self, messages: FloatArray) -> FloatArray:
+        """Return T^T Y, (d, d_c), of messages (n, d_c)."""
+
+    @abstractmethod
+    def gram(self, multiplicity: npt.NDArray[Any]) -> FloatArray:
+        """Return T^T diag(G) T, (d, d), of multiplicities (n,)."""
+
+
+Features = FeatureArray | PlacedFeatures
+
+
+def rows_of(features: Features, rows: npt.NDArray[np.integer]) -> Features:
+    """Return rows (k,) of features, (k, d)."""
+    if isinstance(features, PlacedFeatures):
+        return features[rows]
+    # up to four times as fast as indexing, the narrower the faster
+    return features.take(rows, axis=0)
+
+
+def on_host(features: Features) -> FeatureArray:
+    """Return features for work that stays on the CPU, wherever they lie."""
+    return features.host if isinstance(features, PlacedFeatures) else features
 
 
 @dataclass(frozen=True)
@@ -202,6 +254,60 @@ def _least_rows(features: FeatureArray) -> int:
     return max(LEAST_VALUES // max(int(features.shape[1]), 1), 1)
 
 
+class CentresModel(LocalModel):
+    """h_k = ||t - c_k||^2: float64 parameters, centre after centre.
+
+    Args:
+        features: d.
+        outputs: k, the number of centres.
+
+    >>> model = CentresModel(features=2, outputs=2)
+    >>> model.parameters[:] = [0.0, 0.0, 3.0, 4.0]
+    >>> model.scores(np.zeros((1, 2), dtype=np.float32)).tolist()
+    [[0.0, 25.0]]
+    """
+
+    def __init__(self, features: int, outputs: int) -> None:
+        self.features, self.outputs = features, outputs
+        self.parameters = np.zeros(outputs * features)
+        self.penalised = np.zeros(outputs * features, np.bool_)
+
+    @property
+    def centres(self) -> FloatArray:
+        """The parameters as a matrix (k, d)."""
+        return self.parameters.reshape(self.outputs, self.features)
+
+    def scores(self, features: Features) -> FloatArray:
+        """Return ||t_j - c_k||^2, (n, k)."""
+        return squared_distances(on_host(features), self.centres)
+
+    def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
+        """Return sum_j Y_jk dh_jk/dc_k = 2 (c_k sum_j Y_jk - sum_j Y_jk t_j), flat."""
+        rows = on_host(features)
+        total = np.zeros_like(self.centres)
+        for block in blocks(len(rows)):
+            total += messages[block].T @ np.asarray(rows[block], np.float64)
+        pulled: FloatArray = self.centres * messages.sum(axis=0)[:, None] - total
+        return 2.0 * pulled.ravel()
+
+
+def squared_distances(
+    rows: npt.NDArray[np.floating[Any]], centres: FloatArray
+) -> FloatArray:
+    """Return ||t_j - c_k||^2 of rows (n, d) and centres (k, d), (n, k), float64, >= 0.
+
+    >>> squared_distances(np.array([[1.0], [3.0]]), np.array([[0.0], [4.0]])).tolist()
+    [[1.0, 9.0], [9.0, 1.0]]
+    """
+    norms = (centres**2).sum(axis=1)
+    out = np.empty((len(rows), len(centres)))
+    for block in blocks(len(rows)):
+        wide = np.asarray(rows[block], np.float64)
+        np.matmul(wide, -2.0 * centres.T, out=out[block])
+        out[block] += (wide**2).sum(axis=1)[:, None] + norms
+    return np.maximum(out, 0.0, out=out)
+
+
 def build_model(spec: ModelSpec, features: int, device: str = "auto") -> LocalModel:
     """Return the local model of a table with ``features`` encoded columns.
 
@@ -215,7 +321,7 @@ def build_model(spec: ModelSpec, features: int, device: str = "auto") -> LocalMo
     """
     if spec.kind == "linear":
         return LinearModel(features, spec.outputs, intercept=spec.intercept)
-    if spec.kind == "centres":
+    if spec.kind == CENTRES:
         return CentresModel(features, spec.outputs)
     # torch takes a second to import: linear models do without
     from tp_flower.learning.models.neural import build_torch_model
@@ -269,59 +375,66 @@ class FitProblem:
         return np.where(is_drawn, self.centre, parameters)
 
 
-CENTRES = "centres"
-"""Kind of a clustering's model."""
+CPU: Final = "cpu"
+CUDA: Final = "cuda"
+AUTO: Final = "auto"
+
+DRIVER_FILES: Final = (
+    "/dev/nvidiactl",
+    "/dev/dxg",  # Windows Subsystem for Linux
+    "/dev/nvmap",  # Jetson
+    r"C:\Windows\System32\nvcuda.dll",
+)
+HIDDEN: Final = ("", "-1")
+"""Values of CUDA_VISIBLE_DEVICES that leave no device."""
 
 
-class CentresModel(LocalModel):
-    """h_k = ||t - c_k||^2: float64 parameters, centre after centre.
+def resolve(name: str, *, is_large: bool = True) -> str:
+    """Return ``"cpu"`` or ``"cuda"``; ``"auto"`` is CUDA where it exists and pays.
+
+    A GPU is worth its start from some size on only: torch takes a second or two to
+    import, CUDA as long to start, and in deployment every message starts a process.
+    Without a driver torch is not imported, unless ``"cuda"`` is asked for.
 
     Args:
-        features: d.
-        outputs: k, the number of centres.
+        name: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        is_large: whether the work is worth the start of a device.
 
-    >>> model = CentresModel(features=2, outputs=2)
-    >>> model.parameters[:] = [0.0, 0.0, 3.0, 4.0]
-    >>> model.scores(np.zeros((1, 2), dtype=np.float32)).tolist()
-    [[0.0, 25.0]]
+    Raises:
+        SettingsError: ``"cuda"`` is asked for, and cannot be used.
     """
+    if name == CPU or (name == AUTO and not (is_large and has_driver())):
+        return CPU
+    import torch
 
-    def __init__(self, features: int, outputs: int) -> None:
-        self.features, self.outputs = features, outputs
-        self.parameters = np.zeros(outputs * features)
-        self.penalised = np.zeros(outputs * features, np.bool_)
-
-    @property
-    def centres(self) -> FloatArray:
-        """The parameters as a matrix (k, d)."""
-        return self.parameters.reshape(self.outputs, self.features)
-
-    def scores(self, features: Features) -> FloatArray:
-        """Return ||t_j - c_k||^2, (n, k)."""
-        return squared_distances(on_host(features), self.centres)
-
-    def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
-        """Return sum_j Y_jk dh_jk/dc_k = 2 (c_k sum_j Y_jk - sum_j Y_jk t_j), flat."""
-        rows = on_host(features)
-        total = np.zeros_like(self.centres)
-        for block in blocks(len(rows)):
-            total += messages[block].T @ np.asarray(rows[block], np.float64)
-        pulled: FloatArray = self.centres * messages.sum(axis=0)[:, None] - total
-        return 2.0 * pulled.ravel()
+    if torch.cuda.is_available():
+        return CUDA
+    if name == AUTO:
+        return CPU
+    raise SettingsError(
+        f"device is {name!r}, but this site has no CUDA device that torch "
+        f"{torch.__version__} can use{_reason()}; allowed there: 'cpu' and 'auto'"
+    )
 
 
-def squared_distances(
-    rows: npt.NDArray[np.floating[Any]], centres: FloatArray
-) -> FloatArray:
-    """Return ||t_j - c_k||^2 of rows (n, d) and centres (k, d), (n, k), float64, >= 0.
+def has_driver() -> bool:
+    """Whether there is a sign of an NVIDIA driver, and its devices are not hidden."""
+    return not is_hidden() and any(
+        Path(name).exists()
+        for name in DRIVER_FILES
+        if name.startswith("/") or sys.platform == "win32"
+    )
 
-    >>> squared_distances(np.array([[1.0], [3.0]]), np.array([[0.0], [4.0]])).tolist()
-    [[1.0, 9.0], [9.0, 1.0]]
-    """
-    norms = (centres**2).sum(axis=1)
-    out = np.empty((len(rows), len(centres)))
-    for block in blocks(len(rows)):
-        wide = np.asarray(rows[block], np.float64)
-        np.matmul(wide, -2.0 * centres.T, out=out[block])
-        out[block] += (wide**2).sum(axis=1)[:, None] + norms
-    return np.maximum(out, 0.0, out=out)
+
+def is_hidden() -> bool:
+    """Whether the environment hides all devices from this process."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in HIDDEN
+
+
+def _reason() -> str:
+    if is_hidden():
+        return (
+            " (CUDA_VISIBLE_DEVICES hides it, as Flower's simulation does where "
+            "client-resources-num-gpus is 0)"
+        )
+    return "" if has_driver() else " (no NVIDIA driver was found)"

@@ -16,8 +16,14 @@ from tp_flower.learning.models.device_rows import (
     to_device,
     torch_device,
 )
-from tp_flower.learning.models.devices import Features, on_host, resolve
-from tp_flower.learning.models.local_model import FitProblem, LocalModel, ModelSpec
+from tp_flower.learning.models.local_model import (
+    Features,
+    FitProblem,
+    LocalModel,
+    ModelSpec,
+    on_host,
+    resolve,
+)
 
 EVALUATION_ROWS = 65536
 
