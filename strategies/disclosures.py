@@ -43,7 +43,7 @@ from tp_flower.query import BoundQuery
 from tp_flower.settings import PrivacySettings, Settings
 
 NOTHING: Final = "nothing"
-"""What covers a disclosure that no mechanism covers."""
+"""The protection of a disclosure that no mechanism covers."""
 
 Account = Mapping[str, Any]
 """One release of a site's ledger, with how it was used."""
@@ -51,7 +51,7 @@ Account = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Disclosure:
-    """What somebody learns from a message.
+    """A fact that somebody learns from a message.
 
     Attributes:
         message: its type.

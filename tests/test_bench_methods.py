@@ -8,7 +8,14 @@ import pandas as pd
 import pytest
 
 from scripts.bench import reference as bench_reference
-from scripts.bench.curves import Cost, Curve, curve_of, is_within, phase_seconds
+from scripts.bench.curves import (
+    PAPER_NETWORKS,
+    Cost,
+    Curve,
+    curve_of,
+    is_within,
+    phase_seconds,
+)
 from scripts.bench.datasets import store
 from scripts.bench.reference import measure_reference
 from scripts.bench.report.page import render_page
@@ -26,7 +33,7 @@ from scripts.bench.suites.methods import (
 from scripts.data.dataset import Dataset
 from scripts.data.store import STORE_SQL, make_store
 from scripts.joined.baselines import BASELINES
-from strategies.report_page.costs import PAPER_NETWORKS, US_UK
+from strategies.report_page.costs import US_UK
 from tp_flower.reports.records import RoundReport
 
 # an epoch of two rounds: 300 bytes of arrays and 20 of headers

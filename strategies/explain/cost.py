@@ -1,4 +1,4 @@
-"""What training will send: rounds and array bytes, from sizes that set-up knows.
+"""The cost of training in rounds and array bytes, from sizes that set-up knows.
 
 Which messages an epoch takes, and which of their fields they carry, is said here; how
 large a field is follows from its declaration (:mod:`tp_flower.protocol`). What is
@@ -143,7 +143,7 @@ class TableSize:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What some rounds send.
+    """The rounds and bytes of a stretch of a run.
 
     Attributes:
         rounds: how many.

@@ -298,7 +298,7 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
         raise RuntimeError("there is no model before the run has ended")
     schemas = strategy.inventory.schemas()
     bound = strategy.bind(schemas)
-    shards = {(own.node, own.position): own for own in strategy.inventory.shards}
+    shards = {(item.node, item.position): item for item in strategy.inventory.shards}
 
     def part_of(part: Part) -> ModelPart:
         # found again by site, table and shard: nodes change
@@ -314,7 +314,7 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
             ModelTable(
                 table=name,
                 name=problem.names[name],
-                columns={own.name: dict(schemas[own.name]) for own in fragments},
+                columns={part.name: dict(schemas[part.name]) for part in fragments},
                 features=feature_texts(fragments),
                 kind=table.model,
                 saved_encoder=problem.encoders[name].to_json(),

@@ -20,7 +20,8 @@ TWO_TEXTS = frozenset({0, 1})
 class Table:
     """A table of texts; ``words`` are the columns whose cells are no numbers.
 
-    A folded one, which has no note, is closed until the reader opens it.
+    A folded one, which has no note, is closed until the reader opens it. One without
+    rows is left out.
     """
 
     title: str
@@ -30,6 +31,9 @@ class Table:
     note: str = ""
     is_folded: bool = False
     kind: ClassVar[str] = "table"
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Code:
 
 Block = Table | Figure | Prose | Code
 Blocks = Iterable[Block | None]
-"""Blocks, with None for what a report lacks."""
+"""Blocks, with None or an empty table for what a report lacks."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +86,12 @@ def tabulate(
     columns: Sequence[Column],
     note: str = "",
     is_folded: bool = False,
-) -> Table | None:
-    """Return the table of some records, a row each; None if there are none."""
+) -> Table:
+    """Return the table of some records, a row each."""
     rows = [tuple(column.cell(item) for column in columns) for item in items]
     head = tuple(column.head for column in columns)
     words = frozenset(n for n, column in enumerate(columns) if column.is_text)
-    return Table(title, head, rows, words, note, is_folded) if rows else None
+    return Table(title, head, rows, words, note, is_folded)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""The costs of a run: seconds by phase and site, bytes by table; and their forecast."""
+"""The costs of a run: seconds by phase and site, bytes by table, privacy."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from strategies.report_page.blocks import (
@@ -22,12 +22,12 @@ TIMES = ("server-seconds", "client-seconds", "wait-seconds")
 TIME_PARTS = ("server", "slowest site", "transfer and waiting")
 DIRECTIONS = ("up, to the server", "down, to the sites")
 
-FORECASTS = {"set-up": "set-up", "epoch": "one epoch", "run": "the whole run"}
+ESTIMATES = {"set-up": "set-up", "epoch": "one epoch", "run": "the whole run"}
 
 
 def costs(report: Record) -> Blocks:
-    """Yield the plots of time and bytes, and what `explain` forecasts."""
-    yield _forecast(report.at("cost"))
+    """Yield the plots of time and bytes, and the cost estimate of `explain`."""
+    yield _estimate(report.at("cost"))
     rounds = report.records("history")
     yield _phases(rounds)
     yield _sites(rounds)
@@ -42,12 +42,12 @@ def costs(report: Record) -> Blocks:
         )
 
 
-def _forecast(cost: Record) -> Block | None:
+def _estimate(cost: Record) -> Block | None:
     """Return the rounds and bytes that training would take."""
     if not cost:
         return None
     rows = []
-    for key, title in FORECASTS.items():
+    for key, title in ESTIMATES.items():
         traffic = cost.at(key)
         sent = (traffic.at(f"bytes-{way}").numbers().values() for way in ("up", "down"))
         rows.append(
@@ -58,29 +58,24 @@ def _forecast(cost: Record) -> Block | None:
 
 
 def _phases(history: list[Record]) -> Block | None:
-    phases: defaultdict[tuple[bool, str], list[float]] = defaultdict(lambda: [0.0] * 3)
-    rounds: Counter[tuple[bool, str]] = Counter()
+    phases: defaultdict[str, list[Record]] = defaultdict(list)
     for item in history:
-        key = item.amount("epoch") > 0, item.text("phase") or "round"
-        rounds[key] += 1
-        for n, name in enumerate(TIMES):
-            phases[key][n] += item.amount(name)
+        prefix = "training: " if item.amount("epoch") > 0 else ""
+        phases[f"{prefix}{item.text('phase') or 'round'}"].append(item)
+    bars = [
+        (
+            f"{name}, {counted(len(rounds), 'round')}",
+            [sum(item.amount(key) for item in rounds) for key in TIMES],
+        )
+        for name, rounds in phases.items()
+    ]
     return bar_figure(
         "Time by phase, in the order of the run",
-        [(_phase(*key, rounds[key]), seconds) for key, seconds in phases.items()],
+        bars,
         format_seconds,
         TIME_PARTS,
         "Sites work at the same time: a round takes as long as its slowest one.",
     )
-
-
-def _phase(is_training: bool, name: str, rounds: int) -> str:
-    """Return a phase in words.
-
-    >>> _phase(True, "admm", 12), _phase(False, "seal", 1)
-    ('training: admm, 12 rounds', 'seal, 1 round')
-    """
-    return f"{'training: ' if is_training else ''}{name}, {counted(rounds, 'round')}"
 
 
 def _sites(history: list[Record]) -> Block | None:
@@ -140,15 +135,6 @@ class Network:
 US_UK = Network("US-UK", 0.136, 0.42e9)
 US_US = Network("US-US", 0.067, 1.15e9)
 
-PAPER_NETWORKS = (
-    US_UK,
-    US_US,
-    Network("US-East, US-West", 0.063, 8 * 60.0e6),
-    Network("US-West, EU", 0.153, 8 * 26.2e6),
-    Network("US-East, EU", 0.110, 8 * 33.8e6),
-)
-"""The last three are what the paper measured between AWS regions (Table 8)."""
-
 NETWORKS = (
     US_UK,
     US_US,
@@ -184,10 +170,9 @@ def privacy(report: Record) -> Blocks:
         for node in sorted(ledger.content)
         for account in ledger.items(node)
     ]
-    title = "The sites' ledgers of this run"
-    if table := tabulate(title, accounts, LEDGER, is_folded=True):
-        # releases that differ in nothing are listed once
-        yield replace(table, rows=list(dict.fromkeys(table.rows)))
+    table = tabulate("The sites' ledgers of this run", accounts, LEDGER, is_folded=True)
+    # releases that differ in nothing are listed once
+    yield replace(table, rows=list(dict.fromkeys(table.rows)))
 
 
 def _place(total: Record) -> str:

@@ -53,12 +53,9 @@ def settings(report: Record) -> Blocks:
     yield _values("All settings", values, is_folded=True)
 
 
-def _values(
-    title: str, values: Mapping[str, object], is_folded: bool = False
-) -> Table | None:
+def _values(title: str, values: Mapping[str, object], is_folded: bool = False) -> Table:
     rows = [(str(key), format_setting(value)) for key, value in values.items()]
-    table = Table(title, ("setting", "value"), rows, TWO_TEXTS, "", is_folded)
-    return table if rows else None
+    return Table(title, ("setting", "value"), rows, TWO_TEXTS, "", is_folded)
 
 
 def format_setting(value: object) -> str:
@@ -98,12 +95,11 @@ def tables(report: Record) -> Blocks:
     lines = [
         (item.text("table"), line) for item in tables for line in item.texts("work")
     ]
-    if lines:
-        title = "What the sites of each table run"
-        yield Table(title, ("table", "work"), lines, TWO_TEXTS, is_folded=True)
+    title = "What the sites of each table run"
+    yield Table(title, ("table", "work"), lines, TWO_TEXTS, is_folded=True)
 
 
-def _tables(tables: list[Record]) -> Table | None:
+def _tables(tables: list[Record]) -> Table:
     multiplicities = [item.at("multiplicity").content for item in tables]
     names = [name for name in FAN_OUT if any(name in item for item in multiplicities)]
     dropped = [
@@ -139,7 +135,6 @@ def _shards(table: Record) -> str:
 
 
 def _times_column(head: str, key: str, inside: str = "") -> Column:
-    """Return the column of how often rows are joined."""
     return Column(head, lambda item: _times(item.at(inside) if inside else item, key))
 
 
@@ -156,10 +151,15 @@ def _times(item: Record, key: str) -> str:
     return f"{times:,.0f}" if times == int(times) else f"{times:,.2f}"
 
 
-def _steps(steps: list[Record]) -> Table | None:
+def _steps(steps: list[Record]) -> Table:
     fan_outs = {"matches, min": "min", "median": "median", "max": "max"}
+
+    def join(step: Record) -> str:
+        kind = "LEFT JOIN" if step.get("is-outer") else "JOIN"
+        return f"{kind} {step.text('table')}"
+
     columns = [
-        Column("step", _step, is_text=True),
+        Column("step", join, is_text=True),
         text_column("on", "on"),
         count_column("rows before", "rows-before"),
         count_column("rows after", "rows"),
@@ -170,11 +170,6 @@ def _steps(steps: list[Record]) -> Table | None:
     title = f"The join, step by step, from {steps[0].text('table')}"
     note = "matches: rows of the table that a row of the join so far finds."
     return tabulate(title, steps[1:], columns, note)
-
-
-def _step(step: Record) -> str:
-    kind = "LEFT JOIN" if step.get("is-outer") else "JOIN"
-    return f"{kind} {step.text('table')}"
 
 
 def label_of(query: str) -> str:
@@ -236,17 +231,11 @@ def result(report: Record) -> Blocks:
         for name in dict.fromkeys((*order, *sorted(names)))
     ]
     head = ("", *(_rows_of(report, part) for part in parts))
-    yield Table("Metrics of the model", head, rows) if rows else None
+    yield Table("Metrics of the model", head, rows)
     counts = report.at("rows")
     scored = [(SCORED[k], counts.count(k)) for k in SCORED if k in counts.numbers()]
-    yield Table("Scored with a saved model", ("", "rows"), scored) if scored else None
-    yield from _predictions(report.at("predictions"))
-    columns = [text_column("table", "table"), text_column("sites", "sites")]
-    title = "Sites of the model that were not there"
-    yield tabulate(title, report.records("missing"), columns)
-
-
-def _predictions(predictions: Record) -> Blocks:
+    yield Table("Scored with a saved model", ("", "rows"), scored)
+    predictions = report.at("predictions")
     columns = [
         text_column("site", "site"),
         text_column("file below its state folder", "file"),
@@ -255,8 +244,11 @@ def _predictions(predictions: Record) -> Blocks:
     title = "Predictions at the label table's sites"
     yield tabulate(title, predictions.records("files"), columns)
     if file := predictions.text("file"):
-        names = ", ".join(predictions.texts("columns"))
-        yield Prose(f"The predictions are in {file}, with {names}.")
+        listed = ", ".join(predictions.texts("columns"))
+        yield Prose(f"The predictions are in {file}, with {listed}.")
+    columns = [text_column("table", "table"), text_column("sites", "sites")]
+    title = "Sites of the model that were not there"
+    yield tabulate(title, report.records("missing"), columns)
 
 
 def _rows_of(report: Record, part: str) -> str:

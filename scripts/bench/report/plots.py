@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from scripts.bench.curves import HIGHER_IS_BETTER, TOLERANCE, Curve
-from strategies.report_page.costs import PAPER_NETWORKS, US_UK, Network
+from scripts.bench.curves import HIGHER_IS_BETTER, PAPER_NETWORKS, TOLERANCE, Curve
+from strategies.report_page.costs import US_UK, Network
 
 MEGABYTE = 1e6
 DOTS_PER_INCH = 110

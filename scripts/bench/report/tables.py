@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scripts.bench.curves import HIGHER_IS_BETTER
+from scripts.bench.curves import HIGHER_IS_BETTER, PAPER_NETWORKS
 from scripts.bench.report.plots import MEGABYTE
-from strategies.report_page.costs import PAPER_NETWORKS
 
 Found = Mapping[str, Any]
 

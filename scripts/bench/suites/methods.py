@@ -26,6 +26,7 @@ from typing import Any
 from client_apps.app import app
 from scripts.bench.curves import (
     FINE_TOLERANCE,
+    PAPER_NETWORKS,
     TOLERANCE,
     Curve,
     curve_of,
@@ -38,7 +39,6 @@ from scripts.bench.reference import Found, measure_reference
 from scripts.bench.runs import Check, Options, Outcome, SkippedSuite
 from scripts.data.dataset import Dataset
 from strategies import STRATEGIES
-from strategies.report_page.costs import PAPER_NETWORKS
 from strategies.run.grid import InProcessGrid
 from tp_flower.query import Query
 from tp_flower.settings import Settings
