@@ -154,7 +154,7 @@ def safe_message(error: duckdb.Error) -> str:
 def _details(text: str) -> Iterator[str]:
     for line in text.splitlines():
         for phrase in _PHRASES:
-            if found := phrase.search(line):
-                yield found[1]
+            if match := phrase.search(line):
+                yield match[1]
     if types := _TYPE.findall(text):
         yield f"to {types[-1]}"

@@ -1,1 +1,1 @@
-"""What a fragment of the query yields on one shard, and how a site keeps it."""
+"""Run a fragment of the query on one shard; keep the rows in Arrow files."""

@@ -94,8 +94,9 @@ def as_number(column: TypedColumn) -> str:
 
 def as_vector(column: TypedColumn) -> str:
     """Return a list or an array of numbers as one of FLOAT or DOUBLE."""
-    found = _VECTOR.fullmatch(column.type)
-    element = "FLOAT" if found and found["element"] in {"FLOAT", "REAL"} else "DOUBLE"
+    vector = _VECTOR.fullmatch(column.type)
+    is_single = vector is not None and vector["element"] in {"FLOAT", "REAL"}
+    element = "FLOAT" if is_single else "DOUBLE"
     return f"CAST({column.sql} AS {element}[])"
 
 
@@ -105,8 +106,8 @@ def vector_width(duckdb_type: str) -> int | None:
     >>> vector_width("FLOAT[3]"), vector_width("FLOAT[]")
     (3, None)
     """
-    found = _VECTOR.fullmatch(duckdb_type)
-    return int(found["length"]) if found and found["length"] else None
+    vector = _VECTOR.fullmatch(duckdb_type)
+    return int(vector["length"]) if vector and vector["length"] else None
 
 
 def canonical_text(columns: Sequence[TypedColumn], *, null_is_value: bool) -> str:

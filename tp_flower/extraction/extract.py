@@ -92,7 +92,7 @@ def extract(
 
 
 def open_extracted(folder: Path) -> ExtractedShard:
-    """Return what ``extract`` kept in a folder.
+    """Return the shard that ``extract`` wrote to a folder.
 
     Raises:
         OSError: it cannot be read.

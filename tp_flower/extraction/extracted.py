@@ -77,7 +77,7 @@ class KeyColumn:
 
 @dataclass(frozen=True, eq=False)
 class ExtractedKey:
-    """A join key, or what a sub-query groups by, of each row.
+    """A join key, or the group of a sub-query, of each row.
 
     Attributes:
         codes: int32 (n,), position in ``texts``; -1 where any part of a join key is
@@ -150,7 +150,7 @@ class ExtractedShard:
     """The rows of one fragment on one shard; columns are read when they are needed.
 
     Args:
-        meta: what ``extract`` wrote about the columns, plain JSON types.
+        meta: the description that ``extract`` wrote, plain JSON types.
         open_file: opens one of the files by its name.
 
     Attributes:
@@ -186,7 +186,7 @@ class ExtractedShard:
 
     @property
     def groups(self) -> ExtractedKey | None:
-        """What a sub-query groups by, NULL being a value too; None without one."""
+        """The groups of a sub-query, NULL being a value too; None without one."""
         item = self.meta["groups"]
         return self._key(item) if item else None
 

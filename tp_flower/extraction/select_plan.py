@@ -1,4 +1,4 @@
-"""What a fragment asks of a shard, as the SELECT that answers it.
+"""The SELECT that evaluates a fragment on a shard.
 
 Every expression of a fragment is a *piece*: a feature, the label, or a part of a key.
 Numbers become DOUBLE, texts their normal form, and the parts of a key one canonical
@@ -42,7 +42,7 @@ class Piece:
     """One expression of a fragment.
 
     Attributes:
-        name: of the feature, "label", or what a key's part is called in messages.
+        name: of the feature, "label", or of a key's part in messages.
         column: its column in the inner SELECT of :attr:`Plan.select`.
         value: the expression, its type and kind.
     """
@@ -71,16 +71,16 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """All expressions of a fragment, and what is selected for them.
+    """All expressions of a fragment, and the SELECT of them.
 
     Attributes:
         source: the shard, for messages.
-        relation: what they are evaluated over.
+        relation: evaluated over, in SQL.
         features: one piece each.
         label: at most one.
         weight: at most one.
         keys: the parts of each key.
-        groups: the parts of what the sub-query groups by; none without one.
+        groups: the expressions of the sub-query's GROUP BY; none without one.
         filters: conditions on the relation.
     """
 
@@ -223,7 +223,7 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
 
 
 def _relation(opened: Scan) -> tuple[str, list[tuple[str, str]]]:
-    """What the fragment is over, and the name and SQL of what it is grouped by."""
+    """Return the relation of the fragment, and the name and SQL of each group."""
     subquery = opened.fragment.subquery
     if subquery is None:
         return RELATION, []
@@ -237,9 +237,9 @@ def _relation(opened: Scan) -> tuple[str, list[tuple[str, str]]]:
 
 def _as_weight(source: ShardSource, piece: Piece) -> Piece:
     if piece.kind not in ("number", "boolean"):
-        shown = without_values(piece.value.type)
+        kind_text = without_values(piece.value.type)
         raise SourceError(
-            f"{source}: the weight is of type {shown}; it must be a number: CAST it"
+            f"{source}: the weight is of type {kind_text}; it must be a number: CAST it"
         )
     return piece
 
@@ -254,9 +254,9 @@ def _piece(
     name, column, sql = spelled
     kind = kind_of(duckdb_type)
     if kind is None or (kind == "vector" and not can_be_vector):
-        shown = without_values(duckdb_type)
+        kind_text = without_values(duckdb_type)
         raise SourceError(
-            f"{source}: {name!r} is of type {shown}, which cannot be used: "
+            f"{source}: {name!r} is of type {kind_text}, which cannot be used: "
             "CAST it to a number, a text, a date, a timestamp or a boolean"
         )
     return Piece(name, column, TypedColumn(f"({sql})", duckdb_type, kind))

@@ -105,8 +105,8 @@ def _bind_using(join: JoinClause, name: str, scope: Scope) -> Predicate:
     before = {a: names for a, names in scope.columns.items() if a != join.alias}
     column = exp.column(exp.to_identifier(name, quoted=True))
     left = Scope(before, scope.merged, scope.aliases).table_of(column, what)
-    own = exp.column(column.this.copy(), table=exp.to_identifier(join.alias, True))
-    right = scope.table_of(own, what)
+    joined = exp.to_identifier(join.alias, quoted=True)
+    right = scope.table_of(exp.column(column.this.copy(), table=joined), what)
     return Predicate(
         Local(left, local_sql(column, scope.columns[left], what)),
         Local(right, local_sql(column, scope.columns[right], what)),
@@ -188,11 +188,11 @@ def settle(
     for condition in settled:
         _check(condition, outer, relations)
     filters = [c for c in settled if isinstance(c, Filter)]
-    kept = [c.local for c in filters if c.owner in (None, c.local.table)]
+    local = [c.local for c in filters if c.owner in (None, c.local.table)]
     guards = [c for c in filters if c.owner not in (None, c.local.table)]
     predicates = [c for c in settled if isinstance(c, Predicate)]
     guarded = _with_guards(predicates, guards)
-    return Settled(tuple(dict.fromkeys(guarded)), tuple(kept), outer)
+    return Settled(tuple(dict.fromkeys(guarded)), tuple(local), outer)
 
 
 def _still_outer(

@@ -113,17 +113,17 @@ def _parse_select(sql: str, dialect: str) -> exp.Select:
         raise QueryError(f"expected a SELECT statement, got: {shorten(sql)}")
     if select.args.get("from_") is None:
         raise QueryError("the query has no FROM: name the tables to train on")
-    known = {"expressions", "from_", "joins", "where"}
-    _check_clauses(select, known, "the query", _ADVICE)
+    allowed = {"expressions", "from_", "joins", "where"}
+    _check_clauses(select, allowed, "the query", _ADVICE)
     return select
 
 
 def _check_clauses(
-    tree: exp.Expr, known: Collection[str], where: str, advice: Mapping[str, str]
+    tree: exp.Expr, allowed: Collection[str], where: str, advice: Mapping[str, str]
 ) -> None:
-    """Refuse every clause of a SELECT or set operation that is not in ``known``."""
+    """Refuse every clause of a SELECT or set operation that is not in ``allowed``."""
     for clause in (key for key, value in tree.args.items() if value):
-        if clause not in known:
+        if clause not in allowed:
             name = _CLAUSE_NAMES.get(clause, clause.strip("_").upper())
             instead = f": {advice[clause]}" if clause in advice else ""
             raise QueryError(f"{name} is not supported in {where}{instead}")
@@ -170,30 +170,30 @@ def _check_items(items: Sequence[Item], *, needs_label: bool) -> None:
 
 def _parse_ref(source: exp.Expr) -> TableRef:
     """Return a plain table; anything else that can stand in FROM is refused."""
-    shown = shorten(source.sql(DIALECT))
+    sql = shorten(source.sql(DIALECT))
     if not isinstance(source, exp.Table) or not isinstance(source.this, exp.Identifier):
         raise QueryError(
-            f"only plain tables and sub-queries are supported in FROM: {shown}"
+            f"only plain tables and sub-queries are supported in FROM: {sql}"
         )
     if source.args.get("db"):
-        raise QueryError(f"write the bare name of the table, not {shown}")
+        raise QueryError(f"write the bare name of the table, not {sql}")
     if source.args.get("joins"):
-        raise QueryError(f"write one join after the other, not nested: {shown}")
+        raise QueryError(f"write one join after the other, not nested: {sql}")
     alias = source.args.get("alias")
     odd = clauses_of(source) - {"this", "alias"}
     if odd or (alias is not None and alias.args.get("columns")):
-        raise QueryError(f"only plain tables are supported in FROM: {shown}")
+        raise QueryError(f"only plain tables are supported in FROM: {sql}")
     return TableRef(alias=source.alias_or_name, name=source.name)
 
 
 def _parse_derived(source: exp.Subquery) -> DerivedTable:
     """Return a sub-query of FROM."""
-    shown = shorten(source.sql(DIALECT))
+    sql = shorten(source.sql(DIALECT))
     if not source.alias:
-        raise QueryError(f"give the sub-query an alias, (...) AS t: {shown}")
+        raise QueryError(f"give the sub-query an alias, (...) AS t: {sql}")
     odd = clauses_of(source) - {"this", "alias"}
     if odd or source.args["alias"].args.get("columns"):
-        raise QueryError(f"only an alias is supported after a sub-query: {shown}")
+        raise QueryError(f"only an alias is supported after a sub-query: {sql}")
     what = f"sub-query {source.alias!r}"
     branches = tuple(_parse_branch(tree, what) for tree in _selects(source.this, what))
     return DerivedTable(source.alias, branches)
@@ -293,11 +293,11 @@ def _parse_item(tree: exp.Expr, *, aggregates: bool = False) -> Item:
 
 def _parse_star(star: exp.Star, tree: exp.Expr) -> StarItem:
     """Return ``*`` or ``t.*``, with EXCLUDE or without."""
-    shown = shorten(tree.sql(DIALECT, comments=False))
+    sql = shorten(tree.sql(DIALECT, comments=False))
     if clauses_of(star) - {"except_"}:
-        raise QueryError(f"only EXCLUDE (...) is supported after a star: {shown}")
+        raise QueryError(f"only EXCLUDE (...) is supported after a star: {sql}")
     if tree is not star and tree.args.get("db"):
-        raise QueryError(f"write a star as table.*: {shown}")
+        raise QueryError(f"write a star as table.*: {sql}")
     excluded = [_canonical(c, "EXCLUDE") for c in star.args.get("except_") or ()]
     table = tree.table if isinstance(tree, exp.Column) else None
     return StarItem(table, tuple(excluded))

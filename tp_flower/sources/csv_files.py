@@ -113,13 +113,13 @@ def _stray_rows(
     rows = {}
     for name in strays:
         column = quote_name(name)
-        found = connection.execute(
+        row = connection.execute(
             f"SELECT r FROM (SELECT {column}, row_number() OVER () AS r FROM {texts}) "
             f"WHERE {column} IS NOT NULL AND TRY_CAST({column} AS DOUBLE) IS NULL "
             "LIMIT 1"
         ).fetchone()
-        if found:
-            rows[name] = int(found[0])
+        if row:
+            rows[name] = int(row[0])
     return rows
 
 

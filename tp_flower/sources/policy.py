@@ -1,11 +1,11 @@
-"""What may leave a table, and how: the rules that its owner sets for every run.
+"""The rules of what may leave a table, and how, which its owner sets for every run.
 
 A policy stands in the site's tables file (``tp_flower/sources/policy.py`` reads
 it) and is checked at the site, on what came over the wire. No setting of a run weakens
 it. A refusal names the rule, what was asked and what is allowed; it quotes no value,
 and says the same of a column that the policy hides as of one that does not exist.
 
-What the rules are about, from what tells least to what tells most:
+The kinds of releases and their levels:
 
 =========== ==========================================================================
 release      levels, each allowing all before it
@@ -175,38 +175,38 @@ class Policy:
         Raises:
             PolicyError: names the rule, the piece and the column.
         """
-        asked = f"{read.what} reads column {read.column!r}"
+        reading = f"{read.what} reads column {read.column!r}"
         is_key = read.role in (Role.KEY, Role.GROUP)
         if not self.expressions and not read.is_bare:
             allowed_form = "columns may be read as they are, without CAST"
-            raise _refused("expressions", f"{asked} in an expression", allowed_form)
+            raise _refused("expressions", f"{reading} in an expression", allowed_form)
         if _has(self.join_only, read.column):
             if is_key and not read.is_plain:
-                raise _refused("join-only", f"{asked} in an expression", _PLAIN)
+                raise _refused("join-only", f"{reading} in an expression", _PLAIN)
             if not is_key and read.role is not Role.INNER:
-                raise _refused("join-only", asked, "it may be joined on, as it is")
+                raise _refused("join-only", reading, "it may be joined on, as it is")
             return
         rule, allowed = self._allowed(read.role)
         if allowed is not None and not _has(allowed, read.column):
-            shown = ", ".join(allowed) or "no column"
-            raise _refused(rule, asked, f"it may read {shown}")
+            columns = ", ".join(allowed) or "no column"
+            raise _refused(rule, reading, f"it may read {columns}")
         if is_key and self.keys is not None and not read.is_plain:
-            raise _refused("keys", f"{asked} in an expression", _PLAIN)
+            raise _refused("keys", f"{reading} in an expression", _PLAIN)
 
     def _allowed(self, role: Role) -> tuple[str, tuple[str, ...] | None]:
         """The rule for a role, and the columns that it allows beside join_only."""
         if role is Role.INNER:
             return "columns", None if self.columns is None else self.named
         of_labels, of_weights = ("labels", self.labels), ("weights", self.weights)
-        own = {
+        specific = {
             Role.LABEL: of_labels,
             Role.WEIGHT: of_labels if self.weights is None else of_weights,
             Role.FILTER: ("filters", self.filters),
             Role.KEY: ("keys", self.keys),
             Role.GROUP: ("keys", self.keys),
         }.get(role)
-        if own is not None and own[1] is not None:
-            return own
+        if specific is not None and specific[1] is not None:
+            return specific
         return "columns", self.columns
 
     def check_rows(self, rows: int, what: str) -> None:
@@ -288,16 +288,16 @@ def _has(names: Iterable[str], name: str) -> bool:
     return name.lower() in {other.lower() for other in names}
 
 
-def _refused(rule: str, asked: str, allowed: str) -> PolicyError:
-    return PolicyError(f"the table's policy ({rule}) refuses: {asked}; {allowed}")
+def _refused(rule: str, request: str, allowed: str) -> PolicyError:
+    return PolicyError(f"the table's policy ({rule}) refuses: {request}; {allowed}")
 
 
-def _level_refused(kind: str, asked: str, level: str) -> PolicyError:
+def _level_refused(kind: str, request: str, level: str) -> PolicyError:
     if level == NEVER:
         allowed = "none may leave the site"
     else:
         allowed = f"they may leave with noise only (run config {_HOW[kind]})"
-    return _refused(f"releases.{kind} = {level}", asked, allowed)
+    return _refused(f"releases.{kind} = {level}", request, allowed)
 
 
 def read_policy(

@@ -61,7 +61,7 @@ _TYPE_TEXT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*([ ][A-Za-z]+)*(\([0-9, ]
 
 @dataclass(frozen=True)
 class DatabaseShard:
-    """What a shard is in a database.
+    """The rows of a shard in a database.
 
     Attributes:
         url: the database.
@@ -228,11 +228,11 @@ def _table_sources(file: Path, name: str, entry: object) -> list[ShardSource]:
 
 
 def _shard_source(
-    file: Path, table: str, index: int, common: Mapping[str, Any], own: object
+    file: Path, table: str, index: int, common: Mapping[str, Any], value: object
 ) -> ShardSource:
     """Return one shard; the keys that it lacks are taken from its table's entry."""
     where = f"shard {index} of table {table!r} in {file}"
-    shard = entries.as_table(own, where)
+    shard = entries.as_table(value, where)
     merged = {
         **common,
         **shard,
@@ -355,8 +355,8 @@ def file_suffix(path: str) -> str:
             return suffix
     if path.endswith(("/", os.sep)) or Path(path).is_dir():
         return ""
-    known = ", ".join((*CSV_SUFFIXES, *PARQUET_SUFFIXES))
+    extensions = ", ".join((*CSV_SUFFIXES, *PARQUET_SUFFIXES))
     raise SourceError(
-        f"cannot tell the format of {path}: known extensions are {known}; a folder of "
-        "Parquet files ends in /, and a DuckDB file needs 'table'"
+        f"cannot tell the format of {path}: known extensions are {extensions}; "
+        "a folder of Parquet files ends in /, and a DuckDB file needs 'table'"
     )

@@ -218,7 +218,7 @@ _READ_ONLY: Final = "it wants to write: a shard is only read"
 _BUSY: Final = "it is busy or locked: try again later"
 _DATA: Final = "it cannot compute with some value: convert the column in 'sql'"
 PASSING: Final = (_LOST, _REACH, _FULL, _BUSY)
-"""What may be over when the database is asked again."""
+"""These may be over at the next attempt."""
 
 # these speak of names and syntax: the server's words help
 _WORDY: Final = (_MISSING, _COLUMN, _SYNTAX)

@@ -164,7 +164,7 @@ def _relation(session: Session) -> str:
     database = session.database
     if database.table is not None:
         return ".".join(quote(part, session.dialect) for part in database.table)
-    # a line of its own: the query may end in a comment
+    # on a line alone: the query may end in a comment
     return f"(\n{database.sql}\n) AS owner_query"
 
 
