@@ -1,9 +1,9 @@
-"""What a site does to draw a coreset: measure, draw, weigh (three rounds).
+"""Drawing a coreset at a site, in three rounds: measure, draw, weigh.
 
-``measure`` brings what the sensitivities of a part's rows sum to; ``draw`` row numbers,
-drawn in proportion to them; ``weigh`` the sensitivities of the rows of the sample,
-under masks that cancel in the sum over all parts. What a site keeps of a round for the
-next one never changes, so that a round that is answered again is answered alike.
+``measure`` brings the sum of the importance of a part's rows; ``draw`` row numbers,
+drawn in proportion to it; ``weigh`` the importance of the rows of the sample, under
+masks that cancel in the sum over all parts. The entries that a round saves for the next
+one never change, so that a round that is answered again is answered alike.
 
 An honest server says of how many parts it sums: a part that is told that it is alone
 adds no mask.
@@ -27,8 +27,12 @@ from tp_flower.arrays import AnyArray, FloatArray, blocks
 from tp_flower.coresets.importance import (
     CLUSTERS,
     REGRESSION,
+    ShardClusters,
     augmented,
+    cluster_shard,
     is_gram,
+    kmeans_scores,
+    kmeans_total,
     leverage_total,
     leverages,
     penalised,
@@ -45,7 +49,6 @@ from tp_flower.privacy.mechanisms import Release
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol import (
     DrawnPart,
-    DrawPart,
     DrawReply,
     DrawRequest,
     MeasuredPart,
@@ -67,6 +70,12 @@ from tp_flower.protocol import (
 from tp_flower.protocol.coreset_messages import MOST_SAMPLED
 from tp_flower.randomness import Stream, generator
 from tp_flower.sources.policy import LABELS, MODELS, ROWS, SCORES
+
+LARGEST_PENALTY: Final = 1e100
+MASKS: Final = "coreset masks"
+TOLERANCE: Final = 1e-3
+"""By which rounding may take a row's share of its own direction beyond all of it."""
+_BLOCK_VALUES: Final = 1 << 21
 
 
 def rows(site: Site, request: RowsRequest) -> RowsReply:
@@ -105,38 +114,93 @@ def _clusters(part: Part, request: RowsRequest) -> SampledRows:
     return SampledRows(centres=centres, nearest=labels.astype(np.uint32))
 
 
-LARGEST_PENALTY: Final = 1e100
-TOLERANCE: Final = 1e-3
-"""By which rounding may take a row's share of its own direction beyond all of it."""
-_BLOCK_VALUES: Final = 1 << 21
+def measure(site: Site, request: MeasureRequest) -> MeasureReply:
+    """Reply with the sum of the importance of each part's trained rows.
 
-
-@dataclass(frozen=True)
-class TrainedRows:
-    """The rows of a part that joined training rows come from.
-
-    Attributes:
-        own: (n,), their positions.
-        masses: G^w, (n,), what their joined rows weigh.
+    Of a table in several shards with the terms of that sum: a shard's Gram matrix, or
+    the cost of its clusters.
     """
+    parts: dict[int, MeasuredPart] = {}
+    entries: dict[str, Entry] = {}
+    releases: list[Release] = []
+    for number, body in site.each(request.parts):
+        entries[_measured(number)], parts[number] = _measure(
+            site, number, body, request
+        )
+        shard = Shard.of(site, number, site.source(number))
+        releases.append(ledger_entries.measured(shard, is_shard=body.is_shard))
+    _save(site, entries, releases)
+    return MeasureReply(parts)
 
-    own: IntArray
-    masses: FloatArray
+
+def _measure(
+    site: Site, number: int, body: MeasurePart, request: MeasureRequest
+) -> tuple[Entry, MeasuredPart]:
+    """Return the entry that the rows' scores are computed from, and the reply."""
+    guard, source, extracted = Guard(site), site.source(number), site.extracted(number)
+    kinds = [SCORES]
+    kinds += [MODELS] if body.is_shard else []
+    kinds += [LABELS] if body.label is not None else []
+    guard.check_plan(source, kinds)
+    own = np.flatnonzero(unpack_bits(body.trained, extracted.rows))
+    masses = np.ones(len(own))
+    if body.multiplicity is not None or body.masses is not None:
+        check_sizes(body, trained=len(own))
+        weights = read_multiplicity(body.multiplicity, body.masses, request.joined_rows)
+        masses = weights.astype(np.float64)
+    about = f"the sensitivities of table {extracted.table!r}"
+    guard.check_rows(source, len(own), about)
+    table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
+    encoder = table_encoder.at_site(site.hasher())
+    features = site.tables.encode(number, encoder, own)
+    if request.sensitivities == CLUSTERS:
+        rng = site.noise.generator()
+        return _measure_clusters(
+            cluster_shard(features, masses, request.clusters, rng),
+            is_shard=body.is_shard,
+        )
+    label, classes = None, 0
+    if body.label is not None:
+        label, classes = _label(site, number, body.label, own)
+    entry, reply = _measure_columns(_Columns(features, label, classes), masses, body)
+    arrays = {**entry.arrays, "own": own}
+    return Entry(arrays, {**entry.meta, "encoder": encoder.to_json()}), reply
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A part whose rows were measured.
+def _measure_clusters(
+    clusters: ShardClusters, *, is_shard: bool
+) -> tuple[Entry, MeasuredPart]:
+    names = ("labels", "distances", "masses", "centres")
+    arrays = {name: getattr(clusters, name) for name in names}
+    cost, used = clusters.cost, clusters.used
+    reply = MeasuredPart(total=kmeans_total(cost, cost, used))
+    if is_shard:
+        reply = MeasuredPart(cost=cost, clusters=used)
+    return Entry(arrays, {"of": CLUSTERS}), reply
 
-    Attributes:
-        kept: what the rows' scores are computed from; it has their ``masses``.
-        of_table: what leaves of a whole table.
-        of_shard: what leaves of one of several shards.
-    """
 
-    kept: Entry
-    of_table: MeasuredPart
-    of_shard: MeasuredPart
+def _measure_columns(
+    columns: "_Columns", masses: FloatArray, body: MeasurePart
+) -> tuple[Entry, MeasuredPart]:
+    penalty = required(body.penalty, "penalty")
+    if penalty > LARGEST_PENALTY:
+        raise SiteError(
+            f"malformed request: 'penalty' is {penalty:g}; allowed: at most "
+            f"{LARGEST_PENALTY:g}"
+        )
+    gram = np.zeros((columns.width, columns.width))
+    for block, rows in columns.blocks():
+        gram += weighted_gram(rows, masses[block])
+    if not is_gram(gram):
+        raise SiteError("a feature or the label is too large for a sum of its squares")
+    arrays = {"masses": masses, "gram": gram}
+    if columns.label is not None:
+        arrays["label"] = columns.label
+    meta = {"of": REGRESSION, "classes": columns.classes, "penalty": penalty}
+    features = int(columns.features.shape[1])
+    total = leverage_total(gram, whitening(penalised(gram, features, penalty)))
+    reply = MeasuredPart(gram=gram) if body.is_shard else MeasuredPart(total=total)
+    return Entry(arrays, meta), reply
 
 
 @dataclass(frozen=True)
@@ -176,145 +240,6 @@ class _Columns:
         return int(self.features.shape[1]) + own
 
 
-def trained_rows(
-    site: Site, number: int, body: MeasurePart, joined_rows: int
-) -> TrainedRows:
-    """Return the rows that a request names, and what their joined rows weigh.
-
-    Raises:
-        SiteError: a row is in no joined row, or in more than there are.
-    """
-    mask = unpack_bits(body.trained, site.extracted(number).rows)
-    own = np.flatnonzero(mask)
-    if body.multiplicity is None and body.masses is None:
-        return TrainedRows(own, np.ones(len(own)))
-    check_sizes(body, trained=len(own))
-    masses = read_multiplicity(body.multiplicity, body.masses, joined_rows)
-    return TrainedRows(own, masses.astype(np.float64))
-
-
-def measured_columns(
-    site: Site, number: int, body: MeasurePart, rows: TrainedRows
-) -> Measured:
-    """Return a part's second moments, and what its leverages sum to."""
-    penalty = required(body.penalty, "penalty")
-    if penalty > LARGEST_PENALTY:
-        raise SiteError(
-            f"malformed request: 'penalty' is {penalty:g}; allowed: at most "
-            f"{LARGEST_PENALTY:g}"
-        )
-    table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
-    encoder = table_encoder.at_site(site.hasher())
-    label, classes = None, 0
-    if body.label is not None:
-        label, classes = _label(site, number, body.label, rows.own)
-    columns = _Columns(site.tables.encode(number, encoder, rows.own), label, classes)
-    gram = np.zeros((columns.width, columns.width))
-    for block, own in columns.blocks():
-        gram += weighted_gram(own, rows.masses[block])
-    if not is_gram(gram):
-        raise SiteError("a feature or the label is too large for a sum of its squares")
-    meta = {
-        "of": REGRESSION,
-        "encoder": encoder.to_json(),
-        "classes": classes,
-        "penalty": penalty,
-    }
-    arrays = {"own": rows.own, "masses": rows.masses, "gram": gram}
-    if label is not None:
-        arrays["label"] = label
-    features = int(columns.features.shape[1])
-    total = leverage_total(gram, whitening(penalised(gram, features, penalty)))
-    return Measured(
-        Entry(arrays, meta), MeasuredPart(total=total), MeasuredPart(gram=gram)
-    )
-
-
-def measured_clusters(
-    site: Site, number: int, body: MeasurePart, rows: TrainedRows, clusters: int
-) -> Measured:
-    """Return a part's rows in clusters, and what those cost."""
-    from tp_flower.coresets.importance import cluster_shard, kmeans_total
-
-    table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
-    encoder = table_encoder.at_site(site.hasher())
-    features = site.tables.encode(number, encoder, rows.own)
-    rng = site.noise.generator()
-    found = cluster_shard(features, rows.masses, clusters, rng)
-    arrays = {
-        "masses": found.masses,
-        "labels": found.labels,
-        "distances": found.distances,
-        "centres": found.centres,
-    }
-    total = kmeans_total(found.cost, found.cost, found.used)
-    return Measured(
-        Entry(arrays, {"of": CLUSTERS}),
-        MeasuredPart(total=total),
-        MeasuredPart(cost=found.cost, clusters=found.used),
-    )
-
-
-def scored(site: Site, number: int, kept: Entry, body: DrawPart) -> FloatArray:
-    """Return how much each row matters, (n,).
-
-    Args:
-        site: that has the rows.
-        number: of the part.
-        kept: when it was measured.
-        body: may have the cost of the clusters of all shards, or the sum of their Gram
-            matrices.
-
-    Raises:
-        SiteError: what comes of all shards is none that this one is in.
-    """
-    if kept.meta["of"] == CLUSTERS:
-        return _cluster_scores(kept, body.cost)
-    return _leverages(site, number, kept, body.gram)
-
-
-def _cluster_scores(kept: Entry, whole_cost: float | None) -> FloatArray:
-    from tp_flower.coresets.importance import ShardClusters, kmeans_scores
-
-    arrays = kept.arrays
-    names = ("labels", "distances", "masses", "centres")
-    own = ShardClusters(*(arrays[name] for name in names))
-    cost = own.cost if whole_cost is None else whole_cost
-    if cost < own.cost * (1.0 - TOLERANCE):
-        raise SiteError(
-            "malformed request: 'cost' is no sum over shards of which this is one"
-        )
-    return kmeans_scores(own, cost)
-
-
-def _leverages(
-    site: Site, number: int, kept: Entry, whole_gram: AnyArray | None
-) -> FloatArray:
-    gram = kept.arrays["gram"]
-    if whole_gram is not None:
-        if whole_gram.shape != gram.shape:
-            raise SiteError(
-                f"malformed request: array 'gram' has shape {whole_gram.shape}; "
-                f"allowed: {gram.shape}"
-            )
-        gram = whole_gram
-        if not is_gram(gram):
-            raise SiteError("malformed request: array 'gram' is no Gram matrix")
-    encoder = SiteEncoder.from_json(kept.meta["encoder"])
-    features = site.tables.encode(number, encoder, kept.arrays["own"])
-    label, classes = kept.arrays.get("label"), int(kept.meta["classes"])
-    width, penalty = int(features.shape[1]), float(kept.meta["penalty"])
-    basis = whitening(penalised(gram, width, penalty))
-    scores = np.zeros(len(features))
-    for block, own in _Columns(features, label, classes).blocks():
-        scores[block] = leverages(own, basis)
-    if (kept.arrays["masses"] * scores).max(initial=0.0) > 1.0 + TOLERANCE:
-        raise SiteError(
-            "malformed request: array 'gram' is no sum over shards of which this is one"
-        )
-    return scores
-
-
 def _label(
     site: Site, number: int, order: Mapping[str, Any], rows: IntArray
 ) -> tuple[FloatArray, int]:
@@ -335,65 +260,72 @@ def _label(
     return numbers, len(order["classes"])
 
 
-MASKS: Final = "coreset masks"
-
-
-def measure(site: Site, request: MeasureRequest) -> MeasureReply:
-    """Reply with what the sensitivities of each part's trained rows sum to.
-
-    Of a table in several shards with what it takes to know that: a shard's Gram matrix,
-    or the cost of its clusters.
-    """
-    parts: dict[int, MeasuredPart] = {}
-    kept: dict[str, Entry] = {}
-    noted: list[Release] = []
-    for number, body in site.each(request.parts):
-        measured = _measure_part(site, number, body, request)
-        kept[_measured(number)] = measured.kept
-        parts[number] = measured.of_shard if body.is_shard else measured.of_table
-        shard = Shard.of(site, number, site.source(number))
-        noted.append(ledger_entries.measured(shard, is_shard=body.is_shard))
-    _keep(site, kept, noted)
-    return MeasureReply(parts)
-
-
-def _measure_part(
-    site: Site, number: int, body: MeasurePart, request: MeasureRequest
-) -> Measured:
-    guard, source = Guard(site), site.source(number)
-    table = site.extracted(number).table
-    kinds = [SCORES]
-    kinds += [MODELS] if body.is_shard else []
-    kinds += [LABELS] if body.label is not None else []
-    guard.check_plan(source, kinds)
-    rows = trained_rows(site, number, body, request.joined_rows)
-    guard.check_rows(source, len(rows.own), f"the sensitivities of table {table!r}")
-    if request.sensitivities == CLUSTERS:
-        return measured_clusters(site, number, body, rows, request.clusters)
-    return measured_columns(site, number, body, rows)
-
-
 def draw(site: Site, request: DrawRequest) -> DrawReply:
-    """Reply with rows drawn in proportion to what their joined rows are worth."""
+    """Reply with rows drawn in proportion to the importance of their joined rows."""
     parts: dict[int, DrawnPart] = {}
-    kept: dict[str, Entry] = {}
-    noted: list[Release] = []
+    entries: dict[str, Entry] = {}
+    releases: list[Release] = []
     for number, body in site.each(request.parts):
-        measured = _kept(site, _measured(number), "measured")
-        scores = body.scale * scored(site, number, measured, body)
+        measured = _load(site, _measured(number), "measured")
+        if measured.meta["of"] == CLUSTERS:
+            scores = body.scale * _cluster_scores(measured, body.cost)
+        else:
+            scores = body.scale * _leverages(site, number, measured, body.gram)
         mass = measured.arrays["masses"] * scores
-        drawn = _made(draw_rows, mass, body.count, site.noise.generator())
+        drawn = _computed(draw_rows, mass, body.count, site.noise.generator())
         parts[number] = DrawnPart(drawn.astype(np.uint32))
-        kept[_drawn(number)] = Entry({"scores": scores}, {})
-        noted.append(ledger_entries.drawn(Shard.of(site, number, site.source(number))))
-    _keep(site, kept, noted)
+        entries[_drawn(number)] = Entry({"scores": scores}, {})
+        shard = Shard.of(site, number, site.source(number))
+        releases.append(ledger_entries.drawn(shard))
+    _save(site, entries, releases)
     return DrawReply(parts)
 
 
-def weigh(site: Site, request: WeighRequest) -> WeighReply:
-    """Reply with the masked sensitivities of the sample's rows; 0 of those elsewhere.
+def _cluster_scores(measured: Entry, whole_cost: float | None) -> FloatArray:
+    """Return the scores (n,), by the cost of the clusters of all shards."""
+    names = ("labels", "distances", "masses", "centres")
+    clusters = ShardClusters(*(measured.arrays[name] for name in names))
+    cost = clusters.cost if whole_cost is None else whole_cost
+    if cost < clusters.cost * (1.0 - TOLERANCE):
+        raise SiteError(
+            "malformed request: 'cost' is no sum over shards of which this is one"
+        )
+    return kmeans_scores(clusters, cost)
 
-    What was kept for it is forgotten: the next sample of a run is measured anew.
+
+def _leverages(
+    site: Site, number: int, measured: Entry, whole_gram: AnyArray | None
+) -> FloatArray:
+    """Return the scores (n,), by the sum of the Gram matrices of all shards."""
+    gram = measured.arrays["gram"]
+    if whole_gram is not None:
+        if whole_gram.shape != gram.shape:
+            raise SiteError(
+                f"malformed request: array 'gram' has shape {whole_gram.shape}; "
+                f"allowed: {gram.shape}"
+            )
+        gram = whole_gram
+        if not is_gram(gram):
+            raise SiteError("malformed request: array 'gram' is no Gram matrix")
+    encoder = SiteEncoder.from_json(measured.meta["encoder"])
+    features = site.tables.encode(number, encoder, measured.arrays["own"])
+    label, classes = measured.arrays.get("label"), int(measured.meta["classes"])
+    width, penalty = int(features.shape[1]), float(measured.meta["penalty"])
+    basis = whitening(penalised(gram, width, penalty))
+    scores = np.zeros(len(features))
+    for block, own in _Columns(features, label, classes).blocks():
+        scores[block] = leverages(own, basis)
+    if (measured.arrays["masses"] * scores).max(initial=0.0) > 1.0 + TOLERANCE:
+        raise SiteError(
+            "malformed request: array 'gram' is no sum over shards of which this is one"
+        )
+    return scores
+
+
+def weigh(site: Site, request: WeighRequest) -> WeighReply:
+    """Reply with the masked importance of the sample's rows; 0 of those elsewhere.
+
+    Its entries are forgotten: the next sample of a run is measured anew.
     """
     if request.summed > MOST_PARTS:
         raise SiteError(
@@ -403,34 +335,26 @@ def weigh(site: Site, request: WeighRequest) -> WeighReply:
     # all parts are asked in one round, and a round is answered once
     context = f"round {site.round.number}".encode()
     parts: dict[int, WeighedPart] = {}
-    noted: list[Release] = []
+    releases: list[Release] = []
     for number, body in site.each(request.parts):
-        scores = _kept(site, _drawn(number), "drawn").arrays["scores"]
+        scores = _load(site, _drawn(number), "drawn").arrays["scores"]
         if body.place >= request.summed:
             raise SiteError(
                 f"malformed request: 'place' is {body.place}, of {request.summed} parts"
             )
-        own = _own_scores(body.rows, scores)
-        masks = pair_masks(secret, body.place, request.summed, len(own), context)
-        fixed = _made(to_fixed, own, request.joined_rows)
+        sampled = _sampled_scores(body.rows, scores)
+        masks = pair_masks(secret, body.place, request.summed, len(sampled), context)
+        fixed = _computed(to_fixed, sampled, request.joined_rows)
         parts[number] = WeighedPart(fixed + masks)
-        noted.append(
-            ledger_entries.weighed(Shard.of(site, number, site.source(number)))
-        )
+        shard = Shard.of(site, number, site.source(number))
+        releases.append(ledger_entries.weighed(shard))
     for number in parts:
         site.round.forget(_measured(number), _drawn(number))
-    _keep(site, {}, noted)
+    _save(site, {}, releases)
     return WeighReply(parts)
 
 
-def _keep(site: Site, kept: Mapping[str, Entry], noted: list[Release]) -> None:
-    """Keep what the next round needs, and note what leaves."""
-    for name, entry in kept.items():
-        site.store.save(name, entry)
-    site.ledger.note(site.store.run, noted)
-
-
-def _own_scores(rows: AnyArray, scores: FloatArray) -> FloatArray:
+def _sampled_scores(rows: AnyArray, scores: FloatArray) -> FloatArray:
     """Return the scores (k,) of rows (k,); 0 where a row is -1, another part's."""
     if rows.size and rows.max() >= len(scores):
         raise SiteError(
@@ -442,25 +366,32 @@ def _own_scores(rows: AnyArray, scores: FloatArray) -> FloatArray:
             f"malformed request: array 'rows' has {len(rows)} rows; a sample has at "
             f"most {MOST_SAMPLED}"
         )
-    own: FloatArray = np.append(scores, 0.0)[rows]
-    return own
+    sampled: FloatArray = np.append(scores, 0.0)[rows]
+    return sampled
 
 
-def _made(make: Callable[..., Any], *given: Any) -> AnyArray:
-    """Return what is made of numbers, some of which the server has chosen."""
-    try:
-        made: AnyArray = make(*given)
-    except ValueError as error:
-        raise SiteError(f"malformed request: {error}") from None
-    return made
+def _save(site: Site, entries: Mapping[str, Entry], releases: list[Release]) -> None:
+    """Save the entries of the next round, and note the releases of this one."""
+    for name, entry in entries.items():
+        site.store.save(name, entry)
+    site.ledger.note(site.store.run, releases)
 
 
-def _kept(site: Site, name: str, what: str) -> Entry:
+def _load(site: Site, name: str, state: str) -> Entry:
     if not site.store.has(name):
         raise SiteError(
-            f"malformed request: no rows have been {what} at this point of the run"
+            f"malformed request: no rows have been {state} at this point of the run"
         )
     return site.store.load(name)
+
+
+def _computed(function: Callable[..., Any], *arguments: Any) -> AnyArray:
+    """Call a function with numbers of the server's, which may not allow it."""
+    try:
+        array: AnyArray = function(*arguments)
+    except ValueError as error:
+        raise SiteError(f"malformed request: {error}") from None
+    return array
 
 
 def _measured(number: int) -> str:
