@@ -67,7 +67,7 @@ METHODS: Final[Mapping[str, Method]] = {
 
 BY_DATA, BY_FEATURES, BY_MODELS = "data", "features", "models"
 SUMMARIES: Final = (BY_DATA, BY_FEATURES, BY_MODELS)
-"""What sites sum up of themselves for a graph of similar ones."""
+"""Summaries of sites that a graph of similar ones may be made of."""
 JOINING: Final = tuple(name for name, own in METHODS.items() if own.family != PERSONAL)
 """The methods that train over joins."""
 

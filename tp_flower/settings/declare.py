@@ -13,7 +13,6 @@ its ``may_change`` holds for all of them.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tp_flower.methods import METHODS
@@ -210,8 +209,7 @@ def setting(
     )
 
 
-@cache
-def declared(group: type["DataclassInstance"]) -> tuple[Setting, ...]:
+def declared(group: type[Any]) -> tuple[Setting, ...]:
     """Return the settings of a group, in the order of their declarations."""
     prefix, readers = getattr(group, "prefix", ""), getattr(group, "readers", EVERYONE)
     all_may_change = getattr(group, "may_change", False)

@@ -21,6 +21,7 @@ from tp_flower.methods import (
     RDP,
     SERVER,
 )
+from tp_flower.protocol.training_messages import MOST_STEPS
 from tp_flower.settings.declare import (
     Check,
     Form,
@@ -37,8 +38,6 @@ from tp_flower.settings.declare import (
     store_floats,
     value_problems,
 )
-
-MOST_STEPS: Final = 1_000_000
 
 _CLIP: Final = Range(1e-12, 1e12)
 _IDLE: Final = "it is set, but {switch} is {state!r}, which protects nothing"

@@ -25,7 +25,6 @@ from tp_flower.methods import (
 )
 from tp_flower.settings.declare import (
     Check,
-    Setting,
     declared,
     failed,
     parse_values,
@@ -66,27 +65,6 @@ from tp_flower.settings.training import (
     SgdSettings,
     named_coordinates,
 )
-
-GROUPS: Final = (
-    DataSettings,
-    RunSettings,
-    SiteSettings,
-    ModelSettings,
-    AdmmSettings,
-    SgdSettings,
-    CoresetSettings,
-    PersonalisedSettings,
-)
-"""Groups whose keys have no prefix, in the order of the run config."""
-
-PLAIN_SETTINGS: Final[tuple[Setting, ...]] = tuple(
-    item for group in GROUPS for item in declared(group)
-)
-"""Settings of these groups."""
-
-SETTINGS: Final = (*PLAIN_SETTINGS, *PRIVACY_SETTINGS)
-KEYS: Final = tuple(item.key for item in SETTINGS)
-"""Keys of the run config, in its order."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +114,16 @@ class SettingValues(
         models = {alias.lower(): model for alias, model in self.models}
         return models.get(table.lower(), self.model)
 
+
+GROUPS: Final[tuple[type[Any], ...]] = SettingValues.__bases__
+"""Groups whose keys have no prefix, in the order of the run config."""
+
+PLAIN_SETTINGS: Final = tuple(item for group in GROUPS for item in declared(group))
+"""Settings of these groups."""
+
+SETTINGS: Final = (*PLAIN_SETTINGS, *PRIVACY_SETTINGS)
+KEYS: Final = tuple(item.key for item in SETTINGS)
+"""Keys of the run config, in its order."""
 
 TASK_LOSSES: Final = {
     REGRESSION: (AUTO, SQUARED),
@@ -343,7 +331,7 @@ def _conflicts_of_modes(values: SettingValues) -> tuple[Check, ...]:
 
 @dataclass(frozen=True)
 class Settings(SettingValues):
-    """What to train, on what, and how; every value checked on construction.
+    """The settings of a run; every value is checked on construction.
 
     0, "" or "auto" stand for "chosen by the program" where `docs/reference/settings.md`
     says so. An int is accepted for a float, a bool is never a number. In Python,
