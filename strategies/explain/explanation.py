@@ -44,18 +44,12 @@ from strategies.setup.joined_rows import JoinedRows
 from strategies.training.base import JoinStrategy
 from strategies.training.prepare import fit_encoders
 from tp_flower.features.encoder import TableEncoder
-from tp_flower.joins.joining import JoinStep, join_codes
+from tp_flower.joins.joining import join_codes
 from tp_flower.joins.mapping import IntArray
 from tp_flower.protocol import FinishRequest
 from tp_flower.query import Join
 from tp_flower.randomness import Stream, generator
-from tp_flower.reports.records import (
-    COMPLETED,
-    SCHEMA_VERSION,
-    RoundReport,
-    plain,
-    record_dict,
-)
+from tp_flower.reports.records import RunRecord, plain, record_dict
 from tp_flower.settings import EXPLAIN, Settings
 
 
@@ -127,29 +121,22 @@ class JoinExplanation:
     checked_keys: int
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, kw_only=True)
+class Explanation(RunRecord):
     """An explanation: the fields of its `report.json`, see there.
 
     Attributes:
         disclosures: who will learn what, in the order of the messages.
     """
 
-    started: str
-    seconds: float
-    output_dir: str
-    query: str
-    settings: Mapping[str, object]
     tables: Sequence[TableExplanation]
     joins: Sequence[JoinExplanation]
-    join_steps: Sequence[JoinStep]
     joined_rows_train: int
     joined_rows_test: int
     loss: str
     row_weight: Mapping[str, object] | None
     cost: RunCost
     disclosures: Sequence[Disclosure]
-    history: Sequence[RoundReport]
 
     @property
     def joined_rows(self) -> int:
@@ -176,17 +163,9 @@ def explanation_dict(explanation: Explanation) -> dict[str, object]:
     """Return the content of `report.json`: JSON types only."""
     cost = explanation.cost
     content = {
-        "schema": SCHEMA_VERSION,
-        "mode": EXPLAIN,
-        "status": COMPLETED,
-        "started": explanation.started,
-        "seconds": explanation.seconds,
-        "output-dir": explanation.output_dir,
-        "query": explanation.query,
-        "settings": explanation.settings,
+        **explanation.content(EXPLAIN),
         "tables": [record_dict(table) for table in explanation.tables],
         "joins": [_join_dict(join) for join in explanation.joins],
-        "join-steps": [record_dict(step) for step in explanation.join_steps],
         "joined-rows": {
             "train": explanation.joined_rows_train,
             "test": explanation.joined_rows_test,
@@ -207,7 +186,6 @@ def explanation_dict(explanation: Explanation) -> dict[str, object]:
             "run": _traffic_dict(cost.run),
         },
         "releases": [record_dict(item) for item in explanation.disclosures],
-        "history": [record_dict(item) for item in explanation.history],
     }
     return {key: plain(value) for key, value in content.items()}
 

@@ -23,7 +23,6 @@ from rich.table import Table
 from rich.text import Text
 
 from strategies.inference.manifest import Manifest
-from tp_flower.joins.joining import JoinStep
 from tp_flower.reports.console import (
     add_costs,
     format_count,
@@ -32,16 +31,11 @@ from tp_flower.reports.console import (
     privacy_table,
 )
 from tp_flower.reports.records import (
-    COMPLETED,
-    SCHEMA_VERSION,
     Metrics,
-    RoundReport,
+    RunRecord,
     TableReport,
     plain,
-    record_dict,
-    sum_by_table,
     table_dict,
-    totals_of,
 )
 from tp_flower.settings import EVALUATE, SERVER
 
@@ -61,8 +55,8 @@ class Delivered:
     rows: int
 
 
-@dataclass(frozen=True)
-class ModelRunReport:
+@dataclass(frozen=True, kw_only=True)
+class ModelRunReport(RunRecord):
     """A run with a saved model: the fields of its `report.json`, see there.
 
     Attributes:
@@ -74,46 +68,23 @@ class ModelRunReport:
     """
 
     mode: str
-    started: str
-    seconds: float
-    output_dir: str
-    query: str
-    settings: Mapping[str, object]
     manifest: Manifest
     tables: Sequence[TableReport]
     missing: Mapping[str, Sequence[str]]
     joined_rows: int
     label_rows: int
     partial_rows: int
-    join_steps: Sequence[JoinStep]
     predictions: Mapping[str, Any] | None
     metrics: Metrics
-    history: Sequence[RoundReport]
     privacy: Mapping[str, object]
-
-    @property
-    def bytes_up(self) -> int:
-        """Array bytes from the sites to the server."""
-        return sum(sum_by_table(item.bytes_up for item in self.history).values())
-
-    @property
-    def bytes_down(self) -> int:
-        """Array bytes from the server to the sites."""
-        return sum(sum_by_table(item.bytes_down for item in self.history).values())
 
 
 def model_run_dict(report: ModelRunReport) -> dict[str, object]:
     """Return the content of `report.json`: JSON types only."""
     manifest = report.manifest
     content = {
-        "schema": SCHEMA_VERSION,
-        "mode": report.mode,
-        "status": COMPLETED,
-        "started": report.started,
-        "seconds": report.seconds,
-        "output-dir": report.output_dir,
-        "query": report.query,
-        "settings": report.settings,
+        **report.content(report.mode),
+        **report.traffic(),
         "model": {
             "name": manifest.name,
             "version": manifest.model_version,
@@ -130,14 +101,8 @@ def model_run_dict(report: ModelRunReport) -> dict[str, object]:
             "label-table": report.label_rows,
             "partial": report.partial_rows,
         },
-        "join-steps": [record_dict(step) for step in report.join_steps],
         "predictions": report.predictions,
         "metrics": report.metrics,
-        "history": [record_dict(item) for item in report.history],
-        "totals": totals_of(report.history),
-        "rounds": len(report.history),
-        "bytes_up": report.bytes_up,
-        "bytes_down": report.bytes_down,
         "privacy": report.privacy,
     }
     return {key: plain(value) for key, value in content.items()}

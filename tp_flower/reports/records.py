@@ -117,33 +117,76 @@ class RoundReport:
     site_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class RunReport:
-    """A whole run; see the schema of `report.json`.
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """The record of a run of any mode; see the schema of `report.json`.
 
     Attributes:
         settings: `Settings.to_dict()`.
-        chosen: the program's choices for 0, "" and "auto", by key.
         query: the SQL in canonical form.
         history: one record per round, set-up included.
-        privacy: the releases of the sites, and their cost.
         seconds: wall time of the run.
     """
 
     settings: Mapping[str, object]
-    chosen: Mapping[str, object]
     query: str
-    tables: Sequence[TableReport]
-    joined_rows_train: int
-    joined_rows_test: int
     join_steps: Sequence[JoinStep]
     history: Sequence[RoundReport]
-    final_train: Metrics
-    final_test: Metrics
-    privacy: Mapping[str, object]
     output_dir: str
     started: str
     seconds: float
+
+    @property
+    def bytes_up(self) -> int:
+        """Array bytes from the sites to the server, over all tables and rounds."""
+        return sum(sum_by_table(item.bytes_up for item in self.history).values())
+
+    @property
+    def bytes_down(self) -> int:
+        """Array bytes from the server to the sites, over all tables and rounds."""
+        return sum(sum_by_table(item.bytes_down for item in self.history).values())
+
+    def content(self, mode: str, status: str = COMPLETED) -> dict[str, object]:
+        """Return the entries of `report.json` that a run of any mode has."""
+        return {
+            "schema": SCHEMA_VERSION,
+            "mode": mode,
+            "status": status,
+            "started": self.started,
+            "seconds": self.seconds,
+            "output-dir": self.output_dir,
+            "query": self.query,
+            "settings": self.settings,
+            "join-steps": [record_dict(step) for step in self.join_steps],
+            "history": [record_dict(item) for item in self.history],
+        }
+
+    def traffic(self) -> dict[str, object]:
+        """Return the entries of `report.json` about all rounds together."""
+        return {
+            "totals": totals_of(self.history),
+            "rounds": len(self.history),
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport(RunRecord):
+    """A run of training; see the schema of `report.json`.
+
+    Attributes:
+        chosen: the program's choices for 0, "" and "auto", by key.
+        privacy: the releases of the sites, and their cost.
+    """
+
+    chosen: Mapping[str, object]
+    tables: Sequence[TableReport]
+    joined_rows_train: int
+    joined_rows_test: int
+    final_train: Metrics
+    final_test: Metrics
+    privacy: Mapping[str, object]
     status: str = COMPLETED
     model: str = ""
     contributions: Mapping[str, object] = field(default_factory=dict)
@@ -159,16 +202,6 @@ class RunReport:
     def rounds(self) -> int:
         """The number of rounds, set-up included."""
         return len(self.history)
-
-    @property
-    def bytes_up(self) -> int:
-        """Array bytes from the sites to the server, over all tables and rounds."""
-        return sum(sum_by_table(item.bytes_up for item in self.history).values())
-
-    @property
-    def bytes_down(self) -> int:
-        """Array bytes from the server to the sites, over all tables and rounds."""
-        return sum(sum_by_table(item.bytes_down for item in self.history).values())
 
 
 def sum_by_table(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -186,27 +219,15 @@ def sum_by_table(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def report_dict(report: RunReport) -> dict[str, object]:
     """Return the content of `report.json`: JSON types only, no NaN or infinity."""
     content = {
-        "schema": SCHEMA_VERSION,
-        "mode": "train",
-        "status": report.status,
-        "started": report.started,
-        "seconds": report.seconds,
-        "output-dir": report.output_dir,
-        "query": report.query,
-        "settings": report.settings,
+        **report.content("train", report.status),
+        **report.traffic(),
         "chosen": report.chosen,
         "tables": [table_dict(table) for table in report.tables],
         "joined-rows": {
             "train": report.joined_rows_train,
             "test": report.joined_rows_test,
         },
-        "join-steps": [record_dict(step) for step in report.join_steps],
-        "history": [record_dict(item) for item in report.history],
-        "totals": totals_of(report.history),
         "epochs": report.epochs,
-        "rounds": report.rounds,
-        "bytes_up": report.bytes_up,
-        "bytes_down": report.bytes_down,
         "final": {"train": report.final_train, "test": report.final_test},
         "model": report.model,
         "contributions": report.contributions,
