@@ -73,9 +73,9 @@ cores of a client."""
 
 def thread_count() -> int:
     """Return how many threads may compute at once."""
-    given = os.environ.get(THREADS, "")
-    if given.isdecimal() and int(given) > 0:
-        return int(given)
+    limit = os.environ.get(THREADS, "")
+    if limit.isdecimal() and int(limit) > 0:
+        return int(limit)
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -117,7 +117,9 @@ class Session:
                 "secret": secret.hex(),
                 "settings": settings.to_dict(),
                 "query": query.to_sql(),
-                "described": [[node, dict(said)] for node, said in described.items()],
+                "described": [
+                    [node, dict(header)] for node, header in described.items()
+                ],
             }
             folder = Path(settings.output_dir) / FOLDER
             try:
@@ -144,7 +146,8 @@ class Session:
             check_same(settings, head["settings"])
             if query.to_sql() != head["query"]:
                 raise SettingsError(f"the run of {settings.resume} is of another query")
-            before = read_inventory({n: Packet(said) for n, said in head["described"]})
+            described = {n: Packet(header) for n, header in head["described"]}
+            before = read_inventory(described)
             addresses, positions = find_again(
                 grid, settings, head["run"], before, list(query.names)
             )
@@ -268,10 +271,10 @@ class Session:
                 "this version does not ask for there: resume with the version that the "
                 "run began with"
             )
-        packets = {n: unpack(open_parcel(own)) for n, own in frame.parcels.items()}
+        packets = {n: unpack(open_parcel(each)) for n, each in frame.parcels.items()}
         self._bring_up(request, number, packets)
         self.answered |= dict.fromkeys(packets, number)
-        answers = {n: Answer.read(request.action, own) for n, own in packets.items()}
+        answers = {n: Answer.read(request.action, each) for n, each in packets.items()}
         return self._absences.filled(request, answers)
 
     def _bring_up(

@@ -209,7 +209,7 @@ class RoundStrategy(Strategy):
         self._epoch = 1
 
     def end_epochs(self) -> None:
-        """What follows belongs to no epoch."""
+        """Count no epochs from here."""
         self._epoch = 0
 
     def configure_train(

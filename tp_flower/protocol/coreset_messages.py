@@ -33,16 +33,12 @@ Clusters = Annotated[int, between(1, MOST_CLUSTERS)]
 
 
 class MeasurePart(PartBody, frozen=True, kw_only=True):
-    """Which rows a participant measures.
+    """The rows that a participant measures.
 
     Attributes:
-        encoder: of the table.
         is_shard: whether the table has other shards.
         penalty: weight of the penalty in the scores of columns.
         label: of the label table: what its values are.
-        trained: rows in joined training rows.
-        multiplicity: joined rows of each, G; left out where all are 1.
-        masses: in place of it, what those weigh.
     """
 
     encoder: Document
@@ -58,9 +54,8 @@ class MeasureRequest(Request, frozen=True, kw_only=True):
     """Sum up the sensitivities of the rows.
 
     Attributes:
-        sensitivities: of what: columns, or clusters.
+        sensitivities: of the columns of a regression, or of clusters.
         clusters: of the latter.
-        joined_rows: N, joined training rows.
     """
 
     sensitivities: Annotated[str, one_of("regression", "clusters")]
@@ -79,7 +74,7 @@ class MeasureRequest(Request, frozen=True, kw_only=True):
 
 
 class MeasuredPart(PartBody, frozen=True, kw_only=True):
-    """A participant's sensitivities; of a shard what it takes to sum them.
+    """A participant's sensitivities; of a shard the statistics to sum them.
 
     Attributes:
         total: of a whole table: the sum of its rows' sensitivities.
@@ -121,7 +116,6 @@ class DrawPart(PartBody, frozen=True, kw_only=True):
     """How many rows a participant draws.
 
     Attributes:
-        count: of the rows.
         scale: that its sensitivities are lowered by.
         cost: of the clusters of all its table's shards.
         gram: second moments of the columns of all its table's shards.
@@ -185,7 +179,6 @@ class WeighRequest(Request, frozen=True, kw_only=True):
     """Sum the sensitivities behind each joined row of the sample.
 
     Attributes:
-        joined_rows: N, joined training rows.
         summed: participants whose masks cancel.
     """
 

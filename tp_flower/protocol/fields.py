@@ -16,6 +16,22 @@ their dtype and shape; a name in a shape is a size that both ends know.
     features    of an encoded row
     width       features, and the intercept where the model has one
     parameters  p, of the shard's model
+    sample      joined rows of a coreset
+
+Fields that mean the same in all messages:
+
+    encoder, model           of the table; the model is untrained
+    model_name, -version     that the model is saved under
+    l2, penalised            weight of the penalty, and the parameters that it is on
+    device                   where the model is computed
+    privacy                  mechanisms of the run
+    ledger                   lines of the run in the site's ledger
+    epoch                    from 1
+    joined_rows              N, joined training rows
+    trained, tested          masks of rows, or rows behind joined rows
+    multiplicity             joined rows of each trained row, G; absent if all are 1
+    masses                   in place of it, their summed weights
+    held_out_rows            joined rows that are not trained on
 """
 
 import types

@@ -31,8 +31,6 @@ class FinishRequest(Request, frozen=True, kw_only=True):
 
     Attributes:
         keep_models: whether sites keep their parts of the model.
-        model_name: that they are kept under.
-        model_version: the same.
     """
 
     keep_models: bool = False
@@ -44,7 +42,7 @@ class FinishRequest(Request, frozen=True, kw_only=True):
 
 
 class FinishedPart(PartBody, frozen=True):
-    """What a site says of a part of a model.
+    """A participant's part of a model.
 
     Attributes:
         digest: SHA-256 of the part that it keeps; None where it keeps none.
@@ -56,11 +54,7 @@ class FinishedPart(PartBody, frozen=True):
 
 
 class FinishReply(Reply, frozen=True, kw_only=True):
-    """What the run has come to at a site, and what its releases cost.
-
-    Attributes:
-        ledger: the run's lines of the site's ledger.
-    """
+    """The outcome of the run at a site, and the costs of its releases."""
 
     ledger: list[Document]
     parts: dict[int, FinishedPart]
@@ -83,7 +77,7 @@ class FinishReply(Reply, frozen=True, kw_only=True):
 
 
 class ScorePart(PartBody, frozen=True, kw_only=True):
-    """Which rows are scored, with which part of the model.
+    """The rows to score, and the part of the model to score them with.
 
     Attributes:
         model_part: number of the participant in training.
@@ -97,14 +91,7 @@ class ScorePart(PartBody, frozen=True, kw_only=True):
 
 
 class ScoreRequest(Request, frozen=True, kw_only=True):
-    """Score rows with a saved model.
-
-    Attributes:
-        model_name: of the model.
-        model_version: of the model.
-        privacy: mechanisms of the run.
-        device: where the model is computed.
-    """
+    """Score rows with a saved model."""
 
     model_name: Name
     model_version: Name
@@ -126,7 +113,7 @@ class ScoredPart(PartBody, frozen=True, kw_only=True):
 
 
 class ScoreReply(Reply, frozen=True, kw_only=True):
-    """The scores, and what they cost."""
+    """The scores, and their costs."""
 
     ledger: list[Document]
     parts: dict[int, ScoredPart]
@@ -163,8 +150,6 @@ class DeliverRequest(Request, frozen=True, kw_only=True):
     """Write predictions at the label table's sites.
 
     Attributes:
-        model_name: of the model.
-        model_version: of the model.
         loss: that the scores are of.
         classes: that they are of.
         query: whose joined rows they are of.

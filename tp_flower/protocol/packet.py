@@ -38,7 +38,7 @@ WIRE_DTYPES = frozenset(
 
 NPY_MAGIC = b"\x93NUMPY\x01\x00"
 NPY_HEADER_BYTES = 128
-"""What NumPy writes before a flat array of bytes of any length."""
+"""Length of NumPy's header before a flat array of bytes of any length."""
 
 SMALL_BYTES = 1 << 20
 """Payloads up to here are a value of the config record: each further object of Flower's

@@ -32,16 +32,7 @@ LossName = Annotated[str, one_of("squared", "logistic", "softmax")]
 
 
 class PersonalisePart(PartBody, frozen=True, kw_only=True):
-    """The rows, the encoder and the model of a site.
-
-    Attributes:
-        encoder: of the table.
-        model: untrained.
-        l2: weight of the penalty.
-        device: where the model is computed.
-        trained: rows that are trained on.
-        tested: rows that are held out.
-    """
+    """The rows, the encoder and the model of a site."""
 
     encoder: Document
     model: Document
@@ -55,9 +46,8 @@ class PersonaliseRequest(Request, frozen=True, kw_only=True):
     """Encode the features, keep the labels, make the model.
 
     Attributes:
-        loss: of the model.
         classes: of the label, as sites have them; none in a regression.
-        graph: what the similarity of sites is made of.
+        graph: the data that the similarity of sites is computed from.
         graph_epsilon: of the noise on that; 0 for none.
         delta: the same.
     """
@@ -87,8 +77,6 @@ class PersonalisedPart(PartBody, frozen=True, kw_only=True):
         label_sums: of how many rows each class has; in a regression the sums of labels
             and of their squares.
         curvature: of its objective.
-        penalised: which parameters the penalty is on.
-        parameters: of the untrained model.
     """
 
     features: Count
@@ -100,7 +88,7 @@ class PersonalisedPart(PartBody, frozen=True, kw_only=True):
 
 
 class PersonaliseReply(Reply, frozen=True, kw_only=True):
-    """The sites' start, and what the run's releases cost."""
+    """The sites' start, and the costs of the run's releases."""
 
     ledger: list[Document]
     parts: dict[int, PersonalisedPart]
@@ -125,14 +113,13 @@ class SiteMetrics(Body, frozen=True):
 
 
 class SummariseRequest(Request, frozen=True, kw_only=True):
-    """Sum up what the graph needs, and train a model of the site alone.
+    """Sum up the data for the graph, and train a model of the site alone.
 
     Attributes:
         summaries: whether the graph is made of summaries.
         alone: whether metrics of the model of the site alone are to come.
         seed: of the random features.
         label_scale: deviation of the labels.
-        base: base score.
     """
 
     summaries: bool
@@ -182,7 +169,6 @@ class Pace(Body, frozen=True, kw_only=True):
         rate: of each.
         batch: rows of a step; 0 for all.
         seed: of the batches.
-        epoch: from 1.
     """
 
     steps: Annotated[int, between(1, 100_000)]
@@ -215,7 +201,6 @@ class PersonalRequest(Request, frozen=True, kw_only=True):
     """Take parameters and reply with updates.
 
     Attributes:
-        base: base score.
         pace: how updates are made; None: metrics alone are to come.
         code: how they are shortened; None: they are not.
     """

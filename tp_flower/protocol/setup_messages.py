@@ -54,7 +54,6 @@ class ShardDescription(Body, frozen=True, kw_only=True):
 
     Attributes:
         table: its name at the sites.
-        site: the organisation.
         index: position among the table's shards at the organisation.
         position: among the shards that the node hosts.
         columns: types by name, of those that a policy lets be seen.
@@ -72,7 +71,7 @@ class ShardDescription(Body, frozen=True, kw_only=True):
 
 
 class DescribeReply(Reply, frozen=True, kw_only=True):
-    """What a node hosts, and its keys of the run.
+    """The tables and shards of a node, and its keys of the run.
 
     Attributes:
         shards: of the tables that were named.
@@ -143,7 +142,7 @@ class SealReply(Reply, frozen=True):
 
 
 class RowKeyColumns(Body, frozen=True):
-    """What names the rows of predictions.
+    """The columns that name the rows of predictions.
 
     Attributes:
         names: of its columns, which are the fragment's last keys.
@@ -181,7 +180,7 @@ class LabelTerms(Body, frozen=True):
 
 
 class ExtractPart(PartBody, frozen=True, kw_only=True):
-    """What a shard runs of the query.
+    """The part of the query that a shard runs.
 
     Attributes:
         shard: position among those that the node hosts.
@@ -256,13 +255,12 @@ class ExtractedPart(PartBody, frozen=True, kw_only=True):
         keys: types of the join keys.
         engine: where the fragment ran.
         pushed: what its database filters, in words.
-        label: its type and categories.
         codes: by key, the position of each row's hash; -1 for NULL.
         hashes: by key, keyed hashes of its distinct values.
         group_hashes: of the groups of a sub-query, before its filters.
         label_values: of each row; classes are positions in the categories.
         weight: of each row's joined rows.
-        row_hashes: what names each row in predictions.
+        row_hashes: names of the rows in predictions.
     """
 
     rows: TableRowCount
@@ -342,7 +340,6 @@ class CheckPart(PartBody, frozen=True, kw_only=True):
 
     Attributes:
         joins: by join, the position of the shard's key.
-        key_groups: as in ``extract``.
         rows: by join, one row of every matched key.
         weights: by join, a random weight of each.
     """
@@ -420,15 +417,12 @@ class FeatureStatistics(Body, frozen=True, kw_only=True):
     """One feature's statistics; of what its encoder does not need, None.
 
     Attributes:
-        name: of the feature.
         kind: of its values; "" where only a declaration could tell.
         rows: of the shard.
         count: of them with a value.
         width: of a vector.
         mean: of the values.
         m2: sum of squared deviations from it.
-        low: smallest value.
-        high: largest value.
         tail: rows of the categories that are too rare to leave.
     """
 

@@ -121,7 +121,7 @@ class Outline(Body, frozen=True, kw_only=True):
         batch_uses: of SGD: how often each batch is visited.
         batch_rate: of SGD: probability that a drawn batch takes a joined row; 0 where
             batches are a partition.
-        sends: what leaves of sampled rows where the server solves.
+        sends: the form of sampled rows that leave where the server solves.
     """
 
     strategy: str
@@ -139,19 +139,10 @@ class PreparePart(PartBody, frozen=True, kw_only=True):
     behind each joined row.
 
     Attributes:
-        encoder: of the table.
-        model: of the table, untrained.
         update: how the table's shards train together.
-        joined_rows: N, joined training rows.
         held_out_rows: of VFL: joined rows that are held out.
-        l2: weight of the penalty.
-        device: where the model is computed.
         label_scale: size of the loss's derivatives.
         mean_multiplicity: joined rows of a row that is trained on, on average.
-        trained: rows in joined training rows.
-        tested: rows in held-out joined rows.
-        multiplicity: joined rows of each trained row, G.
-        masses: in place of it, what those weigh.
         expanded_trained: of VFL: the row behind each joined training row.
         expanded_tested: of VFL: the same for held-out joined rows.
         batch_start: of SGD: where each batch starts in ``batch_rows``.
@@ -178,12 +169,7 @@ class PreparePart(PartBody, frozen=True, kw_only=True):
 
 
 class PrepareRequest(Request, frozen=True, kw_only=True):
-    """Encode the features, make the models, plan the releases.
-
-    Attributes:
-        privacy: mechanisms of the run.
-        outline: the run's schedule.
-    """
+    """Encode the features, make the models, plan the releases."""
 
     privacy: PrivacyTerms
     outline: Outline
@@ -216,7 +202,6 @@ class PreparedPart(PartBody, frozen=True, kw_only=True):
         largest_curvature: the same; 0 where nobody needs it.
         gradient_noise: multiplier of the noise on its gradients.
         gram_deviation: of the noise on its Gram matrix.
-        penalised: which parameters the penalty is on.
         gram: second moments of its features, weighted by G.
         scores: of an untrained model that is not linear.
     """
@@ -232,11 +217,7 @@ class PreparedPart(PartBody, frozen=True, kw_only=True):
 
 
 class PrepareReply(Reply, frozen=True, kw_only=True):
-    """What training starts from, and what the run's releases cost.
-
-    Attributes:
-        ledger: the run's lines of the site's ledger.
-    """
+    """The start of training, and the costs of the run's releases."""
 
     ledger: list[Document]
     parts: dict[int, PreparedPart]
@@ -275,7 +256,6 @@ class LocalFit(Body, frozen=True, kw_only=True):
     Attributes:
         kappa: penalty of the fit.
         rho_in: penalty of the consensus between shards, by table.
-        epoch: from 1.
         seed: of a torch model's fit.
         local_epochs: passes of such a fit; 0 for the default.
         learning_rate: of such a fit; 0 for the default.
@@ -299,7 +279,6 @@ class AdmmRequest(Request, frozen=True, kw_only=True):
     """One epoch of ADMM: fit the model to the target.
 
     Attributes:
-        fit: how.
         more_rounds: rounds of consensus that follow the next one.
         evaluate: whether scores of held-out rows are to come, too.
     """
@@ -460,7 +439,6 @@ class SgdRequest(Request, frozen=True, kw_only=True):
         batch: its number in the plan.
         batch_rows: joined rows, which the summed gradient is divided by.
         stale: whether sharded tables take the batch's step with the next batch.
-        step: how.
     """
 
     batch: Count
@@ -533,11 +511,7 @@ class MeanGradient(PartBody, frozen=True):
 
 
 class StepRequest(Request, frozen=True, kw_only=True):
-    """Take the step of a sharded table.
-
-    Attributes:
-        step: how.
-    """
+    """Take the step of a sharded table."""
 
     step: BatchStep
     parts: dict[int, MeanGradient]
