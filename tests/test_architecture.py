@@ -224,7 +224,7 @@ def test_sites_type_no_names_of_the_wire() -> None:
     for message in (message for exchange in EXCHANGES.values() for message in exchange):
         bodies = [message, layout_of(message).part]
         for layout in (layout_of(body) for body in bodies if body is not None):
-            names |= {*layout.facts, *layout.arrays, *layout.families}
+            names |= {*layout.values, *layout.arrays, *layout.families}
         # a ledger calls some releases as a field is called
         kinds |= {kind for disclosure in message.discloses for kind in disclosure.kinds}
     typed = {
