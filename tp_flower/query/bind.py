@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from sqlglot import exp
 
 from tp_flower.errors import QueryError
-from tp_flower.query.conditions import Predicate, Settled, bind_conditions, settle
+from tp_flower.query.conditions import Condition, Settled, bind_conditions, settle
 from tp_flower.query.expressions import parse_expression, render
 from tp_flower.query.fragment import Feature, Fragment, spell
 from tp_flower.query.relations import Schema, bind_table
@@ -149,7 +149,7 @@ def bind_statement(
     left_joined = [join.alias for join in statement.joins if join.is_left]
     settled = settle(conditions, left_joined, relations)
     _check_joined(statement, settled)
-    sides = {side for c in conditions if isinstance(c, Predicate) for side in c.sides}
+    sides = {side for c in conditions if not c.is_filter for side in c.sides}
     items = expand_stars(statement.items, scope, sides, needs_label=not unlabelled)
     bound = [(item, _bind_item(item, scope)) for item in items]
     features = _bind_features(bound, scope)
@@ -244,10 +244,10 @@ def _check_joined(statement: Statement, settled: Settled) -> None:
 
 
 def _make_joins(
-    predicates: Sequence[Predicate], order: Sequence[str]
+    predicates: Sequence[Condition], order: Sequence[str]
 ) -> tuple[tuple[Join, ...], dict[str, list[tuple[str, ...]]]]:
     """Return one join per pair of tables, and the keys that they use per table."""
-    pairs: dict[tuple[str, str], list[Predicate]] = {}
+    pairs: dict[tuple[str, str], list[Condition]] = {}
     for predicate in predicates:
         pair = predicate.left.table, predicate.right.table
         pairs.setdefault(pair, []).append(predicate)

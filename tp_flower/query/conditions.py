@@ -29,50 +29,39 @@ from tp_flower.query.statement import JoinClause, Statement
 
 
 @dataclass(frozen=True)
-class Filter:
-    """A condition over one table.
+class Condition:
+    """A filter of one table, or an equality between expressions of two.
 
     Attributes:
-        local: The table and the condition.
+        sides: The filter; or the two expressions, first that of the table which comes
+            first in the query.
         text: As written, for messages.
         owner: The alias whose LEFT JOIN it is a condition of; None elsewhere.
     """
 
-    local: Local
+    sides: tuple[Local, ...]
     text: str = field(compare=False)
     owner: str | None = None
 
     @property
-    def sides(self) -> tuple[Local, ...]:
-        """The expressions it consists of."""
-        return (self.local,)
-
-
-@dataclass(frozen=True)
-class Predicate:
-    """An equality between expressions of two tables.
-
-    Attributes:
-        left: Of the table that comes first in the query.
-        right: Of the other table.
-        text: As written, for messages.
-        owner: The alias whose LEFT JOIN it is a condition of; None elsewhere.
-    """
-
-    left: Local
-    right: Local
-    text: str = field(compare=False)
-    owner: str | None = None
+    def is_filter(self) -> bool:
+        """Whether it is over one table."""
+        return len(self.sides) == 1
 
     @property
-    def sides(self) -> tuple[Local, ...]:
-        """The expressions that are compared."""
-        return self.left, self.right
+    def left(self) -> Local:
+        """The filter, or the left side of the equality."""
+        return self.sides[0]
+
+    @property
+    def right(self) -> Local:
+        """The right side of the equality."""
+        return self.sides[1]
 
 
 def bind_conditions(
     statement: Statement, scope: Scope
-) -> tuple[list[Filter | Predicate], Scope]:
+) -> tuple[list[Condition], Scope]:
     """Return all conditions, and the scope that the SELECT list and WHERE see.
 
     ON sees the tables joined so far. USING takes its column from the left side, as
@@ -82,7 +71,7 @@ def bind_conditions(
         QueryError: A column is unknown or ambiguous, or a condition is neither a
             filter of one table nor an equality between two.
     """
-    bound: list[Filter | Predicate] = []
+    bound: list[Condition] = []
     merged: dict[str, str] = {}
     order = list(scope.columns)
     for number, join in enumerate(statement.joins, 1):
@@ -90,35 +79,35 @@ def bind_conditions(
         local = Scope(visible, merged, scope.aliases)
         owner = join.alias if join.is_left else None
         for name in join.using:
-            predicate = _bind_using(join, name, local)
-            merged = {**merged, name.lower(): predicate.left.table}
-            bound.append(_facing(predicate, order))
-        bound += [_bind(text, local, owner, order) for text in join.on]
+            equality = _bind_using(join, name, local)
+            merged = {**merged, name.lower(): equality.left.table}
+            bound.append(equality)
+        bound += [_bind(text, local, owner) for text in join.on]
     whole = Scope(scope.columns, merged, scope.aliases)
-    bound += [_bind(text, whole, None, order) for text in statement.where]
+    bound += [_bind(text, whole, None) for text in statement.where]
     return bound, whole
 
 
-def _bind_using(join: JoinClause, name: str, scope: Scope) -> Predicate:
-    """Return the predicate of one USING column."""
+def _bind_using(join: JoinClause, name: str, scope: Scope) -> Condition:
+    """Return the equality of one USING column; the joined table comes last."""
     what = f"join of {join.alias} USING ({name})"
     before = {a: names for a, names in scope.columns.items() if a != join.alias}
     column = exp.column(exp.to_identifier(name, quoted=True))
     left = Scope(before, scope.merged, scope.aliases).table_of(column, what)
     joined = exp.to_identifier(join.alias, quoted=True)
     right = scope.table_of(exp.column(column.this.copy(), table=joined), what)
-    return Predicate(
+    sides = (
         Local(left, local_sql(column, scope.columns[left], what)),
         Local(right, local_sql(column, scope.columns[right], what)),
+    )
+    return Condition(
+        sides,
         f"{left}.{name} = {right}.{name}",
         join.alias if join.is_left else None,
     )
 
 
-def _bind(
-    text: str, scope: Scope, owner: str | None, order: Sequence[str]
-) -> Predicate | Filter:
-    """Return a condition as a filter of one table or a join predicate of two."""
+def _bind(text: str, scope: Scope, owner: str | None) -> Condition:
     what = f"condition {text}"
     tree = parse_expression(text, what)
     tables = scope.tables(tree, what)
@@ -128,27 +117,18 @@ def _bind(
             "between columns of two tables"
         )
     if len(tables) == 1:
-        return Filter(scope.local(as_filter(tree), what), text, owner)
+        return Condition((scope.local(as_filter(tree), what),), text, owner)
     if isinstance(tree, exp.EQ):
-        sides = scope.tables(tree.left, what), scope.tables(tree.right, what)
-        if len(sides[0]) == len(sides[1]) == 1:
-            left, right = scope.local(tree.left, what), scope.local(tree.right, what)
-            return _facing(Predicate(left, right, text, owner), order)
+        parts = (tree.left, tree.right)
+        if all(len(scope.tables(part, what)) == 1 for part in parts):
+            order = list(scope.columns).index
+            sides = (scope.local(part, what) for part in parts)
+            in_order = sorted(sides, key=lambda side: order(side.table))
+            return Condition(tuple(in_order), text, owner)
     raise QueryError(
         f"{what} needs the values of {len(tables)} tables ({', '.join(tables)}): "
         "only an equality between expressions of two tables can join them"
     )
-
-
-def _facing(predicate: Predicate, order: Sequence[str]) -> Predicate:
-    """Return the predicate with the table that comes first on the left."""
-    left, right = predicate.sides
-    if order.index(left.table) <= order.index(right.table):
-        return predicate
-    return Predicate(right, left, predicate.text, predicate.owner)
-
-
-Condition = Filter | Predicate
 
 
 @dataclass(frozen=True)
@@ -162,7 +142,7 @@ class Settled:
         outer: The tables that stay LEFT JOINed.
     """
 
-    predicates: tuple[Predicate, ...]
+    predicates: tuple[Condition, ...]
     filters: tuple[Local, ...]
     outer: frozenset[str]
 
@@ -187,10 +167,10 @@ def settle(
     settled = [c if c.owner in outer else replace(c, owner=None) for c in conditions]
     for condition in settled:
         _check(condition, outer, relations)
-    filters = [c for c in settled if isinstance(c, Filter)]
-    local = [c.local for c in filters if c.owner in (None, c.local.table)]
-    guards = [c for c in filters if c.owner not in (None, c.local.table)]
-    predicates = [c for c in settled if isinstance(c, Predicate)]
+    filters = [c for c in settled if c.is_filter]
+    local = [c.left for c in filters if c.owner in (None, c.left.table)]
+    guards = [c for c in filters if c.owner not in (None, c.left.table)]
+    predicates = [c for c in settled if not c.is_filter]
     guarded = _with_guards(predicates, guards)
     return Settled(tuple(dict.fromkeys(guarded)), tuple(local), outer)
 
@@ -219,7 +199,7 @@ def _rejects(
 ) -> bool:
     """Return whether a condition never holds where the side's table has no match."""
     types = relations[side.table].types
-    if isinstance(condition, Filter):
+    if condition.is_filter:
         return not is_true_on_nulls(side.sql, types)
     return is_null_on_nulls(side.sql, types)
 
@@ -229,7 +209,7 @@ def _check(
 ) -> None:
     """Refuse a condition that a missing row may meet."""
     owner, tables = condition.owner, [side.table for side in condition.sides]
-    if isinstance(condition, Predicate) and owner and owner not in tables:
+    if not condition.is_filter and owner and owner not in tables:
         raise QueryError(
             f"condition {condition.text} in the LEFT JOIN of {owner} compares "
             f"{' and '.join(tables)}: only an equality with {owner} can decide what "
@@ -238,7 +218,7 @@ def _check(
     for side in condition.sides:
         if side.table not in outer or side.table == owner:
             continue
-        if isinstance(condition, Predicate):
+        if not condition.is_filter:
             if not _rejects(condition, side, relations):
                 raise QueryError(
                     f"condition {condition.text} has a value where {side.table} has no "
@@ -254,8 +234,8 @@ def _check(
 
 
 def _with_guards(
-    predicates: Sequence[Predicate], guards: Sequence[Filter]
-) -> list[Predicate]:
+    predicates: Sequence[Condition], guards: Sequence[Condition]
+) -> list[Condition]:
     """Return the predicates, of which some compare NULL where a guard fails.
 
     Args:
@@ -265,9 +245,9 @@ def _with_guards(
     Raises:
         QueryError: The LEFT JOIN does not compare a guard's table.
     """
-    chosen: dict[Predicate, set[str]] = {}
+    chosen: dict[Condition, set[str]] = {}
     for guard in guards:
-        table, owner = guard.local.table, guard.owner
+        table, owner = guard.left.table, guard.owner
         compared = [p for p in predicates if (p.owner, p.left.table) == (owner, table)]
         if not compared:
             raise QueryError(
@@ -277,15 +257,16 @@ def _with_guards(
             )
         # one part of a key that is NULL is enough, whatever the order they came in
         first = min(compared, key=lambda p: (p.left.sql, p.right.sql))
-        chosen.setdefault(first, set()).add(guard.local.sql)
+        chosen.setdefault(first, set()).add(guard.left.sql)
     return [_guarded(p, sorted(chosen.get(p, ()))) for p in predicates]
 
 
-def _guarded(predicate: Predicate, conditions: Sequence[str]) -> Predicate:
+def _guarded(predicate: Condition, conditions: Sequence[str]) -> Condition:
     """Return the predicate with a left key that is NULL unless the conditions hold."""
     if not conditions:
         return predicate
     left = predicate.left
     key = f"CASE WHEN {' AND '.join(conditions)} THEN {left.sql} END"
     tree = parse_expression(key, f"condition {predicate.text}")
-    return replace(predicate, left=Local(left.table, render(tree, quote=True)))
+    guarded = Local(left.table, render(tree, quote=True))
+    return replace(predicate, sides=(guarded, predicate.right))
