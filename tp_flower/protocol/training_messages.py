@@ -41,7 +41,8 @@ from tp_flower.protocol.fields import (
 
 Clip = Annotated[float, between(1e-12, 1e12)]
 Delta = Annotated[float, msgspec.Meta(gt=0, le=math.nextafter(1.0, 0.0))]
-Steps = Annotated[int, between(0, 1_000_000)]
+MOST_STEPS: Final = 1_000_000
+Steps = Annotated[int, between(0, MOST_STEPS)]
 LEAST_SCALE: Final = 1 / 1e30
 Scale = Annotated[float, between(LEAST_SCALE, 1e30)]
 """Of numbers that noise is in units of: all arithmetic with them stays finite."""
@@ -126,7 +127,7 @@ class Outline(Body, frozen=True, kw_only=True):
 
     strategy: str
     epochs: Steps
-    exchanges: Annotated[int, between(1, 1_000_000)] | None = None
+    exchanges: Annotated[int, between(1, MOST_STEPS)] | None = None
     batch_uses: Steps | None = None
     batch_rate: Share | None = None
     sends: Annotated[str, one_of("rows", "centres")] | None = None
