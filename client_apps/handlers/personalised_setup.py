@@ -1,4 +1,4 @@
-"""How a site prepares a model of its own: encode, keep its labels, sum up for a graph.
+"""Set-up of a site's own model: encode, keep its labels, summarise for a graph.
 
 The replies are sums of labels (how many of each class), a bound of the objective's
 curvature, how many rows there are, and a summary of the site where a graph needs one.
@@ -213,7 +213,7 @@ def _prepare_part(
     request: PersonaliseRequest,
     summary: Mapping[str, Any],
 ) -> tuple[Entry, LocalModel, PersonalisedPart]:
-    """Return what never changes of a part in training, its model, and its reply."""
+    """Return the entry of a part in training, its model, and its reply."""
     guard, source, extracted = Guard(site), site.source(number), site.extracted(number)
     guard.check_plan(source, (MODELS, STATISTICS))
     trained = unpack_bits(body.trained, extracted.rows)

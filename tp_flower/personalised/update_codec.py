@@ -33,10 +33,10 @@ _HEADER_BYTES: Final = 5
 
 
 def encode_update(values: FloatArray, codes: int = 0) -> Bytes:
-    """Return the bytes of a vector.
+    """Return the bytes of a vector (d,): few where it has few runs of equal elements.
 
     Args:
-        values: (d,), finite; short where it has few runs of equal elements.
+        values: (d,), finite.
         codes: entries of the code book, at most `MOST_CODES`; 0 sends every value.
 
     Raises:
@@ -58,8 +58,7 @@ def encode_update(values: FloatArray, codes: int = 0) -> Bytes:
         narrow = np.repeat(book[_nearest(book, narrow[starts])], lengths)
         starts = _starts(narrow)
     layout, runs = _encode_runs(starts, len(narrow))
-    own = narrow[starts]
-    content, is_booked = _encode_values(own, codes)
+    content, is_booked = _encode_values(narrow[starts], codes)
     count = np.array([len(starts)], "<u4").view(np.uint8)
     head = np.array([layout | (_BOOK if is_booked else 0)], np.uint8)
     return np.concatenate([head, count, runs, content])
@@ -70,7 +69,7 @@ def decode_update(code: Bytes, size: int) -> FloatArray:
 
     Args:
         code: from a site, so everything in it is checked.
-        size: d, which the server knows.
+        size: d.
 
     Raises:
         ReplyError: the code is not of this format, or not of so many elements.
