@@ -13,8 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -26,7 +27,8 @@ CENTRES = "centres"
 NUMPY_KINDS = frozenset({"linear", CENTRES})
 """Kinds of models that need no torch."""
 
-MOST_UNITS = 1 << 20
+Units = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+"""Scores of a row, or widths of a layer."""
 MOST_SCALE = 1e30
 LEAST_SCALE = 1 / MOST_SCALE
 
@@ -90,8 +92,7 @@ def on_host(features: Features) -> FeatureArray:
     return features.host if isinstance(features, PlacedFeatures) else features
 
 
-@dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The specification of a local model, without its parameters.
 
     Attributes:
@@ -104,42 +105,39 @@ class ModelSpec:
         output_scale: torch models multiply their output by it; the label's standard
             deviation in regression, so that weights of order one reach the labels.
         seed: all shards of one table start from the same parameters.
-
-    Raises:
-        ValueError: a value is of another type, or out of range.
     """
 
     kind: str = "linear"
-    outputs: int = 1
+    outputs: Units = 1
     intercept: bool = False
-    hidden_sizes: tuple[int, ...] = (16,)
+    hidden_sizes: tuple[Units, ...] = (16,)
     output_scale: float = 1.0
-    seed: int = 0
+    seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
 
     def __post_init__(self) -> None:
-        """Check all but the kind, which ``build_model`` knows."""
-        sizes = (self.outputs, *self.hidden_sizes)
-        if not all(type(size) is int and 0 < size <= MOST_UNITS for size in sizes):
-            raise ValueError(f"sizes of a model must be 1 to {MOST_UNITS}: {sizes}")
-        if type(self.kind) is not str or type(self.intercept) is not bool:
-            raise ValueError("kind must be a text, and intercept true or false")
-        if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"seed must be a whole number below 2**63: {self.seed!r}")
+        """Refuse a scale so small that clips, which are in units of it, vanish."""
         is_usable = LEAST_SCALE <= self.output_scale <= MOST_SCALE
         if self.output_scale != 0 and not is_usable:
-            # clips are in units of it, and must not vanish
             raise ValueError(
                 f"output_scale must be 0, or from {LEAST_SCALE:g} to {MOST_SCALE:g}"
             )
 
     def to_json(self) -> dict[str, Any]:
         """Return the specification as plain JSON types."""
-        return {**self.__dict__, "hidden_sizes": list(self.hidden_sizes)}
+        spec: dict[str, Any] = msgspec.to_builtins(self)
+        return spec
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "ModelSpec":
-        """Return the specification that ``to_json`` wrote."""
-        return cls(**{**data, "hidden_sizes": tuple(data["hidden_sizes"])})
+        """Return the specification that ``to_json`` wrote.
+
+        Raises:
+            ValueError: a value is of another type, or out of range.
+        """
+        try:
+            return msgspec.convert(data, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from error
 
 
 class LocalModel(ABC):
