@@ -401,10 +401,9 @@ def _over_hosted(fragment: Fragment, sql: str) -> str:
 
 @dataclass(frozen=True)
 class Missing:
-    """The sites of a model that do not host its tables now.
+    """By table, the sites of a model that do not host it now.
 
     Attributes:
-        sites: by table, those that are gone.
         gone: tables that no site hosts.
     """
 
@@ -505,7 +504,7 @@ def without_missing(
         manifest: of the model.
         bound: the query.
         missing: sites that are gone.
-        policy: the setting ``on-missing``.
+        policy: the setting ``on-missing``: stop, or take the mean.
 
     Raises:
         ModelError: sites are gone, and the policy is to stop; or no joined row can be

@@ -123,10 +123,7 @@ def join_rows(
         missing: sites that are gone.
         settings: of the run.
         inventory: of the sites.
-        row_key: what names the label table's rows.
-
-    Raises:
-        TPFlowerError: any of its kinds, if a fragment cannot be run, or no row is left.
+        row_key: columns that name the label table's rows.
     """
     extracted = yield from extract(bound, settings, inventory, row_key)
     lacking = missing.tables - {bound.label_table}
@@ -142,51 +139,6 @@ def join_rows(
         settings.max_joined_rows,
     )
     return Joined(bound, extracted, mapping, steps, missing)
-
-
-def score_rows(
-    joined: Joined, manifest: Manifest, settings: Settings, inventory: Inventory
-) -> Generator[Request, Replies, FloatArray]:
-    """Return the scores of the joined rows, (N, d_c).
-
-    Raises:
-        ModelError: a site has no part of the model for one of its shards.
-        ReplyError: a site sent no such scores.
-    """
-    all_parts = joined.extracted.all_parts
-    chosen = model_parts(manifest, all_parts, inventory)
-    masks = _joined_masks(joined)
-    parts = [part for part in all_parts if masks[part.number].any()]
-    request = ScoreRequest(
-        **_model_fields(manifest),
-        privacy=PrivacyTerms.of(settings.privacy),
-        device=settings.device,
-        parts={
-            part.number: ScorePart(
-                model_part=chosen[part.number].number,
-                digest=chosen[part.number].digest,
-                rows=pack_bits(masks[part.number]),
-            )
-            for part in parts
-        },
-    )
-    replies = yield ask(request, parts)
-    local = {}
-    for table in joined.bound.tables:
-        blocks = [np.zeros((0, manifest.outputs))]
-        for part in joined.extracted.parts[table]:
-            if rows := int(np.count_nonzero(masks[part.number])):
-                shape = (rows, manifest.outputs)
-                blocks.append(array_of(replies, part, "scores", shape))
-        local[table] = np.zeros((joined.extracted.table_rows[table], manifest.outputs))
-        # the shards' rows lie one after the other
-        used = joined.mapping.tables[table].multiplicity > 0
-        local[table][used] = np.concatenate(blocks)
-    total = joined.mapping.sum_scores(np.array(manifest.base_score), local)
-    for table in joined.missing.tables - {joined.bound.label_table}:
-        unmatched = joined.mapping.tables[table].row_of < 0
-        total[unmatched] += manifest.table(table).mean_score
-    return total
 
 
 def _model_fields(manifest: Manifest) -> dict[str, str]:
@@ -279,8 +231,49 @@ class ModelStrategy(RoundStrategy):
         }
 
     def score(self, joined: Joined) -> Generator[Request, Replies, FloatArray]:
-        """Return the scores of the joined rows, (N, d_c)."""
-        return score_rows(joined, self.manifest, self.settings, self.inventory)
+        """Return the scores of the joined rows, (N, d_c).
+
+        Raises:
+            ModelError: a site has no part of the model for one of its shards.
+            ReplyError: a site sent no such scores.
+        """
+        manifest = self.manifest
+        all_parts = joined.extracted.all_parts
+        chosen = model_parts(manifest, all_parts, self.inventory)
+        masks = _joined_masks(joined)
+        parts = [part for part in all_parts if masks[part.number].any()]
+        request = ScoreRequest(
+            **_model_fields(manifest),
+            privacy=PrivacyTerms.of(self.settings.privacy),
+            device=self.settings.device,
+            parts={
+                part.number: ScorePart(
+                    model_part=chosen[part.number].number,
+                    digest=chosen[part.number].digest,
+                    rows=pack_bits(masks[part.number]),
+                )
+                for part in parts
+            },
+        )
+        replies = yield ask(request, parts)
+        local = {}
+        for table in joined.bound.tables:
+            blocks = [np.zeros((0, manifest.outputs))]
+            for part in joined.extracted.parts[table]:
+                if rows := int(np.count_nonzero(masks[part.number])):
+                    shape = (rows, manifest.outputs)
+                    blocks.append(array_of(replies, part, "scores", shape))
+            local[table] = np.zeros(
+                (joined.extracted.table_rows[table], manifest.outputs)
+            )
+            # the shards' rows lie one after the other
+            used = joined.mapping.tables[table].multiplicity > 0
+            local[table][used] = np.concatenate(blocks)
+        total = joined.mapping.sum_scores(np.array(manifest.base_score), local)
+        for table in joined.missing.tables - {joined.bound.label_table}:
+            unmatched = joined.mapping.tables[table].row_of < 0
+            total[unmatched] += manifest.table(table).mean_score
+        return total
 
     def report(
         self,
