@@ -225,25 +225,29 @@ class CoresetKMeans(SolvedStrategy):
         # fewer distinct rows than clusters: one more of a centre changes no distance
         centres = centres[np.minimum(np.arange(clusters), len(centres) - 1)]
         edges = np.cumsum([table.features for table in problem.tables.values()])
-        own = np.split(centres, edges[:-1], axis=1)
+        coordinates = np.split(centres, edges[:-1], axis=1)
         return {
-            name: block.ravel() for name, block in zip(problem.tables, own, strict=True)
+            name: block.ravel()
+            for name, block in zip(problem.tables, coordinates, strict=True)
         }
 
     def _measure(self, blocks: list[FloatArray], rng: np.random.Generator) -> None:
         """Measure tau, and warn where the paper's guarantee asks for less."""
-        found = tau(blocks, rng)
+        ratio = tau(blocks, rng)
         warnings = []
-        if found.largest > MOST_TAU:
+        if ratio.largest > MOST_TAU:
             warnings.append(
-                f"tau is {found.largest:.3g} (of the middle pair {found.median:.3g}): "
+                f"tau is {ratio.largest:.3g} (of the middle pair {ratio.median:.3g}): "
                 "no single table tells all rows apart (Assumption 5.1), so that only "
                 "the robust guarantee holds, which leaves out a small share of the "
                 "rows (Remark 5.3)"
             )
-        facts = {"tau": found.largest, "tau-median": found.median}
+        facts = {"tau": ratio.largest, "tau-median": ratio.median}
         self.add_facts(
-            {name: own if math.isfinite(own) else None for name, own in facts.items()},
+            {
+                name: value if math.isfinite(value) else None
+                for name, value in facts.items()
+            },
             warnings,
         )
 
@@ -271,11 +275,11 @@ def _table_clusters(
     nearest = np.zeros(table.total_rows, np.int64)
     centres = np.zeros((0, table.features))
     for part, rows in zip(table.parts, table.rows, strict=True):
-        own = array_of(replies, part, "centres", (None, table.features))
+        of_shard = array_of(replies, part, "centres", (None, table.features))
         labels = array_of(replies, part, "nearest", (rows.trained,))
-        _check_clusters(part, len(own), labels, clusters)
+        _check_clusters(part, len(of_shard), labels, clusters)
         nearest[rows.trained_slice] = labels + np.int64(len(centres))
-        centres = np.concatenate([centres, own])
+        centres = np.concatenate([centres, of_shard])
     return nearest, centres
 
 
@@ -306,12 +310,14 @@ class CoresetRidge(SolvedStrategy):
             l1=self.settings.l1,
             solver=cast(Literal["exact", "saga"], self.solver),
         )
-        found, start = {}, 0
+        parameters, start = {}, 0
         for name, table in problem.tables.items():
-            own = theta[start : start + table.features]
-            found[name] = np.append(own, theta[-1:] if table.has_intercept else [])
+            coordinates = theta[start : start + table.features]
+            parameters[name] = np.append(
+                coordinates, theta[-1:] if table.has_intercept else []
+            )
             start += table.features
-        return found
+        return parameters
 
     def _measure(
         self,
@@ -323,19 +329,19 @@ class CoresetRidge(SolvedStrategy):
         """Measure gamma, and warn where the paper's guarantee asks for more."""
         columns = [
             augmented(
-                own,
+                value,
                 targets[:, None] if problem.tables[name].has_intercept else None,
                 intercept=problem.tables[name].has_intercept,
             )
-            for name, own in blocks.items()
+            for name, value in blocks.items()
         ]
-        found = gamma(columns, weights)
+        least = gamma(columns, weights)
         warnings = []
-        if found**2 < LEAST_GAMMA_SQUARED:
+        if least**2 < LEAST_GAMMA_SQUARED:
             warnings.append(
-                f"gamma is {found:.2g}: columns of some table are nearly combinations "
+                f"gamma is {least:.2g}: columns of some table are nearly combinations "
                 "of those of others (Assumption 4.1), so that only the robust "
                 "guarantee holds, which leaves out a small share of the rows "
                 "(Remark 4.3)"
             )
-        self.add_facts({"gamma": found}, warnings)
+        self.add_facts({"gamma": least}, warnings)

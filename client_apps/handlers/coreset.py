@@ -142,17 +142,17 @@ def _measure(
     kinds += [MODELS] if body.is_shard else []
     kinds += [LABELS] if body.label is not None else []
     guard.check_plan(source, kinds)
-    own = np.flatnonzero(unpack_bits(body.trained, extracted.rows))
-    masses = np.ones(len(own))
+    positions = np.flatnonzero(unpack_bits(body.trained, extracted.rows))
+    masses = np.ones(len(positions))
     if body.multiplicity is not None or body.masses is not None:
-        check_sizes(body, trained=len(own))
+        check_sizes(body, trained=len(positions))
         weights = read_multiplicity(body.multiplicity, body.masses, request.joined_rows)
         masses = weights.astype(np.float64)
     about = f"the sensitivities of table {extracted.table!r}"
-    guard.check_rows(source, len(own), about)
+    guard.check_rows(source, len(positions), about)
     table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
     encoder = table_encoder.at_site(site.hasher())
-    features = site.tables.encode(number, encoder, own)
+    features = site.tables.encode(number, encoder, positions)
     if request.sensitivities == CLUSTERS:
         rng = site.noise.generator()
         return _measure_clusters(
@@ -161,9 +161,9 @@ def _measure(
         )
     label, classes = None, 0
     if body.label is not None:
-        label, classes = _label(site, number, body.label, own)
+        label, classes = _label(site, number, body.label, positions)
     entry, reply = _measure_columns(_Columns(features, label, classes), masses, body)
-    arrays = {**entry.arrays, "own": own}
+    arrays = {**entry.arrays, "own": positions}
     return Entry(arrays, {**entry.meta, "encoder": encoder.to_json()}), reply
 
 
@@ -236,8 +236,8 @@ class _Columns:
     @property
     def width(self) -> int:
         """How many there are, p."""
-        own = 0 if self.label is None else 1 + (self.classes or 1)
-        return int(self.features.shape[1]) + own
+        of_label = 0 if self.label is None else 1 + (self.classes or 1)
+        return int(self.features.shape[1]) + of_label
 
 
 def _label(
@@ -313,8 +313,8 @@ def _leverages(
     width, penalty = int(features.shape[1]), float(measured.meta["penalty"])
     basis = whitening(penalised(gram, width, penalty))
     scores = np.zeros(len(features))
-    for block, own in _Columns(features, label, classes).blocks():
-        scores[block] = leverages(own, basis)
+    for block, rows in _Columns(features, label, classes).blocks():
+        scores[block] = leverages(rows, basis)
     if (measured.arrays["masses"] * scores).max(initial=0.0) > 1.0 + TOLERANCE:
         raise SiteError(
             "malformed request: array 'gram' is no sum over shards of which this is one"

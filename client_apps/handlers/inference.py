@@ -156,9 +156,13 @@ def _set_aside(site: Site, ready: Mapping[int, _Ready]) -> None:
         for number, part in ready.items()
     ]
     budgets = Guard(site).budgets(list(sources.values()))
-    covered = [Planned(own, 1) for own in releases if own.mechanism is not None]
+    covered = [
+        Planned(release, 1) for release in releases if release.mechanism is not None
+    ]
     site.reserve(covered, budgets)
-    site.ledger.note(site.store.run, [own for own in releases if own.mechanism is None])
+    site.ledger.note(
+        site.store.run, [release for release in releases if release.mechanism is None]
+    )
 
 
 def _scores(site: Site, number: int, part: _Ready, privacy: PrivacyTerms) -> FloatArray:
@@ -387,4 +391,4 @@ def _named(
     row_key = RowKey.of(body.row_key, len(extracted.keys))
     rows = pa.array(scored.rows)
     columns = row_key.plain(extracted).items()
-    return {ROW: rows, **{name: own.take(rows) for name, own in columns}}
+    return {ROW: rows, **{name: column.take(rows) for name, column in columns}}

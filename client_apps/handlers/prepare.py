@@ -527,7 +527,7 @@ def _coefficients(site: Site, parts: Sequence[Part]) -> dict[int, AnyArray]:
     Those of a model that was trained privately are made from releases that are paid
     for, and cost nothing more.
     """
-    shown: dict[int, AnyArray] = {}
+    coefficients_of: dict[int, AnyArray] = {}
     noted = []
     for part in parts:
         model, source = part.shard.model, site.source(part.number)
@@ -535,6 +535,6 @@ def _coefficients(site: Site, parts: Sequence[Part]) -> dict[int, AnyArray]:
             continue
         if not part.outgoing.plan.is_private:
             noted.append(coefficients(part.number, source, Guard(site)))
-        shown[part.number] = model.weights
+        coefficients_of[part.number] = model.weights
     site.ledger.note(site.store.run, noted)
-    return shown
+    return coefficients_of

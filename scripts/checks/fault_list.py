@@ -133,8 +133,8 @@ JOINS = (
     ),
     Fault(
         "row-weights-not-scaled",
-        "own = weights / weights.mean()",
-        "own = weights",
+        "scaled = weights / weights.mean()",
+        "scaled = weights",
         ("test_weighted_maths.py", "test_row_weights.py"),
     ),
     Fault(
@@ -901,20 +901,20 @@ METHODS = (
     ),
     Fault(
         "coreset-uniform-weights",
-        "weights = own * (joined_rows / taken)",
-        "weights = own * taken / taken",
+        "weights = weights * (joined_rows / taken)",
+        "weights = weights * taken / taken",
         ("test_coreset_sampling.py",),
     ),
     Fault(
         "leverage-without-masses",
-        "own = rows[block] * np.sqrt(masses[block], dtype=np.float64)[:, None]",
-        "own = rows[block] * np.ones(len(masses[block]))[:, None]",
+        "weighted = rows[block] * np.sqrt(masses[block], dtype=np.float64)[:, None]",
+        "weighted = rows[block] * np.ones(len(masses[block]))[:, None]",
         ("test_coreset_sampling.py",),
     ),
     Fault(
         "cluster-sensitivity-without-distance",
-        "scores = share * own.distances + cluster[own.labels]",
-        "scores = 0.0 * own.distances + cluster[own.labels]",
+        "scores = share * shard.distances + cluster[shard.labels]",
+        "scores = 0.0 * shard.distances + cluster[shard.labels]",
         ("test_coreset_clusters.py",),
     ),
     Fault(
@@ -931,8 +931,8 @@ METHODS = (
     ),
     Fault(
         "kmeans-without-weights",
-        "solver.fit(own, sample_weight=own_weights)",
-        "solver.fit(own)",
+        "solver.fit(weighted, sample_weight=own_weights)",
+        "solver.fit(weighted)",
         ("test_coreset_clusters.py",),
     ),
     Fault(
@@ -943,8 +943,8 @@ METHODS = (
     ),
     Fault(
         "distdim-without-weights",
-        "mass = np.bincount(which.reshape(-1), weights, minlength=len(found))",
-        "mass = np.bincount(which.reshape(-1), minlength=len(found))",
+        "mass = np.bincount(which.reshape(-1), weights, minlength=len(combinations))",
+        "mass = np.bincount(which.reshape(-1), minlength=len(combinations))",
         ("test_coreset_clusters.py", "test_coreset_solvers.py"),
     ),
     Fault(

@@ -302,8 +302,8 @@ def _parties_of_columns(
         for rows, gram in zip(layout.rows, grams, strict=True)
     ]
     return [
-        Party(*own, gram=whole)
-        for own in zip(parts, layout.rows, totals, most, strict=True)
+        Party(*fields, gram=whole)
+        for fields in zip(parts, layout.rows, totals, most, strict=True)
     ]
 
 
@@ -331,8 +331,8 @@ def _parties_of_clusters(
         for cost, count in zip(costs, counts, strict=True)
     ]
     return [
-        Party(*own, cost=whole)
-        for own in zip(parts, layout.rows, totals, most, strict=True)
+        Party(*fields, cost=whole)
+        for fields in zip(parts, layout.rows, totals, most, strict=True)
     ]
 
 

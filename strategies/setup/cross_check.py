@@ -63,12 +63,12 @@ def check_alignment(
         n: rng.integers(1, 1 << WEIGHT_BITS, len(left.rows), dtype=np.uint32)
         for n, (left, _) in sides.items()
     }
-    asked: dict[int, CheckPart] = {}
+    bodies: dict[int, CheckPart] = {}
     for number, both in sides.items():
         for side in both:
-            _ask_side(joined, number, side, weights[number], asked)
-    parts = [part for part in joined.extracted.all_parts if part.number in asked]
-    replies = yield ask(CheckRequest(asked), parts)
+            _ask_side(joined, number, side, weights[number], bodies)
+    parts = [part for part in joined.extracted.all_parts if part.number in bodies]
+    replies = yield ask(CheckRequest(bodies), parts)
     for number, both in sides.items():
         left, right = (
             _answer(replies, joined.extracted.parts[side.table], number)
@@ -102,14 +102,14 @@ def _ask_side(
     join: int,
     side: Side,
     weights: npt.NDArray[np.uint32],
-    asked: dict[int, CheckPart],
+    bodies: dict[int, CheckPart],
 ) -> None:
     """Add what the shards of one side are asked about a join."""
     start, groups = 0, key_groups(joined.bound)[side.table]
     for part in joined.extracted.parts[side.table]:
         stop = start + joined.extracted.rows[part.number]
         is_own = (side.rows >= start) & (side.rows < stop)
-        body = asked.setdefault(part.number, CheckPart(joins={}, key_groups=groups))
+        body = bodies.setdefault(part.number, CheckPart(joins={}, key_groups=groups))
         body.rows[str(join)] = (side.rows[is_own] - start).astype(np.int32)
         body.weights[str(join)] = weights[is_own]
         body.joins[str(join)] = side.key

@@ -98,7 +98,7 @@ class Extracted:
     @property
     def all_parts(self) -> list[Part]:
         """The parts of all tables."""
-        return [part for own in self.parts.values() for part in own]
+        return [part for shards in self.parts.values() for part in shards]
 
 
 def extract(
@@ -222,13 +222,13 @@ def _check_filled(
     rows: Mapping[int, int],
 ) -> None:
     """Refuse a table without any row, unless rows may do without a match in it."""
-    for table, own in parts.items():
-        if table in bound.outer or any(rows[part.number] for part in own):
+    for table, shards in parts.items():
+        if table in bound.outer or any(rows[part.number] for part in shards):
             continue
         fragments = bound.fragments_of(table)
         is_filtered = any(f.filters or f.subquery for f in fragments)
         after = " after the query's filters" if is_filtered else ""
-        sites = ", ".join(dict.fromkeys(part.site for part in own))
+        sites = ", ".join(dict.fromkeys(part.site for part in shards))
         raise SchemaError(
             f"table {table!r} is empty{after}: none of its sites ({sites}) has a row"
         )
@@ -244,12 +244,14 @@ def _keys(
     """Return the keys that joins compare; of a table without parts, no value."""
     none = KeyColumn(np.zeros(0, np.int32), np.zeros((0, 2), np.uint64), "")
     keys = {}
-    for table, own in parts.items():
+    for table, shards in parts.items():
         count = len(bound.fragments_of(table)[0].keys)
         if table == bound.label_table:
             count -= row_key.columns
         for key in range(count):
-            columns = [read_key(replies, part, key, rows[part.number]) for part in own]
+            columns = [
+                read_key(replies, part, key, rows[part.number]) for part in shards
+            ]
             keys[table, key] = columns or [none]
     return keys
 
@@ -279,9 +281,9 @@ def relay_secret(
     leader = min(described)
     request = SealRequest(
         keys=source.value,
-        public_keys={str(node): own.public_key for node, own in described.items()},
-        site_keys={str(node): own.site_key for node, own in described.items()},
-        simulated=all(own.is_simulated for own in described.values()),
+        public_keys={str(node): site.public_key for node, site in described.items()},
+        site_keys={str(node): site.site_key for node, site in described.items()},
+        simulated=all(site.is_simulated for site in described.values()),
         seed=seed,
     )
     replies = yield Request(
@@ -301,7 +303,7 @@ def _common_source(
     described: Mapping[int, Node], names: Mapping[int, str]
 ) -> KeySource:
     """Return where all nodes take the key from, before any round."""
-    sources = {node: str(own.keys) for node, own in described.items()}
+    sources = {node: str(site.keys) for node, site in described.items()}
     by_source = _grouped(sources, names)
     if len(by_source) > 1:
         listed = "; ".join(f"{key}: {sites}" for key, sites in by_source.items())
@@ -310,7 +312,7 @@ def _common_source(
             "give every site secret-file in its node config, or every site "
             "allowed-keys, or no site either"
         )
-    digests = {node: own.secret_digest for node, own in described.items()}
+    digests = {node: site.secret_digest for node, site in described.items()}
     by_secret = _grouped(digests, names)
     if len(by_secret) > 1:
         listed = " and ".join(by_secret.values())
@@ -342,10 +344,13 @@ def key_groups(bound: BoundQuery) -> dict[str, list[str]]:
     group = {key: number for number, key in enumerate(keys)}
     for join in bound.joins:
         ends = {group[join.left, join.left_key], group[join.right, join.right_key]}
-        group = {key: min(ends) if own in ends else own for key, own in group.items()}
+        group = {
+            key: min(ends) if joined_group in ends else joined_group
+            for key, joined_group in group.items()
+        }
     groups: dict[str, list[str]] = {table: [] for table in bound.tables}
-    for (table, _), own in group.items():
-        groups[table].append(f"group-{own}")
+    for (table, _), joined_group in group.items():
+        groups[table].append(f"group-{joined_group}")
     return groups
 
 
@@ -400,7 +405,7 @@ def describe_places(shards: Sequence[tuple[str, SiteWork]]) -> tuple[str, ...]:
     for site, work in shards:
         sites.setdefault(work, []).append(site)
     return tuple(
-        f"{', '.join(dict.fromkeys(own))}: {work}" for work, own in sites.items()
+        f"{', '.join(dict.fromkeys(names))}: {work}" for work, names in sites.items()
     )
 
 

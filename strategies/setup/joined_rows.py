@@ -86,7 +86,7 @@ class JoinedRows(SplitRows):
     @property
     def parts(self) -> list[Part]:
         """The parts of all tables."""
-        return [part for own in self.layouts.values() for part in own.parts]
+        return [part for layout in self.layouts.values() for part in layout.parts]
 
     @property
     def train_labels(self) -> FloatArray:

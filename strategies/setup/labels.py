@@ -99,7 +99,7 @@ def gather_labels(
         return read_private_labels(columns, plan)
     return read_labels(
         [{"kind": own.kind, "categories": own.categories} for _, own in columns],
-        [own.values for _, own in columns],
+        [column.values for _, column in columns],
         settings.task,
     )
 
@@ -114,12 +114,12 @@ def read_private_labels(
     """
     expected = "number" if plan.limits else "text" if plan.classes else "boolean"
     count = plan.class_count
-    for part, own in columns:
-        is_one = not count or np.isin(own.values, np.arange(count)).all()
-        has_form = own.kind == expected and own.categories == plan.classes
-        if not (is_one and has_form and np.isfinite(own.values).all()):
+    for part, column in columns:
+        is_one = not count or np.isin(column.values, np.arange(count)).all()
+        has_form = column.kind == expected and column.categories == plan.classes
+        if not (is_one and has_form and np.isfinite(column.values).all()):
             raise refuse(part, "labels without the noise that the run asks for")
-    values = np.concatenate([own.values for _, own in columns])
+    values = np.concatenate([column.values for _, column in columns])
     names = plan.classes or tuple(str(code) for code in range(count))
     return Labels(values, names, plan.noise)
 
@@ -176,13 +176,13 @@ def _numbers(values: FloatArray) -> Labels:
 def _text_classes(
     categories: Sequence[Sequence[str]], values: Sequence[FloatArray]
 ) -> Labels:
-    names = sorted({name for own in categories for name in own})
+    names = sorted({name for listed in categories for name in listed})
     _check_class_count(len(names))
     positions = {name: position for position, name in enumerate(names)}
     recoded = []
-    for own, part in zip(categories, values, strict=True):
-        lookup = np.array([positions[name] for name in own], dtype=np.float64)
-        recoded.append(lookup[part.astype(np.intp)] if len(own) else part)
+    for listed, part in zip(categories, values, strict=True):
+        lookup = np.array([positions[name] for name in listed], dtype=np.float64)
+        recoded.append(lookup[part.astype(np.intp)] if len(listed) else part)
     return Labels(np.concatenate(recoded), tuple(names))
 
 

@@ -166,13 +166,14 @@ def _repeated(
     test: TableRows,
 ) -> tuple[TableLayout, _Numbers]:
     row_of = train.row_of, test.row_of
-    numbers = tuple(np.full(len(own), NO_ROW, np.int32) for own in row_of)
+    numbers = tuple(np.full(len(behind), NO_ROW, np.int32) for behind in row_of)
     rows: list[PartRows] = []
     fields = []
     start = offset = 0
     for size in sizes:
         to_train, to_test = (
-            np.flatnonzero((own >= offset) & (own < offset + size)) for own in row_of
+            np.flatnonzero((behind >= offset) & (behind < offset + size))
+            for behind in row_of
         )
         middle = start + len(to_train)
         stop = middle + len(to_test)

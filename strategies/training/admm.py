@@ -390,5 +390,5 @@ def wanted_update(settings: Settings) -> str:
 
 def _inner_penalty(table: Table, kappa: float) -> float:
     # shards without trained rows have no curvature; without any, all penalties do
-    own = [curvature for curvature in table.mean_curvature if curvature] or [1.0]
-    return CONSENSUS_SHARE * kappa * mean(own)
+    curvatures = [curvature for curvature in table.mean_curvature if curvature] or [1.0]
+    return CONSENSUS_SHARE * kappa * mean(curvatures)

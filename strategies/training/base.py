@@ -97,8 +97,11 @@ class Outcome:
     def contribution_facts(self) -> dict[str, dict[str, object]]:
         """Return the report's facts of the tables' contributions."""
         return {
-            table: {"share": own.share, "mean-score": own.mean_score.tolist()}
-            for table, own in self.contributions.items()
+            table: {
+                "share": contribution.share,
+                "mean-score": contribution.mean_score.tolist(),
+            }
+            for table, contribution in self.contributions.items()
         }
 
     def coefficient_facts(

@@ -38,12 +38,16 @@ class ShardedBatches:
         arrays: PartArrays = {}
         for name, table in self._layouts.items():
             rows, bounds = self.plan.tables[name].rows, self._bounds[name]
-            for k, (part, own) in enumerate(zip(table.parts, table.rows, strict=True)):
-                is_own = (rows >= own.start) & (rows < own.start + own.total)
+            for k, (part, layout_rows) in enumerate(
+                zip(table.parts, table.rows, strict=True)
+            ):
+                is_own = (rows >= layout_rows.start) & (
+                    rows < layout_rows.start + layout_rows.total
+                )
                 starts = np.append(0, np.cumsum(bounds[k + 1] - bounds[k]))
                 arrays[part.number] = {
                     "batch_start": starts.astype(np.int32),
-                    "batch_rows": (rows[is_own] - own.start).astype(np.int32),
+                    "batch_rows": (rows[is_own] - layout_rows.start).astype(np.int32),
                 }
         return arrays
 
@@ -84,7 +88,9 @@ class Batch:
     def select(self, local: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
         """Return the scores (k, d_c) of its rows out of those of all rows."""
         tables = self.batches.plan.tables
-        return {name: own[tables[name].of(self.number)] for name, own in local.items()}
+        return {
+            name: scores[tables[name].of(self.number)] for name, scores in local.items()
+        }
 
     def scatter(self, derivatives: FloatArray) -> dict[int, AnyArray]:
         """Return each part's Y (k, d_c) from d loss / d h (B, d_c)."""

@@ -45,7 +45,7 @@ def gamma(blocks: Sequence[npt.NDArray[Any]], weights: FloatArray) -> float:
     >>> [round(gamma([own, other], np.ones(2)), 9) for other in others]
     [1.0, 0.0]
     """
-    bases = [own @ whitening(weighted_gram(own, weights)) for own in blocks]
+    bases = [block @ whitening(weighted_gram(block, weights)) for block in blocks]
     together = np.concatenate(bases, axis=1)
     least = np.linalg.eigvalsh(weighted_gram(together, weights)).min(initial=1.0)
     # a square: rounding makes of 0 what is 1e-8 as a root
@@ -73,7 +73,7 @@ def tau(blocks: Sequence[npt.NDArray[Any]], rng: np.random.Generator) -> PairRat
         rng: draws ``MOST_PAIRS`` pairs where there are more.
     """
     first, second = _pairs(len(blocks[0]), rng)
-    local = np.stack([_squared_distances(own, first, second) for own in blocks])
+    local = np.stack([_squared_distances(block, first, second) for block in blocks])
     total = local.sum(axis=0)
     local, total = local[:, total > 0], total[total > 0]
     if not len(total):

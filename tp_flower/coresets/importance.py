@@ -85,8 +85,8 @@ def weighted_gram(rows: npt.NDArray[Any], masses: npt.NDArray[Any]) -> FloatArra
     """Return T^T diag(G^w) T, (p, p), of rows (n, p); those of shards add up."""
     total = np.zeros((rows.shape[1], rows.shape[1]))
     for block in _row_blocks(rows):
-        own = rows[block] * np.sqrt(masses[block], dtype=np.float64)[:, None]
-        total += own.T @ own
+        weighted = rows[block] * np.sqrt(masses[block], dtype=np.float64)[:, None]
+        total += weighted.T @ weighted
     return total
 
 
@@ -101,9 +101,9 @@ def penalised(gram: FloatArray, features: int, penalty: float) -> FloatArray:
     >>> penalised(np.ones((2, 2)), 1, 3.0).tolist()
     [[4.0, 1.0], [1.0, 1.0]]
     """
-    own = np.zeros(len(gram))
-    own[:features] = penalty
-    return gram + np.diag(own)
+    diagonal = np.zeros(len(gram))
+    diagonal[:features] = penalty
+    return gram + np.diag(diagonal)
 
 
 def whitening(gram: FloatArray) -> FloatArray:
@@ -122,8 +122,10 @@ def whitening(gram: FloatArray) -> FloatArray:
         raise ValueError("a Gram matrix has finite values and a diagonal >= 0")
     scale = np.divide(1.0, lengths, where=lengths > 0, out=np.zeros_like(lengths))
     values, vectors = np.linalg.eigh(scale[:, None] * gram * scale)
-    kept = values > RANK_TOLERANCE * values.max(initial=0.0)
-    basis: FloatArray = scale[:, None] * (vectors[:, kept] / np.sqrt(values[kept]))
+    is_direction = values > RANK_TOLERANCE * values.max(initial=0.0)
+    basis: FloatArray = scale[:, None] * (
+        vectors[:, is_direction] / np.sqrt(values[is_direction])
+    )
     return basis
 
 
@@ -137,8 +139,8 @@ def leverages(rows: npt.NDArray[Any], whitening: FloatArray) -> FloatArray:
     scores = np.empty(len(rows))
     for block in _row_blocks(rows):
         # products of one column each are of ordinary size, whatever its unit
-        own = rows[block] @ whitening
-        scores[block] = np.einsum("nr,nr->n", own, own)
+        projected = rows[block] @ whitening
+        scores[block] = np.einsum("nr,nr->n", projected, projected)
     return scores
 
 
@@ -258,35 +260,35 @@ def cluster_shard(
         clusters: k.
         rng: the site's.
     """
-    own = np.asarray(masses, np.float64)
-    counted = own > 0
+    weights = np.asarray(masses, np.float64)
+    counted = weights > 0
     if not counted.any():
-        nothing = np.zeros(len(own))
+        nothing = np.zeros(len(weights))
         empty = np.zeros((0, features.shape[1]))
-        return ShardClusters(np.zeros(len(own), np.intp), nothing, own, empty)
-    centres = weighted_kmeans(features, own, clusters, rng, starts=1)
+        return ShardClusters(np.zeros(len(weights), np.intp), nothing, weights, empty)
+    centres = weighted_kmeans(features, weights, clusters, rng, starts=1)
     centres = centres[np.unique(nearest(features[counted], centres)[0])]
     labels, distances = nearest(features, centres)
     squares = np.einsum("ij,ij->i", features, features, dtype=np.float64)
-    if own @ distances <= ZERO_COST * (own @ squares):
+    if weights @ distances <= ZERO_COST * (weights @ squares):
         distances = np.where(counted, 0.0, distances)
-    return ShardClusters(labels, distances, own, centres)
+    return ShardClusters(labels, distances, weights, centres)
 
 
-def kmeans_scores(own: ShardClusters, table_cost: float | None = None) -> FloatArray:
+def kmeans_scores(shard: ShardClusters, table_cost: float | None = None) -> FloatArray:
     """Return the scores (n,) of a shard's rows; 0 where a row counts nothing.
 
     Args:
-        own: the shard's clusters.
+        shard: the shard's clusters.
         table_cost: what the rows of all shards cost; None where this is the only one.
     """
-    cost = own.cost if table_cost is None else table_cost
-    if not own.used:
-        return np.zeros(len(own.masses))
+    cost = shard.cost if table_cost is None else table_cost
+    if not shard.used:
+        return np.zeros(len(shard.masses))
     share = ALPHA / cost if cost > 0 else 0.0
-    cluster = (share * own.cluster_costs + 2.0 * ALPHA) / own.cluster_masses
-    scores = share * own.distances + cluster[own.labels]
-    return np.where(own.masses > 0, scores, 0.0)
+    cluster = (share * shard.cluster_costs + 2.0 * ALPHA) / shard.cluster_masses
+    scores = share * shard.distances + cluster[shard.labels]
+    return np.where(shard.masses > 0, scores, 0.0)
 
 
 def kmeans_total(own_cost: float, table_cost: float, used: int) -> float:

@@ -76,8 +76,8 @@ def draw_rows(mass: npt.NDArray[Any], count: int, rng: Generator) -> IntArray:
         raise ValueError(f"{count} rows are to be drawn, and none has a mass above 0")
     # the first end above the number: a row without mass has none of the interval
     at = rng.random(count) * ends[-1]
-    found: IntArray = np.searchsorted(ends, at, side="right")
-    return found
+    positions: IntArray = np.searchsorted(ends, at, side="right")
+    return positions
 
 
 def draw_joined(
@@ -200,6 +200,6 @@ def uniform_sample(
     """
     taken = min(size, joined_rows)
     joined = np.sort(rng.choice(joined_rows, taken, replace=False, shuffle=False))
-    own = np.ones(taken) if row_weights is None else row_weights[joined]
-    weights = own * (joined_rows / taken)
+    weights = np.ones(taken) if row_weights is None else row_weights[joined]
+    weights = weights * (joined_rows / taken)
     return Sample(joined, np.ones(taken, np.int64), weights, taken)

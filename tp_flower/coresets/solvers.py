@@ -55,21 +55,21 @@ def solve(
     Raises:
         ValueError: SAGA is asked for l1 above 0.
     """
-    own = weights * (len(weights) / weights.sum())
+    scaled = weights * (len(weights) / weights.sum())
     if l1 > 0 and solver == "saga":
         raise ValueError("SAGA solves ridge regression: l1 is 0 with it")
     own_design = np.asarray(design, np.float64)
     if l1 == 0 and l2 == 0 and solver == "exact":
-        return _least_squares(own_design, targets, own)
+        return _least_squares(own_design, targets, scaled)
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():
         # the best that was reached is used, and its cost is in the report
         warnings.simplefilter("ignore", ConvergenceWarning)
         if solver == "saga":
-            return _saga(own_design, targets, own, l2)
-        model = _model(l2, l1, len(own))
-        model.fit(own_design, targets, sample_weight=own)
+            return _saga(own_design, targets, scaled, l2)
+        model = _model(l2, l1, len(scaled))
+        model.fit(own_design, targets, sample_weight=scaled)
     return np.append(model.coef_, model.intercept_)
 
 
@@ -154,15 +154,15 @@ def weighted_kmeans(
     Raises:
         ValueError: no point has a weight.
     """
-    own, own_weights = points[weights > 0], weights[weights > 0]
-    if not len(own):
+    weighted, own_weights = points[weights > 0], weights[weights > 0]
+    if not len(weighted):
         raise ValueError("no point has a weight above 0: there is nothing to cluster")
     # scikit-learn takes a second to import, and few messages cluster
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
     solver = KMeans(
-        n_clusters=min(clusters, len(own)),
+        n_clusters=min(clusters, len(weighted)),
         n_init=starts,
         max_iter=MAX_STEPS,
         random_state=int(rng.integers(2**31)),
@@ -170,7 +170,7 @@ def weighted_kmeans(
     with warnings.catch_warnings():
         # fewer distinct points than clusters: some centres are the same
         warnings.filterwarnings("ignore", "Number of distinct", ConvergenceWarning)
-        solver.fit(own, sample_weight=own_weights)
+        solver.fit(weighted, sample_weight=own_weights)
     distinct: FloatArray = np.unique(solver.cluster_centers_.astype(np.float64), axis=0)
     return distinct
 
@@ -188,11 +188,11 @@ def nearest(
     lengths = np.einsum("kd,kd->k", centres, centres)
     width = max(centres.shape[1], len(centres), 1)
     for block in blocks(len(points), max(_BLOCK_VALUES // width, 1)):
-        own = points[block].astype(np.float64)
-        labels[block] = np.argmin(lengths - 2.0 * (own @ centres.T), axis=1)
+        rows = points[block].astype(np.float64)
+        labels[block] = np.argmin(lengths - 2.0 * (rows @ centres.T), axis=1)
         # of the difference itself: that of squares has no digits left near 0
-        own -= centres[labels[block]]
-        distances[block] = np.einsum("ij,ij->i", own, own)
+        rows -= centres[labels[block]]
+        distances[block] = np.einsum("ij,ij->i", rows, rows)
     return labels, distances
 
 
@@ -233,9 +233,10 @@ def distdim(
         Ding et al. 2016, algorithm DistDim-K-means; of the k^T combinations only those
         that occur are made.
     """
-    found, which = np.unique(labels, axis=0, return_inverse=True)
-    mass = np.bincount(which.reshape(-1), weights, minlength=len(found))
+    combinations, which = np.unique(labels, axis=0, return_inverse=True)
+    mass = np.bincount(which.reshape(-1), weights, minlength=len(combinations))
     grid = np.concatenate(
-        [own[found[:, place]] for place, own in enumerate(centres)], axis=1
+        [of_party[combinations[:, place]] for place, of_party in enumerate(centres)],
+        axis=1,
     )
     return weighted_kmeans(grid, mass, clusters, rng)

@@ -141,7 +141,7 @@ def _bernoulli_cells(cells: int, rate: float, noise: NoiseSource) -> IntArray:
     """Return which of ``cells`` are drawn, from the gaps between them: geometric."""
     if rate == 1:
         return np.arange(cells)
-    found, last = [], -1
+    blocks, last = [], -1
     while last < cells:
         # nearly always enough at once
         expected = (cells - last) * rate
@@ -149,9 +149,9 @@ def _bernoulli_cells(cells: int, rate: float, noise: NoiseSource) -> IntArray:
         gaps = np.floor(np.log(noise.uniform(count)) / math.log1p(-rate)) + 1
         # a gap beyond the end ends the draws, however large the number is
         cut = np.minimum(gaps, cells + 1).astype(np.int64)
-        found.append(last + np.cumsum(cut))
-        last = int(found[-1][-1])
-    drawn = np.concatenate(found)
+        blocks.append(last + np.cumsum(cut))
+        last = int(blocks[-1][-1])
+    drawn = np.concatenate(blocks)
     return drawn[drawn < cells]
 
 
@@ -171,8 +171,8 @@ def _table_batches(
 ) -> TableBatches:
     matched = np.flatnonzero(row_of >= 0)
     own_batch = batch_of[matched]
-    pairs, found = np.unique(own_batch * rows + row_of[matched], return_inverse=True)
+    pairs, places = np.unique(own_batch * rows + row_of[matched], return_inverse=True)
     start = np.searchsorted(pairs, np.arange(count + 1) * rows)
     slots = np.full(len(row_of), NO_ROW, dtype=np.int64)
-    slots[matched] = found - start[own_batch]
+    slots[matched] = places - start[own_batch]
     return TableBatches(start, pairs % max(rows, 1), slots)

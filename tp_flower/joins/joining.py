@@ -235,9 +235,9 @@ def join_table(
         return {**after, step.table: order.take(place)}
     if step.rows == len(counts):
         return {**joined, step.table: order.take(start)}
-    kept = counts > 0
-    after = {table: rows[kept] for table, rows in joined.items()}
-    return {**after, step.table: order.take(start[kept])}
+    is_matched = counts > 0
+    after = {table: rows[is_matched] for table, rows in joined.items()}
+    return {**after, step.table: order.take(start[is_matched])}
 
 
 def on_joined(row_of: IntArray, codes: IntArray) -> IntArray:
@@ -264,9 +264,9 @@ def _groups(old: Sequence[IntArray], new: Sequence[IntArray]) -> Codes:
     for codes_old, codes_new in zip(old[1:], new[1:], strict=True):
         width = int(max(codes_old.max(initial=0), codes_new.max(initial=0))) + 1
         pairs = _paired(group_new, codes_new, width)
-        known = np.unique(pairs[pairs >= 0])
-        group_new = _position(known, pairs)
-        group_old = _position(known, _paired(group_old, codes_old, width))
+        distinct = np.unique(pairs[pairs >= 0])
+        group_new = _position(distinct, pairs)
+        group_old = _position(distinct, _paired(group_old, codes_old, width))
     return group_old, group_new
 
 
@@ -277,12 +277,14 @@ def _paired(first: IntArray, second: IntArray, width: int) -> npt.NDArray[np.int
     return pairs
 
 
-def _position(known: npt.NDArray[np.int64], pairs: npt.NDArray[np.int64]) -> IntArray:
+def _position(
+    distinct: npt.NDArray[np.int64], pairs: npt.NDArray[np.int64]
+) -> IntArray:
     """Return where each pair (n,) is among the sorted known ones; NULL if nowhere."""
-    if not len(known):
+    if not len(distinct):
         return np.full(len(pairs), NULL, dtype=np.int32)
-    place = np.minimum(np.searchsorted(known, pairs), len(known) - 1)
-    return np.where(known[place] == pairs, place, NULL).astype(np.int32)
+    place = np.minimum(np.searchsorted(distinct, pairs), len(distinct) - 1)
+    return np.where(distinct[place] == pairs, place, NULL).astype(np.int32)
 
 
 def build_mapping(

@@ -94,8 +94,8 @@ class TableRows:
     def add_expanded(self, values: FloatArray, total: FloatArray) -> None:
         """Add ``expand(values)`` to ``total`` (N, ...)."""
         if self.runs:
-            for joined, own in self.runs:
-                total[joined] += values[own]
+            for joined, rows in self.runs:
+                total[joined] += values[rows]
             return
         if self.has_missing:
             values = with_zero_row(values)
@@ -220,14 +220,14 @@ class RowWeights:
     @classmethod
     def of(cls, weights: FloatArray, mapping: TableMapping) -> "RowWeights":
         """Return weights (N,) of the mapping's joined rows, scaled to mean 1."""
-        own = weights / weights.mean()
+        scaled = weights / weights.mean()
         masses = {
-            name: rows.segment_sum(own[:, None])[:, 0]
+            name: rows.segment_sum(scaled[:, None])[:, 0]
             .astype(np.float32)
             .astype(np.float64)
             for name, rows in mapping.tables.items()
         }
-        return cls(own, masses)
+        return cls(scaled, masses)
 
     @cached_property
     def inverse_masses(self) -> dict[str, FloatArray]:
