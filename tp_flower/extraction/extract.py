@@ -129,11 +129,7 @@ class _Writer:
         self._file = pa.ipc.new_file(create(ROWS_FILE), self._schema)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Write a batch of rows.
-
-        Raises:
-            SourceError: a number is infinite, or vectors differ in length.
-        """
+        """Write a batch of rows."""
         for piece in self._plan.numbers:
             self._check_finite(piece, batch[piece.column])
         columns = [

@@ -187,11 +187,7 @@ def _canonical(parts: Iterable[Piece], *, is_group: bool) -> str:
 
 
 def make_plan(source: ShardSource, opened: Scan) -> Plan:
-    """Return the plan of a shard's fragment; find the types, evaluate nothing.
-
-    Raises:
-        SourceError: an expression is of a type that cannot be used there.
-    """
+    """Return the plan of a shard's fragment; find the types, evaluate nothing."""
     fragment, (relation, groups) = opened.fragment, _relation(opened)
     features = [(item.name, item.sql) for item in fragment.features]
     label = [] if fragment.label is None else [("label", fragment.label)]

@@ -241,9 +241,6 @@ def _with_guards(
     Args:
         predicates: The equalities of all joins.
         guards: Conditions of a LEFT JOIN over a table on its left.
-
-    Raises:
-        QueryError: The LEFT JOIN does not compare a guard's table.
     """
     chosen: dict[Condition, set[str]] = {}
     for guard in guards:

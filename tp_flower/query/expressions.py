@@ -137,12 +137,7 @@ def explain(error: SqlglotError) -> str:
 
 
 def parse_statements(sql: str, dialect: str = DIALECT) -> list[exp.Expr]:
-    """Parse ``sql`` into its statements.
-
-    Raises:
-        QueryError: It does not parse, is nested too deeply, or the dialect is
-            unknown.
-    """
+    """Parse ``sql`` into its statements."""
     try:
         statements = sqlglot.parse(sql, dialect=dialect)
     except SqlglotError as error:
@@ -157,11 +152,7 @@ def parse_statements(sql: str, dialect: str = DIALECT) -> list[exp.Expr]:
 
 
 def render(tree: exp.Expr, *, quote: bool = False) -> str:
-    """Return DuckDB SQL for ``tree``, with every identifier quoted on request.
-
-    Raises:
-        QueryError: DuckDB has no such construct, or it is nested too deeply.
-    """
+    """Return DuckDB SQL for ``tree``, with every identifier quoted on request."""
     try:
         return tree.sql(
             DIALECT,
@@ -248,11 +239,7 @@ def clauses_of(tree: exp.Expr) -> set[str]:
 
 
 def check_expression(tree: exp.Expr, what: str, *, aggregates: bool) -> None:
-    """Refuse every node of ``tree`` that is not on the allow-list.
-
-    Raises:
-        QueryError: Names the part that is refused and says why.
-    """
+    """Refuse every node of ``tree`` that is not on the allow-list."""
     try:
         _check_nodes(tree, aggregates=aggregates)
     except QueryError as error:

@@ -235,11 +235,7 @@ def spell(name: str, columns: Collection[str]) -> str | None:
 
 
 def local_sql(tree: exp.Expr, columns: Collection[str], what: str) -> str:
-    """Return ``tree`` over bare, quoted columns, in the table's own spelling.
-
-    Raises:
-        QueryError: A column is not one of ``columns``.
-    """
+    """Return ``tree`` over bare, quoted columns, in the table's own spelling."""
     tree = tree.copy()
     for column in list(tree.find_all(exp.Column)):
         spelled = spell(column.name, columns)
@@ -266,11 +262,7 @@ def parse_having(text: str, what: str) -> exp.Expr:
 def check_piece(
     sql: str, what: str, columns: Collection[str], parse: Parser = parse_expression
 ) -> str:
-    """Return one piece from the wire, rendered from its checked tree.
-
-    Raises:
-        QueryError: It is refused.
-    """
+    """Return one piece from the wire, rendered from its checked tree."""
     tree = parse(sql, what)
     qualified = next((c for c in tree.find_all(exp.Column) if c.table), None)
     if qualified is not None:

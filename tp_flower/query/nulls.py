@@ -19,9 +19,6 @@ from tp_flower.query.expressions import parse_expression, shorten
 def typed_nulls(types: Mapping[str, str]) -> str:
     """Return a relation of one row, NULL in each of these columns.
 
-    Raises:
-        QueryError: DuckDB knows no such type.
-
     >>> typed_nulls({"x": "INT"})
     '(SELECT CAST(NULL AS INTEGER) AS "x")'
     """
@@ -33,11 +30,7 @@ def typed_nulls(types: Mapping[str, str]) -> str:
 
 
 def output_types(select: str) -> dict[str, str]:
-    """Return the DuckDB type of each column of a SELECT over typed NULLs.
-
-    Raises:
-        QueryError: An expression does not fit the types of its columns.
-    """
+    """Return the DuckDB type of each column of a SELECT over typed NULLs."""
     rows = _rows(f"DESCRIBE {select}")
     return {str(name): str(kind) for name, kind, *_ in rows}
 

@@ -157,11 +157,7 @@ Named = tuple[str | None, str]
 
 
 def bind_table(table: Table, schemas: Mapping[str, Schema]) -> Relation:
-    """Return the relation of a table of FROM.
-
-    Raises:
-        QueryError: A table is not hosted, or a sub-query does not fit its table.
-    """
+    """Return the relation of a table of FROM."""
     if isinstance(table, TableRef):
         name = _hosted(table, schemas)
         outputs = tuple(Feature(c, quote_name(c)) for c in schemas[name])

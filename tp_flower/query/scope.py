@@ -49,11 +49,7 @@ class Scope:
     aliases: tuple[str, ...] = ()
 
     def table_of(self, column: exp.Column, what: str) -> str:
-        """Return the alias of the table that ``column`` belongs to.
-
-        Raises:
-            QueryError: The table or column is unknown, or the column ambiguous.
-        """
+        """Return the alias of the table that ``column`` belongs to."""
         if column.table:
             alias = self.alias_of(column.table, what)
             names = self.columns[alias]
@@ -86,11 +82,7 @@ class Scope:
         return Local(table, local_sql(tree, self.columns[table], what))
 
     def alias_of(self, name: str, what: str) -> str:
-        """Return the alias that ``name`` spells.
-
-        Raises:
-            QueryError: No table is called so.
-        """
+        """Return the alias that ``name`` spells."""
         alias = spell(name, tuple(self.columns))
         if alias is None:
             raise QueryError(
@@ -126,10 +118,6 @@ def expand_stars(
     A star stands for the columns of its tables except those that a join key, the label
     or the weight is made of, and those it EXCLUDEs. A column called ``label`` that a
     star brings is the label, if no other item is; one called ``weight`` is a feature.
-
-    Raises:
-        QueryError: There is no label, or more than one; a star names an unknown table
-            or column, or stands for nothing.
     """
     labels = _labels(items, scope)
     if needs_label and not labels:
@@ -147,11 +135,7 @@ def expand_stars(
 
 
 def excluded_columns(star: StarItem, scope: Scope) -> Mapping[str, Collection[str]]:
-    """Return the columns that EXCLUDE names, by table.
-
-    Raises:
-        QueryError: No table of the star has such a column.
-    """
+    """Return the columns that EXCLUDE names, by table."""
     excluded = {alias: set[str]() for alias in scope.columns}
     for sql in star.exclude:
         column = parse_expression(sql, "EXCLUDE")

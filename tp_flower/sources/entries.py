@@ -56,11 +56,7 @@ def _description(hint: Any) -> str:
 
 
 def as_table(value: object, where: str) -> Mapping[str, Any]:
-    """Return a value that is a table of keys.
-
-    Raises:
-        SourceError: it is something else.
-    """
+    """Return a value that is a table of keys."""
     if not isinstance(value, dict):
         raise SourceError(f"{where} must be a table, not {form(value)}")
     return value
@@ -74,11 +70,7 @@ def form(value: object) -> str:
 def refuse_unknown(
     entry: Mapping[str, Any], allowed: Collection[str], where: str
 ) -> None:
-    """Refuse a key that is not allowed.
-
-    Raises:
-        SourceError: names it, the closest one and all that are allowed.
-    """
+    """Refuse a key that is not allowed."""
     for key in entry:
         if key not in allowed:
             close = get_close_matches(key, allowed, n=1)

@@ -102,9 +102,6 @@ class Scan:
 
         To be used once: a database's rows are gone when they were read. Rows are
         there in one step where the fragment has a sub-query.
-
-        Raises:
-            SourceError: the rows cannot be read.
         """
         if self.read is None:
             yield None
@@ -311,11 +308,7 @@ def _files(path: str) -> list[str]:
 
 
 def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> None:
-    """Make the view ``shard`` of a connection a source; a database's rows are copied.
-
-    Raises:
-        SourceError: the source cannot be read.
-    """
+    """Make the view ``shard`` of a connection a source; copy the rows of a database."""
     if source.database is not None:
         from tp_flower.sources.databases.shards import load_database
 

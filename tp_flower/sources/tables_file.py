@@ -345,11 +345,7 @@ def _types(entry: Mapping[str, Any], where: str) -> dict[str, str]:
 
 
 def file_suffix(path: str) -> str:
-    """The suffix that decides how a file is read; "" for a folder of Parquet files.
-
-    Raises:
-        SourceError: it is neither a folder nor a file of a known kind.
-    """
+    """The suffix that decides how a file is read; "" for a folder of Parquet files."""
     for suffix in (*CSV_SUFFIXES, *PARQUET_SUFFIXES):
         if path.lower().endswith(suffix):
             return suffix

@@ -101,11 +101,7 @@ def decimal_digits(duckdb_type: str) -> tuple[int, int] | None:
 def to_arrow(
     rows: Sequence[Sequence[Any]], columns: Sequence[DatabaseColumn], where: str
 ) -> pa.Table:
-    """Return rows of a driver, values in the order of the columns, as an Arrow table.
-
-    Raises:
-        SourceError: a value does not fit its column's type; names the column.
-    """
+    """Return rows of a driver, in the order of the columns, as an Arrow table."""
     values = list(zip(*rows, strict=True)) if rows else [()] * len(columns)
     return pa.table(
         [_fitting(held, c, where) for c, held in zip(columns, values, strict=True)],
@@ -419,11 +415,7 @@ def _sqlite_empty(bare: str) -> str:
 
 
 def check_names(names: Sequence[str], where: str) -> None:
-    """Refuse columns that DuckDB cannot tell apart.
-
-    Raises:
-        SourceError: names the columns.
-    """
+    """Refuse columns that DuckDB cannot tell apart."""
     seen = set()
     for name in names:
         if name.lower() in seen:

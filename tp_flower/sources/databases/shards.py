@@ -70,9 +70,6 @@ class DatabaseTable:
 
         One step of no rows where there are none, and one of all where the fragment
         has a sub-query.
-
-        Raises:
-            SourceError: the rows cannot be read.
         """
         if selection.fragment.subquery is not None:
             self.load(selection)
@@ -92,11 +89,7 @@ class DatabaseTable:
         self._view(selection, "chunk")
 
     def load(self, selection: Selection) -> None:
-        """Make ``shard`` a view of all rows, which need not fit into memory.
-
-        Raises:
-            SourceError: the rows cannot be read.
-        """
+        """Make ``shard`` a view of all rows, which need not fit into memory."""
         table = f"loaded_{uuid4().hex}"
         self.connection.register("chunk", self._arrow(selection, []))
         self.connection.execute(f"CREATE TEMP TABLE {table} AS FROM chunk")
@@ -169,11 +162,7 @@ def _relation(session: Session) -> str:
 
 
 def describe_database(source: ShardSource) -> ShardSchema:
-    """Return a shard's columns, types and number of rows.
-
-    Raises:
-        SourceError: the database cannot be read.
-    """
+    """Return a shard's columns, types and number of rows."""
     with open_session(source) as session, closing(shared_cursor()) as connection:
         table = _open_table(session, connection)
         counts = ", ".join(
@@ -187,11 +176,7 @@ def describe_database(source: ShardSource) -> ShardSchema:
 
 
 def database_fingerprint(source: ShardSource) -> str | None:
-    """Return the value of the owner's ``fingerprint`` query; None if there is none.
-
-    Raises:
-        SourceError: the query fails or yields no value.
-    """
+    """Return the value of the owner's ``fingerprint`` query; None if there is none."""
     if source.database is None or source.database.fingerprint is None:
         return None
     with open_session(source) as session:
@@ -203,13 +188,7 @@ def database_fingerprint(source: ShardSource) -> str | None:
 
 @contextmanager
 def scan_database(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
-    """Open a shard to run a fragment on it.
-
-    Raises:
-        QueryError: the fragment is not what a site may run.
-        SourceError: the database cannot be read, or DuckDB refuses what is asked of it
-            inside the ``with`` block.
-    """
+    """Open a shard to run a fragment on it."""
     with open_session(source) as session, closing(shared_cursor()) as connection:
         try:
             table = _open_table(session, connection)
@@ -232,11 +211,7 @@ def scan_database(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
 
 
 def load_database(source: ShardSource, connection: duckdb.DuckDBPyConnection) -> None:
-    """Make the view ``shard`` of a connection all rows that can be read.
-
-    Raises:
-        SourceError: the database cannot be read.
-    """
+    """Make the view ``shard`` of a connection all rows that can be read."""
     with open_session(source) as session:
         table = _open_table(session, connection)
         names = tuple(n for n, column in table.columns.items() if column.is_readable)
