@@ -6,7 +6,7 @@
     python -m strategies.cli delete NAME@VERSION
 
 A name alone is its latest version. What is deleted is the manifest; the sites' owners
-delete their parts (``python -m client_apps.cli.models``).
+delete their parts (``python -m client_apps.cli models``).
 """
 
 import argparse

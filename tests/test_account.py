@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from client_apps.cli.account import main
+from client_apps.cli import main
 from client_apps.data.ledger import Ledger, Planned, Release, open_ledger
 from tests.federated import store_on_disk, store_sql
 from tp_flower.privacy.mechanisms import Gaussian
@@ -21,7 +21,15 @@ def tables(tmp_path):
 
 
 def told(tables, capsys):
-    main(["--tables", str(tables), "--state-dir", str(tables.parent / "state")])
+    main(
+        [
+            "account",
+            "--tables",
+            str(tables),
+            "--state-dir",
+            str(tables.parent / "state"),
+        ]
+    )
     lines = capsys.readouterr().out.splitlines()
     return {line.split()[0]: line.split()[3:] for line in lines if " at shop" in line}
 
@@ -71,24 +79,32 @@ def test_the_ledger_is_printed_and_begun_anew(tables, capsys, tmp_path):
     words = ("train.admm", "model", "a row of items", "", "server")
     release = Release("items", "source", 9, *words, Gaussian(4.0))
     ledger.reserve("open", [Planned(release, 16)], {})
-    main(["--export", *state])
+    main(["account", "--export", *state])
     text = capsys.readouterr().out
     (line,) = map(json.loads, text.splitlines())
     assert (line["event"], line["release"]["table"]) == ("reserve", "items")
     assert len(line["checksum"]) == 32
     file = tmp_path / "until-today.jsonl"
-    main(["--begin-anew", str(file), *state])
+    main(["account", "--begin-anew", str(file), *state])
     assert file.read_text() == text
     assert ledger.spent("source") == []
     ledger.reserve("open", [Planned(release, 16)], {})
     # an account that was written down is not written over
     with pytest.raises(SystemExit):
-        main(["--begin-anew", str(file), *state])
+        main(["account", "--begin-anew", str(file), *state])
     assert "until-today.jsonl: File exists" in capsys.readouterr().err
     assert ledger.spent("source") != []
 
 
 def test_a_tables_file_that_cannot_be_read_is_told(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        main(["--tables", str(tmp_path / "none.toml"), "--state-dir", str(tmp_path)])
+        main(
+            [
+                "account",
+                "--tables",
+                str(tmp_path / "none.toml"),
+                "--state-dir",
+                str(tmp_path),
+            ]
+        )
     assert "none.toml does not exist" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from client_apps.cli import site_key as command
+from client_apps.cli import main
 from client_apps.data.key_files import (
     read_allowed_keys,
     read_secret,
@@ -208,7 +208,7 @@ class TestSiteKey:
 
     def test_command_prints_the_public_key(self, tmp_path, capsys):
         folder = tmp_path / "state"
-        command.main(["--state-dir", str(folder)])
+        main(["site-key", "--state-dir", str(folder)])
         printed = capsys.readouterr().out
         assert re.fullmatch(r"[0-9a-f]{64}\n", printed)
         assert printed.strip() == site_key(folder).public.hex()
@@ -216,14 +216,14 @@ class TestSiteKey:
 
     def test_command_refuses_a_folder_that_depends_on_where_it_is_run(self, capsys):
         with pytest.raises(SystemExit, match="2"):
-            command.main(["--state-dir", "state"])
+            main(["site-key", "--state-dir", "state"])
         assert "'state' is not an absolute path" in capsys.readouterr().err
 
     def test_command_says_what_is_wrong(self, tmp_path, capsys):
         (tmp_path / "site-key").write_text("no key")
         (tmp_path / "site-key").chmod(0o600)
         with pytest.raises(SystemExit, match="1"):
-            command.main(["--state-dir", str(tmp_path)])
+            main(["site-key", "--state-dir", str(tmp_path)])
         shown = capsys.readouterr()
         assert not shown.out
         assert shown.err.startswith("site-key in the state folder is damaged")

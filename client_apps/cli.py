@@ -1,0 +1,210 @@
+"""Commands of a site's owner.
+
+    python -m client_apps.cli account --tables FILE      spent epsilon and budgets
+    python -m client_apps.cli account --export           the ledger, JSON lines
+    python -m client_apps.cli account --begin-anew FILE  export it, then empty it
+    python -m client_apps.cli site-key                   for files of ``allowed-keys``
+    python -m client_apps.cli models list
+    python -m client_apps.cli models show NAME[@VERSION]
+    python -m client_apps.cli models delete NAME@VERSION
+
+All take ``--state-dir DIR``; run them as the user of the SuperNode, with what its node
+config says. Reservations of open runs count in full in the account. After
+``--begin-anew`` what was spent counts no more: stop the SuperNode before. The site key
+is made when it is first asked for; its private part stays in the state folder. A model
+that is deleted here can no longer be predicted with: the server knows its digests, not
+its parameters.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flwr.app import Context, RecordDict, UserConfig
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from client_apps.data.key_files import site_key
+from client_apps.data.ledger import open_ledger
+from client_apps.data.saved_models import SavedModel, parts_of
+from client_apps.privacy.guard import Guard
+from client_apps.rounds.site import Site
+from tp_flower.errors import ModelError, SiteError, TPFlowerError
+from tp_flower.model_names import (
+    ModelVersion,
+    delete_version,
+    find_version,
+    versions_in,
+)
+from tp_flower.node_config import STATE_DIR, TABLES, state_dir
+from tp_flower.reports.console import format_bytes, format_count
+from tp_flower.sources.policy import DEFAULT_DELTA
+
+CONSOLE_WIDTH = 100
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Carry out one command; exit with 1 and the reason where it cannot be."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    folder = options.state_dir
+    is_relative = folder and not Path(folder).expanduser().is_absolute()
+    if options.command == "site-key" and is_relative:
+        parser.error(f"{folder!r} is not an absolute path, as the SuperNode's must be")
+    root = state_dir({STATE_DIR: folder})
+    try:
+        if options.command == "site-key":
+            sys.stdout.write(site_key(root).public.hex() + "\n")
+        elif options.command == "models":
+            view = _models(options.task, Path(root), options.model)
+            Console(width=CONSOLE_WIDTH, highlight=False).print(view)
+        elif options.export:
+            sys.stdout.writelines(f"{line}\n" for line in open_ledger(root).export())
+        elif options.begin_anew:
+            begin_anew(root, Path(options.begin_anew))
+        else:
+            Console(width=CONSOLE_WIDTH).print(account(root, options.tables))
+    except TPFlowerError as error:
+        parser.exit(1, f"{error}\n")
+
+
+def begin_anew(root: str, file: Path) -> None:
+    """Write the lines of a ledger to a new file, and begin an empty one.
+
+    Raises:
+        SiteError: the file cannot be written, or is there; the ledger stays.
+    """
+    ledger = open_ledger(root)
+    try:
+        with file.open("x", encoding="utf-8") as exported:
+            exported.writelines(f"{line}\n" for line in ledger.export())
+            exported.flush()
+            os.fsync(exported.fileno())
+    except OSError as error:
+        raise SiteError(f"--begin-anew {file}: {error.strerror}") from error
+    ledger.begin_anew()
+
+
+def account(root: str, tables: str) -> Table:
+    """Return the spent epsilon and the budget of each shard of a tables file.
+
+    Raises:
+        SourceError: the tables file cannot be used.
+        LedgerError: the ledger cannot.
+    """
+    config: UserConfig = {TABLES: tables, STATE_DIR: root}
+    site = Site(Context(0, 0, config, RecordDict(), {}))
+    ledger, guard, sources = open_ledger(root), Guard(site), site.shards()
+    budgets = guard.budgets(sources)
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("table at site")
+    for heading in ("spent epsilon", "of", "delta"):
+        table.add_column(heading, justify="right")
+    for source in sources:
+        name = guard.source_id(source)
+        budget = budgets.get(name)
+        delta = budget.delta if budget else DEFAULT_DELTA
+        allowed = f"{budget.epsilon:g}" if budget else "no budget"
+        cells = (f"{ledger.total(name, delta):.4f}", allowed, f"{delta:g}")
+        table.add_row(f"{source.table} at {source.site}", *cells)
+    return table
+
+
+def _models(task: str, root: Path, model: str) -> RenderableType:
+    if task == "delete":
+        return Text(f"deleted {delete_version(root, model)}")
+    if task == "list":
+        return _list(root)
+    version = find_version(root, model)
+    parts = sorted(parts_of(root, version).items())
+    return Group(*(_part_view(version, number, folder) for number, folder in parts))
+
+
+def _list(root: Path) -> RenderableType:
+    models = versions_in(root)
+    if not models:
+        return Text("no models")
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("model", overflow="fold")
+    table.add_column("tables", overflow="fold")
+    table.add_column("parts", justify="right")
+    table.add_column("size", justify="right")
+    for model in models:
+        folders = parts_of(root, model).values()
+        size = sum(f.stat().st_size for part in folders for f in part.iterdir())
+        names = Text(", ".join(dict.fromkeys(map(_table_of, folders))))
+        parts = format_count(len(folders))
+        table.add_row(Text(str(model)), names, parts, format_bytes(size))
+    return table
+
+
+def _table_of(folder: Path) -> str:
+    """Return a part's table; one that cannot be read must not hide the others."""
+    try:
+        return SavedModel.load(folder).fragment.name
+    except ModelError:
+        return "(damaged)"
+
+
+def _part_view(model: ModelVersion, number: int, folder: Path) -> Table:
+    saved = SavedModel.load(folder)
+    fragment, encoder = saved.fragment, saved.encoder.encoder
+    title = f"{model}, part {number}: table {fragment.name} as {saved.table}"
+    table = Table(title=title, box=box.SIMPLE, title_justify="left", show_header=False)
+    table.add_column("")
+    table.add_column("", overflow="fold")
+    versions = ", ".join(f"{name} {text}" for name, text in saved.versions.items())
+    for name, value in {
+        "model": saved.spec.kind,
+        "parameters": format_count(len(saved.parameters)),
+        "features": ", ".join(
+            f"{each.name} = {each.sql}" for each in fragment.features
+        ),
+        "encoded features": ", ".join(encoder.feature_names),
+        "label": fragment.label or "another table's",
+        "filters": " AND ".join(fragment.filters) or "none",
+        "software": versions,
+        "folder": str(folder),
+    }.items():
+        table.add_row(name, Text(value))
+    return table
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m client_apps.cli", description="Commands of a site's owner."
+    )
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--state-dir",
+        default="",
+        help="what the SuperNode's node config has as state-dir (default: its default)",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    text = "spent epsilon and budget of each table's rows"
+    spent = commands.add_parser("account", parents=[common], help=text)
+    task = spent.add_mutually_exclusive_group(required=True)
+    task.add_argument("--tables", help="the site's tables file")
+    task.add_argument("--export", action="store_true", help="print the ledger's lines")
+    text = "write the ledger's lines to a new file, and begin an empty ledger"
+    task.add_argument("--begin-anew", metavar="FILE", help=text)
+    commands.add_parser("site-key", parents=[common], help="the site's public key")
+    models = commands.add_parser("models", help="the parts of models kept here")
+    tasks = models.add_subparsers(dest="task", required=True)
+    listed = tasks.add_parser("list", parents=[common], help="list all models")
+    listed.set_defaults(model="")
+    for name, metavar, text in (
+        ("show", "NAME[@VERSION]", "show the site's parts of one model"),
+        ("delete", "NAME@VERSION", "delete the site's parts of one version"),
+    ):
+        command = tasks.add_parser(name, parents=[common], help=text)
+        command.add_argument("model", metavar=metavar)
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Commands of a site's owner."""
