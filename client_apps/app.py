@@ -20,10 +20,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from client_apps.rounds.log import MessageLog
-from client_apps.rounds.request import Request
 from client_apps.rounds.site import Site
-from client_apps.rounds.transaction import Answer, answer_once
+from client_apps.rounds.transaction import Answer, MessageLog, Request, answer_once
 from tp_flower.errors import BehindError, TPFlowerError, kind_of
 from tp_flower.protocol import (
     Action,

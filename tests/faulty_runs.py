@@ -284,7 +284,7 @@ def same_noise() -> Iterator[None]:
     with (
         patch("client_apps.rounds.site.token_bytes", fixed),
         patch("strategies.run.session.token_bytes", fixed),
-        patch("client_apps.rounds.round.later", by_number),
+        patch("client_apps.rounds.site.later", by_number),
         patch(
             "client_apps.privacy.noisy_labels.NoiseSource",
             lambda: NoiseSource(fixed(32)),

@@ -37,7 +37,7 @@ LARGE_FOLDERS: dict[str, int] = {}
 SMALL_MODULES = {"strategies/training/baselines.py"}
 # a fact that is read before its message is decoded; a file and a command of that name
 SPELLED_OUT = {
-    ("client_apps/rounds/request.py", "keep-models"),
+    ("client_apps/rounds/transaction.py", "keep-models"),
     ("client_apps/data/key_files.py", "site-key"),
     ("client_apps/cli.py", "site-key"),
 }

@@ -112,7 +112,7 @@ def trained(strategy: str, privacy: PrivacySettings, number: int) -> Run:
     keys = count((SEED + number) << 64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "client_apps.rounds.round.NoiseSource",
+            "client_apps.rounds.site.NoiseSource",
             lambda _: NoiseSource(next(keys).to_bytes(32, "big")),
         )
         frames = store(SHARDS * SHARD_ROWS, 40)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from client_apps.rounds.round import Round, RoundKeys, later
+from client_apps.rounds.site import Round, RoundKeys, later
 from tp_flower.privacy.mechanisms import (
     Gaussian,
     PureDp,

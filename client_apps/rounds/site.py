@@ -1,11 +1,23 @@
-"""A site in one run: the shards it hosts, what it keeps of them, and their state."""
+"""A site in one run: its shards, its entries of them, and the round in progress.
 
-from collections.abc import Iterator, Mapping, Sequence
+A request may be carried out again: because the process was killed before it was
+answered, or because the site has lost its state and is sent all rounds anew. Then noise
+must not be drawn a second time, as two draws tell more than one, and not be paid for a
+second time either. So both follow from a key of the run that the site keeps to itself
+and from the run's *history*: the rounds up to this one, with the digests of their
+requests, and the rows that were read. The same history has the same noise, and one
+payment; any other one has other noise, and is paid for.
+"""
+
+import hashlib
+import hmac
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from secrets import token_bytes
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import numpy as np
 from flwr.app import Context
@@ -14,15 +26,14 @@ from client_apps.data.features import KeptFeatures, place, release, rows_of
 from client_apps.data.ledger import Budget, RoundLedger, open_ledger
 from client_apps.data.run_store import CommittedRound, Entry, SiteStore
 from client_apps.operator.participant import FixedPart, Outgoing, Part, State
-from client_apps.rounds.round import Round
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import SiteError, TPFlowerError
 from tp_flower.keyed_hash import KEY_BYTES, KeyedHasher
 from tp_flower.learning.models.local_model import Features
 from tp_flower.node_config import IN_MEMORY, TABLES, cache_limit, site_id, state_dir
 from tp_flower.privacy.mechanisms import Planned, Use
-from tp_flower.privacy.plan import PartPlan
-from tp_flower.protocol import NO_RUN, Parcel
+from tp_flower.privacy.plan import MODEL, PartPlan
+from tp_flower.protocol import NO_RUN, ArrayKey, Parcel
 from tp_flower.randomness import NoiseSource
 from tp_flower.sources.entries import MEMORY_PREFIX
 
@@ -31,40 +42,121 @@ if TYPE_CHECKING:
     from tp_flower.extraction.extracted import ExtractedShard
     from tp_flower.sources.shards import ShardSource
 
+
+NO_HISTORY: Final = ""
+_ID_DIGITS: Final = 32
+
+
+class RoundKeys:
+    """The noise of a round, and the name of its payments.
+
+    ``key`` returns the site's key of the run; called if there is something to draw or
+    to pay.
+
+    >>> first, again = (RoundKeys(lambda: b"key", "a") for _ in range(2))
+    >>> other = RoundKeys(lambda: b"key", "b")
+    >>> first.payment == again.payment, first.payment == other.payment
+    (True, False)
+    >>> bool(first.noise.uniform(1) == again.noise.uniform(1))
+    True
+    """
+
+    def __init__(self, key: Callable[[], bytes], history: str) -> None:
+        self._key, self._history = key, history
+        self.noise = NoiseSource(lambda: self._derived(b"noise"))
+
+    @property
+    def payment(self) -> str:
+        """The name of the round's payments."""
+        return self._derived(b"payment").hex()[:_ID_DIGITS]
+
+    def _derived(self, purpose: bytes) -> bytes:
+        text = purpose + b" " + self._history.encode()
+        return hmac.digest(self._key(), text, hashlib.sha256)
+
+
+class Round:
+    """A round in progress; nothing of it is kept before it is committed.
+
+    Attributes:
+        digest: of its request.
+        arrays: the state by (part, name), as it is now.
+        obsolete: the names of entries that are forgotten with the commit.
+        is_over: whether all of the run is.
+    """
+
+    def __init__(
+        self,
+        last: CommittedRound | None,
+        key: Callable[[], bytes],
+        number: int,
+        digest: str,
+    ) -> None:
+        self.number, self.digest = number, digest
+        before = NO_HISTORY if last is None else last.history
+        self._history = later(before, number, digest)
+        self.arrays: dict[ArrayKey, AnyArray] = {} if last is None else {**last.arrays}
+        self.keys = RoundKeys(key, self._history)
+        self.obsolete: list[str] = []
+        self.is_over = False
+
+    def change(self, states: Mapping[int, State]) -> None:
+        """Change the model and the other vectors of parts, by part number."""
+        for number, (model, vectors) in states.items():
+            self.arrays[number, MODEL] = model.parameters
+            for name, vector in vectors.items():
+                self.arrays[number, name] = vector
+
+    def learn(self, rows: str) -> None:
+        """Add the rows that were read, by an identifier of them, to the history."""
+        self._history = later(self._history, rows)
+
+    def forget(self, *entries: str) -> None:
+        """Forget entries once the round is committed."""
+        self.obsolete += entries
+
+    def end_run(self) -> None:
+        """Forget all of the run once the round is committed."""
+        self.arrays.clear()
+        self.is_over = True
+
+    def committed(self) -> CommittedRound:
+        """Return the round as it is committed."""
+        return CommittedRound(
+            self.number, self.digest, self._history, self.arrays, self.is_over
+        )
+
+
+def later(history: str, *facts: object) -> str:
+    """Return a history with more facts, of plain JSON types."""
+    return hashlib.sha256(json.dumps([history, *facts]).encode()).hexdigest()
+
+
 Item = TypeVar("Item")
 
 SECRET = "secret"
 REQUEST = "request"
 NOISE = "noise"
-POSITION = "position"
-FRAGMENT = "fragment"
-FIXED = "fixed"
 
 
 class Site:
     """One site's view of one run, for the length of one message.
 
-    Args:
-        context: Flower's; nothing is kept in its state.
-        run: the run's name, which has been checked.
-
     In deployment every message starts a process. What reads tables, parses queries or
     writes models is imported by the messages that do.
 
     Attributes:
-        context: as given.
-        run: as given.
-        store: what is kept of the run.
-        features: of the run's parts, in the site's cache.
-        uses: of what is covered, that leave with this message.
+        context: Flower's; nothing is kept in its state.
+        run: the run's name, which has been checked.
+        uses: of covered releases, that leave with this message.
     """
 
     def __init__(self, context: Context, run: str = NO_RUN) -> None:
         self.context, self.run = context, run
-        root = state_dir(context.node_config)
-        own = site_id(context.node_config, context.node_id)
-        self.store = SiteStore(root, run, own, is_durable=not self.is_simulated)
-        self._root, limit = root, cache_limit(context.node_config)
+        self._root = root = state_dir(context.node_config)
+        name = site_id(context.node_config, context.node_id)
+        self.store = SiteStore(root, run, name, is_durable=not self.is_simulated)
+        limit = cache_limit(context.node_config)
         self.features = KeptFeatures(root, limit, self.store)
         self.uses: list[Use] = []
         self._round: Round | None = None
@@ -87,7 +179,7 @@ class Site:
 
     @property
     def state_folder(self) -> Path | None:
-        """Where the site keeps what outlives a run; None where nothing does."""
+        """The folder of what outlives a run; None where nothing does."""
         return None if self._root == IN_MEMORY else Path(self._root)
 
     def shards(self) -> tuple["ShardSource", ...]:
@@ -103,7 +195,7 @@ class Site:
 
     @property
     def noise(self) -> NoiseSource:
-        """For what leaves."""
+        """The noise of what leaves with this message."""
         return self.round.keys.noise
 
     @property
@@ -113,20 +205,23 @@ class Site:
 
     def bind(self, number: int, position: int, fragment: Mapping[str, Any]) -> None:
         """Keep which of the site's shards a part of the run is, and what it runs."""
-        meta = {POSITION: position, FRAGMENT: fragment}
-        self.store.save(_source_name(number), Entry({}, meta))
+        meta = {"position": position, "fragment": fragment}
+        self.store.save(f"source-{number}", Entry({}, meta))
 
     def source(self, number: int) -> "ShardSource":
-        """Return the shard that a part of the run is.
+        """Return the shard that a part of the run is; SiteError if it is none."""
+        return self.shards()[int(self._bound(number)["position"])]
 
-        Raises:
-            SiteError: the part is none of this run.
-        """
-        self._check_known(_source_name(number), number)
-        kept = self.store.load(_source_name(number))
-        return self.shards()[int(kept.meta[POSITION])]
+    def fragment(self, number: int) -> Mapping[str, Any]:
+        """Return the fragment of a part, as JSON; SiteError if it is not of the run."""
+        fragment: Mapping[str, Any] = self._bound(number)["fragment"]
+        return fragment
 
-    def _check_known(self, name: str, number: int) -> None:
+    def _bound(self, number: int) -> Mapping[str, Any]:
+        self._check_part(f"source-{number}", number)
+        return self.store.load(f"source-{number}").meta
+
+    def _check_part(self, name: str, number: int) -> None:
         """Refuse what the server asks of a part before its rows were extracted."""
         if not self.store.has(name):
             raise SiteError(
@@ -134,26 +229,14 @@ class Site:
                 "or it is not at this point of the run"
             )
 
-    def fragment(self, number: int) -> Mapping[str, Any]:
-        """Return the part of the query that a part of the run is, as JSON.
-
-        Raises:
-            SiteError: the part is none of this run.
-        """
-        self._check_known(_source_name(number), number)
-        fragment: Mapping[str, Any] = self.store.load(_source_name(number)).meta[
-            FRAGMENT
-        ]
-        return fragment
-
     @property
     def is_simulated(self) -> bool:
         """Whether the data are the run's or this process's, not those of a real site.
 
         A real site has a tables file of its own.
         """
-        own = str(self.context.node_config.get(TABLES, ""))
-        return not own or own.startswith(MEMORY_PREFIX)
+        tables = str(self.context.node_config.get(TABLES, ""))
+        return not tables or tables.startswith(MEMORY_PREFIX)
 
     def without_places(self, text: str) -> str:
         """Return an error's text as the server may know it; the site's log has it all.
@@ -209,11 +292,11 @@ class Site:
             SiteError: none were, or its features have replaced them.
             LostStateError: they are gone.
         """
-        self._check_known(rows_of(number), number)
+        self._check_part(rows_of(number), number)
         return self.tables.extracted(number)
 
     def each(self, bodies: Mapping[int, Item]) -> Iterator[tuple[int, Item]]:
-        """Yield what is said of each part, by number; errors are about that part."""
+        """Yield the body of each part, by number; errors are about that part."""
         for number, body in bodies.items():
             self.current_part = number
             yield number, body
@@ -245,22 +328,20 @@ class Site:
 
     def _fixed(self, number: int) -> FixedPart:
         """Return what never changes of a part; a process reads it once."""
-        kept = self.store.load(f"part-{number}")
-        features = self.place(number, self.features.added_to(kept))
-        known = self.store.recall(_fixed_name(number))
-        fixed = None if known is None else known.meta[FIXED]
-        if fixed is None or not fixed.is_of(kept, features):
-            fixed = FixedPart.read(kept, features)
-            self.store.remember(_fixed_name(number), Entry({}, {FIXED: fixed}))
+        entry, name = self.store.load(f"part-{number}"), f"fixed-{number}"
+        features = self.place(number, self.features.added_to(entry))
+        cached = self.store.recall(name)
+        fixed = None if cached is None else cached.meta[name]
+        if fixed is None or not fixed.is_of(entry, features):
+            fixed = FixedPart.read(entry, features)
+            self.store.remember(name, Entry({}, {name: fixed}))
         return cast(FixedPart, fixed)
 
     def place(self, number: int, entry: Entry) -> Features:
         """Return a part's features where its model is computed."""
-        meta: Any = entry.meta
-        features = entry.arrays["features"]
-        return place(
-            self.store, number, features, meta["device"], meta["model"]["kind"]
-        )
+        features, meta = entry.arrays["features"], entry.meta
+        kind = meta["model"]["kind"]
+        return place(self.store, number, features, meta["device"], kind)
 
     def outgoing(self, number: int, plan: PartPlan) -> Outgoing:
         """Return how a part's arrays leave with this message, by the plan of them."""
@@ -300,23 +381,12 @@ class Site:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Keep all that is changed meanwhile, at once and at the end.
-
-        Raises:
-            SiteError: it cannot be written, or the ledger refuses it: then nothing has
-                changed.
-        """
+        """Write all changes at the end; if that raises SiteError, there are none."""
         with self.store.together(self.features.make_room):
             yield
 
     def begin(self, number: int, digest: str, last: CommittedRound | None) -> None:
-        """Begin a round.
-
-        Args:
-            number: of the round.
-            digest: of its request.
-            last: the committed round.
-        """
+        """Begin a round, after the committed one; ``digest`` is of its request."""
         self._round = Round(last, self._noise_key, number, digest)
 
     def commit(self, reply: Parcel) -> None:
@@ -345,11 +415,3 @@ class Site:
             key = np.frombuffer(token_bytes(KEY_BYTES), np.uint8)
             self.store.save(NOISE, Entry({NOISE: key}, {}))
         return self.store.load(NOISE).arrays[NOISE].tobytes()
-
-
-def _source_name(number: int) -> str:
-    return f"source-{number}"
-
-
-def _fixed_name(number: int) -> str:
-    return f"fixed-{number}"

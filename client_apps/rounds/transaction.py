@@ -9,18 +9,26 @@ nobody needs any more; reply.
     committing       nothing that anybody sees  acts again
     forgetting       all                        gets the reply, and forgets
     replying         all                        gets the reply
+
+An older request is refused, as the site's state has gone on since. The server says
+which round it takes to be the last that the site has answered: a site that has answered
+less says so, and is sent what it lacks.
 """
 
+import hashlib
+import json
 import time
 from collections.abc import Callable
-from logging import INFO, WARNING
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from logging import DEBUG, ERROR, INFO, WARNING
+from operator import itemgetter
+from typing import Any, Final, Self
 
 from flwr.app import RecordDict
 from flwr.common.logger import log
 
 from client_apps.data.run_store import CommittedRound
-from client_apps.rounds.request import Request, is_answered
 from client_apps.rounds.site import Site
 from tp_flower.errors import (
     BehindError,
@@ -29,44 +37,105 @@ from tp_flower.errors import (
     MessageError,
     RangeError,
     SiteError,
+    kind_of,
 )
-from tp_flower.events import line
+from tp_flower.events import Value, line
+from tp_flower.node_config import site_id
 from tp_flower.protocol import (
     EXCHANGES,
+    NO_RUN,
     Action,
     Packet,
     ReplyEnvelope,
+    RequestEnvelope,
     add_envelope,
     decode,
     encode,
+    message_bytes,
     open_parcel,
     pack,
     parcel_of,
+    read_envelope,
+    unpack,
 )
 
+_DIGEST_BYTES: Final = 16
+# made once: json.dumps makes an encoder per call
+_JSON: Final = json.JSONEncoder(sort_keys=True)
+
 Answer = Callable[[Site, Any], Any]
-"""A handler: from the site and a request to the reply."""
+"""A handler: from the site and a request to the reply; called again after a crash."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A message from the server.
+
+    Attributes:
+        after: the last round that the site has answered, as far as the server knows;
+            None for none.
+    """
+
+    action: Action
+    run: str
+    number: int
+    after: int | None
+    packet: Packet
+
+    @classmethod
+    def read(cls, action: Action, content: RecordDict) -> Self:
+        """Return the request that a message carries.
+
+        Raises:
+            SiteError: its envelope is malformed.
+            ReplyError: it is no message of ours.
+        """
+        packet = unpack(content)
+        try:
+            envelope = read_envelope(RequestEnvelope, packet)
+        except MessageError as error:
+            raise SiteError(f"malformed request: {error}") from None
+        run, number, after = envelope.run, envelope.round, envelope.after
+        if run == NO_RUN:
+            raise SiteError(f"malformed request: 'run' is {run!r}, which names none")
+        if action is Action.DESCRIBE and number:
+            raise SiteError(f"malformed request: 'round' of {action} must be 0")
+        if after is not None and after >= number and action is not Action.DESCRIBE:
+            raise SiteError(
+                f"malformed request: 'after' is {after}, but must be below 'round', "
+                f"{number}"
+            )
+        return cls(action, run, number, after, packet)
+
+    @cached_property
+    def digest(self) -> str:
+        """The same in every process for the same request, whatever ``after`` is."""
+        header = {k: value for k, value in self.packet.header.items() if k != "after"}
+        arrays = sorted(self.packet.arrays.items(), key=itemgetter(0))
+        layout = [[*key, array.dtype.str, array.shape] for key, array in arrays]
+        text = _JSON.encode([self.action, header, layout])
+        digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES)
+        for _, array in arrays:
+            digest.update(array.data if array.size else b"")
+        return digest.hexdigest()
 
 
 def answer_once(site: Site, request: Request, answer: Answer) -> RecordDict:
     """Return the reply to a request; every action but a description happens once.
 
-    Args:
-        site: in the request's run.
-        request: that arrived.
-        answer: does what is asked for; it may be called again after a crash.
+    If this raises, nothing has changed.
 
     Raises:
-        BehindError: the site lacks what the request builds on.
-        TPFlowerError: whatever the action raises; then nothing has changed.
-        OSError: likewise.
+        BehindError: the site lacks rounds that the request builds on.
+        TPFlowerError, OSError: raised by the action.
     """
     with site.store.locked():
         last = site.store.last()
         if request.action is Action.DESCRIBE:
-            return _described(site, request, answer, last)
+            site.store.touch()
+            return _answered(site, request, answer, last)
         try:
-            if is_answered(request, last):
+            if _is_answered(request, last):
                 log(INFO, line("repeated", run=site.run, round=request.number))
                 reply = open_parcel(site.store.reply())
                 is_over = last is not None and last.is_over
@@ -87,29 +156,57 @@ def answer_once(site: Site, request: Request, answer: Answer) -> RecordDict:
         return reply
 
 
-def _described(
-    site: Site, request: Request, answer: Answer, last: CommittedRound | None
-) -> RecordDict:
-    started = time.perf_counter()
-    site.store.touch()
-    with site.transaction():
-        packet = _carry_out(site, request, answer)
+def _is_answered(request: Request, last: CommittedRound | None) -> bool:
+    """Return whether the committed round has a request's reply.
+
+    Raises:
+        SiteError: it is older than that, or another one with the same number; or the
+            run is over.
+        BehindError: the site lacks rounds that it builds on.
+    """
+    if last is not None and request.number <= last.number:
+        if request.number == last.number and request.digest == last.digest:
+            return True
+        raise SiteError(
+            f"round {request.number} is refused: the site has answered round "
+            f"{last.number} of this run"
+            + (" to another request" if request.number == last.number else "")
+        )
+    if request.action is Action.FINISH and not request.packet.header.get("keep-models"):
+        # there is nothing that it could lack
+        return False
+    if last is not None and last.is_over:
+        raise SiteError("the run is over at this site: start another one")
     at = None if last is None else last.number
-    return pack(_with_envelope(packet, request, started, at))
+    if request.after is not None and (at is None or at < request.after):
+        rounds = "no round" if at is None else f"the rounds up to {at}"
+        raise BehindError(
+            f"the site has {rounds} of this run, and not round {request.after}, which "
+            "the request builds on (was it restarted, or its state restored?)",
+            at,
+        )
+    return False
 
 
 def _answered(
     site: Site, request: Request, answer: Answer, last: CommittedRound | None
 ) -> RecordDict:
+    """Carry out a request; a round is committed with its reply."""
     started = time.perf_counter()
+    is_round = request.action is not Action.DESCRIBE
+    at = None if is_round or last is None else last.number
     with site.transaction():
-        site.begin(request.number, request.digest, last)
+        if is_round:
+            site.begin(request.number, request.digest, last)
         packet = _carry_out(site, request, answer)
-        content = pack(_with_envelope(packet, request, started))
-        site.pay()
-        if last is not None or site.store.names() or not site.round.is_over:
-            # of a run that the site does not know nothing is to be kept either
-            site.commit(parcel_of(content))
+        seconds = time.perf_counter() - started
+        envelope = ReplyEnvelope(round=request.number, seconds=seconds, at=at)
+        content = pack(add_envelope(packet, envelope))
+        if is_round:
+            site.pay()
+            # nothing is to be kept of a run that the site does not know
+            if last is not None or site.store.names() or not site.round.is_over:
+                site.commit(parcel_of(content))
     return content
 
 
@@ -134,9 +231,44 @@ def _carry_out(site: Site, request: Request, answer: Answer) -> Packet:
         raise kind(f"the site has nothing that may be sent: {error}") from None
 
 
-def _with_envelope(
-    packet: Packet, request: Request, started: float, at: int | None = None
-) -> Packet:
-    seconds = time.perf_counter() - started
-    envelope = ReplyEnvelope(round=request.number, seconds=seconds, at=at)
-    return add_envelope(packet, envelope)
+class MessageLog:
+    """The line of one message, answered or refused, in the site's log.
+
+    At a real site that is level INFO, so that its owner has a record of all requests;
+    in simulations, where a process answers hundreds per minute for many sites, DEBUG.
+    The environment variable FLWR_LOG_LEVEL says which are printed. It has nothing of
+    rows, and of the run's name, which is the right to go on with it, the first digits.
+    """
+
+    def __init__(self, action: Action, content: RecordDict) -> None:
+        self._action, self._bytes = action, message_bytes(content)
+        self._started = time.perf_counter()
+
+    def answered(self, request: Request, site: Site, content: RecordDict) -> None:
+        """Write that the reply is about to leave."""
+        level, size = DEBUG if site.is_simulated else INFO, message_bytes(content)
+        self._write(level, "answered", request, site, bytes_out=size)
+
+    def refused(
+        self, request: Request | None, site: Site | None, error: Exception, reason: str
+    ) -> None:
+        """Write that an error takes the place of the reply; request, site: if read."""
+        kind = str(kind_of(error))
+        self._write(ERROR, "refused", request, site, kind=kind, reason=reason)
+
+    def _write(
+        self,
+        level: int,
+        event: str,
+        request: Request | None,
+        site: Site | None,
+        **facts: Value,
+    ) -> None:
+        fields: dict[str, Value] = {}
+        if request is not None:
+            fields |= {"run": request.run, "round": request.number}
+        if site is not None:
+            fields["site"] = site_id(site.context.node_config, site.context.node_id)
+        seconds = time.perf_counter() - self._started
+        fields |= {"action": str(self._action), "seconds": seconds}
+        log(level, line(event, **fields, bytes_in=self._bytes, **facts))
