@@ -1,8 +1,9 @@
-"""Write what is made from the messages' declarations: a reference page, and a table.
+"""Write the pages that follow from the messages' declarations.
 
     python scripts/render_messages.py
 
-Changes docs/reference/messages.md, and the table of PRIVACY.md between its markers.
+Changes docs/reference/messages.md, and the tables of PRIVACY.md and ARCHITECTURE.md
+between their markers.
 """
 
 import re
@@ -12,6 +13,7 @@ from typing import Final, get_args
 
 import msgspec
 
+from client_apps.app import ANSWERS
 from tp_flower.protocol import (
     EXCHANGES,
     Action,
@@ -23,7 +25,7 @@ from tp_flower.protocol import (
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "reference" / "messages.md"
-PRIVACY: Final = ROOT / "PRIVACY.md"
+TABLES: Final = (ROOT / "PRIVACY.md", ROOT / "ARCHITECTURE.md")
 START: Final = "<!-- messages: made by scripts/render_messages.py -->"
 END: Final = "<!-- end of messages -->"
 _PLACE: Final = re.compile(r"\{(\w+)\}")
@@ -54,13 +56,25 @@ def privacy_table() -> str:
         for action, message, disclosure in _disclosures()
     ]
     head = "| message | to | tells | covered by | in the ledger | policy |"
-    return "\n".join([START, head, "|---|---|---|---|---|---|", *rows, END])
+    return "\n".join([head, "|---|---|---|---|---|---|", *rows])
 
 
-def with_table(text: str) -> str:
-    """Return the text of PRIVACY.md with its table rendered anew."""
-    before, _, rest = text.partition(START)
-    return before + privacy_table() + rest.partition(END)[2]
+def message_table() -> str:
+    """Return the table of ARCHITECTURE.md: what is asked, answered, and where."""
+    rows = []
+    for action, exchange in EXCHANGES.items():
+        asked, answered = map(_summary, exchange)
+        module = ANSWERS[action].partition(":")[0].replace(".", "/")
+        rows.append(f"| `{action}` | {asked} | {answered} | `{module}.py` |")
+    head = "| message | request | reply | at the site, in `client_apps/` |"
+    return "\n".join([head, "|---|---|---|---|", *rows])
+
+
+def with_table(path: Path) -> str:
+    """Return the text of a page with its table rendered anew."""
+    before, _, rest = path.read_text(encoding="utf-8").partition(START)
+    table = privacy_table() if path.name == "PRIVACY.md" else message_table()
+    return f"{before}{START}\n{table}\n{END}{rest.partition(END)[2]}"
 
 
 def _disclosures() -> Iterator[tuple[Action, type[Message], Discloses]]:
@@ -114,10 +128,11 @@ def _plain(carries: str) -> str:
 
 
 def main() -> None:
-    """Write both."""
+    """Write all pages."""
     PAGE.parent.mkdir(parents=True, exist_ok=True)
     PAGE.write_text(page(), encoding="utf-8")
-    PRIVACY.write_text(with_table(PRIVACY.read_text("utf-8")), encoding="utf-8")
+    for path in TABLES:
+        path.write_text(with_table(path), encoding="utf-8")
 
 
 if __name__ == "__main__":

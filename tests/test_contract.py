@@ -6,7 +6,7 @@ import pytest
 
 import tp_flower.privacy.plan as plan_module
 from client_apps.privacy import ledger_entries
-from scripts.render_messages import PAGE, PRIVACY, page, with_table
+from scripts.render_messages import PAGE, TABLES, page, with_table
 from tp_flower.methods import ADMM, CORESET, SGD
 from tp_flower.privacy.plan import NEAREST
 from tp_flower.protocol import EXCHANGES, Action
@@ -25,10 +25,17 @@ def test_the_reference_page_is_made_from_the_messages():
     assert PAGE.read_text("utf-8") == page(), "run scripts/render_messages.py"
 
 
-def test_the_table_of_privacy_is_made_from_the_messages():
-    text = PRIVACY.read_text("utf-8")
-    assert text == with_table(text), "run scripts/render_messages.py"
-    assert "| `train.admm` | server | " in text
+@pytest.mark.parametrize(
+    ("path", "row"),
+    [
+        (TABLES[0], "| `train.admm` | server | "),
+        (TABLES[1], "| `train.admm` | One epoch "),
+    ],
+)
+def test_tables_of_messages_are_made_from_the_declarations(path, row):
+    text = path.read_text("utf-8")
+    assert text == with_table(path), "run scripts/render_messages.py"
+    assert row in text
 
 
 def test_every_action_has_its_two_messages():
