@@ -2,10 +2,11 @@
 
 import logging
 import os
+import sqlite3
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -44,7 +45,8 @@ MOST_BYTES = 1 << 25
 SAID = {"error", "part", "kind", "at", "round"}
 """What a refusal may say."""
 
-LEDGER, LOCK = "privacy", ".lock"
+DATABASE, LOCK = "site.db", ".lock"
+ENTRY = "id, run, name, touched, meta, layout, checksum, data"
 READ = ("cache", ROW_ORDER_KEY)
 """Where a refused request may leave the rows that it has read."""
 
@@ -52,9 +54,47 @@ Files = dict[Path, bytes]
 
 
 def files(folder: Path) -> Iterator[Path]:
-    """What a site keeps, but for locks."""
+    """The files of a site beside its database, but for locks."""
     found = (path for path in folder.rglob("*") if path.name != LOCK)
-    return (path for path in found if path.is_file())
+    return (path for path in found if path.is_file() and not is_database(path.name))
+
+
+def is_database(name: str) -> bool:
+    return name.startswith(DATABASE)
+
+
+class Rows:
+    """The rows of a site's database, to be compared and put back.
+
+    Args:
+        folder: of the site; without a database it has no rows.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / DATABASE
+        self._rows = self._read()
+
+    def check(self, what: object) -> None:
+        assert self._read() == self._rows, what
+
+    def restore(self) -> None:
+        """Put the entries back; the ledger only grows."""
+        if not self._path.exists():
+            return
+        marks = ", ".join("?" * len(ENTRY.split(",")))
+        with closing(sqlite3.connect(self._path)) as database, database:
+            database.execute("DELETE FROM entries")
+            insert = f"INSERT INTO entries ({ENTRY}) VALUES ({marks})"
+            database.executemany(insert, self._rows[0])
+        self._rows = self._read()
+
+    def _read(self) -> tuple[list, list]:
+        if not self._path.exists():
+            return [], []
+        with closing(sqlite3.connect(self._path)) as database:
+            entries = database.execute(f"SELECT {ENTRY} FROM entries ORDER BY id")
+            ledger = database.execute("SELECT seq, line FROM ledger ORDER BY seq")
+            return entries.fetchall(), ledger.fetchall()
 
 
 def traces(folder: Path) -> dict[str, tuple[int, int]]:
@@ -63,7 +103,7 @@ def traces(folder: Path) -> dict[str, tuple[int, int]]:
     for name in folders:
         with os.scandir(name) as entries:
             for entry in entries:
-                if entry.name in (*READ, LOCK):
+                if entry.name in (*READ, LOCK) or is_database(entry.name):
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
@@ -71,10 +111,6 @@ def traces(folder: Path) -> dict[str, tuple[int, int]]:
                     status = entry.stat(follow_symlinks=False)
                     found[entry.path] = status.st_size, status.st_mtime_ns
     return found
-
-
-def _is_in(folder: Path, path: Path, *names: str) -> bool:
-    return path.relative_to(folder).parts[0] in names
 
 
 def text_of(content: RecordDict) -> str:
@@ -94,6 +130,7 @@ class Kept:
         self.folder = Path(str(context.node_config["state-dir"]))
         self._files = {path: path.read_bytes() for path in files(self.folder)}
         self._seen = traces(self.folder)
+        self._rows = Rows(self.folder)
 
     def check(self, what: object, content: RecordDict) -> None:
         """Assert that a mutant has changed nothing.
@@ -101,6 +138,7 @@ class Kept:
         A round in progress may have begun entries of the run that the mutant names,
         which nobody sees until it is committed: they are taken away.
         """
+        self._rows.check(what)
         now = traces(self.folder)
         if now == self._seen:
             return
@@ -116,23 +154,21 @@ class Kept:
     def restore(self) -> None:
         """Put it back; the ledger only grows."""
         for path in list(files(self.folder)):
-            if path not in self._files and not _is_in(self.folder, path, LEDGER):
+            if path not in self._files:
                 path.unlink()
                 with suppress(OSError):  # there are others in it
                     path.parent.rmdir()
         for path, data in self._files.items():
-            if _is_in(self.folder, path, LEDGER):
-                continue
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.exists() or path.read_bytes() != data:
                 path.write_bytes(data)
+        self._rows.restore()
         self._seen = traces(self.folder)
 
     def check_content(self) -> None:
         """Assert that the files are the same, byte for byte."""
         for path, data in self._files.items():
-            if not _is_in(self.folder, path, LEDGER):
-                assert path.read_bytes() == data, path
+            assert path.read_bytes() == data, path
 
 
 class FuzzingGrid(HostileGrid):
