@@ -88,10 +88,7 @@ class SolvedStrategy(JoinStrategy):
     ) -> Mapping[str, FloatArray]:
         """Return the parameters of every table's model, (p,).
 
-        Args:
-            problem: the training problem.
-            replies: to ``rows``.
-            weights: (k,), of the sampled joined rows, mean 1.
+        ``weights`` (k,) are of the sampled joined rows, with mean 1.
         """
 
     def epochs(self, problem: TrainingProblem) -> Generator[Request, Replies, None]:
@@ -133,9 +130,6 @@ def joined_rows(
 
     A joined row without a row of a LEFT JOINed table has zeros there, which add nothing
     to a linear score.
-
-    Raises:
-        ReplyError: a part sent other rows than those that it was asked for.
     """
     return {
         name: mapping.tables[name].expand(_table_rows(table, replies))
@@ -164,11 +158,7 @@ class CoresetKMeans(SolvedStrategy):
     importance = CLUSTERS
 
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
-        """Return the query over the sites' columns, without its label.
-
-        Raises:
-            QueryError: joined rows may lack a row, which has no distance to a centre.
-        """
+        """Return the query over the sites' columns, without its label."""
         bound = self.query.bind_unlabelled(schemas)
         if bound.outer:
             raise QueryError(
@@ -267,11 +257,7 @@ def _local_clusters(
 def _table_clusters(
     table: Table, replies: Replies, clusters: int
 ) -> tuple[AnyArray, FloatArray]:
-    """Return the local centre of each row of a table (n_i,), and its shards' centres.
-
-    Raises:
-        ReplyError: a shard sent too many centres, or the number of none.
-    """
+    """Return the local centre of each row of a table (n_i,), and its shards' ones."""
     nearest = np.zeros(table.total_rows, np.int64)
     centres = np.zeros((0, table.features))
     for part, rows in zip(table.parts, table.rows, strict=True):

@@ -208,7 +208,6 @@ class _Columns:
     """The columns that scores are of, a block of rows at a time.
 
     Attributes:
-        features: (n, d), encoded.
         label: (n,), numbers or classes; None where the label is another table's.
         classes: how many; 0 of numbers.
     """

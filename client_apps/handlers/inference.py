@@ -64,10 +64,7 @@ class _Ready:
     """A part whose model is there, and whose releases are planned.
 
     Attributes:
-        model: with the parameters that it was trained to.
-        saved: the part of the model.
         rows: (k,), positions of the rows to score.
-        plan: of their release.
     """
 
     model: LocalModel
@@ -208,11 +205,7 @@ class RowKey:
 
     @classmethod
     def of(cls, columns: RowKeyColumns | None, keys: int) -> Self:
-        """Return the row key of a request.
-
-        Raises:
-            SiteError: it has fewer keys, or columns are named as others.
-        """
+        """Return the row key of a request."""
         if columns is None:
             return cls()
         names = columns.names
@@ -252,11 +245,7 @@ class RowKey:
 def leave_hashes(
     site: Site, number: int, row_key: RowKey, extracted: ExtractedShard
 ) -> HashArray:
-    """Return the hashes of a part's row keys, and keep which row each of them is.
-
-    Raises:
-        SiteError: the file cannot be written.
-    """
+    """Return the hashes of a part's row keys, and keep which row each of them is."""
     hashes = row_key.hashes(extracted, site.hasher())
     root, run = site.state_folder, site.store.run
     if root is None:
@@ -299,14 +288,7 @@ def _values(key: ExtractedKey) -> pa.Array:
 
 @dataclass(frozen=True)
 class _Delivery:
-    """The delivery of predictions to all parts.
-
-    Attributes:
-        root: the state folder.
-        folder: in it, that the files are written to.
-        outputs: of the model.
-        facts: for the files' metadata.
-    """
+    """The delivery of predictions to all parts."""
 
     root: Path
     folder: Path
@@ -315,11 +297,7 @@ class _Delivery:
 
     @classmethod
     def of(cls, site: Site, request: DeliverRequest) -> "_Delivery":
-        """Read a request.
-
-        Raises:
-            SiteError: it is malformed, or the site keeps nothing on disk.
-        """
+        """Read a request."""
         root = site.state_folder
         if root is None:
             raise SiteError(

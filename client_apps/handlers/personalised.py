@@ -42,10 +42,7 @@ class PersonalisedModel:
     """A part with a model of its own.
 
     Attributes:
-        part: in training.
-        objective: of its trained rows.
         labels: of all its rows, (n,), the trained ones first.
-        curvature: a bound of the objective's.
         start: (p,), parameters that nobody has trained.
         summary: kind of the summary that may leave, and the multiplier of its noise.
     """
@@ -70,11 +67,7 @@ class PersonalisedModel:
 def personalised_models(
     site: Site, base: Sequence[float]
 ) -> Iterator[PersonalisedModel]:
-    """Yield the site's models, with the base score (d_c,) that a request names.
-
-    Raises:
-        SiteError: the site has none in this run, or the base score is another model's.
-    """
+    """Yield the site's models, with the base score (d_c,) that a request names."""
     for part in site.parts():
         entry = site.store.load(f"part-{part.number}")
         if LOCAL_LABELS not in entry.arrays:
@@ -145,9 +138,6 @@ def _update(
     """Return the mean of the gradients that the site's steps take, (p,).
 
     With one step over all rows that is the gradient of its objective.
-
-    Raises:
-        DivergedError: it is not finite.
     """
     objective, part = personalised.objective, personalised.part
     rows, theta = len(objective.labels), start
@@ -168,11 +158,7 @@ def _update(
 
 
 def _encoded(update: FloatArray, code: UpdateCode) -> AnyArray:
-    """Return an update of the site's own model as Eq. 7 shortens it.
-
-    Raises:
-        DivergedError: it is beyond float32.
-    """
+    """Return an update of the site's own model as Eq. 7 shortens it."""
     try:
         return encode_update(piecewise_update(update, code.gamma), code.clusters)
     except ValueError as error:

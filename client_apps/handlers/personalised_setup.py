@@ -69,14 +69,7 @@ from tp_flower.sources.shards import ShardSource
 def local_label_facts(source: ShardSource, label: LabelColumn, task: str) -> LabelFacts:
     """Return the type of labels that stay, and their classes if they have any.
 
-    Args:
-        source: their shard.
-        label: of its rows.
-        task: of the run; "auto" is classification for booleans and texts.
-
-    Raises:
-        QueryError: labels are missing, too large or of too many classes.
-        PolicyError: the names of its classes may not leave.
+    A task of "auto" is classification for booleans and texts.
     """
     missing = int(np.isnan(label.values).sum())
     if missing:
@@ -162,11 +155,7 @@ def personalise(site: Site, request: PersonaliseRequest) -> PersonaliseReply:
 
 
 def _summary_plan(request: PersonaliseRequest) -> dict[str, Any]:
-    """Return the kind of the summaries of a run, and the multiplier of their noise.
-
-    Raises:
-        SiteError: no noise is of the size that epsilon asks for.
-    """
+    """Return the kind of the summaries of a run, and the multiplier of their noise."""
     kind, epsilon, delta = request.graph, request.graph_epsilon, request.delta
     if not epsilon or kind not in (BY_DATA, BY_FEATURES):
         return {"kind": kind, "multiplier": 0.0}
@@ -179,11 +168,7 @@ def _summary_plan(request: PersonaliseRequest) -> dict[str, Any]:
 
 
 def _set_aside(site: Site, numbers: Iterable[int], summary: Mapping[str, Any]) -> None:
-    """Reserve the noisy summaries, and note what nothing covers.
-
-    Raises:
-        SiteError: a budget does not suffice, or the ledger cannot be written.
-    """
+    """Reserve the noisy summaries, and note what nothing covers."""
     kind, multiplier = str(summary["kind"]), summary["multiplier"]
     notes = dict(_NOTES)
     if kind in _SUMMARIES and not multiplier:
@@ -271,13 +256,7 @@ def _prepare_part(
 def _labels(
     label: LabelColumn | None, loss: Loss, classes: list[str | float]
 ) -> FloatArray:
-    """Return the labels of all rows as numbers (n,): positions of their classes.
-
-    Args:
-        label: of the part.
-        loss: of the model.
-        classes: of all sites, ascending: texts, or numbers; none in a regression.
-    """
+    """Return the labels of all rows as numbers (n,): positions of their classes."""
     if label is None:
         raise SiteError("malformed request: the part has no label")
     if not classes:

@@ -107,12 +107,7 @@ class _Prepared:
     """A part whose features are encoded, and whose releases are planned.
 
     Attributes:
-        entry: its arrays that never change in training.
-        model: untrained.
-        update: how the table's shards train together.
-        plan: of its releases.
         columns: about the mean squared norm of an encoded row.
-        features: the encoded rows, where the model is computed.
     """
 
     entry: Entry

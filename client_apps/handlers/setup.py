@@ -238,10 +238,7 @@ class _Fitting:
     """A part whose encoders are to be made.
 
     Attributes:
-        number: of the part.
-        choice: the encoders that the server asks for.
         kinds: of value, by feature; "" of a column that is all NULL at its source.
-        sample: the rows that statistics are of.
     """
 
     number: int

@@ -88,13 +88,7 @@ class Batches:
 
 
 def read_rows(body: PreparePart, rows: int, *, is_private: bool) -> TrainingRows:
-    """Return the rows that a request names by masks, or lists for joined rows.
-
-    Args:
-        body: of the request.
-        rows: of the participant.
-        is_private: whether models or scores are protected.
-    """
+    """Return the rows that a request names by masks, or lists for joined rows."""
     is_listed = body.expanded_trained is not None
     training_rows = expanded(body, rows) if is_listed else once_each(body, rows)
     if is_private:
@@ -207,16 +201,7 @@ def check_rows(
     *,
     sends_sums: bool,
 ) -> None:
-    """Refuse to train on too few rows of the table, and to send sums over too few.
-
-    Args:
-        guard: of the site.
-        source: the shard.
-        table: alias of its table in the query.
-        rows: that take part.
-        batches: of SGD.
-        sends_sums: whether the gradient of every batch leaves as it is.
-    """
+    """Refuse to train on too few rows of the table, and to send sums over too few."""
     guard.check_rows(source, rows.trained_own, f"the model of table {table!r}")
     sizes = rows.own_by_batch(batches)
     if sends_sums and np.any(sizes):

@@ -108,12 +108,9 @@ class ShardData:
 class Shard:
     """One shard in training.
 
-    Args:
-        data: what never changes.
-        model: f_i with the current parameters.
-        vectors: the other vectors of the state by name, each (p,): ``momentum``,
-            ``theta``, ``consensus``, ``consensus_duals`` and the ``rho_in`` (1,) that
-            scales them, as far as they exist.
+    ``vectors`` are the rest of the state by name, each (p,): ``momentum``,
+    ``theta``, ``consensus``, ``consensus_duals`` and the ``rho_in`` (1,) that
+    scales them, as far as they exist.
     """
 
     def __init__(
@@ -220,14 +217,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Outgoing:
-    """The releases of one part.
-
-    Attributes:
-        number: of the part.
-        plan: of clips and noise.
-        noise: of the site.
-        uses: of the message, which the site pays for together.
-    """
+    """The releases of one part."""
 
     number: int
     plan: PartPlan
@@ -330,13 +320,7 @@ class Part:
     """One shard in one role: the table of the query that it serves as.
 
     Attributes:
-        number: the server's name for it in this run.
-        table: alias of the table in the query.
-        update: how the table's shards are trained together.
-        shard: the client operator.
         solver: the factorised theta-update; None where the server or torch solves.
-        device: the setting: where the model is computed.
-        outgoing: its releases.
     """
 
     number: int
@@ -353,20 +337,12 @@ class Part:
         return self.shard.model, self.shard.vectors
 
     def finite_state(self) -> State:
-        """Return the state to be saved.
-
-        Raises:
-            DivergedError: its model is not finite any more.
-        """
+        """Return the state to be saved; raise DivergedError unless it is finite."""
         self.finite(self.shard.model.parameters)
         return self.state
 
     def finite(self, numbers: FloatArray) -> FloatArray:
-        """Return the part's parameters or scores.
-
-        Raises:
-            DivergedError: they are not finite.
-        """
+        """Return parameters or scores; raise DivergedError unless they are finite."""
         if not np.isfinite(numbers).all():
             raise DivergedError(
                 f"table {self.table}: the model is not finite any more: training "
@@ -381,10 +357,6 @@ class FixedPart:
 
     Attributes:
         entry: that it was read from, without features that lie elsewhere.
-        data: of the shard.
-        spec: of its model.
-        update: how the table's shards are trained together.
-        plan: of its releases.
         solver: the factorised theta-update; None where the server or torch solves.
     """
 
@@ -447,11 +419,7 @@ class FixedPart:
 def fixed_entry(data: ShardData, spec: ModelSpec, plan: PartPlan, **meta: Any) -> Entry:
     """Return the entry that :meth:`FixedPart.read` reads.
 
-    Args:
-        data: of the shard.
-        spec: of its model.
-        plan: of its releases.
-        meta: its ``table``, ``encoder``, ``device`` and ``update``.
+    ``meta`` is its ``table``, ``encoder``, ``device`` and ``update``.
     """
     arrays: dict[str, AnyArray] = {
         "features": on_host(data.features),
@@ -470,22 +438,14 @@ def fixed_entry(data: ShardData, spec: ModelSpec, plan: PartPlan, **meta: Any) -
 
 
 def body_of(bodies: Mapping[int, AnyBody], part: Part) -> AnyBody:
-    """Return a request's body of a part.
-
-    Raises:
-        SiteError: it has none.
-    """
+    """Return a request's body of a part."""
     if part.number not in bodies:
         raise SiteError(f"malformed request: it says nothing of part {part.number}")
     return bodies[part.number]
 
 
 def make_model(spec: ModelSpec, features: int, device: str) -> LocalModel:
-    """Return the model of a table; a factory's errors are passed on with their text.
-
-    Raises:
-        SettingsError: if the model cannot be made.
-    """
+    """Return the model of a table; a factory's errors are passed on with their text."""
     try:
         return build_model(spec, features, device)
     except TPFlowerError:

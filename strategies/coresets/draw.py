@@ -78,8 +78,6 @@ class Party:
     """A part as one that draws rows.
 
     Attributes:
-        part: of the run.
-        rows: where its rows lie.
         total: sum of its rows' importance, as its site reports it.
         most: bound of that sum.
         cost: of the clusters of all shards of its table; None where they have none.
@@ -118,18 +116,7 @@ def draw_coreset(
     settings: Settings,
     importance: str,
 ) -> Generator[Request, Replies, CoresetSample]:
-    """Draw ``settings.coreset_rows`` of the joined training rows.
-
-    Args:
-        joined: the joined rows.
-        encoders: of every table.
-        settings: of the run.
-        importance: by which rows are drawn: ``REGRESSION`` or ``CLUSTERS``.
-
-    Raises:
-        ReplyError: a site's answer is none that it could give.
-        SettingsError: there are more shards than can be summed.
-    """
+    """Draw ``settings.coreset_rows`` of the joined training rows."""
     if settings.coreset_kind == UNIFORM:
         return sample_uniformly(joined, settings)
     if (shards := len(joined.parts)) > MOST_PARTS:
@@ -173,13 +160,8 @@ def restrict_to_sample(
 ) -> JoinedRows:
     """Return the joined rows with a sample of their training rows.
 
-    A sample of all of them, with the weights that they have, is the same problem.
-
-    Args:
-        joined: the joined rows.
-        sample: of those to train on, by their numbers among these; they stay in this
-            order, and the held-out rows in theirs.
-        tested: joined rows to test on; None for the held-out ones.
+    A sample of all of them, with the weights that they have, is the same problem. The
+    sample's rows stay in their order; ``tested`` takes the place of the held-out rows.
     """
     train = np.flatnonzero(~joined.is_test)[sample.joined]
     if tested is None:
@@ -278,15 +260,7 @@ def _label_classes(joined: JoinedRows) -> dict[str, Any]:
 def _parties_of_columns(
     layout: TableLayout, replies: Replies, columns: tuple[int, int], penalty: float
 ) -> list[Party]:
-    """Return the parts of a table whose rows' leverages sum to its columns at most.
-
-    Args:
-        layout: the table.
-        replies: of its sites.
-        columns: that are penalised, which come first; and the intercept and the
-            label's, at the label table.
-        penalty: N l2.
-    """
+    """Return the parts of a table whose rows' leverages sum to its columns at most."""
     parts, width = layout.parts, sum(columns)
     most = [float(min(width, rows.trained)) for rows in layout.rows]
     if len(parts) == 1:
@@ -412,9 +386,6 @@ def check_scores(
     """Refuse sums of scores that the tables' rows cannot have.
 
     A row's score is at most ``most`` over the weight of its joined rows.
-
-    Raises:
-        ReplyError: a sum is beyond that of all tables.
     """
     bound = np.zeros(len(drawn))
     weights = joined.weighting.train

@@ -36,8 +36,6 @@ class Side:
     """The rows behind one side of a join's matched keys.
 
     Attributes:
-        table: alias.
-        key: number of the key among the table's.
         rows: (k,), one row of the table per key.
     """
 
@@ -49,12 +47,7 @@ class Side:
 def check_alignment(
     joined: JoinedRows, rng: np.random.Generator
 ) -> Generator[Request, Replies, dict[str, int]]:
-    """Let the sites confirm the mapping; return the keys compared, by join.
-
-    Raises:
-        MappingError: a join whose two sides hold different keys where the mapping
-            matched them.
-    """
+    """Let the sites confirm the mapping; return the keys compared, by join."""
     joins = joined.bound.joins
     if not joins:
         return {}

@@ -48,7 +48,6 @@ class SiteWork:
     """Where a shard's fragment runs.
 
     Attributes:
-        engine: the kind of database that holds the rows.
         pushed: the filters that it applies, in words; DuckDB computes the rest at the
             site.
     """
@@ -72,11 +71,9 @@ class Extracted:
         parts: by table, in shard order; none of a table whose sites are all gone.
         rows: by part, after the filters.
         keys: by (table, key number), in shard order.
-        work: by part, where its fragment ran.
         weights: the query's, of the rows of the weight's table; None without a weight.
         row_hashes: keyed hashes (n, 2) of the label table's row keys; None where they
             do not leave.
-        replies: of all sites.
     """
 
     parts: dict[str, tuple[Part, ...]]
@@ -111,16 +108,7 @@ def extract(
 ) -> Generator[Request, Replies, Extracted]:
     """Run the two rounds.
 
-    Args:
-        bound: the query over the sites' columns.
-        settings: of the run.
-        inventory: of the sites.
-        row_key: columns that name the label table's rows, if they are to be predicted.
-        keeps_labels: whether labels stay at the sites.
-
-    Raises:
-        TPFlowerError: any of its kinds, if a fragment cannot be run, or a table that
-            may not be empty is.
+    ``row_key`` names the label table's rows, if they are to be predicted.
     """
     row_key = row_key or RowKeyColumns()
     plan = label_plan(settings)
@@ -261,13 +249,7 @@ def relay_secret(
 ) -> Generator[Request, Replies, dict[int, dict[str, Any]]]:
     """Let one of the nodes make a secret for all of them, unless they have one.
 
-    Returns:
-        Per node, the fields of ``extract`` by which it comes to the key of the run.
-
-    Raises:
-        SettingsError: the nodes take their key from different places, or have
-            different secrets.
-        ReplyError: the leader did not seal the secret to every node.
+    Return, per node, the fields of ``extract`` by which it comes to the run's key.
     """
     described = {node: inventory.nodes[node] for node in sorted(nodes)}
     names = {node: inventory.site_names.get(node, f"node {node}") for node in described}
@@ -355,11 +337,7 @@ def key_groups(bound: BoundQuery) -> dict[str, list[str]]:
 
 
 def split_groups(placed: Mapping[Part, Fragment]) -> list[list[Part]]:
-    """Return the parts that run the same sub-query with GROUP BY, if they are several.
-
-    Args:
-        placed: the parts of the run with their fragments.
-    """
+    """Return the parts that run the same sub-query with GROUP BY, if several do."""
     together: dict[tuple[Fragment, int], list[Part]] = {}
     seen: Counter[tuple[Fragment, int, int]] = Counter()
     for part, fragment in placed.items():
@@ -374,9 +352,7 @@ def split_groups(placed: Mapping[Part, Fragment]) -> list[list[Part]]:
 def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:
     """Refuse a sub-query with a group whose rows are in two shards.
 
-    Args:
-        split: of :func:`split_groups`.
-        replies: with the hashes of each part's group keys, uint64 (groups, 2).
+    The replies have the hashes of each part's group keys, uint64 (groups, 2).
     """
     for parts in split:
         hashes = [
@@ -411,9 +387,6 @@ def describe_places(shards: Sequence[tuple[str, SiteWork]]) -> tuple[str, ...]:
 
 def describe_work(fragments: Sequence[Fragment]) -> tuple[str, ...]:
     r"""Describe the work of the sites of a table, a line each.
-
-    Args:
-        fragments: of one table; several for the SELECTs of a UNION ALL.
 
     >>> day = Feature("weekday", 'DAYOFWEEK("day")')
     >>> own = Fragment("f", "flights", (Feature("hour", '"hour"'), day),

@@ -34,11 +34,7 @@ class SplitRows:
     """The rows of the query's tables, and which of the label table are held out.
 
     Attributes:
-        bound: the query over the sites' columns.
-        choices: the encoders that each table's features are to have.
-        extracted: the sites' replies to ``extract``.
         held_out: (rows of the label table,), those for testing.
-        weighting: of the joined rows.
     """
 
     bound: BoundQuery
@@ -62,15 +58,11 @@ class JoinedRows(SplitRows):
     """The joined rows, as far as the server knows them.
 
     Attributes:
-        labels: of the label table.
         mapping: of all joined rows, over all rows of the tables.
-        steps: of the join.
         is_test: (joined rows,).
         train: mapping of the training rows, over the tables' rows that take part.
         test: mapping of the held-out rows, None without any.
-        layouts: the rows of each table that take part.
         values: (joined rows,), labels.
-        loss: chosen by the labels and the settings.
     """
 
     labels: Labels
@@ -104,12 +96,7 @@ class JoinedRows(SplitRows):
         return counts[counts > 0]
 
     def laid_out(self, lay_out: LayOut, weights: FloatArray | None) -> "JoinedRows":
-        """Return the joined rows over rows of the tables that are laid out anew.
-
-        Args:
-            lay_out: how.
-            weights: of the training rows, (N,); None where all weigh alike.
-        """
+        """Return the joined rows over rows of the tables that are laid out anew."""
         (train, test), layouts = lay_out(
             self.mapping, self.is_test, self.extracted.parts, self.extracted.rows
         )

@@ -45,12 +45,7 @@ class Labels:
 
 
 def label_plan(settings: Settings) -> LabelPlan | None:
-    """Return the noise that the sites put on labels, None for labels in the clear.
-
-    Raises:
-        SettingsError: the settings of the labels' privacy do not fit each other, or the
-            task.
-    """
+    """Return the noise that the sites put on labels, None for labels in the clear."""
     privacy, task = settings.privacy, settings.task
     if not privacy.covers_labels:
         return None
@@ -77,18 +72,7 @@ def label_plan(settings: Settings) -> LabelPlan | None:
 def gather_labels(
     replies: Replies, parts: Sequence[Part], rows: Mapping[int, int], settings: Settings
 ) -> Labels:
-    """Return the labels of the label table, from the replies of its shards.
-
-    Args:
-        replies: of the ``extract`` round.
-        parts: of the label table.
-        rows: by part.
-        settings: of the run.
-
-    Raises:
-        ReplyError: a shard's labels are malformed.
-        QueryError: labels are missing, or do not fit the task.
-    """
+    """Return the labels of the label table, from the replies of its shards."""
     # the label of a shard without rows may be of any type
     columns = [
         (part, read_label(replies, part, rows[part.number]))
@@ -107,11 +91,7 @@ def gather_labels(
 def read_private_labels(
     columns: Sequence[tuple[Part, LabelColumn]], plan: LabelPlan
 ) -> Labels:
-    """Put the shards' noisy labels together.
-
-    Raises:
-        ReplyError: a shard's labels are not of the plan.
-    """
+    """Put the shards' noisy labels together."""
     expected = "number" if plan.limits else "text" if plan.classes else "boolean"
     count = plan.class_count
     for part, column in columns:
@@ -129,14 +109,8 @@ def read_labels(
 ) -> Labels:
     """Put the shards' labels together.
 
-    Args:
-        kinds: per shard, its ``kind`` and ``categories``.
-        values: per shard, (n,): numbers, or positions in the shard's categories.
-        task: ``"auto"``, ``"regression"`` or ``"classification"``; auto is
-            classification for booleans and texts.
-
-    Raises:
-        QueryError: if labels are missing, or do not fit the task.
+    Values (n,) are numbers, or positions in the shard's categories. A task of
+    "auto" is classification for booleans and texts.
     """
     # a shard with NULL labels only has no type to compare
     missing = sum(int(np.isnan(part).sum()) for part in values)
@@ -201,18 +175,7 @@ def _check_class_count(count: int) -> None:
 
 
 def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:
-    """Return the loss of the task, after checking the training labels.
-
-    Args:
-        labels: of the label table.
-        joined: (N,), the labels of the joined training rows.
-        settings: ``loss`` may name it; ``privacy.label-correction`` lets it allow for
-            the labels' noise.
-
-    Raises:
-        QueryError: if the label is constant or has one class, the loss does not fit
-            the task, or no row is left to train on.
-    """
+    """Return the loss of the task, after checking the training labels."""
     if not len(joined):
         raise QueryError(
             "all joined rows are held out for testing: lower test-fraction "
@@ -229,16 +192,7 @@ def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:
 
 
 def loss_of(labels: Labels, wanted: str, settings: Settings) -> Loss:
-    """Return a loss, which allows for the labels' noise if it is to.
-
-    Args:
-        labels: of the label table.
-        wanted: name of the loss, or "auto".
-        settings: ``privacy.label-correction`` lets it allow for noise.
-
-    Raises:
-        QueryError: it does not fit the labels.
-    """
+    """Return a loss, which allows for the labels' noise if it is to."""
     plain = plain_loss(labels.classes, wanted)
     if labels.noise is None or not settings.privacy.label_correction:
         return plain
@@ -246,15 +200,7 @@ def loss_of(labels: Labels, wanted: str, settings: Settings) -> Loss:
 
 
 def plain_loss(classes: Sequence[str], wanted: str) -> Loss:
-    """Return a loss of labels in the clear.
-
-    Args:
-        classes: names of the label's classes; empty in regression.
-        wanted: name of the loss, or "auto".
-
-    Raises:
-        QueryError: it does not fit the classes.
-    """
+    """Return a loss of labels in the clear."""
     if not classes:
         if wanted not in {"auto", "squared"}:
             raise QueryError(f"loss {wanted!r} needs a classification task")

@@ -36,7 +36,6 @@ class Weighting:
         test: (held-out rows,), > 0; None where all weigh alike.
         column: table and expression of the query's weight; "" without one.
         entity: alias of the table whose rows count once; "" for none.
-        left_out: joined rows of weight 0.
     """
 
     train: RowWeights | None = None
@@ -70,14 +69,10 @@ class CoresetSample:
     """A sample of the joined training rows.
 
     Attributes:
-        kind: how it was drawn: ``"importance"`` or ``"uniform"``.
-        sample: of the joined training rows, by their numbers among all of them.
-        joined_rows: N, how many there were.
         totals: by table, sum of its rows' importance, as its sites report it; empty
             where rows were drawn uniformly.
         shares: by table, of the draws that it decides on the average; the rest are
             drawn uniformly.
-        capped: the parts whose totals were beyond their bounds, in words.
     """
 
     kind: str
@@ -138,11 +133,6 @@ class PreparedTable:
     """One table of the query, whatever trains its models.
 
     Attributes:
-        name: alias in the query.
-        parts: its shards.
-        model: kind of its model.
-        features: encoded columns, d.
-        outputs: d_c.
         penalised: (p,) bool, the model's parameters that the penalty covers.
     """
 
@@ -164,9 +154,6 @@ class Table(PreparedTable):
     """One table of the query in training over joined rows.
 
     Attributes:
-        rows: where each part's rows lie, in the order of the parts.
-        update: how its shards are trained together.
-        has_intercept: whether its model has the output intercept.
         largest_curvature: largest eigenvalue of [T, 1]^T diag(G) [T, 1] / N, bounded by
             the sum over the shards; 0 without batches.
         mean_curvature: per shard, the mean diagonal of that matrix.
@@ -198,11 +185,7 @@ class Table(PreparedTable):
     def array(
         self, replies: Replies, index: int, name: str, shape: tuple[int, ...]
     ) -> FloatArray:
-        """Return an array that a shard sent, as float64.
-
-        Raises:
-            ReplyError: if it is missing or of another shape.
-        """
+        """Return an array that a shard sent, as float64."""
         return array_of(replies, self.parts[index], name, shape).astype(np.float64)
 
     def gather_scores(self, replies: Replies) -> FloatArray:
@@ -255,16 +238,8 @@ class PreparedRun(ABC):
     """The training problem after set-up, whatever trains it.
 
     Attributes:
-        tables: by alias.
-        loss: of scores against labels.
         base_score: b, (d_c,).
-        classes: names of the label's classes; empty in regression.
-        join_steps: one record per table, in the order of joining.
-        source_rows: rows of every table after its filters.
         fan_out: by table, the joined training rows of each of its rows that is in one.
-        names: name of every table at the sites.
-        encoders: of every table.
-        exposure: decides who learns what.
     """
 
     tables: Mapping[str, PreparedTable]
@@ -324,13 +299,7 @@ class TrainingProblem(PreparedRun):
         train: mapping of the training rows, over the tables' rows that take part.
         test: mapping of the held-out rows, or None without any.
         train_labels: (N,); (N, 0) where the query has no label.
-        test_labels: (N_test,).
         initial_scores: local scores (n_i, d_c) of the untrained models.
-        l2: beta.
-        seed: of the run.
-        weighting: of the joined rows.
-        coreset: the sample that is trained on; None where all joined rows are.
-        weight_facts: of the report, where weights were asked for.
     """
 
     tables: Mapping[str, Table]

@@ -23,8 +23,6 @@ class TableLayout:
     """The rows of one table that take part.
 
     Attributes:
-        name: alias of the table.
-        parts: its shards.
         rows: where each part's rows lie after renumbering.
         shard_rows: rows of each part's shard, whether they take part or not.
         fields: per part, the fields of ``PreparePart`` that say which rows take part.
@@ -78,17 +76,7 @@ def distinct_rows(
     parts: Mapping[str, tuple[Part, ...]],
     part_rows: Mapping[int, int],
 ) -> tuple[Mappings, dict[str, TableLayout]]:
-    """Split the joined rows, and lay out every table's rows that take part, each once.
-
-    Args:
-        mapping: of all joined rows.
-        is_test: (N_all,) bool, the held-out joined rows.
-        parts: by table, in shard order.
-        part_rows: rows of every part.
-
-    Returns:
-        The mappings over the renumbered rows, and the layouts.
-    """
+    """Split the joined rows; lay out each table's rows that take part, each once."""
     return _lay_out(_distinct, mapping, is_test, parts, part_rows)
 
 

@@ -24,11 +24,7 @@ LEAST_WEIGHT, LARGEST_WEIGHT = 1e-12, 1e12
 
 
 def entity_table(bound: BoundQuery, settings: Settings) -> str:
-    """Return the alias of the entity that `row-weight` names; "" for none.
-
-    Raises:
-        SettingsError: the query has no such table, or LEFT JOINs it.
-    """
+    """Return the alias of the entity that `row-weight` names; "" for none."""
     name = entity_named(settings.row_weight)
     if name is None:
         return ""
@@ -49,13 +45,7 @@ def entity_table(bound: BoundQuery, settings: Settings) -> str:
 
 
 def declared_weighting(bound: BoundQuery, settings: Settings) -> Weighting:
-    """Return the column and the entity that weigh the joined rows, without numbers.
-
-    Raises:
-        QueryError: the weight reads columns of private labels.
-        SettingsError: `row-weight` names no table that it could; or the query has a
-            weight where models or scores are protected.
-    """
+    """Return the column and the entity that weigh the joined rows, without numbers."""
     entity, table = entity_table(bound, settings), bound.weight_table
     if table is None:
         return Weighting(entity=entity)
@@ -88,12 +78,7 @@ def _check_private_label(bound: BoundQuery, labels: str) -> None:
 def query_weights(parts: Sequence[FloatArray], column: str) -> FloatArray:
     """Return the query's weight of each row of the weight's table, (n,).
 
-    Args:
-        parts: of each shard, in their order; NaN where it is NULL.
-        column: table and expression, for messages.
-
-    Raises:
-        QueryError: a weight is NULL, negative, or of no usable size.
+    The parts are in the order of the shards, with NaN where a weight is NULL.
     """
     weights = np.concatenate(parts)
     least, most = LEAST_WEIGHT, LARGEST_WEIGHT
@@ -114,17 +99,7 @@ def query_weights(parts: Sequence[FloatArray], column: str) -> FloatArray:
 def without_weightless(
     mapping: TableMapping, weights: FloatArray | None, declared: Weighting, table: str
 ) -> tuple[TableMapping, FloatArray | None, Weighting]:
-    """Return the joined rows of weight above 0, their weights, and the number left out.
-
-    Args:
-        mapping: of all joined rows.
-        weights: of the rows of the weight's table, (n,); None without a weight.
-        declared: column and entity.
-        table: alias of the weight's table.
-
-    Raises:
-        QueryError: all weigh nothing.
-    """
+    """Return the joined rows of weight above 0, their weights, and how many are out."""
     if weights is None:
         return mapping, None, declared
     joined = weights[mapping.tables[table].row_of]
@@ -149,14 +124,7 @@ def split_weights(
     mapping: TableMapping,
     is_test: BoolArray,
 ) -> tuple[FloatArray | None, FloatArray | None]:
-    """Return the weights of the training rows, and of the held-out rows.
-
-    Args:
-        declared: column and entity.
-        weights: the query's, of the joined rows that take part, > 0; None without.
-        mapping: of the same rows.
-        is_test: of the same rows, those held out.
-    """
+    """Return the weights of the training rows, and of the held-out rows."""
     if weights is None and not declared.entity:
         return None, None
     train, test = (
@@ -171,13 +139,7 @@ def split_weights(
 def row_weights(
     declared: Weighting, weights: FloatArray | None, mapping: TableMapping
 ) -> FloatArray | None:
-    """Return the weights of joined rows, (n,); None where all weigh alike.
-
-    Args:
-        declared: column and entity.
-        weights: the query's, of these rows; None without.
-        mapping: of these rows.
-    """
+    """Return the weights of joined rows, (n,); None where all weigh alike."""
     if declared.entity:
         by_entity = entity_weights(mapping.tables[declared.entity])
         weights = by_entity if weights is None else weights * by_entity

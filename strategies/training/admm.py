@@ -61,10 +61,6 @@ OVER_RELAXATION = 1.5
 class AdmmServer:
     """The server's side of ADMM between two exchanges with the sites.
 
-    Args:
-        problem: to train.
-        settings: form, rho, over-relaxation and memory.
-
     Attributes:
         rho: the penalty in use; it may change from epoch to epoch.
         corrections: c: the number of tables (sharing) or 1 (Jacobi).
@@ -123,9 +119,7 @@ class AdmmServer:
     def take(self, local_scores: LocalScores, *, is_tested: bool = True) -> EpochResult:
         """End an epoch with the sites' new local scores; return how far it got.
 
-        Args:
-            local_scores: (n_i, d_c) by table.
-            is_tested: whether those of held-out rows are of this epoch.
+        ``is_tested`` says whether those of held-out rows are of this epoch.
         """
         problem, before = self.problem, self._reached.scores
         scores = problem.gather(local_scores)
@@ -212,11 +206,7 @@ class AdmmStrategy(JoinStrategy):
         return (yield from super().set_up())
 
     def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
-        """Let sharded linear tables send statistics, others seek consensus.
-
-        Raises:
-            SettingsError: statistics are asked for, which only linear models can send.
-        """
+        """Let sharded linear tables send statistics, others seek consensus."""
         if shards == 1:
             return Update.LOCAL
         wanted = wanted_update(self.settings)
@@ -358,10 +348,6 @@ class AdmmStrategy(JoinStrategy):
 class TablePuppetADMM(AdmmStrategy):
     """Train over the result of a query by ADMM.
 
-    Args:
-        query: the training set.
-        settings: of the run; keyword arguments override single ones.
-
     >>> query = Query.from_sql("SELECT ...")  # doctest: +SKIP
     >>> grid = InProcessGrid(app, sites=[{"t": frame}])  # doctest: +SKIP
     >>> TablePuppetADMM(query, l2=0.0).start(grid)  # doctest: +SKIP
@@ -371,12 +357,7 @@ class TablePuppetADMM(AdmmStrategy):
 
 
 def wanted_update(settings: Settings) -> str:
-    """Return how sharded tables are to train together: "auto", "gram" or "consensus".
-
-    Raises:
-        SettingsError: statistics of shards leave without noise where DP-SGD is to
-            cover the models; parameters do where noisy statistics are.
-    """
+    """Return how sharded tables train together: "auto", "gram" or "consensus"."""
     needed = {DP_SGD: "consensus", NOISY_STATISTICS: "gram"}.get(
         settings.privacy.features
     )

@@ -87,7 +87,6 @@ class Outcome:
         digests: of the parts that sites keep, by number; "" of a site without a state
             folder, or that did not answer.
         coefficients: (d [+ 1], d_c) by table, of those that may be shown.
-        contributions: by table.
     """
 
     digests: Mapping[int, str] = field(default_factory=dict)
@@ -134,16 +133,7 @@ def finish_request(model: ModelVersion) -> FinishRequest:
 def read_outcome(
     replies: Replies, problem: TrainingProblem, local_scores: LocalScores
 ) -> Outcome:
-    """Return the outcome of the sites' last replies and their last scores.
-
-    Args:
-        replies: to the message that ends the run.
-        problem: that was trained.
-        local_scores: (n_i, d_c) of the final models, by table.
-
-    Raises:
-        ReplyError: a digest or a coefficient is malformed.
-    """
+    """Return the outcome of the sites' last replies and their last scores."""
     coefficients = {
         name: weights
         for name, table in problem.tables.items()
@@ -196,10 +186,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         on_round: called with the record of every round, for progress displays.
 
     Attributes:
-        has_label: whether the query needs a label.
         chosen: values of settings that were 0, "" or "auto".
-        training_problem: after set-up.
-        outcome: of a run that has ended well.
     """
 
     has_label: ClassVar[bool] = True
@@ -267,11 +254,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         self.outcome = self.outcome_of(replies, problem)
 
     def finish_epoch(self, result: EpochResult) -> None:
-        """Record an epoch; its metrics belong to the round that just ended.
-
-        Raises:
-            DivergedError: training goes nowhere.
-        """
+        """Record an epoch; its metrics belong to the round that just ended."""
         check_epoch(result.epoch, result.train["loss"], self._baseline)
         super().finish_epoch(result)
 
@@ -289,11 +272,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
 
     @property
     def report(self) -> RunReport:
-        """The record of the run so far.
-
-        Raises:
-            RuntimeError: before set-up is done.
-        """
+        """The record of the run so far."""
         problem = self.training_problem
         if problem is None:
             raise RuntimeError("there is no report before the set-up is done")
@@ -329,7 +308,6 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     """Base of the methods that train over joins and unions.
 
     Attributes:
-        importance: by which a coreset is drawn.
         label_reach: how far the derivatives of a squared loss reach, in deviations of
             the label, before they are clipped.
         local_scores: (n_i, d_c) by table, the sites' last ones; at the end of
@@ -440,12 +418,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         return bool(own.coreset_rows) and own.coreset_kind == IMPORTANCE
 
     def set_up(self) -> Generator[Request, Replies, TrainingProblem]:
-        """Run the set-up rounds and return the training problem.
-
-        Raises:
-            TPFlowerError: any of its kinds, before any training, if the query does not
-                fit the tables or the label does not fit the task.
-        """
+        """Run the set-up rounds and return the training problem."""
         settings = self.settings
         whole = yield from self.join(self.inventory)
         encoders = yield from fit_encoders(whole)
@@ -498,12 +471,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         )
 
     def join(self, inventory: Inventory) -> Generator[Request, Replies, JoinedRows]:
-        """Extract and return the joined rows.
-
-        Raises:
-            TPFlowerError: any of its kinds, if the query does not fit the tables or the
-                label does not fit the task.
-        """
+        """Extract and return the joined rows."""
         settings = self.settings
         bound = self.bind(inventory.schemas())
         _check_models(settings, bound)

@@ -22,9 +22,6 @@ class ShardedBatches:
 
     Within a batch the distinct rows of a table ascend, so that each shard's rows are
     one slice: ``bounds[table][k, t]`` is where those of shard k start in batch t.
-
-    Attributes:
-        plan: of the batches.
     """
 
     def __init__(self, plan: BatchPlan, layouts: Layouts) -> None:
@@ -64,12 +61,7 @@ class ShardedBatches:
 
 @dataclass(frozen=True)
 class Batch:
-    """One mini-batch.
-
-    Attributes:
-        batches: that it is one of.
-        number: in their plan.
-    """
+    """One mini-batch."""
 
     batches: ShardedBatches
     number: int
@@ -215,10 +207,7 @@ def damped_rates(
     A rate is divided by the noise of a batch's gradient over the largest that its rows
     can make it.
 
-    Args:
-        problem: whose tables have noise.
-        rate: without it.
-        rows_per_batch: distinct rows of a table in a batch, on average.
+    ``rows_per_batch`` is the mean number of distinct rows of a table in a batch.
     """
 
     def damping(table: Table) -> float:

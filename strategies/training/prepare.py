@@ -74,9 +74,6 @@ class Preparation:
     """The inputs of ``prepare``.
 
     Attributes:
-        joined: the joined rows.
-        settings: of the run.
-        encoders: of every table.
         train_labels: of all joined training rows, of which a sample may be trained on.
         label_reach: how far the derivatives of a squared loss reach, in deviations of
             the label.
@@ -144,15 +141,7 @@ def prepare(
     batches: PartArrays,
     outline: Mapping[str, Any],
 ) -> Generator[Request, Replies, Prepared]:
-    """Send encoders, models and rows; return what training starts from.
-
-    Args:
-        preparation: joined rows, settings and encoders.
-        specs: by table, its local model.
-        updates: by table, how its shards train together.
-        batches: by part, its fields of the batch plan.
-        outline: fields of the announced schedule, besides the epochs.
-    """
+    """Send encoders, models and rows; return what training starts from."""
     joined, settings = preparation.joined, preparation.settings
     parts: dict[int, PreparePart] = {}
     for table, layout in joined.layouts.items():
@@ -189,11 +178,7 @@ def prepare(
 def common_shape(
     parts: Sequence[Part], bodies: Sequence[PreparedPart | PersonalisedPart]
 ) -> tuple[int, BoolArray]:
-    """Return the encoded columns d and the penalised parameters (p,) of all shards.
-
-    Raises:
-        ReplyError: a shard has others than the first one.
-    """
+    """Return the encoded columns d and the penalised parameters (p,) of all shards."""
     site, first = parts[0].site, bodies[0]
     for part, body in zip(parts, bodies, strict=True):
         if body.features != first.features:

@@ -63,14 +63,7 @@ TESTED, ALL = "tested", "all"
 
 @dataclass(frozen=True)
 class _Epoch:
-    """One pass over the joined rows.
-
-    Attributes:
-        number: from 1.
-        batches: that it visits.
-        order: their numbers, in the order of the visits.
-        rates: the learning rate of every table.
-    """
+    """One pass over the joined rows."""
 
     number: int
     batches: ShardedBatches
@@ -93,10 +86,7 @@ class _Step:
     """One mini-batch of the schedule.
 
     Attributes:
-        epoch: that it is in.
-        batch: to step on.
         next_batch: the batch after it, None after the last one.
-        ends_epoch: whether it is the last batch of its epoch.
         evaluate: which scores ride along: none, ``"tested"`` or ``"all"``.
     """
 
@@ -284,9 +274,8 @@ class BatchStrategy(JoinStrategy):
     ) -> Generator[Request, Replies, tuple[Replies, dict[int, FloatArray]]]:
         """Send Y of a batch (Eq. 10), with the mean gradients that are late.
 
-        Returns:
-            The replies with the next scores, and the sharded tables' mean gradients
-            where their steps are still to be taken.
+        Return the replies with the next scores, and the sharded tables' mean
+        gradients where their steps are still to be taken.
         """
         batch_step = BatchStep(
             next_batch=None if step.next_batch is None else step.next_batch.number,

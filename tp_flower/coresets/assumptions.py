@@ -66,12 +66,7 @@ class PairRatio:
 
 
 def tau(blocks: Sequence[npt.NDArray[Any]], rng: np.random.Generator) -> PairRatio:
-    """Return tau and its median, each least over the tables, over pairs of rows.
-
-    Args:
-        blocks: by table (m, d_i): its columns on the sampled joined rows.
-        rng: draws ``MOST_PAIRS`` pairs where there are more.
-    """
+    """Return tau and its median, each least over the tables, over pairs of rows."""
     first, second = _pairs(len(blocks[0]), rng)
     local = np.stack([_squared_distances(block, first, second) for block in blocks])
     total = local.sum(axis=0)

@@ -65,10 +65,7 @@ def augmented(
 ) -> FloatArray:
     """Return the columns that a table's scores are of, (n, d [+ 1] [+ c]).
 
-    Args:
-        features: (n, d), encoded.
-        labels: (n, c), at the label table: the numbers, or a column per class.
-        intercept: whether a column of ones belongs to the table.
+    ``labels`` (n, c) are numbers, or a column per class.
 
     >>> augmented(np.array([[2.0]]), np.array([[7.0]]), intercept=True).tolist()
     [[2.0, 1.0, 7.0]]
@@ -93,10 +90,7 @@ def weighted_gram(rows: npt.NDArray[Any], masses: npt.NDArray[Any]) -> FloatArra
 def penalised(gram: FloatArray, features: int, penalty: float) -> FloatArray:
     """Return the Gram matrix (p, p) with the penalty's rows in it.
 
-    Args:
-        gram: of the table's columns: first its features, then what is not penalised.
-        features: d, how many are.
-        penalty: N l2, >= 0.
+    The first ``features`` columns are penalised, by N l2 >= 0.
 
     >>> penalised(np.ones((2, 2)), 1, 3.0).tolist()
     [[4.0, 1.0], [1.0, 1.0]]
@@ -132,9 +126,7 @@ def whitening(gram: FloatArray) -> FloatArray:
 def leverages(rows: npt.NDArray[Any], whitening: FloatArray) -> FloatArray:
     """Return t^T gram^+ t of each row, (n,), >= 0.
 
-    Args:
-        rows: (n, p).
-        whitening: (p, r), of the whole table's Gram matrix.
+    ``whitening`` (p, r) is of the whole table's Gram matrix.
     """
     scores = np.empty(len(rows))
     for block in _row_blocks(rows):
@@ -147,9 +139,8 @@ def leverages(rows: npt.NDArray[Any], whitening: FloatArray) -> FloatArray:
 def leverage_total(gram: FloatArray, whitening: FloatArray) -> float:
     """Return what a shard's scores sum to: trace(gram_q gram^+), 0 to its columns.
 
-    Args:
-        gram: (p, p), of the shard, without the penalty's rows.
-        whitening: (p, r), of the sum over the shards, with them.
+    ``gram`` is without the penalty's rows, ``whitening`` of the sum over the
+    shards, with them.
     """
     return float(np.einsum("pr,pq,qr->", whitening, gram, whitening, optimize=True))
 
@@ -252,14 +243,7 @@ def cluster_shard(
     clusters: int,
     rng: np.random.Generator,
 ) -> ShardClusters:
-    """Return the rows of a shard in at most ``clusters`` clusters, by k-means++.
-
-    Args:
-        features: (n, d), encoded.
-        masses: (n,), >= 0.
-        clusters: k.
-        rng: the site's.
-    """
+    """Return the rows of a shard in at most ``clusters`` clusters, by k-means++."""
     weights = np.asarray(masses, np.float64)
     counted = weights > 0
     if not counted.any():
@@ -278,9 +262,7 @@ def cluster_shard(
 def kmeans_scores(shard: ShardClusters, table_cost: float | None = None) -> FloatArray:
     """Return the scores (n,) of a shard's rows; 0 where a row counts nothing.
 
-    Args:
-        shard: the shard's clusters.
-        table_cost: what the rows of all shards cost; None where this is the only one.
+    ``table_cost`` is of the rows of all shards; None where this is the only one.
     """
     cost = shard.cost if table_cost is None else table_cost
     if not shard.used:

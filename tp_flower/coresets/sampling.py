@@ -48,13 +48,7 @@ Generator = np.random.Generator
 def party_counts(totals: npt.NDArray[Any], size: int, rng: Generator) -> IntArray:
     """Return how many of ``size`` draws each party makes, (T,).
 
-    Args:
-        totals: (T,), >= 0, not all 0: what each party's scores sum to.
-        size: m.
-        rng: the server's.
-
-    Raises:
-        ValueError: the totals are no such numbers.
+    ``totals`` (T,), >= 0 and not all 0, are the sums of the parties' scores.
     """
     sums = np.asarray(totals, np.float64)
     if not np.isfinite(sums).all() or (sums < 0).any() or not sums.any():
@@ -64,11 +58,7 @@ def party_counts(totals: npt.NDArray[Any], size: int, rng: Generator) -> IntArra
 
 
 def draw_rows(mass: npt.NDArray[Any], count: int, rng: Generator) -> IntArray:
-    """Return ``count`` positions, each r with probability mass_r / sum of mass.
-
-    Raises:
-        ValueError: no row has a mass, and some are to be drawn.
-    """
+    """Return ``count`` positions, each r with probability mass_r / sum of mass."""
     ends = np.cumsum(mass, dtype=np.float64)
     if not count:
         return np.zeros(0, np.int64)
@@ -88,15 +78,8 @@ def draw_joined(
 ) -> IntArray:
     """Return a joined row of each drawn row of a table, (count,), in the draws' order.
 
-    Args:
-        rows: how the table lies in the joined rows.
-        positions: (count,), rows of the table, each with a joined row.
-        row_weights: w0, (N,); None where all are 1. One of the row's joined rows is
-            drawn in proportion to it.
-        rng: the server's.
-
-    Raises:
-        ValueError: a row has no joined row.
+    ``row_weights`` are w0, (N,), None where all are 1: one of the row's joined rows
+    is drawn in proportion to it.
 
     >>> twice = TableRows(np.array([1, 0, 1], np.int32), 2)
     >>> draw_joined(twice, np.array([0, 0]), None, np.random.default_rng(0)).tolist()
@@ -167,16 +150,9 @@ class Sample:
 def weigh_sample(draws: IntArray, scores: FloatArray, total: float) -> Sample:
     """Return the draws merged, and what each weighs: total / (m s_j) per draw.
 
-    Args:
-        draws: (m,), joined rows.
-        scores: (k,), s_j > 0 of the distinct rows of ``draws`` in ascending order, with
-            the uniform term.
-        total: what w0_j s_j sum to over all joined rows: the totals of the parties and
-            T for the uniform share.
-
-    Raises:
-        ValueError: the number of scores is not that of distinct rows; or a score is not
-            above 0, so that its row cannot have been drawn.
+    ``scores`` (k,), s_j > 0, are of the distinct rows of ``draws`` in ascending
+    order, with the uniform term; ``total`` is what w0_j s_j sum to over all joined
+    rows: the totals of the parties and T for the uniform share.
 
     >>> sample = weigh_sample(np.array([4, 2, 4]), np.array([0.5, 2.0]), 6.0)
     >>> sample.joined.tolist(), sample.weights.tolist()

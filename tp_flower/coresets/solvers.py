@@ -51,9 +51,6 @@ def solve(
         solver: "exact" (singular values; coordinate descent where l1 is above 0), or
             "saga": stochastic average gradients (Defazio et al. 2014), which stop after
             ``MAX_PASSES`` passes where they have not converged.
-
-    Raises:
-        ValueError: SAGA is asked for l1 above 0.
     """
     scaled = weights * (len(weights) / weights.sum())
     if l1 > 0 and solver == "saga":
@@ -142,18 +139,7 @@ def weighted_kmeans(
     *,
     starts: int = STARTS,
 ) -> FloatArray:
-    """Return the centres, (<= k, d), of the best of ``starts`` runs of k-means++.
-
-    Args:
-        points: (n, d), finite.
-        weights: (n,), >= 0.
-        clusters: k, >= 1.
-        rng: seeds the runs.
-        starts: how many there are.
-
-    Raises:
-        ValueError: no point has a weight.
-    """
+    """Return the centres, (<= k, d), of the best of ``starts`` runs of k-means++."""
     weighted, own_weights = points[weights > 0], weights[weights > 0]
     if not len(weighted):
         raise ValueError("no point has a weight above 0: there is nothing to cluster")
@@ -222,12 +208,8 @@ def distdim(
     Every party clusters its columns. A point is then taken for the combination of its
     local centres; those that occur are clustered, by the weight of their points.
 
-    Args:
-        labels: (n, T), which local centre each point is nearest to.
-        centres: by party (k_t, d_t).
-        weights: (n,), >= 0.
-        clusters: k.
-        rng: seeds the clustering.
+    ``labels`` (n, T) are the nearest local centres of each point, ``centres`` (k_t,
+    d_t) by party, ``weights`` (n,) >= 0.
 
     Reference:
         Ding et al. 2016, algorithm DistDim-K-means; of the k^T combinations only those

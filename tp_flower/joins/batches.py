@@ -125,9 +125,6 @@ def poisson_batches(
         steps: number of batches.
         noise: where the draws come from. A generator of the run's seed would not do:
             whoever knows the seed knows the batches, and nothing is amplified.
-
-    Raises:
-        ValueError: the rate is out of range.
     """
     if not 0 < rate <= 1:
         raise ValueError(f"rate is {rate}, allowed: above 0, at most 1")

@@ -30,14 +30,6 @@ def join_codes(
     """Return the codes of both sides of a join, (n_left,) and (n_right,).
 
     Two codes are equal where both halves of the hashes are; -1 is NULL.
-
-    Args:
-        join: for messages.
-        left: the left key of its table's shards, in shard order.
-        right: the right key.
-
-    Raises:
-        MappingError: if the two sides hash different types.
     """
     _check_kinds(join, left, right)
     codes = common_codes([*left, *right])
@@ -100,15 +92,9 @@ class JoinStep:
     """One table joined to those before it.
 
     Attributes:
-        table: alias of the table.
-        rows: joined rows after the step.
-        on: the predicates of the step; empty for the first table.
-        is_outer: whether the table is LEFT JOINed.
         rows_before: joined rows before it; 0 for the first table.
         fan_out_min: joined rows that a joined row before becomes, at least; in a LEFT
             JOIN at least 1.
-        fan_out_median: the same in the middle.
-        fan_out_max: the same at most.
         unmatched_before: joined rows before that match no row of the table.
         unmatched_rows: rows of the table that match no joined row before.
     """
@@ -145,7 +131,6 @@ class Match:
         counts: (m,) int64.
         start: (m,) int32.
         order: the rows of the table that have a key, by key.
-        unmatched_rows: rows of the table that no joined row matches.
     """
 
     counts: npt.NDArray[np.int64]
@@ -159,13 +144,7 @@ def match_table(
     predicates: Sequence[tuple[Join, Codes]],
     joined: Mapping[str, IntArray],
 ) -> Match:
-    """Find the rows of ``table`` that satisfy all predicates, for every joined row.
-
-    Args:
-        table: the new table.
-        predicates: joins between it and tables that are there, with their codes.
-        joined: ``row_of`` (m,) of every table that is there.
-    """
+    """Find the rows of ``table`` that satisfy all predicates, for every joined row."""
     sides = [
         (join.right, codes[1], codes[0])
         if join.left == table
@@ -252,13 +231,8 @@ def on_joined(row_of: IntArray, codes: IntArray) -> IntArray:
 def _groups(old: Sequence[IntArray], new: Sequence[IntArray]) -> Codes:
     """Number combined keys.
 
-    Args:
-        old: per predicate, codes (m,) of what is there.
-        new: per predicate, codes (n,) of the new table's rows.
-
-    Returns:
-        (m,) and (n,): equal where all codes are; NULL where any code is or, with
-        several predicates, no row of the new table has the key.
+    Codes (m,) and (n,) are equal where all predicates' are; NULL where any is or,
+    with several predicates, no row of the new table has the key.
     """
     group_old, group_new = old[0], new[0]
     for codes_old, codes_new in zip(old[1:], new[1:], strict=True):
@@ -302,16 +276,8 @@ def build_mapping(
     before it. Any number of predicates may tie a table to the others. NULL keys, and
     keys of rows that a LEFT JOIN did not find, match nothing.
 
-    Args:
-        joins: equi-joins of the query; their key numbers index the tables' keys.
-        keys: per (table, key number) the keys of the table's shards, in shard order.
-        rows: rows of every table, n_i, in the order of the query.
-        label_table: the table whose row order the joined rows follow; not in ``outer``.
-        outer: the tables that are LEFT JOINed.
-        max_joined_rows: no step may leave more.
-
-    Returns:
-        The mapping, and one record per table in the order of joining.
+    The joined rows follow the row order of ``label_table``, which is not in
+    ``outer``. Return the mapping, and one record per table in the order of joining.
 
     Raises:
         MappingError: if the two sides of a join hash different types, if a step would
