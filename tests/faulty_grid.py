@@ -7,6 +7,7 @@ minute of silence takes no time.
 
 import errno
 import os
+import shutil
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -314,7 +315,7 @@ def check_same(first: Message, second: Message) -> None:
 
 def forget_processes() -> None:
     """Forget what this process knows of the sites, as another one would."""
-    run_store._CACHE.sites.clear()
+    run_store._CACHE.clear()
     open_ledger.cache_clear()
     for key, own in list(database._OPEN.items()):
         if own.path is not None and own._connection is not None:
@@ -322,6 +323,14 @@ def forget_processes() -> None:
             own._connection.close()
         if own.path is not None:
             del database._OPEN[key]
+
+
+def lose_state(store: run_store.SiteStore) -> None:
+    """Forget everything of a run, as a site whose database was restored."""
+    run_store._CACHE.pop((store._root, store.run), None)
+    store._write("DELETE FROM entries WHERE run = ?", store.run)
+    if store._folder is not None:
+        shutil.rmtree(store._folder, ignore_errors=True)
 
 
 def kill_server(*_: Message) -> None:

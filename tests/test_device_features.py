@@ -200,7 +200,7 @@ def test_runs_are_the_cpus_epoch_by_epoch(name, device_name, monkeypatch):
         p for t in found.strategy.training_problem.tables.values() for p in t.parts
     ]
     assert len(made) == len(parts)
-    assert not placement._PLACED.copies
+    assert not placement._COPIES
     # hundreds of float32 steps carry the last bits of another order of sums on
     loose = 100.0 if "mlp" in name and device_name == "cuda" else 1.0
     near = {"rtol": loose * 1e-4, "atol": loose * 1e-5}
@@ -230,7 +230,7 @@ def test_copies_are_kept_by_run_node_and_part(monkeypatch):
     placement.release(first)
     assert kept(2, monkeypatch)[1] is other
     placement.release(second)
-    assert not placement._PLACED.copies
+    assert not placement._COPIES
 
 
 def test_copies_of_a_dead_run_make_room(monkeypatch):
@@ -239,10 +239,10 @@ def test_copies_of_a_dead_run_make_room(monkeypatch):
     kept(1, monkeypatch)
     now[0] = placement.IDLE_SECONDS
     second, _ = kept(2, monkeypatch)
-    assert len(placement._PLACED.copies) == 2
+    assert len(placement._COPIES) == 2
     now[0] += 1.0
     third, _ = kept(3, monkeypatch)
-    assert [key[0] for key in placement._PLACED.copies] == [second.run, third.run]
+    assert [key[0] for key in placement._COPIES] == [second.run, third.run]
     placement.release(second)
     placement.release(third)
 

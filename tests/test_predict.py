@@ -141,7 +141,7 @@ def test_other_runs_and_moves_change_nothing(logistic, tmp_path):
     assert other.manifest.model != model.manifest.model
     for cache in model.state.glob("*/cache"):
         shutil.rmtree(cache)
-    site_store._CACHE.sites.clear()
+    site_store._CACHE.clear()
     assert model.table(sites, UNLABELLED).equals(before)
 
 

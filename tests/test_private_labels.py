@@ -398,7 +398,7 @@ def test_labels_in_clear_are_noted_as_not_covered(tmp_path):
     assert line["release"]["scope"] == "the labels leave as they are"
 
 
-@pytest.mark.parametrize("place", ["charge", "_check"])
+@pytest.mark.parametrize("place", ["_append", "_check"])
 def test_a_crash_at_the_payment_leaves_neither_draw_nor_payment(
     tmp_path, monkeypatch, place
 ):

@@ -238,7 +238,7 @@ def test_no_process_needs_to_know_what_another_did(tmp_path):
                 context.node_config["state-dir"] = str(tmp_path)
 
         def _deliver(self, message):
-            store_module._CACHE.sites.clear()
+            store_module._CACHE.clear()
             return super()._deliver(message)
 
     how = {"staleness": 1, "num_epochs": 2}

@@ -15,6 +15,7 @@ from client_apps.operator.participant import Shard
 from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM, TablePuppetSGD
 from strategies.run.grid import InProcessGrid
+from tests.faulty_grid import lose_state
 from tp_flower.errors import DivergedError, ReplyError, SchemaError, SiteError
 from tp_flower.protocol import LAYOUT, MESSAGE, Packet, pack, unpack
 from tp_flower.query import Query
@@ -776,7 +777,7 @@ def test_lost_files_are_reported(tmp_path):
 
     def lose(report):
         if report.phase == "prepare":
-            Site(grid.contexts[US], grid.run_name).store.clear()
+            lose_state(Site(grid.contexts[US], grid.run_name).store)
 
     strategy = TablePuppetADMM(Query.from_sql(SQL), on_round=lose)
     match = "state of this run is lost at 'us' .* no checkpoint"
@@ -789,7 +790,7 @@ def test_lost_state_is_reported():
 
     def restart(report):
         if report.phase == "prepare":
-            Site(grid.contexts[US], grid.run_name).store.clear()
+            lose_state(Site(grid.contexts[US], grid.run_name).store)
 
     strategy = TablePuppetADMM(Query.from_sql(SQL), on_round=restart)
     match = "state of this run is lost at 'us' .* no checkpoint"

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from client_apps.data import run_store as store
 from client_apps.data.features import KeptFeatures
 from client_apps.data.run_store import IN_MEMORY, SiteStore
 from client_apps.data.tables import SiteTables
+from tests.faulty_grid import lose_state
 from tp_flower.errors import SiteError, SourceError
 from tp_flower.features.choice import TableChoice
 from tp_flower.features.encoder import SiteEncoder
@@ -39,7 +41,7 @@ ROWS = np.concatenate([np.arange(0, 500, 2), np.arange(1, 500, 2)])
 
 @pytest.fixture(autouse=True)
 def _fresh_process(monkeypatch):
-    monkeypatch.setattr(store, "_CACHE", store._ProcessCache())
+    monkeypatch.setattr(store, "_CACHE", defaultdict(store._OfRun))
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ class Site:
 
 def restart():
     """Forget what this process knows."""
-    store._CACHE.sites.clear()
+    store._CACHE.clear()
     csv_files._format.cache_clear()
 
 
@@ -123,7 +125,7 @@ def test_later_run_reads_no_source(tmp_path, source, monkeypatch):
     schema = site.tables.describe(source)
     extracted = site.tables.extract(0, source, WANTED)
     site.features.release()
-    site.store.clear()
+    lose_state(site.store)
     restart()
 
     def fail(*_):

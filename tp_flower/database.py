@@ -2,8 +2,8 @@
 
 A transaction is in the file as a whole or not at all, wherever a process is killed; a
 *durable* one also outlasts a loss of power once it has been committed (write-ahead log,
-``synchronous = FULL``). What is written takes turns with the threads of this process by
-a lock, and with other processes by SQLite's.
+``synchronous = FULL``). Writers take turns: threads of this process by a lock, other
+processes by SQLite's.
 """
 
 import errno
@@ -46,22 +46,19 @@ class DamagedFileError(Exception):
 class Database:
     """One SQLite file, as the threads of a process share it.
 
+    All methods raise the error that ``refusal`` makes of one of the system or a damaged
+    file, and ``SettingsError`` where others than its owner may open the file, or it is
+    of another version.
+
     Args:
         path: of the file, which is made, for its owner alone, when it is first used;
             None for a database that is gone with the process.
-        schema: statements that make its tables.
-        version: of the schema.
-        refusal: returns the error that is raised for one of the system or a damaged
-            file.
+        schema: statements that make its tables, of a version.
         is_exclusive: whether no other process may have it open, as long as this one
             does.
 
     Attributes:
-        path: as given.
         transaction_number: of the last transaction; no other one of the process has it.
-
-    Raises, in all methods, what ``refusal`` returns, and ``SettingsError`` where others
-    than its owner may open the file, or it is of another version.
     """
 
     def __init__(
@@ -118,7 +115,7 @@ class Database:
         self.transaction_number = next(_NUMBERS)
 
     def commit(self) -> None:
-        """End the transaction: what was written is safe."""
+        """End the transaction: all of it is safe."""
         try:
             with self._refused():
                 self._opened().execute("COMMIT")
@@ -130,7 +127,7 @@ class Database:
     def rollback(self) -> None:
         """End the transaction: nothing was written."""
         try:
-            # it may have been rolled back by what went wrong
+            # the error may have rolled it back
             with suppress(sqlite3.Error):
                 if self._connection is not None and self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
@@ -161,8 +158,8 @@ class Database:
         except sqlite3.Error as error:
             # the module's own errors have none: of wrong arguments, or no UTF-8
             is_text = isinstance(error, sqlite3.OperationalError)
-            none = sqlite3.SQLITE_CORRUPT if is_text else sqlite3.SQLITE_MISUSE
-            code = getattr(error, "sqlite_errorcode", none) & 0xFF
+            default = sqlite3.SQLITE_CORRUPT if is_text else sqlite3.SQLITE_MISUSE
+            code = getattr(error, "sqlite_errorcode", default) & 0xFF
             cause: OSError | DamagedFileError
             if code in _ERRORS:
                 cause = OSError(_ERRORS[code], os.strerror(_ERRORS[code]))
@@ -184,9 +181,18 @@ class Database:
         self._inode = _inode(self.path)
         return self._connection
 
+    def _connect(self) -> sqlite3.Connection:
+        # the lock of the object keeps threads apart
+        return sqlite3.connect(
+            ":memory:" if self.path is None else self.path,
+            timeout=0.0 if self._is_exclusive else WAIT_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+
     def _open(self) -> sqlite3.Connection:
         if self.path is None:
-            connection = _connect(":memory:", 0.0)
+            connection = self._connect()
             connection.executescript(self._schema)
             return connection
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -195,8 +201,7 @@ class Database:
             # no two processes make the file at once
             fcntl.flock(folder, fcntl.LOCK_EX)
             _check_private(self.path)
-            wait = 0.0 if self._is_exclusive else WAIT_SECONDS
-            connection = _connect(str(self.path), wait)
+            connection = self._connect()
             try:
                 self._prepare(connection, self.path)
             except BaseException:
@@ -232,19 +237,8 @@ class Database:
             connection.execute("COMMIT")
 
 
-def _connect(name: str, wait: float) -> sqlite3.Connection:
-    # the lock of the object keeps threads apart
-    return sqlite3.connect(
-        name, timeout=wait, isolation_level=None, check_same_thread=False
-    )
-
-
 def _check_private(path: Path) -> None:
-    """Make a file for its owner alone, or refuse one that others may open.
-
-    Raises:
-        SettingsError: it is no file, another user's, or others have a right to it.
-    """
+    """Make a file for its owner alone, or refuse one that others may open."""
     try:
         # invariant: a file that this process has open is never opened and closed
         # here, which would let go of SQLite's locks

@@ -1,4 +1,4 @@
-"""What a site keeps from run to run: folders of files, made once, as far as they fit.
+"""The cache of a site from run to run: folders of files, made once, up to a limit.
 
 An entry is a folder with a description beside its files. It is made under another name
 and renamed when it is complete, so that a reader never sees half of one; processes that
@@ -37,9 +37,7 @@ STALE_SECONDS: Final = 7 * 24 * 3600.0
 def entry_name(kind: str, *facts: object) -> str:
     """Return the name of the entry that depends on these facts and nothing else.
 
-    Args:
-        kind: what the entry holds.
-        facts: plain JSON types.
+    Facts are of plain JSON types.
     """
     text = json.dumps([VERSION, *facts], sort_keys=True)
     return f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:40]}"
@@ -52,9 +50,6 @@ class Cache:
         folder: made, for its owner alone, when an entry is.
         run: names the run in this cache.
         limit: bytes that the entries may take; those in use may take more.
-
-    Attributes:
-        folder: as given.
     """
 
     def __init__(self, folder: Path, run: str, limit: int) -> None:
@@ -79,18 +74,15 @@ class Cache:
     def obtain(self, name: str, make: Callable[[Path], None]) -> Path:
         """Return an entry's folder and use it from now on; have it made if need be.
 
-        Where the disk is full, what no run uses is removed, and it is made once more.
-
-        Args:
-            name: of the entry.
-            make: fills an empty folder; nothing is kept if it raises.
+        ``make`` fills an empty folder; nothing is kept if it raises. Where the disk is
+        full, unused entries are removed, and it is made once more.
 
         Raises:
             OSError: the entry cannot be written.
         """
-        found = self.find(name)
-        if found is not None:
-            return found
+        entry = self.find(name)
+        if entry is not None:
+            return entry
         try:
             return self._made(name, make)
         except OSError as error:
@@ -100,7 +92,6 @@ class Cache:
             return self._made(name, make)
 
     def _made(self, name: str, make: Callable[[Path], None]) -> Path:
-        """Make an entry and return its folder."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = Path(tempfile.mkdtemp(dir=self.folder, prefix=f".{name}-"))
         try:
@@ -129,16 +120,16 @@ class Cache:
             self.shrink()
 
     def shrink(self, limit: int | None = None) -> None:
-        """Remove the entries that were not used for longest until the rest fits.
-
-        Args:
-            limit: bytes; None: the cache's own.
-        """
+        """Remove the entries that were not used for longest until the rest fits."""
         limit = self._limit if limit is None else limit
         if not self.folder.is_dir():
             return
         with self._locked():
-            entries = {path: _size(path) for path in self._entries()}
+            entries = {
+                path: sum(file.stat().st_size for file in path.iterdir())
+                for path in self.folder.iterdir()
+                if not path.name.startswith(".") and path.name != USES
+            }
             total = sum(entries.values())
             used = self._used()
             for path in sorted(entries, key=_last_use):
@@ -149,9 +140,6 @@ class Cache:
                     total -= entries[path]
             self._remove_leftovers()
 
-    def _entries(self) -> list[Path]:
-        return [path for path in self.folder.iterdir() if _is_entry(path)]
-
     def _use(self, name: str) -> None:
         for folder in (self._uses.parent, self._uses):
             folder.mkdir(exist_ok=True, mode=0o700)
@@ -159,7 +147,7 @@ class Cache:
         os.utime(self.folder / name / ENTRY_FILE)
 
     def _used(self) -> set[str]:
-        """The names of the entries that runs use; forget runs that are over."""
+        """Return the names of the entries in use; forget runs that are over."""
         used: set[str] = set()
         oldest = time.time() - STALE_SECONDS
         for run in (self.folder / USES).glob("*"):
@@ -171,7 +159,7 @@ class Cache:
         return used
 
     def _remove_leftovers(self) -> None:
-        """What a process that was killed has begun to make."""
+        """Remove what a process that was killed has begun to make."""
         oldest = time.time() - STALE_SECONDS
         for path in self.folder.glob(".*-*"):
             # its maker may be renaming or removing it
@@ -191,16 +179,12 @@ class Cache:
 
 
 def _describe(folder: Path) -> None:
-    """Write what the complete entry consists of."""
+    """Write the description of a complete entry."""
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     document = {"version": VERSION, "sizes": sizes, "checksum": _checksum(sizes)}
     (folder / ENTRY_FILE).write_text(json.dumps(document), encoding="utf-8")
     for path in folder.iterdir():
         path.chmod(0o600)
-
-
-def _is_entry(folder: Path) -> bool:
-    return not folder.name.startswith(".") and folder.name != USES
 
 
 def _is_whole(folder: Path) -> bool:
@@ -219,10 +203,6 @@ def _is_whole(folder: Path) -> bool:
 
 def _checksum(sizes: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(sizes, sort_keys=True).encode()).hexdigest()
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def _last_use(folder: Path) -> float:

@@ -1,7 +1,7 @@
-"""The database of a site: what it keeps of its runs, its ledger, its noisy labels.
+"""The database of a site: the state of its runs, its ledger, its noisy labels.
 
-One file, ``<state-dir>/site.db``, has it all, so that what a message changes is there
-as a whole or not at all. Arrays of more than a few megabytes lie beside it
+All of it is in one file, ``<state-dir>/site.db``, so that the changes of a message are
+there as a whole or not at all. Arrays of more than a few megabytes lie beside it
 (``run_store``).
 """
 
@@ -65,11 +65,7 @@ _OPEN: Final[OrderedDict[tuple[int, str], Database]] = OrderedDict()
 
 
 def open_database(root: str) -> Database:
-    """Return the database of a state folder; a process has one object of each.
-
-    Args:
-        root: the state folder; ``":memory:"`` for one that is gone with the process.
-    """
+    """Return the database of a state folder; a process has one object of each."""
     # a process that was forked has to open its own
     key = os.getpid(), root
     with _OPENING:
@@ -85,7 +81,7 @@ def open_database(root: str) -> Database:
 
 
 def close_databases() -> None:
-    """Close what this process has open; it is opened again when it is used."""
+    """Close the databases of this process; each is opened again when it is used."""
     with _OPENING:
         for (process, _), database in _OPEN.items():
             # invariant: a forked process never closes what its parent has open
@@ -94,14 +90,11 @@ def close_databases() -> None:
 
 
 class Changes:
-    """What a message changes in the database of its site: all of it or nothing.
+    """The changes of a message in the database of its site: all of them or none.
 
     Within ``together``, changes wait for its end and are written in one transaction;
-    outside of it each is written at once.
-
-    Args:
-        database: of the site.
-        is_durable: whether all changes must outlast a loss of power.
+    outside of it each is written at once. ``is_durable`` changes, or all of them,
+    outlast a loss of power.
 
     Attributes:
         part: that is being worked on; a change that is refused is about the part that
@@ -121,9 +114,8 @@ class Changes:
     def together(self, make_room: Callable[[OSError], bool]) -> Iterator[None]:
         """Write the changes that are added meanwhile at the end, if nothing is raised.
 
-        Args:
-            make_room: is called where the disk is full; returns whether it is worth
-                while to try again.
+        ``make_room`` is called where they cannot be written, and returns whether it is
+        worth while to try again.
 
         Raises:
             SiteError: they cannot be written, or one is refused; then nothing has
@@ -151,13 +143,9 @@ class Changes:
         *,
         is_durable: bool = False,
     ) -> None:
-        """Add a change.
+        """Add a change: ``then`` is called once, when it has been committed.
 
-        Args:
-            write: writes it, in a transaction; it may be called again after that has
-                failed.
-            then: is called once, when it has been committed.
-            is_durable: whether it must outlast a loss of power.
+        ``write`` writes it, in a transaction; again, if that has failed.
         """
         self._waiting.append(_Change(write, then, self.part, is_durable))
         if not self.is_collecting:
@@ -189,7 +177,7 @@ class Changes:
     def _commit(self) -> None:
         if not self._waiting:
             return
-        is_durable = self._is_durable or any(own.is_durable for own in self._waiting)
+        is_durable = self._is_durable or any(c.is_durable for c in self._waiting)
         try:
             self._write(is_durable=is_durable)
             self._is_begun = False
@@ -209,7 +197,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class _Change:
-    """A change that waits; the arguments of :meth:`Changes.add`, and the part."""
+    """The arguments of :meth:`Changes.add`, and the part."""
 
     write: Callable[[], object]
     then: Callable[[], object]
@@ -236,11 +224,7 @@ def _refusal(root: str, error: OSError | DamagedFileError) -> SiteError:
 
 
 def _refuse_old(folder: Path) -> None:
-    """Refuse to begin a new account where version 0.1.0 has kept one.
-
-    Raises:
-        SettingsError: names what it has kept, and what to do.
-    """
+    """Refuse to begin a new account where version 0.1.0 has kept one."""
     old = [folder / name for name in _OLD if (folder / name).exists()]
     if folder.is_dir():
         runs = (path for path in folder.iterdir() if RUN_NAME.fullmatch(path.name))

@@ -11,7 +11,7 @@ for another after an hour.
 
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -50,13 +50,11 @@ class KeptFeatures:
     Args:
         root: the state folder; ``":memory:"`` keeps everything in this process.
         limit: bytes that the cache may take.
-        store: what is kept of the run; it knows which entries are the run's.
+        store: its entries name those of the cache that the run uses.
 
     Attributes:
-        root: as given.
-        store: as given.
         cache: of the site, None in memory.
-        encoded: the entries of the cache that this message has made or found, by part.
+        encoded: the entries of the cache that this message has made or used, by part.
     """
 
     def __init__(self, root: str, limit: int, store: SiteStore) -> None:
@@ -74,40 +72,28 @@ class KeptFeatures:
         return Entry(arrays, {**entry.meta, FEATURES: self.encoded[number]})
 
     def added_to(self, entry: Entry) -> Entry:
-        """Return a part's entry with the features from the cache.
-
-        Raises:
-            SiteError: they are gone.
-        """
+        """Return a part's entry with the features from the cache."""
         if self.cache is None or FEATURES in entry.arrays:
             return entry
         name = str(entry.meta[FEATURES])
         folder = self.find(name)
         # a map that a process keeps, keeps its pages: finding them anew takes as long
         # as a pass over the features
-        known = self.store.recall(name)
-        if known is None:
-            known = Entry({FEATURES: mapped(folder)}, {})
-            self.store.remember(name, known)
-        return Entry({**entry.arrays, **known.arrays}, entry.meta)
+        opened = self.store.recall(name)
+        if opened is None:
+            opened = Entry({FEATURES: mapped(folder)}, {})
+            self.store.remember(name, opened)
+        return Entry({**entry.arrays, **opened.arrays}, entry.meta)
 
     def find(self, name: str) -> Path:
-        """Return the folder of an entry of the cache.
-
-        Raises:
-            SiteError: it is gone.
-        """
+        """Return the folder of an entry of the cache; LostStateError if it is gone."""
         folder = self.cache.find(name) if self.cache else None
         if folder is None:
             raise lost_state()
         return folder
 
     def make_room(self, error: BaseException | None) -> bool:
-        """Remove from the cache what no run uses, if the disk is full.
-
-        Returns:
-            Whether it is worth while to try again.
-        """
+        """Empty the cache of unused entries, if the disk is full; return whether."""
         if self.cache is None or not (isinstance(error, OSError) and is_full(error)):
             return False
         self.cache.shrink(0)
@@ -125,11 +111,7 @@ def rows_of(number: int) -> str:
 
 
 def mapped(folder: Path) -> FeatureArray:
-    """Return the features of an entry of the cache, (n, d), memory-mapped.
-
-    Raises:
-        SiteError: they are gone.
-    """
+    """Return the features of an entry of the cache, (n, d), memory-mapped."""
     path = folder / FEATURES_FILE
     try:
         features: FeatureArray = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -146,20 +128,14 @@ class _Copy:
     used: float
 
 
-@dataclass
-class _OfProcess:
-    """What this process has copied, by the names of run and node, and the part."""
-
-    copies: dict[tuple[str, int], _Copy] = field(default_factory=dict)
-
-
-_PLACED = _OfProcess()
+_COPIES: Final[dict[tuple[str, int], _Copy]] = {}
+"""By the name of run and site, and the part."""
 
 
 def place(
     store: SiteStore, number: int, features: FeatureArray, device: str, kind: str
 ) -> Features:
-    """Return a part's features where its model is computed.
+    """Return a part's features where its model, of a kind, is computed.
 
     Args:
         store: of the run.
@@ -177,17 +153,17 @@ def place(
     if name == CPU:
         return features
     key, now = (store.run, number), time.monotonic()
-    copy = _PLACED.copies.get(key)
+    copy = _COPIES.get(key)
     if copy is None:
-        _forget_idle(now)
+        _drop([k for k, each in _COPIES.items() if now - each.used > IDLE_SECONDS])
         from tp_flower.learning.models.device_rows import (
             DeviceFeatures,
             free_bytes,
             torch_device,
         )
 
-        own = torch_device(name)
-        free = free_bytes(own)
+        gpu = torch_device(name)
+        free = free_bytes(gpu)
         if free < LEAST_BYTES and device == AUTO:
             return features
         if free < LEAST_BYTES:
@@ -196,8 +172,7 @@ def place(
                 f"free and {LEAST_BYTES / 1e9:.1f} GB are the least that training "
                 "takes; allowed: 'cpu' and 'auto'"
             )
-        copy = _Copy(DeviceFeatures.place(features, own), now)
-        _PLACED.copies[key] = copy
+        copy = _COPIES[key] = _Copy(DeviceFeatures.place(features, gpu), now)
     copy.used = now
     return copy.placed
 
@@ -208,17 +183,12 @@ def forget(store: SiteStore, number: int) -> None:
 
 
 def release(store: SiteStore) -> None:
-    """Give up what this process has copied for a run, and the memory it took."""
-    _drop([key for key in _PLACED.copies if key[0] == store.run])
-
-
-def _forget_idle(now: float) -> None:
-    copies = _PLACED.copies
-    _drop([key for key, own in copies.items() if now - own.used > IDLE_SECONDS])
+    """Give up the copies of a run in this process, and the memory they took."""
+    _drop([key for key in _COPIES if key[0] == store.run])
 
 
 def _drop(keys: list[tuple[str, int]]) -> None:
-    dropped = [_PLACED.copies.pop(key, None) for key in keys]
+    dropped = [_COPIES.pop(key, None) for key in keys]
     torch = sys.modules.get("torch")
     if any(dropped) and torch is not None and torch.cuda.is_initialized():
         # other processes may need what torch would keep for later

@@ -68,10 +68,7 @@ def read_secret(path: str | Path) -> GroupSecret:
 
 
 def secret_digest(secret: GroupSecret, run_id: int) -> str:
-    """Return what the sites of a run have in common if they have the same secret.
-
-    The server learns which sites have the same secret, and nothing else of it.
-    """
+    """Return a digest by which the server sees which sites share a secret, no more."""
     text = _DIGEST + str(run_id).encode()
     return hmac.digest(secret.value, text, hashlib.sha256).hex()
 
@@ -116,38 +113,27 @@ def read_allowed_keys(path: str | Path) -> Mapping[bytes, str]:
 
 
 def site_key(folder: str | Path) -> KeyPair:
-    """Return a site's long-term key pair; made when it is asked for first.
+    """Return a site's long-term key pair, from its state folder; made when first used.
 
-    Args:
-        folder: the site's state folder. Whoever can read ``site-key`` in it can pass
-            for the site.
+    Whoever can read ``site-key`` there can pass for the site.
 
     Raises:
         SettingsError: the key may be read by others, or is damaged.
         SiteError: it cannot be written.
     """
-    lost = "put it back from a copy, or remove it and give the other sites the new key"
-    return KeyPair(_kept_key(folder, SITE_KEY, lambda: KeyPair().private, lost))
+    hint = "put it back from a copy, or remove it and give the other sites the new key"
+    return KeyPair(_state_key(folder, SITE_KEY, lambda: KeyPair().private, hint))
 
 
 def row_order_key(folder: str | Path) -> bytes:
-    """Return what a site's unordered rows are put in order by; made when first asked.
-
-    Args:
-        folder: the site's state folder.
-
-    Raises:
-        SettingsError: the key may be read by others, or is damaged.
-        SiteError: it cannot be written.
-    """
-    lost = "remove it; unordered rows then come in another order"
-    return _kept_key(folder, ROW_ORDER_KEY, lambda: token_bytes(KEY_BYTES), lost)
+    """Return the key that orders a site's unordered rows; as ``site_key``."""
+    hint = "remove it; unordered rows then come in another order"
+    return _state_key(folder, ROW_ORDER_KEY, lambda: token_bytes(KEY_BYTES), hint)
 
 
-def _kept_key(
-    folder: str | Path, name: str, make: Callable[[], bytes], lost: str
+def _state_key(
+    folder: str | Path, name: str, make: Callable[[], bytes], hint: str
 ) -> bytes:
-    """Return a key that a state folder keeps; made when it is asked for first."""
     path = Path(folder) / name
     if not path.exists():
         try:
@@ -160,7 +146,7 @@ def _kept_key(
             ) from error
     text = _read(path, name, _OTHERS_READ, "read or changed").strip()
     if not _KEY.fullmatch(text.decode("latin-1")):
-        raise SettingsError(f"{name} in the state folder is damaged: {lost}")
+        raise SettingsError(f"{name} in the state folder is damaged: {hint}")
     return bytes.fromhex(text.decode())
 
 

@@ -41,7 +41,7 @@ from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Any, Final
+from typing import Any, Final, ParamSpec
 
 from client_apps.data.database import FILE, Changes, open_database
 from tp_flower.errors import BudgetError, LedgerError
@@ -68,6 +68,7 @@ __all__ = [
     "open_ledger",
 ]
 
+P = ParamSpec("P")
 Line = dict[str, Any]
 Budgets = Mapping[str, Budget]
 """By source; one that is not there has no limit."""
@@ -123,12 +124,6 @@ class Ledger:
     Every method raises ``LedgerError`` if the ledger is damaged, ``SiteError`` if it
     cannot be read or written. Processes and threads may call it at the same time.
 
-    Args:
-        root: the state folder; ``":memory:"`` for one that is gone with the process.
-
-    Attributes:
-        end: number and checksum of the last line, within a transaction.
-
     >>> from tp_flower.privacy.mechanisms import PureDp
     >>> unit = ("a row of flights", "the row with any other label", "server")
     >>> labels = Release("flights", "F", 1, "extract", "labels", *unit, PureDp(0.5))
@@ -144,17 +139,13 @@ class Ledger:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        # seq and checksum of the last line: that must stay, and of the transaction
+        # seq and checksum of the last line: that must stay, and within a transaction
         self._seen = self.end = (0, START)
         self._is_checked = False
         self._checked_in = -1
 
     def reserve(
-        self,
-        run: str,
-        planned: Sequence[Planned],
-        budgets: Budgets,
-        ident: str = "",
+        self, run: str, planned: Sequence[Planned], budgets: Budgets, ident: str = ""
     ) -> None:
         """Set aside what a run plans to spend: all of it or nothing.
 
@@ -207,19 +198,11 @@ class Ledger:
             self._append(connection, lines)
 
     def charge(
-        self,
-        run: str,
-        release: Release,
-        budgets: Budgets,
-        ident: str = "",
+        self, run: str, release: Release, budgets: Budgets, ident: str = ""
     ) -> None:
-        """Spend without a reservation; note what another run has paid for.
+        """Spend without a reservation; note releases that another run has paid for.
 
-        Args:
-            run: that pays.
-            release: has a mechanism.
-            budgets: of the sources.
-            ident: names what is released; the same again, of the same source, is paid.
+        The same ``ident`` again, of the same source, is paid.
 
         Raises:
             BudgetError: the budget does not suffice; nothing is written.
@@ -242,10 +225,8 @@ class Ledger:
         with self._transaction() as connection:
             noted = _names(connection, run, NOTE)
             fresh = {each.name: each for each in releases if each.name not in noted}
-            lines = [
-                {"event": NOTE, "run": run, "release": each.to_json()}
-                for each in fresh.values()
-            ]
+            line = {"event": NOTE, "run": run}
+            lines = [{**line, "release": each.to_json()} for each in fresh.values()]
             self._append(connection, lines)
 
     def close(self, run: str) -> None:
@@ -253,28 +234,27 @@ class Ledger:
         with self._transaction() as connection:
             if not _is_open(connection, run):
                 return
-            rows = connection.execute(_MOST_USED, {"run": run})
+            line = {"event": SETTLE, "run": run}
             lines = [
-                {"event": SETTLE, "run": run, "release": release, "times": times}
-                for release, times in ((json.loads(text), n) for text, n in rows)
+                {**line, "release": json.loads(release), "times": times}
+                for release, times in connection.execute(_MOST_USED, {"run": run})
             ]
             self._append(connection, [*lines, {"event": CLOSE, "run": run}])
 
     def spent(self, source: str) -> list[Mechanism]:
-        """Return what a source has spent, open reservations in full."""
+        """Return the mechanisms that a source has used, open reservations in full."""
         with self._transaction(is_whole=True) as connection:
             return mechanisms_of(_spent(connection, source))
 
     def total(self, source: str, delta: float, accountant: str = RDP) -> float:
-        """Return the epsilon of what a source has spent, at a delta."""
+        """Return the epsilon that a source has spent, at a delta."""
         return epsilon(self.spent(source), delta, accountant)
 
     def lines(self, run: str) -> list[Line]:
-        """Return what a run has done, for its report.
+        """Return an object for each release of a run, in order, for its report.
 
-        One object for each release, in order: the line's ``event``, ``time`` and
-        ``release``; of a reservation, also its ``limit`` and how often the most used
-        key was ``used``.
+        It has the line's ``event``, ``time`` and ``release``; of a reservation, also
+        its ``limit`` and how often the most used key was ``used``.
         """
         with self._transaction() as connection:
             rows = connection.execute(
@@ -298,7 +278,7 @@ class Ledger:
         self._is_checked = False
 
     def confirm(self, end: tuple[int, str]) -> None:
-        """Know that lines up to one are committed: from now on they must stay."""
+        """Note that lines up to one are committed: from now on they must stay."""
         self._seen = max(self._seen, end)
 
     @contextmanager
@@ -321,11 +301,7 @@ class Ledger:
             self.confirm(end)
 
     def _append(self, connection: Connection, contents: Sequence[Line]) -> None:
-        """Add lines to the chain.
-
-        Raises:
-            TypeError: one is not of plain JSON types.
-        """
+        """Add lines to the chain; TypeError if one is not of plain JSON types."""
         seq, checksum = self.end
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         rows = []
@@ -370,19 +346,19 @@ class Ledger:
         rows = connection.execute(
             "SELECT seq, line, checksum FROM ledger WHERE seq > ? ORDER BY seq", (seq,)
         )
-        for number, line, found in rows:
+        for number, line, stored in rows:
             seq, checksum = seq + 1, checksum_of(line, checksum)
-            if (number, found) != (seq, checksum):
+            if (number, stored) != (seq, checksum):
                 raise self._damaged(f"the checksum of line {seq} does not fit")
         if end != ([(seq, checksum)] if seq else []):
             raise self._damaged("its last lines are gone")
         return seq, checksum
 
-    def _damaged(self, what: str) -> LedgerError:
+    def _damaged(self, reason: str) -> LedgerError:
         place = "" if self._root == IN_MEMORY else f" in {Path(self._root) / FILE}"
         return LedgerError(
-            f"the privacy ledger{place} is damaged: {what}; nothing is released until "
-            "the site's owner has restored it"
+            f"the privacy ledger{place} is damaged: {reason}; nothing is released "
+            "until the site's owner has restored it"
         )
 
 
@@ -391,53 +367,39 @@ class RoundLedger:
 
     The methods are those of ``Ledger``; what is refused is refused when the round is
     committed.
-
-    Args:
-        ledger: of the site.
-        changes: of the round.
     """
 
     def __init__(self, ledger: Ledger, changes: Changes) -> None:
         self._ledger, self._changes = ledger, changes
-
-    def reserve(
-        self, run: str, planned: Sequence[Planned], budgets: Budgets, ident: str
-    ) -> None:
-        """Set aside what the run plans to spend."""
-        self._add(lambda: self._ledger.reserve(run, planned, budgets, ident))
-
-    def spend(self, run: str, uses: Sequence[Use], ident: str) -> None:
-        """Use what the run has reserved."""
-        self._add(lambda: self._ledger.spend(run, uses, ident))
-
-    def charge(self, run: str, release: Release, budgets: Budgets, ident: str) -> None:
-        """Spend without a reservation."""
-        self._add(lambda: self._ledger.charge(run, release, budgets, ident))
+        self.reserve = self._with_round(ledger.reserve)
+        self.spend = self._with_round(ledger.spend)
+        self.charge = self._with_round(ledger.charge)
+        self.close = self._with_round(ledger.close)
 
     def note(self, run: str, releases: Sequence[Release]) -> None:
-        """Write down what nothing covers."""
+        """Write down releases that nothing covers."""
         if releases:
-            self._add(lambda: self._ledger.note(run, releases))
-
-    def close(self, run: str) -> None:
-        """End a run."""
-        self._add(lambda: self._ledger.close(run))
+            self._with_round(self._ledger.note)(run, releases)
 
     def lines(self, run: str) -> list[Line]:
-        """Return what the run has done, with what the round has added."""
+        """Return the lines of the run, with those that the round has added."""
         self._changes.write_now()
         return self._ledger.lines(run)
 
-    def _add(self, write: Callable[[], None]) -> None:
-        ends = []
+    def _with_round(self, write: Callable[P, None]) -> Callable[P, None]:
+        def add(*args: P.args, **kwargs: P.kwargs) -> None:
+            ends = []
 
-        def write_lines() -> None:
-            write()
-            ends.append(self._ledger.end)
+            def write_lines() -> None:
+                write(*args, **kwargs)
+                ends.append(self._ledger.end)
 
-        self._changes.add(
-            write_lines, lambda: self._ledger.confirm(ends[-1]), is_durable=True
-        )
+            def confirm() -> None:
+                self._ledger.confirm(ends[-1])
+
+            self._changes.add(write_lines, confirm, is_durable=True)
+
+        return add
 
 
 @cache
@@ -447,11 +409,7 @@ def open_ledger(root: str) -> Ledger:
 
 
 def costs_of(mechanism: Mechanism | None, times: int = 1) -> Costs:
-    """Return what using a mechanism costs.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return the cost of using a mechanism; ValueError if there is none."""
     if mechanism is None:
         raise ValueError("a release without a mechanism cannot be paid for")
     return Counter({replace(mechanism, count=1): times * mechanism.count})
@@ -512,10 +470,8 @@ def _has_done(connection: Connection, run: str, event: str, ident: str) -> bool:
 
 def _is_paid(connection: Connection, source: str, ident: str) -> bool:
     query = "SELECT 1 FROM ledger WHERE ident = ? AND event = 'charge' AND +source = ?"
-    return (
-        bool(ident)
-        and connection.execute(query, (ident, source)).fetchone() is not None
-    )
+    values = ident, source
+    return bool(ident) and connection.execute(query, values).fetchone() is not None
 
 
 def _is_open(connection: Connection, run: str) -> bool:
@@ -534,23 +490,19 @@ def _limit_and_used(
     connection: Connection, run: str, use: Use
 ) -> tuple[int | None, int]:
     """Return how often an open run may use a key, None for not at all, and has."""
-    part, what, key = use
-    named = {"run": run, "part": part, "what": what, "key": key}
     of_release = f"FROM ledger WHERE {_OF_RUN} AND part = :part AND what = :what"
-    (limit,) = connection.execute(
-        f"SELECT max(json_extract(line, '$.limit')) {of_release} AND event = 'reserve'",
-        named,
-    ).fetchone()
-    (used,) = connection.execute(
-        f"SELECT coalesce(sum(times), 0) {of_release} AND event = 'spend' "
-        "AND key = :key",
-        named,
+    limit, used = connection.execute(
+        f"SELECT (SELECT max(json_extract(line, '$.limit')) {of_release} "
+        "AND event = 'reserve'), "
+        f"(SELECT coalesce(sum(times), 0) {of_release} AND event = 'spend' "
+        "AND key = :key)",
+        {"run": run, **dict(zip(("part", "what", "key"), use, strict=True))},
     ).fetchone()
     return limit, used
 
 
 def _spent(connection: Connection, source: str) -> Costs:
-    """Return what a source has spent, open reservations in full."""
+    """Return the costs of a source, open reservations in full."""
     costs: Costs = Counter()
     for mechanism, times in connection.execute(_SPENT, {"source": source}):
         costs.update(costs_of(mechanism_from_json(json.loads(mechanism)), times))
@@ -558,17 +510,9 @@ def _spent(connection: Connection, source: str) -> Costs:
 
 
 def _check_budget(
-    connection: Connection,
-    source: str,
-    table: str,
-    asked: Costs,
-    budgets: Budgets,
+    connection: Connection, source: str, table: str, costs: Costs, budgets: Budgets
 ) -> None:
-    """Refuse costs that are beyond what a source's budget has left.
-
-    Raises:
-        BudgetError: says what was spent and is asked for.
-    """
+    """Raise BudgetError for costs that are beyond what a source's budget has left."""
     budget = budgets.get(source)
     if budget is None:
         return
@@ -577,12 +521,12 @@ def _check_budget(
     def epsilon_of(costs: Costs) -> float:
         return epsilon(mechanisms_of(costs), budget.delta, budget.accountant)
 
-    together = epsilon_of(spent + asked)
+    together = epsilon_of(spent + costs)
     if together > budget.epsilon * (1 + _ROUNDING):
         raise BudgetError(
             f"table {table} has spent epsilon {epsilon_of(spent):.4g} of "
             f"{budget.epsilon:.4g} (delta {budget.delta:g}); asked for is "
-            f"{epsilon_of(asked):.4g}, together {together:.4g}"
+            f"{epsilon_of(costs):.4g}, together {together:.4g}"
         )
 
 

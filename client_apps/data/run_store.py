@@ -1,4 +1,4 @@
-"""What a site keeps between the messages of a run.
+"""The state of a site between the messages of a run.
 
 The next message may be answered by another process. So all of it is in the site's
 database: *entries* (arrays that never change: keys, multiplicities, a factorisation, a
@@ -18,6 +18,7 @@ import shutil
 import threading
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -61,10 +62,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class CommittedRound:
-    """The round of a run that a site has answered last, and what it has left.
+    """The round of a run that a site has answered last.
 
     Attributes:
-        number: of the round.
         digest: of its request.
         history: stands for all rounds up to this one, and for the rows that were read.
         arrays: the state by (part, name).
@@ -80,11 +80,11 @@ class CommittedRound:
 
 @dataclass
 class _OfRun:
-    """What this process knows of one run at one site.
+    """The memory of this process of one run at one site.
 
     Attributes:
         entries: that it has written or read, with their ids in the database.
-        remembered: what it alone has.
+        remembered: entries that no other process has.
         lock: held by the thread that answers.
     """
 
@@ -93,27 +93,18 @@ class _OfRun:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-@dataclass
-class _ProcessCache:
-    """What this process knows, by state folder and the run's name at the site."""
-
-    sites: dict[tuple[str, str], _OfRun] = field(default_factory=dict)
-
-    def run(self, root: str, run: str) -> _OfRun:
-        return self.sites.setdefault((root, run), _OfRun())
-
-
-_CACHE = _ProcessCache()
+_CACHE: defaultdict[tuple[str, str], _OfRun] = defaultdict(_OfRun)
+"""By state folder and the run's name at the site."""
 
 
 class SiteStore:
-    """What one site keeps of one run.
+    """The state of one run at one site.
 
     Args:
         root: the state folder; ``":memory:"`` keeps everything in this process.
         run: the run's name, which has been checked.
         site: tells the site from others that have the same state folder.
-        is_durable: whether what is kept must outlast a loss of power.
+        is_durable: whether the state must outlast a loss of power.
 
     Attributes:
         run: names the run and the site.
@@ -137,11 +128,7 @@ class SiteStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep all others out of the run; a process that is killed lets go of it.
-
-        Raises:
-            SiteError: the run's folder cannot be made.
-        """
+        """Keep all others out of the run; a process that is killed lets go of it."""
         if self._folder is None:
             with self._cached.lock:
                 yield
@@ -179,16 +166,12 @@ class SiteStore:
             self._files.clear()
 
     def touch(self) -> None:
-        """Say that the run goes on, if anything of it is kept."""
+        """Note that the run goes on, if it has entries."""
         query = "UPDATE entries SET touched = ? WHERE run = ?"
         self._write(query, time.time(), self.run)
 
     def forget_stale(self) -> Iterator[str]:
-        """Remove what runs have left that were killed, and the replies of all others.
-
-        Yields:
-            A run's name, before it is removed.
-        """
+        """Yield the names of runs that nobody goes on with; remove what they left."""
         if self._folder is None:
             return
         oldest = time.time() - STALE_SECONDS
@@ -208,9 +191,7 @@ class SiteStore:
             )
 
     def last(self) -> CommittedRound | None:
-        """Return the committed round.
-
-        None if no round was answered, or if what is kept of it is damaged.
+        """Return the committed round; None for none, or a damaged one.
 
         Raises:
             OSError: it cannot be read now.
@@ -218,8 +199,10 @@ class SiteStore:
         try:
             if (entry := self._load(self.run, _ROUND)) is None:
                 return None
-            keys = ((name.partition("/"), own) for name, own in entry.arrays.items())
-            arrays = {(int(part), name): own for (part, _, name), own in keys}
+            arrays = {}
+            for key, array in entry.arrays.items():
+                part, _, name = key.partition("/")
+                arrays[int(part), name] = array
             return CommittedRound(arrays=arrays, **entry.meta)
         except (FileNotFoundError, *_MALFORMED) as error:
             log(WARNING, line("unusable-state", run=self.run, reason=str(error)))
@@ -245,22 +228,18 @@ class SiteStore:
         if last.is_over:
             for name in self.names():
                 self.drop(name)
-        facts = {
-            "number": last.number,
-            "digest": last.digest,
-            "history": last.history,
-            "is_over": last.is_over,
-        }
-        state = {f"{part}/{name}": own for (part, name), own in last.arrays.items()}
+        meta = {**vars(last)}
+        del meta["arrays"]
+        state = {f"{part}/{name}": array for (part, name), array in last.arrays.items()}
         pieces = {
             name: np.frombuffer(piece, np.uint8)
             for name, piece in zip(Parcel._fields, reply, strict=True)
         }
-        self._add(self.run, _ROUND, Entry(state, facts))
+        self._add(self.run, _ROUND, Entry(state, meta))
         self._add(self.run, _REPLY, Entry(pieces, {}))
 
     def forget_committed(self) -> None:
-        """Forget the committed round: the site says then that it has answered none."""
+        """Forget the committed round, as if the site had answered none."""
         query = "DELETE FROM entries WHERE run = ? AND name IN (?, ?)"
         self._write(query, self.run, _ROUND, _REPLY)
 
@@ -279,12 +258,7 @@ class SiteStore:
         return self._id(self.run, name) is not None
 
     def save(self, name: str, entry: Entry) -> None:
-        """Keep an entry; it replaces one of the same name.
-
-        Raises:
-            SiteError: it cannot be written.
-            ValueError: an array is of objects.
-        """
+        """Keep an entry, instead of one of the same name; ValueError for objects."""
         self._add(self.run, name, entry)
         if self.changes.is_collecting:
             self._pending[name] = entry
@@ -295,12 +269,9 @@ class SiteStore:
         Raises:
             LostStateError: if this site has no such entry for the run.
         """
-        if name in self._pending:
-            if (pending := self._pending[name]) is None:
-                raise lost_state()
-            return pending
         try:
-            entry = self._load(self.run, name)
+            is_pending = name in self._pending
+            entry = self._pending[name] if is_pending else self._load(self.run, name)
         except (OSError, *_MALFORMED) as error:
             raise lost_state() from error
         if entry is None:
@@ -327,10 +298,7 @@ class SiteStore:
         """Return noisy labels (n,) and their id; they are drawn if there are none.
 
         A draw is kept over all runs, as noise that is drawn again is averaged out.
-
-        Args:
-            name: stands for all that the draw depends on.
-            draw: makes it.
+        ``name`` stands for all that it depends on.
 
         Raises:
             SiteError: they cannot be written, or are damaged.
@@ -369,24 +337,17 @@ class SiteStore:
             files = {path.name for path in self._folder.glob(f"*{_SUFFIX}")}
             if files:
                 rows = self._rows("SELECT layout FROM entries WHERE run = ?", self.run)
-                files -= {own[-1] for (text,) in rows for own in json.loads(text)}
+                files -= {place for (text,) in rows for *_, place in json.loads(text)}
             for name in files:
                 (self._folder / name).unlink(missing_ok=True)
 
     def end(self) -> None:
-        """Let this process forget what it remembers of a run that is over."""
+        """Forget the entries that only this process has: the run is over."""
         self._cached.remembered.clear()
-
-    def clear(self) -> None:
-        """Forget everything of the run."""
-        _CACHE.sites.pop((self._root, self.run), None)
-        self._write("DELETE FROM entries WHERE run = ?", self.run)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
     def _cached(self) -> _OfRun:
-        return _CACHE.run(self._root, self.run)
+        return _CACHE[self._root, self.run]
 
     def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         with self._database.reading() as connection:
@@ -397,7 +358,7 @@ class SiteStore:
             return connection.execute(query, values).lastrowid or 0
 
     def _id(self, run: str, name: str) -> int | None:
-        """Return what tells an entry from those that replace it; None for no entry."""
+        """Return the id of an entry, which its replacement has not; None for none."""
         query = "SELECT id FROM entries WHERE run = ? AND name = ?"
         return next((number for (number,) in self._rows(query, run, name)), None)
 
@@ -421,17 +382,16 @@ class SiteStore:
     def _keep(self, run: str, name: str, number: int, entry: Entry) -> None:
         """Keep an entry in this process, if it is read again or lies nowhere else."""
         if self._folder is None or (run != _LABELS and name not in _WHOLE):
-            _CACHE.run(self._root, run).entries[name] = number, entry
+            _CACHE[self._root, run].entries[name] = number, entry
 
     def _load(self, run: str, name: str) -> Entry | None:
         """Return an entry as this process, or the database, has it; None for no entry.
 
-        Raises:
-            OSError: a file is gone, or cannot be read.
-            AttributeError, KeyError, TypeError, ValueError: it is damaged.
+        Raises OSError where a file cannot be read, one of ``_MALFORMED`` where the
+        entry is damaged.
         """
         number = self._id(run, name)
-        cached = _CACHE.run(self._root, run).entries.get(name)
+        cached = _CACHE[self._root, run].entries.get(name)
         if cached is not None and cached[0] == number:
             return cached[1]
         if number is None or self._folder is None:
@@ -442,9 +402,8 @@ class SiteStore:
 
     def _insert(self, run: str, name: str, row: tuple[object, ...]) -> int:
         query = (
-            "INSERT OR REPLACE INTO entries "
-            "(run, name, touched, meta, layout, checksum, data) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)"
+            "INSERT OR REPLACE INTO entries (run, name, touched, meta, layout, "
+            "checksum, data) VALUES (?, ?, ?, ?, ?, ?, ?)"
         )
         if self._unsynced is not None:
             # invariant: the names of files are on the disk before the row that has them
@@ -477,7 +436,7 @@ class SiteStore:
                 data += bytes(-len(data) % _ALIGNMENT)
             layout.append((key, array.dtype.str, array.shape, place))
         texts = json.dumps(entry.meta), json.dumps(layout)
-        return (*texts, _checksum(texts, data, large, is_whole=name in _WHOLE), data)
+        return (*texts, _checksum(name, texts, data, large), data)
 
     def _write_file(self, name: str, array: AnyArray) -> str:
         """Write a large array; return the name of its file."""
@@ -487,7 +446,8 @@ class SiteStore:
             _make(folder)
             if self.changes.is_collecting:
                 self._files.append(path)
-            with open(path, "xb", opener=_private) as file:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
+            with open(descriptor, "wb") as file:
                 np.save(file, array, allow_pickle=False)
                 if self._is_durable:
                     file.flush()
@@ -498,7 +458,7 @@ class SiteStore:
         return path.name
 
     def _read(self, run: str, name: str) -> Entry:
-        """Return an entry as it is in the database; see ``_load``."""
+        """Return an entry from the database; see ``_load``."""
         query = (
             "SELECT meta, layout, checksum, data FROM entries "
             "WHERE run = ? AND name = ?"
@@ -515,8 +475,7 @@ class SiteStore:
                     raise ValueError(f"{place} is another array")
             else:
                 arrays[key] = np.ndarray(shape, np.dtype(dtype), data, place)
-        is_whole = name in _WHOLE
-        if checksum != _checksum((meta, layout), data, large, is_whole=is_whole):
+        if checksum != _checksum(name, (meta, layout), data, large):
             raise ValueError("its checksum does not fit")
         return Entry(arrays, json.loads(meta))
 
@@ -535,21 +494,16 @@ def _make(folder: Path) -> None:
         each.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, PRIVATE)
-
-
 def _checksum(
+    name: str,
     texts: Iterable[str],
     data: bytes | bytearray,
     large: Iterable[AnyArray],
-    *,
-    is_whole: bool,
 ) -> int:
-    """Return the crc32 of an entry; of its large arrays, too, if ``is_whole``."""
+    """Return the crc32 of an entry; of its large arrays, too, in a committed round."""
     pieces: list[Any] = [*(text.encode() for text in texts), data]
-    if is_whole:
-        pieces += (own.reshape(-1).view(np.uint8).data for own in large)
+    if name in _WHOLE:
+        pieces += (array.reshape(-1).view(np.uint8).data for array in large)
     return reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces, 0)
 
 

@@ -1,4 +1,4 @@
-"""What a site keeps of a run that went well: its part of the model, and the encoder.
+"""The saved models of a site: its parts of them, and their encoders.
 
 Each part has a folder ``<state-dir>/models/<name>/<version>/part-<number>`` with its
 parameters (``model.safetensors``) and what turns rows into their features
@@ -31,6 +31,10 @@ from tp_flower.query import Fragment
 VERSION: Final = 2
 _FACTS, _PARAMETERS, _THETA = "model.json", "model.safetensors", "theta"
 _PART: Final = "part-"
+_MALFORMED: Final = (
+    *(KeyError, TypeError, ValueError, AttributeError),
+    *(SchemaError, QueryError, safetensors.SafetensorError),
+)
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,7 @@ class SavedModel:
     def keep(self, folder: Path, *, is_durable: bool = False) -> str:
         """Write the part, once, and return its digest; the folder appears whole.
 
-        Args:
-            folder: of the part.
-            is_durable: whether it must outlast a loss of power: what it was made from
-                is forgotten next.
+        A durable one outlasts a loss of power.
 
         Raises:
             OSError: it cannot be written.
@@ -101,11 +102,7 @@ class SavedModel:
 
     @classmethod
     def load(cls, folder: Path, digest: str = "") -> Self:
-        """Read what ``keep`` wrote.
-
-        Args:
-            folder: of the part.
-            digest: that its files must have; "" for any.
+        """Return the part of a folder, whose files must have the digest, unless "".
 
         Raises:
             ModelError: there is no such model, it is damaged or of another version, or
@@ -132,37 +129,31 @@ class SavedModel:
                 fragment=Fragment.from_json(facts["fragment"]),
                 versions={str(k): str(v) for k, v in facts["versions"].items()},
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _damaged(folder, type(error).__name__) from None
-        except (SchemaError, QueryError, safetensors.SafetensorError) as error:
-            raise _damaged(folder, type(error).__name__) from None
+        except _MALFORMED as error:
+            raise ModelError(
+                f"the model in {folder} is damaged: {type(error).__name__}"
+            ) from None
 
 
 def part_folder(root: Path, model: ModelVersion, number: int) -> Path:
-    """Return where a site keeps one part of a model.
-
-    Args:
-        root: the state folder.
-        model: name and version.
-        number: of the part.
-    """
+    """Return the folder of one part of a model, below the state folder."""
     return model.folder(root) / f"{_PART}{number}"
 
 
 def parts_of(root: Path, model: ModelVersion) -> dict[int, Path]:
     """Return the folders of the parts that a site keeps of a model, by number."""
-    found = model.folder(root).glob(f"{_PART}*")
-    numbers = {path.name.removeprefix(_PART): path for path in found}
-    return {int(text): numbers[text] for text in numbers if text.isdecimal()}
+    folders = model.folder(root).glob(f"{_PART}*")
+    by_text = {path.name.removeprefix(_PART): path for path in folders}
+    return {int(text): path for text, path in by_text.items() if text.isdecimal()}
 
 
 def digest_of(files: Mapping[str, bytes]) -> str:
     """Return the SHA-256, hexadecimal, of a part's files, each after its length."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in (_FACTS, _PARAMETERS):
-        found.update(len(files[name]).to_bytes(8, "big"))
-        found.update(files[name])
-    return found.hexdigest()
+        digest.update(len(files[name]).to_bytes(8, "big"))
+        digest.update(files[name])
+    return digest.hexdigest()
 
 
 def _read(folder: Path) -> dict[str, bytes]:
@@ -172,19 +163,9 @@ def _read(folder: Path) -> dict[str, bytes]:
         raise ModelError(f"there is no model in {folder}") from None
 
 
-def _damaged(folder: Path, reason: str) -> ModelError:
-    return ModelError(f"the model in {folder} is damaged: {reason}")
-
-
 @contextmanager
 def _whole_folder(folder: Path, *, is_durable: bool = False) -> Iterator[Path]:
-    """Fill a folder beside ``folder``, which it replaces if nothing is raised.
-
-    Nobody but the user can read it.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Fill a private folder, which replaces ``folder`` if nothing is raised."""
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:

@@ -51,11 +51,9 @@ _OF_PROCESS: Final = token_bytes(KEY_BYTES)
 
 
 class SiteTables:
-    """What one run has read of a site's shards.
+    """The shards of a site as one run has read them.
 
-    Args:
-        features: of the run's parts, and the cache for them and all else.
-        is_simulated: whether the data are the run's, so that nothing is secret.
+    ``is_simulated``: the data are the run's, so that nothing is secret.
     """
 
     def __init__(self, features: KeptFeatures, *, is_simulated: bool) -> None:
@@ -65,28 +63,20 @@ class SiteTables:
 
     @cached_property
     def order_key(self) -> bytes:
-        """What rows without an order of their own are put in order by.
-
-        Simulations repeat themselves, and so do their orders.
-        """
+        """The key that orders unordered rows; the same in all simulations."""
         if self._is_simulated:
             return b""
         return _OF_PROCESS if self._root == IN_MEMORY else row_order_key(self._root)
 
     def describe(self, source: ShardSource) -> ShardSchema:
-        """Return a shard's columns, types and number of rows.
-
-        Raises:
-            SourceError: the source cannot be read.
-        """
+        """Return a shard's columns, types and number of rows."""
         state = fingerprint(source)
         if self._cache is None or state is None:
             return _describe(source)
 
         def make(folder: Path) -> None:
-            found = _describe(source)
+            text = json.dumps(asdict(_describe(source)))
             _check_unchanged(source, state)
-            text = json.dumps(asdict(found))
             (folder / SCHEMA_FILE).write_text(text, encoding="utf-8")
 
         folder = self._obtain(entry_name("schema", _identity(source), state), make)
@@ -122,29 +112,21 @@ class SiteTables:
         return open_extracted(folder)
 
     def extracted(self, number: int) -> ExtractedShard:
-        """Return the rows of a part that were extracted in this run.
-
-        Raises:
-            SiteError: they are gone.
-        """
-        kept = self._store.load(rows_of(number)).meta[ROWS]
-        if isinstance(kept, ExtractedShard):
-            return kept
-        return open_extracted(self._features.find(kept))
+        """Return the rows of a part; LostStateError if they are gone."""
+        rows = self._store.load(rows_of(number)).meta[ROWS]
+        if isinstance(rows, ExtractedShard):
+            return rows
+        return open_extracted(self._features.find(rows))
 
     def forget(self, number: int) -> None:
         """Forget the rows of a part."""
         self._store.drop(rows_of(number))
 
     def identity(self, number: int) -> str:
-        """Return what is another one where a part's rows are others.
-
-        Raises:
-            SiteError: they are gone.
-        """
-        kept = self._store.load(rows_of(number)).meta[ROWS]
+        """Return an identifier that changes when a part's rows change."""
+        rows = self._store.load(rows_of(number)).meta[ROWS]
         # rows in memory were read by this process: another one may find others
-        return uuid.uuid4().hex if isinstance(kept, ExtractedShard) else str(kept)
+        return uuid.uuid4().hex if isinstance(rows, ExtractedShard) else str(rows)
 
     def encode(
         self,
@@ -157,7 +139,7 @@ class SiteTables:
         """Return the features of a part's rows, (n, d), memory-mapped where possible.
 
         Args:
-            number: the part.
+            number: of the part.
             encoder: with the run's hashes.
             rows: (n,), positions among the extracted rows; a few sorted runs.
             is_private: whether a column of another kind than the encoder's counts as
@@ -176,15 +158,12 @@ class SiteTables:
             blocks = [b.copy() for b in _encoded(extracted, encoder, rows, missing)]
             none = np.empty((0, encoder.encoder.width), np.float32)
             return np.concatenate(blocks) if blocks else none
-        of = str(self._store.load(rows_of(number)).meta[ROWS])
-        kind = f"{ONCE}{FEATURES}" if of.startswith(ONCE) else FEATURES
-        chosen = hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()
-        name = entry_name(kind, of, encoder.to_json(), chosen, *missing)
-        path = self._obtain(
-            name, lambda f: _write_features(f, extracted, encoder, rows, missing)
+        shape = len(rows), encoder.encoder.width
+        source = str(self._store.load(rows_of(number)).meta[ROWS])
+        name = _features_name(source, encoder.to_json(), rows, *missing)
+        return self._written(
+            number, name, shape, lambda: _encoded(extracted, encoder, rows, missing)
         )
-        self._features.encoded[number] = name
-        return mapped(path)
 
     def repeat(
         self, number: int, features: FeatureArray, place: IndexArray
@@ -192,20 +171,41 @@ class SiteTables:
         """Return ``features[place]``, (n, d), memory-mapped where possible.
 
         Args:
-            number: the part.
-            features: what :meth:`encode` has returned last for the part, (k, d).
+            number: of the part.
+            features: (k, d), which :meth:`encode` has returned last for the part.
             place: (n,), rows of it, as often as they are wanted.
-
-        Raises:
-            SiteError: the cache cannot be written.
         """
         if number not in self._features.encoded:
             return features[place]
-        of = self._features.encoded[number]
-        kind = f"{ONCE}{FEATURES}" if of.startswith(ONCE) else FEATURES
-        chosen = hashlib.sha256(np.ascontiguousarray(place).tobytes()).hexdigest()
-        name = entry_name(kind, of, chosen)
-        path = self._obtain(name, lambda f: _write_repeated(f, features, place))
+        width = features.shape[1]
+        size = max(MOST_VALUES // max(width, 1), LEAST_ROWS)
+        starts = range(0, len(place), size)
+        name = _features_name(self._features.encoded[number], place)
+        return self._written(
+            number,
+            name,
+            (len(place), width),
+            lambda: (features[place[start : start + size]] for start in starts),
+        )
+
+    def _written(
+        self,
+        number: int,
+        name: str,
+        shape: tuple[int, int],
+        blocks: Callable[[], Iterator[FeatureArray]],
+    ) -> FeatureArray:
+        """Return a part's features from the cache, written by blocks if need be."""
+
+        def make(folder: Path) -> None:
+            layout = {"descr": "<f4", "fortran_order": False, "shape": shape}
+            with (folder / FEATURES_FILE).open("wb") as file:
+                np.lib.format.write_array_header_1_0(file, layout)
+                for block in blocks():
+                    if block.size:
+                        file.write(block.data.cast("B"))
+
+        path = self._obtain(name, make)
         self._features.encoded[number] = name
         return mapped(path)
 
@@ -227,14 +227,14 @@ def _describe(source: ShardSource) -> ShardSchema:
 
 
 def _identity(source: ShardSource) -> list[Any]:
-    """What of a source decides which rows are read, and how; it goes into a hash."""
-    own = [str(source), dict(source.types), list(source.nulls)]
+    """Return all that decides which rows of a source are read, and how; for a hash."""
+    identity = [str(source), dict(source.types), list(source.nulls)]
     database = source.database
     if database is None:
-        return own
+        return identity
     login = database.url.url
     return [
-        *own,
+        *identity,
         list(database.order_by),
         database.is_pushed_down,
         # another user, or another search path, may see other rows
@@ -248,36 +248,16 @@ def _check_unchanged(source: ShardSource, state: str | None) -> None:
         raise SourceError(f"{source}: changed while it was read; start the run again")
 
 
-def _write_features(
-    folder: Path,
-    extracted: ExtractedShard,
-    encoder: SiteEncoder,
-    rows: IndexArray,
-    missing: Collection[str],
-) -> None:
-    """Write the matrix block by block: no more than a block is in memory."""
-    shape = len(rows), encoder.encoder.width
-    _write_blocks(folder, shape, _encoded(extracted, encoder, rows, missing))
-
-
-def _write_repeated(folder: Path, features: FeatureArray, place: IndexArray) -> None:
-    """Write ``features[place]`` block by block."""
-    width = features.shape[1]
-    size = max(MOST_VALUES // max(width, 1), LEAST_ROWS)
-    starts = range(0, len(place), size)
-    blocks = (features[place[start : start + size]] for start in starts)
-    _write_blocks(folder, (len(place), width), blocks)
-
-
-def _write_blocks(
-    folder: Path, shape: tuple[int, int], blocks: Iterator[FeatureArray]
-) -> None:
-    layout = {"descr": "<f4", "fortran_order": False, "shape": shape}
-    with (folder / FEATURES_FILE).open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, layout)
-        for block in blocks:
-            if block.size:
-                file.write(block.data.cast("B"))
+def _features_name(source: str, *facts: object) -> str:
+    """Return the name of features of another entry; arrays are facts by their hash."""
+    kind = f"{ONCE}{FEATURES}" if source.startswith(ONCE) else FEATURES
+    plain = (
+        hashlib.sha256(np.ascontiguousarray(fact).tobytes()).hexdigest()
+        if isinstance(fact, np.ndarray)
+        else fact
+        for fact in facts
+    )
+    return entry_name(kind, source, *plain)
 
 
 def _encoded(

@@ -20,8 +20,8 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import chain
 from pathlib import Path
-from sqlite3 import Connection
 from typing import Any, Final, Self
 
 from flwr.app import Message
@@ -62,12 +62,7 @@ _IN_FLIGHT: Final = 0
 
 @dataclass(frozen=True)
 class Frame:
-    """One round.
-
-    Attributes:
-        facts: JSON: what the round was, and what the report says of it.
-        parcels: by node, what it answered.
-    """
+    """One round: JSON facts for the report, and each node's reply."""
 
     facts: Mapping[str, Any]
     parcels: Mapping[int, Parcel]
@@ -76,14 +71,7 @@ class Frame:
 class Journal:
     """The rounds of one run, on the server's disk.
 
-    One process at a time has it open.
-
-    Args:
-        folder: of the checkpoint, in which there is a journal.
-
-    Attributes:
-        folder: as given.
-        head: what the run began with, JSON.
+    One process at a time has it open. ``head`` is JSON: how the run began.
 
     Raises:
         SettingsError: another process goes on with the run; there is no journal, or it
@@ -125,11 +113,7 @@ class Journal:
     def append(self, frame: Frame) -> None:
         """Write a round down."""
         is_durable = time.monotonic() - self._synced > SYNC_SECONDS
-        rows = self._rows(frame, is_durable=is_durable)
-        with self._database.transaction(is_durable=is_durable) as connection:
-            query = "SELECT coalesce(max(id), 0) + 1 FROM frames"
-            (number,) = connection.execute(query).fetchone()
-            _insert(connection, number, frame, rows)
+        self._write(None, frame, is_durable=is_durable)
         if is_durable:
             self._synced = time.monotonic()
 
@@ -150,22 +134,16 @@ class Journal:
 
     def send_off(self, number: int, messages: Sequence[Message]) -> None:
         """Note the messages of a round before they leave."""
-        frame = Frame(
-            {"round": number},
-            {m.metadata.dst_node_id: parcel_of(m.content) for m in messages},
-        )
-        rows = self._rows(frame, is_durable=False)
-        with self._database.transaction(is_durable=False) as connection:
+        parcels = {m.metadata.dst_node_id: parcel_of(m.content) for m in messages}
+        with self._database.reading() as connection:
             query = "SELECT file FROM parcels WHERE frame = ? AND file <> ''"
-            old = [name for (name,) in connection.execute(query, (_IN_FLIGHT,))]
-            connection.execute("DELETE FROM frames WHERE id = ?", (_IN_FLIGHT,))
-            connection.execute("DELETE FROM parcels WHERE frame = ?", (_IN_FLIGHT,))
-            _insert(connection, _IN_FLIGHT, frame, rows)
-        for name in old:
+            replaced = [name for (name,) in connection.execute(query, (_IN_FLIGHT,))]
+        self._write(_IN_FLIGHT, Frame({"round": number}, parcels), is_durable=False)
+        for name in replaced:
             (self.folder / name).unlink(missing_ok=True)
 
     def in_flight(self, number: int) -> Mapping[int, Parcel]:
-        """Return the messages of a round as they left, by node; none if it has not."""
+        """Return the messages of a round as they left, by node; {} if none did."""
         try:
             frame = self._frame(_IN_FLIGHT)
         except (OSError, ValueError):
@@ -181,27 +159,27 @@ class Journal:
         self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _rows(self, frame: Frame, *, is_durable: bool) -> list[tuple[object, ...]]:
-        """Return the parcels of a frame as rows; large payloads are in files then."""
+    def _write(self, number: int | None, frame: Frame, *, is_durable: bool) -> None:
+        """Write a frame, in place of one of its number; None for the next number."""
         rows: list[tuple[object, ...]] = []
-        for node, parcel in frame.parcels.items():
-            header, layout, payload = parcel
-            name = ""
+        for node, (header, layout, payload) in frame.parcels.items():
+            name, data = "", payload
             if len(payload) >= LARGE_BYTES:
-                name = f"{secrets.token_hex(8)}{_SUFFIX}"
+                name, data = f"{secrets.token_hex(8)}{_SUFFIX}", b""
                 write_file(self.folder / name, [payload], is_durable=is_durable)
-                payload = b""
             # SQLite's numbers have 63 bits, Flower's nodes 64
-            rows.append((str(node), header, layout, payload, name))
-        return rows
+            rows.append((str(node), header, layout, data, name))
+        text = json.dumps(frame.facts)
+        values = number, text, _checksum(text, frame.parcels)
+        with self._database.transaction(is_durable=is_durable) as connection:
+            query = "INSERT OR REPLACE INTO frames VALUES (?, ?, ?)"
+            number = connection.execute(query, values).lastrowid
+            connection.execute("DELETE FROM parcels WHERE frame = ?", (number,))
+            query = "INSERT INTO parcels VALUES (?, ?, ?, ?, ?, ?)"
+            connection.executemany(query, ((number, *row) for row in rows))
 
     def _frame(self, number: int) -> Frame:
-        """Return a frame.
-
-        Raises:
-            OSError: a file is gone.
-            ValueError: it is not there, or damaged.
-        """
+        """Return a frame; OSError if a file is gone, ValueError if it is damaged."""
         with self._database.reading() as connection:
             query = "SELECT facts, checksum FROM frames WHERE id = ?"
             frame = connection.execute(query, (number,)).fetchone()
@@ -244,12 +222,7 @@ class Journal:
 
 
 def read_head(folder: Path) -> dict[str, Any]:
-    """Return what the run of a checkpoint began with.
-
-    Raises:
-        SettingsError: there is no checkpoint, it is of another version or damaged, or
-            another process goes on with the run.
-    """
+    """Return the head of a checkpoint; SettingsError as for ``Journal``."""
     journal = Journal(folder)
     try:
         return journal.head
@@ -258,7 +231,7 @@ def read_head(folder: Path) -> dict[str, Any]:
 
 
 def messages_of(parcels: Mapping[int, Parcel], like: Sequence[Message]) -> None:
-    """Give messages the content that they left with, where that is known."""
+    """Give messages the content that they left with, where there is a record."""
     for message in like:
         parcel = parcels.get(message.metadata.dst_node_id)
         if parcel is not None:
@@ -279,11 +252,7 @@ def _open(folder: Path) -> Database:
 
 
 def _check_there(folder: Path) -> None:
-    """Refuse a folder without a journal of this version's form.
-
-    Raises:
-        SettingsError: says why, and what to do.
-    """
+    """Raise SettingsError for a folder without a journal of this version's form."""
     if (folder / FILE).exists():
         return
     if (folder / _OLD_HEAD).exists():
@@ -297,19 +266,7 @@ def _check_there(folder: Path) -> None:
     )
 
 
-def _insert(
-    connection: Connection, number: int, frame: Frame, rows: list[tuple[object, ...]]
-) -> None:
-    text = json.dumps(frame.facts)
-    checksum = _checksum(text, frame.parcels)
-    connection.execute("INSERT INTO frames VALUES (?, ?, ?)", (number, text, checksum))
-    connection.executemany(
-        "INSERT INTO parcels VALUES (?, ?, ?, ?, ?, ?)",
-        ((number, *row) for row in rows),
-    )
-
-
 def _checksum(text: str, parcels: Mapping[int, Parcel]) -> int:
     """Return the crc32 of a frame."""
-    pieces = [text.encode(), *(own for parcel in parcels.values() for own in parcel)]
+    pieces = [text.encode(), *chain.from_iterable(parcels.values())]
     return reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces, 0)
