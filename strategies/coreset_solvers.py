@@ -36,7 +36,12 @@ from tp_flower.learning.losses import KMeansLoss, Loss
 from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
-from tp_flower.protocol import CommonParameters, ConsensusRequest, RowsRequest, Update
+from tp_flower.protocol.coreset_messages import RowsRequest
+from tp_flower.protocol.training_messages import (
+    CommonParameters,
+    ConsensusRequest,
+    Update,
+)
 from tp_flower.query import BoundQuery
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import AUTO, DISTDIM

@@ -13,13 +13,13 @@ from tp_flower.errors import MessageError, RangeError, ReplyError, SiteError
 from tp_flower.protocol import (
     EXCHANGES,
     Action,
-    AdmmRequest,
     Packet,
     check_sizes,
     decode,
     encode,
     pack,
 )
+from tp_flower.protocol.training_messages import AdmmRequest
 
 PART = Part(0, "orders", "us", 3, 0)
 GOOD = np.array([[1.0], [2.0]], np.float32)

@@ -34,17 +34,9 @@ from tp_flower.errors import (
     SettingsError,
     SiteError,
 )
-from tp_flower.protocol import (
-    Action,
-    Packet,
-    RowsReply,
-    RowsRequest,
-    Update,
-    decode,
-    encode,
-    pack,
-    unpack,
-)
+from tp_flower.protocol import Action, Packet, decode, encode, pack, unpack
+from tp_flower.protocol.coreset_messages import RowsReply, RowsRequest
+from tp_flower.protocol.training_messages import Update
 from tp_flower.query import Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import PrivacySettings, Settings

@@ -22,7 +22,7 @@ from strategies.explain.cost import (
     sgd_epoch,
 )
 from strategies.run.grid import InProcessGrid
-from tp_flower.protocol import Update
+from tp_flower.protocol.training_messages import Update
 from tp_flower.query import Query
 from tp_flower.sources.flights import FLIGHTS_SQL
 

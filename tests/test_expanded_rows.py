@@ -31,7 +31,8 @@ from tests.hostile import (
 )
 from tests.test_hostile_server import once, refused, spread
 from tp_flower.errors import MessageError, SettingsError, SiteError
-from tp_flower.protocol import Packet, PrepareRequest, PrivacyTerms, decode, pack_bits
+from tp_flower.protocol import Packet, decode, pack_bits
+from tp_flower.protocol.training_messages import PrepareRequest, PrivacyTerms
 from tp_flower.settings import PrivacySettings, Settings
 
 EMPTY = np.zeros(0, np.int32)

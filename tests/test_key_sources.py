@@ -13,14 +13,8 @@ from tests.federated import run_query
 from tests.keyed_sites import AB, SECRET_TEXT, SQL, A, B, KeyedGrid, train
 from tp_flower.errors import MessageError, SettingsError, SiteError
 from tp_flower.privacy.key_agreement import GUARANTEES, GroupSecret, KeySource
-from tp_flower.protocol import (
-    ExtractRequest,
-    Packet,
-    SealRequest,
-    decode,
-    pack,
-    unpack,
-)
+from tp_flower.protocol import Packet, decode, pack, unpack
+from tp_flower.protocol.setup_messages import ExtractRequest, SealRequest
 
 
 @pytest.fixture

@@ -23,22 +23,11 @@ from tp_flower.protocol import (
     ACTIONS,
     EXCHANGES,
     Action,
-    AdmmReply,
-    AdmmRequest,
-    AdmmTarget,
-    CheckPart,
-    CheckRequest,
-    DrawPart,
-    DrawRequest,
-    ExtractedPart,
     Failure,
-    FinishRequest,
-    LocalFit,
     Message,
     Packet,
     ReplyEnvelope,
     RequestEnvelope,
-    ScorePart,
     add_envelope,
     check_sizes,
     codec,
@@ -52,7 +41,16 @@ from tp_flower.protocol import (
     read_envelope,
     unpack,
 )
+from tp_flower.protocol.coreset_messages import DrawPart, DrawRequest
 from tp_flower.protocol.fields import COVERS
+from tp_flower.protocol.inference_messages import FinishRequest, ScorePart
+from tp_flower.protocol.setup_messages import CheckPart, CheckRequest, ExtractedPart
+from tp_flower.protocol.training_messages import (
+    AdmmReply,
+    AdmmRequest,
+    AdmmTarget,
+    LocalFit,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVELOPES = (RequestEnvelope, ReplyEnvelope)

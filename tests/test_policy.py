@@ -10,7 +10,7 @@ from client_apps.privacy.guard import Guard
 from client_apps.rounds.site import Site
 from tp_flower.errors import PolicyError, QueryError, SourceError
 from tp_flower.features.spec import EncoderSpec, default_spec
-from tp_flower.protocol import PrivacyTerms
+from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query import Fragment
 from tp_flower.query.fragment import Feature, SubQuery
 from tp_flower.query.reads import Role, reads

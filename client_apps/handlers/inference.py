@@ -30,21 +30,19 @@ from tp_flower.model_names import ModelVersion
 from tp_flower.privacy.gradients import check_scores
 from tp_flower.privacy.mechanisms import Planned
 from tp_flower.privacy.plan import PartPlan, plan_prediction
-from tp_flower.protocol import (
+from tp_flower.protocol import check_sizes, parse, unpack_bits
+from tp_flower.protocol.inference_messages import (
     DeliveredPart,
     DeliverPart,
     DeliverReply,
     DeliverRequest,
-    PrivacyTerms,
-    RowKeyColumns,
     ScoredPart,
     ScorePart,
     ScoreReply,
     ScoreRequest,
-    check_sizes,
-    parse,
-    unpack_bits,
 )
+from tp_flower.protocol.setup_messages import RowKeyColumns
+from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query import Fragment
 from tp_flower.reports.predictions import (
     OCCURRENCE,

@@ -20,7 +20,8 @@ from tp_flower.personalised.sites import SiteObjective
 from tp_flower.personalised.update_codec import encode_update
 from tp_flower.personalised.z_step import piecewise_update
 from tp_flower.privacy.plan import CURVATURE
-from tp_flower.protocol import (
+from tp_flower.protocol import check_sizes, row_numbers
+from tp_flower.protocol.personalised_messages import (
     Pace,
     PersonalReply,
     PersonalRequest,
@@ -28,8 +29,6 @@ from tp_flower.protocol import (
     TrackParameters,
     TrackUpdates,
     UpdateCode,
-    check_sizes,
-    row_numbers,
 )
 from tp_flower.randomness import Stream, generator
 

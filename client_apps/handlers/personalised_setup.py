@@ -47,9 +47,8 @@ from tp_flower.personalised.sites import (
 from tp_flower.privacy.accounting import noise_multiplier
 from tp_flower.privacy.mechanisms import Gaussian, Planned
 from tp_flower.privacy.plan import CURVATURE, GRADIENTS, PartPlan
-from tp_flower.protocol import (
-    Action,
-    LabelFacts,
+from tp_flower.protocol import Action, parse, unpack_bits
+from tp_flower.protocol.personalised_messages import (
     PersonalisedPart,
     PersonalisePart,
     PersonaliseReply,
@@ -57,10 +56,9 @@ from tp_flower.protocol import (
     SiteSummary,
     SummariseReply,
     SummariseRequest,
-    Update,
-    parse,
-    unpack_bits,
 )
+from tp_flower.protocol.setup_messages import LabelFacts
+from tp_flower.protocol.training_messages import Update
 from tp_flower.randomness import Stream, generator
 from tp_flower.sources.policy import LABELS, MODELS, STATISTICS
 from tp_flower.sources.shards import ShardSource

@@ -77,10 +77,14 @@ from tp_flower.privacy.plan import (
     plan_part,
 )
 from tp_flower.privacy.statistics_update import Rows, TableShape, usable_gram
-from tp_flower.protocol import (
+from tp_flower.protocol import parse, required
+from tp_flower.protocol.inference_messages import (
     FinishedPart,
     FinishReply,
     FinishRequest,
+)
+from tp_flower.protocol.training_messages import (
+    LEAST_SCALE,
     Outline,
     PreparedPart,
     PreparePart,
@@ -88,10 +92,7 @@ from tp_flower.protocol import (
     PrepareRequest,
     PrivacyTerms,
     Update,
-    parse,
-    required,
 )
-from tp_flower.protocol.training_messages import LEAST_SCALE
 from tp_flower.query import Fragment
 from tp_flower.randomness import Stream, generator
 from tp_flower.sources.policy import MODELS, ROWS, SCORES

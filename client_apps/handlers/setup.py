@@ -36,8 +36,8 @@ from tp_flower.learning.label_noise import LabelPlan
 from tp_flower.node_config import NUM_PARTITIONS
 from tp_flower.privacy.key_agreement import GUARANTEES, SIMULATED
 from tp_flower.privacy.mechanisms import Release
-from tp_flower.protocol import (
-    ArrayKey,
+from tp_flower.protocol import ArrayKey, parse, unpack_bits
+from tp_flower.protocol.setup_messages import (
     CheckedPart,
     CheckPart,
     CheckReply,
@@ -53,8 +53,6 @@ from tp_flower.protocol import (
     StatisticsPart,
     StatisticsReply,
     StatisticsRequest,
-    parse,
-    unpack_bits,
 )
 from tp_flower.query import Fragment
 from tp_flower.sources.shards import ShardSource

@@ -14,7 +14,7 @@ from client_apps.data.ledger import Budget
 from client_apps.rounds.site import Site
 from tp_flower.errors import SourceError
 from tp_flower.features.choice import TableChoice
-from tp_flower.protocol import PrivacyTerms
+from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query.fragment import Fragment
 from tp_flower.query.reads import reads
 from tp_flower.sources.policy import (

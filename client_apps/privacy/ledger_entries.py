@@ -21,7 +21,7 @@ from tp_flower.protocol import EXCHANGES, Action
 from tp_flower.sources.shards import ShardSource
 
 if TYPE_CHECKING:
-    from tp_flower.protocol import PrivacyTerms
+    from tp_flower.protocol.training_messages import PrivacyTerms
 
 NEIGHBOURS: Final = "the row adds to what is released, or nothing does in its place"
 OF_GROUPS: Final = (

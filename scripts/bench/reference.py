@@ -13,7 +13,8 @@ from scripts.joined.baselines import BASELINES
 from scripts.joined.optima import fit_linear
 from scripts.joined.problem import Problem
 from tp_flower.learning.metrics import evaluate
-from tp_flower.protocol import AdmmTarget, field_bytes
+from tp_flower.protocol import field_bytes
+from tp_flower.protocol.training_messages import AdmmTarget
 from tp_flower.reports.records import Metrics
 from tp_flower.settings import Settings
 

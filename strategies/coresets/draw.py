@@ -50,8 +50,8 @@ from tp_flower.coresets.sampling import (
 from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.privacy.key_agreement import MOST_PARTS, from_fixed
-from tp_flower.protocol import (
-    LARGEST,
+from tp_flower.protocol import LARGEST
+from tp_flower.protocol.coreset_messages import (
     DrawPart,
     DrawRequest,
     MeasuredPart,

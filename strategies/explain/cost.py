@@ -53,24 +53,25 @@ from tp_flower.coresets.importance import REGRESSION
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.learning.models.local_model import build_model
 from tp_flower.privacy.plan import SAMPLED_ROWS
-from tp_flower.protocol import (
+from tp_flower.protocol import PartBody, field_bytes
+from tp_flower.protocol.coreset_messages import (
+    DrawnPart,
+    MeasuredPart,
+    MeasurePart,
+    SampledRows,
+    WeighedPart,
+    WeighPart,
+)
+from tp_flower.protocol.training_messages import (
     AdmmTarget,
     AdmmUpdate,
     BatchMessages,
     BatchUpdate,
     CommonParameters,
     ConsensusUpdate,
-    DrawnPart,
-    MeasuredPart,
-    MeasurePart,
-    PartBody,
     PreparedPart,
     PreparePart,
-    SampledRows,
     Update,
-    WeighedPart,
-    WeighPart,
-    field_bytes,
 )
 from tp_flower.reports.records import RoundReport, sum_by_table
 from tp_flower.settings import Settings
@@ -143,13 +144,7 @@ class TableSize:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The rounds and bytes of a stretch of a run.
-
-    Attributes:
-        rounds: how many.
-        up: bytes from the sites to the server, by table.
-        down: bytes from the server to the sites, by table.
-    """
+    """The rounds of a stretch of a run, and its bytes by table."""
 
     rounds: int = 0
     up: Mapping[str, float] = field(default_factory=dict)

@@ -46,7 +46,7 @@ from strategies.training.prepare import fit_encoders
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.joins.joining import join_codes
 from tp_flower.joins.mapping import IntArray
-from tp_flower.protocol import FinishRequest
+from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.query import Join
 from tp_flower.randomness import Stream, generator
 from tp_flower.reports.records import RunRecord, plain, record_dict

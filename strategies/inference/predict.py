@@ -43,17 +43,17 @@ from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.losses import KMEANS, KMeansLoss, Loss
 from tp_flower.learning.metrics import evaluate
 from tp_flower.methods import ADMM
-from tp_flower.protocol import (
+from tp_flower.protocol import pack_bits
+from tp_flower.protocol.inference_messages import (
     DeliveredPart,
     DeliverPart,
     DeliverRequest,
     FinishRequest,
-    PrivacyTerms,
-    RowKeyColumns,
     ScorePart,
     ScoreRequest,
-    pack_bits,
 )
+from tp_flower.protocol.setup_messages import RowKeyColumns
+from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query import BoundQuery, Query
 from tp_flower.reports.predictions import (
     RESERVED,

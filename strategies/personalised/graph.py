@@ -21,7 +21,7 @@ from tp_flower.personalised.graph import (
 )
 from tp_flower.personalised.sites import PAIRS, covariances, pairwise_distances
 from tp_flower.personalised.z_step import EdgeNorm, ZStep, edge_norms
-from tp_flower.protocol import SummariseRequest
+from tp_flower.protocol.personalised_messages import SummariseRequest
 from tp_flower.settings import BY_ROWS, Settings
 
 

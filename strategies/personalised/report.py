@@ -22,7 +22,8 @@ import numpy as np
 from strategies.personalised.setup import PersonalisedProblem
 from strategies.run.exchange import Part, Replies
 from strategies.run.replies import refuse
-from tp_flower.protocol import Action, SiteMetrics
+from tp_flower.protocol import Action
+from tp_flower.protocol.personalised_messages import SiteMetrics
 from tp_flower.reports.records import RoundReport, RunReport
 
 PENALTY: Final = "penalty"

@@ -29,13 +29,13 @@ from tp_flower.joins.mapping import split_rows
 from tp_flower.learning.losses import MAX_CLASSES, Loss
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.methods import SUMMARIES
-from tp_flower.protocol import (
-    ExtractedPart,
+from tp_flower.protocol import pack_bits
+from tp_flower.protocol.personalised_messages import (
     PersonalisedPart,
     PersonalisePart,
     PersonaliseRequest,
-    pack_bits,
 )
+from tp_flower.protocol.setup_messages import ExtractedPart
 from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import (

@@ -37,7 +37,12 @@ from strategies.run.strategy import EpochResult
 from strategies.training.base import Outcome, RelationalStrategy, read_digests
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.learning.contributions import Contribution
-from tp_flower.protocol import Pace, PersonalRequest, TrackParameters, UpdateCode
+from tp_flower.protocol.personalised_messages import (
+    Pace,
+    PersonalRequest,
+    TrackParameters,
+    UpdateCode,
+)
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
 

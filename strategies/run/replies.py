@@ -32,15 +32,14 @@ from tp_flower.features.statistics import ColumnStatistics
 from tp_flower.features.statistics_codec import from_wire
 from tp_flower.protocol import (
     Action,
-    ExtractedPart,
     Failure,
     Packet,
     Reply,
     ReplyEnvelope,
-    StatisticsOfPart,
     layout_of,
     unpack,
 )
+from tp_flower.protocol.setup_messages import ExtractedPart, StatisticsOfPart
 from tp_flower.settings import STALE, Settings
 
 REASON_CHARACTERS = 1000

@@ -38,13 +38,13 @@ from tp_flower.errors import (
 from tp_flower.protocol import (
     RUN_DIGITS,
     Action,
-    FinishRequest,
     Packet,
     encode,
     open_parcel,
     parcel_of,
     unpack,
 )
+from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.query import Query
 from tp_flower.randomness import KEY_BYTES
 from tp_flower.settings import TRAIN, Settings

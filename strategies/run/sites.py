@@ -23,13 +23,11 @@ from strategies.run.replies import collect_replies
 from tp_flower.errors import ReplyError, SchemaError
 from tp_flower.extraction.canonical_keys import kind_of
 from tp_flower.privacy.key_agreement import KeySource
-from tp_flower.protocol import (
-    Action,
+from tp_flower.protocol import Action, Packet, encode
+from tp_flower.protocol.setup_messages import (
     DescribeReply,
     DescribeRequest,
-    Packet,
     ShardDescription,
-    encode,
 )
 from tp_flower.settings import MEAN, Settings
 

@@ -23,7 +23,7 @@ from strategies.setup.extract import key_groups
 from strategies.setup.joined_rows import JoinedRows
 from tp_flower.errors import MappingError
 from tp_flower.joins.joining import join_codes
-from tp_flower.protocol import CheckedPart, CheckPart, CheckRequest
+from tp_flower.protocol.setup_messages import CheckedPart, CheckPart, CheckRequest
 from tp_flower.query import Join
 
 WEIGHT_BITS = 32

@@ -24,8 +24,8 @@ from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError, ReplyError, SchemaError, SettingsError
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.privacy.key_agreement import KeySource
-from tp_flower.protocol import (
-    Action,
+from tp_flower.protocol import Action, encode
+from tp_flower.protocol.setup_messages import (
     ExtractedPart,
     ExtractPart,
     ExtractRequest,
@@ -33,7 +33,6 @@ from tp_flower.protocol import (
     RowKeyColumns,
     SealReply,
     SealRequest,
-    encode,
 )
 from tp_flower.query import BoundQuery, Fragment
 from tp_flower.query.fragment import Feature

@@ -22,17 +22,16 @@ from tp_flower.features.fitting import fit
 from tp_flower.features.statistics import merge_tables
 from tp_flower.learning.label_noise import ClassNoise, NumberNoise
 from tp_flower.learning.models.local_model import ModelSpec
-from tp_flower.protocol import (
+from tp_flower.protocol import pack_bits
+from tp_flower.protocol.personalised_messages import PersonalisedPart
+from tp_flower.protocol.setup_messages import StatisticsPart, StatisticsRequest
+from tp_flower.protocol.training_messages import (
     Outline,
-    PersonalisedPart,
     PreparedPart,
     PreparePart,
     PrepareRequest,
     PrivacyTerms,
-    StatisticsPart,
-    StatisticsRequest,
     Update,
-    pack_bits,
 )
 from tp_flower.settings import Settings
 

@@ -26,7 +26,7 @@ from tp_flower.features.statistics import (
     declared_statistics,
     rank_error_of,
 )
-from tp_flower.protocol import FeatureStatistics, StatisticsOfPart
+from tp_flower.protocol.setup_messages import FeatureStatistics, StatisticsOfPart
 
 Item = TypeVar("Item")
 

@@ -32,7 +32,7 @@ from tp_flower.privacy.statistics_update import (
 )
 
 if TYPE_CHECKING:
-    from tp_flower.protocol import PrivacyTerms
+    from tp_flower.protocol.training_messages import PrivacyTerms
 
 MODEL: Final = "model"
 GRADIENTS: Final = "gradients"

@@ -86,7 +86,7 @@ from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.randomness import NoiseSource
 
 if TYPE_CHECKING:
-    from tp_flower.protocol import PrivacyTerms
+    from tp_flower.protocol.training_messages import PrivacyTerms
 
 GRAM_SHARE: Final = 0.3
 """A's share of the run's 1 / multiplier^2; epochs share the rest equally."""

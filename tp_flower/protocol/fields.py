@@ -355,7 +355,7 @@ def field_bytes(kind: type[Body], name: str, sizes: Mapping[str, float]) -> floa
     Raises:
         KeyError: a size that its shape names is missing.
 
-    >>> from tp_flower.protocol import AdmmTarget
+    >>> from tp_flower.protocol.training_messages import AdmmTarget
     >>> field_bytes(AdmmTarget, "target", {"trained": 3, "outputs": 2})
     24.0
     """
