@@ -18,8 +18,11 @@ releases that no mechanism covers: the epsilon says nothing of them.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
 
 from strategies.run.exchange import Part
 from strategies.run.sites import Inventory
@@ -398,7 +401,7 @@ def _totals(
 def _read(site: str, account: Account, *, is_complete: bool) -> tuple[Release, int]:
     """Return a release and how often it counts; a charge counts once."""
     try:
-        release = Release.from_json(account["release"])
+        release = msgspec.convert(account["release"], Release)
         times = int(account.get("used" if is_complete else "limit", 1))
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ReplyError(f"site {site!r} sent a malformed ledger") from None

@@ -105,7 +105,7 @@ def test_defaults(kind: str, text: str, needs: set[Need]) -> None:
     ],
 )
 def test_needs(text: str, needs: set[Need]) -> None:
-    assert EncoderSpec.parse(text).for_kind("number", 9).needs == needs
+    assert EncoderSpec.parse(text).for_kind("number", 9).needs_of("number") == needs
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -566,7 +567,10 @@ def test_a_linear_fit_survives_noise_that_fits_its_rows():
 def test_plans_survive_json_and_state_their_mechanism():
     plan = PrivateFit(1.5, 0.9, 0.25, 7, 0.02, 30.0, 2.5)
     part = PartPlan(fit=plan)
-    assert PartPlan.from_json(json.loads(json.dumps(part.to_json()))) == part
+    assert (
+        msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(part))), PartPlan)
+        == part
+    )
     assert plan.mechanism(updates=12) == Gaussian(0.9, 84, 0.25)
 
 

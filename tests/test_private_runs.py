@@ -3,10 +3,10 @@
 A small federation in this process; the ledger is that of real sites, in memory.
 """
 
-from dataclasses import replace
-
+import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from client_apps.app import app
 from client_apps.rounds.site import Site
@@ -15,7 +15,7 @@ from strategies.run.grid import InProcessGrid
 from tests.federated import one_per_site, sharded, store, store_sql, whole
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import Gaussian, mechanism_from_json
+from tp_flower.privacy.mechanisms import Gaussian, Mechanism
 from tp_flower.protocol import unpack
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings, Settings
@@ -172,7 +172,7 @@ def test_what_leaves_has_the_noise_that_the_ledger_says():
         [own for each in arrays(seen, "scores").values() for own in each]
     )
     (mechanism,) = {
-        mechanism_from_json(own["release"]["mechanism"])
+        msgspec.convert(own["release"]["mechanism"], Mechanism)
         for own in accounts(method)
         if own["release"]["what"] == "scores"
     }

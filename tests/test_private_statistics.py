@@ -3,6 +3,7 @@
 import json
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -346,11 +347,16 @@ class TestPlan:
     @pytest.mark.parametrize("plan", [CLEAR, StatisticsPlan(2.0, 0.5, 6.8, 15.4, 12)])
     def test_json_both_ways(self, plan):
         part = PartPlan(statistics=plan)
-        assert PartPlan.from_json(json.loads(json.dumps(part.to_json()))) == part
+        assert (
+            msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(part))), PartPlan)
+            == part
+        )
 
 
 class TestRefusals:
-    fine = PartPlan(statistics=StatisticsPlan(2.0, 0.5, 6.8, 15.4, 12)).to_json()
+    fine = msgspec.to_builtins(
+        PartPlan(statistics=StatisticsPlan(2.0, 0.5, 6.8, 15.4, 12))
+    )
 
     @pytest.mark.parametrize(
         ("change", "words"),
@@ -373,12 +379,12 @@ class TestRefusals:
     def test_a_plan_that_bounds_nothing(self, change, words):
         data = {**self.fine, "statistics": {**self.fine["statistics"], **change}}
         with pytest.raises((SiteError, ValueError), match=words):
-            PartPlan.from_json(data)
+            msgspec.convert(data, PartPlan)
 
     @pytest.mark.parametrize("data", [[], "plan", {}])
     def test_a_plan_that_is_none(self, data):
         with pytest.raises(ValueError, match=r"Expected `object|required field"):
-            PartPlan.from_json({**self.fine, "statistics": data})
+            msgspec.convert({**self.fine, "statistics": data}, PartPlan)
 
     def test_a_negative_multiplicity(self):
         with pytest.raises(SiteError, match="a multiplicity is negative"):

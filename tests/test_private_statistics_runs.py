@@ -19,7 +19,7 @@ from tests.federated import (
 from tp_flower.learning.models.local_model import moment
 from tp_flower.learning.solvers import gram
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import Gaussian, mechanism_from_json
+from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.settings import PrivacySettings
 
 LAYOUTS = {"whole": whole, "sharded": sharded}
@@ -154,7 +154,7 @@ def test_each_site_has_paid_what_was_asked_for(layout):
     for account in accounts:
         used = {
             line["release"]["what"]: Gaussian(
-                mechanism_from_json(line["release"]["mechanism"]).noise_multiplier,
+                line["release"]["mechanism"]["noise_multiplier"],
                 line["used"],
             )
             for line in account

@@ -33,14 +33,12 @@ _HALVES: Final = ", ".join(
 class KeyedHasher:
     """Hashes texts with a key of its own for every purpose.
 
-    Attributes:
-        secret: what the sites share, ``KEY_BYTES`` long; never shown.
+    The sites share the secret, ``KEY_BYTES`` long; it is never printed.
     """
 
     secret: bytes = field(repr=False)
 
     def __post_init__(self) -> None:
-        """Check the length of the secret."""
         if len(self.secret) != KEY_BYTES:
             raise ValueError(
                 f"the secret has {len(self.secret)} bytes, not {KEY_BYTES}"

@@ -36,12 +36,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, Final, ParamSpec
+
+import msgspec
+from msgspec.structs import replace
 
 from client_apps.data.database import FILE, Changes, open_database
 from tp_flower.errors import BudgetError, LedgerError
@@ -55,7 +57,6 @@ from tp_flower.privacy.mechanisms import (
     Planned,
     Release,
     Use,
-    mechanism_from_json,
 )
 
 __all__ = [
@@ -170,7 +171,9 @@ class Ledger:
             for source, costs in asked.items():
                 _check_budget(connection, source, tables[source], costs, budgets)
             named = {"event": RESERVE, "run": run, "ident": ident}
-            self._append(connection, [named | each.to_json() for each in planned])
+            self._append(
+                connection, [named | msgspec.to_builtins(each) for each in planned]
+            )
 
     def spend(self, run: str, uses: Sequence[Use], ident: str = "") -> None:
         """Use what the run has reserved, once for each of ``uses``.
@@ -215,7 +218,11 @@ class Ledger:
                     self.note(run, [release])
                 return
             _check_budget(connection, release.source, release.table, costs, budgets)
-            line = {"event": CHARGE, "run": run, "release": release.to_json()}
+            line = {
+                "event": CHARGE,
+                "run": run,
+                "release": msgspec.to_builtins(release),
+            }
             self._append(connection, [{**line, "times": 1, "ident": ident}])
 
     def note(self, run: str, releases: Sequence[Release]) -> None:
@@ -225,8 +232,10 @@ class Ledger:
         with self._transaction() as connection:
             noted = _names(connection, run, NOTE)
             fresh = {each.name: each for each in releases if each.name not in noted}
-            line = {"event": NOTE, "run": run}
-            lines = [{**line, "release": each.to_json()} for each in fresh.values()]
+            lines = [
+                {"event": NOTE, "run": run, "release": msgspec.to_builtins(each)}
+                for each in fresh.values()
+            ]
             self._append(connection, lines)
 
     def close(self, run: str) -> None:
@@ -505,7 +514,7 @@ def _spent(connection: Connection, source: str) -> Costs:
     """Return the costs of a source, open reservations in full."""
     costs: Costs = Counter()
     for mechanism, times in connection.execute(_SPENT, {"source": source}):
-        costs.update(costs_of(mechanism_from_json(json.loads(mechanism)), times))
+        costs.update(costs_of(msgspec.json.decode(mechanism, type=Mechanism), times))
     return costs
 
 

@@ -19,9 +19,8 @@ import numpy.typing as npt
 from client_apps.data.run_store import Entry
 from client_apps.handlers.training_rows import IntArray, read_multiplicity
 from client_apps.operator.participant import Part
-from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import Guard
-from client_apps.privacy.ledger_entries import Shard
+from client_apps.privacy.ledger_entries import DRAWN, MASKED, SENSITIVITIES, Shard
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray, blocks
 from tp_flower.coresets.importance import (
@@ -69,6 +68,12 @@ from tp_flower.sources.policy import LABELS, MODELS, ROWS, SCORES
 
 LARGEST_PENALTY: Final = 1e100
 MASKS: Final = "coreset masks"
+_COLUMNS: Final = "second moments of the shard's columns, the label's too"
+_SUMS: Final = (
+    "what the sensitivities of the table's rows sum to",
+    f"{_COLUMNS}, or the cost of its clusters",
+)
+"""What a shard measures where it is its whole table, and where the table has others."""
 TOLERANCE: Final = 1e-3
 """By which rounding may take a row's share of its own direction beyond all of it."""
 _BLOCK_VALUES: Final = 1 << 21
@@ -124,7 +129,7 @@ def measure(site: Site, request: MeasureRequest) -> MeasureReply:
             site, number, body, request
         )
         shard = Shard.of(site, number, site.source(number))
-        releases.append(ledger_entries.measured(shard, is_shard=body.is_shard))
+        releases.append(shard.uncovered(SENSITIVITIES, _SUMS[body.is_shard]))
     _save(site, entries, releases)
     return MeasureReply(parts)
 
@@ -271,7 +276,7 @@ def draw(site: Site, request: DrawRequest) -> DrawReply:
         parts[number] = DrawnPart(drawn.astype(np.uint32))
         entries[_drawn(number)] = Entry({"scores": scores}, {})
         shard = Shard.of(site, number, site.source(number))
-        releases.append(ledger_entries.drawn(shard))
+        releases.append(shard.uncovered(DRAWN))
     _save(site, entries, releases)
     return DrawReply(parts)
 
@@ -342,7 +347,7 @@ def weigh(site: Site, request: WeighRequest) -> WeighReply:
         fixed = _computed(to_fixed, sampled, request.joined_rows)
         parts[number] = WeighedPart(fixed + masks)
         shard = Shard.of(site, number, site.source(number))
-        releases.append(ledger_entries.weighed(shard))
+        releases.append(shard.uncovered(MASKED))
     for number in parts:
         site.round.forget(_measured(number), _drawn(number))
     _save(site, {}, releases)

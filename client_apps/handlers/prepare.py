@@ -34,13 +34,7 @@ from client_apps.operator.participant import (
 )
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import Guard
-from client_apps.privacy.ledger_entries import (
-    Run,
-    Shard,
-    coefficients,
-    planned,
-    uncovered,
-)
+from client_apps.privacy.ledger_entries import Run, Shard, releases_of
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import SettingsError, SiteError
@@ -65,7 +59,9 @@ from tp_flower.methods import (
 )
 from tp_flower.model_names import ModelVersion, software
 from tp_flower.privacy.gradients import check_per_row, check_scores
+from tp_flower.privacy.mechanisms import Planned
 from tp_flower.privacy.plan import (
+    COEFFICIENTS,
     CURVATURE,
     GRADIENTS,
     GRAM,
@@ -346,18 +342,16 @@ def _set_aside(site: Site, run: Run, prepared: Mapping[int, _Prepared]) -> None:
     """Reserve the covered releases of the run, and note the others."""
     guard = Guard(site)
     sources = {number: site.source(number) for number in prepared}
-    named = [
-        (Shard.of(site, number, sources[number]), part.plan)
+    releases = [
+        pair
         for number, part in prepared.items()
+        for pair in releases_of(run, Shard.of(site, number, sources[number]), part.plan)
     ]
     site.reserve(
-        [release for shard, plan in named for release in planned(run, shard, plan)],
+        [Planned(each, limit) for each, limit in releases if each.mechanism],
         guard.budgets(list(sources.values())),
     )
-    site.ledger.note(
-        run.name,
-        [release for shard, plan in named for release in uncovered(run, shard, plan)],
-    )
+    site.ledger.note(run.name, [each for each, _ in releases if not each.mechanism])
 
 
 def _start(part: _Prepared, outgoing: Outgoing) -> Start:
@@ -530,7 +524,9 @@ def _coefficients(site: Site, parts: Sequence[Part]) -> dict[int, AnyArray]:
         if not (source.policy.coefficients and isinstance(model, LinearModel)):
             continue
         if not part.outgoing.plan.is_private:
-            noted.append(coefficients(part.number, source, Guard(site)))
+            name = Guard(site).source_id(source)
+            shard = Shard(part.number, source.table, source.site, name)
+            noted.append(shard.uncovered(COEFFICIENTS))
         coefficients_of[part.number] = model.weights
     site.ledger.note(site.store.run, noted)
     return coefficients_of

@@ -148,12 +148,13 @@ def _extract_part(
         if row_key.leaves
         else None,
     )
-    releases = ledger_entries.extracted(
-        Shard.of(site, number, source),
-        SIMULATED if site.is_simulated else GUARANTEES[key_source(site)],
-        has_keys=bool(groups) or body.groups or row_key.leaves,
-        has_weight=fragment.weight is not None,
-    )
+    shard = Shard.of(site, number, source)
+    releases = [shard.uncovered(ledger_entries.COUNTS)]
+    if groups or body.groups or row_key.leaves:
+        guarantee = SIMULATED if site.is_simulated else GUARANTEES[key_source(site)]
+        releases.append(shard.uncovered(ledger_entries.KEYS, guarantee))
+    if fragment.weight is not None:
+        releases.append(shard.uncovered(ledger_entries.WEIGHTS))
     return reply, releases
 
 
@@ -273,7 +274,7 @@ def statistics(site: Site, request: StatisticsRequest) -> StatisticsReply:
         parts[number] = to_wire(features)
         if fitting.fitted:
             shard = Shard.of(site, number, site.source(number))
-            noted.append(ledger_entries.encoders_statistics(shard))
+            noted.append(shard.uncovered(ledger_entries.STATISTICS))
     site.ledger.note(site.store.run, noted)
     return StatisticsReply(parts)
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -392,7 +393,7 @@ class FixedPart:
                 meta["joined_rows"],
             )
         spec, update = ModelSpec.from_json(meta["model"]), Update(meta["update"])
-        plan = PartPlan.from_json(meta["privacy"])
+        plan = msgspec.convert(meta["privacy"], PartPlan)
         return cls(entry, data, spec, update, plan, solver)
 
     def is_of(self, entry: Entry, features: Features) -> bool:
@@ -433,7 +434,7 @@ def fixed_entry(data: ShardData, spec: ModelSpec, plan: PartPlan, **meta: Any) -
         "joined_rows": data.joined_rows,
         "l2": data.l2,
         "model": spec.to_json(),
-        "privacy": plan.to_json(),
+        "privacy": msgspec.to_builtins(plan),
     }
     return Entry(arrays, {**meta, **models})
 

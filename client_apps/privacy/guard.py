@@ -91,11 +91,8 @@ class Guard:
     ) -> None:
         """Refuse a run whose mechanisms cover less than the policy demands.
 
-        Args:
-            source: the shard.
-            privacy: mechanisms of the run; None where nothing is covered.
-            kinds: what will leave of this shard: "labels", "models" (gradients, Gram,
-                moments, parameters, curvatures), "scores", "statistics", "rows".
+        ``kinds`` will leave of this shard: "labels", "models" (gradients, Gram,
+        moments, parameters, curvatures), "scores", "statistics", "rows".
         """
         covered = privacy and {
             MODELS: privacy.covers_features,

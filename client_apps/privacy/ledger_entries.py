@@ -1,14 +1,16 @@
 """The entries of a site's ledger: releases, their cost and the scope of a guarantee."""
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
+
+from msgspec.structs import replace
 
 from client_apps.privacy.guard import Guard
 from client_apps.rounds.site import Site
 from tp_flower.methods import ADMM, CORESET, SERVER, SGD
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import Gaussian, Mechanism, Planned, Release
+from tp_flower.privacy.mechanisms import Gaussian, Mechanism, Release
 from tp_flower.privacy.plan import (
     BATCH_SCORES,
     COEFFICIENTS,
@@ -40,26 +42,40 @@ _ROUNDS: Final = {
     SGD: (Action.SGD, Action.PREPARE),
     CORESET: (Action.ROWS, Action.CONSENSUS, Action.PREPARE),
 }
-"""By family, the messages that carry the releases of a plan."""
+"""By family, the messages that carry the releases of a plan; else any may."""
+
+_UNCOVERED: Final[Mapping[str, str]] = {
+    COUNTS: "not covered: how many rows there are and how many the filters leave, "
+    "which columns have no value, and the order of the rows, by which all of them go",
+    KEYS: "keyed hashes, no differential privacy: which rows have the same key, here "
+    "and in other tables, and how often; {}",
+    WEIGHTS: "not covered: the weight of each row leaves as it is",
+    STATISTICS: "not covered: counts, means and deviations of the features, ranges and "
+    "quantiles (values of single rows) where an encoder needs them, and how many "
+    "rows each category has, by its keyed hash",
+    SENSITIVITIES: "not covered: {}",
+    DRAWN: "not covered: which rows were drawn, the sensitive ones more often",
+    MASKED: "masked (ChaCha20, no differential privacy): of a sampled joined row the "
+    "server learns the sum of all tables' sensitivities, not a table's own",
+    COEFFICIENTS: "not covered: the final coefficients of the table's features, which "
+    "the table's policy allows to be shown",
+}
+"""The scope of what leaves without a plan, by kind: no noise covers it."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard as the ledger names it.
+    """A shard as the ledger names it, with the number of its part in the run.
 
-    Attributes:
-        number: of its part in the run.
-        table: name of its table.
-        site: the organisation that holds it.
-        source: identifier of its rows, whose budget it is.
-        is_grouped: whether its rows in the run are groups of a sub-query.
+    Its budget is that of ``source``, the identifier of its rows; ``is_grouped`` says
+    whether its rows in the run are groups of a sub-query.
     """
 
     number: int
     table: str
     site: str
     source: str
-    is_grouped: bool
+    is_grouped: bool = False
 
     @classmethod
     def of(cls, site: Site, number: int, source: ShardSource) -> Self:
@@ -94,16 +110,16 @@ class Shard:
             site=self.site,
         )
 
+    def uncovered(self, what: str, detail: str = "") -> Release:
+        """Return a release that no noise covers, of a kind that needs no plan."""
+        return self.release(_action_of(what), what, _UNCOVERED[what].format(detail))
+
 
 @dataclass(frozen=True)
 class Run:
-    """A run as the ledger names it.
+    """A run as the ledger names it, and the family of its method.
 
-    Attributes:
-        name: of the run at this site.
-        family: of the run's method, ``"admm"``, ``"sgd"`` or ``"coreset"``.
-        settings: its terms of privacy.
-        fitted: numbers of the parts whose statistics have left for encoders.
+    ``fitted`` are the numbers of the parts whose statistics have left for encoders.
     """
 
     name: str
@@ -124,89 +140,29 @@ def _of_base_row(mechanism: Mechanism) -> Mechanism:
     return mechanism
 
 
-def planned(run: Run, shard: Shard, plan: PartPlan) -> list[Planned]:
-    """Return the releases of a part that are covered, to be reserved."""
+def releases_of(run: Run, shard: Shard, plan: PartPlan) -> list[tuple[Release, int]]:
+    """Return the releases that a part's plan allows, covered or not, and how often."""
     return [
-        Planned(_release(run, shard, plan, use), use.limit)
+        (
+            shard.release(
+                _action_of(use.what, run.family),
+                use.what,
+                "; ".join(_scope(run, shard, plan, use)),
+                use.mechanism,
+            ),
+            use.limit,
+        )
         for use in plan.uses
-        if use.mechanism is not None
     ]
 
 
-def uncovered(run: Run, shard: Shard, plan: PartPlan) -> list[Release]:
-    """Return the releases of a part that nothing covers, to be noted."""
-    return [
-        _release(run, shard, plan, use) for use in plan.uses if use.mechanism is None
-    ]
-
-
-def _release(run: Run, shard: Shard, plan: PartPlan, use: Use) -> Release:
-    action = _action_of(use.what, run.family)
-    scope = "; ".join(_scope(run, shard, plan, use))
-    return shard.release(action, use.what, scope, use.mechanism)
-
-
-def _action_of(what: str, family: str) -> Action:
+def _action_of(what: str, family: str = "") -> Action:
     """Return the message that declares a kind of release."""
     return next(
         action
-        for action in _ROUNDS[family]
+        for action in _ROUNDS.get(family, EXCHANGES)
         if any(what in each.kinds for each in EXCHANGES[action].reply.discloses)
     )
-
-
-def extracted(
-    shard: Shard, keys: str, *, has_keys: bool, has_weight: bool
-) -> list[Release]:
-    """Return the releases that go with a shard's rows and are not covered.
-
-    Args:
-        shard: that the fragment ran on.
-        keys: the guarantee of the key of the hashes, in plain words.
-        has_keys: whether the fragment has join keys or groups.
-        has_weight: whether it has the weight of joined rows.
-    """
-    counts = (
-        "not covered: how many rows there are and how many the filters leave, which "
-        "columns have no value, and the order of the rows, by which all of them go"
-    )
-    releases = [shard.release(Action.EXTRACT, COUNTS, counts)]
-    if has_keys:
-        scope = (
-            "keyed hashes, no differential privacy: which rows have the same key, here "
-            f"and in other tables, and how often; {keys}"
-        )
-        releases.append(shard.release(Action.EXTRACT, KEYS, scope))
-    if has_weight:
-        scope = "not covered: the weight of each row leaves as it is"
-        releases.append(shard.release(Action.EXTRACT, WEIGHTS, scope))
-    return releases
-
-
-def measured(shard: Shard, *, is_shard: bool) -> Release:
-    """Return the sums over a shard's rows; ``is_shard``: its table has other shards."""
-    sums = (
-        "second moments of the shard's columns, the label's too, or the cost of its "
-        "clusters"
-        if is_shard
-        else "what the sensitivities of the table's rows sum to"
-    )
-    return shard.release(Action.MEASURE, SENSITIVITIES, f"not covered: {sums}")
-
-
-def drawn(shard: Shard) -> Release:
-    """Return the numbers of the rows that a site has drawn."""
-    scope = "not covered: which rows were drawn, the sensitive ones more often"
-    return shard.release(Action.DRAW, DRAWN, scope)
-
-
-def weighed(shard: Shard) -> Release:
-    """Return the masked sensitivities of a sample's rows."""
-    scope = (
-        "masked (ChaCha20, no differential privacy): of a sampled joined row the "
-        "server learns the sum of all tables' sensitivities, not a table's own"
-    )
-    return shard.release(Action.WEIGH, MASKED, scope)
 
 
 def scored(shard: Shard, plan: PartPlan) -> Release:
@@ -217,27 +173,6 @@ def scored(shard: Shard, plan: PartPlan) -> Release:
     else:
         scope = "given the model and its encoder, which come from an earlier run"
     return shard.release(Action.SCORE, use.what, scope, use.mechanism)
-
-
-def coefficients(number: int, source: ShardSource, guard: Guard) -> Release:
-    """Return the coefficients of a linear model as they leave after a clear run."""
-    name = guard.source_id(source)
-    shard = Shard(number, source.table, source.site, name, is_grouped=False)
-    scope = (
-        "not covered: the final coefficients of the table's features, which the "
-        "table's policy allows to be shown"
-    )
-    return shard.release(Action.FINISH, COEFFICIENTS, scope)
-
-
-def encoders_statistics(shard: Shard) -> Release:
-    """Return the encoders' statistics as they leave where nothing covers them."""
-    scope = (
-        "not covered: counts, means and deviations of the features, ranges and "
-        "quantiles (values of single rows) where an encoder needs them, and how many "
-        "rows each category has, by its keyed hash"
-    )
-    return shard.release(Action.STATISTICS, STATISTICS, scope)
 
 
 def _scope(run: Run, shard: Shard, plan: PartPlan, use: Use) -> list[str]:

@@ -47,14 +47,7 @@ _BOOLEANS: Final = {"false": 0.0, "true": 1.0}
 
 @dataclass(frozen=True)
 class LabelOrder:
-    """A request for the label of one part.
-
-    Attributes:
-        number: of the part.
-        source: its shard.
-        fragment: that yielded the rows.
-        plan: of the noise; None for labels in the clear.
-    """
+    """A request for the label of one part; without a plan of noise, in the clear."""
 
     number: int
     source: ShardSource
@@ -71,8 +64,7 @@ def released_label(
         PolicyError: the policy does not let the labels leave, or not without noise.
         BudgetError: the table's budget does not suffice.
         SettingsError: the plan does not fit the label's type.
-        SiteError: what is drawn cannot be kept; or, in a simulation, labels are NULL or
-            none of the declared classes.
+        SiteError: in a simulation, labels are NULL or none of the declared classes.
     """
     plan = order.plan
     order.source.policy.check_release(LABELS, is_private=plan is not None)

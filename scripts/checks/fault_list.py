@@ -385,8 +385,8 @@ FEATURES = (
     ),
     Fault(
         "missing-number-is-zero",
-        "scaled = np.where(np.isnan(scaled), self.fill, scaled)",
-        "scaled = np.where(np.isnan(scaled), 0.0, scaled)",
+        "scaled = np.where(np.isnan(values), self.fill, values)",
+        "scaled = np.where(np.isnan(values), 0.0, values)",
         ("test_encoding.py",),
     ),
     Fault(
@@ -397,8 +397,8 @@ FEATURES = (
     ),
     Fault(
         "cyclic-half-a-turn",
-        "angle = place(chosen) * (2 * np.pi / period)",
-        "angle = place(chosen) * (np.pi / period)",
+        "angle = place(values) * (2 * np.pi / period)",
+        "angle = place(values) * (np.pi / period)",
         ("test_encoding.py",),
     ),
     Fault(
@@ -409,14 +409,14 @@ FEATURES = (
     ),
     Fault(
         "indicator-inverted",
-        "out[:, 0] = is_missing[block]",
-        "out[:, 0] = ~is_missing[block]",
+        "out[:, 0] = values",
+        "out[:, 0] = ~values",
         ("test_encoding.py",),
     ),
     Fault(
         "bin-edges",
-        'hot = np.searchsorted(edges, chosen, side="right")',
-        'hot = np.searchsorted(edges, chosen, side="left")',
+        'hot = np.searchsorted(np.array(self.edges), values, side="right")',
+        'hot = np.searchsorted(np.array(self.edges), values, side="left")',
         ("test_encoding.py",),
     ),
     Fault(

@@ -77,12 +77,8 @@ def entry_of_key(key: str, value: object) -> Entry:
 
 def merge_entries(listed: Sequence[Entry], keyed: Sequence[Entry]) -> tuple[Entry, ...]:
     """Return the entries of the string and of the keys; equal ones once."""
-    added = [
-        entry
-        for entry in keyed
-        if not any(_same_entry(entry, other) for other in listed)
-    ]
-    return (*listed, *added)
+    present = {_canonical(entry) for entry in listed}
+    return (*listed, *(each for each in keyed if _canonical(each) not in present))
 
 
 def entries_problem(entries: object) -> str | None:
@@ -106,10 +102,8 @@ def entries_problem(entries: object) -> str | None:
 class TableChoice:
     """The encoder of each feature of a table, as the settings choose it.
 
-    Attributes:
-        table: the alias in the query.
-        specs: by feature name, in the query's order; None for the default.
-        max_categories: of a one-hot that does not say how many.
+    The table is its alias in the query. Specs go by feature name, in the query's order;
+    None is the default. ``max_categories`` is of a one-hot that does not say how many.
     """
 
     table: str
@@ -117,11 +111,7 @@ class TableChoice:
     max_categories: int = 256
 
     def spec_for(self, feature: str, kind: str) -> EncoderSpec:
-        """Return the full spec of a feature.
-
-        Raises:
-            SchemaError: there is no such feature, or the chosen encoder does not fit.
-        """
+        """Return the full spec of a feature; SchemaError where none fits."""
         where = f"encoder of {self.table}.{feature}"
         if feature not in self.specs:
             raise SchemaError(f"{where}: there is no such feature")
@@ -160,38 +150,23 @@ def choose_encoders(
     features: Mapping[str, Sequence[str]],
     max_categories: int = 256,
 ) -> dict[str, TableChoice]:
-    """Return the choice for each feature of each table.
-
-    Args:
-        entries: of the settings.
-        features: names of the features by alias of their table.
-        max_categories: of a one-hot that does not say how many.
+    """Return the choice for each feature of each table, whose names go by its alias.
 
     Raises:
         SettingsError: an entry names a table or a column that the query does not have.
     """
     chosen: dict[tuple[str, str], EncoderSpec] = {}
     for table, column, spec in entries:
-        chosen[_find_column(table, column, features)] = EncoderSpec.parse(spec)
+        alias = _find(table, features, f"encoders names table {table!r}; the query has")
+        where = f"encoders names column {column!r} of table {alias!r}, whose features"
+        name = _find(column, features[alias], f"{where} are")
+        chosen[alias, name] = EncoderSpec.parse(spec)
     return {
         table: TableChoice(
             table, {name: chosen.get((table, name)) for name in names}, max_categories
         )
         for table, names in features.items()
     }
-
-
-def _find_column(
-    table: str, column: str, features: Mapping[str, Sequence[str]]
-) -> tuple[str, str]:
-    """Return the table and the feature that an entry names, in any case."""
-    alias = _find(table, features, f"encoders names table {table!r}; the query has")
-    name = _find(
-        column,
-        features[alias],
-        f"encoders names column {column!r} of table {alias!r}, whose features are",
-    )
-    return alias, name
 
 
 def _find(name: str, names: Mapping[str, object] | Sequence[str], message: str) -> str:
@@ -212,14 +187,10 @@ def _quoted(name: str) -> str:
     return name if is_plain else '"' + name.replace('"', '""') + '"'
 
 
-def _same_entry(a: Entry, b: Entry) -> bool:
-    names_agree = all(x.lower() == y.lower() for x, y in zip(a[:2], b[:2], strict=True))
-    return names_agree and _without_spaces(a[2]) == _without_spaces(b[2])
-
-
-def _without_spaces(spec: str) -> str:
-    """Return a spec without the spaces outside of its quoted texts."""
-    return re.sub(r'("[^"]*")|\s+', r"\1", spec)
+def _canonical(entry: Entry) -> Entry:
+    """Return an entry in lower case, with no spaces outside of quoted texts."""
+    table, column, spec = entry
+    return table.lower(), column.lower(), re.sub(r'("[^"]*")|\s+', r"\1", spec)
 
 
 def _is_entry(item: object) -> bool:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from tp_flower.arrays import BoolArray, FloatArray, IndexArray
 from tp_flower.errors import SchemaError
-from tp_flower.features.spec import TIME_PARTS, EncoderSpec
+from tp_flower.features.spec import TIME_PARTS
 
 Float32Array = npt.NDArray[np.float32]
 CodeArray = npt.NDArray[np.int32]
@@ -33,8 +33,7 @@ TimePart = Callable[[FloatArray], FloatArray]
 class NumericColumn:
     """A feature with numbers: booleans are 0 and 1, times seconds since 1970 (UTC).
 
-    Attributes:
-        values: float64 (n,), NaN where missing.
+    The values are float64 (n,), NaN where missing.
     """
 
     values: FloatArray
@@ -97,8 +96,7 @@ class CategoricalColumn:
 class VectorColumn:
     """A feature with vectors of one length, such as embeddings.
 
-    Attributes:
-        values: float32 (n, d), NaN where missing: a whole row, or single elements.
+    The values are float32 (n, d), NaN where missing: a whole row, or single elements.
     """
 
     values: Float32Array
@@ -126,7 +124,7 @@ class VectorColumn:
 FeatureColumn = NumericColumn | CategoricalColumn | VectorColumn
 
 
-def no_values(rows: int) -> FeatureColumn:
+def no_values(rows: int) -> NumericColumn:
     """Return a column without any value: it fits every encoder."""
     return NumericColumn(np.full(rows, np.nan))
 
@@ -145,7 +143,7 @@ def as_numeric(name: str, column: FeatureColumn) -> NumericColumn:
     if isinstance(column, NumericColumn):
         return column
     _check_empty(name, column, "numeric")
-    return NumericColumn(np.full(column.rows, np.nan))
+    return no_values(column.rows)
 
 
 def as_categorical(name: str, column: FeatureColumn) -> CategoricalColumn:
@@ -201,25 +199,8 @@ def number_texts(column: NumericColumn) -> CategoricalColumn:
     return CategoricalColumn(codes, pa.array(distinct.astype("U32"), pa.string()))
 
 
-def derive(name: str, column: FeatureColumn, spec: EncoderSpec) -> NumericColumn:
-    """Return the numbers that an encoder is fitted to."""
-    if spec.kind == "length":
-        return text_lengths(as_categorical(name, column))
-    return as_numeric(name, column)
-
-
-def categories_of(column: FeatureColumn, name: str) -> CategoricalColumn:
-    """Return a column as categories; those of numbers are their texts."""
-    if isinstance(column, NumericColumn):
-        return number_texts(column)
-    return as_categorical(name, column)
-
-
 def cycle_of(argument: float | str) -> tuple[TimePart, float]:
-    """Return the function that gives a number's place in a cycle, and its length.
-
-    The argument is that of the encoder ``cyclic``: a period, or a part of a time.
-    """
+    """Return the function of a number's place in a cycle, and the cycle's length."""
     if isinstance(argument, str):
         return _PARTS[argument], float(TIME_PARTS[argument])
     return (lambda values: np.mod(values, argument)), float(argument)

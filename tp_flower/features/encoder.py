@@ -130,12 +130,10 @@ class TableEncoder:
 
 @dataclass(frozen=True)
 class SiteEncoder:
-    """Encodes the rows of a table's shards; what a site keeps with its model.
+    """Encodes the rows of a table's shards; a site keeps it with its model.
 
-    Attributes:
-        encoder: what was fitted.
-        keys: by feature with hashed categories, the hasher of that feature alone. With
-            it new rows are encoded when the run and its secret are gone.
+    ``keys`` are, by feature with hashed categories, the hasher of that feature alone.
+    With it new rows are encoded when the run and its secret are gone.
     """
 
     encoder: TableEncoder
@@ -152,24 +150,17 @@ class SiteEncoder:
     ) -> Float32Array:
         """Return the encoded rows, float32 (n, d), C-contiguous if not given.
 
-        Beside ``out`` little is held: it is written in blocks of rows.
-
-        Args:
-            columns: the shard's columns by feature name, or a block of them.
-            out: float32 (n, d) to write to, such as a memory map.
-            rows: the row positions to encode, in this order; None for all rows.
+        Beside ``out``, such as a memory map, little is held: it is written in blocks of
+        rows. ``rows`` are positions, encoded in this order; None for all rows.
 
         Raises:
             SchemaError: a column is missing or of another kind than when fitted.
-            ValueError: ``out`` has another shape or type.
         """
         writers = self._writers(columns)
-        if rows is not None:
-            total = len(rows)
-        else:
-            # a table without features has rows, too: ``out`` knows how many
-            without = 0 if out is None else len(out)
-            total = max((c.rows for c in columns.values()), default=without)
+        # a table without features has rows, too: ``out`` knows how many
+        without = 0 if out is None else len(out)
+        total = max((c.rows for c in columns.values()), default=without)
+        total = total if rows is None else len(rows)
         width = self.encoder.width
         if out is None:
             out = np.empty((total, width), dtype=np.float32)
@@ -214,12 +205,7 @@ class SiteEncoder:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild a site's encoder from ``to_json``.
-
-        Raises:
-            SchemaError: the data is malformed, of a version that this code does not
-                know, or without a key that it takes.
-        """
+        """Rebuild a site's encoder from ``to_json``; SchemaError of other data."""
         _check_version(data)
         try:
             encoder = TableEncoder.from_json(data["encoder"])
@@ -242,17 +228,19 @@ class SiteEncoder:
         writers = []
         left = 0
         for encoding in self.encoder.encodings:
-            right = left + len(encoding.feature_names)
-            write = self._writer(encoding, _column(columns, encoding.name))
+            name, right = encoding.name, left + len(encoding.feature_names)
+            if name not in columns:
+                raise SchemaError(
+                    f"feature {name!r} is not among the shard's: {', '.join(columns)}"
+                )
+            if isinstance(encoding, HashedEncoding):
+                categories = categories_for(encoding, columns[name])
+                write = self._find(encoding, categories.texts).writer(categories)
+            else:
+                write = encoding.writer(columns[name])
             writers.append((slice(left, right), write))
             left = right
         return writers
-
-    def _writer(self, encoding: FeatureEncoding, column: FeatureColumn) -> Writer:
-        if not isinstance(encoding, HashedEncoding):
-            return encoding.writer(column)
-        categories = categories_for(encoding, column)
-        return self._find(encoding, categories.texts).writer(categories)
 
     def _find(self, encoding: HashedEncoding, texts: pa.Array) -> Targets:
         """Return the columns of each text; the blocks of a shard share their texts."""
@@ -273,14 +261,6 @@ def _fits(encoding: FeatureEncoding, column: FeatureColumn) -> bool:
     except SchemaError:
         return False
     return True
-
-
-def _column(columns: Mapping[str, FeatureColumn], name: str) -> FeatureColumn:
-    if name not in columns:
-        raise SchemaError(
-            f"feature {name!r} is not among the shard's: {', '.join(columns)}"
-        )
-    return columns[name]
 
 
 def _check_version(data: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tp_flower.arrays import AnyArray
 from tp_flower.features.columns import (
     CategoricalColumn,
     FeatureColumn,
@@ -60,16 +61,25 @@ class _Encoding(msgspec.Struct, frozen=True, tag_field="type", rename="kebab"):
 
     name: str
 
+    def writer(self, column: FeatureColumn) -> Writer:
+        """Return the function that encodes a block of the column's rows."""
+        values = self._values(column)
+        return lambda block, out: self._write(values[block], out)
+
+    def _values(self, column: FeatureColumn) -> AnyArray:
+        """Return the numbers, vectors or codes (n, ...) that the encoding reads."""
+        return as_numeric(self.name, column).values
+
+    def _write(self, values: AnyArray, out: Float32Array) -> None:
+        """Write a block of them, which is not changed, into ``out`` (b, width)."""
+        raise NotImplementedError
+
 
 class NumberEncoding(_Encoding, frozen=True, tag="number"):
     """One column: (x - centre) / scale, clipped to [-limit, limit].
 
-    Attributes:
-        centre: subtracted.
-        scale: divided by; above 0.
-        fill: the number x that stands for a missing value.
-        of_length: whether x is the length of a text.
-        limit: 1 where the range of x was declared.
+    ``scale`` is above 0, ``fill`` the x of a missing value, ``limit`` 1 where the range
+    of x was declared; with ``of_length`` x is the length of a text.
     """
 
     centre: float
@@ -79,7 +89,6 @@ class NumberEncoding(_Encoding, frozen=True, tag="number"):
     limit: float = LARGEST
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         are_finite = np.isfinite([self.centre, self.scale, self.fill]).all()
         if not (are_finite and self.scale > 0 and 0 < self.limit <= LARGEST):
             raise ValueError(
@@ -91,37 +100,30 @@ class NumberEncoding(_Encoding, frozen=True, tag="number"):
         """Name of the encoded column."""
         return (f"length of {self.name}" if self.of_length else self.name,)
 
-    def writer(self, column: FeatureColumn) -> Writer:
-        """Return the function that encodes a block of the column's rows."""
-        if self.of_length:
-            values = text_lengths(as_categorical(self.name, column)).values
-        else:
-            values = as_numeric(self.name, column).values
+    def _values(self, column: FeatureColumn) -> AnyArray:
+        if not self.of_length:
+            return super()._values(column)
+        return text_lengths(as_categorical(self.name, column)).values
 
-        def write(block: Rows, out: Float32Array) -> None:
-            scaled = values[block]
-            scaled = np.where(np.isnan(scaled), self.fill, scaled)
-            with np.errstate(over="ignore"):
-                scaled -= self.centre
-                scaled /= self.scale
-            out[:, 0] = np.clip(scaled, -self.limit, self.limit, out=scaled)
-
-        return write
+    def _write(self, values: AnyArray, out: Float32Array) -> None:
+        scaled = np.where(np.isnan(values), self.fill, values)
+        with np.errstate(over="ignore"):
+            scaled -= self.centre
+            scaled /= self.scale
+        out[:, 0] = np.clip(scaled, -self.limit, self.limit, out=scaled)
 
 
 class BinEncoding(_Encoding, frozen=True, tag="bins"):
     """One column per bin, 1 in that of the value; the outer bins have no outer end.
 
-    Attributes:
-        edges: ascending; bin j holds edges[j - 1] <= x < edges[j].
-        fill: the bin of a missing value; None: zeros in all columns.
+    The edges ascend; bin j holds edges[j - 1] <= x < edges[j]. ``fill`` is the bin of a
+    missing value; None: zeros in all columns.
     """
 
     edges: tuple[float, ...]
     fill: int | None
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         ascend = all(low < high for low, high in pairwise(self.edges))
         if not self.edges or not ascend or not np.isfinite(self.edges).all():
             raise ValueError(f"{self.name!r}: the edges do not ascend")
@@ -138,32 +140,21 @@ class BinEncoding(_Encoding, frozen=True, tag="bins"):
             f"{self.name} from {edges[-1]}",
         )
 
-    def writer(self, column: FeatureColumn) -> Writer:
-        """Return the function that encodes a block of the column's rows."""
-        values = as_numeric(self.name, column).values
-        fill = -1 if self.fill is None else self.fill
-        edges = np.array(self.edges)
-
-        def write(block: Rows, out: Float32Array) -> None:
-            chosen = values[block]
-            hot = np.searchsorted(edges, chosen, side="right")
-            hot[np.isnan(chosen)] = fill
-            _write_one_hot(hot, out)
-
-        return write
+    def _write(self, values: AnyArray, out: Float32Array) -> None:
+        hot = np.searchsorted(np.array(self.edges), values, side="right")
+        hot[np.isnan(values)] = -1 if self.fill is None else self.fill
+        _write_one_hot(hot, out)
 
 
 class CyclicEncoding(_Encoding, frozen=True, tag="cyclic"):
     """Two columns: sine and cosine of the place in a cycle; zeros where missing.
 
-    Attributes:
-        cycle: a period, or a part of a time.
+    The cycle is a period, or a part of a time.
     """
 
     cycle: float | str
 
     def __post_init__(self) -> None:
-        """Check the cycle."""
         is_part = self.cycle in TIME_PARTS
         if not is_part and (isinstance(self.cycle, str) or not 0 < self.cycle < np.inf):
             raise ValueError(f"{self.name!r}: {self.cycle!r} is no cycle")
@@ -174,31 +165,20 @@ class CyclicEncoding(_Encoding, frozen=True, tag="cyclic"):
         place = f"{self.cycle} of " if isinstance(self.cycle, str) else ""
         return (f"sin {place}{self.name}", f"cos {place}{self.name}")
 
-    def writer(self, column: FeatureColumn) -> Writer:
-        """Return the function that encodes a block of the column's rows."""
-        values = as_numeric(self.name, column).values
+    def _write(self, values: AnyArray, out: Float32Array) -> None:
         place, period = cycle_of(self.cycle)
-
-        def write(block: Rows, out: Float32Array) -> None:
-            chosen = values[block]
-            with np.errstate(over="ignore", invalid="ignore"):
-                angle = place(chosen) * (2 * np.pi / period)
-            is_missing = ~np.isfinite(angle)
-            angle[is_missing] = 0.0
-            for column, function in enumerate((np.sin, np.cos)):
-                wave = function(angle)
-                wave[is_missing] = 0.0
-                out[:, column] = wave
-
-        return write
+        with np.errstate(over="ignore", invalid="ignore"):
+            angle = place(values) * (2 * np.pi / period)
+        is_missing = ~np.isfinite(angle)
+        angle[is_missing] = 0.0
+        for column, function in enumerate((np.sin, np.cos)):
+            wave = function(angle)
+            wave[is_missing] = 0.0
+            out[:, column] = wave
 
 
 class VectorEncoding(_Encoding, frozen=True, tag="vector"):
-    """As many columns as the vectors are long, as they are; zeros where missing.
-
-    Attributes:
-        width: length of the vectors.
-    """
+    """As many columns as the vectors are long, unchanged; zeros where missing."""
 
     width: int
 
@@ -207,15 +187,11 @@ class VectorEncoding(_Encoding, frozen=True, tag="vector"):
         """Names of the encoded columns."""
         return tuple(f"{self.name}[{place}]" for place in range(self.width))
 
-    def writer(self, column: FeatureColumn) -> Writer:
-        """Return the function that encodes a block of the column's rows."""
-        values = as_vectors(self.name, column, self.width).values
+    def _values(self, column: FeatureColumn) -> AnyArray:
+        return as_vectors(self.name, column, self.width).values
 
-        def write(block: Rows, out: Float32Array) -> None:
-            chosen = values[block]
-            out[...] = np.where(np.isnan(chosen), np.float32(0), chosen)
-
-        return write
+    def _write(self, values: AnyArray, out: Float32Array) -> None:
+        out[...] = np.where(np.isnan(values), np.float32(0), values)
 
 
 class MissingEncoding(_Encoding, frozen=True, tag="missing"):
@@ -226,14 +202,11 @@ class MissingEncoding(_Encoding, frozen=True, tag="missing"):
         """Name of the encoded column."""
         return (f"{self.name} is missing",)
 
-    def writer(self, column: FeatureColumn) -> Writer:
-        """Return the function that encodes a block of the column's rows."""
-        is_missing = column.is_missing
+    def _values(self, column: FeatureColumn) -> AnyArray:
+        return column.is_missing
 
-        def write(block: Rows, out: Float32Array) -> None:
-            out[:, 0] = is_missing[block]
-
-        return write
+    def _write(self, values: AnyArray, out: Float32Array) -> None:
+        out[:, 0] = values
 
 
 @dataclass(frozen=True)
@@ -266,9 +239,7 @@ class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
     Attributes:
         hashes: 32 hexadecimal digits for each category that has a column; ascending.
         fill: position of the category that stands for a missing value; None: zeros.
-        has_other: whether all other categories share a last column; without it they
-            are encoded as zeros.
-        of_number: whether the categories are numbers.
+        has_other: without the last column, all others are encoded as zeros.
     """
 
     hashes: tuple[str, ...]
@@ -277,7 +248,6 @@ class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
     of_number: bool = False
 
     def __post_init__(self) -> None:
-        """Check the hashes, and the place of missing values."""
         are_hashes = all(re.fullmatch(r"[0-9a-f]{32}", text) for text in self.hashes)
         if not self.hashes or not are_hashes:
             raise ValueError(f"{self.name!r}: the categories are no hashes")
@@ -319,11 +289,6 @@ class HashEncoding(_Encoding, frozen=True, tag="hash"):
     them collide with probability 1 / buckets, and then add up with random signs, so
     that inner products of encoded rows are right on average. Zeros where missing.
 
-    Attributes:
-        buckets: number of columns.
-        of_number: whether the values are numbers.
-
-
     Reference:
         Weinberger et al., Feature hashing for large scale multitask learning, 2009.
     """
@@ -332,7 +297,6 @@ class HashEncoding(_Encoding, frozen=True, tag="hash"):
     of_number: bool = False
 
     def __post_init__(self) -> None:
-        """Check the number of columns."""
         if not 1 <= self.buckets <= MOST_COLUMNS:
             raise ValueError(f"{self.name!r}: {self.buckets} is no number of columns")
 
@@ -351,18 +315,14 @@ class HashEncoding(_Encoding, frozen=True, tag="hash"):
 class ListedEncoding(_Encoding, frozen=True, tag="listed"):
     """One column per category that the run's author has declared.
 
-    Zeros where the value is missing, or none of these categories.
-
-    Attributes:
-        categories: as texts; of numbers as ``number_texts`` writes them.
-        of_number: whether the categories are numbers.
+    Zeros where the value is missing, or none of these categories. They are texts; of
+    numbers those that ``number_texts`` writes.
     """
 
     categories: tuple[str, ...]
     of_number: bool = False
 
     def __post_init__(self) -> None:
-        """Check the categories."""
         if not self.categories or len(set(self.categories)) != len(self.categories):
             raise ValueError(f"{self.name!r}: no categories, or one of them twice")
 
@@ -387,11 +347,7 @@ HashedEncoding = CategoryEncoding | HashEncoding
 def categories_for(
     encoding: HashedEncoding | ListedEncoding, column: FeatureColumn
 ) -> CategoricalColumn:
-    """Return a column as the categories that an encoding is of.
-
-    Raises:
-        SchemaError: the column is of another kind; names the feature.
-    """
+    """Return a column as an encoding's categories; SchemaError if of another kind."""
     if encoding.of_number:
         return number_texts(as_numeric(encoding.name, column))
     return as_categorical(encoding.name, column)
@@ -409,9 +365,7 @@ def hashes_of(digits: Sequence[str]) -> HashArray:
     return flat.astype(np.uint64).reshape(-1, 2)
 
 
-def _check_missing_column(
-    encoding: "BinEncoding | CategoryEncoding", width: int
-) -> None:
+def _check_missing_column(encoding: BinEncoding | CategoryEncoding, width: int) -> None:
     if encoding.fill is not None and not 0 <= encoding.fill < width:
         raise ValueError(
             f"{encoding.name!r}: no column {encoding.fill} for missing values"

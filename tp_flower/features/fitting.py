@@ -22,10 +22,7 @@ from tp_flower.features.encodings import (
     hex_of,
 )
 from tp_flower.features.spec import EncoderSpec, number_categories
-from tp_flower.features.statistics import (
-    ColumnStatistics,
-    QuantileSummary,
-)
+from tp_flower.features.statistics import ColumnStatistics, QuantileSummary
 
 Fitted = FeatureEncoding | None
 Statistic = TypeVar("Statistic")
@@ -108,12 +105,12 @@ def _plain(name: str, column: ColumnStatistics, _: EncoderSpec) -> Fitted:
 
 def _equal_width(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     span = _present(column.range, "range")
-    edges = np.linspace(span.low, span.high, _argument(spec) + 1)[1:-1]
+    edges = np.linspace(span.low, span.high, spec.columns + 1)[1:-1]
     return _bins(name, column, np.unique(edges[edges > span.low]))
 
 
 def _equal_depth(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
-    quantiles, bins = _quantiles(column), _argument(spec)
+    quantiles, bins = _quantiles(column), spec.columns
     edges = np.unique([quantiles.quantile(j / bins) for j in range(1, bins)])
     # below the smallest point there would be a bin of next to nothing
     return _bins(name, column, edges[edges > quantiles.values[0]])
@@ -129,8 +126,7 @@ def _bins(name: str, column: ColumnStatistics, edges: FloatArray) -> Fitted:
 
 
 def _cyclic(name: str, _: ColumnStatistics, spec: EncoderSpec) -> Fitted:
-    cycle = spec.argument
-    return None if cycle is None else CyclicEncoding(name, cycle)
+    return None if spec.argument is None else CyclicEncoding(name, spec.argument)
 
 
 def _in_range(name: str, _: ColumnStatistics, spec: EncoderSpec) -> Fitted:
@@ -141,15 +137,14 @@ def _in_range(name: str, _: ColumnStatistics, spec: EncoderSpec) -> Fitted:
 
 
 def _listed(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
-    categories, is_number = spec.categories, column.kind != "text"
-    if is_number:
-        categories = number_categories(categories)
-    return ListedEncoding(name, categories, is_number)
+    if column.kind == "text":
+        return ListedEncoding(name, spec.categories)
+    return ListedEncoding(name, number_categories(spec.categories), of_number=True)
 
 
 def _one_hot(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     """The most frequent categories, and the others in one column if there are any."""
-    listed, most = _present(column.categories, "categories"), _argument(spec)
+    listed, most = _present(column.categories, "categories"), spec.columns
     has_other = column.count > listed.counts.sum() or len(listed.counts) > most
     is_cut = listed.tail > 0 or len(listed.counts) + has_other > most
     frequent = listed.most_frequent(most - 1 if is_cut else len(listed.counts))
@@ -165,7 +160,7 @@ def _one_hot(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
 
 
 def _hash(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
-    return HashEncoding(name, _argument(spec), column.kind != "text")
+    return HashEncoding(name, spec.columns, column.kind != "text")
 
 
 _FITTERS: Final[
@@ -192,12 +187,6 @@ def _fill(column: ColumnStatistics) -> float:
     if rule == "mean":
         return _present(column.moments, "moments").mean
     return _quantiles(column).quantile(0.5) if rule == "median" else 0.0
-
-
-def _argument(spec: EncoderSpec) -> int:
-    if not isinstance(spec.argument, int):
-        raise TypeError(f"{spec} has no number of columns")
-    return spec.argument
 
 
 def _quantiles(column: ColumnStatistics) -> QuantileSummary:

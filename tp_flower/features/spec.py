@@ -48,10 +48,7 @@ _BOOLEANS: Final = {"false": 0.0, "true": 1.0}
 class DeclaredRange:
     """The smallest and the largest value that a feature may have.
 
-    Attributes:
-        low: finite; seconds since 1970 (UTC) of a time.
-        high: finite, above ``low``.
-        is_time: whether the ends are dates or times.
+    Both are finite, ``low`` below ``high``; of times they are seconds since 1970 (UTC).
     """
 
     low: float
@@ -153,13 +150,10 @@ class Need(StrEnum):
 
 @dataclass(frozen=True)
 class _Rule:
-    """The rules of one kind of encoder.
+    """The kinds of values that an encoder takes, and the rules that go with it.
 
-    Attributes:
-        fits: the kinds of values it takes.
-        missing: the rules for missing values; the first is the default.
-        needs: the statistics it is fitted to.
-        argument: "" (none), "count", "period", "range" or "categories".
+    The first rule for missing values is the default; ``needs`` are the statistics it is
+    fitted to; ``argument`` is "" (none), "count", "period", "range" or "categories".
     """
 
     fits: tuple[str, ...]
@@ -199,7 +193,7 @@ _MISSING_NEEDS: Final[Mapping[str, Need]] = {
     "mean": Need.MOMENTS,
     "median": Need.QUANTILES,
 }
-_DECLARED: Final = {
+DECLARED_ENCODERS: Final = {
     "number": "range(<low>, <high>), categories(<a>, <b>), hash(<columns>) or "
     "cyclic(<period>)",
     "boolean": "range(0, 1)",
@@ -207,7 +201,7 @@ _DECLARED: Final = {
     "cyclic(<part>), as in cyclic(month), or hash(<columns>)",
     "text": "categories(<a>, <b>) or hash(<columns>)",
 }
-"""By kind of value, the encoders that need no statistics."""
+"""By kind of value, the encoders that need no statistics, for messages."""
 
 _FORM: Final = re.compile(
     r"(?P<kind>[a-z-]+)\s*"
@@ -239,7 +233,6 @@ class EncoderSpec:
     indicator: bool = False
 
     def __post_init__(self) -> None:
-        """Check all but the fit to a feature."""
         if self.kind not in _RULES:
             raise ValueError(
                 f"{self.kind!r} is no encoder: it must be one of {', '.join(ENCODERS)}"
@@ -270,10 +263,14 @@ class EncoderSpec:
         return cls(kind, argument, missing, indicator)
 
     def __str__(self) -> str:
-        """Return the text that ``parse`` reads back."""
         argument = "" if self.argument is None else f"({self.argument})"
         missing = f" {_MISSING}{self.missing}" if self.missing else ""
         return f"{self.kind}{argument}{missing}{' indicator' * self.indicator}"
+
+    @property
+    def columns(self) -> int:
+        """Number of encoded columns or bins; 0 where it is not given."""
+        return self.argument if isinstance(self.argument, int) else 0
 
     @property
     def range(self) -> DeclaredRange:
@@ -288,25 +285,17 @@ class EncoderSpec:
     def needs_of(self, kind: str) -> frozenset[Need]:
         """Return the statistics that the encoder of a kind of value is fitted to.
 
-        Vectors that stay as they are need only their length to be known.
+        Vectors that stay unchanged need only their length to be known.
         """
-        is_plain_vector = kind == "vector" and self.kind == "none"
-        return frozenset() if is_plain_vector else self.needs
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """The statistics that the encoder of a number or text is fitted to."""
+        if kind == "vector" and self.kind == "none":
+            return frozenset()
         needs = frozenset(_RULES[self.kind].needs)
         if self.missing in _MISSING_NEEDS:
             needs |= {_MISSING_NEEDS[self.missing]}
         return needs
 
     def for_kind(self, kind: str, max_categories: int) -> Self:
-        """Return the spec with everything chosen for a feature's kind of value.
-
-        Raises:
-            SchemaError: the encoder does not fit; says which do.
-        """
+        """Return the spec with everything chosen for a feature's kind of value."""
         rule = _RULES[self.kind]
         if kind not in rule.fits:
             fitting = [name for name, other in _RULES.items() if kind in other.fits]
@@ -319,7 +308,11 @@ class EncoderSpec:
             )
         self._check_declared(kind)
         if kind == "vector":
-            return self._for_vector()
+            if self.missing not in ("", "zero"):
+                raise SchemaError(
+                    f"missing={self.missing} does not fit a vector: it must be zero"
+                )
+            return replace(self, missing="zero")
         is_open = self.kind == "one-hot" and self.argument is None
         return replace(
             self,
@@ -342,13 +335,6 @@ class EncoderSpec:
             if len(set(numbers)) != len(numbers):
                 raise SchemaError(f"encoder {self} names a number twice")
 
-    def _for_vector(self) -> Self:
-        if self.missing not in ("", "zero"):
-            raise SchemaError(
-                f"missing={self.missing} does not fit a vector: it must be zero"
-            )
-        return replace(self, missing="zero")
-
 
 def default_spec(kind: str) -> EncoderSpec:
     """Return the spec of a kind of value for which the settings have none.
@@ -357,11 +343,6 @@ def default_spec(kind: str) -> EncoderSpec:
     'one-hot'
     """
     return EncoderSpec(_DEFAULTS[kind])
-
-
-def declared_encoders(kind: str) -> str:
-    """Return which encoders of a kind of value need no statistics, for messages."""
-    return _DECLARED[kind]
 
 
 _READERS: Final[Mapping[str, Callable[[str], object]]] = {

@@ -24,9 +24,12 @@ from tp_flower.features.choice import TableChoice
 from tp_flower.features.columns import (
     CategoricalColumn,
     FeatureColumn,
+    NumericColumn,
     VectorColumn,
-    categories_of,
-    derive,
+    as_categorical,
+    as_numeric,
+    number_texts,
+    text_lengths,
 )
 from tp_flower.features.spec import EncoderSpec, Need
 from tp_flower.keyed_hash import HashArray, KeyedHasher
@@ -69,10 +72,7 @@ class QuantileSummary:
     smaller than 2 m min_count. With min_count = 1 and n_q <= m for all q it is 0:
     the quantiles are exact.
 
-    Attributes:
-        values: float64 (g,), the points in ascending order.
-        weights: int64 (g,), how many values each stands for.
-        rank_error: bound on |F - W|.
+    Values are float64 (g,), in ascending order; weights int64 (g,).
     """
 
     values: FloatArray
@@ -105,10 +105,7 @@ class QuantileSummary:
 
 
 def summarise(values: FloatArray, min_count: int = 1) -> QuantileSummary:
-    """Return the summary of a shard's finite values, (n,).
-
-    ``min_count`` is the fewest values that a point may stand for.
-    """
+    """Return the summary of a shard's finite values, (n,)."""
     groups = min(MOST_POINTS, len(values) // min_count)
     if not groups:
         nothing = np.zeros(0, dtype=np.int64)
@@ -189,10 +186,7 @@ class CategoryStatistics:
 def count_categories(
     column: CategoricalColumn, hasher: KeyedHasher, min_count: int = 1
 ) -> CategoryStatistics:
-    """Return the categories of a shard's rows that may leave it.
-
-    ``min_count`` is the fewest rows that a listed category has.
-    """
+    """Return the categories of a shard's rows that may leave it."""
     present = column.codes[~column.is_missing]
     counts = np.bincount(present, minlength=len(column.texts))
     listed = np.flatnonzero(counts >= max(1, min_count))
@@ -316,32 +310,41 @@ def feature_statistics(
     ``kind`` is number, boolean, time, text or vector.
     """
     if choice.is_declared(name, kind):
-        return declared_statistics(choice, name, kind, _width(column))
+        width = column.width if isinstance(column, VectorColumn) else 0
+        width = 0 if column.is_missing.all() else width
+        return declared_statistics(choice, name, kind, width)
     if sample.rows is not None:
         column = column.take(sample.rows)
     count = column.rows - int(np.count_nonzero(column.is_missing))
     if not count:
         return ColumnStatistics(kind, None, column.rows, 0)
     spec = choice.spec_for(name, kind)
+    needs = spec.needs_of(kind)
     counted = ColumnStatistics(kind, spec, column.rows, count)
-    if Need.CATEGORIES in spec.needs:
+    if Need.CATEGORIES in needs:
         hasher = sample.hasher.purpose(category_purpose(choice.table, name))
-        values = categories_of(column, name)
+        values = (
+            number_texts(column)
+            if isinstance(column, NumericColumn)
+            else as_categorical(name, column)
+        )
         categories = count_categories(values, hasher, sample.min_count)
         return replace(counted, categories=categories)
+    if spec.kind == "length":
+        column = text_lengths(as_categorical(name, column))
+    numbers = as_numeric(name, column).values
+    present = numbers[~np.isnan(numbers)]
     try:
-        numbers = derive(name, column, spec).values
-        present = numbers[~np.isnan(numbers)]
-        return _with_numbers(counted, spec, present, sample.min_count)
+        return replace(
+            counted,
+            moments=moments_of(present) if Need.MOMENTS in needs else None,
+            range=_range(present) if Need.RANGE in needs else None,
+            quantiles=summarise(present, sample.min_count)
+            if Need.QUANTILES in needs
+            else None,
+        )
     except SchemaError as error:
         raise SchemaError(f"feature {name!r}: {error}") from None
-
-
-def _width(column: FeatureColumn) -> int:
-    """Return the length of a column's vectors, 0 where there is none."""
-    if isinstance(column, VectorColumn) and not column.is_missing.all():
-        return column.width
-    return 0
 
 
 def declared_statistics(
@@ -349,29 +352,14 @@ def declared_statistics(
 ) -> ColumnStatistics:
     """Return the kind of a feature whose encoder needs no statistics, as statistics.
 
-    Args:
-        choice: the encoders of the table.
-        name: of the feature.
-        kind: of value; "" of a column that is all NULL at its source, and has no type.
-        width: length of a vector, 0 where there is none; ignored of other kinds.
+    The kind of value is "" of a column that is all NULL at its source; ``width`` is
+    the length of a vector, 0 where there is none, and ignored of other kinds.
     """
     if not kind or (kind == "vector" and not width):
         return ColumnStatistics(kind, None, 0, 0, is_declared=True)
     spec = choice.spec_for(name, kind)
     width = width if kind == "vector" else 0
     return ColumnStatistics(kind, spec, 0, 0, width=width, is_declared=True)
-
-
-def _with_numbers(
-    counted: ColumnStatistics, spec: EncoderSpec, present: FloatArray, min_count: int
-) -> ColumnStatistics:
-    needs = spec.needs
-    return replace(
-        counted,
-        moments=moments_of(present) if Need.MOMENTS in needs else None,
-        range=_range(present) if Need.RANGE in needs else None,
-        quantiles=summarise(present, min_count) if Need.QUANTILES in needs else None,
-    )
 
 
 def moments_of(present: FloatArray) -> Moments:
@@ -416,7 +404,10 @@ def merge(statistics: Sequence[ColumnStatistics]) -> ColumnStatistics:
         rows=rows,
         count=sum(shard.count for shard in filled),
         moments=_merged([s.moments for s in filled], partial(reduce, merge_moments)),
-        range=_merged([s.range for s in filled], _merge_ranges),
+        range=_merged(
+            [s.range for s in filled],
+            lambda spans: Range(min(s.low for s in spans), max(s.high for s in spans)),
+        ),
         quantiles=_merged([s.quantiles for s in filled], merge_quantiles),
         categories=_merged([s.categories for s in filled], merge_categories),
     )
@@ -450,10 +441,6 @@ def merge_moments(a: Moments, b: Moments) -> Moments:
         a.mean + delta * (b.count / count),
         a.m2 + b.m2 + delta * delta * (a.count * (b.count / count)),
     )
-
-
-def _merge_ranges(parts: Sequence[Range]) -> Range:
-    return Range(min(part.low for part in parts), max(part.high for part in parts))
 
 
 def merge_tables(

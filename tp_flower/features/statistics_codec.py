@@ -38,28 +38,27 @@ def to_wire(statistics: Mapping[str, ColumnStatistics]) -> StatisticsOfPart:
     columns = list(statistics.values())
     quantiles = {str(j): c.quantiles for j, c in enumerate(columns) if c.quantiles}
     categories = {str(j): c.categories for j, c in enumerate(columns) if c.categories}
+    features = [
+        FeatureStatistics(
+            name=name,
+            kind=column.kind,
+            rows=None if column.is_declared else column.rows,
+            count=None if column.is_declared else column.count,
+            width=column.width if column.kind == "vector" else None,
+            mean=None if column.moments is None else column.moments.mean,
+            m2=None if column.moments is None else column.moments.m2,
+            low=None if column.range is None else column.range.low,
+            high=None if column.range is None else column.range.high,
+            tail=None if column.categories is None else column.categories.tail,
+        )
+        for name, column in statistics.items()
+    ]
     return StatisticsOfPart(
-        statistics=[_sent(name, column) for name, column in statistics.items()],
+        statistics=features,
         quantile_values={key: q.values for key, q in quantiles.items()},
         quantile_weights={key: q.weights for key, q in quantiles.items()},
         category_hashes={key: c.hashes for key, c in categories.items()},
         category_counts={key: c.counts for key, c in categories.items()},
-    )
-
-
-def _sent(name: str, column: ColumnStatistics) -> FeatureStatistics:
-    moments, limits, categories = column.moments, column.range, column.categories
-    return FeatureStatistics(
-        name=name,
-        kind=column.kind,
-        rows=None if column.is_declared else column.rows,
-        count=None if column.is_declared else column.count,
-        width=column.width if column.kind == "vector" else None,
-        mean=None if moments is None else moments.mean,
-        m2=None if moments is None else moments.m2,
-        low=None if limits is None else limits.low,
-        high=None if limits is None else limits.high,
-        tail=None if categories is None else categories.tail,
     )
 
 
@@ -68,10 +67,8 @@ def from_wire(
 ) -> dict[str, ColumnStatistics]:
     """Return a shard's statistics by feature, in the query's order.
 
-    Args:
-        sent: by its site.
-        choice: the encoders that the statistics were asked for.
-        rows: the most rows that they can be of.
+    ``choice`` has the encoders that they were asked for; ``rows`` is the most rows that
+    they can be of.
 
     Raises:
         SchemaError: no data of these features and so many rows have them; names the
@@ -119,7 +116,7 @@ class _Reader:
         if not count:
             return ColumnStatistics(kind, None, feature_rows, 0)
         spec = choice.spec_for(name, kind)
-        needs = spec.needs
+        needs = spec.needs_of(kind)
         return ColumnStatistics(
             kind,
             spec,
@@ -145,16 +142,14 @@ class _Reader:
     def _quantiles(self, count: int) -> QuantileSummary:
         values = self._array(self._sent.quantile_values, "points", MOST_POINTS)
         weights = self._array(self._sent.quantile_weights, "weights", MOST_POINTS)
-        if len(values) != len(weights) or (np.diff(values) < 0).any():
-            raise ImpossibleError("quantile points without order or weights")
+        if (np.diff(values) < 0).any():
+            raise ImpossibleError("quantile points without order")
         _check_counts(weights, count)
         return QuantileSummary(values, weights, rank_error_of(weights, count))
 
     def _categories(self, count: int) -> CategoryStatistics:
         hashes = self._array(self._sent.category_hashes, "hashes", MOST_CATEGORIES)
         counts = self._array(self._sent.category_counts, "counts", MOST_CATEGORIES)
-        if len(hashes) != len(counts):
-            raise ImpossibleError(f"{len(hashes)} categories with {len(counts)} counts")
         first, second = hashes[:, 0], hashes[:, 1]
         is_after = (first[1:] > first[:-1]) | (
             (first[1:] == first[:-1]) & (second[1:] > second[:-1])
@@ -190,5 +185,5 @@ def _count(value: int | None, name: str, most: int) -> int:
 
 def _check_counts(counts: npt.NDArray[np.int64], total: int) -> None:
     # each is checked first, so that the sum cannot overflow
-    if (counts < 1).any() or (counts > total).any() or counts.sum() > total:
+    if (counts > total).any() or counts.sum() > total:
         raise ImpossibleError(f"counts that are not of {total} values")

@@ -21,11 +21,11 @@ discrete Gaussian for differential privacy" (proposition 12).
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from tp_flower.arrays import FloatArray
 from tp_flower.methods import ACCOUNTANTS, RDP
@@ -52,16 +52,11 @@ _MOST: Final = 100.0  # epsilon from which on losses are not composed: exp overf
 def epsilon(
     mechanisms: Sequence[Mechanism], delta: float, accountant: str = RDP
 ) -> float:
-    """Return the epsilon of all mechanisms together, each used ``count`` times.
+    """Return the epsilon >= 0 of mechanisms on one unit, each used ``count`` times.
 
-    Args:
-        mechanisms: on the same unit, in any order; none: 0.
-        delta: in [0, 1).
-        accountant: of sampled Gaussians, "rdp" or "prv".
-
-    Returns:
-        An upper bound >= 0; inf where some Gaussian has no noise, or delta is 0 and
-        there is a Gaussian.
+    It is an upper bound: inf where some Gaussian has no noise, or delta is 0 and there
+    is a Gaussian. ``delta`` is in [0, 1); the accountant, "rdp" or "prv", is of sampled
+    Gaussians.
 
     >>> round(epsilon([Gaussian(6.0, count=36)], 1e-5), 3)  # mu = sqrt(36) / 6 = 1
     4.377
@@ -94,14 +89,8 @@ def noise_multiplier(
 ) -> float:
     """Return the least noise multiplier whose epsilon is at most the target.
 
-    It is above the least by one millionth at most.
-
-    Args:
-        target_epsilon: of all uses together, > 0.
-        delta: in (0, 1).
-        count: uses on the same unit; 0: no noise is needed.
-        sample_rate: as in ``Gaussian``.
-        accountant: "rdp" or "prv".
+    It is above the least by one millionth at most. The target, > 0, is of ``count``
+    uses on the same unit together (0: no noise is needed); ``delta`` is in (0, 1).
 
     >>> round(noise_multiplier(4.377, 1e-5, count=36), 2)
     6.0
@@ -140,11 +129,6 @@ def server_mechanism(
     ``Phi(0.5 - 4.377) - exp(4.377) Phi(-0.5 - 4.377) = 5.29e-5 - 4.29e-5``. Who takes
     the batches for secret finds 0.81 (900 steps at rate 0.04): not against the server.
 
-    Args:
-        multiplier: noise multiplier of one message.
-        batches_per_epoch_of_row: of the row that is in most.
-        epochs: planned.
-
     >>> server_mechanism(6.0, batches_per_epoch_of_row=4, epochs=9)
     Gaussian(noise_multiplier=6.0, count=36, sample_rate=1.0)
     """
@@ -163,11 +147,8 @@ def outsider_mechanism(
 
     By hand: ``r = 0.01`` and ``G = 3``: ``1 - 0.99^3 = 1 - 0.970299 = 0.029701``.
 
-    Args:
-        multiplier: noise multiplier of one message.
-        batch_rate: ``r`` in (0, 1].
-        multiplicity: ``G`` >= 1, of the row that has most joined rows.
-        steps: batches of the whole run.
+    ``r`` is in (0, 1], ``G`` >= 1 is that of the row with most joined rows, and the
+    steps are the batches of the whole run.
 
     >>> round(outsider_mechanism(2.0, 0.01, multiplicity=3, steps=100).sample_rate, 6)
     0.029701

@@ -80,11 +80,7 @@ def clipped_sum(
 ) -> FloatArray:
     """Return the sum of the rows' gradients, each clipped to norm ``clip``, (p,).
 
-    Args:
-        model: f; its parameters are only read.
-        features: rows of the table, (k, d).
-        messages: Y, (k, d_c).
-        clip: C, > 0; inf for none.
+    ``clip`` is C > 0, inf for none; the model's parameters are only read.
 
     >>> model = LinearModel(features=2, outputs=1, intercept=False)
     >>> rows = np.array([[3, 4], [0.3, 0.4]], dtype=np.float32)
@@ -162,7 +158,6 @@ class PrivateFit:
         clip: C, > 0.
         noise_multiplier: sigma, >= 0.
         sample_rate: q, in (0, 1].
-        steps: of one update.
         learning_rate: Adam's, in units of the parameters (of linear models: of s); 0:
             ``LINEAR_RATE`` or ``TORCH_RATE``.
         output_scale: s, 1 in classification, the labels' deviation in regression.
@@ -179,7 +174,6 @@ class PrivateFit:
     row_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         for name in ("clip", "sample_rate", "output_scale", "row_norm"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, allowed: above 0")

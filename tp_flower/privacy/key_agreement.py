@@ -112,12 +112,10 @@ SIMULATED: Final = "the key of a simulation follows its seed: it is known to eve
 
 @dataclass(frozen=True)
 class GroupSecret:
-    """The secret that the sites of a run share.
+    """The secret that the sites of a run share, ``KEY_BYTES`` bytes.
 
-    Attributes:
-        value: ``KEY_BYTES`` bytes.
-        is_simulated: derived from the run's seed, so that a simulation repeats itself;
-            no secret from anybody who knows the seed.
+    A simulated one is derived from the run's seed, so that a simulation repeats itself;
+    it is no secret from anybody who knows the seed.
     """
 
     value: bytes = field(repr=False)
@@ -178,12 +176,7 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """The public keys of a site.
-
-    Attributes:
-        run: of this run alone.
-        site: long-term; empty where keys are not pinned.
-    """
+    """A site's public keys: of this run, and long-term (empty where none is pinned)."""
 
     run: bytes
     site: bytes = b""
@@ -191,11 +184,7 @@ class PublicKeys:
 
 @dataclass(frozen=True)
 class SiteKeys:
-    """A site's key pairs, to seal a run's secret with and to open it.
-
-    Attributes:
-        run: of this run alone.
-        site: long-term; None where keys are not pinned.
+    """A site's key pairs, of this run and long-term, to seal a secret and to open it.
 
     >>> leader, site = SiteKeys(KeyPair()), SiteKeys(KeyPair())
     >>> secret = GroupSecret.random()
@@ -224,9 +213,7 @@ class SiteKeys:
     def open(self, sealed: bytes, sender: PublicKeys, run_id: int) -> GroupSecret:
         """Return the secret that the holder of the sender's keys sealed to this site.
 
-        Raises:
-            SiteError: it was sealed by or to other keys, for another run, or changed on
-                the way.
+        SiteError: it was sealed by or to other keys, for another run, or changed.
         """
         cipher = _cipher(
             self._exchanges(sender, is_sender=False), sender, self.public, run_id
@@ -268,12 +255,8 @@ def pair_masks(
 ) -> WordArray:
     """Return the masks that a participant adds to its ``count`` numbers, modulo 2^64.
 
-    Args:
-        secret: shared by the sites, unknown to the server.
-        part: 0 .. parts - 1.
-        parts: participants that are summed, at most ``MOST_PARTS``.
-        count: numbers of a message.
-        context: unique to the message under the secret.
+    It is participant 0 <= ``part`` < ``parts`` of those that are summed, at most
+    ``MOST_PARTS``; ``context`` is unique to the message under the secret.
 
     >>> pair = [pair_masks(b"s", part, 2, 3, b"run 1") for part in (0, 1)]
     >>> (pair[0] + pair[1]).tolist()
@@ -303,10 +286,7 @@ def to_fixed(scores: FloatArray, joined_rows: int) -> WordArray:
     """Return round(g * N * 2^24) of scores (k,): their mean over a join is near 1 / N.
 
     The uniform share makes a sum at least 1 / N, which is then within 2^-24 parts of a
-    unit per table.
-
-    Raises:
-        ValueError: a score is not in the range 0 to 2^56 / (N 2^24).
+    unit per table. Scores are from 0 to 2^56 / (N 2^24).
 
     >>> to_fixed(np.array([0.25]), 4).tolist() == [1 << 24]
     True

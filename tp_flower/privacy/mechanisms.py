@@ -7,10 +7,10 @@ known to the server anyway). A clipped sum then changes by at most the clip.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Self
+from dataclasses import dataclass
+from typing import Final
 
+import msgspec
 import numpy as np
 
 from tp_flower.arrays import FloatArray
@@ -20,13 +20,18 @@ from tp_flower.randomness import NoiseSource
 _LARGEST: Final = 1e150  # its square is a number
 
 
-@dataclass(frozen=True)
-class Gaussian:
+class _Mechanism(
+    msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True
+):
+    """One kind of mechanism; a field that is not known may be a cost."""
+
+
+class Gaussian(_Mechanism, frozen=True, tag="gaussian"):
     """Gaussian noise on a sum that one unit changes by at most the sensitivity.
 
     Attributes:
         noise_multiplier: standard deviation over sensitivity, >= 0; 0 is no noise.
-        count: how many times it is used on the same unit.
+        count: uses on the same unit.
         sample_rate: probability that a use has the unit at all, in (0, 1], drawn
             afresh (Poisson) where the adversary does not see it; 1 where it does.
     """
@@ -36,52 +41,26 @@ class Gaussian:
     sample_rate: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         _check(self.noise_multiplier >= 0, "noise_multiplier", self.noise_multiplier)
         _check(self.count >= 0, "count", self.count)
         _check(0 < self.sample_rate <= 1, "sample_rate", self.sample_rate)
 
 
-@dataclass(frozen=True)
-class PureDp:
-    """A mechanism of epsilon-differential privacy with delta = 0.
+class PureDp(_Mechanism, frozen=True, tag="pure"):
+    """A mechanism of epsilon-differential privacy with delta = 0, used ``count`` times.
 
-    Attributes:
-        epsilon: >= 0.
-        count: how many times it is used on the same unit.
+    ``epsilon`` is >= 0 and of one use on the same unit.
     """
 
     epsilon: float
     count: int = 1
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         _check(self.epsilon >= 0, "epsilon", self.epsilon)
         _check(self.count >= 0, "count", self.count)
 
 
 Mechanism = Gaussian | PureDp
-
-_KINDS: Final[Mapping[str, type[Mechanism]]] = {"gaussian": Gaussian, "pure": PureDp}
-
-
-def mechanism_to_json(mechanism: Mechanism) -> dict[str, Any]:
-    """Return a mechanism as plain JSON types."""
-    kind = "gaussian" if isinstance(mechanism, Gaussian) else "pure"
-    return {"kind": kind, **asdict(mechanism)}
-
-
-def mechanism_from_json(data: Mapping[str, Any]) -> Mechanism:
-    """Return the mechanism that ``mechanism_to_json`` wrote, or raise ValueError."""
-    fields = dict(data)
-    kind = _KINDS.get(str(fields.pop("kind", "")))
-    if kind is None:
-        raise ValueError(f"{data.get('kind')!r} is no mechanism")
-    try:
-        return kind(**fields)
-    except TypeError as error:
-        # a field that is not known may be a cost
-        raise ValueError(f"not a mechanism: {error}") from None
 
 
 def _check(is_fine: bool, name: str, value: float) -> None:
@@ -111,7 +90,6 @@ class Budget:
     accountant: str = RDP
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         if not self.epsilon >= 0:
             raise ValueError(
                 f"epsilon of a budget is {self.epsilon!r}; it must be >= 0"
@@ -122,12 +100,10 @@ class Budget:
             )
 
 
-@dataclass(frozen=True)
-class Release:
+class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Data of one kind that leave the site, and the mechanism that covers them.
 
     Attributes:
-        table: its name, for people.
         source: identifier of the rows, whose budget it is.
         part: number of the part in the run.
         action: type of the message that it leaves with.
@@ -157,23 +133,8 @@ class Release:
         """Its name in its run."""
         return self.part, self.what
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON types."""
-        mechanism = self.mechanism and mechanism_to_json(self.mechanism)
-        return {**asdict(self), "mechanism": mechanism}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the release that ``to_json`` wrote, or raise ValueError."""
-        mechanism = data["mechanism"] and mechanism_from_json(data["mechanism"])
-        try:
-            return cls(**{**data, "mechanism": mechanism})
-        except TypeError as error:
-            raise ValueError(f"not a release: {error}") from None
-
-
-@dataclass(frozen=True)
-class Planned:
+class Planned(msgspec.Struct, frozen=True):
     """A release that a run will make.
 
     Attributes:
@@ -186,20 +147,10 @@ class Planned:
     limit: int
 
     def __post_init__(self) -> None:
-        """Check that it can be paid for."""
         if self.release.mechanism is None:
             raise ValueError(f"a plan needs a mechanism: {self.release}")
         if self.limit < 1:
             raise ValueError(f"limit is {self.limit!r}; it must be at least 1")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON types."""
-        return {"release": self.release.to_json(), "limit": self.limit}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the plan that ``to_json`` wrote, or raise ValueError."""
-        return cls(Release.from_json(data["release"]), data["limit"])
 
 
 def private_scores(
@@ -207,11 +158,8 @@ def private_scores(
 ) -> FloatArray:
     """Return scores (n, d_c) with rows clipped to norm B and Gaussian noise.
 
-    Args:
-        scores: of the table's model, (n, d_c).
-        clip: B, > 0, in the unit of the scores; inf for none.
-        noise_multiplier: sigma, >= 0; 0 where there is no clip.
-        noise: a stream of random numbers.
+    ``clip`` is in the unit of the scores, > 0 and inf for none; ``noise_multiplier`` is
+    sigma >= 0, and 0 where there is no clip.
     """
     if math.isinf(clip):
         if noise_multiplier:

@@ -10,11 +10,9 @@ key once is that of the row in most of them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Self
-
-import msgspec
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 from tp_flower.errors import SiteError
 from tp_flower.methods import ADMM, DP_SGD, NOISY_STATISTICS, OUTSIDER, SGD
@@ -87,10 +85,8 @@ class Schedule:
 class Use:
     """A kind of release, and how often it may happen.
 
-    Attributes:
-        what: one of the names above.
-        limit: how often, for each key.
-        mechanism: the cost of using every key once; None: not covered.
+    ``limit`` is for each key; ``mechanism`` is the cost of using every key once, None
+    of what nothing covers.
     """
 
     what: str
@@ -100,18 +96,12 @@ class Use:
 
 @dataclass(frozen=True)
 class ClippedNoise:
-    """Clip to a norm, then add Gaussian noise.
-
-    Attributes:
-        clip: > 0, inf for none.
-        noise_multiplier: deviation over clip, >= 0.
-    """
+    """Clip to a norm (inf: none), then add noise of deviation multiplier times clip."""
 
     clip: float
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        """Check that there is a clip, and noise where some is planned."""
         has_noise = not self.noise_multiplier or self.noise_multiplier * self.clip > 0
         if not (self.clip > 0 and has_noise):
             raise SiteError(
@@ -125,12 +115,12 @@ class PartPlan:
     """The clips, the noise and the uses of a participant's releases.
 
     Attributes:
-        fit: of a model's local update in ADMM by DP-SGD, or None.
-        gradients: of a batch of SGD, or None.
-        statistics: of the exact update of a linear model, or None.
-        scores: of single rows, or None.
+        fit: of a model's local update in ADMM by DP-SGD.
+        gradients: of a batch of SGD.
+        statistics: of the exact update of a linear model.
+        scores: of single rows.
         uses: all kinds of releases from models and scores, covered or not.
-        outsider: cost of the gradients against an outsider, or None.
+        outsider: cost of the gradients against an outsider.
     """
 
     fit: PrivateFit | None = None
@@ -149,15 +139,6 @@ class PartPlan:
         """Return whether a kind of release is planned."""
         return any(use.what == what for use in self.uses)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the plan that ``to_json`` wrote at the same site."""
-        return msgspec.convert(data, cls)
-
 
 def plan_part(
     settings: "PrivacyTerms",
@@ -168,17 +149,16 @@ def plan_part(
 ) -> PartPlan:
     """Return the plan of a participant, with the noise that its epsilon takes.
 
-    Args:
-        settings: of the run.
-        schedule: of the run, as the site counts it.
-        sends: kinds of releases from the model that leave the site (the others are
-            only used at it); they are in the plan's uses even if nothing covers them.
-        is_linear: whether the participant's model is linear.
+    ``sends`` are the kinds of releases from the model that leave the site (the others
+    are only used at it); they are in the plan's uses even if nothing covers them.
     """
     scores, score_uses = _plan_scores(settings, schedule)
     models = _plan_models(settings, schedule, is_linear=is_linear)
+    once = (CURVATURE, GRAM, SAMPLED_ROWS, CENTRES)
+    updates = schedule.epochs * schedule.exchanges
+    limits = {**dict.fromkeys(once, 1), GRADIENTS: schedule.batch_uses}
     uses = models.pop("uses", ()) or tuple(
-        Use(what, _limit(what, schedule)) for what in sends
+        Use(what, limits.get(what, updates)) for what in sends
     )
     return PartPlan(**models, scores=scores, uses=(*uses, *score_uses))
 
@@ -299,10 +279,3 @@ def _plan_scores(
         Use(what, limit, Gaussian(sigma, rows))
         for what, (limit, rows) in limits.items()
     )
-
-
-def _limit(what: str, schedule: Schedule) -> int:
-    if what == GRADIENTS:
-        return schedule.batch_uses
-    once = (CURVATURE, GRAM, SAMPLED_ROWS, CENTRES)
-    return 1 if what in once else schedule.epochs * schedule.exchanges

@@ -113,7 +113,6 @@ class TableShape:
     label_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the ranges: a site's numbers are the server's."""
         for name, value in vars(self).items():
             least = 0.0 if name != "label_scale" else math.nextafter(0.0, 1.0)
             if not least <= value < math.inf:
@@ -139,7 +138,6 @@ class StatisticsPlan:
     epochs: int
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         for name in ("radius", "target_bound"):
             if not getattr(self, name) > 0:
                 raise _wrong(f"{name} must be above 0, not {getattr(self, name)}")
@@ -210,12 +208,9 @@ def plan_statistics(settings: "PrivacyTerms", shape: TableShape) -> StatisticsPl
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a shard that are trained on.
+    """The rows of a shard that are trained on: features (n, d), multiplicity G (n,).
 
-    Attributes:
-        features: (n, d).
-        multiplicity: G, (n,).
-        intercept: whether the model has one: then x_j is followed by a one.
+    With an intercept each x_j is followed by a one.
     """
 
     features: Features
@@ -223,7 +218,6 @@ class Rows:
     intercept: bool
 
     def __post_init__(self) -> None:
-        """Check the multiplicities, which the server sent: they bound the weights."""
         if self.multiplicity.min(initial=0) < 0:
             raise SiteError("a multiplicity is negative")
 
@@ -278,11 +272,9 @@ def noisy_moments(
 
 
 def usable_gram(matrix: FloatArray, deviation: float) -> FloatArray:
-    """Return A as a positive matrix, (p, p); without noise it is A itself.
+    """Return A, of a shard or summed, as a positive matrix (p, p).
 
-    Args:
-        matrix: noisy A, (p, p), of a shard or summed over the shards.
-        deviation: of the noise on its diagonal, all shards' together; 0 for none.
+    ``deviation`` is of the noise on its diagonal, all shards' together; 0: A as it is.
     """
     if not deviation:
         return matrix
@@ -302,11 +294,7 @@ def private_update(
 ) -> FloatArray:
     """Return the theta after an update, (p, d_c): post-processing of A and b.
 
-    Args:
-        solver: of A, usable and summed over the shards.
-        theta: the present parameters, (p, d_c), which the residuals were made with.
-        moments: b summed over the shards, (p, d_c).
-        kappa: c * rho.
-        l2: beta.
+    A (the solver's, usable) and b (``moments``) are summed over the shards, kappa is
+    c * rho, and the residuals were made with the present ``theta``, (p, d_c).
     """
     return solver.solve(solver.product(theta) + moments / kappa, kappa, l2)

@@ -37,7 +37,7 @@ from msgspec import Meta
 
 from tp_flower.errors import PolicyError, SourceError
 from tp_flower.features.choice import render_entries
-from tp_flower.features.spec import EncoderSpec, Need, declared_encoders
+from tp_flower.features.spec import DECLARED_ENCODERS, EncoderSpec, Need
 from tp_flower.query.reads import Read, Role
 from tp_flower.sources import entries
 from tp_flower.sources.entries import Count, Flag, Text, Texts
@@ -259,7 +259,7 @@ class Policy:
             f"{' and '.join(sorted(finer))}",
             f"{allowed}; set encoders = "
             f"'{render_entries([(table, feature, '<encoder>')])}' with one that needs "
-            f"no statistics: {declared_encoders(kind)}",
+            f"no statistics: {DECLARED_ENCODERS[kind]}",
         )
 
     def check_release(self, kind: str, *, is_private: bool) -> None:
