@@ -143,10 +143,6 @@ class Tracking:
     """Logs the rounds of one run; a context, at whose end the run's end is logged.
 
     The costs of a resumed run before it stopped are in its report, not in these sums.
-
-    Args:
-        settings: of the run; `track` names the trackers.
-        folder: of the run's results.
     """
 
     def __init__(self, settings: Settings, folder: Path) -> None:

@@ -95,10 +95,6 @@ def check_name(name: object) -> str:
 def make_version(started: datetime, run: str) -> str:
     """Return the version of a run's model.
 
-    Args:
-        started: when the run started, with its time zone.
-        run: its name, hexadecimal.
-
     >>> make_version(datetime(2026, 11, 22, 0, 15, tzinfo=UTC), "3f9ac0")
     '20261122-001500-3f9a'
     """
@@ -135,10 +131,6 @@ def find_version(home: Path, text: str) -> ModelVersion:
 
 def delete_version(home: Path, text: str) -> ModelVersion:
     """Delete one version, whole or not at all, and return which it was.
-
-    Args:
-        home: folder that the models lie in.
-        text: ``name@version``; a name alone deletes nothing.
 
     Raises:
         ModelError: there is none, or it cannot be deleted.
@@ -179,11 +171,7 @@ SOFTWARE_VERSION: Final = "0.1.0"
 
 
 def software(*, has_torch: bool) -> dict[str, str]:
-    """Return the version of every package that a model depends on.
-
-    Args:
-        has_torch: whether torch had a part in it.
-    """
+    """Return the version of every package that a model depends on."""
     packages = ("flwr", "numpy", *(("torch",) if has_torch else ()))
     versions = {"python": platform.python_version(), "tp_flower": SOFTWARE_VERSION}
     for package in packages:

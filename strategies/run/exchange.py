@@ -77,8 +77,6 @@ class Part:
     Attributes:
         number: its name in the messages of this run.
         table: alias of the table in the query.
-        site: the organisation that holds the shard.
-        node: Flower's node that answers for it.
         shard: position among the shards that the node hosts.
     """
 
@@ -94,12 +92,8 @@ class Request:
     """The requests of one round.
 
     Attributes:
-        action: the message type.
-        packets: by node, the request to it.
         message: the request of all nodes together.
-        parts: by number, the participants of the round.
         epoch: the epoch the round belongs to; 0 is set-up.
-        phase: purpose of the round, for the report.
     """
 
     action: Action
@@ -116,13 +110,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """One node's reply, or its failure to make one.
-
-    Attributes:
-        packet: as it arrived.
-        message: that the packet carries.
-        envelope: that it came in.
-    """
+    """One node's reply, or its failure to make one."""
 
     packet: Packet
     message: ReplyMessage
@@ -149,7 +137,6 @@ class Replies:
     """The replies of one round, or of several.
 
     Attributes:
-        answers: by node.
         parts: by number, the fields about each participant.
         stale: the nodes that were missing, and whose answers are of an earlier round.
     """
@@ -196,13 +183,7 @@ def ask(
     parts: Iterable[Part],
     by_node: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> Request:
-    """Return a request with one packet per node that hosts any of the participants.
-
-    Args:
-        message: of all nodes together; every node is sent its own participants.
-        parts: that take part in the round.
-        by_node: fields of the message that differ from node to node.
-    """
+    """Return a request: per node a packet with its participants and its own fields."""
     by_number = {part.number: part for part in parts}
     nodes: dict[int, list[int]] = {}
     for part in by_number.values():
@@ -230,14 +211,7 @@ def _for_node(
 def make_messages(
     request: Request, run: str, number: int, answered: Mapping[int, int]
 ) -> list[Message]:
-    """Return the Flower messages of a round.
-
-    Args:
-        request: of the round.
-        run: name of the run.
-        number: of the round.
-        answered: by node, the last round that it has answered.
-    """
+    """Return a round's messages; ``answered`` has the last round of each node."""
     messages = []
     for node, packet in request.packets.items():
         envelope = RequestEnvelope(run=run, round=number, after=answered.get(node))
@@ -266,14 +240,7 @@ def count_bytes(
     sent: Iterable[Message],
     received: Iterable[Message],
 ) -> Traffic:
-    """Return the bytes of a round's messages, by table and direction.
-
-    Args:
-        request: of the round.
-        answers: of the nodes that answered.
-        sent: the messages of the request.
-        received: those of the answers.
-    """
+    """Return the bytes of a round's messages, by table and direction."""
     traffic = Traffic()
     for messages, packets, counter in (
         (sent, request.packets.values(), traffic.down),
@@ -299,12 +266,7 @@ def computing_seconds(
 
 @dataclass(frozen=True)
 class RunLog:
-    """The log of one run.
-
-    Attributes:
-        run: its name.
-        names: of the organisations behind each node.
-    """
+    """The log of one run."""
 
     run: str
     names: Mapping[int, str] = field(default_factory=dict)
@@ -321,13 +283,7 @@ class RunLog:
     def write_round(
         self, action: str, report: RoundReport, answers: Mapping[int, Answer]
     ) -> None:
-        """Log the end of a round, which is in the checkpoint of a run that keeps one.
-
-        Args:
-            action: of the round.
-            report: of the round.
-            answers: of the sites, by node.
-        """
+        """Log the end of a round."""
         values: dict[str, Value] = {"round": report.round, "action": action}
         for node, answer in sorted(answers.items()):
             self.write_site(DEBUG, "reply", node, **values, seconds=answer.seconds)
@@ -349,14 +305,10 @@ class PendingMessage:
     """One site's message of a round.
 
     Attributes:
-        message: that is sent.
-        pause: seconds before the next try after an error.
         silence: seconds before the next try without an answer.
         due: when it is sent next.
-        ids: of the messages that were sent.
         crashes: how often the site's app has crashed over it, or could not even
             describe its tables.
-        answer: the reply that counts.
         failure: the last reply that is worth another try.
     """
 
@@ -390,8 +342,6 @@ class Transport:
     """Carries the messages of one run to its sites, and the replies back.
 
     Args:
-        grid: how messages reach Flower's nodes.
-        log: of the run.
         addresses: of nodes that have another number now than when the run began.
     """
 

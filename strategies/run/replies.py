@@ -68,7 +68,6 @@ class Collected:
     """The outcome of a round's messages.
 
     Attributes:
-        answers: of the nodes that answered.
         absent: why there is no answer of the others, by node.
     """
 
@@ -93,11 +92,6 @@ def collect_replies(
     site_names: Mapping[int, str],
 ) -> Collected:
     """Return the answers of the sites, and why those are missing that are.
-
-    Args:
-        request: that they answer.
-        replies: with the node that each is from.
-        site_names: the organisations behind each node, for messages.
 
     Raises:
         BehindSites: sites lack earlier rounds.
@@ -225,12 +219,7 @@ _Key = tuple[Action, int, int]
 
 
 class Absences:
-    """The missing sites of a run, since when, and their last replies.
-
-    Args:
-        settings: ``on-missing`` and ``max-stale``.
-        log: of the run.
-    """
+    """The missing sites of a run, since when, and their last replies."""
 
     def __init__(self, settings: Settings, log: RunLog) -> None:
         self._may_go_on = settings.on_missing == STALE
@@ -292,13 +281,7 @@ class Absences:
 def array_of(
     replies: Replies, part: Part, name: str, shape: tuple[int | None, ...]
 ) -> AnyArray:
-    """Return an array that a participant's site sent.
-
-    Args:
-        replies: of the round.
-        part: whose array it is.
-        name: of the field that is the array.
-        shape: the expected shape; None allows any size.
+    """Return a participant's array; None in ``shape`` allows any size.
 
     Raises:
         ReplyError: it is missing, or of another shape.

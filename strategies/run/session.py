@@ -61,11 +61,7 @@ class Session:
     """The rounds of one run, from the server's side.
 
     Attributes:
-        grid: how messages reach the sites.
-        settings: of the run.
-        run: its name.
         secret: random, known to the server alone, the same when the run is resumed.
-        inventory: who hosts which shards.
         journal: of the rounds; None where the run keeps none.
         started: when the run began.
         behind: the sites that may lack rounds of the journal, with the last round that
@@ -96,11 +92,7 @@ class Session:
 
     @classmethod
     def begin(cls, grid: Grid, query: Query, settings: Settings) -> "Session":
-        """Find the sites of a new run.
-
-        Raises:
-            TPFlowerError: they are not there, or do not fit; see ``find_sites``.
-        """
+        """Find the sites of a new run."""
         run, secret = token_hex(RUN_DIGITS // 2), token_bytes(KEY_BYTES)
         try:
             inventory = find_sites(grid, settings, list(query.names), run)
@@ -213,13 +205,7 @@ class Session:
     def end_round(
         self, number: int, answered: Mapping[int, Message], record: Mapping[str, Any]
     ) -> None:
-        """Write down a round that is over.
-
-        Args:
-            number: of the round.
-            answered: the replies that count, by node.
-            record: JSON, for when the run is resumed.
-        """
+        """Write down a round that is over."""
         self.answered |= dict.fromkeys(answered, number)
         for node in answered:
             self.behind.pop(node, None)
@@ -316,13 +302,7 @@ class Session:
         return at is None or at < number
 
     def stop(self, error: Exception, rounds: int, *, has_trained: bool) -> None:
-        """Leave the run to be resumed where that may help; else let it be forgotten.
-
-        Args:
-            error: why it stops.
-            rounds: that are over.
-            has_trained: whether there is more to lose than the set-up.
-        """
+        """Leave the run to be resumed where that may help; else let it be forgotten."""
         is_passing = isinstance(error, MissingSiteError | UnavailableError)
         is_foreign = not isinstance(error, TPFlowerError)
         may_help = is_passing or is_foreign or has_trained or self.is_replaying
@@ -339,11 +319,7 @@ class Session:
         self.end()
 
     def abandon(self, nodes: Iterable[int] | None = None) -> None:
-        """Let sites forget the run, as far as they can be reached.
-
-        Args:
-            nodes: to forget it; None: all that the grid has.
-        """
+        """Let sites (None: all) forget the run, as far as they can be reached."""
         try:
             finish = FinishRequest()
             nodes = self.grid.get_node_ids() if nodes is None else nodes

@@ -64,13 +64,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Inventory:
-    """The nodes that answered, and their shards of the query's tables.
-
-    Attributes:
-        shards: of the query's tables.
-        nodes: by number.
-        described: the headers of their replies.
-    """
+    """The nodes that answered, and their shards of the query's tables."""
 
     shards: tuple[HostedShard, ...]
     nodes: Mapping[int, Node] = field(default_factory=dict)
@@ -137,13 +131,6 @@ def find_sites(
     more: further waiting brings no other table. Elsewhere waiting ends when all tables
     of the query are hosted by at least ``min_sites`` nodes and, if that is 0, no
     further node came for a while.
-
-    Args:
-        grid: reaches the nodes.
-        settings: ``min_sites``, ``wait_seconds``, ``site_timeout``.
-        wanted: names of the query's tables.
-        run: name of the run.
-        is_complete: whether the sites found so far suffice.
 
     Raises:
         SchemaError: too few nodes came, or none hosts a table of the query (unless

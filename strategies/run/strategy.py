@@ -42,8 +42,6 @@ class EpochResult:
     """The metrics of an epoch.
 
     Attributes:
-        epoch: from 1.
-        train: metrics on the training rows.
         test: metrics on the held-out rows; empty where they were not scored.
         primal_residual: ADMM's, relative; None for SGD.
         dual_residual: ADMM's, relative; None for SGD.
@@ -90,13 +88,7 @@ class _Progress:
 
 
 class RoundStrategy(Strategy):
-    """Base of the strategies that exchange rounds of messages with a query's sites.
-
-    Args:
-        query: whose tables they host.
-        settings: of the run; ``overrides`` replace single fields.
-        on_round: called with the record of every round, for progress displays.
-    """
+    """Base of the strategies that exchange rounds of messages with a query's sites."""
 
     name: str
 
@@ -309,22 +301,9 @@ class RoundStrategy(Strategy):
     ) -> Result:
         """Set up and train; every argument but the grid may be left out.
 
-        Args:
-            grid: how messages reach the sites.
-            initial_arrays: not used; the sites make their own models.
-            num_rounds: epochs, in place of ``num_epochs``, if not 0. Flower counts
-                rounds; how many of them an epoch takes depends on the method.
-            timeout: seconds to wait for a site, in place of ``site_timeout``, if not 0.
-            train_config: passed to ``configure_train``, for wrappers.
-            evaluate_config: not used, as held-out rows are evaluated every epoch.
-            evaluate_fn: likewise.
-
         Returns:
             The base score in ``arrays``, and the training and test metrics of every
             epoch in ``train_metrics_clientapp`` and ``evaluate_metrics_serverapp``.
-
-        Raises:
-            TPFlowerError: any of its kinds; see the modules.
         """
         if num_rounds:
             self.settings = self.settings.with_fields(num_epochs=num_rounds)

@@ -140,10 +140,6 @@ def read_envelope(kind: type[AnyBody], packet: Packet) -> AnyBody:
 def check_sizes(body: Body, **sizes: int) -> None:
     """Compare the sizes of arrays with those that the reader knows.
 
-    Args:
-        body: with the arrays.
-        sizes: by name; a size that is not named may be any.
-
     Raises:
         MessageError: a dimension has another size.
     """
@@ -153,10 +149,6 @@ def check_sizes(body: Body, **sizes: int) -> None:
 
 def required(value: Field | None, name: str) -> Field:
     """Return the value of a field that a message may leave out, but not here.
-
-    Args:
-        value: of the field.
-        name: of the field.
 
     Raises:
         MessageError: it is left out.

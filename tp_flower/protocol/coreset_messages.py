@@ -79,7 +79,6 @@ class MeasuredPart(PartBody, frozen=True, kw_only=True):
     Attributes:
         total: of a whole table: the sum of its rows' sensitivities.
         cost: of a shard's clusters.
-        clusters: that the shard uses.
         gram: of a shard: second moments of its columns.
     """
 
@@ -220,7 +219,6 @@ class RowsRequest(Request, frozen=True, kw_only=True):
     """Send the sampled rows, or local clusters of them.
 
     Attributes:
-        seed: of the clustering.
         clusters: its centres, at most.
     """
 
@@ -235,8 +233,7 @@ class SampledRows(PartBody, frozen=True):
     """The rows of a participant that are sampled.
 
     Attributes:
-        rows: their encoded features.
-        centres: in place of them, of their clusters.
+        centres: of the rows' clusters, in place of the rows.
         nearest: the centre of each row.
     """
 

@@ -102,8 +102,6 @@ class ArraySpec(NamedTuple):
     Attributes:
         dtype: of its numbers.
         shape: per dimension its size, or the name of a size.
-        low: the least number; None for any.
-        high: the largest number; None for any.
         nullable: whether NaN stands for a missing value.
         shorter: dtypes of fewer bytes that may take its place.
     """
@@ -346,11 +344,6 @@ def _array_spec(hint: Any) -> ArraySpec | None:
 
 def field_bytes(kind: type[Body], name: str, sizes: Mapping[str, float]) -> float:
     """Return the bytes of an array that a structure carries.
-
-    Args:
-        kind: of the structure.
-        name: of the field.
-        sizes: by name.
 
     Raises:
         KeyError: a size that its shape names is missing.

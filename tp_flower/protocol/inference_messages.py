@@ -27,11 +27,7 @@ from tp_flower.protocol.training_messages import PrivacyTerms
 
 
 class FinishRequest(Request, frozen=True, kw_only=True):
-    """The run is over.
-
-    Attributes:
-        keep_models: whether sites keep their parts of the model.
-    """
+    """The run is over."""
 
     keep_models: bool = False
     model_name: str | None = None
@@ -134,9 +130,7 @@ class DeliverPart(PartBody, frozen=True, kw_only=True):
     """The predictions of a shard of the label table.
 
     Attributes:
-        row_key: columns that name the rows.
         rows: the shard's row behind each joined row, ascending.
-        scores: of the joined rows.
         partial: joined rows that lack a table's scores.
     """
 
@@ -147,13 +141,7 @@ class DeliverPart(PartBody, frozen=True, kw_only=True):
 
 
 class DeliverRequest(Request, frozen=True, kw_only=True):
-    """Write predictions at the label table's sites.
-
-    Attributes:
-        loss: that the scores are of.
-        classes: that they are of.
-        query: whose joined rows they are of.
-    """
+    """Write predictions at the label table's sites."""
 
     model_name: Name
     model_version: Name

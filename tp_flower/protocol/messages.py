@@ -110,7 +110,6 @@ class RequestEnvelope(Body, frozen=True, kw_only=True):
 
     Attributes:
         run: its name; whoever knows it can go on with the run.
-        round: its number.
         after: last round that the site has answered, as far as the server knows; None
             for none.
     """
@@ -139,7 +138,6 @@ class Failure(Reply, frozen=True, kw_only=True):
     """In place of a reply: what went wrong.
 
     Attributes:
-        error: in words.
         kind: what may be done about it.
         part: number of the participant that it is about; None for all.
     """

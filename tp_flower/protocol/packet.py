@@ -90,7 +90,6 @@ class Packet:
     """The content of one message.
 
     Attributes:
-        header: JSON.
         arrays: by (part, name), of one of the dtypes in ``WIRE_DTYPES``.
     """
 
@@ -150,13 +149,7 @@ def unpack(content: RecordDict) -> Packet:
 
 
 class Parcel(NamedTuple):
-    """A message's content as bytes, to be kept in a file.
-
-    Attributes:
-        header: JSON.
-        layout: JSON.
-        payload: the arrays, as they travel.
-    """
+    """A message's content as bytes, to be kept in a file."""
 
     header: bytes | memoryview
     layout: bytes | memoryview
@@ -212,14 +205,7 @@ def _value_bytes(value: object) -> int:
 def _records(
     header: str, layout: str, size: int, payload: Callable[[bytes], bytes]
 ) -> RecordDict:
-    """Return the records of a message whose payload has ``size`` bytes.
-
-    Args:
-        header: JSON.
-        layout: JSON.
-        size: of the payload.
-        payload: returns it behind the bytes that it is called with.
-    """
+    """Return the records of a message whose payload has ``size`` bytes."""
     record = ConfigRecord({HEADER: header, LAYOUT: layout})
     content = RecordDict({MESSAGE: record})
     if 0 < size <= SMALL_BYTES:

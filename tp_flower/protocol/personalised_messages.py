@@ -49,7 +49,6 @@ class PersonaliseRequest(Request, frozen=True, kw_only=True):
         classes: of the label, as sites have them; none in a regression.
         graph: the data that the similarity of sites is computed from.
         graph_epsilon: of the noise on that; 0 for none.
-        delta: the same.
     """
 
     loss: LossName
@@ -73,10 +72,8 @@ class PersonalisedPart(PartBody, frozen=True, kw_only=True):
 
     Attributes:
         features: width of its encoded rows.
-        rows: that it trains on.
         label_sums: of how many rows each class has; in a regression the sums of labels
             and of their squares.
-        curvature: of its objective.
     """
 
     features: Count
@@ -118,7 +115,6 @@ class SummariseRequest(Request, frozen=True, kw_only=True):
     Attributes:
         summaries: whether the graph is made of summaries.
         alone: whether metrics of the model of the site alone are to come.
-        seed: of the random features.
         label_scale: deviation of the labels.
     """
 
@@ -166,9 +162,7 @@ class Pace(Body, frozen=True, kw_only=True):
 
     Attributes:
         steps: that it takes on its own.
-        rate: of each.
         batch: rows of a step; 0 for all.
-        seed: of the batches.
     """
 
     steps: Annotated[int, between(1, 100_000)]
@@ -226,8 +220,7 @@ class TrackUpdates(PartBody, frozen=True, kw_only=True):
     Attributes:
         metrics: of the own model's parameters that were sent.
         common_metrics: of the common model's.
-        update: of the own model's parameters.
-        code: in place of it, shortened.
+        code: in place of the update, shortened.
         common_update: of the common model's.
     """
 

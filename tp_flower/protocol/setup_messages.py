@@ -74,8 +74,6 @@ class DescribeReply(Reply, frozen=True, kw_only=True):
     """The tables and shards of a node, and its keys of the run.
 
     Attributes:
-        shards: of the tables that were named.
-        tables: names of all that it hosts.
         partitions: how many nodes there are in a simulation; 0 where it knows none.
         keys: where it takes the key of the hashes from.
         public_key: of the run, X25519.
@@ -109,11 +107,9 @@ class SealRequest(Request, frozen=True, kw_only=True):
     """Make the run's secret and seal it to every site.
 
     Attributes:
-        keys: where sites take the key of the hashes from.
         public_keys: of the run, by node.
         site_keys: long-term, by node, where sites pin each other's; "" elsewhere.
         simulated: whether the secret may be a simulation's, which follows the seed.
-        seed: of the run.
     """
 
     keys: KeySourceName
@@ -145,7 +141,6 @@ class RowKeyColumns(Body, frozen=True):
     """The columns that name the rows of predictions.
 
     Attributes:
-        names: of its columns, which are the fragment's last keys.
         leaves: whether its keyed hash leaves the site.
     """
 
@@ -167,8 +162,6 @@ class LabelTerms(Body, frozen=True):
     """Mechanism that a run asks for on labels; ``LabelPlan`` has the ranges.
 
     Attributes:
-        mechanism: that makes the noise.
-        epsilon: of one label.
         classes: their names, in the order of their numbers.
         limits: low and high, which numbers are clipped to.
     """
@@ -183,8 +176,6 @@ class ExtractPart(PartBody, frozen=True, kw_only=True):
     """The part of the query that a shard runs.
 
     Attributes:
-        shard: position among those that the node hosts.
-        fragment: its part of the query.
         groups: whether a sub-query's groups are split over shards.
         key_groups: names of the groups of columns that joins compare, a key each.
         label_privacy: noise on labels; None for labels in the clear.
@@ -207,7 +198,6 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
     """Run the query's fragments.
 
     Attributes:
-        keys: where sites take the key of the hashes from.
         public_keys: of the run, of all its nodes.
         leader_key: of the node that made the secret.
         leader_site_key: the same node's long-term key.
@@ -237,7 +227,6 @@ class LabelFacts(Body, frozen=True):
     """A label's type.
 
     Attributes:
-        kind: of its values.
         categories: of a text label that leaves.
         classes: of a label that stays, in a classification.
     """
@@ -252,7 +241,6 @@ class ExtractedPart(PartBody, frozen=True, kw_only=True):
 
     Attributes:
         rows: after the fragment's filters.
-        keys: types of the join keys.
         engine: where the fragment ran.
         pushed: what its database filters, in words.
         codes: by key, the position of each row's hash; -1 for NULL.
@@ -418,11 +406,8 @@ class FeatureStatistics(Body, frozen=True, kw_only=True):
 
     Attributes:
         kind: of its values; "" where only a declaration could tell.
-        rows: of the shard.
-        count: of them with a value.
-        width: of a vector.
-        mean: of the values.
-        m2: sum of squared deviations from it.
+        count: rows with a value.
+        m2: sum of squared deviations from the mean.
         tail: rows of the categories that are too rare to leave.
     """
 

@@ -67,20 +67,6 @@ class PrivacyTerms(Body, frozen=True, kw_only=True):
     """Mechanisms that a run asks its sites for, on models and on scores.
 
     The fields are those of the same names of the run's settings of privacy.
-
-    Attributes:
-        features: mechanism on gradients and models.
-        epsilon: of what the models disclose of a row.
-        delta: of the same, and of scores.
-        clip: norm of a row's gradient, or of its share of the statistics.
-        noise_multiplier: deviation of the noise over the clip; 0: from epsilon.
-        sample_rate: of DP-SGD in ADMM; 0: chosen by the site.
-        local_steps: of DP-SGD in ADMM, per epoch; 0: chosen by the site.
-        target_clip: of the statistics: of a row's target.
-        predictions: epsilon of all scores of a row; 0 for scores without noise.
-        prediction_clip: norm of a row's scores.
-        adversary: whom the epsilon of DP-SGD over the server's batches is for.
-        accountant: of sub-sampled noise.
     """
 
     features: Annotated[str, one_of(CLEAR, DP_SGD, NOISY_STATISTICS)]
@@ -116,7 +102,6 @@ class Outline(Body, frozen=True, kw_only=True):
     """The announced schedule of a run, by which sites plan their releases.
 
     Attributes:
-        strategy: that trains.
         epochs: at most.
         exchanges: of ADMM: updates of consensus in an epoch.
         batch_uses: of SGD: how often each batch is visited.
@@ -255,10 +240,8 @@ class LocalFit(Body, frozen=True, kw_only=True):
     """How a site fits a table's model to targets in ADMM.
 
     Attributes:
-        kappa: penalty of the fit.
         rho_in: penalty of the consensus between shards, by table.
-        seed: of a torch model's fit.
-        local_epochs: passes of such a fit; 0 for the default.
+        local_epochs: passes of a torch model's fit; 0 for the default.
         learning_rate: of such a fit; 0 for the default.
     """
 
@@ -280,7 +263,6 @@ class AdmmRequest(Request, frozen=True, kw_only=True):
     """One epoch of ADMM: fit the model to the target.
 
     Attributes:
-        more_rounds: rounds of consensus that follow the next one.
         evaluate: whether scores of held-out rows are to come, too.
     """
 
@@ -403,8 +385,6 @@ class BatchStep(Body, frozen=True, kw_only=True):
     Attributes:
         next_batch: whose scores are to come; None after the last one.
         evaluate: which other scores are to come; None for none.
-        learning_rates: by table.
-        momentum: of every step.
     """
 
     next_batch: Count | None = None
@@ -437,7 +417,6 @@ class SgdRequest(Request, frozen=True, kw_only=True):
     """One batch of SGD.
 
     Attributes:
-        batch: its number in the plan.
         batch_rows: joined rows, which the summed gradient is divided by.
         stale: whether sharded tables take the batch's step with the next batch.
     """
@@ -464,8 +443,6 @@ class StepUpdate(PartBody, frozen=True):
     """Scores after a step.
 
     Attributes:
-        batch_scores: of the next batch's distinct rows.
-        tested_scores: of held-out rows.
         scores: of all rows that take part.
     """
 

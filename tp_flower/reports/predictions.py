@@ -134,13 +134,7 @@ def hex_texts(hashes: npt.NDArray[np.uint64]) -> pa.Array:
 def prediction_table(
     named: Mapping[str, pa.Array], scored: Scored, outputs: Outputs
 ) -> pa.Table:
-    """Return the predictions of joined rows.
-
-    Args:
-        named: columns that name the rows, (N,).
-        scored: the rows.
-        outputs: the meaning of their scores.
-    """
+    """Return the predictions of joined rows; ``named`` columns (N,) name them."""
     columns: dict[str, pa.Array] = dict(named)
     columns[OCCURRENCE] = pa.array(occurrences(scored.rows))
     for k in range(outputs.count):
@@ -174,12 +168,6 @@ def write_predictions(
     table: pa.Table, path: Path, metadata: Mapping[str, str], mode: int
 ) -> None:
     """Write predictions to a file; it appears whole or not at all.
-
-    Args:
-        table: the predictions.
-        path: in a folder that is made if it is missing.
-        metadata: of the file: ``model``, ``query``, ``run``.
-        mode: who may read it.
 
     Raises:
         OSError: it cannot be written.

@@ -56,10 +56,7 @@ class TableReport:
     """One table of the query: its rows and features, and how its rows are joined.
 
     Attributes:
-        table: alias in the query; the key of everything about this table.
-        name: of the table at the sites.
         rows: of all shards after the table's own filters.
-        features: columns after encoding.
         sites: the site of each shard, in order of the shards.
         multiplicity_min: joined rows that a row of the table appears in, at least;
             rows that do not appear at all count as 0.
@@ -85,19 +82,9 @@ class RoundReport:
     """The bytes, seconds and metrics of one round.
 
     Attributes:
-        round: its number in the run, from 1, set-up included.
         epoch: that the round belongs to, from 1; 0 is set-up.
-        phase: its purpose, such as "describe" or "admm".
-        train: metrics on the training rows; empty where none were computed.
-        test: metrics on the held-out rows.
-        bytes_up: array bytes from the sites to the server, by table.
-        bytes_down: array bytes from the server to the sites, by table.
-        overhead_bytes: all other bytes of the messages, both ways.
-        server_seconds: computing in the server.
         client_seconds: computing at the slowest site.
         wait_seconds: the rest: transfer, queues, start of processes.
-        primal_residual: ADMM's; None where there is none.
-        dual_residual: ADMM's; None where there is none.
         site_seconds: computing at each site, by name; sites of one SuperNode together.
     """
 
@@ -119,14 +106,7 @@ class RoundReport:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """The record of a run of any mode; see the schema of `report.json`.
-
-    Attributes:
-        settings: `Settings.to_dict()`.
-        query: the SQL in canonical form.
-        history: one record per round, set-up included.
-        seconds: wall time of the run.
-    """
+    """The record of a run of any mode; see the schema of `report.json`."""
 
     settings: Mapping[str, object]
     query: str
@@ -173,12 +153,7 @@ class RunRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport(RunRecord):
-    """A run of training; see the schema of `report.json`.
-
-    Attributes:
-        chosen: the program's choices for 0, "" and "auto", by key.
-        privacy: the releases of the sites, and their cost.
-    """
+    """A run of training; see the schema of `report.json`."""
 
     chosen: Mapping[str, object]
     tables: Sequence[TableReport]

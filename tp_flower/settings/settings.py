@@ -238,10 +238,6 @@ def weight_problems(weight: str, privacy: PrivacySettings) -> list[str]:
     """List the mechanisms that do not go with weights of joined rows.
 
     Clips, noise and accounts are for rows that count as often as they are joined.
-
-    Args:
-        weight: what weighs the rows, for the message.
-        privacy: of the run.
     """
     return [
         f"row-weight: {weight!r} does not go with privacy.{kind}, whose noise is for "
