@@ -90,12 +90,7 @@ def begin_anew(root: str, file: Path) -> None:
 
 
 def account(root: str, tables: str) -> Table:
-    """Return the spent epsilon and the budget of each shard of a tables file.
-
-    Raises:
-        SourceError: the tables file cannot be used.
-        LedgerError: the ledger cannot.
-    """
+    """Return the spent epsilon and the budget of each shard of a tables file."""
     config: UserConfig = {TABLES: tables, STATE_DIR: root}
     site = Site(Context(0, 0, config, RecordDict(), {}))
     ledger, guard, sources = open_ledger(root), Guard(site), site.shards()

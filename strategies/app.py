@@ -96,11 +96,7 @@ def explain(
 def train(
     query: Query, settings: Settings, on_round: RoundListener, grid: Grid, folder: Path
 ) -> RenderableType:
-    """Train and write the report, also of a run that failed midway.
-
-    Returns:
-        The summary for the console.
-    """
+    """Train and write the report, also of a run that failed midway."""
     strategy = STRATEGIES[settings.strategy](query, settings, on_round)
     try:
         strategy.start(grid)
@@ -133,11 +129,7 @@ def page_line(folder: Path) -> str:
 
 
 def choose_sql(settings: Settings) -> str:
-    """Return the query of the run: the user's, or the built-in one of the task.
-
-    Raises:
-        SettingsError: tables are given without a query over them.
-    """
+    """Return the query of the run: the user's, or the built-in one of the task."""
     if settings.sql.strip():
         return settings.sql
     if settings.tables:
@@ -149,11 +141,7 @@ def choose_sql(settings: Settings) -> str:
 
 
 def output_folder(settings: Settings, run_id: int) -> Path:
-    """Return the absolute folder of the run's results, made if missing.
-
-    Raises:
-        SettingsError: it cannot be made.
-    """
+    """Return the absolute folder of the run's results, made if missing."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     default = home_folder() / "runs" / f"{stamp}-{run_id % 0x10000:04x}"
     folder = Path(settings.output_dir).expanduser() if settings.output_dir else default

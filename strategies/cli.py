@@ -164,11 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(command: str, home: Path, models: Sequence[str]) -> RenderableType:
-    """Carry out a command and return its view.
-
-    Raises:
-        ModelError: there is no such model, or it cannot be used.
-    """
+    """Carry out a command and return its view."""
     if command == "list":
         return models_table({model: _read(home, model) for model in versions_in(home)})
     if command == "show":

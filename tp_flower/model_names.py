@@ -61,11 +61,7 @@ class ModelVersion:
 
     @classmethod
     def parse(cls, text: str) -> "ModelVersion":
-        """Read ``name@version``.
-
-        Raises:
-            ModelError: it is not of this form.
-        """
+        """Read ``name@version``."""
         name, _, version = text.partition("@")
         if not version:
             raise ModelError(
@@ -79,11 +75,7 @@ class ModelVersion:
 
 
 def check_name(name: object) -> str:
-    """Return a model's name.
-
-    Raises:
-        ModelError: it has other characters than allowed, or too many.
-    """
+    """Return a model's name, which may become a path; refuse any other text."""
     if not (isinstance(name, str) and NAME.fullmatch(name)):
         raise ModelError(
             f"model name {_quoted(name)} is not allowed: it must have 1 to 64 of a-z, "

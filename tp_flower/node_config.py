@@ -44,9 +44,6 @@ def site_id(node_config: NodeConfig, node_id: int) -> str:
     """Return a name that no other site with the same state folder has.
 
     A node that is started again may have another number, but not another partition.
-
-    Raises:
-        SettingsError: the partition is not a whole number.
     """
     partition = node_config.get(PARTITION_ID)
     if partition is None:
@@ -60,11 +57,7 @@ def site_id(node_config: NodeConfig, node_id: int) -> str:
 
 
 def cache_limit(node_config: NodeConfig) -> int:
-    """Return how many bytes the site's cache may take.
-
-    Raises:
-        SettingsError: it is not a number of gigabytes.
-    """
+    """Return how many bytes the site's cache may take."""
     gigabytes = node_config.get(CACHE_GB, DEFAULT_CACHE_GB)
     try:
         limit = float(str(gigabytes))

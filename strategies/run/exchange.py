@@ -118,11 +118,7 @@ class Answer:
 
     @classmethod
     def read(cls, action: Action, packet: Packet) -> "Answer":
-        """Return the answer to a request of a type.
-
-        Raises:
-            MessageError: the packet is not what the reply declares.
-        """
+        """Return the answer to a request of a type."""
         message = decode_reply(EXCHANGES[action].reply, packet)
         return cls(packet, message, read_envelope(ReplyEnvelope, packet))
 
@@ -159,11 +155,7 @@ class Replies:
         return Replies(answers, {**self.parts, **later.parts}, self.stale | later.stale)
 
     def body(self, part: Part, kind: type[AnyBody]) -> AnyBody:
-        """Return the fields about a participant.
-
-        Raises:
-            ReplyError: there are none.
-        """
+        """Return the fields about a participant."""
         body = self.parts.get(part.number)
         if not isinstance(body, kind):
             raise ReplyError(f"site {part.site!r}, table {part.table!r} sent nothing")

@@ -1,7 +1,7 @@
 """Replies of a round: answers, failures, missing sites, and arrays that must fit.
 
-A reply that does not fit its request is refused here, in the name of the site that sent
-it.
+A reply that does not fit its request is refused here (``ReplyError``), in the name of
+the site that sent it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -233,12 +233,7 @@ class Absences:
         return frozenset(self._since)
 
     def fill(self, request: Request, collected: Collected) -> Replies:
-        """Return the replies of a round, older ones in place of those that are missing.
-
-        Raises:
-            MissingSiteError: a site has not answered, and must.
-            UnavailableError: a site could not, and must.
-        """
+        """Return a round's replies, older ones in place of missing ones that may be."""
         for node, error in sorted(collected.absent.items()):
             if not self._can_miss(request, node):
                 raise error
@@ -281,11 +276,7 @@ class Absences:
 def array_of(
     replies: Replies, part: Part, name: str, shape: tuple[int | None, ...]
 ) -> AnyArray:
-    """Return a participant's array; None in ``shape`` allows any size.
-
-    Raises:
-        ReplyError: it is missing, or of another shape.
-    """
+    """Return a participant's array; None in ``shape`` allows any size."""
     array: AnyArray | None = getattr(replies.parts.get(part.number), name, None)
     if array is None:
         raise ReplyError(f"{_site_of(part)} sent no {name!r}")
@@ -301,17 +292,8 @@ def array_of(
     return array
 
 
-def has_array(replies: Replies, part: Part, name: str) -> bool:
-    """Whether a participant's site sent an array."""
-    return getattr(replies.parts.get(part.number), name, None) is not None
-
-
 def read_key(replies: Replies, part: Part, key: int, rows: int) -> KeyColumn:
-    """Return one join key of a participant's rows.
-
-    Raises:
-        ReplyError: codes and hashes do not fit the rows or each other.
-    """
+    """Return one join key of a participant's rows."""
     body, name = replies.body(part, ExtractedPart), str(key)
     codes, hashes = body.codes.get(name), body.hashes.get(name)
     if codes is None or hashes is None or key >= len(body.keys):
@@ -324,11 +306,7 @@ def read_key(replies: Replies, part: Part, key: int, rows: int) -> KeyColumn:
 
 
 def read_label(replies: Replies, part: Part, rows: int) -> LabelColumn:
-    """Return the label of a participant's rows; NaN where it is NULL.
-
-    Raises:
-        ReplyError: it does not fit the rows or its categories.
-    """
+    """Return the label of a participant's rows; NaN where it is NULL."""
     body = replies.body(part, ExtractedPart)
     values, label = body.label_values, body.label
     if values is None or label is None or values.shape != (rows,):
@@ -341,11 +319,7 @@ def read_label(replies: Replies, part: Part, rows: int) -> LabelColumn:
 
 
 def read_weight(replies: Replies, part: Part, rows: int) -> FloatArray:
-    """Return the weights of a participant's rows, (rows,); NaN where NULL.
-
-    Raises:
-        ReplyError: it does not fit the rows.
-    """
+    """Return the weights of a participant's rows, (rows,); NaN where NULL."""
     weight = replies.body(part, ExtractedPart).weight
     if weight is None or weight.shape != (rows,):
         raise refuse(part, f"no weight for its {rows} rows")
@@ -355,11 +329,7 @@ def read_weight(replies: Replies, part: Part, rows: int) -> FloatArray:
 def read_statistics(
     replies: Replies, part: Part, choice: TableChoice, rows: int
 ) -> dict[str, ColumnStatistics]:
-    """Return the statistics of a participant's features.
-
-    Raises:
-        ReplyError: they are not those of these features and at most ``rows`` rows.
-    """
+    """Return the statistics of a participant's features."""
     try:
         return from_wire(replies.body(part, StatisticsOfPart), choice, rows)
     except SchemaError as error:

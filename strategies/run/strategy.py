@@ -103,10 +103,11 @@ class RoundStrategy(Strategy):
         self.settings = base.with_fields(**overrides)
         self.query = query
         self._on_round = on_round
-        self._epoch = 0
+        # the one in progress, from 1; 0 during set-up and after the last one
+        self.epoch = 0
         self._session: Session | None = None
         self._progress = _Progress()
-        self._started = datetime.now(UTC)
+        self.started_at = datetime.now(UTC)
         self._clock = time.perf_counter()
 
     @abstractmethod
@@ -124,11 +125,7 @@ class RoundStrategy(Strategy):
 
     @property
     def session(self) -> Session:
-        """The rounds with the sites, after :meth:`start` has found them.
-
-        Raises:
-            RuntimeError: before.
-        """
+        """The rounds with the sites, after :meth:`start` has found them."""
         if self._session is None:
             raise RuntimeError("the strategy has no sites before it starts")
         return self._session
@@ -164,14 +161,9 @@ class RoundStrategy(Strategy):
         }
 
     @property
-    def started_at(self) -> datetime:
-        """When the run started."""
-        return self._started
-
-    @property
     def started(self) -> str:
         """When the run started, ISO 8601, UTC."""
-        return self._started.isoformat(timespec="seconds")
+        return self.started_at.isoformat(timespec="seconds")
 
     @property
     def seconds(self) -> float:
@@ -182,27 +174,14 @@ class RoundStrategy(Strategy):
         """Return what Flower's result holds after an epoch."""
         return ArrayRecord()
 
-    @property
-    def epoch(self) -> int:
-        """The epoch in progress, from 1; 0 during set-up."""
-        return self._epoch
-
     def request(self, request: Request) -> Request:
         """Return a request as one of the epoch in progress."""
-        return replace(request, epoch=self._epoch)
+        return replace(request, epoch=self.epoch)
 
     def finish_epoch(self, result: EpochResult) -> None:
         """Record an epoch; its metrics belong to the round that just ended."""
         self._progress.result = result
-        self._epoch = result.epoch + 1
-
-    def start_epochs(self) -> None:
-        """Count epochs from here: what came before was set-up."""
-        self._epoch = 1
-
-    def end_epochs(self) -> None:
-        """Count no epochs from here."""
-        self._epoch = 0
+        self.epoch = result.epoch + 1
 
     def configure_train(
         self,
@@ -301,6 +280,9 @@ class RoundStrategy(Strategy):
     ) -> Result:
         """Set up and train; every argument but the grid may be left out.
 
+        ``num_rounds`` are epochs, in place of ``num_epochs``; ``timeout`` is in place
+        of ``site_timeout``; 0 leaves the setting.
+
         Returns:
             The base score in ``arrays``, and the training and test metrics of every
             epoch in ``train_metrics_clientapp`` and ``evaluate_metrics_serverapp``.
@@ -313,14 +295,14 @@ class RoundStrategy(Strategy):
         config = ConfigRecord() if train_config is None else train_config
         enter = Session.resume if self.settings.resume else Session.begin
         self._session = session = enter(grid, self.query, self.settings)
-        self._started = session.started
+        self.started_at = session.started
         sites = sorted(set(session.site_names.values()))
         session.log.write(INFO, "start", strategy=type(self).__name__, sites=sites)
         try:
             self._catch_up()
             result = self._run(grid, config, timeout or self.settings.site_timeout)
         except Exception as error:
-            session.stop(error, len(self.history), has_trained=bool(self._epoch))
+            session.stop(error, len(self.history), has_trained=bool(self.epoch))
             raise
         except BaseException:
             session.close()
@@ -344,7 +326,7 @@ class RoundStrategy(Strategy):
 
     def _begin(self) -> None:
         """Start the method, and go through the rounds that the journal has."""
-        self._progress, self._epoch = _Progress(), 0
+        self._progress, self.epoch = _Progress(), 0
         self._progress.method = self.rounds()
         self._progress.pending = next(self._progress.method)
         for frame in self.session.frames():

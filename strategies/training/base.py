@@ -24,7 +24,7 @@ from flwr.common.logger import log
 from strategies.coresets.draw import draw_coreset, restrict_to_sample
 from strategies.disclosures import Exposure, disclosures, exposure_of, privacy_report
 from strategies.run.exchange import Part, PartArrays, Replies, Request, ask
-from strategies.run.replies import array_of, has_array
+from strategies.run.replies import array_of
 from strategies.run.sites import Inventory
 from strategies.run.strategy import EpochResult, RoundListener, RoundStrategy
 from strategies.setup.extract import Extracted, extract
@@ -168,7 +168,7 @@ def _coefficients(replies: Replies, table: Table) -> FloatArray | None:
     blocks = [
         array_of(replies, part, "coefficients", shape).astype(np.float64)
         for part in table.parts
-        if has_array(replies, part, "coefficients")
+        if getattr(replies.parts.get(part.number), "coefficients", None) is not None
     ]
     if blocks and not table.is_linear:
         raise ReplyError(f"table {table.name}: coefficients of a model that has none")
@@ -248,9 +248,9 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
                 names = ", ".join(encoder.dropped)
                 log(INFO, "table %s: constant features dropped: %s", table, names)
         self._baseline = self.baseline(problem)
-        self.start_epochs()
+        self.epoch = 1
         yield from self.epochs(problem)
-        self.end_epochs()
+        self.epoch = 0
         replies = yield ask(finish_request(self.model), problem.parts)
         self.outcome = self.outcome_of(replies, problem)
 

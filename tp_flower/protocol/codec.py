@@ -3,7 +3,7 @@
 A value travels in the packet's JSON header under its field's name in kebab case. Values
 about a participant are listed under ``parts``, unless it has arrays alone. Arrays
 travel under (participant, name), those of a family under (participant, name/key).
-Whatever is not declared is refused, by the sender and by the reader.
+Whatever is not declared is refused (:class:`MessageError`), by sender and reader.
 """
 
 import reprlib
@@ -45,11 +45,7 @@ Parsed = TypeVar("Parsed")
 
 
 def encode(message: Message) -> Packet:
-    """Return the packet that carries a message.
-
-    Raises:
-        MessageError: the message is not what its type declares.
-    """
+    """Return the packet that carries a message."""
     layout = layout_of(type(message))
     header = _values(message)
     arrays: dict[ArrayKey, AnyArray] = {}
@@ -70,11 +66,7 @@ def encode(message: Message) -> Packet:
 
 
 def decode(kind: type[AnyMessage], packet: Packet) -> AnyMessage:
-    """Return the message of a type that a packet carries, without its envelope.
-
-    Raises:
-        MessageError: the packet is not what the type declares.
-    """
+    """Return the message of a type that a packet carries, without its envelope."""
     layout = layout_of(kind)
     header = {n: value for n, value in packet.header.items() if n not in ENVELOPE}
     if layout.part is None:
@@ -103,11 +95,7 @@ def decode(kind: type[AnyMessage], packet: Packet) -> AnyMessage:
 
 
 def decode_reply(kind: type[AnyReply], packet: Packet) -> AnyReply | Failure:
-    """Return the reply of a type that a packet carries, or the failure in its place.
-
-    Raises:
-        MessageError: the packet is not what the type declares.
-    """
+    """Return the reply of a type that a packet carries, or the failure in its place."""
     return decode(Failure, packet) if is_failure(packet) else decode(kind, packet)
 
 
@@ -117,42 +105,26 @@ def is_failure(packet: Packet) -> bool:
 
 
 def add_envelope(packet: Packet, envelope: Body) -> Packet:
-    """Return a packet that also says which round it belongs to.
-
-    Raises:
-        MessageError: the envelope is not what its type declares.
-    """
+    """Return a packet that also says which round it belongs to."""
     header = _values(envelope)
     _build(type(envelope), header)
     return replace(packet, header={**packet.header, **header})
 
 
 def read_envelope(kind: type[AnyBody], packet: Packet) -> AnyBody:
-    """Return the envelope of a packet.
-
-    Raises:
-        MessageError: it is not what the type declares.
-    """
+    """Return the envelope of a packet."""
     header = packet.header
     return _build(kind, {name: header[name] for name in header if name in ENVELOPE})
 
 
 def check_sizes(body: Body, **sizes: int) -> None:
-    """Compare the sizes of arrays with those that the reader knows.
-
-    Raises:
-        MessageError: a dimension has another size.
-    """
+    """Refuse arrays of other sizes than those that the reader knows, by name."""
     for name, array, spec in _arrays(body):
         _check_shape(name, array, spec, dict(sizes))
 
 
 def required(value: Field | None, name: str) -> Field:
-    """Return the value of a field that a message may leave out, but not here.
-
-    Raises:
-        MessageError: it is left out.
-    """
+    """Return the value of a field that a message may leave out, but not here."""
     if value is None:
         raise MessageError(f"it has no {name.replace('_', '-')!r}")
     return value

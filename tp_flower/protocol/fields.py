@@ -345,9 +345,6 @@ def _array_spec(hint: Any) -> ArraySpec | None:
 def field_bytes(kind: type[Body], name: str, sizes: Mapping[str, float]) -> float:
     """Return the bytes of an array that a structure carries.
 
-    Raises:
-        KeyError: a size that its shape names is missing.
-
     >>> from tp_flower.protocol.training_messages import AdmmTarget
     >>> field_bytes(AdmmTarget, "target", {"trained": 3, "outputs": 2})
     24.0

@@ -105,11 +105,7 @@ class Packet:
 
 
 def pack(packet: Packet) -> RecordDict:
-    """Pack a packet into Flower records; the arrays are copied once.
-
-    Raises:
-        ValueError: if an array has a dtype that does not travel.
-    """
+    """Pack a packet into Flower records; the arrays are copied once."""
     entries: list[str] = []
     arrays: list[AnyArray] = []
     size = 0
@@ -317,11 +313,7 @@ def pack_bits(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
 
 
 def unpack_bits(packed: AnyArray, count: int) -> npt.NDArray[np.bool_]:
-    """Return the mask (count,) that ``pack_bits`` packed.
-
-    Raises:
-        ReplyError: if the bytes are not those of ``count`` bits.
-    """
+    """Return the mask (count,) that ``pack_bits`` packed."""
     if packed.dtype != np.uint8 or packed.shape != (-(-count // 8),):
         raise ReplyError(f"malformed message: not a mask of {count} rows")
     return np.unpackbits(packed, count=count).astype(np.bool_)

@@ -167,11 +167,7 @@ def _predicted(scores: FloatArray, outputs: Outputs) -> dict[str, pa.Array]:
 def write_predictions(
     table: pa.Table, path: Path, metadata: Mapping[str, str], mode: int
 ) -> None:
-    """Write predictions to a file; it appears whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write predictions to a file; it appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     named = {f"tp_flower.{key}": text for key, text in metadata.items()}
     with whole_file(path, is_durable=True, mode=mode) as file:

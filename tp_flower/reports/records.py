@@ -276,11 +276,7 @@ def totals_of(history: Sequence[RoundReport]) -> dict[str, object]:
 
 
 def plain(value: object) -> object:
-    """Return the value in JSON types; what is not finite becomes None.
-
-    Raises:
-        TypeError: there is no JSON for the value.
-    """
+    """Return the value in JSON types; what is not finite becomes None."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -368,11 +368,7 @@ class Settings(SettingValues):
         return cls(**values)
 
     def with_fields(self, **fields: object) -> Self:
-        """Return the settings with some fields replaced, all checked again.
-
-        Raises:
-            SettingsError: a field is unknown or its value is refused.
-        """
+        """Return the settings with some fields replaced, all checked again."""
         names = {entry.name for entry in dataclasses.fields(self)}
         unknown = [
             _unknown(name.replace("_", "-")) for name in fields if name not in names
