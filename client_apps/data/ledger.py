@@ -158,7 +158,7 @@ class Ledger:
             if _has_done(connection, run, RESERVE, ident):
                 return
             taken = _names(connection, run, RESERVE)
-            asked: dict[str, Costs] = {}
+            totals: dict[str, Costs] = {}
             for each in planned:
                 if each.release.name in taken:
                     raise BudgetError(
@@ -166,9 +166,9 @@ class Ledger:
                     )
                 taken.add(each.release.name)
                 costs = costs_of(each.release.mechanism, each.limit)
-                asked.setdefault(each.release.source, Counter()).update(costs)
+                totals.setdefault(each.release.source, Counter()).update(costs)
             tables = {each.release.source: each.release.table for each in planned}
-            for source, costs in asked.items():
+            for source, costs in totals.items():
                 _check_budget(connection, source, tables[source], costs, budgets)
             named = {"event": RESERVE, "run": run, "ident": ident}
             self._append(

@@ -269,11 +269,7 @@ class Site:
         return str(self.store.load(SECRET).meta[REQUEST])
 
     def hasher(self) -> KeyedHasher:
-        """Return the keyed hash that the sites of the run share.
-
-        Raises:
-            SiteError: the site has not been given the run's secret.
-        """
+        """Return the keyed hash that the sites of the run share."""
         return KeyedHasher(self.store.load(SECRET).arrays[SECRET].tobytes())
 
     def join_hasher(self, group: str) -> KeyedHasher:
@@ -290,7 +286,6 @@ class Site:
 
         Raises:
             SiteError: none were, or its features have replaced them.
-            LostStateError: they are gone.
         """
         self._check_part(rows_of(number), number)
         return self.tables.extracted(number)
@@ -307,11 +302,7 @@ class Site:
         self.store.save(f"part-{number}", self.features.without(number, entry))
 
     def parts(self) -> Iterator[Part]:
-        """Yield the parts in training, with the current state.
-
-        Raises:
-            SiteError: the site has no models in this run.
-        """
+        """Yield the parts in training, with the current state."""
         if not self.round.arrays:
             raise SiteError(
                 "malformed request: no model has been prepared in this run at this site"
@@ -344,24 +335,21 @@ class Site:
         return place(self.store, number, features, meta["device"], kind)
 
     def outgoing(self, number: int, plan: PartPlan) -> Outgoing:
-        """Return how a part's arrays leave with this message, by the plan of them."""
+        """Return how a part's arrays leave with this message, by their plan."""
         return Outgoing(number, plan, self.noise, self.uses)
 
     def reserve(
         self, planned: Sequence[Planned], budgets: Mapping[str, Budget]
     ) -> None:
-        """Set aside in the ledger what the run plans to release.
-
-        A budget that does not suffice refuses the round when it is committed.
-        """
+        """Reserve planned releases; too small a budget refuses the round's commit."""
         if planned:
             payment = self.round.keys.payment
             self.ledger.reserve(self.store.run, planned, budgets, payment)
 
     def pay(self) -> None:
-        """Write what leaves with this message to the ledger, with the round's commit.
+        """Write the uses of this message to the ledger, with the round's commit.
 
-        What is beyond what the run may release refuses the round: nothing leaves.
+        A use beyond the reservation refuses the round: nothing leaves.
         """
         if self.uses:
             self.ledger.spend(self.store.run, self.uses.copy(), self.round.keys.payment)
@@ -375,7 +363,7 @@ class Site:
         self.round.change(states)
 
     def start_state(self, states: Mapping[int, State]) -> None:
-        """Have the first state of a run, and nothing that there was before."""
+        """Set the first state of a run, instead of all there was before."""
         self.round.arrays.clear()
         self.round.change(states)
 

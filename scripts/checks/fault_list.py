@@ -568,8 +568,8 @@ PRIVACY = (
     ),
     Fault(
         "budget-of-this-run-alone",
-        "together = epsilon_of(spent + asked)",
-        "together = epsilon_of(asked)",
+        "together = epsilon_of(spent + costs)",
+        "together = epsilon_of(costs)",
         ("test_ledger.py",),
     ),
     Fault(
@@ -740,13 +740,13 @@ ROUNDS = (
     ),
     Fault(
         "round-is-not-paid",
-        "        site.pay()\n        if last is not None or",
-        "        if last is not None or",
+        "            site.pay()\n            # nothing is to be kept",
+        "            # nothing is to be kept",
         ("test_exactly_once.py", "test_private_runs.py"),
     ),
     Fault(
         "kept-reply-unchecked",
-        "if checksum != _checksum((meta, layout), data, large, is_whole=is_whole):",
+        "if checksum != _checksum(name, (meta, layout), data, large):",
         "if checksum is None:",
         ("test_store.py", "test_exactly_once.py"),
     ),
@@ -838,8 +838,8 @@ ROUNDS = (
     ),
     Fault(
         "digest-of-weights-alone",
-        "for name in (_FACTS, _PARAMETERS):\n        found.update(len",
-        "for name in (_PARAMETERS,):\n        found.update(len",
+        "for name in (_FACTS, _PARAMETERS):\n        digest.update(len",
+        "for name in (_PARAMETERS,):\n        digest.update(len",
         ("test_saved_models.py",),
     ),
     Fault(

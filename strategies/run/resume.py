@@ -1,4 +1,4 @@
-"""What it takes to go on with a run that stopped: its settings, and its sites."""
+"""Resume a run that stopped: its settings, and its sites."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,8 +13,7 @@ from tp_flower.files import home_folder
 from tp_flower.settings import SETTINGS, Settings
 
 FREE: Final = frozenset(item.key for item in SETTINGS if item.may_change)
-"""Settings that may differ from those that the run began with: how it goes on, not what
-it computes."""
+"""Settings that may change when a run is resumed: none decides what it computes."""
 
 
 def runs_folder() -> Path:
@@ -23,14 +22,12 @@ def runs_folder() -> Path:
 
 
 def find_run(resume: str) -> Path:
-    """Return the folder of a run, which the setting ``resume`` names.
+    """Return the folder of the run that the setting ``resume`` names.
 
     Raises:
         SettingsError: there is no such run, or none that can be resumed.
     """
-    given = Path(resume).expanduser()
-    candidates = [given, runs_folder() / resume]
-    for folder in candidates:
+    for folder in (Path(resume).expanduser(), runs_folder() / resume):
         if folder.is_dir():
             read_head(folder / FOLDER)
             return folder.resolve()
@@ -42,48 +39,48 @@ def find_run(resume: str) -> Path:
     )
 
 
-def resumed(given: Settings) -> Settings:
+def resumed(settings: Settings) -> Settings:
     """Return the settings of the run that ``resume`` names, as it goes on.
 
-    A setting that is given as its default says nothing: it is the run's own.
+    A setting with its default value is taken from the run.
 
     Raises:
         SettingsError: there is no such run, or a setting cannot change on the way.
     """
-    folder = find_run(given.resume)
+    folder = find_run(settings.resume)
     began = read_head(folder / FOLDER)["settings"]
-    if began["tables"] and not given.tables:
+    if began["tables"] and not settings.tables:
         raise SettingsError(
             f"the run of {folder} began with tables={began['tables']!r}: give it "
             "again, as simulated sites read it from the run config"
         )
-    usual, asked = Settings().to_dict(), given.to_dict()
-    own = {**began, "output-dir": str(folder)}
+    defaults = Settings().to_dict()
+    began["output-dir"] = str(folder)
     changed = {
         key: value
-        for key, value in asked.items()
-        if value != usual[key] and value != own[key]
+        for key, value in settings.to_dict().items()
+        if value not in (defaults[key], began[key])
     }
     if fixed := [key for key in changed if key not in FREE]:
-        listed = "; ".join(f"{k}: {own[k]!r}, not {changed[k]!r}" for k in fixed)
+        listed = "; ".join(f"{k}: {began[k]!r}, not {changed[k]!r}" for k in fixed)
         raise SettingsError(
             f"the run of {folder} goes on with the settings that it began with: "
             f"{listed}. Others may change: {', '.join(sorted(FREE))}"
         )
-    return Settings.from_run_config({**own, **changed, "resume": str(folder)})
+    return Settings.from_run_config({**began, **changed, "resume": str(folder)})
 
 
-def check_same(given: Settings, began: Mapping[str, Any]) -> None:
-    """Refuse to go on with other settings than a run began with.
-
-    Raises:
-        SettingsError: some differ that decide what is computed.
-    """
-    own = given.to_dict()
-    ignored = FREE | {"output-dir"}
-    differ = [key for key in own if key not in ignored and own[key] != began.get(key)]
+def check_same(settings: Settings, began: Mapping[str, Any]) -> None:
+    """Raise SettingsError if settings differ that decide what a run computes."""
+    differ = {
+        key: value
+        for key, value in settings.to_dict().items()
+        if key not in FREE | {"output-dir"} and value != began.get(key)
+    }
     if differ:
-        listed = "; ".join(f"{k}: {began.get(k)!r}, not {own[k]!r}" for k in differ)
+        listed = "; ".join(
+            f"{k}: {began.get(k)!r}, not {v!r}" for k, v in differ.items()
+        )
         raise SettingsError(
             f"the run goes on with the settings that it began with: {listed}"
         )
@@ -98,7 +95,7 @@ def find_again(
         grid: reaches the nodes.
         settings: of the run.
         run: its name.
-        before: who hosted what when the run began.
+        before: the sites when the run began.
         wanted: names of the query's tables.
 
     Returns:
@@ -109,34 +106,34 @@ def find_again(
     """
     hosts = _hosts(before)
 
-    def is_complete(found: Inventory) -> bool:
-        return hosts.keys() <= _hosts(found).keys()
+    def is_complete(sites: Inventory) -> bool:
+        return hosts.keys() <= _hosts(sites).keys()
 
-    found = find_sites(grid, settings, wanted, run, is_complete)
-    now = _hosts(found)
-    if missing := [node for held, node in hosts.items() if held not in now]:
+    sites = find_sites(grid, settings, wanted, run, is_complete)
+    now = _hosts(sites)
+    if missing := [node for shards, node in hosts.items() if shards not in now]:
         names = ", ".join(repr(before.site_names[node]) for node in sorted(missing))
         raise MissingSiteError(
             f"the run cannot go on without all of its sites: {names} did not come "
             f"within wait-seconds = {settings.wait_seconds:g}, with the tables that "
             "the run began with"
         )
-    addresses = {node: now[held] for held, node in hosts.items()}
-    positions = {node: found.nodes[new].at for node, new in addresses.items()}
+    addresses = {node: now[shards] for shards, node in hosts.items()}
+    positions = {node: sites.nodes[new].at for node, new in addresses.items()}
     return addresses, positions
 
 
 def _hosts(inventory: Inventory) -> dict[frozenset[tuple[str, str, int, int]], int]:
     """Return each node by the shards that it hosts, which no other node does."""
-    held: dict[int, set[tuple[str, str, int, int]]] = {}
+    shards_of: dict[int, set[tuple[str, str, int, int]]] = {}
     for shard in inventory.shards:
         name = (shard.table.lower(), shard.site, shard.index, shard.position)
-        held.setdefault(shard.node, set()).add(name)
-    return {frozenset(own): node for node, own in held.items()}
+        shards_of.setdefault(shard.node, set()).add(name)
+    return {frozenset(shards): node for node, shards in shards_of.items()}
 
 
 def positions_text(positions: Mapping[int, int | None], nodes: Iterable[int]) -> str:
-    """Return where nodes are, for a log.
+    """Return the rounds that nodes are at, for a log.
 
     >>> positions_text({2: 7, 3: None}, [2, 3])
     'node 2 at round 7, node 3 at none'
