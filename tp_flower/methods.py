@@ -18,20 +18,18 @@ ROWS_OF_CORESET: Final = 2000
 
 @dataclass(frozen=True)
 class Method:
-    """One value of the setting ``strategy``.
+    """One value of the setting ``strategy``; epochs and sizes are its defaults.
 
     Attributes:
         family: whose messages it uses, ``"admm"``, ``"sgd"``, ``"coreset"`` (the server
             solves, over the rows of a coreset) or ``"personal"`` (a model per site).
-        epochs: of a run that does not say how many.
         sends_a_row_once: whether a row of a table is in a release once, which accounts
             rest on: in a message about joined rows (VFL) the influence of a row grows
             with its multiplicity; rows of a coreset leave in the clear, without any
             noise to count.
         is_full_batch: whether the one batch of an epoch has all joined rows.
-        coreset_size: joined rows that are drawn where the run does not say how many; 0
-            trains on all of them.
-        solvers: what the server may solve with; empty where the sites train.
+        coreset_size: joined rows that are drawn; 0 trains on all of them.
+        solvers: of the server; empty where the sites train.
     """
 
     family: str
@@ -68,7 +66,9 @@ METHODS: Final[Mapping[str, Method]] = {
 BY_DATA, BY_FEATURES, BY_MODELS = "data", "features", "models"
 SUMMARIES: Final = (BY_DATA, BY_FEATURES, BY_MODELS)
 """Summaries of sites that a graph of similar ones may be made of."""
-JOINING: Final = tuple(name for name, own in METHODS.items() if own.family != PERSONAL)
+JOINING: Final = tuple(
+    name for name, each in METHODS.items() if each.family != PERSONAL
+)
 """The methods that train over joins."""
 
 RDP: Final = "rdp"

@@ -17,11 +17,7 @@ from tp_flower.features.choice import TableChoice
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query.fragment import Fragment
 from tp_flower.query.reads import reads
-from tp_flower.sources.policy import (
-    MODELS,
-    SCORES,
-    WEIGHTS,
-)
+from tp_flower.sources.policy import MODELS, SCORES, WEIGHTS
 from tp_flower.sources.shards import ShardSchema, ShardSource
 
 

@@ -68,8 +68,10 @@ def seal(site: Site, request: SealRequest) -> SealReply:
 
     The same request again gets what was sealed, even if the site's key is gone.
     """
-    if _sealed_for(site) == site.round.digest:
-        return SealReply(site.store.load(_SEALED).meta[_SEALED])
+    if site.store.has(_SEALED):
+        entry = site.store.load(_SEALED)
+        if entry.meta[REQUEST] == site.round.digest:
+            return SealReply(entry.meta[_SEALED])
     source, keys = key_source(site), _site_keys(site)
     _check_source(source, request.keys)
     if source is KeySource.FILE:
@@ -92,13 +94,6 @@ def seal(site: Site, request: SealRequest) -> SealReply:
     }
     site.store.save(_SEALED, Entry({}, {REQUEST: site.round.digest, _SEALED: sealed}))
     return SealReply(sealed)
-
-
-def _sealed_for(site: Site) -> str | None:
-    """Return the digest of the request that this site has sealed the secret for."""
-    if not site.store.has(_SEALED):
-        return None
-    return str(site.store.load(_SEALED).meta[REQUEST])
 
 
 def take_secret(site: Site, request: ExtractRequest) -> None:
@@ -143,13 +138,13 @@ def key_groups(names: list[str], keys: int) -> list[str]:
 
 def _open(site: Site, request: ExtractRequest, keys: SiteKeys) -> GroupSecret:
     """Open the secret that came sealed with a request."""
-    leader = PublicKeys(_bytes(request.leader_key, "leader_key"))
+    leader = PublicKeys(bytes.fromhex(required(request.leader_key, "leader_key")))
     if keys.site is not None:
-        site_key = _bytes(request.leader_site_key, "leader_site_key")
-        leader = PublicKeys(leader.run, site_key)
+        long_term = required(request.leader_site_key, "leader_site_key")
+        leader = PublicKeys(leader.run, bytes.fromhex(long_term))
         trusted = _allowed(site) | {keys.public.site}
         _check_pin(leader.site, trusted, "of the site that made the run's secret")
-    sealed = _bytes(request.sealed, "sealed")
+    sealed = bytes.fromhex(required(request.sealed, "sealed"))
     secret = keys.open(sealed, leader, site.run_number)
     if secret.is_simulated and not site.is_simulated:
         raise SiteError(
@@ -239,7 +234,3 @@ def _recipients(request: SealRequest, source: KeySource) -> dict[str, PublicKeys
         node: PublicKeys(key, bytes.fromhex(request.site_keys[node]))
         for node, key in run.items()
     }
-
-
-def _bytes(text: str | None, name: str) -> bytes:
-    return bytes.fromhex(required(text, name))

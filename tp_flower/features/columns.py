@@ -57,10 +57,9 @@ class NumericColumn:
 class CategoricalColumn:
     """A feature with text values.
 
-    Attributes:
-        codes: int32 (n,), position in ``texts``, -1 where missing.
-        texts: the distinct values of this shard, sorted: an Arrow array of strings.
-            The blocks of a shard share one object, so that it is hashed once.
+    Codes are int32 (n,), positions in ``texts``, -1 where missing. Texts are the
+    distinct values of this shard, sorted: an Arrow array of strings. The blocks of a
+    shard share one object, so that it is hashed once.
     """
 
     codes: CodeArray

@@ -58,12 +58,9 @@ BLOCK_VALUES: Final = 1 << 18  # float32 values written at a time: about a core'
 class TableEncoder:
     """A table's fitted encoder, without texts and without a key.
 
-    Attributes:
-        table: alias in the query.
-        encodings: in the query's order of features; a feature may have two of them (its
-            values, and which are missing).
-        dropped: names of the features that say nothing: constant or empty.
-        fitted: names of the features whose statistics the encoder was fitted to.
+    Encodings are in the query's order of features; a feature may have two of them (its
+    values, and which are missing). The dropped ones are constant or empty; ``fitted``
+    names those whose statistics the encoder was fitted to.
     """
 
     table: str

@@ -263,8 +263,7 @@ class ColumnStatistics:
         kind: of value: number, boolean, time, text or vector.
         spec: the encoder that it is for; None where there are no values: a column
             without values has no kind, and fits any other.
-        rows: how many there are; 0 where the encoder needs no statistics.
-        count: how many have a value; 0 in the same case.
+        count: rows with a value; it and ``rows`` are 0 where the encoder needs none.
         moments: of the values, or of the numbers that the encoder derives from them;
             range and quantiles are of the same numbers.
         width: length of a vector; 0 for other kinds.

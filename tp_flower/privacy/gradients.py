@@ -231,9 +231,8 @@ def fit_privately(
 
 def _batch(plan: PrivateFit, rows: int, noise: NoiseSource) -> Any:
     """Draw the rows of a step: an index of arrays; a slice, which copies nothing."""
-    if plan.sample_rate == 1.0:
-        return slice(None)
-    return noise.bernoulli(rows, plan.sample_rate)
+    is_whole = plan.sample_rate == 1.0
+    return slice(None) if is_whole else noise.bernoulli(rows, plan.sample_rate)
 
 
 def _damping(plan: PrivateFit, rows: int, parameters: int) -> float:

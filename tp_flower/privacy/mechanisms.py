@@ -77,13 +77,7 @@ Use = tuple[int, str, int]
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that a source may spend in all runs together.
-
-    Attributes:
-        epsilon: >= 0.
-        delta: in [0, 1).
-        accountant: of sampled mechanisms, "rdp" or "prv".
-    """
+    """The most that a source may spend in all runs together."""
 
     epsilon: float
     delta: float
