@@ -38,7 +38,7 @@ LOCAL_LABELS: Final = "labels"
 
 @dataclass(frozen=True)
 class PersonalisedModel:
-    """A part with a model of its own.
+    """A part with a model of its own, and the objective of its trained rows.
 
     Attributes:
         labels: of all its rows, (n,), the trained ones first.

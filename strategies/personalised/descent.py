@@ -45,13 +45,10 @@ EdgeStep = Callable[[FloatArray, float], FloatArray]
 
 @dataclass(frozen=True)
 class Descent:
-    """A track in training.
+    """A track in training: the iterate of all sites' parameters, (N, p).
 
-    Attributes:
-        personal: (p,), coordinates that each site has for itself.
-        iterate: of all sites' parameters, (N, p).
-        edge_step: proximal step of the edges' penalty; None without any.
-        change: relative, by the last step; infinite before the first.
+    ``personal``, (p,), are the coordinates that each site has for itself; ``change`` is
+    the relative one by the last step, infinite before the first.
     """
 
     personal: BoolArray
@@ -81,15 +78,10 @@ class Descent:
         *,
         is_accelerated: bool,
     ) -> Self:
-        """Return the track after a step.
+        """Return the track after a step of size s against updates g, (N, p).
 
-        A site that has not answered keeps its z, which its neighbours go on seeing.
-
-        Args:
-            updates: g, (N, p); of absent sites anything.
-            step: s.
-            present: (N,), the sites that have answered.
-            is_accelerated: whether there is momentum.
+        A site that is not among the present, (N,), keeps its z, which its neighbours go
+        on seeing. There is momentum if the step is accelerated.
         """
         before = self.iterate.point
         points = self.ahead - step * updates
@@ -151,17 +143,8 @@ def read_updates(
 ) -> tuple[FloatArray, FloatArray, int]:
     """Return the sites' updates; zeros of sites that have not answered.
 
-    Args:
-        problem: in training.
-        replies: of the round.
-        has_common: whether one model for all is trained besides.
-
-    Returns:
-        The updates (N, p) of the sites' own models, those of the one model for all, and
-        the bytes of the former.
-
-    Raises:
-        ReplyError: an update is not of the model.
+    They are the updates (N, p) of the sites' own models, those of the one model for all
+    (zeros if it is not trained), and the bytes of the former.
     """
     size = len(problem.start)
     personal, common = np.zeros((2, len(problem.parts), size))

@@ -26,13 +26,7 @@ from tp_flower.settings import BY_ROWS, Settings
 
 
 class EdgePenalty:
-    """lambda sum over the edges of w_ij ||z_i - z_j||_p, and its proximal step.
-
-    Args:
-        graph: of the sites.
-        settings: lambda, p, and what the edges weigh.
-        rows: (N,), that each site trains on.
-    """
+    """lambda sum over the edges of w_ij ||z_i - z_j||_p, and its proximal step."""
 
     def __init__(
         self, graph: SimilarityGraph, settings: Settings, rows: Sequence[int]
@@ -63,13 +57,10 @@ class EdgePenalty:
 
 @dataclass(frozen=True)
 class SiteGraph:
-    """The similarity graph, and the metrics of the models trained alone.
+    """The similarity graph, of a kind of summaries or "given".
 
-    Attributes:
-        kind: of the summaries that it is made of, or "given".
-        graph: of the sites.
-        alone: metrics of the model that every site has trained alone; None without
-            baselines.
+    ``alone`` are the metrics of the model that every site has trained alone; None
+    without baselines.
     """
 
     kind: str
@@ -102,11 +93,7 @@ class SiteGraph:
 def make_graph(
     problem: PersonalisedProblem, settings: Settings
 ) -> Generator[Request, Replies, SiteGraph]:
-    """Let the sites sum up what the graph needs, and make it.
-
-    Raises:
-        SettingsError: an edge of the setting names no two sites.
-    """
+    """Let the sites sum up what the graph needs, and make it."""
     kind = settings.graph if settings.graph in SUMMARIES else NO_GRAPH
     graph, alone = None, None
     if kind == NO_GRAPH:

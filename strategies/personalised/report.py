@@ -37,11 +37,7 @@ Metrics = dict[str, dict[str, float]]
 def read_metrics(
     replies: Replies, parts: Sequence[Part], field: str
 ) -> list[Metrics | None]:
-    """Return every site's metrics from a field; None of a site that is missing.
-
-    Raises:
-        ReplyError: a site reports something else than metrics.
-    """
+    """Return every site's metrics from a field; None of a site that is missing."""
     return [_read(replies, part, field) for part in parts]
 
 
@@ -85,13 +81,9 @@ def mean_objective(sites: Iterable[Metrics | None]) -> float:
 class PersonalisedOutcome:
     """The result of a personalised training.
 
-    Attributes:
-        metrics: by track (and "local"), of every site; None of one that was missing.
-        objective: of the final parameters.
-        changes: by track, by the last step.
-        graph: the report's entry of the graph.
-        clusters: positions of the sites that have the same model, each once.
-        update_bytes: of the updates of the sites' own models.
+    Metrics are by track (and "local"), of every site, None of one that was missing;
+    changes by track, by the last step; clusters are positions of the sites that have
+    the same model, each once.
     """
 
     metrics: Mapping[str, Sequence[Metrics | None]]

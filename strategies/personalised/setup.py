@@ -57,9 +57,7 @@ class PersonalisedProblem(PreparedRun):
     """A model for every site of one table.
 
     Attributes:
-        sites: names of the parts' sites, each once, N of them.
         rows: (N,), trained rows.
-        held_out_rows: of all sites.
         start: (p,), the parameters that all begin with.
         curvature: (N,), bounds of the curvatures of the sites' objectives.
         label_scale: deviation of the labels of a regression; 1 of classes.
@@ -87,12 +85,7 @@ class PersonalisedProblem(PreparedRun):
 def set_up_personalised(
     query: Query, settings: Settings, inventory: Inventory
 ) -> Generator[Request, Replies, PersonalisedProblem]:
-    """Run the rounds of the set-up.
-
-    Raises:
-        TPFlowerError: any of its kinds, before any training, if the query is not of one
-            table, does not fit it, or the label does not fit the task.
-    """
+    """Run the rounds of the set-up."""
     bound = query.bind(inventory.schemas())
     _check_one_table(bound)
     (name,) = bound.tables
@@ -212,12 +205,7 @@ def site_names(parts: Sequence[Part]) -> tuple[str, ...]:
 
 
 def read_classes(extracted: Extracted, parts: Sequence[Part]) -> list[str | float]:
-    """Return the label's classes at all sites, ascending; none in a regression.
-
-    Raises:
-        QueryError: the sites' labels differ in type, or have too many classes.
-        ReplyError: a site's classes do not fit the type of its label.
-    """
+    """Return the label's classes at all sites, ascending; none in a regression."""
     kinds: set[str] = set()
     classes: set[str | float] = set()
     is_class = []
@@ -248,11 +236,7 @@ def read_classes(extracted: Extracted, parts: Sequence[Part]) -> list[str | floa
 
 
 def check_classes(classes: Sequence[str | float], settings: Settings) -> None:
-    """Refuse classes that nothing can be learned of.
-
-    Raises:
-        QueryError: there is one class, or none where the task asks for them.
-    """
+    """Refuse one class, of which nothing can be learned, or none where they are due."""
     if len(classes) == 1:
         raise QueryError(
             f"the label is constant at all sites (one class: {classes[0]})"
@@ -274,11 +258,7 @@ def _label_sums(
 
 
 def base_score_of(loss: Loss, sums: FloatArray) -> FloatArray:
-    """Return the best constant score of all sites' rows together.
-
-    Raises:
-        QueryError: the label is constant in the training rows.
-    """
+    """Return the best constant score of all sites' rows together."""
     if loss.name == "squared":
         count, total, squares = sums.tolist()
         mean = total / max(count, 1.0)
@@ -302,11 +282,7 @@ def label_scale_of(loss: Loss, sums: FloatArray) -> float:
 
 
 def personal_mask(settings: Settings, problem: PersonalisedProblem) -> BoolArray:
-    """Return which parameters each site has for itself, (p,).
-
-    Raises:
-        SettingsError: ``personal`` names a feature that there is not.
-    """
+    """Return which parameters each site has for itself, (p,)."""
     table = problem.table
     count, personal = len(table.penalised), settings.personal
     if personal == EVERYTHING or not personal.strip():

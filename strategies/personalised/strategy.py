@@ -54,15 +54,8 @@ _METRICS: Final = {PERSONAL: "metrics", GLOBAL: "common_metrics"}
 class Training:
     """A personalised training after its set-up.
 
-    Args:
-        problem: to train.
-        graph: of the sites.
-        settings: of the run.
-
-    Attributes:
-        descents: by track: the sites' own models, and one for all.
-        mask: (p,), coordinates that each site has for itself.
-        rate: of the first step.
+    ``descents`` are by track: the sites' own models, and one for all; ``mask`` (p,)
+    tells the coordinates that each site has for itself.
     """
 
     def __init__(
@@ -178,14 +171,9 @@ class Training:
 
 
 class Personalised(RelationalStrategy[PersonalisedProblem]):
-    """Train a model for every site of one table.
+    """Train a model for every site of one table, whose shards are the sites.
 
-    Args:
-        query: over one table; its shards are the sites.
-        settings: of the run; keyword arguments override single ones.
-
-    Attributes:
-        parameters: (N, p) by track, of the sites in the order of ``sites``.
+    ``parameters`` are (N, p) by track, in the order of ``sites``.
     """
 
     name = "personalised"

@@ -113,10 +113,8 @@ def vector_width(duckdb_type: str) -> int | None:
 def canonical_text(columns: Sequence[TypedColumn], *, null_is_value: bool) -> str:
     """Return the text that stands for a key, from its parts' ``comparable`` values.
 
-    Args:
-        columns: the parts.
-        null_is_value: whether NULL is a value like others, as in GROUP BY; else the
-            text is NULL if any part is, so that it matches nothing, as in a join.
+    NULL is a value like others, as in GROUP BY; else the text is NULL if any part is,
+    so that it matches nothing, as in a join.
 
     >>> canonical_text([TypedColumn("k", "VARCHAR", "text")], null_is_value=False)
     "'text' || strlen(k) || ':' || k"

@@ -43,7 +43,7 @@ def extract(
     folder: Path | None = None,
     order_key: bytes = b"",
 ) -> ExtractedShard:
-    """Run a fragment on a shard.
+    """Run a fragment on a shard; keep the columns in an empty folder, or in memory.
 
     Rows come in the shard's own order, so that their position names them in every run;
     where it has none, they are sorted by a keyed hash of all that the fragment yields
@@ -52,18 +52,9 @@ def extract(
     how many rows come before it. Sorted by the label, too, rows of one label could lie
     side by side, and whoever sees noisy labels would see through the noise.
 
-    Args:
-        source: the shard.
-        fragment: what to run.
-        folder: an empty folder to keep the columns in; None to keep them in memory.
-        order_key: of the site, for rows without an order of their own.
-
     Raises:
-        QueryError: the fragment is not what a site may run, or names a column that the
-            shard does not have.
-        SourceError: the source cannot be read, an expression fails on its values or is
-            of a type that cannot be used, a feature or label is infinite, or the
-            vectors of a feature differ in length.
+        QueryError: the fragment is not what a site may run.
+        SourceError: the source cannot be read, or its values cannot be used.
     """
     files: dict[str, pa.NativeFile] = {}
     with ExitStack() as stack:
@@ -92,23 +83,13 @@ def extract(
 
 
 def open_extracted(folder: Path) -> ExtractedShard:
-    """Return the shard that ``extract`` wrote to a folder.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no description of a shard.
-    """
+    """Return the shard that ``extract`` wrote to a folder."""
     meta = json.loads((folder / META_FILE).read_text(encoding="utf-8"))
     return ExtractedShard(meta, lambda name: pa.OSFile(str(folder / name)))
 
 
 class _Writer:
-    """Writes the batches of a plan's SELECT to Arrow files.
-
-    Args:
-        plan: what is selected.
-        create: makes a file of a name.
-    """
+    """Writes the batches of a plan's SELECT to Arrow files that it creates."""
 
     def __init__(self, plan: Plan, create: Callable[[str], pa.NativeFile]) -> None:
         self._plan = plan

@@ -46,12 +46,9 @@ MISSING: Final = -1
 
 @dataclass(frozen=True)
 class FeatureInfo:
-    """A feature before it is encoded.
+    """A feature before it is encoded: "number", "boolean", "time", "text" or "vector".
 
-    Attributes:
-        name: in the query.
-        kind: "number", "boolean", "time", "text" or "vector".
-        width: d of a vector, 1 of all other kinds.
+    ``width`` is d of a vector, 1 of all other kinds.
     """
 
     name: str
@@ -149,17 +146,8 @@ class LabelColumn:
 class ExtractedShard:
     """The rows of one fragment on one shard; columns are read when they are needed.
 
-    Args:
-        meta: the description that ``extract`` wrote, plain JSON types.
-        open_file: opens one of the files by its name.
-
-    Attributes:
-        table: the fragment's table (its alias in the query).
-        rows: n; zero if no row passes the filters.
-        features: in the fragment's order.
-        engine: the kind of database that the rows came from.
-        pushed: the filters that it applied, in words.
-        meta: as given.
+    ``table`` is the table's alias in the query, ``rows`` is n, ``pushed`` the filters
+    that the database applied, in words.
     """
 
     def __init__(
@@ -212,11 +200,7 @@ class ExtractedShard:
         return self._numbers(column) if column else None
 
     def column(self, name: str) -> FeatureColumn:
-        """Return one whole feature.
-
-        Raises:
-            KeyError: there is no such feature.
-        """
+        """Return one whole feature."""
         column = self._columns[name]
         info = next(info for info in self.features if info.name == name)
         return self._feature(info, self._whole(column))

@@ -5,14 +5,13 @@ Numbers become DOUBLE, texts their normal form, and the parts of a key one canon
 text.
 """
 
-from collections.abc import Iterable, Mapping
-from contextlib import closing
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
 import duckdb
 
-from tp_flower.duckdb_engine import quote_name, safe_message, shared_cursor
+from tp_flower.duckdb_engine import quote_name, safe_message
 from tp_flower.errors import SourceError
 from tp_flower.extraction.canonical_keys import (
     TypedColumn,
@@ -24,7 +23,7 @@ from tp_flower.extraction.canonical_keys import (
     vector_width,
     without_values,
 )
-from tp_flower.query.fragment import Feature, Fragment
+from tp_flower.query.fragment import Feature
 from tp_flower.sources.shards import Scan, column_types
 from tp_flower.sources.tables_file import ShardSource
 
@@ -33,18 +32,13 @@ GROUPS: Final = "grouped_by"
 """Column of the canonical text of what a sub-query groups by."""
 GROUP: Final = "(group)"
 """Begins the names of what a sub-query groups by: no name of a query does."""
-_UNSAID: Final = {'"NULL"': "INTEGER"}
-"""Types that DuckDB names but does not read: of columns without a value."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One expression of a fragment.
+    """One expression of a fragment: a feature, the label, or a part of a key.
 
-    Attributes:
-        name: of the feature, "label", or of a key's part in messages.
-        column: its column in the inner SELECT of :attr:`Plan.select`.
-        value: the expression, its type and kind.
+    ``column`` is its column in the inner SELECT of :attr:`Plan.select`.
     """
 
     name: str
@@ -71,17 +65,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """All expressions of a fragment, and the SELECT of them.
+    """All expressions of a fragment, and the SELECT of them over a relation.
 
-    Attributes:
-        source: the shard, for messages.
-        relation: evaluated over, in SQL.
-        features: one piece each.
-        label: at most one.
-        weight: at most one.
-        keys: the parts of each key.
-        groups: the expressions of the sub-query's GROUP BY; none without one.
-        filters: conditions on the relation.
+    There is one piece for each feature and part of a key, at most one label and weight;
+    without a sub-query there are no groups.
     """
 
     source: ShardSource
@@ -256,32 +243,3 @@ def _piece(
             "CAST it to a number, a text, a date, a timestamp or a boolean"
         )
     return Piece(name, column, TypedColumn(f"({sql})", duckdb_type, kind))
-
-
-def feature_kinds(fragment: Fragment, columns: Mapping[str, str]) -> dict[str, str]:
-    """Return the kind of value of each feature; {} where the types do not tell.
-
-    The fragment is planned over an empty table: nothing of it is evaluated.
-
-    Args:
-        fragment: of the query.
-        columns: DuckDB type by column, as sites have described their table.
-    """
-    # types came over the wire and are put into SQL: only those that are known are
-    typed = {
-        name: _UNSAID.get(kind, kind)
-        for name, kind in columns.items()
-        if kind_of(kind) is not None and not kind.startswith("ENUM")
-    }
-    if not typed:
-        return {}
-    listed = ", ".join(f"{quote_name(name)} {kind}" for name, kind in typed.items())
-    nowhere = ShardSource(fragment.name, site="", index=0)
-    with closing(shared_cursor()) as connection:
-        try:
-            connection.execute(f"CREATE TEMP TABLE {RELATION} ({listed})")
-            plan = make_plan(nowhere, Scan(connection, fragment, typed))
-        except (duckdb.Error, SourceError):
-            # the site will say what is wrong, of its own data
-            return {}
-    return {piece.name: piece.kind for piece in plan.features}

@@ -61,10 +61,7 @@ BALANCE_WINDOW = 3
 class AdmmState:
     """The state of the server from epoch to epoch.
 
-    Attributes:
-        z: auxiliary variable, (N, d_c).
-        duals: lambda, (N, d_c); equals the loss's gradient at z after every step.
-        rho: penalty, > 0.
+    After every step ``duals`` equal the loss's gradient at z; ``rho`` > 0.
     """
 
     z: FloatArray
@@ -98,14 +95,7 @@ def admm_step(
     loss: Loss,
     over_relaxation: float = 1.0,
 ) -> tuple[AdmmState, FloatArray]:
-    """Take the z- and dual update (Eq. 7 and 8).
-
-    Args:
-        state: of the epoch before.
-        scores: h, (N, d_c).
-        labels: y, (N,).
-        loss: of the joined rows.
-        over_relaxation: alpha, in [1, 2); 1 is plain ADMM.
+    """Take the z- and dual update (Eq. 7 and 8) with labels y, (N,).
 
     Returns:
         The new state and v, (N, d_c).
@@ -141,12 +131,7 @@ def targets(
 ) -> FloatArray:
     """Return target_i = h_i - seg_i(v) / (kappa G_i), (n_i, d_c); h_i where G_i = 0.
 
-    Args:
-        rows: of table i.
-        local_scores: h_i, (n_i, d_c).
-        message: v, (N, d_c); w v where rows are weighted.
-        kappa: c * rho.
-        inverse_mass: 1 / G^w_i, (n_i,), where rows are weighted, else None.
+    Where rows are weighted, ``message`` is w v and ``inverse_mass`` 1 / G^w_i, (n_i,).
     """
     inverse = rows.inverse_multiplicity if inverse_mass is None else inverse_mass
     out = rows.segment_sum(message)
@@ -206,13 +191,10 @@ def _least_rows(scores: FloatArray) -> int:
 def balanced_rho(rho: float, recent: Sequence[Residuals]) -> float:
     """Return rho after balancing relative residuals (Boyd et al. 2011, 3.4.1).
 
-    One residual must exceed the other tenfold in *all* the recent epochs: in the first
-    epochs of a good run the primal one does now and then, and following it at once
-    doubles the epochs to the optimum (seen on flights).
-
-    Args:
-        rho: the penalty so far.
-        recent: residuals since rho changed last; ``BALANCE_WINDOW`` of them are needed.
+    One residual must exceed the other tenfold in *all* the recent epochs, of which
+    ``BALANCE_WINDOW`` are needed since rho changed last: in the first epochs of a good
+    run the primal one does now and then, and following it at once doubles the epochs to
+    the optimum (seen on flights).
 
     >>> balanced_rho(1.0, [Residuals(primal=1.0, dual=0.01)] * BALANCE_WINDOW)
     2.0
@@ -242,13 +224,7 @@ BLOCK_VALUES = 8192
 
 @dataclass(frozen=True)
 class Point:
-    """Where ADMM stands between two epochs.
-
-    Attributes:
-        scores: h, (N, d_c).
-        duals: lambda, (N, d_c).
-        local_scores: h_i by table, (n_i, d_c).
-    """
+    """Where ADMM stands between two epochs: h, lambda, and h_i by table."""
 
     scores: FloatArray
     duals: FloatArray
@@ -271,12 +247,7 @@ def _total(parts: Sequence[Sums]) -> Sums:
 
 
 class _History:
-    """The last changes of one array of the point.
-
-    Args:
-        like: the array, (n, d_c).
-        memory: changes to keep.
-    """
+    """The last ``memory`` changes of one array of the point, (n, d_c)."""
 
     def __init__(self, like: FloatArray, memory: int) -> None:
         self._reached: Float32Array = np.zeros((memory, *like.shape), np.float32)
@@ -298,11 +269,8 @@ class _History:
     ) -> Sums:
         """Store f = g - x, and its change since the epoch before.
 
-        Args:
-            slot: of the change.
-            used: stored changes, the new one among them; 0 at the first step.
-            ends: x and g, (n, d_c).
-            weight: of every row in the norm, (n, 1); None for 1.
+        ``used`` counts stored changes, the new one among them, 0 at the first step;
+        ``ends`` are x and g, (n, d_c); ``weight`` (n, 1) is the rows' in the norm.
         """
         before, after = ends
 
@@ -351,9 +319,7 @@ class AndersonMixer:
     sqrt(w), and G^w is in the place of G.
 
     Args:
-        mapping: the training rows' mapping.
         memory: epochs to look back on; 0 switches mixing off.
-        corrections: c.
         weights: w and G^w of the joined rows; None: all alike.
     """
 
@@ -383,12 +349,10 @@ class AndersonMixer:
         return min(self._count, self._memory)
 
     def mix(self, rho: float, before: Point, after: Point) -> Point:
-        """Return the next point from one step of the map.
+        """Return the next point from one step of the map, which led from x to g.
 
-        Args:
-            rho: penalty of the epoch; the past must be forgotten when it changes.
-            before: x, where the epoch started.
-            after: g, where it ended; its arrays are kept and must not change.
+        The arrays of ``after`` are kept and must not change; the past must be forgotten
+        when rho changes.
         """
         if not self._memory:
             return after

@@ -24,11 +24,9 @@ from tp_flower.joins.mapping import TableMapping
 
 @dataclass(frozen=True)
 class Contribution:
-    """The contribution of one table.
+    """The contribution of one table: the mean of h_i, (d_c,), and its share of var(h).
 
-    Attributes:
-        mean_score: (d_c,), the mean of h_i.
-        share: of the variance of h; 0 where h is the same in all rows.
+    The share is 0 where h is the same in all rows.
     """
 
     mean_score: FloatArray

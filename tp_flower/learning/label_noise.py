@@ -58,11 +58,7 @@ _PANEL_NODES: Final = 20
 
 @dataclass(frozen=True)
 class ClassNoise:
-    """A class stays with probability ``keep``; every other one is alike.
-
-    Attributes:
-        classes: k.
-        keep: p, above 1/k.
+    """A class stays with probability ``keep``, above 1/k; every other one is alike.
 
     >>> noise = ClassNoise(2, 0.75)
     >>> noise.flip, noise.correction
@@ -102,11 +98,7 @@ class ClassNoise:
 
 @dataclass(frozen=True)
 class NumberNoise:
-    """Laplace noise on a number.
-
-    Attributes:
-        scale: b.
-    """
+    """Laplace noise of scale b on a number."""
 
     scale: float
 
@@ -124,15 +116,10 @@ class LabelPlan:
     """How the labels of a run are made private; ``LabelTerms`` carries it to the sites.
 
     Attributes:
-        mechanism: ``"laplace"`` or ``"randomised-response"``.
-        epsilon: of one label.
         classes: their names, in the order of their numbers. Which classes there are is
             a fact of the data, so that the query's author states them; empty for
             booleans, and in regression.
         limits: (low, high) that numbers are clipped to; empty for classes.
-
-    Raises:
-        SettingsError: a value is refused.
     """
 
     mechanism: str
@@ -197,9 +184,7 @@ class LabelPlan:
 def epsilon_of_noise(deviation: float, limits: Sequence[float] = ()) -> float:
     """Return the epsilon of Laplace noise of a deviation lambda (Eq. 25).
 
-    Args:
-        deviation: lambda, on every entry of the one-hot vector, or on the number.
-        limits: (low, high) of a number; none for classes.
+    The noise is on every entry of the one-hot vector, or on a number within limits.
 
     >>> round(epsilon_of_noise(0.5), 3)
     5.657
@@ -225,10 +210,6 @@ def laplace_keep(classes: int, epsilon: float) -> float:
     and above 0 are s 2^(1-k) / k and (1 - (1 - s)^k) / (2 k s); the one between, with
     x = -b t, is the integral of e^-t (1 - s e^t)^(k - 1) / 2 from 0 to 1/b. For two
     classes that adds up to 1 - s (1 + eps / 4).
-
-    Args:
-        classes: k.
-        epsilon: 2 / b.
 
     >>> round(laplace_keep(2, 2.0), 12) == round(1.0 - 0.75 * math.exp(-1.0), 12)
     True
@@ -287,9 +268,6 @@ def _check_classes(classes: tuple[str, ...]) -> None:
 def corrected(loss: Loss, noise: LabelNoise) -> Loss:
     """Return the loss of labels with this noise that is unbiased for the true ones.
 
-    Raises:
-        TypeError: the noise is not on labels of this loss's kind.
-
     >>> loss = corrected(LogisticLoss(), ClassNoise(2, 0.75))
     >>> loss.gradient(np.zeros((2, 1)), np.array([0.0, 1.0])).tolist()
     [[1.0], [-1.0]]
@@ -304,11 +282,7 @@ def corrected(loss: Loss, noise: LabelNoise) -> Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class _CorrectedLoss(Loss):
-    """A loss that the noise of its labels changes in some methods only.
-
-    Attributes:
-        plain: the loss that it is unbiased for.
-    """
+    """A loss that the noise of its labels changes in some methods only."""
 
     plain: Loss
 
@@ -348,11 +322,7 @@ class _CorrectedLoss(Loss):
 
 @dataclass(frozen=True, kw_only=True)
 class CorrectedClassLoss(_CorrectedLoss):
-    """A loss of classes at the soft labels t that noisy classes stand for.
-
-    Attributes:
-        noise: on the classes.
-    """
+    """A loss of classes at the soft labels t that noisy classes stand for."""
 
     noise: ClassNoise
 
@@ -403,11 +373,7 @@ class CorrectedClassLoss(_CorrectedLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class CorrectedSquaredLoss(_CorrectedLoss):
-    """1/2 (h - y~)^2 - b^2, whose mean over the noise is 1/2 (h - y)^2.
-
-    Attributes:
-        noise: on the numbers.
-    """
+    """1/2 (h - y~)^2 - b^2, whose mean over the noise is 1/2 (h - y)^2."""
 
     noise: NumberNoise
 

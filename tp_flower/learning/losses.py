@@ -61,12 +61,7 @@ class Loss(ABC):
     def base_score(
         self, labels: FloatArray, weights: FloatArray | None = None
     ) -> FloatArray:
-        """Return the best constant score (d_c,): the server's fixed base score b.
-
-        Args:
-            labels: y, (N,).
-            weights: w, (N,), of the rows; None: all alike.
-        """
+        """Return the best constant score b, (d_c,), of labels (N,) and weights."""
 
     @abstractmethod
     def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
@@ -109,14 +104,8 @@ class Loss(ABC):
     ) -> FloatArray:
         """Return argmin_z loss(z; y) + rho/2 ||z - v||^2 for every row (Eq. 7).
 
-        Args:
-            centre: v, (N, d_c).
-            labels: y, (N,).
-            rho: penalty, > 0.
-            start: where Newton starts, (N, d_c); v when None.
-
-        Returns:
-            z, (N, d_c), with |gradient| <= 1e-8 in every coordinate.
+        Newton starts at ``start``, or v, and ends with |gradient| <= 1e-8 in every
+        coordinate of z, (N, d_c).
         """
         start = centre if start is None else start
         out = np.empty_like(centre)
@@ -318,8 +307,7 @@ def softmax_prox(
 def _softmax_step(z: AnyFloat, c: AnyFloat, rho: float) -> AnyFloat:
     """Take a damped Newton step of p + rho (z - c) = 0 in place, z and c (k, n).
 
-    Returns:
-        The range of every row's whole step, (n,).
+    Return the range of every row's whole step, (n,).
     """
     p = z - z.max(axis=0)
     np.exp(p, out=p)
@@ -449,11 +437,7 @@ LOSSES: dict[str, type[Loss]] = {
 
 
 def loss_of(name: str, outputs: int) -> Loss:
-    """Return the loss of a name, of scores (N, outputs).
-
-    Raises:
-        ValueError: it is of another number of scores a row.
-    """
+    """Return the loss of a name, of scores (N, outputs), or raise ValueError."""
     if (name == "softmax") != (outputs > 1):
         least = "two scores a row or more" if name == "softmax" else "one score a row"
         raise ValueError(f"loss {name!r} is of {least}, not of {outputs}")

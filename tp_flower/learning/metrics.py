@@ -37,12 +37,6 @@ def evaluate(
     """Return the loss and its metrics: RMSE and R2, or AUC, accuracy and log loss.
 
     Of a clustering, which has no labels, it is the distance to the nearest centre.
-
-    Args:
-        loss: the loss that was trained; it decides the metrics, and knows of noise.
-        scores: h, (N, d_c).
-        labels: y, (N,).
-        weights: w, (N,).
     """
     value = loss.value(scores, labels, weights)
     if loss.name == KMEANS:

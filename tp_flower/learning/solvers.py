@@ -115,10 +115,8 @@ class RidgeSolver:
     def solve(self, moments: FloatArray, kappa: float, l2: float) -> FloatArray:
         """Return the parameters (d [+ 1], d_c) of the theta-update.
 
-        Args:
-            moments: [T, 1]^T (G * target), (d [+ 1], d_c), summed over the shards.
-            kappa: c * rho, > 0.
-            l2: beta, >= 0; with 0 the solution of least norm is returned.
+        ``moments`` are [T, 1]^T (G * target), (d [+ 1], d_c), summed over the shards;
+        with an ``l2`` of 0 the solution of least norm is returned.
         """
         moments = moments / self.joined_rows
         centre = np.zeros(moments.shape[1])
@@ -137,12 +135,9 @@ class RidgeSolver:
 
 @dataclass(frozen=True)
 class Iterate:
-    """A point of an accelerated descent, which restarts where it overshoots.
+    """A point z of an accelerated descent, which restarts where it overshoots.
 
-    Attributes:
-        point: z.
-        ahead: y, of the same shape.
-        momentum: t.
+    ``ahead`` is y, where the next step starts; ``momentum`` is t.
     """
 
     point: FloatArray
@@ -155,12 +150,7 @@ class Iterate:
         return cls(point, point)
 
     def advanced(self, point: FloatArray, *, is_accelerated: bool = True) -> "Iterate":
-        """Return the iterate after a step.
-
-        Args:
-            point: z+, where the step from ``ahead`` ended.
-            is_accelerated: if not, y+ = z+.
-        """
+        """Return the iterate after a step to z+; y+ = z+ if it is not accelerated."""
         if not is_accelerated:
             return Iterate.at(point)
         step = point - self.point
@@ -184,14 +174,10 @@ def descend(
     tolerance: float,
     most_steps: int,
 ) -> FloatArray:
-    """Return the minimiser of a smooth function, from one of its points (p,).
+    """Return the minimiser of a smooth function of (p,), given its gradient.
 
-    Args:
-        gradient: of the function, (p,) -> (p,).
-        start: (p,).
-        step: at most 1 over the largest curvature.
-        tolerance: of the relative change by a step.
-        most_steps: after which it ends.
+    ``step`` is at most 1 over the largest curvature; the descent ends when a step's
+    relative change is within the tolerance.
 
     >>> target = np.array([1.0, -2.0])
     >>> minimiser = descend(

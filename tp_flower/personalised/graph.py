@@ -24,9 +24,7 @@ IntArray = npt.NDArray[np.int64]
 class SimilarityGraph:
     """An undirected graph of the sites; it may be disconnected.
 
-    Attributes:
-        names: of the sites.
-        edges: (M, 2), each with the lower position first, sorted, without repetition.
+    ``edges`` are (M, 2), each with the lower position first, sorted, each once.
     """
 
     names: tuple[str, ...]
@@ -95,12 +93,7 @@ class SimilarityGraph:
         """Return the start of a site that joins: its neighbours' mean model, (d,).
 
         Without a neighbour that has a model it is the mean of all sites that have one,
-        without these 0.
-
-        Args:
-            models: Z, (N, d).
-            site: position of the site that joins.
-            has_model: (N,).
+        without these 0; ``models`` are Z, (N, d), and ``has_model`` is (N,).
         """
         near = self.neighbours(site)
         near = near[has_model[near]]
@@ -115,14 +108,10 @@ class SimilarityGraph:
 def nearest_neighbours(
     names: Sequence[str], distances: FloatArray, neighbours: int
 ) -> SimilarityGraph:
-    """Return the graph of each site's nearest, an edge where either names the other.
+    """Return the graph of each site's nearest k, an edge where either names the other.
 
-    Equal distances are broken by the order of the sites.
-
-    Args:
-        names: of the sites.
-        distances: (N, N), symmetric; the diagonal is not read.
-        neighbours: k >= 1; all others where there are fewer.
+    Of the distances, (N, N) and symmetric, the diagonal is not read; equal ones are
+    broken by the order of the sites.
     """
     sites = len(names)
     others = np.array(distances, np.float64)
@@ -139,11 +128,7 @@ def row_weights(graph: SimilarityGraph, rows: npt.NDArray[np.int64]) -> FloatArr
 
     A model of n rows errs by about 1/sqrt(n), and the difference of two by the root of
     the sum: sites whose difference may be chance are drawn together, and those with
-    many rows keep theirs.
-
-    Args:
-        graph: of the sites.
-        rows: (N,), >= 0, that each site trains on; 0 counts as 1.
+    many rows keep theirs. Of ``rows``, (N,), 0 counts as 1.
 
     >>> pair = SimilarityGraph.from_pairs("abc", np.array([[0, 1], [1, 2]]))
     >>> row_weights(pair, np.array([8, 8, 1])).round(3).tolist()
@@ -161,9 +146,6 @@ def parse_edges(text: str, names: Sequence[str]) -> SimilarityGraph:
 
     A name may hold a hyphen itself, where only one reading names two sites. Lines that
     begin with # are left out.
-
-    Raises:
-        SettingsError: an edge does not name two sites, or can be read in two ways.
 
     >>> parse_edges("b-a, x-y-a", ["a", "b", "x-y"]).edges.tolist()
     [[0, 1], [0, 2]]

@@ -46,9 +46,6 @@ class SiteObjective:
         model: with any parameters; they are set to where the objective is evaluated.
         features: (n, d), the trained rows.
         labels: (n,).
-        loss: of scores against labels.
-        base: b, (d_c,).
-        l2: of the penalty.
     """
 
     model: LocalModel
@@ -139,8 +136,7 @@ TINY = np.finfo(np.float64).tiny
 class RandomFeatures:
     """phi, with <phi(x), phi(y)> about exp(-||x - y||^2 / (2 bandwidth^2)).
 
-    Attributes:
-        frequencies: (pairs, d), drawn once for all sites.
+    The frequencies, (pairs, d), are drawn once for all sites.
     """
 
     frequencies: FloatArray
@@ -177,12 +173,8 @@ def moments_bound(clip: float) -> float:
 def mean_moments(rows: npt.NDArray[np.floating], clip: float = np.inf) -> FloatArray:
     """Return the mean of [x, 1] [x, 1]^T over rows (n, d), as its triangle.
 
-    Args:
-        rows: of encoded features.
-        clip: a row of a larger norm is scaled down to it.
-
-    Returns:
-        ((d + 1) (d + 2) / 2,), with the Euclidean norm of the matrix's Frobenius norm.
+    A row of a norm above ``clip`` is scaled down to it. The triangle, of
+    (d + 1) (d + 2) / 2 numbers, has the norm of the matrix's Frobenius norm.
     """
     width = rows.shape[1] + 1
     total = np.zeros((width, width))
@@ -226,12 +218,9 @@ def noisy_mean(
 ) -> FloatArray:
     """Return a mean over rows with the noise of a Gaussian mechanism.
 
-    Args:
-        mean: of shares whose norm is at most ``bound``.
-        bound: on a row's share: the sensitivity of the mean is bound / n.
-        rows: of the site; of none there is nothing to protect, and one is assumed.
-        multiplier: deviation over sensitivity, >= 0; 0 adds nothing.
-        noise: of the site.
+    The norm of a row's share is at most ``bound``: the sensitivity of the mean is
+    bound / n (of no row there is nothing to protect, and one is assumed). The
+    multiplier is deviation over sensitivity; 0 adds nothing.
     """
     return noise.with_gaussian(mean, multiplier * bound / max(rows, 1))
 

@@ -35,12 +35,8 @@ _HEADER_BYTES: Final = 5
 def encode_update(values: FloatArray, codes: int = 0) -> Bytes:
     """Return the bytes of a vector (d,): few where it has few runs of equal elements.
 
-    Args:
-        values: (d,), finite.
-        codes: entries of the code book, at most `MOST_CODES`; 0 sends every value.
-
-    Raises:
-        ValueError: a value is not finite in float32, or codes is out of range.
+    Of ``codes`` entries is the code book, at most `MOST_CODES`; 0 sends every value. A
+    value that is not finite in float32 is a ValueError.
 
     >>> bytes(encode_update(np.array([2.0, 2.0, 2.0, 2.0]))).hex(" ")
     '00 01 00 00 00 80 00 00 00 40'
@@ -67,12 +63,7 @@ def encode_update(values: FloatArray, codes: int = 0) -> Bytes:
 def decode_update(code: Bytes, size: int) -> FloatArray:
     """Return the vector (size,) that `encode_update` wrote.
 
-    Args:
-        code: from a site, so everything in it is checked.
-        size: d.
-
-    Raises:
-        ReplyError: the code is not of this format, or not of so many elements.
+    The code is from a site: whatever is not of the format is a ReplyError.
     """
     _check(code.dtype == np.uint8 and code.ndim == 1, "is no vector of bytes")
     _check(len(code) >= _HEADER_BYTES, f"has {len(code)} bytes")
@@ -91,13 +82,9 @@ def code_book(
 ) -> npt.NDArray[np.float32]:
     """Return at most ``codes`` float32 that stand for values, ascending and distinct.
 
-    k-means in one dimension: Lloyd's iteration from the quantiles, so that equal values
-    give equal books; zero, if a value is zero, stays an entry.
-
-    Args:
-        values: (r,).
-        counts: how often each occurs, (r,), > 0.
-        codes: >= 1.
+    k-means in one dimension, where each value, (r,), counts as often as it occurs:
+    Lloyd's iteration from the quantiles, so that equal values give equal books; zero,
+    if a value is zero, stays an entry.
     """
     order = np.argsort(values)
     points, weights = values[order], counts[order].astype(np.float64)

@@ -117,10 +117,8 @@ class ZSolution:
         models: Z, (N, d); exactly equal at sites that fused edges connect.
         pull: (M, d), what each edge pulls at its first site; a warm start of the next.
         fused: edges whose two sites have the same model, (M,).
-        iterations: of ADMM.
         primal_residual: ||B Z - W||_F over ||V - mean V||_F.
         dual_residual: kappa ||B^T (W - W_before)||_F over the same.
-        is_converged: both were within the tolerance.
     """
 
     models: FloatArray
@@ -136,11 +134,8 @@ class ZStep:
     """Solver of Z-steps over one graph, which reuses its factors.
 
     Args:
-        graph: of the sites.
-        norm: p.
         weights: w, (M,), > 0, of the edges; None where all are 1.
         tolerance: of both residuals, relative to the spread of the targets.
-        most_iterations: of ADMM in one step.
     """
 
     def __init__(
@@ -162,15 +157,11 @@ class ZStep:
     def solve(
         self, targets: FloatArray, penalty: float, pull: FloatArray | None = None
     ) -> ZSolution:
-        """Return the personal models.
+        """Return the personal models for targets V, (N, d), and a penalty eta * lambda.
 
         Without penalty, or without edges, they are the targets; with a penalty large
-        enough, every connected group's mean of them. Both are exact.
-
-        Args:
-            targets: V, (N, d).
-            penalty: eta * lambda, >= 0.
-            pull: of the solution before; None begins at 0.
+        enough, every connected group's mean of them. Both are exact. ``pull``, of the
+        solution before, is a warm start.
         """
         spread = float(np.linalg.norm(targets - targets.mean(axis=0)))
         edges = len(self.graph.edges)
@@ -268,9 +259,7 @@ def _means(models: FloatArray, groups: npt.NDArray[np.int64]) -> FloatArray:
 def piecewise_update(gradient: FloatArray, penalty: float) -> FloatArray:
     """Return the update u (d,) of Eq. 7: constant on runs, exactly.
 
-    Args:
-        gradient: g, (d,), finite.
-        penalty: gamma >= 0; 0 returns the gradient, a large one zeros.
+    A penalty gamma of 0 returns the gradient g (d,), a large one zeros.
 
     >>> piecewise_update(np.array([4.0, 5.0, 1.0, 0.5]), 0.5)
     array([4.25, 4.25, 1.  , 0.5 ])

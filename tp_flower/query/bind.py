@@ -37,12 +37,8 @@ Bound = tuple[SelectItem, Local]
 class Join:
     """An equi-join of two tables: equal values of one key on each side.
 
-    Attributes:
-        left: Alias of the table that comes first in the query.
-        right: Alias of the other table.
-        left_key: Index into the left fragment's ``keys``.
-        right_key: Index into the right fragment's ``keys``; same number of parts.
-        text: The predicate as written, for messages.
+    ``left`` comes first in the query; ``left_key`` and ``right_key`` are positions in
+    the two fragments' ``keys``, with the same number of parts.
     """
 
     left: str
@@ -61,7 +57,6 @@ class BoundQuery:
             next to each other and with the same numbers of features and keys.
         joins: One per pair of tables with predicates, ordered by the right table,
             then the left, in FROM order; together they connect all tables.
-        label_table: Alias of the table that holds the label.
         outer: The tables that may have no match for a joined row: they are LEFT
             JOINed, in FROM order, after all others are joined.
     """
@@ -82,22 +77,14 @@ class BoundQuery:
         return next((f.table for f in self.fragments if f.weight is not None), None)
 
     def fragments_of(self, table: str) -> tuple[Fragment, ...]:
-        """Return the fragments of a table.
-
-        Raises:
-            KeyError: The query has no table of this alias.
-        """
+        """Return the fragments of a table; KeyError if the query has none."""
         fragments = tuple(f for f in self.fragments if f.table == table)
         if not fragments:
             raise KeyError(table)
         return fragments
 
     def fragment(self, table: str) -> Fragment:
-        """Return the fragment of a table that has one.
-
-        Raises:
-            KeyError: The query has no table of this alias, or it has several.
-        """
+        """Return the one fragment of a table; KeyError if it has none or several."""
         fragments = self.fragments_of(table)
         if len(fragments) > 1:
             raise KeyError(table)
@@ -108,10 +95,8 @@ class BoundQuery:
 class Unlabelled:
     """A binding without the label, if there is one: of rows to be predicted, say.
 
-    Attributes:
-        table: Alias of the table that joined rows follow in place of the label's.
-        row_key: Columns of that table; its last keys, which no join uses.
-        keeps_weight: Whether the weight stays.
+    Joined rows follow ``table`` in place of the label's; the columns of its ``row_key``
+    are its last keys, which no join uses.
     """
 
     table: str
@@ -126,16 +111,8 @@ def bind_statement(
 ) -> BoundQuery:
     """Return the fragments and joins of a query over tables with these columns.
 
-    Args:
-        statement: The query.
-        schemas: Table name -> column -> DuckDB type.
-        unlabelled: Leave the label out. Only where the query has stars is it looked
-            at then, as they do not stand for the label's columns.
-
-    Raises:
-        QueryError: A table or column is unknown or ambiguous, an expression needs
-            two tables at once, a table is not joined with the others, or a LEFT JOIN
-            asks for rows that no site has.
+    Unlabelled, the label is looked at only where the query has stars, as they do not
+    stand for the label's columns.
     """
     if unlabelled is not None:
         statement = _without_label(statement, unlabelled)

@@ -35,7 +35,6 @@ class Condition:
     Attributes:
         sides: The filter; or the two expressions, first that of the table which comes
             first in the query.
-        text: As written, for messages.
         owner: The alias whose LEFT JOIN it is a condition of; None elsewhere.
     """
 
@@ -66,10 +65,6 @@ def bind_conditions(
 
     ON sees the tables joined so far. USING takes its column from the left side, as
     DuckDB does, and from then on the bare name means that column.
-
-    Raises:
-        QueryError: A column is unknown or ambiguous, or a condition is neither a
-            filter of one table nor an equality between two.
     """
     bound: list[Condition] = []
     merged: dict[str, str] = {}
@@ -135,11 +130,8 @@ def _bind(text: str, scope: Scope, owner: str | None) -> Condition:
 class Settled:
     """The conditions of a query in which every LEFT JOIN is an equality of keys.
 
-    Attributes:
-        predicates: The equalities of all joins; owned by a table in ``outer`` if they
-            decide whether it has a match.
-        filters: The conditions that a table's rows must meet.
-        outer: The tables that stay LEFT JOINed.
+    A predicate whose owner is ``outer``, still LEFT JOINed, decides whether it has a
+    match.
     """
 
     predicates: tuple[Condition, ...]
@@ -152,16 +144,7 @@ def settle(
     left_joined: Collection[str],
     relations: Mapping[str, Relation],
 ) -> Settled:
-    """Return filters, equalities and the tables that stay LEFT JOINed.
-
-    Args:
-        conditions: All conditions of the query.
-        left_joined: The aliases that LEFT JOIN attaches.
-        relations: What each alias stands for.
-
-    Raises:
-        QueryError: A condition cannot be brought into this form; the message names it.
-    """
+    """Return filters, equalities and the tables that stay LEFT JOINed, or refuse."""
     outer = _still_outer(conditions, frozenset(left_joined), relations)
     # an owner whose table always has a match owns nothing any more
     settled = [c if c.owner in outer else replace(c, owner=None) for c in conditions]
@@ -238,9 +221,7 @@ def _with_guards(
 ) -> list[Condition]:
     """Return the predicates, of which some compare NULL where a guard fails.
 
-    Args:
-        predicates: The equalities of all joins.
-        guards: Conditions of a LEFT JOIN over a table on its left.
+    A guard is a condition of a LEFT JOIN over a table on its left.
     """
     chosen: dict[Condition, set[str]] = {}
     for guard in guards:

@@ -167,15 +167,7 @@ def render(tree: exp.Expr, *, quote: bool = False) -> str:
 
 
 def parse_expression(text: str, what: str) -> exp.Expr:
-    """Parse and check one expression in DuckDB's dialect.
-
-    Args:
-        text: The expression alone, without alias.
-        what: Its name for messages, e.g. ``"feature 'speed'"``.
-
-    Raises:
-        QueryError: It is not exactly one expression, or holds something outside
-            the allow-list.
+    """Parse and check one expression in DuckDB's dialect; messages say ``what`` it is.
 
     >>> render(parse_expression("a.x>1 -- note", "filter"), quote=True)
     '"a"."x" > 1'
@@ -185,10 +177,6 @@ def parse_expression(text: str, what: str) -> exp.Expr:
 
 def parse_aggregate(text: str, what: str) -> exp.Expr:
     """Parse and check an expression that may hold aggregates.
-
-    Raises:
-        QueryError: As :func:`parse_expression` says, or an aggregate is nested or of a
-            form that is not on the list.
 
     >>> parse_aggregate("sum(x)/count(*)", "column").sql()
     'SUM(x) / COUNT(*)'
@@ -363,9 +351,7 @@ def has_aggregate(tree: exp.Expr) -> bool:
 def ungrouped_column(tree: exp.Expr, groups: Collection[exp.Expr]) -> exp.Column | None:
     """Return a column that is neither in an aggregate nor part of a group expression.
 
-    Args:
-        tree: An expression of the sub-query.
-        groups: The expressions of its GROUP BY; columns spelled as in ``tree``.
+    The columns of ``groups`` are spelled as in ``tree``.
     """
     wanted = frozenset(group.unnest() for group in groups)
     waiting = [tree]

@@ -49,10 +49,8 @@ class SubQuery:
 
     Attributes:
         columns: Output names, and expressions that may hold aggregates.
-        filters: Conditions, each safe between two ANDs, that rows must meet.
         groups: The expressions that rows are grouped by, at least one; aliases,
             ordinals, ALL and DISTINCT are resolved.
-        having: Conditions that groups must meet; they may hold aggregates.
     """
 
     columns: tuple[Feature, ...]
@@ -80,10 +78,6 @@ class SubQuery:
 
     def check(self, columns: Collection[str], where: str) -> "SubQuery":
         """Return the sub-query re-rendered from parsed, allowed expressions.
-
-        Args:
-            columns: The columns of the base table.
-            where: The owner of the sub-query, for messages.
 
         Raises:
             QueryError: A piece is not an expression over these columns, uses a
@@ -124,12 +118,8 @@ class Fragment:
     Attributes:
         table: The alias in the query, by which everything refers to the table.
         name: The table's name at the sites.
-        features: The features in the order of the SELECT list.
         keys: Join keys, each a tuple of expressions (a composite key has several).
-        label: The label's expression, at the label table only.
         filters: Conditions, each safe between two ANDs, that rows must meet.
-        subquery: Runs first, over the columns of the table itself.
-        weight: The expression that joined rows weigh, at its table only.
     """
 
     table: str
@@ -163,11 +153,7 @@ class Fragment:
 
     @classmethod
     def from_json(cls, data: object) -> "Fragment":
-        """Return the fragment that :meth:`to_json` wrote.
-
-        Raises:
-            QueryError: A field is missing, unknown, or of another form.
-        """
+        """Return the fragment that :meth:`to_json` wrote, or refuse another form."""
         try:
             fragment = msgspec.convert(data, cls)
         except msgspec.ValidationError as error:
@@ -186,9 +172,6 @@ class Fragment:
         """Return the fragment re-rendered from parsed, allowed expressions.
 
         Runs at the site, on what came over the wire, before anything is executed.
-
-        Args:
-            columns: The columns of the site's table.
 
         Raises:
             QueryError: A piece does not parse, holds anything but an expression

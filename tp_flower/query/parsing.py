@@ -73,13 +73,7 @@ _CLOSING = {TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE}
 def parse_statement(
     sql: str, dialect: str = DIALECT, *, needs_label: bool = True
 ) -> Statement:
-    """Return the parts of a query.
-
-    Raises:
-        QueryError: The SQL does not parse, or holds anything but one SELECT of a
-            label, if it needs one, and features from tables joined by INNER and LEFT
-            joins.
-    """
+    """Return the parts of a query: one SELECT from tables joined by INNER and LEFT."""
     select = _parse_select(sql, dialect)
     sources = [select.args["from_"].this]
     sources += [join.this for join in select.args.get("joins") or ()]

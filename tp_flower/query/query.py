@@ -44,14 +44,9 @@ class Query:
     def from_sql(
         cls, sql: str, dialect: str = DIALECT, *, needs_label: bool = True
     ) -> "Query":
-        """Return the query that ``sql`` writes.
+        """Return the query that ``sql`` writes, in a dialect as sqlglot names it.
 
-        Args:
-            sql: One SELECT with a label, features, equi-joins (INNER or LEFT) and
-                filters; a table may be a sub-query over one table.
-            dialect: The dialect it is written in, as sqlglot names it.
-            needs_label: Whether it is refused without a label. Rows that a model
-                predicts have none.
+        Rows that a model predicts have no label, and their query needs none.
 
         Raises:
             QueryError: It does not parse or has an unsupported part; the message
@@ -72,9 +67,6 @@ class Query:
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
         """Return the fragments and joins over tables with these columns.
 
-        Args:
-            schemas: Table name -> column -> DuckDB type.
-
         Raises:
             QueryError: A table or column is unknown or ambiguous, an expression
                 needs two tables at once, a table is not joined with the others, or a
@@ -90,15 +82,7 @@ class Query:
     ) -> BoundQuery:
         """Return the same as ``bind`` without label and weight, to predict rows.
 
-        Args:
-            schemas: Table name -> column -> DuckDB type.
-            label_table: Alias of the table whose rows are to be predicted.
-            row_key: Columns of that table; they are its last keys.
-
-        Raises:
-            QueryError: As ``bind`` says, but for a label that is missing or cannot be
-                read; the query has no such table, or LEFT JOINs it; or a column of the
-                row key is not the table's.
+        The columns of ``row_key`` are the last keys of the table that has the label.
 
         >>> query = Query.from_sql("SELECT x FROM t", needs_label=False)
         >>> bound = query.bind_features({"t": {"x": "DOUBLE"}}, "t")

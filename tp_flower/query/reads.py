@@ -52,9 +52,6 @@ def reads(fragment: Fragment) -> Iterator[Read]:
 
     A name outside a sub-query that is none of its columns yields nothing:
     :meth:`Fragment.check` refuses it.
-
-    Raises:
-        QueryError: a piece is not an expression of those that a site may run.
     """
     inner: Mapping[str, list[Read]] | None = None
     if fragment.subquery is not None:

@@ -51,9 +51,6 @@ class BoundBranch:
     """One SELECT over one hosted table.
 
     Attributes:
-        name: The table's name at the sites.
-        schema: Its columns and their DuckDB types.
-        outputs: Its SELECT list, over the columns of the table.
         filters: Its WHERE; empty if there is a sub-query, which then has them.
         subquery: The SELECT itself, if it groups.
     """
@@ -106,8 +103,7 @@ class BoundBranch:
 class Relation:
     """The SELECTs behind an alias of the query, with the same names of outputs.
 
-    Attributes:
-        schema: The columns and their types, where it is a plain table.
+    A plain table has a schema.
     """
 
     branches: tuple[BoundBranch, ...]

@@ -36,12 +36,7 @@ class SelectItem:
 
 @dataclass(frozen=True)
 class StarItem:
-    """``*``, or ``t.*``, in the SELECT list.
-
-    Attributes:
-        table: The alias in front of the star, if any.
-        exclude: The columns that EXCLUDE lists, as SQL.
-    """
+    """``*``, or ``t.*``, in the SELECT list; EXCLUDE lists columns as SQL."""
 
     table: str | None = None
     exclude: tuple[str, ...] = ()
@@ -55,13 +50,8 @@ class Branch:
     """One SELECT over one table: a sub-query, or a part of its UNION ALL.
 
     Attributes:
-        table: Its one table.
         items: Its SELECT list, which may hold aggregates.
-        where: The conditions that WHERE joins by AND.
         groups: GROUP BY as written: expressions, aliases, ordinals.
-        having: The conditions that HAVING joins by AND.
-        is_distinct: Whether it is a SELECT DISTINCT.
-        is_grouped_by_all: Whether it says GROUP BY ALL.
     """
 
     table: TableRef
@@ -109,11 +99,9 @@ class Statement:
     """A query in parts, each in DuckDB's SQL and checked on its own.
 
     Attributes:
-        tables: The tables in FROM order; their aliases differ.
         items: The SELECT list; one item at most is the label by name, and one the
             weight.
         joins: One clause per table after the first, in the same order.
-        where: The conditions that WHERE joins by AND.
     """
 
     tables: tuple[Table, ...]

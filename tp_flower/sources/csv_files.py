@@ -37,13 +37,10 @@ Nulls = tuple[str, ...]
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """How a CSV file is written, and the types of its columns.
+    """How a CSV file is written, as options of ``read_csv``, and its columns' types.
 
-    Attributes:
-        dialect: the options of ``read_csv`` that tell how it is written, in SQL.
-        types: DuckDB type of each column, in the file's order.
-        stray_rows: for each column that is text because of a few values among numbers,
-            the first row with such a value; the row below the names is row 1.
+    ``stray_rows`` has, for each column that is text because of a few values among
+    numbers, the first row with such a value; the row below the names is row 1.
     """
 
     dialect: Mapping[str, str]
@@ -52,28 +49,14 @@ class CsvFormat:
 
 
 def csv_format(path: str, nulls: Nulls) -> CsvFormat:
-    """Return the format of a file, found in all of its rows.
-
-    Args:
-        path: the file.
-        nulls: the strings that stand for NULL.
-
-    Raises:
-        duckdb.Error: the file is no CSV file, or cannot be read.
-    """
+    """Return the format of a file, found in all of its rows."""
     status = Path(path).stat()
     state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     return _format(path, nulls, state)
 
 
 def csv_call(path: str, nulls: Nulls, types: Mapping[str, str]) -> str:
-    """Return the ``read_csv(...)`` that reads a file with these column types.
-
-    Args:
-        path: the file.
-        nulls: the strings that stand for NULL.
-        types: the type of every column, in the file's order.
-    """
+    """Return the ``read_csv(...)`` that reads a file with all its columns' types."""
     return _call(path, nulls, csv_format(path, nulls).dialect, types)
 
 
@@ -101,10 +84,7 @@ def _stray_rows(
 ) -> dict[str, int]:
     """Return the columns whose values are numbers but for a few, with a stray's row.
 
-    Args:
-        connection: may read the file.
-        texts: the relation of the file with every value as it is written.
-        names: the columns of texts.
+    ``texts`` is the relation of the file with every value as it is written.
     """
     early = f"(SELECT * FROM {texts} LIMIT {EARLY_ROWS})"
     likely = _mostly_numbers(connection, early, names)

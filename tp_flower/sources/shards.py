@@ -30,44 +30,23 @@ from tp_flower.errors import SourceError
 from tp_flower.node_config import NUM_PARTITIONS, PARTITION_ID, TABLES
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.csv_files import csv_call, csv_format
-from tp_flower.sources.entries import MEMORY_PREFIX
+from tp_flower.sources.entries import MEMORY_PREFIX as MEMORY_PREFIX
 from tp_flower.sources.flights import flights_tables
 from tp_flower.sources.policy import OPEN
 from tp_flower.sources.tables_file import (
     PARQUET_SUFFIXES,
-    ShardSource,
     file_suffix,
     read_tables_file,
 )
-
-__all__ = [
-    "MEMORY_PREFIX",
-    "Scan",
-    "ShardSchema",
-    "ShardSource",
-    "column_types",
-    "connect",
-    "create_view",
-    "describe",
-    "fingerprint",
-    "flights_sources",
-    "hosted_shards",
-    "load_tables",
-    "register_frames",
-    "release",
-    "scan",
-]
+from tp_flower.sources.tables_file import ShardSource as ShardSource
 
 
 @dataclass(frozen=True)
 class ShardSchema:
-    """The schema of a shard: no values, only names, types and counts.
+    """The schema of a shard: no values, only names, types and counts before any filter.
 
-    Attributes:
-        columns: DuckDB type by column, in the source's order.
-        rows: number of rows before any filter.
-        all_null: the columns without a single value; their type says nothing.
-        warnings: for the owner alone, about values that decide a column's type.
+    The type of a column that is ``all_null`` says nothing; warnings, about values that
+    decide a column's type, are for the owner alone.
     """
 
     columns: dict[str, str]
@@ -81,9 +60,7 @@ class Scan:
     """A shard opened to run a fragment on it.
 
     Attributes:
-        connection: a locked DuckDB connection.
         fragment: the rest to run over the relation ``shard``; checked.
-        columns: DuckDB type of each column of ``shard``.
         needs_sort: whether the rows come in an order that another reading may not
             repeat, so that the reader must sort them by what they hold.
         pushed: the filters that the database applies, in words.
@@ -123,12 +100,7 @@ _FRAMES: Final[dict[str, tuple[str, dict[str, tuple[pd.DataFrame, ...]]]]] = {}
 
 
 def register_frames(frames: Frames, site: str) -> str:
-    """Keep data frames for the sites of this process; return their token.
-
-    Args:
-        frames: one data frame, or a list of shards, by table name.
-        site: the organisation that holds them.
-    """
+    """Keep a site's frames, one or a list of shards by table; return their token."""
     shards: dict[str, tuple[pd.DataFrame, ...]] = {}
     for table, value in frames.items():
         listed = [value] if isinstance(value, pd.DataFrame) else list(value)
@@ -161,12 +133,7 @@ def _registered(token: str) -> tuple[str, dict[str, tuple[pd.DataFrame, ...]]]:
 
 
 def load_tables(path: str) -> tuple[ShardSource, ...]:
-    """Return the shards of a tables file, or of the frames "memory:<token>".
-
-    Raises:
-        SourceError: the file is missing, unreadable, no TOML, names no table, has an
-            unknown key or a source of an unknown form; the token is not known.
-    """
+    """Return the shards of a tables file, or of the frames "memory:<token>"."""
     if not path.startswith(MEMORY_PREFIX):
         return read_tables_file(path)
     token = path.removeprefix(MEMORY_PREFIX)
@@ -186,11 +153,8 @@ def hosted_shards(
 
     A node with its own tables file hosts all of it. Otherwise the run's tables file, or
     the built-in flights, describes all organisations, and they are dealt to the nodes:
-    organisation k goes to the node with partition-id k % num-partitions.
-
-    Raises:
-        SourceError: the tables file cannot be used, or the run names one to a node
-            that is not simulated: a server does not choose what files a site reads.
+    organisation k goes to the node with partition-id k % num-partitions. It is for
+    simulations: a server does not choose what files a site reads.
     """
     if hosted := node_config.get(TABLES):
         return load_tables(str(hosted))
@@ -232,10 +196,6 @@ def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
 
     The connection can read the source's files and nothing else, and cannot be told
     otherwise any more.
-
-    Raises:
-        SourceError: the file is missing or cannot be read, or DuckDB refuses what is
-            asked of it inside the ``with`` block.
     """
     # a file needs an engine of its own, which may read that file and no other
     engine = new_engine() if source.path else shared_cursor()
@@ -251,13 +211,7 @@ def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
 
 @contextmanager
 def scan(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
-    """Open a shard to run a fragment on it.
-
-    Raises:
-        QueryError: the fragment is not what a site may run.
-        SourceError: the source cannot be read, or DuckDB refuses what is asked of it
-            inside the ``with`` block.
-    """
+    """Open a shard to run a fragment on it."""
     if source.database is not None:
         from tp_flower.sources.databases.shards import scan_database
 
@@ -270,11 +224,7 @@ def scan(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
 
 
 def fingerprint(source: ShardSource) -> str | None:
-    """Return a text that changes when the shard's rows do; None if nothing tells.
-
-    Raises:
-        SourceError: a file is missing, or the database's own query fails.
-    """
+    """Return a text that changes when the shard's rows do; None if nothing tells."""
     if source.database is not None:
         from tp_flower.sources.databases.shards import database_fingerprint
 
@@ -399,11 +349,7 @@ def _known_types(source: ShardSource, columns: Collection[str]) -> Mapping[str, 
 
 
 def describe(source: ShardSource) -> ShardSchema:
-    """Return a shard's columns, types and number of rows.
-
-    Raises:
-        SourceError: the source cannot be read.
-    """
+    """Return a shard's columns, types and number of rows."""
     if source.database is not None:
         from tp_flower.sources.databases.shards import describe_database
 

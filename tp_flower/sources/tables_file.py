@@ -61,16 +61,10 @@ _TYPE_TEXT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*([ ][A-Za-z]+)*(\([0-9, ]
 
 @dataclass(frozen=True)
 class DatabaseShard:
-    """The rows of a shard in a database.
+    """The rows of a shard in a database: a table, or else a query that yields them.
 
-    Attributes:
-        url: the database.
-        table: the table, with its schema where one is named; or None.
-        sql: the query that yields the rows where there is no table.
-        order_by: columns that put the rows into an order of their own.
-        fingerprint: a query of one value that changes when the rows do.
-        chunk_rows: rows in memory at a time.
-        is_pushed_down: whether the database may apply filters of the query.
+    ``order_by`` puts the rows into an order of their own; ``fingerprint`` is a query of
+    one value that changes when the rows do; ``chunk_rows`` are in memory at a time.
     """
 
     url: "DatabaseUrl"
@@ -92,20 +86,15 @@ class DatabaseShard:
 
 @dataclass(frozen=True)
 class ShardSource:
-    """One shard and where its rows are.
+    """One shard and where its rows are: in a file or folder, a data frame, a database.
 
     Attributes:
         table: the table's name at the sites (not an alias of the query).
         site: the organisation that holds the shard; "<table>-<index>" if not named.
-        index: position of the shard among its table's shards.
-        path: the file or folder, or None for a data frame or a database.
         types: DuckDB types by column, where the detected type is not wanted.
         token: key of the data frames in this process's registry, or None.
-        nulls: the strings that stand for NULL in a CSV file.
         relation: the table in a DuckDB file, with its schema where one is named.
-        database: where the shard is in a database, or None.
         min_count: categories with fewer rows never leave the site.
-        policy: what may leave the shard, and how.
     """
 
     table: str
@@ -150,12 +139,7 @@ class ShardSource:
 
 
 def read_tables_file(path: str) -> tuple[ShardSource, ...]:
-    """Read a tables file.
-
-    Raises:
-        SourceError: the file is missing, unreadable, no TOML, names no table, has an
-            unknown key or a source of an unknown form.
-    """
+    """Return the shards of a tables file."""
     file = Path(path).expanduser()
     document = _read_toml(file)
     entries.refuse_unknown(document, ("tables",), f"the tables file {file}")

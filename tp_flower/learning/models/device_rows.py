@@ -72,11 +72,8 @@ Positions = npt.NDArray[np.int64]
 class DeviceFeatures(PlacedFeatures):
     """Features (n, d) of which products are computed on a device.
 
-    Args:
-        source: all rows, in the main memory or memory-mapped.
-        device: where to compute.
-        resident: the same rows on the device; None where they are streamed.
-        rows: (n,), which of those rows these are; None for all.
+    The rows of ``source`` are streamed to it, or ``resident`` there; ``rows``, (n,),
+    tells which of them these are.
     """
 
     def __init__(
@@ -130,8 +127,7 @@ class DeviceFeatures(PlacedFeatures):
     def blocks(self, size: int = 0) -> Iterator[tuple[slice, Tensor]]:
         """Yield the rows in blocks on the device, which must not be changed.
 
-        Args:
-            size: rows of a block; 0 for as many as the memory of products allows.
+        A size of 0 is for as many rows as the memory of products allows.
         """
         most = max(BLOCK_VALUES // max(self.shape[1], 1), 1)
         size = min(size or most, most, max(len(self), 1))
@@ -187,12 +183,7 @@ class DeviceFeatures(PlacedFeatures):
 
 
 class _Stage:
-    """Two buffers of pinned memory by turns, through which blocks reach the device.
-
-    Args:
-        shape: of the largest block.
-        device: where to.
-    """
+    """Two buffers of pinned memory by turns, through which blocks reach the device."""
 
     def __init__(self, shape: tuple[int, int], device: torch.device) -> None:
         self._device, self._is_cuda = device, device.type == CUDA

@@ -43,11 +43,7 @@ FeatureArray = npt.NDArray[np.float32]
 
 
 class PlacedFeatures(ABC):
-    """Rows T (n, d) of float32 on a device; sums over them are in float64.
-
-    Attributes:
-        shape: (n, d).
-    """
+    """Rows T, (n, d), of float32 on a device; sums over them are in float64."""
 
     shape: tuple[int, int]
 
@@ -101,7 +97,6 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             torch.nn.Module``.
         outputs: d_c, number of scores per row.
         intercept: whether the model has an output intercept (the label table's has).
-        hidden_sizes: widths of the MLP's hidden layers.
         output_scale: torch models multiply their output by it; the label's standard
             deviation in regression, so that weights of order one reach the labels.
         seed: all shards of one table start from the same parameters.
@@ -129,11 +124,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "ModelSpec":
-        """Return the specification that ``to_json`` wrote.
-
-        Raises:
-            ValueError: a value is of another type, or out of range.
-        """
+        """Return the specification that ``to_json`` wrote, or raise ValueError."""
         try:
             return msgspec.convert(data, cls)
         except msgspec.ValidationError as error:
@@ -253,11 +244,7 @@ def _least_rows(features: FeatureArray) -> int:
 
 
 class CentresModel(LocalModel):
-    """h_k = ||t - c_k||^2: float64 parameters, centre after centre.
-
-    Args:
-        features: d.
-        outputs: k, the number of centres.
+    """h_k = ||t - c_k||^2 of k centres: float64 parameters, centre after centre.
 
     >>> model = CentresModel(features=2, outputs=2)
     >>> model.parameters[:] = [0.0, 0.0, 3.0, 4.0]
@@ -307,16 +294,7 @@ def squared_distances(
 
 
 def build_model(spec: ModelSpec, features: int, device: str = "auto") -> LocalModel:
-    """Return the local model of a table with ``features`` encoded columns.
-
-    Args:
-        spec: of the model.
-        features: d.
-        device: of a torch model: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-
-    Raises:
-        SettingsError: the dotted path of a factory cannot be used.
-    """
+    """Return the local model of a table with ``features`` encoded columns."""
     if spec.kind == "linear":
         return LinearModel(features, spec.outputs, intercept=spec.intercept)
     if spec.kind == CENTRES:
@@ -393,13 +371,6 @@ def resolve(name: str, *, is_large: bool = True) -> str:
     A GPU is worth its start from some size on only: torch takes a second or two to
     import, CUDA as long to start, and in deployment every message starts a process.
     Without a driver torch is not imported, unless ``"cuda"`` is asked for.
-
-    Args:
-        name: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-        is_large: whether the work is worth the start of a device.
-
-    Raises:
-        SettingsError: ``"cuda"`` is asked for, and cannot be used.
     """
     if name == CPU or (name == AUTO and not (is_large and has_driver())):
         return CPU

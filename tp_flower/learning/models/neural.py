@@ -87,12 +87,7 @@ class TorchModel(LocalModel):
 
 
 def build_torch_model(spec: ModelSpec, features: int, device: str) -> TorchModel:
-    """Return the MLP or the factory's module, initialised from the spec's seed.
-
-    Raises:
-        SettingsError: the factory cannot be imported, or makes no usable module; or
-            there is no CUDA device where one is asked for.
-    """
+    """Return the MLP or the factory's module, initialised from the spec's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)  # noqa: TID251 - forked: no module has a Generator argument
         if spec.kind == "mlp":
@@ -104,13 +99,9 @@ def build_torch_model(spec: ModelSpec, features: int, device: str) -> TorchModel
 
 @dataclass(frozen=True)
 class FitBudget:
-    """The steps of a fit.
+    """The steps of a fit: passes over the rows, ``least_steps`` for small tables.
 
-    Attributes:
-        passes: passes over the rows.
-        least_steps: at least so many steps, for small tables.
-        batch_rows: rows per step.
-        learning_rate: Adam's, at the start; it falls to zero along a cosine.
+    Adam's learning rate is that at the start; it falls to zero along a cosine.
     """
 
     passes: int = 4

@@ -43,8 +43,6 @@ class DatabaseColumn:
     """A column of a shard in a database.
 
     Attributes:
-        name: its name.
-        type: its DuckDB type.
         read: the expression over the quoted column that the database evaluates.
         arrives: DuckDB type of its values, to be cast to ``type``.
         is_exact: whether filters over ``read`` mean to the database what they mean to
@@ -189,11 +187,9 @@ _MY_TEXTS: Final = (
 
 
 def postgresql_columns(fields: Sequence[Any], one_row: OneRow) -> list[DatabaseColumn]:
-    """Return the columns of PostgreSQL.
+    """Return the columns of PostgreSQL, of psycopg's description of a result.
 
-    Args:
-        fields: psycopg's description of a result.
-        one_row: called for NUMERIC columns that declare no number of digits.
+    NUMERIC columns that declare no number of digits take a query of ``one_row``.
     """
     columns = [_postgresql_column(field) for field in fields]
     unbounded = [
@@ -333,14 +329,8 @@ def sqlite_columns(
 ) -> list[DatabaseColumn]:
     """Return the columns of SQLite, where any value may be in any column.
 
-    Args:
-        declared: the type that a column is declared with, "" if with none.
-        one_row: counts the kinds of values.
-        overridden: columns whose type the tables file names: read as text if need be.
-        where: the shard, for messages.
-
-    Raises:
-        SourceError: a column holds values of several kinds, or none of its own kind.
+    ``one_row`` counts the kinds of values; one kind must be all of a column. Columns
+    are read as text if need be where the tables file overrides their type.
     """
     items = [
         exp.func("SUM", exp.EQ(this=exp.func("TYPEOF", named(name)), expression=kind))

@@ -33,14 +33,8 @@ EXACT_DIGITS: Final = 15
 MYSQL_MAX_SCALE: Final = 30
 
 _FAMILIES: Final = {
-    "TINYINT": "integer",
-    "SMALLINT": "integer",
-    "INTEGER": "integer",
-    "BIGINT": "integer",
-    "UTINYINT": "integer",
-    "USMALLINT": "integer",
-    "UINTEGER": "integer",
-    "UBIGINT": "integer",
+    **dict.fromkeys(("TINYINT", "SMALLINT", "INTEGER", "BIGINT"), "integer"),
+    **dict.fromkeys(("UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT"), "integer"),
     "DOUBLE": "double",
     "BOOLEAN": "boolean",
     "VARCHAR": "text",
@@ -73,11 +67,8 @@ _COMPARISONS: Final = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 class Selection:
     """The columns and rows that a site reads of a table.
 
-    Attributes:
-        fragment: the rest, which the site evaluates over the relation ``shard``.
-        columns: handed out, in the table's order.
-        filters: applied by the database, in its SQL.
-        pushed: the same filters, in words.
+    The database applies the filters, ``pushed`` in words; the site evaluates the rest,
+    ``fragment``, over the relation ``shard``.
     """
 
     fragment: Fragment
@@ -91,11 +82,8 @@ def select(
 ) -> Selection:
     """Divide a checked fragment between a database and the site.
 
-    Args:
-        pushdown: translates filters over the table's columns.
-        fragment: of the query. The filters of its sub-query, if it has one, are over
-            the table's rows, its own over the sub-query's.
-        has_filters: whether the database applies filters at all.
+    The filters of its sub-query, if it has one, are over the table's rows, its own over
+    the sub-query's.
     """
     translated: list[exp.Expr] = []
     pushed: list[str] = []
@@ -144,10 +132,7 @@ def _over_table(fragment: Fragment) -> Iterator[str]:
 class FilterPushdown:
     """Translates filters over one table's columns to a database's SQL.
 
-    Attributes:
-        dialect: the database's SQL.
-        columns: of the table, by name.
-        connection: a locked DuckDB connection, which evaluates constants.
+    A locked DuckDB connection evaluates constants.
     """
 
     dialect: Dialect

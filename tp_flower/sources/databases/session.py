@@ -49,7 +49,6 @@ class DatabaseUrl:
     Attributes:
         url: SQLAlchemy's form; its own text shows more than may be seen.
         secrets: every text that no output may hold.
-        name: the kind of database as the tables file calls it.
     """
 
     url: sa.URL = field(repr=False)
@@ -92,21 +91,11 @@ def _hide(text: str, secrets: Collection[str]) -> str:
 def parse_url(
     text: str, environment: Mapping[str, str], folder: Path, where: str
 ) -> DatabaseUrl:
-    """Return the address that a URI gives.
+    """Return the address that a URI gives, in which ``${NAME}`` stands for a variable.
 
     A variable in the user, the password or an option is taken as it is, whatever
-    characters it holds: it needs no percent-encoding.
-
-    Args:
-        text: the URI; ``${NAME}`` stands for a variable.
-        environment: the variables.
-        folder: of the tables file; the path of an SQLite file is relative to it.
-        where: the shard, for messages.
-
-    Raises:
-        SourceError: a variable is not set, the URI is none, an @ of the password is
-            not encoded, or the database is of a kind that is not supported. No message
-            quotes the URI.
+    characters it holds: it needs no percent-encoding. The path of an SQLite file is
+    relative to the folder of the tables file. No message quotes the URI.
     """
     expanded, values = _expand(text, environment, where)
     try:
@@ -243,35 +232,19 @@ _PG_STATES: Final = {
     "21": _DATA,
 }
 _MY_CODES: Final = {
-    1044: _DENIED,
-    1045: _LOGIN,
-    1698: _LOGIN,
+    **dict.fromkeys((1044, 1142, 1143, 1370), _DENIED),
+    **dict.fromkeys((1045, 1698), _LOGIN),
     1049: _DATABASE,
-    1146: _MISSING,
-    1051: _MISSING,
+    **dict.fromkeys((1146, 1051), _MISSING),
     1054: _COLUMN,
-    1142: _DENIED,
-    1143: _DENIED,
-    1370: _DENIED,
-    1064: _SYNTAX,
-    1305: _SYNTAX,
-    1205: _TIMEOUT,
+    **dict.fromkeys((1064, 1305), _SYNTAX),
+    **dict.fromkeys((1205, 1969, 3024), _TIMEOUT),
     1213: _BUSY,
-    1969: _TIMEOUT,
-    3024: _TIMEOUT,
-    1040: _FULL,
-    1203: _FULL,
+    **dict.fromkeys((1040, 1203), _FULL),
     1792: _READ_ONLY,
-    2002: _REACH,
-    2003: _REACH,
-    2005: _REACH,
-    2006: _LOST,
-    2013: _LOST,
-    2014: _LOST,
-    1690: _DATA,
-    1264: _DATA,
-    1292: _DATA,
-    1365: _DATA,
+    **dict.fromkeys((2002, 2003, 2005), _REACH),
+    **dict.fromkeys((2006, 2013, 2014), _LOST),
+    **dict.fromkeys((1690, 1264, 1292, 1365), _DATA),
 }
 # psycopg tells no code where there was no connection yet; SQLite never did
 _PHRASES: Final = (
@@ -392,11 +365,6 @@ class Session:
 
     Every method raises SourceError where the database refuses what is asked of it; the
     message names table, site and place, never a secret.
-
-    Attributes:
-        connection: SQLAlchemy's.
-        source: the shard.
-        database: where it is.
     """
 
     connection: sa.Connection
@@ -496,12 +464,7 @@ def _abandon(cursor: Any) -> None:
 
 @contextmanager
 def open_session(source: ShardSource) -> Iterator[Session]:
-    """Open a shard's database; nothing stays open after the block.
-
-    Raises:
-        UnreachableError: the database cannot be reached.
-        SourceError: it does not let the user in.
-    """
+    """Open a shard's database; nothing stays open after the block."""
     database = source.database
     if database is None:
         raise SourceError(f"{source} is in no database")

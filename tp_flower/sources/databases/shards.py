@@ -43,11 +43,8 @@ from tp_flower.sources.tables_file import ShardSource
 class DatabaseTable:
     """The table, or the owner's query, behind a shard of an open database.
 
-    Attributes:
-        session: the connection to the database.
-        connection: a locked DuckDB connection, which gets the relation ``shard``.
-        columns: as the database declares them, by name.
-        types: DuckDB type of each, as the tables file wants it.
+    A locked DuckDB connection gets the relation ``shard``; columns are by name, as the
+    database declares them, types as the tables file wants them.
     """
 
     session: Session
