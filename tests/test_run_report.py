@@ -1,5 +1,6 @@
 """What a report says of privacy adds up, and a malformed account is refused."""
 
+import msgspec
 import pytest
 
 from strategies.disclosures import Disclosure, privacy_report
@@ -21,9 +22,10 @@ def report(accounts, *, is_complete=True):
     return privacy_report(messages, {"a": accounts}, SETTINGS, is_complete=is_complete)
 
 
-MODEL = {**Planned(release("model", Gaussian(4.0, 2)), 9).to_json(), "used": 3}
-LABELS = {"release": release("labels", PureDp(0.5)).to_json()}
-SCORES = {"release": release("scores").to_json()}
+PLANNED = Planned(release("model", Gaussian(4.0, 2)), 9)
+MODEL = {**msgspec.to_builtins(PLANNED), "used": 3}
+LABELS = {"release": msgspec.to_builtins(release("labels", PureDp(0.5)))}
+SCORES = {"release": msgspec.to_builtins(release("scores"))}
 
 
 @pytest.mark.parametrize(("is_complete", "uses"), [(True, 3), (False, 9)])
@@ -36,7 +38,7 @@ def test_a_total_composes_what_was_used_or_else_what_was_planned(is_complete, us
 
 
 def test_rows_of_different_sources_have_totals_of_their_own():
-    other = {"release": release("labels", PureDp(2.0), source="s2").to_json()}
+    other = {"release": msgspec.to_builtins(release("labels", PureDp(2.0), "s2"))}
     found = {own["source"]: own["epsilon"] for own in report([LABELS, other])["totals"]}
     assert found == {"s1": 0.5, "s2": 2.0}
 
