@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from client_apps.rounds.site import Site
 from strategies import Explain, TablePuppetADMM, TablePuppetSGD
@@ -750,7 +751,7 @@ def test_training_is_prepared_once(tmp_path):
 def test_the_server_cannot_raise_a_budget(tmp_path):
     """It lasts over all runs: this one is enough for two, and not for three."""
     once = Gaussian(noise_multiplier(EXACT.epsilon, EXACT.delta))
-    two, three = (epsilon([replace(once, count=runs)], 1e-4) for runs in (2, 3))
+    two, three = (epsilon([structs.replace(once, count=runs)], 1e-4) for runs in (2, 3))
     rules = BUDGET.replace("2.0", str((two + three) / 2))
     policies = {"customers": rules}
     for _ in range(2):
