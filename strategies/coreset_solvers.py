@@ -17,7 +17,7 @@ import numpy as np
 
 from strategies.coresets.draw import restrict_to_sample
 from strategies.disclosures import Exposure
-from strategies.run.exchange import Part, Replies, Request, ask
+from strategies.run.exchange import Replies, Request, ask
 from strategies.run.replies import array_of, refuse
 from strategies.run.strategy import EpochResult
 from strategies.setup.extract import Extracted
@@ -237,14 +237,9 @@ class CoresetKMeans(SolvedStrategy):
                 "the robust guarantee holds, which leaves out a small share of the "
                 "rows (Remark 5.3)"
             )
-        facts = {"tau": ratio.largest, "tau-median": ratio.median}
-        self.add_facts(
-            {
-                name: value if math.isfinite(value) else None
-                for name, value in facts.items()
-            },
-            warnings,
-        )
+        measured = {"tau": ratio.largest, "tau-median": ratio.median}
+        facts = {k: v if math.isfinite(v) else None for k, v in measured.items()}
+        self.add_facts(facts, warnings)
 
 
 def _local_clusters(
@@ -268,17 +263,14 @@ def _table_clusters(
     for part, rows in zip(table.parts, table.rows, strict=True):
         of_shard = array_of(replies, part, "centres", (None, table.features))
         labels = array_of(replies, part, "nearest", (rows.trained,))
-        _check_clusters(part, len(of_shard), labels, clusters)
+        count = len(of_shard)
+        if count > clusters:
+            raise refuse(part, f"{count} centres, but was asked for {clusters} at most")
+        if labels.size and int(labels.max()) >= count:
+            raise refuse(part, f"the number of a centre that is not among its {count}")
         nearest[rows.trained_slice] = labels + np.int64(len(centres))
         centres = np.concatenate([centres, of_shard])
     return nearest, centres
-
-
-def _check_clusters(part: Part, count: int, labels: AnyArray, clusters: int) -> None:
-    if count > clusters:
-        raise refuse(part, f"{count} centres, but was asked for {clusters} at most")
-    if labels.size and int(labels.max()) >= count:
-        raise refuse(part, f"the number of a centre that is not among its {count}")
 
 
 class CoresetRidge(SolvedStrategy):

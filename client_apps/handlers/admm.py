@@ -5,8 +5,6 @@ answers with statistics or parameters first, and with scores after ``consensus``
 (learning over unions).
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from client_apps.operator.participant import Part, body_of
@@ -39,17 +37,13 @@ def admm(site: Site, request: AdmmRequest) -> AdmmReply:
     updates = {}
     changed = {}
     for part in site.parts():
-        updates[part.number] = _theta_update(part, _target(part, request), request)
+        body, outputs = body_of(request.parts, part), part.shard.model.outputs
+        check_sizes(body, trained=len(part.shard.data.multiplicity), outputs=outputs)
+        target = body.target.astype(np.float64)
+        updates[part.number] = _theta_update(part, target, request)
         changed[part.number] = part.finite_state()
     site.save_state(changed)
     return AdmmReply(updates)
-
-
-def _target(part: Part, request: AdmmRequest) -> FloatArray:
-    body = body_of(request.parts, part)
-    outputs = part.shard.model.outputs
-    check_sizes(body, trained=len(part.shard.data.multiplicity), outputs=outputs)
-    return body.target.astype(np.float64)
 
 
 def _theta_update(part: Part, target: FloatArray, request: AdmmRequest) -> AdmmUpdate:
@@ -78,18 +72,15 @@ def _send_scores(part: Part, *, evaluate: bool) -> AnyArray:
     """
     computed = part.shard.scores() if evaluate else part.shard.trained_scores()
     scores = part.outgoing.scores(part.finite(computed))
-    if part.outgoing.plan.statistics is not None and _has_noisy_scores(part):
+    plan = part.outgoing.plan
+    if plan.statistics is not None and plan.scores is not None:
         part.shard.vectors[SENT] = scores
     return scores
 
 
-def _has_noisy_scores(part: Part) -> bool:
-    return part.outgoing.plan.scores is not None
-
-
 def _sent_scores(part: Part) -> AnyArray:
     """Return the scores (n, d_c) that the server has made the targets from."""
-    if not _has_noisy_scores(part):
+    if part.outgoing.plan.scores is None:
         return part.shard.scores()
     # before the first ones it takes those of an untrained linear model for granted
     none = np.zeros((len(part.shard.data.features), part.shard.model.outputs))
@@ -115,7 +106,9 @@ def _private_exact_update(
 
 
 def _propose(part: Part, target: FloatArray, fit: LocalFit) -> FloatArray:
-    rho_in = _inner_penalty(part, fit.rho_in)
+    if part.table not in fit.rho_in:
+        raise SiteError(f"malformed request: 'rho-in' lacks table {part.table!r}")
+    rho_in = fit.rho_in[part.table]
     part.shard.set_inner_penalty(rho_in)
     if part.solver is not None:
         part.outgoing.check_clear(PARAMETERS)
@@ -123,12 +116,6 @@ def _propose(part: Part, target: FloatArray, fit: LocalFit) -> FloatArray:
         return part.shard.fit_consensus_exactly(solver, target, fit.kappa, rho_in)
     _fit_by_gradient(part, target, fit, rho_in)
     return part.shard.propose(part.shard.model.parameters)
-
-
-def _inner_penalty(part: Part, rho_in: Mapping[str, float]) -> float:
-    if part.table not in rho_in:
-        raise SiteError(f"malformed request: 'rho-in' lacks table {part.table!r}")
-    return rho_in[part.table]
 
 
 def _fit_by_gradient(

@@ -125,9 +125,8 @@ def measure(site: Site, request: MeasureRequest) -> MeasureReply:
     entries: dict[str, Entry] = {}
     releases: list[Release] = []
     for number, body in site.each(request.parts):
-        entries[_measured(number)], parts[number] = _measure(
-            site, number, body, request
-        )
+        entry, parts[number] = _measure(site, number, body, request)
+        entries[f"measured-{number}"] = entry
         shard = Shard.of(site, number, site.source(number))
         releases.append(shard.uncovered(SENSITIVITIES, _SUMS[body.is_shard]))
     _save(site, entries, releases)
@@ -221,17 +220,11 @@ class _Columns:
         """Yield the columns (k, p) of some rows at a time, and which rows."""
         width = self.features.shape[1] + self.classes + 2
         for block in blocks(len(self.features), max(_BLOCK_VALUES // width, 1)):
-            label = None
-            if self.label is not None:
-                label = self._label(self.label[block])
-            has_intercept = self.label is not None
+            label = None if self.label is None else self.label[block, None]
+            if label is not None and self.classes:
+                label = label == np.arange(self.classes)
+            has_intercept = label is not None
             yield block, augmented(self.features[block], label, intercept=has_intercept)
-
-    def _label(self, values: FloatArray) -> FloatArray:
-        if not self.classes:
-            return values[:, None]
-        one_hot: FloatArray = values[:, None] == np.arange(self.classes)
-        return one_hot
 
     @property
     def width(self) -> int:
@@ -266,7 +259,7 @@ def draw(site: Site, request: DrawRequest) -> DrawReply:
     entries: dict[str, Entry] = {}
     releases: list[Release] = []
     for number, body in site.each(request.parts):
-        measured = _load(site, _measured(number), "measured")
+        measured = _load(site, "measured", number)
         if measured.meta["of"] == CLUSTERS:
             scores = body.scale * _cluster_scores(measured, body.cost)
         else:
@@ -274,7 +267,7 @@ def draw(site: Site, request: DrawRequest) -> DrawReply:
         mass = measured.arrays["masses"] * scores
         drawn = _computed(draw_rows, mass, body.count, site.noise.generator())
         parts[number] = DrawnPart(drawn.astype(np.uint32))
-        entries[_drawn(number)] = Entry({"scores": scores}, {})
+        entries[f"drawn-{number}"] = Entry({"scores": scores}, {})
         shard = Shard.of(site, number, site.source(number))
         releases.append(shard.uncovered(DRAWN))
     _save(site, entries, releases)
@@ -337,7 +330,7 @@ def weigh(site: Site, request: WeighRequest) -> WeighReply:
     parts: dict[int, WeighedPart] = {}
     releases: list[Release] = []
     for number, body in site.each(request.parts):
-        scores = _load(site, _drawn(number), "drawn").arrays["scores"]
+        scores = _load(site, "drawn", number).arrays["scores"]
         if body.place >= request.summed:
             raise SiteError(
                 f"malformed request: 'place' is {body.place}, of {request.summed} parts"
@@ -349,8 +342,8 @@ def weigh(site: Site, request: WeighRequest) -> WeighReply:
         shard = Shard.of(site, number, site.source(number))
         releases.append(shard.uncovered(MASKED))
     for number in parts:
-        site.round.forget(_measured(number), _drawn(number))
-    _save(site, {}, releases)
+        site.round.forget(f"measured-{number}", f"drawn-{number}")
+    site.ledger.note(site.store.run, releases)
     return WeighReply(parts)
 
 
@@ -377,12 +370,12 @@ def _save(site: Site, entries: Mapping[str, Entry], releases: list[Release]) -> 
     site.ledger.note(site.store.run, releases)
 
 
-def _load(site: Site, name: str, state: str) -> Entry:
-    if not site.store.has(name):
+def _load(site: Site, state: str, number: int) -> Entry:
+    if not site.store.has(f"{state}-{number}"):
         raise SiteError(
             f"malformed request: no rows have been {state} at this point of the run"
         )
-    return site.store.load(name)
+    return site.store.load(f"{state}-{number}")
 
 
 def _computed(function: Callable[..., Any], *arguments: Any) -> AnyArray:
@@ -392,11 +385,3 @@ def _computed(function: Callable[..., Any], *arguments: Any) -> AnyArray:
     except ValueError as error:
         raise SiteError(f"malformed request: {error}") from None
     return array
-
-
-def _measured(number: int) -> str:
-    return f"measured-{number}"
-
-
-def _drawn(number: int) -> str:
-    return f"drawn-{number}"

@@ -8,7 +8,6 @@ rows.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
@@ -284,67 +283,33 @@ def _values(key: ExtractedKey) -> pa.Array:
     return pc.cast(texts, pa.int64() if is_whole else pa.float64())
 
 
-@dataclass(frozen=True)
-class _Delivery:
-    """The delivery of predictions to all parts."""
-
-    root: Path
-    folder: Path
-    outputs: Outputs
-    facts: Mapping[str, str]
-
-    @classmethod
-    def of(cls, site: Site, request: DeliverRequest) -> "_Delivery":
-        """Read a request."""
-        root = site.state_folder
-        if root is None:
-            raise SiteError(
-                "this site can keep no predictions: its state-dir is ':memory:'"
-            )
-        run = site.store.run
-        model = ModelVersion(request.model_name, request.model_version)
-        name = f"{model.name}-{model.version}-{run[:RUN_SHOWN]}"
-        facts = {
-            "model": str(model),
-            "query": request.query,
-            "run": run[:RUN_SHOWN],
-        }
-        return cls(root, root / PREDICTIONS / name, _outputs(request), facts)
-
-
 def deliver(site: Site, request: DeliverRequest) -> DeliverReply:
     """Write the predictions of the parts' rows, a file for each."""
-    delivery = _Delivery.of(site, request)
-    return DeliverReply(
-        {
-            number: _delivered(site, number, body, delivery)
-            for number, body in site.each(request.parts)
-        }
-    )
-
-
-def _delivered(
-    site: Site, number: int, body: DeliverPart, delivery: _Delivery
-) -> DeliveredPart:
-    extracted = site.extracted(number)
-    scored = _scored(body, extracted.rows, delivery.outputs)
-    named = _named(body, extracted, scored)
-    table = prediction_table(named, scored, delivery.outputs)
-    path = delivery.folder / f"part-{number}.parquet"
-    try:
-        write_predictions(table, path, delivery.facts, PRIVATE_FILE)
-    except OSError as error:
-        raise cannot_write(delivery.folder, error) from error
-    file = path.relative_to(delivery.root).as_posix()
-    return DeliveredPart(rows=len(scored.rows), file=file)
-
-
-def _outputs(request: DeliverRequest) -> Outputs:
-    """Return the outputs of the model."""
+    root, run = site.state_folder, site.store.run[:RUN_SHOWN]
+    if root is None:
+        raise SiteError(
+            "this site can keep no predictions: its state-dir is ':memory:'"
+        )
     classes = tuple(request.classes)
     if len(set(classes)) != len(classes):
         raise SiteError("malformed request: 'classes' must differ")
-    return parse(request.loss, "loss", lambda loss: Outputs(loss, classes))
+    outputs = parse(request.loss, "loss", lambda loss: Outputs(loss, classes))
+    model = ModelVersion(request.model_name, request.model_version)
+    folder = root / PREDICTIONS / f"{model.name}-{model.version}-{run}"
+    facts = {"model": str(model), "query": request.query, "run": run}
+    parts: dict[int, DeliveredPart] = {}
+    for number, body in site.each(request.parts):
+        extracted = site.extracted(number)
+        scored = _scored(body, extracted.rows, outputs)
+        table = prediction_table(_named(body, extracted, scored), scored, outputs)
+        path = folder / f"part-{number}.parquet"
+        try:
+            write_predictions(table, path, facts, PRIVATE_FILE)
+        except OSError as error:
+            raise cannot_write(folder, error) from error
+        file = path.relative_to(root).as_posix()
+        parts[number] = DeliveredPart(rows=len(scored.rows), file=file)
+    return DeliverReply(parts)
 
 
 def _scored(body: DeliverPart, total: int, outputs: Outputs) -> Scored:

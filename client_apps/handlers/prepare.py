@@ -8,7 +8,7 @@ limit the planned releases, and cannot announce less than the site counts itself
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -93,9 +93,6 @@ from tp_flower.query import Fragment
 from tp_flower.randomness import Stream, generator
 from tp_flower.sources.policy import MODELS, ROWS, SCORES
 
-ANNOUNCED: Final = {SGD: ("batch_uses", "batch_rate")}
-"""By family, fields of the outline that its plan of releases needs."""
-
 Start = tuple[PreparedPart, Entry]
 
 
@@ -147,7 +144,8 @@ def _prepare_part(
 ) -> _Prepared:
     guard, source = Guard(site), site.source(number)
     update = body.update
-    guard.check_plan(source, _policy_kinds(outline, update), privacy)
+    sends_rows = update is Update.GIVEN and outline.sends == SAMPLED_ROWS
+    guard.check_plan(source, (ROWS if sends_rows else MODELS, SCORES), privacy)
     table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
     encoder = table_encoder.at_site(site.hasher())
     is_private = privacy.covers_features or privacy.covers_predictions
@@ -252,8 +250,9 @@ def _schedule(
     announced: dict[str, Any] = {}
     if update is Update.CONSENSUS:
         announced["exchanges"] = required(outline.exchanges, "exchanges")
-    for field in ANNOUNCED.get(family, ()):
-        announced[field] = required(getattr(outline, field), field)
+    if family == SGD:
+        for field in ("batch_uses", "batch_rate"):
+            announced[field] = required(getattr(outline, field), field)
     return Schedule(
         family=family,
         epochs=outline.epochs,
@@ -278,12 +277,6 @@ def _clear_releases(outline: Outline, update: Update) -> tuple[str, ...]:
         Update.SUM: (GRADIENTS,),
     }[update]
     return (CURVATURE, *further)
-
-
-def _policy_kinds(outline: Outline, update: Update) -> tuple[str, ...]:
-    """Return the releases of a shard by the kinds of its policy."""
-    has_rows = update is Update.GIVEN and outline.sends == SAMPLED_ROWS
-    return (ROWS if has_rows else MODELS, SCORES)
 
 
 def _check_given(outline: Outline, update: Update, spec: ModelSpec) -> None:
@@ -465,17 +458,16 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
     """
     parts: dict[int, FinishedPart] = {}
     if request.keep_models:
-        parts = _keep(site, _model(request), list(site.parts()))
+        # it becomes a path
+        model = ModelVersion(
+            required(request.model_name, "model_name"),
+            required(request.model_version, "model_version"),
+        )
+        parts = _keep(site, model, list(site.parts()))
     site.ledger.close(site.store.run)
     account = site.ledger.lines(site.store.run)
     site.round.end_run()
     return FinishReply(ledger=account, parts=parts)
-
-
-def _model(request: FinishRequest) -> ModelVersion:
-    """Return the name that the parts are kept under; it becomes a path."""
-    name = required(request.model_name, "model_name")
-    return ModelVersion(name, required(request.model_version, "model_version"))
 
 
 def _keep(

@@ -114,7 +114,12 @@ def _extract_part(
     site: Site, number: int, body: ExtractPart
 ) -> tuple[ExtractedPart, list[Release]]:
     """Run a part's fragment; return its reply, and the releases to be noted."""
-    source = _hosted(site, body.shard)
+    sources = site.shards()
+    if body.shard >= len(sources):
+        raise SiteError(
+            f"malformed request: 'shard' is {body.shard}; the site hosts {len(sources)}"
+        )
+    source = sources[body.shard]
     fragment = parse(body.fragment, "fragment", Fragment.from_json)
     row_key = RowKey.of(body.row_key, len(fragment.keys))
     groups = key_groups(body.key_groups, len(fragment.keys) - row_key.columns)
@@ -156,16 +161,6 @@ def _extract_part(
     if fragment.weight is not None:
         releases.append(shard.uncovered(ledger_entries.WEIGHTS))
     return reply, releases
-
-
-def _hosted(site: Site, position: int) -> ShardSource:
-    """Return a shard that the site hosts, by its position."""
-    sources = site.shards()
-    if position >= len(sources):
-        raise SiteError(
-            f"malformed request: 'shard' is {position}; the site hosts {len(sources)}"
-        )
-    return sources[position]
 
 
 def _label(
@@ -222,8 +217,7 @@ def _check_classes(source: ShardSource, label: LabelColumn) -> None:
 
 def _group_hashes(site: Site, source: ShardSource, fragment: Fragment) -> HashArray:
     """Return the keyed hashes of a sub-query's groups, before HAVING and filters."""
-    has_groups = fragment.subquery is not None
-    if not has_groups:
+    if fragment.subquery is None:
         raise SiteError(f"table {fragment.table}: the fragment has no groups")
     key = site.tables.order_key
     groups = extract(source, fragment.all_groups, order_key=key).groups

@@ -40,7 +40,8 @@ def sgd(site: Site, request: SgdRequest) -> SgdReply:
             updates[part.number] = _sharded_batch(part, body, request)
         else:
             gradient = _gradient(part, body, request.batch)
-            _step(part, gradient / request.batch_rows, request.step)
+            mean = gradient / request.batch_rows
+            part.shard.step(mean, *_pace(part, request.step))
             updates[part.number] = BatchUpdate(**_next_scores(part, request.step))
         changed[part.number] = part.finite_state()
     site.save_state(changed)
@@ -51,7 +52,7 @@ def _sharded_batch(part: Part, body: BatchMessages, request: SgdRequest) -> Batc
     """Take the late step, if one came; return the gradient of the batch."""
     if body.gradient is not None:
         check_sizes(body, parameters=len(part.shard.model.penalised))
-        _step(part, body.gradient, request.step)
+        part.shard.step(body.gradient, *_pace(part, request.step))
     gradient = _gradient(part, body, request.batch)
     scores = _foreseen_scores(part, request.step) if request.stale else {}
     return BatchUpdate(gradient=gradient, **scores)
@@ -66,7 +67,7 @@ def step(site: Site, request: StepRequest) -> StepReply:
             continue
         body = body_of(request.parts, part)
         check_sizes(body, parameters=len(part.shard.model.penalised))
-        _step(part, body.gradient, request.step)
+        part.shard.step(body.gradient, *_pace(part, request.step))
         updates[part.number] = StepUpdate(**_next_scores(part, request.step))
         changed[part.number] = part.finite_state()
     site.save_state(changed)
@@ -86,10 +87,6 @@ def _gradient(part: Part, body: BatchMessages, number: int) -> FloatArray:
     messages = body.messages.astype(np.float64)
     features = part.shard.data.batch(batch)
     return part.outgoing.gradient(model, features, messages, batch)
-
-
-def _step(part: Part, gradient: FloatArray, step: BatchStep) -> None:
-    part.shard.step(gradient, *_pace(part, step))
 
 
 def _pace(part: Part, step: BatchStep) -> tuple[float, float]:
@@ -119,7 +116,7 @@ def _next_scores(part: Part, step: BatchStep) -> dict[str, AnyArray]:
     if step.next_batch is not None:
         batch = _batch(part, step.next_batch, "next_batch")
         computed = part.finite(shard.batch_scores(batch))
-        scores["batch_scores"] = outgoing.batch_scores(computed, batch)
+        scores["batch_scores"] = outgoing.scores(computed, batch)
     if step.evaluate == "tested":
         scores["tested_scores"] = outgoing.scores(part.finite(shard.tested_scores()))
     elif step.evaluate == "all":

@@ -238,13 +238,18 @@ class Outgoing:
                 f"{what}: the run does not go as it was announced"
             )
 
-    def scores(self, scores: FloatArray) -> AnyArray:
-        """Return scores (n, d_c) of all rows, or of the held-out ones, to be sent."""
-        return self._scores(scores, SCORES, 0)
-
-    def batch_scores(self, scores: FloatArray, batch: int) -> AnyArray:
-        """Return the scores (k, d_c) of the distinct rows of a batch, to be sent."""
-        return self._scores(scores, BATCH_SCORES, batch)
+    def scores(self, scores: FloatArray, batch: int | None = None) -> AnyArray:
+        """Return scores (n, d_c) of all or held-out rows, or of a batch, to be sent."""
+        plan = self.plan.scores
+        if plan is not None:
+            self._use(SCORES if batch is None else BATCH_SCORES, batch or 0)
+            scores = private_scores(
+                scores,
+                clip=plan.clip,
+                noise_multiplier=plan.noise_multiplier,
+                noise=self.noise,
+            )
+        return row_numbers(scores)
 
     def gradient(
         self,
@@ -296,18 +301,6 @@ class Outgoing:
             raise TypeError("the part has no plan for private statistics")
         self._use(MOMENTS, 0)
         return noisy_moments(self.plan.statistics, rows, residual, self.noise)
-
-    def _scores(self, scores: FloatArray, what: str, key: int) -> AnyArray:
-        plan = self.plan.scores
-        if plan is not None:
-            self._use(what, key)
-            scores = private_scores(
-                scores,
-                clip=plan.clip,
-                noise_multiplier=plan.noise_multiplier,
-                noise=self.noise,
-            )
-        return row_numbers(scores)
 
     def _use(self, what: str, key: int) -> None:
         self.uses.append((self.number, what, key))

@@ -229,16 +229,13 @@ def measured_rows(layout: TableLayout) -> dict[int, dict[str, Any]]:
         by_part[number] = {"trained": fields["trained"]}
         for name in ("multiplicity", "masses"):
             if name in fields and (fields[name] != 1).any():
-                by_part[number][name] = _shortened(fields[name])
+                masses: AnyArray = fields[name]
+                if masses.dtype.kind != "f":
+                    # in the fewest bytes that hold them
+                    fits = masses.max(initial=0) <= np.iinfo(np.uint8).max
+                    masses = masses.astype(np.uint8 if fits else np.uint32)
+                by_part[number][name] = masses
     return by_part
-
-
-def _shortened(masses: AnyArray) -> AnyArray:
-    """Return weights in the fewest bytes that hold them."""
-    if masses.dtype.kind == "f":
-        return masses
-    fits = masses.max(initial=0) <= np.iinfo(np.uint8).max
-    return masses.astype(np.uint8 if fits else np.uint32)
 
 
 def _label_classes(joined: JoinedRows) -> dict[str, Any]:

@@ -67,8 +67,15 @@ def check_alignment(
             _answer(replies, joined.extracted.parts[side.table], number)
             for side in both
         )
-        if left != right or left[0] != len(both[0].rows):
-            raise _disagreement(joins[number], len(both[0].rows), left[0], right[0])
+        join, keys = joins[number], len(both[0].rows)
+        if left != right or left[0] != keys:
+            raise MappingError(
+                f"the two sides of the join {join.text} do not hold the same keys: of "
+                f"{keys} matched keys {join.left} found {left[0]} and {join.right} "
+                f"{right[0]}, and their digests differ. The mapping does not describe "
+                "the tables: some site changed its table, its order of rows or its key "
+                "during the run; nothing was trained"
+            )
     return {join.text: len(sides[n][0].rows) for n, join in enumerate(joins)}
 
 
@@ -121,12 +128,3 @@ def _answer(
         count += body.counts[str(join)]
         digest += body.digest[str(join)]
     return count, tuple(digest.tolist())
-
-
-def _disagreement(join: Join, keys: int, left: int, right: int) -> MappingError:
-    return MappingError(
-        f"the two sides of the join {join.text} do not hold the same keys: of {keys} "
-        f"matched keys {join.left} found {left} and {join.right} {right}, and their "
-        "digests differ. The mapping does not describe the tables: some site changed "
-        "its table, its order of rows or its key during the run; nothing was trained"
-    )

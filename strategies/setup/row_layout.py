@@ -7,6 +7,7 @@ trained rows come first, then those that are only tested.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -68,26 +69,6 @@ LayOut = Callable[
 ]
 _Numbers = tuple[IntArray, IntArray]
 """The row of a table behind each joined row to train on, and behind each held out."""
-
-
-def distinct_rows(
-    mapping: TableMapping,
-    is_test: BoolArray,
-    parts: Mapping[str, tuple[Part, ...]],
-    part_rows: Mapping[int, int],
-) -> tuple[Mappings, dict[str, TableLayout]]:
-    """Split the joined rows; lay out each table's rows that take part, each once."""
-    return _lay_out(_distinct, mapping, is_test, parts, part_rows)
-
-
-def repeated_rows(
-    mapping: TableMapping,
-    is_test: BoolArray,
-    parts: Mapping[str, tuple[Part, ...]],
-    part_rows: Mapping[int, int],
-) -> tuple[Mappings, dict[str, TableLayout]]:
-    """Do the same with a row of the table for every joined row that it is in."""
-    return _lay_out(_repeated, mapping, is_test, parts, part_rows)
 
 
 def _lay_out(
@@ -179,3 +160,9 @@ def _repeated(
         start, offset = stop, offset + size
     layout = TableLayout(name, parts, tuple(rows), sizes, tuple(fields))
     return layout, (numbers[0], numbers[1])
+
+
+distinct_rows: LayOut = partial(_lay_out, _distinct)
+"""Splits the joined rows, and lays out each table's rows that take part, each once."""
+repeated_rows: LayOut = partial(_lay_out, _repeated)
+"""Does the same with a row of the table for every joined row that it is in."""

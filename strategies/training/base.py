@@ -415,8 +415,8 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     @property
     def is_measured(self) -> bool:
         """Whether a coreset is drawn by the importance of the rows."""
-        own = self.settings
-        return bool(own.coreset_rows) and own.coreset_kind == IMPORTANCE
+        settings = self.settings
+        return bool(settings.coreset_rows) and settings.coreset_kind == IMPORTANCE
 
     def set_up(self) -> Generator[Request, Replies, TrainingProblem]:
         """Run the set-up rounds and return the training problem."""
@@ -475,7 +475,13 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         """Extract and return the joined rows."""
         settings = self.settings
         bound = self.bind(inventory.schemas())
-        _check_models(settings, bound)
+        aliases = {table.lower() for table in bound.tables}
+        for alias, _ in settings.models:
+            if alias.lower() not in aliases:
+                raise SettingsError(
+                    f"models names table {alias!r}; the query has "
+                    f"{', '.join(bound.tables)}"
+                )
         weighting = declared_weighting(bound, settings)
         choices = encoder_choices(bound, settings)
         extracted = yield from extract(bound, settings, inventory)
@@ -523,12 +529,3 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
         """Return the digests, the coefficients and each table's contribution."""
         return read_outcome(replies, problem, self.local_scores)
-
-
-def _check_models(settings: Settings, bound: BoundQuery) -> None:
-    aliases = {table.lower() for table in bound.tables}
-    for alias, _ in settings.models:
-        if alias.lower() not in aliases:
-            raise SettingsError(
-                f"models names table {alias!r}; the query has {', '.join(bound.tables)}"
-            )

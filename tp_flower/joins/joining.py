@@ -32,12 +32,7 @@ def join_codes(
     Two codes are equal where both halves of the hashes are; -1 is NULL.
     """
     _check_kinds(join, left, right)
-    codes = common_codes([*left, *right])
-    return np.concatenate(codes[: len(left)]), np.concatenate(codes[len(left) :])
-
-
-def common_codes(keys: Sequence[KeyColumn]) -> list[IntArray]:
-    """Return per shard the codes (n,) that equal hashes share across all the shards."""
+    keys = [*left, *right]
     hashes = np.concatenate([key.hashes for key in keys])
     # the extra last entry is what NULL takes
     lookup = np.append(_dense(hashes), np.int32(NULL))
@@ -46,7 +41,7 @@ def common_codes(keys: Sequence[KeyColumn]) -> list[IntArray]:
         place = np.where(key.codes < 0, len(hashes), key.codes + offset)
         codes.append(lookup.take(place))
         offset += len(key.hashes)
-    return codes
+    return np.concatenate(codes[: len(left)]), np.concatenate(codes[len(left) :])
 
 
 def _dense(hashes: npt.NDArray[np.uint64]) -> IntArray:
@@ -298,24 +293,18 @@ def build_mapping(
         on = " AND ".join(joins[number].text for number in numbers)
         steps.append(describe_step(table, on, match, is_outer=table in outer))
         if steps[-1].rows > max_joined_rows:
-            raise _too_many(steps, max_joined_rows)
+            raise MappingError(
+                f"the join multiplies rows: {steps[-1]}; max-joined-rows allows "
+                f"{max_joined_rows}. Before it: {'; '.join(map(str, steps[:-1]))}. "
+                f"Aggregate {table} in a sub-query (GROUP BY its join key), add a "
+                "predicate to its ON, or raise max-joined-rows"
+            )
         joined = join_table(steps[-1], match, joined)
     if not steps[-1].rows:
         listed = ", ".join(f"{step.table}: {step.rows}" for step in steps)
         raise MappingError(f"the join has no rows; rows left after each step: {listed}")
     tables = {table: TableRows(joined[table], count) for table, count in rows.items()}
     return TableMapping(tables), tuple(steps)
-
-
-def _too_many(steps: Sequence[JoinStep], most: float) -> MappingError:
-    *before, last = steps
-    listed = "; ".join(map(str, before))
-    return MappingError(
-        f"the join multiplies rows: {last}; max-joined-rows allows {most}. "
-        f"Before it: {listed}. "
-        f"Aggregate {last.table} in a sub-query (GROUP BY its join key), add a "
-        "predicate to its ON, or raise max-joined-rows"
-    )
 
 
 def _join_order(
