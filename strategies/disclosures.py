@@ -17,6 +17,7 @@ composes all covered releases of a table's rows at one site; `uncovered` lists t
 releases that no mechanism covers: the epsilon says nothing of them.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -48,20 +49,10 @@ from tp_flower.settings import PrivacySettings, Settings
 NOTHING: Final = "nothing"
 """The protection of a disclosure that no mechanism covers."""
 
-Account = Mapping[str, Any]
-"""One release of a site's ledger, with how it was used."""
-
 
 @dataclass(frozen=True)
 class Disclosure:
-    """A fact that somebody learns from a message.
-
-    Attributes:
-        message: its type.
-        to: who receives it.
-        carries: in plain words.
-        protection: the mechanism that covers it; "nothing" where none does.
-    """
+    """A fact that somebody learns from a message."""
 
     message: str
     to: str
@@ -74,30 +65,19 @@ class Exposure:
     """The facts of a run that decide who learns what.
 
     Attributes:
-        label_table: alias of the table with the label.
         family: of the method, "admm", "sgd", "coreset" or "personal".
         sharded: aliases of the tables in several shards.
         gram: those of them that send statistics.
         grouped: aliases of the tables in several shards that a GROUP BY runs over.
-        is_linear: whether all models are.
-        is_simulated: whether the key of the hashes is that of a simulation.
-        privacy: settings of the run.
         keys: where the sites take the key of the hashes from.
         weight: table and expression that joined rows weigh; "" without one.
-        is_weighted: whether the weights of joined rows differ.
         by_joined_rows: whether messages go by joined rows (VFL), not by tables' rows.
-        is_measured: whether a coreset is drawn by the importance of the rows.
         sends: the form in which sampled rows leave where the server solves; "" where
             the sites train.
-        has_label: whether labels leave.
         graph: the similarity of sites with models of their own: what it is made of.
         graph_epsilon: of the noise on that; 0 for none.
         fitted: aliases of the tables with encoders that are fitted to statistics.
-        is_stale: whether gradients of shards come a batch late.
-        has_inner_rounds: whether consensus takes several rounds of an epoch.
         is_prediction: whether a saved model is used, and none is trained.
-        has_row_key: of a prediction: whether a keyed hash of the row key leaves.
-        is_delivered: of a prediction: whether the label table's sites receive it.
     """
 
     label_table: str
@@ -132,15 +112,7 @@ def exposure_of(
     inventory: Inventory,
     **facts: Any,
 ) -> Exposure:
-    """Return the exposure of a run.
-
-    Args:
-        bound: the query over the sites' columns.
-        parts: by table, of its shards.
-        settings: of the run.
-        inventory: of the sites.
-        facts: further fields of the exposure, which those above do not decide.
-    """
+    """Return the exposure of a run, with further fields from ``facts``."""
     sharded = [name for name, shards in parts.items() if len(shards) > 1]
     nodes = inventory.nodes.values()
     return Exposure(
@@ -338,19 +310,15 @@ def _model_noise(privacy: PrivacySettings) -> str:
 
 def privacy_report(
     messages: Iterable[Disclosure],
-    ledgers: Mapping[str, Sequence[Account]],
+    ledgers: Mapping[str, Sequence[Mapping[str, Any]]],
     settings: PrivacySettings,
     *,
     is_complete: bool,
 ) -> dict[str, object]:
     """Return the `privacy` entry of a report.
 
-    Args:
-        messages: everything that is disclosed, in the order of the messages.
-        ledgers: by site, its account of the run.
-        settings: of the run; its delta is that of the totals.
-        is_complete: whether the run has ended well: a run that failed counts what it
-            had planned, as its sites do until they know better.
+    A run that is not complete counts what it had planned, as its sites do until they
+    know better.
 
     Raises:
         ReplyError: an account is malformed.
@@ -370,16 +338,21 @@ def privacy_report(
 
 def _totals(
     site: str,
-    accounts: Sequence[Account],
+    accounts: Sequence[Mapping[str, Any]],
     settings: PrivacySettings,
     *,
     is_complete: bool,
 ) -> Iterable[dict[str, object]]:
     """Yield the totals of one site, by source in the order of its account."""
-    by_source: dict[str, list[tuple[Release, int]]] = {}
+    by_source: defaultdict[str, list[tuple[Release, int]]] = defaultdict(list)
     for account in accounts:
-        release, times = _read(site, account, is_complete=is_complete)
-        by_source.setdefault(release.source, []).append((release, times))
+        try:
+            release = msgspec.convert(account["release"], Release)
+            # a charge counts once
+            times = int(account.get("used" if is_complete else "limit", 1))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ReplyError(f"site {site!r} sent a malformed ledger") from None
+        by_source[release.source].append((release, times))
     for source, uses in by_source.items():
         spent: list[Mechanism] = [
             replace(mechanism, count=mechanism.count * times)
@@ -396,13 +369,3 @@ def _totals(
             "delta": settings.delta,
             "uncovered": list(dict.fromkeys(uncovered)),
         }
-
-
-def _read(site: str, account: Account, *, is_complete: bool) -> tuple[Release, int]:
-    """Return a release and how often it counts; a charge counts once."""
-    try:
-        release = msgspec.convert(account["release"], Release)
-        times = int(account.get("used" if is_complete else "limit", 1))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise ReplyError(f"site {site!r} sent a malformed ledger") from None
-    return release, times

@@ -146,7 +146,7 @@ def test_a_table_that_no_row_matches_trains_to_nothing(strategy, how, layout):
     how = {"num_epochs": 2, **how}
     finished = train("squared", LAYOUTS[layout](nobody()), strategy, **how)
     own = finished.strategy.report.tables[1]
-    assert (own.table, own.multiplicity_max, own.multiplicity_mean) == ("c", 0, 0.0)
+    assert (own.table, own.multiplicity) == ("c", {"min": 0, "mean": 0.0, "max": 0})
     assert finished.losses[-1] < finished.losses[0]
     if "models" not in how:
         assert np.abs(finished.theta["c"]).max() == 0

@@ -120,8 +120,8 @@ def test_an_entity_counts_once_in_training_and_once_in_testing():
     assert facts["entity"] == "c"
     assert facts["effective-rows"] < federation.train.joined_rows
     # the report's multiplicities stay counts
-    assert finished.strategy.report.tables[1].multiplicity_max > 1
-    assert isinstance(finished.strategy.report.tables[1].multiplicity_max, int)
+    assert finished.strategy.report.tables[1].multiplicity["max"] > 1
+    assert isinstance(finished.strategy.report.tables[1].multiplicity["max"], int)
 
 
 @pytest.mark.parametrize("twin", ["vfl-admm", "vfl-sgd"])

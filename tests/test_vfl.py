@@ -133,7 +133,7 @@ def test_the_report_tells_the_fan_out_of_the_tables_not_of_the_twin():
         trained(name, "whole").strategy.report for name in ("admm", "vfl-admm")
     )
     assert twin.tables == own.tables
-    assert twin.tables[1].multiplicity_mean > 2
+    assert twin.tables[1].multiplicity["mean"] > 2
 
 
 # on the data sets of the benchmarks

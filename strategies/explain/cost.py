@@ -86,8 +86,6 @@ class ShardSize:
 
     Attributes:
         rows: after the fragment's filters.
-        trained: rows in at least one joined training row.
-        tested: rows in at least one held-out joined row.
         total: rows that take part, trained or tested.
         batch_rows: distinct rows of a batch, summed over the batches of an epoch; 0
             without batches.
@@ -102,17 +100,9 @@ class ShardSize:
 
 @dataclass(frozen=True)
 class TableSize:
-    """One table of the training problem.
+    """One table of the training problem; see the notation above.
 
     Attributes:
-        name: alias in the query.
-        shards: the rows of each.
-        update: how its shards train together.
-        outputs: d_c.
-        features: d, after encoding.
-        parameters: p.
-        has_intercept: whether its model has the output intercept.
-        is_linear: whether its model is linear.
         is_repeated: whether it has a row for each joined row (VFL).
         is_weighted: whether joined rows weigh other than alike.
     """
@@ -162,11 +152,11 @@ class Traffic:
 
     def __add__(self, other: "Traffic") -> "Traffic":
         """Return one after the other."""
-        return Traffic(
-            self.rounds + other.rounds,
-            _sum(self.up, other.up),
-            _sum(self.down, other.down),
+        up, down = (
+            {name: one.get(name, 0) + two.get(name, 0) for name in {**one, **two}}
+            for one, two in ((self.up, other.up), (self.down, other.down))
         )
+        return Traffic(self.rounds + other.rounds, up, down)
 
     def __mul__(self, times: int) -> "Traffic":
         """Return the same several times."""
@@ -179,15 +169,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class RunCost:
-    """The messages of a training run.
-
-    Attributes:
-        strategy: of the run.
-        epochs: of the run.
-        set_up: before the first epoch and after the last.
-        epoch: one epoch.
-        last_epoch: the last one.
-    """
+    """The messages of a training run; set-up has also those after the last epoch."""
 
     strategy: str
     epochs: int
@@ -274,13 +256,9 @@ def sgd_epoch(
     its own, or with the next batch. Scores of held-out rows ride along with the last
     batch.
 
-    Args:
-        tables: of the training problem.
-        batches: per epoch.
-        is_last: of the run: no batch follows, and all rows are scored.
-        scores_all: whether every epoch scores all rows (a tolerance is set).
-        is_tested: whether every epoch scores held-out rows, not the last one alone.
-        staleness: 1 where the mean gradient goes down with the next batch.
+    After the last epoch of the run no batch follows, and all rows are scored; every
+    epoch scores the held-out rows if ``is_tested``, all rows if ``scores_all`` (a
+    tolerance is set). ``staleness`` is 1 where gradients go down with the next batch.
     """
     tally = _Tally()
     sent = batches - 1 if is_last else batches
@@ -338,11 +316,6 @@ def expected_batch_rows(
     A row in G of N joined rows is missing from a batch of B with probability
     C(N - G, B) / C(N, B).
 
-    Args:
-        multiplicity: G of the rows, (n,).
-        joined_rows: N.
-        batch_size: B, at most N.
-
     >>> expected_batch_rows(np.array([1, 1, 4]), joined_rows=4, batch_size=2)
     4.0
     """
@@ -370,18 +343,8 @@ def _log_choose(total: npt.NDArray[np.integer], chosen: int) -> npt.NDArray[np.f
     return logs
 
 
-def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    names = dict.fromkeys([*one, *other])
-    return {name: one.get(name, 0) + other.get(name, 0) for name in names}
-
-
 def solved_epoch(tables: Sequence[TableSize], sends: str) -> Traffic:
-    """Return what solving on sampled rows sends.
-
-    Args:
-        tables: of the training problem.
-        sends: "rows", or "centres" of local clusters.
-    """
+    """Return what solving on sampled "rows", or "centres" of clusters, sends."""
     tally = _Tally()
     fields = ("rows",) if sends == SAMPLED_ROWS else ("centres", "nearest")
     for table, shard in _shards(tables):
@@ -396,14 +359,7 @@ def solved_epoch(tables: Sequence[TableSize], sends: str) -> Traffic:
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """Rounds and bytes of training on the joined rows.
-
-    Attributes:
-        joined: the joined rows.
-        encoders: of every table.
-        method: that is asked about.
-        history: the rounds that set-up took so far.
-    """
+    """Rounds and bytes of training on the joined rows."""
 
     joined: JoinedRows
     encoders: Mapping[str, TableEncoder]
@@ -412,7 +368,7 @@ class CostEstimate:
 
     @property
     def settings(self) -> Settings:
-        """The settings of the run that is asked about."""
+        """Those of the run that is asked about."""
         return self.method.settings
 
     def cost(self) -> RunCost:
@@ -555,7 +511,6 @@ class CostEstimate:
     def _sizes(
         self, trained: JoinedRows, choose_update: Callable[..., Update]
     ) -> list[TableSize]:
-        """Return the tables, whose shards train together as is chosen."""
         problem = Preparation(
             trained, self.settings, self.encoders, trained.train_labels
         )

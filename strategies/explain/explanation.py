@@ -49,7 +49,7 @@ from tp_flower.joins.mapping import IntArray
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.query import Join
 from tp_flower.randomness import Stream, generator
-from tp_flower.reports.records import RunRecord, plain, record_dict
+from tp_flower.reports.records import RunRecord, plain
 from tp_flower.settings import EXPLAIN, Settings
 
 
@@ -58,13 +58,10 @@ class TableExplanation:
     """One table of the query, and what its sites will do.
 
     Attributes:
-        table: alias.
         names: names at the sites, one per SELECT of a UNION ALL.
-        sites: of each shard.
         rows: of each shard, after the filters.
         work: the fragment in words, a line each.
-        features: encoded columns, d.
-        dropped: features left out because they are constant.
+        features: encoded columns, d; ``dropped`` ones are constant.
         unused_rows: rows that are in no joined row.
         multiplicity: min, median, mean and max of the joined rows that a row is in.
     """
@@ -89,11 +86,7 @@ class TableExplanation:
 class KeySide:
     """One side of a join between two tables, by itself.
 
-    Attributes:
-        table: alias.
-        rows: of the table.
-        null: rows whose key is NULL.
-        unmatched: rows, those of NULL keys included, whose key the other table lacks.
+    ``unmatched`` rows, those of NULL keys included, have a key that the other lacks.
     """
 
     table: str
@@ -107,10 +100,7 @@ class JoinExplanation:
     """One join between two tables.
 
     Attributes:
-        on: the predicate.
         is_outer: whether one of the tables is LEFT JOINed.
-        left: the left side.
-        right: the right side.
         checked_keys: matched keys on whose digests the sites of both sides agreed.
     """
 
@@ -123,11 +113,7 @@ class JoinExplanation:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(RunRecord):
-    """An explanation: the fields of its `report.json`, see there.
-
-    Attributes:
-        disclosures: who will learn what, in the order of the messages.
-    """
+    """An explanation: the fields of its `report.json`, see there."""
 
     tables: Sequence[TableExplanation]
     joins: Sequence[JoinExplanation]
@@ -164,7 +150,7 @@ def explanation_dict(explanation: Explanation) -> dict[str, object]:
     cost = explanation.cost
     content = {
         **explanation.content(EXPLAIN),
-        "tables": [record_dict(table) for table in explanation.tables],
+        "tables": explanation.tables,
         "joins": [_join_dict(join) for join in explanation.joins],
         "joined-rows": {
             "train": explanation.joined_rows_train,
@@ -185,13 +171,13 @@ def explanation_dict(explanation: Explanation) -> dict[str, object]:
             "epoch": _traffic_dict(cost.epoch),
             "run": _traffic_dict(cost.run),
         },
-        "releases": [record_dict(item) for item in explanation.disclosures],
+        "releases": explanation.disclosures,
     }
     return {key: plain(value) for key, value in content.items()}
 
 
 def _join_dict(join: JoinExplanation) -> dict[str, object]:
-    content = record_dict(join)
+    content = {name.replace("_", "-"): value for name, value in vars(join).items()}
     for name, side in (("left", join.left), ("right", join.right)):
         counts = {f"{name}-{key}": value for key, value in vars(side).items()}
         content |= counts | {name: counts.pop(f"{name}-table")}
@@ -208,26 +194,16 @@ def _traffic_dict(traffic: Traffic) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class _SetUp:
-    """The result of the rounds.
-
-    Attributes:
-        joined: the joined rows.
-        encoders: of every table.
-        checked: by join, the keys on whose digests its two sides agreed.
-    """
+    """The result of the rounds."""
 
     joined: JoinedRows
     encoders: Mapping[str, TableEncoder]
+    # by join, the keys on whose digests its two sides agreed
     checked: Mapping[str, int]
 
 
 class Explain(RoundStrategy):
-    """Say what training over the result of a query would do.
-
-    Args:
-        query: the training set.
-        settings: of the run that is asked about.
-    """
+    """Say what training over the result of a query would do."""
 
     name = EXPLAIN
     _set_up: _SetUp | None = None
@@ -252,11 +228,7 @@ class Explain(RoundStrategy):
 
     @property
     def explanation(self) -> Explanation:
-        """The explanation.
-
-        Raises:
-            RuntimeError: before the rounds are done.
-        """
+        """The explanation, once the rounds are done."""
         if self._set_up is None:
             raise RuntimeError("there is no explanation before the rounds are done")
         set_up, settings = self._set_up, self.settings

@@ -56,9 +56,6 @@ class ModelPart(_Record, frozen=True):
     """One part of a model: what one shard's site keeps.
 
     Attributes:
-        number: of the part, in the run that trained it.
-        site: the organisation.
-        name: of the table at the site.
         index: of the shard among the table's in the site's tables file.
         digest: SHA-256 of the part's files, hexadecimal; "" where the site keeps none.
     """
@@ -74,14 +71,9 @@ class ModelTable(_Record, frozen=True, kw_only=True, dict=True):
     """One table of a model.
 
     Attributes:
-        table: alias in the query.
-        name: at the sites, as reports write it.
         columns: column -> DuckDB type by name at the sites; a UNION ALL has several
             names.
         features: what the features are made of, in order (:func:`feature_texts`).
-        kind: of the model: "linear", "mlp" or a factory.
-        saved_encoder: of the features, ``TableEncoder.to_json()``.
-        parts: in the order of the shards.
         mean_score: (d_c,), the table's local score in the mean over the joined training
             rows; a row without a match counts as 0.
         share: cov(h_i, h) / var(h) over the same rows; sums to 1 over the tables.
@@ -99,11 +91,7 @@ class ModelTable(_Record, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def encoder(self) -> TableEncoder:
-        """The encoder of the features.
-
-        Raises:
-            SchemaError: it is malformed, or of another version.
-        """
+        """The encoder of the features."""
         return TableEncoder.from_json(self.saved_encoder)
 
 
@@ -111,26 +99,10 @@ class Manifest(_Record, frozen=True, kw_only=True):
     """A trained model, as the server keeps it.
 
     Attributes:
-        name: of the model.
-        model_version: of the model.
-        created: when the run started, ISO 8601, UTC.
-        status: of the run, "completed".
-        query: canonical SQL.
-        settings: ``Settings.to_dict()``.
-        label_table: alias of the table that has the label.
         label: its expression.
-        loss: name of the loss.
-        classes: names of the label's classes; empty in regression.
         base_score: (d_c,).
-        tables: in the order of the query.
         train: metrics on the training rows, those that are finite.
-        test: metrics on the held-out rows.
         joined_rows: number of training rows.
-        versions: of the software that trained it, by package.
-
-    Raises:
-        ModelError: name or version is not allowed, a table has another number of mean
-            scores than the model has outputs, or an encoder cannot be read.
     """
 
     name: str
@@ -180,11 +152,7 @@ class Manifest(_Record, frozen=True, kw_only=True):
         return tuple(part for table in self.tables for part in table.parts)
 
     def table(self, alias: str) -> ModelTable:
-        """Return a table by its alias.
-
-        Raises:
-            KeyError: the model has no such table.
-        """
+        """Return a table by its alias."""
         return {table.table: table for table in self.tables}[alias]
 
 
@@ -288,11 +256,7 @@ def write_manifest(home: Path, manifest: Manifest) -> Path:
 
 
 def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
-    """Return the manifest of a run that went well.
-
-    Raises:
-        RuntimeError: the run has not come to its end.
-    """
+    """Return the manifest of a run that went well."""
     problem, report = strategy.training_problem, strategy.report
     if problem is None or not strategy.is_finished:
         raise RuntimeError("there is no model before the run has ended")
@@ -354,11 +318,7 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def feature_texts(fragments: Sequence[Fragment]) -> tuple[str, ...]:
-    """Return ``name = expression`` of every feature of a table, in order.
-
-    Args:
-        fragments: of the table; several where a UNION ALL makes it.
-    """
+    """Return ``name = expression`` of every feature of a table, in order."""
     texts = []
     for index, feature in enumerate(fragments[0].features):
         column = [fragment.features[index].sql for fragment in fragments]
@@ -499,12 +459,6 @@ def without_missing(
 
     The tables of which rows are missing are LEFT JOINed: rows without a match there
     take the table's mean score.
-
-    Args:
-        manifest: of the model.
-        bound: the query.
-        missing: sites that are gone.
-        policy: the setting ``on-missing``: stop, or take the mean.
 
     Raises:
         ModelError: sites are gone, and the policy is to stop; or no joined row can be

@@ -64,7 +64,7 @@ from tp_flower.reports.predictions import (
     hex_texts,
     prediction_table,
 )
-from tp_flower.reports.records import TableReport
+from tp_flower.reports.records import TableReport, min_mean_max
 from tp_flower.settings import (
     EVALUATE,
     LABEL_SITE,
@@ -78,16 +78,7 @@ _FILE = re.compile(r"[a-z0-9][a-z0-9._/-]{0,255}")
 
 @dataclass(frozen=True)
 class Joined:
-    """The joined rows of a query, as far as the server knows them.
-
-    Attributes:
-        bound: the query over the sites' columns; tables of which rows are missing are
-            LEFT JOINed.
-        extracted: what the sites sent.
-        mapping: of the joined rows, over all rows of the tables.
-        steps: of the join.
-        missing: sites that are gone.
-    """
+    """The joined rows of a query, as far as the server knows them."""
 
     bound: BoundQuery
     extracted: Extracted
@@ -116,15 +107,7 @@ def join_rows(
     inventory: Inventory,
     row_key: RowKeyColumns | None = None,
 ) -> Generator[Request, Replies, Joined]:
-    """Run the fragments and return the joined rows.
-
-    Args:
-        bound: the query, as it can be answered without the sites that are gone.
-        missing: sites that are gone.
-        settings: of the run.
-        inventory: of the sites.
-        row_key: columns that name the label table's rows.
-    """
+    """Run the fragments and return the joined rows."""
     extracted = yield from extract(bound, settings, inventory, row_key)
     lacking = missing.tables - {bound.label_table}
     rows = extracted.table_rows
@@ -160,14 +143,7 @@ def _joined_masks(joined: Joined) -> dict[int, BoolArray]:
 
 
 class ModelStrategy(RoundStrategy):
-    """Base of what is done with a saved model.
-
-    Args:
-        query: whose rows are scored.
-        manifest: of the model.
-        settings: of the run; ``overrides`` replace single fields.
-        on_round: called with the record of every round, for progress displays.
-    """
+    """Base of what is done with a saved model."""
 
     def __init__(
         self,
@@ -183,22 +159,13 @@ class ModelStrategy(RoundStrategy):
 
     @abstractmethod
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
-        """Return the query over the sites' columns.
-
-        Args:
-            schemas: column -> DuckDB type, by table.
-        """
+        """Return the query over the sites' columns."""
 
     @abstractmethod
     def model_rounds(
         self, bound: BoundQuery, missing: Missing
     ) -> Generator[Request, Replies, Joined]:
-        """Exchange messages until the rows are scored; return them.
-
-        Args:
-            bound: the query, as it can be answered without the sites that are gone.
-            missing: sites that are gone.
-        """
+        """Exchange messages until the rows are scored; return them."""
 
     def default_settings(self) -> Settings:
         """Return the defaults, in this mode."""
@@ -231,12 +198,7 @@ class ModelStrategy(RoundStrategy):
         }
 
     def score(self, joined: Joined) -> Generator[Request, Replies, FloatArray]:
-        """Return the scores of the joined rows, (N, d_c).
-
-        Raises:
-            ModelError: a site has no part of the model for one of its shards.
-            ReplyError: a site sent no such scores.
-        """
+        """Return the scores of the joined rows, (N, d_c)."""
         manifest = self.manifest
         all_parts = joined.extracted.all_parts
         chosen = model_parts(manifest, all_parts, self.inventory)
@@ -280,15 +242,7 @@ class ModelStrategy(RoundStrategy):
         predictions: Mapping[str, object] | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> ModelRunReport:
-        """Return the record of the run.
-
-        Args:
-            predictions: where they are, if there are any.
-            metrics: of labelled rows.
-
-        Raises:
-            RuntimeError: before the rounds are done.
-        """
+        """Return the record of the run."""
         joined = self._joined
         if joined is None:
             raise RuntimeError("no row is joined before the rounds are done")
@@ -316,7 +270,6 @@ class ModelStrategy(RoundStrategy):
     def _table(self, joined: Joined, name: str) -> TableReport:
         table, parts = self.manifest.table(name), joined.extracted.parts[name]
         counts = joined.mapping.tables[name].multiplicity
-        used = counts[counts > 0]
         return TableReport(
             table=name,
             name=table.name,
@@ -324,10 +277,8 @@ class ModelStrategy(RoundStrategy):
             features=table.encoder.width,
             shards=len(parts),
             sites=tuple(part.site for part in parts),
-            multiplicity_min=int(used.min()) if len(used) else 0,
-            multiplicity_mean=float(used.mean()) if len(used) else 0.0,
-            multiplicity_max=int(used.max(initial=0)),
             dropped=table.encoder.dropped,
+            multiplicity=min_mean_max(counts[counts > 0]),
         )
 
     def _privacy(self, joined: Joined) -> dict[str, object]:
@@ -352,11 +303,7 @@ class ModelStrategy(RoundStrategy):
 
 
 class Predict(ModelStrategy):
-    """Predict the rows of a query with a saved model.
-
-    Attributes:
-        delivered: the predictions that sites have written.
-    """
+    """Predict the rows of a query with a saved model."""
 
     name = PREDICT
     delivered: tuple[Delivered, ...] = ()
@@ -394,11 +341,7 @@ class Predict(ModelStrategy):
 
     @property
     def predictions(self) -> pa.Table | None:
-        """The predictions; None where only the label table's sites are to have them.
-
-        Raises:
-            RuntimeError: before the rounds are done.
-        """
+        """The predictions; None where only the label table's sites are to have them."""
         if self._scored is None:
             raise RuntimeError("there are no predictions before the rounds are done")
         if self._is_delivered:
@@ -442,11 +385,7 @@ class Predict(ModelStrategy):
 
 
 def _column_names(settings: Settings) -> tuple[str, ...]:
-    """Return the names of the row key's columns in the predictions.
-
-    Raises:
-        SettingsError: two are called alike, or one as a column that is there anyway.
-    """
+    """Return the names of the row key's columns in the predictions."""
     names = tuple(column.split(".")[-1] for column in columns_of(settings.row_key))
     if len({name.lower() for name in names}) < len(names):
         raise SettingsError(f"row-key names a column twice: {settings.row_key!r}")
@@ -519,22 +458,14 @@ class Evaluate(ModelStrategy):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of the joined rows.
-
-        Raises:
-            RuntimeError: before the rounds are done.
-        """
+        """The metrics of the joined rows."""
         if self._metrics is None:
             raise RuntimeError("there are no metrics before the rounds are done")
         return self._metrics
 
 
 def _of_classes(labels: Labels, classes: tuple[str, ...]) -> Labels:
-    """Return labels by the model's classes.
-
-    Raises:
-        QueryError: there are others.
-    """
+    """Return labels by the model's classes."""
     if other := [name for name in labels.classes if name not in classes]:
         listed = ", ".join(map(repr, other[:10]))
         raise QueryError(

@@ -35,20 +35,13 @@ from tp_flower.reports.records import (
     RunRecord,
     TableReport,
     plain,
-    table_dict,
 )
 from tp_flower.settings import EVALUATE, SERVER
 
 
 @dataclass(frozen=True)
 class Delivered:
-    """Predictions that a site has written.
-
-    Attributes:
-        site: the organisation.
-        file: below the site's state folder.
-        rows: of the file.
-    """
+    """Predictions that a site has written."""
 
     site: str
     file: str
@@ -57,15 +50,7 @@ class Delivered:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRunReport(RunRecord):
-    """A run with a saved model: the fields of its `report.json`, see there.
-
-    Attributes:
-        manifest: of the model.
-        missing: by table, the sites that were not there.
-        joined_rows: rows of the join.
-        label_rows: rows of the label table that are in one.
-        partial_rows: joined rows in which a mean stands for a table's score.
-    """
+    """A run with a saved model: the fields of its `report.json`, see there."""
 
     mode: str
     manifest: Manifest
@@ -92,7 +77,7 @@ def model_run_dict(report: ModelRunReport) -> dict[str, object]:
             "loss": manifest.loss,
             "classes": manifest.classes,
         },
-        "tables": [table_dict(table) for table in report.tables],
+        "tables": report.tables,
         "missing": [
             {"table": table, "sites": sites} for table, sites in report.missing.items()
         ],
@@ -141,7 +126,7 @@ def _places(predictions: Mapping[str, Any] | None) -> list[str]:
     if predictions["at"] == SERVER:
         return [f"Predictions: {predictions['file']}"]
     return [
-        f"Predictions of site {file['site']}: {file['file']} in its state folder "
-        f"({format_count(file['rows'])} rows)"
+        f"Predictions of site {file.site}: {file.file} in its state folder "
+        f"({format_count(file.rows)} rows)"
         for file in predictions["files"]
     ]

@@ -24,12 +24,7 @@ READABLE = 0o644
 def use_model(
     settings: Settings, on_round: RoundListener, grid: Grid, folder: Path
 ) -> RenderableType:
-    """Predict or evaluate, write the report, and return its summary for the console.
-
-    Raises:
-        ModelError: there is no such model, or its sites are gone.
-        TPFlowerError: any other of its kinds; see the strategies.
-    """
+    """Predict or evaluate, write the report, and return its summary for the console."""
     manifest = resolve(home_folder(), settings.model_name)
     is_evaluation = settings.mode == EVALUATE
     # the user's query, or the one that was trained on
@@ -53,8 +48,7 @@ def _write(strategy: Predict, folder: Path) -> dict[str, object]:
     """Write the predictions, unless sites have, and return where they are."""
     table = strategy.predictions
     if table is None:
-        files = [dict(vars(delivered)) for delivered in strategy.delivered]
-        return {"at": LABEL_SITE, "files": files}
+        return {"at": LABEL_SITE, "files": strategy.delivered}
     path = folder / PREDICTIONS_FILE
     metadata = {
         "model": str(strategy.manifest.model),

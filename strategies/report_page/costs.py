@@ -110,9 +110,7 @@ class Network:
     """How long messages take.
 
     Attributes:
-        name: for people.
         round_seconds: latency of one round, whatever it carries.
-        bits_per_second: of the server's link.
     """
 
     name: str
@@ -121,10 +119,6 @@ class Network:
 
     def seconds(self, rounds: int, sent: float) -> float:
         """Return latency per round plus bytes over bandwidth.
-
-        Args:
-            rounds: how many.
-            sent: bytes, both ways.
 
         >>> Network("n", 0.5, 1e4).seconds(rounds=3, sent=1250)
         2.5

@@ -288,11 +288,7 @@ def write_page(folder: Path) -> Path:
 
 
 def read_report(folder: Path) -> dict[str, Any]:
-    """Return the report in a folder.
-
-    Raises:
-        ReportError: there is none, or it is no report.
-    """
+    """Return the report in a folder."""
     file = folder / REPORT_FILE
     try:
         if file.stat().st_size > MOST_BYTES:

@@ -24,11 +24,7 @@ _SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 @dataclass(frozen=True)
 class Scale:
-    """One axis from low to high > low, with its ticks and their labels, ascending.
-
-    Attributes:
-        measure: the quantity drawn in proportion: the value, or its logarithm.
-    """
+    """One axis from low to high > low, with its ticks and their labels, ascending."""
 
     low: float
     high: float

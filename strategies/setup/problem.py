@@ -25,7 +25,7 @@ from tp_flower.learning.losses import Loss
 from tp_flower.learning.metrics import evaluate
 from tp_flower.protocol import row_numbers
 from tp_flower.protocol.training_messages import CommonParameters, Update
-from tp_flower.reports.records import TableReport
+from tp_flower.reports.records import TableReport, min_mean_max
 
 
 @dataclass(frozen=True)
@@ -283,9 +283,7 @@ class PreparedRun(ABC):
                     shards=len(table.parts),
                     sites=tuple(part.site for part in table.parts),
                     # a LEFT JOINed table may have no row to train on
-                    multiplicity_min=int(trained.min()) if len(trained) else 0,
-                    multiplicity_mean=float(trained.mean()) if len(trained) else 0.0,
-                    multiplicity_max=int(trained.max(initial=0)),
+                    multiplicity=min_mean_max(trained),
                     dropped=self.encoders[name].dropped,
                 )
             )

@@ -14,7 +14,6 @@ from tp_flower.reports.records import (
     Metrics,
     RoundReport,
     RunReport,
-    TableReport,
     sum_by_table,
 )
 
@@ -129,12 +128,9 @@ def add_costs(
 
 
 def epoch_line(rounds: Sequence[RoundReport], epochs: int, seconds: float) -> str:
-    """Return the console line at the end of an epoch.
+    """Return the console line at the end of an epoch of some rounds, one at least.
 
-    Args:
-        rounds: of this epoch, at least one; the last one has the metrics.
-        epochs: of the run.
-        seconds: since the start of the first epoch, to estimate the time left.
+    The seconds since the start of the first epoch say how much time is left.
     """
     last = rounds[-1]
     up = sum(sum_by_table(item.bytes_up for item in rounds).values())
@@ -204,18 +200,14 @@ def _tables_table(report: RunReport) -> Table:
     table = new_table("Tables", ("table",), numbers)
     for item in report.tables:
         counts = (item.rows, item.features, item.shards)
+        spread = item.multiplicity
         table.add_row(
             # names come from the query: markup in them is text
             Text(name_table(item.table, item.name)),
             *map(format_count, counts),
-            _multiplicity(item),
+            f"{spread['min']:,} .. {spread['mean']:.2f} .. {spread['max']:,}",
         )
     return table
-
-
-def _multiplicity(item: TableReport) -> str:
-    low, high = format_count(item.multiplicity_min), format_count(item.multiplicity_max)
-    return f"{low} .. {item.multiplicity_mean:.2f} .. {high}"
 
 
 def _result_table(report: RunReport) -> Table:

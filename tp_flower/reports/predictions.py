@@ -108,9 +108,6 @@ class Outputs:
 def occurrences(rows: IntArray) -> IntArray:
     """Return the number of each joined row among those of the same row, from 0, (N,).
 
-    Args:
-        rows: (N,), ascending.
-
     >>> occurrences(np.array([0, 2, 2, 2, 5])).tolist()
     [0, 0, 1, 2, 0]
     """

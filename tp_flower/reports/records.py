@@ -37,8 +37,11 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from tp_flower.files import write_file
 from tp_flower.joins.joining import JoinStep
@@ -57,12 +60,9 @@ class TableReport:
 
     Attributes:
         rows: of all shards after the table's own filters.
+        features: columns after encoding; ``dropped`` ones are constant.
         sites: the site of each shard, in order of the shards.
-        multiplicity_min: joined rows that a row of the table appears in, at least;
-            rows that do not appear at all count as 0.
-        multiplicity_mean: the same on average.
-        multiplicity_max: the same at most.
-        dropped: features left out because they are constant.
+        multiplicity: of the joined rows that a row is in (:func:`min_mean_max`).
     """
 
     table: str
@@ -71,10 +71,8 @@ class TableReport:
     features: int
     shards: int
     sites: tuple[str, ...]
-    multiplicity_min: int
-    multiplicity_mean: float
-    multiplicity_max: int
-    dropped: tuple[str, ...] = ()
+    dropped: tuple[str, ...]
+    multiplicity: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -137,15 +135,23 @@ class RunRecord:
             "output-dir": self.output_dir,
             "query": self.query,
             "settings": self.settings,
-            "join-steps": [record_dict(step) for step in self.join_steps],
-            "history": [record_dict(item) for item in self.history],
+            "join-steps": self.join_steps,
+            "history": self.history,
         }
 
     def traffic(self) -> dict[str, object]:
         """Return the entries of `report.json` about all rounds together."""
+        history = self.history
         return {
-            "totals": totals_of(self.history),
-            "rounds": len(self.history),
+            "totals": {
+                "bytes-up": sum_by_table(item.bytes_up for item in history),
+                "bytes-down": sum_by_table(item.bytes_down for item in history),
+                "overhead-bytes": sum(item.overhead_bytes for item in history),
+                "server-seconds": math.fsum(item.server_seconds for item in history),
+                "client-seconds": math.fsum(item.client_seconds for item in history),
+                "wait-seconds": math.fsum(item.wait_seconds for item in history),
+            },
+            "rounds": len(history),
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
         }
@@ -197,7 +203,7 @@ def report_dict(report: RunReport) -> dict[str, object]:
         **report.content("train", report.status),
         **report.traffic(),
         "chosen": report.chosen,
-        "tables": [table_dict(table) for table in report.tables],
+        "tables": report.tables,
         "joined-rows": {
             "train": report.joined_rows_train,
             "test": report.joined_rows_test,
@@ -240,43 +246,28 @@ def report_line(path: Path) -> str:
     return f"{REPORT_LINE}{path}"
 
 
-def table_dict(table: TableReport) -> dict[str, object]:
-    """Return a table's entry of `report.json`."""
+def min_mean_max(counts: npt.NDArray[np.integer]) -> dict[str, float]:
+    """Return the least, mean and largest of some counts; of none, 0.
+
+    >>> min_mean_max(np.array([1, 4, 4]))
+    {'min': 1, 'mean': 3.0, 'max': 4}
+    """
+    if not len(counts):
+        return {"min": 0, "mean": 0.0, "max": 0}
     return {
-        "table": table.table,
-        "name": table.name,
-        "rows": table.rows,
-        "features": table.features,
-        "shards": table.shards,
-        "sites": table.sites,
-        "dropped": table.dropped,
-        "multiplicity": {
-            "min": table.multiplicity_min,
-            "mean": table.multiplicity_mean,
-            "max": table.multiplicity_max,
-        },
-    }
-
-
-def record_dict(item: object) -> dict[str, object]:
-    """Return the fields of a flat record, with dashes for underscores."""
-    return {name.replace("_", "-"): value for name, value in vars(item).items()}
-
-
-def totals_of(history: Sequence[RoundReport]) -> dict[str, object]:
-    """Return the sums over all rounds, as `report.json` has them."""
-    return {
-        "bytes-up": sum_by_table(item.bytes_up for item in history),
-        "bytes-down": sum_by_table(item.bytes_down for item in history),
-        "overhead-bytes": sum(item.overhead_bytes for item in history),
-        "server-seconds": math.fsum(item.server_seconds for item in history),
-        "client-seconds": math.fsum(item.client_seconds for item in history),
-        "wait-seconds": math.fsum(item.wait_seconds for item in history),
+        "min": int(counts.min()),
+        "mean": float(counts.mean()),
+        "max": int(counts.max()),
     }
 
 
 def plain(value: object) -> object:
-    """Return the value in JSON types; what is not finite becomes None."""
+    """Return the value in JSON types; what is not finite becomes None.
+
+    A dataclass becomes an object, with dashes for the underscores of its fields.
+    """
+    if is_dataclass(value):
+        return {name.replace("_", "-"): plain(x) for name, x in vars(value).items()}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
