@@ -2,10 +2,12 @@
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -102,12 +104,16 @@ def test_run_completes_and_reports(store: Path, runs: dict[str, Run]) -> None:
     # for again; they keep what a later run of the same query need not read again, their
     # models, and what has left them
     state = store / "good" / "home" / "state"
-    kept = {own.name for own in state.iterdir()}
-    records = kept - {"cache", "models", "privacy"}
-    assert kept - records == {"cache", "models", "privacy"}
-    assert {name.partition("-")[2] for name in records} == {"0", "1"}
-    left = [file for name in records for file in (state / name).iterdir()]
-    assert sum(file.stat().st_size for file in left) < 20_000
+    assert {path.name for path in state.iterdir()} - {".lock"} <= {
+        *("cache", "models", "row-order-key"),
+        *("site.db", "site.db-shm", "site.db-wal"),
+    }
+    with closing(sqlite3.connect(state / "site.db")) as database:
+        entries = database.execute("SELECT run, name, length(data) FROM entries")
+        left = entries.fetchall()
+    assert {run.partition("-")[2] for run, _, _ in left} == {"0", "1"}
+    assert {name for _, name, _ in left} == {".round", ".reply"}
+    assert sum(size for _, _, size in left) < 20_000
 
 
 @pytest.mark.slow

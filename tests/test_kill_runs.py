@@ -19,7 +19,8 @@ from tp_flower.privacy.mechanisms import PureDp
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-KILLS = 8
+KILLS, LATEST = 8, 40
+"""The last run is killed after so many replies, of which a dozen are of set-up."""
 EPOCHS = 400
 LABEL = "label-values"
 KINDS = {"scores": "scores", "moments": "moments", LABEL: "labels"}
@@ -30,30 +31,30 @@ def folder(tmp_path):
     return store_on_disk(tmp_path).parent
 
 
-def run_and_kill(folder, seconds):
-    """Return what left before the kill: the run, and its replies' arrays."""
+def run_and_kill(folder, replies, seconds):
+    """Kill a run so long after its first replies; return its name and what left."""
     child = subprocess.Popen(
         [sys.executable, str(ROOT / "tests/run_child.py"), str(folder), str(EPOCHS)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )
-    first = child.stdout.readline()
+    first = [child.stdout.readline() for _ in range(replies)]
     time.sleep(seconds)
     child.send_signal(signal.SIGKILL)
-    text = first + child.communicate()[0]
+    text = b"".join(first) + child.communicate()[0]
     # the pipe may end within a line: that reply was not seen whole
     whole = text[: text.rfind(b"\n") + 1].decode().splitlines()
     assert child.returncode == -signal.SIGKILL, "it ended before it was killed"
-    replies = [json.loads(line) for line in whole]
-    return replies[0]["run"], [reply["arrays"] for reply in replies]
+    left = [json.loads(line) for line in whole]
+    return left[0]["run"], [reply["arrays"] for reply in left]
 
 
 def test_whenever_a_site_is_killed_its_ledger_has_what_left(folder):
     rng = np.random.default_rng(5)
     labels, runs = set(), {}
-    for _ in range(KILLS):
-        run, replies = run_and_kill(folder, rng.uniform(0.05, 2.5))
+    for at in np.linspace(1, LATEST, KILLS, dtype=int):
+        run, replies = run_and_kill(folder, int(at), rng.uniform(0.0, 0.05))
         left = Counter(
             (part, KINDS[name])
             for arrays in replies
