@@ -2,10 +2,10 @@
 
     python scripts/checks/plant_faults.py                      all faults
     python scripts/checks/plant_faults.py --only NAME ...      some of them
-    python scripts/checks/plant_faults.py --json FILE          keep what came of it
+    python scripts/checks/plant_faults.py --json FILE          write the verdicts
     python scripts/checks/plant_faults.py --against FILE       caught then, and not now?
 
-Every fault of ``fault_list.py`` is made in a copy of the checkout, and the test files
+Every fault of ``faults.toml`` is made in a copy of the checkout, and the test files
 that it names are run there until the first of their tests fails. They are run without
 a fault first: they must pass then.
 
@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,16 +37,51 @@ from queue import SimpleQueue
 
 import hypothesis
 
-from scripts.checks.fault_list import FAULTS, Fault
-
 ROOT = Path(__file__).resolve().parents[2]
+FAULTS = Path(__file__).with_name("faults.toml")
 PACKAGES = ("tp_flower", "strategies", "client_apps")
 CAUGHT, MISSED, LATE, STALE = "caught", "missed", "late", "stale"
 SECONDS = 180.0
-"""Time limit of a fault's tests."""
+"""Time limit of a test file with a fault."""
 CLEAN_SECONDS = 3600.0
 PASSED, FAILED = 0, 1
 """Exit status of pytest."""
+
+
+class StaleFaultError(Exception):
+    """The list of faults does not fit the code any more."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A small error in the code, and the tests that ought to notice it.
+
+    Attributes:
+        name: in a few words with dashes.
+        old: the snippet that ``new`` replaces.
+        tests: patterns of the end of the test files' paths.
+        file: pattern of the product file's path.
+    """
+
+    name: str
+    old: str
+    new: str
+    tests: Sequence[str]
+    file: str = "*.py"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a fault; ``detail`` is the first failure, or why it is stale."""
+
+    name: str
+    status: str
+    seconds: float
+    detail: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.status:7} {self.seconds:6.1f} s  {self.name}"
+        return f"{text}  ({self.detail})" if self.detail else text
 
 
 def pytest_configure() -> None:
@@ -59,29 +95,10 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("faults")
 
 
-class StaleFaultError(Exception):
-    """The list of faults does not fit the code any more."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What became of a fault.
-
-    Attributes:
-        name: of the fault.
-        status: ``caught``, ``missed``, ``late`` or ``stale``.
-        seconds: that it took.
-        detail: the first test that failed, or why the fault is stale.
-    """
-
-    name: str
-    status: str
-    seconds: float
-    detail: str = ""
-
-    def __str__(self) -> str:
-        text = f"{self.status:7} {self.seconds:6.1f} s  {self.name}"
-        return f"{text}  ({self.detail})" if self.detail else text
+def read_faults(path: Path = FAULTS) -> list[Fault]:
+    """Return the faults of a file, whichever of its groups they are in."""
+    groups = tomllib.loads(path.read_text(encoding="utf-8"))
+    return [Fault(**fault) for group in groups.values() for fault in group]
 
 
 def find_snippet(fault: Fault, root: Path = ROOT) -> Path:
@@ -90,13 +107,13 @@ def find_snippet(fault: Fault, root: Path = ROOT) -> Path:
     Raises:
         StaleFaultError: the snippet is not there, or more than once.
     """
-    counts = {
-        path: path.read_text(encoding="utf-8").count(fault.old)
+    places = [
+        path
         for package in PACKAGES
         for path in sorted((root / package).rglob("*.py"))
         if fnmatch(path.relative_to(root).as_posix(), fault.file)
-    }
-    places = [path for path, count in counts.items() for _ in range(count)]
+        for _ in range(path.read_text(encoding="utf-8").count(fault.old))
+    ]
     if len(places) != 1:
         listed = ", ".join(str(path.relative_to(root)) for path in places)
         raise StaleFaultError(
@@ -107,31 +124,26 @@ def find_snippet(fault: Fault, root: Path = ROOT) -> Path:
 
 
 def find_tests(patterns: Sequence[str], root: Path = ROOT) -> list[str]:
-    """Return the test files whose names match, relative to the root.
+    """Return the test files whose paths end as one of the patterns, below the root.
 
     Raises:
         StaleFaultError: a pattern matches no file.
     """
-    paths = sorted((root / "tests").rglob("test_*.py"))
-    chosen: list[str] = []
+    tests: dict[str, None] = {}
+    paths = [path.relative_to(root) for path in (root / "tests").rglob("test_*.py")]
     for pattern in patterns:
-        matches = [path for path in paths if fnmatch(path.name, pattern)]
+        matches = [path.as_posix() for path in paths if path.match(pattern)]
         if not matches:
             raise StaleFaultError(f"no test file is called {pattern!r}")
-        chosen += [path.relative_to(root).as_posix() for path in matches]
-    return list(dict.fromkeys(chosen))
+        tests |= dict.fromkeys(sorted(matches))
+    return list(tests)
 
 
 @contextmanager
 def checkout_copy() -> Iterator[Path]:
     """Yield a copy of the checkout's files, those not committed included."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.check_output(command, cwd=ROOT, text=True)
     with tempfile.TemporaryDirectory(prefix="tp_flower-faults-") as folder:
         for name in filter(None, listed.split("\0")):
             source, target = ROOT / name, Path(folder) / name
@@ -153,10 +165,8 @@ def planted(fault: Fault, copy: Path) -> Iterator[None]:
         path.write_text(text, encoding="utf-8")
 
 
-def run_tests(
-    copy: Path, tests: Sequence[str], seconds: float, *options: str
-) -> tuple[int, str]:
-    """Run test files in a copy; return pytest's exit status and its output.
+def run_tests(copy: Path, tests: Sequence[str], seconds: float) -> tuple[int, str]:
+    """Run test files until one fails; return pytest's exit status and its output.
 
     Raises:
         subprocess.TimeoutExpired: the time limit is over.
@@ -168,17 +178,10 @@ def run_tests(
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "", "--tb=no"]
-    command += [
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "scripts.checks.plant_faults",
-        *options,
-        *tests,
-    ]
+    options = ("-q", "-x", "-m", "", "--tb=no", "-p", "no:cacheprovider")
+    plugin = ("-p", "scripts.checks.plant_faults")
     with subprocess.Popen(
-        command,
+        [sys.executable, "-m", "pytest", *options, *plugin, *tests],
         cwd=copy,
         env=environment,
         stdout=subprocess.PIPE,
@@ -195,18 +198,8 @@ def run_tests(
     return process.returncode, output
 
 
-def run_in_turn(copy: Path, tests: Sequence[str], seconds: float) -> tuple[int, str]:
-    """Run test files one after the other, up to the first that does not pass."""
-    status, output = PASSED, ""
-    for test in tests:
-        status, output = run_tests(copy, [test], seconds, "-x")
-        if status != PASSED:
-            break
-    return status, output
-
-
-def try_fault(fault: Fault, copy: Path, seconds: float, *, all_tests: bool) -> Verdict:
-    """Plant a fault, run its tests, and take the fault out again."""
+def try_fault(fault: Fault, copy: Path, seconds: float) -> Verdict:
+    """Plant a fault, run its tests for as long each, and take the fault out again."""
     started = time.perf_counter()
 
     def verdict(status: str, detail: str = "") -> Verdict:
@@ -215,67 +208,47 @@ def try_fault(fault: Fault, copy: Path, seconds: float, *, all_tests: bool) -> V
     try:
         tests = find_tests(fault.tests, copy)
         with planted(fault, copy):
-            status, output = run_in_turn(copy, tests, seconds)
-            if status == PASSED and all_tests:
-                status, output = run_tests(copy, ["tests"], CLEAN_SECONDS, "-x")
+            status, output = run_tests(copy, tests, seconds * len(tests))
     except StaleFaultError as error:
         return verdict(STALE, str(error))
     except subprocess.TimeoutExpired:
         return verdict(LATE)
     if status == PASSED:
         return verdict(MISSED)
-    if status == FAILED:
-        return verdict(CAUGHT, first_failure(output))
-    return verdict(STALE, f"pytest ended with {status}: {output.strip()[-300:]}")
+    if status != FAILED:
+        return verdict(STALE, f"pytest ended with {status}: {output.strip()[-300:]}")
+    words = [line.split() for line in output.splitlines()]
+    failures = [line[1] for line in words if line[:1] in (["FAILED"], ["ERROR"])]
+    return verdict(CAUGHT, failures[0] if failures else "")
 
 
-def first_failure(output: str) -> str:
-    """Return the name of the first test that failed, as pytest lists it."""
-    listed = [line.split() for line in output.splitlines()]
-    return next((line[1] for line in listed if line[:1] in (["FAILED"], ["ERROR"])), "")
-
-
-def try_faults(
-    faults: Sequence[Fault], jobs: int, seconds: float, *, all_tests: bool
-) -> Iterator[Verdict]:
+def try_faults(faults: Sequence[Fault], jobs: int, seconds: float) -> Iterator[Verdict]:
     """Try faults in as many copies of the checkout as there are jobs."""
     copies: SimpleQueue[Path] = SimpleQueue()
 
     def attempt(fault: Fault) -> Verdict:
         copy = copies.get()
         try:
-            return try_fault(fault, copy, seconds, all_tests=all_tests)
+            return try_fault(fault, copy, seconds)
         finally:
             copies.put(copy)
 
-    with ExitStack() as made, ThreadPoolExecutor(jobs) as pool:
+    with ExitStack() as stack, ThreadPoolExecutor(jobs) as pool:
         for _ in range(jobs):
-            copies.put(made.enter_context(checkout_copy()))
+            copies.put(stack.enter_context(checkout_copy()))
         yield from pool.map(attempt, faults)
 
 
 def run_without_fault(faults: Sequence[Fault]) -> str:
-    """Return what pytest says of the faults' tests if they fail as things are."""
+    """Return pytest's output if the faults' tests fail without a fault, else ""."""
     tests: list[str] = []
     for fault in faults:
-        # what does not match any more is reported with its fault
+        # a pattern that matches nothing is reported with its fault
         with suppress(StaleFaultError):
             tests += find_tests(fault.tests)
     with checkout_copy() as copy:
         status, output = run_tests(copy, list(dict.fromkeys(tests)), CLEAN_SECONDS)
     return "" if status == PASSED else output
-
-
-def choose(names: Sequence[str]) -> list[Fault]:
-    """Return the faults of the given names, or all of them.
-
-    Raises:
-        ValueError: there is no fault of such a name.
-    """
-    by_name = {fault.name: fault for fault in FAULTS}
-    if unknown := [name for name in names if name not in by_name]:
-        raise ValueError(f"no fault is called {', '.join(unknown)}: see --list")
-    return [by_name[name] for name in names] if names else list(FAULTS)
 
 
 def lost(verdicts: Sequence[Verdict], before: Mapping[str, str]) -> list[str]:
@@ -300,42 +273,35 @@ def read_verdicts(path: Path) -> dict[str, str]:
     return {each["name"]: each["status"] for each in json.loads(path.read_text())}
 
 
-def parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options of the command line."""
+def main(arguments: Sequence[str]) -> int:
+    """Try the faults of the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--only", nargs="+", metavar="NAME")
     parser.add_argument("--list", action="store_true", help="print the faults' names")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts")
     parser.add_argument("--against", type=Path, metavar="FILE", help="earlier verdicts")
     parser.add_argument(
-        "--all-tests", action="store_true", help="run the whole suite for a missed one"
-    )
-    parser.add_argument(
         "--no-clean-run", action="store_true", help="do not run the tests without fault"
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="N")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="time limit")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Try the faults that are asked for; return the exit status."""
-    options = parsed(arguments)
-    try:
-        faults = choose(options.only)
-    except ValueError as error:
-        print(error, file=sys.stderr)
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="time limit of a test file"
+    )
+    options = parser.parse_args(arguments)
+    by_name = {fault.name: fault for fault in read_faults()}
+    names = options.only or list(by_name)
+    if unknown := [name for name in names if name not in by_name]:
+        print(f"no fault is called {', '.join(unknown)}: see --list", file=sys.stderr)
         return 2
     if options.list:
-        print("\n".join(fault.name for fault in faults))
+        print("\n".join(names))
         return 0
+    faults = [by_name[name] for name in names]
     if not options.no_clean_run and (failures := run_without_fault(faults)):
         print(f"{failures}\nthe tests fail without a fault", file=sys.stderr)
         return 2
     verdicts = []
-    for verdict in try_faults(
-        faults, options.jobs, options.seconds, all_tests=options.all_tests
-    ):
+    for verdict in try_faults(faults, options.jobs, options.seconds):
         print(verdict, flush=True)
         verdicts.append(verdict)
     print(summary(verdicts))
