@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import mariadb, postgresql
+from tests.support.servers import mariadb, postgresql
 
 __all__ = ["mariadb", "postgresql"]
 

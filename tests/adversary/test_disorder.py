@@ -1,0 +1,80 @@
+"""Actions in an order that no run has: each is refused, or changes no run."""
+
+import pytest
+
+from strategies import TablePuppetADMM, TablePuppetSGD
+from tests.support.peers.faulty_runs import same_noise
+from tests.support.peers.hostile import FOREIGN, US, HostileGrid, train
+from tp_flower.protocol import Action, Packet
+
+READ = {Action.STATISTICS, Action.MEASURE, Action.PREPARE}
+DRAWING = {Action.DRAW, Action.WEIGH}
+"""Where rows may still be read."""
+TRAINING = {Action.ADMM, Action.CONSENSUS, Action.SGD, Action.STEP, Action.FINISH}
+"""Actions that may stand in for each other: any of them needs what the others need."""
+
+__all__ = ["same_noise"]
+
+PLACE = ("run", "round", "after")
+
+
+def requests_of(folder, method, settings):
+    """The first request of each action to a site, and how its run ended."""
+    found = {}
+
+    def see(action, node, packet):
+        if node == US:
+            found.setdefault(action, packet)
+        return packet
+
+    run = train(HostileGrid(folder, instead=see), method, **settings)
+    return found, run.report.final_train
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        (TablePuppetADMM, {}),
+        (TablePuppetSGD, {"batch_size": 6}),
+        (TablePuppetADMM, {"coreset_size": 8}),
+    ],
+    ids=["admm", "sgd", "coreset"],
+)
+def test_every_action_at_every_other_point_of_a_run(tmp_path, method, settings):
+    (tmp_path / "plain").mkdir()
+    known, expected = requests_of(tmp_path / "plain", method, settings)
+    at = []
+
+    def others(action, node, packet):
+        if node != US or action in at:
+            return
+        at.append(action)
+        here = {name: packet.header.get(name) for name in PLACE}
+        for other, asked in known.items():
+            if other != action:
+                yield other, (other, Packet({**asked.header, **here}, asked.arrays))
+
+    grid = HostileGrid(tmp_path, others)
+    found = train(grid, method, **settings)
+    assert found.report.final_train == expected
+    assert set(at) == set(known)
+    for answer in grid.answers:
+        assert not FOREIGN.match(answer.error), answer
+        if answer.error:
+            answer.check_nothing_left()
+    assert len(grid.answers) == len(known) * (len(known) - 1)
+    points = [point for point in at for _ in range(len(known) - 1)]
+    accepted = {
+        (point, answer.action)
+        for point, answer in zip(points, grid.answers, strict=True)
+        if not answer.error
+    }
+    # rows are asked for once, nobody trains before that is prepared, or goes back
+    assert accepted
+    assert all(
+        (point in READ | DRAWING and action in READ)
+        or {point, action} <= TRAINING
+        # another draw of what was measured
+        or (point, action) == (Action.WEIGH, Action.DRAW)
+        for point, action in accepted
+    )

@@ -1,0 +1,282 @@
+"""Ways around the noise: units that vanish, refusals, gradients that hooks miss."""
+
+import copy
+import math
+import re
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from strategies import TablePuppetADMM, TablePuppetSGD
+from tests.support.peers import hostile
+from tests.support.peers.hostile import (
+    US,
+    US_PART,
+    HostileGrid,
+    StoppedError,
+    header,
+    train,
+)
+from tp_flower.errors import SettingsError, SiteError
+from tp_flower.learning.models.local_model import ModelSpec
+from tp_flower.learning.models.neural import TorchModel
+from tp_flower.privacy.gradients import check_per_row, check_scores, clipped_sum
+from tp_flower.privacy.plan import ClippedNoise, Schedule, plan_part
+from tp_flower.privacy.statistics_update import StatisticsPlan, TableShape
+from tp_flower.protocol import Packet, pack_bits
+from tp_flower.settings import PrivacySettings
+
+TINY = 5e-324
+DP_SGD = PrivacySettings(features="dp-sgd", predictions=1.0)
+EXACT = PrivacySettings(features="statistics", predictions=1.0)
+
+
+# units of noise
+
+
+@pytest.mark.parametrize(
+    ("path", "match"),
+    [
+        (("label-scale",), "'label-scale' is 5e-324; allowed: a number, at least "),
+        (("mean-multiplicity",), "'mean-multiplicity' is 4.9.*e-324, which is too sm"),
+        (("model", "output_scale"), "'model' is not of the form that it has in a run"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "privacy"), [(TablePuppetSGD, DP_SGD), (TablePuppetADMM, EXACT)]
+)
+def test_no_unit_is_so_small_that_there_is_no_noise(
+    tmp_path, method, privacy, path, match
+):
+    """With a clip of 0, NaN would tell whose gradient or score is 0 exactly."""
+
+    def shrink(action, node, packet):
+        if (action, node) == ("train.prepare", US):
+            small = header("privacy", "clip", value=1e-12)(packet)
+            yield "unit", header("parts", 0, *path, value=TINY)(small)
+
+    grid = HostileGrid(tmp_path, shrink, stops=True)
+    with pytest.raises(StoppedError):
+        train(grid, method, privacy=privacy)
+    (answer,) = grid.answers
+    answer.check_nothing_left()
+    assert re.search(match, answer.error)
+    assert answer.header["part"] == US_PART
+
+
+@pytest.mark.parametrize(("clip", "multiplier"), [(0.0, 1.0), (0.0, 0.0), (TINY, 0.1)])
+def test_clips_that_leave_no_noise_are_refused(clip, multiplier):
+    with pytest.raises(SiteError, match="that is none"):
+        ClippedNoise(clip, multiplier)
+
+
+def test_statistics_that_leave_no_noise_are_refused():
+    with pytest.raises(SiteError, match="the noise of gram is so small"):
+        StatisticsPlan(1e-200, 1.0, 1.0, 1.0, epochs=1)
+    with pytest.raises(SiteError, match="the noise of moments is so small"):
+        StatisticsPlan(1.0, TINY, 1.0, 0.1, epochs=1)
+
+
+def test_clips_below_what_norms_in_float32_can_tell_are_refused():
+    """Of a gradient of 1e-25 hooks find the norm 0: it would not be clipped."""
+    course = Schedule(
+        "sgd", 1, batches=1, batch_uses=1, shape=TableShape(1, 1.0, 1, 1e-18)
+    )
+    plan = plan_part(DP_SGD, course, sends=(), is_linear=True)
+    assert plan.gradients
+    assert plan.gradients.clip == pytest.approx(math.sqrt(2) * 1e-18)
+    with pytest.raises(SiteError, match=r"gradients would be clipped to 1.4.*e-18"):
+        plan_part(DP_SGD, course, sends=(), is_linear=False)
+
+
+# refusals
+
+
+@pytest.mark.parametrize("change", [{"of-length": True}, {"type": "one-hot"}])
+def test_no_refusal_tells_whose_value_is_missing(tmp_path, monkeypatch, change):
+    """An encoder of another kind fits a column without values, and only that."""
+    whole = hostile.tables()
+    whole["us"]["customers"].loc[1, "age"] = np.nan
+    monkeypatch.setattr(hostile, "tables", lambda: whole)
+    row, replies = 0, []
+
+    def misfit(action, node, packet):
+        if (action, node) != ("train.prepare", US):
+            return
+        told = copy.deepcopy(packet.header)
+        (own,) = (
+            e for e in told["parts"][0]["encoder"]["encodings"] if e["name"] == "age"
+        )
+        own |= change if "of-length" in change else {}
+        if "type" in change:
+            own.clear()
+            own |= {"type": "hash", "name": "age", "buckets": 2, "of-number": False}
+        mask = np.arange(3) == row
+        arrays = dict(packet.arrays)
+        arrays[US_PART, "trained"] = pack_bits(mask)
+        arrays[US_PART, "tested"] = pack_bits(mask & False)
+        arrays[US_PART, "multiplicity"] = np.ones(1, np.int32)
+        yield "misfit", Packet(told, arrays)
+
+    for row in range(3):
+        folder = tmp_path / str(row)
+        folder.mkdir()
+        grid = HostileGrid(folder, misfit, stops=True)
+        with pytest.raises(StoppedError):
+            train(grid, privacy=EXACT)
+        (answer,) = grid.answers
+        replies.append((answer.error, set(answer.arrays)))
+    assert replies[0] == replies[1] == replies[2]
+
+
+# gradients
+
+
+class Beside(nn.Module):
+    """A weight that is used a second time, where no hook sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.layer(rows) + 100 * nn.functional.linear(rows, self.layer.weight)
+
+
+class Factor(Beside):
+    """A weight that multiplies the output, too."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.layer(rows) * self.layer.weight.sum() * 50
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, each called: hooks see both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.last = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.last(self.second(self.first(rows)))
+
+
+def made(module):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return TorchModel(module(), ModelSpec("mlp", output_scale=1e-30))
+
+
+@pytest.mark.parametrize("module", [Beside, Factor])
+def test_gradients_that_hooks_do_not_see_are_refused(module):
+    model = made(module)
+    with pytest.raises(SettingsError, match="uses a parameter outside of its layer"):
+        check_per_row(model, 3)
+    # because of this
+    row, large = np.ones((1, 3), np.float32), np.full((1, 1), 1e30)
+    assert np.linalg.norm(clipped_sum(model, row, large, clip=1e-3)) > 3e-3
+
+
+def test_parameters_that_two_layers_share_are_seen():
+    model = made(Tied)
+    check_per_row(model, 3)
+    row, large = np.ones((1, 3), np.float32), np.full((1, 1), 1e32)
+    assert np.linalg.norm(clipped_sum(model, row, large, clip=1e-3)) <= 1e-3
+
+
+def test_scores_of_rows_that_depend_on_others_are_not_covered(tmp_path, monkeypatch):
+    """Batch norm's scores of all rows change with one row: no clip of its own."""
+    module = types.ModuleType("mixing_models")
+    module.make = lambda d, k, _: nn.Sequential(nn.BatchNorm1d(d), nn.Linear(d, k))
+    monkeypatch.setitem(sys.modules, "mixing_models", module)
+    private = PrivacySettings(predictions=1.0)
+    grid = HostileGrid(tmp_path)
+    with pytest.raises(SiteError, match="scores of a row depend on the rows beside it"):
+        train(grid, privacy=private, model="mixing_models:make")
+    with pytest.raises(SettingsError, match="depend on the rows beside it"):
+        check_scores(made(lambda: nn.BatchNorm1d(3)), 3)
+
+
+BARE = """
+    columns = ["age", "kind"]
+    keys = []
+    filters = []
+    join-only = ["id"]
+    expressions = false
+"""
+FAILS = 'CASE WHEN "age" = {} THEN CAST(\'x\' || "kind" AS INT) ELSE 0 END'
+FEATURE = ("parts", 0, "fragment", "features", 0, 1)
+
+
+def ask_for(folder, policy, *expressions):
+    """Return what a site says to requests with other features in them."""
+
+    def other(action, node, packet):
+        if (action, node) == ("query.extract", US):
+            for sql in expressions:
+                yield sql, header(*FEATURE, value=sql)(packet)
+
+    grid = HostileGrid(folder, other, {"customers": policy}, stops=True)
+    with pytest.raises(StoppedError):
+        train(grid)
+    return grid.answers
+
+
+def test_an_expression_that_fails_tells_of_a_value(tmp_path):
+    """Where nothing but the policy's lists is there, a refusal answers a question."""
+    policy = BARE.replace("expressions = false", "")
+    there, not_there = ask_for(tmp_path, policy, FAILS.format(27), FAILS.format(28))
+    assert "fails on some value" in there.error
+    assert not not_there.error
+
+
+def test_without_expressions_no_value_decides_about_a_refusal(tmp_path):
+    asked = [FAILS.format(27), FAILS.format(28)]
+    asked += ['CAST("age" AS TINYINT)', '"age" + 0', 'CAST("kind" AS INT)']
+    *answers, allowed = ask_for(tmp_path, BARE, *asked, '"age"')
+    for answer in answers:
+        answer.check_nothing_left()
+        assert "(expressions) refuses: feature 'age' reads column" in answer.error
+    assert not allowed.error
+
+
+def test_without_expressions_neither_aggregates_nor_conditions(tmp_path):
+    policy = 'expressions = false\nfilters = ["age"]'
+    columns = [["age", 'MAX("age")'], ["kind", 'MIN("kind")'], ["id", '"id"']]
+    grouped = {"columns": columns, "filters": [], "groups": ['"id"'], "having": []}
+
+    def other(action, node, packet):
+        if (action, node) == ("query.extract", US):
+            path = ("parts", 0, "fragment")
+            yield "group", header(*path, "subquery", value=grouped)(packet)
+            yield "filter", header(*path, "filters", value=['"age" = 27'])(packet)
+
+    grid = HostileGrid(tmp_path, other, {"customers": policy}, stops=True)
+    with pytest.raises(StoppedError):
+        train(grid)
+    assert len(grid.answers) == 2
+    for answer in grid.answers:
+        answer.check_nothing_left()
+        assert "(expressions) refuses" in answer.error
+
+
+def test_with_a_budget_no_statistic_of_one_row_leaves_as_it_is(tmp_path):
+    """The mean of one row is its value."""
+
+    def one_row(action, node, packet):
+        if (action, node) == ("query.statistics", US):
+            arrays = {**packet.arrays, (US_PART, "rows"): pack_bits(np.arange(3) == 1)}
+            yield "one row", Packet(packet.header, arrays)
+
+    grid = HostileGrid(tmp_path, one_row, {"customers": "epsilon = 1.0"}, stops=True)
+    with pytest.raises(StoppedError):
+        train(grid, privacy=EXACT)
+    (answer,) = grid.answers
+    answer.check_nothing_left()
+    assert "releases.statistics = never" in answer.error

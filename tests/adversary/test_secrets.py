@@ -1,0 +1,185 @@
+"""No secret of a tables file shows in anything that a run puts out.
+
+Whole runs against real servers, with debug logging on everywhere, those that fail
+included: what is logged, printed, raised, reported, kept in files or sent is searched.
+"""
+
+import logging
+import re
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from client_apps.app import app as client_app
+from strategies.app import app as server_app
+from strategies.run.grid import InProcessGrid
+from tests.support.database_tables import fill, run, url_of
+from tests.support.federated import store, store_sql
+from tests.support.servers import PASSWORD, USER
+from tp_flower.errors import TPFlowerError
+from tp_flower.protocol import unpack
+from tp_flower.sources.shards import load_tables
+
+OPTION = "Opti0n-s3cret"
+WRONG = "Wr0ng/s3cret@x"
+SECRETS = (USER, PASSWORD, OPTION, WRONG)
+TYPES = {
+    "int64": "BIGINT",
+    "int32": "INTEGER",
+    "float64": "DOUBLE PRECISION",
+    "bool": "BOOLEAN",
+    "str": "VARCHAR(40)",
+}
+LOGGERS = ("", "flwr", "sqlalchemy", "sqlalchemy.engine", "sqlalchemy.pool", "psycopg")
+
+
+@dataclass
+class Output:
+    """All that a run showed, as one text."""
+
+    pieces: list[str] = field(default_factory=list)
+    error: str = ""
+
+    def check(self, *, expected: str) -> None:
+        text = "\n".join([*self.pieces, self.error])
+        assert expected in text
+        for secret in SECRETS:
+            for form in (secret, quote(secret), quote(secret, safe=""), repr(secret)):
+                assert form not in text
+
+
+def fill_frame(url, table, frame):
+    columns = {name: TYPES[str(kind)] for name, kind in frame.dtypes.items()}
+    rows = frame.astype(object).where(frame.notna(), None).to_numpy().tolist()
+    return fill(url, table, columns, rows)
+
+
+@pytest.fixture
+def places(postgresql, mariadb, request, tmp_path):
+    """Name of each table of the store in its database."""
+    frames = store(orders=40)
+    sqlite = url_of("sqlite", request, tmp_path)
+    return {
+        "orders": (postgresql, fill_frame(postgresql, "orders", frames["orders"])),
+        "customers": (mariadb, fill_frame(mariadb, "customers", frames["customers"])),
+        "items": (sqlite, fill_frame(sqlite, "items", frames["items"])),
+    }
+
+
+@pytest.fixture
+def tables(places, tmp_path, monkeypatch):
+    """A tables file whose secrets are in the environment and in a file."""
+    (orders, orders_name), (customers, customers_name), (items, items_name) = (
+        places.values()
+    )
+    monkeypatch.setenv("TP_TEST_USER", USER)
+    monkeypatch.setenv("TP_TEST_PASSWORD", PASSWORD)
+    monkeypatch.setenv("TP_TEST_OPTION", OPTION)
+    address = customers.render_as_string(hide_password=False)
+    (tmp_path / "uri").write_text(f"{address}?program_name={OPTION}\n")
+    file = tmp_path / "tables.toml"
+    file.write_text(
+        f"""
+        [tables.orders]
+        uri = "postgresql://${{TP_TEST_USER}}:${{TP_TEST_PASSWORD}}@{orders.host}:{orders.port}/{orders.database}?application_name=${{TP_TEST_OPTION}}"
+        table = "{orders_name}"
+        chunk-rows = 7
+        [tables.customers]
+        uri-file = "uri"
+        table = "{customers_name}"
+        [tables.items]
+        uri = "sqlite:///{items.database}"
+        table = "{items_name}"
+        """
+    )
+    return file
+
+
+def run_app(tables: Path, folder: Path, caplog, capfd, **settings) -> Output:
+    """One run of the whole app; debug messages of everything are recorded."""
+    output = Output()
+
+    def seen(message):
+        output.pieces.append(f"{message.metadata} {unpack(message.content)!r}")
+
+    grid = InProcessGrid(client_app, [tables], observe=seen)
+    for context in grid.contexts.values():
+        context.node_config["state-dir"] = str(folder / "state")
+    config = {
+        "sql": store_sql("squared"),
+        "num-epochs": 2,
+        "device": "cpu",
+        "output-dir": str(folder / "out"),
+        **settings,
+    }
+    context = Context(1, 0, {}, RecordDict(), config)
+    try:
+        with caplog.at_level(logging.DEBUG):
+            for name in LOGGERS:
+                caplog.set_level(logging.DEBUG, name)
+            server_app(grid=grid, context=context)
+    except TPFlowerError as error:
+        output.error = "".join(traceback.format_exception(error))
+    finally:
+        grid.close()
+    printed = capfd.readouterr()
+    output.pieces += [caplog.text, printed.out, printed.err]
+    for file in folder.rglob("*"):
+        if file.is_file() and file.parent != tables.parent:
+            output.pieces.append(file.read_bytes().decode("latin-1"))
+    output.pieces += [repr(grid.contexts), repr(vars(grid))]
+    return output
+
+
+@pytest.mark.parametrize("mode", ["train", "explain"])
+def test_run_that_succeeds(tables, tmp_path, caplog, capfd, mode):
+    output = run_app(tables, tmp_path / "run", caplog, capfd, mode=mode)
+    assert not output.error
+    output.check(expected="report.json")
+    assert (tmp_path / "run" / "out" / "report.json").exists()
+
+
+def test_wrong_password(tables, tmp_path, caplog, capfd, monkeypatch):
+    monkeypatch.setenv("TP_TEST_PASSWORD", WRONG)
+    output = run_app(tables, tmp_path / "run", caplog, capfd)
+    output.check(expected="user or password are wrong: check the 'uri'")
+    assert output.error
+
+
+def test_missing_table(tables, places, tmp_path, caplog, capfd):
+    run(places["orders"][0], f"DROP TABLE {places['orders'][1]}")
+    output = run_app(tables, tmp_path / "run", caplog, capfd)
+    output.check(expected="the table does not exist: check 'table', with its schema")
+
+
+def test_server_that_is_down(tables, tmp_path, caplog, capfd):
+    text = tables.read_text()
+    tables.write_text(re.sub(r"@127.0.0.1:\d+", "@127.0.0.1:1", text))
+    output = run_app(tables, tmp_path / "run", caplog, capfd)
+    output.check(expected="it cannot be reached: check host and port")
+
+
+def test_bad_cast(tables, tmp_path, caplog, capfd):
+    types = 'types = { region = "INTEGER" }\n        [tables.items]'
+    tables.write_text(tables.read_text().replace("[tables.items]", types))
+    output = run_app(tables, tmp_path / "run", caplog, capfd)
+    output.check(expected="Conversion Error (to INT32)")
+
+
+def test_missing_variable(tables, tmp_path, caplog, capfd, monkeypatch):
+    monkeypatch.delenv("TP_TEST_OPTION")
+    output = run_app(tables, tmp_path / "run", caplog, capfd)
+    output.check(expected="needs the environment variable 'TP_TEST_OPTION', which is")
+
+
+def test_sources_in_words(tables):
+    sources = load_tables(str(tables))
+    shown = "".join(
+        f"{s} {s!r} {s.database} {s.database!r} {s.database.url} {s.database.url!r}"
+        for s in sources
+    )
+    Output([shown]).check(expected="postgresql://***@127.0.0.1:")

@@ -1,0 +1,230 @@
+"""Deploying: the scripts make keys that fit, overwrite nothing, refuse the wrong."""
+
+import fcntl
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tests.support.paths import ROOT
+
+DEPLOY = ROOT / "scripts" / "deploy"
+SHELL_SCRIPTS = sorted(path.name for path in DEPLOY.glob("*.sh"))
+
+pytestmark = pytest.mark.skipif(
+    not all(map(shutil.which, ("bash", "openssl", "ssh-keygen", "flock"))),
+    reason="bash, openssl, ssh-keygen or flock is not installed",
+)
+
+
+def call(script, *arguments, **environment):
+    return subprocess.run(
+        ["bash", DEPLOY / script, *map(str, arguments)],
+        env={**os.environ, "TP_FLOWER_VENV": sys.prefix, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+    )
+
+
+def done(script, *arguments):
+    answer = call(script, *arguments)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+def refused(script, *arguments):
+    answer = call(script, *arguments)
+    assert answer.returncode == 1, answer
+    return answer.stderr
+
+
+def openssl(*arguments):
+    command = ["openssl", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def mode(path):
+    return oct(stat.S_IMODE(path.stat().st_mode))
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    """A CA with a certificate, and a node's key."""
+    folder = tmp_path_factory.mktemp("keys")
+    done("make_ca.sh", folder / "ca", "link.example.org", "10.1.2.3", "fd00::1")
+    done("make_node_key.sh", folder / "node.key")
+    return folder
+
+
+def test_the_certificate_names_the_superlink_and_is_the_cas(keys):
+    ca, server = keys / "ca" / "ca.crt", keys / "ca" / "server.pem"
+    for option, name in (
+        ("-verify_hostname", "link.example.org"),
+        ("-verify_hostname", "localhost"),
+        ("-verify_ip", "10.1.2.3"),
+        ("-verify_ip", "127.0.0.1"),
+        ("-verify_ip", "fd00::1"),
+    ):
+        openssl("verify", "-CAfile", ca, "-purpose", "sslserver", option, name, server)
+    with pytest.raises(subprocess.CalledProcessError):
+        openssl("verify", "-CAfile", ca, "-verify_hostname", "example.org", server)
+
+
+def test_keys_are_the_users_alone(keys):
+    for private in ("ca/ca.key", "ca/server.key", "node.key"):
+        assert mode(keys / private) == "0o600"
+
+
+def test_nothing_is_overwritten(keys):
+    before = {path: path.read_bytes() for path in keys.rglob("*") if path.is_file()}
+    assert "server.key is there already" in refused("make_ca.sh", keys / "ca", "x")
+    assert "node.key is there already" in refused("make_node_key.sh", keys / "node.key")
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_a_certificate_is_renewed_by_the_same_ca(keys, tmp_path):
+    ca = shutil.copytree(keys / "ca", tmp_path / "ca")
+    for name in ("server.key", "server.pem"):
+        (ca / name).unlink()
+    fingerprint = done("make_ca.sh", ca, "new.example.org")
+    assert fingerprint.strip() in openssl(
+        *("x509", "-in", keys / "ca" / "ca.crt", "-noout", "-fingerprint", "-sha256")
+    )
+    openssl(
+        *("verify", "-CAfile", keys / "ca" / "ca.crt"),
+        *("-verify_hostname", "new.example.org", ca / "server.pem"),
+    )
+
+
+def test_half_a_ca_is_not_completed(keys, tmp_path):
+    (tmp_path / "ca.crt").write_bytes((keys / "ca" / "ca.crt").read_bytes())
+    assert "one of ca.key and ca.crt" in refused("make_ca.sh", tmp_path, "x")
+
+
+@pytest.mark.parametrize("name", ["https://host", "a b", "host,DNS:other"])
+def test_names_are_names(name, tmp_path):
+    assert "no host name" in refused("make_ca.sh", tmp_path / "ca", name)
+    assert not (tmp_path / "ca").exists()
+
+
+def test_a_private_key_is_not_registered(keys):
+    assert "is a private key" in refused("register.sh", "demo", keys / "node.key")
+
+
+def test_connections_have_absolute_paths_and_names_of_their_own(keys, tmp_path):
+    arguments = ("demo", "127.0.0.1:8000", keys / "ca" / "ca.crt")
+    first, second = (
+        call("connect.sh", *arguments, FLWR_HOME=str(tmp_path)) for _ in range(2)
+    )
+    assert first.returncode == 0
+    written = (tmp_path / "config.toml").read_text()
+    assert f'root-certificates = "{keys}/ca/ca.crt"' in written
+    assert "has a connection 'demo' already" in second.stderr
+    assert (tmp_path / "config.toml").read_text() == written
+
+
+@pytest.fixture
+def site(keys, tmp_path):
+    """The options of a SuperNode; none of them starts one in these tests."""
+    shutil.copy(keys / "node.key", tmp_path / "node.key")
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    (tmp_path / "tables.toml").write_text('[tables.a]\npath = "a.csv"\n')
+    return {
+        "--superlink": "127.0.0.1:1",
+        "--ca": keys / "ca" / "ca.crt",
+        "--key": tmp_path / "node.key",
+        "--tables": tmp_path / "tables.toml",
+        "--state": tmp_path / "state",
+    }
+
+
+def start_refused(site):
+    return refused("supernode.sh", *(part for pair in site.items() for part in pair))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("--superlink", "https://host:1", "--superlink is HOST:PORT"),
+        ("--superlink", "", "--superlink needs a value"),
+        ("--key", "/no/such/key", "--key: there is no file /no/such/key"),
+        ("--tables", "/no/such/file", "--tables: there is no file"),
+        ("--tabels", "x", "unknown argument: --tabels"),
+    ],
+)
+def test_a_supernode_does_not_start_with(option, value, why, site):
+    assert why in start_refused({**site, option: value})
+
+
+def test_a_key_that_others_can_read_is_refused(site):
+    site["--key"].chmod(0o644)
+    assert "chmod 600" in start_refused(site)
+
+
+def test_a_state_folder_that_others_can_look_into_is_refused(site):
+    site["--state"].mkdir(mode=0o755)
+    assert "chmod 700" in start_refused(site)
+
+
+def test_a_path_that_flower_would_misread_is_refused(site, tmp_path):
+    quoted = tmp_path / 'the "tables".toml'
+    shutil.copy(site["--tables"], quoted)
+    assert "a path with a quote" in start_refused({**site, "--tables": quoted})
+
+
+def test_a_tables_file_that_cannot_be_used_is_refused_at_the_start(site):
+    site["--tables"].write_text('[tables.a]\npath = "a.xls"\n')
+    assert "a.xls" in start_refused(site)
+
+
+def test_a_state_folder_is_one_supernodes(site):
+    site["--state"].mkdir(mode=0o700)
+    with (site["--state"] / "supernode.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "another SuperNode runs with the state folder" in start_refused(site)
+
+
+@pytest.mark.parametrize("script", SHELL_SCRIPTS)
+def test_shell_scripts_are_sound(script):
+    subprocess.run(["bash", "-n", DEPLOY / script], check=True)
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", "-x", DEPLOY / script], check=True, cwd=ROOT)
+
+
+def compose():
+    text = (DEPLOY / "compose" / "compose.yaml").read_text()
+    return yaml.safe_load(text)
+
+
+@pytest.mark.parametrize("script", ["superlink.sh", "supernode.sh"])
+def test_templates_name_options_that_there_are(script):
+    known = set(
+        re.findall(r"^    (--[a-z-]+)\)", (DEPLOY / script).read_text(), re.MULTILINE)
+    )
+    units = (path.read_text() for path in DEPLOY.glob("systemd/*.service"))
+    commands = [own["command"] for own in compose()["services"].values()]
+    commands += [text.partition("ExecStart=")[2].partition("\n")[0] for text in units]
+    used = [own for own in map(str, commands) if f"deploy/{script}" in own]
+    assert len(used) == (2 if script == "superlink.sh" else 3)
+    for own in used:
+        assert set(re.findall(r"--[a-z-]+", own)) <= known
+
+
+def test_containers_write_to_their_state_alone_and_secrets_are_files():
+    document = compose()
+    for name, service in document["services"].items():
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"], name
+        for volume in service.get("volumes", []):
+            source, _, _ = volume.partition(":")
+            assert volume.endswith(":ro") or source in document["volumes"], volume
+        for secret in service.get("secrets", []):
+            own = secret["source"] if isinstance(secret, dict) else secret
+            assert document["secrets"][own]["file"].startswith("./")

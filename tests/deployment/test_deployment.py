@@ -1,0 +1,120 @@
+"""A real deployment whose processes are killed ends in the model of one that ran on."""
+
+import json
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from client_apps.app import app
+from client_apps.data.ledger import Ledger
+from client_apps.data.saved_models import SavedModel
+from scripts.data.make_store import main as make_store
+from strategies import TablePuppetADMM
+from strategies.run.grid import InProcessGrid
+from tests.support.deployment import deployed
+from tp_flower.query import Query
+from tp_flower.settings import Settings
+
+# no text: the order of categories follows from their hashes, and another run's differ
+SQL = """
+SELECT o.quantity > 12 AS label, o.discount, o.placed, i.price, i.weight, c.age
+FROM orders AS o
+JOIN items AS i ON o.item_id = i.item_id
+JOIN customers AS c ON o.customer_id = c.customer_id
+"""
+TABLES = {
+    "shop": {"orders": "orders.csv"},
+    "office": {"items": "items.parquet", "customers": "customers_us.csv"},
+}
+RUN = {
+    "sql": SQL,
+    "num-epochs": 3,
+    "privacy.labels": "randomised-response",
+    "privacy.label-epsilon": 3.0,
+}
+TRAINS = re.compile(r"Receiving: train\.admm.*\n.*Received successfully")
+
+
+def tables_file(store, files):
+    entries = (
+        f'[tables.{table}]\npath = "{store / file}"\nsite = "{table}"\n'
+        for table, file in files.items()
+    )
+    return "\n".join(entries)
+
+
+def train_in_this_process(deployment):
+    """Train with the sites' tables and state folders, over no network."""
+    own = [deployment.folder / site / "tables.toml" for site in TABLES]
+    grid = InProcessGrid(app, [str(path) for path in own])
+    for site, context in zip(TABLES, grid.contexts.values(), strict=True):
+        context.node_config["state-dir"] = str(deployment.state(site))
+    settings = Settings.from_run_config({**RUN, "model-name": "undisturbed"})
+    TablePuppetADMM(Query.from_sql(SQL), settings).start(grid)
+
+
+def parameters(deployment, name):
+    """The parameters that the sites have saved under a model name, by part."""
+    found = {}
+    for site in TABLES:
+        for part in deployment.state(site).glob(f"models/{name}/*/part-*"):
+            found[site, part.name] = SavedModel.load(part).parameters
+    return found
+
+
+def trained(deployment, site):
+    """How many messages of training a site was given."""
+    return len(TRAINS.findall(deployment.log(site)))
+
+
+def ledger_lines(deployment, site):
+    return list(map(json.loads, Ledger(str(deployment.state(site))).export()))
+
+
+def releases(lines):
+    """How often each release of each run is in a ledger."""
+    return Counter(
+        (line["run"], line["event"], json.dumps(line.get("release"), sort_keys=True))
+        for line in lines
+        if "release" in line
+    )
+
+
+@pytest.mark.slow
+def test_killed_processes_change_neither_model_nor_ledger(tmp_path):
+    store = tmp_path / "store"
+    assert make_store([str(store), "--orders", "500", "--customers", "60"]) == 0
+    with deployed(tmp_path / "deployment") as deployment:
+        for site, files in TABLES.items():
+            deployment.add_site(site, tables_file(store, files))
+        # draws the noisy labels that the next run finds and does not pay for again
+        train_in_this_process(deployment)
+        settings = {**RUN, "min-sites": 2, "model-name": "killed"}
+        deployment.submit("train", settings)
+        # in the first epoch, while the site computes
+        deployment.wait(lambda: trained(deployment, "office") > 0, "an epoch")
+        deployment.kill("office")
+        deployment.start_site("office")
+        # in the second epoch
+        deployment.wait(lambda: trained(deployment, "shop") > 1, "another epoch")
+        deployment.kill("superlink")
+        deployment.start_superlink()
+        (folder,) = (deployment.folder / "superlink" / "runs").iterdir()
+        resumed = deployment.submit("resume", {"resume": str(folder)})
+        assert deployment.finish(resumed, 500.0)[0] == "finished:completed"
+
+        expected, found = (
+            parameters(deployment, name) for name in ("undisturbed", "killed")
+        )
+        assert len(found) == 3
+        assert found.keys() == expected.keys()
+        for part, theta in expected.items():
+            np.testing.assert_allclose(found[part], theta, rtol=1e-6)
+        for site in TABLES:
+            counts = releases(ledger_lines(deployment, site))
+            assert max(counts.values()) == 1, counts.most_common(1)
+        # the noisy labels were drawn, and paid for, before the run that was disturbed
+        events = [line["event"] for line in ledger_lines(deployment, "shop")]
+        assert events.count("charge") == 1

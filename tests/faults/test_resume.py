@@ -1,0 +1,263 @@
+"""A run whose server stops goes on from its journal, with the same iterates."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client_apps.app import app
+from client_apps.data.saved_models import SavedModel
+from strategies import STRATEGIES
+from strategies.run.grid import InProcessGrid
+from strategies.run.journal import FILE, FOLDER, LARGE_BYTES, Frame, Journal
+from strategies.run.resume import resumed
+from tests.support.federated import sharded, store, store_sql, whole
+from tests.support.peers.faulty_grid import COMMITTED, forget_processes, rows_in
+from tp_flower.errors import MissingSiteError, SchemaError, SettingsError
+from tp_flower.protocol import Parcel
+from tp_flower.query import Query
+from tp_flower.settings import Settings
+
+SETTINGS = {"num_epochs": 3, "device": "cpu", "task": "regression"}
+
+
+class Killed(BaseException):
+    """Of the server."""
+
+
+class KilledGrid(InProcessGrid):
+    """Kill the server before, or after, the messages of one round are answered."""
+
+    kill_at: int | None = None
+    kills_after: bool = False
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        is_it = str(self.kill_at) == messages[0].metadata.group_id
+        if is_it and not self.kills_after:
+            raise Killed
+        sent = super().push_messages(messages)
+        if is_it:
+            raise Killed
+        return sent
+
+
+def sites_of(is_sharded: bool):
+    frames = store()
+    own = sharded(frames) if is_sharded else whole(frames)
+    return {name: {name: shards} for name, shards in own.items()}
+
+
+def strategy_in(folder: Path, name: str, **settings):
+    own = {**SETTINGS, "output_dir": str(folder), **settings}
+    return STRATEGIES[name](Query.from_sql(store_sql("squared")), **own)
+
+
+def parameters(folder: Path) -> list[np.ndarray]:
+    found = sorted(folder.rglob("part-*"))
+    assert found
+    return [SavedModel.load(path).parameters for path in found]
+
+
+def killed(place: Path, name: str, is_sharded: bool, at: int, **settings):
+    """Kill a run's server, before or after the sites answered; return its grid."""
+    grid = KilledGrid(app, sites_of(is_sharded), state=place / "sites")
+    grid.kill_at, grid.kills_after = abs(at), at > 0
+    with pytest.raises(Killed):
+        strategy_in(place, name, **settings).start(grid)
+    grid.kill_at = None
+    return grid
+
+
+CASES = [
+    ("admm", False, {}),
+    ("admm", True, {}),
+    ("admm", True, {"lou": "consensus", "inner_rounds": 2}),
+    ("sgd", True, {"batch_size": 30}),
+    ("sgd", True, {"batch_size": 30, "staleness": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "is_sharded", "settings"), CASES)
+def test_a_run_whose_server_was_killed_ends_as_one_that_was_not(
+    tmp_path, name, is_sharded, settings
+):
+    grid = InProcessGrid(app, sites_of(is_sharded), state=tmp_path / "whole")
+    uninterrupted = strategy_in(tmp_path / "run", name, **settings)
+    uninterrupted.start(grid)
+    wanted = parameters(tmp_path / "whole")
+    rounds = len(uninterrupted.history)
+    # while keys are agreed, in training, and when all is done but for the reply
+    for at in (2, -(rounds - 3), rounds):
+        place = tmp_path / str(at)
+        grid = killed(place, name, is_sharded, at, **settings)
+        again = strategy_in(place, name, resume=str(place), **settings)
+        again.start(grid)
+        assert [r.phase for r in again.history] == [
+            r.phase for r in uninterrupted.history
+        ]
+        assert again.report.final_test == uninterrupted.report.final_test
+        for own, other in zip(parameters(place / "sites"), wanted, strict=True):
+            np.testing.assert_array_equal(own, other)
+
+
+def change(folder: Path, statement: str, *values: object) -> None:
+    """Have another program write to a journal."""
+    with closing(sqlite3.connect(folder / FILE)) as connection, connection:
+        connection.execute(statement, values)
+
+
+def test_what_was_written_in_part_is_not_there(tmp_path):
+    """Whatever of its log a server has written that was killed."""
+    reply = {7: Parcel(b"{}", b"[]", bytes(range(64)))}
+    journal = Journal.begin(tmp_path / "a", {})
+    log = tmp_path / "a" / f"{FILE}-wal"
+    journal.append(Frame({"number": 1}, reply))
+    before = log.stat().st_size
+    journal.append(Frame({"number": 2}, reply))
+    content, database = log.read_bytes(), (tmp_path / "a" / FILE).read_bytes()
+    journal.close()
+    for length in (*range(before, len(content), 211), len(content) - 1, len(content)):
+        torn = tmp_path / str(length)
+        torn.mkdir()
+        (torn / FILE).touch(0o600)
+        (torn / FILE).write_bytes(database)
+        (torn / f"{FILE}-wal").write_bytes(content[:length])
+        again = Journal(torn)
+        numbers = [frame.facts["number"] for frame in again.frames()]
+        assert numbers == ([1, 2] if length == len(content) else [1])
+        again.append(Frame({"number": 3}, reply))
+        assert [frame.facts["number"] for frame in again.frames()] == [*numbers, 3]
+        again.close()
+
+
+def test_large_payloads_lie_in_files_that_are_swept(tmp_path):
+    large = Parcel(b"{}", b"[]", bytes(LARGE_BYTES))
+    small = Parcel(b"{}", b"[]", b"x")
+    journal = Journal.begin(tmp_path, {"run": "a"})
+    journal.append(Frame({"number": 1}, {2**64 - 1: large, 8: small}))
+    (file,) = tmp_path.glob("*.payload")
+    (tmp_path / "of-a-killed-process.payload").write_bytes(b"")
+    journal.close()
+    journal = Journal(tmp_path)
+    assert list(tmp_path.glob("*.payload")) == [file]
+    (frame,) = journal.frames()
+    assert frame.parcels == {2**64 - 1: large, 8: small}
+    assert file.stat().st_mode & 0o077 == 0
+    file.unlink()
+    assert list(journal.frames()) == []
+    journal.close()
+
+
+def test_without_the_messages_in_flight_they_are_made_again(tmp_path):
+    grid = killed(tmp_path, "admm", True, 7)
+    change(tmp_path / FOLDER, "DELETE FROM frames WHERE id = 0")
+    strategy = strategy_in(tmp_path, "admm", resume=str(tmp_path))
+    strategy.start(grid)
+    assert strategy.is_finished
+
+
+def test_the_settings_of_a_run_that_goes_on_are_its_own(tmp_path):
+    killed(tmp_path, "admm", False, 5, l2=0.25)
+    given = Settings(resume=str(tmp_path), site_timeout=7.0)
+    own = resumed(given)
+    assert (own.l2, own.num_epochs, own.site_timeout) == (0.25, 3, 7.0)
+    assert own.output_dir == str(tmp_path)
+    with pytest.raises(SettingsError, match=r"began with: seed: 0, not 3\. Others may"):
+        resumed(Settings(resume=str(tmp_path), seed=3))
+    with pytest.raises(SettingsError, match=r"there is no run 'nowhere' here or in"):
+        resumed(Settings(resume="nowhere"))
+    with pytest.raises(SettingsError, match=r"began with: l2: 0\.25, not 0\.0001"):
+        strategy_in(tmp_path, "admm", resume=str(tmp_path)).start(
+            InProcessGrid(app, sites_of(False))
+        )
+
+
+def test_a_run_goes_on_with_its_own_query_and_sites_alone(tmp_path):
+    grid = killed(tmp_path, "admm", False, 5)
+    other = Query.from_sql("SELECT o.qty AS label, o.day FROM orders o")
+    own = {**SETTINGS, "output_dir": str(tmp_path), "resume": str(tmp_path)}
+    with pytest.raises(SettingsError, match="is of another query"):
+        STRATEGIES["admm"](other, **own).start(grid)
+    fewer = {k: v for k, v in sites_of(False).items() if k != "items"}
+    with pytest.raises((MissingSiteError, SchemaError), match="items"):
+        strategy_in(tmp_path, "admm", resume=str(tmp_path), wait_seconds=0.1).start(
+            InProcessGrid(app, fewer, state=tmp_path / "sites")
+        )
+
+
+def test_a_folder_with_a_stopped_run_takes_no_other(tmp_path):
+    grid = killed(tmp_path, "admm", False, 5)
+    with pytest.raises(SettingsError, match="has the checkpoint of a run that stopped"):
+        strategy_in(tmp_path, "admm").start(grid)
+
+
+@pytest.mark.parametrize("column", ["payload", "header", "layout"])
+def test_a_damaged_round_and_those_after_it_are_forgotten(tmp_path, column):
+    reply = {7: Parcel(b"{}", b"[]", bytes(range(64)))}
+    journal = Journal.begin(tmp_path, {})
+    for number in (1, 2, 3):
+        journal.append(Frame({"number": number}, reply))
+    journal.close()
+    change(tmp_path, f"UPDATE parcels SET {column} = x'00' WHERE frame = 2")
+    journal = Journal(tmp_path)
+    assert [frame.facts["number"] for frame in journal.frames()] == [1]
+    journal.append(Frame({"number": 4}, reply))
+    assert [frame.facts["number"] for frame in journal.frames()] == [1, 4]
+    journal.close()
+    change(tmp_path, "UPDATE frames SET facts = '{\"number\": 5}' WHERE id = 1")
+    journal = Journal(tmp_path)
+    assert list(journal.frames()) == []
+    journal.close()
+
+
+def test_one_process_at_a_time_goes_on_with_a_run(tmp_path):
+    grid = killed(tmp_path, "admm", False, 5)
+    journal = Journal(tmp_path / FOLDER)
+    with pytest.raises(SettingsError, match="another process goes on with the run"):
+        strategy_in(tmp_path, "admm", resume=str(tmp_path)).start(grid)
+    journal.close()
+
+
+def test_a_checkpoint_of_another_version_is_refused(tmp_path):
+    killed(tmp_path, "admm", False, 3)
+    change(tmp_path / FOLDER, "PRAGMA user_version = 9")
+    with pytest.raises(SettingsError, match="is of version 9, expected 1"):
+        resumed(Settings(resume=str(tmp_path)))
+    change(tmp_path / FOLDER, "PRAGMA user_version = 1")
+    change(tmp_path / FOLDER, "UPDATE head SET facts = '{'")
+    with pytest.raises(SettingsError, match="cannot be read: JSONDecodeError"):
+        resumed(Settings(resume=str(tmp_path)))
+    (tmp_path / FOLDER / FILE).write_bytes(b"no database" * 1000)
+    with pytest.raises(SettingsError, match="cannot be read: file is not a database"):
+        resumed(Settings(resume=str(tmp_path)))
+    (tmp_path / FOLDER / FILE).unlink()
+    (tmp_path / FOLDER / "head.json").write_text('{"version": 1}')
+    with pytest.raises(SettingsError, match=r"of version 0\.1\.0.*with that version"):
+        resumed(Settings(resume=str(tmp_path)))
+    with pytest.raises(SettingsError, match="has the checkpoint of a run that stopped"):
+        Journal.begin(tmp_path / FOLDER, {})
+
+
+def test_a_site_that_lost_its_state_is_brought_up_to_date(tmp_path):
+    """Also where the server was not killed: it goes through its journal again."""
+    wanted = None
+    for loses in (False, True):
+        place = tmp_path / str(loses)
+        grid = InProcessGrid(app, sites_of(True), state=place / "sites")
+
+        def lose(report, place=place, loses=loses):
+            if loses and report.phase == "admm" and report.epoch == 2:
+                forget_processes()
+                lost = f"DELETE FROM entries WHERE {COMMITTED}"
+                rows_in(place / "sites" / "customers" / "site.db", lost)
+
+        strategy = strategy_in(place, "admm")
+        strategy._on_round = lose
+        strategy.start(grid)
+        found = parameters(place / "sites")
+        wanted = wanted or found
+    for own, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(own, other)

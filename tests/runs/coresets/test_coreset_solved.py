@@ -1,0 +1,430 @@
+"""Ridge regression and k-means on a coreset, solved at the server."""
+
+from dataclasses import replace
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from client_apps.app import app
+from strategies import CoresetKMeans, CoresetRidge, TablePuppetADMM
+from strategies.coreset_solvers import _table_clusters
+from strategies.run.exchange import Part, Replies
+from strategies.run.grid import InProcessGrid
+from strategies.setup.problem import PartRows, Table
+from tests.support.federated import (
+    SOURCE,
+    Run,
+    one_per_site,
+    run_query,
+    sharded,
+    store,
+    store_on_disk,
+    store_sql,
+    whole,
+)
+from tests.support.predicted import on, scored, train
+from tp_flower.coresets.solvers import distdim, kmeans_cost, nearest, weighted_kmeans
+from tp_flower.errors import (
+    MessageError,
+    QueryError,
+    ReplyError,
+    SettingsError,
+    SiteError,
+)
+from tp_flower.protocol import Action, Packet, decode, encode, pack, unpack
+from tp_flower.protocol.coreset_messages import RowsReply, RowsRequest
+from tp_flower.protocol.training_messages import Update
+from tp_flower.query import Query
+from tp_flower.randomness import Stream, generator
+from tp_flower.settings import PrivacySettings, Settings
+
+SQL = store_sql("squared")
+ALL = {"coreset_kind": "uniform", "coreset_size": 10**6}
+CLUSTERS = "SELECT o.day, o.online, c.age, c.region, i.price " + SOURCE
+
+
+def joined(finished: Run) -> np.ndarray:
+    """The encoded sampled joined rows, side by side, from what the sites have."""
+    mapping = finished.strategy.training_problem.train
+    blocks = [
+        np.append(own, np.zeros((1, own.shape[1])), axis=0)[mapping.tables[name].row_of]
+        for name, own in finished.features.items()
+    ]
+    return np.concatenate(blocks, axis=1).astype(np.float64)
+
+
+def weights_of(finished: Run) -> np.ndarray:
+    federation = finished.strategy.training_problem
+    own = federation.weighting.train_rows
+    return np.ones(federation.train.joined_rows) if own is None else own
+
+
+def side_by_side(finished: Run, clusters: int) -> np.ndarray:
+    """The centres of joined rows, from the tables' own coordinates."""
+    own = [theta.reshape(clusters, -1) for theta in finished.theta.values()]
+    return np.concatenate(own, axis=1)
+
+
+def objective_gradient(finished: Run) -> tuple[np.ndarray, np.ndarray]:
+    """The gradient of the weighted half mean squared error, and theta, by column.
+
+    The label table is the first: its intercept comes after its own columns.
+    """
+    federation, design = finished.strategy.training_problem, joined(finished)
+    place = next(iter(finished.features.values())).shape[1]
+    design = np.insert(design, place, 1.0, axis=1)
+    weights = weights_of(finished)
+    residual = design @ finished.flat + federation.base_score[0]
+    residual -= federation.train_labels
+    gradient = design.T @ (weights * residual) / weights.sum()
+    return np.delete(gradient, place), np.delete(finished.flat, place)
+
+
+# ridge
+
+
+def test_ridge_over_all_rows_is_what_admm_converges_to():
+    sites = one_per_site(sharded(store()))
+    own = {"l2": 0.05, "test_fraction": 0.25, "device": "cpu"}
+    solved = run_query(SQL, sites, "coreset-ridge", **ALL, **own)
+    admm = run_query(SQL, sites, "admm", num_epochs=60, tolerance=1e-9, **own)
+    np.testing.assert_allclose(solved.flat, admm.flat, atol=1e-6)
+    for of in ("train", "test"):
+        found, expected = (
+            getattr(own.strategy.report.history[-2], of) for own in (solved, admm)
+        )
+        assert found == pytest.approx(expected, rel=1e-6)
+    assert [item.phase for item in solved.history[-3:]] == [
+        "rows",
+        "evaluate",
+        "finish",
+    ]
+
+
+@pytest.mark.parametrize("outer", [False, True])
+def test_ridge_is_the_optimum_of_the_weighted_sample(outer):
+    # a row without an item is in any sample of all rows, weighed by the query
+    own = ALL if outer else {"coreset_size": 50}
+    sql = SQL.replace("JOIN items", "LEFT JOIN items") if outer else SQL
+    sql = sql.replace("SELECT", "SELECT o.day AS weight,")
+    sites = one_per_site(sharded(store()))
+    done = run_query(sql, sites, "coreset-ridge", l2=0.1, **own)
+    gradient, theta = objective_gradient(done)
+    np.testing.assert_allclose(gradient, -0.1 * theta, atol=1e-5)
+    rows = done.strategy.training_problem.train.tables["i"].row_of
+    assert len(np.unique(weights_of(done))) > 2
+    assert (rows < 0).any() == outer
+
+
+def test_an_l1_penalty_leaves_what_its_optimality_asks_for():
+    sites = one_per_site(whole(store()))
+    # of a uniform sample, which is the same in every run
+    own = {"coreset_kind": "uniform", "coreset_size": 60, "l2": 0.02, "l1": 0.1}
+    sql = SQL.replace("SELECT", "SELECT o.day AS weight,")
+    gradient, theta = objective_gradient(run_query(sql, sites, "coreset-ridge", **own))
+    slope = gradient + 0.02 * theta
+    used = theta != 0.0
+    assert 0 < used.sum() < len(theta)
+    np.testing.assert_allclose(slope[used], -0.1 * np.sign(theta[used]), atol=1e-4)
+    assert (np.abs(slope[~used]) <= 0.1 + 1e-4).all()
+
+
+def test_saga_comes_to_the_same_as_the_exact_solver():
+    sites = one_per_site(whole(store()))
+    own = {"coreset_kind": "uniform", "coreset_size": 50, "l2": 0.1}
+    sql = SQL.replace("SELECT", "SELECT o.day AS weight,")
+    exact, saga = (
+        run_query(sql, sites, "coreset-ridge", coreset_solver=solver, **own)
+        for solver in ("exact", "saga")
+    )
+    assert saga.strategy.chosen["coreset-solver"] == "saga"
+    np.testing.assert_allclose(saga.flat, exact.flat, atol=1e-3)
+
+
+def test_what_is_known_of_the_assumption_is_in_the_report():
+    sites = one_per_site(whole(store()))
+    facts = run_query(SQL, sites, "coreset-ridge", **ALL).strategy.chosen["coreset"]
+    # the one-hot columns of a region add up to the intercept
+    assert facts["gamma"] == 0.0
+    (warning,) = facts["warnings"]
+    assert "gamma is 0: " in warning
+    assert "only the robust guarantee holds" in warning
+    plain = SQL.replace("c.region, ", "")
+    facts = run_query(plain, sites, "coreset-ridge", **ALL).strategy.chosen["coreset"]
+    assert 0.1 < facts["gamma"] < 1.0
+    assert facts["warnings"] == []
+
+
+# k-means
+
+
+@pytest.mark.parametrize(
+    ("layout", "solver"), [(whole, "kmeans++"), (sharded, "distdim")]
+)
+def test_the_cost_over_all_joined_rows_is_that_of_the_built_join(
+    layout, solver, tmp_path
+):
+    frames = store()
+    own = {"clusters": 3, "coreset_size": 40, "coreset_solver": solver}
+    sites = on(layout, frames)
+    model = train(tmp_path, sites, CLUSTERS, "coreset-kmeans", num_epochs=0, **own)
+    expected = model.reference(frames, SOURCE)
+    distances = np.array(expected)[:, 1:]
+    measured = model.manifest.test["loss"]
+    assert measured == pytest.approx(distances.min(axis=1).mean(), rel=1e-5)
+    # and the model predicts: the nearest centre, and how far it is
+    table = model.table(sites)
+    np.testing.assert_allclose(scored(table), expected, atol=1e-4)
+    scores = np.stack([table[f"score.{k}"].to_numpy() for k in range(3)], axis=1)
+    found = table["prediction"].to_pylist()
+    assert found == [str(k) for k in scores.argmin(axis=1)]
+    np.testing.assert_allclose(
+        np.square(table["distance"].to_numpy()), scores.min(axis=1), atol=1e-5
+    )
+    # a label that is there is no obstacle to measuring the cost again
+    labelled = CLUSTERS.replace("SELECT", "SELECT o.qty AS label,")
+    again = model.evaluate(sites, labelled)
+    assert again == pytest.approx(model.manifest.test, rel=1e-6)
+
+
+def test_clusters_of_its_rows_are_for_the_first_tables_site(tmp_path):
+    sites = on(sharded, store())
+    own = {"num_epochs": 0, "clusters": 2, **ALL}
+    model = train(tmp_path, sites, CLUSTERS, "coreset-kmeans", **own)
+    expected = model.table(sites)
+    found = model.predict(sites, predictions_at="label-site")
+    assert found.predictions is None
+    files = [tmp_path / "orders" / own.file for own in found.delivered]
+    written = pa.concat_tables([pq.read_table(file) for file in files])
+    for name in ("score.0", "score.1", "distance", "prediction"):
+        assert written[name].to_pylist() == expected[name].to_pylist()
+
+
+def test_centres_are_those_of_the_sample_of_the_joined_rows():
+    sites = one_per_site(sharded(store()))
+    own = {"clusters": 3, "coreset_size": 40, "seed": 5}
+    done = run_query(SQL, sites, "coreset-kmeans", **own)
+    points, weights = joined(done), weights_of(done)
+    # tau has drawn no pair: there are few
+    rng = generator(5, Stream.SOLVE)
+    centres = weighted_kmeans(points, weights, 3, rng)
+    np.testing.assert_allclose(side_by_side(done, 3), centres, atol=1e-9)
+    mean = kmeans_cost(points, centres, weights) / weights.sum()
+    assert done.losses == [pytest.approx(mean, rel=1e-5)]
+
+
+def test_with_distdim_only_local_clusters_leave():
+    sites = one_per_site(whole(store()))
+    own = {"clusters": 3, "coreset_solver": "distdim", "seed": 5, **ALL}
+    done = run_query(SQL, sites, "coreset-kmeans", **own)
+    sent = {
+        name
+        for seen in done.seen
+        if seen.action == "train.rows" and seen.is_reply
+        for _, name in seen.arrays
+    }
+    assert sent == {"centres", "nearest"}
+    local, labels = [], []
+    mapping = done.strategy.training_problem.train
+    for number, (name, rows) in enumerate(done.features.items()):
+        rng = generator(5, Stream.LOCAL_FIT, 0, number)
+        mass = mapping.tables[name].multiplicity
+        local.append(weighted_kmeans(rows.astype(np.float64), mass, 3, rng))
+        labels.append(nearest(rows, local[-1])[0][mapping.tables[name].row_of])
+    centres = distdim(
+        np.stack(labels, axis=1), local, weights_of(done), 3, generator(5, Stream.SOLVE)
+    )
+    np.testing.assert_allclose(side_by_side(done, 3), centres)
+
+
+def test_fewer_distinct_rows_than_clusters_are_all_hit():
+    frames = store()
+    frames["orders"] = frames["orders"].iloc[[5, 5, 9]]
+    sites = one_per_site(whole(frames))
+    done = run_query(CLUSTERS, sites, "coreset-kmeans", clusters=50, **ALL)
+    assert done.strategy.chosen["clusters"] == len(np.unique(joined(done), axis=0)) < 50
+    assert done.strategy.report.final_test["loss"] == pytest.approx(0.0, abs=1e-8)
+
+
+def test_weights_of_joined_rows_count_and_the_label_is_left_out():
+    frames = store()
+    sites = one_per_site(sharded(frames))
+    own = {"clusters": 3, "coreset_kind": "uniform", "coreset_size": 30}
+    sql = CLUSTERS.replace("SELECT", "SELECT o.nothing AS label, o.day AS weight,")
+    done = run_query(sql, sites, "coreset-kmeans", **own)
+    assert not any("label" in name for seen in done.seen for _, name in seen.arrays)
+    federation = done.strategy.training_problem
+    scores = federation.test.sum_scores(
+        federation.base_score, done.strategy.local_scores
+    ).min(axis=1)
+    connection = duckdb.connect()
+    for name, frame in frames.items():
+        connection.register(name, frame)
+    days = connection.execute(f"SELECT SUM(o.day), COUNT(*) {SOURCE}").fetchone()
+    assert federation.weighting.test.sum() / federation.weighting.test.mean() == days[1]
+    expected = np.average(scores, weights=federation.weighting.test)
+    assert done.strategy.report.final_test["loss"] == pytest.approx(expected)
+    assert done.strategy.report.final_test["loss"] != pytest.approx(scores.mean())
+
+
+def test_what_is_known_of_tau_is_in_the_report():
+    sites = one_per_site(whole(store()))
+    own = {"clusters": 2, **ALL}
+    facts = run_query(CLUSTERS, sites, "coreset-kmeans", **own).strategy.chosen
+    # two joined rows with the same row of a table, for every table
+    assert facts["coreset"]["tau"] is None
+    assert 1.0 < facts["coreset"]["tau-median"] < 10.0
+    (warning,) = facts["coreset"]["warnings"]
+    assert "tau is inf" in warning
+    one = "SELECT o.day, o.online FROM orders o"
+    alone = one_per_site({"orders": [store()["orders"]]})
+    facts = run_query(one, alone, "coreset-kmeans", **own).strategy.chosen["coreset"]
+    assert (facts["tau"], facts["warnings"]) == (1.0, [])
+
+
+def test_rows_that_may_lack_a_part_are_not_clustered():
+    sites = one_per_site(whole(store()))
+    sql = CLUSTERS.replace("JOIN items", "LEFT JOIN items")
+    with pytest.raises(
+        QueryError, match="clusters whole rows, but the query LEFT JOIN"
+    ):
+        run_query(sql, sites, "coreset-kmeans")
+
+
+# what may leave
+
+
+@pytest.mark.parametrize(
+    ("strategy", "own", "policy", "refused"),
+    [
+        (CoresetRidge, {}, "", "releases.rows = never.*the run asks for rows"),
+        (CoresetKMeans, {"clusters": 2}, "", "releases.rows = never"),
+        (CoresetRidge, {}, "rows = 'clear'", None),
+        (CoresetKMeans, {"clusters": 2, "coreset_solver": "distdim"}, "", None),
+        (
+            CoresetKMeans,
+            {"clusters": 2, "coreset_solver": "distdim"},
+            "rows = 'clear', models = 'never'",
+            "releases.models = never.*the run asks for models",
+        ),
+        (CoresetRidge, {}, "rows = 'clear', scores = 'never'", "releases.scores"),
+    ],
+)
+def test_rows_leave_where_the_policy_says_so(strategy, own, policy, refused, tmp_path):
+    file = store_on_disk(tmp_path)
+    tables = ("orders", "customers", "items")
+    rules = "".join(f"[tables.{t}.policy]\nreleases = {{ {policy} }}\n" for t in tables)
+    file.write_text(file.read_text() + rules)
+    seen = []
+    grid = InProcessGrid(app, [file], observe=lambda m: seen.append(m.metadata))
+    run = strategy(Query.from_sql(SQL), coreset_kind="uniform", **own)
+    if refused is None:
+        run.start(grid)
+    else:
+        with pytest.raises(SiteError, match=refused):
+            run.start(grid)
+    assert (Action.ROWS in {own.message_type for own in seen}) == (refused is None)
+
+
+def test_the_ledger_and_the_report_say_what_has_left():
+    sites = one_per_site(whole(store()))
+    done = run_query(SQL, sites, "coreset-ridge", **ALL).strategy.report.privacy
+    told = [own for own in done["messages"] if own["message"] == "train.rows"]
+    assert [(own["to"], own["protection"]) for own in told] == [
+        ("sites", "nothing"),
+        ("server", "nothing"),
+    ]
+    assert "encoded features of every own row in the sample" in told[1]["carries"]
+    lines = [line for account in done["ledger"].values() for line in account]
+    noted = [line["release"] for line in lines if line["event"] == "note"]
+    noted = [release for release in noted if release["action"] == "train.rows"]
+    assert [line["what"] for line in noted] == ["rows"] * 3
+    assert all("not covered" in line["scope"] for line in noted)
+
+
+class Asking(InProcessGrid):
+    """A server that asks for rows in a run that was planned without."""
+
+    def _deliver(self, message):
+        if message.metadata.message_type == Action.ADMM:
+            message.metadata.__dict__["_message_type"] = str(Action.ROWS)
+            header = unpack(message.content).header
+            place = {name: header.get(name) for name in ("run", "round", "after")}
+            asked = encode(RowsRequest(seed=0, clusters=3))
+            message.content = pack(Packet({**asked.header, **place}))
+        return super()._deliver(message)
+
+
+def test_rows_do_not_leave_a_run_that_was_planned_without():
+    query = Query.from_sql(SQL)
+    with pytest.raises(SiteError, match="its rows are not to leave in this run"):
+        TablePuppetADMM(query).start(Asking(app, one_per_site(whole(store()))))
+
+
+# what a site sends
+
+
+def clusters_of(centres, labels) -> tuple[Table, Replies]:
+    """A table of one part with three sampled rows of two features."""
+    part = Part(0, "t", "here", 2, 0)
+    rows = PartRows(0, 3, 3, np.zeros(3, bool))
+    table = Table(
+        *("t", (part,), "centres", 2, 4, np.zeros(8, bool)),
+        *((rows,), Update.GIVEN, False, 0.0, (0.0,)),
+    )
+    arrays = {(0, "centres"): centres, (0, "nearest"): np.array(labels, np.uint32)}
+    return table, Replies({}, decode(RowsReply, Packet({}, arrays)).parts)
+
+
+@pytest.mark.parametrize(
+    ("centres", "labels", "message"),
+    [
+        (np.zeros((5, 2)), [0, 1, 2], "5 centres, but was asked for 4 at most"),
+        (np.zeros((2, 2)), [0, 1, 2], "centre that is not among its 2"),
+        (np.zeros((0, 2)), [0, 0, 0], "centre that is not among its 0"),
+        (np.zeros((2, 3)), [0, 1, 1], "centres"),
+        (np.full((2, 2), np.nan), [0, 1, 1], "finite|diverged"),
+    ],
+)
+def test_clusters_that_are_none_are_refused(centres, labels, message):
+    with pytest.raises((MessageError, ReplyError), match=message):
+        _table_clusters(*clusters_of(centres, labels), 4)
+
+
+def test_local_centres_of_several_shards_are_told_apart():
+    table, replies = clusters_of(np.arange(4.0).reshape(2, 2), [1, 0, 1])
+    other = replace(table.parts[0], number=1)
+    table = replace(
+        table,
+        parts=(*table.parts, other),
+        rows=(*table.rows, replace(table.rows[0], start=3)),
+    )
+    both = Replies({}, {0: replies.parts[0], 1: replies.parts[0]})
+    labels, centres = _table_clusters(table, both, 4)
+    assert labels.tolist() == [1, 0, 1, 3, 2, 3]
+    assert centres.tolist() == [[0, 1], [2, 3]] * 2
+
+
+# settings
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"model": "mlp"}, "model: 'mlp' does not go with strategy 'coreset-ridge'"),
+        ({"num_epochs": 2}, "solves once, not 2 times: leave it 0"),
+        ({"task": "classification"}, "use admm or sgd, with a coreset-size"),
+        (
+            {"privacy": PrivacySettings(predictions=1.0), "coreset_kind": "uniform"},
+            "privacy.predictions: .* sends the rows that it draws as they are",
+        ),
+        ({"l1": 0.1, "coreset_solver": "saga"}, "l1: solver 'saga' takes none"),
+        ({"on_missing": "stale"}, "on-missing: 'stale'"),
+    ],
+)
+def test_settings_that_do_not_go_with_a_solved_strategy(own, message):
+    with pytest.raises(SettingsError, match=message):
+        Settings(strategy="coreset-ridge", **own)

@@ -1,0 +1,83 @@
+"""Encoders as a run uses them: what sites encode, and what they tell."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.support.federated import Run, one_per_site, run, sharded, store, whole
+from tp_flower.errors import SettingsError, SiteError
+
+FRAMES = store()
+ENCODERS = (
+    ("o", "day", "cyclic(7)"),
+    ("o", "online", "one-hot missing=zero"),
+    ("c", "age", "quantile-bins(3) indicator"),
+    ("C", "Region", "hash(4)"),
+    ("i", "price", "robust"),
+    ("i", "weight", "min-max missing=median indicator"),
+)
+NAMES = {
+    "o": ["sin day", "cos day", "online=#", "online=#"],
+    "c": ["age below", "age from", "age from", "age is missing"]
+    + [f"region hash {place}" for place in range(4)],
+    "i": ["price", "weight", "weight is missing"],
+}
+
+
+def encoded(layout: str, **settings: object) -> Run:
+    shards = {"whole": whole, "sharded": sharded}[layout](FRAMES)
+    return run("squared", one_per_site(shards), num_epochs=1, **settings)
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, Run]:
+    return {name: encoded(name, encoders=ENCODERS) for name in ("whole", "sharded")}
+
+
+def test_features_are_encoded_as_the_settings_say(runs: dict[str, Run]) -> None:
+    encoders = runs["sharded"].strategy.training_problem.encoders
+    for alias, starts in NAMES.items():
+        names = encoders[alias].feature_names
+        pairs = zip(names, starts, strict=True)
+        assert all(name.startswith(start) for name, start in pairs)
+        assert encoders[alias].dropped == ()
+
+
+def test_a_sharded_table_is_encoded_like_an_unsplit_one(runs: dict[str, Run]) -> None:
+    for alias in NAMES:
+        one, other = (
+            rows[np.lexsort(rows.round(4).T)]
+            for rows in (found.features[alias] for found in runs.values())
+        )
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_no_text_and_no_key_reaches_the_server(runs: dict[str, Run]) -> None:
+    default = encoded("sharded")
+    for finished in (*runs.values(), default):
+        for seen in finished.seen:
+            said = json.dumps(seen.header)
+            assert not any(f'"{name}"' in said for name in ("US", "UK", "FR"))
+            assert not any(array.dtype.kind in "SU" for array in seen.arrays.values())
+            assert '"keys": {' not in said
+    assert len(default.strategy.training_problem.encoders["c"].feature_names) == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "entry", "match"),
+    [
+        (SettingsError, ("z", "a", "none"), "names table 'z'; the query has o, c, i"),
+        (SettingsError, ("c", "a", "none"), "'a' of table 'c', whose .* age, region"),
+        (
+            SiteError,
+            ("c", "region", "robust"),
+            r"encoder of c\.region: encoder robust does not fit a text: use categories",
+        ),
+    ],
+)
+def test_encoders_that_do_not_fit_stop_the_run(
+    error: type[Exception], entry: tuple[str, str, str], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        encoded("whole", encoders=(entry,))

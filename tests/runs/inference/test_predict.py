@@ -1,0 +1,439 @@
+"""Predictions are the scores of the joined-table model with the same parameters."""
+
+import hashlib
+import hmac
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from client_apps.data import run_store as site_store
+from client_apps.handlers.inference import PURPOSE
+from tests.support.federated import FEATURES, SOURCE, sharded, store, whole
+from tests.support.predicted import check_equal, on, scored, train, train_store
+from tp_flower.errors import ModelError, QueryError, SettingsError, SiteError
+from tp_flower.learning.losses import LogisticLoss, SquaredLoss
+from tp_flower.learning.metrics import evaluate
+from tp_flower.privacy.key_agreement import GroupSecret
+from tp_flower.reports.predictions import Outputs
+from tp_flower.settings import PrivacySettings
+
+UNLABELLED = f"SELECT {FEATURES} {SOURCE}"
+
+
+def new_rows():
+    """Rows that no model was trained on: other values, nulls, a new category."""
+    frames = store(orders=80, customers=15, seed=9)
+    frames["customers"].loc[2, "region"] = "Mars"
+    frames["orders"]["day"] = frames["orders"]["day"].astype(float)
+    frames["orders"].loc[4, "day"] = np.nan
+    return {**frames, "orders": frames["orders"].drop(columns="qty")}
+
+
+def moved(model, folder):
+    """A model whose sites' state folders lie elsewhere."""
+    return replace(model, state=shutil.copytree(model.state, folder / "state"))
+
+
+@pytest.fixture(scope="module")
+def logistic(tmp_path_factory):
+    state = tmp_path_factory.mktemp("logistic")
+    return train_store(state, "logistic", on(sharded, store()))
+
+
+@pytest.fixture(scope="module")
+def squared(tmp_path_factory):
+    state = tmp_path_factory.mktemp("squared")
+    return train_store(state, "squared", on(whole, store()))
+
+
+@pytest.fixture(scope="module")
+def softmax(tmp_path_factory):
+    state = tmp_path_factory.mktemp("softmax")
+    settings = {"strategy": "sgd", "batch_size": 20, "num_epochs": 1}
+    return train_store(state, "softmax", on(whole, store()), **settings)
+
+
+@pytest.fixture(scope="module")
+def torch(tmp_path_factory):
+    state = tmp_path_factory.mktemp("torch")
+    models = (("i", "mlp"), ("c", "tests.support.predicted:wide"))
+    settings = {"models": models, "num_epochs": 1, "local_epochs": 2}
+    return train_store(state, "squared", on(whole, store()), **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("squared", whole),
+        ("logistic", whole),
+        ("softmax", whole),
+        ("torch", whole),
+    ],
+)
+def test_equal_to_the_joined_table(request, name, layout):
+    model = request.getfixturevalue(name)
+    rows = new_rows()
+    # the label table in other shards than in training, the others in more
+    again = {**on(sharded, rows), "orders": on(layout, rows)["orders"]}
+    table = model.table(again, UNLABELLED)
+    check_equal(scored(table), model.reference(rows, SOURCE))
+    assert not any(table["is_partial"].to_pylist())
+
+
+def test_same_rows_score_as_in_training(logistic):
+    metrics = logistic.evaluate(on(sharded, store()))
+    # the held-out rows are among them: the metrics are of both
+    assert metrics["loss"] == pytest.approx(
+        0.8 * logistic.manifest.train["loss"] + 0.2 * logistic.manifest.test["loss"],
+        rel=0.05,
+    )
+
+
+def test_outputs_of_classes(logistic, softmax):
+    table = logistic.table(on(whole, store()), UNLABELLED)
+    score = table["score"].to_numpy()
+    chance = table["probability.1"].to_numpy()
+    np.testing.assert_allclose(chance, 1 / (1 + np.exp(-score)))
+    np.testing.assert_allclose(table["probability.0"].to_numpy() + chance, 1.0)
+    assert table["prediction"].to_pylist() == np.where(score > 0, "1", "0").tolist()
+    table = softmax.table(on(whole, store()))
+    scores = np.column_stack([table[f"score.{c}"] for c in "abc"])
+    chances = np.column_stack([table[f"probability.{c}"] for c in "abc"])
+    odds = np.exp(scores)
+    np.testing.assert_allclose(chances, odds / odds.sum(axis=1, keepdims=True))
+    best = np.array(list("abc"))[scores.argmax(axis=1)]
+    assert table["prediction"].to_pylist() == best.tolist()
+
+
+def test_prediction_of_a_regression_is_its_score(squared):
+    table = squared.table(on(whole, store()), UNLABELLED)
+    assert table["prediction"].equals(table["score"])
+    names = ["row_key", "occurrence", "score", "prediction", "is_partial"]
+    assert table.column_names == names
+
+
+@pytest.mark.parametrize("loss", ["squared ", "logistic", "kmeans"])
+def test_outputs_fit_their_classes(loss):
+    with pytest.raises(ValueError, match="of 0 classes"):
+        Outputs(loss)
+
+
+def test_a_row_that_is_joined_several_times_is_numbered(squared):
+    table = squared.table(on(whole, store()), UNLABELLED).to_pandas()
+    expected = table.groupby("row_key").cumcount()
+    assert table["occurrence"].tolist() == expected.tolist()
+    assert table["occurrence"].max() == 2
+
+
+def test_other_runs_and_moves_change_nothing(logistic, tmp_path):
+    sites = on(sharded, store())
+    before = logistic.table(sites, UNLABELLED)
+    model = moved(logistic, tmp_path)
+    # a second training with other encoders; then all that can be made again is gone
+    other = train_store(
+        model.state, "logistic", sites, max_categories=2, l2=0.1, num_epochs=1
+    )
+    assert other.manifest.model != model.manifest.model
+    for cache in model.state.glob("*/cache"):
+        shutil.rmtree(cache)
+    site_store._CACHE.clear()
+    assert model.table(sites, UNLABELLED).equals(before)
+
+
+def test_other_filters(squared):
+    rows = new_rows()
+    where = " WHERE o.day > 10 AND c.region <> 'UK'"
+    found = scored(squared.table(on(whole, rows), UNLABELLED + where))
+    kept = rows["orders"].index[rows["orders"]["day"] > 10]
+    # positions are those among the rows that the filters leave
+    expected = [
+        (kept.get_loc(row), score)
+        for row, score in squared.reference(rows, SOURCE + where)
+    ]
+    check_equal(found, expected)
+
+
+LEFT = """FROM orders o LEFT JOIN customers c ON o.customer = c.id
+LEFT JOIN (SELECT item, AVG(price) AS price, COUNT(*) AS n FROM items GROUP BY item) i
+ON o.item = i.item"""
+
+
+def test_left_joins_and_sub_queries(tmp_path):
+    select = "SELECT o.qty AS label, o.day, c.age, c.region, i.price, i.n "
+    model = train(tmp_path, on(whole, store()), select + LEFT, task="regression")
+    rows = new_rows()
+    table = model.table(on(whole, rows), select.replace("o.qty AS label, ", "") + LEFT)
+    items = rows["items"].groupby("item")["price"].agg(price="mean", n="size")
+    saved = model.saved("i").encoder
+    grouped = items.reset_index()
+    columns = {"price": grouped["price"].to_numpy(), "n": grouped["n"].to_numpy(float)}
+    scores = model.saved("i").model("cpu").scores(saved.transform(_numbers(columns)))
+    orders = rows["orders"].assign(
+        o=model.local_scores("o", rows["orders"])[:, 0], position=range(80)
+    )
+    people = rows["customers"].assign(
+        c=model.local_scores("c", rows["customers"])[:, 0]
+    )
+    joined = orders.merge(people, "left", left_on="customer", right_on="id").merge(
+        grouped.assign(i=scores[:, 0]), "left", on="item"
+    )
+    total = joined[["o", "c", "i"]].fillna(0).sum(axis=1) + model.manifest.base_score[0]
+    assert len(table) == len(joined) == 80
+    check_equal(scored(table), sorted(zip(joined["position"], total, strict=True)))
+
+
+def _numbers(columns):
+    from tp_flower.features.columns import NumericColumn
+
+    return {name: NumericColumn(values) for name, values in columns.items()}
+
+
+def test_parts_of_a_union(tmp_path):
+    def apart(frames):
+        people = frames["customers"]
+        is_young = people["age"].fillna(0) < 50
+        return {
+            "shop": {"orders": [frames["orders"]]},
+            "young": {"young": [people[is_young]]},
+            "old": {"old": [people[~is_young].drop(columns="region")]},
+        }
+
+    tail = """FROM orders o JOIN (SELECT id, age, region FROM young
+    UNION ALL SELECT id, age, 'old' FROM old) c ON o.customer = c.id"""
+    sql = f"SELECT o.qty AS label, o.day, c.age, c.region {tail}"
+    model = train(tmp_path, apart(store()), sql, task="regression")
+    frames = store(customers=20, seed=3)
+    table = model.table(apart(frames))
+    people = frames["customers"]
+    people["region"] = people["region"].where(people["age"].fillna(0) < 50, "old")
+    o = model.local_scores("o", frames["orders"])[:, 0]
+    c = model.local_scores("c", people)[:, 0]
+    joined = (
+        frames["orders"]
+        .assign(o=o, row=range(len(o)))
+        .merge(people.assign(c=c), left_on="customer", right_on="id")
+    )
+    total = joined["o"] + joined["c"] + model.manifest.base_score[0]
+    check_equal(scored(table), sorted(zip(joined["row"], total, strict=True)))
+    gone = apart(frames)
+    del gone["old"]
+    table = model.table(gone, on_missing="mean")
+    is_partial = table["is_partial"].to_numpy(zero_copy_only=False)
+    young = joined[joined["region"] != "old"]
+    expected = total[young.index]
+    check_equal(
+        scored(table.filter(~is_partial)),
+        sorted(zip(young["row"], expected, strict=True)),
+    )
+
+
+def test_metrics_of_private_labels_allow_for_their_noise(logistic):
+    frames = store(orders=400, seed=3)
+    exact = logistic.evaluate(on(whole, frames))
+    private = PrivacySettings(labels="randomised-response", label_epsilon=6.0)
+    noisy = logistic.evaluate(on(whole, frames), privacy=private)
+    assert noisy != exact
+    assert noisy["accuracy"] == pytest.approx(exact["accuracy"], abs=0.02)
+
+
+def test_weights_are_ignored_in_predictions(squared):
+    plain = squared.table(on(whole, store()), UNLABELLED)
+    weighted = UNLABELLED.replace("SELECT", "SELECT o.day AS weight,")
+    assert squared.table(on(whole, store()), weighted).equals(plain)
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+def test_metrics_are_those_of_the_joined_table(loss, request):
+    model = request.getfixturevalue(loss)
+    frames = store(orders=50, seed=3)
+    weighted = model.sql.replace(
+        "SELECT", "SELECT CASE WHEN o.day > 5 THEN o.day ELSE 0 END AS weight,"
+    )
+    metrics = model.evaluate(on(whole, frames), weighted)
+    rows = np.array(model.reference(frames, SOURCE + " WHERE o.day > 5"))
+    orders = frames["orders"].iloc[rows[:, 0].astype(int)]
+    own, labels = SquaredLoss(), orders["qty"].to_numpy(float)
+    if loss == "logistic":
+        own, labels = LogisticLoss(), (labels > 3).astype(float)
+    weights = orders["day"].to_numpy(float)
+    expected = evaluate(own, rows[:, 1:], labels, weights)
+    assert metrics == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_class_that_the_model_does_not_know_is_refused(softmax):
+    other = softmax.sql.replace("'a'", "'z'")
+    with pytest.raises(QueryError, match=r"1 classes that .* not know \('z'\)"):
+        softmax.evaluate(on(whole, store()), other)
+
+
+@pytest.mark.parametrize(
+    ("sql", "match"),
+    [
+        (UNLABELLED.replace(", i.weight", ""), r"table 'i': .* missing weight = "),
+        (
+            UNLABELLED.replace("c.age, c.region", "c.price AS age").replace(
+                "customers c ON o.customer = c.id", "items c ON o.item = c.item"
+            ),
+            "table 'c' is 'items' in the query, but 'customers' in model",
+        ),
+        (
+            UNLABELLED.replace("o.day", "o.day + 1 AS day"),
+            "missing day = .* not in the",
+        ),
+        (UNLABELLED.replace("o.day, o.online", "o.online, o.day"), "in another order"),
+        (
+            (
+                "SELECT o.day, o.online, c.age, c.region FROM orders o "
+                "JOIN customers c ON o.customer = c.id"
+            ),
+            "of other tables .* missing i",
+        ),
+        (
+            UNLABELLED + " JOIN items j ON i.item = j.item",
+            "other tables .* not in .* j",
+        ),
+    ],
+)
+def test_a_query_of_other_rows_is_refused(squared, sql, match):
+    with pytest.raises(QueryError, match=match):
+        squared.table(on(whole, store()), sql)
+
+
+# what names the rows
+
+
+def test_row_keys_at_the_server_are_keyed_hashes(squared):
+    table = squared.table(on(whole, store()), UNLABELLED, row_key="day, o.online")
+    positions = squared.table(on(whole, store()), UNLABELLED)["row_key"].to_pylist()
+    secret = GroupSecret.of_simulation(seed=0).value
+    key = hmac.digest(secret, PURPOSE.encode() + b"\x01", hashlib.sha256)
+    rows = store()["orders"].iloc[positions[:5]]
+    for found, day, online in zip(
+        table["row_key"].to_pylist(), rows["day"], rows["online"], strict=False
+    ):
+        truth = str(online).lower()
+        text = f"number{len(str(day))}:{day}boolean{len(truth)}:{truth}"
+        assert found == hmac.digest(key, text.encode(), hashlib.sha256).hex()[:32]
+
+
+def test_the_label_site_alone_can_tell_which_row_a_hash_is(squared):
+    before = set(squared.state.glob("*/predictions/row-keys-*"))
+    table = squared.table(on(whole, store()), UNLABELLED, row_key="day, o.online")
+    (folder,) = set(squared.state.glob("*/predictions/row-keys-*")) - before
+    assert folder.parts[-3] == "orders"
+    assert folder.stat().st_mode & 0o077 == 0
+    kept = pq.read_table(folder / "part-0.parquet").to_pandas()
+    orders = store()["orders"]
+    assert kept["day"].tolist() == orders["day"].tolist()
+    assert kept["online"].tolist() == orders["online"].tolist()
+    positions = squared.table(on(whole, store()), UNLABELLED)["row_key"].to_numpy()
+    assert table["row_key"].to_pylist() == kept["row_key"].iloc[positions].tolist()
+
+
+def test_row_keys_of_equal_rows_are_equal(squared):
+    rows = store()
+    table = squared.table(on(whole, rows), UNLABELLED, row_key="day, o.online")
+    positions = squared.table(on(whole, rows), UNLABELLED)["row_key"].to_pylist()
+    values = rows["orders"].iloc[positions][["day", "online"]].apply(tuple, axis=1)
+    keys = table["row_key"].to_pylist()
+    assert len(set(keys)) == len(set(values)) < len(values)
+    assert len(set(zip(keys, values, strict=True))) == len(set(keys))
+
+
+def test_predictions_at_the_label_site(logistic):
+    rows = new_rows()
+    rows["orders"] = rows["orders"].assign(
+        name=[f"n{k}:\n{k}" for k in range(80)],
+        at=pd.Timestamp("2020-01-01 01:02:03") + pd.to_timedelta(range(80), "s"),
+    )
+    rows["orders"].loc[7, "name"] = None
+    sites = on(sharded, rows)
+    expected = logistic.table(sites, UNLABELLED)
+    strategy = logistic.predict(
+        sites,
+        UNLABELLED,
+        row_key="customer, name, at, online",
+        predictions_at="label-site",
+    )
+    assert strategy.predictions is None
+    assert [own.site for own in strategy.delivered] == ["orders"] * 3
+    start, found = 0, []
+    for own, piece in zip(strategy.delivered, sites["orders"]["orders"], strict=True):
+        path = logistic.state / "orders" / own.file
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.parent.stat().st_mode & 0o077 == 0
+        table = pq.read_table(path)
+        assert table.num_rows == own.rows
+        rows_of = table["row"].to_pylist()
+        kept = piece.iloc[rows_of].reset_index(drop=True)
+        for name in ("name", "online"):
+            wanted = [None if pd.isna(value) else value for value in kept[name]]
+            assert table[name].to_pylist() == wanted
+        assert (
+            table["at"].to_pandas().dt.tz_localize(None).tolist() == kept["at"].tolist()
+        )
+        assert table["customer"].type == pa.int64()
+        numbers = table["customer"].to_pandas()
+        pd.testing.assert_series_equal(
+            numbers.astype(float), kept["customer"], check_names=False
+        )
+        found += [(row + start, score) for row, score in scored(table, "row")]
+        start += len(piece)
+    check_equal(sorted(found), scored(expected))
+
+
+def test_the_server_has_no_row_key_where_the_site_has_the_predictions(logistic):
+    from strategies.inference.predict import Predict
+    from tp_flower.query import Query
+
+    settings = {"row_key": "day", "predictions_at": "label-site", "mode": "predict"}
+    query = Query.from_sql(UNLABELLED, needs_label=False)
+    strategy = Predict(query, logistic.manifest, **settings)
+    seen = logistic.start(strategy, on(sharded, store()))
+    names = {name for action, back, p in seen if back for _, name in p.arrays}
+    assert names == {"codes/0", "hashes/0", "codes/1", "hashes/1", "scores"}
+
+
+@pytest.mark.parametrize(
+    ("row_key", "error", "match"),
+    [
+        ("day, o.day", SettingsError, "names a column twice"),
+        ("c.age", QueryError, "is a column of table 'c'"),
+        ("o.nothing", QueryError, "no column 'nothing'"),
+    ],
+)
+def test_refused_row_keys(squared, row_key, error, match):
+    with pytest.raises(error, match=match):
+        squared.table(on(whole, store()), UNLABELLED, row_key=row_key)
+
+
+# the model
+
+
+def test_a_part_that_was_changed_is_refused(squared, tmp_path):
+    model = moved(squared, tmp_path)
+    (file,) = (model.state / "items").glob("models/*/*/part-2/model.json")
+    file.write_text(file.read_text().replace('"price"', '"price" '))
+    with pytest.raises(
+        SiteError, match=r"site 'items', table 'i': .* digest is another"
+    ):
+        model.table(on(whole, store()), UNLABELLED)
+
+
+def test_a_version_that_a_site_does_not_have_is_refused(squared, tmp_path):
+    model = moved(squared, tmp_path)
+    shutil.rmtree(model.state / "items" / "models")
+    name = str(model.manifest.model)
+    with pytest.raises(SiteError, match=f"'items', .* has no part 2 of model {name}"):
+        model.table(on(whole, store()), UNLABELLED)
+
+
+def test_a_site_in_memory_has_kept_nothing():
+    model = train_store(None, "squared", on(whole, store()), num_epochs=1)
+    with pytest.raises(ModelError, match=r"'orders' has kept no part .* ':memory:'"):
+        model.table(on(whole, store()), UNLABELLED)

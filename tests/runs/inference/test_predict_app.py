@@ -1,0 +1,144 @@
+"""The ServerApp in modes predict and evaluate: what it writes, shows and refuses."""
+
+import io
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from client_apps.app import app
+from strategies.app import act, page_line
+from strategies.run.grid import InProcessGrid
+from tests.support.federated import FEATURES, SOURCE, sharded, store, store_sql
+from tests.support.predicted import on
+from tp_flower.errors import ModelError, QueryError
+from tp_flower.settings import Settings
+
+UNLABELLED = f"SELECT {FEATURES} {SOURCE}"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Run the app's mode in a folder; return its report, and what the console shows."""
+    root = tmp_path_factory.mktemp("app")
+
+    def run(folder, sites=None, **settings):
+        own = Settings(
+            **{"device": "cpu", "output_dir": str(root / folder), **settings}
+        )
+        sites = sites or on(sharded, store())
+        grid = InProcessGrid(app, sites, state=root / "state")
+        (root / folder).mkdir()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TP_FLOWER_HOME", str(root / "home"))
+            view = act(own, lambda _: None, grid, root / folder)
+            page_line(root / folder)
+        grid.close()
+        console = Console(width=200, record=True, file=io.StringIO())
+        console.print(view)
+        report = json.loads((root / folder / "report.json").read_text())
+        return report, console.export_text(), root / folder
+
+    run("train", sql=store_sql("logistic"), model_name="late", num_epochs=1)
+    return run
+
+
+def test_predict_writes_a_file_and_a_report(run):
+    report, shown, folder = run(
+        "predict", mode="predict", model_name="late", sql=UNLABELLED, row_key="o.day"
+    )
+    table = pq.read_table(folder / "predictions.parquet")
+    model = f"late@{report['model']['version']}"
+    facts = {k.decode(): v.decode() for k, v in table.schema.metadata.items()}
+    assert facts["tp_flower.model"] == model
+    assert facts["tp_flower.query"] == report["query"]
+    assert facts["tp_flower.run"] == "predict"
+    assert report["mode"] == "predict"
+    assert report["status"] == "completed"
+    assert report["missing"] == []
+    assert report["predictions"] == {
+        "at": "server",
+        "file": str(folder / "predictions.parquet"),
+        "columns": table.column_names,
+    }
+    rows = report["rows"]
+    assert (rows["joined"], rows["partial"]) == (table.num_rows, 0)
+    assert 0 < rows["label-table"] < rows["joined"]
+    assert [item["phase"] for item in report["history"]] == [
+        *("seal", "extract", "score", "finish")
+    ]
+    uncovered = {
+        name for own in report["privacy"]["totals"] for name in own["uncovered"]
+    }
+    assert uncovered == {"counts", "keys", "scores"}
+    carried = [own["carries"] for own in report["privacy"]["messages"]]
+    assert "what names each row of o" in carried
+    assert not any("label of" in text for text in carried)
+    assert str(folder / "predictions.parquet") in shown.replace("\n", "")
+    assert model in shown
+    assert (folder / "report.html").exists()
+
+
+def test_a_run_may_be_renamed_and_asked_again(run):
+    first = run("first", mode="predict", model_name="late")
+    trained = first[2].with_name("train")
+    trained.rename(trained.with_name("elsewhere"))
+    again = run(
+        "again", mode="predict", model_name=f"late@{first[0]['model']['version']}"
+    )
+    tables = [pq.read_table(own[2] / "predictions.parquet") for own in (first, again)]
+    assert tables[0].equals(tables[1])
+
+
+def test_predictions_at_the_label_site_are_written_nowhere_else(run):
+    report, shown, folder = run(
+        "site", mode="predict", model_name="late", predictions_at="label-site"
+    )
+    assert not (folder / "predictions.parquet").exists()
+    files = report["predictions"]["files"]
+    assert [own["site"] for own in files] == ["orders"] * 3
+    assert sum(own["rows"] for own in files) == report["rows"]["joined"]
+    assert "Predictions of site orders: predictions/late-" in shown
+    # every message of the run says what it tells
+    told = {own["message"].split(".")[1] for own in report["privacy"]["messages"]}
+    assert told == {"describe"} | {item["phase"] for item in report["history"]}
+    assert all(own["protection"] for own in report["privacy"]["messages"])
+
+
+def test_evaluate_reports_metrics(run):
+    report, shown, folder = run("evaluate", mode="evaluate", model_name="late")
+    assert set(report["metrics"]) == {"loss", "log_loss", "auc", "accuracy"}
+    assert report["predictions"] is None
+    assert not (folder / "predictions.parquet").exists()
+    assert "log loss" in shown
+    carried = [own["carries"] for own in report["privacy"]["messages"]]
+    assert "the label of every row of o" in carried
+    assert (folder / "report.html").exists()
+
+
+def test_sites_that_are_gone_are_told(run):
+    sites = on(sharded, store())
+    del sites["items"]
+    report, shown, _ = run(
+        "gone", sites, mode="predict", model_name="late", on_missing="mean"
+    )
+    assert report["missing"] == [{"table": "i", "sites": ["items"]}]
+    assert report["rows"]["partial"] == report["rows"]["joined"]
+    assert "missing of i" in shown
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "match"),
+    [
+        ({"mode": "predict", "model_name": "lat"}, ModelError, "Did you mean late"),
+        (
+            {"mode": "evaluate", "model_name": "late", "sql": UNLABELLED},
+            QueryError,
+            "has no label",
+        ),
+    ],
+)
+def test_refusals(run, settings, error, match):
+    with pytest.raises(error, match=match):
+        run(f"refused-{settings['mode']}", **settings)

@@ -1,0 +1,142 @@
+"""What a saved model predicts when some of its sites are gone, and what it refuses."""
+
+import numpy as np
+import pytest
+
+from tests.support.federated import FEATURES, SOURCE, pieces, store, whole
+from tests.support.predicted import check_equal, on, scored, train, train_store
+from tp_flower.errors import ModelError, SchemaError
+
+UNLABELLED = f"SELECT {FEATURES} {SOURCE}"
+MEAN = {"on_missing": "mean"}
+
+
+def layout(frames):
+    """Every table has a site of its name, but the customers have two."""
+    first, second = pieces(frames["customers"], 4)
+    return {
+        "orders": {"orders": [frames["orders"]]},
+        "us": {"customers": [first]},
+        "uk": {"customers": [second]},
+        "items": {"items": [frames["items"]]},
+    }
+
+
+def without(sites, *gone):
+    return {name: own for name, own in sites.items() if name not in gone}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    # customers number 0 and 1 are told apart by the index of their shard
+    state = tmp_path_factory.mktemp("missing")
+    return train_store(state, "squared", layout(store()))
+
+
+@pytest.mark.parametrize(
+    ("gone", "named"),
+    [
+        (("items",), "no site hosts table 'items'"),
+        (("uk",), "sites of model .* not there: 'uk' of table 'c'"),
+    ],
+)
+def test_stop_refuses_by_name(model, gone, named):
+    error = SchemaError if gone == ("items",) else ModelError
+    with pytest.raises(error, match=named):
+        model.table(without(layout(store()), *gone), UNLABELLED)
+
+
+def test_a_leaf_table_that_is_gone_counts_with_its_mean(model):
+    frames = store()
+    sites = without(layout(frames), "items")
+    strategy = model.predict(sites, UNLABELLED, **MEAN)
+    table = strategy.predictions
+    # each order once: what repeated it is gone
+    joined = "FROM orders o JOIN customers c ON o.customer = c.id"
+    pairs = model.reference(frames, joined, aliases=("o", "c"))
+    mean = model.manifest.table("i").mean_score[0]
+    check_equal(scored(table), [(row, score + mean) for row, score in pairs])
+    assert all(table["is_partial"].to_pylist())
+    report = strategy.report()
+    assert report.missing == {"i": ("items",)}
+    assert report.partial_rows == report.joined_rows == len(table)
+
+
+def test_a_shard_that_is_gone_makes_its_rows_partial(model):
+    frames = store()
+    table = model.table(without(layout(frames), "uk"), UNLABELLED, **MEAN)
+    there = model.reference(frames, f"{SOURCE} WHERE c.id < 4")
+    joined = "FROM orders o JOIN items i ON o.item = i.item "
+    rest = model.reference(
+        frames,
+        f"{joined} WHERE o.customer >= 4 OR o.customer IS NULL",
+        aliases=("o", "i"),
+    )
+    mean = model.manifest.table("c").mean_score[0]
+    partial = table["is_partial"].to_numpy(zero_copy_only=False)
+    check_equal(scored(table.filter(~partial)), there)
+    check_equal(
+        scored(table.filter(partial)), [(row, score + mean) for row, score in rest]
+    )
+
+
+def test_metrics_with_a_mean(model):
+    frames = store()
+    metrics = model.evaluate(without(layout(frames), "items"), **MEAN)
+    table = model.table(without(layout(frames), "items"), UNLABELLED, **MEAN)
+    score = table["score"].to_numpy()
+    qty = frames["orders"]["qty"].to_numpy()[table["row_key"].to_numpy()]
+    assert metrics["rmse"] == pytest.approx(np.sqrt(np.mean((score - qty) ** 2)))
+
+
+def test_the_label_table_cannot_be_missing(model):
+    with pytest.raises(ModelError, match="table 'o', whose rows are to be predicted"):
+        model.table(without(layout(store()), "orders"), UNLABELLED, **MEAN)
+
+
+CHAIN = (
+    "FROM orders o JOIN customers c ON o.customer = c.id JOIN items i ON c.id = i.item"
+)
+
+
+@pytest.mark.parametrize("gone", [("us", "uk"), ("us",)])
+def test_a_bridge_cannot_be_missing(tmp_path, gone):
+    sql = f"SELECT o.qty AS label, {FEATURES} {CHAIN}"
+    model = train(tmp_path, layout(store()), sql, task="regression", num_epochs=1)
+    with pytest.raises(ModelError, match=r"table 'c' is not there .* 'i' can only be"):
+        model.table(without(layout(store()), *gone), **MEAN)
+
+
+def test_a_table_that_is_gone_is_joined_last(tmp_path):
+    """A table that it shares a condition with is joined without it."""
+    frames = store()
+    tail = (
+        "FROM orders o JOIN items i ON o.item = i.item "
+        "JOIN customers c ON o.customer = c.id AND i.item = c.id"
+    )
+    sql = f"SELECT o.qty AS label, {FEATURES} {tail}"
+    model = train(tmp_path, on(whole, frames), sql, task="regression", num_epochs=1)
+    table = model.table(without(on(whole, frames), "customers"), **MEAN)
+    joined = "FROM orders o JOIN items i ON o.item = i.item"
+    pairs = model.reference(frames, joined, aliases=("o", "i"))
+    mean = model.manifest.table("c").mean_score[0]
+    check_equal(scored(table), [(row, score + mean) for row, score in pairs])
+
+
+# shards that were not there in training
+
+
+def test_a_new_shard_at_a_site_takes_the_part_of_another(model):
+    frames = store(customers=20, seed=4)
+    sites = layout(frames)
+    sites["uk"] = {"customers": pieces(sites["uk"]["customers"][0], 3)}
+    check_equal(scored(model.table(sites, UNLABELLED)), model.reference(frames, SOURCE))
+
+
+def test_a_shard_at_a_site_without_a_part_is_refused(model):
+    sites = layout(store())
+    sites["fr"] = {"customers": [store(customers=6)["customers"]]}
+    with pytest.raises(
+        ModelError, match=r"site 'fr' hosts shard 0 of table 'c', but no"
+    ):
+        model.table(sites, UNLABELLED, **MEAN)

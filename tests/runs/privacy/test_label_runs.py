@@ -1,0 +1,463 @@
+"""Whole runs on noisy labels: what travels, what it gives away, what is learned."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from client_apps.app import app
+from client_apps.privacy import noisy_labels
+from strategies import STRATEGIES
+from strategies.explain.explanation import Explain
+from strategies.run.exchange import Part
+from strategies.run.grid import InProcessGrid
+from strategies.setup.labels import label_plan, read_private_labels
+from strategies.setup.problem import TrainingProblem
+from tests.support import federated
+from tp_flower.errors import ReplyError, SettingsError, SiteError
+from tp_flower.extraction.extracted import LabelColumn
+from tp_flower.learning.label_noise import LabelPlan, epsilon_of_noise
+from tp_flower.learning.losses import LogisticLoss, sigmoid
+from tp_flower.learning.metrics import evaluate
+from tp_flower.protocol import pack, unpack
+from tp_flower.query import Query
+from tp_flower.randomness import NoiseSource
+from tp_flower.settings import PrivacySettings, Settings
+
+ROWS = 6000
+CERTAIN = 100.0  # epsilon at which no class is ever changed
+SQL = "SELECT a.y AS label, a.x, b.z FROM a JOIN b ON a.id = b.id"
+
+
+@pytest.fixture(autouse=True)
+def _noise_of_known_keys(monkeypatch):
+    """Every draw has a key of its own, the same in each run of the tests."""
+    keys = itertools.count()
+    monkeypatch.setattr(
+        noisy_labels, "NoiseSource", lambda: NoiseSource(next(keys).to_bytes(32))
+    )
+
+
+def pairs(rows=ROWS):
+    """Two tables, one row of b for each of a: what b's site is sent is of one label."""
+    rng = np.random.default_rng(4)
+    x, z = rng.normal(size=(2, rows))
+    y = rng.random(rows) < sigmoid(0.8 * x - 1.2 * z - 0.5)
+    ids = rng.permutation(rows)
+    a = pd.DataFrame({"id": ids, "x": x, "y": y})
+    b = pd.DataFrame({"id": ids, "z": z}).sample(frac=1, random_state=1)
+    return a, b.reset_index(drop=True)
+
+
+class Watched(InProcessGrid):
+    """A grid that keeps all messages, and may change the requests of one action."""
+
+    def __init__(self, sites, action="", change=None):
+        self.seen = []
+        super().__init__(
+            app, sites, observe=lambda m: self.seen.append(federated._seen(m))
+        )
+        self.action, self.change = action, change
+
+    def _deliver(self, message):
+        if message.metadata.message_type == self.action:
+            packet = unpack(message.content)
+            self.change(packet.header)
+            message.content = pack(packet)
+        return super()._deliver(message)
+
+    def sent(self, action, *, replies):
+        return [
+            seen
+            for seen in self.seen
+            if (seen.action, seen.is_reply) == (action, replies)
+        ]
+
+
+def train(grid, sql, privacy, strategy="admm", **settings):
+    method = STRATEGIES[strategy](
+        Query.from_sql(sql),
+        Settings(strategy=strategy, device="cpu", privacy=privacy, **settings),
+    )
+    try:
+        method.start(grid)
+    finally:
+        grid.close()
+    return method
+
+
+def train_pairs(privacy, strategy="admm", **settings):
+    a, b = pairs()
+    grid = Watched([{"a": [a[:2500], a[2500:]]}, {"b": b}])
+    return grid, train(grid, SQL, privacy, strategy, num_epochs=3, **settings)
+
+
+def response(epsilon, **fields):
+    return PrivacySettings(
+        labels="randomised-response", label_epsilon=epsilon, **fields
+    )
+
+
+# equivalence
+
+
+@pytest.mark.parametrize("mechanism", ["laplace", "randomised-response"])
+@pytest.mark.parametrize("loss", ["logistic", "softmax"])
+@pytest.mark.parametrize(
+    ("strategy", "course"),
+    [("admm", {"num_epochs": 4}), ("sgd", {"num_epochs": 2, "batch_size": 20})],
+    ids=["admm", "sgd"],
+)
+def test_noise_that_changes_no_class_changes_no_figure(
+    loss, mechanism, strategy, course
+):
+    classes = ("a", "b", "c") if loss == "softmax" else ()
+    sites = federated.one_per_site(federated.sharded(federated.store()))
+    private = PrivacySettings(
+        labels=mechanism, label_epsilon=CERTAIN, label_classes=classes
+    )
+    methods = [
+        train(Watched(sites), federated.store_sql(loss), privacy, strategy, **course)
+        for privacy in (PrivacySettings(), private)
+    ]
+    clear, noisy = (method.report for method in methods)
+    # but for the rounding of what is left, and where the z-update's iteration stops
+    assert noisy.final_train == pytest.approx(clear.final_train, rel=1e-8)
+    assert noisy.final_test == pytest.approx(clear.final_test, rel=1e-8)
+
+
+def test_listed_classes_are_numbered_as_listed():
+    privacy = PrivacySettings(
+        labels="laplace", label_epsilon=CERTAIN, label_classes=("c", "a", "b", "never")
+    )
+    sites = federated.one_per_site(federated.whole(federated.store()))
+    method = train(Watched(sites), federated.store_sql("softmax"), privacy)
+    assert method.training_problem.classes == ("c", "a", "b", "never")
+    assert method.training_problem.loss.outputs == 4
+    assert set(method.training_problem.train_labels) == {0.0, 1.0, 2.0}
+
+
+# what travels
+
+
+def true_labels():
+    """Of a's rows in the order of the shards."""
+    return pairs()[0]["y"].to_numpy()
+
+
+def labels_sent(grid):
+    replies = grid.sent("query.extract", replies=True)
+    arrays = {key: a for seen in replies for key, a in seen.arrays.items()}
+    keys = sorted(key for key in arrays if key[1] == "label-values")
+    return np.concatenate([arrays[key] for key in keys])
+
+
+def guessed_by_server(grid):
+    """The labels as the server knows them from ``extract``."""
+    return (labels_sent(grid) == true_labels()).mean()
+
+
+def guessed_by_other_site(grid, method, action, array):
+    """What b's site guesses of a's labels by the sign of what it is sent per row.
+
+    Its rows' derivatives of the loss, p - y, are below zero where y = 1; a target
+    moves against them.
+    """
+    a, b = pairs()
+    of_row = dict(zip(a["id"], a["y"], strict=True))
+    truth = np.array([of_row[i] for i in b["id"]])
+    (part,) = method.training_problem.tables["b"].parts
+    told = next(
+        seen.arrays[part.number, array]
+        for seen in grid.sent(action, replies=False)
+        if (part.number, array) in seen.arrays
+    )
+    prepared = grid.sent("train.prepare", replies=False)
+    masks = {key: value for seen in prepared for key, value in seen.arrays.items()}
+    rows = np.flatnonzero(
+        np.unpackbits(masks[part.number, "trained"], count=len(b)).astype(bool)
+    )
+    if array == "target":
+        return ((told[:, 0] > 0) == truth[rows]).mean(), len(rows)
+    start, of_batch = (
+        masks[part.number, name] for name in ("batch-start", "batch-rows")
+    )
+    first = next(seen.header["batch"] for seen in grid.sent("train.sgd", replies=False))
+    rows = rows[of_batch[start[first] : start[first + 1]]]
+    return ((told[:, 0] < 0) == truth[rows]).mean(), len(rows)
+
+
+MECHANISMS = [
+    (PrivacySettings(), 1.0),
+    (response(2.0), 0.881),
+    (response(1.0), 0.731),
+    (response(0.01), 0.502),
+    (PrivacySettings(labels="laplace", label_noise=0.5), 0.929),
+    (PrivacySettings(labels="laplace", label_epsilon=0.02), 0.502),
+]
+NAMES = [f"{p.labels}-{p.label_epsilon or p.label_noise:g}" for p, _ in MECHANISMS]
+
+
+@pytest.mark.parametrize(("privacy", "expected"), MECHANISMS, ids=NAMES)
+def test_labels_are_guessed_from_messages_as_often_as_the_noise_allows(
+    privacy, expected
+):
+    grid, method = train_pairs(privacy, test_fraction=0.0)
+    plan = label_plan(Settings(privacy=privacy))
+    keep = plan.noise.keep if plan else 1.0
+    assert keep == pytest.approx(expected, abs=5e-4)
+    assert_as_often(guessed_by_server(grid), ROWS, keep)
+    found, rows = guessed_by_other_site(grid, method, "train.admm", "target")
+    assert rows == ROWS
+    assert_as_often(found, rows, keep)
+
+
+@pytest.mark.parametrize(("privacy", "expected"), MECHANISMS[:3], ids=NAMES[:3])
+def test_labels_are_guessed_from_derivatives_as_often_as_the_noise_allows(
+    privacy, expected
+):
+    grid, method = train_pairs(privacy, "sgd", test_fraction=0.0, batch_size=2000)
+    found, rows = guessed_by_other_site(grid, method, "train.sgd", "messages")
+    assert rows == 2000
+    assert_as_often(found, rows, expected)
+
+
+def assert_as_often(found, rows, keep):
+    assert abs(found - keep) <= 3.5 * np.sqrt(keep * (1 - keep) / rows) + 5e-4
+
+
+def test_no_true_label_is_in_any_message():
+    """With noise of a sixteenth, no array of one number per row is the labels'."""
+    grid, _ = train_pairs(response(np.log(15.0)))
+    truth = true_labels()
+    shards = (truth, truth[:2500], truth[2500:])
+    for seen in grid.seen:
+        for array in seen.arrays.values():
+            flat = np.asarray(array, np.float64).ravel()
+            for own in shards:
+                if len(flat) == len(own):
+                    assert (flat != own).mean() > 0.03
+
+
+# what is learned
+
+
+def learned(monkeypatch, privacy):
+    """The held-out rows' scores, and the strategy that found them."""
+    kept = []
+    measure = TrainingProblem.test_metrics
+
+    def keep(federation, local_scores):
+        kept.append(federation.test.sum_scores(federation.base_score, local_scores))
+        return measure(federation, local_scores)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingProblem, "test_metrics", keep)
+        _, method = train_pairs(privacy)
+    return kept[-1], method
+
+
+def test_the_correction_learns_what_the_true_labels_teach(monkeypatch):
+    scores, clear = learned(monkeypatch, PrivacySettings())
+    truth = clear.training_problem.test_labels
+    best = evaluate(LogisticLoss(), scores, truth)
+    found, method = learned(monkeypatch, response(1.0))
+    raw, uncorrected = learned(monkeypatch, response(1.0, label_correction=False))
+    corrected = evaluate(LogisticLoss(), found, truth)
+    biased = evaluate(LogisticLoss(), raw, truth)
+    assert corrected["log_loss"] - best["log_loss"] < 0.01
+    assert biased["log_loss"] - best["log_loss"] > 0.04
+    # and says so: the estimate is of the true labels' metric, else of the noise's
+    reported = method.report.final_test
+    assert reported["log_loss"] == pytest.approx(corrected["log_loss"], abs=0.08)
+    assert reported["accuracy"] == pytest.approx(corrected["accuracy"], abs=0.1)
+    assert uncorrected.report.final_test["accuracy"] < biased["accuracy"] - 0.05
+
+
+def test_numbers_with_noise_are_regressed():
+    privacy = PrivacySettings(
+        labels="laplace", label_epsilon=5.0, label_range=(0.0, 8.0)
+    )
+    sites = federated.one_per_site(federated.sharded(federated.store(2000, 300)))
+    settings = {"task": "regression"}
+    sql = federated.store_sql("squared")
+    clear = train(Watched(sites), sql, PrivacySettings(), **settings).report
+    noisy = train(Watched(sites), sql, privacy, **settings).report
+    raw = train(
+        Watched(sites),
+        sql,
+        PrivacySettings(
+            labels="laplace",
+            label_epsilon=5.0,
+            label_range=(0.0, 8.0),
+            label_correction=False,
+        ),
+        **settings,
+    ).report
+    # noise of variance 2 (8/5)^2 = 5.1 on labels whose residuals have about 0.5
+    assert raw.final_test["rmse"] > 2.0
+    assert noisy.final_test["loss"] == pytest.approx(clear.final_test["loss"], abs=0.9)
+    assert raw.final_train["loss"] - noisy.final_train["loss"] == pytest.approx(
+        (8 / 5) ** 2, rel=0.5
+    )
+
+
+# kept from run to run
+
+
+def site_files(folder):
+    a, b = pairs(400)
+    for name, frame in (("a", a), ("b", b)):
+        frame.to_csv(folder / f"{name}.csv", index=False)
+        text = f"[tables.{name}]\npath = '{name}.csv'\n"
+        if name == "a":
+            text += "[tables.a.policy]\nepsilon = 2\nreleases = {models = 'clear', "
+            text += "scores = 'clear', statistics = 'clear'}\n"
+        (folder / f"{name}.toml").write_text(text)
+    grid = Watched({name: folder / f"{name}.toml" for name in ("a", "b")})
+    for context in grid.contexts.values():
+        context.node_config["state-dir"] = str(folder / "state")
+    return grid
+
+
+def test_a_rerun_uses_and_pays_for_the_same_labels(tmp_path):
+    first, second = site_files(tmp_path), site_files(tmp_path)
+    one = train(first, SQL, response(1.5), num_epochs=1)
+    # another method, other features, the same labels
+    sql = "SELECT a.y AS label, b.z FROM a JOIN b ON a.id = b.id"
+    train(second, sql, response(1.5), "sgd", num_epochs=1)
+    np.testing.assert_array_equal(labels_sent(first), labels_sent(second))
+    assert one.training_problem is not None
+    with pytest.raises(
+        SiteError, match=r"has spent epsilon 1.5 of 2 .* asked for is 1"
+    ):
+        train(site_files(tmp_path), SQL, response(1.0), num_epochs=1)
+
+
+def test_explaining_a_run_draws_the_labels_that_it_will_train_on(tmp_path):
+    grid = site_files(tmp_path)
+    settings = Settings(mode="explain", privacy=response(1.5))
+    Explain(Query.from_sql(SQL), settings).start(grid)
+    later = site_files(tmp_path)
+    train(later, SQL, response(1.5), num_epochs=1)
+    np.testing.assert_array_equal(labels_sent(grid), labels_sent(later))
+
+
+TERMS = {"mechanism": "laplace", "epsilon": 1.0, "classes": [], "limits": []}
+
+
+@pytest.mark.parametrize(
+    ("plan", "match"),
+    [
+        ("laplace", "'label-privacy' is 'laplace'; allowed: an object"),
+        ({"mechanism": "laplace"}, "missing required field `epsilon`"),
+        ({**TERMS, "epsilon": 1e6}, "from 0.001 to 100"),
+        ({**TERMS, "epsilon": 0.0}, r"> 0.0 - at `\$.label-privacy.epsilon`"),
+        ({**TERMS, "mechanism": "none"}, r"at `\$.label-privacy.mechanism`"),
+        ({**TERMS, "classes": [1, 2]}, r"at `\$.label-privacy.classes\[0\]`"),
+        ({**TERMS, "limits": [0.0]}, r"\[0.0\] is no range of a label"),
+        ({**TERMS, "more": 1}, "unknown field `more`"),
+        (None, r"releases.labels = private\) refuses"),
+    ],
+)
+def test_a_plan_that_a_server_has_weakened_gets_no_labels(tmp_path, plan, match):
+    grid = site_files(tmp_path)
+    grid.action = "query.extract"
+
+    def change(header):
+        for order in header["parts"]:
+            order["label-privacy"] = plan
+
+    grid.change = change
+    with pytest.raises(SiteError, match=match):
+        train(grid, SQL, response(1.0))
+    failed = [
+        seen
+        for seen in grid.sent("query.extract", replies=True)
+        if "error" in seen.header
+    ]
+    assert failed
+    assert not any(seen.arrays for seen in failed)
+
+
+# the server's checks
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        (
+            {"task": "regression", "labels": "laplace"},
+            "regression need privacy.label-range.*it is not set",
+        ),
+        (
+            {"task": "regression", "labels": "laplace", "label_classes": ("1", "2")},
+            "not privacy.label-classes",
+        ),
+        (
+            {"task": "classification", "labels": "laplace", "label_range": (0.0, 1.0)},
+            "label-range is of a regression: not with task",
+        ),
+        (
+            {
+                "labels": "laplace",
+                "label_range": (0.0, 1.0),
+                "label_classes": ("0", "1"),
+            },
+            "not with privacy.label-classes",
+        ),
+        (
+            {"labels": "randomised-response", "label_range": (0.0, 1.0)},
+            "'randomised-response' is of classes; a regression takes 'laplace'",
+        ),
+        (
+            {"labels": "randomised-response", "task": "regression"},
+            "'randomised-response' is of classes; a regression takes 'laplace'",
+        ),
+        (
+            {"labels": "laplace", "label_classes": ("1",)},
+            "from 2 to 1000 different classes",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_the_task_are_refused(settings, match):
+    privacy = dict(settings)
+    task = privacy.pop("task", "auto")
+    asked = Settings(task=task, privacy=PrivacySettings(label_epsilon=1.0, **privacy))
+    with pytest.raises(SettingsError, match=match):
+        label_plan(asked)
+
+
+def test_the_plan_of_the_settings():
+    def plan(**fields):
+        return label_plan(Settings(privacy=PrivacySettings(**fields)))
+
+    assert plan() is None
+    assert plan(labels="laplace", label_noise=0.5) == LabelPlan(
+        "laplace", epsilon_of_noise(0.5)
+    )
+    noisy_number = plan(labels="laplace", label_noise=0.5, label_range=(1.0, 5.0))
+    assert noisy_number.noise.variance == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("plan", "column"),
+    [
+        (LabelPlan("laplace", 1.0), LabelColumn("number", np.ones(2))),
+        (LabelPlan("laplace", 1.0), LabelColumn("boolean", np.array([0.0, 0.5]))),
+        (LabelPlan("laplace", 1.0), LabelColumn("boolean", np.array([0.0, np.nan]))),
+        (
+            LabelPlan("laplace", 1.0, ("a", "b")),
+            LabelColumn("text", np.zeros(2), ("b", "a")),
+        ),
+        (
+            LabelPlan("laplace", 1.0, limits=(0.0, 1.0)),
+            LabelColumn("number", np.array([0.0, np.nan])),
+        ),
+    ],
+)
+def test_labels_that_are_not_what_the_plan_makes_are_refused(plan, column):
+    part = Part(0, "a", "shop", 2, 0)
+    with pytest.raises(ReplyError, match=r"'shop'.*labels without the noise"):
+        read_private_labels([(part, column)], plan)

@@ -1,0 +1,135 @@
+"""The store example as a Flower simulation, started as a user starts it."""
+
+from tests.support.paths import ROOT
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+SECONDS = 240
+Run = Future[tuple[int, str]]
+
+
+def script(name: str, *arguments: str, home: Path) -> tuple[int, str]:
+    """Run a script of the project; return its exit status and all it printed."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / name), *arguments],
+        env={**os.environ, "PYTHONPATH": path, "TP_FLOWER_HOME": str(home / "home")},
+        cwd=home,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def run(config: Path, home: Path) -> tuple[int, str]:
+    nodes = "num-supernodes=2 client-resources-num-cpus=1"
+    arguments = ("-c", str(config), "--federation-config", nodes)
+    return script("run_app.py", *arguments, home=home)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small store; its four organisations share two SuperNodes."""
+    folder = tmp_path_factory.mktemp("store")
+    sizes = ("--orders", "300", "--items", "20", "--customers", "40")
+    status, printed = script("data/make_store.py", str(folder), *sizes, home=folder)
+    assert status == 0, printed
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(store: Path) -> Iterator[dict[str, Run]]:
+    """A run that completes and one that fails, at the same time: they wait a lot."""
+    settings = f'task = "auto"\nnum-epochs = 3\noutput-dir = "{store / "out"}"'
+    changes = {
+        "good": ('task = "classification"', settings),
+        "bad": ("c.income", "c.incom"),
+    }
+    with ThreadPoolExecutor(len(changes)) as pool:
+        yield {
+            name: pool.submit(run, changed(store, name, *change), home(store, name))
+            for name, change in changes.items()
+        }
+
+
+def home(folder: Path, name: str) -> Path:
+    """Make a working folder of one run."""
+    own = folder / name
+    own.mkdir()
+    return own
+
+
+def changed(folder: Path, name: str, old: str, new: str) -> Path:
+    """Write a run config in which a text is replaced."""
+    text = (folder / "my-run.toml").read_text()
+    assert old in text
+    path = folder / f"{name}.toml"
+    path.write_text(text.replace(old, new))
+    return path
+
+
+@pytest.mark.slow
+def test_run_completes_and_reports(store: Path, runs: dict[str, Run]) -> None:
+    status, printed = runs["good"].result()
+    assert status == 0, printed
+    assert f"Report: {store / 'out' / 'report.json'}" in printed
+    report = json.loads((store / "out" / "report.json").read_text())
+    assert report["status"] == "completed"
+    assert report["settings"]["num-epochs"] == 3
+    assert report["epochs"] == 3
+    # extract, statistics, prepare; two per epoch, as customers are sharded; finish
+    assert report["rounds"] == 4 + 3 * 2 + 1
+    tables = {table["table"]: table for table in report["tables"]}
+    assert {name: table["rows"] for name, table in tables.items()} == {
+        "o": 300,
+        "i": tables["i"]["rows"],
+        "c": 40,
+    }
+    assert tables["c"]["sites"] == ["us", "uk"]
+    assert report["final"]["test"]["auc"] > 0.7
+    assert report["final"]["train"]["log_loss"] < 0.69
+    # the sites have forgotten the run but for the last reply, which they may be asked
+    # for again; they keep what a later run of the same query need not read again, their
+    # models, and what has left them
+    state = store / "good" / "home" / "state"
+    assert {path.name for path in state.iterdir()} - {".lock"} <= {
+        *("cache", "models", "row-order-key"),
+        *("site.db", "site.db-shm", "site.db-wal"),
+    }
+    with closing(sqlite3.connect(state / "site.db")) as database:
+        entries = database.execute("SELECT run, name, length(data) FROM entries")
+        left = entries.fetchall()
+    assert {run.partition("-")[2] for run, _, _ in left} == {"0", "1"}
+    assert {name for _, name, _ in left} == {".round", ".reply"}
+    assert sum(size for _, _, size in left) < 20_000
+
+
+@pytest.mark.slow
+def test_run_fails_with_its_message(runs: dict[str, Run]) -> None:
+    status, printed = runs["bad"].result()
+    assert status == 1, printed
+    message = "table 'c' has no column 'incom' (did you mean 'income'?)"
+    assert f"FAILED: feature c.incom: {message}" in printed
+    assert "error: the run ended as finished:failed: " in printed
+    assert message in printed.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_settings_are_refused_before_anything_starts(store: Path) -> None:
+    config = changed(store, "unknown", 'strategy = "admm"', 'stratgy = "admm"')
+    status, printed = run(config, home(store, "unknown"))
+    assert status == 2
+    assert "stratgy: unknown setting. Did you mean strategy?" in printed
+    assert "Valid settings: sql, task, tables, " in printed

@@ -1,0 +1,182 @@
+"""The cross-check of the alignment: real runs agree, and planted faults are found."""
+
+from contextlib import closing
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from client_apps.app import app
+from strategies import Explain
+from strategies.run.grid import InProcessGrid
+from tests.support.examples.explained import SMALL, SMALL_SQL
+from tp_flower.errors import MappingError, ReplyError, SiteError
+from tp_flower.protocol import Packet, pack, unpack
+from tp_flower.query import Query
+
+KEYS = 8
+
+
+def sites():
+    """Orders of items 0..7 in a random order; all keys are matched, on both sides."""
+    rng = np.random.default_rng(0)
+    item = np.repeat(np.arange(KEYS), 3)
+    rng.shuffle(item)
+    orders = pd.DataFrame({"item": item, "y": rng.normal(size=len(item))})
+    orders["x"] = rng.normal(size=len(item))
+    items = pd.DataFrame({"item": rng.permutation(KEYS), "z": rng.normal(size=KEYS)})
+    return {
+        "shop": {"orders": [orders.iloc[:9], orders.iloc[9:]]},
+        "maker": {"items": items.iloc[:5]},
+        "second": {"items": items.iloc[5:]},
+    }
+
+
+SQL = "SELECT o.y AS label, o.x, i.z FROM orders o JOIN items i ON o.item = i.item"
+
+
+class Faulty(InProcessGrid):
+    """A grid on which one kind of message is changed on its way, at one place."""
+
+    def __init__(self, action, change, *, is_reply, node=None):
+        super().__init__(app, sites())
+        self._fault = (action, change, is_reply, node)
+        self.hits = 0
+
+    def _deliver(self, message):
+        action, change, is_reply, node = self._fault
+        metadata = message.metadata
+        is_meant = metadata.message_type == action
+        is_meant = is_meant and node in (None, metadata.dst_node_id)
+        if is_meant and not is_reply:
+            message.content = self._changed(message, change)
+        reply = super()._deliver(message)
+        if is_meant and is_reply:
+            reply.content = self._changed(reply, change)
+        return reply
+
+    def _changed(self, message, change):
+        packet = unpack(message.content)
+        arrays = {key: np.array(array) for key, array in packet.arrays.items()}
+        header = packet.header
+        self.hits += change(header, arrays) or 0
+        return pack(Packet(header, arrays))
+
+
+def explain(grid):
+    strategy = Explain(Query.from_sql(SQL), test_fraction=0.0, mode="explain")
+    with closing(grid):
+        strategy.start(grid)
+    return strategy
+
+
+def named(arrays, start):
+    return [key for key in arrays if key[1].startswith(start)]
+
+
+def shifted_codes(header, arrays):  # noqa: ARG001
+    """Every row of a shard gets the key of the row before it."""
+    for key in named(arrays, "codes/"):
+        arrays[key] = np.roll(arrays[key], 1)
+    return 1
+
+
+def swapped_hashes(header, arrays):  # noqa: ARG001
+    """Two keys of a shard change places."""
+    for key in named(arrays, "hashes/"):
+        arrays[key][[0, 1]] = arrays[key][[1, 0]]
+    return 1
+
+
+def other_rows(header, arrays):  # noqa: ARG001
+    """The site looks at the row after the one that it is asked about."""
+    keys = named(arrays, "rows/")
+    for key in keys:
+        arrays[key] = arrays[key][::-1].copy()
+    return len(keys)
+
+
+def changed_digest(header, arrays):  # noqa: ARG001
+    for key in named(arrays, "digest/"):
+        arrays[key][1] += 1
+    return 1
+
+
+FAULTS = [
+    ("query.extract", shifted_codes, True),
+    ("query.extract", swapped_hashes, True),
+    ("query.check", other_rows, False),
+    ("query.check", changed_digest, True),
+]
+
+
+@pytest.mark.parametrize("node", [2, 3, 4])
+@pytest.mark.parametrize(("action", "change", "is_reply"), FAULTS)
+def test_planted_faults_are_found(action, change, is_reply, node):
+    grid = Faulty(action, change, is_reply=is_reply, node=node)
+    with pytest.raises(
+        MappingError,
+        match=r"sides of the join o\.item = i\.item do not hold the same keys: of 8 ",
+    ):
+        explain(grid)
+    assert grid.hits
+
+
+def test_without_a_fault_both_sides_agree():
+    strategy = explain(InProcessGrid(app, sites()))
+    (join,) = strategy.explanation.joins
+    assert join.checked_keys == KEYS
+
+
+def test_every_matched_key_is_asked_once_on_each_side_and_told_alike():
+    asked = {}
+
+    def see(message):
+        metadata = message.metadata
+        if metadata.message_type == "query.check" and not metadata.reply_to_message_id:
+            asked.update(unpack(message.content).arrays)
+
+    explain(InProcessGrid(app, sites(), observe=see))
+    # parts 0 and 1 are the orders, 2 and 3 the items
+    for name in ("rows/0", "weights/0"):
+        sizes = [len(asked[part, name]) for part in range(4)]
+        assert sum(sizes[:2]) == sum(sizes[2:]) == KEYS
+    left = np.concatenate([asked[0, "weights/0"], asked[1, "weights/0"]])
+    right = np.concatenate([asked[2, "weights/0"], asked[3, "weights/0"]])
+    assert sorted(left.tolist()) == sorted(right.tolist())
+    assert len(set(left.tolist())) == KEYS
+
+
+def test_left_joins_and_null_keys_are_checked_where_they_match():
+    strategy = Explain(Query.from_sql(SMALL_SQL), mode="explain", test_fraction=0.0)
+    with closing(InProcessGrid(app, SMALL)) as grid:
+        strategy.start(grid)
+    assert [join.checked_keys for join in strategy.explanation.joins] == [2, 2]
+
+
+def test_a_query_over_one_table_has_nothing_to_check():
+    strategy = Explain(
+        Query.from_sql("SELECT y AS label, x FROM orders"), mode="explain"
+    )
+    with closing(InProcessGrid(app, sites())) as grid:
+        strategy.start(grid)
+    assert strategy.explanation.joins == []
+    assert "check" not in [item.phase for item in strategy.history]
+
+
+def test_rows_that_a_shard_does_not_have_are_refused_by_the_site():
+    def beyond(header, arrays):  # noqa: ARG001
+        for key in named(arrays, "rows/"):
+            arrays[key][:1] = 99
+
+    with pytest.raises(SiteError, match=r"must hold numbers from 0 to"):
+        explain(Faulty("query.check", beyond, is_reply=False, node=2))
+
+
+def test_a_reply_without_a_count_is_refused():
+    def uncounted(header, arrays):  # noqa: ARG001
+        for facts in header["parts"]:
+            facts["counts"] = {"0": -1}
+
+    with pytest.raises(ReplyError, match=r"'maker' .*'counts' is {'0': -1}; .*>= 0"):
+        explain(Faulty("query.check", uncounted, is_reply=True, node=3))

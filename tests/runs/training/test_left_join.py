@@ -1,0 +1,168 @@
+"""Training over LEFT JOINs: as on the materialised join, with zeros where no row is."""
+
+from tests.support.examples.left_joins import SOURCE
+import functools
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.support.federated import (
+    FEATURES,
+    LABELS,
+    Run,
+    one_per_site,
+    run_query,
+    sharded,
+    store,
+    whole,
+)
+from tests.support.reference.training import SgdSettings, sgd
+from tests.support.examples.store_reference import reference_of
+from tests.support.batches import batches_of
+
+FRAMES = store()
+L2 = 0.01
+LAYOUTS = {"whole": whole, "sharded": sharded}
+# an order of nobody and one of an item without parts stay; so do those of late days
+MLP = (("c", "mlp"),)  # where rows are missing
+HOW = SgdSettings(rate=0.02, momentum=0.5, decay=0.1)
+
+each_loss = pytest.mark.parametrize("loss", list(LABELS))
+each_layout = pytest.mark.parametrize("layout", list(LAYOUTS))
+
+
+def train(loss, shards, strategy="admm", source=SOURCE, **how) -> Run:
+    how = {
+        "task": "regression" if loss == "squared" else "classification",
+        "loss": loss,
+        "device": "cpu",
+        "l2": L2,
+        **how,
+    }
+    sql = f"SELECT {LABELS[loss]} AS label, {FEATURES} {source}"
+    return run_query(sql, one_per_site(shards), strategy, **how)
+
+
+@functools.cache
+def trained(loss: str, layout: str = "whole", strategy: str = "admm", **how) -> Run:
+    """A run over the LEFT JOINs, made once."""
+    return train(loss, LAYOUTS[layout](FRAMES), strategy, **how)
+
+
+def distance(one, other) -> float:
+    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
+
+
+def test_no_order_is_lost():
+    federation = trained("squared", num_epochs=2).strategy.training_problem
+    steps = federation.join_steps
+    assert [(step.table, step.is_outer) for step in steps] == [
+        ("o", False),
+        ("c", True),
+        ("i", True),
+    ]
+    assert [step.fan_out_min for step in steps] == [1, 1, 1]
+    assert federation.train.tables["c"].has_missing
+    assert federation.train.tables["i"].has_missing
+    taken = set(federation.train.tables["o"].row_of.tolist())
+    taken |= set(federation.test.tables["o"].row_of.tolist())
+    assert taken == set(range(len(FRAMES["orders"])))
+
+
+@each_loss
+@each_layout
+def test_admm_reaches_the_centralised_optimum(loss, layout):
+    finished = trained(loss, layout, num_epochs=120, tolerance=1e-8)
+    reference = reference_of(finished, FRAMES, loss, SOURCE)
+    assert np.abs(reference.gradient(finished.flat)).max() <= 1e-5
+    best = reference.objective(reference.optimum())
+    assert reference.objective(finished.flat) <= best * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("how", [{"anderson_memory": 0}, {"rho": 2.0}, {"rho": 0.05}])
+def test_sharing_converges_without_help(how):
+    finished = trained("logistic", num_epochs=300, tolerance=1e-7, **how)
+    reference = reference_of(finished, FRAMES, "logistic", SOURCE)
+    best = reference.objective(reference.optimum())
+    assert reference.objective(finished.flat) <= best * (1 + 1e-4)
+
+
+def test_consensus_reaches_the_optimum():
+    finished = trained("logistic", "sharded", lou="consensus", num_epochs=150)
+    reference = reference_of(finished, FRAMES, "logistic", SOURCE)
+    best = reference.objective(reference.optimum())
+    assert reference.objective(finished.flat) <= best * 1.001
+
+
+@each_loss
+@each_layout
+def test_sgd_is_centralised_sgd(loss, layout):
+    finished = trained(
+        loss,
+        layout,
+        "sgd",
+        num_epochs=3,
+        batch_size=16,
+        learning_rate=HOW.rate,
+        momentum=HOW.momentum,
+        decay=HOW.decay,
+    )
+    reference = reference_of(finished, FRAMES, loss, SOURCE)
+    expected = sgd(reference, batches_of(finished), HOW)
+    assert distance(finished.flat, expected) < 1e-5
+
+
+@each_layout
+@pytest.mark.parametrize("strategy", ["admm", "sgd"])
+def test_mlps_lower_the_loss(strategy, layout):
+    # steps of single rows, the automatic size here, are no matter for MLPs
+    how = {"batch_size": 16, "learning_rate": 0.01} if strategy == "sgd" else {}
+    finished = trained("squared", layout, strategy, models=MLP, num_epochs=2, **how)
+    assert finished.losses[-1] < finished.losses[0]
+
+
+def nobody() -> dict[str, pd.DataFrame]:
+    """The store, where no customer has an order."""
+    frames = store()
+    frames["customers"]["id"] += 1000
+    return frames
+
+
+@each_layout
+@pytest.mark.parametrize(
+    ("strategy", "how"),
+    [
+        ("admm", {}),
+        ("admm", {"lou": "consensus"}),
+        ("admm", {"l2": 0.0}),
+        ("admm", {"models": MLP}),
+        ("sgd", {"batch_size": 4}),
+        ("sgd", {"models": MLP, "batch_size": 16, "learning_rate": 0.01}),
+    ],
+)
+def test_a_table_that_no_row_matches_trains_to_nothing(strategy, how, layout):
+    how = {"num_epochs": 2, **how}
+    finished = train("squared", LAYOUTS[layout](nobody()), strategy, **how)
+    own = finished.strategy.report.tables[1]
+    assert (own.table, own.multiplicity) == ("c", {"min": 0, "mean": 0.0, "max": 0})
+    assert finished.losses[-1] < finished.losses[0]
+    if "models" not in how:
+        assert np.abs(finished.theta["c"]).max() == 0
+
+
+@each_layout
+def test_a_table_that_only_held_out_rows_match(layout):
+    frames = store()
+    finished = train("squared", LAYOUTS[layout](frames), num_epochs=2)
+    held_out = np.flatnonzero(finished.tested["o"])
+    # the split depends on the seed and the number of orders only
+    customer = np.full(len(frames["orders"]), 500.0)
+    customer[held_out] = frames["orders"]["customer"].to_numpy()[held_out]
+    frames["orders"]["customer"] = customer
+    again = train("squared", LAYOUTS[layout](frames), num_epochs=2)
+    np.testing.assert_array_equal(again.tested["o"], finished.tested["o"])
+    assert not again.trained["c"].any()
+    assert again.tested["c"].any()
+    assert again.strategy.report.final_test
+    assert np.abs(again.theta["c"]).max() == 0

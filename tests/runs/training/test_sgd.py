@@ -1,0 +1,362 @@
+"""SGD over joins and unions against mini-batch SGD on the materialised join."""
+
+from tests.support.batches import batches_of
+import functools
+
+import numpy as np
+import pytest
+
+from client_apps.data import run_store as store_module
+from strategies.run.grid import InProcessGrid
+from strategies.training.batches import stale_limit
+from tests.support.federated import (
+    ALIASES,
+    LABELS,
+    Run,
+    one_per_site,
+    run,
+    sharded,
+    store,
+    whole,
+)
+from tests.support.reference import joins
+from tests.support.reference.training import Mlp, SgdSettings, mlp_sgd, sgd, stale_sgd
+from tests.support.examples.store_reference import reference_of
+
+FRAMES = store()
+LAYOUTS = {
+    "whole": whole,
+    "sharded": sharded,
+    "mixed": lambda frames: {
+        **whole(frames),
+        "customers": sharded(frames)["customers"],
+    },
+}
+HOW = SgdSettings(rate=0.05, momentum=0.8, decay=0.5)
+L2, EPOCHS, BATCH = 0.02, 3, 11
+
+each_loss = pytest.mark.parametrize("loss", list(LABELS))
+each_layout = pytest.mark.parametrize("layout", ["whole", "sharded"])
+
+
+@functools.cache
+def trained(loss: str, layout: str = "whole", model: str = "linear", **how) -> Run:
+    """A run on the store, made once."""
+    settings = {
+        "model": model,
+        "hidden_sizes": (6,),
+        "l2": L2,
+        "num_epochs": EPOCHS,
+        "batch_size": BATCH,
+        "learning_rate": HOW.rate,
+        "momentum": HOW.momentum,
+        "decay": HOW.decay,
+        **how,
+    }
+    sites = one_per_site(LAYOUTS[layout](FRAMES))
+    return run(loss, sites, "sgd", **settings)
+
+
+
+
+def distance(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
+
+
+@each_loss
+def test_every_epoch_visits_every_joined_row_once_in_another_order(loss):
+    finished = trained(loss)
+    total = finished.strategy.training_problem.train.joined_rows
+    epochs = batches_of(finished)
+    assert len(epochs) == EPOCHS
+    for batches in epochs:
+        assert sorted(row for batch in batches for row in batch) == list(range(total))
+        sizes = sorted(len(batch) for batch in batches)
+        assert sizes[1:] == [BATCH] * (len(batches) - 1)
+        assert sizes[0] == (total % BATCH or BATCH)
+    assert epochs[0] != epochs[1]
+    assert sorted(map(tuple, epochs[0])) == sorted(map(tuple, epochs[1]))
+
+
+@each_loss
+@each_layout
+def test_linear_models_are_those_of_centralised_sgd(loss, layout):
+    finished = trained(loss, layout)
+    reference = reference_of(finished, FRAMES, loss)
+    expected = sgd(reference, batches_of(finished), HOW)
+    assert distance(finished.flat, expected) < 1e-5
+
+
+@each_loss
+@each_layout
+def test_mlps_are_those_of_centralised_sgd(loss, layout):
+    finished = trained(loss, layout, "mlp")
+    reference = reference_of(finished, FRAMES, loss)
+    scale = float(reference.labels.std()) if loss == "squared" else 1.0
+    expected = mlp_sgd(
+        reference,
+        finished.parameters[0],
+        Mlp(hidden=6, scale=scale, label_table="o"),
+        batches_of(finished),
+        HOW,
+    )
+    found = np.concatenate([finished.theta[table] for table in expected])
+    assert distance(found, np.concatenate(list(expected.values()))) < 1e-5
+
+
+@pytest.mark.parametrize("how", [{"momentum": 0.0}, {"decay": 0.0}, {"l2": 0.0}])
+def test_settings_reach_the_steps(how):
+    finished = trained("logistic", **how)
+    reference = reference_of(finished, FRAMES, "logistic")
+    settings = SgdSettings(
+        **{**vars(HOW), **{k: v for k, v in how.items() if k != "l2"}}
+    )
+    expected = sgd(reference, batches_of(finished), settings)
+    assert distance(finished.flat, expected) < 1e-5
+    assert distance(trained("logistic").flat, expected) > 1e-3
+
+
+def test_one_batch_of_all_rows_is_gradient_descent():
+    how = {"batch_size": 10**6, "momentum": 0.0, "decay": 0.0, "num_epochs": 4}
+    finished = trained("softmax", **how)
+    reference = reference_of(finished, FRAMES, "softmax")
+    theta = np.zeros_like(finished.flat)
+    for epoch in range(1, 5):
+        theta = theta - HOW.rate * reference.gradient(theta)
+        found = np.concatenate(list(finished.parameters[epoch].values()))
+        assert distance(found, theta) < 1e-5
+
+
+@each_loss
+@pytest.mark.parametrize("model", ["linear", "mlp"])
+def test_shards_train_as_the_whole(loss, model):
+    together, apart = (trained(loss, layout, model) for layout in ("whole", "sharded"))
+    assert batches_of(together) == batches_of(apart)
+    # scores and Y travel as float32
+    assert distance(apart.flat, together.flat) < 1e-6
+    np.testing.assert_allclose(apart.losses, together.losses, rtol=1e-6)
+
+
+def test_dealing_of_shards_to_sites_does_not_matter():
+    expected = trained("logistic", "sharded")
+    sites = [sharded(FRAMES)]
+    finished = run(
+        "logistic",
+        sites,
+        "sgd",
+        l2=L2,
+        num_epochs=EPOCHS,
+        batch_size=BATCH,
+        learning_rate=HOW.rate,
+        momentum=HOW.momentum,
+        decay=HOW.decay,
+    )
+    np.testing.assert_array_equal(finished.flat, expected.flat)
+
+
+# steps that are one batch late
+
+
+def mean_gradients(finished: Run, part: int) -> list[np.ndarray]:
+    """What the shards of a table were sent as the gradients of their steps."""
+    return [
+        seen.arrays[part, "gradient"]
+        for seen in finished.seen
+        if not seen.is_reply and (part, "gradient") in seen.arrays
+    ]
+
+
+@each_loss
+@pytest.mark.parametrize(("layout", "late"), [("sharded", "oci"), ("mixed", "c")])
+def test_stale_steps_are_those_of_centralised_sgd_with_delayed_gradients(
+    loss, layout, late
+):
+    finished = trained(loss, layout, staleness=1)
+    reference = reference_of(finished, FRAMES, loss)
+    batches = batches_of(finished)
+    expected = stale_sgd(reference, batches, HOW, late)
+    for epoch in range(1, EPOCHS + 1):
+        found = np.concatenate(list(finished.parameters[epoch].values()))
+        assert distance(found, expected[epoch * len(batches[0]) - 1]) < 1e-5
+    # every step of the late tables has a gradient, and the steps differ from fresh ones
+    assert len(mean_gradients(finished, 1)) == EPOCHS * len(batches[0])
+    assert distance(trained(loss, layout).flat, expected[-1]) > 1e-4
+
+
+def test_no_delay_without_shards_and_none_over_one_batch():
+    """Steps are late from one batch of an epoch to the next only."""
+    late = trained("logistic", staleness=1)
+    np.testing.assert_array_equal(late.flat, trained("logistic").flat)
+    assert late.strategy.chosen["staleness"] == 0
+    for model in ("linear", "mlp"):
+        how = {"batch_size": 10**6, "model": model}
+        late = trained("logistic", "sharded", staleness=1, **how)
+        fresh = trained("logistic", "sharded", **how)
+        np.testing.assert_array_equal(late.flat, fresh.flat)
+        assert late.strategy.chosen["staleness"] == 0
+
+
+def test_stale_mlps_learn_like_fresh_ones():
+    how = {"model": "mlp", "learning_rate": 0.02}
+    late, fresh = (trained("logistic", "sharded", staleness=k, **how) for k in (1, 0))
+    assert late.losses[-1] < late.losses[0] - 0.02
+    assert late.losses[-1] == pytest.approx(fresh.losses[-1], rel=0.02)
+    assert distance(late.flat, fresh.flat) > 1e-4
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
+def test_the_limit_of_stale_steps_is_where_their_modes_stop_to_die_away(momentum):
+    """On a quadratic of curvature 1 a step is linear in (theta, velocity, scored)."""
+    for share, is_stable in ((0.99, True), (1.01, False)):
+        rate = share * stale_limit(momentum)
+        velocity = np.array([0.0, momentum, 1.0])
+        theta = np.array([1.0, 0.0, 0.0]) - rate * velocity
+        scored = np.array([1.0, -rate * momentum, 0.0])
+        modes = np.linalg.eigvals(np.array([theta, velocity, scored]))
+        assert bool(np.abs(modes).max() < 1) is is_stable
+
+
+def test_no_process_needs_to_know_what_another_did(tmp_path):
+    """In deployment every message is answered by a process of its own."""
+
+    class ForgetfulGrid(InProcessGrid):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            for context in self.contexts.values():
+                context.node_config["state-dir"] = str(tmp_path)
+
+        def _deliver(self, message):
+            store_module._CACHE.clear()
+            return super()._deliver(message)
+
+    how = {"staleness": 1, "num_epochs": 2}
+    found = trained("logistic", "mixed", grid_class=ForgetfulGrid, **how)
+    np.testing.assert_array_equal(found.flat, trained("logistic", "mixed", **how).flat)
+
+
+# rounds and bytes (design section 6)
+
+
+@pytest.mark.parametrize(("layout", "per_batch"), [("whole", 1), ("sharded", 2)])
+def test_rounds_per_epoch(layout, per_batch):
+    finished = trained("squared", layout)
+    total = finished.strategy.training_problem.train.joined_rows
+    batches = -(-total // BATCH)
+    actions = ["train.sgd", "train.step"][:per_batch]
+    for epoch in range(1, EPOCHS + 1):
+        rounds = finished.requests(epoch)
+        assert [requests[0].action for requests in rounds] == actions * batches
+        for requests in rounds:
+            nodes = [request.node for request in requests]
+            assert len(nodes) == len(set(nodes))
+
+
+@pytest.mark.parametrize("layout", ["sharded", "mixed"])
+def test_a_late_step_needs_no_round_of_its_own(layout):
+    finished = trained("squared", layout, staleness=1)
+    total = finished.strategy.training_problem.train.joined_rows
+    batches = -(-total // BATCH)
+    for epoch in range(1, EPOCHS + 1):
+        actions = [requests[0].action for requests in finished.requests(epoch)]
+        assert actions == ["train.sgd"] * batches + ["train.step"]
+
+
+def test_a_batch_sends_its_distinct_rows_only():
+    finished = trained("softmax")
+    federation = finished.strategy.training_problem
+    plan = finished.strategy._batches.plan
+    rounds = [item for item in finished.history if item.phase == "sgd"]
+    sent = [
+        next(s for s in finished.seen if s.round == item.round).header["batch"]
+        for item in rounds
+    ]
+    for item, batch in zip(rounds, sent, strict=True):
+        for alias, rows in federation.train.tables.items():
+            distinct = len(set(rows.row_of[plan.order[plan.slice(batch)]].tolist()))
+            assert item.bytes_down[alias] == 4 * 3 * distinct
+    # the reply brings the scores of the batch that follows
+    distinct = {a: np.diff(plan.tables[a].start) for a in ALIASES}
+    for item, following in zip(rounds[:5], sent[1:6], strict=True):
+        for alias in ALIASES:
+            assert item.bytes_up[alias] == 4 * 3 * distinct[alias][following]
+
+
+# metrics and stopping
+
+
+def test_last_epochs_metrics_are_those_of_the_final_model():
+    finished = trained("squared")
+    reference = reference_of(finished, FRAMES, "squared")
+    scores = reference.scores(finished.flat, range(len(reference.labels)))[:, 0]
+    rmse = np.sqrt(((scores - reference.labels) ** 2).mean())
+    final = finished.strategy.report.final_train
+    assert final["rmse"] == pytest.approx(rmse, rel=1e-5)
+
+
+@each_layout
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_test_metrics_are_of_the_epochs_model(layout, staleness):
+    """Each epoch's model scores the held-out joined rows, from its own parameters."""
+    finished = trained("squared", layout, staleness=staleness)
+    federation = finished.strategy.training_problem
+    every = joins.joined_positions(
+        whole(FRAMES),
+        ALIASES,
+        "FROM orders o "
+        "JOIN customers c ON o.customer = c.id JOIN items i ON o.item = i.item",
+    )
+    tested = finished.tested["o"]
+    assert federation.test.joined_rows == sum(tested[row[0]] for row in every)
+    ended = [item for item in finished.history if item.train]
+    for epoch, item in enumerate(ended, start=1):
+        scores = np.tile(federation.base_score, (federation.test.joined_rows, 1))
+        for alias, rows in federation.test.tables.items():
+            features = finished.features[alias]
+            theta = finished.parameters[epoch][alias]
+            width = features.shape[1]
+            local = features @ theta[:width] + (theta[width:].sum())
+            scores[:, 0] += local[rows.row_of]
+        rmse = np.sqrt(((scores[:, 0] - federation.test_labels) ** 2).mean())
+        assert item.test["rmse"] == pytest.approx(rmse, rel=1e-5)
+
+
+def test_early_epochs_report_the_loss_of_their_batches_before_their_steps():
+    finished = trained("logistic", num_epochs=2)
+    reference = reference_of(finished, FRAMES, "logistic")
+    first = batches_of(finished)[0]
+    total = 0.0
+    for number in range(len(first)):
+        theta = sgd(reference, [first[:number]], HOW)
+        scores = reference.scores(theta, first[number])[:, 0]
+        labels = reference.labels[first[number]]
+        total += float((np.logaddexp(0, scores) - labels * scores).sum())
+    assert finished.losses[0] == pytest.approx(total / len(reference.labels), rel=1e-5)
+
+
+def test_tolerance_stops_early():
+    how = {"num_epochs": 60, "momentum": 0.5, "decay": 0.0}
+    early = trained("squared", tolerance=0.01, **how)
+    count = len(early.losses)
+    assert 2 < count < 60
+    changes = np.abs(np.diff(early.losses)) / np.array(early.losses[1:])
+    assert changes[-1] < 0.01
+    assert (changes[:-1] >= 0.01).all()
+
+
+@each_loss
+def test_automatic_rate_trains_on_batches_of_one_row(loss):
+    """A hundredth of few joined rows is one: noisy steps must stay small."""
+    finished = run(loss, [whole(FRAMES)], "sgd", l2=1e-3)
+    assert finished.strategy.chosen["batch-size"] == 1
+    reference = reference_of(finished, FRAMES, loss)
+    best = reference.objective(reference.optimum())
+    start = reference.objective(np.zeros_like(finished.flat))
+    reached = reference.objective(finished.flat)
+    assert reached - best < 0.25 * (start - best)
+
+
+def test_automatic_batch_size_is_a_hundredth_of_the_joined_rows():
+    frames = store(orders=400)
+    finished = run("squared", [whole(frames)], "sgd", num_epochs=1)
+    total = finished.strategy.training_problem.train.joined_rows
+    assert finished.strategy.chosen["batch-size"] == -(-total // 100)

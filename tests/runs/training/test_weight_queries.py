@@ -1,0 +1,259 @@
+"""``AS weight``: which item is the weight, what leaves the site, and what may."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import sqlalchemy as sa
+
+from client_apps.handlers.training_rows import once_each
+from strategies.explain.explanation import explanation_dict
+from tests.support.database_tables import fill, source_of
+from tests.support.federated import FEATURES, SOURCE, one_per_site, run_query, store, whole
+from tests.support.examples.requests import body
+from tests.support.examples.explained import explain, printed
+from tests.support.extraction import run as extracted
+from tests.support.examples.policies import check, features, fragment, guard_of, policy_of
+from tp_flower.errors import PolicyError, QueryError, SiteError
+from tp_flower.extraction.extract import extract
+from tp_flower.protocol import pack_bits
+from tp_flower.query import Query
+from tp_flower.query.fragment import Feature, Fragment, SubQuery
+from tp_flower.sources.policy import WEIGHTS, Policy, Releases
+
+SCHEMAS = {
+    "o": {"k": "INTEGER", "y": "DOUBLE", "w": "DOUBLE"},
+    "p": {"k": "INTEGER", "weight": "DOUBLE", "x": "DOUBLE"},
+}
+JOINED = "FROM o JOIN p ON o.k = p.k"
+
+
+def bound(items: str, source: str = JOINED):
+    query = Query.from_sql(f"SELECT {items} {source}")
+    # rendering keeps what is the weight
+    assert Query.from_sql(query.to_sql()).statement == query.statement
+    return query.bind(SCHEMAS)
+
+
+def test_only_an_alias_makes_a_weight():
+    found = bound("o.y AS label, p.weight AS Weight, p.x")
+    assert found.weight_table == "p"
+    assert found.fragment("p").weight == '"weight"'
+    assert [f.name for f in found.fragment("p").features] == ["x"]
+    assert found.fragment("o").weight is None
+
+
+@pytest.mark.parametrize(
+    "items", ["o.y AS label, p.weight, p.x", "o.y AS label, p.*", "o.y label, p.weight"]
+)
+def test_a_column_that_is_called_so_is_a_feature(items):
+    found = bound(items)
+    assert found.weight_table is None
+    assert "weight" in [f.name for f in found.fragment("p").features]
+
+
+def test_the_weight_may_be_a_feature_too():
+    found = bound("o.y AS label, p.weight AS weight, p.weight AS heavy").fragment("p")
+    assert found.weight == '"weight"'
+    assert [f.name for f in found.features] == ["heavy"]
+
+
+def test_a_star_leaves_out_what_the_weight_is_made_of():
+    found = bound("o.y AS label, p.weight * 2 AS weight, *")
+    names = [f.name for own in found.fragments for f in own.features]
+    assert names == ["w", "x"]
+
+
+def test_a_name_within_a_sub_query_is_a_column():
+    source = "FROM o JOIN (SELECT k, AVG(x) AS weight FROM p GROUP BY k) d ON d.k = o.k"
+    assert bound("o.y AS label, d.weight", source).weight_table is None
+    found = bound("o.y AS label, o.w, d.weight AS weight", source)
+    assert found.fragment("d").weight == '"weight"'
+
+
+def test_a_weight_alone_is_no_feature():
+    with pytest.raises(QueryError, match="no features: SELECT more than the label"):
+        bound("o.y AS label, o.w AS weight", "FROM o")
+
+
+def test_on_the_wire():
+    plain = Fragment("p", "p", label='"x"')
+    assert "weight" not in plain.to_json()
+    with_weight = Fragment("p", "p", weight='"x" + 1')
+    sent = json.loads(json.dumps(with_weight.to_json()))
+    assert Fragment.from_json(sent) == with_weight
+    assert with_weight.check(["X"]).weight == '"X" + 1'
+    for hostile in ("(SELECT 1)", "y", "x); DROP TABLE t; --"):
+        with pytest.raises(QueryError, match="weight"):
+            Fragment("p", "p", weight=hostile).check(["x"])
+    with pytest.raises(QueryError, match=r"got `int` - at `\$.weight`"):
+        Fragment.from_json({**plain.to_json(), "weight": 1})
+
+
+def test_what_a_site_extracts():
+    frame = pd.DataFrame({"x": [1.5, None, 0.0], "b": [True, False, True]})
+    own = extracted(frame, Fragment("t", "table", weight='"x" * 2', label='"b"'))
+    np.testing.assert_array_equal(own.weight, [3.0, np.nan, 0.0])
+    np.testing.assert_array_equal(own.label.values, [1.0, 0.0, 1.0])
+    flags = extracted(frame, Fragment("t", "table", weight='"b"'))
+    np.testing.assert_array_equal(flags.weight, [1.0, 0.0, 1.0])
+    assert extracted(frame, Fragment("t", "table", label='"b"')).weight is None
+
+
+GROUPED = SubQuery(
+    columns=(Feature("x", 'MAX("b")'), Feature("n", "COUNT(*)")), groups=('"b"',)
+)
+
+
+@pytest.mark.parametrize(
+    ("fragment", "expected"),
+    [
+        (Fragment("t", "t", weight='"x" * 2', filters=('"x" < 4',)), [0.0, 3.0]),
+        (Fragment("t", "t", weight='"b"'), [0.0, 1.0, 1.0]),
+        (Fragment("t", "t", weight='"x" * "n"', subquery=GROUPED), [0, 2]),
+    ],
+)
+def test_a_database_computes_weights_as_a_site_does(tmp_path, fragment, expected):
+    url = sa.make_url(f"sqlite:///{tmp_path}/shards.db")
+    rows = [(1.5, 1), (0.0, 0), (5.5, 1)]
+    name = fill(url, "t", {"x": "DOUBLE", "b": "INTEGER"}, rows)
+    found = extract(source_of(url, name), fragment)
+    assert found.meta["pushed"] == ['filter: "x" < 4'] * len(fragment.filters)
+    np.testing.assert_array_equal(np.sort(found.weight), expected)
+    frame = pd.DataFrame(rows, columns=["x", "b"])
+    np.testing.assert_array_equal(np.sort(extracted(frame, fragment).weight), expected)
+
+
+# policies
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("columns = ['day']", "columns"),
+        ("columns = ['amount']\nlabels = ['is_fraud']", "labels"),
+        ("weights = ['day']", "weights"),
+        ("join-only = ['amount']", "join-only"),
+        ("columns = ['day']\nweights = ['amount']", ""),
+        ("labels = ['amount']", ""),
+        ("columns = ['amount']", ""),
+    ],
+)
+def test_what_a_weight_may_read(tmp_path, text, refused):
+    policy, asked = policy_of(tmp_path, text), fragment(weight='"amount"')
+    if not refused:
+        check(policy, asked)
+        return
+    with pytest.raises(PolicyError, match=rf"\({refused}\) .*the weight reads column"):
+        check(policy, asked)
+
+
+def test_a_column_for_weights_is_no_feature(tmp_path):
+    policy = policy_of(tmp_path, "columns = ['day']\nweights = ['amount']")
+    assert policy.visible(["day", "amount", "salary"]) == ["day", "amount"]
+    with pytest.raises(PolicyError, match="columns"):
+        check(policy, fragment(features=features(a='"amount"')))
+
+
+@pytest.mark.parametrize(
+    ("text", "may_leave"),
+    [
+        ("", True),
+        ("releases = { labels = 'never' }", False),
+        ("epsilon = 2.0", False),
+        (
+            "epsilon = 2.0\nweights = ['amount']\nreleases = { weights = 'clear' }",
+            True,
+        ),
+        ("epsilon = 2.0\nreleases = { labels = 'clear' }", True),
+        ("releases = { weights = 'never' }", False),
+    ],
+)
+def test_weights_leave_as_labels_in_the_clear_do(tmp_path, text, may_leave):
+    guard, (source,) = guard_of(tmp_path, text)
+    guard.check_fragment(source, fragment(label='"day"'))
+    if may_leave:
+        guard.check_fragment(source, fragment(weight='"amount"'))
+        return
+    match = r"releases.weights = never\) refuses: the run asks for weights; none may"
+    with pytest.raises(PolicyError, match=match):
+        guard.check_fragment(source, fragment(weight='"amount"'))
+
+
+def test_there_is_no_noise_on_weights():
+    assert Releases(labels="private").level(WEIGHTS) == "never"
+    with pytest.raises(PolicyError, match="none may leave"):
+        Policy(releases=Releases(weights="never")).check_release(
+            WEIGHTS, is_private=True
+        )
+
+
+# what is told
+
+
+SITES = one_per_site(whole(store()))
+SQL = f"SELECT o.qty AS label, i.price AS weight, {FEATURES} {SOURCE}"
+
+
+def test_explain_says_what_weighs_a_row():
+    found = explain(SQL, SITES, row_weight="entity(c)")
+    facts = explanation_dict(found)["row-weight"]
+    assert (facts["column"], facts["entity"]) == ('i: "price"', "c")
+    assert 0 < facts["min"] < 1 < facts["max"]
+    assert facts["effective-rows"] < found.joined_rows_train
+    (told,) = (x for x in found.disclosures if x.carries.startswith("the weight of"))
+    assert (told.message, told.to, told.protection) == (
+        "query.extract",
+        "server",
+        "nothing",
+    )
+    assert any(
+        "what the joined rows of each weigh" in r.carries for r in found.disclosures
+    )
+    text = printed(found)
+    assert 'weight of a joined row: "price"' in text
+    assert 'weight of i: "price"; each row of c counts once' in text
+    plain = explain(SQL.replace("i.price AS weight, ", ""), SITES)
+    assert explanation_dict(plain)["row-weight"] is None
+    words = [own.carries for own in plain.disclosures]
+    assert not any("the weight of" in own or "each weigh" in own for own in words)
+    assert any(
+        "which own rows are joined, and to how many rows" in own for own in words
+    )
+
+
+def test_the_ledger_lists_weights_as_not_covered():
+    finished = run_query(SQL, SITES, num_epochs=1, device="cpu")
+    totals = finished.strategy.report.privacy["totals"]
+    uncovered = {own["table"]: own["uncovered"] for own in totals}
+    assert "weights" in uncovered["items"]
+    assert "weights" not in uncovered["orders"]
+
+
+# what the server tells a site
+
+
+def weighted(*weights):
+    """The rows of a part whose two rows are of nine joined rows that weigh so much."""
+    arrays = {
+        "trained": pack_bits(np.array([True, True])),
+        "tested": pack_bits(np.zeros(2, bool)),
+        "masses": np.array(weights, np.float32),
+    }
+    return once_each(body(9, arrays), 2)
+
+
+@pytest.mark.parametrize("weights", [[0.0, 1.0], [-1.0, 1.0], [9.1, 1.0]])
+def test_a_site_refuses_weights_that_are_none(weights):
+    match = "'masses' must hold weights above 0 and at most 9"
+    with pytest.raises(SiteError, match=match):
+        weighted(*weights)
+
+
+def test_a_site_refuses_weighted_rows_in_a_private_run():
+    rows = weighted(0.5, 1.5)
+    with pytest.raises(
+        SiteError, match="its joined rows are weighted: clips and noise"
+    ):
+        rows.check_accounted()

@@ -1,0 +1,249 @@
+import multiprocessing
+import os
+import tomllib
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pytest
+
+from scripts.data.store import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
+from tests.support.paths import ROOT
+from tp_flower.errors import SourceError
+from tp_flower.extraction.extract import extract
+from tp_flower.features.choice import choose_encoders
+from tp_flower.query import Query
+from tp_flower.settings import Settings
+from tp_flower.sources import flights as flights_module
+from tp_flower.sources.flights import (
+    FLIGHTS_REGRESSION_SQL,
+    FLIGHTS_SQL,
+    flights_tables,
+)
+from tp_flower.sources.shards import (
+    describe,
+    hosted_shards,
+    load_tables,
+    register_frames,
+)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder of its own, so that the files are written by this code."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TP_FLOWER_HOME", str(folder))
+        flights_tables()
+        yield folder
+
+
+def schemas_of(sources):
+    return {source.table: describe(source).columns for source in sources}
+
+
+def test_five_organisations(home):
+    sources = hosted_shards({}, {})
+    found = [(source.table, source.site, source.index) for source in sources]
+    origins = list(enumerate(["EWR", "JFK", "LGA"]))
+    assert found == [
+        *(("flights", origin, index) for index, origin in origins),
+        *(("weather", origin, index) for index, origin in origins),
+        ("planes", "registry", 0),
+        ("airports", "directory", 0),
+    ]
+    assert all(source.path.startswith(str(home)) for source in sources)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5, 7])
+def test_any_number_of_nodes_hosts_everything_once(home, nodes):
+    assert home.is_dir()
+    hosted = [
+        source
+        for node in range(nodes)
+        for source in hosted_shards({"partition-id": node, "num-partitions": nodes}, {})
+    ]
+    assert len(hosted) == 8
+    assert {s.path for s in hosted} == {s.path for s in hosted_shards({}, {})}
+
+
+def test_shards_are_all_of_the_data_with_one_type_each(home):
+    assert home.is_dir()
+    rows, columns = {}, {}
+    for source in hosted_shards({}, {}):
+        schema = describe(source)
+        rows[source.table] = rows.get(source.table, 0) + schema.rows
+        assert columns.setdefault(source.table, schema.columns) == schema.columns
+    assert rows == {
+        "flights": 336_776,
+        "weather": 26_115,
+        "planes": 3_322,
+        "airports": 1_458,
+    }
+    assert columns["flights"]["time_hour"] == columns["weather"]["time_hour"]
+    assert columns["flights"]["arr_delay"] == "BIGINT"
+
+
+def test_files_are_written_once(home):
+    files = [path for table in flights_tables().values() for path in table.values()]
+    before = [path.stat().st_mtime_ns for path in files]
+    flights_tables()
+    assert [path.stat().st_mtime_ns for path in files] == before
+    folder = home / "datasets" / "flights"
+    assert [path.name for path in folder.iterdir()] == [flights_module.FORMAT]
+    assert sorted(p.suffix for p in (folder / "v1").iterdir()) == [".parquet"] * 8
+
+
+def _race(start, home):
+    os.environ["TP_FLOWER_HOME"] = home
+    start.wait()
+    flights_tables()
+
+
+@pytest.mark.slow
+def test_several_processes_may_write_at_once(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    start = context.Barrier(3)
+    processes = [
+        context.Process(target=_race, args=(start, str(tmp_path))) for _ in range(3)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert os.listdir(tmp_path / "datasets" / "flights") == ["v1"]
+
+
+def test_failed_write_leaves_nothing(tmp_path):
+    def fail(folder):
+        (folder / "half").write_text("x")
+        raise OSError("disk full")
+
+    with pytest.raises(SourceError, match=r"cannot write the flights data .*disk full"):
+        flights_module._build_folder(tmp_path / "a" / "b", fail)
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+def test_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(SourceError, match="set TP_FLOWER_HOME to a folder that can be"):
+        flights_module._build_folder(tmp_path / "file" / "b", lambda _: None)
+
+
+def test_package_is_named_when_missing(monkeypatch):
+    monkeypatch.setattr(flights_module, "PACKAGE", "no_such_package")
+    with pytest.raises(SourceError, match="pip install no_such_package"):
+        flights_module._package_data()
+
+
+@pytest.mark.parametrize(
+    ("sql", "kind"), [(FLIGHTS_SQL, "boolean"), (FLIGHTS_REGRESSION_SQL, "number")]
+)
+def test_flights_queries_run_at_every_shard(home, sql, kind):
+    assert home.is_dir()
+    sources = hosted_shards({}, {})
+    bound = Query.from_sql(sql).bind(schemas_of(sources))
+    names = {part.name: part for part in bound.fragments}
+    shards = [extract(source, names[source.table]) for source in sources]
+    labels = [shard.label for shard in shards if shard.label is not None]
+    assert sum(len(label.values) for label in labels) == 327_346  # arr_delay not null
+    assert {label.kind for label in labels} == {kind}
+    assert not any(np.isnan(label.values).any() for label in labels)
+    kinds = {shard.table: [key.kind for key in shard.keys] for shard in shards}
+    assert kinds == {
+        "f": ["text", "text+time", "text"],
+        "p": ["text"],
+        "w": ["text+time"],
+        "a": ["text"],
+    }
+
+
+def test_the_flights_features_have_encoders_without_statistics(home):
+    assert home.is_dir()
+    file = ROOT / "scripts" / "private_flights.toml"
+    config = tomllib.loads(file.read_text())
+    asked = Settings.from_run_config({"encoders": config["encoders"]})
+    sources = hosted_shards({}, {})
+    bound = Query.from_sql(FLIGHTS_SQL).bind(schemas_of(sources))
+    names = {own.table: [f.name for f in own.features] for own in bound.fragments}
+    choices = choose_encoders(asked.encoders, names)
+    for fragment in bound.fragments:
+        source = next(own for own in sources if own.table == fragment.name)
+        for info in extract(source, fragment).features:
+            assert choices[fragment.table].is_declared(info.name, info.kind)
+            choices[fragment.table].spec_for(info.name, info.kind)
+
+
+def test_flights_features_leave_out_departure_and_arrival():
+    for feature in ("f.dep_time", "f.dep_delay", "f.arr_time", "f.air_time"):
+        assert feature not in FLIGHTS_SQL
+
+
+def test_store_is_many_to_many_with_two_shards():
+    store = make_store(orders=300, items=40, customers=60, seed=3)
+    assert [len(shard) for shard in store["customers"]] == [40, 20]
+    us, uk = store["customers"]
+    assert set(us["country"]) == {"US"}
+    assert set(uk["country"]) == {"UK"}
+    (orders,), (items,) = store["orders"], store["items"]
+    assert len(orders) == 300
+    assert items["item_id"].nunique() == 40
+    assert items.groupby("item_id").size().max() > 1
+    assert orders.groupby("item_id").size().max() > 1
+    assert not items.duplicated(["item_id", "part"]).any()
+
+
+def test_store_is_seeded():
+    first, again, other = (make_store(50, 10, 10, seed) for seed in (1, 1, 2))
+    for name, shards in first.items():
+        for shard, same in zip(shards, again[name], strict=True):
+            pd.testing.assert_frame_equal(shard, same)
+    assert not first["orders"][0].equals(other["orders"][0])
+
+
+@pytest.mark.parametrize("sql", [STORE_SQL, STORE_CLASSIFICATION_SQL])
+def test_store_queries_run_at_every_shard(sql):
+    sources = load_tables("memory:" + register_frames(make_store(), site="store"))
+    bound = Query.from_sql(sql).bind(schemas_of(sources))
+    names = {part.name: part for part in bound.fragments}
+    shards = [extract(source, names[source.table]) for source in sources]
+    assert shards[0].rows == 5_000
+
+
+def test_every_table_explains_the_quantity():
+    """Without a table's features, least squares explains clearly less."""
+    tables = {name: pd.concat(shards) for name, shards in make_store().items()}
+    with duckdb.connect() as connection:
+        for name, table in tables.items():
+            connection.register(name, table)
+        joined = connection.execute(STORE_SQL).df()
+    joined["price"] = np.log(joined["price"])
+    parts = {
+        "orders": ["discount", "channel"],
+        "items": ["price", "part"],
+        "customers": ["income", "age", "segment"],
+    }
+
+    def explained(names):
+        features = pd.get_dummies(joined[[c for n in names for c in parts[n]]])
+        filled = features.fillna(features.mean()).to_numpy(float)
+        filled = np.column_stack([filled, np.ones(len(filled))])
+        label = joined["label"].to_numpy(float)
+        fitted = filled @ np.linalg.lstsq(filled, label, rcond=None)[0]
+        return 1 - ((label - fitted) ** 2).mean() / label.var()
+
+    everything = explained(parts)
+    assert everything > 0.6
+    for left_out in parts:
+        assert (
+            explained([name for name in parts if name != left_out]) < everything - 0.05
+        )
+
+
+@pytest.mark.parametrize("sizes", [(0, 1, 2), (1, 0, 2), (1, 1, 1)])
+def test_store_refuses_empty_tables(sizes):
+    with pytest.raises(
+        ValueError, match="at least 1 order, 1 item, 2 customers and 1 part"
+    ):
+        make_store(*sizes)

@@ -1,0 +1,170 @@
+"""MovieLens in its official formats becomes the papers' tables."""
+
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from scripts.data.prepare_movielens import GENRES, has_movielens, main, read_movielens
+from tests.support.prepared import run_prepared, table
+
+MOVIELENS = Path(os.environ.get("TP_FLOWER_MOVIELENS", "../shared/data/ml-100k"))
+
+
+def flags(*genres: str) -> str:
+    return "|".join("1" if name in genres else "0" for name in GENRES)
+
+
+SMALL = {
+    "u.data": "1\t10\t5\t881250949\n2\t10\t3\t891717742\n2\t20\t1\t878887116\n",
+    "u.item": (
+        f'10|Amélie "x" (2001)|02-Nov-2001||http://a?b|{flags("Comedy", "Romance")}\n'
+        f"20|unknown||||{flags('unknown')}\n"
+    ),
+    "u.user": "1|24|M|technician|85711\n2|53|F|other|94043\n",
+}
+LARGE = {
+    "ratings.dat": "1::10::5::978300760\n2::10::3::978302109\n2::20::1::978301968\n",
+    "movies.dat": "10::City of Lost Children: Amélie, The (2001)::Comedy|Romance\n"
+    "20::Heat (1995)::Crime\n",
+    "users.dat": "1::M::24::10::48067\n2::F::56::16::70072\n",
+}
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="latin-1")
+    return folder
+
+
+def packed(folder: Path, files: dict[str, str], inside: str) -> Path:
+    path = folder / "archive.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{inside}/README", "read me")
+        for name, text in files.items():
+            archive.writestr(f"{inside}/{name}", text.encode("latin-1"))
+    return path
+
+
+def test_the_small_one_has_a_row_per_genre(tmp_path: Path) -> None:
+    frames = read_movielens(write(tmp_path / "ml-100k", SMALL))
+    movies = frames["movies"].sort_values(["movie_id", "genre"])
+    assert movies.fillna(0).values.tolist() == [
+        [10, 2001, "Comedy"],
+        [10, 2001, "Romance"],
+        [20, 0, "unknown"],
+    ]
+    assert frames["ratings"].values.tolist() == [
+        [1, 10, 5, 881250949],
+        [2, 10, 3, 891717742],
+        [2, 20, 1, 878887116],
+    ]
+    assert frames["users"].values.tolist() == [
+        [1, 24, True, "technician"],
+        [2, 53, False, "other"],
+    ]
+
+
+def test_the_large_one_has_a_row_per_genre(tmp_path: Path) -> None:
+    frames = read_movielens(packed(tmp_path, LARGE, "ml-1m"))
+    movies = frames["movies"].sort_values(["movie_id", "genre"])
+    assert movies.values.tolist() == [
+        [10, 2001, "Comedy"],
+        [10, 2001, "Romance"],
+        [20, 1995, "Crime"],
+    ]
+    # occupations are numbers without an order
+    assert frames["users"].values.tolist() == [
+        [1, 24, True, "10"],
+        [2, 56, False, "16"],
+    ]
+
+
+# the only year of the small one is constant
+@pytest.mark.parametrize(("files", "years"), [(SMALL, 0), (LARGE, 1)])
+def test_what_is_written_can_be_trained_on(
+    tmp_path: Path,
+    files: dict[str, str],
+    years: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, output = write(tmp_path / "archive", files), tmp_path / "my output"
+    assert main([str(folder), str(output)]) == 0
+    assert "joined: 5 rows" in capsys.readouterr().out
+    report = run_prepared(output, **{"test-fraction": 0.0})
+    assert report.joined_rows_train == 5
+    # time; year, title and three genres; age, sex and two occupations
+    widths = {item.table: item.features for item in report.tables}
+    assert widths == {"r": 1, "m": years + 32 + 3, "u": 4}
+    titles = table(output, "movies")["title_words"]
+    assert [sum(x * x for x in words) for words in titles] == pytest.approx([1.0] * 3)
+
+
+def test_titles_are_texts_in_latin_1(tmp_path: Path) -> None:
+    # the same words, the year apart: so the é was read
+    folder = write(tmp_path / "archive", SMALL)
+    more = SMALL["u.item"].replace("unknown|", "AMÉLIE X (2001)|", 1)
+    write(folder, {"u.item": more})
+    assert main([str(folder), str(tmp_path / "out")]) == 0
+    by_movie = table(tmp_path / "out", "movies").groupby("movie_id")["title_words"]
+    first, second = (list(words) for words in by_movie.first())
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"u.user": None},
+            "MovieLens-100K lacks u.user; MovieLens-1M lacks ratings.dat",
+        ),
+        (
+            {"u.data": "1\t10\t5\n"},
+            "u.data does not have the 4 columns user_id, movie_id",
+        ),
+        ({"u.data": "1\t10\t7\t881250949\n"}, "a rating is not 1 to 5"),
+        ({"u.data": "9\t10\t5\t881250949\n"}, "a rating's user is missing"),
+        ({"u.data": "1\t99\t5\t881250949\n"}, "a rating's movie is missing"),
+        ({"u.user": "1|24|X|technician|85711\n"}, "a sex is neither M nor F"),
+        ({"u.data": "userId\tmovieId\trating\ttime\n"}, "Could not convert"),
+    ],
+)
+def test_other_files_are_refused(
+    tmp_path: Path,
+    files: dict[str, str | None],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    merged = {name: text for name, text in {**SMALL, **files}.items() if text}
+    folder = write(tmp_path / "archive", merged)
+    assert main([str(folder), str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_other_archives_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = packed(tmp_path, {"links.csv": "movieId,imdbId\n"}, "ml-latest")
+    assert main([str(other), str(tmp_path / "out")]) == 2
+    assert "is not MovieLens-100K or -1M" in capsys.readouterr().err
+    text = tmp_path / "a.txt"
+    text.write_text("x")
+    assert main([str(text), str(tmp_path / "out")]) == 2
+    assert "neither a folder nor a .zip" in capsys.readouterr().err
+    assert main([str(tmp_path / "none"), str(tmp_path / "out")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+    assert not any(map(has_movielens, (other, text, tmp_path / "none", None)))
+
+
+@pytest.mark.skipif(not has_movielens(MOVIELENS), reason="needs MovieLens-100K")
+def test_the_official_files_have_the_papers_sizes() -> None:
+    frames = read_movielens(MOVIELENS)
+    assert {name: len(frame) for name, frame in frames.items()} == {
+        "ratings": 100_000,
+        "movies": 2_893,
+        "users": 943,
+    }
+    assert frames["movies"]["genre"].nunique() == 19
+    assert frames["users"]["occupation"].nunique() == 21

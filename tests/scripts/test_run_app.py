@@ -1,0 +1,136 @@
+"""The script around `flwr run`: it says what Flower does not."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.support.paths import ROOT
+from tp_flower.errors import SettingsError
+
+SCRIPT = ROOT / "scripts" / "run_app.py"
+
+
+def load_script() -> ModuleType:
+    spec = spec_from_file_location("run_app", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+run_app = load_script()
+check_run_config: Callable[[Sequence[str]], None] = run_app.check_run_config
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [],
+        ["seed=3 l2=1"],
+        ["seed=3", 'strategy="sgd"'],
+        ['sql="SELECT a = 1 AS label FROM t"'],
+    ],
+)
+def test_good_run_configs(texts: list[str]) -> None:
+    check_run_config(texts)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["seed = 3"], r"-c 'seed = 3': write key=value without spaces around ="),
+        (["seed=3 sgd"], r"without spaces around ="),
+        (["sead=3"], r"sead: unknown setting. Did you mean seed\?"),
+        (["seed=3", "l2=-1"], r"l2: -1 is out of range"),
+        (["strategy=sgd"], r"cannot be read: .*invalid format"),
+        (["no-such-file.toml"], r"cannot be read: .*No such file"),
+        (["a.toml", "seed=3"], r"cannot be read: .*cannot be passed alongside"),
+    ],
+)
+def test_bad_run_configs(texts: list[str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        check_run_config(texts)
+
+
+def test_a_file_of_settings_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('strategy = "adam"\n')
+    with pytest.raises(SettingsError, match="'adam' is not one of admm, sgd"):
+        check_run_config([str(path)])
+
+
+def test_a_refused_setting_starts_nothing_and_exits_2(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert run_app.main(["-c", "sead=3"]) == 2
+    assert "sead: unknown setting" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], ["--federation-config", run_app.DEFAULT_FEDERATION]),
+        (["--federation-config=num-supernodes=2"], ["num-supernodes=2"]),
+        (["-c", "a=1", "--run-config=b=2"], ["-c", "a=1", "-c", "b=2"]),
+        (["--verbose-flag", "x"], ["--verbose-flag", "x"]),
+    ],
+)
+def test_arguments_are_passed_on(arguments: list[str], expected: list[str]) -> None:
+    passed_on = run_app._parse(arguments)[1]
+    assert "\n".join(expected) in "\n".join(passed_on)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_noise"),
+    [
+        ("\x1b[92mINFO \x1b[0m:      \n", True),
+        ("WARNING : Since flwr 1.32, default simulated SuperNodes changed\n", True),
+        ("INFO :      epoch 1/12\n", False),
+        ("\n", False),
+    ],
+)
+def test_noise(line: str, is_noise: bool) -> None:
+    assert bool(run_app.NOISE.search(line)) is is_noise
+
+
+def test_descendants_are_found_through_generations() -> None:
+    # a shell with a child of its own; both are told by their ids
+    command = "sleep 60 & echo $!; wait"
+    parent = subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    try:
+        assert {parent.pid, child} <= set(run_app._descendants(os.getpid()))
+        assert run_app._descendants(parent.pid) == [child]
+    finally:
+        os.kill(child, signal.SIGTERM)
+        parent.communicate(timeout=10)
+
+
+@pytest.mark.slow
+def test_the_private_superlink_answers_and_is_gone_afterwards() -> None:
+    with run_app._private_superlink() as environment:
+        assert run_app._list_runs(environment) == []
+        home = Path(environment["FLWR_HOME"])
+        assert home.is_dir()
+    assert not home.exists()
+
+
+def test_help_needs_no_flower() -> None:
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--help"],
+        env={"PYTHONPATH": str(SCRIPT.parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "every other option goes to `flwr run`" in done.stdout

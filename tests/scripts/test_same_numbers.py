@@ -1,0 +1,329 @@
+"""How reports and benchmarks of two versions are compared, and files are counted."""
+
+import argparse
+import json
+import math
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from scripts.checks import count_files, same_numbers
+from scripts.checks.checkouts import Checkout, CheckoutError, check_out
+from scripts.checks.paired_benchmark import Better, Pair, pair_up
+from scripts.checks.paired_benchmark import flatten as flatten_benchmark
+from scripts.checks.report_figures import compare, flatten, relative_difference
+from tests.support.paths import ROOT
+
+REPORT = {
+    "schema": 1,
+    "status": "completed",
+    "started": "2026-11-22T11:56:13+00:00",
+    "seconds": 18.2,
+    "settings": {"seed": 0},
+    "chosen": {"rho": 0.5, "lou": {"c": "gram"}},
+    "tables": [
+        {"table": "o", "rows": 60, "sites": ["shop"], "dropped": []},
+        {"table": "c", "rows": 12, "sites": ["us", "uk"], "dropped": []},
+    ],
+    "history": [
+        {"round": 1, "epoch": 0, "phase": "extract", "primal-residual": None},
+        {
+            "round": 2,
+            "epoch": 1,
+            "phase": "admm",
+            "primal-residual": 0.25,
+            "train": {"loss": 0.5},
+            "bytes-up": {"o": 240},
+            "overhead-bytes": 99,
+        },
+    ],
+    "bytes_up": 240,
+    "bytes_down": 100,
+    "model": "default@20261122-115613-8713",
+}
+
+
+def changed(path, value):
+    """The report with one value replaced."""
+    report = json.loads(json.dumps(REPORT))
+    target = report
+    for key in path[:-1]:
+        target = target[key]
+    target[path[-1]] = value
+    return report
+
+
+def compared(path, value):
+    return compare(flatten(REPORT), flatten(changed(path, value)))
+
+
+def test_figures_are_named_by_what_they_are_of() -> None:
+    assert flatten(REPORT) == {
+        "status": "completed",
+        "chosen/rho": 0.5,
+        "chosen/lou/c": "gram",
+        "tables/table o/rows": 60,
+        "tables/table o/sites": "shop",
+        "tables/table c/rows": 12,
+        "tables/table c/sites": "uk, us",
+        "history/epoch 1, phase admm/primal-residual": 0.25,
+        "history/epoch 1, phase admm/train/loss": 0.5,
+        "history/epoch 1, phase admm/bytes-up/o": 240,
+        "bytes_up": 240,
+        "bytes_down": 100,
+    }
+
+
+def test_rounds_of_the_same_name_are_told_apart() -> None:
+    step = {"epoch": 1, "phase": "batch"}
+    history = [{**step, "round": 1, "loss": 1.0}, {**step, "round": 2, "loss": 2.0}]
+    assert flatten({"history": history}) == {
+        "history/epoch 1, phase batch/loss": 1.0,
+        "history/epoch 1, phase batch (2)/loss": 2.0,
+    }
+
+
+def test_a_report_is_equal_to_itself() -> None:
+    difference = compare(flatten(REPORT), flatten(REPORT))
+    assert (difference.failures, difference.notes) == ([], [])
+    assert (difference.compared, difference.furthest) == (12, 0.0)
+    assert (difference.old_bytes, difference.new_bytes) == (340, 340)
+
+
+def test_the_order_of_tables_and_sites_is_nobodys_figure() -> None:
+    difference = compared(["tables"], REPORT["tables"][::-1])
+    assert not difference.failures
+    assert not compared(["tables", 1, "sites"], ["uk", "us"]).failures
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "failure"),
+    [
+        (["history", 1, "train", "loss"], 0.5 + 1e-8, "0.5 before, 0.50000001 now"),
+        (["history", 1, "train", "loss"], None, "missing now"),
+        (["history", 1, "train"], {}, "missing now"),
+        (["history", 1, "train", "loss"], math.nan, "inf apart"),
+        (["history", 1, "bytes-up", "o"], 241, "240 bytes before, 241 now"),
+        (["bytes_down"], 101, "100 bytes before, 101 now"),
+        (["tables", 0, "rows"], 61, "60 before, 61 now"),
+        (["status"], "failed: no", "'completed' before, 'failed: no' now"),
+    ],
+)
+def test_what_fails(path, value, failure) -> None:
+    difference = compared(path, value)
+    assert any(failure in text for text in difference.failures), difference
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "notes"),
+    [
+        (["history", 1, "train", "loss"], 0.5 + 1e-11, 0),
+        (["history", 1, "overhead-bytes"], 200, 0),
+        (["history", 1, "bytes-up", "o"], 120, 0),
+        (["seconds"], 99.0, 0),
+        (["model"], "another@20261122-115650-5a1a", 0),
+        (["history", 0, "primal-residual"], 1.0, 1),
+        (["chosen", "lou", "c"], "exact", 1),
+        (["chosen", "rho"], 0.6, 1),
+    ],
+)
+def test_what_may_change(path, value, notes) -> None:
+    difference = compared(path, value)
+    assert difference.failures == []
+    assert len(difference.notes) == notes
+
+
+def test_relative_differences() -> None:
+    assert relative_difference(1.0, 1.0 + 2e-9) == pytest.approx(2e-9)
+    assert relative_difference(0.0, 1e-13) == 0.0
+    assert relative_difference(math.nan, math.nan) == 0.0
+    assert relative_difference(math.nan, 1.0) == math.inf
+
+
+def test_runs_are_named_with_those_that_they_need() -> None:
+    assert same_numbers.run_names("evaluate") == ["store-2", "evaluate"]
+    assert same_numbers.run_names("flights-sgd") == ["flights-sgd"]
+    with pytest.raises(argparse.ArgumentTypeError, match="no run 'x'; there are fl"):
+        same_numbers.run_names("x,store-2")
+
+
+def test_predictions_are_the_same_in_any_order(tmp_path) -> None:
+    def figures(name: str, scores: list[float]) -> dict[str, float]:
+        folder = tmp_path / name
+        folder.mkdir()
+        table = pa.table({"row": list(range(len(scores))), "score": scores})
+        pq.write_table(table, folder / "predictions.parquet")
+        return same_numbers.prediction_figures(folder)
+
+    first, again = figures("a", [3.0, 1.0, 2.0]), figures("b", [1.0, 2.0, 3.0])
+    assert first == again
+    assert first["predictions/rows"] == 3
+    assert first["predictions/score/quartile 2"] == 2.0
+    assert figures("c", [1.0, 2.0, 3.5]) != first
+
+
+def test_an_unknown_setting_is_left_out(tmp_path, capsys) -> None:
+    # a version that knows no `lou`, and writes what it is told
+    script = tmp_path / "scripts" / "run_app.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import pathlib, sys\n"
+        "text = pathlib.Path(sys.argv[2]).read_text()\n"
+        "if 'lou' in text:\n"
+        "    print('error: lou: unknown setting. Valid settings: sql')\n"
+        "    sys.exit(2)\n"
+        "pathlib.Path('told.toml').write_text(text)\n"
+    )
+    checkout = Checkout(tmp_path, "c0ffee")
+    same_numbers._start(checkout, {"lou": "gram", "l2": 0.1}, 2, tmp_path)
+    assert (tmp_path / "told.toml").read_text() == "l2 = 0.1"
+    assert "without lou: unknown to this version" in capsys.readouterr().out
+
+
+def test_noise_is_the_same_in_every_run(tmp_path) -> None:
+    script = tmp_path / "scripts" / "run_app.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import pathlib, secrets\n"
+        "from cryptography.hazmat.primitives.ciphers import Cipher\n"
+        "from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20\n"
+        "cipher = ChaCha20(secrets.token_bytes(32), bytes(16))\n"
+        "stream = Cipher(cipher, mode=None).encryptor().update(bytes(8))\n"
+        "with pathlib.Path('drawn').open('ab') as file:\n"
+        "    file.write(stream)\n"
+    )
+    for _ in range(2):
+        same_numbers._start(Checkout(tmp_path, "c0ffee"), {}, 2, tmp_path)
+    drawn = (tmp_path / "drawn").read_bytes()
+    assert len(drawn) == 16
+    assert drawn[:8] == drawn[8:] != bytes(8)
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path) -> None:
+    def record(commit: str, run: str) -> dict:
+        runs = {run: {"loss": 0.5}}
+        return {"schema": 1, "commit": commit, "seconds": {run: 1.0}, "runs": runs}
+
+    path = tmp_path / "new" / "record.json"
+    same_numbers.write_record(path, record("c0ffee", "a"))
+    assert same_numbers.read_record(path) == record("c0ffee", "a")
+    same_numbers.write_record(path, record("c0ffee", "b"))
+    assert list(same_numbers.read_record(path)["runs"]) == ["a", "b"]
+    same_numbers.write_record(path, record("decaf", "c"))
+    assert list(same_numbers.read_record(path)["runs"]) == ["c"]
+    path.write_text('{"schema": 0}')
+    with pytest.raises(ValueError, match="no record of schema 1"):
+        same_numbers.read_record(path)
+
+
+def test_a_run_that_failed_is_not_equal(capsys) -> None:
+    old = {"commit": "a", "runs": {"x": flatten(REPORT), "y": {}}}
+    new = {"commit": "b", "runs": {"x": flatten(REPORT)}}
+    assert same_numbers.print_comparison(old, new, ["x"]) == 0
+    assert same_numbers.print_comparison(old, new, ["x", "y"]) == 1
+    printed = capsys.readouterr().out
+    assert "x: 12 figures, furthest apart 0.0e+00; payload 340 bytes" in printed
+    assert "NOT COMPARED: y is missing or failed" in printed
+
+
+def test_a_version_is_a_folder_or_a_commit(tmp_path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    with check_out(str(tmp_path)) as checkout:
+        assert checkout.folder == tmp_path
+        with pytest.raises(CheckoutError, match="has none of scripts/run_app"):
+            checkout.script("run_app")
+    with (
+        pytest.raises(CheckoutError, match="neither a commit nor the root"),
+        check_out("no-such-commit"),
+    ):
+        pass
+
+
+def test_scripts_of_a_version_use_its_own_modules(tmp_path) -> None:
+    (tmp_path / "tp_flower").mkdir()
+    (tmp_path / "tp_flower" / "__init__.py").write_text("NAME = 'old version'\n")
+    script = tmp_path / "scripts" / "run_app.py"
+    script.parent.mkdir()
+    script.write_text("import os, tp_flower\nprint(tp_flower.NAME, os.getcwd())\n")
+    home = tmp_path / "home"
+    home.mkdir()
+    done = Checkout(tmp_path, "c0ffee").run("run_app", [], home)
+    assert done.stdout.split() == ["old", "version", str(home)]
+
+
+def test_numbers_of_a_benchmark() -> None:
+    suite = {
+        "checks": [{"name": "epochs", "measured": None, "limit": 3.0}],
+        "facts": {"ten epochs": {"seconds": 2.5, "machine": "x"}, "sizes": [1, 2]},
+        "curves": {"loss": {"ADMM": [0.9, 0.5], "none": []}},
+    }
+    assert flatten_benchmark({"suites": {"speed": suite}}) == {
+        "speed/epochs": math.inf,
+        "speed/ten epochs/seconds": 2.5,
+        "speed/sizes/0": 1.0,
+        "speed/sizes/1": 2.0,
+        "speed/loss/ADMM, last": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "is_worse"),
+    [
+        ("speed/ten epochs/seconds", 2.0, 2.19, False),
+        ("speed/ten epochs/seconds", 2.0, 2.21, True),
+        ("speed/DuckDB + dense + scikit-learn/seconds", 2.0, 9.0, False),
+        ("rounds/rounds per second, 2 sites", 200.0, 182.0, False),
+        ("rounds/rounds per second, 2 sites", 200.0, 181.0, True),
+        ("bytes/join-only: bytes up per epoch", 100.0, 101.0, True),
+        ("bytes/join-only: bytes up per epoch", 100.0, 99.0, False),
+        ("bytes/flights, sgd: measured and by formula/0", 100.0, 101.0, True),
+        ("bytes/flights, sgd: measured and by formula/1", 100.0, 101.0, False),
+        ("bytes/join-only: overhead per message", 100.0, 109.0, False),
+        ("speed/10 epochs over DuckDB, time", 0.3, 0.4, True),
+        ("convergence/ADMM: epochs to 0.1% of the optimum", 5.0, 6.0, True),
+        ("convergence/ADMM: epochs to 0.1% of the optimum", 5.0, math.inf, True),
+        ("convergence/objective of the optimum", 0.5, 0.6, False),
+        ("micro/z-update, squared, ms", 0.6, 4.0, False),
+        ("micro/Gram matrix, ms", 150.0, 170.0, True),
+        ("encode/a site: peak memory, MiB", 330.0, 420.0, False),
+        ("encode/a site: peak memory, MiB", 330.0, 430.0, True),
+        ("micro/float16: seconds to read them", 0.5, math.nan, False),
+    ],
+)
+def test_which_figures_are_worse(name, old, new, is_worse) -> None:
+    assert Pair(name, old, new).is_worse is is_worse
+
+
+def test_the_best_of_several_repeats_counts() -> None:
+    fast, slow = "rounds/rounds per second", "speed/ten epochs/seconds"
+    old = [{fast: 100.0, slow: 3.0}, {fast: 120.0, slow: 2.0}]
+    new = [{fast: 90.0, slow: 4.0, "speed/new": 1.0}]
+    pairs = {pair.name: pair for pair in pair_up(old, new)}
+    assert (pairs[fast].old, pairs[fast].new) == (120.0, 90.0)
+    assert pairs[fast].better is Better.HIGHER
+    assert (pairs[slow].old, pairs[slow].new) == (2.0, 4.0)
+    assert math.isnan(pairs["speed/new"].old)
+
+
+def test_files_count_when_their_functions_run() -> None:
+    root = ROOT
+    counter = count_files.FileCounter(root)
+    grid = count_files.load("InProcessGrid")
+    try:
+        with counter.counting():
+            grid(None, []).close()
+    finally:
+        assert sys.getprofile() is None
+    counter.end_round(argparse.Namespace(epoch=3))
+    ((epoch, files),) = counter.rounds
+    assert epoch == 3
+    assert sys.modules[grid.__module__].__file__ in {str(root / name) for name in files}
+    assert not any(name.startswith("tests/") for name in files)
+
+
+def test_a_name_that_has_moved_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(count_files, "NAMES", {"Query": ("strategies", "nowhere")})
+    with pytest.raises(count_files.MovedError, match="Query is not in strategies, now"):
+        count_files.load("Query")

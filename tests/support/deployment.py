@@ -1,0 +1,260 @@
+"""A real deployment on loopback: a SuperLink over TLS, SuperNodes with their own keys.
+
+It is started by the scripts of ``scripts/deploy``, on free ports, below one folder.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+SCRIPTS = ROOT / "scripts" / "deploy"
+CONNECTION = "demo"
+SECONDS_TO_START = 60.0
+SECONDS_TO_STOP = 15.0
+# a killed SuperNode's key is taken for in use for up to 60 seconds
+SECONDS_TO_RETURN = 100.0
+RETURN_PAUSE = 12.0  # a try takes seconds of a core
+POLL_SECONDS = 0.1
+LOG_CHARACTERS = 3000
+
+
+class Deployment:
+    """Processes by name, ``"superlink"`` and those of the sites, and what they left.
+
+    Args:
+        folder: for all of it; not there yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = _free_port()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._ports: dict[str, int] = {}
+        folder.mkdir(mode=0o700)
+        self._environment = {
+            **os.environ,
+            "TP_FLOWER_VENV": sys.prefix,
+            "FLWR_HOME": str(folder / "operator"),
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            # waiting takes less of a core than by default, and rounds a little longer
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.4",
+        }
+        self.script("make_ca.sh", folder / "ca", "localhost")
+        address = f"127.0.0.1:{self.port}"
+        self.script("connect.sh", CONNECTION, address, folder / "ca" / "ca.crt")
+
+    def script(self, name: str, *arguments: object) -> str:
+        """Run a script of the deployment and return its output."""
+        return self._call("bash", SCRIPTS / name, *arguments)
+
+    def flwr(self, *arguments: object) -> str:
+        """Run the operator's ``flwr`` and return its output."""
+        return self._call(Path(sys.prefix) / "bin" / "flwr", *arguments)
+
+    def state(self, site: str) -> Path:
+        """The state folder of a site."""
+        return self.folder / site / "state"
+
+    def log(self, name: str) -> str:
+        """What a process has written so far, over all its starts."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def start_superlink(self) -> None:
+        """Start it, or start it again, and wait until it answers."""
+        certificates, state = self.folder / "ca", self.folder / "superlink"
+        options = ("--certificates", certificates, "--state", state)
+        self._start("superlink", "superlink.sh", *options, "--port", self.port)
+        self.wait(self._answers, "the SuperLink answers", SECONDS_TO_START)
+
+    def add_site(self, site: str, tables: str) -> None:
+        """Make a site's key and tables file, register the key, start its SuperNode."""
+        key = self.folder / site / "node.key"
+        self.script("make_node_key.sh", key)
+        self.script("register.sh", CONNECTION, f"{key}.pub", site)
+        (self.folder / site / "tables.toml").write_text(tables)
+        self._ports[site] = _free_port()
+        self.start_site(site)
+
+    def start_site(self, site: str) -> None:
+        """Start a SuperNode as a supervisor does: again, while it is refused."""
+        deadline = time.monotonic() + SECONDS_TO_RETURN
+        while not self._is_accepted(site):
+            if time.monotonic() > deadline:
+                self._fail(f"{site} is refused for {SECONDS_TO_RETURN:g} seconds")
+            time.sleep(RETURN_PAUSE)
+
+    def kill(self, name: str) -> None:
+        """Kill a process and all that it has started, as power loss and systemd do."""
+        process = self._processes.pop(name)
+        under = _descendants({process.pid})
+        process.kill()
+        process.wait()
+        _kill(under)
+
+    def submit(self, name: str, settings: Mapping[str, object]) -> str:
+        """Start a run with a file of settings; return its id."""
+        lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+        file = self.folder / f"{name}.toml"
+        file.write_text("\n".join(lines))
+        answer = self.flwr("run", ROOT, CONNECTION, "--format", "json", "-c", file)
+        return str(json.loads(answer)["run-id"])
+
+    def status(self, run: str) -> tuple[str, str]:
+        """Return a run's status and its details."""
+        answer = self.flwr("ls", CONNECTION, "--run-id", run, "--format", "json")
+        (found,) = json.loads(answer)["runs"]
+        return found["status"], found["status-details"]
+
+    def finish(self, run: str, seconds: float) -> tuple[str, str]:
+        """Wait until a run's ServerApp has ended; return the status and the details.
+
+        The log tells it; to ask for the status starts a process of a second.
+        """
+        end = re.compile(rf"Finished task \d+ of run {run}\b")
+        self.wait(
+            lambda: bool(end.search(self.log("superlink"))),
+            f"the end of {run}",
+            seconds,
+        )
+        return self.status(run)
+
+    def wait(
+        self, is_so: Callable[[], bool], what: str, seconds: float = 400.0
+    ) -> None:
+        """Wait for something; the test fails, with the logs, where it does not come."""
+        deadline = time.monotonic() + seconds
+        while not is_so():
+            if time.monotonic() > deadline:
+                self._fail(f"after {seconds:g} seconds still not: {what}")
+            time.sleep(POLL_SECONDS)
+
+    def stop(self) -> None:
+        """End all processes and what they have started."""
+        known = {process.pid for process in self._processes.values()}
+        under = _descendants(known)
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS_TO_STOP)
+            process.kill()
+            process.wait()
+        _kill(under)
+
+    def _start(self, name: str, script: str, *arguments: object) -> int:
+        """Start a script in the background; return how long its log was."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                ["bash", str(SCRIPTS / script), *map(str, arguments)],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                start_new_session=True,
+            )
+            return log.tell()
+
+    def _is_accepted(self, site: str) -> bool:
+        """Start a SuperNode once; return whether the SuperLink takes it."""
+        own = self.folder / site
+        before = self._start(
+            *(site, "supernode.sh", "--superlink", f"127.0.0.1:{self.port}"),
+            *("--ca", self.folder / "ca" / "ca.crt", "--key", own / "node.key"),
+            *("--tables", own / "tables.toml", "--state", own / "state"),
+            *("--port", self._ports[site]),
+        )
+        process = self._processes[site]
+
+        def is_known() -> bool:
+            is_refused = process.poll() is not None
+            return is_refused or "SuperNode ID" in self.log(site)[before:]
+
+        self.wait(is_known, f"{site} is accepted or refused", SECONDS_TO_START)
+        return process.poll() is None
+
+    def _answers(self) -> bool:
+        if self._processes["superlink"].poll() is not None:
+            self._fail("the SuperLink ended")
+        context = ssl.create_default_context(cafile=self.folder / "ca" / "ca.crt")
+        address = f"https://127.0.0.1:{self.port}/health"
+        try:
+            urllib.request.urlopen(address, timeout=2, context=context).close()
+        except OSError:
+            return False
+        return True
+
+    def _call(self, *command: object) -> str:
+        done = subprocess.run(
+            [str(part) for part in command],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            self._fail(f"{command} failed:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def _fail(self, what: str) -> None:
+        logs = (
+            f"--- {log.stem}\n{log.read_text(errors='replace')[-LOG_CHARACTERS:]}"
+            for log in sorted(self.folder.glob("*.log"))
+        )
+        pytest.fail("\n".join([what, *logs]))
+
+
+@contextlib.contextmanager
+def deployed(folder: Path) -> Iterator[Deployment]:
+    """Run a SuperLink until the block ends; the test is skipped where it cannot."""
+    for program in ("bash", "openssl", "ssh-keygen"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed")
+    deployment = Deployment(folder)
+    try:
+        deployment.start_superlink()
+        yield deployment
+    finally:
+        deployment.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _kill(processes: set[int]) -> None:
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _descendants(ancestors: set[int]) -> set[int]:
+    """The processes under these, also those in sessions of their own."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # after the name, which may hold anything: state, parent
+            fields = stat.read_text().rpartition(")")[2].split()
+            parents[int(stat.parent.name)] = int(fields[1])
+    found: set[int] = set()
+    while new := {p for p, of in parents.items() if of in ancestors | found} - found:
+        found |= new
+    return found

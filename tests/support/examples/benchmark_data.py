@@ -1,0 +1,67 @@
+"""The data sets of the benchmarks, whole or in part, in one shard per table or two."""
+
+import functools
+import os
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from scripts.bench.movielens import SQL as MOVIELENS_SQL
+from scripts.bench.movielens import has_movielens, read_movielens
+from scripts.bench.runs import by_table, flights_frames
+from scripts.data.store import STORE_SQL, make_store
+from tests.support.federated import Sites, one_per_site, pieces
+from tests.support.paths import ROOT
+from tp_flower.sources.flights import FLIGHTS_SQL
+
+FOLDER = Path(
+    os.environ.get(
+        "TP_FLOWER_MOVIELENS",
+        ROOT.parent / "shared" / "data" / "ml-100k",
+    )
+)
+SQL = {"flights": FLIGHTS_SQL, "store": STORE_SQL, "movielens": MOVIELENS_SQL}
+each_data_set = pytest.mark.parametrize(
+    "name",
+    [
+        "flights",
+        "store",
+        pytest.param(
+            "movielens",
+            marks=pytest.mark.skipif(
+                not has_movielens(FOLDER), reason="no folder with MovieLens-100K"
+            ),
+        ),
+    ],
+)
+
+
+@functools.cache
+def tables_of(name: str) -> dict[str, pd.DataFrame]:
+    """Return every table whole."""
+    if name == "flights":
+        return by_table(flights_frames())
+    if name == "store":
+        # a fan-out of ten or more
+        frames = make_store(orders=4_000, items=40, customers=120, seed=3)
+        return {name: pd.concat(own, ignore_index=True) for name, own in frames.items()}
+    return read_movielens(FOLDER)
+
+
+def few_rows(name: str, rows: int) -> dict[str, pd.DataFrame]:
+    """Return the tables with a sample of the label table's rows, the first."""
+    tables = dict(tables_of(name))
+    label = next(iter(tables))
+    some = tables[label].sample(min(rows, len(tables[label])), random_state=1)
+    return {**tables, label: some.reset_index(drop=True)}
+
+
+def sites_of(tables: dict[str, pd.DataFrame], *, is_sharded: bool) -> Sites:
+    """Deal the tables to sites; sharded, each is cut in two at a third."""
+    cuts = {
+        name: [len(frame) // 3] if is_sharded else [] for name, frame in tables.items()
+    }
+    return one_per_site(
+        {name: pieces(own, *cuts[name]) for name, own in tables.items()}
+    )

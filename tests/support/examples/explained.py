@@ -1,0 +1,62 @@
+"""Small tables that a reader can join in the head, and explain's answer to a query."""
+
+import io
+from contextlib import closing
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+
+from client_apps.app import app
+from strategies import Explain
+from strategies.app import CONSOLE_WIDTH
+from strategies.explain.console import explanation_view
+from strategies.run.grid import InProcessGrid
+from tp_flower.query import Query
+
+
+def explain(sql, sites, **how):
+    strategy = Explain(Query.from_sql(sql), **{"mode": "explain", **how})
+    with closing(InProcessGrid(app, sites)) as grid:
+        strategy.start(grid)
+    return strategy.explanation
+
+
+def printed(explanation) -> str:
+    file = io.StringIO()
+    Console(file=file, width=CONSOLE_WIDTH).print(explanation_view(explanation))
+    return file.getvalue()
+
+
+ORDERS = pd.DataFrame(
+    {
+        "item": ["a", "a", "b", None, "z"],
+        "cust": [1, 2, 1, 1, 3],
+        "day": [1.0, 2.0, 3.0, 4.0, 5.0],
+        "same": [7, 7, 7, 7, 7],
+        "qty": [1.0, 2.0, 3.0, 4.0, 6.0],
+    }
+)
+
+
+ITEMS = pd.DataFrame({"item": ["a", "a", "b", "c"], "price": [1.0, 2.0, 3.0, 4.0]})
+
+
+CUSTOMERS = [
+    pd.DataFrame({"id": [1.0, np.nan], "kind": ["x", "y"]}),
+    pd.DataFrame({"id": [2.0, 4.0], "kind": ["x", "x"]}),
+]
+
+
+SMALL = {
+    "shop": {"orders": ORDERS},
+    "maker": {"items": ITEMS},
+    "us": {"customers": CUSTOMERS[0]},
+    "uk": {"customers": CUSTOMERS[1]},
+}
+
+
+SMALL_SQL = (
+    "SELECT o.qty AS label, o.day, o.same, i.price, c.kind FROM orders o "
+    "JOIN items i ON o.item = i.item LEFT JOIN customers c ON o.cust = c.id"
+)

@@ -1,0 +1,326 @@
+"""Runs among faults, of every method, and what the same run is without them."""
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pandas as pd
+import pytest
+import safetensors.numpy
+
+from client_apps.data.database import FILE
+from strategies import STRATEGIES
+from tests.support.peers import hostile
+from tests.support.peers.faulty_grid import (
+    Fault,
+    FaultyGrid,
+    Schedule,
+    ServerKilledError,
+    World,
+    forget_processes,
+    rows_in,
+    virtual_time,
+)
+from tp_flower.errors import TPFlowerError
+from tp_flower.query import Query
+from tp_flower.randomness import NoiseSource
+from tp_flower.settings import PrivacySettings
+
+SQL = (
+    "SELECT {label} AS label, o.price, o.day, c.age "
+    "FROM orders o JOIN customers c ON o.cust = c.id"
+)
+TIMEOUT = 20_000.0
+"""Long enough for seven tries, each after a silence twice as long."""
+
+MOST_LIVES = 100
+"""Of a server that is killed again and again."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way of training.
+
+    Attributes:
+        strategy: its name.
+        sites: that there are; without "uk" all customers are at one.
+        own: its settings.
+        label: of the query.
+        sql: that the label is put into.
+    """
+
+    strategy: str
+    sites: tuple[str, ...] = ("shop", "us", "uk")
+    own: Mapping[str, object] = field(default_factory=dict)
+    label: str = "o.qty"
+    sql: str = SQL
+
+
+def private(**chosen: object) -> dict[str, PrivacySettings]:
+    return {"privacy": PrivacySettings(**chosen)}
+
+
+SPENT = {"epsilon": 3.0, "delta": 1e-3}
+WHOLE = ("shop", "us")
+STALE = {"batch_size": 6, "staleness": 1}
+FLIPPED = private(labels="randomised-response", label_epsilon=2.0)
+SOLVED = {
+    "num_epochs": 0,
+    "coreset_size": 8,
+    "clusters": 2,
+    "coreset_solver": "distdim",
+}
+METHODS = {
+    "admm": Method("admm", WHOLE),
+    "gram": Method("admm"),
+    "consensus": Method("admm", own={"lou": "consensus", "inner_rounds": 2}),
+    "sgd": Method("sgd", WHOLE, own={"batch_size": 6}),
+    "sgd-sharded": Method("sgd", own={"batch_size": 6}),
+    "sgd-stale": Method("sgd", own=STALE),
+    "dp-sgd": Method("admm", own=private(features="dp-sgd", **SPENT)),
+    "statistics": Method("admm", own=private(features="statistics", **SPENT)),
+    "labels": Method("admm", own=FLIPPED, label="o.qty > 0"),
+    "personalised": Method(
+        "personalised",
+        ("us", "uk"),
+        own={"graph": "data", "graph_epsilon": 5.0, "update_penalty": 0.1},
+        label="c.age",
+        sql="SELECT {label} AS label, c.id FROM customers c",
+    ),
+    "coreset": Method("coreset-kmeans", own=SOLVED),
+}
+
+
+@dataclass
+class Ended:
+    """What a run has left.
+
+    Attributes:
+        parameters: by site and part.
+        ledgers: by site, the lines of the run.
+        error: that it stopped with; None if it came to its end.
+        happened: the faults.
+        asked: every try of a message: its action and node.
+        losses: of the epochs.
+    """
+
+    parameters: dict[str, np.ndarray]
+    ledgers: dict[str, list]
+    error: TPFlowerError | None
+    happened: list[tuple[str, int, Fault]]
+    asked: list[tuple[str, int]]
+    losses: list[float] = field(default_factory=list)
+
+    def check_is(self, other: "Ended") -> None:
+        """Assert that it has come to the same end as another one."""
+        assert self.error is None, self.happened
+        assert self.parameters.keys() == other.parameters.keys(), self.happened
+        for name, theta in self.parameters.items():
+            np.testing.assert_allclose(
+                theta, other.parameters[name], rtol=1e-6, err_msg=str(self.happened)
+            )
+        assert self.ledgers == other.ledgers, self.happened
+
+
+class Federation:
+    """Sites with files of their own, on which one run after the other trains.
+
+    Args:
+        folder: of all that there is.
+        method: of the runs.
+    """
+
+    def __init__(self, folder: Path, method: Method) -> None:
+        self._folder, self._method = folder, method
+        self._query = Query.from_sql(method.sql.format(label=method.label))
+        self._state, self._runs = folder / "state-0", 0
+        hosted = hostile.tables()
+        if "uk" not in method.sites:
+            both = [hosted[site]["customers"] for site in ("us", "uk")]
+            hosted["us"]["customers"] = pd.concat(both, ignore_index=True)
+        self._tables = {site: self._write(site, hosted[site]) for site in method.sites}
+
+    def _write(self, site: str, tables: Mapping[str, pd.DataFrame]) -> Path:
+        (self._folder / site).mkdir(parents=True)
+        text = ""
+        for name, frame in tables.items():
+            frame.to_csv(self._folder / site / f"{name}.csv", index=False)
+            text += f"[tables.{name}]\npath='{name}.csv'\nsite='{site}'\n"
+        file = self._folder / site / "tables.toml"
+        file.write_text(text)
+        return file
+
+    def start(self) -> None:
+        """Have sites that have taken part in no run, but read their tables."""
+        self._runs += 1
+        before, self._state = self._state, self._folder / f"state-{self._runs}"
+        for site in self._method.sites:
+            (self._state / site).mkdir(parents=True)
+            for name in ("cache", "row-order-key"):
+                if (before / site / name).exists():
+                    (before / site / name).rename(self._state / site / name)
+        shutil.rmtree(before, ignore_errors=True)
+        forget_processes()
+
+    def train(self, schedule: Schedule | None = None, **world: Any) -> Ended:
+        """Train to the end or to an error; resume whenever the server was killed.
+
+        Args:
+            schedule: of the faults; none if not given.
+            world: what else it is told.
+        """
+        return self.train_in(
+            World(**{"schedule": schedule} if schedule else {}, **world)
+        )
+
+    def train_in(self, world: World) -> Ended:
+        """Do so in a world that is given."""
+        for _ in range(MOST_LIVES):
+            try:
+                return self._live(world)
+            except ServerKilledError:
+                forget_processes()
+        raise AssertionError(f"the server was killed too often: {world.happened}")
+
+    @property
+    def run(self) -> Path:
+        """The folder of the run."""
+        return self._state / "run"
+
+    @property
+    def can_be_resumed(self) -> bool:
+        """Whether the run has a checkpoint."""
+        return (self.run / "checkpoint" / "journal.db").exists()
+
+    def _live(self, world: World) -> Ended:
+        grid = FaultyGrid(world, self._tables, self._state)
+        strategy = STRATEGIES[self._method.strategy](
+            self._query,
+            output_dir=str(self.run),
+            resume=str(self.run) if self.can_be_resumed else "",
+            site_timeout=TIMEOUT,
+            wait_seconds=TIMEOUT,
+            device="cpu",
+            **{"num_epochs": 2, **self._method.own},
+        )
+        error = None
+        try:
+            with virtual_time():
+                strategy.start(grid)
+            # as whoever has written the report does
+            strategy.session.end()
+        except TPFlowerError as raised:
+            error = raised
+        finally:
+            grid.close()
+        losses = [item.train["loss"] for item in strategy.history if item.train]
+        seen = ledgers(strategy), error, world.happened, world.asked, losses
+        return Ended(self._models(), *seen)
+
+    def _models(self) -> dict[str, np.ndarray]:
+        """The parameters that the sites have saved, by site and part."""
+        found = {}
+        for file in sorted(self._state.rglob("model.safetensors")):
+            site = file.relative_to(self._state).parts[0]
+            (theta,) = safetensors.numpy.load_file(file).values()
+            name = f"{site}/{file.parent.name}"
+            assert name not in found
+            found[name] = theta
+        return found
+
+    def database(self, site: str) -> Path:
+        """What a site keeps of its runs."""
+        return self._state / site / FILE
+
+    def check_nothing_left(self) -> None:
+        """Assert that all is over but what is to stay."""
+        assert not self.can_be_resumed
+        stays = {"cache", "row-order-key", "models", *(FILE + e for e in OF_DATABASE)}
+        for site in self._method.sites:
+            assert {path.name for path in (self._state / site).iterdir()} <= stays
+            query = "SELECT name FROM entries WHERE run <> 'labels'"
+            names = {name for (name,) in rows_in(self.database(site), query)}
+            assert names <= {".round", ".reply"}
+            assert not list((self._state / site).glob("cache/uses/*"))
+
+
+OF_DATABASE = ("", "-wal", "-shm")
+RANDOM = ("ident", "time")
+
+
+def ledgers(strategy) -> dict[str, list]:
+    """The accounts of a run's releases, without what is random in them."""
+    return {
+        site: [{k: v for k, v in line.items() if k not in RANDOM} for line in lines]
+        for site, lines in strategy.ledgers.items()
+    }
+
+
+# in every run the same
+
+
+def by_number(history: str, *facts: object) -> str:
+    """A history that tells the rounds, and not the requests: keys in them differ."""
+    told = facts[0] if isinstance(facts[0], int) else "rows"
+    return f"{history} {told}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def same_noise() -> Iterator[None]:
+    """What noise follows from is the same in every run, and the log is quiet."""
+
+    def fixed(size: int) -> bytes:
+        return bytes(range(size))
+
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    with (
+        patch("client_apps.rounds.site.token_bytes", fixed),
+        patch("strategies.run.session.token_bytes", fixed),
+        patch("client_apps.rounds.site.later", by_number),
+        patch(
+            "client_apps.privacy.noisy_labels.NoiseSource",
+            lambda: NoiseSource(fixed(32)),
+        ),
+    ):
+        yield
+    logger.setLevel(level)
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A folder in memory, where there is such a thing."""
+    memory = Path("/dev/shm")
+    parent = memory if memory.is_dir() else None
+    with tempfile.TemporaryDirectory(dir=parent, prefix="tp-flower-faults-") as name:
+        yield Path(name)
+
+
+Plain = Callable[[str], tuple[Federation, Ended]]
+
+
+@pytest.fixture(scope="module")
+def plain(place) -> Plain:
+    """By method: a federation, and what a run without faults has left there."""
+    known: dict[str, tuple[Federation, Ended]] = {}
+
+    def find(name: str) -> tuple[Federation, Ended]:
+        if name not in known:
+            federation = Federation(place / name, METHODS[name])
+            federation.start()
+            ended = federation.train()
+            assert ended.error is None, ended.error
+            federation.check_nothing_left()
+            known[name] = federation, ended
+        federation, ended = known[name]
+        federation.start()
+        return federation, ended
+
+    return find

@@ -1,0 +1,337 @@
+"""Malformed messages, made of good ones by a seeded generator.
+
+A good request is taken apart into what travels: the text of the header, the text of the
+layout, the payload, and Flower's records around them. Each mutant has one of these
+changed; or one field has a value that its declaration does not allow. Some mutants are
+good requests again: whoever sends them looks at the answer.
+"""
+
+import copy
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from tests.support.peers.hostile import GONE, places
+from tests.support.peers.message_values import malformed
+from tp_flower.protocol import (
+    ARRAYS,
+    HEADER,
+    LAYOUT,
+    MESSAGE,
+    PAYLOAD,
+    WIRE_DTYPES,
+    Message,
+    Packet,
+    decode,
+    pack,
+    unpack,
+)
+from tp_flower.protocol.messages import ENVELOPE
+
+MARK = "tp-fuzzed"
+"""Is in every name that is a path trick."""
+
+LONG = "x" * 10_000
+DEEP = 10_000
+MOST = (1 << 31) - 1
+"""The longest that Flower can say an array is."""
+PATHS = (
+    *(f"../{MARK}", f"../../../../../../../../{MARK}", f"/{MARK}", f"{MARK}/../.."),
+    *("..", ".", "/", "~", f"~/{MARK}", f"..\\{MARK}", f"C:\\{MARK}", f"%2e%2e/{MARK}"),
+    *(f"{MARK}\x00", f"{MARK}\n", f"{MARK}/x", f"file:///{MARK}", f"\ud800{MARK}"),
+    *(LONG, f"../{MARK}/{LONG}", f"a{MARK}@latest", f"{MARK} -rf", f"$({MARK})"),
+    *("0" * 32 + f"/../../{MARK}", "20260101-000000-abcd" + f"/../../{MARK}"),
+)
+WHOLE = (
+    *(-1, -(1 << 31), 1 << 31, 1 << 53, 1 << 60, (1 << 63) - 1, 1 << 63, 1 << 64),
+    *(-(1 << 64), 10**400, 10**4000),
+)
+VALUES = (
+    *(None, True, False, 0.5, -0.0, 1e308, -1e308, 5e-324, math.nan, math.inf),
+    *(-math.inf, "", "0", "NaN", "None", [], [[]], [None], [1, 2], {}, {"": 0}),
+    *({"id": 0}, [{}], [{"id": 0}, {"id": 0}], [[["x"]]], {"x": {"x": {"x": 1}}}),
+)
+TOKENS = (
+    *("NaN", "Infinity", "-Infinity", "1e999", "9" * 5000, "0x10", "'", '"', "\\u12"),
+    *("[" * DEEP, "{" * DEEP, '{"a":' * DEEP, "]", "}", ",", ":", "\x00", "\ufeff"),
+    *('"\\ud800"', "--", "//", "+1", "nul", "1.", "\x7f", "\n", "😀"),
+)
+NOT_TEXT = (
+    *(b"\xff\xfe\x80", b"", 0, 1.5, True, [1], ["{}"], [b"{}"], [1.5, 2.5]),
+    "\ud800".encode("utf-8", "surrogatepass"),
+)
+DTYPES = (
+    *sorted(WIRE_DTYPES),
+    *("float16", "bfloat16", "object", "O", "str", "U10", "S4", "bool", "complex128"),
+    *("datetime64[ns]", "float128", ">f8", "V8", "", "uint8, uint8", LONG, MARK),
+)
+LENGTHS = (
+    *(0, 1, 2, 3, 7, 12, 13, -1, 1 << 31, 1 << 60, 1 << 61, 1 << 63, 1 << 64),
+    *(10**400, True, None, 1.0, "3", [], {}),
+)
+
+DECLARED = 0.4
+"""Of the mutants, those with a value that a declaration does not allow."""
+
+Mutant = tuple[str, RecordDict]
+
+
+class Fuzzer:
+    """Makes mutants of requests.
+
+    Args:
+        rng: decides all.
+        folder: an existing one, for paths that could be written to.
+    """
+
+    def __init__(self, rng: np.random.Generator, folder: Path) -> None:
+        self._rng = rng
+        self._paths = (*PATHS, f"{folder}/{MARK}", f"{folder}/../{MARK}")
+        self._values = (*VALUES, *WHOLE, *self._paths)
+
+    def mutants(self, content: RecordDict, kind: type[Message]) -> Iterator[Mutant]:
+        """Yield changed copies of a message without end, each by what is changed."""
+        packet = unpack(content)
+        envelope = {k: own for k, own in packet.header.items() if k in ENVELOPE}
+        undeclared = list(malformed(kind, decode(kind, packet)))
+        while True:
+            if self._rng.random() < DECLARED:
+                wrong = self._one(undeclared)
+                yield wrong.what, _written(wrong.packet, envelope)
+                continue
+            change = self._one(self._changes(content))
+            yield change.__name__.strip("_"), change(content)
+
+    def _changes(
+        self, content: RecordDict
+    ) -> tuple[Callable[[RecordDict], RecordDict], ...]:
+        """What can be done to a request; what is likely refused comes more often."""
+        own = (self._header_text, self._header_value, self._header_value)
+        own += (self._header_form, self._layout_entry, self._layout_form)
+        own += (self._payload, self._records, self._texts)
+        if _layout(content):
+            own += (self._layout_entry, self._array_values, self._array_values)
+        return own
+
+    # what is changed
+
+    def _header_text(self, content):
+        """Some characters of the JSON."""
+        return _with(content, **{HEADER: self._spoilt(_text(content, HEADER))})
+
+    def _header_value(self, content):
+        """One value, or what there is under a name."""
+        header = json.loads(_text(content, HEADER))
+        found = list(places(header))
+        if not found:
+            return self._header_form(content)
+        path = self._one(found)
+        place = header
+        for step in path[:-1]:
+            place = place[step]
+        value = self._one((GONE, *self._values))
+        if value is GONE:
+            del place[path[-1]]
+        elif isinstance(place, dict) and self._rng.random() < 0.1:
+            place[str(value)] = place.pop(path[-1])
+        else:
+            place[path[-1]] = copy.deepcopy(value)
+        return _with(content, **{HEADER: _json(header)})
+
+    def _header_form(self, content):
+        """Valid JSON that is no object, or not the object that is asked for."""
+        text = _text(content, HEADER)
+        name = json.dumps(self._one(self._paths))
+        forms = (
+            *("", "null", "0", "[]", '""', "{}", f"[{text}]", f"{text}{text}"),
+            *("[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "0" + "}" * DEEP),
+            *(json.dumps(text), f"{text[:-1]},", f'{{"parts":[{text}]}}'),
+            *(f'{{"parts":[{{"id":{name}}}]}}', f'{{"run":{name},"round":0}}'),
+            *(f'{{{name}:{text},"run":{name}}}', '{"error":"no","kind":"transient"}'),
+            f'{{"parts":[{",".join(["0"] * DEEP)}]}}',
+        )
+        return _with(content, **{HEADER: self._one(forms)})
+
+    def _layout_entry(self, content):
+        """One array's part, name, type or shape."""
+        layout = json.loads(_text(content, LAYOUT)) or [[0, "target", "float32", [3]]]
+        entry = self._one(layout)
+        place = int(self._rng.integers(len(entry) + 1))
+        if place == 0:
+            entry[0] = self._one((*WHOLE, *LENGTHS, 7, 99, *VALUES))
+        elif place == 1:
+            entry[1] = self._one((*self._paths, *VALUES, "header", "parameters"))
+        elif place == 2:
+            entry[2] = self._one((*DTYPES, *VALUES))
+        elif place == 3:
+            entry[3] = self._shape(entry[3])
+        else:
+            entry.append(self._one((*WHOLE, *VALUES)))
+        return _with(content, **{LAYOUT: _json(layout)})
+
+    def _layout_form(self, content):
+        """The list of the arrays."""
+        layout = json.loads(_text(content, LAYOUT)) or [[0, "target", "float32", [3]]]
+        chosen = self._one(layout)
+        forms = (
+            *([*layout, chosen], layout[1:], [*layout[::-1], chosen], [layout], {}),
+            *(None, 0, "x", [[]], [None], [0] * DEEP, chosen, [chosen] * 100),
+            *([*layout, [0, name, "uint8", [0]]] for name in self._paths[:3]),
+            [[0, "target", "float32", [1 << 20] * DEEP]],
+            [[0, "target", "float32", [10**4000] * 100]],
+            [*layout, [1 << 40, "target", "uint8", [0]]],
+        )
+        texts = (self._spoilt(_text(content, LAYOUT)), "[" * DEEP, "[" * DEEP + "]")
+        if self._rng.random() < 0.3:
+            return _with(content, **{LAYOUT: self._one(texts)})
+        return _with(content, **{LAYOUT: _json(self._one(forms))})
+
+    def _payload(self, content):
+        """The bytes of the arrays, or what is there in their place."""
+        payload = content.config_records[MESSAGE].get(PAYLOAD, b"")
+        forms = (
+            *(None, b"", payload[:-1], payload[:-8], payload + b"\0", payload * 3),
+            *("text", 3, 0.5, True, [1, 2], [payload], payload[::-1] + b"12345678"),
+            b"\x93NUMPY\x01\x00" + payload,
+        )
+        return _with(content, **{PAYLOAD: self._one(forms)})
+
+    def _array_values(self, content):
+        """Numbers that are none, or too large, too small, too many or too few."""
+        payload = bytearray(content.config_records[MESSAGE].get(PAYLOAD, b""))
+        layout = json.loads(_text(content, LAYOUT))
+        number = int(self._rng.integers(len(layout)))
+        start, size = _span(layout, number)
+        own = np.frombuffer(bytes(payload[start : start + size]), layout[number][2])
+        kinds = (np.nan, np.inf, -np.inf, 5e-324, 1e-40, 1e300, -1.0, 2.0**62, 1e30)
+        dtype = self._one((layout[number][2], "float64", "float32", "int64", "uint8"))
+        count = self._one((len(own), len(own), len(own) + 1, max(len(own) - 1, 0)))
+        with np.errstate(all="ignore"):
+            new = np.resize(own, count).astype(np.float64)
+            hit = self._rng.random(count) < self._one((0.1, 1.0))
+            new = np.where(hit, self._one(kinds), new).astype(dtype)
+        layout[number][2:] = [dtype, [count, *layout[number][3][1:]]]
+        padded = new.tobytes() + bytes(-new.nbytes % 8)
+        payload[start : start + size + (-size % 8)] = padded
+        return _with(content, **{LAYOUT: _json(layout), PAYLOAD: bytes(payload)})
+
+    def _records(self, content):
+        """Other records of Flower's than the one that is read."""
+        record = content.config_records[MESSAGE]
+        data = np.arange(6.0)
+        pickled = Array("object", (1,), "numpy.ndarray", _pickled())
+        other = Array("float32", (MOST,), "torch.tensor", b"\x80\x04.")
+        forms = (
+            {},
+            {MESSAGE: ConfigRecord()},
+            {MESSAGE: MetricRecord({HEADER: 1, LAYOUT: 2.0})},
+            {MESSAGE: MetricRecord({HEADER: [1], LAYOUT: [2.0]})},
+            {MESSAGE: ArrayRecord({HEADER: Array(data), LAYOUT: Array(data)})},
+            {MESSAGE: ArrayRecord({HEADER: pickled, LAYOUT: pickled})},
+            {f"{MESSAGE}s": record},
+            {self._one(self._paths).replace("\ud800", ""): record},
+            *(
+                {MESSAGE: _layouts(record), ARRAYS: ArrayRecord({PAYLOAD: array})}
+                for array in (pickled, other, Array(data), _huge(), _lying())
+            ),
+            {
+                MESSAGE: _layouts(record),
+                ARRAYS: ArrayRecord({"a": Array(data), "b": Array(data)}),
+            },
+            {MESSAGE: _layouts(record), ARRAYS: MetricRecord({PAYLOAD: 1})},
+            {MESSAGE: _layouts(record), ARRAYS: ConfigRecord({PAYLOAD: b"1"})},
+        )
+        return RecordDict(self._one(forms))
+
+    def _texts(self, content):
+        """Something that is no text where a text is."""
+        name = self._one((HEADER, LAYOUT))
+        return _with(content, **{name: self._one((None, *NOT_TEXT))})
+
+    # with what
+
+    def _one(self, choices):
+        return choices[int(self._rng.integers(len(choices)))]
+
+    def _shape(self, shape):
+        forms = (
+            *(self._one(LENGTHS), [], [-1], [0] * 65, [1] * 33, [0] * DEEP, [LONG]),
+            *([1 << 60], [1 << 31, 1 << 31, 1 << 31], [1 << 63, 0], [10**400, 0]),
+            *([*shape, 1 << 60], [self._one(LENGTHS), *shape[1:]], [*shape, 2], None),
+        )
+        return self._one(forms)
+
+    def _spoilt(self, text):
+        """A text with something cut out or put in."""
+        place = int(self._rng.integers(len(text)))
+        kind = self._rng.integers(4)
+        if kind == 0:
+            return text[:place]
+        if kind == 1:
+            return text[:place] + text[place + 1 :]
+        token = self._one((*TOKENS, *map(str, self._values))).replace("\ud800", "")
+        return text[:place] + token + text[place + int(kind == 2) :]
+
+
+def _text(content: RecordDict, name: str) -> str:
+    return str(content.config_records[MESSAGE][name])
+
+
+def _layout(content: RecordDict) -> list:
+    return json.loads(_text(content, LAYOUT))
+
+
+def _with(content: RecordDict, **changes) -> RecordDict:
+    """Return the request with entries of its record changed, or gone."""
+    record = {**content.config_records[MESSAGE], **changes}
+    kept = {name: value for name, value in record.items() if value is not None}
+    return RecordDict({**content, MESSAGE: ConfigRecord(kept)})
+
+
+def _written(packet: Packet, envelope: dict) -> RecordDict:
+    """Return the content of a message that nobody has checked."""
+    content = pack(Packet({}, packet.arrays))
+    return _with(content, **{HEADER: _json({**envelope, **packet.header})})
+
+
+def _json(value: object) -> str:
+    """What a hostile server writes, NaN too."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _span(layout: list, number: int) -> tuple[int, int]:
+    """Where an array lies in the payload: start and size in bytes."""
+    start = 0
+    for _, _, dtype, shape in layout[:number]:
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        start += size + (-size % 8)
+    _, _, dtype, shape = layout[number]
+    return start, math.prod(shape) * np.dtype(dtype).itemsize
+
+
+def _layouts(record: ConfigRecord) -> ConfigRecord:
+    """A record whose payload is to be in an array of Flower's."""
+    layout = '[[0,"target","uint8",[8]]]'
+    return ConfigRecord({HEADER: record[HEADER], LAYOUT: layout})
+
+
+def _pickled() -> bytes:
+    """What NumPy would unpickle, if it were let: a call of ``os.mkdir``."""
+    call = b"cos\nmkdir\n(V" + MARK.encode() + b"\ntR."
+    text = "{'descr': '|O', 'fortran_order': False, 'shape': (1,), }"
+    return b"\x93NUMPY\x01\x00\x76\x00" + text.ljust(117).encode() + b"\n" + call
+
+
+def _huge() -> Array:
+    """Eight bytes that say of themselves that they are 2**60."""
+    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({1 << 60},), }}"
+    data = b"\x93NUMPY\x01\x00\x76\x00" + text.ljust(117).encode() + b"\n" + bytes(8)
+    return Array("uint8", (MOST,), "numpy.ndarray", data)
+
+
+def _lying() -> Array:
+    return Array("float64", (MOST,), "numpy.ndarray", b"")

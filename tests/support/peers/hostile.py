@@ -1,0 +1,323 @@
+"""A server that sends what it should not, in the middle of a good run.
+
+The sites are real ones: tables files with policies, and state folders of their own.
+"""
+
+import copy
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from flwr.app import ConfigRecord, Message
+
+from client_apps.app import app
+from client_apps.data.database import FILE
+from strategies import TablePuppetADMM
+from strategies.run.grid import InProcessGrid
+from tests.support.peers.faulty_grid import COLUMNS, change_row, rows_in
+from tp_flower.protocol import HEADER, MESSAGE, Action, Packet, pack, unpack
+from tp_flower.query import Query
+
+SQL = (
+    "SELECT o.qty AS label, o.price, o.day, c.age, c.kind "
+    "FROM orders o JOIN customers c ON o.cust = c.id"
+)
+POLICIES = {
+    "orders": """
+        columns = ["price", "day"]
+        labels = ["qty"]
+        join-only = ["cust"]
+        min-rows = 3
+        releases = { statistics = "moments" }
+    """,
+    "customers": "",
+}
+SHOP, US, UK = 2, 3, 4
+ORDERS, UK_PART, US_PART = 0, 1, 2
+FOREIGN = re.compile(r"^\w+ at \w+\.py:\d+; its text is in the site's log$")
+"""How a site tells an exception that nobody raised on purpose."""
+
+GONE = object()
+Change = Callable[[Packet], Packet]
+
+
+def tables() -> dict[str, dict[str, pd.DataFrame]]:
+    """The tables of each site."""
+    rng = np.random.default_rng(3)
+    rows = 12
+    orders = pd.DataFrame(
+        {
+            "cust": np.arange(rows) % 6,
+            "price": rng.normal(size=rows),
+            "day": rng.integers(1, 29, rows),
+            "qty": rng.normal(size=rows),
+            "salary": rng.normal(size=rows),
+        }
+    )
+
+    def customers(*ids: int) -> pd.DataFrame:
+        age = [20.0 + 7 * k * k for k in ids]
+        kind = [f"k{k % 2}" for k in ids]
+        return pd.DataFrame({"id": ids, "age": age, "kind": kind})
+
+    return {
+        "shop": {"orders": orders},
+        "us": {"customers": customers(0, 1, 2)},
+        "uk": {"customers": customers(3, 4, 5)},
+    }
+
+
+@dataclass
+class Answer:
+    """What a site said to a hostile request.
+
+    Attributes:
+        action: that it asked for.
+        node: that was asked.
+        what: was hostile about it.
+    """
+
+    action: str
+    node: int
+    what: str
+    header: dict
+    arrays: dict
+
+    @property
+    def error(self) -> str:
+        return self.header.get("error", "")
+
+    def check_nothing_left(self) -> None:
+        """Assert that the reply is a refusal, and nothing else."""
+        assert self.error
+        assert set(self.header) <= {"error", "kind", "part", "round", "at"}
+        assert not self.arrays
+
+
+class StoppedError(Exception):
+    """The run has shown what it was to show."""
+
+
+class HostileGrid(InProcessGrid):
+    """Send changed copies of requests before the requests themselves.
+
+    Args:
+        folder: for the sites' files.
+        changes: called with action, node and request, to yield what is sent before
+            it: its name, and the request, or the action and the request.
+        policies: by table.
+        instead: called likewise, to return what is sent in a request's place.
+        stops: whether to raise ``StoppedError`` when there are answers.
+
+    Attributes:
+        answers: to the changed requests, in order.
+        left: (action, part, name) of every array that left a site, in order.
+    """
+
+    def __init__(
+        self, folder, changes=None, policies=None, instead=None, *, stops=False
+    ):
+        self._stops = stops
+        self._changes = changes or (lambda *_: ())
+        self._instead = instead or (lambda _, __, packet: packet)
+        self.left: list[tuple[str, int, str]] = []
+        paths = {}
+        for site, own in tables().items():
+            (folder / site).mkdir(exist_ok=True)
+            text = ""
+            for name, frame in own.items():
+                frame.to_csv(folder / site / f"{name}.csv", index=False)
+                rules = {**POLICIES, **(policies or {})}[name]
+                text += f"[tables.{name}]\npath='{name}.csv'\nsite='{site}'\n"
+                text += f"[tables.{name}.policy]\n{rules}\n"
+            paths[site] = folder / site / "tables.toml"
+            paths[site].write_text(text)
+        super().__init__(app, paths)
+        for site, context in zip(paths, self.contexts.values(), strict=True):
+            context.node_config["state-dir"] = str(folder / site / "state")
+        self.answers: list[Answer] = []
+
+    def _deliver(self, message):
+        action, node = message.metadata.message_type, message.metadata.dst_node_id
+        changes = list(self._changes(action, node, unpack(message.content)))
+        if changes:
+            kept = _Kept(self.contexts[node])
+        for what, sent in changes:
+            asked, packet = sent if isinstance(sent, tuple) else (action, sent)
+            reply = self._send(message, packet, asked)
+            answer = Answer(asked, node, what, reply.header, reply.arrays)
+            self.answers.append(answer)
+            # whatever becomes of it, only its first request for rows is answered
+            if not answer.error or action == Action.EXTRACT:
+                kept.restore()
+        if changes and self._stops:
+            raise StoppedError
+        packet = self._instead(action, node, unpack(message.content))
+        reply = self._send(message, packet, action)
+        return Message(pack(reply), reply_to=message)
+
+    def _send(self, message, packet, action):
+        """Return a site's reply to a request that is like another one."""
+        content = pack(Packet({}, packet.arrays))
+        record = content.config_records[MESSAGE]
+        # written here: pack refuses NaN, which a hostile server does not
+        header = json.dumps(packet.header)
+        content[MESSAGE] = ConfigRecord({**record, HEADER: header})
+        changed = Message(content, dst_node_id=SHOP, message_type="query")
+        changed.metadata.__dict__.update(message.metadata.__dict__)
+        changed.metadata.__dict__["_message_type"] = action
+        reply = unpack(super()._deliver(changed).content)
+        self.left += [(action, part, name) for part, name in reply.arrays]
+        return reply
+
+
+OF_RUNS = "FROM entries WHERE run <> 'labels'"
+
+
+class _Kept:
+    """What a site has of the run, to be put back where a changed request went well."""
+
+    def __init__(self, context):
+        self._folder = Path(context.node_config["state-dir"])
+        self._copy = self._folder.with_name("state-kept")
+        shutil.rmtree(self._copy, ignore_errors=True)
+        self._entries = rows_in(self._folder / FILE, f"SELECT {COLUMNS} {OF_RUNS}")
+        if self._folder.exists():
+            # what has left stays in the ledger
+            skip = shutil.ignore_patterns(f"{FILE}*")
+            shutil.copytree(self._folder, self._copy, ignore=skip)
+
+    def restore(self):
+        for path in self._folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+        rows_in(self._folder / FILE, f"DELETE {OF_RUNS}")
+        for row in self._entries:
+            change_row(self._folder / FILE, row, row[-1])
+        if self._copy.exists():
+            shutil.copytree(self._copy, self._folder, dirs_exist_ok=True)
+
+
+def train(grid, method=TablePuppetADMM, sql=SQL, **settings):
+    """Run to the end; return the strategy."""
+    strategy = method(Query.from_sql(sql), **{"num_epochs": 2, **settings})
+    try:
+        strategy.start(grid)
+    finally:
+        grid.close()
+    return strategy
+
+
+# changes of a request
+
+
+def header(*path, value=GONE) -> Change:
+    """Put a value at a place in the header, or take away what is there."""
+
+    def change(packet):
+        changed = copy.deepcopy(packet.header)
+        place = changed
+        for step in path[:-1]:
+            place = place[step]
+        if value is GONE:
+            del place[path[-1]]
+        else:
+            place[path[-1]] = value
+        return Packet(changed, packet.arrays)
+
+    return change
+
+
+def array(part, name, function=None) -> Change:
+    """Change an array, or leave it out."""
+
+    def change(packet):
+        arrays = dict(packet.arrays)
+        found = arrays.pop((part, name))
+        if function is not None:
+            arrays[part, name] = function(found)
+        return Packet(packet.header, arrays)
+
+    return change
+
+
+def places(value, path=()) -> Iterator[tuple]:
+    """Yield the path of everything in a JSON object, what holds others too."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from places(item, (*path, key))
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from places(item, (*path, number))
+
+
+def undeclared(packet: Packet) -> Iterator[tuple[str, Packet]]:
+    """Yield the request with one name more than it declares, in every place of it."""
+    yield "a fact", header("more", value=1)(packet)
+    for place in range(len(packet.header.get("parts", ()))):
+        yield "a part's fact", header("parts", place, "more", value=1)(packet)
+    numbers = [facts["id"] for facts in packet.header.get("parts", ())]
+    for part in {*numbers, *(part for part, _ in packet.arrays)}:
+        for name in ("more", "more/0"):
+            arrays = {**packet.arrays, (part, name): np.zeros(1)}
+            yield "an array", Packet(packet.header, arrays)
+
+
+WRONG = (
+    *(None, True, -1, 10**6, 10**400, 0.5, float("nan"), float("inf"), "", "x"),
+    *("\u0000", [], [1], [None], {}, {"x": 1}, [[["x"]]]),
+)
+"""Values that few names of a header allow."""
+
+
+def wrong_headers(packet: Packet) -> Iterator[tuple[str, Packet]]:
+    """Yield the request with each place of its header gone, or wrong in many ways."""
+    yield from undeclared(packet)
+    for path in places(packet.header):
+        yield f"{path} gone", header(*path)(packet)
+        for value in WRONG:
+            yield f"{path} = {value!r:.20}", header(*path, value=value)(packet)
+
+
+RESHAPED = {
+    "shorter": lambda a: a[:-1],
+    "empty": lambda a: a[:0],
+    "twice": lambda a: np.concatenate([a, a]),
+    "deeper": lambda a: a[..., None],
+    "scalar": lambda a: np.zeros((), a.dtype),
+    "halves": lambda a: a.astype(np.float64) + 0.5,
+    "NaN": lambda a: np.full(a.shape, np.nan, np.float32),
+    "infinite": lambda a: np.full(a.shape, np.inf),
+    "huge": lambda a: np.full(a.shape, 1e300),
+    "-1": lambda a: np.full(a.shape, -1, np.int64),
+    "2**62": lambda a: np.full(a.shape, 1 << 62, np.int64),
+    "2**64 - 1": lambda a: np.full(a.shape, (1 << 64) - 1, np.uint64),
+    "bytes": lambda a: a.astype(np.uint8),
+    # of the declared dtype: only the values are wrong
+    "its least": lambda a: np.full(a.shape, limits(a).min, a.dtype),
+    "its most": lambda a: np.full(a.shape, limits(a).max, a.dtype),
+    "its NaN": lambda a: np.full(a.shape, np.nan).astype(a.dtype),
+    "its infinity": lambda a: np.full(a.shape, -np.inf).astype(a.dtype),
+}
+
+
+def limits(array):
+    """The least and the most that an array of its dtype can hold."""
+    return (np.finfo if array.dtype.kind == "f" else np.iinfo)(array.dtype)
+
+
+def wrong_arrays(packet: Packet) -> Iterator[tuple[str, Packet]]:
+    """Yield the request with each array gone, or wrong in many ways."""
+    for part, name in packet.arrays:
+        yield f"{part}/{name} gone", array(part, name)(packet)
+        for what, function in RESHAPED.items():
+            with np.errstate(invalid="ignore"):
+                changed = array(part, name, function)(packet)
+            yield f"{part}/{name} {what}", changed

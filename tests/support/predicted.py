@@ -1,0 +1,173 @@
+"""Saved models of the store, and what the joined-table model says of other rows.
+
+The reference makes the join with DuckDB and scores every table's rows with its saved
+part: nothing of the mapping or of the messages is in it.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import torch
+
+from client_apps.app import app
+from client_apps.data.saved_models import SavedModel
+from strategies import STRATEGIES
+from strategies.inference.manifest import Manifest, make_manifest
+from strategies.inference.predict import Evaluate, Predict
+from strategies.run.grid import InProcessGrid
+from tests.support.federated import Frames, store_sql
+from tp_flower.extraction.extract import extract
+from tp_flower.protocol import unpack
+from tp_flower.query import Query
+from tp_flower.sources.shards import ShardSource, register_frames, release
+
+NamedSites = Mapping[str, Mapping[str, list[pd.DataFrame]]] | int
+
+
+def on(layout: Callable[[Frames], dict], frames: Frames) -> NamedSites:
+    """Give every table a site of its own, of its name, whatever its shards."""
+    return {name: {name: own} for name, own in layout(frames).items()}
+
+
+def wide(features: int, outputs: int, intercept: bool) -> torch.nn.Module:
+    """A factory's model."""
+    return torch.nn.Sequential(
+        torch.nn.Linear(features, 3),
+        torch.nn.Tanh(),
+        torch.nn.Linear(3, outputs, bias=intercept),
+    )
+
+
+@dataclass
+class Model:
+    """A model that was trained on a query, and its sites' state folders."""
+
+    sql: str
+    state: Path
+    manifest: Manifest
+
+    def predict(self, sites: NamedSites, sql: str = "", **settings: object) -> Predict:
+        """Predict with the sites' own parts of the model."""
+        query = Query.from_sql(sql or self.sql, needs_label=False)
+        strategy = Predict(query, self.manifest, mode="predict", **settings)
+        self.start(strategy, sites)
+        return strategy
+
+    def table(self, sites: NamedSites, sql: str = "", **settings: object) -> pa.Table:
+        """Return the predictions."""
+        return self.predict(sites, sql, **settings).predictions
+
+    def evaluate(self, sites: NamedSites, sql: str = "", **settings: object) -> dict:
+        """Return the metrics."""
+        query = Query.from_sql(sql or self.sql)
+        strategy = Evaluate(query, self.manifest, mode="evaluate", **settings)
+        self.start(strategy, sites)
+        return strategy.metrics
+
+    def start(self, strategy: Predict | Evaluate, sites: NamedSites) -> list:
+        """Run a strategy on the sites; return (action, is reply, packet) of all."""
+        seen = []
+
+        def watch(message):
+            action, of = (
+                message.metadata.message_type,
+                message.metadata.reply_to_message_id,
+            )
+            seen.append((action, bool(of), unpack(message.content)))
+
+        grid = InProcessGrid(app, sites, state=self.state, observe=watch)
+        try:
+            strategy.start(grid)
+        finally:
+            grid.close()
+        return seen
+
+    def saved(self, alias: str) -> SavedModel:
+        """Return a part of the model of a table."""
+        part = self.manifest.table(alias).parts[0]
+        model = self.manifest.model
+        pattern = f"*/models/{model.name}/{model.version}/part-{part.number}"
+        (folder,) = self.state.glob(pattern)
+        return SavedModel.load(folder, part.digest)
+
+    def local_scores(self, alias: str, frame: pd.DataFrame) -> np.ndarray:
+        """Return what the table's model says of rows of a data frame, (n, d_c)."""
+        saved = self.saved(alias)
+        name = saved.fragment.name
+        token = register_frames({name: frame}, "here")
+        plain = saved.fragment.__class__(alias, name, saved.fragment.features)
+        rows = extract(ShardSource(name, "here", 0, token=token), plain)
+        columns = {info.name: rows.column(info.name) for info in rows.features}
+        release(token)
+        return saved.model("cpu").scores(saved.encoder.transform(columns))
+
+    def reference(
+        self,
+        frames: Mapping[str, pd.DataFrame],
+        source: str,
+        aliases: Collection[str] = (),
+    ) -> list[tuple[float, ...]]:
+        """Return (row of the label table, *scores) of the joined rows, in order.
+
+        Args:
+            frames: the tables by name, each whole.
+            source: FROM, joins and WHERE; a table that is LEFT JOINed adds 0 where
+                there is no match.
+            aliases: the tables of it; all, if none is named.
+        """
+        aliases = aliases or [table.table for table in self.manifest.tables]
+        connection = duckdb.connect()
+        for alias in aliases:
+            name = self.manifest.table(alias).name
+            own = frames[name].reset_index(drop=True)
+            scores = self.local_scores(alias, own)
+            extra = {f"score_{k}": scores[:, k] for k in range(scores.shape[1])}
+            connection.register(name, own.assign(position=own.index, **extra))
+        sums = ", ".join(
+            " + ".join(f"COALESCE({alias}.score_{k}, 0)" for alias in aliases)
+            + f" + {base!r}"
+            for k, base in enumerate(self.manifest.base_score)
+        )
+        label = self.manifest.label_table
+        rows = connection.execute(f"SELECT {label}.position, {sums} {source}")
+        return sorted(rows.fetchall())
+
+
+def train(
+    state: Path, sites: NamedSites, sql: str, strategy: str = "admm", **settings: object
+) -> Model:
+    """Train, and let the sites keep their parts."""
+    chosen = {"num_epochs": 2, "device": "cpu", **settings}
+    is_labelled = STRATEGIES[strategy].has_label
+    query = Query.from_sql(sql, needs_label=is_labelled)
+    method = STRATEGIES[strategy](query, **chosen)
+    grid = InProcessGrid(app, sites, state=state)
+    try:
+        method.start(grid)
+    finally:
+        grid.close()
+    return Model(sql, state, make_manifest(method))
+
+
+def train_store(state: Path, loss: str, sites: NamedSites, **settings: object) -> Model:
+    """Train on the store's query."""
+    task = "regression" if loss == "squared" else "classification"
+    return train(state, sites, store_sql(loss), task=task, loss=loss, **settings)
+
+
+def scored(table: pa.Table, row: str = "row_key") -> list[tuple[float, ...]]:
+    """Return (row, *scores) of predictions, in the order of the reference."""
+    names = [name for name in table.column_names if name.startswith("score")]
+    columns = [table[name].to_pylist() for name in (row, *names)]
+    return sorted(zip(*columns, strict=True))
+
+
+def check_equal(found: list, expected: list) -> None:
+    """Assert that scores are those of the joined table, to 1e-5."""
+    assert len(found) == len(expected) > 0
+    np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-5)

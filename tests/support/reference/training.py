@@ -1,0 +1,330 @@
+"""Training on the materialised join, row by row, from the papers.
+
+Deliberately slow, and shares nothing with `tp_flower`. A table's linear model has the
+matrix W (d, d_c); the label table's has one more row, the intercept, which no penalty
+covers.
+"""
+
+import hmac
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.optimize import minimize
+from torch import nn
+
+from tests.support.reference import joins, losses
+
+Rows = Sequence[tuple[int, ...]]
+
+
+Place = Callable[[str, str], bytes]
+"""(column, category) -> what the categories of a column are ordered by."""
+
+
+def place_by_hash(secret: bytes, table: str) -> Place:
+    """The keyed hash that the sites with this secret give a table's categories."""
+
+    def place(column: str, category: str) -> bytes:
+        purpose = f"category/{len(table)}/{table}/{column}".encode()
+        key = hmac.digest(secret, purpose + b"\x01", "sha256")
+        return hmac.digest(key, category.encode(), "sha256")
+
+    return place
+
+
+def encode(
+    frame: pd.DataFrame, columns: Sequence[str], fitted: np.ndarray, place: Place
+) -> np.ndarray:
+    """Encode a table with the statistics of its ``fitted`` rows (bool)."""
+    encoded = []
+    for name in columns:
+        column, own = frame[name], frame[name][fitted]
+        if pd.api.types.is_numeric_dtype(column):
+            column, own = column.astype(float), own.astype(float)
+            mean, scale = own.mean(), own.std(ddof=0)
+            if scale > 0:
+                encoded.append(((column - mean) / scale).fillna(0.0).to_numpy())
+            continue
+        counts = own.value_counts()
+        if len(counts) > 1:
+            ordered = sorted(counts.index, key=lambda text: place(name, text))
+            fill = next(text for text in ordered if counts[text] == counts.max())
+            filled = column.fillna(fill)
+            encoded += [(filled == text).to_numpy(float) for text in ordered]
+    return np.column_stack(encoded)
+
+
+@dataclass(frozen=True)
+class Centralised:
+    """The training problem on the materialised join.
+
+    Attributes:
+        loss: its name.
+        inputs: per table the encoded row behind each joined row, (N, d [+ 1]).
+        labels: (N,).
+        base: b, (d_c,).
+        l2: beta.
+        penalised: per table, (d [+ 1],) bool.
+        weights: (N,), with mean 1; None: all alike.
+    """
+
+    loss: str
+    inputs: Mapping[str, np.ndarray]
+    labels: np.ndarray
+    base: np.ndarray
+    l2: float
+    penalised: Mapping[str, np.ndarray]
+    weights: np.ndarray | None = None
+
+    @property
+    def outputs(self) -> int:
+        return len(self.base)
+
+    def split(self, flat: np.ndarray) -> dict[str, np.ndarray]:
+        """Cut all parameters into one matrix per table."""
+        matrices, start = {}, 0
+        for table, rows in self.inputs.items():
+            size = rows.shape[1] * self.outputs
+            matrices[table] = flat[start : start + size].reshape(-1, self.outputs)
+            start += size
+        return matrices
+
+    def scores(self, flat: np.ndarray, rows: Sequence[int]) -> np.ndarray:
+        """h of some joined rows, one at a time."""
+        matrices = self.split(flat)
+        found = []
+        for row in rows:
+            score = self.base.copy()
+            for table, inputs in self.inputs.items():
+                score = score + inputs[row] @ matrices[table]
+            found.append(score)
+        return np.array(found)
+
+    def objective(self, flat: np.ndarray) -> float:
+        """Eq. 2."""
+        every = range(len(self.labels))
+        scores = self.scores(flat, every)
+        value = losses.mean_value(self.loss, scores, self.labels, self.weights)
+        for table, matrix in self.split(flat).items():
+            value += self.l2 / 2 * float((matrix[self.penalised[table]] ** 2).sum())
+        return value
+
+    def gradient(
+        self, flat: np.ndarray, rows: Sequence[int] | None = None
+    ) -> np.ndarray:
+        """Gradient of Eq. 2 with the mean over some joined rows, one at a time."""
+        rows = range(len(self.labels)) if rows is None else rows
+        derivatives = losses.gradients(
+            self.loss, self.scores(flat, rows), self.labels[list(rows)]
+        )
+        if self.weights is not None:
+            derivatives = self.weights[list(rows), None] * derivatives
+        parts = []
+        for table, matrix in self.split(flat).items():
+            own = np.zeros_like(matrix)
+            for row, derivative in zip(rows, derivatives, strict=True):
+                own += np.outer(self.inputs[table][row], derivative) / len(rows)
+            own[self.penalised[table]] += self.l2 * matrix[self.penalised[table]]
+            parts.append(own.ravel())
+        return np.concatenate(parts)
+
+    def optimum(self) -> np.ndarray:
+        """A minimiser of Eq. 2 by a general method."""
+        size = sum(rows.shape[1] for rows in self.inputs.values()) * self.outputs
+        found = minimize(
+            self.objective,
+            np.zeros(size),
+            jac=self.gradient,
+            method="L-BFGS-B",
+            options={"maxiter": 500, "gtol": 1e-9, "ftol": 1e-15},
+        )
+        return found.x
+
+
+def centralised(
+    frames: Mapping[str, pd.DataFrame],
+    aliases: Mapping[str, str],
+    columns: Mapping[str, Sequence[str]],
+    positions: Rows,
+    label: tuple[str, np.ndarray, np.ndarray],
+    loss: str,
+    l2: float,
+    secret: bytes,
+    weights: np.ndarray | None = None,
+) -> Centralised:
+    """Materialise the join, and encode it.
+
+    Args:
+        frames: table by name.
+        aliases: table name by alias, in the order of the query.
+        columns: features by alias.
+        positions: of the joined training rows, in the order of the aliases.
+        label: alias of the label table, the label of its rows, and which of its rows
+            are trained on (bool): their statistics encode the table.
+        loss: its name.
+        l2: beta.
+        secret: of the sites, which orders categories.
+        weights: of the joined training rows, in any unit; None: all alike.
+    """
+    label_alias, values, trained = label
+    inputs, penalised = {}, {}
+    for number, (alias, name) in enumerate(aliases.items()):
+        frame = frames[name]
+        fitted = trained if alias == label_alias else np.ones(len(frame), bool)
+        place = place_by_hash(secret, alias)
+        encoded = encode(frame, columns[alias], fitted, place)
+        penalised[alias] = np.ones(encoded.shape[1] + (alias == label_alias), bool)
+        if alias == label_alias:
+            encoded = np.hstack([encoded, np.ones((len(frame), 1))])
+            penalised[alias][-1] = False
+        row_of = [position[number] for position in positions]
+        inputs[alias] = np.array(joins.expand(row_of, encoded))
+    number = list(aliases).index(label_alias)
+    labels = np.array([values[position[number]] for position in positions])
+    own = None if weights is None else weights / np.mean(weights)
+    base = base_score(loss, labels, own)
+    return Centralised(loss, inputs, labels, base, l2, penalised, own)
+
+
+def base_score(
+    loss: str, labels: np.ndarray, weights: np.ndarray | None = None
+) -> np.ndarray:
+    """Mean label, log-odds or log class frequencies."""
+    if loss == "squared":
+        return np.array([np.average(labels, weights=weights)])
+    shares = np.bincount(labels.astype(int), weights) / len(labels)
+    if loss == "logistic":
+        return np.array([np.log(shares[1] / shares[0])])
+    return np.log(shares)
+
+
+@dataclass(frozen=True)
+class SgdSettings:
+    """How mini-batch SGD steps."""
+
+    rate: float
+    momentum: float
+    decay: float
+
+
+def sgd(
+    problem: Centralised, epochs: Sequence[Sequence[Sequence[int]]], how: SgdSettings
+) -> np.ndarray:
+    """Linear models by mini-batch SGD on joined rows; epochs hold batches of rows."""
+    size = sum(rows.shape[1] for rows in problem.inputs.values()) * problem.outputs
+    theta, velocity = np.zeros(size), np.zeros(size)
+    for epoch, batches in enumerate(epochs):
+        for batch in batches:
+            velocity = how.momentum * velocity + problem.gradient(theta, batch)
+            theta = theta - how.rate / (1 + how.decay * epoch) * velocity
+    return theta
+
+
+def stale_sgd(
+    problem: Centralised,
+    epochs: Sequence[Sequence[Sequence[int]]],
+    how: SgdSettings,
+    late: Collection[str],
+) -> list[np.ndarray]:
+    """Linear models by SGD that scores the tables in ``late`` one step late.
+
+    They are scored where their step would end with a gradient of 0; no step is late
+    from one epoch to the next.
+
+    Returns:
+        All parameters after every step.
+    """
+    data = replace(problem, l2=0.0)
+    size = sum(rows.shape[1] for rows in problem.inputs.values()) * problem.outputs
+    zeros = np.zeros(size)
+    penalty = np.concatenate(
+        [np.repeat(problem.penalised[t], problem.outputs) for t in problem.inputs]
+    )
+    is_late = np.concatenate(
+        [np.full(m.size, table in late) for table, m in problem.split(zeros).items()]
+    )
+    theta, velocity, scored, steps = zeros, zeros, zeros, []
+    for epoch, batches in enumerate(epochs):
+        rate = how.rate / (1 + how.decay * epoch)
+        for number, batch in enumerate(batches):
+            drift = how.momentum * velocity + problem.l2 * penalty * theta
+            foreseen = theta - rate * drift
+            velocity = drift + data.gradient(scored, batch)
+            theta = theta - rate * velocity
+            is_last = number + 1 == len(batches)
+            scored = theta if is_last else np.where(is_late, foreseen, theta)
+            steps.append(theta)
+    return steps
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """How the tables' networks look: one hidden layer of ReLU each."""
+
+    hidden: int
+    scale: float
+    label_table: str
+
+
+def mlp_sgd(
+    problem: Centralised,
+    start: Mapping[str, np.ndarray],
+    network: Mlp,
+    epochs: Sequence[Sequence[Sequence[int]]],
+    how: SgdSettings,
+) -> dict[str, np.ndarray]:
+    """One additive MLP on the joined rows, in float64, by torch's own autograd."""
+    modules, vectors = {}, {}
+    for table, inputs in problem.inputs.items():
+        has_bias = table == network.label_table
+        # the column of ones is the bias's
+        width = inputs.shape[1] - has_bias
+        module = nn.Sequential(
+            nn.Linear(width, network.hidden),
+            nn.ReLU(),
+            nn.Linear(network.hidden, problem.outputs, bias=has_bias),
+        ).double()
+        modules[table] = module
+        nn.utils.vector_to_parameters(
+            torch.tensor(start[table], dtype=torch.float64), module.parameters()
+        )
+        vectors[table] = [torch.zeros_like(p) for p in module.parameters()]
+    for epoch, batches in enumerate(epochs):
+        rate = how.rate / (1 + how.decay * epoch)
+        for batch in batches:
+            for module in modules.values():
+                module.zero_grad()
+            _mlp_objective(problem, modules, network, batch).backward()
+            with torch.no_grad():
+                for table, module in modules.items():
+                    parameters = list(module.parameters())
+                    for velocity, theta in zip(vectors[table], parameters, strict=True):
+                        velocity.mul_(how.momentum).add_(theta.grad)
+                        theta.sub_(rate * velocity)
+    return {
+        table: nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
+        for table, module in modules.items()
+    }
+
+
+def _mlp_objective(problem, modules, network, batch) -> torch.Tensor:
+    total = torch.tensor(problem.base).repeat(len(batch), 1)
+    penalty = torch.zeros((), dtype=torch.float64)
+    for table, module in modules.items():
+        width = module[0].in_features
+        rows = torch.tensor(problem.inputs[table][list(batch)][:, :width])
+        total = total + network.scale * module(rows)
+        for theta in module.parameters():
+            if theta.ndim > 1:
+                penalty = penalty + problem.l2 / 2 * theta.square().sum()
+    labels = torch.tensor(problem.labels[list(batch)])
+    if problem.loss == "squared":
+        loss = 0.5 * (total[:, 0] - labels).square().mean()
+    elif problem.loss == "logistic":
+        loss = nn.functional.binary_cross_entropy_with_logits(total[:, 0], labels)
+    else:
+        loss = nn.functional.cross_entropy(total, labels.long())
+    return loss + penalty

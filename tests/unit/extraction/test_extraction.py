@@ -1,0 +1,662 @@
+import datetime as dt
+import unicodedata
+from contextlib import contextmanager
+from dataclasses import replace
+from decimal import Decimal
+from itertools import chain
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.extraction import run
+from tp_flower.errors import QueryError, SourceError
+from tp_flower.extraction.canonical_keys import kind_of
+from tp_flower.extraction.extract import extract, open_extracted
+from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard, FeatureInfo
+from tp_flower.features.columns import CategoricalColumn
+from tp_flower.keyed_hash import KeyedHasher
+from tp_flower.query.fragment import Feature, Fragment, SubQuery
+from tp_flower.sources.shards import (
+    ShardSource,
+    scan,
+)
+
+# each example opens DuckDB several times
+few = settings(max_examples=25, deadline=None)
+
+INTEGERS = (
+    "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT",
+    "UINTEGER", "UBIGINT", "UHUGEINT",
+)  # fmt: skip
+NUMBERS = (
+    *INTEGERS,
+    "FLOAT",
+    "DOUBLE",
+    "DECIMAL(9,0)",
+    "DECIMAL(12,4)",
+    "DECIMAL(38,9)",
+)
+
+
+def fragment(features=(), keys=(), label=None, filters=()) -> Fragment:
+    named = tuple(Feature(name, sql) for name, sql in dict(features).items())
+    return Fragment("t", "table", named, tuple(keys), label, tuple(filters))
+
+
+def of_sql(tmp_path, sql: str, wanted: Fragment) -> ExtractedShard:
+    """Run a fragment on the rows of a query, with exactly its types."""
+    path = tmp_path / "t.parquet"
+    duckdb.execute(f"COPY ({sql}) TO '{path}' (FORMAT parquet)")
+    return extract(ShardSource("table", "here", 0, str(path)), wanted)
+
+
+HASHER = KeyedHasher(bytes(range(32)))
+
+
+def hash_of_rows(key: ExtractedKey) -> list[tuple[int, int] | None]:
+    hashed = key.hashed(HASHER)
+    hashes = [tuple(pair) for pair in hashed.hashes.tolist()]
+    return [None if code < 0 else hashes[code] for code in hashed.codes.tolist()]
+
+
+def hash_of(tmp_path, value: str) -> tuple[int, int] | None:
+    """The hash of one SQL value as a key."""
+    wanted = fragment(keys=[('"k"',)])
+    (found,) = hash_of_rows(of_sql(tmp_path, f"SELECT {value} AS k", wanted).keys[0])
+    return found
+
+
+def contents(shard: ExtractedShard) -> dict:
+    """Everything in a shard, as lists."""
+    columns = {info.name: shard.column(info.name) for info in shard.features}
+    label = shard.label
+    return {
+        "table": (shard.table, shard.rows, shard.features),
+        "columns": {name: listed(column) for name, column in columns.items()},
+        "keys": [(k.codes.tolist(), k.texts.to_pylist(), k.kind) for k in shard.keys],
+        "label": label and (label.kind, label.categories, str(label.values.tolist())),
+    }
+
+
+def listed(column) -> list:
+    if isinstance(column, CategoricalColumn):
+        return [column.texts[c].as_py() if c >= 0 else None for c in column.codes]
+    return str(column.values.tolist())
+
+
+def assert_equal(a: ExtractedShard, b: ExtractedShard) -> None:
+    assert contents(a) == contents(b)
+
+
+# all of it at once, on rows a reader can check
+
+
+FRAME = pd.DataFrame(
+    {
+        "k": [7, 5, 7, 9],
+        "c": ["b", None, "a", "b"],
+        "x": [1.5, np.nan, 3.0, 4.0],
+        "flag": [True, False, True, True],
+        "day": pd.to_datetime(["1970-01-02", None, "1969-12-31", "1970-01-01"]),
+        "y": ["no", "yes", None, "no"],
+    }
+)
+WANTED = fragment(
+    features={"twice": '"x" * 2', "flag": '"flag"', "day": '"day"', "c": 'upper("c")'},
+    keys=[('"k"',), ('"k"', '"c"')],
+    label='"y"',
+    filters=['"k" < 9'],
+)
+
+
+def test_extraction_by_hand():
+    shard = run(FRAME, WANTED)
+    assert (shard.table, shard.rows) == ("t", 3)
+    assert [info.name for info in shard.features] == ["twice", "flag", "day", "c"]
+    assert [i.kind for i in shard.features] == ["number", "boolean", "time", "text"]
+    np.testing.assert_array_equal(shard.column("twice").values, [3, np.nan, 6])
+    np.testing.assert_array_equal(shard.column("flag").values, [1, 0, 1])
+    np.testing.assert_array_equal(shard.column("day").values, [86400, np.nan, -86400])
+    assert shard.column("c").categories == ("A", "B")
+    assert shard.column("c").codes.tolist() == [1, -1, 0]
+    assert (shard.label.kind, shard.label.categories) == ("text", ("no", "yes"))
+    assert shard.label.codes.tolist() == [0, 1, -1]
+    first, second = shard.keys
+    assert (first.kind, second.kind) == ("number", "number+text")
+    assert first.codes[0] == first.codes[2] != first.codes[1]
+    assert second.codes[1] == -1
+    assert len(first.texts) == len(second.texts) == 2
+
+
+def test_dtypes():
+    shard = run(FRAME, WANTED)
+    assert shard.keys[0].codes.dtype == shard.column("c").codes.dtype == np.int32
+    assert shard.keys[0].hashed(HASHER).hashes.dtype == np.uint64
+    assert shard.column("flag").values.dtype == np.float64
+    assert shard.label.values.dtype == np.float64
+    assert shard.label.codes.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("label", "kind", "values"),
+    [
+        ('"x"', "number", [1.5, np.nan, 3, 4]),
+        ('"x" > 2', "boolean", [0, np.nan, 1, 1]),
+        ('"day"', "time", [86400, np.nan, -86400, 0]),
+        ('"y"', "text", [0, 1, np.nan, 0]),
+    ],
+)
+def test_label_kinds(label, kind, values):
+    found = run(FRAME, fragment(label=label)).label
+    assert found.kind == kind
+    np.testing.assert_array_equal(found.values, values)
+
+
+def test_nothing_but_rows():
+    shard = run(FRAME, fragment())
+    assert (shard.rows, shard.keys, shard.label) == (4, (), None)
+    assert (shard.features, shard.groups) == ((), None)
+
+
+def test_no_rows_after_the_filters():
+    shard = run(
+        FRAME, fragment({"x": '"x"', "c": '"c"'}, [('"k"',)], filters=['"k" > 9'])
+    )
+    assert shard.rows == 0
+    assert shard.column("x").values.shape == shard.keys[0].codes.shape == (0,)
+    assert shard.column("c").categories == ()
+    assert shard.keys[0].hashed(HASHER).hashes.shape == (0, 2)
+
+
+def test_rows_keep_the_order_of_the_shard():
+    # more rows than DuckDB hands to one thread at a time
+    number = np.random.default_rng(0).permutation(300_000)
+    frame = pd.DataFrame({"k": number // 2, "x": number, "c": (number % 7).astype(str)})
+    shard = run(
+        frame, fragment({"x": '"x"', "c": '"c"'}, [('"k"',)], filters=['"x" > 9'])
+    )
+    expected = number[number > 9]
+    np.testing.assert_array_equal(shard.column("x").values, expected)
+    names = np.array(shard.column("c").categories)[shard.column("c").codes]
+    np.testing.assert_array_equal(names.astype(int), expected % 7)
+    _, together = np.unique(shard.keys[0].codes, return_inverse=True)
+    smallest = np.full(together.max() + 1, number.size)
+    np.minimum.at(smallest, together, expected // 2)
+    np.testing.assert_array_equal(smallest[together], expected // 2)
+
+
+def test_hashes_are_distinct_and_sorted():
+    shard = run(pd.DataFrame({"k": range(1000)}), fragment(keys=[('"k"',)]))
+    hashed = shard.keys[0].hashed(HASHER)
+    pairs = [tuple(pair) for pair in hashed.hashes.tolist()]
+    assert pairs == sorted(set(pairs))
+    assert sorted(hashed.codes.tolist()) == list(range(1000))
+
+
+# equal keys have equal hashes
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_equal_numbers_agree_whatever_their_type(tmp_path, kind):
+    assert hash_of(tmp_path, f"CAST(100 AS {kind})") == hash_of(tmp_path, "100")
+    assert hash_of(tmp_path, f"CAST(0 AS {kind})") == hash_of(tmp_path, "0")
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        ("1.10::DECIMAL(5,2)", "1.1::DOUBLE"),
+        ("-0.5::DECIMAL(9,8)", "-0.5::FLOAT"),
+        ("-0.0::DOUBLE", "0"),
+        ("0.00001::DECIMAL(9,6)", "1e-5::DOUBLE"),
+        ("0.000012::DECIMAL(9,6)", "0.0000120::DECIMAL(9,7)"),
+        ("9007199254740992", "9007199254740992::DOUBLE"),
+        ("1e22::DOUBLE", "10000000000000000000000.0::DECIMAL(38,1)"),
+        ("DATE '2024-02-29'", "TIMESTAMP '2024-02-29 00:00:00'"),
+        ("TIMESTAMPTZ '2024-02-29 01:00:00+01'", "TIMESTAMP '2024-02-29'"),
+        ("TIMESTAMP_S '2024-02-29 12:00:01'", "TIMESTAMP_NS '2024-02-29 12:00:01'"),
+        ("'\u00e9'", "'e\u0301'"),
+        ("'a'::ENUM('b','a')", "'a'"),
+    ],
+)
+def test_equal_values_agree(tmp_path, value, other):
+    found = hash_of(tmp_path, value)
+    assert found is not None
+    assert found == hash_of(tmp_path, other)
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        ("'1'", "1"),
+        ("'true'", "true"),
+        ("1", "true"),
+        ("0", "DATE '1970-01-01'"),
+        ("'01'", "'1'"),
+        ("'a'", "'A'"),
+        ("'a'", "'a '"),
+        ("1e22::DOUBLE", "10000000000000000000001::DECIMAL(38,0)"),
+        ("9007199254740993", "9007199254740992::DOUBLE"),
+        ("0.1::FLOAT", "0.1::DOUBLE"),  # as for SQL's =
+        ("10", "100"),
+        ("1.5", "15"),
+    ],
+)
+def test_different_values_differ(tmp_path, value, other):
+    assert hash_of(tmp_path, value) != hash_of(tmp_path, other)
+
+
+@pytest.mark.parametrize("value", ["NULL::INTEGER", "NULL::VARCHAR", "'nan'::DOUBLE"])
+def test_missing_key_has_no_hash(tmp_path, value):
+    assert hash_of(tmp_path, value) is None
+
+
+def test_equal_texts_in_two_normal_forms_are_one_value():
+    texts = ["\u00e9", unicodedata.normalize("NFD", "\u00e9")]
+    shard = run(pd.DataFrame({"k": texts}), fragment({"c": '"k"'}, [('"k"',)]))
+    assert shard.keys[0].codes.tolist() == [0, 0]
+    assert shard.column("c").categories == ("\u00e9",)
+
+
+def test_composite_keys_do_not_run_together(tmp_path):
+    values = "('a', 'bc'), ('ab', 'c'), ('', 'abc'), ('a', NULL)"
+    rows = f"SELECT * FROM (VALUES {values}) v(p, q)"
+    shard = of_sql(tmp_path, rows, fragment(keys=[('"p"', '"q"'), ('"q"', '"p"')]))
+    *hashes, last = hash_of_rows(shard.keys[0])
+    assert len(set(hashes)) == 3
+    assert last is None
+    assert not set(hashes) & set(hash_of_rows(shard.keys[1]))
+
+
+@few
+@given(
+    st.lists(
+        st.integers(-(2**53), 2**53)
+        | st.floats(allow_infinity=False, allow_nan=False, width=32)
+        | st.integers(-999, 999).map(lambda n: n / 8),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_number_hashes_agree_exactly_when_the_numbers_do(values):
+    doubles = pd.DataFrame({"k": np.array(values, float)})
+    key = run(doubles, fragment(keys=[('"k"',)])).keys[0]
+    whole = [value for value in values if value == int(value) and abs(value) < 2**62]
+    integers = pd.DataFrame({"k": np.array(whole, np.int64)})
+    other = run(integers, fragment(keys=[('"k"',)])).keys[0]
+    listed = list(zip(values, hash_of_rows(key), strict=True))
+    listed += zip(whole, hash_of_rows(other), strict=True)
+    for value, found in listed:
+        for second, hashed in listed:
+            assert (value == second) == (found == hashed)
+
+
+@few
+@given(st.lists(st.decimals(-99999, 99999, places=6), min_size=1, max_size=5))
+def test_decimals_agree_with_doubles(values):
+    exact = pd.DataFrame({"k": pd.Series(values, dtype=object)})
+    rounded = pd.DataFrame({"k": [float(value) for value in values]})
+    wanted = fragment(keys=[('CAST("k" AS DECIMAL(18, 6))',), ('"k"',)])
+    first = hash_of_rows(run(exact, wanted).keys[0])
+    assert first == hash_of_rows(run(rounded, wanted).keys[1])
+    # equal decimals only: 0.1 is not Decimal's float
+    assert len(set(first)) == len(set(values))
+
+
+@few
+@given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), max_size=6))
+def test_text_pairs_agree_exactly_when_they_are_equal(pairs):
+    def usable(text: str) -> bool:
+        return "\x00" not in text and text.isprintable()
+
+    pairs = [pair for pair in pairs if all(map(usable, pair))]
+    frame = pd.DataFrame(
+        {"p": pd.Series([p for p, _ in pairs], dtype="str"),
+         "q": pd.Series([q for _, q in pairs], dtype="str")}
+    )  # fmt: skip
+    hashes = hash_of_rows(run(frame, fragment(keys=[('"p"', '"q"')])).keys[0])
+    normal = [tuple(unicodedata.normalize("NFC", part) for part in p) for p in pairs]
+    for pair, found in zip(normal, hashes, strict=True):
+        for other, hashed in zip(normal, hashes, strict=True):
+            assert (pair == other) == (found == hashed)
+
+
+# files
+
+
+rows = st.lists(
+    st.tuples(
+        st.none() | st.integers(0, 3),
+        st.none() | st.sampled_from(["", "a", "\u00e9"]),
+        st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    ),
+    max_size=6,
+)
+
+
+@few
+@given(rows, st.sampled_from([None, '"c"', '"x"']))
+def test_columns_in_files_are_those_in_memory(tmp_path_factory, members, label):
+    frame = pd.DataFrame(
+        {
+            "k": pd.array([row[0] for row in members], "Int64"),
+            "c": pd.Series([row[1] for row in members], dtype="str"),
+            "x": pd.Series([row[2] for row in members], dtype=float),
+        }
+    )
+    features = {"c": '"c"', "x/../1": '"x"', "k": '"k"'}
+    wanted = fragment(features, [('"k"',), ('"c"', '"k"')], label)
+    folder = tmp_path_factory.mktemp("kept")
+    assert_equal(run(frame, wanted, folder), run(frame, wanted))
+    assert_equal(open_extracted(folder), run(frame, wanted))
+
+
+def test_two_runs_agree():
+    assert_equal(run(FRAME, WANTED), run(FRAME, WANTED))
+
+
+# several batches of rows
+
+
+def test_blocks_are_the_rows_of_the_columns(tmp_path, monkeypatch):
+    monkeypatch.setattr("tp_flower.extraction.extract.MOST_ROWS", 7)
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "x": np.where(rng.random(50) < 0.2, np.nan, rng.random(50)),
+            "c": [None if n % 5 == 0 else f"t{n % 7}" for n in range(50)],
+            "v": [None if n % 11 == 0 else [n / 4, -n] for n in range(50)],
+        }
+    )
+    wanted = fragment({name: f'"{name}"' for name in "xcv"})
+    every = np.arange(50)
+    runs = np.concatenate([every[::3], every[1::2]])
+    for folder in (None, tmp_path):
+        shard = run(frame, wanted, folder)
+        assert shard.meta["starts"] == [*range(0, 50, 7), 50]
+        np.testing.assert_array_equal(shard.column("x").values, frame["x"])
+        texts = [None if n % 5 == 0 else f"t{n % 7}" for n in range(50)]
+        assert listed(shard.column("c")) == texts
+        vectors = [[np.nan] * 2 if v is None else v for v in frame["v"]]
+        np.testing.assert_array_equal(shard.column("v").values, vectors)
+        for rows in (None, every, runs, runs[:1], runs[:0]):
+            for size in (1, 4, 7, 50, 99):
+                blocks = list(shard.blocks(rows, size))
+                for name in "xcv":
+                    whole = shard.column(name).take(every if rows is None else rows)
+                    found = [listed_rows(block[name]) for block in blocks]
+                    assert list(chain(*found)) == listed_rows(whole)
+        texts = [block["c"].texts for block in shard.blocks(None, 9)]
+        assert all(text is texts[0] for text in texts)
+
+
+def listed_rows(column) -> list[str]:
+    if isinstance(column, CategoricalColumn):
+        return listed(column)
+    return [str(row) for row in column.values.tolist()]
+
+
+@pytest.mark.parametrize(("width", "rows"), [(1, 1 << 14), (64, 1 << 14), (512, 2048)])
+def test_batches_are_of_one_size_in_bytes(tmp_path, width, rows):
+    columns = {f"x{number}": f"i + {number}" for number in range(width)}
+    sql = f"SELECT i FROM range({rows + 1}) t(i)"
+    shard = of_sql(tmp_path, sql, fragment(columns))
+    assert shard.meta["starts"] == [0, rows, rows + 1]
+
+
+def test_texts_of_many_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr("tp_flower.extraction.extract.MOST_ROWS", 1000)
+    numbers = np.random.default_rng(1).integers(0, 5_000, 60_000)
+    frame = pd.DataFrame({"k": numbers, "c": [f"{n}é" for n in numbers]})
+    shard = run(frame, fragment({"c": '"c"'}, [('"k"',)]), tmp_path)
+    column = shard.column("c")
+    texts = np.array(column.texts.to_pylist())
+    assert (texts == np.unique([f"{n}é" for n in numbers])).all()
+    assert (texts[column.codes] == frame["c"].to_numpy()).all()
+    (key,) = shard.keys
+    first = str(numbers[0])
+    assert key.texts[key.codes[0]].as_py() == f"number{len(first)}:{first}"
+    _, codes = np.unique(numbers, return_inverse=True)
+    assert len(np.unique(np.column_stack([codes, key.codes]), axis=0)) == len(key.texts)
+
+
+def test_file_that_is_cut_short(tmp_path):
+    run(FRAME, WANTED, tmp_path)
+    path = tmp_path / "rows.arrow"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="Arrow file"):
+        open_extracted(tmp_path).column("twice")
+
+
+# vectors
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["DOUBLE[]", "FLOAT[]", "FLOAT[2]", "DOUBLE[2]", "INTEGER[]", "DECIMAL(9,2)[]"],
+)
+def test_vectors(tmp_path, kind):
+    values = f"(NULL), ([1, 2]::{kind}), (NULL), ([NULL, -4]::{kind})"
+    sql = f"SELECT CAST(v AS {kind}) AS v FROM (VALUES {values}) t(v)"
+    shard = of_sql(tmp_path, sql, fragment({"e": '"v"'}))
+    assert shard.features == (FeatureInfo("e", "vector", 2),)
+    none = [np.nan, np.nan]
+    found = shard.column("e").values
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, [none, [1, 2], none, [np.nan, -4]])
+
+
+def test_vectors_that_are_all_missing(tmp_path):
+    sql = "SELECT CAST(NULL AS FLOAT[]) AS v FROM range(4)"
+    shard = of_sql(tmp_path, sql, fragment({"e": '"v"'}))
+    assert shard.column("e").values.shape == (4, 0)
+
+
+def test_vectors_of_two_lengths(tmp_path):
+    sql = "SELECT CASE WHEN i = 1 THEN [1.5] ELSE [1, 2.5] END AS v FROM range(3) t(i)"
+    match = "the vectors of 'e' differ in length: 1 and 2; all must have the same"
+    with pytest.raises(SourceError, match=match):
+        of_sql(tmp_path, sql, fragment({"e": '"v"'}))
+
+
+@pytest.mark.parametrize("value", ["'inf'::DOUBLE", "1e300"])
+def test_vectors_beyond_float32(tmp_path, value):
+    with pytest.raises(SourceError, match="'e' has infinite values"):
+        of_sql(tmp_path, f"SELECT [1.0, {value}] AS v", fragment({"e": '"v"'}))
+
+
+def test_vector_is_no_label_and_no_key(tmp_path):
+    sql = "SELECT [1.0] AS v"
+    for wanted in (fragment(label='"v"'), fragment(keys=[('"v"',)])):
+        with pytest.raises(SourceError, match=r"is of type .* which cannot be used"):
+            of_sql(tmp_path, sql, wanted)
+
+
+# sub-queries
+
+PAYMENTS = pd.DataFrame({"c": [2, None, 1, 2, None], "x": [1.0, 2.0, 3.0, 5.0, 8.0]})
+
+
+def grouped(**changed) -> Fragment:
+    columns = (Feature("c", '"c"'), Feature("total", 'SUM("x")'))
+    subquery = SubQuery(columns, groups=('"c"',))
+    whole = fragment({"total": '"total"'}, [('"c"',)], filters=['"total" > 3'])
+    return replace(whole, subquery=replace(subquery, **changed))
+
+
+def test_subquery_runs_first():
+    shard = run(PAYMENTS, grouped())
+    assert sorted(shard.column("total").values.tolist()) == [6, 10]
+    key, groups = shard.keys[0], shard.groups
+    assert sorted(key.codes.tolist()) == [-1, 0]
+    assert sorted(groups.texts.to_pylist()) == ["null", "number1:2"]
+    assert sorted(groups.codes.tolist()) == [0, 1]
+    assert run(PAYMENTS, grouped(having=('SUM("x") > 7',))).rows == 1
+
+
+def test_groups_that_are_not_selected():
+    columns = (Feature("total", 'SUM("x")'),)
+    subquery = SubQuery(columns, groups=('"c"', '"x" > 4'))
+    wanted = replace(fragment({"t": '"total"'}), subquery=subquery)
+    shard = run(PAYMENTS, wanted)
+    assert shard.groups.kind == "number+boolean"
+    assert len(shard.groups.texts) == shard.rows == 5
+
+
+def test_order_of_groups_is_that_of_their_contents():
+    numbers = np.random.default_rng(3).integers(0, 9_000, 50_000)
+    frame = pd.DataFrame({"c": numbers, "x": numbers % 7 * 1.0})
+    runs = [run(frame, grouped()) for _ in range(3)]
+    again = run(frame.sample(frac=1, random_state=1), grouped())
+    for shard in (*runs, again):
+        assert_equal(shard, runs[0])
+
+
+def test_order_of_groups_depends_on_the_key_of_the_site():
+    frame = pd.DataFrame({"c": np.arange(200), "x": np.arange(200.0)})
+    first, second, again = (
+        run(frame, grouped(), order_key=key).column("total").values.tolist()
+        for key in (b"a" * 32, b"b" * 32, b"a" * 32)
+    )
+    assert first == again != second
+    assert sorted(first) == sorted(second)
+
+
+@pytest.fixture
+def unordered(monkeypatch):
+    """Data frames as a database without an order gives its rows."""
+
+    def scanned(source, wanted):
+        @contextmanager
+        def opened():
+            with scan(source, wanted) as found:
+                yield replace(found, needs_sort=True)
+
+        return opened()
+
+    monkeypatch.setattr("tp_flower.extraction.extract.scan", scanned)
+
+
+@pytest.mark.usefixtures("unordered")
+def test_rows_without_an_order_are_sorted():
+    wanted = fragment({"twice": '"x" * 2', "c": '"c"'}, [('"k"',)])
+    assert_equal(run(FRAME, wanted), run(FRAME.iloc[[2, 0, 3, 1]], wanted))
+
+
+@pytest.mark.usefixtures("unordered")
+@pytest.mark.parametrize("features", [{}, {"same": "1"}, {"x": '"x"'}])
+def test_order_of_rows_does_not_depend_on_the_label(features):
+    """Rows of one label side by side would tell what noise on labels hides."""
+    x = np.random.default_rng(5).permutation(1000)
+    frame = pd.DataFrame({"x": x, "y": x % 2})
+    label, other = (
+        run(frame, fragment(features, label=sql)).label.values
+        for sql in ('"y"', '1 - "y"')
+    )
+    np.testing.assert_array_equal(other, 1 - label)
+    changes = np.count_nonzero(np.diff(label))
+    assert changes == pytest.approx(500, abs=5 * np.sqrt(250))
+
+
+def test_digests_belong_to_the_hashes():
+    shard = run(pd.DataFrame({"k": range(50)}), fragment(keys=[('"k"',)]))
+    (key,) = shard.keys
+    all_bits = HASHER.hash_texts(key.texts)
+    expected = {tuple(row[:2]): tuple(row[2:]) for row in all_bits.tolist()}
+    hashes = key.hashed(HASHER).hashes.tolist()
+    for pair, digest in zip(hashes, key.digests(HASHER).tolist(), strict=True):
+        assert expected[tuple(pair)] == tuple(digest)
+
+
+def test_codes_point_to_the_hash_of_their_text():
+    shard = run(FRAME, fragment(keys=[('"c"', '"k"')]))
+    (key,) = shard.keys
+    hashes, hashed = HASHER.hash_texts(key.texts)[:, :2], key.hashed(HASHER)
+    for code, sent in zip(key.codes, hashed.codes, strict=True):
+        assert (code < 0) == (sent < 0)
+        assert code < 0 or (hashes[code] == hashed.hashes[sent]).all()
+
+
+# refusals
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+def test_infinite_feature(value):
+    frame = pd.DataFrame({"x": [1.0, value]})
+    match = "table 'table' at site 'here' .*: 'size' has infinite values"
+    with pytest.raises(SourceError, match=match):
+        run(frame, fragment({"size": '"x"'}))
+
+
+def test_infinite_label(tmp_path):
+    with pytest.raises(SourceError, match="'label' has infinite values"):
+        of_sql(tmp_path, "SELECT DATE 'infinity' AS d", fragment(label='"d"'))
+
+
+def test_infinite_values_that_are_filtered_out_do_no_harm():
+    frame = pd.DataFrame({"x": [1.0, np.inf]})
+    shard = run(frame, fragment({"x": '"x"'}, filters=['"x" < 9']))
+    assert shard.column("x").values.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("kind", ["INTERVAL", "BLOB", "VARCHAR[]", "TIME"])
+def test_type_without_use(tmp_path, kind):
+    sql = f"SELECT CAST(NULL AS {kind}) AS x"
+    with pytest.raises(SourceError, match=r"'f' is of type .* cannot be used: CAST it"):
+        of_sql(tmp_path, sql, fragment({"f": '"x"'}))
+    with pytest.raises(SourceError, match="'join key \"x\"' is of type"):
+        of_sql(tmp_path, sql, fragment(keys=[('"x"',)]))
+
+
+def test_expression_that_fails_on_the_values():
+    frame = pd.DataFrame({"x": ["1", "one"]})
+    with pytest.raises(SourceError, match=r"table 'table' at site 'here'.*Conversion"):
+        run(frame, fragment({"f": 'CAST("x" AS INTEGER)'}))
+
+
+def test_fragment_is_checked_before_it_runs(tmp_path):
+    with pytest.raises(QueryError, match="no column 'z'"):
+        run(FRAME, fragment({"f": '"z"'}))
+    with pytest.raises(QueryError):
+        run(FRAME, fragment({"f": f"(SELECT 1 FROM '{tmp_path}/x.csv')"}))
+
+
+@pytest.mark.parametrize(
+    ("duckdb_type", "kind"),
+    [
+        *((name, "number") for name in NUMBERS),
+        ("DECIMAL(18,3)[]", "vector"),
+        ("FLOAT[3]", "vector"),
+        ("FLOAT[3][]", None),
+        ("BOOLEAN", "boolean"),
+        ("TIMESTAMP WITH TIME ZONE", "time"),
+        ("TIMESTAMP_NS", "time"),
+        ("TIME", None),
+        ("INTERVAL", None),
+        ("ENUM('a', 'b')", "text"),
+        ("ENUM('a')[]", None),
+        ("STRUCT(a INTEGER)", None),
+        ("BLOB", None),
+    ],
+)
+def test_kind_of(duckdb_type, kind):
+    assert kind_of(duckdb_type) == kind
+
+
+def test_types_of_python_values():
+    frame = pd.DataFrame(
+        {
+            "decimal": pd.Series([Decimal("1.5"), None], dtype=object),
+            "date": pd.Series([dt.date(1970, 1, 2), None], dtype=object),
+            "whole": pd.array([3, None], "Int64"),
+        }
+    )
+    features = {name: f'"{name}"' for name in frame}
+    shard = run(frame, fragment(features))
+    np.testing.assert_array_equal(shard.column("decimal").values, [1.5, np.nan])
+    np.testing.assert_array_equal(shard.column("date").values, [86400, np.nan])
+    np.testing.assert_array_equal(shard.column("whole").values, [3, np.nan])

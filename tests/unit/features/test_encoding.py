@@ -1,0 +1,550 @@
+import json
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import sklearn.preprocessing as sk
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.support.examples.encoding_example import (
+    HASHER,
+    Columns,
+    categorical,
+    choice_of,
+    encoder_of,
+    numeric,
+    statistics_of,
+    vectors,
+)
+from tp_flower.errors import SchemaError
+from tp_flower.features.columns import CategoricalColumn, NumericColumn
+from tp_flower.features.encoder import SiteEncoder, TableEncoder
+from tp_flower.features.encodings import OTHER
+from tp_flower.features.fitting import fit
+from tp_flower.features.statistics import Sample, category_purpose, short_hashes
+from tp_flower.keyed_hash import KeyedHasher
+
+NUMBER_SPECS = [
+    "standard",
+    "standard missing=median",
+    "standard missing=zero indicator",
+    "min-max indicator",
+    "min-max missing=zero",
+    "robust",
+    "robust missing=zero",
+    "none",
+    "bins(3)",
+    "bins(3) missing=zero",
+    "quantile-bins(3)",
+    "cyclic(12)",
+    "cyclic(0.7) indicator",
+    "one-hot(3)",
+    "one-hot(5) missing=zero indicator",
+    "hash(4) indicator",
+    "range(-5, 7.5) indicator",
+    "range(-5, 7.5) missing=zero",
+]
+TEXT_SPECS = [
+    "one-hot(2)",
+    "one-hot(3)",
+    "one-hot(9)",
+    "one-hot(3) missing=zero indicator",
+    "hash(3)",
+    "length",
+    "length missing=median indicator",
+    'categories(b, "", ccc) indicator',
+]
+# sums of such numbers are exact, so that what is constant is so in any order
+numbers = st.none() | st.integers(-40, 40).map(lambda n: n / 4)
+texts = st.none() | st.sampled_from(["", "b", "ä", "ccc", OTHER])
+Row = tuple[float | None, str | None, tuple[float, float] | None, int]
+rows = st.lists(
+    st.tuples(
+        numbers,
+        texts,
+        st.none() | st.tuples(st.floats(-9, 9, width=32), st.just(float("nan"))),
+        st.integers(0, 2),
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+def table(members: list[Row]) -> Columns:
+    return {
+        "x": numeric(*[row[0] for row in members]),
+        "c": categorical(*[row[1] for row in members]),
+        "v": vectors(*[row[2] for row in members]),
+    }
+
+
+@settings(deadline=None)
+@given(rows, st.sampled_from(NUMBER_SPECS), st.sampled_from(TEXT_SPECS), st.booleans())
+def test_encoding_of_any_sharding_is_that_of_the_whole(
+    members: list[Row], x: str, c: str, is_indicated: bool
+) -> None:
+    members.sort(key=lambda row: row[3])
+    shards = [table([m for m in members if m[3] == shard]) for shard in range(3)]
+    specs = {"x": x, "c": c, "v": "none indicator" if is_indicated else "none"}
+    whole = encoder_of(table(members), **specs)
+    merged = encoder_of(*shards, **specs)
+    backwards = encoder_of(*shards[::-1], **specs)
+    assert merged.encoder.feature_names == whole.encoder.feature_names
+    assert merged.encoder.dropped == whole.encoder.dropped
+    expected = whole.transform(table(members))
+    for encoder in (merged, backwards):
+        parts = [encoder.transform(shard) for shard in shards]
+        np.testing.assert_allclose(
+            np.concatenate(parts), expected, rtol=1e-6, atol=1e-6
+        )
+
+
+@settings(deadline=None)
+@given(rows, st.sampled_from(NUMBER_SPECS), st.sampled_from(TEXT_SPECS))
+def test_what_is_saved_encodes_the_same_to_the_last_bit(
+    members: list[Row], x: str, c: str
+) -> None:
+    encoder = encoder_of(table(members), x=x, c=c)
+    expected = encoder.transform(table(members))
+    saved = json.dumps(encoder.to_json(), allow_nan=False)
+    loaded = SiteEncoder.from_json(json.loads(saved))
+    assert loaded == encoder
+    assert loaded.transform(table(members)).tobytes() == expected.tobytes()
+    sent = json.dumps(encoder.encoder.to_json(), allow_nan=False)
+    received = TableEncoder.from_json(json.loads(sent))
+    assert received == encoder.encoder
+    again = received.at_site(HASHER).transform(table(members))
+    assert again.tobytes() == expected.tobytes()
+
+
+def test_a_key_is_in_the_sites_copy_alone() -> None:
+    columns = {"c": categorical("secret", "b"), "x": numeric(1, 2)}
+    encoder = encoder_of(columns, c="hash(4)")
+    key = HASHER.purpose(category_purpose("t", "c")).secret.hex()
+    assert key in json.dumps(encoder.to_json())
+    sent = json.dumps(encoder_of(columns).encoder.to_json())
+    assert key not in sent
+    assert "secret" not in sent
+    assert key not in repr(encoder)
+    assert HASHER.secret.hex() not in json.dumps(encoder.to_json())
+
+
+# --- against the obvious ------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(
+    st.lists(numbers, min_size=2, max_size=30),
+    st.sampled_from(["mean", "median", "zero"]),
+    st.sampled_from(["standard", "min-max", "robust"]),
+)
+def test_scaling_equals_scikit_learn(
+    values: list[float | None], missing: str, kind: str
+) -> None:
+    columns = {"x": numeric(*values)}
+    encoder = encoder_of(columns, x=f"{kind} missing={missing}")
+    present = np.array([v for v in values if v is not None])
+    if len(set(present)) < 2:
+        assert encoder.encoder.dropped == ("x",)
+        return
+    if kind == "robust" and np.quantile(present, 0.25) == np.quantile(present, 0.75):
+        return
+    scaler = {
+        "standard": sk.StandardScaler,
+        "min-max": sk.MinMaxScaler,
+        "robust": sk.RobustScaler,
+    }[kind]().fit(present[:, None])
+    fills = {"mean": present.mean(), "median": np.median(present), "zero": 0.0}
+    filled = [fills[missing] if v is None else v for v in values]
+    np.testing.assert_allclose(
+        encoder.transform(columns),
+        scaler.transform(np.array(filled)[:, None]),
+        rtol=1e-6,
+        atol=1e-6,
+    )
+
+
+def test_robust_scale_of_equal_quartiles_is_the_deviation() -> None:
+    columns = {"x": numeric(0, 0, 0, 0, 0, 0, 0, 8)}
+    encoded = encoder_of(columns, x="robust").transform(columns)
+    np.testing.assert_allclose(encoded[-1], [8 / np.sqrt(7)], rtol=1e-6)
+    assert not encoded[:-1].any()
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(-99, 99), min_size=9, max_size=30, unique=True),
+    st.integers(2, 4),
+    st.sampled_from(["uniform", "quantile"]),
+)
+def test_bins_equal_scikit_learn(values: list[int], bins: int, strategy: str) -> None:
+    columns = {"x": numeric(*values)}
+    spec = f"{'bins' if strategy == 'uniform' else 'quantile-bins'}({bins})"
+    data = np.array(values, float)[:, None]
+    # an edge that is a value exactly is so in scikit-learn up to rounding only
+    last = len(values) - 1
+    assume(strategy == "uniform" or all(j * last % bins for j in range(1, bins)))
+    options = {"quantile_method": "linear"} if strategy == "quantile" else {}
+    reference = sk.KBinsDiscretizer(
+        bins, encode="onehot-dense", strategy=strategy, subsample=None, **options
+    )
+    encoder = encoder_of(columns, x=spec)
+    np.testing.assert_array_equal(
+        encoder.transform(columns), reference.fit_transform(data)
+    )
+    beyond = {"x": numeric(-1000, 1000)}
+    np.testing.assert_array_equal(
+        encoder.transform(beyond), reference.transform([[-1000], [1000]])
+    )
+
+
+@settings(deadline=None)
+@given(st.lists(texts, min_size=1, max_size=30))
+def test_one_hot_equals_scikit_learn(values: list[str | None]) -> None:
+    columns = {"c": categorical(*values)}
+    encoder = encoder_of(columns)
+    present = [value for value in values if value is not None]
+    if len(set(present)) < 2:
+        assert encoder.encoder.dropped == ("c",)
+        return
+    counts = Counter(present)
+    hashes = dict(zip(counts, _hashes(list(counts)), strict=True))
+    fill = min(counts, key=lambda name: (-counts[name], hashes[name]))
+    filled = [[fill if value is None else value] for value in values]
+    reference = sk.OneHotEncoder(sparse_output=False).fit(filled)
+    order = np.argsort([hashes[name] for name in reference.categories_[0]])
+    np.testing.assert_array_equal(
+        encoder.transform(columns), reference.transform(filled)[:, order]
+    )
+    names = [f"c={reference.categories_[0][place]}" for place in order]
+    assert list(encoder.feature_names(columns)) == names
+    short = encoder.encoder.feature_names
+    assert all(name.startswith("c=#") and len(name) == 11 for name in short)
+
+
+def _hashes(names: list[str]) -> list[str]:
+    key = HASHER.purpose(category_purpose("t", "c"))
+    hashes = short_hashes(pa.array(names), key)
+    return [row.astype(">u8").tobytes().hex() for row in hashes]
+
+
+@settings(deadline=None)
+@given(st.lists(texts, min_size=1, max_size=30), st.integers(2, 4))
+def test_rare_categories_share_a_column(values: list[str | None], most: int) -> None:
+    columns = {"c": categorical(*values)}
+    encoder = encoder_of(columns, most=most)
+    counts = Counter(value for value in values if value is not None)
+    if len(counts) < 2:
+        return
+    hashes = dict(zip(counts, _hashes(list(counts)), strict=True))
+    ranked = sorted(counts, key=lambda name: (-counts[name], hashes[name]))
+    kept = ranked if len(ranked) <= most else ranked[: most - 1]
+    kept = sorted(kept, key=lambda name: hashes[name])
+    has_other = len(kept) < len(ranked)
+    for value, got in zip(values, encoder.transform(columns), strict=True):
+        filled = ranked[0] if value is None else value
+        expected = [float(filled == name) for name in kept]
+        expected += [float(filled not in kept)] if has_other else []
+        assert got.tolist() == expected
+    unseen = encoder.transform({"c": categorical("new")})[0]
+    assert unseen.tolist() == [0.0] * len(kept) + [1.0] * has_other
+
+
+@settings(deadline=None)
+@given(st.lists(numbers, min_size=1, max_size=30))
+def test_numbers_as_categories(values: list[float | None]) -> None:
+    columns = {"x": numeric(*values)}
+    encoder = encoder_of(columns, x="one-hot missing=zero")
+    distinct = {value for value in values if value is not None}
+    encoded = encoder.transform(columns)
+    if encoder.encoder.dropped:
+        assert len(distinct) < 2
+        assert len({*values}) < 2
+        return
+    names = encoder.feature_names(columns)
+    for value, got in zip(values, encoded, strict=True):
+        hot = {name for name, one in zip(names, got, strict=True) if one}
+        assert hot == (set() if value is None else {f"x={value}"})
+    zero = {"x": numeric(0.0, -0.0)}
+    np.testing.assert_array_equal(*encoder.transform(zero))
+
+
+@settings(deadline=None)
+@given(st.lists(texts, min_size=1, max_size=20), st.integers(2, 5))
+def test_hashing_is_the_hash_modulo_k(values: list[str | None], buckets: int) -> None:
+    columns = {"c": categorical(*values)}
+    encoder = encoder_of(columns, c=f"hash({buckets})")
+    for value, got in zip(values, encoder.transform(columns), strict=True):
+        expected = [0.0] * buckets
+        if value is not None:
+            (digits,) = _hashes([value])
+            sign = -1.0 if int(digits[16:], 16) % 2 else 1.0
+            expected[int(digits[:16], 16) % buckets] = sign
+        assert got.tolist() == expected
+
+
+def test_cycles_by_hand() -> None:
+    columns = {"x": numeric(0, 3, 6, 15, None)}
+    encoder = encoder_of(columns, x="cyclic(12)")
+    assert encoder.encoder.feature_names == ("sin x", "cos x")
+    np.testing.assert_allclose(
+        encoder.transform(columns),
+        [[0, 1], [1, 0], [0, -1], [1, 0], [0, 0]],
+        atol=1e-7,
+    )
+
+
+def test_parts_of_times_by_hand() -> None:
+    day = 86400.0
+    columns = {"x": numeric(0, 6 * 3600, 40 * day + 18 * 3600 + 1.5, None)}
+    time = {"x": "time"}
+    hour = encoder_of(columns, kinds=time, x="cyclic(hour)")
+    assert hour.encoder.feature_names == ("sin hour of x", "cos hour of x")
+    np.testing.assert_allclose(
+        hour.transform(columns), [[0, 1], [1, 0], [-1, 0], [0, 0]], atol=1e-7
+    )
+    dates = {"x": numeric(0, day, 40 * day)}
+    midnight = encoder_of(dates, kinds=time, x="cyclic(hour)").transform(dates)
+    np.testing.assert_array_equal(midnight, [[0, 1]] * 3)
+    # January and February
+    month = encoder_of(dates, kinds=time, x="cyclic(month)").transform(dates)
+    np.testing.assert_allclose(month[:, 1], np.cos(np.pi / 6 * np.array([1, 1, 2])))
+
+
+def test_lengths_are_standardised() -> None:
+    columns = {"c": categorical("a", "abc", None)}
+    encoder = encoder_of(columns, c="length indicator")
+    assert encoder.encoder.feature_names == ("length of c", "c is missing")
+    expected = [[-1, 0], [1, 0], [0, 1]]
+    np.testing.assert_array_equal(encoder.transform(columns), expected)
+
+
+def test_vectors_pass() -> None:
+    columns = {"v": vectors((1, 2), None, (3, float("nan")))}
+    encoder = encoder_of(columns, v="none indicator")
+    assert encoder.encoder.feature_names == ("v[0]", "v[1]", "v is missing")
+    expected = [[1, 2, 0], [0, 0, 1], [3, 0, 0]]
+    np.testing.assert_array_equal(encoder.transform(columns), expected)
+
+
+# --- what is there and what is not --------------------------------------------------
+
+
+def test_encoding_by_hand() -> None:
+    columns = {"x": numeric(1, 3, None), "c": categorical("b", None, "b")}
+    columns["d"] = categorical("q", "p", "p")
+    encoder = encoder_of(columns)
+    assert set(encoder.feature_names(columns)) == {"x", "d=p", "d=q"}
+    assert encoder.encoder.dropped == ("c",)  # only "b", once the missing one is filled
+    encoded = encoder.transform(columns)
+    by_name = dict(zip(encoder.feature_names(columns), encoded.T, strict=True))
+    # x: mean 2, deviation 1
+    assert by_name["x"].tolist() == [-1, 1, 0]
+    assert by_name["d=p"].tolist() == [0, 1, 1]
+
+
+def test_an_indicator_stays_when_its_feature_goes() -> None:
+    columns = {"x": numeric(1, None), "y": numeric(1, 2)}
+    encoder = encoder_of(columns, x="standard indicator", y="standard indicator")
+    assert encoder.encoder.dropped == ("x",)
+    # nothing of y is missing: there is nothing to indicate
+    assert encoder.encoder.feature_names == ("x is missing", "y")
+
+
+@pytest.mark.parametrize("value", [0.1, 1.7e9 + 1e-6, -3e150, 0.0])
+@pytest.mark.parametrize(
+    "spec", [s for s in NUMBER_SPECS if not s.startswith(("hash", "cyclic", "range"))]
+)
+def test_constant_column_is_dropped_however_it_is_sharded(
+    value: float, spec: str
+) -> None:
+    shards = [{"x": numeric(*[value] * n)} for n in (3, 7, 11)]
+    assert encoder_of(*shards, x=spec).encoder.dropped == ("x",)
+
+
+def test_empty_column_is_dropped() -> None:
+    columns = {"x": numeric(None, None), "c": categorical(None, None)}
+    columns["v"] = vectors(None, None)
+    encoder = encoder_of(columns, x="standard indicator")
+    assert encoder.encoder.dropped == ("x", "c", "v")
+    assert encoder.transform(columns).shape == (2, 0)
+
+
+def test_column_without_values_fits_any_kind() -> None:
+    """As in a CSV shard where a number column is empty, and so read as text."""
+    shards = [
+        {"x": numeric(1, 3), "c": numeric(None), "v": categorical(None)},
+        {
+            "x": categorical(None),
+            "c": categorical("a", "b"),
+            "v": vectors((4,), width=1),
+        },
+    ]
+    encoder = encoder_of(*shards, x="robust", c="one-hot(9)", v="none")
+    names = encoder.feature_names(shards[1])
+    assert set(names) == {"x", "c=a", "c=b", "v[0]"}
+    (first,) = encoder.transform({n: c.take(slice(1)) for n, c in shards[0].items()})
+    by_name = dict(zip(names, first.tolist(), strict=True))
+    assert (by_name["x"], by_name["v[0]"]) == (-1, 0)
+    assert by_name["c=a"] + by_name["c=b"] == 1
+    (second,) = encoder.transform({n: c.take(slice(1)) for n, c in shards[1].items()})
+    by_name = dict(zip(names, second.tolist(), strict=True))
+    assert by_name == {"x": 0, "c=a": 1, "c=b": 0, "v[0]": 4}
+
+
+def test_rows_choose_what_counts_and_what_is_encoded() -> None:
+    columns = {"x": numeric(1, 3, 100), "c": categorical("a", "b", "z")}
+    choice = choice_of(columns)
+    train = Sample(HASHER, rows=np.array([True, True, False]))
+    encoder = fit("t", statistics_of(choice, columns, train)).at_site(HASHER)
+    chosen = encoder.transform(columns, rows=np.array([1, 0, 1]))
+    assert chosen[:, 0].tolist() == [1, -1, 1]
+    assert chosen[0, 1:].tolist() == chosen[1, :0:-1].tolist()
+    np.testing.assert_array_equal(encoder.transform(columns)[2], [98, 0, 0])
+
+
+def test_rare_values_stay_at_home() -> None:
+    columns = {"c": categorical("a", "a", "a", "b", "b", "z")}
+    choice = choice_of(columns)
+    found = statistics_of(choice, columns, Sample(HASHER, min_count=2))
+    assert found["c"].categories is not None
+    assert sorted(found["c"].categories.counts) == [2, 3]
+    encoder = fit("t", found).at_site(HASHER)
+    assert encoder.feature_names(columns)[-1] == f"c={OTHER}"
+    assert encoder.transform(columns)[-1].tolist() == [0, 0, 1]
+
+
+def test_a_list_cut_short_is_enough_or_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tp_flower.features.statistics.MOST_CATEGORIES", 2)
+    columns = {"c": categorical(*"aaaabbbcd")}
+    monkeypatch.setattr("tp_flower.features.statistics_codec.MOST_CATEGORIES", 2)
+    assert encoder_of(columns, c="one-hot(3)").encoder.width == 3
+    # which of c and d is third is not known at the server, nor that there is no fifth
+    for spec in ("one-hot(4)", "one-hot(9)"):
+        with pytest.raises(SchemaError, match=r"'c' of table 't': it has more than 2"):
+            encoder_of(columns, c=spec)
+
+
+def test_quantiles_of_few_values_are_refused() -> None:
+    columns = {"x": numeric(1, 2, 3)}
+    choice = choice_of(columns, x="robust")
+    found = statistics_of(choice, columns, Sample(HASHER, min_count=4))
+    with pytest.raises(SchemaError, match=r"feature 'x' of table 't': no shard has"):
+        fit("t", found)
+
+
+def test_quantile_bins_of_large_shards_are_within_the_bound() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.lognormal(size=(3, 7000))
+    shards = [{"x": NumericColumn(own)} for own in values]
+    encoder = encoder_of(*shards, x="quantile-bins(8)")
+    encoded = [encoder.transform(shard) for shard in shards]
+    share = np.concatenate(encoded).sum(axis=0)
+    # groups of 7: each end of a bin is off by at most 3 * (7 // 2), and by rounding
+    assert np.abs(share - 21000 / 8).max() <= 2 * (9 + 1)
+
+
+def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "tp_flower.features.encoder.BLOCK_VALUES", 1
+    )  # blocks of 256 rows
+    values = np.arange(1000.0)
+    columns = {"x": NumericColumn(values)}
+    out = np.full((1000, 1), 7, np.float32)
+    encoder = encoder_of(columns)
+    assert encoder.transform(columns, out=out) is out
+    expected = (values - values.mean()) / values.std()
+    np.testing.assert_allclose(out[:, 0], expected, rtol=1e-6)
+    backwards = encoder.transform(columns, rows=np.arange(1000)[::-1])
+    np.testing.assert_array_equal(backwards, out[::-1])
+
+
+def test_a_table_without_features_has_rows() -> None:
+    encoder = fit("t", {}).at_site(HASHER)
+    assert encoder.transform({}, out=np.empty((3, 0), np.float32)).shape == (3, 0)
+    assert encoder.transform({}).shape == (0, 0)
+
+
+def test_texts_that_blocks_share_are_hashed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+
+    def counted(texts: pa.Array, hasher: KeyedHasher) -> object:
+        calls.append(len(texts))
+        return short_hashes(texts, hasher)
+
+    whole = categorical("a", "b", "a", "b")
+    encoder = encoder_of({"c": whole})
+    monkeypatch.setattr("tp_flower.features.encoder.short_hashes", counted)
+    blocks = [{"c": whole.take(slice(k, k + 2))} for k in (0, 2)]
+    parts = [encoder.transform(block) for block in blocks]
+    assert calls == [2]
+    np.testing.assert_array_equal(
+        np.concatenate(parts), encoder.transform({"c": whole})
+    )
+    other = CategoricalColumn(np.zeros(1, np.int32), ("b",))
+    np.testing.assert_array_equal(encoder.transform({"c": other})[0], parts[0][1])
+
+
+# --- refusals -----------------------------------------------------------------------
+
+
+def test_refuses_another_version() -> None:
+    for reader in (TableEncoder, SiteEncoder):
+        with pytest.raises(SchemaError, match="encoder of version 1, expected 2"):
+            reader.from_json({"version": 1})
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {},
+        {"table": "t", "encodings": [{"type": "number"}], "dropped": []},
+        {"table": "t", "encodings": [{"type": "pickle"}], "dropped": []},
+        {"table": "t", "encodings": 3, "dropped": []},
+    ],
+)
+def test_refuses_malformed_encoders(broken: dict[str, object]) -> None:
+    with pytest.raises(SchemaError, match="malformed encoder"):
+        TableEncoder.from_json({"version": 2, **broken})
+    with pytest.raises(SchemaError, match="malformed encoder"):
+        SiteEncoder.from_json({"version": 2, "encoder": {"version": 2, **broken}})
+
+
+def test_refuses_a_sites_encoder_without_its_keys() -> None:
+    saved = encoder_of({"c": categorical("a", "b")}).to_json()
+    with pytest.raises(SchemaError, match="no key for the categories of 'c'"):
+        SiteEncoder.from_json({**saved, "keys": {}})
+    with pytest.raises(SchemaError, match="malformed encoder of a site") as error:
+        SiteEncoder.from_json({**saved, "keys": {"c": "abcd"}})
+    assert "abcd" not in str(error.value)
+
+
+def test_refuses_plain_numbers_beyond_float32() -> None:
+    with pytest.raises(
+        SchemaError, match=r"'x' of table 't': .* too large .* standard"
+    ):
+        encoder_of({"x": numeric(0, 1e40)}, x="none")
+
+
+def test_transform_refuses_what_does_not_fit() -> None:
+    encoder = encoder_of({"x": numeric(1, 2)})
+    text = encoder_of({"x": categorical("a", "b")})
+    vector = encoder_of({"x": vectors((1, 2))})
+    with pytest.raises(SchemaError, match="'x' is not among the shard's: y"):
+        encoder.transform({"y": numeric(1)})
+    with pytest.raises(SchemaError, match="'x' is not numeric"):
+        encoder.transform({"x": categorical("a")})
+    with pytest.raises(SchemaError, match="'x' is not categorical"):
+        text.transform({"x": numeric(1)})
+    with pytest.raises(SchemaError, match="'x' is not a vector"):
+        vector.transform({"x": numeric(1)})
+    with pytest.raises(SchemaError, match=r"'x' has vectors of length 1 .* expected 2"):
+        vector.transform({"x": vectors((1,), width=1)})
+    with pytest.raises(ValueError, match=r"out must be float32 \(1, 1\)"):
+        encoder.transform({"x": numeric(1)}, out=np.empty((2, 1), np.float32))

@@ -1,0 +1,297 @@
+"""Losses and metrics of noisy labels: their mean over the noise is the true labels'."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import check_grad, minimize
+
+from tests.support.reference import losses as slow
+from tp_flower.learning.label_noise import ClassNoise, LabelPlan, NumberNoise, corrected
+from tp_flower.learning.losses import LogisticLoss, SoftmaxLoss, SquaredLoss, sigmoid
+from tp_flower.learning.metrics import auc, evaluate
+from tp_flower.randomness import NoiseSource
+
+KEY = bytes(range(32))
+CASES = {
+    "logistic": (LogisticLoss(), ClassNoise(2, 0.8)),
+    "softmax-2": (SoftmaxLoss(2), ClassNoise(2, 0.9)),
+    "softmax-3": (SoftmaxLoss(3), ClassNoise(3, 0.55)),
+    "softmax-6": (SoftmaxLoss(6), ClassNoise(6, 0.4)),
+}
+each = pytest.mark.parametrize("case", CASES)
+RHOS = [1e-3, 0.1, 1.0, 1e3]
+
+
+def problem(case, rows=12, scale=2.0):
+    plain, noise = CASES[case]
+    rng = np.random.default_rng(noise.classes)
+    labels = rng.integers(0, noise.classes, rows).astype(float)
+    labels[: noise.classes] = np.arange(noise.classes)
+    return (
+        corrected(plain, noise),
+        scale * rng.normal(size=(rows, plain.outputs)),
+        labels,
+    )
+
+
+def mean_over_noise(noise, labels, function):
+    """The exact mean of function(noisy labels), class by class."""
+    total = 0.0
+    for other in range(noise.classes):
+        chance = np.where(labels == other, noise.keep, noise.flip)
+        value = function(np.full_like(labels, other))
+        total = total + chance.reshape((-1,) + (1,) * (value.ndim - 1)) * value
+    return total
+
+
+@each
+def test_the_mean_over_the_noise_is_the_plain_loss_and_gradient(case):
+    loss, scores, labels = problem(case)
+    for name in ("row_values", "gradient"):
+        found = mean_over_noise(
+            loss.noise, labels, lambda y, name=name: getattr(loss, name)(scores, y)
+        )
+        plain = getattr(loss.plain, name)(scores, labels)
+        np.testing.assert_allclose(found, plain, atol=1e-12)
+
+
+@each
+def test_the_loss_is_that_of_the_soft_label(case):
+    loss, scores, labels = problem(case)
+    noise = loss.noise
+    soft = (np.eye(noise.classes)[labels.astype(int)] - noise.flip) / noise.contrast
+    np.testing.assert_allclose(soft.sum(axis=1), 1.0)
+    every = [
+        [slow.row_value(loss.name, row, y) for y in range(noise.classes)]
+        for row in scores
+    ]
+    expected = (soft * np.array(every, float)).sum(axis=1)
+    np.testing.assert_allclose(loss.row_values(scores, labels), expected, atol=1e-12)
+    assert loss.value(scores, labels) == pytest.approx(expected.mean())
+    # the numbers that bound a gradient: 1 + (k - 1) c above, c below
+    assert soft.max() == pytest.approx(1 + (noise.classes - 1) * noise.correction)
+    assert soft.min() == pytest.approx(-noise.correction)
+
+
+@each
+def test_gradient_by_differences(case):
+    loss, scores, labels = problem(case, rows=6)
+
+    def value(flat):
+        return float(loss.row_values(flat.reshape(scores.shape), labels).sum())
+
+    def gradient(flat):
+        return loss.gradient(flat.reshape(scores.shape), labels).ravel()
+
+    assert check_grad(value, gradient, scores.ravel()) < 1e-5
+
+
+@each
+@pytest.mark.parametrize("rho", RHOS)
+def test_prox_is_stationary_and_the_brute_force_minimum(case, rho):
+    loss, centre, labels = problem(case)
+    z = loss.prox(centre, labels, rho)
+    gap = loss.gradient(z, labels) + rho * (z - centre)
+    assert np.abs(gap).max() <= 2e-8
+    for v, y, found in zip(centre[:4], labels[:4], z[:4], strict=True):
+
+        def objective(point, v=v, y=y):
+            value = loss.row_values(point[None], np.array([y]))[0]
+            return float(value + rho / 2 * ((point - v) ** 2).sum())
+
+        best = minimize(objective, v).fun
+        assert objective(found) <= best + 1e-9 * (1 + abs(best))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    case=st.sampled_from(sorted(CASES)),
+    keep=st.floats(0.02, 1.0),
+    log_rho=st.floats(-3, 3),
+    data=st.data(),
+)
+def test_prox_law_stationary_for_any_row_and_noise(case, keep, log_rho, data):
+    plain, noise = CASES[case]
+    # anything above 1/k speaks for its class
+    noise = ClassNoise(
+        noise.classes, 1 / noise.classes + keep * (1 - 1 / noise.classes)
+    )
+    loss = corrected(plain, noise)
+    size = plain.outputs
+    centre = data.draw(st.lists(st.floats(-1e3, 1e3), min_size=size, max_size=size))
+    label = np.array([float(data.draw(st.integers(0, noise.classes - 1)))])
+    rho = 10.0**log_rho
+    z = loss.prox(np.array([centre]), label, rho)
+    gap = loss.gradient(z, label) + rho * (z - np.array([centre]))
+    # rounding of rho * (z - v), whose size is that of the soft label
+    assert np.abs(gap).max() <= 2e-8 + 1e-12 * rho * np.abs(centre).max()
+
+
+@each
+def test_no_noise_is_no_correction(case):
+    plain, noise = CASES[case]
+    loss = corrected(plain, ClassNoise(noise.classes, 1.0))
+    _, scores, labels = problem(case)
+    for name in ("row_values", "gradient"):
+        np.testing.assert_array_equal(
+            getattr(loss, name)(scores, labels), getattr(plain, name)(scores, labels)
+        )
+    np.testing.assert_array_equal(
+        loss.prox(scores, labels, 0.3), plain.prox(scores, labels, 0.3)
+    )
+    assert evaluate(loss, scores, labels) == evaluate(plain, scores, labels)
+    np.testing.assert_allclose(
+        loss.base_score(labels), plain.base_score(labels), atol=1e-14
+    )
+
+
+@each
+def test_what_does_not_depend_on_labels_is_the_plain_losss(case):
+    loss, scores, _ = problem(case)
+    assert loss.name == loss.plain.name
+    assert loss.outputs == loss.plain.outputs
+    assert loss.max_curvature == loss.plain.max_curvature
+    assert loss.curvature(scores[0]) == loss.plain.curvature(scores[0])
+
+
+@each
+def test_base_score_is_that_of_the_true_rates(case):
+    plain, noise = CASES[case]
+    k, rows = noise.classes, 60_000
+    true = np.repeat(np.arange(k), rows * np.arange(1, k + 1) // (k * (k + 1) // 2))
+    plan = LabelPlan("randomised-response", noise.epsilon, tuple(map(str, range(k))))
+    noisy = plan.draw_classes(true, NoiseSource(KEY)).astype(float)
+    found = corrected(plain, noise).base_score(noisy)
+    assert found.shape == (plain.outputs,)
+    expected = plain.base_score(true.astype(float))
+    np.testing.assert_allclose(
+        found - found.mean() * (len(found) > 1),
+        expected - expected.mean() * (len(found) > 1),
+        atol=0.12,
+    )
+
+
+def test_base_score_of_a_class_that_noise_alone_shows_is_finite():
+    noise = ClassNoise(3, 0.5)
+    # fewer of class 2 than the noise makes of nothing
+    labels = np.repeat([0.0, 1.0, 2.0], [450, 330, 220])
+    base = corrected(SoftmaxLoss(3), noise).base_score(labels)
+    assert np.isfinite(base).all()
+    rates = np.exp(base)
+    assert rates.sum() == pytest.approx(1.0)
+    error = np.sqrt(0.25 * 0.75 / 1000) / 0.25
+    assert rates[2] == pytest.approx(error / (0.8 + 0.32 + error))
+
+
+def test_numbers_lose_half_the_noises_variance_and_nothing_else():
+    noise = NumberNoise(1.5)
+    loss = corrected(SquaredLoss(), noise)
+    rng = np.random.default_rng(0)
+    scores, true = rng.normal(size=(200_000, 1)), rng.normal(size=200_000)
+    noisy = NoiseSource(KEY).with_laplace(true, noise.scale)
+    # the mean of 200 000 squares of Laplace noise: deviation 2.2 * 4.5 / 447
+    assert loss.value(scores, noisy) == pytest.approx(
+        SquaredLoss().value(scores, true), abs=0.1
+    )
+    np.testing.assert_array_equal(
+        loss.gradient(scores, noisy), SquaredLoss().gradient(scores, noisy)
+    )
+    np.testing.assert_array_equal(
+        loss.prox(scores, noisy, 0.7), SquaredLoss().prox(scores, noisy, 0.7)
+    )
+    np.testing.assert_array_equal(loss.base_score(noisy), [noisy.mean()])
+    assert (loss.curvature(np.zeros(1)), loss.max_curvature, loss.name) == (
+        1.0,
+        1.0,
+        "squared",
+    )
+    found = evaluate(loss, scores, noisy)
+    expected = evaluate(SquaredLoss(), scores, true)
+    assert found["rmse"] == pytest.approx(expected["rmse"], rel=0.03)
+    assert found["r2"] == pytest.approx(expected["r2"], abs=0.1)
+
+
+def test_an_estimate_far_below_no_error_is_not_known():
+    loss = corrected(SquaredLoss(), NumberNoise(10.0))
+    found = evaluate(loss, np.zeros((4, 1)), np.array([0.0, 1.0, 0.0, 1.0]))
+    assert found["loss"] == 0.25 - 100.0
+    assert np.isnan([found["rmse"], found["r2"]]).all()
+
+
+def test_an_estimate_just_below_no_error_is_no_error():
+    loss = corrected(SquaredLoss(), NumberNoise(0.1))
+    labels = np.array([0.0, 1.0, 0.0, 1.0])
+    found = evaluate(loss, labels[:, None], labels)
+    assert found["loss"] == pytest.approx(-0.01)
+    assert (found["rmse"], found["r2"]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("mechanism", ["laplace", "randomised-response"])
+@each
+def test_metrics_on_held_out_rows_are_those_against_true_labels(case, mechanism):
+    plain, _ = CASES[case]
+    k = max(plain.outputs, 2)
+    rng = np.random.default_rng(5)
+    rows = 200_000
+    scores = 1.5 * rng.normal(size=(rows, plain.outputs))
+    logits = scores if plain.outputs > 1 else np.hstack([0 * scores, scores])
+    logits = logits + 0.7 * np.arange(k)
+    true = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    plan = LabelPlan(mechanism, 2.0, tuple(map(str, range(k))))
+    noisy = plan.draw_classes(true, NoiseSource(KEY)).astype(float)
+    found = evaluate(corrected(plain, plan.noise), scores, noisy)
+    expected = evaluate(plain, scores, true.astype(float))
+    uncorrected = evaluate(plain, scores, noisy)
+    for name, value in expected.items():
+        # six standard errors of the noisiest: soft labels of deviation about 2 c
+        tolerance = 6 * 3 * (1 + k * plan.noise.correction) / np.sqrt(rows)
+        assert found[name] == pytest.approx(value, abs=tolerance), name
+        assert abs(uncorrected[name] - value) > 2 * abs(found[name] - value), name
+
+
+def test_the_auc_of_a_class_that_noise_alone_shows_is_unknown():
+    noise = ClassNoise(2, 0.7)
+    labels = np.repeat([0.0, 1.0], [80, 20])
+    scores = np.linspace(-1, 1, 100)[:, None]
+    found = evaluate(corrected(LogisticLoss(), noise), scores, labels)
+    assert np.isnan(found["auc"])
+    assert auc(scores[:, 0], labels > 0.5) == 1.0
+
+
+def test_many_rows_find_the_model_of_the_true_labels_and_without_correction_do_not():
+    """Logistic regression of one feature: the slope that noise would flatten."""
+    rng = np.random.default_rng(2)
+    rows, slope = 100_000, 2.0
+    x = rng.normal(size=rows)
+    true = (rng.random(rows) < sigmoid(slope * x)).astype(int)
+    plan = LabelPlan("randomised-response", 1.0, ("0", "1"))
+    noisy = plan.draw_classes(true, NoiseSource(KEY)).astype(float)
+
+    def fitted(loss, labels):
+        def value(theta):
+            return loss.value(x[:, None] * theta, labels)
+
+        def gradient(theta):
+            derivatives = loss.gradient(x[:, None] * theta, labels)
+            return np.array([(derivatives[:, 0] * x).mean()])
+
+        return minimize(value, np.zeros(1), jac=gradient).x[0]
+
+    plain = LogisticLoss()
+    assert fitted(plain, true.astype(float)) == pytest.approx(slope, abs=0.04)
+    assert fitted(corrected(plain, plan.noise), noisy) == pytest.approx(slope, abs=0.1)
+    assert fitted(plain, noisy) < 0.8
+
+
+@pytest.mark.parametrize(
+    ("loss", "noise"),
+    [
+        (LogisticLoss(), NumberNoise(1.0)),
+        (SquaredLoss(), ClassNoise(2, 0.9)),
+        (corrected(LogisticLoss(), ClassNoise(2, 0.9)), ClassNoise(2, 0.9)),
+    ],
+)
+def test_noise_of_another_kind_is_refused(loss, noise):
+    with pytest.raises(TypeError, match="is no noise for"):
+        corrected(loss, noise)

@@ -1,0 +1,359 @@
+"""Products with features on a device equal numpy's; copies are made once."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from client_apps.data import features as placement
+from client_apps.data.run_store import IN_MEMORY, SiteStore
+from tests.support.devices import cuda, each_device, pretend
+from tests.support.federated import one_per_site, run, sharded, store, whole
+from tp_flower.errors import SettingsError
+from tp_flower.learning.models import device_rows as module
+from tp_flower.learning.models import local_model
+from tp_flower.learning.models.device_rows import DeviceFeatures, torch_device
+from tp_flower.learning.models.local_model import (
+    FitProblem,
+    LinearModel,
+    ModelSpec,
+    build_model,
+    moment,
+    on_host,
+    resolve,
+)
+from tp_flower.learning.models.neural import FitBudget, fit_least_squares
+from tp_flower.learning.solvers import gram
+
+ROWS, WIDTH, OUTPUTS = 23, 4, 3
+each_place = pytest.mark.parametrize("place", ["resident", "streamed"])
+POSITIONS = np.array([7, 2, 2, 11])
+MASK = np.arange(ROWS) % 3 == 1
+VIEWS = {
+    "all": lambda rows: rows,
+    "slice": lambda rows: rows[:17],
+    "positions": lambda rows: rows[POSITIONS],
+    "mask": lambda rows: rows[MASK],
+    "slice of positions": lambda rows: rows[POSITIONS][1:],
+    "positions of a slice": lambda rows: rows[3:][POSITIONS],
+    "none": lambda rows: rows[:0],
+}
+
+
+def matrix() -> np.ndarray:
+    """Features as they are memory-mapped: read-only, float32."""
+    rows = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
+    rows.flags.writeable = False
+    return rows
+
+
+@pytest.fixture
+def placed(device_name, place, monkeypatch):
+    """The matrix on the device, in blocks of five rows."""
+    monkeypatch.setattr(module, "BLOCK_VALUES", 5 * WIDTH)
+    if place == "streamed":
+        monkeypatch.setattr(module, "free_bytes", lambda _: 1)
+    own = DeviceFeatures.place(matrix(), torch.device(device_name))
+    assert own.is_resident == (place == "resident")
+    return own
+
+
+# products
+
+
+@each_device
+@each_place
+@pytest.mark.parametrize("view", list(VIEWS))
+def test_products_are_numpys(placed, view):
+    rows, own = VIEWS[view](matrix()), VIEWS[view](placed)
+    assert own.shape == rows.shape
+    assert len(own) == len(rows)
+    np.testing.assert_array_equal(on_host(own), rows)
+    np.testing.assert_array_equal(own.tensor().cpu().numpy(), rows)
+    rng = np.random.default_rng(1)
+    messages = rng.normal(size=(len(rows), OUTPUTS))
+    count = rng.integers(0, 5, len(rows))
+    for intercept in (False, True):
+        model = LinearModel(WIDTH, OUTPUTS, intercept=intercept)
+        model.parameters[:] = rng.normal(size=len(model.parameters))
+        for found, expected in (
+            (model.scores(own), model.scores(rows)),
+            (model.pullback(own, messages), model.pullback(rows, messages)),
+            (
+                moment(own, messages, intercept=intercept),
+                moment(rows, messages, intercept=intercept),
+            ),
+            (
+                gram(own, count, intercept=intercept),
+                gram(rows, count, intercept=intercept),
+            ),
+        ):
+            np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@each_device
+@each_place
+def test_torch_models_train_alike(placed):
+    spec = ModelSpec(kind="mlp", outputs=OUTPUTS, intercept=True, hidden_sizes=(5,))
+    rng = np.random.default_rng(2)
+    messages = rng.normal(size=(ROWS, OUTPUTS))
+    results = []
+    for features in (matrix(), placed):
+        # the kernels of one device: their sums are in one order
+        model = build_model(spec, WIDTH, placed.device.type)
+        model.pullback(features, messages)
+        problem = FitProblem(
+            features=features,
+            multiplicity=np.arange(1, ROWS + 1),
+            target=messages,
+            kappa=0.5,
+            joined_rows=ROWS,
+            strength=0.01,
+            centre=np.zeros(len(model.penalised)),
+            penalised=model.penalised,
+        )
+        budget = FitBudget(passes=2, least_steps=12, batch_rows=6)
+        fit_least_squares(model, problem, budget, np.random.default_rng(3))
+        pulled = model.pullback(features, messages)
+        results.append((model.parameters, model.scores(features), pulled))
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_no_room_after_all_streams(monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(module.torch, "empty", full)
+    monkeypatch.setattr(module, "_Stage", None)
+    own = DeviceFeatures.place(matrix(), torch.device("cpu"))
+    assert not own.is_resident
+
+
+def test_features_without_columns():
+    rows = np.zeros((6, 0), np.float32)
+    own = DeviceFeatures.place(rows, torch.device("cpu"))
+    count = np.arange(6)
+    np.testing.assert_array_equal(
+        gram(own, count, intercept=True), gram(rows, count, intercept=True)
+    )
+    model = LinearModel(0, 2, intercept=True)
+    model.parameters[:] = [1.0, 2.0]
+    np.testing.assert_array_equal(model.scores(own), model.scores(rows))
+
+
+@pytest.mark.parametrize("device_name", [cuda])
+def test_no_step_of_a_fit_waits_for_the_gpu(device_name):
+    own = DeviceFeatures.place(matrix(), torch.device(device_name))
+    model = build_model(ModelSpec(kind="mlp"), WIDTH, device_name)
+    problem = FitProblem(
+        own, np.ones(ROWS), np.ones((ROWS, 1)), 1.0, ROWS, 0.0, *2 * [model.penalised]
+    )
+    waits = []
+    for steps in (8, 48):
+        budget = FitBudget(passes=1, least_steps=steps, batch_rows=6)
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with pytest.warns(UserWarning, match="synchroniz") as caught:
+                fit_least_squares(model, problem, budget, np.random.default_rng(0))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        waits.append(len(caught))
+    # ten more passes: the permutation of each is all that may wait
+    assert waits[1] - waits[0] <= 10
+
+
+# whole runs
+
+FRAMES = store(orders=40, customers=8)
+RUNS = {
+    "admm": {},
+    "admm, mlp": {"model": "mlp", "hidden_sizes": (3,), "local_epochs": 1},
+    "admm, shards": {"layout": sharded},
+    "admm, consensus": {"layout": sharded, "lou": "consensus"},
+    "sgd": {"strategy": "sgd", "batch_size": 20},
+    "sgd, shards": {"strategy": "sgd", "batch_size": 20, "layout": sharded},
+}
+
+
+@each_device
+@pytest.mark.parametrize("name", list(RUNS))
+def test_runs_are_the_cpus_epoch_by_epoch(name, device_name, monkeypatch):
+    how = {"num_epochs": 2, **RUNS[name]}
+    layout = how.pop("layout", whole)
+    sites = one_per_site(layout(FRAMES))
+    expected = run("logistic", sites, **how)
+    pretend(monkeypatch, device_name)
+    made = []
+    original = DeviceFeatures.place
+
+    def spy(source, device):
+        made.append(source.shape)
+        return original(source, device)
+
+    monkeypatch.setattr(DeviceFeatures, "place", spy)
+    found = run("logistic", sites, device="cuda", **how)
+    # once per part and process, whatever the number of messages
+    parts = [
+        p for t in found.strategy.training_problem.tables.values() for p in t.parts
+    ]
+    assert len(made) == len(parts)
+    assert not placement._COPIES
+    # hundreds of float32 steps carry the last bits of another order of sums on
+    loose = 100.0 if "mlp" in name and device_name == "cuda" else 1.0
+    near = {"rtol": loose * 1e-4, "atol": loose * 1e-5}
+    for one, other in zip(found.parameters, expected.parameters, strict=True):
+        for table in one:
+            np.testing.assert_allclose(one[table], other[table], **near)
+
+
+# copies of a process
+
+
+def kept(run_id: int, monkeypatch, number: int = 0):
+    pretend(monkeypatch, "cpu")
+    own = SiteStore(IN_MEMORY, run_id, 5)
+    return own, placement.place(own, number, matrix(), "cuda", "linear")
+
+
+def test_copies_are_kept_by_run_node_and_part(monkeypatch):
+    first, copy = kept(1, monkeypatch)
+    assert isinstance(copy, DeviceFeatures)
+    assert kept(1, monkeypatch)[1] is copy
+    second, other = kept(2, monkeypatch)
+    assert other is not copy
+    assert kept(1, monkeypatch, number=1)[1] is not copy
+    placement.forget(first, 0)
+    assert kept(1, monkeypatch)[1] is not copy
+    placement.release(first)
+    assert kept(2, monkeypatch)[1] is other
+    placement.release(second)
+    assert not placement._COPIES
+
+
+def test_copies_of_a_dead_run_make_room(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(placement.time, "monotonic", lambda: now[0])
+    kept(1, monkeypatch)
+    now[0] = placement.IDLE_SECONDS
+    second, _ = kept(2, monkeypatch)
+    assert len(placement._COPIES) == 2
+    now[0] += 1.0
+    third, _ = kept(3, monkeypatch)
+    assert [key[0] for key in placement._COPIES] == [second.run, third.run]
+    placement.release(second)
+    placement.release(third)
+
+
+# the choice
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_small_linear_features_stay(device, monkeypatch):
+    pretend(monkeypatch, "cpu")
+    monkeypatch.setattr(local_model, "has_driver", lambda: True)
+    own = SiteStore(IN_MEMORY, 1, 5)
+    features = matrix()
+    assert placement.place(own, 0, features, device, "linear") is features
+    monkeypatch.setattr(placement, "LEAST_VALUES", features.size)
+    placed = placement.place(own, 0, features, device, "linear")
+    assert isinstance(placed, DeviceFeatures) == (device == "auto")
+    placement.release(own)
+
+
+def test_a_site_without_a_gpu_refuses_before_training(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    text = "device is 'cuda', but this site has no CUDA device .* allowed there: 'cpu'"
+    with pytest.raises(SettingsError, match=text):
+        resolve("cuda")
+    with pytest.raises(Exception, match=text):
+        run("squared", one_per_site(whole(FRAMES)), device="cuda")
+
+
+def test_a_full_gpu(monkeypatch):
+    pretend(monkeypatch, "cpu")
+    monkeypatch.setattr(
+        "tp_flower.learning.models.device_rows.free_bytes", lambda _: 10**8
+    )
+    monkeypatch.setattr(placement, "LEAST_VALUES", 1)
+    monkeypatch.setattr(local_model, "has_driver", lambda: True)
+    own, features = SiteStore(IN_MEMORY, 1, 5), matrix()
+    text = "device is 'cuda', but 0.1 GB of this site's GPU are free and 1.1 GB"
+    with pytest.raises(SettingsError, match=text):
+        placement.place(own, 0, features, "cuda", "linear")
+    assert placement.place(own, 0, features, "auto", "linear") is features
+
+
+def test_a_gpu_computes_in_full_precision():
+    torch.set_float32_matmul_precision("high")
+    try:
+        torch_device("cuda")
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert not torch.backends.cudnn.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(
+    ("hidden", "sign", "reason"),
+    [
+        ("", True, "CUDA_VISIBLE_DEVICES hides it, .* client-resources-num-gpus is 0"),
+        ("0", False, "no NVIDIA driver was found"),
+        ("0", True, "can use; allowed there"),
+    ],
+)
+def test_why_there_is_no_gpu(hidden, sign, reason, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    file = tmp_path if sign else tmp_path / "none"
+    monkeypatch.setattr(local_model, "DRIVER_FILES", (str(file),))
+    assert resolve("auto") == "cpu"
+    with pytest.raises(SettingsError, match=reason):
+        resolve("cuda")
+
+
+@pytest.mark.parametrize(
+    ("hidden", "file", "expected"),
+    [
+        (None, True, True),
+        ("0", True, True),
+        ("", True, False),
+        ("-1", True, False),
+        (None, False, False),
+    ],
+)
+def test_signs_of_a_driver(hidden, file, expected, monkeypatch, tmp_path):
+    sign = tmp_path / "nvidiactl"
+    if file:
+        sign.touch()
+    monkeypatch.setattr(local_model, "DRIVER_FILES", (str(sign),))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    assert local_model.has_driver() is expected
+
+
+def test_linear_runs_without_a_gpu_never_import_torch():
+    code = (
+        "import sys\n"
+        "from contextlib import closing\n"
+        "from client_apps.app import app\n"
+        "from strategies import STRATEGIES\n"
+        "from scripts.data.store import STORE_SQL, make_store\n"
+        "from tp_flower.learning.models import local_model as choice\n"
+        "from strategies.run.grid import InProcessGrid\n"
+        "from tp_flower.query import Query\n"
+        "choice.DRIVER_FILES = ()\n"
+        "frames = make_store(orders=60, items=5, customers=9, seed=0)\n"
+        "for name in ('admm', 'sgd'):\n"
+        "    how = dict(num_epochs=1, device='auto')\n"
+        "    with closing(InProcessGrid(app, {'shop': frames})) as grid:\n"
+        "        STRATEGIES[name](Query.from_sql(STORE_SQL), **how).start(grid)\n"
+        "print({'torch', 'opacus'} & set(sys.modules))\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+    assert found.stdout.splitlines()[-1] == "set()"

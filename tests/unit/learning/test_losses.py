@@ -1,0 +1,298 @@
+"""Every loss and its proximal step against brute force, one row at a time."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import check_grad, minimize
+
+from tests.support.reference import losses as slow
+from tp_flower.arrays import blocks
+from tp_flower.learning.losses import (
+    LOSSES,
+    LogisticLoss,
+    Loss,
+    SoftmaxLoss,
+    SquaredLoss,
+    log_sum_exp,
+    sigmoid,
+    softmax,
+)
+
+ALL_LOSSES = [SquaredLoss(), LogisticLoss(), *(SoftmaxLoss(k) for k in range(2, 7))]
+RHOS = np.logspace(-3, 3, 13)
+# what design section 4.3 asks of the z-update
+PROX_GRADIENT = 1e-8
+
+each_loss = pytest.mark.parametrize(
+    "loss", ALL_LOSSES, ids=lambda loss: f"{loss.name}-{loss.outputs}"
+)
+
+
+def labels_for(loss: Loss, rng: np.random.Generator, rows: int) -> np.ndarray:
+    if loss.name == "squared":
+        return rng.normal(0.0, 3.0, rows)
+    classes = 2 if loss.name == "logistic" else loss.outputs
+    labels = rng.integers(0, classes, rows)
+    labels[:classes] = np.arange(classes)
+    return labels.astype(float)
+
+
+def problem(
+    loss: Loss, rows: int = 12, scale: float = 2.0
+) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(loss.outputs)
+    return scale * rng.normal(size=(rows, loss.outputs)), labels_for(loss, rng, rows)
+
+
+def worst_prox_gradient(loss: Loss, z, centre, labels, rho: float) -> float:
+    return max(
+        float(np.abs(slow.prox_gradient(loss.name, *row, rho)).max())
+        for row in zip(z, centre, labels, strict=True)
+    )
+
+
+def test_losses_by_name():
+    assert {name: kind.name for name, kind in LOSSES.items()} == {
+        "squared": "squared",
+        "logistic": "logistic",
+        "softmax": "softmax",
+    }
+
+
+@each_loss
+def test_value_is_the_mean_over_rows(loss):
+    scores, labels = problem(loss)
+    expected = slow.mean_value(loss.name, scores, labels)
+    assert loss.value(scores, labels) == pytest.approx(expected, rel=1e-13)
+
+
+@each_loss
+def test_value_over_several_blocks(loss):
+    scores, labels = problem(loss, rows=40_001)
+    assert len(list(blocks(len(labels)))) == 3
+    expected = loss.row_values(scores, labels).mean()
+    assert loss.value(scores, labels) == pytest.approx(expected, rel=1e-12)
+
+
+@each_loss
+def test_gradient_row_by_row_and_by_differences(loss):
+    scores, labels = problem(loss, rows=6)
+    gradient = loss.gradient(scores, labels)
+    expected = slow.gradients(loss.name, scores, labels)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-12, atol=1e-14)
+
+    def value(flat):
+        return float(loss.row_values(flat.reshape(scores.shape), labels).sum())
+
+    def flat_gradient(flat):
+        return loss.gradient(flat.reshape(scores.shape), labels).ravel()
+
+    # forward differences of step 1.5e-8: errors of that size
+    assert check_grad(value, flat_gradient, scores.ravel()) < 1e-5
+
+
+@each_loss
+@pytest.mark.parametrize("extreme", [-1e4, 1e4])
+def test_extreme_scores_neither_overflow_nor_warn(loss, extreme):
+    _, labels = problem(loss)
+    scores = np.full((len(labels), loss.outputs), extreme)
+    scores[:, 0] *= -1.0
+    expected = [
+        slow.row_value(loss.name, s, y) for s, y in zip(scores, labels, strict=True)
+    ]
+    np.testing.assert_allclose(
+        loss.row_values(scores, labels), np.array(expected, float), atol=1e-12
+    )
+    np.testing.assert_allclose(
+        loss.gradient(scores, labels), slow.gradients(loss.name, scores, labels)
+    )
+
+
+@each_loss
+def test_base_score_is_the_best_constant(loss):
+    _, labels = problem(loss, rows=40)
+    base = loss.base_score(labels)
+    assert base.shape == (loss.outputs,)
+
+    def value_of_constant(constant):
+        return loss.value(np.tile(constant, (len(labels), 1)), labels)
+
+    gradient = loss.gradient(np.tile(base, (len(labels), 1)), labels).mean(axis=0)
+    np.testing.assert_allclose(gradient, 0.0, atol=1e-12)
+    best = minimize(value_of_constant, np.zeros(loss.outputs)).fun
+    assert value_of_constant(base) == pytest.approx(best, rel=1e-8)
+
+
+def test_base_score_of_a_class_without_rows_is_finite():
+    base = SoftmaxLoss(3).base_score(np.array([0.0, 1.0, 1.0, 0.0]))
+    assert np.isfinite(base).all()
+    assert base[2] < base[:2].min()
+
+
+@each_loss
+def test_curvature_is_the_mean_diagonal_of_the_hessian(loss):
+    base = np.linspace(-0.7, 0.4, loss.outputs)
+    label, step = np.zeros(1), 1e-5
+    diagonal = []
+    for k in range(loss.outputs):
+        shift = step * (np.arange(loss.outputs) == k)
+        difference = loss.gradient((base + shift)[None], label) - loss.gradient(
+            (base - shift)[None], label
+        )
+        diagonal.append(difference[0, k] / (2 * step))
+    assert loss.curvature(base) == pytest.approx(np.mean(diagonal), rel=1e-6)
+
+
+@each_loss
+def test_max_curvature_bounds_every_hessian(loss):
+    rng = np.random.default_rng(0)
+    seen = 0.0
+    for _ in range(300):
+        base = rng.normal(0, 2, loss.outputs)
+        step, direction = 1e-4, rng.normal(size=loss.outputs)
+        direction /= np.linalg.norm(direction)
+        label = np.zeros(1)
+        difference = loss.gradient((base + step * direction)[None], label)
+        difference -= loss.gradient((base - step * direction)[None], label)
+        seen = max(seen, float(difference[0] @ direction) / (2 * step))
+    assert seen <= loss.max_curvature * (1 + 1e-6)
+    # the bound is not a loose one: two even classes reach it
+    assert seen > 0.5 * loss.max_curvature
+
+
+@each_loss
+@pytest.mark.parametrize("rho", RHOS, ids=lambda rho: f"{rho:.0e}")
+def test_prox_is_stationary_everywhere(loss, rho):
+    rng = np.random.default_rng(7)
+    scales = np.repeat([0.01, 1.0, 30.0, 1e4], 12)
+    centre = scales[:, None] * rng.uniform(-1, 1, (48, loss.outputs))
+    centre[36:42], centre[42:] = 1e4, -1e4
+    centre[41, 0], centre[47, 0] = -1e4, 1e4
+    labels = labels_for(loss, rng, 48)
+    rng.shuffle(labels)
+    z = loss.prox(centre, labels, rho)
+    assert z.shape == centre.shape
+    assert worst_prox_gradient(loss, z, centre, labels, rho) <= PROX_GRADIENT
+
+
+@each_loss
+@pytest.mark.parametrize("rho", [1e-3, 0.05, 1.0, 1e3])
+def test_prox_is_the_brute_force_minimum(loss, rho):
+    centre, labels = problem(loss, rows=6)
+    found = loss.prox(centre, labels, rho)
+    expected = [
+        slow.brute_prox(loss.name, v, y, rho)
+        for v, y in zip(centre, labels, strict=True)
+    ]
+    # at 1e-3 the minimum is flat: a gradient of 1e-8 is 1e-5 from it
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    for z, other, v, y in zip(found, expected, centre, labels, strict=True):
+        values = [
+            slow.row_value(loss.name, point, y) + rho / 2 * ((point - v) ** 2).sum()
+            for point in (z, other)
+        ]
+        assert values[0] <= values[1] + 1e-12
+
+
+@pytest.mark.parametrize("loss", [SquaredLoss(), LogisticLoss()], ids=["sq", "log"])
+@pytest.mark.parametrize("rho", [0.02, 1.0, 50.0])
+def test_prox_is_the_best_point_of_a_fine_grid(loss, rho):
+    centre, labels = problem(loss, rows=5)
+    found = loss.prox(centre, labels, rho)[:, 0]
+    for z, v, y in zip(found, centre[:, 0], labels, strict=True):
+        grid = np.linspace(z - 2.0, z + 2.0, 40_001)
+        values = loss.row_values(grid[:, None], np.full(len(grid), y))
+        values += rho / 2 * (grid - v) ** 2
+        assert grid[values.argmin()] == pytest.approx(z, abs=2e-4)
+
+
+@each_loss
+@pytest.mark.parametrize("rho", [1e-3, 1.0, 1e3])
+def test_prox_does_not_depend_on_where_it_starts(loss, rho):
+    centre, labels = problem(loss, rows=20)
+    starts = (centre, np.zeros_like(centre), 1e4 * np.sign(centre), -centre)
+    for start in starts:
+        z = loss.prox(centre, labels, rho, start=start)
+        assert worst_prox_gradient(loss, z, centre, labels, rho) <= PROX_GRADIENT
+
+
+@each_loss
+def test_prox_leaves_its_arguments_alone(loss):
+    centre, labels = problem(loss)
+    start = centre + 1.0
+    before = centre.copy(), labels.copy(), start.copy()
+    loss.prox(centre, labels, 0.5, start=start)
+    for array, copy in zip((centre, labels, start), before, strict=True):
+        np.testing.assert_array_equal(array, copy)
+
+
+@each_loss
+def test_prox_of_many_rows_is_the_prox_of_each(loss):
+    centre, labels = problem(loss, rows=9000)
+    together = loss.prox(centre, labels, 0.3)
+    some = [0, 1, 8191, 8192, 8999]
+    for row in some:
+        alone = loss.prox(centre[row : row + 1], labels[row : row + 1], 0.3)
+        np.testing.assert_allclose(together[row], alone[0], atol=1e-6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    loss=st.sampled_from(ALL_LOSSES),
+    log_rho=st.floats(-3, 3),
+    data=st.data(),
+)
+def test_prox_law_stationary_for_any_row(loss, log_rho, data):
+    centre = data.draw(
+        st.lists(st.floats(-1e4, 1e4), min_size=loss.outputs, max_size=loss.outputs)
+    )
+    start = data.draw(
+        st.lists(st.floats(-1e3, 1e3), min_size=loss.outputs, max_size=loss.outputs)
+    )
+    classes = max(loss.outputs, 2) - 1
+    label = data.draw(
+        st.floats(-1e3, 1e3)
+        if loss.name == "squared"
+        else st.integers(0, classes).map(float)
+    )
+    rho = 10.0**log_rho
+    z = loss.prox(np.array([centre]), np.array([label]), rho, np.array([start]))
+    gap = slow.prox_gradient(loss.name, z[0], centre, label, rho)
+    assert float(np.abs(gap).max()) <= PROX_GRADIENT
+
+
+def test_prox_maps_are_firmly_nonexpansive():
+    rng = np.random.default_rng(3)
+    for loss in ALL_LOSSES:
+        labels = labels_for(loss, rng, 50)
+        v, w = 5 * rng.normal(size=(2, 50, loss.outputs))
+        for rho in (1e-2, 1.0, 30.0):
+            moved = loss.prox(v, labels, rho) - loss.prox(w, labels, rho)
+            inner = (moved * (v - w)).sum(axis=1)
+            # slack: how far a gradient of 1e-8 may be from the minimum
+            slack = 1e-8 / rho * (1.0 + np.abs(v - w).sum(axis=1))
+            assert ((moved**2).sum(axis=1) <= inner + slack).all()
+
+
+def test_logistic_is_softmax_of_two_classes_with_scores_zero_and_h():
+    rng = np.random.default_rng(1)
+    h, y = 4 * rng.normal(size=(30, 1)), rng.integers(0, 2, 30).astype(float)
+    two = np.hstack([np.zeros_like(h), h])
+    np.testing.assert_allclose(
+        LogisticLoss().row_values(h, y), SoftmaxLoss(2).row_values(two, y), atol=1e-12
+    )
+    np.testing.assert_allclose(
+        LogisticLoss().gradient(h, y)[:, 0], SoftmaxLoss(2).gradient(two, y)[:, 1]
+    )
+
+
+def test_helpers_of_extreme_scores():
+    scores = np.array([[1e4, -1e4, 0.0], [-1e4, -1e4, -1e4]])
+    np.testing.assert_allclose(softmax(scores), [[1, 0, 0], [1 / 3] * 3])
+    np.testing.assert_allclose(log_sum_exp(scores), [1e4, -1e4 + np.log(3.0)])
+    np.testing.assert_array_equal(sigmoid(np.array([1e4, -1e4, 0.0])), [1.0, 0.0, 0.5])
+
+
+def test_blocks_of_nothing():
+    assert list(blocks(0)) == []

@@ -1,0 +1,241 @@
+"""Weights of joined rows in formulas: against scikit-learn, and rows repeated."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as known
+
+from tests.support.reference import losses as slow
+from tests.support.reference.joins import segment_sum
+from tp_flower.arrays import effective_rows
+from tp_flower.errors import SettingsError
+from tp_flower.joins.mapping import RowWeights, TableMapping, TableRows, entity_weights
+from tp_flower.learning.admm import (
+    AdmmState,
+    AndersonMixer,
+    Point,
+    admm_step,
+    residuals,
+    targets,
+)
+from tp_flower.learning.label_noise import ClassNoise, NumberNoise, corrected
+from tp_flower.learning.losses import LogisticLoss, SoftmaxLoss, SquaredLoss
+from tp_flower.learning.metrics import auc, evaluate
+from tp_flower.learning.models.local_model import FitProblem
+from tp_flower.learning.solvers import RidgeSolver, gram
+from tp_flower.settings import Settings
+
+LOSSES = [
+    SquaredLoss(),
+    LogisticLoss(),
+    SoftmaxLoss(3),
+    corrected(SquaredLoss(), NumberNoise(0.3)),
+    corrected(LogisticLoss(), ClassNoise(2, 0.8)),
+    corrected(SoftmaxLoss(3), ClassNoise(3, 0.7)),
+]
+each_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: repr(loss)[:25])
+COPIES = np.array([1, 3, 2, 1, 4, 2, 1, 2, 5, 3])
+ROWS = len(COPIES)
+
+
+def problem(loss):
+    """Scores (10, d_c), labels (10,) and positive weights."""
+    rng = np.random.default_rng(3)
+    labels = rng.normal(size=ROWS)
+    if loss.name != "squared":
+        labels = np.arange(ROWS) % max(2, loss.outputs) * 1.0
+    return 2 * rng.normal(size=(ROWS, loss.outputs)), labels
+
+
+@each_loss
+def test_whole_weights_repeat_rows(loss):
+    scores, labels = problem(loss)
+    weights, again = 0.7 * COPIES, np.repeat(np.arange(ROWS), COPIES)
+    assert loss.value(scores, labels, weights) == pytest.approx(
+        loss.value(scores[again], labels[again]), rel=1e-12
+    )
+    found = evaluate(loss, scores, labels, weights)
+    assert found == pytest.approx(
+        evaluate(loss, scores[again], labels[again]), rel=1e-9, nan_ok=True
+    )
+    is_noisy_class = loss.name != "squared" and hasattr(loss, "noise")
+    if not is_noisy_class:  # whose least rate is by how sure the rows are
+        np.testing.assert_allclose(
+            loss.base_score(labels, weights), loss.base_score(labels[again]), rtol=1e-9
+        )
+
+
+@each_loss
+def test_equal_weights_are_none(loss):
+    scores, labels = problem(loss)
+    ones = np.full(ROWS, 3.0)
+    expected = evaluate(loss, scores, labels)
+    assert evaluate(loss, scores, labels, ones) == pytest.approx(expected, nan_ok=True)
+    np.testing.assert_allclose(loss.base_score(labels, ones), loss.base_score(labels))
+
+
+def test_metrics_are_scikit_learns():
+    rng = np.random.default_rng(0)
+    weights = rng.gamma(0.7, size=80)
+    labels, scores = rng.normal(size=80), rng.normal(size=(80, 1))
+    found = evaluate(SquaredLoss(), scores, labels, weights)
+    own = {"sample_weight": weights}
+    error = known.mean_squared_error(labels, scores[:, 0], **own)
+    assert found["rmse"] == pytest.approx(error**0.5)
+    assert found["loss"] == pytest.approx(error / 2)
+    assert found["r2"] == pytest.approx(known.r2_score(labels, scores[:, 0], **own))
+    classes = rng.integers(0, 3, 80)
+    scores = rng.normal(size=(80, 3))
+    found = evaluate(SoftmaxLoss(3), scores, classes.astype(float), weights)
+    rates = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    assert found["log_loss"] == pytest.approx(known.log_loss(classes, rates, **own))
+    guess = scores.argmax(axis=1)
+    assert found["accuracy"] == pytest.approx(
+        known.accuracy_score(classes, guess, **own)
+    )
+    areas = [known.roc_auc_score(classes == k, rates[:, k], **own) for k in range(3)]
+    assert found["auc"] == pytest.approx(np.mean(areas))
+    scores = scores.round(1)  # ties
+    two = evaluate(LogisticLoss(), scores[:, :1], (classes > 0) * 1.0, weights)
+    assert two["auc"] == pytest.approx(
+        known.roc_auc_score(classes > 0, scores[:, 0], **own)
+    )
+    unweighted = known.roc_auc_score(classes > 0, scores[:, 0])
+    assert auc(scores[:, 0], classes > 0) == pytest.approx(unweighted)
+
+
+def test_area_without_a_class():
+    assert np.isnan(auc(np.zeros(2), np.array([True, True]), np.ones(2)))
+
+
+@settings(deadline=None)
+@given(
+    row_of=st.lists(st.integers(-1, 3), min_size=1, max_size=12),
+    outputs=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_targets_row_by_row(row_of, outputs, seed):
+    rng = np.random.default_rng(seed)
+    rows = TableRows(np.array(row_of, np.int32), 4)
+    weights = RowWeights.of(
+        rng.gamma(1.0, size=len(row_of)) + 0.01, TableMapping({"t": rows})
+    )
+    assert weights.rows.mean() == pytest.approx(1.0)
+    own = [[w] for w in weights.rows]
+    expected = np.array(segment_sum(row_of, 4, own), np.float32)[:, 0]
+    np.testing.assert_allclose(weights.masses["t"], expected, rtol=1e-6)
+    # what the site multiplies by is what the server has divided by
+    assert (weights.masses["t"].astype(np.float32) == weights.masses["t"]).all()
+    local, message = (
+        rng.normal(size=(4, outputs)),
+        rng.normal(size=(len(row_of), outputs)),
+    )
+    found = targets(
+        rows, local, weights.rows[:, None] * message, 0.7, weights.inverse_masses["t"]
+    )
+    for row in range(4):
+        mine = [weights.rows[j] * message[j] for j, r in enumerate(row_of) if r == row]
+        moved = sum(mine) / (0.7 * weights.masses["t"][row]) if mine else 0.0
+        np.testing.assert_allclose(found[row], local[row] - moved, atol=1e-12)
+
+
+def test_weighted_admm_is_that_of_rows_repeated():
+    """z and duals are the same, and so are residuals and what mixing makes of them."""
+    rng = np.random.default_rng(1)
+    again = np.repeat(np.arange(ROWS), COPIES)
+    rows = TableRows(np.array([0, 1, 1, 2, 0, 3, 3, 3, 2, 0], np.int32), 4)
+    apart = TableRows(rows.row_of[again], 4)
+    weights = RowWeights.of(COPIES * 1.0, TableMapping({"t": rows}))
+    scores, labels = problem(SquaredLoss())
+    start = AdmmState(rng.normal(size=(ROWS, 1)), rng.normal(size=(ROWS, 1)), 0.6)
+    wide = AdmmState(start.z[again], start.duals[again], 0.6)
+    loss = SquaredLoss()
+    one, message = admm_step(start, scores, labels, loss)
+    two, other = admm_step(wide, scores[again], labels[again], loss)
+    np.testing.assert_array_equal(one.duals[again], two.duals)
+    # the multiplier of the weighted constraint
+    np.testing.assert_allclose(
+        weights.rows[:, None] * one.duals,
+        weights.rows[:, None] * slow.gradients("squared", one.z, labels),
+        atol=1e-12,
+    )
+    np.testing.assert_allclose(
+        targets(
+            rows,
+            np.zeros((4, 1)),
+            weights.rows[:, None] * message,
+            0.7,
+            weights.inverse_masses["t"],
+        ),
+        targets(apart, np.zeros((4, 1)), other, 0.7),
+        rtol=1e-6,
+    )
+    base, before = np.zeros(1), np.zeros((ROWS, 1))
+    narrow = residuals(one, scores, before, base, weights.rows)
+    expected = residuals(two, scores[again], before[again], base)
+    assert narrow.primal == pytest.approx(expected.primal)
+    assert narrow.dual == pytest.approx(expected.dual)
+    mixers = (
+        AndersonMixer(TableMapping({"t": rows}), 3, 2, weights),
+        AndersonMixer(TableMapping({"t": apart}), 3, 2),
+    )
+    for _ in range(5):
+        h, d = rng.normal(size=(4, 1)), rng.normal(size=(2, ROWS, 1))
+        x, g = (Point(rows.expand(h + k), d[k], {"t": h + k}) for k in range(2))
+        found = mixers[0].mix(0.5, x, g)
+        wider = mixers[1].mix(
+            0.5,
+            *(Point(p.scores[again], p.duals[again], p.local_scores) for p in (x, g)),
+        )
+        np.testing.assert_allclose(
+            found.duals[again], wider.duals, rtol=1e-4, atol=1e-5
+        )
+
+
+def test_fits_take_weights_for_counts():
+    rng = np.random.default_rng(2)
+    features = rng.normal(size=(ROWS, 2)).astype(np.float32)
+    again = np.repeat(np.arange(ROWS), COPIES)
+    one = gram(features, COPIES * 1.0, intercept=True)
+    two = gram(features[again], np.ones(len(again), np.int64), intercept=True)
+    np.testing.assert_allclose(one, two)
+    assert RidgeSolver.from_gram(one, 7, intercept=True).weight == pytest.approx(24 / 7)
+    common = {
+        "target": np.zeros((1, 1)),
+        "kappa": 0.3,
+        "joined_rows": 24,
+        "strength": 0.1,
+        "centre": np.zeros(2),
+        "penalised": np.ones(2, bool),
+    }
+    fits = [FitProblem(features, counts, **common) for counts in (COPIES, COPIES * 1.0)]
+    np.testing.assert_array_equal(fits[0].weights, fits[1].weights)
+    np.testing.assert_array_equal(fits[0].relative_penalty, fits[1].relative_penalty)
+
+
+def test_entity_counts_once():
+    rows = TableRows(np.array([2, 0, 2, 2, 0, 3], np.int32), 5)
+    weights = entity_weights(rows)
+    sums = np.bincount(rows.row_of, weights, 5)
+    np.testing.assert_allclose(sums, [1, 0, 1, 1, 0])
+    assert effective_rows(np.ones(9)) == 9.0
+
+
+@pytest.mark.parametrize("text", ["", "Entity", "entity()", "entity(a)(b)", "rows"])
+def test_what_is_no_row_weight(text):
+    allowed = r'row-weight: .* not one of "joined", "entity", "entity\(ALIAS\)"'
+    with pytest.raises(SettingsError, match=allowed):
+        Settings(row_weight=text)
+
+
+@pytest.mark.parametrize(
+    "private", [{"privacy.features": "dp-sgd"}, {"privacy.predictions": 1.0}]
+)
+def test_private_models_are_of_unweighted_rows(private):
+    config = {"row-weight": "entity", **private}
+    with pytest.raises(
+        SettingsError, match="row-weight: 'entity' does not go with pri"
+    ):
+        Settings.from_run_config(config)
+    assert Settings.from_run_config({**config, "row-weight": "joined"})

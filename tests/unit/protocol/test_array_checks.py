@@ -1,0 +1,177 @@
+"""Arrays of messages are checked by whoever receives them: the server, and a site."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from client_apps.handlers.training_rows import read_batches
+from strategies.run.exchange import Part, Request
+from strategies.run.replies import array_of, collect_replies, read_key
+from tests.support.examples.requests import body
+from tp_flower.errors import MessageError, RangeError, ReplyError, SiteError
+from tp_flower.protocol import (
+    EXCHANGES,
+    Action,
+    Packet,
+    check_sizes,
+    decode,
+    encode,
+    pack,
+)
+from tp_flower.protocol.training_messages import AdmmRequest
+
+PART = Part(0, "orders", "us", 3, 0)
+GOOD = np.array([[1.0], [2.0]], np.float32)
+BAD_VALUES = [np.nan, np.inf, -np.inf, 2e30, -2e30]
+FIT = {
+    "kappa": 1.0,
+    "rho-in": {},
+    "epoch": 1,
+    "seed": 0,
+    "local-epochs": 0,
+    "learning-rate": 0.0,
+}
+OTHERS = [
+    (GOOD[:1], "of shape"),
+    (GOOD.T, "of shape"),
+    (GOOD[:, 0], r"float32 of shape \(2,\); allowed: float32 of shape \w+ x outputs"),
+    (GOOD.astype(np.int64), "is int64 .*; allowed: float32 of shape"),
+    (GOOD.astype(np.float64), "is float64 .*; allowed: float32 of shape"),
+]
+
+
+def with_value(value):
+    array = GOOD.copy()
+    array[1, 0] = value
+    return array
+
+
+def replied(action=Action.ADMM, facts=None, **arrays):
+    """The replies of a round in which one site has sent arrays."""
+    header = {} if facts is None else {"parts": [{"id": 0, **facts}]}
+    named = {(0, name.replace("_", "-")): array for name, array in arrays.items()}
+    return opened(action, Packet(header, named))
+
+
+def opened(action, packet):
+    asked = EXCHANGES[action].request
+    request = Request(action, {PART.node: Packet()}, asked, {PART.number: PART})
+    packet.header.update(round=1, seconds=0.0)
+    # one of Flower's own needs a running app
+    message = SimpleNamespace(content=pack(packet), has_error=lambda: False)
+    return collect_replies(
+        request, [(PART.node, message)], {PART.node: "us"}
+    ).complete()
+
+
+def scores_of(array):
+    return array_of(replied(scores=array), PART, "scores", (2, 1))
+
+
+@pytest.mark.parametrize("value", BAD_VALUES)
+def test_the_server_takes_moderate_numbers_only(value):
+    np.testing.assert_array_equal(scores_of(GOOD), GOOD)
+    with pytest.raises(
+        ReplyError,
+        match=r"site 'us' \(table 'orders'\) .*array 'scores' has numbers that are not "
+        r"finite or out of range; allowed: from -1e\+30 to 1e\+30: training diverged",
+    ):
+        scores_of(with_value(value))
+
+
+@pytest.mark.parametrize(("array", "match"), OTHERS)
+def test_the_server_takes_the_shape_and_type_that_it_asked_for(array, match):
+    with pytest.raises(ReplyError, match=f"site 'us' .*'scores' .*{match}"):
+        scores_of(array)
+
+
+def test_the_server_does_without_no_array_that_it_asked_for():
+    with pytest.raises(ReplyError, match=r"site 'us' .*sent no 'scores'"):
+        array_of(replied(), PART, "scores", (2, 1))
+
+
+@pytest.mark.parametrize(
+    ("code", "match"),
+    [
+        (-2, "array 'codes/0' has numbers that are .* out of range; allowed: from -1"),
+        (1, "codes of join key 0 that name no hash"),
+    ],
+)
+def test_the_server_takes_codes_that_have_a_hash(code, match):
+    facts = {"rows": 2, "keys": ["number"], "engine": "pandas", "pushed": []}
+
+    def key_of(*codes):
+        arrays = {
+            "codes/0": np.array(codes, np.int32),
+            "hashes/0": np.ones((1, 2), np.uint64),
+        }
+        replies = replied(Action.EXTRACT, facts, **arrays)
+        return read_key(replies, PART, 0, 2)
+
+    assert key_of(-1, 0).codes.tolist() == [-1, 0]
+    with pytest.raises(ReplyError, match=f"site 'us' .*{match}"):
+        key_of(code, 0)
+
+
+def target_of(array):
+    """The target in a request, as a site with two rows and one output takes it."""
+    header = {"fit": FIT, "more-rounds": 0, "evaluate": False}
+    request = decode(AdmmRequest, Packet(header, {(0, "target"): array}))
+    check_sizes(request.parts[0], trained=2, outputs=1)
+    return request.parts[0].target
+
+
+@pytest.mark.parametrize("value", BAD_VALUES)
+def test_a_site_takes_finite_numbers_only(value):
+    assert target_of(GOOD) is GOOD
+    with pytest.raises(RangeError, match="array 'target' has numbers that are not fin"):
+        target_of(with_value(value))
+
+
+@pytest.mark.parametrize(("array", "match"), OTHERS)
+def test_a_site_takes_the_shape_and_type_that_it_needs(array, match):
+    with pytest.raises(MessageError, match=f"array 'target' .*{match}"):
+        target_of(array)
+
+
+@pytest.mark.parametrize("array", [GOOD[:1], GOOD.T])
+def test_a_refusal_names_the_sizes_that_are_known(array):
+    match = r"float32 of shape 2 \(trained\) x 1 \(outputs\)"
+    with pytest.raises(MessageError, match=match):
+        target_of(array)
+
+
+@pytest.mark.parametrize("value", BAD_VALUES)
+def test_a_sender_checks_as_its_reader_does(value):
+    header = {"fit": FIT, "more-rounds": 0, "evaluate": False}
+    message = decode(AdmmRequest, Packet(header, {(0, "target"): GOOD.copy()}))
+    assert encode(message).arrays.keys() == {(0, "target")}
+    message.parts[0].target[1, 0] = value
+    with pytest.raises(RangeError, match="array 'target' has numbers that are not fin"):
+        encode(message)
+
+
+def batches_of(*rows):
+    arrays = {
+        "batch-start": np.array([0, len(rows)], np.int32),
+        "batch-rows": np.array(rows, np.int32),
+    }
+    return read_batches(body(5, arrays), 3)
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "match"),
+    [
+        (
+            -1,
+            RangeError,
+            "array 'batch-rows' has numbers that are .*allowed: from 0 to",
+        ),
+        (3, SiteError, "'batch-rows' must hold numbers from 0 to 2"),
+    ],
+)
+def test_a_site_takes_whole_numbers_of_a_range(number, error, match):
+    assert batches_of(0, 2).rows.tolist() == [0, 2]
+    with pytest.raises(error, match=match):
+        batches_of(0, number)

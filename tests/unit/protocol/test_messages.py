@@ -1,0 +1,406 @@
+"""The contract between the sides: what is declared travels, and nothing else does."""
+
+import subprocess
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.paths import ROOT
+from tests.support.peers.message_values import (
+    EXTRA,
+    MESSAGES,
+    PARTS,
+    malformed,
+    messages,
+    wrong_values,
+)
+from tp_flower.errors import ErrorKind, MessageError, RangeError
+from tp_flower.protocol import (
+    ACTIONS,
+    EXCHANGES,
+    Action,
+    Failure,
+    Message,
+    Packet,
+    ReplyEnvelope,
+    RequestEnvelope,
+    add_envelope,
+    check_sizes,
+    codec,
+    decode,
+    decode_reply,
+    encode,
+    field_bytes,
+    is_failure,
+    layout_of,
+    pack,
+    read_envelope,
+    unpack,
+)
+from tp_flower.protocol.coreset_messages import DrawPart, DrawRequest
+from tp_flower.protocol.fields import COVERS
+from tp_flower.protocol.inference_messages import FinishRequest, ScorePart
+from tp_flower.protocol.setup_messages import CheckPart, CheckRequest, ExtractedPart
+from tp_flower.protocol.training_messages import (
+    AdmmReply,
+    AdmmRequest,
+    AdmmTarget,
+    LocalFit,
+)
+
+ENVELOPES = (RequestEnvelope, ReplyEnvelope)
+each_message = pytest.mark.parametrize("kind", MESSAGES, ids=lambda k: k.__name__)
+
+
+def names_of(kind: type[Message]) -> set[str]:
+    """The names of all fields of a message and of its parts."""
+    layout = layout_of(kind)
+    names = set(layout.values.values())
+    if layout.part is not None:
+        part = layout_of(layout.part)
+        names |= set(part.values.values())
+        names |= {field for field, _ in part.arrays.values()}
+        names |= {field for field, _ in part.families.values()}
+    return names
+
+
+# what is declared
+
+
+def test_every_action_has_a_request_and_a_reply_of_its_own():
+    assert set(EXCHANGES) == set(Action)
+    assert len(set(MESSAGES)) == 2 * len(Action)
+    assert {action: kind for kind, action in ACTIONS.items()} == {
+        action: exchange.request for action, exchange in EXCHANGES.items()
+    }
+
+
+@each_message
+def test_every_field_is_disclosed_or_of_the_schedule(kind):
+    disclosed = {field for own in kind.discloses for field in own.fields}
+    assert disclosed | set(kind.schedule) == names_of(kind)
+    assert not disclosed & set(kind.schedule)
+    assert len(set(kind.schedule)) == len(kind.schedule)
+
+
+@each_message
+def test_disclosures_name_mechanisms_and_rules_that_there_are(kind):
+    for own in kind.discloses:
+        assert own.covered_by in COVERS
+        assert own.carries
+        assert len(set(own.fields)) == len(own.fields)
+
+
+@each_message
+def test_arrays_are_of_parts_and_no_name_is_the_envelopes(kind):
+    layout = layout_of(kind)
+    assert not layout.arrays
+    assert not layout.families
+    taken = {field for own in ENVELOPES for field in layout_of(own).values}
+    assert not layout.values.keys() & {*taken, PARTS}
+    if layout.part is not None:
+        part = layout_of(layout.part)
+        assert "id" not in part.values
+        assert not any("/" in name for name in (*part.arrays, *part.families))
+
+
+# round trips
+
+
+def same(one, other) -> bool:
+    """Whether two structures are the same, their arrays bit by bit."""
+    if isinstance(one, np.ndarray):
+        same_form = (one.dtype, one.shape) == (other.dtype, other.shape)
+        return same_form and one.tobytes() == other.tobytes()
+    if isinstance(one, msgspec.Struct):
+        fields = one.__struct_fields__
+        return type(one) is type(other) and all(
+            same(getattr(one, name), getattr(other, name)) for name in fields
+        )
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(
+            same(value, other[key]) for key, value in one.items()
+        )
+    return one == other
+
+
+def sent(message: Message) -> Message:
+    """The message without parts of which nothing is said."""
+    part = layout_of(type(message)).part
+    if part is None or layout_of(part).values:
+        return message
+    parts = {
+        number: own
+        for number, own in message.parts.items()
+        if any(getattr(own, name) is not None for name in own.__struct_fields__)
+    }
+    return msgspec.structs.replace(message, parts=parts)
+
+
+@each_message
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_messages_round_trip(kind, data):
+    message = data.draw(messages(kind))
+    found = decode(kind, unpack(pack(encode(message))))
+    assert same(found, sent(message))
+    # of a decoded message the packet is the same again
+    again = encode(found)
+    assert again.header == encode(message).header
+    assert again.arrays.keys() == encode(message).arrays.keys()
+
+
+def refusal(read, *arguments) -> str:
+    """Why something cannot be read; nothing where it can."""
+    try:
+        read(*arguments)
+    except MessageError as error:
+        return str(error)
+    return ""
+
+
+@each_message
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_whatever_is_not_declared_is_refused(kind, data):
+    message = data.draw(messages(kind))
+    for wrong in malformed(kind, message):
+        error = refusal(decode, kind, wrong.packet)
+        assert error, wrong.what
+        assert wrong.field in error, wrong.what
+
+
+def read(kind, values):
+    """Return an envelope, or a failure, of these values."""
+    packet = Packet(values)
+    return decode(kind, packet) if kind is Failure else read_envelope(kind, packet)
+
+
+@pytest.mark.parametrize("kind", [*ENVELOPES, Failure], ids=lambda k: k.__name__)
+def test_envelopes_and_failures_are_checked_as_messages_are(kind):
+    good = {"run": "0f" * 16, "round": 3, "seconds": 0.5, "error": "no"}
+    good |= {"kind": "refused", "part": 3}
+    layout = layout_of(kind)
+    values = {name: own for name, own in good.items() if name in layout.values}
+    assert msgspec.to_builtins(read(kind, values)).items() >= values.items()
+    wrong = [{**values, EXTRA: 1}] if kind is Failure else []
+    for field in msgspec.structs.fields(kind):
+        name = field.encode_name
+        others = wrong_values(field.type, values.get(name))
+        wrong += [{**values, name: value} for value in others]
+        if field.required:
+            wrong.append({key: own for key, own in values.items() if key != name})
+    assert len(wrong) > 10
+    for own in wrong:
+        assert refusal(read, kind, own), own
+
+
+def test_a_message_and_its_envelope_travel_together():
+    for message, envelope in (
+        (admm(), RequestEnvelope(run="0f" * 16, round=3, after=2)),
+        (Failure(error="no", kind=ErrorKind.BEHIND), ReplyEnvelope(round=3, at=1)),
+    ):
+        packet = unpack(pack(add_envelope(encode(message), envelope)))
+        assert same(decode(type(message), packet), message)
+        assert read_envelope(type(envelope), packet) == envelope
+    with pytest.raises(MessageError, match="'round' is -1; allowed: a whole number"):
+        add_envelope(encode(admm()), ReplyEnvelope(round=-1))
+
+
+def test_a_failure_stands_in_place_of_a_reply():
+    failure = Failure(error="no", kind=ErrorKind.REFUSED, part=4)
+    assert decode_reply(AdmmReply, encode(failure)) == failure
+    assert is_failure(encode(failure))
+    with pytest.raises(MessageError, match="it has arrays, but none are declared"):
+        decode_reply(AdmmReply, Packet(encode(failure).header, {(0, "x"): TARGET}))
+
+
+# refusals: the field, its value and what is allowed, whoever looks
+
+FIT = {
+    "kappa": 1.0,
+    "rho_in": {},
+    "epoch": 1,
+    "seed": 0,
+    "local_epochs": 0,
+    "learning_rate": 0.0,
+}
+TARGET = np.zeros((3, 2), np.float32)
+
+
+def admm(target=TARGET, fit=None, **facts):
+    fit = LocalFit(**{**FIT, **(fit or {})})
+    request = AdmmRequest(
+        fit=fit, more_rounds=0, evaluate=False, parts={4: AdmmTarget(target)}
+    )
+    return msgspec.structs.replace(request, **facts)
+
+
+def draw(**facts):
+    part = {"count": 1, "scale": 1.0, **facts}
+    return DrawRequest({4: DrawPart(**part)})
+
+
+def check(rows, weights):
+    part = CheckPart(joins={"0": 0}, key_groups=[], rows=rows, weights=weights)
+    return CheckRequest({4: part})
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Make the packet of a message as one would who does not check it."""
+
+    def packet_of(message):
+        with monkeypatch.context() as own:
+            own.setattr(codec, "_build", lambda *_: None)
+            return encode(message)
+
+    return packet_of
+
+
+MASKS = np.zeros(3, np.uint32)
+WRONG = {
+    "a number": (
+        admm(more_rounds=-1),
+        "'more-rounds' is -1; allowed: a whole number, at least 0 and at most 214748",
+    ),
+    "a type": (admm(evaluate="yes"), "'evaluate' is 'yes'; allowed: true or false"),
+    "a number within": (
+        admm(fit={"kappa": 0.0}),
+        "'fit' is {.*'kappa': 0.0.*}; allowed: .*> 0.0 - at `\\$.fit.kappa`",
+    ),
+    "a part's number": (
+        draw(scale=1.5),
+        "'scale' is 1.5; allowed: a number, above 0 and at most 1",
+    ),
+    "a part's type": (
+        draw(count=1.0),
+        "'count' is 1.0; allowed: a whole number, at least 0 and at most 16777216",
+    ),
+    "a dtype": (
+        admm(TARGET.astype(np.float64)),
+        r"'target' is float64 of shape \(3, 2\); allowed: float32 of shape trained x ",
+    ),
+    "dimensions": (
+        admm(TARGET[0]),
+        r"'target' is float32 of shape \(2,\); allowed: float32 of shape trained x ",
+    ),
+    "a range": (
+        admm(TARGET + np.float32(1e31)),
+        r"'target' has numbers .* allowed: from -1e\+30 to 1e\+30",
+    ),
+    "NaN": (
+        admm(TARGET * np.float32(np.nan)),
+        "'target' has numbers that are not finite .* allowed: from",
+    ),
+    "sizes": (
+        check({"0": np.zeros(2, np.int32)}, {"0": MASKS}),
+        r"'weights/0' is uint32 of shape \(3,\); allowed: uint32 of shape 2 ",
+    ),
+    "a fixed size": (
+        draw(gram=np.zeros((2, 3))),
+        r"'gram' is float64 of shape \(2, 3\); allowed: .* of shape 2 \(columns\) x 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_both_sides_refuse_alike_and_say_what_is_allowed(what, unchecked):
+    message, words = WRONG[what]
+    packet = unchecked(message)
+    with pytest.raises(MessageError, match=words) as sending:
+        encode(message)
+    with pytest.raises(MessageError, match=words) as reading:
+        decode(type(message), packet)
+    assert str(sending.value) == str(reading.value)
+    is_range = "has numbers" in words
+    assert isinstance(sending.value, RangeError) == is_range
+    assert isinstance(reading.value, RangeError) == is_range
+    is_of_part = what not in {"a number", "a type", "a number within"}
+    assert sending.value.part == reading.value.part == (4 if is_of_part else None)
+
+
+def test_arrays_of_a_reader_that_expects_none_are_refused():
+    with pytest.raises(MessageError, match="it has arrays, but none are declared"):
+        decode(FinishRequest, Packet({}, {(0, "x"): MASKS}))
+
+
+@pytest.mark.parametrize("names", [("rows", "rows/0"), ("rows/0", "rows"), ("rows",)])
+def test_an_array_beside_its_family_is_refused(names):
+    good = encode(check({}, {}))
+    arrays = {(4, name): MASKS.astype(np.int32) for name in names}
+    with pytest.raises(MessageError, match="it has array 'rows', which is not decl"):
+        decode(CheckRequest, Packet(good.header, arrays))
+
+
+# sizes
+
+
+def test_sizes_that_the_reader_knows_are_compared():
+    body = AdmmTarget(TARGET)
+    check_sizes(body, trained=3)
+    check_sizes(body, trained=3, outputs=2, scored=9)
+    with pytest.raises(MessageError, match=r"\(3, 2\); allowed: .* 4 \(trained\) x"):
+        check_sizes(body, trained=4)
+
+
+def test_a_mask_has_a_bit_for_every_row():
+    part = ScorePart(model_part=0, digest="0" * 64, rows=np.zeros(2, np.uint8))
+    for rows in (9, 16):
+        check_sizes(part, rows=rows)
+    for rows in (0, 8, 17):
+        with pytest.raises(MessageError, match=r"'rows' is uint8 of shape \(2,\)"):
+            check_sizes(part, rows=rows)
+
+
+def test_members_of_a_family_have_sizes_of_their_own():
+    rows = {"0": np.zeros(2, np.int32), "1": np.zeros(3, np.int32)}
+    weights = {"0": MASKS[:2], "1": MASKS}
+    found = decode(CheckRequest, encode(check(rows, weights)))
+    assert {key: len(own) for key, own in found.parts[4].rows.items()} == {
+        "0": 2,
+        "1": 3,
+    }
+
+
+def test_bytes_of_an_array():
+    sizes = {"trained": 9, "outputs": 2, "rows": 9}
+    assert field_bytes(AdmmTarget, "target", sizes) == 72
+    assert field_bytes(ScorePart, "rows", sizes) == 2
+    assert field_bytes(ExtractedPart, "row_hashes", sizes) == 144
+    with pytest.raises(KeyError, match="trained"):
+        field_bytes(AdmmTarget, "target", {})
+
+
+# in deployment every message starts a process
+
+IMPORTS = """
+import time
+import flwr.app, msgspec, numpy, numpy.typing
+started = time.process_time()
+import tp_flower.protocol.messages
+print(time.process_time() - started)
+"""
+MOST_SECONDS = 0.1
+"""Of which about a third is needed: the bound is for slow machines."""
+
+
+def test_the_declarations_take_no_time_to_import():
+    seconds = [
+        float(
+            subprocess.run(
+                [sys.executable, "-c", IMPORTS],
+                cwd=ROOT,
+                env={"PYTHONPATH": str(ROOT)},
+                check=True,
+                capture_output=True,
+                text=True,
+            ).stdout
+        )
+        for _ in range(5)
+    ]
+    assert min(seconds) < MOST_SECONDS

@@ -1,0 +1,88 @@
+"""SQL pairs: queries and their plans, or what refuses them; answers equal DuckDB's.
+
+A pair of tests/support/sql has a ``name``, the ``sql``, and either the ``plan`` (as
+:func:`tests.support.joined.plan` writes it) or the ``error``. ``canonical`` is the
+rendered query where it differs in more than layout, ``reference`` the SQL that DuckDB
+is asked instead where our rule is another one than DuckDB's (texts in normal form C) or
+columns have other names, and ``matched`` leaves out rows without a match on both sides.
+"""
+
+import duckdb
+import pytest
+
+from tests.support.joined import engine_rows, joined_rows, plan, result_names
+from tests.support.sql_pairs import ACCEPTED, PAIRS, by_name
+from tests.support.sql_tables import load_duckdb, parquet_sources, schemas
+from tp_flower import errors
+from tp_flower.query import Query
+from tp_flower.query.fragment import Fragment
+
+REFUSED = [pair for pair in PAIRS if "error" in pair]
+SCHEMAS = schemas()
+
+
+@pytest.fixture(scope="module")
+def database():
+    with duckdb.connect() as connection:
+        load_duckdb(connection)
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tables")
+    return {shards: parquet_sources(folder, shards) for shards in (1, 2)}
+
+
+def test_names_tell_pairs_apart():
+    assert len({pair["name"] for pair in PAIRS}) == len(PAIRS)
+    assert len(ACCEPTED) + len(REFUSED) == len(PAIRS)
+
+
+@by_name(ACCEPTED)
+def test_plan(pair):
+    bound = Query.from_sql(pair["sql"]).bind(SCHEMAS)
+    assert plan(bound) == pair["plan"]
+
+
+@by_name(ACCEPTED)
+def test_sites_accept_the_plan_unchanged(pair):
+    for fragment in Query.from_sql(pair["sql"]).bind(SCHEMAS).fragments:
+        assert fragment.check(SCHEMAS[fragment.name]) == fragment
+        assert Fragment.from_json(fragment.to_json()) == fragment
+
+
+@by_name(ACCEPTED)
+def test_answer_is_that_of_duckdb(pair, database, sources):
+    bound = Query.from_sql(pair["sql"]).bind(SCHEMAS)
+    reference = pair.get("reference", pair["sql"])
+    expected = engine_rows(database, reference, result_names(bound))
+    assert expected
+    is_matched = pair.get("matched", False)
+    assert joined_rows(bound, sources[1], matched=is_matched) == expected
+    if all(fragment.subquery is None for fragment in bound.fragments):
+        # groups may cross shards: only what does not group can be split anywhere
+        assert joined_rows(bound, sources[2], matched=is_matched) == expected
+
+
+@by_name(ACCEPTED)
+def test_canonical_sql_is_the_same_query(pair, database):
+    query = Query.from_sql(pair["sql"])
+    canonical = query.to_sql()
+    if "canonical" in pair:
+        assert canonical == " ".join(pair["canonical"].split())
+    again = Query.from_sql(canonical)
+    assert again == query
+    assert again.to_sql() == canonical
+    assert again.bind(SCHEMAS) == query.bind(SCHEMAS)
+    names = result_names(query.bind(SCHEMAS))
+    if "reference" not in pair:
+        expected = engine_rows(database, pair["sql"], names)
+        assert engine_rows(database, canonical, names) == expected
+
+
+@by_name(REFUSED)
+def test_refusal(pair, sources):
+    kind = getattr(errors, pair.get("raises", "QueryError"))
+    with pytest.raises(kind, match=pair["error"]):
+        joined_rows(Query.from_sql(pair["sql"]).bind(SCHEMAS), sources[1])

@@ -1,0 +1,61 @@
+"""Lines of the log can be read by programs, and cannot be forged by names."""
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.support.log_lines import read
+from tp_flower.events import MOST_CHARACTERS, SHOWN_DIGITS, line
+
+
+@settings(max_examples=60)
+@given(st.text(min_size=1, max_size=40))
+@example('x" event="forged')
+@example("one\nERROR: two")
+@example("\x1b[31mred\x7f\x9b\u2028")
+@example("back\\slash\\")
+@example("a=b c")
+def test_a_text_is_read_as_it_was(name):
+    written = line("late", site=name, round=3)
+    assert read(written) == {"event": "late", "site": name, "round": "3"}
+    assert written.isascii()
+    assert written.isprintable()
+
+
+def test_nothing_of_a_text_is_taken_for_a_format():
+    assert read(line("late", site="%s %(name)s")) == {
+        "event": "late",
+        "site": "%s %(name)s",
+    }
+
+
+@pytest.mark.parametrize(
+    ("fact", "shown"),
+    [
+        (7, "7"),
+        (-1, "-1"),
+        (0.25, "0.250"),
+        (True, "true"),
+        ("train.admm", "train.admm"),
+        ("", '""'),
+        (["us", "uk"], '"us,uk"'),
+        ([], '""'),
+    ],
+)
+def test_facts(fact, shown):
+    assert line("e", fact=fact) == f"event=e fact={shown}"
+
+
+def test_names_are_in_order_and_what_is_unknown_is_left_out():
+    assert line("e", bytes_up=1, at=None, action="a") == "event=e bytes-up=1 action=a"
+
+
+def test_a_run_is_named_by_its_first_digits():
+    run = "0123456789abcdef" * 2
+    assert read(line("e", run=run))["run"] == run[:SHOWN_DIGITS]
+    assert line("e", run=None) == "event=e"
+
+
+def test_a_long_text_is_cut():
+    value = read(line("e", error="x" * 10_000))["error"]
+    assert value == "x" * MOST_CHARACTERS + "..."

@@ -1,0 +1,164 @@
+"""Reports: what the records say is what is written, in JSON that anything can read."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.examples.report_example import small_report
+from tests.support.paths import ROOT
+from tp_flower.reports.records import report_dict, report_line, write_report
+
+
+def test_counts_of_the_run() -> None:
+    content = report_dict(small_report())
+    counts = [content[key] for key in ("epochs", "rounds", "bytes_up", "bytes_down")]
+    assert counts == [2, 4, 121, 42]
+    assert content["totals"] == {
+        "bytes-up": {"f": 120, "p": 1},
+        "bytes-down": {"f": 40, "p": 2},
+        "overhead-bytes": 7,
+        "server-seconds": 0.5,
+        "client-seconds": 0.5,
+        "wait-seconds": 0.125,
+    }
+
+
+def test_the_result_is_found_by_name() -> None:
+    content = report_dict(small_report())
+    assert content["final"] == {
+        "train": {"loss": 0.25, "auc": 0.75},
+        "test": {"loss": 0.375, "auc": 0.625},
+    }
+    assert content["joined-rows"] == {"train": 20, "test": 7}
+    first, second = content["join-steps"]  # type: ignore[misc]
+    assert (first["table"], first["rows"]) == ("f", 30)
+    assert second == {
+        "table": "p",
+        "rows": 27,
+        "on": "f.p = p.id",
+        "is-outer": False,
+        "rows-before": 30,
+        "fan-out-min": 0,
+        "fan-out-median": 1.0,
+        "fan-out-max": 1,
+        "unmatched-before": 3,
+        "unmatched-rows": 2,
+    }
+
+
+def test_tables_and_rounds() -> None:
+    content = report_dict(small_report())
+    assert content["tables"][1] == {  # type: ignore[index]
+        "table": "p",
+        "name": "planes",
+        "rows": 5,
+        "features": 3,
+        "shards": 1,
+        "sites": ["registry"],
+        "dropped": ["engine"],
+        "multiplicity": {"min": 0, "mean": 5.4, "max": 9},
+    }
+    assert content["history"][1] == {  # type: ignore[index]
+        "round": 2,
+        "epoch": 1,
+        "phase": "admm",
+        "train": {"loss": 0.5},
+        "test": {},
+        "bytes-up": {"f": 10, "p": 1},
+        "bytes-down": {"f": 20, "p": 2},
+        "overhead-bytes": 0,
+        "server-seconds": 0.25,
+        "client-seconds": 0.5,
+        "wait-seconds": 0.125,
+        "primal-residual": 0.1,
+        "dual-residual": 0.2,
+        "site-seconds": {"EWR": 0.5, "registry": 0.25},
+    }
+
+
+def test_a_run_that_failed_before_any_round() -> None:
+    report = replace(small_report(), history=(), final_train={}, status="no such table")
+    content = report_dict(report)
+    assert (content["epochs"], content["rounds"], content["bytes_up"]) == (0, 0, 0)
+    assert content["status"] == "no such table"
+
+
+def test_the_docstring_lists_every_key() -> None:
+    # the docstrings are the schema's documentation
+    from strategies import disclosures
+    from tp_flower.reports import records as report
+
+    text = f"{report.__doc__} {disclosures.__doc__}"
+    documented = set(re.findall(r"[a-z_-]+", text))
+
+    def keys(value: object) -> set[str]:
+        if isinstance(value, Mapping):
+            free = {
+                "settings",
+                "chosen",
+                "site-seconds",
+                "bytes-up",
+                "bytes-down",
+                "train",
+                "test",
+            }
+            inner = [keys(item) for key, item in value.items() if key not in free]
+            return set(value).union(*inner)
+        if isinstance(value, list):
+            return set().union(*map(keys, value))
+        return set()
+
+    assert keys(report_dict(small_report())) <= documented
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    path = write_report(small_report(), tmp_path / "new" / "folder")
+    assert path == tmp_path / "new" / "folder" / "report.json"
+    assert json.loads(path.read_text()) == report_dict(small_report())
+
+
+def test_a_report_replaces_the_old_one_and_leaves_nothing_else(tmp_path: Path) -> None:
+    write_report(small_report(), tmp_path)
+    write_report(replace(small_report(), seconds=4.5), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    assert json.loads((tmp_path / "report.json").read_text())["seconds"] == 4.5
+
+
+def test_a_report_that_cannot_be_written_keeps_the_old_one(tmp_path: Path) -> None:
+    write_report(small_report(), tmp_path)
+    wrong = replace(small_report(), chosen={"rho": object()})
+    with pytest.raises(TypeError, match="of type object cannot be written to a report"):
+        write_report(wrong, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    assert json.loads((tmp_path / "report.json").read_text())["status"] == "completed"
+
+
+@given(st.floats(), st.floats(width=32))
+def test_json_has_finite_numbers_only(value: float, single: float) -> None:
+    final = {"auc": value, "loss": np.float32(single)}
+    content = report_dict(replace(small_report(), final_test=final))  # type: ignore[arg-type]
+    text = json.dumps(content, allow_nan=False)
+    expected = {
+        "auc": value if math.isfinite(value) else None,
+        "loss": single if math.isfinite(single) else None,
+    }
+    assert json.loads(text)["final"]["test"] == expected
+
+
+def test_numpy_numbers_are_written_as_numbers() -> None:
+    chosen = {"a": np.int64(3), "b": np.bool_(True), "c": [np.float64(0.5)]}
+    content = report_dict(replace(small_report(), chosen=chosen))
+    assert json.dumps(content["chosen"]) == '{"a": 3, "b": true, "c": [0.5]}'
+
+
+def test_the_scripts_find_the_report_by_its_line() -> None:
+    assert report_line(Path("/a b/report.json")) == "Report: /a b/report.json"
+    assert "REPORT_LINE" in (ROOT / "scripts" / "run_app.py").read_text()

@@ -1,0 +1,523 @@
+"""The page of a report shows what the report says, whatever the report is like."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from contextlib import closing
+from copy import deepcopy
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client_apps.app import app as client_app
+from strategies.app import page_line, train
+from strategies.report_page import (
+    PAGE_FILE,
+    ReportError,
+    read_report,
+    render,
+)
+from strategies.report_page.costs import NETWORKS
+from strategies.report_page.page import DARK, LIGHT
+from strategies.report_page.plots import (
+    MOST_POINTS,
+    STYLES,
+    from_zero,
+    linear,
+    logarithmic,
+    spread,
+    thin,
+    whole,
+)
+from strategies.run.grid import InProcessGrid
+from tests.support.examples.explained import SMALL, SMALL_SQL
+from tests.support.examples.report_example import small_report
+from tests.support.page_reading import Page
+from tp_flower.query import Query
+from tp_flower.reports.records import RoundReport, report_dict, write_json
+from tp_flower.settings import Settings
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def made_report(epochs=3, tables=("f", "p"), test_rows=7, **changes):
+    """Return a report of two rounds per epoch whose figures follow from the epoch."""
+    history = [{"round": 1, "epoch": 0, "phase": "extract", "overhead-bytes": 500}]
+    for epoch in range(1, epochs + 1):
+        history.append({"round": 2 * epoch, "epoch": epoch, "phase": "admm"})
+        history.append({"round": 2 * epoch + 1, "epoch": epoch, "phase": "consensus"})
+        for n, own in enumerate(history[-2:]):
+            own["bytes-up"] = dict.fromkeys(tables, 1000 * (n + 1))
+            own["bytes-down"] = dict.fromkeys(tables, 10)
+            own["server-seconds"], own["client-seconds"] = 0.25, 0.5
+            own["wait-seconds"] = 1.0
+            own["site-seconds"] = {"north": 0.5, "south": 0.125}
+        metrics = {"loss": 0.4 + 0.3 / epoch, "auc": 0.8 - 0.2 / epoch}
+        history[-1]["train"] = metrics
+        history[-1]["test"] = metrics if test_rows else {}
+        history[-1]["primal-residual"] = 2.0**-epoch
+        history[-1]["dual-residual"] = 0.1 * 2.0**-epoch
+    content = report_dict(small_report())
+    base = content["tables"][0]
+    content |= {
+        "query": "SELECT f.late AS label, p.age FROM f JOIN p ON f.p = p.id",
+        "history": history,
+        "tables": [{**base, "table": name, "name": name} for name in tables],
+        "joined-rows": {"train": 20, "test": test_rows},
+        "totals": {},
+        "epochs": epochs,
+        "final": {
+            "train": history[-1].get("train", {}),
+            "test": history[-1].get("test", {}),
+        },
+        "contributions": {name: {"share": 1 / len(tables)} for name in tables},
+    }
+    return json.loads(json.dumps(content | changes))
+
+
+EXAMPLES = {
+    "as usual": made_report(),
+    "one epoch": made_report(epochs=1),
+    "no test rows": made_report(test_rows=0),
+    "200 epochs": made_report(epochs=200),
+    "30 tables": made_report(tables=[f"a_table_{n}" for n in range(30)]),
+    "failed": made_report(status="failed: site 'EWR' is gone", final={}),
+    "failed at once": made_report(history=[], epochs=0, final={}, status="failed: x"),
+    "evaluated": made_report(
+        epochs=0,
+        mode="evaluate",
+        final={},
+        metrics={"auc": 0.75},
+        rows={"joined": 27, "label-table": 20, "partial": 3},
+        missing=[{"table": "p", "sites": ["registry"]}],
+        model={"name": "late", "version": "20261121-093000-1a2b"},
+        chosen={},
+        predictions={"at": "label-site", "files": [{"site": "EWR", "rows": 27}]},
+    ),
+    "coreset": made_report(
+        chosen={
+            "coreset": {
+                "kind": "importance",
+                "size": 12_000,
+                "distinct-rows": 9_000,
+                "joined-rows": 240_000,
+                "effective-rows": 5000.4,
+                "largest-weight": 6.5,
+                "totals": {"f": 30.0, "p": 90.0},
+                "shares": {"f": 0.25, "p": 0.725},
+                "uniform-share": 0.025,
+                "capped": ["p at EWR: 90 of at most 60"],
+                "warnings": ["tau is 150"],
+                "tau": 150.0,
+            }
+        }
+    ),
+    "explained": made_report(
+        epochs=0,
+        mode="explain",
+        history=[],
+        final={},
+        cost={
+            "strategy": "admm, gram",
+            "epochs": 12,
+            "set-up": {"rounds": 5, "bytes-up": {"f": 2000, "p": 500}},
+            "run": {"rounds": 29, "bytes-down": {"f": 1000, "p": 34}},
+        },
+        releases=[{"message": "extract", "to": "server", "carries": "hashed keys"}],
+    ),
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_plot_has_its_data(name: str) -> None:
+    page = Page(render(EXAMPLES[name]))
+    for title, figure in page.figures.items():
+        drawn = [*figure.points.values(), *figure.bars.values()]
+        assert all(map(len, drawn)), title
+        # a head and at least one row
+        assert drawn
+        assert len(figure.cells) >= 2
+        width, height = map(float, figure.svg.attrib["viewBox"].split()[2:])
+        assert title in figure.svg.attrib["aria-label"]
+        for mark in figure.svg.iter("circle"):
+            assert 0 <= float(mark.attrib["cx"]) <= width
+            assert 0 <= float(mark.attrib["cy"]) <= height
+
+
+def test_points_are_those_of_the_report() -> None:
+    report = made_report()
+    figures = Page(render(report)).figures
+    ended = [own for own in report["history"] if own.get("train")]
+    for metric, title in (("auc", "AUC by epoch"), ("loss", "Loss by epoch")):
+        expected = [(own["epoch"], own["test"][metric]) for own in ended]
+        assert figures[title].points == {"test rows": expected, "train rows": expected}
+    residuals = figures["ADMM's residuals by epoch"].points
+    assert residuals == {
+        name: [(own["epoch"], own[f"{name}-residual"]) for own in ended]
+        for name in ("primal", "dual")
+    }
+
+
+def test_costs_are_counted_from_the_start_of_the_run() -> None:
+    report = made_report()
+    figures = Page(render(report)).figures
+    aucs = [own["test"]["auc"] for own in report["history"] if own.get("test")]
+    # an epoch: two tables, (1000 + 2000) up and (10 + 10) down each; set-up: 500
+    sent = [500 + 6040 * epoch for epoch in (1, 2, 3)]
+    by_bytes = figures["Test AUC by megabytes sent"].points["test rows"]
+    assert by_bytes == [(own / 1e6, auc) for own, auc in zip(sent, aucs, strict=True)]
+    by_time = figures["Test AUC by modelled time"].points
+    assert len(by_time) == len(NETWORKS)
+    for network, points in zip(NETWORKS, by_time.values(), strict=True):
+        for n, (seconds, _) in enumerate(points):
+            rounds, computed = 1 + 2 * (n + 1), 1.5 * (n + 1)
+            bits = 8 * sent[n] / network.bits_per_second
+            latency = rounds * network.round_seconds
+            assert seconds == pytest.approx(computed + latency + bits)
+
+
+def test_bars_add_up() -> None:
+    figures = Page(render(made_report())).figures
+    assert figures["Time by phase, in the order of the run"].bars == {
+        "extract, 1 round": [0.0, 0.0, 0.0],
+        "training: admm, 3 rounds": [0.75, 1.5, 3.0],
+        "training: consensus, 3 rounds": [0.75, 1.5, 3.0],
+    }
+    site_bars = figures["Computing by site"].bars
+    assert site_bars == {"north": [0.0, 3.0], "south": [0.0, 0.75]}
+    by_table = figures["Bytes by table and direction"].bars
+    assert by_table == {"f": [9000.0, 60.0], "p": [9000.0, 60.0]}
+    shares = figures["Share of the scores' variance, by table"].bars
+    assert shares == {"f": [0.5], "p": [0.5]}
+
+
+def test_drawings_are_to_scale() -> None:
+    figures = Page(render(made_report(epochs=9))).figures
+    dots = list(figures["Loss by epoch"].svg.iter("circle"))[:9]
+    for place, value in (("cx", "data-x"), ("cy", "data-y")):
+        at = [float(dot.attrib[place]) for dot in dots]
+        of = [float(dot.attrib[value]) for dot in dots]
+        slopes = [
+            (b - a) / (y - x)
+            for a, b, x, y in zip(at, at[1:], of, of[1:], strict=False)
+        ]
+        # coordinates have two decimals
+        assert slopes == pytest.approx([slopes[0]] * 8, rel=0.02, abs=2.0)
+    bars = figures["Bytes by table and direction"].svg.iter("rect")
+    shares = [
+        float(bar.attrib["width"]) / float(bar.attrib["data-value"]) for bar in bars
+    ]
+    assert shares == pytest.approx([shares[0]] * len(shares), rel=0.02)
+
+
+def test_negative_values_go_to_the_left_of_zero() -> None:
+    entries = [
+        {"feature": "age", "output": "score", "value": -2.0},
+        {"feature": "seats", "output": "score", "value": 1.0},
+    ]
+    report = made_report(coefficients={"p": entries})
+    figure = Page(render(report)).figures["Coefficients of p"]
+    assert figure.bars == {"age": [-2.0], "seats": [1.0]}
+    left, right = figure.svg.iter("rect")
+    start = float(left.attrib["x"]) + float(left.attrib["width"])
+    assert float(right.attrib["x"]) == pytest.approx(start, abs=0.01)
+
+
+@settings(max_examples=40)
+@given(count=st.integers(1, 5 * MOST_POINTS))
+def test_a_long_line_is_thinned_evenly_to_its_ends(count: int) -> None:
+    kept = [point[0] for point in thin([(float(n), 0.0) for n in range(count)])]
+    assert len(kept) == min(count, MOST_POINTS)
+    assert [kept[0], kept[-1]] == [0, count - 1]
+    gaps = {b - a for a, b in pairwise(kept)}
+    assert max(gaps, default=1) - min(gaps, default=1) <= 1
+    assert min(gaps, default=1) >= 1
+
+
+def test_the_page_needs_nothing_else() -> None:
+    html = render(made_report())
+    tags = Page(html).tags
+    assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in tags}
+    for _, attributes in tags:
+        assert not {"src", "srcset", "xlink:href", "onload", "onclick"} & set(
+            attributes
+        )
+        assert (attributes.get("href") or "#").startswith("#")
+    assert not re.search(r"url\(|@import|https?:", html)
+
+
+def test_links_lead_to_sections() -> None:
+    tags = Page(render(made_report())).tags
+    ids = [own["id"] for _, own in tags if "id" in own]
+    assert len(set(ids)) == len(ids)
+    assert {own["href"] for tag, own in tags if tag == "a"} == {
+        f"#{own}" for own in ids
+    }
+
+
+HOSTILE = "</svg><script>alert('x')</script>\"'&"
+
+
+def test_names_are_text() -> None:
+    report = made_report(tables=(HOSTILE, "p"), status=HOSTILE, query=HOSTILE)
+    report["settings"][HOSTILE] = HOSTILE
+    report["history"][0]["phase"] = HOSTILE
+    report["history"][1]["site-seconds"] = {HOSTILE: 1.0}
+    report["coefficients"] = {HOSTILE: [{"feature": HOSTILE, "value": 1.0}]}
+    report["output-dir"] = f"/runs/{HOSTILE}"
+    page = Page(render(report))
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert page.text.count("alert('x')") >= 10
+
+
+def test_status_of_a_failed_run_is_at_the_top() -> None:
+    page = Page(render(EXAMPLES["failed"]))
+    assert ("p", {"class": "failure", "role": "alert"}) in page.tags
+    assert "failed: site 'EWR' is gone" in page.text
+    # the last epoch stands for the model that was not finished
+    assert "Test AUC" not in Page(render(EXAMPLES["failed at once"])).text
+    assert "AUC 0.7333" in page.text
+
+
+def test_what_a_saved_model_was_used_for_is_said() -> None:
+    text = Page(render(EXAMPLES["evaluated"])).text
+    assert "tp_flower · late@20261121-093000-1a2b · 20 November" in text
+    assert "AUC 0.7500 on all rows" in text
+    assert "joined rows in which a mean stands for a table's score 3" in text
+    assert "were not there table sites p registry" in text
+
+
+def test_what_training_would_send_is_on_the_page_of_explain() -> None:
+    text = Page(render(EXAMPLES["explained"])).text
+    assert "to be learned from 2 tables" in text
+    assert "set-up 5 2.50 kB 0 B" in text
+    assert "the whole run 29 0 B 1.03 kB" in text
+    assert "extract server hashed keys" in text
+    assert "Training by admm, gram, epochs: 12" in text
+
+
+def test_the_query_has_a_line_per_clause() -> None:
+    label, *lines = re.findall("<code>(.*?)</code>", render(made_report()))
+    assert label == "f.late"
+    assert lines == ["SELECT f.late AS label, p.age", "FROM f", "JOIN p ON f.p = p.id"]
+
+
+def test_there_are_at_most_seven_sections() -> None:
+    sections = [
+        own for tag, own in Page(render(made_report())).tags if tag == "section"
+    ]
+    assert [own["id"] for own in sections] == [
+        *("result", "query-and-tables", "convergence", "time-and-bytes"),
+        *("model", "privacy", "settings"),
+    ]
+
+
+def test_what_a_coreset_was_drawn_from_is_said() -> None:
+    text = Page(render(EXAMPLES["coreset"])).text
+    for words in (
+        "joined rows to draw from 240,000 drawn by importance 12,000 distinct 9,000",
+        "as sure as so many of equal weight 5,000 largest weight over the mean 6.5000",
+        "f 30.0000 25.0% p 90.0000 72.5% drawn uniformly 2.0000 2.5%",
+        "Warning: tau is 150.",
+        "A total was lowered to what it can be: p at EWR: 90 of at most 60.",
+    ):
+        assert words in text
+    assert "Who draws" not in Page(render(EXAMPLES["as usual"])).text
+    assert "not measured" not in text
+    other = made_report(chosen={"coreset": {"kind": "importance"}})
+    assert "as the rows stay at the sites not measured" in Page(render(other)).text
+
+
+def test_what_is_not_covered_is_said() -> None:
+    text = Page(render(made_report())).text
+    assert "flights at EWR 1.2500 1e-05 scores" in text
+
+
+ODD = st.sampled_from([None, "", "x", -1, 1e400, True, [], {}, [None], {"a": None}])
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(st.data())
+def test_any_part_may_be_missing_or_odd(data: st.DataObject) -> None:
+    report = made_report(epochs=2)
+    for _ in range(data.draw(st.integers(1, 6))):
+        place: object = report
+        while True:
+            keys = list(place) if isinstance(place, Mapping) else range(len(place))
+            key = data.draw(st.sampled_from(list(keys)))
+            inner = place[key]
+            if not (isinstance(inner, dict | list) and inner) or data.draw(
+                st.booleans()
+            ):
+                break
+            place = inner
+        place[key] = deepcopy(data.draw(ODD))
+    for figure in Page(render(report)).figures.values():
+        assert figure.points or figure.bars
+
+
+def test_a_run_that_fails_midway_has_a_page(tmp_path: Path) -> None:
+    def fail(report: RoundReport) -> None:
+        if report.epoch == 2 and report.train:
+            raise RuntimeError("no space left")
+
+    chosen = Settings(seed=1, test_fraction=0.4)
+    with (
+        closing(InProcessGrid(client_app, SMALL)) as grid,
+        pytest.raises(RuntimeError, match="no space left"),
+    ):
+        train(Query.from_sql(SMALL_SQL), chosen, fail, grid, tmp_path)
+    page = Page((tmp_path / PAGE_FILE).read_text())
+    assert "failed: no space left" in page.text
+    assert len(page.figures["Loss by epoch"].points["test rows"]) == 2
+
+
+def test_a_page_that_cannot_be_written_is_only_said(tmp_path: Path) -> None:
+    write_json(made_report(), tmp_path)
+    (tmp_path / PAGE_FILE).mkdir()
+    assert page_line(tmp_path).startswith("report.html could not be written: ")
+    (tmp_path / PAGE_FILE).rmdir()
+    assert page_line(tmp_path) == f"Page: {tmp_path / PAGE_FILE}"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot be read: Expecting property name"),
+        ("[" * 100_000, "cannot be read"),
+        ("[1]", "is no report of a run"),
+        ("{}", "is no report of a run"),
+    ],
+    ids=["cut off", "deep", "a list", "empty"],
+)
+def test_what_is_no_report_is_refused(tmp_path, content, message) -> None:
+    (tmp_path / "report.json").write_text(content)
+    with pytest.raises(ReportError, match=message):
+        read_report(tmp_path)
+
+
+VALUES = st.lists(
+    st.floats(-1e12, 1e12).filter(lambda own: own == 0 or abs(own) > 1e-12),
+    min_size=1,
+    max_size=5,
+)
+
+
+@pytest.mark.parametrize("fit", [linear, from_zero], ids=["linear", "from zero"])
+@settings(max_examples=40)
+@given(values=VALUES)
+def test_an_axis_holds_its_values_and_few_ticks(fit, values: list[float]) -> None:
+    scale = fit(values)
+    slack = 1e-6 * (scale.high - scale.low)
+    assert all(scale.low - slack <= own <= scale.high + slack for own in values)
+    places = [scale.at(tick) for tick, _ in scale.ticks]
+    assert places == sorted(places)
+    assert (places[0], places[-1]) == pytest.approx((0, 1), abs=1e-6)
+    assert 2 <= len(places) <= 9
+    assert len({label for _, label in scale.ticks}) == len(places)
+
+
+@settings(max_examples=40)
+@given(values=st.lists(st.floats(1e-30, 1e30), min_size=1, max_size=5))
+def test_a_logarithmic_axis_holds_its_values(values: list[float]) -> None:
+    scale = logarithmic(values)
+    assert all(-1e-9 <= scale.at(own) <= 1 + 1e-9 for own in values)
+    assert 2 <= len(scale.ticks) <= 12
+
+
+@given(first=st.integers(0, 500), count=st.integers(1, 5000))
+def test_epochs_have_whole_ticks(first: int, count: int) -> None:
+    scale = whole([first, first + count - 1])
+    assert all(
+        tick == int(tick) and scale.low <= tick <= scale.high for tick, _ in scale.ticks
+    )
+    assert 1 <= len(scale.ticks) <= 9
+
+
+@settings(max_examples=40)
+@given(st.lists(st.floats(0, 200), max_size=9))
+def test_labels_do_not_lie_on_each_other(heights: list[float]) -> None:
+    placed = spread(sorted(heights), 13.0, 200.0)
+    assert all(b - a >= 13 - 1e-9 for a, b in pairwise(placed))
+    assert max(placed, default=0.0) <= 200
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of WCAG 2."""
+    parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
+def test_lines_stand_out_from_the_background(palette: str) -> None:
+    colours = dict(re.findall(r"--(\w+): (#\w{6})", palette))
+    behind = luminance(colours["bg"]) + 0.05
+    for n in range(1, STYLES + 1):
+        ratio = (luminance(colours[f"s{n}"]) + 0.05) / behind
+        assert max(ratio, 1 / ratio) >= 3, n
+
+
+PROBE = """<!DOCTYPE html><body style="margin:0"><script>
+async function look(width) {
+  const frame = document.createElement("iframe");
+  frame.style = `border:0;width:${width}px;height:900px`;
+  frame.src = "PAGE";
+  document.body.append(frame);
+  await new Promise(done => frame.onload = done);
+  const inner = frame.contentDocument, root = inner.documentElement;
+  const plots = [...inner.querySelectorAll("svg.plot")];
+  const texts = plots.flatMap(plot => [...plot.querySelectorAll("text")]);
+  const outside = texts.filter(text => {
+    const box = text.getBoundingClientRect();
+    return box.left < -0.5 || box.right > width + 0.5;
+  }).map(text => text.textContent);
+  return {
+    overflow: root.scrollWidth - width,
+    plots: plots.filter(plot => plot.getBoundingClientRect().height > 40).length,
+    sizes: [...new Set(plots.flatMap(plot => [...plot.querySelectorAll("text")].map(
+      text => parseFloat(frame.contentWindow.getComputedStyle(text).fontSize)
+        * plot.getBoundingClientRect().width / plot.viewBox.baseVal.width)))],
+    outside,
+    requests: frame.contentWindow.performance.getEntriesByType("resource").length,
+  };
+}
+(async () => {
+  const found = [await look(390), await look(1280)];
+  document.body.textContent = "FOUND" + JSON.stringify(found) + "END";
+})();
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+def test_a_browser_shows_it_at_the_width_of_a_phone(tmp_path: Path) -> None:
+    html = render(made_report(epochs=12))
+    page, probe = tmp_path / "page.html", tmp_path / "probe.html"
+    page.write_text(html)
+    probe.write_text(PROBE.replace("PAGE", page.as_uri()))
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
+        "--no-first-run", "--disable-background-networking", "--disable-sync",
+        "--disable-component-update", "--allow-file-access-from-files",
+        "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=20000",
+        f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", probe.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=True
+    )
+    found = re.search(r"FOUND(.*?)END", done.stdout)
+    assert found, done.stderr[-500:]
+    for own in json.loads(found[1]):
+        assert own["overflow"] <= 0
+        assert own["plots"] == len(Page(html).figures)
+        assert own["outside"] == []
+        assert min(own["sizes"]) >= 10
+        assert own["requests"] == 0

@@ -1,0 +1,294 @@
+"""The shape of the code base: imports, sizes, and where things may be named.
+
+strategies -> tp_flower <- client_apps: the upper packages never import each other, the
+library imports neither, and of its modules one knows Flower.
+
+Where a rule is not met everywhere yet, a number here says how often it is broken: it is
+lowered with every change that brings it down, and never raised.
+"""
+
+import ast
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+from tests.support.paths import ROOT
+from tp_flower.protocol import EXCHANGES, layout_of
+
+PACKAGES = ("tp_flower", "strategies", "client_apps")
+MODULES = sorted(
+    path for package in PACKAGES for path in (ROOT / package).rglob("*.py")
+)
+ALLOWED = {
+    "tp_flower": {"tp_flower"},
+    "strategies": {"strategies", "tp_flower"},
+    "client_apps": {"client_apps", "tp_flower"},
+}
+# the module of the library that may know Flower: messages
+FLOWER_MODULES = {"tp_flower/protocol/packet.py"}
+UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+MAX_LINES = 600
+MIN_LINES = 60
+MOST_MODULES = 15
+LARGE_FOLDERS: dict[str, int] = {}
+# one that is no longer small, or no longer there, leaves the list
+SMALL_MODULES = {"strategies/training/baselines.py"}
+# a fact that is read before its message is decoded; a file and a command of that name
+SPELLED_OUT = {
+    ("client_apps/rounds/transaction.py", "keep-models"),
+    ("client_apps/data/key_files.py", "site-key"),
+    ("client_apps/cli.py", "site-key"),
+}
+
+VAGUE = {"own", "found", "told", "asked", "said", "given", "shown", "kept", "known"}
+MOST_VAGUE_FUNCTIONS = 7
+MOST_RIDDLES = 8
+MOST_CASES_OF_METHODS = 3
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imported_modules(source: str) -> Iterator[str]:
+    """Yield the dotted names that a module imports, also inside functions."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            # a relative import would hide its package from this test
+            yield "." * node.level + (node.module or "")
+        elif isinstance(node, ast.Call) and _called(node) in {
+            "__import__",
+            "import_module",
+        }:
+            yield from (
+                str(arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant)
+            )
+
+
+def _called(node: ast.Call) -> str:
+    function = node.func
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+@cache
+def imported_packages(path: Path) -> set[str]:
+    modules = imported_modules(path.read_text(encoding="utf-8"))
+    return {module.split(".")[0] for module in modules}
+
+
+def test_the_reader_of_imports_sees_every_form() -> None:
+    source = (
+        "import a.b\nfrom c.d import e\nfrom . import f\n"
+        "def g():\n    import h\n    importlib.import_module('i.j')\n"
+    )
+    assert sorted(imported_modules(source)) == [".", "a.b", "c.d", "h", "i.j"]
+
+
+def test_there_is_something_to_check() -> None:
+    assert {name_of(path).split("/")[0] for path in MODULES} == set(PACKAGES)
+
+
+def offenders(rule: Callable[[Path], object]) -> dict[str, object]:
+    """Return what is wrong with the modules that break a rule, by name."""
+    found = {name_of(path): rule(path) for path in MODULES}
+    return {name: wrong for name, wrong in found.items() if wrong}
+
+
+def test_imports_are_only_along_the_arrows() -> None:
+    def others(path: Path) -> object:
+        ours = imported_packages(path) & {*PACKAGES, "tests", "scripts"}
+        return ours - ALLOWED[name_of(path).split("/")[0]]
+
+    assert offenders(others) == {}
+
+
+def test_imports_are_absolute() -> None:
+    assert offenders(lambda path: "" in imported_packages(path)) == {}
+
+
+def test_flower_is_known_only_where_messages_are_made() -> None:
+    def knows_flower(path: Path) -> bool:
+        name = name_of(path)
+        allowed = not name.startswith("tp_flower/") or name in FLOWER_MODULES
+        return not allowed and "flwr" in imported_packages(path)
+
+    assert offenders(knows_flower) == {}
+
+
+def test_no_format_is_read_that_can_run_code() -> None:
+    assert offenders(lambda path: imported_packages(path) & UNSAFE) == {}
+
+
+def test_a_module_holds_one_idea() -> None:
+    def excess(path: Path) -> int:
+        return max(len(path.read_text(encoding="utf-8").splitlines()) - MAX_LINES, 0)
+
+    assert offenders(excess) == {}
+
+
+def test_a_module_is_worth_a_file() -> None:
+    small = {
+        name_of(path)
+        for path in MODULES
+        if len(path.read_text(encoding="utf-8").splitlines()) < MIN_LINES
+        and path.name != "__init__.py"
+    }
+    assert small - SMALL_MODULES == set()
+
+
+def test_a_folder_has_few_modules() -> None:
+    modules = [path for path in MODULES if path.name != "__init__.py"]
+    sizes = Counter(path.parent.relative_to(ROOT).as_posix() for path in modules)
+    larger = {folder: size for folder, size in sizes.items() if size > MOST_MODULES}
+    assert larger == LARGE_FOLDERS
+
+
+def room(path: Path) -> str:
+    """Return the folder below a package; a module beside the folders is its own."""
+    return "/".join(path.relative_to(ROOT).parts[:2])
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """Return the rooms, other than its own, that a module imports from."""
+    rooms = set()
+    for module in imported_modules(path.read_text(encoding="utf-8")):
+        if module.split(".")[0] in PACKAGES:
+            target = ROOT / module.replace(".", "/")
+            is_package = target.is_dir()
+            rooms.add(room(target / "__init__.py" if is_package else target))
+    return rooms - {room(path)}
+
+
+def test_no_rooms_import_each_other_in_a_circle() -> None:
+    left: dict[str, set[str]] = {}
+    for path in MODULES:
+        left.setdefault(room(path), set()).update(imported_rooms(path))
+    # the face of a whole package imports from its rooms, and only its app imports it
+    faces = [f"{package}/__init__.py" for package in PACKAGES]
+    left = {name: rooms for name, rooms in left.items() if name not in faces}
+    while ground := {name for name, rooms in left.items() if not rooms & set(left)}:
+        left = {name: rooms for name, rooms in left.items() if name not in ground}
+    assert left == {}
+
+
+def test_sites_need_no_settings() -> None:
+    """Requests carry what a site needs; the run config is the server's."""
+
+    def reads_settings(path: Path) -> bool:
+        modules = imported_modules(path.read_text(encoding="utf-8"))
+        is_of_a_site = name_of(path).startswith("client_apps/")
+        return is_of_a_site and any(m.startswith("tp_flower.settings") for m in modules)
+
+    assert offenders(reads_settings) == {}
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def docstring_of(node: ast.AST) -> str:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    return (ast.get_docstring(node) or "") if isinstance(node, kinds) else ""
+
+
+def dashed_literals(path: Path) -> set[str]:
+    """Return the strings of a module that look like a key, of the wire or a config."""
+    return {
+        node.value
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", node.value)
+    }
+
+
+def test_no_key_is_typed_on_both_sides() -> None:
+    """It is declared once, in the library, and both sides read it from there."""
+    sides = defaultdict(set)
+    for path in MODULES:
+        package = name_of(path).split("/")[0]
+        for literal in dashed_literals(path) if package != "tp_flower" else ():
+            sides[literal].add(package)
+    assert [literal for literal, packages in sides.items() if len(packages) > 1] == []
+
+
+def test_sites_type_no_names_of_the_wire() -> None:
+    """They read the fields of messages, which alone know how these are called."""
+    names, kinds = set(), set()
+    for message in (message for exchange in EXCHANGES.values() for message in exchange):
+        bodies = [message, layout_of(message).part]
+        for layout in (layout_of(body) for body in bodies if body is not None):
+            names |= {*layout.values, *layout.arrays, *layout.families}
+        # a ledger calls some releases as a field is called
+        kinds |= {kind for disclosure in message.discloses for kind in disclosure.kinds}
+    typed = {
+        (name_of(path), literal)
+        for path in MODULES
+        if name_of(path).startswith("client_apps/")
+        for literal in dashed_literals(path) & (names - kinds)
+    }
+    assert typed == SPELLED_OUT
+
+
+def vague_functions(path: Path) -> int:
+    """Count the functions that bind a name which says nothing of what it holds."""
+    count = 0
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef):
+            bound = {
+                name.id
+                for name in ast.walk(node)
+                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+            }
+            bound |= {arg.arg for arg in ast.walk(node) if isinstance(arg, ast.arg)}
+            count += bool(bound & VAGUE)
+    return count
+
+
+def riddles(path: Path) -> int:
+    """Count the docstrings that begin with "What" instead of a noun or a verb."""
+    texts = [docstring_of(node) for node in ast.walk(tree_of(path))]
+    return sum(text.startswith("What ") for text in texts)
+
+
+def cases_of_methods(path: Path) -> int:
+    """Count the places that ask which method trains instead of calling its hook."""
+    if name_of(path) == "tp_flower/methods.py" or "/settings/" in name_of(path):
+        return 0
+    cases = re.compile(r"\bis_clustering\b|\bis_expanded\b|\bfamily (==|in|is)\b")
+    return len(cases.findall(path.read_text(encoding="utf-8")))
+
+
+def test_names_say_what_they_hold() -> None:
+    assert sum(map(vague_functions, MODULES)) <= MOST_VAGUE_FUNCTIONS
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    assert sum(map(riddles, MODULES)) <= MOST_RIDDLES
+
+
+def test_methods_have_hooks_instead_of_cases() -> None:
+    assert sum(map(cases_of_methods, MODULES)) <= MOST_CASES_OF_METHODS
+
+
+def test_tests_import_helpers_only():
+    """What two test modules need lives in tests/support."""
+    importers = {
+        name_of(path)
+        for path in TESTS
+        for module in imported_modules(path.read_text())
+        if re.match(r"tests\.(?!support)", module)
+    }
+    assert not importers
+
+
+def test_rooms_of_tests_have_few_files():
+    assert max(Counter(path.parent for path in TESTS).values()) <= MOST_MODULES

@@ -1,0 +1,143 @@
+"""What a message makes a site's process import: in deployment each starts a process."""
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
+
+from client_apps.app import ANSWERS, answer_of, app
+from strategies import Personalised, TablePuppetADMM, TablePuppetSGD
+from strategies.run.grid import InProcessGrid
+from tests.support.federated import store, store_sql
+from tests.support.paths import ROOT
+from tp_flower.protocol import Action, Packet, unpack
+from tp_flower.query import Query
+
+PROCESS = """
+import json, sys
+from pathlib import Path
+from flwr.app import Context, Message, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as Proto
+from flwr.supercore.task_identity import TaskIdentity
+
+given = json.loads(Path(sys.argv[1]).read_text())
+TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, given["run"], 1
+request, state = (
+    recorddict_from_proto(Proto.FromString(bytes.fromhex(given[name])))
+    for name in ("request", "state")
+)
+context = Context(given["run"], given["node"], given["config"], state, {})
+before = set(sys.modules)
+from client_apps.app import app
+
+reply = app(Message(request, given["node"], given["action"]), context)
+imported = sorted(set(sys.modules) - before)
+content = recorddict_to_proto(reply.content).SerializeToString().hex()
+Path(sys.argv[2]).write_text(json.dumps({"imported": imported, "reply": content}))
+"""
+HEAVY = {
+    *("duckdb", "jinja2", "matplotlib", "opacus", "pandas", "psycopg", "pyarrow"),
+    *("pymysql", "ray", "rich", "safetensors", "scipy", "sklearn", "sqlalchemy"),
+    *("sqlglot", "torch"),
+}
+OWN = {
+    *(
+        "client_apps.privacy.guard",
+        "client_apps.handlers.prepare",
+        "client_apps.handlers.setup",
+    ),
+    *(
+        "client_apps.data.saved_models",
+        "client_apps.data.tables",
+        "tp_flower.sources.databases",
+    ),
+    *("scripts.data", "tp_flower.features.encoder", "tp_flower.settings"),
+    *("tp_flower.extraction", "tp_flower.query", "tp_flower.sources.shards"),
+}
+
+
+class _OtherProcess(InProcessGrid):
+    """Have one message of a type answered in a fresh process, before this one does."""
+
+    def __init__(self, action: Action, folder: Path) -> None:
+        own = {name: {name: frame} for name, frame in store().items()}
+        super().__init__(app, own, state=folder / "state")
+        self.action, self.folder = action, folder
+        self.imported: set[str] = set()
+
+    def _deliver(self, message):
+        is_first = message.metadata.message_type == self.action and not self.imported
+        if is_first:
+            self.elsewhere = self._answer_elsewhere(message)
+        reply = super()._deliver(message)
+        if is_first:
+            self.here = unpack(reply.content)
+        return reply
+
+    def _answer_elsewhere(self, message) -> Packet:
+        context = self.contexts[message.metadata.dst_node_id]
+        given = {
+            "run": context.run_id,
+            "node": context.node_id,
+            "config": dict(context.node_config),
+            "action": self.action,
+            "request": _hex(message.content),
+            "state": _hex(context.state),
+        }
+        request, reply = self.folder / "request.json", self.folder / "reply.json"
+        request.write_text(json.dumps(given))
+        command = [sys.executable, "-c", PROCESS, str(request), str(reply)]
+        subprocess.run(command, cwd=ROOT, check=True, env={"PYTHONPATH": str(ROOT)})
+        answered = json.loads(reply.read_text())
+        self.imported = set(answered["imported"])
+        content = RecordDictProto.FromString(bytes.fromhex(answered["reply"]))
+        return unpack(recorddict_from_proto(content))
+
+
+def _hex(record) -> str:
+    return recorddict_to_proto(record).SerializeToString().hex()
+
+
+@pytest.mark.parametrize(
+    ("method", "action"),
+    [(TablePuppetADMM, Action.ADMM), (TablePuppetSGD, Action.SGD)],
+    ids=["admm", "sgd"],
+)
+def test_a_round_of_training_imports_nothing_heavy(method, action, tmp_path):
+    grid = _OtherProcess(action, tmp_path)
+    method(Query.from_sql(store_sql("squared")), num_epochs=1).start(grid)
+    elsewhere, here = grid.elsewhere.arrays, grid.here.arrays
+    assert elsewhere
+    for key in {*elsewhere, *here}:
+        np.testing.assert_array_equal(elsewhere[key], here[key])
+    assert str(action).replace("train", "client_apps.handlers") in grid.imported
+    assert not {name.split(".")[0] for name in grid.imported} & HEAVY
+    assert not grid.imported & OWN
+
+
+def test_a_round_of_a_sites_own_model_imports_nothing_heavy(tmp_path):
+    grid = _OtherProcess(Action.PERSONAL, tmp_path)
+    query = Query.from_sql("SELECT qty AS label, day FROM orders")
+    strategy = Personalised(query, num_epochs=1, graph="data", update_penalty=0.1)
+    strategy.start(grid)
+    elsewhere, here = grid.elsewhere.arrays, grid.here.arrays
+    assert elsewhere
+    for key in {*elsewhere, *here}:
+        np.testing.assert_array_equal(elsewhere[key], here[key])
+    assert "client_apps.handlers.personalised" in grid.imported
+    assert not {name.split(".")[0] for name in grid.imported} & HEAVY
+    assert not grid.imported & OWN
+
+
+def test_every_action_has_a_function_of_a_site_and_a_request():
+    assert set(ANSWERS) == set(Action)
+    for action in Action:
+        parameters = inspect.signature(answer_of(action)).parameters
+        assert list(parameters) == ["site", "request"]

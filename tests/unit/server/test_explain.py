@@ -1,0 +1,551 @@
+"""What explain says, against SQL on whole tables and against figures by hand."""
+
+import json
+import math
+from contextlib import closing
+from dataclasses import replace
+
+import duckdb
+import pandas as pd
+import pytest
+from flwr.app import Context, RecordDict
+
+import strategies.app
+from client_apps.app import app
+from scripts.data.store import STORE_SQL, make_store
+from strategies import Explain
+from strategies.app import CONSOLE_WIDTH
+from strategies.disclosures import NOTHING, Exposure, disclosures
+from strategies.explain.explanation import explanation_dict
+from strategies.run.grid import InProcessGrid
+from tests.support.database_tables import fill
+from tests.support.examples.explained import (
+    CUSTOMERS,
+    ORDERS,
+    SMALL,
+    SMALL_SQL,
+    explain,
+    printed,
+)
+from tests.support.servers import uri
+from tp_flower.errors import MappingError
+from tp_flower.privacy.key_agreement import KeySource
+from tp_flower.protocol import Action
+from tp_flower.query import Query
+from tp_flower.settings import PrivacySettings
+from tp_flower.sources.flights import FLIGHTS_SQL, flights_tables
+
+# by hand: a table that a reader can join in the head
+
+
+@pytest.fixture(scope="module")
+def small():
+    return explain(SMALL_SQL, SMALL, test_fraction=0.4, seed=1)
+
+
+def test_tables_by_hand(small):
+    orders, items, customers = small.tables
+    assert (orders.table, orders.names, orders.sites) == ("o", ("orders",), ("shop",))
+    assert (items.rows, customers.rows) == ((4,), (2, 2))
+    assert customers.sites == ("uk", "us")
+    # day; same is constant. price. two kinds
+    assert [own.features for own in small.tables] == [1, 1, 2]
+    assert orders.dropped == ("same",)
+    # orders 0, 1 have two items each, order 2 one; the other two are not joined
+    assert orders.multiplicity == {"min": 0, "median": 1.0, "mean": 1.0, "max": 2}
+    assert orders.unused_rows == 2
+    # items a, a in two joined rows, b in one, c in none
+    assert (items.unused_rows, items.multiplicity["median"]) == (1, 1.5)
+    # customer 1 has 2 + 1 joined rows, customer 2 has 2; nobody and 4 none
+    assert (customers.unused_rows, customers.multiplicity["max"]) == (2, 3)
+
+
+def test_steps_by_hand(small):
+    first, items, customers = small.join_steps
+    assert (first.table, first.rows) == ("o", 5)
+    assert (items.rows_before, items.rows, items.unmatched_before) == (5, 5, 2)
+    assert (items.fan_out_min, items.fan_out_median, items.fan_out_max) == (0, 1, 2)
+    assert (customers.is_outer, customers.rows, customers.unmatched_before) == (
+        True,
+        5,
+        0,
+    )
+
+
+def test_join_keys_by_hand(small):
+    items, customers = small.joins
+    assert items.on == "o.item = i.item"
+    assert (items.left.rows, items.left.null, items.left.unmatched) == (5, 1, 2)
+    assert (items.right.rows, items.right.null, items.right.unmatched) == (4, 0, 1)
+    assert (items.is_outer, customers.is_outer) == (False, True)
+    assert (customers.left.unmatched, customers.right.unmatched) == (1, 2)
+    assert customers.right.null == 1
+    # keys a and b; customers 1 and 2
+    assert (items.checked_keys, customers.checked_keys) == (2, 2)
+
+
+def test_saving_by_hand(small):
+    assert small.joined_rows == 5
+    assert small.joined_rows_train + small.joined_rows_test == 5
+    assert small.rows_held == 5 + 4 + 4
+    assert small.joined_values == 5 * (1 + 1 + 2)
+    assert small.values_held == 5 * 1 + 4 * 1 + 4 * 2
+
+
+ONE_BATCH = frozenset({"admm", "vfl-admm", "gd"})
+"""Strategies whose epoch takes all joined rows at once; SGD's batches have one each."""
+
+
+@pytest.mark.parametrize("strategy", ["admm", "sgd", "vfl-admm", "vfl-sgd", "gd"])
+def test_only_customers_need_a_second_round(strategy):
+    whole = {**SMALL, "us": {"customers": pd.concat(CUSTOMERS)}}
+    del whole["uk"]
+    how = {"strategy": strategy, "test_fraction": 0.4, "seed": 1}
+    split, one = (explain(SMALL_SQL, sites, **how) for sites in (SMALL, whole))
+    assert split.cost.strategy == one.cost.strategy == strategy
+    batches = 1 if strategy in ONE_BATCH else split.joined_rows_train
+    assert (split.cost.epoch.rounds, one.cost.epoch.rounds) == (2 * batches, batches)
+
+
+def test_nothing_is_trained_and_the_sites_forget(small):
+    phases = [item.phase for item in small.history]
+    assert phases[-2:] == ["check", "finish"]
+    assert not {"prepare", "admm", "sgd"} & set(phases)
+    assert all(not item.train for item in small.history)
+
+
+def test_what_the_user_reads(small):
+    text = printed(small)
+    assert max(map(len, text.splitlines())) <= CONSOLE_WIDTH
+    for line in (
+        "rows of customers",
+        'join keys: ("item"), ("cust")',
+        "constant, dropped: same",
+        "LEFT c",
+        "5 joined rows",
+        "20 values in the joined table, 17 held",
+        "o: 2 of 5, 1 NULL",
+        "Training by admm",
+        "the whole run, epochs: 12",
+    ):
+        assert line in text
+
+
+def test_a_private_run_sends_what_its_mechanism_needs():
+    statistics, gradients = (
+        explain(SMALL_SQL, SMALL, privacy=PrivacySettings(features=name)).cost
+        for name in ("statistics", "dp-sgd")
+    )
+    # both shards of the customers send Gram matrices of two features
+    assert statistics.set_up.up["c"] - gradients.set_up.up["c"] == 2 * 8 * 2 * 2
+    assert statistics.epoch.rounds == gradients.epoch.rounds == 2
+
+
+def test_the_report_is_json_and_says_the_same(small):
+    content = json.loads(json.dumps(explanation_dict(small), allow_nan=False))
+    assert content["mode"] == "explain"
+    assert content["saving"] == {
+        "joined-rows": 5,
+        "rows-held": 13,
+        "joined-values": 20,
+        "values-held": 17,
+    }
+    assert content["tables"][1]["multiplicity"] == {
+        "min": 0,
+        "median": 1.5,
+        "mean": 1.25,
+        "max": 2,
+    }
+    assert content["joins"][0] == {
+        "on": "o.item = i.item",
+        "is-outer": False,
+        "checked-keys": 2,
+        "left": "o",
+        "left-rows": 5,
+        "left-null": 1,
+        "left-unmatched": 2,
+        "right": "i",
+        "right-rows": 4,
+        "right-null": 0,
+        "right-unmatched": 1,
+    }
+    cost = content["cost"]
+    assert (cost["strategy"], cost["epochs"]) == ("admm", small.cost.epochs)
+    assert cost["epoch"]["rounds"] == 2
+    assert cost["run"]["bytes-up"] == pytest.approx(small.cost.run.up)
+    assert [step["rows"] for step in content["join-steps"]] == [5, 5, 5]
+
+
+# who learns what
+
+
+@pytest.mark.parametrize("strategy", ["admm", "sgd", "coreset"])
+def test_every_message_is_covered(strategy):
+    exposure = Exposure("o", strategy, ["c", "d"], ["c"], ["d"], False, False)
+    told = disclosures(replace(exposure, is_measured=True))
+    drawing = {Action.MEASURE, Action.DRAW, Action.WEIGH}
+    plain = {own.message for own in disclosures(exposure)}
+    assert {own.message for own in told} - plain == set(map(str, drawing))
+    others = {
+        "admm": {Action.SGD, Action.STEP, Action.ROWS},
+        "sgd": {Action.ADMM, Action.CONSENSUS, Action.ROWS},
+        "coreset": {Action.SGD, Action.STEP, Action.ADMM},
+    }[strategy]
+    # of runs that predict, which say themselves what they release
+    others |= {Action.SCORE, Action.DELIVER}
+    # of sites with models of their own
+    others |= {Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL}
+    assert {own.message for own in told} == set(map(str, set(Action) - others))
+    assert all(own.protection for own in told)
+    labels = [own for own in told if "label of every row of o" in own.carries]
+    assert [own.protection for own in labels] == [NOTHING]
+    keys = [own for own in told if own.carries.startswith("join keys")]
+    assert "keyed hash" in keys[0].protection
+    assert "simulation" not in keys[0].protection
+
+
+@pytest.mark.parametrize("family", ["admm", "sgd"])
+def test_vfl_tells_a_site_what_each_joined_row_is_made_of(family):
+    def told(*, by_joined_rows):
+        exposure = Exposure("o", family, ["c"], [], [], True, False)
+        return disclosures(replace(exposure, by_joined_rows=by_joined_rows))
+
+    changed = {
+        (plain.message, plain.to)
+        for plain, vfl in zip(
+            told(by_joined_rows=False), told(by_joined_rows=True), strict=True
+        )
+        if plain.carries != vfl.carries
+        and "joined row" in vfl.carries
+        and vfl.protection == NOTHING
+    }
+    further = {"admm": Action.CONSENSUS, "sgd": Action.STEP}[family]
+    action = {"admm": Action.ADMM, "sgd": Action.SGD}[family]
+    assert changed == {
+        (str(Action.PREPARE), "sites"),
+        (str(action), "sites"),
+        (str(action), "server"),
+        (str(further), "server"),
+    }
+
+
+@pytest.mark.parametrize("source", KeySource)
+def test_where_the_key_comes_from_is_said(source):
+    tables = [], [], []
+    told = disclosures(Exposure("o", "admm", *tables, True, False, keys=source))
+    (keys,) = {own.protection for own in told if own.carries.startswith("join keys")}
+    assert {"file": "secret file", "pinned": "pinned", "agreed": "an honest server"}[
+        source
+    ] in keys
+    seals = [own.protection for own in told if own.message == str(Action.SEAL)]
+    assert len(seals) == (source is not KeySource.FILE)
+    assert all(("pinned" in own) == (source is KeySource.PINNED) for own in seals)
+
+
+def test_a_simulation_says_that_its_key_protects_nothing():
+    told = disclosures(Exposure("o", "admm", [], [], [], True, is_simulated=True))
+    keys = [own for own in told if own.carries.startswith("join keys")]
+    assert "the key of a simulation is known to all" in keys[0].protection
+    assert not any("Gram" in own.carries for own in told)
+    assert not any(own.message == str(Action.CONSENSUS) for own in told)
+
+
+PRIVATE = PrivacySettings(
+    labels="randomised-response",
+    label_epsilon=1.5,
+    features="dp-sgd",
+    epsilon=2.0,
+    predictions=8.0,
+)
+
+
+@pytest.mark.parametrize("strategy", ["admm", "sgd"])
+def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
+    tables = ["c", "d"], ["c"], ["d"]
+    exposure = Exposure("o", strategy, *tables, False, False, fitted=["c"])
+    clear = disclosures(exposure)
+    covered = disclosures(replace(exposure, privacy=PRIVATE))
+    clear_by, covered_by = (
+        {(own.message, own.to, own.carries): own.protection for own in told}
+        for told in (clear, covered)
+    )
+    changed = {key[2]: own for key, own in covered_by.items() if clear_by[key] != own}
+    words = {
+        "label of every row": "randomised response on each label (epsilon 1.5)",
+        "a score per row": "clipped scores (epsilon 8, delta 1e-05, per row and run)",
+        "scores of every row": "clipped scores (epsilon 8",
+        "per own row": "made from labels and scores that are covered",
+        "gradients": "DP-SGD (epsilon 2, delta 1e-05, per row and run)",
+        "final coefficients": "DP-SGD (epsilon 2, delta 1e-05, per row and run)",
+        "parameters": "DP-SGD (epsilon 2",
+        "second moments": "DP-SGD (epsilon 2",
+        "features times targets": "DP-SGD (epsilon 2",
+    }
+    for carries, protection in changed.items():
+        assert any(k in carries and v in protection for k, v in words.items()), carries
+    assert len(changed) >= 5
+    uncovered = {key[2] for key, own in covered_by.items() if own == NOTHING}
+    assert any("count, mean, deviation" in carries for carries in uncovered)
+    declared = {own.carries for own in disclosures(replace(exposure, fitted=[]))}
+    assert not any("count, mean" in own or "how many rows;" in own for own in declared)
+    # what is left out: the curvature, which is not asked for
+    assert {key[2] for key in clear_by} - {key[2] for key in covered_by} == {
+        "one number of curvature per shard"
+    }
+
+
+# by SQL: the built-in federations
+
+
+def figures(connection, source, joins) -> dict:
+    """What explain should say, by SQL on the whole tables with a column row_."""
+    found = {}
+    for alias, (table, where) in source["tables"].items():
+        sql = (
+            f"SELECT count(*), count(*) FILTER (n = 0), min(n), median(n), avg(n), "
+            f"max(n) FROM (SELECT count(j.{alias}_row) AS n FROM {table} t "
+            f"LEFT JOIN joined j ON j.{alias}_row = t.row_ WHERE {where} "
+            "GROUP BY t.row_)"
+        )
+        found[alias] = connection.execute(sql).fetchone()
+    for name, (left, right, on) in joins.items():
+        pair = []
+        for own, other in ((left, right), (right, left)):
+            sql = (
+                f"SELECT count(*) FROM {own} WHERE NOT EXISTS "
+                f"(SELECT 1 FROM {other} WHERE {on})"
+            )
+            pair.append(connection.execute(sql).fetchone()[0])
+        found[name] = tuple(pair)
+    return found
+
+
+def compare(explanation, expected) -> None:
+    for table in explanation.tables:
+        assert expected[table.table] == pytest.approx(
+            (
+                table.total_rows,
+                table.unused_rows,
+                *table.multiplicity.values(),
+            )
+        )
+    for join in explanation.joins:
+        found = (join.left.unmatched, join.right.unmatched)
+        assert found == expected[join.right.table, "key"]
+
+
+def load(connection, tables) -> None:
+    for name, source in tables.items():
+        if isinstance(source, pd.DataFrame):
+            connection.register(f"{name}_in", source)
+            source = f"{name}_in"  # noqa: PLW2901
+        connection.execute(
+            f"CREATE TABLE {name} AS SELECT *, row_number() OVER () AS row_ "
+            f"FROM {source}"
+        )
+
+
+def test_the_store_example_is_what_sql_says():
+    frames = make_store(orders=800, items=50, customers=90, seed=5)
+    us, uk = frames["customers"]
+    sites = {
+        "shop": {"orders": frames["orders"][0]},
+        "maker": {"items": frames["items"][0]},
+        "us": {"customers": us},
+        "uk": {"customers": uk},
+    }
+    explanation = explain(STORE_SQL, sites)
+    with closing(duckdb.connect()) as connection:
+        whole = {name: pd.concat(own) for name, own in frames.items()}
+        load(connection, whole)
+        connection.execute(
+            "CREATE TABLE joined AS SELECT o.row_ AS o_row, i.row_ AS i_row, "
+            "c.row_ AS c_row FROM orders o JOIN items i ON o.item_id = i.item_id "
+            "JOIN customers c ON o.customer_id = c.customer_id"
+        )
+        ((total,),) = connection.execute("SELECT count(*) FROM joined").fetchall()
+        expected = figures(
+            connection,
+            {
+                "tables": {
+                    "o": ("orders", "true"),
+                    "i": ("items", "true"),
+                    "c": ("customers", "true"),
+                }
+            },
+            {
+                ("i", "key"): ("orders o", "items i", "o.item_id = i.item_id"),
+                ("c", "key"): (
+                    "orders o",
+                    "customers c",
+                    "o.customer_id = c.customer_id",
+                ),
+            },
+        )
+    compare(explanation, expected)
+    assert explanation.joined_rows == total
+    assert explanation.join_steps[-1].rows == total
+    # channel has 3 values; discount and placed; part 5, fragile, price, weight;
+    # segment 3, country 2, age, income
+    assert [own.features for own in explanation.tables] == [5, 8, 7]
+    assert explanation.joined_values == total * 20
+    items = explanation.tables[1].total_rows
+    assert explanation.values_held == 800 * 5 + items * 8 + 90 * 7
+    # every order has an item and a customer; a target and a score per row and epoch
+    train = explanation.joined_rows_train
+    assert 0.6 * total < train < total
+    assert explanation.cost.epoch.up["o"] == 4 * 800
+    assert (
+        explanation.cost.epoch.down["o"] == 4 * 640
+    )  # a fifth of the orders is held out
+
+
+def test_flights_are_what_sql_says():
+    explanation = explain(FLIGHTS_SQL, 5, strategy="sgd")
+    with closing(duckdb.connect()) as connection:
+        load(
+            connection,
+            {
+                name: f"read_parquet({[str(path) for path in own.values()]})"
+                for name, own in flights_tables().items()
+            },
+        )
+        connection.execute(
+            "CREATE TABLE joined AS SELECT f.row_ AS f_row, p.row_ AS p_row, "
+            "w.row_ AS w_row, a.row_ AS a_row "
+            + FLIGHTS_SQL[FLIGHTS_SQL.index("FROM flights") :]
+        )
+        flown = "(SELECT * FROM flights WHERE arr_delay IS NOT NULL) f"
+        weather = "f.origin = w.origin AND f.time_hour = w.time_hour"
+        expected = figures(
+            connection,
+            {
+                "tables": {
+                    "f": ("flights", "t.arr_delay IS NOT NULL"),
+                    "p": ("planes", "true"),
+                    "w": ("weather", "true"),
+                    "a": ("airports", "true"),
+                }
+            },
+            {
+                ("p", "key"): (flown, "planes p", "f.tailnum = p.tailnum"),
+                ("w", "key"): (flown, "weather w", weather),
+                ("a", "key"): (flown, "airports a", "f.dest = a.faa"),
+            },
+        )
+    compare(explanation, expected)
+    # known from the data: rows after every step, and the widths of the encoders
+    assert [step.rows for step in explanation.join_steps] == [
+        327_346,
+        279_017,
+        277_690,
+        271_594,
+    ]
+    assert [own.features for own in explanation.tables] == [26, 174, 8, 16]
+    assert explanation.joined_values == 271_594 * 224
+    assert explanation.values_held == (
+        327_346 * 26 + 3_322 * 174 + 26_115 * 8 + 1_458 * 16
+    )
+    # 100 airports are flown to
+    assert explanation.joins[2].checked_keys == 100
+    batches = math.ceil(
+        explanation.joined_rows_train / math.ceil(explanation.joined_rows_train / 100)
+    )
+    assert explanation.cost.epoch.rounds == 2 * batches
+
+
+# from the run config
+
+
+def run_app(folder, sites, **config) -> str:
+    with closing(InProcessGrid(app, sites)) as grid:
+        given = {"output-dir": str(folder), "test-fraction": 0.4, **config}
+        context = Context(1, 1, {}, RecordDict(), given)
+        strategies.app.main(grid, context)
+    return json.loads((folder / "report.json").read_text())
+
+
+def test_mode_explain_prints_and_writes(tmp_path, capsys):
+    content = run_app(tmp_path, SMALL, sql=SMALL_SQL, mode="explain", seed=1)
+    shown = capsys.readouterr().out
+    assert "Who will learn what" in shown
+    assert f"Report: {tmp_path / 'report.json'}" in shown
+    assert (content["mode"], content["status"]) == ("explain", "completed")
+    assert content["settings"]["mode"] == "explain"
+
+
+def test_explain_says_what_it_has_spent_itself(tmp_path, capsys):
+    privacy = {"privacy.labels": "laplace", "privacy.label-epsilon": 1.5}
+    content = run_app(
+        tmp_path,
+        SMALL,
+        sql=SMALL_SQL,
+        mode="explain",
+        **{**privacy, "privacy.label-range": "0, 10", "task": "regression"},
+    )
+    assert "Cost of explaining for a row" in capsys.readouterr().out
+    totals = {own["table"]: own["epsilon"] for own in content["privacy"]["totals"]}
+    assert totals == {"orders": 1.5, "items": 0, "customers": 0}
+
+
+def test_mode_train_is_the_default(tmp_path, capsys):
+    content = run_app(tmp_path, SMALL, sql=SMALL_SQL, seed=1, **{"num-epochs": 2})
+    assert "Result" in capsys.readouterr().out
+    assert (content["mode"], content["epochs"]) == ("train", 2)
+
+
+def test_explain_of_a_join_that_multiplies_rows_names_the_step(tmp_path, capsys):
+    with pytest.raises(MappingError, match="the join multiplies rows: i on"):
+        run_app(
+            tmp_path,
+            SMALL,
+            sql=SMALL_SQL,
+            mode="explain",
+            **{"max-joined-rows": 5 - 1},
+        )
+    assert (
+        "FAILED: the join multiplies rows: i on o.item = i.item: 5 rows become 5"
+        in (capsys.readouterr().out)
+    )
+
+
+def test_there_is_no_explanation_before_the_rounds():
+    strategy = Explain(Query.from_sql(SMALL_SQL))
+    assert strategy.settings.mode == "explain"
+    with pytest.raises(RuntimeError, match="no explanation before"):
+        _ = strategy.explanation
+
+
+def test_a_query_over_one_table_reads_well_too():
+    found = explain(
+        'SELECT "[red]".qty AS label, "[red]".day FROM orders "[red]"',
+        {"shop": {"orders": ORDERS}},
+        test_fraction=0.4,
+    )
+    text = printed(found)
+    assert "[red] (orders)" in text
+    assert "Join keys" not in text
+    assert found.cost.strategy == "admm"
+
+
+def test_explain_names_the_database_and_its_filters(tmp_path, postgresql):
+    name = fill(
+        postgresql,
+        "payments",
+        {"cust": "BIGINT", "amount": "DOUBLE PRECISION"},
+        [(1, 2.0), (1, 4.0), (2, 8.0), (3, None)],
+    )
+    tables = tmp_path / "tables.toml"
+    address = uri(postgresql).replace("\\", "\\\\")
+    tables.write_text(f'[tables.payments]\nuri = "{address}"\ntable = "{name}"\n')
+    sql = """SELECT o.qty AS label, o.day, p.mean FROM orders o JOIN (
+        SELECT cust, AVG(amount) AS mean FROM payments WHERE amount > 1 GROUP BY cust
+    ) p ON o.cust = p.cust"""
+    found = explain(sql, {"shop": {"orders": ORDERS}, "bank": str(tables)})
+    orders, payments = found.tables
+    assert orders.work[-1] == "shop: all in DuckDB at the site"
+    assert payments.work[-1] == (
+        'payments-0: in postgresql: filter: "amount" > 1. '
+        "All else in DuckDB at the site"
+    )
+    assert "in postgresql" in printed(found)

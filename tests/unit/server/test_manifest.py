@@ -1,0 +1,267 @@
+"""Manifests come back as they were written, and nothing else is taken for one."""
+
+import json
+import re
+from datetime import UTC, datetime
+
+import pytest
+
+from strategies.inference.manifest import (
+    Manifest,
+    _digest,
+    decode_manifest,
+    encode_manifest,
+    feature_texts,
+    finite,
+    label_text,
+    manifest_path,
+    read_manifest,
+    resolve,
+    write_manifest,
+)
+from tests.support.examples.manifest_example import small_manifest, table
+from tp_flower.errors import ModelError
+from tp_flower.model_names import (
+    ModelVersion,
+    check_name,
+    delete_version,
+    find_version,
+    make_version,
+    versions_in,
+)
+from tp_flower.query import Query
+from tp_flower.settings import Settings
+
+NAN = float("nan")
+FIRST, SECOND = "20261122-001500-3f9a", "20261122-001501-00aa"
+
+
+def through_json(manifest: Manifest) -> Manifest:
+    return decode_manifest(json.loads(json.dumps(encode_manifest(manifest))))
+
+
+def test_manifest_comes_back_as_it_was_written(tmp_path):
+    manifest = small_manifest(base_score=(0.1,), test={})
+    path = write_manifest(tmp_path, manifest)
+    assert path == tmp_path / "models" / "delays" / FIRST / "manifest.json"
+    again = read_manifest(tmp_path, manifest.model)
+    assert again == through_json(manifest)
+    assert again.base_score == (0.1,)
+    assert Settings.from_run_config(again.settings) == Settings(l2=0.01)
+    assert again.table("p").encoder == manifest.table("p").encoder
+    assert [part.site for part in again.parts] == ["EWR", "JFK", "registry"]
+    assert [item.name for item in path.parent.iterdir()] == ["manifest.json"]
+
+
+def edited(change):
+    data = encode_manifest(small_manifest())
+    change(data)
+    return data
+
+
+def signed(change):
+    """A change whose digest is right: of a writer that is wrong."""
+    data = encode_manifest(small_manifest())
+    change(data["model"])
+    return {**data, "sha256": _digest(data["model"])}
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        ([], "Expected `object`, got `array`"),
+        ({}, "missing required field `format`"),
+        (edited(lambda d: d.update(format="other")), "'other', not 'tp_flower model'"),
+        (edited(lambda d: d.update(version=2)), "of version 2, expected 1"),
+        (edited(lambda d: d.update(version=True)), "got `bool` - at `$.version`"),
+        (edited(lambda d: d["model"].update(loss="squared")), "what its digest says"),
+        (edited(lambda d: d["model"].update(train={"auc": NAN})), "not JSON compliant"),
+        (edited(lambda d: d.update(sha256="")), "what its digest says"),
+        (signed(lambda m: m.pop("classes")), "missing required field `classes`"),
+        (signed(lambda m: m.update(other=1)), "unknown field `other`"),
+        (signed(lambda m: m.update(classes=[1])), "got `int` - at `$.classes[0]`"),
+        (signed(lambda m: m.update({"base-score": []})), "length >= 1 - at `$.base-sc"),
+        (signed(lambda m: m.update({"base-score": [True]})), "got `bool` - at `$.base"),
+        (signed(lambda m: m.update({"base-score": [10**400]})), "out of range - at"),
+        (signed(lambda m: m.update({"base-score": [0.0, 1.0]})), "numbers, expected 2"),
+        (signed(lambda m: m.update(name="../x")), "model name '../x' is not allowed"),
+        (signed(lambda m: m.update({"joined-rows": -1})), "`int` >= 0 - at `$.joined-"),
+        (signed(lambda m: m.update(tables=[3])), "got `int` - at `$.tables[0]`"),
+        (signed(lambda m: m["tables"][0].update(encoder={})), "encoder of version"),
+        (
+            signed(lambda m: m["tables"][0]["parts"][0].pop("index")),
+            "field `index` - at `$.tables[0].parts[0]`",
+        ),
+        (
+            signed(lambda m: m.update(train={"auc": "1"})),
+            "got `str` - at `$.train[",
+        ),
+        (signed(lambda m: m.update(versions={"numpy": 2})), "at `$.versions[...]`"),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, str) else "",
+)
+def test_what_is_no_manifest_is_refused(data, match):
+    with pytest.raises(ModelError, match=re.escape(match)):
+        decode_manifest(data)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"a": 1'])
+def test_a_file_that_is_no_json_is_refused(tmp_path, text):
+    path = write_manifest(tmp_path, small_manifest())
+    path.write_text(text)
+    with pytest.raises(ModelError, match=rf"model delays@{FIRST}: .* it is no JSON"):
+        resolve(tmp_path, "delays")
+
+
+def test_a_manifest_in_the_folder_of_another_model_is_refused(tmp_path):
+    path = write_manifest(tmp_path, small_manifest())
+    other = manifest_path(tmp_path, ModelVersion("delays", SECOND))
+    other.parent.mkdir(parents=True)
+    path.rename(other)
+    with pytest.raises(ModelError, match=f"the manifest of delays@{FIRST}"):
+        resolve(tmp_path, "delays")
+    with pytest.raises(ModelError, match=rf"delays@{FIRST} has no manifest\.json in"):
+        resolve(tmp_path, f"delays@{FIRST}")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "models").write_text("in the way")
+    with pytest.raises(ModelError, match=r"manifest\.json cannot be written"):
+        write_manifest(tmp_path, small_manifest())
+
+
+def test_numbers_that_are_not_finite_are_no_metrics():
+    manifest = small_manifest(train=finite({"auc": float("nan"), "loss": 0.1}))
+    assert through_json(manifest).train == {"loss": 0.1}
+
+
+def test_a_name_stands_for_its_latest_version(tmp_path):
+    for version in (SECOND, FIRST):
+        write_manifest(tmp_path, small_manifest(version=version))
+    write_manifest(tmp_path, small_manifest("age", "20261123-000000-0000"))
+    (tmp_path / "models" / "delays" / ".half-written").mkdir()
+    (tmp_path / "models" / "README").write_text("not a model")
+    assert resolve(tmp_path, "delays").model.version == SECOND
+    assert resolve(tmp_path, f"delays@{FIRST}").model.version == FIRST
+    assert [str(found) for found in versions_in(tmp_path)] == [
+        "age@20261123-000000-0000",
+        f"delays@{FIRST}",
+        f"delays@{SECOND}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("delay", "there is no model 'delay'. Did you mean delays?"),
+        ("zzz", "there is no model 'zzz'; there are delays"),
+        (f"delays@{SECOND}", f"Did you mean delays@{FIRST}?"),
+        ("delays@", "'delays@' names no version"),
+        ("delays@latest", "model version 'latest' is not of the form"),
+        ("Delays", "model name 'Delays' is not allowed"),
+    ],
+)
+def test_an_unknown_model_is_refused_with_what_is_close(tmp_path, text, match):
+    write_manifest(tmp_path, small_manifest())
+    with pytest.raises(ModelError, match=re.escape(match)):
+        resolve(tmp_path, text)
+
+
+def test_without_any_model_the_error_says_so(tmp_path):
+    with pytest.raises(ModelError, match="no model 'default'; there is none yet"):
+        find_version(tmp_path, "default")
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "a\\b", "-a", ".a", "A", "ä", "a" * 65, "a\n", 3]
+)
+def test_names_that_could_be_paths_are_refused(name):
+    with pytest.raises(ModelError, match="is not allowed"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("version", ["", FIRST + "\n", "..", FIRST.upper(), "١" * 8])
+def test_versions_that_could_be_paths_are_refused(version):
+    with pytest.raises(ModelError, match="is not of the form"):
+        ModelVersion("a", version)
+
+
+def test_versions_sort_by_the_start_of_their_runs():
+    stamps = [datetime(2026, 11, 22, 0, 15, s, tzinfo=UTC) for s in (9, 10)]
+    early, late = make_version(stamps[0], "ff" * 16), make_version(stamps[1], "00" * 16)
+    assert early < late
+    assert ModelVersion("a", early) < ModelVersion("a", late) < ModelVersion("b", early)
+
+
+def test_deleting_takes_one_version_and_nothing_else(tmp_path):
+    for version in (FIRST, SECOND):
+        write_manifest(tmp_path, small_manifest(version=version))
+    with pytest.raises(ModelError, match="'delays' names no version"):
+        delete_version(tmp_path, "delays")
+    delete_version(tmp_path, f"delays@{FIRST}")
+    assert [found.version for found in versions_in(tmp_path)] == [SECOND]
+    with pytest.raises(ModelError, match="there is no model"):
+        delete_version(tmp_path, f"delays@{FIRST}")
+    delete_version(tmp_path, f"delays@{SECOND}")
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_a_deletion_that_was_cut_off_is_finished_by_the_next(tmp_path, monkeypatch):
+    for version in (FIRST, SECOND):
+        write_manifest(tmp_path, small_manifest(version=version))
+    with monkeypatch.context() as patch:
+        patch.setattr("tp_flower.model_names.shutil.rmtree", lambda _: None)
+        delete_version(tmp_path, f"delays@{FIRST}")
+    assert [found.version for found in versions_in(tmp_path)] == [SECOND]
+    assert len(list((tmp_path / "models" / "delays").iterdir())) == 2
+    delete_version(tmp_path, f"delays@{SECOND}")
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_a_table_is_found_by_its_alias():
+    with pytest.raises(KeyError, match="zz"):
+        small_manifest().table("zz")
+    own = table("t", "tables", "x", 1.0, ())
+    assert small_manifest(tables=(own,)).table("t") is own
+
+
+TABLES = {
+    "a": {"id": "BIGINT", "x": "DOUBLE", "y": "DOUBLE", "label": "DOUBLE"},
+    "b": {"id": "BIGINT", "n": "DOUBLE", "Kind": "VARCHAR"},
+}
+
+
+def texts(sql: str, table: str) -> tuple[str, ...]:
+    return feature_texts(Query.from_sql(sql).bind(TABLES).fragments_of(table))
+
+
+def test_texts_of_features_do_not_depend_on_spelling_or_filters():
+    first = texts("select y as label, x, x+y as s from a where x > 1", "a")
+    again = texts("SELECT t.y AS label, T.X, (t.x + t.y) AS s FROM a t", "t")
+    assert first == again == ('x = "x"', 's = "x" + "y"')
+
+
+def test_texts_of_features_say_what_a_subquery_makes_of_its_table():
+    def sql(made, where=""):
+        inner = f"SELECT id, {made} AS m FROM b {where} GROUP BY id"
+        return (
+            f"SELECT a.y AS label, a.x, s.m + 1 AS p, s.m "
+            f"FROM a JOIN ({inner}) s ON a.id = s.id"
+        )
+
+    mean = texts(sql("AVG(n)"), "s")
+    assert mean == ('p = (AVG("n")) + 1 GROUP BY "id"', 'm = AVG("n") GROUP BY "id"')
+    assert texts(sql("AVG(n)", "WHERE n > 3"), "s") == mean
+    assert texts(sql("SUM(n)"), "s") != mean
+
+
+def test_texts_of_features_of_a_union_name_each_part():
+    union = (
+        "SELECT l AS label, v FROM "
+        "(SELECT y AS l, x AS v FROM a UNION ALL SELECT n, n FROM b) u"
+    )
+    assert texts(union, "u") == ('v = "x" | "n"',)
+    bound = Query.from_sql(union).bind(TABLES)
+    assert label_text(bound.fragments_of("u")) == '"y" | "n"'
+    joined = "SELECT a.y AS label, b.n FROM a JOIN b ON a.id = b.id"
+    assert label_text(Query.from_sql(joined).bind(TABLES).fragments_of("b")) == ""

@@ -1,0 +1,170 @@
+"""The commands that list, show, compare and delete models, for operator and owner."""
+
+import numpy as np
+import pytest
+
+import client_apps.cli
+import strategies.cli
+from client_apps.data.saved_models import SavedModel, part_folder, parts_of
+from strategies.inference.manifest import manifest_path, write_manifest
+from tests.support.examples.manifest_example import small_manifest
+from tp_flower.features.encoder import TableEncoder
+from tp_flower.features.encodings import NumberEncoding
+from tp_flower.keyed_hash import KeyedHasher
+from tp_flower.learning.models.local_model import ModelSpec
+from tp_flower.model_names import ModelVersion, versions_in
+from tp_flower.query.fragment import Feature, Fragment
+from tp_flower.settings import Settings
+
+FIRST, SECOND = "20261122-001500-3f9a", "20261123-001500-00aa"
+
+
+def operator(capsys, home, *arguments):
+    strategies.cli.main([*arguments, "--home", str(home)])
+    return capsys.readouterr().out
+
+
+def owner(capsys, root, *arguments):
+    client_apps.cli.main(["models", *arguments, "--state-dir", str(root)])
+    return capsys.readouterr().out
+
+
+def row_of(text, start):
+    """The cells of the line that begins so."""
+    (line,) = [own for own in text.splitlines() if own.strip().startswith(start)]
+    return line.strip().removeprefix(start).split()
+
+
+@pytest.fixture
+def home(tmp_path):
+    for version, l2 in ((FIRST, 0.01), (SECOND, 0.5)):
+        settings = Settings(l2=l2, output_dir=f"/runs/{version}").to_dict()
+        manifest = small_manifest(
+            version=version, settings=settings, test={"auc": 0.5 + l2, "log_loss": 1.0}
+        )
+        write_manifest(tmp_path, manifest)
+    return tmp_path
+
+
+def save_part(root, model, number=0):
+    encoder = TableEncoder("f", (NumberEncoding("hour", 12.0, 5.0, 12.0),))
+    fragment = Fragment(
+        "f", "flights", (Feature("hour", '"hour"'),), filters=('"hour" > 3',)
+    )
+    saved = SavedModel(
+        table="f",
+        encoder=encoder.at_site(KeyedHasher(b"k" * 32)),
+        spec=ModelSpec(),
+        parameters=np.array([2.0]),
+        fragment=fragment,
+        versions={"numpy": "2.1"},
+    )
+    return saved.keep(part_folder(root, model, number))
+
+
+def test_listing_shows_every_version_also_beside_a_damaged_one(home, capsys):
+    manifest_path(home, ModelVersion("delays", FIRST)).write_text("{")
+    shown = operator(capsys, home, "list")
+    assert "it is no JSON" in " ".join(shown.split())
+    (line,) = [own for own in shown.splitlines() if f"delays@{SECOND}" in own]
+    assert "admm" in line
+    assert "flights, p" in line
+    assert "auc 1.0000" in line
+
+
+def test_nothing_to_list(tmp_path, capsys):
+    assert operator(capsys, tmp_path, "list") == "no models\n"
+    assert owner(capsys, tmp_path, "list") == "no models\n"
+
+
+def test_the_home_folder_is_the_default(home, capsys, monkeypatch):
+    monkeypatch.setenv("TP_FLOWER_HOME", str(home))
+    strategies.cli.main(["show", "delays"])
+    assert f"delays@{SECOND}" in capsys.readouterr().out
+
+
+def test_showing_a_model_says_what_it_is_and_who_keeps_it(home, capsys):
+    shown = operator(capsys, home, "show", f"delays@{FIRST}")
+    assert row_of(shown, "label") == ['"late"', "of", "f"]
+    assert row_of(shown, "base score") == ["-1.2500"]
+    assert row_of(shown, "f (flights)")[:4] == ["linear", "1", "0.7500", "0.8500"]
+    assert "EWR (abababab), JFK (kept nothing)" in " ".join(shown.split())
+
+
+def test_comparing_shows_metrics_shares_and_only_the_settings_that_differ(home, capsys):
+    models = [f"delays@{FIRST}", "delays"]
+    shown = operator(capsys, home, "compare", *models)
+    assert row_of(shown, "test auc") == ["0.5100", "1.0000"]
+    assert row_of(shown, "share of variance, p") == ["0.2500", "0.2500"]
+    assert row_of(shown, "l2") == ["0.01", "0.5"]
+    assert "output-dir" not in shown
+    assert "rho" not in shown
+
+
+def test_comparing_models_of_different_metrics_leaves_gaps(home, capsys):
+    write_manifest(home, small_manifest("age", test={"rmse": 2.5}))
+    shown = operator(capsys, home, "compare", "age", "delays")
+    assert row_of(shown, "test rmse") == ["2.5000", "-"]
+    assert row_of(shown, "test auc") == ["-", "1.0000"]
+
+
+def test_names_are_text_not_markup(tmp_path, capsys):
+    write_manifest(tmp_path, small_manifest(query="SELECT '[red]x' AS label FROM t"))
+    assert "[red]x" in operator(capsys, tmp_path, "show", "delays")
+
+
+@pytest.mark.parametrize("command", [operator, owner], ids=["operator", "owner"])
+def test_deleting_needs_an_exact_version(home, tmp_path, capsys, command):
+    for version in (FIRST, SECOND):
+        save_part(tmp_path, ModelVersion("delays", version))
+    for wrong, match in (
+        ("delays", "'delays' names no version"),
+        ("delays@20261122-001500-0000", "there is no model"),
+        ("../delays@" + FIRST, "is not allowed"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            command(capsys, home, "delete", wrong)
+        assert stop.value.code == 1
+        assert match in capsys.readouterr().err
+    assert len(versions_in(home)) == 2
+    assert command(capsys, home, "delete", f"delays@{FIRST}") == (
+        f"deleted delays@{FIRST}\n"
+    )
+    assert [str(own) for own in versions_in(home)] == [f"delays@{SECOND}"]
+
+
+def test_an_owner_sees_what_the_site_keeps(tmp_path, capsys):
+    model = ModelVersion("delays", FIRST)
+    save_part(tmp_path, model)
+    save_part(tmp_path, model, number=7)
+    (parts_of(tmp_path, model)[7] / "model.json").write_text("{")
+    listed = row_of(owner(capsys, tmp_path, "list"), f"delays@{FIRST}")
+    assert listed[:3] == ["flights,", "(damaged)", "2"]
+    with pytest.raises(SystemExit):
+        owner(capsys, tmp_path, "show", "delays")
+    assert "part-7 is damaged" in capsys.readouterr().err
+    save_part(tmp_path, ModelVersion("delays", SECOND))
+    shown = owner(capsys, tmp_path, "show", "delays")
+    assert "part 0: table flights as f" in shown
+    assert row_of(shown, "features") == ["hour", "=", '"hour"']
+    assert row_of(shown, "filters") == ['"hour"', ">", "3"]
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        (strategies.cli.main, []),
+        (client_apps.cli.main, []),
+        (client_apps.cli.main, ["models"]),
+    ],
+)
+def test_a_command_is_needed(main, arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert "the following arguments are required" in capsys.readouterr().err
+
+
+def test_what_is_shown_fits_the_console(home, capsys):
+    shown = operator(capsys, home, "compare", "delays", f"delays@{FIRST}")
+    assert max(map(len, shown.splitlines())) <= strategies.cli.CONSOLE_WIDTH

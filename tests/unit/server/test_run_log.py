@@ -1,0 +1,96 @@
+"""What the server writes to the log of a run, and what it does not."""
+
+import logging
+
+import numpy as np
+import pandas as pd
+import pytest
+from flwr.app import Message
+
+from client_apps.app import app
+from strategies import TablePuppetADMM
+from strategies.run.grid import InProcessGrid
+from tests.support.log_lines import events
+from tp_flower.errors import TPFlowerError
+from tp_flower.events import SHOWN_DIGITS
+from tp_flower.protocol import Action, Packet, pack
+from tp_flower.query import Query
+
+SQL = "SELECT o.qty AS label, o.price, c.age FROM o JOIN c ON o.cust = c.id"
+FORGED = 'north"\nERROR: event=finish'
+
+
+def sites() -> dict[str, dict[str, pd.DataFrame]]:
+    rng = np.random.default_rng(3)
+    orders = {"cust": np.arange(12) % 4, "price": rng.normal(size=12)}
+    people = pd.DataFrame({"id": range(4), "age": [20.0, 31.0, 45.0, 70.0]})
+    return {
+        "shop": {"o": pd.DataFrame({**orders, "qty": rng.normal(size=12)})},
+        FORGED: {"c": people},
+    }
+
+
+class Failing(InProcessGrid):
+    """Answer a site's first message of a type with an error instead."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(app, sites())
+        self.kind, self.has_failed = kind, False
+
+    def _deliver(self, message):
+        if message.metadata.message_type == Action.ADMM and not self.has_failed:
+            self.has_failed = True
+            header = {"error": "no\nspace", "kind": self.kind, "round": 4}
+            return Message(pack(Packet(header)), reply_to=message)
+        return super()._deliver(message)
+
+
+def train(grid, caplog):
+    strategy = TablePuppetADMM(Query.from_sql(SQL), num_epochs=2, test_fraction=0.0)
+    with caplog.at_level(logging.DEBUG, logger="flwr"):
+        try:
+            strategy.start(grid)
+        finally:
+            assert all(strategy.run not in r.getMessage() for r in caplog.records)
+    return strategy, events(caplog.records)
+
+
+def test_a_run_is_told_from_start_to_end(caplog):
+    strategy, found = train(InProcessGrid(app, sites()), caplog)
+    own = [line for line in found if line["run"] == strategy.run[:SHOWN_DIGITS]]
+    start, finish = (line for line in own if line["level"] != "DEBUG")
+    assert (start["event"], finish["event"]) == ("start", "finish")
+    assert start["strategy"] == "TablePuppetADMM"
+    assert start["sites"] == f"{FORGED},shop"
+    rounds = [line for line in own if line["event"] == "round"]
+    assert [int(line["round"]) for line in rounds] == [
+        r.round for r in strategy.history
+    ]
+    assert [int(line["bytes-up"]) for line in rounds] == [
+        sum(r.bytes_up.values()) for r in strategy.history
+    ]
+    replies = [line["site"] for line in own if line["event"] == "reply"]
+    assert {*replies} == {FORGED, "shop"}
+    sent = [line for line in own if line["event"] == "sent"]
+    assert len(replies) == sum(int(line["sites"]) for line in sent)
+    assert finish["rounds"] == str(len(rounds))
+
+
+def test_a_message_that_is_sent_again_is_told_with_its_site(caplog):
+    _, found = train(Failing("transient"), caplog)
+    (retry,) = (line for line in found if line["event"] == "retry")
+    assert retry["level"] == "WARNING"
+    assert retry["site"] in {"shop", FORGED}
+    assert retry["action"] == "train.admm"
+    assert found[-1]["event"] == "finish"
+
+
+def test_a_run_that_fails_says_what_with_and_quotes_nobody(caplog):
+    with pytest.raises(TPFlowerError, match="space"):
+        train(Failing("refused"), caplog)
+    found = events(caplog.records)
+    (stop,) = (line for line in found if line["event"] == "stop")
+    assert stop["level"] == "ERROR"
+    assert stop["error"] == "SiteError"
+    assert stop["checkpoint"] == "false"
+    assert all("space" not in str(line) for line in found)

@@ -1,0 +1,86 @@
+"""Which strategies read a setting: as declared, and as runs do."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import tp_flower.settings
+from client_apps.app import app
+from strategies import STRATEGIES
+from strategies.run.grid import InProcessGrid
+from tests.support.federated import store, store_sql, whole
+from tp_flower.errors import SettingsError
+from tp_flower.methods import METHODS
+from tp_flower.query import Query
+from tp_flower.settings import SETTINGS, Settings
+
+PACKAGE = str(Path(tp_flower.settings.__file__).parent)
+DERIVED = {"epochs": ("num_epochs",), "model_of": ("model", "models")}
+SENT_ALONG = {"coreset-ridge": {"clusters"}}
+"""By strategy, what its requests hold and nothing uses."""
+LABEL = "o.qty AS label, "
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The fields of settings that code outside their package has read."""
+    fields: set[str] = set()
+    names = {entry.name for entry in dataclasses.fields(Settings)} - {"privacy"}
+
+    def record(self: Settings, name: str) -> object:
+        if name in names or name in DERIVED:
+            reader = sys._getframe(1).f_code.co_filename
+            if not reader.startswith((PACKAGE, dataclasses.__file__, "<")):
+                fields.update(DERIVED.get(name, (name,)))
+        return object.__getattribute__(self, name)
+
+    monkeypatch.setattr(Settings, "__getattribute__", record, raising=False)
+    return fields
+
+
+def sites_of_one_table() -> list[dict[str, list[pd.DataFrame]]]:
+    rng = np.random.default_rng(0)
+    frame = store()["orders"].assign(noise=rng.normal(size=60))
+    return [{"orders": [frame[:25]]}, {"orders": [frame[25:].reset_index(drop=True)]}]
+
+
+def run_of(strategy: str) -> None:
+    sql, sites = store_sql("squared"), [whole(store())]
+    fields: dict[str, object] = {"num_epochs": 1, "device": "cpu"}
+    if strategy == "coreset-kmeans":
+        sql = sql.replace(LABEL, "")
+        fields |= {"coreset_size": 30, "clusters": 3}
+    if strategy == "personalised":
+        sql, sites = "SELECT qty AS label, day FROM orders", sites_of_one_table()
+    query = Query.from_sql(sql, needs_label=strategy != "coreset-kmeans")
+    STRATEGIES[strategy](query, **fields).start(InProcessGrid(app, sites))
+
+
+@pytest.mark.parametrize("strategy", METHODS)
+def test_a_strategy_reads_what_is_declared_as_read_by_it(strategy, read):
+    run_of(strategy)
+    declared = {
+        item.field for item in SETTINGS if item.readers.include(strategy, "train")
+    }
+    assert {"l2", "seed"} <= read
+    assert read - SENT_ALONG.get(strategy, set()) <= declared
+
+
+@pytest.mark.parametrize("strategy", METHODS)
+def test_a_setting_that_a_strategy_does_not_read_is_refused_or_ignored(strategy):
+    for item in SETTINGS:
+        is_plain = item.type in (int, float) and not item.key.startswith("privacy.")
+        if not is_plain or item.readers.include(strategy, "train"):
+            continue
+        config = {"strategy": strategy, item.key: item.default + 1}
+        if item.key == "momentum":
+            config[item.key] = 0.5
+        if item.readers.refusal:
+            with pytest.raises(SettingsError, match=rf"{item.key}: .*{strategy}"):
+                Settings.from_run_config(config)
+        elif not (item.key == "batch-size" and strategy == "gd"):
+            Settings.from_run_config(config)

@@ -1,0 +1,236 @@
+"""The site's cache of folders: made once, whole, private, and only as large as told."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from client_apps.data import cache as cache_module
+from client_apps.data.cache import ENTRY_FILE, ONCE, Cache, entry_name
+from tests.support.paths import ROOT
+
+LIMIT = 10_000
+
+
+def make(text: str = "x" * 1_000, made: list | None = None):
+    """Fill an entry with one file."""
+
+    def fill(folder: Path) -> None:
+        if made is not None:
+            made.append(folder)
+        (folder / "data.bin").write_text(text)
+
+    return fill
+
+
+def entries(folder: Path) -> set[str]:
+    return {p.name for p in folder.iterdir() if p.name[0] != "." and p.name != "uses"}
+
+
+def at(folder: Path, run: str = "1-1", limit: int = LIMIT) -> Cache:
+    return Cache(folder / "cache", run, limit)
+
+
+def test_made_once(tmp_path):
+    made = []
+    for run in ("1-1", "1-1", "2-1"):
+        path = at(tmp_path, run).obtain("a", make(made=made))
+        assert (path / "data.bin").read_text() == "x" * 1_000
+    assert len(made) == 1
+    assert at(tmp_path, "3-1").find("a") == path
+    assert at(tmp_path).find("b") is None
+
+
+def test_name_depends_on_every_fact():
+    names = [
+        entry_name("rows", *facts)
+        for facts in (("a", "b"), ("ab",), ("a", "b", None), ({"a": 1},), ({"a": 2},))
+    ]
+    assert len({*names, entry_name("other", "a", "b")}) == 6
+    assert entry_name("rows", {"a": 1, "b": 2}) == entry_name("rows", {"b": 2, "a": 1})
+
+
+def test_private(tmp_path):
+    os.umask(0o022)
+    path = at(tmp_path / "state").obtain("a", make())
+    for found in (tmp_path / "state").rglob("*"):
+        assert found.stat().st_mode & 0o077 == 0, found
+    assert path.stat().st_mode & 0o777 == 0o700
+
+
+def test_failed_making_leaves_nothing(tmp_path):
+    def fail(folder: Path) -> None:
+        (folder / "data.bin").write_text("half")
+        raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom"):
+        at(tmp_path).obtain("a", fail)
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert at(tmp_path).find("a") is None
+
+
+def damage(entry: Path, how: str) -> None:
+    document = json.loads((entry / ENTRY_FILE).read_text())
+    if how == "cut file":
+        (entry / "data.bin").write_text("x")
+    elif how == "no file":
+        (entry / "data.bin").unlink()
+    elif how == "no description":
+        (entry / ENTRY_FILE).unlink()
+    elif how == "other version":
+        document["version"] = 0
+    elif how == "other sizes":
+        document["sizes"] = {}
+    elif how == "null":
+        document = None
+    if "other" in how or how == "null":
+        (entry / ENTRY_FILE).write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "cut file",
+        "no file",
+        "no description",
+        "other version",
+        "other sizes",
+        "null",
+    ],
+)
+def test_damaged_entry_is_made_again(tmp_path, how):
+    made = []
+    entry = at(tmp_path).obtain("a", make(made=made))
+    damage(entry, how)
+    assert at(tmp_path).find("a") is None
+    assert entries(tmp_path / "cache") == set()
+    entry = at(tmp_path).obtain("a", make(made=made))
+    assert (entry / "data.bin").read_text() == "x" * 1_000
+    assert len(made) == 2
+
+
+def use_at(folder: Path, name: str, seconds: float) -> None:
+    os.utime(folder / "cache" / name / ENTRY_FILE, (seconds, seconds))
+
+
+def test_least_recently_used_goes_first(tmp_path):
+    first = at(tmp_path, "1-1", 4_000)
+    for number, name in enumerate("abc"):
+        first.obtain(name, make())
+        use_at(tmp_path, name, 1_000 + number)
+    first.release()
+    use_at(tmp_path, "a", 2_000)
+    second = at(tmp_path, "2-1", 4_000)
+    second.obtain("d", make())
+    assert entries(tmp_path / "cache") == {"a", "c", "d"}
+
+
+def test_entries_in_use_stay(tmp_path):
+    first, second = at(tmp_path, "1-1", 0), at(tmp_path, "2-1", 0)
+    first.obtain("a", make())
+    second.obtain("b", make())
+    second.find("a")
+    assert entries(tmp_path / "cache") == {"a", "b"}
+    first.release()
+    assert entries(tmp_path / "cache") == {"a", "b"}
+    second.release()
+    assert entries(tmp_path / "cache") == set()
+
+
+def test_entry_for_one_run_goes_with_it(tmp_path):
+    used = at(tmp_path)
+    used.obtain(f"{ONCE}rows-1", make())
+    used.obtain("rows-1", make())
+    used.release()
+    used.release()
+    assert entries(tmp_path / "cache") == {"rows-1"}
+
+
+def test_runs_that_crashed_are_forgotten(tmp_path, monkeypatch):
+    at(tmp_path, "1-1", 0).obtain("a", make())
+    (tmp_path / "cache" / ".b-leftover").mkdir()
+    monkeypatch.setattr(cache_module, "STALE_SECONDS", -1.0)
+    time.sleep(0.01)
+    at(tmp_path, "2-1", 0).shrink()
+    assert sorted(p.name for p in (tmp_path / "cache").iterdir()) == [".lock", "uses"]
+
+
+def test_threads_make_one_entry(tmp_path):
+    barrier, found = threading.Barrier(8), []
+
+    def work(number: int) -> None:
+        own = at(tmp_path, f"{number}-1", 0)
+        barrier.wait()
+        path = own.obtain("a", make())
+        found.append((path / "data.bin").read_text())
+        own.release()
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["x" * 1_000] * 8
+    assert entries(tmp_path / "cache") == set()
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from client_apps.data.cache import Cache
+
+def fill(folder):
+    (folder / "data.bin").write_text("x" * 1000)
+
+for turn in range(20):
+    cache = Cache(Path(sys.argv[1]), sys.argv[2], 1500)
+    for name in "abc":
+        path = cache.obtain(name, fill)
+        assert (path / "data.bin").read_text() == "x" * 1000
+    cache.release()
+print("done")
+"""
+
+
+def test_processes_share_a_cache(tmp_path):
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(tmp_path / "cache"), f"{number}-1"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(3)
+    ]
+    for worker in workers:
+        assert worker.communicate(timeout=120) == ("done\n", "")
+    assert len(entries(tmp_path / "cache")) <= 1
+
+
+def no_room(_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_takes_what_no_run_uses(tmp_path):
+    unused = at(tmp_path, "1-1").obtain("unused", make())
+    at(tmp_path, "1-1").release()
+    cache = at(tmp_path, "2-1")
+    used = cache.obtain("used", make())
+
+    def fill(folder):
+        if unused.exists():
+            no_room(folder)
+        make()(folder)
+
+    wanted = cache.obtain("wanted", fill)
+    assert entries(tmp_path / "cache") == {used.name, wanted.name}
+    with pytest.raises(OSError, match="No space left"):
+        cache.obtain("another", no_room)
+    assert entries(tmp_path / "cache") == {used.name, wanted.name}

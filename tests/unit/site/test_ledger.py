@@ -1,0 +1,810 @@
+"""The ledger adds up what was released, and keeps it whatever happens to the process.
+
+What happens to a process that is killed is in test_ledger_kill.py.
+"""
+
+import json
+import multiprocessing
+import os
+import shutil
+import sqlite3
+import stat
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import msgspec
+import numpy as np
+import pytest
+
+from client_apps.data import database
+from client_apps.data.database import FILE, Changes, open_database
+from client_apps.data.ledger import (
+    START,
+    Budget,
+    Ledger,
+    Planned,
+    Release,
+    RoundLedger,
+    checksum_of,
+    open_ledger,
+)
+from tests.support.peers.faulty_grid import forget_processes
+from tp_flower.errors import BudgetError, LedgerError, SettingsError, SiteError
+from tp_flower.methods import PRV
+from tp_flower.privacy.accounting import epsilon
+from tp_flower.privacy.mechanisms import Gaussian, PureDp
+
+RUN, NEXT = "1-a", "2-a"
+DELTA = 1e-5
+STEP = Gaussian(6.0, count=4)
+BUDGETS = {"F": Budget(4.4, DELTA)}
+
+
+def release(what="gradients", mechanism=STEP, source="F", part=1):
+    return Release(
+        table="flights",
+        source=source,
+        part=part,
+        action="train",
+        what=what,
+        unit="a row of flights",
+        neighbours="the row's features as zeros",
+        adversary="server",
+        mechanism=mechanism,
+        scope="given the messages that the site received",
+    )
+
+
+@pytest.fixture(autouse=True)
+def _fresh_databases(monkeypatch):
+    """No test sees the ledger in memory of another one."""
+    monkeypatch.setattr(database, "_OPEN", OrderedDict())
+    yield
+    forget_processes()
+
+
+@pytest.fixture(params=["file", "process"])
+def ledger(request, tmp_path):
+    return Ledger(str(tmp_path) if request.param == "file" else ":memory:")
+
+
+@pytest.fixture
+def root(tmp_path):
+    """The state folder."""
+    return str(tmp_path / "state")
+
+
+def use(ledger, times, key=0, run=RUN, what="gradients"):
+    for _ in range(times):
+        ledger.spend(run, [(1, what, key)])
+
+
+# --- what it adds up to
+
+
+def test_nothing_is_spent_at_first(ledger):
+    assert ledger.spent("F") == []
+    assert ledger.total("F", DELTA) == 0.0
+    assert ledger.lines(RUN) == []
+
+
+def test_an_open_reservation_counts_in_full_and_a_closed_one_as_it_was_used(ledger):
+    # nine uses of four Gaussians of multiplier 6: mu = 1, epsilon 4.377
+    ledger.reserve(RUN, [Planned(release(), limit=9)], BUDGETS)
+    assert ledger.total("F", DELTA) == pytest.approx(4.377, abs=5e-4)
+    use(ledger, 2, key=0)
+    use(ledger, 3, key=1)
+    assert ledger.spent("F") == [Gaussian(6.0, 36)]
+    ledger.close(RUN)
+    assert ledger.spent("F") == [Gaussian(6.0, 12)]
+    assert ledger.total("F", DELTA) == epsilon([Gaussian(6.0, 12)], DELTA)
+
+
+def test_a_reservation_that_was_not_used_is_free_after_the_run(ledger):
+    ledger.reserve(RUN, [Planned(release(), 9)], BUDGETS)
+    ledger.close(RUN)
+    assert ledger.spent("F") == []
+    ledger.reserve(NEXT, [Planned(release(), 9)], BUDGETS)
+
+
+def test_uses_of_one_message_count_each(ledger):
+    ledger.reserve(RUN, [Planned(release(), 3)], {})
+    ledger.spend(RUN, [(1, "gradients", 7), (1, "gradients", 7), (1, "gradients", 8)])
+    with pytest.raises(BudgetError, match="2 are used, asked for is 2 more"):
+        ledger.spend(RUN, [(1, "gradients", 7), (1, "gradients", 7)])
+    ledger.close(RUN)
+    assert ledger.spent("F") == [Gaussian(6.0, 8)]
+
+
+def test_all_of_a_source_composes_and_sources_are_apart(ledger):
+    planned = [
+        Planned(release(), 2),
+        Planned(release("scores", Gaussian(3.0, sample_rate=0.1)), 5),
+        Planned(release(part=2), 3),
+        Planned(release(source="P", part=3), 4),
+    ]
+    ledger.reserve(RUN, planned, {})
+    ledger.charge(RUN, release("labels", PureDp(0.5)), {})
+    everything = {Gaussian(6.0, 20), Gaussian(3.0, 5, 0.1), PureDp(0.5)}
+    assert set(ledger.spent("F")) == everything
+    assert ledger.total("F", DELTA, PRV) == epsilon(ledger.spent("F"), DELTA, PRV)
+    assert ledger.spent("P") == [Gaussian(6.0, 16)]
+
+
+def test_runs_add_up(ledger):
+    for run in (RUN, NEXT):
+        ledger.reserve(run, [Planned(release(), 2)], BUDGETS)
+        use(ledger, 1, run=run)
+        ledger.close(run)
+    assert ledger.spent("F") == [Gaussian(6.0, 8)]
+
+
+# --- what it refuses
+
+
+def test_a_plan_over_the_budget_is_refused_as_a_whole(ledger):
+    ledger.charge(RUN, release(mechanism=Gaussian(6.0, 9)), BUDGETS)
+    before = ledger.lines(RUN)
+    over = [Planned(release(source="P", part=2), 1), Planned(release(), 7)]
+    text = (
+        r"table flights has spent epsilon 1\.993 of 4\.4 \(delta 1e-05\); "
+        r"asked for is 3\.787, together 4\.447"
+    )
+    with pytest.raises(BudgetError, match=text):
+        ledger.reserve(RUN, over, BUDGETS)
+    assert ledger.lines(RUN) == before
+    assert ledger.spent("P") == []
+    assert isinstance(BudgetError(), SiteError)
+
+
+def test_a_plan_that_meets_the_budget_exactly_is_accepted(ledger):
+    exact = epsilon([Gaussian(6.0, 36)], DELTA)
+    ledger.reserve(RUN, [Planned(release(), 9)], {"F": Budget(exact, DELTA)})
+    with pytest.raises(BudgetError, match="table flights has spent"):
+        ledger.charge(RUN, release("x", PureDp(1e-6)), {"F": Budget(exact, DELTA)})
+
+
+def test_no_noise_is_over_every_budget(ledger):
+    free = release(mechanism=Gaussian(0.0))
+    with pytest.raises(BudgetError, match="asked for is inf"):
+        ledger.charge(RUN, free, BUDGETS)
+    ledger.charge(RUN, free, {})
+    assert ledger.total("F", DELTA) == np.inf
+
+
+def test_the_budgets_accountant_decides(ledger):
+    sampled = release(mechanism=Gaussian(1.0, 1000, 0.01))
+    rdp, prv = (epsilon([sampled.mechanism], DELTA, name) for name in ("rdp", "prv"))
+    between = (rdp + prv) / 2
+    with pytest.raises(BudgetError, match="asked for"):
+        ledger.charge(RUN, sampled, {"F": Budget(between, DELTA)})
+    ledger.charge(RUN, sampled, {"F": Budget(between, DELTA, PRV)})
+
+
+def test_a_release_is_reserved_once(ledger):
+    ledger.reserve(RUN, [Planned(release(), 1)], {})
+    text = "gradients of part 1 in run 1-a are reserved already"
+    with pytest.raises(BudgetError, match=text):
+        ledger.reserve(RUN, [Planned(release(), 1)], {})
+    ledger.reserve(NEXT, [Planned(release(), 1)], {})
+    with pytest.raises(BudgetError, match="gram of part 1 in run 1-a are reserved"):
+        ledger.reserve(RUN, [Planned(release("gram"), 1)] * 2, {})
+
+
+def test_more_uses_than_planned_are_refused(ledger):
+    ledger.reserve(RUN, [Planned(release(), 2), Planned(release("gram"), 9)], {})
+    use(ledger, 2, key=5)
+    text = r"gradients of part 1 in run 1-a are used up: 2 were planned of key 5, 2 are"
+    with pytest.raises(BudgetError, match=text):
+        ledger.spend(RUN, [(1, "gram", 0), (1, "gradients", 5)])
+    ledger.close(RUN)
+    # the refused message has not used the other of its releases
+    assert ledger.spent("F") == [Gaussian(6.0, 8)]
+
+
+@pytest.mark.parametrize("name", [(1, "gram"), (2, "gradients")])
+def test_what_is_not_reserved_is_not_spent(ledger, name):
+    ledger.reserve(RUN, [Planned(release(), 2)], {})
+    with pytest.raises(BudgetError, match="are not reserved"):
+        ledger.spend(RUN, [(*name, 0)])
+    with pytest.raises(BudgetError, match="in run 2-a are not reserved"):
+        ledger.spend(NEXT, [(1, "gradients", 0)])
+
+
+def test_nothing_is_spent_after_the_run(ledger):
+    ledger.reserve(RUN, [Planned(release(), 2)], {})
+    ledger.close(RUN)
+    ledger.close(RUN)
+    with pytest.raises(BudgetError, match="are not reserved"):
+        use(ledger, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: Planned(release(mechanism=None), 1), "a plan needs a mechanism"),
+        (lambda: Planned(release(), 0), "limit is 0; it must be at least 1"),
+        (lambda: Budget(-1.0, DELTA), "epsilon of a budget is -1.0"),
+        (lambda: Budget(np.nan, DELTA), "epsilon of a budget is nan"),
+        (lambda: Budget(1.0, 1.0), "delta of a budget is 1.0"),
+        (
+            lambda: Ledger(":memory:").charge(RUN, release(mechanism=None), {}),
+            "without a",
+        ),
+        (lambda: msgspec.convert({"mechanism": None}, Release), "missing required"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make, match):
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+def test_what_could_not_be_read_back_is_not_written(root):
+    ledger = Ledger(root)
+    ledger.reserve(RUN, [Planned(release(), 9)], {})
+    before = list(ledger.export())
+    with pytest.raises(TypeError, match="not plain JSON types"):
+        ledger.charge(RUN, release(part=(1, 2)), {})
+    with pytest.raises(sqlite3.Error):
+        ledger.spend(RUN, [(1, "gradients", (0, 1))])
+    assert list(ledger.export()) == before
+
+
+# --- charges and notes
+
+
+def test_what_has_an_ident_is_paid_once(ledger):
+    labels = release("labels", PureDp(2.0))
+    budgets = {"F": Budget(3.0, DELTA), "P": Budget(3.0, DELTA)}
+    for run in (RUN, RUN, NEXT):
+        ledger.charge(run, labels, budgets, ident="draw 1")
+    assert ledger.spent("F") == [PureDp(2.0)]
+    with pytest.raises(BudgetError, match="together 4"):
+        ledger.charge(RUN, labels, budgets, ident="draw 2")
+    for _ in range(2):
+        ledger.charge(RUN, release("labels", PureDp(2.0), "P"), budgets, "draw 1")
+    assert ledger.spent("P") == [PureDp(2.0)]
+
+
+def test_without_an_ident_each_charge_counts(ledger):
+    for _ in range(3):
+        ledger.charge(RUN, release("statistics", PureDp(0.5)), {})
+    assert ledger.spent("F") == [PureDp(0.5, 3)]
+
+
+def test_a_charge_stays_when_its_run_is_closed(ledger):
+    ledger.charge(RUN, release("labels", PureDp(0.5)), {})
+    ledger.close(RUN)
+    assert ledger.spent("F") == [PureDp(0.5)]
+
+
+def test_what_is_not_covered_is_written_once_in_a_run_and_costs_nothing(ledger):
+    scores, keys = release("scores", None), release("keys", None)
+    ledger.note(RUN, [scores, keys, scores])
+    ledger.note(RUN, [scores])
+    ledger.note(NEXT, [scores])
+    assert [line["release"]["what"] for line in ledger.lines(RUN)] == ["scores", "keys"]
+    assert [line["event"] for line in ledger.lines(NEXT)] == ["note"]
+    assert ledger.spent("F") == []
+
+
+def test_the_lines_of_a_run_tell_what_was_planned_and_used(ledger):
+    ledger.reserve(RUN, [Planned(release(), 9)], BUDGETS)
+    ledger.reserve(NEXT, [Planned(release(), 1)], {})
+    ledger.note(RUN, [release("scores", None)])
+    use(ledger, 2, key=0)
+    use(ledger, 3, key=1)
+    ledger.charge(RUN, release("labels", PureDp(0.5)), {}, "draw")
+    ledger.close(RUN)
+    planned, noted, charged = ledger.lines(RUN)
+    assert planned["release"] == msgspec.to_builtins(release())
+    assert (planned["limit"], planned["used"]) == (9, 3)
+    assert noted["release"]["mechanism"] is None
+    assert msgspec.convert(charged["release"], Release) == release(
+        "labels", PureDp(0.5)
+    )
+    events = [line["event"] for line in (planned, noted, charged)]
+    assert events == ["reserve", "note", "charge"]
+    json.dumps([planned, noted, charged])
+
+
+# --- the file
+
+
+def example(root):
+    ledger = Ledger(root)
+    ledger.reserve(RUN, [Planned(release(), 9), Planned(release("gram"), 1)], {})
+    ledger.note(RUN, [release("scores", None), release("keys", None)])
+    use(ledger, 2)
+    ledger.charge(NEXT, release("labels", PureDp(0.5)), {}, "draw")
+    return ledger
+
+
+def change(root, *statements):
+    """Have another program write to the database."""
+    forget_processes()
+    with closing(sqlite3.connect(f"{root}/{FILE}")) as connection:
+        for statement in statements:
+            connection.execute(*statement)
+        connection.commit()
+
+
+def rows_of(root):
+    with closing(sqlite3.connect(f"{root}/{FILE}")) as connection:
+        return connection.execute(
+            "SELECT seq, checksum, line FROM ledger ORDER BY seq"
+        ).fetchall()
+
+
+def test_only_the_user_may_read_it(root):
+    example(root)
+    for path in (FILE, f"{FILE}-wal", f"{FILE}-shm"):
+        assert stat.S_IMODE(os.stat(f"{root}/{path}").st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(root).st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602])
+def test_a_file_that_others_may_open_is_refused(root, mode):
+    example(root)
+    forget_processes()
+    os.chmod(f"{root}/{FILE}", mode)
+    match = rf"site\.db may be read or changed by others .*\(mode {mode:04o}\): chmod"
+    with pytest.raises(SettingsError, match=match):
+        spent_in(root)
+
+
+def test_a_link_or_a_file_of_another_user_is_refused(root, tmp_path, monkeypatch):
+    example(root)
+    forget_processes()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: 4242)
+        with pytest.raises(SettingsError, match=r"site\.db belongs to another user"):
+            spent_in(root)
+    os.rename(f"{root}/{FILE}", tmp_path / "elsewhere.db")
+    os.symlink(tmp_path / "elsewhere.db", f"{root}/{FILE}")
+    with pytest.raises(SettingsError, match=r"site\.db is not a file"):
+        spent_in(root)
+
+
+@pytest.mark.parametrize(
+    "name", ["privacy/ledger.jsonl", "privacy/labels", "ab-1/state"]
+)
+def test_a_state_folder_of_version_0_1_0_is_refused_by_name(tmp_path, name):
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_text("")
+    match = rf"is of version 0\.1\.0 \({name}\).* move the folder away .*new account"
+    with pytest.raises(SettingsError, match=match):
+        spent_in(str(tmp_path))
+    assert not (tmp_path / FILE).exists()
+
+
+def test_it_is_kept_for_the_next_process(root):
+    first = example(root)
+    forget_processes()
+    second = Ledger(root)
+    assert second.spent("F") == first.spent("F")
+    second.charge(RUN, release("labels", PureDp(0.5)), {}, "draw")
+    assert second.spent("F") == first.spent("F")
+    use(second, 7)
+    with pytest.raises(BudgetError, match="9 were planned of key 0, 9 are used"):
+        use(first, 1)
+
+
+def test_a_process_has_one_ledger_of_a_folder(root):
+    assert open_ledger(root) is open_ledger(root)
+    assert open_ledger(root) is not open_ledger(f"{root}-2")
+
+
+def test_it_is_only_appended_to_and_each_line_seals_the_one_before(root):
+    ledger = example(root)
+    before = rows_of(root)
+    ledger.close(RUN)
+    after = rows_of(root)
+    assert after[: len(before)] == before
+    assert len(after) == len(before) + 2
+    previous = START
+    for number, (seq, checksum, line) in enumerate(after, 1):
+        assert seq == json.loads(line)["seq"] == number
+        assert checksum == checksum_of(line, previous)
+        previous = checksum
+
+
+def test_it_is_exported_as_text_and_begun_anew(root):
+    ledger = example(root)
+    lines = [json.loads(line) for line in ledger.export()]
+    assert [line["event"] for line in lines] == [
+        *("reserve", "reserve", "note", "note", "spend", "spend", "charge")
+    ]
+    rows = rows_of(root)
+    for line, (_, checksum, text) in zip(lines, rows, strict=True):
+        assert line == {**json.loads(text), "checksum": checksum}
+    change(root, ("UPDATE ledger SET line = replace(line, '9', '8')",))
+    assert len(list(Ledger(root).export())) == len(rows)
+    with pytest.raises(LedgerError, match="is damaged"):
+        spent_in(root)
+    ledger.begin_anew()
+    assert ledger.spent("F") == []
+    example(root)
+
+
+def spent_in(root):
+    return Ledger(root).spent("F")
+
+
+def test_a_transaction_that_was_torn_at_any_byte_was_not_written(root, tmp_path):
+    """Whatever of the write-ahead log a killed process has written."""
+    ledger = example(root)
+    spent = ledger.spent("F")
+    wal = f"{root}/{FILE}-wal"
+    before = os.path.getsize(wal)
+    ledger.charge(NEXT, release("statistics", PureDp(0.25)), {})
+    with open(wal, "rb") as file:
+        text = file.read()
+    assert before + 4096 < len(text)
+    seen = set()
+    for length in {*range(before, len(text), 97), len(text) - 1, len(text)}:
+        torn = tmp_path / f"torn-{length}"
+        torn.mkdir()
+        shutil.copy(f"{root}/{FILE}", torn)
+        (torn / f"{FILE}-wal").write_bytes(text[:length])
+        again = Ledger(str(torn))
+        is_whole = length == len(text)
+        expected = {*spent, PureDp(0.25)} if is_whole else {*spent}
+        assert set(again.spent("F")) == expected
+        again.charge(NEXT, release("counts", PureDp(2.0)), {})
+        assert set(spent_in(str(torn))) == {*expected, PureDp(2.0)}
+        seen.add(is_whole)
+        forget_processes()
+    assert seen == {True, False}
+
+
+def test_no_byte_of_a_line_can_be_changed(root):
+    ledger = Ledger(root)
+    ledger.reserve(RUN, [Planned(release(), 9)], {})
+    use(ledger, 2)
+    rows = rows_of(root)
+    forget_processes()
+    with closing(sqlite3.connect(f"{root}/{FILE}", isolation_level=None)) as other:
+        for seq, *texts in rows:
+            for column, text in zip(("checksum", "line"), texts, strict=True):
+                statement = f"UPDATE ledger SET {column} = ? WHERE seq = ?"
+                for place in range(len(text)):
+                    damaged = bytearray(text.encode())
+                    damaged[place] ^= 1
+                    other.execute("PRAGMA ignore_check_constraints = ON")
+                    try:
+                        other.execute(statement, (damaged.decode(), seq))
+                    except sqlite3.OperationalError:
+                        # no JSON any more: not even SQLite writes it
+                        continue
+                    with pytest.raises(LedgerError, match="is damaged"):
+                        spent_in(root)
+                    other.execute(statement, (text, seq))
+    assert spent_in(root) == ledger.spent("F")
+
+
+def test_a_damaged_file_is_refused_or_changes_nothing(root, tmp_path):
+    ledger = example(root)
+    spent = ledger.spent("F")
+    forget_processes()
+    text = (tmp_path / "state" / FILE).read_bytes()
+    rng = np.random.default_rng(3)
+    refused = 0
+    for number, place in enumerate(rng.choice(len(text), 400, replace=False)):
+        changed = bytearray(text)
+        changed[place] ^= 1 << rng.integers(8)
+        damaged = tmp_path / str(number)
+        damaged.mkdir(0o700)
+        (damaged / FILE).touch(0o600)
+        (damaged / FILE).write_bytes(changed)
+        try:
+            assert spent_in(str(damaged)) == spent
+        except (SettingsError, SiteError):
+            refused += 1
+        forget_processes()
+    assert refused > 10
+
+
+def reading(ledger):
+    yield lambda: ledger.spent("F")
+    yield lambda: ledger.total("F", DELTA)
+    yield lambda: ledger.lines(RUN)
+
+
+def writing(ledger):
+    yield lambda: ledger.reserve(RUN, [Planned(release("x"), 1)], {})
+    yield lambda: use(ledger, 1)
+    yield lambda: ledger.charge(RUN, release(), {})
+    yield lambda: ledger.note(RUN, [release("x", None)])
+    yield lambda: ledger.close(RUN)
+
+
+def rearranged(rows):
+    yield [*rows[:1], *rows[2:]]
+    yield rows[1:]
+    yield [rows[1], rows[0], *rows[2:]]
+    yield [*rows[:2], *rows[1:]]
+    yield [*rows, rows[-1]]
+    yield rows[:-1]
+    yield []
+
+
+@pytest.mark.parametrize("is_numbered", [True, False])
+def test_no_line_can_be_moved(root, is_numbered):
+    example(root)
+    rows = rows_of(root)
+    add = "INSERT INTO ledger (seq, checksum, line) VALUES (?, ?, ?)"
+    for found in rearranged(rows):
+        numbers = [seq for seq, *_ in found]
+        if is_numbered or len(set(numbers)) < len(numbers) or sorted(found) == rows:
+            numbers = range(1, len(found) + 1)
+        numbered = zip(numbers, found, strict=True)
+        added = [(add, (number, *row[1:])) for number, row in numbered]
+        change(root, ("DELETE FROM ledger",), *added)
+        with pytest.raises(LedgerError, match=r"damaged.*nothing is released"):
+            spent_in(root)
+
+
+def test_every_call_looks_at_the_end_of_the_chain(root):
+    example(root)
+    change(root, ("DELETE FROM ledger WHERE seq = 7",))
+    ledger = Ledger(root)
+    for call in (*reading(ledger), *writing(ledger)):
+        with pytest.raises(LedgerError, match=r"damaged.*nothing is released"):
+            call()
+
+
+def test_lines_that_a_process_knows_must_stay(root):
+    ledger = example(root)
+    rows = rows_of(root)
+    end = "UPDATE ledger_end SET seq = ?, checksum = ?"
+    change(root, ("DELETE FROM ledger WHERE seq = 7",), (end, rows[5][:2]))
+    with pytest.raises(LedgerError, match="lines that were there are gone"):
+        ledger.spent("F")
+    # whoever has not seen it cannot know
+    spent_in(root)
+    change(root, ("INSERT INTO ledger (seq, checksum, line) VALUES (?, ?, ?)", rows[6]))
+    change(root, (end, rows[6][:2]))
+    assert ledger.spent("F") == spent_in(root)
+    change(root, ("UPDATE ledger SET line = replace(line, 'draw', 'dram')",))
+    with pytest.raises(LedgerError, match="the checksum of line 7 does not fit"):
+        spent_in(root)
+    forget_processes()
+    shutil.rmtree(root)
+    with pytest.raises(LedgerError, match="lines that were there are gone"):
+        ledger.spent("F")
+
+
+def test_another_database_in_its_place_is_noticed(root, tmp_path):
+    ledger = example(root)
+    other = Ledger(str(tmp_path / "other"))
+    for _ in range(20):
+        other.charge(RUN, release(), {})
+    database.close_databases()
+    os.replace(tmp_path / "other" / FILE, f"{root}/{FILE}")
+    with pytest.raises(LedgerError, match="lines that were there are gone"):
+        ledger.spent("F")
+
+
+def test_a_file_of_another_version_is_not_guessed_at(root):
+    example(root)
+    change(root, ("PRAGMA user_version = 9",))
+    with pytest.raises(SettingsError, match=r"site\.db is of version 9, expected 1"):
+        spent_in(root)
+
+
+def test_a_rolled_back_line_is_not_missed(root):
+    """A process takes for gone only what was there."""
+    ledger, changes = example(root), Changes(open_database(root), is_durable=True)
+    spent = ledger.spent("F")
+    of_round = RoundLedger(ledger, changes)
+
+    def refused():
+        with changes.together(lambda _: False):
+            of_round.note(NEXT, [release("keys", None)])
+            of_round.charge(NEXT, release("more", PureDp(9.0)), BUDGETS, "more")
+
+    with pytest.raises(BudgetError):
+        refused()
+    assert ledger.spent("F") == spent
+    assert ledger.lines(NEXT) == Ledger(root).lines(NEXT)
+    with changes.together(lambda _: False):
+        of_round.note(NEXT, [release("keys", None)])
+        assert spent_in(root) == spent
+    assert [line["event"] for line in ledger.lines(NEXT)] == ["charge", "note"]
+
+
+# --- the disk
+
+
+def test_what_cannot_be_written_is_not_released(root):
+    ledger = example(root)
+    spent, rows = ledger.spent("F"), rows_of(root)
+    connection = open_database(root)._connection
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    long = release("x" * 9000)
+    for call in (
+        lambda: ledger.reserve(RUN, [Planned(long, 1)], {}),
+        lambda: ledger.charge(RUN, long, {}),
+        lambda: ledger.note(RUN, [long]),
+    ):
+        with pytest.raises(SiteError, match=r"No space left.*nothing is released"):
+            call()
+    assert ledger.spent("F") == spent
+    assert rows_of(root) == rows
+    connection.execute("PRAGMA max_page_count = 100000")
+    ledger.charge(RUN, long, {})
+
+
+class Failing(sqlite3.Connection):
+    """A connection whose disk fails when a transaction is to be safe."""
+
+    def execute(self, statement, *values):
+        if statement == "COMMIT":
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise error
+        return super().execute(statement, *values)
+
+
+def test_what_is_not_on_the_disk_is_not_released(root, monkeypatch):
+    ledger = example(root)
+    spent, connect = ledger.spent("F"), sqlite3.connect
+    with monkeypatch.context() as patched:
+        forget_processes()
+        patched.setattr(
+            "tp_flower.database.sqlite3.connect",
+            lambda *a, **o: connect(*a, **o, factory=Failing),
+        )
+        for call in writing(Ledger(root)):
+            with pytest.raises(SiteError, match=r"output error; nothing is released"):
+                call()
+        forget_processes()
+    assert ledger.spent("F") == spent_in(root) == spent
+
+
+def test_all_that_leaves_is_on_the_disk_first(root, monkeypatch):
+    modes = []
+    ledger = example(root)
+    begin = database.Database.begin
+    monkeypatch.setattr(
+        database.Database,
+        "begin",
+        lambda self, **o: begin(self, **o) or modes.append(mode_of(self)),
+    )
+    for call in writing(ledger):
+        call()
+    for is_durable in (False, True):
+        changes = Changes(open_database(root), is_durable=is_durable)
+        with changes.together(lambda _: False):
+            RoundLedger(ledger, changes).note(RUN, [release(f"{is_durable}", None)])
+            changes.add()
+    assert set(modes) == {2}  # FULL
+    with Changes(open_database(root), is_durable=False).together(lambda _: False):
+        pass
+
+
+def mode_of(own):
+    return own._connection.execute("PRAGMA synchronous").fetchone()[0]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    ledger = Ledger(str(tmp_path / "file" / "state"))
+    with pytest.raises(
+        SiteError, match=r"cannot write to the state folder .*file/state"
+    ):
+        ledger.spent("F")
+
+
+# --- what is linear
+
+
+def long_example(root, runs=6):
+    rng = np.random.default_rng(0)
+    ledger = Ledger(root)
+    for run in map(str, range(runs)):
+        planned = [Planned(release(part=part), 60) for part in range(3)]
+        ledger.reserve(run, planned, {})
+        ledger.charge(run, release("labels", PureDp(0.5)), {}, f"draw {int(run) // 2}")
+        ledger.note(run, [release("scores", None)])
+        for _ in range(60):
+            ledger.spend(run, [(int(rng.integers(3)), "gradients", 0)])
+        if int(run) % 3:
+            ledger.close(run)
+    return ledger
+
+
+def test_sums_of_the_database_are_those_of_the_lines(root):
+    """Written again, line by line: what is open in full, what is closed as used."""
+    ledger = long_example(root)
+    open_runs, total, paid = {}, 0, set()
+    for line in map(json.loads, ledger.export()):
+        if line["event"] == "reserve":
+            part = line["release"]["part"]
+            open_runs.setdefault(line["run"], {})[part] = [line["limit"], 0]
+        elif line["event"] == "spend":
+            open_runs[line["run"]][line["part"]][1] += line["times"]
+        elif line["event"] == "charge":
+            paid.add(line["ident"])
+        elif line["event"] == "close":
+            total += sum(used for _, used in open_runs.pop(line["run"]).values())
+    total += sum(limit for run in open_runs.values() for limit, _ in run.values())
+    assert set(ledger.spent("F")) == {Gaussian(6.0, 4 * total), PureDp(0.5, len(paid))}
+    assert 0 < len(open_runs) < 6
+    assert spent_in(root) == ledger.spent("F")
+
+
+def test_a_use_reads_no_more_of_a_long_ledger_than_of_a_short_one(root):
+    """Neither does what is reserved, once a process has checked the chain."""
+    steps = []
+    for runs in (2, 20):
+        place = f"{root}-{runs}"
+        ledger = long_example(place, runs)
+        ledger.reserve("more", [Planned(release(source="G"), 30)], BUDGETS)
+        counted = [0]
+        connection = open_database(place)._connection
+        connection.set_progress_handler(
+            lambda c=counted: c.__setitem__(0, c[0] + 1), 10
+        )
+        use(ledger, 1, run="more")
+        ledger.reserve("next", [Planned(release(source="G"), 30)], BUDGETS)
+        ledger.charge("next", release("labels", PureDp(0.1), "G"), BUDGETS, "x")
+        steps.append(counted[0])
+    assert steps[1] <= 1.5 * steps[0]
+
+
+# --- many at once
+
+
+def spend_all(root, key, times):
+    ledger = Ledger(root)
+    paid = 0
+    for _ in range(times):
+        try:
+            ledger.spend(RUN, [(1, "gradients", key)])
+            paid += 1
+        except BudgetError:
+            pass
+    return paid
+
+
+def test_processes_take_turns(root):
+    Ledger(root).reserve(RUN, [Planned(release(), 50)], {})
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        jobs = [(root, 0, 20)] * 4
+        paid = pool.starmap(spend_all, jobs)
+    assert sum(paid) == 50
+    ledger = Ledger(root)
+    assert ledger.lines(RUN)[0]["used"] == 50
+    ledger.close(RUN)
+    assert ledger.spent("F") == [Gaussian(6.0, 200)]
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_threads_take_turns(root, is_shared):
+    shared = Ledger(root)
+    shared.reserve(RUN, [Planned(release(), 50)], {})
+
+    def work(_):
+        ledger = shared if is_shared else Ledger(root)
+        for _ in range(10):
+            ledger.spend(RUN, [(1, "gradients", 0)])
+
+    with ThreadPoolExecutor(5) as pool:
+        list(pool.map(work, range(5)))
+    assert Ledger(root).lines(RUN)[0]["used"] == 50
+
+
+def test_two_runs_cannot_both_take_the_rest_of_a_budget(root):
+    def ask(run):
+        try:
+            Ledger(root).reserve(run, [Planned(release(), 6)], BUDGETS)
+        except BudgetError:
+            return 0
+        return 1
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(ask, map(str, range(8)))) == 1

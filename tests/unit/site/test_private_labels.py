@@ -1,0 +1,461 @@
+"""Labels at a site: moved into their domain, noised once, kept, and paid for."""
+
+import itertools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+import zlib
+
+import numpy as np
+import pytest
+
+from client_apps.data.database import FILE
+from client_apps.data.ledger import Ledger, open_ledger
+from client_apps.data.run_store import SiteStore
+from client_apps.privacy import noisy_labels
+from client_apps.privacy.guard import Guard
+from client_apps.privacy.noisy_labels import released_label
+from tests.support.examples.noisy_labels import (
+    RESPONSE,
+    booleans,
+    make_site,
+    order_for,
+    release,
+)
+from tests.support.paths import ROOT
+from tests.support.peers.faulty_grid import flipped, forget_processes, rows_in
+from tp_flower.errors import (
+    BudgetError,
+    ErrorKind,
+    PolicyError,
+    SettingsError,
+    SiteError,
+    kind_of,
+)
+from tp_flower.extraction.extracted import LabelColumn
+from tp_flower.learning.label_noise import LabelPlan
+from tp_flower.privacy.mechanisms import PureDp
+from tp_flower.query import Fragment
+from tp_flower.randomness import NoiseSource
+
+NAN = float("nan")
+RANGE = LabelPlan("laplace", 100.0, limits=(0.0, 10.0))
+CERTAIN = 100.0  # epsilon at which no class is ever changed
+
+
+@pytest.fixture(autouse=True)
+def _noise_of_known_keys(monkeypatch):
+    """Every draw has a key of its own, the same in each run of the tests."""
+    keys = itertools.count()
+    monkeypatch.setattr(
+        noisy_labels, "NoiseSource", lambda: NoiseSource(next(keys).to_bytes(32))
+    )
+
+
+def name_of(run):
+    """Of a run at the site, in its ledger."""
+    return f"{run:032x}-1"
+
+
+def spent(site):
+    guard = Guard(site)
+    ledger = open_ledger(str(site.context.node_config["state-dir"]))
+    return ledger.spent(guard.source_id(site.shards()[0]))
+
+
+def kept_draws(folder):
+    """The rows of the labels that were drawn."""
+    query = "SELECT name, data FROM entries WHERE run = 'labels'"
+    return rows_in(folder / "state" / FILE, query)
+
+
+def simulated(site):
+    site.context.node_config["tables"] = ""
+    return site
+
+
+# the domain
+
+
+@pytest.mark.parametrize(
+    ("label", "classes", "expected", "kind"),
+    [
+        (LabelColumn("boolean", np.array([0.0, 1.0])), (), [0, 1], "boolean"),
+        (
+            LabelColumn("boolean", np.array([0.0, 1.0])),
+            ("true", "False"),
+            [1, 0],
+            "text",
+        ),
+        (LabelColumn("boolean", np.array([0.0, 1.0])), ("0", "1"), [0, 1], "text"),
+        (
+            LabelColumn("number", np.array([2.5, -1, 7])),
+            ("7", "-1", "2.50"),
+            [2, 1, 0],
+            "text",
+        ),
+        (
+            LabelColumn("text", np.array([0.0, 1, 0]), ("b", "d")),
+            ("d", "a", "b"),
+            [2, 0, 2],
+            "text",
+        ),
+    ],
+)
+def test_classes_are_numbered_as_they_are_listed(
+    tmp_path, label, classes, expected, kind
+):
+    plan = LabelPlan("randomised-response", CERTAIN, classes)
+    found = release(make_site(tmp_path), label, plan)
+    assert found.values.tolist() == expected
+    assert (found.kind, found.categories) == (kind, classes)
+
+
+def test_numbers_are_clipped_and_their_noise_is_that_of_the_range(tmp_path):
+    label = LabelColumn("number", np.repeat([-5.0, 4.0, 1e6], 4000))
+    found = release(make_site(tmp_path), label, RANGE)
+    assert (found.kind, found.categories) == ("number", ())
+    noise = found.values - np.repeat([0.0, 4.0, 10.0], 4000)
+    # epsilon 100 on a range of 10: scale 0.1
+    assert noise.std() == pytest.approx(0.1 * np.sqrt(2), rel=0.05)
+    assert abs(noise.reshape(3, -1).mean(axis=1)).max() < 0.012
+
+
+@pytest.mark.parametrize(
+    ("label", "plan"),
+    [
+        (
+            LabelColumn("text", np.repeat([0.0, 1.0, NAN], 3000), ("a", "other")),
+            LabelPlan("randomised-response", CERTAIN, ("a", "b", "c")),
+        ),
+        (
+            LabelColumn("number", np.repeat([5.0, 6.5, NAN], 3000)),
+            LabelPlan("laplace", CERTAIN, ("5", "6", "7")),
+        ),
+    ],
+)
+def test_labels_without_a_place_become_any_class_alike(tmp_path, label, plan, caplog):
+    site = make_site(tmp_path)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        found = release(site, label, plan)
+    assert (found.values[:3000] == 0).all()
+    for rows in (slice(3000, 6000), slice(6000, 9000)):
+        counts = np.bincount(found.values[rows].astype(int), minlength=3)
+        assert (np.abs(counts - 1000) < 5 * np.sqrt(3000 * 2 / 9)).all()
+    # the operator is told, and nobody else
+    assert "NULL or none of privacy.label-classes in 6000 rows" in caplog.text
+
+
+def test_missing_numbers_become_the_middle_of_the_range(tmp_path, caplog):
+    label = LabelColumn("number", np.repeat([NAN, 2.0], 4000))
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        found = release(make_site(tmp_path), label, RANGE)
+    assert found.values[:4000].mean() == pytest.approx(5.0, abs=0.012)
+    assert found.values[4000:].mean() == pytest.approx(2.0, abs=0.012)
+    assert "label is NULL in 4000 rows" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("label", "plan", "match"),
+    [
+        (LabelColumn("boolean", np.array([0.0, NAN])), RESPONSE, "in 1 rows: filter"),
+        (LabelColumn("number", np.array([0.0, NAN, NAN])), RANGE, "is NULL in 2 rows"),
+    ],
+)
+def test_in_a_simulation_labels_without_a_place_are_an_error(
+    tmp_path, label, plan, match
+):
+    site = make_site(tmp_path)
+    order = order_for(site, plan)
+    with pytest.raises(SiteError, match=match):
+        released_label(simulated(site), Guard(site), order, label)
+    assert not site.ledger.lines(site.store.run)
+
+
+@pytest.mark.parametrize(
+    ("label", "plan", "match"),
+    [
+        (
+            LabelColumn("number", np.ones(3)),
+            RESPONSE,
+            "label is of type number: which classes .* privacy.label-classes",
+        ),
+        (
+            LabelColumn("text", np.zeros(2), ("a",)),
+            RESPONSE,
+            "label is of type text",
+        ),
+        (
+            LabelColumn("text", np.zeros(2), ("a",)),
+            RANGE,
+            "label is text, but the run has privacy.label-range: CAST it",
+        ),
+        (
+            LabelColumn("boolean", np.ones(3)),
+            LabelPlan("laplace", 1.0, limits=(-60.0, 240.0)),
+            "label is true or false, which has no other privacy.label-range",
+        ),
+        (
+            LabelColumn("number", np.ones(3)),
+            LabelPlan("laplace", 1.0, ("a", "b")),
+            r"type number, and privacy.label-classes \(a, b\) are not different values",
+        ),
+        (
+            LabelColumn("number", np.ones(3)),
+            LabelPlan("laplace", 1.0, ("1", "1.0")),
+            "are not different values of that type",
+        ),
+        (
+            LabelColumn("boolean", np.ones(3)),
+            LabelPlan("laplace", 1.0, ("yes", "no")),
+            r"type boolean, and privacy.label-classes \(yes, no\)",
+        ),
+    ],
+)
+def test_plans_that_do_not_fit_the_type_are_refused(tmp_path, label, plan, match):
+    site = make_site(tmp_path)
+    with pytest.raises(SettingsError, match=match):
+        release(site, label, plan)
+    assert spent(site) == []
+
+
+def test_a_shard_without_rows_has_nothing_to_pay_for(tmp_path):
+    site = make_site(tmp_path)
+    found = release(site, LabelColumn("boolean", np.zeros(0)))
+    assert (found.kind, len(found.values)) == ("boolean", 0)
+    assert spent(site) == []
+
+
+# drawn once
+
+
+def test_labels_are_drawn_once_and_paid_for_once(tmp_path):
+    first = release(make_site(tmp_path, run=1), booleans())
+    # another run, another process: nothing is in memory but the class itself
+    second = release(make_site(tmp_path, run=2), booleans())
+    np.testing.assert_array_equal(first.values, second.values)
+    site = make_site(tmp_path, run=3)
+    assert spent(site) == [PureDp(1.0)]
+    assert len(kept_draws(tmp_path)) == 1
+    assert (tmp_path / "state" / FILE).stat().st_mode & 0o077 == 0
+    assert (tmp_path / "state").stat().st_mode & 0o077 == 0
+    # the later run has a line that says what left, and that costs nothing
+    events = [line["event"] for line in site.ledger.lines(name_of(2))]
+    assert events == ["note"]
+    (line,) = site.ledger.lines(name_of(1))
+    assert line["event"] == "charge"
+    assert line["release"]["what"] == "labels"
+    assert "probability 0.7311" in line["release"]["scope"]
+
+
+def test_labels_whose_payment_is_lost_stand_once_in_the_report(tmp_path):
+    first = release(make_site(tmp_path, run=1), booleans())
+    open_ledger(str(tmp_path / "state")).begin_anew()
+    forget_processes()
+    second = release(make_site(tmp_path, run=2), booleans())
+    np.testing.assert_array_equal(first.values, second.values)
+    lines = make_site(tmp_path, run=2).ledger.lines(name_of(2))
+    assert [line["event"] for line in lines] == ["charge"]
+
+
+def test_a_run_that_asks_again_has_one_line(tmp_path):
+    """It was killed when it had paid, and before anybody was answered."""
+    for _ in range(2):
+        site = make_site(tmp_path, run=1)
+        release(site, booleans())
+        forget_processes()
+    assert [line["event"] for line in site.ledger.lines(name_of(1))] == ["charge"]
+
+
+def test_draws_are_kept_in_memory_where_nothing_is_written(tmp_path):
+    first = release(make_site(tmp_path, 1, state=":memory:"), booleans())
+    second = release(make_site(tmp_path, 2, state=":memory:"), booleans())
+    np.testing.assert_array_equal(first.values, second.values)
+    assert not (tmp_path / "state").exists()
+
+
+OTHERS = {
+    "another plan": {"plan": LabelPlan("randomised-response", 1.5)},
+    "another mechanism": {"plan": LabelPlan("laplace", 1.0)},
+    "another label": {"fragment": Fragment("o", "orders", label="qty > 4")},
+    "another filter": {
+        "fragment": Fragment("o", "orders", label="qty > 3", filters=("qty > 0",))
+    },
+    "other true labels": {
+        "label": LabelColumn("boolean", 1.0 - booleans().values),
+    },
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=list(OTHERS))
+def test_what_differs_is_drawn_anew_and_paid_for(tmp_path, other):
+    site = make_site(tmp_path)
+    first = release(site, booleans())
+    second = release(site, **{"label": booleans(), **other})
+    assert 0.2 < (first.values != second.values).mean() < 0.8
+    total = sum(each.epsilon * each.count for each in spent(site))
+    assert total == 1.0 + other.get("plan", RESPONSE).epsilon
+    # and neither again
+    again = release(site, booleans())
+    np.testing.assert_array_equal(again.values, first.values)
+    assert sum(each.epsilon * each.count for each in spent(site)) == total
+
+
+def test_what_the_labels_do_not_depend_on_is_no_other_draw(tmp_path):
+    site = make_site(tmp_path)
+    first = release(site, booleans())
+    other = Fragment("x", "orders", keys=(("qty",),), label="qty > 3")
+    np.testing.assert_array_equal(
+        first.values, release(site, booleans(), fragment=other).values
+    )
+    assert spent(site) == [PureDp(1.0)]
+
+
+def test_a_lost_draw_is_paid_for_again(tmp_path):
+    site = make_site(tmp_path)
+    first = release(site, booleans())
+    rows_in(tmp_path / "state" / FILE, "DELETE FROM entries WHERE run = 'labels'")
+    second = release(site, booleans())
+    assert (first.values != second.values).any()
+    assert spent(site) == [PureDp(1.0, count=2)]
+
+
+def test_damaged_draws_are_told_and_not_drawn_again(tmp_path):
+    site = make_site(tmp_path)
+    release(site, booleans())
+    ((name, data),) = kept_draws(tmp_path)
+    query = "UPDATE entries SET data = ? WHERE run = 'labels' AND name = ?"
+    rows_in(tmp_path / "state" / FILE, query, flipped(data), name)
+    with pytest.raises(SiteError, match=r"the kept labels .* are damaged"):
+        release(site, booleans())
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "state").write_text("in the way")
+    with pytest.raises(SiteError, match="cannot write to the state folder"):
+        SiteStore(str(tmp_path / "state"), "1", "1").labels("x", lambda: np.zeros(1))
+
+
+# paid for before it leaves
+
+
+def test_a_table_whose_budget_is_spent_tells_no_more_labels(tmp_path):
+    site = make_site(tmp_path, policy="epsilon = 2.5\ndelta = 1e-6")
+    release(site, booleans())
+    release(site, booleans(), LabelPlan("laplace", 1.5))
+    with pytest.raises(BudgetError, match=r"orders has spent epsilon 2.5 of 2.5"):
+        release(site, booleans(), LabelPlan("laplace", 0.1))
+    # what is paid for may leave again
+    release(site, booleans())
+
+
+@pytest.mark.parametrize("more", ["", "releases = {labels = 'private'}"])
+def test_labels_in_clear_are_refused_where_the_policy_wants_noise(tmp_path, more):
+    site = make_site(tmp_path, policy=f"epsilon = 9\n{more}")
+    with pytest.raises(PolicyError, match=r"releases\.labels = private"):
+        release(site, booleans(), None)
+    release(site, booleans())
+
+
+def test_labels_that_never_leave_do_not_leave_with_noise_either(tmp_path):
+    site = make_site(tmp_path, policy="releases = {labels = 'never'}")
+    with pytest.raises(PolicyError, match=r"releases\.labels = never"):
+        release(site, booleans())
+
+
+def test_labels_in_clear_are_noted_as_not_covered(tmp_path):
+    site = make_site(tmp_path)
+    label = booleans()
+    assert release(site, label, None) is label
+    (line,) = site.ledger.lines(site.store.run)
+    assert (line["event"], line["release"]["mechanism"]) == ("note", None)
+    assert line["release"]["scope"] == "the labels leave as they are"
+
+
+@pytest.mark.parametrize("place", ["_append", "_check"])
+def test_a_crash_at_the_payment_leaves_neither_draw_nor_payment(
+    tmp_path, monkeypatch, place
+):
+    site = make_site(tmp_path)
+
+    def killed(*_args, **_options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, place, killed)
+        with pytest.raises(KeyboardInterrupt):
+            release(site, booleans())
+    assert kept_draws(tmp_path) == []
+    assert spent(site) == []
+    first = release(site, booleans()).values
+    np.testing.assert_array_equal(release(site, booleans()).values, first)
+    assert spent(site) == [PureDp(1.0)]
+
+
+def test_two_runs_that_draw_at_once_do_not_both_tell(tmp_path):
+    """The one that comes second is asked again, and finds the draw of the first."""
+    first, second = (make_site(tmp_path, run) for run in (1, 2))
+
+    def both():
+        with second.transaction():
+            order = order_for(second, RESPONSE)
+            released_label(second, Guard(second), order, booleans())
+            told.append(release(first, booleans()).values)
+
+    told = []
+    with pytest.raises(SiteError, match="another run has just drawn these") as caught:
+        both()
+    assert kind_of(caught.value) is ErrorKind.TRANSIENT
+    np.testing.assert_array_equal(release(second, booleans()).values, told[0])
+    assert spent(first) == [PureDp(1.0)]
+
+
+CHILD = """
+import sys, zlib
+from pathlib import Path
+from tests.support.examples.noisy_labels import LabelPlan, booleans, make_site, release
+
+site = make_site(Path(sys.argv[1]))
+for step in range(int(sys.argv[2]), 10_000):
+    plan = LabelPlan("randomised-response", 1 + step / 1000)
+    left = release(site, booleans(), plan).values.tobytes()
+    print(step, zlib.crc32(left), flush=True)
+"""
+
+
+def test_labels_that_left_before_a_kill_are_kept_and_paid_for(tmp_path):
+    """SIGKILL at random moments: the ledger never knows less than what left."""
+    rng = np.random.default_rng(11)
+    left: dict[int, int] = {}
+    root = str(ROOT)
+    for _ in range(4):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(tmp_path), str(len(left))],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": root},
+        )
+        lines = [child.stdout.readline()]
+        time.sleep(rng.uniform(0.0, 0.15))
+        child.send_signal(signal.SIGKILL)
+        lines += child.communicate()[0].splitlines()
+        for line in lines:
+            step, digest = map(int, line.split())
+            left[step] = digest
+    assert len(left) > 4
+    site = make_site(tmp_path, run=8)
+    paid = {each.epsilon: each.count for each in spent(site)}
+    for step in left:
+        assert paid[1 + step / 1000] == 1
+    # at most the release that a kill met is paid for and has not left
+    assert len(paid) - len(left) <= 4
+    before = dict(paid)
+    for step, digest in left.items():
+        plan = LabelPlan("randomised-response", 1 + step / 1000)
+        again = release(site, booleans(), plan).values.tobytes()
+        assert zlib.crc32(again) == digest
+    assert {each.epsilon: each.count for each in spent(site)} == before

@@ -1,0 +1,109 @@
+"""What a site writes to its log: what was asked of it, and what became of that."""
+
+import logging
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from client_apps.app import app
+from client_apps.rounds.site import Site
+from strategies import TablePuppetADMM
+from strategies.run.grid import InProcessGrid
+from tests.support.federated import store, store_on_disk, store_sql
+from tests.support.log_lines import events
+from tp_flower.errors import TPFlowerError
+from tp_flower.events import SHOWN_DIGITS
+from tp_flower.protocol import Action, pack, unpack
+from tp_flower.query import Query
+
+SERVER = {"start", "sent", "reply", "round", "finish", "stop"}
+
+
+class Hostile(InProcessGrid):
+    """Change the first request for an update."""
+
+    def __init__(self, sites, change=None, **options) -> None:
+        super().__init__(app, sites, **options)
+        self.change, self.sent = change, []
+
+    def _deliver(self, message):
+        if self.change and message.metadata.message_type == Action.ADMM:
+            change, self.change = self.change, None
+            packet = unpack(message.content)
+            change(packet.header)
+            message.content = pack(packet)
+        self.sent.append(message.metadata.message_type)
+        return super()._deliver(message)
+
+
+def train(tmp_path, caplog, change=None):
+    """Return what a real site's log says of a run, and the grid."""
+    grid = Hostile({"all": store_on_disk(tmp_path)}, change, state=tmp_path / "states")
+    strategy = TablePuppetADMM(Query.from_sql(store_sql("squared")), num_epochs=1)
+    with caplog.at_level(logging.DEBUG, logger="flwr"):
+        try:
+            strategy.start(grid)
+        finally:
+            # whoever has the run's name can go on with the run
+            assert all(strategy.run not in r.getMessage() for r in caplog.records)
+            assert all("\n" not in r.getMessage() for r in caplog.records)
+    found = [line for line in events(caplog.records) if line["event"] not in SERVER]
+    return found, grid, strategy
+
+
+def test_every_message_has_a_line(tmp_path, caplog):
+    found, grid, strategy = train(tmp_path, caplog)
+    assert [line["action"] for line in found] == grid.sent
+    assert {line["event"] for line in found} == {"answered"}
+    assert {line["level"] for line in found} == {"INFO"}
+    assert {line["site"] for line in found} == {"0"}
+    assert {line["run"] for line in found} == {strategy.run[:SHOWN_DIGITS]}
+    rounds = [int(line["round"]) for line in found]
+    assert rounds == sorted(rounds)
+    for line in found:
+        assert float(line["seconds"]) >= 0
+        assert int(line["bytes-in"]) > 0
+        assert int(line["bytes-out"]) > 0
+
+
+def test_a_simulation_says_so_at_debug_only(caplog):
+
+    grid = Hostile({"all": store()})
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        TablePuppetADMM(Query.from_sql(store_sql("squared")), num_epochs=1).start(grid)
+    assert {line["event"] for line in events(caplog.records)} <= SERVER
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda h: h["fit"].update(kappa='1" event="answered\n'), "kappa"),
+        (
+            lambda h: h.update(run="../../x\nevent=answered"),
+            "'run' is '../../x\\nevent=answered'; allowed",
+        ),
+        (lambda h: h.update(round=-1), "round"),
+    ],
+    ids=["value", "run", "round"],
+)
+def test_a_refusal_says_why_in_one_line(tmp_path, caplog, change, reason):
+    with pytest.raises(TPFlowerError):
+        train(tmp_path, caplog, change)
+    lines = events(caplog.records)
+    (refused,) = (line for line in lines if line["event"] == "refused")
+    assert refused["level"] == "ERROR"
+    assert refused["action"] == Action.ADMM
+    assert refused["kind"] == "refused"
+    assert reason in refused["reason"]
+    assert all(line["event"] != "answered" or line["level"] == "INFO" for line in lines)
+
+
+def test_an_error_names_no_folder_of_the_site(tmp_path):
+    tables, state = tmp_path / "tables.toml", tmp_path / "state"
+    data = tmp_path / "orders.csv"
+    data.write_text("id\n1\n")
+    tables.write_text(f'[tables.orders]\npath = "{data}"\nsite = "us"\n')
+    config = {"tables": str(tables), "state-dir": str(state)}
+    site = Site(Context(1, 2, config, RecordDict(), {}))
+    for path in (tables, state / "run" / "part-1", data):
+        assert str(tmp_path) not in site.without_places(f"cannot read {path}: full")

@@ -1,0 +1,326 @@
+"""What a site keeps: in memory, and in files that another process reads."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import OrderedDict, defaultdict
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from client_apps.data import database, run_store
+from client_apps.data.database import FILE
+from client_apps.data.run_store import CommittedRound, Entry, SiteStore
+from tests.support.paths import ROOT
+from tests.support.peers.faulty_grid import flipped, forget_processes, rows_in
+from tp_flower.database import Database
+from tp_flower.errors import LostStateError, SiteError
+from tp_flower.protocol import Parcel
+
+ENTRY = Entry(
+    {
+        "features": np.arange(6, dtype=np.float32).reshape(3, 2),
+        "none": np.zeros((0, 4)),
+        "mask": np.array([True, False]),
+    },
+    {"table": "o", "l2": 1e-4, "names": ["a", "é"]},
+)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_cache(monkeypatch):
+    monkeypatch.setattr(run_store, "_CACHE", defaultdict(run_store._OfRun))
+    monkeypatch.setattr(database, "_OPEN", OrderedDict())
+    monkeypatch.setattr(run_store, "LARGE_BYTES", 20)
+
+
+def other_process():
+    """Forget what this process has read, as another process would not know it."""
+    forget_processes()
+
+
+def rows_of(folder, columns="name"):
+    return rows_in(folder / FILE, f"SELECT {columns} FROM entries ORDER BY id")
+
+
+def at(folder, run=1, node=2):
+    return SiteStore(str(folder), run, node)
+
+
+def same(entry):
+    assert entry.meta == ENTRY.meta
+    assert entry.arrays.keys() == ENTRY.arrays.keys()
+    for name, array in ENTRY.arrays.items():
+        np.testing.assert_array_equal(entry.arrays[name], array, strict=True)
+
+
+def test_memory():
+    kept = at(run_store.IN_MEMORY)
+    kept.save("part-0", ENTRY)
+    assert at(run_store.IN_MEMORY).load("part-0") is ENTRY
+    kept.drop("part-0")
+    with pytest.raises(SiteError, match=r"has lost its state .*start the run again"):
+        kept.load("part-0")
+
+
+def test_runs_and_nodes_are_apart(tmp_path):
+    for root in (tmp_path, run_store.IN_MEMORY):
+        at(root, run=1, node=2).save("part-0", ENTRY)
+        for run, node in ((1, 3), (2, 2)):
+            with pytest.raises(SiteError, match="lost its state"):
+                at(root, run, node).load("part-0")
+
+
+def test_files_are_mapped_read_only(tmp_path):
+    at(tmp_path).save("part-0", ENTRY)
+    other_process()
+    entry = at(tmp_path).load("part-0")
+    same(entry)
+    features = entry.arrays["features"]
+    assert isinstance(features, np.memmap)
+    with pytest.raises(ValueError, match="read-only"):
+        features[0, 0] = 5.0
+    assert at(tmp_path).load("part-0") is entry
+
+
+READER = """
+import sys
+from client_apps.data.run_store import SiteStore
+entry = SiteStore(sys.argv[1], 1, 2).load("part-0")
+print(float(entry.arrays["features"].sum()), entry.meta["names"][1] == "\\u00e9")
+"""
+
+
+def test_another_process_reads_the_files(tmp_path):
+    at(tmp_path).save("part-0", ENTRY)
+    answer = subprocess.run(
+        [sys.executable, "-c", READER, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    assert answer.stdout.split() == ["15.0", "True"]
+
+
+def test_folder_is_private_and_has_no_leftovers(tmp_path):
+    at(tmp_path / "state").save("part-0", ENTRY)
+    folder = tmp_path / "state" / "1-2"
+    (large,) = folder.iterdir()
+    for path in (folder, large, tmp_path / "state", tmp_path / "state" / FILE):
+        assert path.stat().st_mode & 0o077 == 0
+    assert large.name.startswith("part-0-features-")
+    assert rows_of(tmp_path / "state") == [("part-0",)]
+
+
+def test_entry_is_replaced_as_a_whole(tmp_path):
+    at(tmp_path).save("part-0", ENTRY)
+    other_process()
+    mapped = at(tmp_path).load("part-0").arrays["features"]
+    at(tmp_path).save("part-0", Entry({"new": np.ones(2)}, {}))
+    other_process()
+    assert at(tmp_path).load("part-0").arrays.keys() == {"new"}
+    # what was mapped before stays what it was
+    np.testing.assert_array_equal(mapped, ENTRY.arrays["features"])
+
+
+@pytest.mark.parametrize("where", ["large", "small"])
+def test_failed_write_leaves_the_old_entry(tmp_path, monkeypatch, where):
+    at(tmp_path).save("part-0", ENTRY)
+
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if where == "large":
+            patch.setattr(run_store.np, "save", fail)
+        else:
+            patch.setattr(Database, "_opened", fail)
+        match = r"cannot write to the state folder .*: No space left .*state-dir"
+        kept = at(tmp_path)
+        with pytest.raises(SiteError, match=match), kept.together(lambda _: False):
+            kept.save("part-0", Entry({"new": np.ones(20)}, {}))
+    same(at(tmp_path).load("part-0"))
+    other_process()
+    same(at(tmp_path).load("part-0"))
+    assert len(list((tmp_path / "1-2").iterdir())) == 1
+
+
+def test_folder_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SiteError, match=r"cannot write to the state folder .*file"):
+        at(tmp_path / "file").save("part-0", ENTRY)
+
+
+@pytest.mark.parametrize("how", ["missing", "cut", "other"])
+def test_damaged_files_are_lost_state(tmp_path, how):
+    at(tmp_path).save("part-0", ENTRY)
+    other_process()
+    (path,) = (tmp_path / "1-2").iterdir()
+    if how == "missing":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(path.read_bytes()[:20])
+    else:
+        np.save(path, np.zeros((3, 3)))
+    with pytest.raises(SiteError, match=r"lost its state .*was it restarted\?"):
+        at(tmp_path).load("part-0")
+
+
+@pytest.mark.parametrize("column", ["meta", "layout", "data", "checksum"])
+def test_damaged_rows_are_lost_state(tmp_path, column):
+    at(tmp_path).save("part-0", ENTRY)
+    other_process()
+    rows_in(tmp_path / FILE, f"UPDATE entries SET {column} = substr({column}, 2)")
+    with pytest.raises(SiteError, match=r"lost its state .*was it restarted\?"):
+        at(tmp_path).load("part-0")
+
+
+def test_nothing_is_unpickled(tmp_path):
+    at(tmp_path).save("part-0", ENTRY)
+    other_process()
+    (path,) = (tmp_path / "1-2").iterdir()
+    np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(SiteError, match="lost its state"):
+        at(tmp_path).load("part-0")
+    for count in (1, 9):
+        objects = np.array([{}] * count, dtype=object)
+        with pytest.raises(ValueError, match="allow_pickle=False"):
+            at(tmp_path).save("part-1", Entry({"a": objects}, {}))
+    assert not at(tmp_path).has("part-1")
+
+
+def test_a_file_is_looked_for_in_the_folder_of_the_run_alone(tmp_path):
+    at(tmp_path).save("part-0", ENTRY)
+    (path,) = (tmp_path / "1-2").iterdir()
+    path.rename(tmp_path / path.name)
+    other_process()
+    ((layout,),) = rows_of(tmp_path, "layout")
+    place = layout.replace(path.name, f"../{path.name}")
+    rows_in(tmp_path / FILE, "UPDATE entries SET layout = ?", place)
+    with pytest.raises(SiteError, match="lost its state"):
+        at(tmp_path).load("part-0")
+
+
+def test_drop(tmp_path):
+    kept = at(tmp_path)
+    kept.save("extracted-0", ENTRY)
+    kept.save("part-0", ENTRY)
+    at(tmp_path, node=3).save("part-0", ENTRY)
+    kept.drop("extracted-0")
+    kept.drop("never-there")
+    assert kept.names() == ["part-0"]
+    assert len(list((tmp_path / "1-2").iterdir())) == 1
+    kept.drop("part-0")
+    assert list((tmp_path / "1-2").iterdir()) == []
+    with pytest.raises(SiteError, match="lost its state"):
+        kept.load("part-0")
+    same(at(tmp_path, node=3).load("part-0"))
+
+
+def test_meta_is_plain_json(tmp_path):
+    at(tmp_path).save("part-0", ENTRY)
+    ((meta, layout),) = rows_of(tmp_path, "meta, layout")
+    assert json.loads(meta) == ENTRY.meta
+    assert [own[0] for own in json.loads(layout)] == ["features", "none", "mask"]
+
+
+# what changes together
+
+
+ROUND = CommittedRound(3, "d", "h", {(1, "model"): np.arange(9.0)})
+REPLY = Parcel(b"{}", b"[]", bytes(range(50)))
+
+
+@pytest.mark.parametrize("root", ["file", "memory"])
+def test_a_round_is_there_as_a_whole_or_not_at_all(tmp_path, root):
+    root = str(tmp_path) if root == "file" else run_store.IN_MEMORY
+    for is_killed in (True, False):
+        kept = at(root)
+        with suppress(KeyboardInterrupt), kept.together(bool):
+            kept.save("part-0", ENTRY)
+            assert kept.names() == ["part-0"]
+            same(kept.load("part-0"))
+            kept.labels("x", lambda: np.ones(3))
+            kept.commit(ROUND, REPLY)
+            if is_killed:
+                raise KeyboardInterrupt
+        if root != run_store.IN_MEMORY:
+            other_process()
+        found = at(root)
+        assert found.has("part-0") != is_killed
+        assert (found.last() is None) == is_killed
+        files = list(tmp_path.glob("1-2/*.npy"))
+        assert bool(files) == (root == str(tmp_path) and not is_killed)
+    assert (found.last().number, found.last().digest, found.last().history) == (
+        3,
+        "d",
+        "h",
+    )
+    last = found.last()
+    assert (last.number, last.digest, last.history) == (3, "d", "h")
+    np.testing.assert_array_equal(last.arrays[1, "model"], np.arange(9.0))
+    assert tuple(map(bytes, found.reply())) == REPLY
+    np.testing.assert_array_equal(found.labels("x", lambda: np.zeros(3))[0], np.ones(3))
+    same(found.load("part-0"))
+
+
+def test_arrays_that_a_round_has_replaced_are_removed(tmp_path):
+    for number in range(3):
+        kept = at(tmp_path)
+        with kept.together(bool):
+            kept.commit(replace(ROUND, number=number), REPLY)
+        kept.sweep()
+        # the state's and the reply's
+        assert len(list(tmp_path.glob("1-2/*.npy"))) == 2
+        with kept.locked():
+            assert kept.last().number == number
+    (tmp_path / "1-2" / "of-a-killed-process.npy").touch()
+    with kept.together(bool):
+        kept.commit(CommittedRound(4, "d", "h", is_over=True), Parcel(b"", b"", b""))
+    kept.sweep()
+    with kept.locked():
+        pass
+    assert not (tmp_path / "1-2").exists()
+
+
+@pytest.mark.parametrize("name", [".round", ".reply"])
+@pytest.mark.parametrize("where", ["row", "file"])
+def test_a_damaged_round_is_not_gone_on_with(tmp_path, name, where):
+    kept = at(tmp_path)
+    with kept.together(bool):
+        kept.commit(ROUND, REPLY)
+    other_process()
+    if where == "row":
+        query = "UPDATE entries SET meta = meta || ' ' WHERE name = ?"
+        rows_in(tmp_path / FILE, query, name)
+    else:
+        (path,) = (tmp_path / "1-2").glob(f"{name}-*")
+        path.write_bytes(flipped(path.read_bytes()[:-1]) + b"x")
+    if name == ".round":
+        assert at(tmp_path).last() is None
+    else:
+        assert at(tmp_path).last().number == 3
+        with pytest.raises(LostStateError, match="reply of the last round is damaged"):
+            at(tmp_path).reply()
+
+
+def test_runs_that_were_killed_are_forgotten(tmp_path):
+    killed, slow = (SiteStore(str(tmp_path), run, 2) for run in (1, 3))
+    (tmp_path / "models").mkdir()
+    for kept in (killed, slow):
+        kept.save("keys", Entry({"private": np.zeros(32, np.uint8)}, {}))
+    (tmp_path / "5-2").mkdir()
+    for folder in tmp_path.iterdir():
+        os.utime(folder, (0, 0))
+    rows_in(tmp_path / FILE, "UPDATE entries SET touched = 0")
+    slow.touch()
+    assert list(SiteStore(str(tmp_path), 4, 2).forget_stale()) == ["1-2", "5-2"]
+    folders = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    assert folders == ["3-2", "models"]
+    assert rows_of(tmp_path, "run") == [("3-2",)]
+    assert not list(SiteStore(":memory:", 4, 2).forget_stale())
+    assert not list(SiteStore(str(tmp_path / "none"), 4, 2).forget_stale())

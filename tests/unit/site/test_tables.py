@@ -1,0 +1,242 @@
+"""A shard is read once: later messages, processes and runs need no source."""
+
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from client_apps.data import run_store as store
+from client_apps.data.features import KeptFeatures
+from client_apps.data.run_store import IN_MEMORY, SiteStore
+from client_apps.data.tables import SiteTables
+from tests.support.paths import ROOT
+from tests.support.peers.faulty_grid import lose_state
+from tp_flower.errors import SiteError, SourceError
+from tp_flower.features.choice import TableChoice
+from tp_flower.features.encoder import SiteEncoder
+from tp_flower.features.fitting import fit
+from tp_flower.features.statistics import Sample, feature_statistics
+from tp_flower.keyed_hash import KeyedHasher
+from tp_flower.query.fragment import Feature, Fragment
+from tp_flower.sources import csv_files
+from tp_flower.sources.shards import ShardSource, load_tables, register_frames, release
+
+HASHER = KeyedHasher(bytes(range(32)))
+FRAME = pd.DataFrame(
+    {
+        "k": np.arange(500) % 60,
+        "x": np.random.default_rng(0).random(500).round(6),
+        "c": [None if n % 9 == 0 else f"t{n % 5}" for n in range(500)],
+    }
+)
+FEATURES = (Feature("x", '"x"'), Feature("c", '"c"'))
+WANTED = Fragment("t", "t", FEATURES, (('"k"',),))
+ROWS = np.concatenate([np.arange(0, 500, 2), np.arange(1, 500, 2)])
+
+
+@pytest.fixture(autouse=True)
+def _fresh_process(monkeypatch):
+    monkeypatch.setattr(store, "_CACHE", defaultdict(store._OfRun))
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "t.csv"
+    FRAME.to_csv(path, index=False)
+    return ShardSource("t", "here", 0, str(path))
+
+
+@dataclass
+class Site:
+    """A site in one run."""
+
+    root: Path | str
+    run: int = 1
+    limit: int = 10**9
+    tables: SiteTables = field(init=False)
+
+    def __post_init__(self):
+        self.store = SiteStore(str(self.root), self.run, 1)
+        self.features = KeptFeatures(str(self.root), self.limit, self.store)
+        self.tables = SiteTables(self.features, is_simulated=False)
+
+
+def restart():
+    """Forget what this process knows."""
+    store._CACHE.clear()
+    csv_files._format.cache_clear()
+
+
+def encoder(tables: SiteTables) -> SiteEncoder:
+    extracted = tables.extracted(0)
+    choice = TableChoice("t", {info.name: None for info in extracted.features})
+    found = {
+        info.name: feature_statistics(
+            choice, info.name, info.kind, extracted.column(info.name), Sample(HASHER)
+        )
+        for info in extracted.features
+    }
+    return fit("t", found).at_site(HASHER)
+
+
+def expected(tables: SiteTables) -> np.ndarray:
+    extracted = tables.extracted(0)
+    whole = {info.name: extracted.column(info.name) for info in extracted.features}
+    return encoder(tables).transform(whole)[ROWS]
+
+
+@pytest.mark.parametrize("rows_of_batch", [7, 256, 1 << 14])
+def test_features_are_those_of_whole_columns(
+    tmp_path, source, monkeypatch, rows_of_batch
+):
+    monkeypatch.setattr("tp_flower.extraction.extract.MOST_ROWS", rows_of_batch)
+    monkeypatch.setattr("client_apps.data.tables.MOST_VALUES", 10 * rows_of_batch)
+    monkeypatch.setattr("client_apps.data.tables.LEAST_ROWS", 3)
+    for root in (tmp_path / "state", IN_MEMORY):
+        tables = Site(root).tables
+        tables.extract(0, source, WANTED)
+        features = tables.encode(0, encoder(tables), ROWS)
+        assert features.dtype == np.float32
+        np.testing.assert_array_equal(features, expected(tables))
+        none = tables.encode(0, encoder(tables), ROWS[:0])
+        assert none.shape == (0, features.shape[1])
+
+
+def test_second_message_reads_no_source(tmp_path, source):
+    first = Site(tmp_path / "state").tables
+    assert first.describe(source).rows == 500
+    first.extract(0, source, WANTED)
+    Path(source.path).unlink()
+    for forget in (lambda: None, restart):
+        forget()
+        tables = Site(tmp_path / "state").tables
+        features = tables.encode(0, encoder(tables), ROWS)
+        np.testing.assert_array_equal(features, expected(tables))
+    assert isinstance(features, np.memmap)
+
+
+def test_later_run_reads_no_source(tmp_path, source, monkeypatch):
+    site = Site(tmp_path / "state")
+    schema = site.tables.describe(source)
+    extracted = site.tables.extract(0, source, WANTED)
+    site.features.release()
+    lose_state(site.store)
+    restart()
+
+    def fail(*_):
+        raise AssertionError("the source is read")
+
+    monkeypatch.setattr("client_apps.data.tables.extract", fail)
+    monkeypatch.setattr("client_apps.data.tables.describe", fail)
+    again = Site(tmp_path / "state", run=2).tables
+    assert again.describe(source) == schema
+    found = again.extract(0, source, WANTED)
+    for name in "xc":
+        ours, theirs = found.column(name), extracted.column(name)
+        np.testing.assert_array_equal(ours.is_missing, theirs.is_missing)
+    assert found.keys[0].texts == extracted.keys[0].texts
+
+
+def test_changed_source_and_other_fragment_are_read(tmp_path, source):
+    tables = Site(tmp_path / "state").tables
+    tables.extract(0, source, WANTED)
+    other = Fragment("t", "t", FEATURES, (('"k"',),), filters=('"k" > 9',))
+    assert tables.extract(0, source, other).rows == np.count_nonzero(FRAME["k"] > 9)
+    FRAME[:100].to_csv(source.path, index=False)
+    restart()
+    assert tables.extract(0, source, WANTED).rows == 100
+    assert tables.describe(source).rows == 100
+
+
+def test_source_that_changes_while_it_is_read(tmp_path, source, monkeypatch):
+    states = iter(["before", "after"])
+    monkeypatch.setattr("client_apps.data.tables.fingerprint", lambda _: next(states))
+    tables = Site(tmp_path / "state").tables
+    with pytest.raises(SourceError, match="changed while it was read"):
+        tables.extract(0, source, WANTED)
+    with pytest.raises(SiteError, match="lost its state"):
+        tables.extracted(0)
+
+
+def test_frames_are_of_one_run(tmp_path):
+    token = register_frames({"t": FRAME}, site="here")
+    try:
+        (source,) = load_tables(f"memory:{token}")
+        site = Site(tmp_path)
+        assert site.tables.extract(0, source, WANTED).rows == 500
+        site.tables.encode(0, encoder(site.tables), ROWS)
+        site.features.release()
+        left = [p for p in tmp_path.glob("cache/*") if p.name[0] != "."]
+        assert [p.name for p in left] == ["uses"]
+    finally:
+        release(token)
+
+
+def test_lost_entries(tmp_path, source):
+    site = Site(tmp_path / "state")
+    site.tables.extract(0, source, WANTED)
+    for path in (tmp_path / "state" / "cache").glob("rows-*/rows.arrow"):
+        path.write_bytes(b"")
+    with pytest.raises(SiteError, match="lost its state"):
+        site.tables.extracted(0)
+    site.tables.extract(0, source, WANTED)
+    site.tables.forget(0)
+    with pytest.raises(SiteError, match="lost its state"):
+        site.tables.extracted(0)
+
+
+def test_folder_that_cannot_be_written(tmp_path, source):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        SiteError, match=r"cannot write to the state folder .*state-dir"
+    ):
+        Site(tmp_path / "file").tables.extract(0, source, WANTED)
+
+
+MEASURED = """
+import sys
+from pathlib import Path
+from scripts.bench.suites.encode import ours
+
+ours(Path(sys.argv[1]))
+# of this program alone: ru_maxrss begins with what its parent had
+status = Path("/proc/self/status").read_text()
+print(int(status.split("VmHWM:")[1].split()[0]) // 1024)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    from scripts.bench.suites.encode import write_file
+
+    peaks = []
+    for rows in (100_000, 600_000):
+        path = tmp_path / f"{rows}.csv"
+        write_file(path, rows, mixed=True)
+        answer = subprocess.run(
+            [sys.executable, "-c", MEASURED, str(path)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        peaks.append(int(answer.stdout.split()[-1]))  # DuckDB shows its progress
+        path.unlink()
+    # half a million rows of 60 columns are 240 MB of numbers, and 120 MB of features
+    assert peaks[1] < 600
+    assert peaks[1] - peaks[0] < 120
+
+
+def test_the_key_of_the_order_is_the_sites_and_stays(tmp_path):
+    first, again = (Site(tmp_path, run=run).tables for run in (1, 2))
+    assert first.order_key == again.order_key
+    assert len(first.order_key) == 32
+    assert (tmp_path / "row-order-key").stat().st_mode & 0o777 == 0o600
+    store = SiteStore(str(tmp_path), 3, 2)
+    features = KeptFeatures(str(tmp_path), 0, store)
+    assert SiteTables(features, is_simulated=True).order_key == b""

@@ -1,0 +1,818 @@
+"""Shards in databases: types, values, order, chunks, snapshots and refusals."""
+
+import logging
+import os
+import re
+import sqlite3
+import threading
+import traceback
+from contextlib import closing
+from dataclasses import replace
+from datetime import date, datetime, time
+from decimal import Decimal
+from uuid import UUID
+
+import duckdb
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from tests.support.database_tables import KINDS, fill, run, source_of, url_of
+from tests.support.servers import uri
+from tp_flower.duckdb_engine import quote_name
+from tp_flower.errors import QueryError, SourceError
+from tp_flower.extraction.canonical_keys import kind_of
+from tp_flower.extraction.extract import extract
+from tp_flower.query.fragment import Feature, Fragment, SubQuery
+from tp_flower.sources.shards import (
+    ShardSource,
+    connect,
+    describe,
+    fingerprint,
+    load_tables,
+    scan,
+)
+
+
+@pytest.fixture(params=KINDS)
+def url(request, tmp_path):
+    return url_of(request.param, request, tmp_path)
+
+
+@pytest.fixture
+def sqlite(tmp_path, request):
+    return url_of("sqlite", request, tmp_path)
+
+
+def fragment_of(*columns, filters=()):
+    features = tuple(Feature(name, quote_name(name)) for name in columns)
+    return Fragment("t", "t", features=features, filters=tuple(filters))
+
+
+def chunks_of(source, fragment):
+    """The rows of every chunk, as far as the filters let them pass."""
+    with scan(source, fragment) as opened:
+        listed = ", ".join(
+            # DuckDB needs a library of its own to make Python's aware times
+            f"{f.sql} AT TIME ZONE 'UTC'"
+            if "WITH TIME ZONE" in opened.columns[f.name]
+            else f.sql
+            for f in opened.fragment.features
+        )
+        where = " AND ".join(opened.fragment.filters) or "true"
+        return [
+            opened.connection.execute(
+                f"SELECT {listed} FROM shard WHERE {where}"
+            ).fetchall()
+            for _ in opened.chunks()
+        ]
+
+
+def rows_of(source, *columns):
+    names = columns or describe(source).columns
+    return [row for rows in chunks_of(source, fragment_of(*names)) for row in rows]
+
+
+def values_of(source, column):
+    return [value for (value,) in rows_of(source, column)]
+
+
+# types
+
+
+POSTGRESQL = [
+    ("smallint", "SMALLINT", "-32768", -32768),
+    ("integer", "INTEGER", "-7", -7),
+    ("bigint", "BIGINT", str(2**63 - 1), 2**63 - 1),
+    ("numeric(12,3)", "DECIMAL(12,3)", "-1.5", Decimal("-1.500")),
+    ("numeric(5)", "DECIMAL(5,0)", "12345", Decimal(12345)),
+    ("numeric(38,10)", "DECIMAL(38,10)", "1e-10", Decimal("1e-10")),
+    ("numeric(12,3)", "DECIMAL(12,3)", "'NaN'", None),
+    (
+        "numeric",
+        "DECIMAL(38,4)",
+        "12345678901234567890.1234",
+        Decimal("12345678901234567890.1234"),
+    ),
+    ("numeric", "DOUBLE", "1e-39", 1e-39),
+    ("real", "FLOAT", "0.1", 0.10000000149011612),
+    ("double precision", "DOUBLE", "0.1", 0.1),
+    ("double precision", "DOUBLE", "'Infinity'", float("inf")),
+    ("boolean", "BOOLEAN", "true", True),
+    ("text", "VARCHAR", "'Zo\u00eb''\U0001f600\\'", "Zo\u00eb'\U0001f600\\"),
+    ("varchar(9)", "VARCHAR", "''", ""),
+    ("character(4)", "VARCHAR", "'a b'", "a b"),
+    ("uuid", "UUID", "'00000000-0000-0000-0000-00000000000a'", UUID(int=10)),
+    ("json", "VARCHAR", "'{\"a\": 1}'", '{"a": 1}'),
+    ("inet", "VARCHAR", "'10.0.0.1'", "10.0.0.1/32"),
+    ("date", "DATE", "'1582-10-14'", date(1582, 10, 14)),
+    ("time", "TIME", "'01:02:03.5'", time(1, 2, 3, 500_000)),
+    (
+        "timestamp",
+        "TIMESTAMP",
+        "'1969-12-31 23:59:59.999999'",
+        datetime(1969, 12, 31, 23, 59, 59, 999_999),
+    ),
+    (
+        "timestamptz",
+        "TIMESTAMP WITH TIME ZONE",
+        "'2024-07-01 12:00+05:30'",
+        datetime(2024, 7, 1, 6, 30),
+    ),
+    ("integer[]", "DOUBLE[]", "'{1,2,NULL}'", [1.0, 2.0, None]),
+    ("real[]", "DOUBLE[]", "'{0.5}'", [0.5]),
+    ("double precision[]", "DOUBLE[]", "'{}'", []),
+]
+MARIADB = [
+    ("tinyint", "TINYINT", "-128", -128),
+    ("tinyint unsigned", "UTINYINT", "255", 255),
+    ("smallint unsigned", "USMALLINT", "65535", 65535),
+    ("mediumint", "INTEGER", "-8388608", -8388608),
+    ("int", "INTEGER", "-7", -7),
+    ("int unsigned", "UINTEGER", str(2**32 - 1), 2**32 - 1),
+    ("bigint", "BIGINT", str(-(2**63)), -(2**63)),
+    ("bigint unsigned", "UBIGINT", str(2**64 - 1), 2**64 - 1),
+    ("year", "SMALLINT", "2024", 2024),
+    ("tinyint(1)", "BOOLEAN", "1", True),
+    ("boolean", "BOOLEAN", "false", False),
+    ("bit(1)", "BOOLEAN", "b'1'", True),
+    ("bit(9)", "UBIGINT", "b'100000001'", 257),
+    ("decimal(12,3)", "DECIMAL(12,3)", "-1.5", Decimal("-1.500")),
+    ("decimal(10,2) unsigned", "DECIMAL(10,2)", "1.25", Decimal("1.25")),
+    ("decimal(38,10)", "DECIMAL(38,10)", "1e-10", Decimal("1e-10")),
+    ("decimal(65,2)", "DECIMAL(38,2)", "7", Decimal("7.00")),
+    ("float", "FLOAT", "16777213", 16777213.0),
+    ("double", "DOUBLE", "0.1", 0.1),
+    ("varchar(9)", "VARCHAR", "'Zo\u00eb''\U0001f600'", "Zo\u00eb'\U0001f600"),
+    ("varchar(9) character set latin1", "VARCHAR", "'\u00e9'", "\u00e9"),
+    ("char(9)", "VARCHAR", "'a b'", "a b"),
+    ("text", "VARCHAR", "''", ""),
+    ("enum('x','Y')", "VARCHAR", "'Y'", "Y"),
+    ("set('x','y')", "VARCHAR", "'x,y'", "x,y"),
+    ("json", "VARCHAR", "'{\"a\": 1}'", '{"a": 1}'),
+    ("date", "DATE", "'1582-10-14'", date(1582, 10, 14)),
+    ("date", "DATE", "'0000-00-00'", None),
+    (
+        "datetime(6)",
+        "TIMESTAMP",
+        "'1969-12-31 23:59:59.999999'",
+        datetime(1969, 12, 31, 23, 59, 59, 999_999),
+    ),
+    (
+        "timestamp null",
+        "TIMESTAMP WITH TIME ZONE",
+        "'2024-07-01 06:30:00'",
+        datetime(2024, 7, 1, 6, 30),
+    ),
+]
+SQLITE = [
+    ("INTEGER", "BIGINT", str(2**63 - 1), 2**63 - 1),
+    ("REAL", "DOUBLE", "0.1", 0.1),
+    ("NUMERIC(10,2)", "DOUBLE", "1.5", 1.5),
+    ("NUMERIC(10,2)", "BIGINT", "15", 15),
+    ("DECIMAL", "BIGINT", "1.0", 1),
+    ("VARCHAR(9)", "VARCHAR", "'Zo\u00eb\U0001f600'", "Zo\u00eb\U0001f600"),
+    ("", "VARCHAR", "'1'", "1"),
+    ("", "BIGINT", "1", 1),
+    ("BOOLEAN", "BOOLEAN", "1", True),
+    ("DATE", "DATE", "'1582-10-14'", date(1582, 10, 14)),
+    ("DATE", "BIGINT", "0", 0),
+    (
+        "TIMESTAMP",
+        "TIMESTAMP",
+        "'1969-12-31 23:59:59.5'",
+        datetime(1969, 12, 31, 23, 59, 59, 500_000),
+    ),
+    ("DATETIME", "TIMESTAMP", "'2024-02-29T01:02:03'", datetime(2024, 2, 29, 1, 2, 3)),
+]
+
+
+def check_types(url, cases):
+    """Every case is a column: a value, then NULL."""
+    listed = ", ".join(f"c{k} {kind}" for k, (kind, *_) in enumerate(cases))
+    values = ", ".join(value for _, _, value, _ in cases)
+    nulls = ", ".join(["NULL"] * len(cases))
+    name = f"types_{os.urandom(4).hex()}"
+    run(
+        url,
+        f"CREATE TABLE {name} ({listed})",
+        f"INSERT INTO {name} VALUES ({values}), ({nulls})",
+    )
+    source = source_of(url, name)
+    schema = describe(source)
+    assert schema.rows == 2
+    found, nothing = rows_of(source)
+    for k, (declared, expected, _, value) in enumerate(cases):
+        column = f"c{k}"
+        assert (declared, schema.columns[column]) == (declared, expected)
+        assert (declared, found[k]) == (declared, value)
+        assert (column in schema.all_null) == (
+            value is None and "NaN" not in cases[k][2] and "0000" not in cases[k][2]
+        )
+    assert set(nothing) == {None}
+
+
+def test_types_of_postgresql(postgresql):
+    check_types(postgresql, POSTGRESQL)
+
+
+def test_types_of_mariadb(mariadb):
+    check_types(mariadb, MARIADB)
+
+
+def test_types_of_sqlite(sqlite):
+    check_types(sqlite, SQLITE)
+
+
+def test_enumeration_and_domain_of_postgresql(postgresql):
+    run(
+        postgresql,
+        "CREATE TYPE mood AS ENUM ('sad', 'OK')",
+        "CREATE DOMAIN price AS numeric(6,2) CHECK (value > 0)",
+        "CREATE TABLE moods (m mood, p price)",
+        "INSERT INTO moods VALUES ('OK', 1.5)",
+    )
+    source = source_of(postgresql, "moods")
+    assert describe(source).columns == {"m": "VARCHAR", "p": "DECIMAL(6,2)"}
+    assert rows_of(source) == [("OK", Decimal("1.50"))]
+
+
+def test_columns_of_no_use_are_refused_when_they_are_used(postgresql, mariadb, sqlite):
+    for url, kind, shown in (
+        (postgresql, "bytea", "BLOB"),
+        (postgresql, "interval", "INTERVAL"),
+        (mariadb, "blob", "BLOB"),
+        (mariadb, "time", "TIME"),
+        (sqlite, "BLOB", "BLOB"),
+    ):
+        source = source_of(
+            url, fill(url, "odd", {"a": "INTEGER", "b": kind}, [(1, None)])
+        )
+        if url is sqlite:
+            run(url, f"UPDATE {source.table} SET b = x'00'")
+        assert describe(source).columns["b"] == shown
+        assert values_of(source, "a") == [1]
+        with pytest.raises(
+            SourceError, match=f"column 'b' is of type {shown}, which can"
+        ):
+            values_of(source, "b")
+
+
+def test_infinite_dates_are_refused(postgresql):
+    run(
+        postgresql,
+        "CREATE TABLE ages (a date, b timestamp)",
+        "INSERT INTO ages VALUES ('infinity', '-infinity')",
+    )
+    for column in "ab":
+        with pytest.raises(SourceError, match="cannot compute with some value"):
+            values_of(source_of(postgresql, "ages"), column)
+
+
+def test_truth_values_of_mariadb_that_are_none(mariadb):
+    source = source_of(
+        mariadb, fill(mariadb, "flags", {"f": "tinyint(1)"}, [(1,), (2,)])
+    )
+    with pytest.raises(
+        SourceError, match="column 'f' holds a value that is no BOOLEAN"
+    ):
+        values_of(source, "f")
+    wider = source_of(mariadb, source.table, types={"f": "TINYINT"})
+    with pytest.raises(SourceError, match="convert it in 'sql'"):
+        values_of(wider, "f")
+    other = source_of(mariadb, "t", sql=f"SELECT f + 0 AS f FROM {source.table}")
+    assert values_of(other, "f") == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("declared", "values", "match"),
+    [
+        ("INTEGER", "(1), ('secret')", "declared as INTEGER, holds .* integer, text"),
+        ("TEXT", "(x'61'), ('secret')", "declared as TEXT, holds .* blob, text"),
+        ("", "(1), ('secret')", "declared as nothing, holds .* integer, text"),
+        ("DATE", "(1), ('2024-01-01')", "declared as DATE, holds .* integer, text"),
+        (
+            "INTEGER",
+            "('secret')",
+            "declared as INTEGER, holds values of the kinds text",
+        ),
+    ],
+)
+def test_sqlite_columns_of_several_kinds(sqlite, declared, values, match):
+    run(sqlite, f"CREATE TABLE t (a {declared})", f"INSERT INTO t VALUES {values}")
+    with pytest.raises(SourceError, match=match) as caught:
+        describe(source_of(sqlite, "t"))
+    assert "secret" not in str(caught.value)
+    text = source_of(sqlite, "t", types={"a": "VARCHAR"})
+    assert describe(text).columns == {"a": "VARCHAR"}
+    assert len(values_of(text, "a")) == describe(text).rows
+
+
+def test_sqlite_dates_that_are_none(sqlite):
+    run(sqlite, "CREATE TABLE t (a DATE)", "INSERT INTO t VALUES ('secret')")
+    with pytest.raises(SourceError, match="Conversion Error") as caught:
+        values_of(source_of(sqlite, "t"), "a")
+    assert "secret" not in str(caught.value)
+
+
+def test_sqlite_columns_without_values(sqlite):
+    run(sqlite, "CREATE TABLE t (a INTEGER, b, c DATE, d NUMERIC, e TEXT, f BOOLEAN)")
+    schema = describe(source_of(sqlite, "t"))
+    assert schema.columns == {
+        "a": "BIGINT",
+        "b": "VARCHAR",
+        "c": "DATE",
+        "d": "DOUBLE",
+        "e": "VARCHAR",
+        "f": "BOOLEAN",
+    }
+    assert (schema.rows, set(schema.all_null)) == (0, set("abcdef"))
+
+
+def test_override_of_types(url):
+    name = fill(
+        url, "zips", {"zip": "VARCHAR(5)", "n": "INTEGER"}, [("007", 1), (None, 2)]
+    )
+    types = {"zip": "INTEGER", "n": "VARCHAR"}
+    source = source_of(url, name, types=types)
+    assert describe(source).columns == types
+    assert rows_of(source) == [(7, "1"), (None, "2")]
+    # the database must not take such a column for what it is there
+    filtered = chunks_of(source, fragment_of("n", filters=("n = '1'", "zip < 8")))
+    assert filtered == [[("1",)]]
+    with pytest.raises(
+        SourceError, match="names column 'x', but the columns are zip, n"
+    ):
+        describe(source_of(url, name, types={"x": "INTEGER"}))
+    with pytest.raises(SourceError, match="Catalog Error: Type with name NOTYPE"):
+        describe(source_of(url, name, types={"n": "NOTYPE"}))
+
+
+def test_odd_names(url):
+    names = {'a "b" %s': "INTEGER", "select": "INTEGER", "c.d;--": "INTEGER"}
+    source = source_of(url, fill(url, "odd", names, [(1, 2, 3)]))
+    assert list(describe(source).columns) == list(names)
+    assert rows_of(source) == [(1, 2, 3)]
+
+
+def test_columns_that_differ_in_case_alone(postgresql):
+    run(postgresql, 'CREATE TABLE cases (a int, "A" int)')
+    with pytest.raises(SourceError, match=r"two columns are called 'A' .* in 'sql'"):
+        describe(source_of(postgresql, "cases"))
+
+
+# what is read
+
+
+def test_query_of_the_owner(url):
+    name = fill(url, "t", {"a": "INTEGER", "b": "INTEGER"}, [(1, 5), (2, 6), (3, None)])
+    sql = f"SELECT a, b * 2 AS double_b FROM {name} WHERE a > 1 -- a comment"
+    source = source_of(url, "t", sql=sql)
+    assert describe(source).rows == 2
+    assert sorted(rows_of(source)) == [(2, 12), (3, None)]
+    assert re.search(r"\(query [0-9a-f]{8} of ", str(source))
+    # the cache knows sources by their words
+    assert str(source) != str(source_of(url, "t", sql=sql + "!"))
+
+
+def test_table_with_its_schema(postgresql, sqlite):
+    run(
+        postgresql,
+        "CREATE SCHEMA sales",
+        "CREATE TABLE sales.t (a int PRIMARY KEY)",
+        "INSERT INTO sales.t VALUES (4)",
+    )
+    source = source_of(postgresql, "t")
+    database = replace(source.database, table=("sales", "t"))
+    assert rows_of(replace(source, database=database)) == [(4,)]
+    run(sqlite, "CREATE TABLE t (a INTEGER PRIMARY KEY)", "INSERT INTO t VALUES (5)")
+    source = source_of(sqlite, "t")
+    database = replace(source.database, table=("main", "t"))
+    assert rows_of(replace(source, database=database)) == [(5,)]
+
+
+def test_views(url):
+    name = fill(url, "t", {"a": "INTEGER"}, [(1,)])
+    run(url, f"CREATE VIEW v_{name} AS SELECT a FROM {name}")
+    assert rows_of(source_of(url, f"v_{name}")) == [(1,)]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 4, 5, 8, 9])
+def test_chunks(url, rows):
+    values = [(k, f"t{k}") for k in range(rows)]
+    name = fill(url, "t", {"a": "INTEGER", "b": "VARCHAR(9)"}, values)
+    source = source_of(url, name, chunk_rows=4, order_by=("a",))
+    chunks = chunks_of(source, fragment_of("a", "b"))
+    assert [row for chunk in chunks for row in chunk] == values
+    assert len(chunks) == max(1, -(-rows // 4))
+    assert describe(source).rows == rows
+
+
+def test_fragment_that_needs_no_column(url):
+    name = fill(url, "t", {"a": "INTEGER"}, [(1,), (2,), (3,)])
+    with scan(source_of(url, name), fragment_of(filters=("a > 1",))) as opened:
+        counts = [
+            opened.connection.execute("SELECT count(*) FROM shard").fetchall()
+            for _ in opened.chunks()
+        ]
+    assert counts == [[(2,)]]
+
+
+def test_rows_come_in_the_order_of_the_key(url):
+    name = f"t_{os.urandom(4).hex()}"
+    run(
+        url,
+        f"CREATE TABLE {name} (b INTEGER, a INTEGER, PRIMARY KEY (b, a))",
+        f"INSERT INTO {name} VALUES (2, 1), (1, 9), (1, 3)",
+    )
+    source = source_of(url, name)
+    with scan(source, fragment_of("a")) as opened:
+        assert not opened.needs_sort
+    assert values_of(source, "a") == [3, 9, 1]
+    first = source_of(url, name, order_by=("a",))
+    assert values_of(first, "a") == [1, 3, 9]
+
+
+def test_rows_without_a_key_need_an_order(url):
+    name = fill(url, "t", {"a": "INTEGER", "b": "INTEGER"}, [(3, 1), (1, 2)])
+    with scan(source_of(url, name), fragment_of("a")) as opened:
+        assert opened.needs_sort
+    ordered = source_of(url, name, order_by=("b",))
+    with scan(ordered, fragment_of("a")) as opened:
+        assert not opened.needs_sort
+    assert values_of(ordered, "a") == [3, 1]
+    with pytest.raises(SourceError, match="names column 'c', but the columns are a, b"):
+        describe(source_of(url, name, order_by=("c",)))
+
+
+def test_fragment_is_checked(url):
+    name = fill(url, "t", {"a": "INTEGER"}, [(1,)])
+    fragment = Fragment("t", "t", features=(Feature("x", "(SELECT 1)"),))
+    with (
+        pytest.raises(QueryError, match="sub-queries"),
+        scan(source_of(url, name), fragment),
+    ):
+        pass
+
+
+def test_one_snapshot(postgresql, mariadb):
+    """Rows that come while we read are not seen: types, order and rows fit together."""
+    for url in (postgresql, mariadb):
+        name = fill(url, "t", {"a": "INTEGER"}, [(k,) for k in range(10)])
+        source = source_of(url, name, chunk_rows=3, order_by=("a",))
+        with scan(source, fragment_of("a")) as opened:
+            run(url, f"INSERT INTO {name} VALUES (-1), (100)")
+            found = [
+                value
+                for _ in opened.chunks()
+                for (value,) in opened.connection.execute(
+                    "SELECT a FROM shard"
+                ).fetchall()
+            ]
+        assert found == list(range(10))
+
+
+def test_nothing_can_be_written(postgresql, mariadb, sqlite):
+    name = fill(postgresql, "t", {"a": "INTEGER"}, [(1,)])
+    run(
+        postgresql,
+        f"CREATE FUNCTION add_{name}() RETURNS int LANGUAGE sql AS "
+        f"'INSERT INTO {name} VALUES (2) RETURNING a'",
+    )
+    writing = source_of(postgresql, "t", sql=f"SELECT add_{name}() AS a")
+    with pytest.raises(SourceError, match="it wants to write: a shard is only read"):
+        rows_of(writing)
+    name = fill(mariadb, "t", {"a": "INTEGER"}, [(1,)])
+    run(
+        mariadb,
+        f"CREATE FUNCTION add_{name}() RETURNS int MODIFIES SQL DATA BEGIN "
+        f"INSERT INTO {name} VALUES (2); RETURN 1; END",
+    )
+    writing = source_of(mariadb, "t", sql=f"SELECT add_{name}() AS a")
+    with pytest.raises(SourceError, match="it wants to write: a shard is only read"):
+        rows_of(writing)
+    run(sqlite, "CREATE TABLE t (a INTEGER)")
+    before = os.stat(sqlite.database).st_mtime_ns
+    assert rows_of(source_of(sqlite, "t")) == []
+    assert os.stat(sqlite.database).st_mtime_ns == before
+
+
+def connections(url):
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    table = {
+        "postgresql": "pg_stat_activity WHERE datname = current_database()",
+        "mysql": "information_schema.processlist",
+    }[engine.dialect.name]
+    with engine.connect() as connection:
+        return connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar()
+
+
+def fail_while_reading(source):
+    with scan(source, fragment_of("a")) as opened:
+        for _ in opened.chunks():
+            raise ZeroDivisionError
+
+
+def test_no_connection_stays_open(postgresql, mariadb):
+    for url in (postgresql, mariadb):
+        name = fill(url, "t", {"a": "INTEGER"}, [(k,) for k in range(100)])
+        source = source_of(url, name, chunk_rows=10)
+        before = connections(url)
+        describe(source)
+        rows_of(source)
+        with scan(source, fragment_of("a")) as opened:
+            for _ in opened.chunks():
+                break  # most rows are left
+        with pytest.raises(SourceError):
+            describe(source_of(url, "none"))
+        with pytest.raises(ZeroDivisionError):
+            fail_while_reading(source)
+        for _ in range(50):
+            if connections(url) <= before:
+                break
+            threading.Event().wait(0.02)
+        assert connections(url) <= before
+
+
+# fingerprint
+
+
+def test_fingerprint(url):
+    name = fill(url, "t", {"a": "INTEGER"}, [(1,)])
+    source = source_of(url, name, fingerprint=f"SELECT max(a) FROM {name}")
+    assert fingerprint(source) == "1"
+    run(url, f"INSERT INTO {name} VALUES (2)")
+    assert fingerprint(source) == "2"
+    assert fingerprint(source_of(url, name)) is None
+    for sql in (f"SELECT a, a FROM {name}", f"SELECT a FROM {name} WHERE a > 9"):
+        with pytest.raises(SourceError, match="'fingerprint' must yield one value"):
+            fingerprint(source_of(url, name, fingerprint=sql))
+    with pytest.raises(SourceError, match=r"does not exist: check 'table'|check 'sql'"):
+        fingerprint(source_of(url, name, fingerprint="SELECT a FROM nowhere"))
+
+
+# what goes wrong
+
+
+def test_missing_table_and_column(url):
+    name = fill(url, "t", {"a": "INTEGER"}, [(1,)])
+    place = r"table 'none' at site 'here' \(table none of \w+://"
+    with pytest.raises(SourceError, match=place + ".*the table does not exist: check"):
+        describe(source_of(url, "none"))
+    missing = source_of(url, "t", sql=f"SELECT b FROM {name}")
+    with pytest.raises(SourceError, match=r"a column does not exist: check .*b"):
+        describe(missing)
+    with pytest.raises(SourceError, match="it does not understand the SQL"):
+        describe(source_of(url, "t", sql="SELEC 1"))
+
+
+def test_wrong_login(postgresql, mariadb):
+    for url in (postgresql, mariadb):
+        for wrong in (url.set(password="wr0ng"), url.set(username="nobody-here")):
+            with pytest.raises(
+                SourceError, match="user or password are wrong"
+            ) as caught:
+                describe(source_of(wrong, "t"))
+            assert "wr0ng" not in str(caught.value)
+            assert "nobody-here" not in str(caught.value)
+        with pytest.raises(SourceError, match="the database does not exist"):
+            describe(source_of(url.set(database="none"), "t"))
+
+
+def test_server_that_is_down(postgresql, mariadb):
+    for url in (postgresql, mariadb):
+        with pytest.raises(
+            SourceError, match="it cannot be reached: check host and port"
+        ):
+            describe(source_of(url.set(port=1), "t"))
+
+
+def test_no_permission(postgresql, mariadb):
+    name = fill(postgresql, "t", {"a": "INTEGER"}, [(1,)])
+    run(postgresql, f"CREATE ROLE guest_{name} LOGIN PASSWORD 'guest'")
+    guest = postgresql.set(username=f"guest_{name}", password="guest")
+    with pytest.raises(SourceError, match="the user may not read it: grant SELECT"):
+        describe(source_of(guest, name))
+    name = fill(mariadb, "t", {"a": "INTEGER", "b": "INTEGER"}, [(1, 2)])
+    user = f"'g_{name}'@'127.0.0.1'"
+    run(
+        mariadb,
+        f"CREATE USER {user} IDENTIFIED BY 'guest'",
+        f"GRANT SELECT (a) ON {name} TO {user}",
+    )
+    guest = mariadb.set(username=f"g_{name}", password="guest")
+    with pytest.raises(SourceError, match="the user may not read it: grant SELECT"):
+        describe(source_of(guest, name))
+    assert rows_of(source_of(guest, "t", sql=f"SELECT a FROM {name}")) == [(1,)]
+
+
+def test_timeout(postgresql):
+    slow = postgresql.update_query_dict({"options": "-c statement_timeout=50"})
+    with pytest.raises(SourceError, match="it took too long"):
+        describe(source_of(slow, "t", sql="SELECT 1 AS a, pg_sleep(5)::text AS b"))
+
+
+def test_connection_that_is_lost(postgresql, mariadb):
+    kill = {
+        "postgresql": "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE pid <> pg_backend_pid() AND datname = current_database()",
+        "mysql": "SELECT id FROM information_schema.processlist "
+        "WHERE id <> connection_id() AND user = 'tp_reader'",
+    }
+    for url in (postgresql, mariadb):
+        # more than the buffers between us hold
+        values = [(k, "x" * 200) for k in range(100_000)]
+        name = fill(url, "t", {"a": "INTEGER", "b": "VARCHAR(200)"}, values)
+        source = source_of(url, name, chunk_rows=10)
+        engine = sa.create_engine(url, poolclass=sa.NullPool)
+        with pytest.raises(SourceError, match="the connection was lost"):
+            read_while_killed(source, engine, kill[engine.dialect.name])
+
+
+def read_while_killed(source, engine, sql):
+    with scan(source, fragment_of("a", "b")) as opened:
+        for number, _ in enumerate(opened.chunks()):
+            if number:
+                continue
+            with engine.connect() as connection:
+                for (found,) in connection.exec_driver_sql(sql).fetchall():
+                    if engine.dialect.name == "mysql":
+                        connection.exec_driver_sql(f"KILL {found}")
+
+
+def test_values_that_fail_are_not_shown(url):
+    name = fill(url, "t", {"a": "VARCHAR(9)", "b": "INTEGER"}, [("secret", 1)])
+    source = source_of(url, name, types={"a": "INTEGER"})
+    with pytest.raises(SourceError, match="Conversion Error") as caught:
+        rows_of(source)
+    assert "secret" not in str(caught.value)
+
+
+def test_bad_cast_in_the_owners_query(postgresql):
+    name = fill(postgresql, "t", {"a": "VARCHAR(9)"}, [("secret",)])
+    source = source_of(postgresql, "t", sql=f"SELECT CAST(a AS int) AS a FROM {name}")
+    with pytest.raises(SourceError, match="cannot compute with some value") as caught:
+        rows_of(source)
+    assert "secret" not in str(caught.value)
+    assert "secret" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_sqlite_file_that_is_none(tmp_path, sqlite):
+    with pytest.raises(SourceError, match="the file does not exist or may not be read"):
+        describe(source_of(sqlite, "t"))
+    (tmp_path / "shards.db").write_text("no database " * 100)
+    with pytest.raises(SourceError, match="the file is no SQLite database"):
+        describe(source_of(sqlite, "t"))
+
+
+def test_sqlite_text_that_is_none(sqlite):
+    run(sqlite, "CREATE TABLE t (a TEXT)")
+    with closing(sqlite3.connect(sqlite.database)) as connection, connection:
+        connection.execute("INSERT INTO t VALUES (CAST(x'736563726574ff' AS TEXT))")
+    with pytest.raises(SourceError, match="cannot compute with some value") as caught:
+        rows_of(source_of(sqlite, "t"))
+    assert "secret" not in str(caught.value)
+
+
+# one table in every form
+
+
+COLUMNS = {
+    "id": "INTEGER PRIMARY KEY",
+    "n": "BIGINT",
+    "price": "DOUBLE PRECISION",
+    "name": "VARCHAR(20)",
+    "day": "DATE",
+}
+ROWS = [
+    (1, 2**53 + 1, 0.1, "Zo\u00eb", date(2024, 2, 29)),
+    (2, -5, None, None, date(1960, 1, 1)),
+    (3, None, 2.5, "b'", None),
+    (4, 2**53, 1e300, "Bo", date(2000, 1, 1)),
+]
+
+
+@pytest.fixture(params=["csv", "tsv.gz", "parquet", "folder", "duckdb", *KINDS])
+def same(request, tmp_path):
+    """One table as a file or in a database."""
+    if request.param in KINDS:
+        url = url_of(request.param, request, tmp_path)
+        return source_of(url, fill(url, "same", COLUMNS, ROWS), chunk_rows=3)
+    path, relation = tmp_path / f"t.{request.param}", None
+    with duckdb.connect() as connection:
+        listed = ", ".join(f"{k} {v}" for k, v in COLUMNS.items())
+        if request.param == "duckdb":
+            connection.execute(f"ATTACH '{path}' AS f")
+            connection.execute("USE f")
+            relation = ("t",)
+        connection.execute(f"CREATE TABLE t ({listed})")
+        connection.executemany("INSERT INTO t VALUES (?, ?, ?, ?, ?)", ROWS)
+        if request.param == "folder":
+            path.mkdir()
+            for k in (1, 0):
+                connection.execute(
+                    f"COPY (SELECT * FROM t WHERE (id > 2) = {bool(k)} ORDER BY id) "
+                    f"TO '{path}/{k}.parquet' (FORMAT parquet)"
+                )
+        elif request.param != "duckdb":
+            form = "parquet" if "parquet" in request.param else "csv"
+            tab = ", delimiter '\t'" if "tsv" in request.param else ""
+            connection.execute(f"COPY t TO '{path}' (FORMAT {form}{tab})")
+    return ShardSource("same", "here", 0, str(path), relation=relation)
+
+
+def test_forms_of_one_table_agree(same):
+    schema = describe(same)
+    assert list(schema.columns) == list(COLUMNS)
+    kinds = [kind_of(kind) for kind in schema.columns.values()]
+    assert kinds == ["number", "number", "number", "text", "time"]
+    assert (schema.rows, schema.all_null) == (4, ())
+    fragment = Fragment(
+        "t",
+        "same",
+        features=(
+            Feature("twice", '"price" * 2'),
+            Feature("month", 'month("day")'),
+            Feature("name", '"name"'),
+            Feature("early", "\"day\" < '2000-06-01'"),
+        ),
+        keys=(('"n"',), ('"name"', '"day"')),
+        label='"price"',
+        filters=('"id" <> 3',),
+    )
+    extracted = extract(same, fragment)
+    assert extracted.rows == 3
+    keys = [
+        [texts_of(key)[code] if code >= 0 else None for code in key.codes]
+        for key in extracted.keys
+    ]
+    assert keys[0] == [
+        "number16:9007199254740993",
+        "number2:-5",
+        "number16:9007199254740992",
+    ]
+    assert keys[1][1] is None
+    assert "Zo\u00eb" in keys[1][0]
+    twice, month, name, early = (extracted.column(f.name) for f in extracted.features)
+    assert twice.values.tolist() == pytest.approx(
+        [0.2, float("nan"), 2e300], nan_ok=True
+    )
+    assert month.values.tolist() == [2, 1, 1]
+    assert early.values.tolist() == [0, 1, 1]
+    assert [None if c < 0 else name.categories[c] for c in name.codes] == [
+        "Zo\u00eb",
+        None,
+        "Bo",
+    ]
+    assert extracted.label.values.tolist()[0] == 0.1
+
+
+def texts_of(key):
+    return [str(text) for text in key.texts]
+
+
+def test_connection_to_any_form_holds_its_rows(same):
+    with connect(same) as connection:
+        rows = connection.execute(
+            "SELECT id, n, name FROM shard ORDER BY id"
+        ).fetchall()
+    assert rows == [(row[0], row[1], row[3]) for row in ROWS]
+
+
+def test_nothing_is_logged(url, caplog, tmp_path):
+    name = fill(url, "t", {"a": "VARCHAR(9)"}, [("secret",)])
+    file = tmp_path / "t.toml"
+    file.write_text(f"[tables.t]\nuri = '{uri(url)}'\ntable = '{name}'\n")
+    (source,) = load_tables(str(file))
+    with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, "sqlalchemy"):
+        assert values_of(source, "a") == ["secret"]
+    assert caplog.text == ""
+
+
+def test_order_of_groups_tells_nothing_of_them(url):
+    rows = [(k, k % 2) for k in range(200)]
+    grouped = source_of(url, fill(url, "t", {"k": "INTEGER", "v": "INTEGER"}, rows))
+    subquery = SubQuery(
+        columns=(Feature("k", '"k"'), Feature("n", "max(v)")), groups=('"k"',)
+    )
+    fragment = Fragment(
+        "t", "t", (Feature("n", "n"), Feature("k", "k")), subquery=subquery
+    )
+    site = replace(grouped, database=replace(grouped.database, is_pushed_down=False))
+    orders = []
+    for source in (grouped, grouped, site):
+        ranks = extract(source, fragment).column("k").values
+        assert sorted(ranks) == list(range(200))
+        assert abs(np.corrcoef(ranks, np.arange(200))[0, 1]) < 0.3
+        orders.append(ranks.tolist())
+    # every reading comes to the same one
+    assert orders[0] == orders[1] == orders[2]
+    # and nobody can foresee it who has not the site's key
+    keyed = [
+        extract(grouped, fragment, order_key=key).column("k").values
+        for key in (b"a" * 32, b"b" * 32, b"a" * 32)
+    ]
+    assert keyed[0].tolist() == keyed[2].tolist()
+    places = [np.argsort(own) for own in (orders[0], keyed[0], keyed[1])]
+    likeness = np.corrcoef(places) - np.eye(3)
+    assert np.abs(likeness).max() < 0.3

@@ -1,0 +1,552 @@
+"""The rules of a table's policy: read from the tables file, and what they refuse."""
+
+import numpy as np
+import pytest
+
+from client_apps.data.ledger import Budget
+from client_apps.handlers.training_rows import Batches, TrainingRows, check_rows
+from tests.support.examples.policies import check, features, fragment, guard_of, shards
+from tp_flower.errors import PolicyError, QueryError, SourceError
+from tp_flower.features.spec import EncoderSpec, default_spec
+from tp_flower.protocol.training_messages import PrivacyTerms
+from tp_flower.query.fragment import SubQuery
+from tp_flower.query.reads import Role, reads
+from tp_flower.settings import PrivacySettings
+from tp_flower.sources.policy import LEVELS, Policy, Releases
+from tp_flower.sources.shards import load_tables
+
+COLUMNS = ["customer", "amount", "day", "is_fraud", "salary"]
+
+
+# the tables file
+
+
+def test_a_policy_with_every_key(tmp_path):
+    text = """
+        columns = ["amount", "day"]
+        labels = ["is_fraud"]
+        filters = []
+        keys = ["day"]
+        join-only = ["customer"]
+        coefficients = true
+        min-rows = 5
+        min-count = 3
+        epsilon = 2
+        delta = 1e-6
+        budget-name = "payments"
+        releases = { labels = "clear", scores = "never" }
+    """
+    (source,) = shards(tmp_path, text)
+    assert source.policy == Policy(
+        columns=("amount", "day"),
+        labels=("is_fraud",),
+        filters=(),
+        keys=("day",),
+        join_only=("customer",),
+        min_rows=5,
+        min_count=3,
+        releases=Releases("clear", "never", "private", "never"),
+        epsilon=2.0,
+        delta=1e-6,
+        budget_name="payments",
+        coefficients=True,
+    )
+    assert source.min_count == 3
+
+
+def test_without_a_policy_everything_is_allowed(tmp_path):
+    (tmp_path / "tables.toml").write_text("[tables.t]\npath='t.csv'\nmin-count=4\n")
+    (source,) = load_tables(str(tmp_path / "tables.toml"))
+    assert (source.policy, source.min_count) == (Policy(), 4)
+    levels = {kind: source.policy.releases.level(kind) for kind in LEVELS}
+    # but for rows themselves
+    assert levels == {**dict.fromkeys(LEVELS, "clear"), "rows": "never"}
+
+
+def test_a_shards_keys_win_over_its_tables(tmp_path):
+    text = """
+        [tables.t]
+        min-count = 4
+        [tables.t.policy]
+        columns = ["a"]
+        min-rows = 10
+        epsilon = 1.0
+        releases = { models = "never", scores = "clear" }
+        [[tables.t.shards]]
+        path = "a.csv"
+        policy = { min-rows = 2, min-count = 7, releases = { scores = "never" } }
+        [[tables.t.shards]]
+        path = "b.csv"
+        min-count = 5
+    """
+    (tmp_path / "tables.toml").write_text(text)
+    first, second = load_tables(str(tmp_path / "tables.toml"))
+    assert (first.policy.min_rows, second.policy.min_rows) == (2, 10)
+    assert (first.min_count, second.min_count) == (7, 5)
+    assert first.policy.columns == second.policy.columns == ("a",)
+    assert first.policy.releases == Releases("private", "never", "never", "never")
+    assert second.policy.releases == Releases("private", "never", "never", "clear")
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("column = []", "unknown key 'column' in the policy of .*mean 'columns'"),
+        ("columns = 'a'", "'columns' of the policy of shard 0 .* list of strings"),
+        ("labels = [1]", "'labels' of the policy .* list of strings"),
+        ("min-rows = 0", "'min-rows' of the policy .* at least 1, not 0"),
+        ("min-count = 1.5", "'min-count' of the policy .* at least 1, not 1.5"),
+        ("epsilon = 0", "'epsilon' of the policy .* a number above 0, not 0"),
+        ("epsilon = inf", "'epsilon' of the policy .* a number above 0, not inf"),
+        ("epsilon = nan", "'epsilon' of the policy .* a number above 0, not nan"),
+        ("epsilon = true", "'epsilon' of the policy .* a number above 0, not True"),
+        ("epsilon = 's3cret'", "'epsilon' of the policy .* above 0, not str"),
+        ("epsilon = 1\ndelta = 1", "'delta' of the policy .* between 0 and 1, not 1"),
+        ("delta = 1e-5", "has a 'delta', but no 'epsilon'"),
+        ("budget-name = 3", "'budget-name' of the policy .* must be a string, not 3"),
+        ("releases = 'never'", "'releases' of the policy .* must be a table, not str"),
+        ("releases = { label = 'never' }", "unknown key 'label' .* mean 'labels'"),
+        (
+            "releases = { labels = 'moments' }",
+            "'labels' in 'releases' .* is 'moments': valid .* never, private, clear",
+        ),
+        (
+            "releases = { statistics = 'moment' }",
+            r"'moment' \(did you mean 'moments'\?\): .* never, moments, clear",
+        ),
+        (
+            "epsilon = 1\nreleases = { statistics = 'private' }",
+            "'statistics' in 'releases' .* is 'private': .* never, moments, clear",
+        ),
+        ("releases = { scores = 3 }", "'scores' in 'releases' .* is 3: valid levels"),
+        ("releases = { models = 'private' }", "are private, but no 'epsilon'"),
+        # a label in the clear, by another name
+        (
+            "labels = ['y']\nreleases = { labels = 'never', weights = 'clear' }",
+            "list in 'weights' which columns a weight may read, or .* the label's",
+        ),
+        (
+            "epsilon = 1\nreleases = { weights = 'clear' }",
+            "lets weights leave as they are, and labels not: list in 'weights'",
+        ),
+        (
+            "join-only = ['Customer']\nlabels = ['customer']",
+            "column 'Customer' is join-only, and 'labels' has it too",
+        ),
+        ("join-only = ['c']\nfilters = ['c']", "join-only, and 'filters' has it too"),
+    ],
+)
+def test_refused_policies(tmp_path, text, match):
+    with pytest.raises(SourceError, match=match) as caught:
+        shards(tmp_path, text)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_policy_that_is_no_table(tmp_path):
+    (tmp_path / "tables.toml").write_text("[tables.t]\npath='t.csv'\npolicy='x'\n")
+    with pytest.raises(SourceError, match=r"the policy of .* must be a table"):
+        load_tables(str(tmp_path / "tables.toml"))
+
+
+# columns
+
+
+POLICY = Policy(
+    columns=("amount", "day"),
+    labels=("is_fraud",),
+    filters=("day",),
+    join_only=("customer",),
+)
+HIDDEN = "reads column 'salary'; it may read amount, day"
+SUBQUERY = SubQuery(
+    features(customer='"customer"', mean='AVG("amount")'), groups=('"customer"',)
+)
+
+ALLOWED = [
+    fragment(features=features(a='"amount"', b='"Amount" * 2 + "DAY"')),
+    fragment(label='"IS_FRAUD" = 1'),
+    fragment(filters=('"day" > 3',)),
+    fragment(keys=(('"customer"',), ('"day"', '"amount" + 1'))),
+    fragment(keys=(('CAST("customer" AS VARCHAR)',),)),
+    fragment(keys=(('LOWER(TRIM("customer"))',),)),
+    fragment(
+        features=features(m='"mean" * 2'), keys=(('"customer"',),), subquery=SUBQUERY
+    ),
+    fragment(
+        features=features(n='"n"'),
+        subquery=SubQuery(features(n="COUNT(*)"), groups=('"day"',)),
+    ),
+]
+
+
+@pytest.mark.parametrize("asked", ALLOWED)
+def test_what_a_policy_allows(asked):
+    check(POLICY, asked)
+    check(Policy(), asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "match"),
+    [
+        (fragment(features=features(s='"salary"')), f"feature 's' {HIDDEN}"),
+        (fragment(features=features(s='"no_such"')), "reads column 'no_such'; it may"),
+        (
+            fragment(
+                features=features(s='CASE WHEN "amount" > 1 THEN 0 ELSE "SALARY" END')
+            ),
+            r"\(columns\) refuses: feature 's' reads column 'SALARY'",
+        ),
+        (fragment(features=features(f='"is_fraud"')), r"\(columns\).*'is_fraud'"),
+        (fragment(label='"amount" > 1'), r"\(labels\).* the label .*may read is_fraud"),
+        (fragment(label='"customer"'), r"\(join-only\).* the label reads.*'customer'"),
+        (fragment(label='"is_fraud" + "salary"'), r"\(labels\).*column 'salary'"),
+        (
+            fragment(filters=('"day" > 3', '"amount" > 1')),
+            r"\(filters\) refuses: filter 1 reads column 'amount'; it may read day",
+        ),
+        (fragment(filters=('"customer" = 7',)), r"\(join-only\).* filter 0 reads"),
+        (
+            fragment(features=features(c='"customer"')),
+            r"\(join-only\).* 'customer'; it may be joined on, as it is",
+        ),
+        (
+            fragment(keys=(('"customer" = 12345',),)),
+            r"\(join-only\).* join key 0 reads column 'customer' in an expression",
+        ),
+        (fragment(keys=(('CAST("customer" AS BOOLEAN)',),)), "in an expression"),
+        (fragment(keys=(('"day"', '"salary"'),)), "join key 0 reads column 'salary'"),
+        (
+            fragment(
+                features=features(m='"mean"'),
+                subquery=SubQuery(
+                    features(mean='AVG("salary")'), groups=('"customer"',)
+                ),
+            ),
+            "column 'mean' of the sub-query reads column 'salary'; it may read amount",
+        ),
+        (
+            fragment(
+                subquery=SubQuery(features(n="COUNT(*)"), ('"salary" > 3',), ('"day"',))
+            ),
+            "filter 0 of the sub-query reads column 'salary'; it may read day",
+        ),
+        (
+            fragment(
+                subquery=SubQuery(
+                    features(n='COUNT(*) FILTER (WHERE "salary" > 3)'),
+                    groups=('"day"',),
+                )
+            ),
+            "column 'n' of the sub-query reads column 'salary'",
+        ),
+        (
+            fragment(
+                subquery=SubQuery(
+                    features(n="COUNT(*)"),
+                    groups=('"day"',),
+                    having=('MAX("amount") > 3',),
+                )
+            ),
+            "HAVING condition 0 of the sub-query reads column 'amount'; it may",
+        ),
+        (
+            fragment(subquery=SubQuery(features(n="COUNT(*)"), groups=('"salary"',))),
+            "group 0 of the sub-query reads column 'salary'",
+        ),
+        (
+            fragment(
+                subquery=SubQuery(features(n="COUNT(*)"), groups=('"customer" % 2',))
+            ),
+            r"\(join-only\).*group 0 of the sub-query reads .* in an expression",
+        ),
+        (
+            # what is a key inside may be no feature outside
+            fragment(features=features(c='"customer" % 2'), subquery=SUBQUERY),
+            r"\(join-only\).* feature 'c' reads column 'customer'",
+        ),
+        (
+            fragment(
+                keys=(('"first"',),),
+                subquery=SubQuery(features(first='MIN("customer")'), groups=('"day"',)),
+            ),
+            "join key 0 reads column 'customer' in an expression",
+        ),
+        (
+            fragment(
+                label='"m"',
+                subquery=SubQuery(features(m='MAX("amount")'), groups=('"day"',)),
+            ),
+            r"\(labels\).* the label reads column 'amount'",
+        ),
+    ],
+)
+def test_what_a_policy_refuses(asked, match):
+    with pytest.raises(PolicyError, match=match):
+        check(POLICY, asked)
+    check(Policy(), asked)
+
+
+def test_a_list_of_keys_takes_plain_columns_only():
+    policy = Policy(keys=("day",))
+    check(policy, fragment(keys=(('"day"',),), features=features(a='"salary"')))
+    with pytest.raises(PolicyError, match=r"\(keys\).* 'day' in an expression"):
+        check(policy, fragment(keys=(('"day" > 3',),)))
+    with pytest.raises(PolicyError, match=r"\(keys\).* 'salary'; it may read day"):
+        check(policy, fragment(keys=(('"salary"',),)))
+
+
+def test_an_empty_list_allows_nothing():
+    with pytest.raises(PolicyError, match=r"\(labels\).*it may read no column"):
+        check(Policy(labels=()), fragment(label='"day"'))
+
+
+def test_what_cannot_be_parsed_is_refused():
+    with pytest.raises(QueryError, match="sub-queries are not supported"):
+        check(POLICY, fragment(features=features(a="(SELECT 1)")))
+
+
+@pytest.mark.parametrize(
+    ("policy", "seen"),
+    [
+        (Policy(), COLUMNS),
+        (Policy(labels=("is_fraud",), join_only=("customer",)), COLUMNS),
+        (POLICY, ["customer", "amount", "day", "is_fraud"]),
+        (Policy(columns=()), []),
+        (Policy(columns=("DAY",), keys=("Amount",)), ["amount", "day"]),
+    ],
+)
+def test_which_columns_exist_for_the_server(policy, seen):
+    assert policy.visible(COLUMNS) == seen
+
+
+def test_the_reads_of_a_sub_query_are_followed_to_its_table():
+    asked = fragment(
+        features=features(a='"mean" + "rows"', b='"nothing"'),
+        keys=(('"customer"',),),
+        subquery=SubQuery(
+            features(
+                customer='"customer"', mean='AVG("amount" * "day")', rows="COUNT(*)"
+            ),
+            filters=('"salary" > 1',),
+            groups=('"customer"',),
+        ),
+    )
+    assert [(read.role, read.column, read.is_plain) for read in reads(asked)] == [
+        (Role.FILTER, "salary", False),
+        (Role.GROUP, "customer", True),
+        (Role.INNER, "customer", True),
+        (Role.INNER, "amount", False),
+        (Role.INNER, "day", False),
+        (Role.FEATURE, "amount", False),
+        (Role.FEATURE, "day", False),
+        (Role.KEY, "customer", True),
+    ]
+
+
+# rows, statistics and releases
+
+
+def test_few_rows():
+    policy = Policy(min_rows=3)
+    policy.check_rows(3, "the answer")
+    for rows in (0, 1, 2):
+        with pytest.raises(PolicyError, match=r"min-rows.*answer would be of too"):
+            policy.check_rows(rows, "the answer")
+        Policy().check_rows(rows, "the answer")
+
+
+@pytest.mark.parametrize(
+    ("spec", "finest"),
+    [
+        ("standard", "moments"),
+        ("one-hot(4)", "moments"),
+        ("length", "moments"),
+        ("none", "moments"),
+        ("cyclic(7)", "never"),
+        ("range(0, 9)", "never"),
+        ("categories(1, 2)", "never"),
+        ("hash(4) indicator", "never"),
+        ("min-max", "clear"),
+        ("bins(4)", "clear"),
+        ("robust", "clear"),
+        ("quantile-bins(4)", "clear"),
+        ("standard missing=median", "clear"),
+    ],
+)
+def test_statistics_by_level(spec, finest):
+    """A level allows what its own statistics suffice for, and every coarser one."""
+    encoder = EncoderSpec.parse(spec)
+    allowed = LEVELS["statistics"][LEVELS["statistics"].index(finest) :]
+    for level in LEVELS["statistics"]:
+        policy = Policy(releases=Releases(statistics=level))
+        if level in allowed:
+            policy.check_statistics("t", "x", "number", encoder)
+        else:
+            with pytest.raises(
+                PolicyError, match=rf"statistics = {level}.* t\.x is fi"
+            ):
+                policy.check_statistics("t", "x", "number", encoder)
+
+
+def test_a_finer_statistic_is_named():
+    policy = Policy(releases=Releases(statistics="moments"))
+    spec = EncoderSpec.parse("min-max missing=median")
+    match = r"t\.x is fitted to quantiles and range; counts, means, deviations and"
+    with pytest.raises(PolicyError, match=match):
+        policy.check_statistics("t", "x", "number", spec)
+
+
+@pytest.mark.parametrize(
+    ("kind", "instead"),
+    [
+        ("number", r"range\(<low>, <high>\), categories\(.*hash\(.* or cyclic\("),
+        ("boolean", r"range\(0, 1\)$"),
+        ("time", r"range\(1950-01-01, 2013-12-31\), cyclic\(<part>\).* or hash\("),
+        ("text", r"categories\(<a>, <b>\) or hash\(<columns>\)$"),
+    ],
+)
+def test_a_refused_statistic_comes_with_what_to_write_instead(kind, instead):
+    policy = Policy(releases=Releases.within_budget())
+    spec = default_spec(kind).for_kind(kind, 9)
+    match = (
+        rf"none may leave the site; set encoders = 't\.x=<encoder>' with .*{instead}"
+    )
+    with pytest.raises(PolicyError, match=match):
+        policy.check_statistics("t", "x", kind, spec)
+    policy.check_statistics("t", "x", "vector", default_spec("vector"))
+
+
+@pytest.mark.parametrize("kind", LEVELS)
+@pytest.mark.parametrize("is_private", [True, False])
+def test_releases_by_level(kind, is_private):
+    for level in LEVELS[kind]:
+        policy = Policy(releases=Releases(**{kind: level}))
+        if level == "never" or (level == "private" and not is_private):
+            match = f"releases.{kind} = {level}.*the run asks for {kind}"
+            with pytest.raises(PolicyError, match=match):
+                policy.check_release(kind, is_private=is_private)
+        else:
+            policy.check_release(kind, is_private=is_private)
+
+
+# the guard of a site
+
+
+def test_a_rule_about_no_column_protects_nothing(tmp_path):
+    guard, (source,) = guard_of(tmp_path, "join-only = ['custmer']")
+    match = "table 't' .*: its policy names column 'custmer': there is none$"
+    with pytest.raises(SourceError, match=match):
+        guard.schema(source)
+    with pytest.raises(SourceError, match=match):
+        guard.check_fragment(source, fragment(features=features(a='"amount"')))
+
+
+def test_the_guards_schema_has_the_visible_columns_only(tmp_path):
+    guard, (source,) = guard_of(tmp_path, "columns = ['day']\njoin-only = ['CUSTOMER']")
+    schema = guard.schema(source)
+    assert list(schema.columns) == ["customer", "day"]
+    assert schema.rows == 2
+
+
+def test_a_filter_that_nobody_passes_is_refused_as_one_that_few_pass(tmp_path):
+    guard, (source,) = guard_of(tmp_path, "min-rows = 2")
+    guard.check_extracted(source, fragment(), 2)
+    guard.check_extracted(source, fragment(), 0)  # an empty shard
+    guard.check_extracted(source, fragment(filters=('"day" > 0',)), 2)
+    texts = set()
+    for rows in (0, 1):
+        with pytest.raises(PolicyError, match="min-rows") as caught:
+            guard.check_extracted(source, fragment(filters=('"day" > 9',)), rows)
+        texts.add(str(caught.value))
+    assert len(texts) == 1
+    with pytest.raises(PolicyError, match="min-rows"):
+        guard.check_extracted(source, fragment(subquery=SUBQUERY), 0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "asked"),
+    [
+        ("columns", fragment(features=features(a='"day"'))),
+        ("labels", fragment(label='"day"')),
+        ("filters", fragment(filters=('"day" > 1',))),
+        ("keys", fragment(keys=(('"day"',),))),
+    ],
+)
+def test_the_guard_knows_an_empty_list_from_none(tmp_path, rule, asked):
+    guard, (source,) = guard_of(tmp_path, f"{rule} = []")
+    with pytest.raises(PolicyError, match=rf"\({rule}\).*it may read no column"):
+        guard.check_fragment(source, asked)
+
+
+def test_rows_that_the_server_chose(tmp_path):
+    guard, (source,) = guard_of(tmp_path, "min-rows = 2")
+    for rows in (0, 2):
+        guard.check_rows(source, rows, "the mask")
+    with pytest.raises(PolicyError, match="the mask would be of too few rows"):
+        guard.check_rows(source, 1, "the mask")
+
+
+def test_the_smallest_batch_must_have_enough_rows(tmp_path):
+    guard, (source,) = guard_of(tmp_path, "min-rows = 2")
+    rows = TrainingRows(np.arange(4), None, np.ones(4, np.int64), np.zeros(4, np.bool_))
+    plans = {
+        sizes: Batches(np.cumsum([0, *sizes]), np.arange(4))
+        for sizes in [(2, 2), (3, 1)]
+    }
+    for sizes, sends_sums in [((2, 2), True), ((3, 1), False)]:
+        check_rows(guard, source, "t", rows, plans[sizes], sends_sums=sends_sums)
+    with pytest.raises(PolicyError, match="a batch's gradient of table 't' would be"):
+        check_rows(guard, source, "t", rows, plans[3, 1], sends_sums=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("models", {"features": "dp-sgd"}),
+        ("models", {"features": "statistics"}),
+        ("scores", {"predictions": 1.0}),
+    ],
+)
+def test_a_plan_must_cover_what_the_policy_wants_covered(tmp_path, kind, settings):
+    text = f"epsilon = 1\nreleases = {{ {kind} = 'private' }}"
+    guard, (source,) = guard_of(tmp_path, text)
+    guard.check_plan(source, [kind], PrivacyTerms.of(PrivacySettings(**settings)))
+    guard.check_plan(source, [])
+    with pytest.raises(
+        PolicyError, match=rf"releases.{kind} = private.*run config pri"
+    ):
+        guard.check_plan(source, [kind])
+
+
+def test_budgets_are_of_rows_whatever_they_are_called(tmp_path):
+    again = f"""
+        [tables.other]
+        path = "../{tmp_path.name}/t.csv"
+        types = {{ amount = "VARCHAR" }}
+        policy = {{ epsilon = 0.5, delta = 1e-4 }}
+        [tables.free]
+        path = "u.csv"
+        [tables.moved]
+        path = "v.csv"
+        policy = {{ epsilon = 3, budget-name = "payments" }}
+        [tables.copied]
+        path = "w.csv"
+        policy = {{ epsilon = 4, budget-name = "payments" }}
+    """
+    guard, (own, other, free, moved, copied) = guard_of(
+        tmp_path, "epsilon = 2\ndelta = 1e-6", again
+    )
+    ids = [guard.source_id(s) for s in (own, other, free, moved, copied)]
+    assert ids[0] == ids[1]
+    assert ids[3] == ids[4]
+    assert len(set(ids)) == 3
+    # of two budgets of the same rows the smaller holds, whoever asks
+    assert guard.budgets([own]) == {ids[0]: Budget(0.5, 1e-6)}
+    assert guard.budgets([free]) == {}
+    assert guard.budgets([copied, free]) == {ids[3]: Budget(3.0, 1e-5)}
+
+
+def test_the_identity_of_rows_lasts(tmp_path):
+    guard, (source,) = guard_of(tmp_path, "epsilon = 1")
+    again, (same,) = guard_of(tmp_path, "epsilon = 7\ncolumns = ['day']")
+    assert guard.source_id(source) == again.source_id(same)

@@ -1,0 +1,505 @@
+"""Databases filter as DuckDB would."""
+
+import re
+from contextlib import suppress
+from dataclasses import replace
+from datetime import date, datetime
+from decimal import Decimal
+
+import duckdb
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.database_tables import KINDS, fill, run, source_of, url_of
+from tests.support.joined import engine_rows, joined_rows, result_names
+from tests.support.sql_pairs import ACCEPTED, by_name
+from tests.support.sql_tables import TABLES, load_duckdb
+from tp_flower.errors import SourceError
+from tp_flower.extraction.extract import extract
+from tp_flower.query import Query
+from tp_flower.query.fragment import Feature, Fragment, SubQuery
+from tp_flower.sources.shards import describe, scan
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def url(kind, request, tmp_path_factory):
+    return url_of(kind, request, tmp_path_factory.mktemp("database"))
+
+
+@pytest.fixture(scope="module")
+def sources(url):
+    return {
+        name: [source_of(url, fill(url, name, table.columns, table.rows))]
+        for name, table in TABLES.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def schemas(sources):
+    return {name: describe(own[0]).columns for name, own in sources.items()}
+
+
+@pytest.fixture(scope="module")
+def duck(kind):
+    with duckdb.connect() as connection:
+        load_duckdb(connection)
+        if kind == "sqlite":
+            # it has no decimal numbers, whatever a column is declared as
+            for name, table in TABLES.items():
+                for column, declared in table.columns.items():
+                    if declared.startswith("DECIMAL"):
+                        connection.execute(
+                            f"ALTER TABLE {name} ALTER {column} TYPE DOUBLE"
+                        )
+        yield connection
+
+
+@by_name(ACCEPTED)
+def test_answer_is_that_of_duckdb(pair, sources, schemas, duck):
+    bound = Query.from_sql(pair["sql"]).bind(schemas)
+    reference = pair.get("reference", pair["sql"])
+    expected = engine_rows(duck, reference, result_names(bound))
+    found = joined_rows(bound, sources, matched=pair.get("matched", False))
+    assert found == expected
+
+
+# expressions, one by one, over nasty values
+
+
+COLUMNS = {
+    "id": "INTEGER",
+    "i": "INTEGER",
+    "j": "BIGINT",
+    "s": "SMALLINT",
+    "n": "DECIMAL(10,2)",
+    "m": "DECIMAL(20,6)",
+    "d": "DOUBLE PRECISION",
+    "e": "DOUBLE PRECISION",
+    "t": "VARCHAR(40)",
+    "u": "CHAR(8)",
+    "a": "DATE",
+    "b": "TIMESTAMP",
+    "f": "BOOLEAN",
+}
+HUGE = 2**53 + 1  # the first whole number that a double does not hold
+ROWS = [
+    (
+        1,
+        1,
+        1,
+        1,
+        "1.00",
+        "0.000001",
+        1.0,
+        0.1,
+        "ab",
+        "ab",
+        "2024-02-29",
+        "2024-02-29 00:00:00",
+        True,
+    ),
+    (
+        2,
+        -7,
+        HUGE,
+        -3,
+        "-0.01",
+        "12345678901234.567890",
+        float(HUGE - 1),
+        -2.5,
+        "AB",
+        "AB",
+        "1969-12-31",
+        "1969-12-31 23:59:59.999999",
+        False,
+    ),
+    (
+        3,
+        0,
+        -(2**62),
+        0,
+        "99999999.99",
+        "-0.500000",
+        -0.0,
+        1e-9,
+        "ab ",
+        "x",
+        "2000-12-31",
+        "2000-01-01 12:30:00.5",
+        None,
+    ),
+    (
+        4,
+        2**31 - 1,
+        2**62,
+        32767,
+        "0.00",
+        "7.000000",
+        1e15,
+        3.0,
+        "",
+        "",
+        "1900-03-01",
+        "1582-10-15 06:07:08",
+        True,
+    ),
+    (5, None, None, None, None, None, None, None, None, None, None, None, None),
+    (
+        6,
+        3,
+        0,
+        2,
+        "2.50",
+        "2.500000",
+        2.5,
+        2.5,
+        "Zoe\u0308",
+        "it's",
+        "2013-01-06",
+        "2013-01-06 23:59:59",
+        False,
+    ),
+    (
+        7,
+        100,
+        100,
+        100,
+        "100.00",
+        "100.000000",
+        100.0,
+        99.99999999999999,
+        "Zo\u00eb",
+        "%_",
+        "2023-06-30",
+        "2023-06-30 01:02:03.000004",
+        True,
+    ),
+    (
+        8,
+        1,
+        3,
+        1,
+        "1.10",
+        "1.100000",
+        1.1,
+        1.1,
+        '\U0001f600\t"`',
+        "a",
+        "2024-12-30",
+        "2024-12-30 18:00:00",
+        False,
+    ),
+]
+NUMBERS = [
+    "i > 0",
+    "i >= 0.5",
+    "i = -7",
+    "-3 < i",
+    "s <> 1",
+    "n = 1",
+    "n <> 2.5",
+    "n > -0.5",
+    "m = 0.000001",
+    "m < 12345678901234.5",
+    "j <= 900719925474099",
+    "d < 0.1",
+    "d = 1.1",
+    "d = 1",
+    "d > -2.5",
+    "e IN (0.1, 2.5)",
+    "i IN (1, 3)",
+    "i NOT IN (1, 3)",
+    "n BETWEEN 0 AND 2.5",
+    "d BETWEEN -2.5 AND 1",
+    "NOT (i > 0)",
+    "NOT (d BETWEEN 1 AND 2)",
+]
+NULLS = [f"{name} IS {word}" for name in COLUMNS for word in ("NULL", "NOT NULL")]
+TEXTS = [
+    "t = 'ab'",
+    "t <> 'AB'",
+    "t = ''",
+    "u = 'ab'",
+    "t IN ('ab', 'AB')",
+    "t NOT IN ('ab ')",
+    "t = 'Zo\u00eb'",
+    "t = '\U0001f600\t\"`'",
+    "u = 'it''s'",
+    "u = '%_'",
+]
+TIMES = [
+    "a = '2024-02-29'",
+    "a < DATE '2000-01-01'",
+    "b >= '2000-01-01'",
+    "b < '2024-02-29 00:00:00.000001'",
+    "b = '1969-12-31 23:59:59.999999'",
+    "a BETWEEN '1900-01-01' AND '2000-12-31'",
+    "a IN ('2024-02-29', '1969-12-31')",
+    "b > DATE '2024-01-01'",
+    "b > '1066-10-14'",
+    "b <= TIMESTAMP '2013-01-06 23:59:59'",
+]
+# two columns, expressions, rules of texts, numbers that a double does not hold, NULL,
+# a date beside a time, a time before the year 1000
+STAY = [
+    "n < m",
+    "j = d",
+    "i + 1 > 2",
+    "ABS(i) > 2",
+    "month(a) = 2",
+    "i > 0 OR n IS NULL",
+    "CASE WHEN i > 0 THEN TRUE END",
+    "COALESCE(f, FALSE)",
+    "f",
+    "NOT f",
+    "f = TRUE",
+    "t < 'b'",
+    "t BETWEEN 'a' AND 'b'",
+    "t LIKE 'a%'",
+    "t = u",
+    "'ab' = u",
+    "j IN (9007199254740993)",
+    "d < 0.1234567890123456",
+    "i = NULL",
+    "i IN (1, 3, NULL)",
+    "i > 1e0",
+    "i = '1'",
+    "a > TIMESTAMP '2000-12-31 00:00:00'",
+    "b > '0966-10-14'",
+    "a = b",
+    "NULL",
+    "TRUE",
+]
+CONDITIONS = [*NUMBERS, *NULLS, *TEXTS, *TIMES, *STAY]
+
+
+@pytest.fixture(scope="module")
+def nasty(url):
+    rows = [
+        tuple(
+            None
+            if value is None
+            else Decimal(value)
+            if "DECIMAL" in declared
+            else datetime.fromisoformat(value)
+            if declared == "TIMESTAMP"
+            else date.fromisoformat(value)
+            if declared == "DATE"
+            else value
+            for value, declared in zip(row, COLUMNS.values(), strict=True)
+        )
+        for row in ROWS
+    ]
+    return rows, source_of(url, fill(url, "nasty", COLUMNS, rows), order_by=("id",))
+
+
+@pytest.fixture(scope="module")
+def nasty_duck(nasty):
+    """The same rows in DuckDB, of the types that the database gives them."""
+    rows, source = nasty
+    types = describe(source).columns
+    with duckdb.connect() as connection:
+        listed = ", ".join(f'"{name}" {kind}' for name, kind in types.items())
+        connection.execute(f"CREATE TABLE nasty ({listed})")
+        places = ", ".join("?" * len(types))
+        connection.executemany(f"INSERT INTO nasty VALUES ({places})", rows)
+        if "DOUBLE" in types["n"]:
+            # what a driver rounds before it is stored
+            connection.execute(
+                "UPDATE nasty SET m = CAST(CAST(m AS VARCHAR) AS DOUBLE)"
+            )
+        yield connection
+
+
+def exactly(rows):
+    """Values as they are, but for NULL and NaN, -0.0 and 0.0 being the same."""
+    return [
+        tuple(
+            v + 0.0 if isinstance(v, float) else v
+            for v in (None if v != v else v for v in row)
+        )
+        for row in rows
+    ]
+
+
+def scanned(source, fragment):
+    with scan(source, fragment) as opened:
+        left = opened.fragment
+        listed = ", ".join(f.sql for f in left.features)
+        where = " AND ".join(left.filters) or "true"
+        relation = "shard"
+        if left.subquery is not None:
+            relation = f"({left.subquery.to_sql('shard')})"
+        rows = []
+        for _ in opened.chunks():
+            rows += opened.connection.execute(
+                f"SELECT {listed} FROM {relation} WHERE {where}"
+            ).fetchall()
+        return rows, opened.pushed
+
+
+def test_values_arrive_unchanged(nasty, nasty_duck):
+    expected = nasty_duck.execute("SELECT id, * FROM nasty ORDER BY id").fetchall()
+    rows, pushed = scanned(nasty[1], fragment_of(COLUMNS))
+    assert exactly(rows) == exactly(expected)
+    assert pushed == ()
+
+
+@pytest.mark.parametrize("sql", CONDITIONS)
+def test_filter(sql, nasty, nasty_duck):
+    try:
+        rows = nasty_duck.execute(f"SELECT id FROM nasty WHERE {sql} ORDER BY id")
+    except duckdb.Error:
+        # a number that DuckDB cannot hold: databases may, and answer rightly, or refuse
+        with suppress(SourceError):
+            scanned(nasty[1], fragment_of([], (sql,)))
+        return
+    assert scanned(nasty[1], fragment_of([], (sql,)))[0] == rows.fetchall()
+
+
+def fragment_of(expressions, filters=(), subquery=None):
+    features = [("id", "id"), *((f"x{k}", sql) for k, sql in enumerate(expressions))]
+    return Fragment(
+        "t",
+        "t",
+        features=tuple(Feature(name, sql) for name, sql in features),
+        filters=tuple(filters),
+        subquery=subquery,
+    )
+
+
+# MariaDB has numbers for truth values, and any number may be in a column
+TABS = {sql for sql in TEXTS if "\t" in sql}
+FLAGS = {sql for sql in NULLS if sql.startswith("f ")}
+DECIMALS = {sql for sql in NUMBERS if re.match(r"[is] .*\d\.\d", sql)}
+
+
+def test_which_filters_are_pushed_down(kind, nasty):
+    with scan(nasty[1], fragment_of([], CONDITIONS)) as opened:
+        pushed, remaining = opened.pushed, opened.fragment.filters
+    rendered = [fragment_of([], [sql]).check(COLUMNS).filters[0] for sql in CONDITIONS]
+    at_site = {
+        sql for sql, own in zip(CONDITIONS, rendered, strict=True) if own in remaining
+    }
+    expected = {*STAY, "-3 < i"}
+    if kind == "mariadb":
+        expected |= TABS | FLAGS
+    if kind == "sqlite":
+        # neither decimals beside integers, nor dates, which are texts
+        of_times = {sql for sql in NULLS if sql.startswith(("a ", "b "))}
+        expected |= {*TIMES, *of_times, *FLAGS, *DECIMALS}
+    assert at_site == expected
+    assert len(pushed) == len(CONDITIONS) - len(expected)
+
+
+def test_push_down_can_be_switched_off(nasty):
+    database = replace(nasty[1].database, is_pushed_down=False)
+    source = replace(nasty[1], database=database)
+    with scan(source, fragment_of(["i + 1"], ["i < 5"])) as opened:
+        assert opened.pushed == ()
+        assert opened.fragment.filters == ('"i" < 5',)
+    fragment = fragment_of(["j - 1"], ["i < 5"])
+    assert scanned(source, fragment)[0] == scanned(nasty[1], fragment)[0]
+
+
+def test_only_needed_columns_are_read(nasty):
+    with scan(nasty[1], fragment_of(["lower(t)", "t = 'ab'"], ["i > 0"])) as opened:
+        assert list(opened.columns) == ["id", "t"]
+        assert opened.pushed == ('filter: "i" > 0',)
+
+
+INTEGER = st.integers(-110, 110).map(str)
+DECIMAL = st.decimals(-110, 110, places=3, allow_nan=False).map(str)
+CONSTANT = st.one_of(INTEGER, DECIMAL, st.sampled_from(["0.1", "-0.01", "1.1", "-0"]))
+NUMBER = st.sampled_from("ijsnmde")
+COMPARED = st.one_of(
+    st.builds(
+        "{} {} {}".format,
+        NUMBER,
+        st.sampled_from(["=", "<>", "<", "<=", ">", ">="]),
+        CONSTANT,
+    ),
+    st.builds("{} IN ({}, {})".format, NUMBER, CONSTANT, CONSTANT),
+    st.builds("{} BETWEEN {} AND {}".format, NUMBER, CONSTANT, CONSTANT),
+    st.builds("t = '{}'".format, st.sampled_from(["ab", "AB", "a", "ab ", "Zo\u00eb"])),
+    st.builds(
+        "{} < '{}'".format,
+        st.sampled_from("ab"),
+        st.dates(date(1000, 1, 1), date(2100, 1, 1)),
+    ),
+)
+FILTER = st.one_of(COMPARED, st.builds("NOT ({})".format, COMPARED))
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(filters=st.lists(FILTER, min_size=1, max_size=2))
+def test_any_filter(nasty, nasty_duck, filters):
+    where = " AND ".join(f"({sql})" for sql in filters)
+    expected = nasty_duck.execute(
+        f"SELECT id FROM nasty WHERE {where} ORDER BY id"
+    ).fetchall()
+    assert scanned(nasty[1], fragment_of([], filters))[0] == expected
+
+
+# sub-queries
+
+
+def test_groups_at_the_site_need_few_columns_and_rows(nasty):
+    subquery = SubQuery(
+        (Feature("x", "MEDIAN(i)"),),
+        filters=("i > 0", "lower(t) = 'ab'"),
+        groups=("s",),
+    )
+    fragment = Fragment("t", "t", features=(Feature("x", '"x"'),), subquery=subquery)
+    with scan(nasty[1], fragment) as opened:
+        assert opened.fragment.subquery.filters == ("LOWER(\"t\") = 'ab'",)
+        assert list(opened.columns) == ["i", "s", "t"]
+        assert opened.pushed == ('filter: "i" > 0',)
+    assert scanned(nasty[1], fragment)[0] == [(1.0,)]
+
+
+@pytest.mark.parametrize("mode", ["NO_BACKSLASH_ESCAPES", "EMPTY_STRING_IS_NULL", ""])
+def test_texts_mean_the_same_under_every_mode_of_mariadb(mariadb, mode):
+    name = fill(
+        mariadb,
+        "t",
+        {'t`:"': "varchar(9) CHARACTER SET utf8mb4"},
+        [("a\nb",), ("a\\nb",), ("",), ("it's",)],
+    )
+    column = '"t`:"""'
+    conditions = [
+        f"{column} = 'a\nb'",
+        f"{column} = ''",
+        f"{column} = 'it''s'",
+        f"{column} <> 'it''s'",
+        f"{column} NOT IN ('', 'tab\t')",
+    ]
+    run(mariadb, f"SET GLOBAL sql_mode = '{mode}'")
+    try:
+        for sql in conditions:
+            fragment = Fragment(
+                "t", name, features=(Feature("x", column),), filters=(sql,)
+            )
+            here, there = (
+                extract(
+                    source_of(mariadb, name, order_by=('t`:"',), is_pushed_down=pushed),
+                    fragment,
+                )
+                for pushed in (False, True)
+            )
+            texts = [own.column("x") for own in (here, there)]
+            assert texts[0].codes.tolist() == texts[1].codes.tolist(), sql
+            assert texts[0].texts.equals(texts[1].texts), sql
+            assert bool(there.pushed) == ("\n" not in sql and "\t" not in sql), sql
+    finally:
+        run(mariadb, "SET GLOBAL sql_mode = DEFAULT")
