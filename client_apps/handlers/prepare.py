@@ -72,7 +72,7 @@ from tp_flower.privacy.plan import (
     Schedule,
     plan_part,
 )
-from tp_flower.privacy.statistics_update import Rows, TableShape, usable_gram
+from tp_flower.privacy.statistics_update import Rows, usable_gram
 from tp_flower.protocol import parse, required
 from tp_flower.protocol.inference_messages import (
     FinishedPart,
@@ -172,16 +172,15 @@ def _prepare_part(
     elif privacy.covers_predictions:
         check_scores(model, width)
     columns = table_encoder.columns + int(spec.intercept)
-    schedule = _schedule(outline, rows, batches, update, spec)
-    shape = TableShape(
-        epochs=schedule.epochs,
+    schedule = replace(
+        _schedule(outline, rows, batches, update, spec),
         mean_multiplicity=_mean_multiplicity(body),
         columns=columns,
         label_scale=body.label_scale,
     )
     plan = plan_part(
         privacy,
-        replace(schedule, shape=shape),
+        schedule,
         sends=_clear_releases(outline, update),
         is_linear=spec.kind == "linear",
     )

@@ -243,12 +243,7 @@ class Outgoing:
         plan = self.plan.scores
         if plan is not None:
             self._use(SCORES if batch is None else BATCH_SCORES, batch or 0)
-            scores = private_scores(
-                scores,
-                clip=plan.clip,
-                noise_multiplier=plan.noise_multiplier,
-                noise=self.noise,
-            )
+            scores = private_scores(scores, plan, self.noise)
         return row_numbers(scores)
 
     def gradient(
@@ -267,14 +262,7 @@ class Outgoing:
         from tp_flower.privacy.gradients import private_sum
 
         self._use(GRADIENTS, batch)
-        return private_sum(
-            model,
-            on_host(features),
-            messages,
-            clip=plan.clip,
-            noise_multiplier=plan.noise_multiplier,
-            noise=self.noise,
-        )
+        return private_sum(model, on_host(features), messages, plan, self.noise)
 
     def fit(self, model: LocalModel, problem: FitProblem, learning_rate: float) -> None:
         """Fit a model in place by DP-SGD; a learning rate of 0 is the plan's."""

@@ -42,7 +42,7 @@ from tp_flower.learning.models.local_model import (
     moment,
     on_host,
 )
-from tp_flower.privacy.mechanisms import Gaussian
+from tp_flower.privacy.mechanisms import ClippedNoise, Gaussian
 from tp_flower.randomness import NoiseSource
 
 NOISE_DAMPING: Final = 20.0
@@ -101,21 +101,12 @@ def private_sum(
     model: LocalModel,
     features: FeatureArray,
     messages: FloatArray,
-    *,
-    clip: float,
-    noise_multiplier: float,
+    clipped_noise: ClippedNoise,
     noise: NoiseSource,
 ) -> FloatArray:
     """Return ``clipped_sum`` with Gaussian noise of deviation sigma C, (p,)."""
-    total = clipped_sum(model, features, messages, clip)
-    if not noise_multiplier:
-        return total
-    if math.isinf(clip):
-        raise ValueError(
-            f"noise_multiplier is {noise_multiplier}, but clip is infinite: "
-            "noise needs a finite clip"
-        )
-    return noise.with_gaussian(total, noise_multiplier * clip)
+    total = clipped_sum(model, features, messages, clipped_noise.clip)
+    return noise.with_gaussian(total, clipped_noise.deviation)
 
 
 def _clipped_linear_sum(
@@ -155,9 +146,7 @@ class PrivateFit:
     iterates and a falling rate gain nothing.
 
     Attributes:
-        clip: C, > 0.
-        noise_multiplier: sigma, >= 0.
-        sample_rate: q, in (0, 1].
+        clip: C > 0, with ``noise_multiplier`` sigma >= 0 and ``sample_rate`` in (0, 1].
         learning_rate: Adam's, in units of the parameters (of linear models: of s); 0:
             ``LINEAR_RATE`` or ``TORCH_RATE``.
         output_scale: s, 1 in classification, the labels' deviation in regression.
@@ -174,17 +163,7 @@ class PrivateFit:
     row_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("clip", "sample_rate", "output_scale", "row_norm"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, allowed: above 0")
-        if not (self.sample_rate <= 1 and self.steps >= 1):
-            raise ValueError(
-                f"sample_rate is {self.sample_rate} and steps is {self.steps}, "
-                "allowed: at most 1, and at least 1"
-            )
-        for name in ("noise_multiplier", "learning_rate"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}, allowed: from 0 on")
+        ClippedNoise(self.clip, self.noise_multiplier)
 
     def mechanism(self, updates: int) -> Gaussian:
         """Return what ``updates`` local updates cost each row of the table."""
@@ -209,6 +188,7 @@ def fit_privately(
     scale = unit * problem.kappa / (plan.row_norm * plan.output_scale**2)
     weights = scale * problem.weights[:, None]
     penalty = scale * problem.relative_penalty
+    clipped_noise = ClippedNoise(plan.clip, plan.noise_multiplier)
     theta = model.parameters.copy()
     rate = plan.learning_rate or (LINEAR_RATE if is_linear else TORCH_RATE)
     adam = _Adam(len(theta), unit * rate / _damping(plan, rows, len(theta)))
@@ -216,14 +196,8 @@ def fit_privately(
         drawn = _batch(plan, rows, noise)
         features = all_rows[drawn]
         residuals = model.scores(features) - problem.target[drawn]
-        total = private_sum(
-            model,
-            features,
-            weights[drawn] * residuals,
-            clip=plan.clip,
-            noise_multiplier=plan.noise_multiplier,
-            noise=noise,
-        )
+        messages = weights[drawn] * residuals
+        total = private_sum(model, features, messages, clipped_noise, noise)
         gradient = total / (plan.sample_rate * rows)
         theta = theta - adam.step(gradient + penalty * (theta - problem.centre))
         model.parameters = theta

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from tp_flower.arrays import FloatArray
+from tp_flower.errors import SiteError
 from tp_flower.methods import RDP
 from tp_flower.randomness import NoiseSource
 
@@ -147,23 +148,35 @@ class Planned(msgspec.Struct, frozen=True):
             raise ValueError(f"limit is {self.limit!r}; it must be at least 1")
 
 
-def private_scores(
-    scores: FloatArray, *, clip: float, noise_multiplier: float, noise: NoiseSource
-) -> FloatArray:
-    """Return scores (n, d_c) with rows clipped to norm B and Gaussian noise.
+@dataclass(frozen=True)
+class ClippedNoise:
+    """Clip to a norm C > 0, inf for none; add noise of deviation sigma C."""
 
-    ``clip`` is in the unit of the scores, > 0 and inf for none; ``noise_multiplier`` is
-    sigma >= 0, and 0 where there is no clip.
-    """
-    if math.isinf(clip):
-        if noise_multiplier:
-            raise ValueError(
-                f"noise_multiplier is {noise_multiplier}, but clip is infinite: "
-                "noise needs a finite clip"
+    clip: float
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        is_fine = 0 < self.deviation < math.inf if self.noise_multiplier else True
+        if not (self.clip > 0 and is_fine):
+            raise SiteError(
+                f"noise of {self.noise_multiplier:g} times a clip of {self.clip:g} is "
+                "none: the clip must be above 0, and their product too and finite"
             )
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise, in the unit of the clip."""
+        return self.noise_multiplier * self.clip if self.noise_multiplier else 0.0
+
+
+def private_scores(
+    scores: FloatArray, clipped_noise: ClippedNoise, noise: NoiseSource
+) -> FloatArray:
+    """Return scores (n, d_c) with clipped rows and Gaussian noise."""
+    if math.isinf(clipped_noise.clip):
         return scores
-    clipped = clip_rows(scores, clip)
-    return noise.with_gaussian(clipped, noise_multiplier * clip)
+    clipped = clip_rows(scores, clipped_noise.clip)
+    return noise.with_gaussian(clipped, clipped_noise.deviation)
 
 
 def clip_rows(values: FloatArray, clip: float) -> FloatArray:

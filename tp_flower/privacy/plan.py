@@ -11,8 +11,8 @@ key once is that of the row in most of them.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 from tp_flower.errors import SiteError
 from tp_flower.methods import ADMM, DP_SGD, NOISY_STATISTICS, OUTSIDER, SGD
@@ -22,12 +22,8 @@ from tp_flower.privacy.accounting import (
     server_mechanism,
 )
 from tp_flower.privacy.gradients import PrivateFit
-from tp_flower.privacy.mechanisms import Gaussian
-from tp_flower.privacy.statistics_update import (
-    StatisticsPlan,
-    TableShape,
-    plan_statistics,
-)
+from tp_flower.privacy.mechanisms import ClippedNoise, Gaussian
+from tp_flower.privacy.statistics_update import GRAM_SHARE, StatisticsPlan
 
 if TYPE_CHECKING:
     from tp_flower.protocol.training_messages import PrivacyTerms
@@ -64,7 +60,10 @@ class Schedule:
             drawn by it (Poisson); 0 where they are not.
         most_joined_rows: the most joined rows of one row, max G.
         has_first_scores: whether the untrained model's scores leave.
-        shape: of the table, which clips are in units of.
+        mean_multiplicity: mean G of the table's rows that are trained on.
+        columns: encodings of the table's features, and one for an intercept: about the
+            mean of ||x||^2, as a standardised number or a category adds one to it.
+        label_scale: size of the labels, 1 in classification.
         output_scale: what a torch model multiplies its output by.
     """
 
@@ -77,7 +76,9 @@ class Schedule:
     batch_rate: float = 0.0
     most_joined_rows: int = 0
     has_first_scores: bool = False
-    shape: TableShape = field(default_factory=lambda: TableShape(1, 1.0, 1))
+    mean_multiplicity: float = 1.0
+    columns: int = 1
+    label_scale: float = 1.0
     output_scale: float = 1.0
 
 
@@ -92,22 +93,6 @@ class Use:
     what: str
     limit: int
     mechanism: Gaussian | None = None
-
-
-@dataclass(frozen=True)
-class ClippedNoise:
-    """Clip to a norm (inf: none), then add noise of deviation multiplier times clip."""
-
-    clip: float
-    noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        has_noise = not self.noise_multiplier or self.noise_multiplier * self.clip > 0
-        if not (self.clip > 0 and has_noise):
-            raise SiteError(
-                f"a clip of {self.clip:g} with noise of {self.noise_multiplier:g} "
-                "times that is none"
-            )
 
 
 @dataclass(frozen=True)
@@ -132,11 +117,11 @@ class PartPlan:
 
     @property
     def is_private(self) -> bool:
-        """Return whether the model is trained by a private mechanism."""
+        """Whether the model is trained by a private mechanism."""
         return not (self.fit is None and self.gradients is None and not self.statistics)
 
     def allows(self, what: str) -> bool:
-        """Return whether a kind of release is planned."""
+        """Whether a kind of release is planned."""
         return any(use.what == what for use in self.uses)
 
 
@@ -157,10 +142,8 @@ def plan_part(
     once = (CURVATURE, GRAM, SAMPLED_ROWS, CENTRES)
     updates = schedule.epochs * schedule.exchanges
     limits = {**dict.fromkeys(once, 1), GRADIENTS: schedule.batch_uses}
-    uses = models.pop("uses", ()) or tuple(
-        Use(what, limits.get(what, updates)) for what in sends
-    )
-    return PartPlan(**models, scores=scores, uses=(*uses, *score_uses))
+    uses = models.uses or tuple(Use(what, limits.get(what, updates)) for what in sends)
+    return replace(models, scores=scores, uses=(*uses, *score_uses))
 
 
 def plan_prediction(settings: "PrivacyTerms", output_scale: float) -> PartPlan:
@@ -175,21 +158,44 @@ def plan_prediction(settings: "PrivacyTerms", output_scale: float) -> PartPlan:
 
 def _plan_models(
     settings: "PrivacyTerms", schedule: Schedule, *, is_linear: bool
-) -> dict[str, Any]:
+) -> PartPlan:
     if settings.features == DP_SGD and schedule.family == SGD:
         return _plan_gradients(settings, schedule, is_linear=is_linear)
     if settings.features == DP_SGD:
         updates = schedule.epochs * schedule.exchanges
         fit = _plan_fit(settings, schedule, updates)
-        return {"fit": fit, "uses": (Use(MODEL, updates, fit.mechanism(1)),)}
+        return PartPlan(fit=fit, uses=(Use(MODEL, updates, fit.mechanism(1)),))
     if settings.features == NOISY_STATISTICS:
-        statistics = plan_statistics(settings, schedule.shape)
-        uses = tuple(
-            Use(what, limit, mechanism)
-            for what, (mechanism, limit) in statistics.releases().items()
-        )
-        return {"statistics": statistics, "uses": uses}
-    return {}
+        statistics = plan_statistics(settings, schedule)
+        gram = Use(GRAM, 1, Gaussian(statistics.gram_multiplier))
+        moments = Gaussian(statistics.moments_multiplier)
+        uses = (gram, Use(MOMENTS, schedule.epochs, moments))
+        return PartPlan(statistics=statistics, uses=uses)
+    return PartPlan()
+
+
+def plan_statistics(settings: "PrivacyTerms", schedule: Schedule) -> StatisticsPlan:
+    """Return the bounds and the noise that the settings mean for a table.
+
+    R^2 = clip^2 * mean G * columns, and tau = target_clip * label_scale: units in which
+    1 is a good choice for every table. |q_j| is at most about the loss's gradient (1 in
+    classification), as a mean over the row's G_j joined rows: sqrt(G_j) |q_j| is of
+    that order too where joined rows are not alike.
+
+    With ``settings.noise_multiplier`` that is b's, and A's follows from the share.
+    """
+    share = (1.0 - GRAM_SHARE) / max(schedule.epochs, 1)
+    moments = settings.noise_multiplier or noise_multiplier(
+        settings.epsilon, settings.delta
+    ) / math.sqrt(share)
+    # a LEFT JOINed table may have no row to train on
+    natural = (schedule.mean_multiplicity or 1.0) * max(schedule.columns, 1)
+    return StatisticsPlan(
+        radius=settings.clip * math.sqrt(natural),
+        target_bound=settings.target_clip * schedule.label_scale,
+        gram_multiplier=moments * math.sqrt(share / GRAM_SHARE),
+        moments_multiplier=moments,
+    )
 
 
 def _plan_fit(settings: "PrivacyTerms", schedule: Schedule, updates: int) -> PrivateFit:
@@ -207,19 +213,19 @@ def _plan_fit(settings: "PrivacyTerms", schedule: Schedule, updates: int) -> Pri
         ),
         sample_rate=rate,
         steps=steps,
-        output_scale=schedule.shape.label_scale,
+        output_scale=schedule.label_scale,
         row_norm=_row_norm(schedule),
     )
 
 
 def _row_norm(schedule: Schedule) -> float:
     """Return the norm that an encoded row and a one may be expected to have."""
-    return math.sqrt(1.0 + schedule.shape.columns)
+    return math.sqrt(1.0 + schedule.columns)
 
 
 def _plan_gradients(
     settings: "PrivacyTerms", schedule: Schedule, *, is_linear: bool
-) -> dict[str, Any]:
+) -> PartPlan:
     """Plan DP-SGD over the server's batches.
 
     The server knows who is in a batch: against it every batch of a row is a Gaussian
@@ -246,7 +252,7 @@ def _plan_gradients(
         sample_rate=in_run.sample_rate,
         accountant=settings.accountant,
     )
-    unit = _row_norm(schedule) * schedule.shape.label_scale
+    unit = _row_norm(schedule) * schedule.label_scale
     if not is_linear:
         unit *= schedule.output_scale
         if settings.clip * unit < LEAST_TORCH_CLIP:
@@ -255,11 +261,11 @@ def _plan_gradients(
                 f"from {LEAST_TORCH_CLIP:g} on; multiply the label by some number"
             )
     outsider = Gaussian(sigma, in_run.count, in_run.sample_rate)
-    return {
-        "gradients": ClippedNoise(settings.clip * unit, sigma),
-        "uses": (Use(GRADIENTS, schedule.batch_uses, Gaussian(sigma, once)),),
-        "outsider": outsider if in_run.sample_rate < 1 else None,
-    }
+    return PartPlan(
+        gradients=ClippedNoise(settings.clip * unit, sigma),
+        uses=(Use(GRADIENTS, schedule.batch_uses, Gaussian(sigma, once)),),
+        outsider=outsider if in_run.sample_rate < 1 else None,
+    )
 
 
 def _plan_scores(

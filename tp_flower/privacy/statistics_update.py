@@ -54,10 +54,10 @@ q_j not finite, G < 0  refused: there would be no bound
 How a run uses it (strategy ``admm``, linear models; no mixing of iterates and no
 balancing of rho, which would follow the noise):
 
-1. Set-up: every site makes the plan of its part (:func:`plan_statistics`) and reserves
-   what it costs (``plan.releases()``). A takes the place of the Gram matrix in all that
-   is sent or kept; its trace may be negative. A table in one shard keeps A, usable, and
-   factorises it; shards send A with the deviation of its noise, and the server sums.
+1. Set-up: every site makes the plan of its part (``plan.py``) and reserves its cost. A
+   takes the place of the Gram matrix in all that is sent or kept; its trace may be
+   negative. A table in one shard keeps A, usable, and factorises it; shards send A with
+   the deviation of its noise, and the server sums.
 2. Every epoch: q = kappa (target - scores sent), where the scores are those that the
    server has computed the target from (the noisy ones with ``privacy.predictions``: the
    true ones would tell what the noise was). One shard updates its theta; shards send b,
@@ -72,7 +72,7 @@ Notation:
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -81,12 +81,8 @@ from tp_flower.arrays import FloatArray, blocks
 from tp_flower.errors import SiteError
 from tp_flower.learning.models.local_model import Features, moment, on_host
 from tp_flower.learning.solvers import RidgeSolver, gram
-from tp_flower.privacy.accounting import noise_multiplier
-from tp_flower.privacy.mechanisms import Gaussian
+from tp_flower.privacy.mechanisms import ClippedNoise
 from tp_flower.randomness import NoiseSource
-
-if TYPE_CHECKING:
-    from tp_flower.protocol.training_messages import PrivacyTerms
 
 GRAM_SHARE: Final = 0.3
 """A's share of the run's 1 / multiplier^2; epochs share the rest equally."""
@@ -96,66 +92,24 @@ DAMPING: Final = 1.0
 
 
 @dataclass(frozen=True)
-class TableShape:
-    """The inputs of a plan, none of which depends on a row's values.
-
-    Attributes:
-        epochs: of training, > 0.
-        mean_multiplicity: mean G of the table's rows that are trained on.
-        columns: encodings of the table's features, and one for an intercept: about the
-            mean of ||x||^2, as a standardised number or a category adds one to it.
-        label_scale: size of the labels, 1 in classification.
-    """
-
-    epochs: int
-    mean_multiplicity: float
-    columns: int
-    label_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            least = 0.0 if name != "label_scale" else math.nextafter(0.0, 1.0)
-            if not least <= value < math.inf:
-                raise SiteError(f"private statistics: {name} cannot be {value}")
-
-
-@dataclass(frozen=True)
 class StatisticsPlan:
-    """Bounds and noise of one table in one run.
+    """Bounds and noise of one table in one run; bounds of math.inf do not clip.
 
     Attributes:
-        radius: R > 0; math.inf does not clip.
-        target_bound: tau > 0; math.inf does not clip.
+        radius: R > 0.
+        target_bound: tau > 0.
         gram_multiplier: deviation of A's noise over R^2.
         moments_multiplier: deviation of b's noise over R tau.
-        epochs: how many times b may leave.
     """
 
     radius: float
     target_bound: float
     gram_multiplier: float
     moments_multiplier: float
-    epochs: int
 
     def __post_init__(self) -> None:
-        for name in ("radius", "target_bound"):
-            if not getattr(self, name) > 0:
-                raise _wrong(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("gram_multiplier", "moments_multiplier"):
-            if not 0 <= getattr(self, name) < math.inf:
-                text = "must be a finite number from 0 on"
-                raise _wrong(f"{name} {text}, not {getattr(self, name)}")
-        if not self.epochs >= 0:
-            raise _wrong(f"epochs must be at least 0, not {self.epochs}")
-        self._check_noise()
-
-    def _check_noise(self) -> None:
-        if not math.isfinite(self.gram_deviation + self.moments_deviation):
-            raise _wrong("noise needs a finite radius and target_bound")
-        for name in ("gram", "moments"):
-            deviation = getattr(self, f"{name}_deviation")
-            if getattr(self, f"{name}_multiplier") and not deviation > 0:
-                raise _wrong(f"the noise of {name} is so small that there is none")
+        ClippedNoise(self.radius * self.radius, self.gram_multiplier)
+        ClippedNoise(self.radius * self.target_bound, self.moments_multiplier)
 
     @property
     def gram_deviation(self) -> float:
@@ -168,42 +122,6 @@ class StatisticsPlan:
         """Deviation of the noise on each entry of b."""
         sigma = self.moments_multiplier
         return sigma * self.radius * self.target_bound if sigma else 0.0
-
-    def releases(self) -> dict[str, tuple[Gaussian, int]]:
-        """Return, by what leaves, the mechanism of one use and the uses in a run."""
-        return {
-            "gram": (Gaussian(self.gram_multiplier), 1),
-            "moments": (Gaussian(self.moments_multiplier), self.epochs),
-        }
-
-
-def _wrong(text: str) -> SiteError:
-    return SiteError(f"plan of private statistics: {text}")
-
-
-def plan_statistics(settings: "PrivacyTerms", shape: TableShape) -> StatisticsPlan:
-    """Return the bounds and the noise that the settings mean for a table.
-
-    R^2 = clip^2 * mean G * columns, and tau = target_clip * label_scale: units in which
-    1 is a good choice for every table. |q_j| is at most about the loss's gradient (1 in
-    classification), as a mean over the row's G_j joined rows: sqrt(G_j) |q_j| is of
-    that order too where joined rows are not alike.
-
-    With ``settings.noise_multiplier`` that is b's, and A's follows from the share.
-    """
-    share = (1.0 - GRAM_SHARE) / max(shape.epochs, 1)
-    moments = settings.noise_multiplier or noise_multiplier(
-        settings.epsilon, settings.delta
-    ) / math.sqrt(share)
-    # a LEFT JOINed table may have no row to train on
-    natural = (shape.mean_multiplicity or 1.0) * max(shape.columns, 1)
-    return StatisticsPlan(
-        radius=settings.clip * math.sqrt(natural),
-        target_bound=settings.target_clip * shape.label_scale,
-        gram_multiplier=moments * math.sqrt(share / GRAM_SHARE),
-        moments_multiplier=moments,
-        epochs=shape.epochs,
-    )
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,9 @@ from tp_flower.privacy.plan import (
     Schedule,
     plan_part,
 )
-from tp_flower.privacy.statistics_update import TableShape
 from tp_flower.settings import PrivacySettings
 
-SHAPE = TableShape(epochs=6, mean_multiplicity=3.0, columns=8)
-ADMM = Schedule("admm", epochs=6, shape=SHAPE)
+ADMM = Schedule("admm", epochs=6, mean_multiplicity=3.0, columns=8)
 SGD = Schedule(
     "sgd",
     epochs=6,
@@ -33,7 +31,8 @@ SGD = Schedule(
     batch_uses=6,
     row_batches=4,
     most_joined_rows=5,
-    shape=SHAPE,
+    mean_multiplicity=3.0,
+    columns=8,
 )
 DRAWN = replace(SGD, batches=60, batch_uses=1, row_batches=19, batch_rate=0.1)
 KINDS = ("gram", "moments")
@@ -143,8 +142,7 @@ def test_what_nothing_covers_is_a_use_too():
 
 def test_clips_follow_the_scale_of_labels_and_rows():
     settings = PrivacySettings(features="dp-sgd", predictions=1.0, prediction_clip=2.0)
-    minutes = replace(SHAPE, label_scale=40.0)
-    in_minutes = replace(SGD, shape=minutes, output_scale=20.0)
+    in_minutes = replace(SGD, label_scale=40.0, output_scale=20.0)
     one, scaled = plan(settings, SGD), plan(settings, in_minutes)
     assert scaled.scores.clip == 20.0 * one.scores.clip == 40.0
     assert scaled.gradients.clip == pytest.approx(40.0 * one.gradients.clip)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
-from tp_flower.errors import SettingsError
+from tp_flower.errors import SettingsError, SiteError
 from tp_flower.learning.models.local_model import (
     FitProblem,
     LinearModel,
@@ -28,7 +28,7 @@ from tp_flower.privacy.gradients import (
     fit_privately,
     private_sum,
 )
-from tp_flower.privacy.mechanisms import Gaussian
+from tp_flower.privacy.mechanisms import ClippedNoise, Gaussian
 from tp_flower.privacy.plan import PartPlan
 from tp_flower.randomness import NoiseSource
 
@@ -223,9 +223,8 @@ def test_without_clip_and_noise_it_is_the_pullback_bit_by_bit(make):
         model,
         features,
         messages,
-        clip=np.inf,
-        noise_multiplier=0.0,
-        noise=NoiseSource(),
+        ClippedNoise(np.inf, 0.0),
+        NoiseSource(),
     )
     np.testing.assert_array_equal(found, model.pullback(features, messages))
 
@@ -263,9 +262,7 @@ def test_torch_sums_do_not_depend_on_the_size_of_the_chunks(monkeypatch):
 def test_no_rows_are_a_sum_of_zero_and_give_noise_alone(make):
     model, nothing = make(), (rows_of(0, 4), np.zeros((0, 2)))
     assert not clipped_sum(model, *nothing, 1.0).any()
-    noisy = private_sum(
-        model, *nothing, clip=2.0, noise_multiplier=3.0, noise=NoiseSource(KEY)
-    )
+    noisy = private_sum(model, *nothing, ClippedNoise(2.0, 3.0), NoiseSource(KEY))
     expected = NoiseSource(KEY).with_gaussian(np.zeros(len(model.parameters)), 6.0)
     np.testing.assert_array_equal(noisy, expected)
 
@@ -348,18 +345,6 @@ def test_both_passes_see_the_same_dropout():
         assert np.linalg.norm(found) == pytest.approx(clip, rel=1e-5)
 
 
-def test_noise_without_a_clip_is_refused():
-    with pytest.raises(ValueError, match="clip is infinite: noise needs a finite clip"):
-        private_sum(
-            linear(),
-            rows_of(3, 4),
-            np.ones((3, 2)),
-            clip=np.inf,
-            noise_multiplier=1.0,
-            noise=NoiseSource(),
-        )
-
-
 # noise
 
 
@@ -371,9 +356,8 @@ def test_noise_has_the_deviation_multiplier_times_clip(clip, multiplier):
         model,
         features,
         np.ones((2, 4)),
-        clip=clip,
-        noise_multiplier=multiplier,
-        noise=NoiseSource(KEY),
+        ClippedNoise(clip, multiplier),
+        NoiseSource(KEY),
     )
     assert len(noise) == 1_000_000
     assert noise.std() == pytest.approx(multiplier * clip, rel=0.01)
@@ -388,9 +372,8 @@ def test_noise_differs_from_one_step_to_the_next():
             model,
             rows_of(3, 4),
             np.ones((3, 2)),
-            clip=1.0,
-            noise_multiplier=1.0,
-            noise=source,
+            ClippedNoise(1.0, 1.0),
+            source,
         )
         for _ in range(2)
     )
@@ -575,18 +558,9 @@ def test_plans_survive_json_and_state_their_mechanism():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"clip": 0.0}, "clip is 0.0, allowed: above 0"),
-        ({"noise_multiplier": -1.0}, "noise_multiplier is -1.0, allowed: from 0"),
-        ({"noise_multiplier": np.inf}, "noise_multiplier is inf"),
-        ({"sample_rate": 1.5}, "sample_rate is 1.5"),
-        ({"sample_rate": float("nan")}, "sample_rate is nan, allowed: above 0"),
-        ({"steps": 0}, "steps is 0, allowed: at most 1, and at least 1"),
-        ({"learning_rate": -1.0}, "learning_rate is -1.0, allowed: from 0 on"),
-        ({"row_norm": -2.0}, "row_norm is -2.0, allowed: above 0"),
-    ],
+    "change",
+    [{"clip": 0.0}, {"noise_multiplier": -1.0}, {"noise_multiplier": np.inf}],
 )
-def test_plans_out_of_range_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
+def test_plans_without_noise_are_refused(change):
+    with pytest.raises(SiteError, match=r"noise of .* times a clip of .* is none"):
         PrivateFit(**{"clip": 1.0, "noise_multiplier": 1.0, **change})

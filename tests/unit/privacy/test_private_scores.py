@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy import stats
 
-from tp_flower.privacy.mechanisms import clip_rows, private_scores
+from tp_flower.errors import SiteError
+from tp_flower.privacy.mechanisms import ClippedNoise, clip_rows, private_scores
 from tp_flower.randomness import NoiseSource
 
 KEY = bytes(range(32))
@@ -48,9 +49,7 @@ def test_infinite_scores_are_clipped_and_nan_counts_as_zero():
 @pytest.mark.parametrize(("clip", "multiplier"), [(1.0, 1.0), (0.1, 30.0), (50.0, 0.2)])
 def test_noise_has_the_deviation_multiplier_times_clip(clip, multiplier):
     scores = np.full((500_000, 2), clip / 2)
-    found = private_scores(
-        scores, clip=clip, noise_multiplier=multiplier, noise=NoiseSource(KEY)
-    )
+    found = private_scores(scores, ClippedNoise(clip, multiplier), NoiseSource(KEY))
     noise = (found - scores).ravel()
     assert noise.std() == pytest.approx(multiplier * clip, rel=0.01)
     assert abs(noise.mean()) < 5 * multiplier * clip / 1000
@@ -60,29 +59,22 @@ def test_noise_has_the_deviation_multiplier_times_clip(clip, multiplier):
 def test_every_release_is_noised_anew():
     source, scores = NoiseSource(), np.zeros((4, 1))
     first, second = (
-        private_scores(scores, clip=1.0, noise_multiplier=1.0, noise=source)
-        for _ in range(2)
+        private_scores(scores, ClippedNoise(1.0, 1.0), source) for _ in range(2)
     )
     assert not np.isin(first, second).any()
 
 
 def test_without_noise_and_clip_the_scores_are_the_scores():
     scores = np.array([[1e9, -3.0]])
-    found = private_scores(
-        scores, clip=np.inf, noise_multiplier=0.0, noise=NoiseSource()
-    )
+    found = private_scores(scores, ClippedNoise(np.inf, 0.0), NoiseSource())
     assert found is scores
 
 
 def test_no_rows_stay_no_rows():
-    found = private_scores(
-        np.zeros((0, 3)), clip=1.0, noise_multiplier=1.0, noise=NoiseSource()
-    )
+    found = private_scores(np.zeros((0, 3)), ClippedNoise(1.0, 1.0), NoiseSource())
     assert found.shape == (0, 3)
 
 
 def test_noise_without_a_clip_is_refused():
-    with pytest.raises(ValueError, match="clip is infinite: noise needs a finite clip"):
-        private_scores(
-            np.zeros((1, 1)), clip=np.inf, noise_multiplier=1.0, noise=NoiseSource()
-        )
+    with pytest.raises(SiteError, match="noise of 1 times a clip of inf is none"):
+        ClippedNoise(np.inf, 1.0)
