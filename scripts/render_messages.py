@@ -14,14 +14,8 @@ from typing import Final, get_args
 import msgspec
 
 from client_apps.app import ANSWERS
-from tp_flower.protocol import (
-    EXCHANGES,
-    Action,
-    Body,
-    Discloses,
-    Message,
-    layout_of,
-)
+from tp_flower.protocol import EXCHANGES, Action, Message, layout_of
+from tp_flower.protocol.fields import Body, Discloses
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "reference" / "messages.md"

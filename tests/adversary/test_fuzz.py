@@ -28,14 +28,8 @@ from strategies.run.grid import InProcessGrid
 from strategies.run.strategy import RoundStrategy
 from tests.support.peers.fuzzing import MARK, Fuzzer
 from tests.support.peers.hostile import SHOP, SQL, HostileGrid, train
-from tp_flower.protocol import (
-    EXCHANGES,
-    HEADER,
-    MESSAGE,
-    RUN_DIGITS,
-    Action,
-    unpack,
-)
+from tp_flower.protocol import EXCHANGES, RUN_DIGITS, Action, unpack
+from tp_flower.protocol.packet import HEADER, MESSAGE
 from tp_flower.query import Query
 
 ENOUGH = 10_000

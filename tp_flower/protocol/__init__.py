@@ -16,9 +16,6 @@ from tp_flower.protocol.codec import (
 )
 from tp_flower.protocol.fields import (
     LARGEST,
-    ArraySpec,
-    Body,
-    Discloses,
     Message,
     PartBody,
     Reply,
@@ -36,13 +33,6 @@ from tp_flower.protocol.messages import (
     RequestEnvelope,
 )
 from tp_flower.protocol.packet import (
-    ARRAYS,
-    HEADER,
-    LAYOUT,
-    MESSAGE,
-    PAYLOAD,
-    SMALL_BYTES,
-    WIRE_DTYPES,
     Action,
     ArrayKey,
     Packet,
@@ -59,22 +49,12 @@ from tp_flower.protocol.packet import (
 
 __all__ = [
     "ACTIONS",
-    "ARRAYS",
     "EXCHANGES",
-    "HEADER",
     "LARGEST",
-    "LAYOUT",
-    "MESSAGE",
     "NO_RUN",
-    "PAYLOAD",
     "RUN_DIGITS",
-    "SMALL_BYTES",
-    "WIRE_DTYPES",
     "Action",
     "ArrayKey",
-    "ArraySpec",
-    "Body",
-    "Discloses",
     "Failure",
     "Message",
     "Packet",

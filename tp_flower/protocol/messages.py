@@ -10,58 +10,13 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 
 from tp_flower.errors import ErrorKind
-from tp_flower.protocol.coreset_messages import (
-    DrawReply,
-    DrawRequest,
-    MeasureReply,
-    MeasureRequest,
-    RowsReply,
-    RowsRequest,
-    WeighReply,
-    WeighRequest,
-)
+from tp_flower.protocol import coreset_messages as coreset
+from tp_flower.protocol import inference_messages as inference
+from tp_flower.protocol import personalised_messages as personal
+from tp_flower.protocol import setup_messages as setup
+from tp_flower.protocol import training_messages as training
 from tp_flower.protocol.fields import Body, Count, Reply, Request, between
-from tp_flower.protocol.inference_messages import (
-    DeliverReply,
-    DeliverRequest,
-    FinishReply,
-    FinishRequest,
-    ScoreReply,
-    ScoreRequest,
-)
 from tp_flower.protocol.packet import Action
-from tp_flower.protocol.personalised_messages import (
-    PersonaliseReply,
-    PersonaliseRequest,
-    PersonalReply,
-    PersonalRequest,
-    SummariseReply,
-    SummariseRequest,
-)
-from tp_flower.protocol.setup_messages import (
-    CheckReply,
-    CheckRequest,
-    DescribeReply,
-    DescribeRequest,
-    ExtractReply,
-    ExtractRequest,
-    SealReply,
-    SealRequest,
-    StatisticsReply,
-    StatisticsRequest,
-)
-from tp_flower.protocol.training_messages import (
-    AdmmReply,
-    AdmmRequest,
-    ConsensusReply,
-    ConsensusRequest,
-    PrepareReply,
-    PrepareRequest,
-    SgdReply,
-    SgdRequest,
-    StepReply,
-    StepRequest,
-)
 
 
 class Exchange(NamedTuple):
@@ -72,26 +27,28 @@ class Exchange(NamedTuple):
 
 
 EXCHANGES: Final[Mapping[Action, Exchange]] = {
-    Action.DESCRIBE: Exchange(DescribeRequest, DescribeReply),
-    Action.SEAL: Exchange(SealRequest, SealReply),
-    Action.EXTRACT: Exchange(ExtractRequest, ExtractReply),
-    Action.STATISTICS: Exchange(StatisticsRequest, StatisticsReply),
-    Action.CHECK: Exchange(CheckRequest, CheckReply),
-    Action.MEASURE: Exchange(MeasureRequest, MeasureReply),
-    Action.DRAW: Exchange(DrawRequest, DrawReply),
-    Action.WEIGH: Exchange(WeighRequest, WeighReply),
-    Action.PREPARE: Exchange(PrepareRequest, PrepareReply),
-    Action.ADMM: Exchange(AdmmRequest, AdmmReply),
-    Action.CONSENSUS: Exchange(ConsensusRequest, ConsensusReply),
-    Action.SGD: Exchange(SgdRequest, SgdReply),
-    Action.STEP: Exchange(StepRequest, StepReply),
-    Action.ROWS: Exchange(RowsRequest, RowsReply),
-    Action.PERSONALISE: Exchange(PersonaliseRequest, PersonaliseReply),
-    Action.SUMMARISE: Exchange(SummariseRequest, SummariseReply),
-    Action.PERSONAL: Exchange(PersonalRequest, PersonalReply),
-    Action.SCORE: Exchange(ScoreRequest, ScoreReply),
-    Action.DELIVER: Exchange(DeliverRequest, DeliverReply),
-    Action.FINISH: Exchange(FinishRequest, FinishReply),
+    Action.DESCRIBE: Exchange(setup.DescribeRequest, setup.DescribeReply),
+    Action.SEAL: Exchange(setup.SealRequest, setup.SealReply),
+    Action.EXTRACT: Exchange(setup.ExtractRequest, setup.ExtractReply),
+    Action.STATISTICS: Exchange(setup.StatisticsRequest, setup.StatisticsReply),
+    Action.CHECK: Exchange(setup.CheckRequest, setup.CheckReply),
+    Action.MEASURE: Exchange(coreset.MeasureRequest, coreset.MeasureReply),
+    Action.DRAW: Exchange(coreset.DrawRequest, coreset.DrawReply),
+    Action.WEIGH: Exchange(coreset.WeighRequest, coreset.WeighReply),
+    Action.PREPARE: Exchange(training.PrepareRequest, training.PrepareReply),
+    Action.ADMM: Exchange(training.AdmmRequest, training.AdmmReply),
+    Action.CONSENSUS: Exchange(training.ConsensusRequest, training.ConsensusReply),
+    Action.SGD: Exchange(training.SgdRequest, training.SgdReply),
+    Action.STEP: Exchange(training.StepRequest, training.StepReply),
+    Action.ROWS: Exchange(coreset.RowsRequest, coreset.RowsReply),
+    Action.PERSONALISE: Exchange(
+        personal.PersonaliseRequest, personal.PersonaliseReply
+    ),
+    Action.SUMMARISE: Exchange(personal.SummariseRequest, personal.SummariseReply),
+    Action.PERSONAL: Exchange(personal.PersonalRequest, personal.PersonalReply),
+    Action.SCORE: Exchange(inference.ScoreRequest, inference.ScoreReply),
+    Action.DELIVER: Exchange(inference.DeliverRequest, inference.DeliverReply),
+    Action.FINISH: Exchange(inference.FinishRequest, inference.FinishReply),
 }
 
 ACTIONS: Final[Mapping[type[Request], Action]] = {

@@ -17,20 +17,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from tests.support.peers.hostile import GONE, places
 from tests.support.peers.message_values import malformed
-from tp_flower.protocol import (
+from tp_flower.protocol import Message, Packet, decode, pack, unpack
+from tp_flower.protocol.messages import ENVELOPE
+from tp_flower.protocol.packet import (
     ARRAYS,
     HEADER,
     LAYOUT,
     MESSAGE,
     PAYLOAD,
     WIRE_DTYPES,
-    Message,
-    Packet,
-    decode,
-    pack,
-    unpack,
 )
-from tp_flower.protocol.messages import ENVELOPE
 
 MARK = "tp-fuzzed"
 """Is in every name that is a path trick."""

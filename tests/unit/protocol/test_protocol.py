@@ -13,8 +13,6 @@ from hypothesis.extra import numpy as hnp
 
 from tp_flower.errors import ReplyError
 from tp_flower.protocol import (
-    SMALL_BYTES,
-    WIRE_DTYPES,
     Packet,
     message_bytes,
     pack,
@@ -23,6 +21,7 @@ from tp_flower.protocol import (
     unpack,
     unpack_bits,
 )
+from tp_flower.protocol.packet import SMALL_BYTES, WIRE_DTYPES
 
 dtypes = st.sampled_from(sorted(WIRE_DTYPES)).map(np.dtype)
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
