@@ -15,18 +15,13 @@ are read from the environment variables PLANES_URI and WEATHER_URI when sites us
 import argparse
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet
-from sqlalchemy import Column, MetaData, Table, create_engine
-from sqlalchemy.types import BigInteger, DateTime, Double, String, TypeEngine
+from sqlalchemy import String, create_engine
 
 from tp_flower.sources.databases.session import parse_url
 from tp_flower.sources.flights import FLIGHTS_SQL, flights_tables
 
-PLANES, WEATHER = "PLANES_URI", "WEATHER_URI"
 TEXT_CHARACTERS = 64
 
 
@@ -36,37 +31,33 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="for the files and tables.toml")
     parser.add_argument("--planes", required=True, metavar="URI")
     parser.add_argument("--weather", required=True, metavar="URI")
-    given = parser.parse_args()
-    path = load_flights(given.folder, given.planes, given.weather)
-    print(f"wrote {path}; it expects {PLANES} and {WEATHER} in the environment")
+    options = parser.parse_args()
+    path = load_flights(options.folder, options.planes, options.weather)
+    print(f"wrote {path}; it expects PLANES_URI and WEATHER_URI in the environment")
 
 
 def load_flights(folder: Path, planes_uri: str, weather_uri: str) -> Path:
     """Load the tables and return the path of the tables file."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = flights_tables()
     entries = []
-    for origin, file in files["flights"].items():
-        shutil.copy(file, folder / file.name)
-        entries.append(
-            f'[[tables.flights.shards]]\npath = "{file.name}"\nsite = "{origin}"\n'
-        )
-    for origin, file in files["weather"].items():
-        table = f"weather_{origin.lower()}"
-        load_table(weather_uri, table, file, "time_hour")
-        entries.append(
-            f'[[tables.weather.shards]]\nuri = "${{{WEATHER}}}"\ntable = "{table}"\n'
-            f'site = "{origin}"\n'
-        )
-    for site, file in files["planes"].items():
-        load_table(planes_uri, "planes", file, "tailnum")
-        entries.append(
-            f'[tables.planes]\nuri = "${{{PLANES}}}"\ntable = "planes"\n'
-            f'site = "{site}"\n'
-        )
-    for site, file in files["airports"].items():
-        pd.read_parquet(file).to_csv(folder / "airports.csv", index=False)
-        entries.append(f'[tables.airports]\npath = "airports.csv"\nsite = "{site}"\n')
+    for table, shards in flights_tables().items():
+        for site, file in shards.items():
+            name = f"{table}_{site.lower()}" if table == "weather" else table
+            if table == "flights":
+                shutil.copy(file, folder)
+                place = f'path = "{file.name}"'
+            elif table == "airports":
+                pd.read_parquet(file).to_csv(folder / "airports.csv", index=False)
+                place = 'path = "airports.csv"'
+            elif table == "weather":
+                load_table(weather_uri, name, file, "time_hour")
+                place = f'uri = "${{WEATHER_URI}}"\ntable = "{name}"'
+            else:
+                load_table(planes_uri, name, file, "tailnum")
+                place = f'uri = "${{PLANES_URI}}"\ntable = "{name}"'
+            is_sharded = len(shards) > 1
+            head = f"[[tables.{table}.shards]]" if is_sharded else f"[tables.{table}]"
+            entries.append(f'{head}\n{place}\nsite = "{site}"\n')
     path = folder / "tables.toml"
     path.write_text("\n".join(entries))
     settings = f'tables = "{path.resolve()}"\nsql = """{FLIGHTS_SQL}"""\n'
@@ -83,26 +74,14 @@ def load_table(uri: str, table: str, file: Path, key: str) -> None:
         file: what it will hold.
         key: its primary key.
     """
-    rows = pyarrow.parquet.read_table(file)
-    columns = [
-        Column(field.name, _sql_type(field.type), primary_key=field.name == key)
-        for field in rows.schema
-    ]
-    created = Table(table, MetaData(), *columns)
+    rows = pd.read_parquet(file, dtype_backend="numpy_nullable")
+    # a primary key of MariaDB has a length
+    texts = dict.fromkeys(rows.select_dtypes("string"), String(TEXT_CHARACTERS))
     engine = create_engine(parse_url(uri, {}, Path.cwd(), "the database").url)
     with engine.begin() as connection:
-        created.drop(connection, checkfirst=True)
-        created.create(connection)
-        connection.execute(created.insert(), rows.to_pylist())
+        rows.to_sql(table, connection, if_exists="replace", index=False, dtype=texts)
+        connection.exec_driver_sql(f"ALTER TABLE {table} ADD PRIMARY KEY ({key})")
     engine.dispose()
-
-
-def _sql_type(kind: pa.DataType) -> TypeEngine[Any]:
-    if pa.types.is_timestamp(kind):
-        return DateTime()
-    if pa.types.is_string(kind):
-        return String(TEXT_CHARACTERS)
-    return BigInteger() if pa.types.is_integer(kind) else Double()
 
 
 if __name__ == "__main__":

@@ -1,26 +1,29 @@
 """Write the flights by carrier: 16 sites with the same columns, and how to train there.
 
-    python scripts/data/make_carriers.py DIR
+    python scripts/data/make_carriers.py OUTPUT
 
 Every carrier is a site with its own departures from New York in 2013, each with the
-weather, the plane and the destination; models of the sites' own say what will be late.
+weather at the airport, the plane and the destination; models of the sites' own say what
+will be late. Sites differ in size, from 29 rows to 54,000, and in what makes their
+flights late (:mod:`tp_flower.sources.flights` has the four tables).
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from scripts.data.carriers import CARRIERS_SQL, make_carriers
+import duckdb
+
 from scripts.data.run_files import (
     RUN_FILE,
-    DataError,
-    make_folder,
+    parser_of,
     print_commands,
+    run_script,
     write_run,
     write_tables,
 )
-from tp_flower.errors import SourceError
+from tp_flower.duckdb_engine import quote_text
+from tp_flower.sources.flights import flights_tables
 
 QUESTION = "Will a flight be more than 15 minutes late? A model for every carrier."
 SETTINGS: dict[str, str | float] = {
@@ -28,23 +31,55 @@ SETTINGS: dict[str, str | float] = {
     "graph-penalty": 0.0003,
     "graph-weights": "rows",
 }
+SQL = """
+SELECT late AS label, month, hour, weekday, distance, origin, lat, lon,
+    temp, dewp, humid, wind_speed, precip, pressure, visib, plane_year, seats
+FROM departures
+"""
+DEPARTURES = """
+SELECT f.carrier, f.arr_delay > 15 AS late, f.month, f.hour,
+    dayofweek(make_date(f.year, f.month, f.day)) AS weekday,
+    f.distance, f.origin, a.lat, a.lon,
+    w.temp, w.dewp, w.humid, w.wind_speed, w.precip, w.pressure, w.visib,
+    p.year AS plane_year, p.seats
+FROM read_parquet({flights}) AS f
+LEFT JOIN read_parquet({weather}) AS w
+    ON f.origin = w.origin AND f.time_hour = w.time_hour
+LEFT JOIN read_parquet({planes}) AS p ON f.tailnum = p.tailnum
+LEFT JOIN read_parquet({airports}) AS a ON f.dest = a.faa
+WHERE f.arr_delay IS NOT NULL
+ORDER BY f.carrier, f.time_hour, f.flight
+"""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the files and print the command that uses them; return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, metavar="DIR", help="to write to")
-    folder = parser.parse_args(arguments).folder.resolve()
-    try:
-        make_folder(folder)
-        carriers = make_carriers(folder)
-    except (DataError, SourceError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    write_tables(folder, {"departures": [(f"{own}.parquet", own) for own in carriers]})
-    run = write_run(folder / RUN_FILE, QUESTION, CARRIERS_SQL, SETTINGS)
-    print_commands("The flights by carrier", folder, [run])
-    return 0
+    """Write a Parquet file per carrier, and how to train; return the exit status."""
+    parser = parser_of(__doc__, OUTPUT="folder to write to")
+    return run_script(write, parser.parse_args(arguments))
+
+
+def write(options: argparse.Namespace) -> None:
+    """Write the files to OUTPUT."""
+    files = {
+        table: str([str(path) for path in shards.values()])
+        for table, shards in flights_tables().items()
+    }
+    with duckdb.connect() as connection:
+        connection.execute(f"CREATE TABLE departures AS {DEPARTURES.format_map(files)}")
+        listed = connection.execute(
+            "SELECT DISTINCT carrier FROM departures ORDER BY 1"
+        )
+        carriers = [str(carrier) for (carrier,) in listed.fetchall()]
+        for carrier in carriers:
+            path = quote_text(str(options.output / f"{carrier}.parquet"))
+            connection.execute(
+                "COPY (SELECT * EXCLUDE carrier FROM departures WHERE carrier = "
+                f"{quote_text(carrier)}) TO {path} (FORMAT parquet)"
+            )
+    shards = [(f"{carrier}.parquet", carrier) for carrier in carriers]
+    write_tables(options.output, {"departures": shards})
+    run = write_run(options.output / RUN_FILE, QUESTION, SQL, SETTINGS)
+    print_commands("The flights by carrier", options.output, [run])
 
 
 if __name__ == "__main__":

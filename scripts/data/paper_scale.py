@@ -22,8 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from scripts.data.run_files import write_tables
 from tp_flower.arrays import FloatArray
-from tp_flower.features.columns import Float32Array
 
 BLOCK_ROWS: Final = 1 << 14
 LEAST_ROWS: Final = 40
@@ -33,18 +33,13 @@ HIDDEN: Final = 16
 SIGNAL: Final = 1.5
 """Deviation of the scores that the vectors lead to; the noise's is 1.28."""
 
-IntArray = npt.NDArray[np.int32]
+Keys = Mapping[str, npt.NDArray[np.int32]]
+"""By ``<parent>_id``, the parent's row of every row."""
 
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table beside the largest.
-
-    Attributes:
-        rows: at factor 1.
-        numbers: how many features it has, all of them numbers.
-        parents: the tables that its rows name.
-    """
+    """A table beside the largest: its rows at factor 1, numbers, and parents."""
 
     rows: int
     numbers: int
@@ -74,15 +69,15 @@ class PaperScale:
     @property
     def sql(self) -> str:
         """The query that joins all of them."""
-        named = [(self.table, parent) for parent in self.parents]
-        for name, other in self.others.items():
-            named += [(name, parent) for parent in other.parents]
+        parents = {self.table: self.parents}
+        parents |= {name: other.parents for name, other in self.others.items()}
         features = [f"{self.table}.vector"]
         for name, other in self.others.items():
             features += [f"{name}.x{place}" for place in range(other.numbers)]
         joins = [
             f"JOIN {parent} ON {child}.{parent}_id = {parent}.{parent}_id"
-            for child, parent in named
+            for child, tables in parents.items()
+            for parent in tables
         ]
         return (
             f"SELECT {self.table}.label AS label,\n    {', '.join(features)}\n"
@@ -147,49 +142,33 @@ def write_paper_scale(
     draw = np.random.default_rng([seed, scale.width])
     effects: dict[str, FloatArray] = {}
     # a table after those that its rows name
-    for table in reversed(list(scale.others)):
-        effects[table] = _write_other(scale, table, folder, factor, draw, effects)
-    _write_largest(scale, folder, factor, draw, effects)
-    return _write_tables(scale, folder)
-
-
-def _write_other(
-    scale: PaperScale,
-    table: str,
-    folder: Path,
-    factor: float,
-    draw: np.random.Generator,
-    effects: Mapping[str, FloatArray],
-) -> FloatArray:
-    """Write a table of numbers; return what each row adds to the scores (n, k)."""
-    own, rows = scale.others[table], scale.rows_of(table, factor)
-    numbers = draw.standard_normal((rows, own.numbers))
-    effect = numbers @ draw.normal(0.0, 0.3, (own.numbers, scale.classes))
-    columns: dict[str, npt.NDArray[Any]] = {
-        f"{table}_id": np.arange(rows, dtype=np.int32)
-    }
-    for parent in own.parents:
-        keys = _keys(rows, len(effects[parent]), draw)
-        effect += effects[parent][keys]
-        columns[f"{parent}_id"] = keys
-    for place in range(own.numbers):
-        columns[f"x{place}"] = numbers[:, place]
-    pq.write_table(pa.table(columns), folder / f"{table}.parquet")
-    return effect
+    for table, other in reversed(scale.others.items()):
+        rows = scale.rows_of(table, factor)
+        numbers = draw.standard_normal((rows, other.numbers))
+        effect = numbers @ draw.normal(0.0, 0.3, (other.numbers, scale.classes))
+        keys = _draw_keys(other.parents, rows, effects, draw)
+        columns: dict[str, npt.NDArray[Any]] = {
+            f"{table}_id": np.arange(rows, dtype=np.int32),
+            **keys,
+            **{f"x{place}": numbers[:, place] for place in range(other.numbers)},
+        }
+        pq.write_table(pa.table(columns), folder / f"{table}.parquet")
+        effects[table] = effect + _parents_effects(other.parents, keys, effects)
+    path = folder / f"{scale.table}.parquet"
+    rows = scale.rows_of(scale.table, factor)
+    _write_largest(scale, path, rows, draw, effects)
+    tables = (scale.table, *scale.others)
+    return write_tables(folder, {name: [(f"{name}.parquet", name)] for name in tables})
 
 
 def _write_largest(
     scale: PaperScale,
-    folder: Path,
-    factor: float,
+    path: Path,
+    rows: int,
     draw: np.random.Generator,
     effects: Mapping[str, FloatArray],
 ) -> None:
-    rows = scale.rows_of(scale.table, factor)
-    keys = {
-        f"{parent}_id": _keys(rows, len(effects[parent]), draw)
-        for parent in scale.parents
-    }
+    keys = _draw_keys(scale.parents, rows, effects, draw)
     schema = pa.schema(
         [
             pa.field("label", pa.int8()),
@@ -199,64 +178,65 @@ def _write_largest(
     )
     # numbers without order: neither a dictionary nor compression makes them smaller
     with pq.ParquetWriter(
-        folder / f"{scale.table}.parquet",
-        schema,
-        compression="none",
-        use_dictionary=False,
-        write_statistics=False,
+        path, schema, compression="none", use_dictionary=False, write_statistics=False
     ) as writer:
-        for span, vectors, scores in _vectors(scale, rows, draw):
-            own = {name: array[span] for name, array in keys.items()}
-            added = [effects[name][own[f"{name}_id"]] for name in scale.parents]
-            label = _labels(scale.classes, sum(added, scores), draw)
-            offsets = np.arange(len(vectors) + 1, dtype=np.int32) * scale.width
-            lists = pa.ListArray.from_arrays(offsets, vectors.ravel())
-            batch = pa.table({"label": label, **own, "vector": lists}, schema)
-            writer.write_table(batch, row_group_size=BLOCK_ROWS)
+        for batch in _blocks(scale, rows, keys, draw, effects):
+            writer.write_table(pa.table(batch, schema), row_group_size=BLOCK_ROWS)
 
 
-def _vectors(
-    scale: PaperScale, rows: int, draw: np.random.Generator
-) -> Iterator[tuple[slice, Float32Array, FloatArray]]:
-    """Yield some rows at a time: their place, vectors (b, d) and scores (b, k)."""
+def _blocks(
+    scale: PaperScale,
+    rows: int,
+    keys: Keys,
+    draw: np.random.Generator,
+    effects: Mapping[str, FloatArray],
+) -> Iterator[dict[str, Any]]:
+    """Yield the columns of some rows at a time.
+
+    Labels are drawn by softmax: the largest score after Gumbel noise.
+    """
     directions = draw.standard_normal((HIDDEN, scale.width), dtype=np.float32)
     directions /= np.float32(np.sqrt(HIDDEN))
     hidden_weights = draw.standard_normal((HIDDEN, scale.classes))
     hidden_weights *= SIGNAL / np.sqrt(HIDDEN)
     for start in range(0, rows, BLOCK_ROWS):
-        span = slice(start, min(start + BLOCK_ROWS, rows))
-        count = span.stop - span.start
+        count = min(BLOCK_ROWS, rows - start)
         hidden = draw.standard_normal((count, HIDDEN), dtype=np.float32)
         vectors = draw.standard_normal((count, scale.width), dtype=np.float32)
         vectors *= np.float32(0.5)
         vectors += hidden @ directions
-        yield span, vectors, hidden @ hidden_weights
+        block = {name: array[start : start + count] for name, array in keys.items()}
+        scores = hidden @ hidden_weights
+        scores = scores + _parents_effects(scale.parents, block, effects)
+        label = np.argmax(scores + draw.gumbel(size=scores.shape), axis=1)
+        offsets = np.arange(count + 1, dtype=np.int32) * scale.width
+        yield {
+            "label": (label + (scale.classes > 2)).astype(np.int8),
+            **block,
+            "vector": pa.ListArray.from_arrays(offsets, vectors.ravel()),
+        }
 
 
-def _labels(
-    classes: int, scores: FloatArray, draw: np.random.Generator
-) -> npt.NDArray[np.int8]:
-    """Draw labels by softmax: the largest score after Gumbel noise."""
-    chosen: npt.NDArray[np.intp] = np.argmax(
-        scores + draw.gumbel(size=scores.shape), axis=1
-    )
-    return (chosen + (classes > 2)).astype(np.int8)
-
-
-def _keys(rows: int, parents: int, draw: np.random.Generator) -> IntArray:
-    """Draw the parent of every row: some far more often than others, all once."""
-    keys = (parents * draw.random(rows) ** 2).astype(np.int32)
-    every = min(rows, parents)
-    keys[:every] = draw.permutation(parents)[:every]
-    draw.shuffle(keys)
+def _draw_keys(
+    parents: tuple[str, ...],
+    rows: int,
+    effects: Mapping[str, FloatArray],
+    draw: np.random.Generator,
+) -> Keys:
+    """Draw the parents of every row: some far more often than others, all once."""
+    keys = {}
+    for parent in parents:
+        count = len(effects[parent])
+        key = (count * draw.random(rows) ** 2).astype(np.int32)
+        every = min(rows, count)
+        key[:every] = draw.permutation(count)[:every]
+        draw.shuffle(key)
+        keys[f"{parent}_id"] = key
     return keys
 
 
-def _write_tables(scale: PaperScale, folder: Path) -> Path:
-    path = folder / "tables.toml"
-    entries = [
-        f'[tables.{table}]\npath = "{table}.parquet"\nsite = "{table}"\n'
-        for table in (scale.table, *scale.others)
-    ]
-    path.write_text("\n".join(entries), encoding="utf-8")
-    return path
+def _parents_effects(
+    parents: tuple[str, ...], keys: Keys, effects: Mapping[str, FloatArray]
+) -> FloatArray | float:
+    """Return what the parents of each row add to its scores (n, k)."""
+    return sum((effects[name][keys[f"{name}_id"]] for name in parents), 0.0)

@@ -25,21 +25,17 @@ from pathlib import Path
 
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from scripts.data.mimic_items import ITEMS, converted, items_select
 from scripts.data.run_files import (
-    RUN_FILE,
     DataError,
-    files_parser,
+    check_columns,
     one_row,
-    print_commands,
-    print_sizes,
+    parser_of,
     run_script,
-    text_literal,
-    write_run,
-    write_tables,
+    write_batches,
+    write_dataset,
 )
+from tp_flower.duckdb_engine import quote_text
 
 TABLES = ("events", "stays", "patients", "admissions", "diagnoses")
 TEST_FRACTION = 0.15
@@ -85,6 +81,62 @@ JOIN admissions AS a ON s.hadm_id = a.hadm_id
 JOIN diagnoses AS d ON s.hadm_id = d.hadm_id
 """
 
+ITEMS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "capillary_refill": {"refill": (115, 3348, 8377, 223951, 224308)},
+    "diastolic_pressure": {"": (8368, 8440, 8441, 8555, 220051, 220180)},
+    "inspired_oxygen": {"share": (190, 2981, 3420, 3422, 223835)},
+    "coma_eye_opening": {"": (184, 220739)},
+    "coma_motor_response": {"": (454, 223901)},
+    "coma_total": {"": (198,)},
+    "coma_verbal_response": {"": (723, 223900)},
+    "glucose": {"": (807, 811, 1529, 3744, 3745, 220621, 225664, 226537)},
+    "heart_rate": {"": (211, 220045)},
+    "height": {"inch": (920, 1394, 226707), "": (226730,)},
+    "mean_pressure": {"": (52, 443, 456, 6702, 220052, 220181, 225312)},
+    "oxygen_saturation": {"percent": (646, 834, 220277)},
+    "respiratory_rate": {"": (615, 618, 220210, 224690)},
+    "systolic_pressure": {"": (51, 442, 455, 6701, 220050, 220179)},
+    "temperature": {"fahrenheit": (678, 679, 223761), "": (676, 677, 223762)},
+    "weight": {"pound": (226531,), "": (762, 763, 224639, 226512)},
+    "ph": {"": (780, 1126, 3839, 220274, 223830)},
+}
+"""The vital signs by variable and unit: which CHARTEVENTS items measure them.
+
+The 17 variables of the MIMIC-III benchmarks (Harutyunyan et al. 2019, "Multitask
+learning and benchmarking with clinical time series data"), as far as CHARTEVENTS has
+them, by the item ids of D_ITEMS for CareVue (below 200000) and MetaVision; "" is the
+unit that is used.
+"""
+
+CONVERSIONS: Mapping[str, str] = {
+    "": "number",
+    # brisk or not: a text in the files
+    "refill": (
+        "CASE WHEN value IN ('Brisk', 'Normal <3 secs', 'Normal <3 Seconds') THEN 0.0 "
+        "WHEN value IN ('Delayed', 'Abnormal >3 secs', 'Abnormal >3 Seconds') THEN 1.0 "
+        "END"
+    ),
+    # in both units under the same item
+    "share": "CASE WHEN number > 1.0 THEN number / 100.0 ELSE number END",
+    "percent": "CASE WHEN number <= 1.0 THEN number * 100.0 ELSE number END",
+    "inch": "number * 2.54",
+    "fahrenheit": "(number - 32.0) * 5.0 / 9.0",
+    "pound": "number * 0.45359237",
+}
+"""By unit, SQL over ``value`` (text) and ``number``."""
+
+CONVERTED = "CASE {} END".format(
+    " ".join(f"WHEN unit = '{unit}' THEN {sql}" for unit, sql in CONVERSIONS.items())
+)
+"""SQL for the value of an event in the unit that is used."""
+
+ITEM_ROWS = ", ".join(
+    f"({item}, '{variable}', '{unit}')"
+    for variable, units in ITEMS.items()
+    for unit, items in units.items()
+    for item in items
+)
+
 # dates of birth of the oldest are moved to 300 years before, so that age is hidden
 COHORT = f"""
     SELECT row_number() OVER (ORDER BY icustay_id) AS number, icustay_id,
@@ -98,7 +150,7 @@ COHORT = f"""
     QUALIFY count(*) OVER (PARTITION BY i.hadm_id) = 1"""
 
 MEASURED = f"""
-    SELECT stay, variable, hour, {converted()} AS x
+    SELECT stay, variable, hour, {CONVERTED} AS x
     FROM (
         SELECT c.number AS stay, variable, unit, value, valuenum AS number, hours,
             date_diff('second', intime, charttime) / 3600.0 AS hour
@@ -139,15 +191,11 @@ FUNCTIONS = ("least", "largest", "mean", "deviation", "skewness", "count")
 
 def main(arguments: Sequence[str]) -> int:
     """Write the tables and the files to train on them; return the exit status."""
-    parser = files_parser(__doc__, "with the official files")
-    parser.add_argument(
-        "--stays",
-        type=int,
-        default=500,
-        metavar="N",
-        help="read at a time (default: 500)",
+    parser = parser_of(
+        __doc__, FOLDER="with the official files", OUTPUT="folder to write to"
     )
-    return run_script(parser, arguments, prepare)
+    parser.add_argument("--stays", type=int, default=500, help="read at a time (500)")
+    return run_script(prepare, parser.parse_args(arguments))
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -162,7 +210,10 @@ def prepare(options: argparse.Namespace) -> None:
         for name, columns in FILES.items():
             _open(connection, options.folder, name, columns)
         connection.execute(f"CREATE TABLE cohort AS {COHORT}")
-        connection.execute(f"CREATE TABLE items AS {items_select()}")
+        connection.execute(
+            f"CREATE TABLE items AS FROM (VALUES {ITEM_ROWS}) AS items"
+            "(item, variable, unit)"
+        )
         connection.execute(f"CREATE TABLE measured AS {MEASURED}")
         selects = {
             "stays": "SELECT icustay_id, subject_id, hadm_id, dbsource, "
@@ -172,18 +223,20 @@ def prepare(options: argparse.Namespace) -> None:
             "diagnoses": _diagnoses(connection),
         }
         for table, select in selects.items():
-            path = text_literal(output / f"{table}.parquet")
-            connection.execute(f"COPY ({select}) TO {path} (FORMAT parquet)")
-        write_events(connection, output / "events.parquet", options.stays)
-    write_tables(output, {table: [(f"{table}.parquet", table)] for table in TABLES})
-    run = write_run(
-        output / RUN_FILE,
+            connection.sql(select).write_parquet(str(output / f"{table}.parquet"))
+        write_batches(
+            output / "events.parquet",
+            _events(connection, options.stays),
+            f"no stay has an event and lasts {FIRST_HOUR} hours or more",
+        )
+    write_dataset(
+        output,
+        "MIMIC-III",
         f"Will the patient die within {WINDOW_HOURS} hours?",
         SQL,
         {"task": "classification", "test-fraction": TEST_FRACTION},
+        TABLES,
     )
-    print_sizes(output, TABLES, SQL)
-    print_commands("MIMIC-III", output, [run])
 
 
 def _open(
@@ -200,14 +253,11 @@ def _open(
         raise DataError(message)
     # blank values are missing ones, quoted or not
     read = (
-        f"read_csv({text_literal(path)}, header = true, all_varchar = true, "
+        f"read_csv({quote_text(str(path))}, header = true, all_varchar = true, "
         "delim = ',', quote = '\"', escape = '\"', nullstr = '')"
     )
-    found = [column.lower() for column in connection.sql(f"FROM {read}").columns]
-    missing = [column for column in columns if column not in found]
-    if missing:
-        message = f"{path} lacks {', '.join(missing)}; it has {', '.join(found)}"
-        raise DataError(message)
+    header = connection.sql(f"FROM {read}").columns
+    check_columns(path, [column.lower() for column in header], columns)
     items = ", ".join(f"CAST({c} AS {kind}) AS {c}" for c, kind in columns.items())
     connection.execute(f"CREATE VIEW {name} AS SELECT {items} FROM {read}")
 
@@ -219,33 +269,17 @@ def _diagnoses(connection: duckdb.DuckDBPyConnection) -> str:
         f"GROUP BY icd9_code ORDER BY count(*) DESC, icd9_code LIMIT {DIAGNOSES}"
     ).fetchall()
     flags = ", ".join(
-        f"coalesce(bool_or(icd9_code = {text_literal(code)}), false) AS "
+        f"coalesce(bool_or(icd9_code = {quote_text(code)}), false) AS "
         f'"diagnosis_{code}"'
         for (code,) in codes
     )
     return f"SELECT hadm_id, {flags} FROM DIAGNOSES_ICD GROUP BY hadm_id"
 
 
-def write_events(connection: duckdb.DuckDBPyConnection, path: Path, stays: int) -> None:
-    """Write a row per hour and stay, so many stays at a time.
-
-    Raises:
-        DataError: no hour of a stay can be predicted.
-    """
-    writer = None
-    for batch in _events(connection, stays):
-        if writer is None:
-            writer = pq.ParquetWriter(path, batch.schema)
-        writer.write_batch(batch)
-    if writer is None:
-        message = f"no stay has an event and lasts {FIRST_HOUR} hours or more"
-        raise DataError(message)
-    writer.close()
-
-
 def _events(
     connection: duckdb.DuckDBPyConnection, stays: int
 ) -> Iterator[pa.RecordBatch]:
+    """Yield a row per hour and stay, so many stays at a time."""
     select = events_select()
     (last,) = one_row(connection, "SELECT max(number) FROM cohort")
     for first in range(1, last + 1, stays):

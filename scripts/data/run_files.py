@@ -1,29 +1,85 @@
-"""What scripts that make data write beside it: the tables file and files of runs."""
+"""Folders of data to train on: Parquet tables, the tables file, files of runs.
+
+The scripts that make or prepare data share how official files are opened and checked,
+how tables are written, and what is printed of them.
+"""
 
 import argparse
+import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from tp_flower.duckdb_engine import quote_text
+from tp_flower.errors import SourceError
 from tp_flower.extraction.canonical_keys import kind_of
-from tp_flower.query import Fragment, Query
+from tp_flower.query import Query
 from tp_flower.settings import Settings
 from tp_flower.sources.shards import column_types
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES_FILE = "tables.toml"
 RUN_FILE = "my-run.toml"
-MAX_CATEGORIES = Settings().max_categories
+COUNTS = {
+    "text": f"least(count(DISTINCT {{}}), {Settings().max_categories})",
+    "vector": "max(len({}))",
+}
+"""By kind, SQL for the features of a column under the default encoders; else 1."""
 
 Shards = Mapping[str, Sequence[tuple[str, str]]]
 """By table, the file and the site of each of its shards."""
 
 
 class DataError(Exception):
-    """The files given are not what they should be."""
+    """The official files are not what they should be."""
+
+
+def write_dataset(
+    folder: Path,
+    title: str,
+    question: str,
+    sql: str,
+    settings: Mapping[str, str | float],
+    tables: Sequence[str],
+) -> None:
+    """Write how to train on a folder's Parquet tables, and print how large they are.
+
+    Args:
+        folder: has ``<table>.parquet`` of every table; each is a site of its own.
+        title: of the data, for people.
+        question: that the label answers.
+        sql: the query.
+        settings: run-config keys beside ``sql`` and ``tables``.
+        tables: their names.
+    """
+    write_tables(folder, {table: [(f"{table}.parquet", table)] for table in tables})
+    run = write_run(folder / RUN_FILE, question, sql, settings)
+    with duckdb.connect() as connection:
+        for table in tables:
+            path = quote_text(str(folder / f"{table}.parquet"))
+            connection.execute(f"CREATE VIEW {table} AS FROM read_parquet({path})")
+        schemas = {table: column_types(connection, f"FROM {table}") for table in tables}
+        for fragment in Query.from_sql(sql).bind(schemas).fragments:
+            names = [f"c{k}" for k in range(len(fragment.features))]
+            columns = zip(fragment.features, names, strict=True)
+            items = ", ".join(["0 AS _", *(f"{f.sql} AS {n}" for f, n in columns)])
+            select = f"SELECT {items} FROM {fragment.name}"
+            kinds = column_types(connection, select)
+            counts = [COUNTS.get(kind_of(kinds[n]) or "", "1").format(n) for n in names]
+            rows, features = one_row(
+                connection,
+                f"SELECT count(*), {' + '.join(['0', *counts])} FROM ({select})",
+            )
+            print(f"  {fragment.name}: {rows:,} rows, {features} features")
+        (joined,) = one_row(connection, f"SELECT count(*) FROM ({sql})")
+    print(f"  joined: {joined:,} rows")
+    print_commands(title, folder, [run])
 
 
 def write_tables(folder: Path, shards: Shards) -> Path:
@@ -31,12 +87,9 @@ def write_tables(folder: Path, shards: Shards) -> Path:
     lines = ["# Where the tables are. Paths are relative to this file; a site is an"]
     lines += ["# organisation."]
     for table, parts in shards.items():
-        header = (
-            f"[tables.{table}]" if len(parts) == 1 else f"[[tables.{table}.shards]]"
-        )
+        name = f"[tables.{table}]" if len(parts) == 1 else f"[[tables.{table}.shards]]"
         for file, site in parts:
-            texts = f"path = {toml_string(file)}", f"site = {toml_string(site)}"
-            lines += [header, *texts, ""]
+            lines += [name, f"path = {_toml(file)}", f"site = {_toml(site)}", ""]
     path = folder / TABLES_FILE
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
@@ -44,70 +97,54 @@ def write_tables(folder: Path, shards: Shards) -> Path:
 
 def let_rows_leave(path: Path, tables: Sequence[str]) -> None:
     """Allow in a tables file that drawn rows leave, which the default forbids."""
-    policies = [
-        f'[tables.{table}.policy]\nreleases = {{ rows = "clear" }}\n'
-        for table in tables
-    ]
-    text = path.read_text(encoding="utf-8")
-    path.write_text("\n".join([text, *policies]), encoding="utf-8")
+    with path.open("a", encoding="utf-8") as file:
+        for table in tables:
+            file.write(f'\n[tables.{table}.policy]\nreleases = {{ rows = "clear" }}\n')
 
 
 def write_run(
     path: Path, question: str, sql: str, settings: Mapping[str, str | float]
 ) -> Path:
     """Write the file of a run over the folder's tables; return its path."""
-    given = {**settings, "tables": str(path.parent / TABLES_FILE)}
+    values = {**settings, "tables": str(path.parent / TABLES_FILE)}
     lines = [
         "# Settings of a run; all others take their defaults, see pyproject.toml.",
         f"# {question}",
         f'sql = """\n{sql.strip()}\n"""',
-        *(f"{key} = {_toml_value(value)}" for key, value in given.items()),
+        *(f"{key} = {_toml(value)}" for key, value in values.items()),
     ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
-def print_commands(what: str, folder: Path, runs: Sequence[Path]) -> None:
+def print_commands(title: str, folder: Path, runs: Sequence[Path]) -> None:
     """Say where the data are, and how to train on them."""
-    print(f"{what} is in {folder}. To train on it, in {ROOT}:")
+    print(f"{title} is in {folder}. To train on it, in {ROOT}:")
     for run in runs:
         print(f"  flwr run . --stream -c {shlex.quote(str(run))}")
 
 
-def print_sizes(folder: Path, tables: Sequence[str], sql: str) -> None:
-    """Print rows and features of Parquet tables, and the rows that the query joins."""
-    with duckdb.connect() as connection:
-        for table in tables:
-            path = text_literal(folder / f"{table}.parquet")
-            connection.execute(f"CREATE VIEW {table} AS FROM read_parquet({path})")
-        schemas = {table: column_types(connection, f"FROM {table}") for table in tables}
-        for fragment in Query.from_sql(sql).bind(schemas).fragments:
-            (rows,) = one_row(connection, f"SELECT count(*) FROM {fragment.name}")
-            features = _count_features(connection, fragment)
-            print(f"  {fragment.name}: {rows:,} rows, {features} features")
-        (joined,) = one_row(connection, f"SELECT count(*) FROM ({sql})")
-    print(f"  joined: {joined:,} rows")
+def write_batches(path: Path, batches: Iterable[pa.RecordBatch], nothing: str) -> None:
+    """Write a Parquet file as a stream.
+
+    Raises:
+        DataError: there is no batch; ``nothing`` says why.
+    """
+    stream = iter(batches)
+    first = next(stream, None)
+    if first is None:
+        raise DataError(nothing)
+    with pq.ParquetWriter(path, first.schema) as writer:
+        for batch in chain([first], stream):
+            writer.write_batch(batch)
 
 
-def _count_features(connection: duckdb.DuckDBPyConnection, fragment: Fragment) -> int:
-    """Return the encoded features of a table, by the default encoders."""
-    if not fragment.features:
-        return 0
-    items = ", ".join(f"{item.sql} AS c{k}" for k, item in enumerate(fragment.features))
-    select = f"SELECT {items} FROM {fragment.name}"
-    total, counts = 0, []
-    for name, kind in column_types(connection, select).items():
-        if kind_of(kind) == "text":
-            counts.append(f"least(count(DISTINCT {name}), {MAX_CATEGORIES})")
-        elif kind_of(kind) == "vector":
-            total += one_row(connection, f"SELECT len({name}) FROM ({select} LIMIT 1)")[
-                0
-            ]
-        else:
-            total += 1
-    if counts:
-        total += sum(one_row(connection, f"SELECT {', '.join(counts)} FROM ({select})"))
-    return total
+def check_columns(path: Path, columns: Sequence[str], needed: Iterable[str]) -> None:
+    """Raise DataError unless a file has the columns that are needed."""
+    if missing := [column for column in needed if column not in columns]:
+        raise DataError(
+            f"{path} lacks {', '.join(missing)}; it has {', '.join(columns)}"
+        )
 
 
 def one_row(connection: duckdb.DuckDBPyConnection, sql: str) -> tuple[int, ...]:
@@ -129,52 +166,33 @@ def make_folder(folder: Path) -> None:
         raise DataError(f"no folder can be made at {folder}: {why}") from error
 
 
-def files_parser(doc: str | None, folder: str) -> argparse.ArgumentParser:
-    """Return a parser of FOLDER and OUTPUT.
+def parser_of(doc: str | None, **arguments: str) -> argparse.ArgumentParser:
+    """Return a parser of paths, the last of which is the folder to write to.
 
     Args:
         doc: of the script; its first line says what it does.
-        folder: what FOLDER is.
+        arguments: the help by the name of each path.
     """
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help=folder)
-    parser.add_argument(
-        "output", type=Path, metavar="OUTPUT", help="folder to write to"
-    )
+    for name, text in arguments.items():
+        parser.add_argument(name.lower(), type=Path, metavar=name, help=text)
     return parser
 
 
 def run_script(
-    parser: argparse.ArgumentParser,
-    arguments: Sequence[str],
-    prepare: Callable[[argparse.Namespace], None],
+    write: Callable[[argparse.Namespace], None], options: argparse.Namespace
 ) -> int:
-    """Parse, make the folder OUTPUT, prepare; return the exit status."""
-    options = parser.parse_args(arguments)
+    """Make the folder ``options.output`` and write to it; return the exit status."""
     options.output = options.output.resolve()
     try:
         make_folder(options.output)
-        prepare(options)
-    except (DataError, OSError, duckdb.Error) as error:
+        write(options)
+    except (DataError, SourceError, ValueError, OSError, duckdb.Error) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def text_literal(value: object) -> str:
-    """Return a text literal of SQL."""
-    return "'" + str(value).replace("'", "''") + "'"
-
-
-def toml_string(text: str) -> str:
-    r"""Return the text as a TOML string.
-
-    >>> print(toml_string(r'C:\a "b"'))
-    "C:\\a \"b\""
-    """
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
-def _toml_value(value: str | float) -> str:
-    return toml_string(value) if isinstance(value, str) else repr(value)
+def _toml(value: str | float) -> str:
+    """Return a TOML value; JSON writes texts and numbers alike."""
+    return json.dumps(value, ensure_ascii=False)

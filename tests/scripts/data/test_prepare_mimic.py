@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 from scipy.stats import skew
 
-from scripts.data.mimic_items import ITEMS
-from scripts.data.prepare_mimic import FUNCTIONS, PERIODS, main
+from scripts.data.prepare_mimic import FUNCTIONS, ITEMS, PERIODS, main
 from tests.support.prepared import run_prepared, table
 
 HEADERS = {
