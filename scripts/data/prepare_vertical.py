@@ -11,7 +11,7 @@ last 51,630 of YearPredictionMSD; here they are drawn).
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,16 +20,14 @@ import pandas as pd
 
 from scripts.data.dataset import Dataset
 from scripts.data.run_files import (
-    RUN_FILE,
+    TABLES_FILE,
     DataError,
-    files_parser,
+    check_columns,
     let_rows_leave,
     make_folder,
-    print_commands,
-    print_sizes,
+    parser_of,
     run_script,
-    write_run,
-    write_tables,
+    write_dataset,
 )
 
 PARTIES = 3
@@ -56,57 +54,43 @@ class Source:
         title: for people.
         question: that the label answers.
         files: names that the file may have.
-        label: its column.
-        read: returns label and features, in the order of the paper.
+        columns: label and features, in the order of the paper.
+        has_header: whether the file names its columns; else it has these alone.
     """
 
     name: str
     title: str
     question: str
     files: Sequence[str]
-    label: str
-    read: Callable[[Path], pd.DataFrame]
+    columns: Sequence[str]
+    has_header: bool
 
     def found_in(self, folder: Path) -> Path | None:
         """Return the file, None if the folder has none."""
         paths = (folder / name for name in self.files)
         return next((path for path in paths if path.is_file()), None)
 
+    def read(self, path: Path) -> pd.DataFrame:
+        """Return label and features.
 
-def read_years(path: Path) -> pd.DataFrame:
-    """Return year and timbres of YearPredictionMSD.
-
-    Raises:
-        DataError: the file has other columns.
-    """
-    names = ["year", *(f"timbre_{k}" for k in range(1, TIMBRES + 1))]
-    try:
-        rows = pd.read_csv(path, header=None)
-    except (ValueError, OSError) as error:
-        raise DataError(f"{path.name} cannot be read: {error}") from error
-    is_number = all(np.issubdtype(kind, np.number) for kind in rows.dtypes)
-    if rows.shape[1] != len(names) or not is_number:
-        raise DataError(
-            f"{path.name} has {rows.shape[1]} columns: a year and {TIMBRES} numbers "
-            "are expected, separated by commas, without a header"
-        )
-    return rows.set_axis(names, axis=1)
-
-
-def read_houses(path: Path) -> pd.DataFrame:
-    """Return price and features of KC House.
-
-    Raises:
-        DataError: the file lacks columns.
-    """
-    try:
-        rows = pd.read_csv(path)
-    except (ValueError, OSError) as error:
-        raise DataError(f"{path.name} cannot be read: {error}") from error
-    wanted = ["price", *HOUSE_FEATURES]
-    if missing := [name for name in wanted if name not in rows]:
-        raise DataError(f"{path.name} lacks the columns {', '.join(missing)}")
-    return rows[wanted]
+        Raises:
+            DataError: the file has other columns.
+        """
+        try:
+            rows = pd.read_csv(path, header="infer" if self.has_header else None)
+        except (ValueError, OSError) as error:
+            raise DataError(f"{path.name} cannot be read: {error}") from error
+        if self.has_header:
+            check_columns(path, list(rows), self.columns)
+            return rows[list(self.columns)]
+        is_number = all(np.issubdtype(kind, np.number) for kind in rows.dtypes)
+        if rows.shape[1] != len(self.columns) or not is_number:
+            raise DataError(
+                f"{path.name} has {rows.shape[1]} columns: {self.columns[0]} and "
+                f"{len(self.columns) - 1} numbers are expected, separated by commas, "
+                "without a header"
+            )
+        return rows.set_axis(list(self.columns), axis=1)
 
 
 SOURCES = (
@@ -114,13 +98,15 @@ SOURCES = (
         *("year-prediction", "YearPredictionMSD, year"),
         "In which year was a song released?",
         ("YearPredictionMSD.txt", "YearPredictionMSD.txt.zip"),
-        *("year", read_years),
+        ("year", *(f"timbre_{k}" for k in range(1, TIMBRES + 1))),
+        has_header=False,
     ),
     Source(
         *("kc-house", "KC House, price"),
         "For how much is a house sold?",
         ("kc_house_data.csv",),
-        *("price", read_houses),
+        ("price", *HOUSE_FEATURES),
+        has_header=True,
     ),
 )
 
@@ -138,11 +124,10 @@ def partition(
     label, *names = rows.columns
     if not 1 < parties <= len(names):
         raise DataError(f"{parties} parties cannot share {len(names)} features")
-    features = [[str(name) for name in own] for own in np.array_split(names, parties)]
+    features = [[str(name) for name in part] for part in np.array_split(names, parties)]
     tables = {}
-    for place, own in enumerate(features, start=1):
-        taken = [label, *own] if place == 1 else own
-        frame = rows[taken].copy()
+    for place, part in enumerate(features, start=1):
+        frame = rows[[label, *part] if place == 1 else part].copy()
         frame.insert(0, KEY, np.arange(len(rows)))
         tables[f"party_{place}"] = frame
     return tables, features
@@ -168,17 +153,17 @@ def vertical_datasets(folder: Path | None, parties: int = PARTIES) -> Iterator[D
         if path is None:
             continue
         tables, features = partition(source.read(path), parties)
-        sql = query_of(source.label, features)
+        sql = query_of(source.columns[0], features)
         yield Dataset(source.name, source.title, "rmse", sql, SETTINGS, tables)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write the tables and the files to train on them; return the exit status."""
-    parser = files_parser(__doc__, "with the official files")
-    parser.add_argument(
-        "--parties", type=int, default=PARTIES, help=f"tables (default: {PARTIES})"
+    parser = parser_of(
+        __doc__, FOLDER="with the official files", OUTPUT="folder to write to"
     )
-    return run_script(parser, arguments, prepare)
+    parser.add_argument("--parties", type=int, default=PARTIES, help="tables (3)")
+    return run_script(prepare, parser.parse_args(arguments))
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -193,19 +178,15 @@ def prepare(options: argparse.Namespace) -> None:
         make_folder(output)
         for table, frame in dataset.tables.items():
             frame.to_parquet(output / f"{table}.parquet", index=False)
-        parties = list(dataset.tables)
-        tables = write_tables(
-            output, {name: [(f"{name}.parquet", name)] for name in parties}
-        )
-        let_rows_leave(tables, parties)
-        run = write_run(
-            output / RUN_FILE,
+        write_dataset(
+            output,
+            dataset.title,
             questions[dataset.name],
             dataset.sql,
             {**dataset.settings, "strategy": "coreset-ridge", "l2": 0.1},
+            list(dataset.tables),
         )
-        print_sizes(output, parties, dataset.sql)
-        print_commands(dataset.title, output, [run])
+        let_rows_leave(output / TABLES_FILE, list(dataset.tables))
 
 
 if __name__ == "__main__":

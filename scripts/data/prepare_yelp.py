@@ -20,21 +20,18 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from scripts.data.bag_of_words import hashed_words, to_vectors
 from scripts.data.run_files import (
-    RUN_FILE,
     DataError,
-    files_parser,
+    check_columns,
     one_row,
-    print_commands,
-    print_sizes,
+    parser_of,
     run_script,
-    text_literal,
-    write_run,
-    write_tables,
+    write_batches,
+    write_dataset,
 )
+from tp_flower.duckdb_engine import quote_text
 
 WIDTH = 768
 BATCH_ROWS = 4096
@@ -62,10 +59,8 @@ FILES: Mapping[str, Mapping[str, str]] = {
     },
     "review": {
         **dict.fromkeys(("review_id", "user_id", "business_id", "text"), "VARCHAR"),
-        "stars": "DOUBLE",
-        "useful": "BIGINT",
-        "funny": "BIGINT",
-        "cool": "BIGINT",
+        "stars": "INTEGER",
+        **dict.fromkeys(("useful", "funny", "cool"), "BIGINT"),
     },
 }
 """The columns that are used of each file."""
@@ -85,13 +80,35 @@ JOIN users AS u ON r.user_id = u.user_id
 """
 
 
+RESTAURANTS = """
+    SELECT business_id, stars, review_count FROM raw_business
+    WHERE contains(lower(categories), 'restaurants') AND is_open = 1"""
+USERS = f"""
+    SELECT user_id, review_count, yelping_since, useful, funny, cool,
+        len(string_split(friends, ',')) AS friends, fans, average_stars,
+        {", ".join(f"compliment_{name}" for name in COMPLIMENTS)}
+    FROM raw_user SEMI JOIN (
+        SELECT user_id FROM raw_review SEMI JOIN restaurants USING (business_id)
+    ) USING (user_id)"""
+COLUMNS = (
+    *("review_id", "user_id", "business_id", "stars"),
+    *("useful", "funny", "cool"),
+)
+REVIEWS = f"""
+    SELECT {", ".join(COLUMNS)}, text, line
+    FROM (SELECT *, row_number() OVER () - 1 AS line FROM raw_review)
+    SEMI JOIN restaurants USING (business_id)"""
+
+
 def main(arguments: Sequence[str]) -> int:
     """Write the tables and the files to train on them; return the exit status."""
-    parser = files_parser(__doc__, "with the official files")
+    parser = parser_of(
+        __doc__, FOLDER="with the official files", OUTPUT="folder to write to"
+    )
     parser.add_argument(
         "--embeddings", type=Path, metavar="FILE", help="of reviews: .parquet or .npy"
     )
-    return run_script(parser, arguments, prepare)
+    return run_script(prepare, parser.parse_args(arguments))
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -105,42 +122,27 @@ def prepare(options: argparse.Namespace) -> None:
         )
     with closing(duckdb.connect()) as connection:
         # what does not fit into memory goes there
-        connection.execute(f"SET temp_directory = {text_literal(output / 'spilled')}")
+        spill = quote_text(str(output / "spilled"))
+        connection.execute(f"SET temp_directory = {spill}")
         for name, columns in FILES.items():
             _open(connection, options.folder, name, columns)
-        _copy(connection, RESTAURANTS, output / "restaurants.parquet")
-        connection.execute(
-            "CREATE VIEW restaurants AS "
-            f"FROM read_parquet({text_literal(output / 'restaurants.parquet')})"
+        for table, select in (("restaurants", RESTAURANTS), ("users", USERS)):
+            path = str(output / f"{table}.parquet")
+            connection.sql(select).write_parquet(path)
+            connection.read_parquet(path).create_view(table)
+        write_batches(
+            output / "reviews.parquet",
+            _reviews(connection, options.embeddings),
+            "no review is of an open restaurant",
         )
-        _copy(connection, USERS, output / "users.parquet")
-        write_reviews(connection, output / "reviews.parquet", options.embeddings)
-    write_tables(output, {table: [(f"{table}.parquet", table)] for table in TABLES})
-    run = write_run(
-        output / RUN_FILE,
+    write_dataset(
+        output,
+        "Yelp",
         "How many stars does a review give?",
         SQL,
         {"task": "classification", "test-fraction": TEST_FRACTION},
+        TABLES,
     )
-    print_sizes(output, TABLES, SQL)
-    print_commands("Yelp", output, [run])
-
-
-RESTAURANTS = """
-    SELECT business_id, stars, review_count FROM raw_business
-    WHERE contains(lower(categories), 'restaurants') AND is_open = 1"""
-USERS = f"""
-    SELECT user_id, review_count, yelping_since, useful, funny, cool,
-        len(string_split(friends, ',')) AS friends, fans, average_stars,
-        {", ".join(f"compliment_{name}" for name in COMPLIMENTS)}
-    FROM raw_user SEMI JOIN (
-        SELECT user_id FROM raw_review SEMI JOIN restaurants USING (business_id)
-    ) USING (user_id)"""
-REVIEWS = """
-    SELECT review_id, user_id, business_id, CAST(stars AS INTEGER) AS stars,
-        useful, funny, cool, text, line
-    FROM (SELECT *, row_number() OVER () - 1 AS line FROM raw_review)
-    SEMI JOIN restaurants USING (business_id)"""
 
 
 def _open(
@@ -154,105 +156,63 @@ def _open(
     if not path.is_file():
         message = f"{path} is missing: it comes with the Yelp Open Dataset"
         raise DataError(message)
-    read = f"read_json({text_literal(path)}, format = 'newline_delimited'"
+    read = f"read_json({quote_text(str(path))}, format = 'newline_delimited'"
     try:
-        found = connection.sql(f"FROM {read}, sample_size = 1000)").columns
+        keys = connection.sql(f"FROM {read}, sample_size = 1000)").columns
     except duckdb.Error as error:
-        message = f"{path} is not of one JSON object a line: {_first_line(error)}"
-        raise DataError(message) from error
-    missing = [column for column in columns if column not in found]
-    if missing:
-        message = f"{path} lacks {', '.join(missing)}; it has {', '.join(found)}"
-        raise DataError(message)
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{path} is not of one JSON object a line: {reason}") from error
+    check_columns(path, keys, columns)
     types = ", ".join(f"{name}: '{kind}'" for name, kind in columns.items())
     connection.execute(f"CREATE VIEW raw_{name} AS FROM {read}, columns = {{{types}}})")
 
 
-def _copy(connection: duckdb.DuckDBPyConnection, select: str, path: Path) -> None:
-    connection.execute(f"COPY ({select}) TO {text_literal(path)} (FORMAT parquet)")
-
-
-def write_reviews(
-    connection: duckdb.DuckDBPyConnection, path: Path, embeddings: Path | None
-) -> None:
-    """Write the reviews with a vector of each, batch by batch.
+def _reviews(
+    connection: duckdb.DuckDBPyConnection, path: Path | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the reviews with a vector of each, batch by batch.
 
     Raises:
         DataError: the embeddings are not of these reviews, or of another width.
     """
-    if embeddings is None:
-        vectors = _by_words(connection)
-    elif embeddings.suffix == ".npy":
-        vectors = _by_lines(connection, embeddings)
-    else:
-        vectors = _by_ids(connection, embeddings)
-    writer = None
-    for batch, embedding in vectors:
-        rows = batch.drop_columns(["text", "line"])
-        rows = rows.append_column("embedding", embedding)
-        if writer is None:
-            writer = pq.ParquetWriter(path, rows.schema)
-        writer.write_batch(rows)
-    if writer is None:
-        message = "no review is of an open restaurant"
-        raise DataError(message)
-    writer.close()
-
-
-Vectors = Iterator[tuple[pa.RecordBatch, pa.Array]]
-
-
-def _by_words(connection: duckdb.DuckDBPyConnection) -> Vectors:
-    for batch in _batches(connection, REVIEWS):
-        yield batch, hashed_words(batch["text"], WIDTH)
-
-
-def _by_lines(connection: duckdb.DuckDBPyConnection, path: Path) -> Vectors:
-    """Take row k of the array for line k of the review file."""
-    matrix = np.load(path, mmap_mode="r", allow_pickle=False)
-    (lines,) = one_row(connection, "SELECT count(*) FROM raw_review")
-    if matrix.shape != (lines, WIDTH):
-        message = (
-            f"{path} has shape {matrix.shape}: it must be ({lines}, {WIDTH}), "
-            "a row per line of the review file"
-        )
-        raise DataError(message)
-    for batch in _batches(connection, REVIEWS):
-        lines_of = np.asarray(batch["line"])
-        yield batch, to_vectors(matrix[lines_of].astype(np.float32))
-
-
-def _by_ids(connection: duckdb.DuckDBPyConnection, path: Path) -> Vectors:
-    """Join the embeddings of a Parquet file by review id."""
-    given = f"read_parquet({text_literal(path)})"
-    found = connection.sql(f"FROM {given}").columns
-    missing = [name for name in ("review_id", "embedding") if name not in found]
-    if missing:
-        message = f"{path} lacks {', '.join(missing)}; it has {', '.join(found)}"
-        raise DataError(message)
-    joined = (
-        f"SELECT r.*, e.embedding FROM ({REVIEWS}) AS r "
-        f"LEFT JOIN {given} AS e USING (review_id)"
-    )
-    for batch in _batches(connection, joined):
-        widths = pc.fill_null(pc.list_value_length(batch["embedding"]), 0)
-        wrong = pc.filter(batch["review_id"], pc.not_equal(widths, WIDTH))
-        if len(wrong):
-            message = f"{path} has no embedding of {WIDTH} numbers for {wrong[0]}"
+    select, matrix = REVIEWS, None
+    if path is not None and path.suffix == ".npy":
+        # row k is of line k of the review file
+        matrix = np.load(path, mmap_mode="r", allow_pickle=False)
+        (lines,) = one_row(connection, "SELECT count(*) FROM raw_review")
+        if matrix.shape != (lines, WIDTH):
+            message = (
+                f"{path} has shape {matrix.shape}: it must be ({lines}, {WIDTH}), "
+                "a row per line of the review file"
+            )
             raise DataError(message)
-        values = np.asarray(pc.list_flatten(batch["embedding"]), np.float32)
-        matrix = values.reshape(len(batch), WIDTH)
-        yield batch.drop_columns(["embedding"]), to_vectors(matrix)
+    elif path is not None:
+        embeddings = connection.read_parquet(str(path))
+        check_columns(path, embeddings.columns, ("review_id", "embedding"))
+        embeddings.create_view("embeddings")
+        select = (
+            f"SELECT r.*, e.embedding FROM ({REVIEWS}) AS r "
+            "LEFT JOIN embeddings AS e USING (review_id)"
+        )
+    for batch in connection.sql(select).to_arrow_reader(BATCH_ROWS):
+        rows = batch.select([name for name in batch.schema.names if name in COLUMNS])
+        if matrix is not None:
+            vectors = to_vectors(matrix[np.asarray(batch["line"])].astype(np.float32))
+        elif path is None:
+            vectors = hashed_words(batch["text"], WIDTH)
+        else:
+            vectors = _checked(batch, path)
+        yield rows.append_column("embedding", vectors)
 
 
-def _batches(
-    connection: duckdb.DuckDBPyConnection, select: str
-) -> Iterator[pa.RecordBatch]:
-    yield from connection.sql(select).to_arrow_reader(BATCH_ROWS)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+def _checked(batch: pa.RecordBatch, path: Path) -> pa.Array:
+    """Return the embeddings of joined reviews; none may be missing or too short."""
+    widths = pc.fill_null(pc.list_value_length(batch["embedding"]), 0)
+    wrong = pc.filter(batch["review_id"], pc.not_equal(widths, WIDTH))
+    if len(wrong):
+        raise DataError(f"{path} has no embedding of {WIDTH} numbers for {wrong[0]}")
+    values = np.asarray(pc.list_flatten(batch["embedding"]), np.float32)
+    return to_vectors(values.reshape(len(batch), WIDTH))
 
 
 if __name__ == "__main__":
