@@ -142,7 +142,8 @@ def write_paper_scale(
     draw = np.random.default_rng([seed, scale.width])
     effects: dict[str, FloatArray] = {}
     # a table after those that its rows name
-    for table, other in reversed(scale.others.items()):
+    for table in reversed(list(scale.others)):
+        other = scale.others[table]
         rows = scale.rows_of(table, factor)
         numbers = draw.standard_normal((rows, other.numbers))
         effect = numbers @ draw.normal(0.0, 0.3, (other.numbers, scale.classes))

@@ -162,7 +162,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = parser_of(
         __doc__, FOLDER="with the official files", OUTPUT="folder to write to"
     )
-    parser.add_argument("--parties", type=int, default=PARTIES, help="tables (3)")
+    parser.add_argument(
+        "--parties", type=int, default=PARTIES, help=f"tables ({PARTIES})"
+    )
     return run_script(prepare, parser.parse_args(arguments))
 
 
