@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tp_flower.methods import METHODS
-from tp_flower.settings import GROUPS, PrivacySettings, Setting, declared
+from tp_flower.settings import GROUPS, PrivacySettings
+from tp_flower.settings.declare import Setting, declared
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PYPROJECT: Final = ROOT / "pyproject.toml"

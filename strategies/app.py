@@ -30,7 +30,8 @@ from tp_flower.files import home_folder
 from tp_flower.query import Query
 from tp_flower.reports.console import epoch_line, privacy_table, summary
 from tp_flower.reports.records import RoundReport, report_line, write_json, write_report
-from tp_flower.settings import EVALUATE, EXPLAIN, PREDICT, Settings
+from tp_flower.settings import Settings
+from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT
 from tp_flower.sources.flights import FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
 
 CONSOLE_WIDTH = 100

@@ -44,7 +44,8 @@ from tp_flower.protocol.training_messages import (
 )
 from tp_flower.query import BoundQuery
 from tp_flower.randomness import Stream, generator
-from tp_flower.settings import AUTO, DISTDIM
+from tp_flower.settings.run import AUTO
+from tp_flower.settings.training import DISTDIM
 
 EVALUATE = "evaluate"
 """What the round is called that brings scores: its bytes are not those of training."""

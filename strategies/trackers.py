@@ -24,7 +24,8 @@ from strategies.report_page import PAGE_FILE, ReportError, read_report
 from strategies.run.strategy import RoundListener
 from tp_flower.errors import SettingsError
 from tp_flower.reports.records import REPORT_FILE, RoundReport
-from tp_flower.settings import Settings, columns_of
+from tp_flower.settings import Settings
+from tp_flower.settings.declare import items_of
 
 EXPERIMENT = "tp_flower"
 PARAMETER_CHARACTERS = 500
@@ -123,7 +124,7 @@ def open_trackers(settings: Settings, folder: Path) -> list[Tracker]:
     Raises:
         SettingsError: one is not installed, or cannot be used.
     """
-    return [_open(name, settings, folder) for name in columns_of(settings.track)]
+    return [_open(name, settings, folder) for name in items_of(settings.track)]
 
 
 def _open(name: str, settings: Settings, folder: Path) -> Tracker:

@@ -61,7 +61,8 @@ from tp_flower.protocol.coreset_messages import (
     WeighRequest,
 )
 from tp_flower.randomness import Stream, generator
-from tp_flower.settings import IMPORTANCE, UNIFORM, Settings
+from tp_flower.settings import Settings
+from tp_flower.settings.training import IMPORTANCE, UNIFORM
 
 IntArray = npt.NDArray[np.int64]
 

@@ -50,7 +50,8 @@ from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.query import Join
 from tp_flower.randomness import Stream, generator
 from tp_flower.reports.records import RunRecord, plain
-from tp_flower.settings import EXPLAIN, Settings
+from tp_flower.settings import Settings
+from tp_flower.settings.run import EXPLAIN
 
 
 @dataclass(frozen=True)

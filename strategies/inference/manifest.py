@@ -37,7 +37,7 @@ from tp_flower.protocol.fields import Document, Finite
 from tp_flower.query import BoundQuery
 from tp_flower.query.expressions import parse_aggregate, render
 from tp_flower.query.fragment import Fragment
-from tp_flower.settings import MEAN
+from tp_flower.settings.run import MEAN
 
 FORMAT: Final = "tp_flower model"
 VERSION: Final = 1

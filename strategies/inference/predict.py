@@ -65,13 +65,9 @@ from tp_flower.reports.predictions import (
     prediction_table,
 )
 from tp_flower.reports.records import TableReport, min_mean_max
-from tp_flower.settings import (
-    EVALUATE,
-    LABEL_SITE,
-    PREDICT,
-    Settings,
-    columns_of,
-)
+from tp_flower.settings import Settings
+from tp_flower.settings.declare import items_of
+from tp_flower.settings.run import EVALUATE, LABEL_SITE, PREDICT
 
 _FILE = re.compile(r"[a-z0-9][a-z0-9._/-]{0,255}")
 
@@ -312,7 +308,7 @@ class Predict(ModelStrategy):
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
         """Return the query with its row key, and without its label."""
         return self.query.bind_features(
-            schemas, self.manifest.label_table, columns_of(self.settings.row_key)
+            schemas, self.manifest.label_table, items_of(self.settings.row_key)
         )
 
     def model_rounds(
@@ -386,7 +382,7 @@ class Predict(ModelStrategy):
 
 def _column_names(settings: Settings) -> tuple[str, ...]:
     """Return the names of the row key's columns in the predictions."""
-    names = tuple(column.split(".")[-1] for column in columns_of(settings.row_key))
+    names = tuple(column.split(".")[-1] for column in items_of(settings.row_key))
     if len({name.lower() for name in names}) < len(names):
         raise SettingsError(f"row-key names a column twice: {settings.row_key!r}")
     if taken := sorted(RESERVED & {name.lower() for name in names}):

@@ -36,7 +36,7 @@ from tp_flower.reports.records import (
     TableReport,
     plain,
 )
-from tp_flower.settings import EVALUATE, SERVER
+from tp_flower.settings.run import EVALUATE, SERVER
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from tp_flower.learning.losses import KMEANS
 from tp_flower.query import Query
 from tp_flower.reports.predictions import PREDICTIONS_FILE, write_predictions
 from tp_flower.reports.records import write_json
-from tp_flower.settings import EVALUATE, LABEL_SITE, SERVER, Settings
+from tp_flower.settings import Settings
+from tp_flower.settings.run import EVALUATE, LABEL_SITE, SERVER
 
 READABLE = 0o644
 """As `report.json` beside it: a file is as readable as its folder."""

@@ -22,7 +22,8 @@ from tp_flower.personalised.graph import (
 from tp_flower.personalised.sites import PAIRS, covariances, pairwise_distances
 from tp_flower.personalised.z_step import EdgeNorm, ZStep, edge_norms
 from tp_flower.protocol.personalised_messages import SummariseRequest
-from tp_flower.settings import BY_ROWS, Settings
+from tp_flower.settings import Settings
+from tp_flower.settings.training import BY_ROWS
 
 
 class EdgePenalty:

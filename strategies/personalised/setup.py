@@ -38,13 +38,8 @@ from tp_flower.protocol.personalised_messages import (
 from tp_flower.protocol.setup_messages import ExtractedPart
 from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator
-from tp_flower.settings import (
-    EVERYTHING,
-    INTERCEPT,
-    LAST,
-    Settings,
-    named_coordinates,
-)
+from tp_flower.settings import Settings
+from tp_flower.settings.training import EVERYTHING, INTERCEPT, LAST, named_coordinates
 
 NO_GRAPH: Final = "none"
 

@@ -40,7 +40,8 @@ from tp_flower.protocol import (
     unpack,
 )
 from tp_flower.protocol.setup_messages import ExtractedPart, StatisticsOfPart
-from tp_flower.settings import STALE, Settings
+from tp_flower.settings import Settings
+from tp_flower.settings.run import STALE
 
 REASON_CHARACTERS = 1000
 

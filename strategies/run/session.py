@@ -47,7 +47,8 @@ from tp_flower.protocol import (
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.query import Query
 from tp_flower.randomness import KEY_BYTES
-from tp_flower.settings import TRAIN, Settings
+from tp_flower.settings import Settings
+from tp_flower.settings.run import TRAIN
 
 MOST_LOSSES: Final = 2
 """How often a site may lose its state before the next round is over."""

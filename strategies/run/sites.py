@@ -29,7 +29,8 @@ from tp_flower.protocol.setup_messages import (
     DescribeRequest,
     ShardDescription,
 )
-from tp_flower.settings import MEAN, Settings
+from tp_flower.settings import Settings
+from tp_flower.settings.run import MEAN
 
 SETTLED_SECONDS = 2.0
 """Where the number of nodes is unknown: no further one came for so long."""

@@ -34,7 +34,8 @@ from strategies.run.session import Session
 from strategies.run.sites import Inventory
 from tp_flower.query import Query
 from tp_flower.reports.records import RoundReport
-from tp_flower.settings import STALE, Settings
+from tp_flower.settings import Settings
+from tp_flower.settings.run import STALE
 
 
 @dataclass(frozen=True)

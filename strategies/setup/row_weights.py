@@ -17,7 +17,9 @@ from tp_flower.errors import QueryError, SettingsError
 from tp_flower.joins.mapping import TableMapping, entity_weights
 from tp_flower.query import BoundQuery
 from tp_flower.query.reads import Role, reads
-from tp_flower.settings import Settings, entity_named, weight_problems
+from tp_flower.settings import Settings
+from tp_flower.settings.run import entity_named
+from tp_flower.settings.settings import weight_problems
 
 LEAST_WEIGHT, LARGEST_WEIGHT = 1e-12, 1e12
 """Sums of weights, over the mean weight, travel as float32."""

@@ -59,7 +59,8 @@ from tp_flower.protocol.training_messages import Update
 from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.reports.records import RunReport
-from tp_flower.settings import IMPORTANCE, Settings
+from tp_flower.settings import Settings
+from tp_flower.settings.training import IMPORTANCE
 
 INTERCEPT: Final = "(intercept)"
 DIVERGENCE_FACTOR: Final = 100.0

@@ -69,33 +69,33 @@ def entry_of_key(key: str, value: object) -> Entry:
     """Return the entry that a key ``encode.<table>.<column>`` of the run config is."""
     table, _, column = key.removeprefix(KEY_PREFIX).partition(".")
     if not (table.strip() and column.strip()):
-        raise ValueError(f"the key must be {KEY_PREFIX}<table>.<column>")
+        raise ValueError(f"{key}: the key must be {KEY_PREFIX}<table>.<column>")
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not a string such as 'cyclic(12)'")  # noqa: TRY004
+        raise ValueError(f"{key}: {value!r} is not a string such as 'cyclic(12)'")  # noqa: TRY004
     return table.strip(), column.strip(), value.strip()
 
 
-def merge_entries(listed: Sequence[Entry], keyed: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Return the entries of the string and of the keys; equal ones once."""
-    present = {_canonical(entry) for entry in listed}
-    return (*listed, *(each for each in keyed if _canonical(each) not in present))
+def read_entries(value: object) -> tuple[Entry, ...]:
+    """Return the entries of a text, or of a tuple of texts and entries, each once.
 
-
-def entries_problem(entries: object) -> str | None:
-    """Return the first mistake in entries (table, column, spec), None without one."""
-    if not isinstance(entries, tuple) or not all(_is_entry(item) for item in entries):
-        return f"{entries!r} is not a list of (table, column, encoder)"
-    named: set[tuple[str, str]] = set()
+    Raises:
+        ValueError: an entry is malformed, or a feature has two encoders.
+    """
+    entries: list[Entry] = []
+    for item in value if isinstance(value, tuple) else (value,):
+        entries += parse_entries(item) if isinstance(item, str) else (item,)
+    if not all(map(_is_entry, entries)):
+        raise ValueError(f"{value!r} is not a list of (table, column, encoder)")
+    distinct: dict[tuple[str, str], tuple[EncoderSpec, Entry]] = {}
     for table, column, text in entries:
-        name = (table.lower(), column.lower())
-        if name in named:
-            return f"{table}.{column} is given two encoders"
-        named.add(name)
+        feature, entry = (table.lower(), column.lower()), (table, column, text)
         try:
-            EncoderSpec.parse(text)
+            spec = EncoderSpec.parse(text)
         except ValueError as error:
-            return f"{table}.{column}: {error}"
-    return None
+            raise ValueError(f"{table}.{column}: {error}") from None
+        if distinct.setdefault(feature, (spec, entry))[0] != spec:
+            raise ValueError(f"{table}.{column} is given two encoders")
+    return tuple(entry for _, entry in distinct.values())
 
 
 @dataclass(frozen=True)
@@ -185,12 +185,6 @@ def _bare(name: str) -> str:
 def _quoted(name: str) -> str:
     is_plain = re.fullmatch(r'[^".=;\s]+', name)
     return name if is_plain else '"' + name.replace('"', '""') + '"'
-
-
-def _canonical(entry: Entry) -> Entry:
-    """Return an entry in lower case, with no spaces outside of quoted texts."""
-    table, column, spec = entry
-    return table.lower(), column.lower(), re.sub(r'("[^"]*")|\s+', r"\1", spec)
 
 
 def _is_entry(item: object) -> bool:

@@ -11,14 +11,13 @@ its ``may_change`` holds for all of them.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
+from tp_flower.errors import SettingsError
 from tp_flower.methods import METHODS
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 _Value = TypeVar("_Value")
 _METADATA: Final = "setting"
@@ -30,21 +29,31 @@ _TYPE_NAMES: Final[Mapping[object, str]] = {
 }
 
 
+class UnusableSettingsError(SettingsError):
+    """Settings that are refused, for one reason or several ``problems``."""
+
+    def __init__(self, problems: list[str]) -> None:
+        number = len(problems)
+        head = "1 setting is" if number == 1 else f"{number} settings are"
+        super().__init__(f"{head} not usable:\n  - " + "\n  - ".join(problems))
+        self.problems = problems
+
+
 @dataclass(frozen=True)
 class OneOf:
     """A word out of a list.
 
-    >>> OneOf(("cpu", "cuda")).problem("gpu")
-    "'gpu' is not one of cpu, cuda"
+    >>> OneOf(("cpu", "cuda")).read("cpu")
+    'cpu'
     """
 
     words: tuple[str, ...]
 
-    def problem(self, value: str) -> str | None:
-        """Return the reason to refuse a string, None if there is none."""
-        if value in self.words:
-            return None
-        return f"{value!r} is not one of {', '.join(self.words)}"
+    def read(self, value: str) -> str:
+        """Return the word, or raise ValueError."""
+        if value not in self.words:
+            raise ValueError(f"{value!r} is not one of {', '.join(self.words)}")
+        return value
 
     def __str__(self) -> str:
         return ", ".join(f'"{word}"' for word in self.words)
@@ -62,20 +71,20 @@ class Range:
     high: float = math.inf
     includes_low: bool = True
 
-    def problem(self, value: float) -> str | None:
-        """Return the reason to refuse a number, None if there is none."""
+    def read(self, value: float) -> float:
+        """Return the number, or raise ValueError."""
         is_above = value >= self.low if self.includes_low else value > self.low
-        if is_above and value < self.high:
-            return None
-        return f"{value!r} is out of range: it must be {self}"
+        if not (is_above and value < self.high):
+            raise ValueError(f"{value!r} is out of range: it must be {self}")
+        return value
 
     def __str__(self) -> str:
         low = f"{'at least' if self.includes_low else 'above'} {self.low:g}"
         return low if self.high == math.inf else f"{low} and below {self.high:g}"
 
 
-def _unchanged(value: object) -> object:
-    return value
+def _rendered(value: object) -> object:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True)
@@ -84,42 +93,51 @@ class Form:
 
     Attributes:
         form: of the string, for the reference page.
-        problem: returns the reason to refuse a field's value, None if there is none.
-        parse: returns the field's value for one of the run config; raises ValueError.
-        render: returns the string that ``parse`` reads back.
+        read: returns the field's value, of a string or of such a value itself; raises
+            ValueError.
+        render: returns the string that ``read`` takes.
     """
 
     form: str
-    problem: Callable[[Any], str | None]
-    parse: Callable[[object], object] = _unchanged
-    render: Callable[[Any], object] = _unchanged
+    read: Callable[[Any], object]
+    render: Callable[[Any], object] = _rendered
 
     def __str__(self) -> str:
         return self.form
 
 
-def list_parser(item: Callable[[str], object], kind: str) -> Callable[[object], object]:
-    """Return the parser of a list with commas; another value than text stays as it is.
+def items_of(text: str) -> tuple[str, ...]:
+    """Return the items of a comma-separated list.
 
-    Args:
-        item: returns one of the list; raises ValueError.
-        kind: of list, for the message.
+    >>> items_of("f.flight, f.time_hour")
+    ('f.flight', 'f.time_hour')
+    """
+    return tuple(part.strip() for part in text.split(",")) if text.strip() else ()
 
-    >>> list_parser(int, "a list of numbers")("3, 4")
+
+def list_of(
+    item: Callable[[Any], object],
+    form: str,
+    is_allowed: Callable[[Sequence[Any]], object],
+) -> Callable[[object], object]:
+    """Return the reader of a list with commas, or of a tuple, of items.
+
+    ``item`` returns one of them, or raises ValueError; ``form`` is for the message.
+
+    >>> list_of(int, "a list of numbers", any)("3, 4")
     (3, 4)
     """
 
-    def parse(value: object) -> object:
+    def read_list(value: object) -> object:
         # `-c hidden-sizes=16` sends an int
-        text = str(value) if type(value) is int else value
-        if not isinstance(text, str):
-            return value
-        try:
-            return tuple(item(part.strip()) for part in text.split(",") if part.strip())
-        except ValueError:
-            raise ValueError(f"{value!r} is not {kind}") from None
+        items = items_of(str(value)) if type(value) in (int, str) else value
+        with suppress(TypeError, ValueError):
+            values = tuple(map(item, items)) if isinstance(items, tuple) else None
+            if values is not None and is_allowed(values):
+                return values
+        raise ValueError(f"{value!r} is not {form}")
 
-    return parse
+    return read_list
 
 
 @dataclass(frozen=True)
@@ -147,9 +165,6 @@ class Readers:
         )
 
 
-EVERYONE: Final = Readers()
-
-
 def of_families(*families: str) -> tuple[str, ...]:
     """Return the strategies of families of methods.
 
@@ -172,19 +187,21 @@ class Setting:
     readers: Readers
     may_change: bool
 
-    def parse(self, value: object) -> object:
-        """Return the field's value for one of the run config; raise ValueError."""
-        return self.allowed.parse(value) if isinstance(self.allowed, Form) else value
+    def read(self, value: Any) -> object:
+        """Return the field's value for one of the run config, or of the field.
+
+        A bool is no number, nor are NaN and infinity; an int is stored as a float where
+        one is meant. A value that is not allowed is a ValueError.
+        """
+        if self.type in _TYPE_NAMES and not _has_type(value, self.type):
+            raise ValueError(f"{value!r} is not {_TYPE_NAMES[self.type]}")
+        if self.allowed is not None:
+            value = self.allowed.read(value)
+        return float(value) if self.type is float else value
 
     def render(self, value: Any) -> object:
         """Return the run config's value for one of the field."""
         return self.allowed.render(value) if isinstance(self.allowed, Form) else value
-
-    def problem(self, value: Any) -> str | None:
-        """Return the reason to refuse a field's value, None if there is none."""
-        if self.type in _TYPE_NAMES and not has_type(value, self.type):
-            return f"{value!r} is not {_TYPE_NAMES[self.type]}"
-        return None if self.allowed is None else self.allowed.problem(value)
 
 
 def setting(
@@ -201,7 +218,7 @@ def setting(
         default: also of the run config.
         doc: for the user; ends with a full stop.
         allowed: values; None for all of the field's type.
-        read_by: who reads it; None for the ``readers`` of the group, or everyone.
+        read_by: None for the ``readers`` of the group, or everyone.
         may_change: whether a run may be resumed with another value.
     """
     return field(
@@ -211,7 +228,7 @@ def setting(
 
 def declared(group: type[Any]) -> tuple[Setting, ...]:
     """Return the settings of a group, in the order of their declarations."""
-    prefix, readers = getattr(group, "prefix", ""), getattr(group, "readers", EVERYONE)
+    prefix, readers = getattr(group, "prefix", ""), getattr(group, "readers", Readers())
     all_may_change = getattr(group, "may_change", False)
     settings = []
     for entry in fields(group):
@@ -224,30 +241,30 @@ def declared(group: type[Any]) -> tuple[Setting, ...]:
     return tuple(settings)
 
 
-def parse_values(
+def fields_of(
     settings: Iterable[Setting], config: Mapping[str, object]
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of a run config by field, and what cannot be parsed of it."""
-    values: dict[str, Any] = {}
-    problems = []
+) -> dict[str, object]:
+    """Return the values of a run config by field, unread."""
+    return {item.field: config[item.key] for item in settings if item.key in config}
+
+
+def read_fields(
+    settings: Iterable[Setting], group: object
+) -> tuple[dict[str, object], list[str]]:
+    """Return a group's values by field, those that are refused left out; and why."""
+    values, problems = {}, []
     for item in settings:
         try:
-            if item.key in config:
-                values[item.field] = item.parse(config[item.key])
+            values[item.field] = item.read(getattr(group, item.field))
         except ValueError as error:
             problems.append(f"{item.key}: {error}")
     return values, problems
 
 
-def value_problems(
-    settings: Iterable[Setting], values: Mapping[str, object]
-) -> dict[str, str]:
-    """Return by field the reasons to refuse single values; fields may be missing."""
-    return {
-        item.field: f"{item.key}: {reason}"
-        for item in settings
-        if item.field in values and (reason := item.problem(values[item.field]))
-    }
+def store(group: object, values: Mapping[str, object]) -> None:
+    """Store values, by field, in a frozen dataclass."""
+    for name, value in values.items():
+        object.__setattr__(group, name, value)
 
 
 def render_values(settings: Iterable[Setting], group: object) -> dict[str, object]:
@@ -255,36 +272,9 @@ def render_values(settings: Iterable[Setting], group: object) -> dict[str, objec
     return {item.key: item.render(getattr(group, item.field)) for item in settings}
 
 
-class Check(NamedTuple):
-    """A combination of settings.
-
-    Attributes:
-        is_wrong: whether its settings contradict each other.
-        text: names a setting, its value and what to set instead.
-    """
-
-    is_wrong: object
-    text: str
-
-
-def failed(checks: Iterable[Check]) -> list[str]:
-    """Return the texts of the combinations that are there."""
-    return [check.text for check in checks if check.is_wrong]
-
-
-def has_type(value: object, expected: object) -> bool:
-    """Return whether a value fits; bool is no number, NaN and infinity are none."""
-    if expected is bool or expected is str:
+def _has_type(value: object, expected: object) -> bool:
+    if expected is bool or expected is str or isinstance(value, bool):
         return type(value) is expected
-    if isinstance(value, bool):
-        return False
     if expected is int:
         return isinstance(value, int)
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def store_floats(group: "DataclassInstance") -> None:
-    """Store an int in a float's field as a float, in a frozen dataclass."""
-    for entry in fields(group):
-        if entry.type is float:
-            object.__setattr__(group, entry.name, float(getattr(group, entry.name)))

@@ -5,11 +5,10 @@ site's own policy decides what may leave it, and refuses a run that asks for les
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Self
+from typing import ClassVar, Final
 
-from tp_flower.errors import SettingsError
 from tp_flower.methods import (
     ACCOUNTANTS,
     CLEAR,
@@ -23,20 +22,16 @@ from tp_flower.methods import (
 )
 from tp_flower.protocol.training_messages import MOST_STEPS
 from tp_flower.settings.declare import (
-    Check,
     Form,
     OneOf,
     Range,
     Readers,
+    UnusableSettingsError,
     declared,
-    failed,
-    has_type,
-    list_parser,
-    parse_values,
-    render_values,
+    list_of,
+    read_fields,
     setting,
-    store_floats,
-    value_problems,
+    store,
 )
 
 _CLIP: Final = Range(1e-12, 1e12)
@@ -45,50 +40,23 @@ _LABELS: Final = Readers(switch="labels", refusal=_IDLE)
 _FEATURES: Final = Readers(switch="features", refusal=_IDLE)
 _PREDICTIONS: Final = Readers(switch="predictions", refusal=_IDLE)
 
-
-def _range_problem(value: Any) -> str | None:
-    if value == ():
-        return None
-    is_pair = isinstance(value, tuple) and len(value) == 2
-    if not is_pair or not all(has_type(end, float) for end in value):
-        return f"{value!r} is not a pair of numbers, low and high"
-    low, high = value
-    return None if low < high else f"{low:g} is not below {high:g}"
-
-
-def _render_range(ends: tuple[float, ...]) -> str:
-    return ", ".join(f"{end:g}" for end in ends)
-
-
-def _classes_problem(value: Any) -> str | None:
-    is_list = isinstance(value, tuple) and all(isinstance(v, str) for v in value)
-    if not is_list or len(set(value)) != len(value):
-        return f"{value!r} is not a list of different classes"
-    return None
-
-
-_RANGE: Final = Form(
-    "low, high",
-    _range_problem,
-    list_parser(float, 'a range such as "0, 5"'),
-    _render_range,
+_RANGE: Final = list_of(
+    lambda end: float(str(end)),
+    'a range, low below high, such as "0, 5"',
+    lambda ends: (
+        not ends or (len(ends) == 2 and -math.inf < ends[0] < ends[1] < math.inf)
+    ),
 )
-_CLASSES: Final = Form(
-    "classes, comma separated",
-    _classes_problem,
-    list_parser(str, "a list of classes"),
-    ", ".join,
+_CLASSES: Final = list_of(
+    str, "a list of different classes", lambda names: len(set(names)) == len(names)
 )
 
 
 @dataclass(frozen=True)
 class PrivacySettings:
-    """What is protected, and how much (PRIVACY.md); a site may demand more, not less.
+    """Privacy: mechanisms and budgets (PRIVACY.md); a site may demand more, not less.
 
-    Every value is checked on construction.
-
-    Raises:
-        SettingsError: a value is refused, or contradicts another one.
+    Every value is checked on construction; SettingsError lists those that are refused.
     """
 
     prefix: ClassVar = "privacy."
@@ -113,14 +81,14 @@ class PrivacySettings:
         (),
         'Range that private labels of a regression are clipped to, "low, high": '
         "declare it without looking at the data.",
-        _RANGE,
+        Form("low, high", _RANGE),
         _LABELS,
     )
     label_classes: tuple[str, ...] = setting(
         (),
         'Classes of a private label that is not true or false, "a, b, c": declare '
         "them without looking at the data.",
-        _CLASSES,
+        Form("classes, comma separated", _CLASSES),
         _LABELS,
     )
     label_correction: bool = setting(
@@ -198,28 +166,10 @@ class PrivacySettings:
     )
 
     def __post_init__(self) -> None:
-        """Check all values, then store numbers given as int for a float as floats."""
-        problems = list(value_problems(PRIVACY_SETTINGS, vars(self)).values())
+        values, problems = read_fields(PRIVACY_SETTINGS, self)
+        store(self, values)
         if problems := problems or _conflicts(self):
-            raise PrivacySettingsError(problems)
-        store_floats(self)
-
-    @classmethod
-    def parsed(cls, config: Mapping[str, object]) -> tuple[Self, list[str]]:
-        """Read run-config keys; return the settings, and all that is wrong with them.
-
-        Where something is wrong the settings are the defaults.
-        """
-        values, problems = parse_values(PRIVACY_SETTINGS, config)
-        try:
-            settings = cls(**values)
-        except PrivacySettingsError as error:
-            return cls(), problems + error.problems
-        return (cls() if problems else settings), problems
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the settings under their run-config keys, as that file writes them."""
-        return render_values(PRIVACY_SETTINGS, self)
+            raise UnusableSettingsError(problems)
 
     def covered(self, *kinds: str) -> list[str]:
         """Return those of "labels", "features" and "predictions" with a mechanism."""
@@ -244,65 +194,51 @@ class PrivacySettings:
 PRIVACY_SETTINGS: Final = declared(PrivacySettings)
 
 
-class PrivacySettingsError(SettingsError):
-    """Privacy settings that are not usable.
-
-    Attributes:
-        problems: all that is wrong with them.
-    """
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = problems
-
-
 def _conflicts(settings: PrivacySettings) -> list[str]:
     """List the combinations of settings that contradict each other."""
-    labels, is_response = settings.labels, settings.labels == RANDOMISED_RESPONSE
+    return [*_conflicts_of_labels(settings), *_conflicts_of_switches(settings)]
+
+
+def _conflicts_of_labels(settings: PrivacySettings) -> Iterator[str]:
     epsilon, noise = settings.label_epsilon, settings.label_noise
-    is_for_outsiders = settings.adversary == OUTSIDER and settings.features == DP_SGD
-    checks = (
-        Check(
-            labels == CLEAR and (epsilon or noise),
+    if settings.labels == CLEAR and (epsilon or noise):
+        yield (
             "privacy.labels: 'clear' has no noise, but privacy.label-epsilon or "
-            "privacy.label-noise is set: use laplace or randomised-response",
-        ),
-        Check(
-            labels == LAPLACE and bool(epsilon) == bool(noise),
+            "privacy.label-noise is set: use laplace or randomised-response"
+        )
+    if settings.labels == LAPLACE and bool(epsilon) == bool(noise):
+        yield (
             "privacy.labels: 'laplace' needs one of privacy.label-epsilon and "
-            f"privacy.label-noise, and {'both are' if epsilon else 'none is'} set",
-        ),
-        Check(
-            is_response and noise,
+            f"privacy.label-noise, and {'both are' if epsilon else 'none is'} set"
+        )
+    if settings.labels == RANDOMISED_RESPONSE and noise:
+        yield (
             "privacy.label-noise: it is of 'laplace'; randomised-response takes "
-            "privacy.label-epsilon",
-        ),
-        Check(
-            is_response and not (noise or epsilon),
+            "privacy.label-epsilon"
+        )
+    elif settings.labels == RANDOMISED_RESPONSE and not epsilon:
+        yield (
             "privacy.labels: 'randomised-response' needs privacy.label-epsilon, which "
-            "is not set",
-        ),
-        Check(
-            is_for_outsiders and not settings.predictions,
-            "privacy.adversary: 'outsider' needs privacy.predictions: scores without "
-            "noise go into the other tables' models, which an outsider sees as well",
-        ),
-    )
-    return failed(checks) + _idle(settings)
+            "is not set"
+        )
 
 
-def _idle(settings: PrivacySettings) -> list[str]:
-    """Refuse what is set of a mechanism that is off: the run would go in the clear.
+def _conflicts_of_switches(settings: PrivacySettings) -> Iterator[str]:
+    """Refuse settings of a mechanism that is off: the run would go in the clear.
 
     A value that is the default cannot be told from one that nobody set.
     """
+    is_for_outsiders = settings.adversary == OUTSIDER and settings.features == DP_SGD
+    if is_for_outsiders and not settings.predictions:
+        yield (
+            "privacy.adversary: 'outsider' needs privacy.predictions: scores without "
+            "noise go into the other tables' models, which an outsider sees as well"
+        )
     switches = {item.field: item for item in PRIVACY_SETTINGS}
-    problems = []
     for item in PRIVACY_SETTINGS:
         switch = switches.get(item.readers.switch)
         if switch is None or getattr(settings, item.field) == item.default:
             continue
         if (state := getattr(settings, switch.field)) == switch.default:
             reason = item.readers.refusal.format(switch=switch.key, state=state)
-            problems.append(f"{item.key}: {reason}")
-    return problems
+            yield f"{item.key}: {reason}"

@@ -4,12 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from tp_flower.features.choice import Entry as EncoderEntry
-from tp_flower.features.choice import (
-    entries_problem,
-    parse_entries,
-    render_entries,
-)
+from tp_flower.features.choice import Entry, read_entries, render_entries
 from tp_flower.methods import ADMM, CORESET, METHODS, SGD
 from tp_flower.model_names import NAME, VERSION
 from tp_flower.settings.declare import (
@@ -17,6 +12,7 @@ from tp_flower.settings.declare import (
     OneOf,
     Range,
     Readers,
+    items_of,
     of_families,
     setting,
 )
@@ -44,7 +40,7 @@ ABSENCES: Final = {
 
 AUTO: Final = "auto"
 DEVICES: Final = (AUTO, "cpu", "cuda")
-TRACKERS: Final = ("tensorboard", "mlflow")
+TRACKERS: Final = OneOf(("tensorboard", "mlflow"))
 
 _RESUMED: Final = Readers(
     modes=(TRAIN,), refusal="only training is resumed, not mode {mode!r}"
@@ -55,37 +51,31 @@ _PREDICT_ALONE: Final = Readers(
 _COLUMN: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
 
 
-def columns_of(text: str) -> tuple[str, ...]:
-    """Return the parts of a comma-separated list.
-
-    >>> columns_of("f.flight, f.time_hour")
-    ('f.flight', 'f.time_hour')
-    """
-    return tuple(part.strip() for part in text.split(",")) if text.strip() else ()
-
-
-def _model_name_problem(text: str) -> str | None:
+def _model_name(text: str) -> str:
     name, at, version = text.partition("@")
     if not NAME.fullmatch(name):
-        return (
+        raise ValueError(
             f"{name!r} is no name of a model: it must begin with a-z or 0-9 and have "
             "at most 64 of a-z, 0-9, '.', '_' and '-'"
         )
     if at and not VERSION.fullmatch(version):
-        return f"{version!r} is no version of a model, such as '20261121-093000-1a2b'"
-    return None
+        raise ValueError(
+            f"{version!r} is no version of a model, such as '20261121-093000-1a2b'"
+        )
+    return text
 
 
-def _row_key_problem(text: str) -> str | None:
-    wrong = [part for part in columns_of(text) if not _COLUMN.fullmatch(part)]
-    if wrong:
-        return f'{wrong[0]!r} is no column such as "f.flight" or "flight"'
-    return None
+def _row_key(text: str) -> str:
+    for column in items_of(text):
+        if not _COLUMN.fullmatch(column):
+            raise ValueError(f'{column!r} is no column such as "f.flight" or "flight"')
+    return text
 
 
-def _track_problem(text: str) -> str | None:
-    wrong = [part for part in columns_of(text) if part not in TRACKERS]
-    return OneOf(TRACKERS).problem(wrong[0]) if wrong else None
+def _track(text: str) -> str:
+    for tracker in items_of(text):
+        TRACKERS.read(tracker)
+    return text
 
 
 @dataclass(frozen=True)
@@ -117,13 +107,13 @@ class RunSettings:
         "default",
         "Name that the trained models are saved under; to predict or evaluate also "
         '"name@version" ("name" = the latest).',
-        Form("name, name@version", _model_name_problem),
+        Form("name, name@version", _model_name),
     )
     row_key: str = setting(
         "",
         '"predict": columns of the label table that name a row of the predictions, '
         '"f.flight, f.time_hour".',
-        Form("columns, comma separated", _row_key_problem),
+        Form("columns, comma separated", _row_key),
         _PREDICT_ALONE,
     )
     predictions_at: str = setting(
@@ -148,7 +138,7 @@ class RunSettings:
         "",
         'Where else to log epochs and results: "tensorboard", "mlflow" (extras of the '
         "same names), or both, comma separated.",
-        Form(", ".join(f'"{name}"' for name in TRACKERS), _track_problem),
+        Form(str(TRACKERS), _track),
         may_change=True,
     )
 
@@ -210,16 +200,9 @@ def entity_named(text: str) -> str | None:
     return match[1] or ""
 
 
-def _row_weight_problem(text: str) -> str | None:
-    try:
-        entity_named(text)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def _parse_encoders(value: object) -> object:
-    return parse_entries(value) if isinstance(value, str) else value
+def _row_weight(text: str) -> str:
+    entity_named(text)
+    return text
 
 
 @dataclass(frozen=True)
@@ -258,7 +241,7 @@ class DataSettings:
         'Weight of a joined row: "joined" (1), "entity" (a row of the label table '
         'counts once, however often it is joined), or "entity(c)": a row of table c '
         "does. A query may select `<expression> AS weight` besides.",
-        Form('"joined", "entity", "entity(ALIAS)"', _row_weight_problem),
+        Form('"joined", "entity", "entity(ALIAS)"', _row_weight),
         Readers(
             of_families(ADMM, SGD, CORESET),
             refusal="{value!r} is of joined rows; strategy {strategy!r} has none: "
@@ -270,17 +253,12 @@ class DataSettings:
         'Categories kept per categorical column; the rarest share "(other)".',
         Range(2),
     )
-    encoders: tuple[EncoderEntry, ...] = setting(
+    encoders: tuple[Entry, ...] = setting(
         (),
         "Encoders other than the defaults: "
         '"flights.month=cyclic(12); planes.model=one-hot(20) indicator". Those that '
         "take no statistics (range, categories, hash, cyclic) disclose nothing of any "
         'row: "flights.distance=range(0, 5000)". A table is named by its alias; '
         'README, "Your data", lists the encoders.',
-        Form(
-            "<table>.<column>=<encoder>; ...",
-            entries_problem,
-            _parse_encoders,
-            render_entries,
-        ),
+        Form("<table>.<column>=<encoder>; ...", read_entries, render_entries),
     )

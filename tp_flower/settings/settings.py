@@ -6,12 +6,11 @@ A key of the run config is a field with dashes for underscores; those of
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from tp_flower.errors import SettingsError
-from tp_flower.features.choice import KEY_PREFIX, Entry, entry_of_key, merge_entries
+from tp_flower.features.choice import KEY_PREFIX, entry_of_key
 from tp_flower.methods import (
     ADMM,
     BY_DATA,
@@ -24,13 +23,12 @@ from tp_flower.methods import (
     Method,
 )
 from tp_flower.settings.declare import (
-    Check,
+    UnusableSettingsError,
     declared,
-    failed,
-    parse_values,
+    fields_of,
+    read_fields,
     render_values,
-    store_floats,
-    value_problems,
+    store,
 )
 from tp_flower.settings.privacy import PRIVACY_SETTINGS, PrivacySettings
 from tp_flower.settings.run import (
@@ -131,107 +129,84 @@ TASK_LOSSES: Final = {
 }
 
 
-def conflicts(values: SettingValues) -> list[str]:
-    """List the combinations of settings that contradict each other."""
-    checks = (
-        *_conflicts_of_models(values),
-        *_conflicts_of_privacy(values),
-        *_conflicts_of_coresets(values),
-        *(_conflicts_of_personalised(values) if values.family == PERSONAL else ()),
-        *_conflicts_of_modes(values),
-    )
-    return _unread(values) + failed(checks)
+def conflicts(values: SettingValues) -> Iterator[str]:
+    """Yield the combinations of settings that contradict each other."""
+    yield from _unread(values)
+    yield from _conflicts_of_models(values)
+    yield from _conflicts_of_privacy(values)
+    if values.family == CORESET:
+        yield from _conflicts_of_coresets(values)
+    if values.family == PERSONAL:
+        yield from _conflicts_of_personalised(values)
+    yield from _conflicts_of_modes(values)
 
 
-def _unread(values: SettingValues) -> list[str]:
+def _unread(values: SettingValues) -> Iterator[str]:
     """Refuse settings that the strategy or the mode does not read.
 
     Those whose readers give no reason to refuse them are ignored.
     """
     strategy, mode = values.strategy, values.mode
-    problems = []
     for item in PLAIN_SETTINGS:
         value, readers = getattr(values, item.field), item.readers
         is_read = value == item.default or readers.include(strategy, mode)
         if readers.refusal and not is_read:
             reason = readers.refusal.format(value=value, strategy=strategy, mode=mode)
-            problems.append(f"{item.key}: {reason}")
-    return problems
+            yield f"{item.key}: {reason}"
 
 
-def _conflicts_of_models(values: SettingValues) -> tuple[Check, ...]:
-    losses = TASK_LOSSES.get(values.task, ())
-    solvers = (AUTO, *values.method.solvers)
-    return (
-        Check(
-            losses and values.loss not in losses,
+def _conflicts_of_models(values: SettingValues) -> Iterator[str]:
+    losses = TASK_LOSSES.get(values.task)
+    if losses and values.loss not in losses:
+        yield (
             f"loss: {values.loss!r} does not fit task {values.task!r}: use "
-            f"{', '.join(losses)}",
-        ),
-        Check(
-            values.lou == GRAM and values.family == ADMM and values.other_model,
+            f"{', '.join(losses)}"
+        )
+    if values.lou == GRAM and values.family == ADMM and values.other_model:
+        yield (
             f"lou: 'gram' needs linear models, but {values.other_model!r} is set: "
-            "use auto or consensus",
-        ),
-        Check(
-            values.method.is_full_batch and values.batch_size,
+            "use auto or consensus"
+        )
+    if values.method.is_full_batch and values.batch_size:
+        yield (
             f"batch-size: {values.batch_size!r} does not go with strategy "
             f"{values.strategy!r}, whose one batch has all joined rows: leave it 0, or "
-            "use sgd",
-        ),
-        Check(
-            values.coreset_solver not in solvers,
+            "use sgd"
+        )
+    solvers = (AUTO, *values.method.solvers)
+    if values.coreset_solver not in solvers:
+        yield (
             f"coreset-solver: {values.coreset_solver!r} does not go with strategy "
-            f"{values.strategy!r}: use {', '.join(solvers)}",
-        ),
-        Check(
-            values.l1 and values.coreset_solver == SAGA,
-            f"l1: solver {SAGA!r} takes none: use {EXACT!r}, or leave it 0",
-        ),
-    )
+            f"{values.strategy!r}: use {', '.join(solvers)}"
+        )
+    if values.l1 and values.coreset_solver == SAGA:
+        yield f"l1: solver {SAGA!r} takes none: use {EXACT!r}, or leave it 0"
 
 
-def _conflicts_of_privacy(values: SettingValues) -> tuple[Check, ...]:
+def _conflicts_of_privacy(values: SettingValues) -> Iterator[str]:
     privacy, strategy = values.privacy, values.strategy
-    is_exact = privacy.features == NOISY_STATISTICS
-    reason = (
-        "is for comparisons without it: a row of a table is in many rows of its "
-        f"messages. Use {values.family}"
-    )
-    if values.family == CORESET:
-        reason = "sends the rows that it draws as they are. Use admm or sgd"
-    by_importance = values.coreset_rows and values.coreset_kind == IMPORTANCE
-    weighted = values.row_weight != JOINED
-    return (
-        *(
-            Check(weighted, text)
-            for text in weight_problems(values.row_weight, privacy)
-        ),
-        Check(
-            is_exact and values.family != ADMM,
-            "privacy.features: 'statistics' needs strategy 'admm': use dp-sgd",
-        ),
-        Check(
-            is_exact and values.other_model,
-            "privacy.features: 'statistics' needs linear models: use dp-sgd",
-        ),
-        *(
-            Check(
-                not values.method.sends_a_row_once,
-                f"privacy.{kind}: strategy {strategy!r} {reason}",
-            )
-            for kind in privacy.covered("features", "predictions")
-        ),
-        *(
-            Check(
-                by_importance,
+    if values.row_weight != JOINED:
+        yield from weight_problems(values.row_weight, privacy)
+    is_exact = values.family == ADMM and not values.other_model
+    if privacy.features == NOISY_STATISTICS and not is_exact:
+        missing = "linear models" if values.family == ADMM else "strategy 'admm'"
+        yield f"privacy.features: 'statistics' needs {missing}: use dp-sgd"
+    if not values.method.sends_a_row_once:
+        reason = (
+            "is for comparisons without it: a row of a table is in many rows of its "
+            f"messages. Use {values.family}"
+        )
+        if values.family == CORESET:
+            reason = "sends the rows that it draws as they are. Use admm or sgd"
+        for kind in privacy.covered("features", "predictions"):
+            yield f"privacy.{kind}: strategy {strategy!r} {reason}"
+    if values.coreset_rows and values.coreset_kind == IMPORTANCE:
+        for kind in privacy.covered("features", "predictions", "labels"):
+            yield (
                 f"coreset-kind: {IMPORTANCE!r} does not go with privacy.{kind}: which "
                 "rows are drawn, and what they weigh, is computed from rows without "
-                f"noise; use {UNIFORM!r}, which reads none",
+                f"noise; use {UNIFORM!r}, which reads none"
             )
-            for kind in privacy.covered("features", "predictions", "labels")
-        ),
-    )
 
 
 def weight_problems(weight: str, privacy: PrivacySettings) -> list[str]:
@@ -246,83 +221,66 @@ def weight_problems(weight: str, privacy: PrivacySettings) -> list[str]:
     ]
 
 
-def _conflicts_of_coresets(values: SettingValues) -> tuple[Check, ...]:
-    is_solved, strategy = values.family == CORESET, values.strategy
-    return (
-        Check(
-            is_solved and values.other_model,
+def _conflicts_of_coresets(values: SettingValues) -> Iterator[str]:
+    strategy = values.strategy
+    if values.other_model:
+        yield (
             f"model: {values.other_model!r} does not go with strategy "
-            f"{strategy!r}, which has a model of its own: leave it 'linear'",
-        ),
-        Check(
-            is_solved and values.num_epochs > 1,
+            f"{strategy!r}, which has a model of its own: leave it 'linear'"
+        )
+    if values.num_epochs > 1:
+        yield (
             f"num-epochs: strategy {strategy!r} solves once, not {values.num_epochs} "
-            "times: leave it 0",
-        ),
-        Check(
-            is_solved and values.task == CLASSIFICATION,
+            "times: leave it 0"
+        )
+    if values.task == CLASSIFICATION:
+        yield (
             f"task: {CLASSIFICATION!r} does not go with strategy {strategy!r}: use "
-            "admm or sgd, with a coreset-size",
-        ),
-    )
+            "admm or sgd, with a coreset-size"
+        )
 
 
-def _conflicts_of_personalised(values: SettingValues) -> tuple[Check, ...]:
+def _conflicts_of_personalised(values: SettingValues) -> Iterator[str]:
+    strategy = values.strategy
+    if values.mode == EXPLAIN:
+        yield f"mode: {EXPLAIN!r} is about joins, which strategy {strategy!r} lacks"
+    for kind in values.privacy.covered("features", "labels", "predictions"):
+        yield (
+            f"privacy.{kind}: strategy {strategy!r} goes without: labels and rows stay "
+            "at the sites, and gradients and metrics leave as they are (graph-epsilon "
+            "puts noise on the graph's summaries)"
+        )
     models = {model for _, model in values.models} or {values.model}
-    return (
-        Check(
-            values.mode == EXPLAIN,
-            f"mode: {EXPLAIN!r} is about joins, which strategy {values.strategy!r} has "
-            "none of",
-        ),
-        *(
-            Check(
-                True,
-                f"privacy.{kind}: strategy {values.strategy!r} goes without: labels "
-                "and rows stay at the sites, and gradients and metrics leave as they "
-                "are (graph-epsilon puts noise on the graph's summaries)",
-            )
-            for kind in values.privacy.covered("features", "labels", "predictions")
-        ),
-        Check(
-            values.personal == LAST and models != {MLP},
-            "personal: 'last' is the last layer of model 'mlp'",
-        ),
-        Check(
-            named_coordinates(values.personal) and models != {LINEAR},
-            "personal: a list of features needs model 'linear'",
-        ),
-        Check(
-            values.update_clusters and not values.update_penalty,
-            "update-clusters: is of encoded updates: set update-penalty above 0",
-        ),
-        Check(
-            values.graph_epsilon and values.graph not in (BY_DATA, BY_FEATURES),
+    if values.personal == LAST and models != {MLP}:
+        yield "personal: 'last' is the last layer of model 'mlp'"
+    if named_coordinates(values.personal) and models != {LINEAR}:
+        yield "personal: a list of features needs model 'linear'"
+    if values.update_clusters and not values.update_penalty:
+        yield "update-clusters: is of encoded updates: set update-penalty above 0"
+    if values.graph_epsilon and values.graph not in (BY_DATA, BY_FEATURES):
+        yield (
             f"graph-epsilon: noise is for the summaries of graph {BY_DATA!r} and "
-            f"{BY_FEATURES!r}, not for {values.graph!r}",
-        ),
-    )
+            f"{BY_FEATURES!r}, not for {values.graph!r}"
+        )
 
 
-def _conflicts_of_modes(values: SettingValues) -> tuple[Check, ...]:
+def _conflicts_of_modes(values: SettingValues) -> Iterator[str]:
     mode, on_missing = values.mode, values.on_missing
-    return (
-        Check(
-            on_missing not in ABSENCES[mode],
+    if on_missing not in ABSENCES[mode]:
+        yield (
             f"on-missing: {on_missing!r} does not go with mode {mode!r}: use "
-            f"{', '.join(ABSENCES[mode])}",
-        ),
-        Check(
-            on_missing == STALE and values.family in (SGD, CORESET),
+            f"{', '.join(ABSENCES[mode])}"
+        )
+    if on_missing == STALE and values.family in (SGD, CORESET):
+        yield (
             f"on-missing: {STALE!r} needs the last scores of all rows, which strategy "
-            f"{values.strategy!r} does not have at the server: use admm, or stop",
-        ),
-        Check(
-            "@" in values.model_name and mode in (TRAIN, EXPLAIN),
+            f"{values.strategy!r} does not have at the server: use admm, or stop"
+        )
+    if "@" in values.model_name and mode in (TRAIN, EXPLAIN):
+        yield (
             f"model-name: a version is of a model that was trained; mode {mode!r} "
-            "takes a name alone, and makes the version",
-        ),
-    )
+            "takes a name alone, and makes the version"
+        )
 
 
 @dataclass(frozen=True)
@@ -330,12 +288,8 @@ class Settings(SettingValues):
     """The settings of a run; every value is checked on construction.
 
     0, "" or "auto" stand for "chosen by the program" where `docs/reference/settings.md`
-    says so. An int is accepted for a float, a bool is never a number. In Python,
-    `hidden_sizes` is a tuple of widths, `models` one of (table alias, model) pairs and
-    `encoders` one of (table alias, column, encoder); in the run config they are strings
-    ("16,8", "flights=mlp, planes=linear", "flights.month=cyclic(12)"). The run config
-    may also have keys `encode.<table>.<column>`, which are the same as entries of
-    `encoders`.
+    says so. The run config may also have keys `encode.<table>.<column>`, which are the
+    same as entries of `encoders`.
 
     Raises:
         SettingsError: a value has the wrong type, is outside its allowed set or
@@ -348,10 +302,16 @@ class Settings(SettingValues):
     """
 
     def __post_init__(self) -> None:
-        """Check all values, then store numbers given as int for a float as floats."""
-        if problems := _find_problems(vars(self)):
-            raise _settings_error(problems)
-        store_floats(self)
+        values, problems = read_fields(PLAIN_SETTINGS, self)
+        if isinstance(private := vars(self)["privacy"], PrivacySettings):
+            values["privacy"] = private
+        else:
+            problems.append(f"privacy: {private!r} is not a PrivacySettings")
+        # conflicts are judged only among values that are fine alone
+        problems += conflicts(SettingValues(**values))  # type: ignore[arg-type]
+        if problems:
+            raise UnusableSettingsError(problems)
+        store(self, values)
 
     @classmethod
     def from_run_config(cls, config: Mapping[str, object]) -> Self:
@@ -361,20 +321,32 @@ class Settings(SettingValues):
             SettingsError: a key is unknown (the message gives close matches and the
                 valid keys) or a value is refused; all problems are listed at once.
         """
-        values, problems = _parse_config(config)
-        problems += _find_problems(values)
+        keyed = [key for key in config if key.startswith(KEY_PREFIX)]
+        problems = [_unknown(key) for key in config if key not in (*KEYS, *keyed)]
+        fields = fields_of(PLAIN_SETTINGS, config)
+        try:
+            if entries := [entry_of_key(key, config[key]) for key in keyed]:
+                fields["encoders"] = (fields.get("encoders", ""), *entries)
+        except ValueError as error:
+            problems.append(str(error))
+        try:
+            private = fields_of(PRIVACY_SETTINGS, config)
+            fields["privacy"] = PrivacySettings(**private)  # type: ignore[arg-type]
+        except UnusableSettingsError as error:
+            problems += error.problems
+        try:
+            settings = cls(**fields)  # type: ignore[arg-type]
+        except UnusableSettingsError as error:
+            raise UnusableSettingsError([*problems, *error.problems]) from None
         if problems:
-            raise _settings_error(problems)
-        return cls(**values)
+            raise UnusableSettingsError(problems)
+        return settings
 
     def with_fields(self, **fields: object) -> Self:
         """Return the settings with some fields replaced, all checked again."""
         names = {entry.name for entry in dataclasses.fields(self)}
-        unknown = [
-            _unknown(name.replace("_", "-")) for name in fields if name not in names
-        ]
-        if unknown:
-            raise _settings_error(unknown)
+        if unknown := [name.replace("_", "-") for name in fields if name not in names]:
+            raise UnusableSettingsError(list(map(_unknown, unknown)))
         return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, object]:
@@ -382,44 +354,8 @@ class Settings(SettingValues):
 
         `Settings.from_run_config(settings.to_dict()) == settings`.
         """
-        return render_values(PLAIN_SETTINGS, self) | self.privacy.to_dict()
-
-
-def _parse_config(
-    config: Mapping[str, object],
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the values by field, those of key groups put together, and problems."""
-    keyed = [key for key in config if key.startswith(KEY_PREFIX)]
-    problems = [_unknown(key) for key in config if key not in (*KEYS, *keyed)]
-    values, unreadable = parse_values(PLAIN_SETTINGS, config)
-    problems += unreadable
-    encoders: list[Entry] = []
-    for key in keyed:
-        try:
-            encoders.append(entry_of_key(key, config[key]))
-        except ValueError as error:
-            problems.append(f"{key}: {error}")
-    listed = values.get("encoders", ())
-    if encoders and isinstance(listed, tuple):
-        values["encoders"] = merge_entries(listed, encoders)
-    values["privacy"], private_problems = PrivacySettings.parsed(config)
-    return values, problems + private_problems
-
-
-def _find_problems(values: Mapping[str, Any]) -> list[str]:
-    """Return all that is wrong with values by field; fields may be missing."""
-    wrong = value_problems(PLAIN_SETTINGS, values)
-    privacy = values.get("privacy", PrivacySettings())
-    if not isinstance(privacy, PrivacySettings):
-        wrong["privacy"] = f"privacy: {privacy!r} is not a PrivacySettings"
-    # conflicts are judged only among values that are fine alone
-    fine = {name: value for name, value in values.items() if name not in wrong}
-    return [*wrong.values(), *conflicts(SettingValues(**fine))]
-
-
-def _settings_error(problems: list[str]) -> SettingsError:
-    head = "1 setting is" if len(problems) == 1 else f"{len(problems)} settings are"
-    return SettingsError(f"{head} not usable:\n  - " + "\n  - ".join(problems))
+        private = render_values(PRIVACY_SETTINGS, self.privacy)
+        return render_values(PLAIN_SETTINGS, self) | private
 
 
 def _unknown(key: object) -> str:

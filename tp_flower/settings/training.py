@@ -11,8 +11,8 @@ from tp_flower.settings.declare import (
     OneOf,
     Range,
     Readers,
-    has_type,
-    list_parser,
+    items_of,
+    list_of,
     of_families,
     setting,
 )
@@ -119,49 +119,35 @@ _MODEL_FORMS: Final = '"linear", "mlp" or "package.module:factory"'
 _ITERATIVE: Final = Readers(of_families(ADMM, SGD, PERSONAL))
 
 
-def _model_problem(model: object) -> str | None:
-    is_factory = isinstance(model, str) and _FACTORY.fullmatch(model)
-    if is_factory or model in (LINEAR, MLP):
-        return None
-    return f"{model!r} is not a model: it must be {_MODEL_FORMS}"
+def _model(model: object) -> str:
+    if isinstance(model, str) and (model in (LINEAR, MLP) or _FACTORY.fullmatch(model)):
+        return model
+    raise ValueError(f"{model!r} is not a model: it must be {_MODEL_FORMS}")
 
 
-def _models_problem(value: object) -> str | None:
-    if not isinstance(value, tuple) or any(len(pair) != 2 for pair in value):
-        return f"{value!r} is not a list of table=model pairs"
-    aliases = [alias.lower() for alias, _ in value]
-    twice = sorted({alias for alias in aliases if aliases.count(alias) > 1})
-    if twice:
-        return f"names {', '.join(twice)} more than once"
-    wrong = [_model_problem(model) for _, model in value]
-    return next((problem for problem in wrong if problem), None)
-
-
-def _table_and_model(text: str) -> tuple[str, str]:
-    table, _, model = (part.strip() for part in text.partition("="))
-    if not (table and model):
-        raise ValueError(text)
-    return table, model
-
-
-def _widths_problem(value: object) -> str | None:
-    widths = value if isinstance(value, tuple) else ()
-    if not widths or not all(has_type(width, int) and width > 0 for width in widths):
-        return f"{value!r} is not a list of widths of at least 1"
-    return None
+def _models(value: object) -> tuple[tuple[str, str], ...]:
+    pairs = value
+    if isinstance(value, str):
+        pairs = tuple(
+            tuple(part.strip() for part in item.split("=")) for item in items_of(value)
+        )
+    if not isinstance(pairs, tuple) or not all(len(p) == 2 and all(p) for p in pairs):
+        example = '"flights=mlp, planes=linear"'
+        raise ValueError(f"{value!r} is not a list such as {example}")
+    models = tuple((alias, _model(model)) for alias, model in pairs)
+    aliases = [alias.lower() for alias, _ in models]
+    if twice := {alias for alias in aliases if aliases.count(alias) > 1}:
+        raise ValueError(f"names {', '.join(sorted(twice))} more than once")
+    return models
 
 
 _MODELS: Final = Form(
-    "<table>=<model>, ...",
-    _models_problem,
-    list_parser(_table_and_model, 'a list such as "flights=mlp, planes=linear"'),
-    lambda models: ", ".join(f"{table}={model}" for table, model in models),
+    "<table>=<model>, ...", _models, lambda pairs: ", ".join(map("=".join, pairs))
 )
-_WIDTHS: Final = Form(
-    "widths, comma separated",
-    _widths_problem,
-    list_parser(int, 'a comma-separated list of widths such as "16,8"'),
-    lambda widths: ",".join(map(str, widths)),
+_WIDTHS: Final = list_of(
+    lambda width: int(str(width)),
+    'a comma-separated list of widths of at least 1, such as "16,8"',
+    lambda widths: widths and min(widths) >= 1,
 )
 
 
@@ -185,7 +171,7 @@ class ModelSettings:
     model: str = setting(
         LINEAR,
         f"Model of each table: {_MODEL_FORMS.replace(' or', ', or')}.",
-        Form(_MODEL_FORMS, _model_problem),
+        Form(_MODEL_FORMS, _model),
     )
     models: tuple[tuple[str, str], ...] = setting(
         (),
@@ -196,7 +182,7 @@ class ModelSettings:
     hidden_sizes: tuple[int, ...] = setting(
         (16,),
         'Hidden layers of "mlp": widths, comma separated.',
-        _WIDTHS,
+        Form("widths, comma separated", _WIDTHS),
     )
     l2: float = setting(
         1e-4, "Weight of the penalty 1/2 ||theta||^2 (biases are free).", Range(0)
@@ -237,8 +223,8 @@ class CoresetSettings:
     )
     coreset_kind: str = setting(
         IMPORTANCE,
-        'How they are drawn: "importance" (by what each table tells of its rows\' '
-        'sensitivity) or "uniform" (no row is read for it).',
+        'How they are drawn: "importance" (by how much each table\'s rows matter) or '
+        '"uniform" (no row is read for it).',
         OneOf((IMPORTANCE, UNIFORM)),
         Readers(_JOINING),
     )
@@ -282,28 +268,27 @@ def named_coordinates(personal: str) -> tuple[str, ...]:
     >>> named_coordinates("age, (intercept)")
     ('age', '(intercept)')
     """
-    if personal in (EVERYTHING, LAST) or not personal.strip():
-        return ()
-    return tuple(part.strip() for part in personal.split(","))
+    return () if personal in (EVERYTHING, LAST) else items_of(personal)
 
 
-def _personal_problem(text: str) -> str | None:
-    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+def _personal(text: str) -> str:
+    parts = items_of(text)
     if not all(parts):
-        return f"{text!r} has an empty name: list features such as 'age, (intercept)'"
-    twice = sorted({name for name in parts if parts.count(name) > 1})
-    if twice:
-        return f"names {', '.join(twice)} more than once"
-    alone = sorted({EVERYTHING, LAST} & set(parts))
+        raise ValueError(
+            f"{text!r} has an empty name: list features such as 'age, (intercept)'"
+        )
+    if twice := {name for name in parts if parts.count(name) > 1}:
+        raise ValueError(f"names {', '.join(sorted(twice))} more than once")
+    alone = {EVERYTHING, LAST} & set(parts)
     if alone and len(parts) > 1:
-        return f"{alone[0]!r} stands alone, not in a list of features"
-    return None
+        raise ValueError(f"{min(alone)!r} stands alone, not in a list of features")
+    return text
 
 
-def _graph_problem(text: str) -> str | None:
+def _graph(text: str) -> str:
     if text.strip():
-        return None
-    return (
+        return text
+    raise ValueError(
         f"is empty: it must be one of {', '.join(SUMMARIES)}, a list of edges such as "
         "'a-b, b-c', or the path of a file with such a list"
     )
@@ -322,14 +307,14 @@ class PersonalisedSettings:
         EVERYTHING,
         'Coordinates that each site has for itself: "*" all; "" none (one model for '
         'all); "last": an MLP\'s last layer; or features, "age, (intercept)".',
-        Form('"*", "", "last", or features, comma separated', _personal_problem),
+        Form('"*", "", "last", or features, comma separated', _personal),
     )
     graph: str = setting(
         BY_MODELS,
         'Which sites are similar: nearest neighbours by "data" (kernel mean '
         'embedding), "features" (covariance) or "models" (of sites alone); or edges '
         '"a-b, b-c" between sites, or the path of a file with such a list.',
-        Form('"data", "features", "models", edges, or a path', _graph_problem),
+        Form('"data", "features", "models", edges, or a path', _graph),
     )
     graph_penalty: float = setting(
         0.01,

@@ -51,8 +51,8 @@ def test_settings_survive_the_run_config():
         ({"privacy.clip": "1"}, "privacy.clip: '1' is not a finite number"),
         ({"privacy.local-steps": 1.5}, "privacy.local-steps: 1.5 is not a whole"),
         ({"privacy.label-range": "a, b"}, "privacy.label-range: 'a, b' is not a range"),
-        ({"privacy.label-range": "1"}, r"label-range: \(1.0,\) is not a pair"),
-        ({"privacy.label-range": "2, 1"}, "label-range: 2 is not below 1"),
+        ({"privacy.label-range": "1"}, "label-range: '1' is not a range, low below"),
+        ({"privacy.label-range": "2, 1"}, "label-range: '2, 1' is not a range"),
         ({"privacy.label-classes": "a, a"}, "label-classes: .* different classes"),
         ({"privacy.labels": "laplace"}, "one of privacy.label-epsilon .* none is"),
         (
