@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NoReturn
 
 from tp_flower.errors import SettingsError
 from tp_flower.files import PRIVATE, sync
@@ -75,6 +75,8 @@ class Database:
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
+        # of the connection's transactions; None until the first one
+        self._is_durable: bool | None = None
         self.transaction_number = 0
 
     @contextmanager
@@ -82,6 +84,26 @@ class Database:
         """Keep the other threads of the process out, to read."""
         with self._lock, self._refused():
             yield self._opened()
+
+    def fetch(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """Return the rows of one query."""
+        with self._lock:
+            try:
+                return self._opened().execute(query, values).fetchall()
+            except (sqlite3.Error, OSError) as error:
+                self._refuse(error)
+
+    def write(self, query: str, *values: object, is_durable: bool = True) -> int:
+        """Carry out one statement, in a transaction; return the last row's number."""
+        with self._lock:
+            connection = self._connection
+            if connection is None or not connection.in_transaction:
+                with self.transaction(is_durable=is_durable) as connection:
+                    return connection.execute(query, values).lastrowid or 0
+            try:
+                return connection.execute(query, values).lastrowid or 0
+            except sqlite3.Error as error:
+                self._refuse(error)
 
     @contextmanager
     def transaction(self, *, is_durable: bool = True) -> Iterator[sqlite3.Connection]:
@@ -106,8 +128,10 @@ class Database:
         try:
             with self._refused():
                 connection = self._opened()
-                mode = "FULL" if is_durable else "NORMAL"
-                connection.execute(f"PRAGMA synchronous = {mode}")
+                if is_durable != self._is_durable:
+                    mode = "FULL" if is_durable else "NORMAL"
+                    connection.execute(f"PRAGMA synchronous = {mode}")
+                    self._is_durable = is_durable
                 connection.execute("BEGIN IMMEDIATE")
         except BaseException:
             self._lock.release()
@@ -155,21 +179,25 @@ class Database:
         """Turn errors of SQLite and of the system into those of the caller."""
         try:
             yield
-        except sqlite3.Error as error:
-            # the module's own errors have none: of wrong arguments, or no UTF-8
-            is_text = isinstance(error, sqlite3.OperationalError)
-            default = sqlite3.SQLITE_CORRUPT if is_text else sqlite3.SQLITE_MISUSE
-            code = getattr(error, "sqlite_errorcode", default) & 0xFF
-            cause: OSError | DamagedFileError
-            if code in _ERRORS:
-                cause = OSError(_ERRORS[code], os.strerror(_ERRORS[code]))
-            elif code in _DAMAGED:
-                cause = DamagedFileError(str(error))
-            else:
-                raise
-            raise self._refusal(cause) from cause
-        except OSError as error:
+        except (sqlite3.Error, OSError) as error:
+            self._refuse(error)
+
+    def _refuse(self, error: sqlite3.Error | OSError) -> NoReturn:
+        """Raise the caller's error for one of SQLite, which is being handled."""
+        if isinstance(error, OSError):
             raise self._refusal(error) from error
+        # the module's own errors have no code: of wrong arguments, or no UTF-8
+        is_text = isinstance(error, sqlite3.OperationalError)
+        default = sqlite3.SQLITE_CORRUPT if is_text else sqlite3.SQLITE_MISUSE
+        code = getattr(error, "sqlite_errorcode", default) & 0xFF
+        cause: OSError | DamagedFileError
+        if code in _ERRORS:
+            cause = OSError(_ERRORS[code], os.strerror(_ERRORS[code]))
+        elif code in _DAMAGED:
+            cause = DamagedFileError(str(error))
+        else:
+            raise error
+        raise self._refusal(cause) from cause
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is not None:
@@ -177,7 +205,7 @@ class Database:
             if self._connection.in_transaction or self._inode == _inode(self.path):
                 return self._connection
             self._connection.close()
-        self._connection = self._open()
+        self._connection, self._is_durable = self._open(), None
         self._inode = _inode(self.path)
         return self._connection
 

@@ -9,11 +9,11 @@ with the run, so that no more than its first digits are shown.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Final
 
-Value = str | int | float | Iterable[str] | None
+Value = str | int | float | Sequence[str] | None
 
 SHOWN_DIGITS: Final = 8
 """Of a run's name."""
@@ -25,7 +25,21 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_.:@/+-]+")
 _DELETE: Final = "\x7f"
 
 
-def line(event: str, /, **values: Value) -> str:
+class Line:
+    """A line of the log, written out by whoever prints it: most are not printed."""
+
+    def __init__(self, event: str, values: dict[str, Value]) -> None:
+        self._values = {"event": event, **values}
+
+    def __str__(self) -> str:
+        return " ".join(
+            f"{name.replace('_', '-')}={_text(value)}"
+            for name, value in self._values.items()
+            if value is not None
+        )
+
+
+def line(event: str, /, **values: Value) -> Line:
     r"""Return the line of an event.
 
     Args:
@@ -41,11 +55,7 @@ def line(event: str, /, **values: Value) -> str:
     """
     if values.get("run") is not None:
         values["run"] = str(values["run"])[:SHOWN_DIGITS]
-    return " ".join(
-        f"{name.replace('_', '-')}={_text(value)}"
-        for name, value in {"event": event, **values}.items()
-        if value is not None
-    )
+    return Line(event, values)
 
 
 def _text(value: Value) -> str:

@@ -125,10 +125,22 @@ class SiteStore:
         self._files: list[Path] = []
         self._unsynced: Path | None = None
         self._has_dropped = False
+        # ids of the entries by name, while nobody else can change them
+        self._ids: dict[str, int] | None = None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep all others out of the run; a process that is killed lets go of it."""
+        with self._file_lock():
+            query = "SELECT name, id FROM entries WHERE run = ?"
+            self._ids = dict(self._database.fetch(query, self.run))
+            try:
+                yield
+            finally:
+                self._ids = None
+
+    @contextmanager
+    def _file_lock(self) -> Iterator[None]:
         if self._folder is None:
             with self._cached.lock:
                 yield
@@ -175,7 +187,9 @@ class SiteStore:
         if self._folder is None:
             return
         oldest = time.time() - STALE_SECONDS
-        rows = self._rows("SELECT run, max(touched) FROM entries GROUP BY run")
+        rows = self._database.fetch(
+            "SELECT run, max(touched) FROM entries GROUP BY run"
+        )
         touched = {run: float(last) for run, last in rows if RUN_NAME.fullmatch(run)}
         for folder in self._folder.parent.iterdir():
             # another process may be removing it
@@ -242,11 +256,13 @@ class SiteStore:
         """Forget the committed round, as if the site had answered none."""
         query = "DELETE FROM entries WHERE run = ? AND name IN (?, ?)"
         self._write(query, self.run, _ROUND, _REPLY)
+        for name in (_ROUND, _REPLY):
+            self._note_id(name, None)
 
     def names(self) -> list[str]:
         """Return the names of the entries."""
         query = "SELECT name FROM entries WHERE run = ? AND name NOT LIKE '.%'"
-        names = {str(name) for (name,) in self._rows(query, self.run)}
+        names = {str(name) for (name,) in self._database.fetch(query, self.run)}
         for name, entry in self._pending.items():
             names = names - {name} if entry is None else names | {name}
         return sorted(names)
@@ -285,6 +301,7 @@ class SiteStore:
 
         def forget() -> None:
             self._cached.entries.pop(name, None)
+            self._note_id(name, None)
             self._has_dropped = True
 
         query = "DELETE FROM entries WHERE run = ? AND name = ?"
@@ -336,7 +353,9 @@ class SiteStore:
         with suppress(FileNotFoundError):
             files = {path.name for path in self._folder.glob(f"*{_SUFFIX}")}
             if files:
-                rows = self._rows("SELECT layout FROM entries WHERE run = ?", self.run)
+                rows = self._database.fetch(
+                    "SELECT layout FROM entries WHERE run = ?", self.run
+                )
                 files -= {place for (text,) in rows for *_, place in json.loads(text)}
             for name in files:
                 (self._folder / name).unlink(missing_ok=True)
@@ -349,18 +368,16 @@ class SiteStore:
     def _cached(self) -> _OfRun:
         return _CACHE[self._root, self.run]
 
-    def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        with self._database.reading() as connection:
-            return connection.execute(query, values).fetchall()
-
     def _write(self, query: str, *values: object) -> int:
-        with self._database.transaction(is_durable=self._is_durable) as connection:
-            return connection.execute(query, values).lastrowid or 0
+        return self._database.write(query, *values, is_durable=self._is_durable)
 
     def _id(self, run: str, name: str) -> int | None:
         """Return the id of an entry, which its replacement has not; None for none."""
+        if run == self.run and self._ids is not None:
+            return self._ids.get(name)
         query = "SELECT id FROM entries WHERE run = ? AND name = ?"
-        return next((number for (number,) in self._rows(query, run, name)), None)
+        rows = self._database.fetch(query, run, name)
+        return next((number for (number,) in rows), None)
 
     def _add(self, run: str, name: str, entry: Entry) -> None:
         """Have an entry be written, and kept in this process."""
@@ -375,9 +392,23 @@ class SiteStore:
 
         self.changes.add(
             write,
-            lambda: self._keep(run, name, numbers[0], entry),
+            lambda: self._is_written(run, name, numbers[0], entry),
             is_durable=run == _LABELS,
         )
+
+    def _is_written(self, run: str, name: str, number: int, entry: Entry) -> None:
+        if run == self.run:
+            self._note_id(name, number)
+        self._keep(run, name, number, entry)
+
+    def _note_id(self, name: str, number: int | None) -> None:
+        """Note that an entry of the run has been written, or (None) removed."""
+        if self._ids is None:
+            return
+        if number is None:
+            self._ids.pop(name, None)
+        else:
+            self._ids[name] = number
 
     def _keep(self, run: str, name: str, number: int, entry: Entry) -> None:
         """Keep an entry in this process, if it is read again or lies nowhere else."""
@@ -463,7 +494,7 @@ class SiteStore:
             "SELECT meta, layout, checksum, data FROM entries "
             "WHERE run = ? AND name = ?"
         )
-        ((meta, layout, checksum, data),) = self._rows(query, run, name)
+        ((meta, layout, checksum, data),) = self._database.fetch(query, run, name)
         arrays: dict[str, AnyArray] = {}
         large = []
         for key, dtype, shape, place in json.loads(layout):

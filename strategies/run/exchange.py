@@ -34,11 +34,11 @@ from tp_flower.protocol import (
     decode,
     decode_reply,
     encode,
+    header_of,
     is_failure,
     message_bytes,
     pack,
     read_envelope,
-    unpack,
 )
 from tp_flower.protocol import Reply as ReplyMessage
 from tp_flower.protocol import Request as RequestMessage
@@ -455,7 +455,7 @@ class Transport:
 def _is_transient(reply: Message) -> bool:
     """Whether a site says that it cannot answer now."""
     try:
-        packet = unpack(reply.content)
+        packet = Packet(header_of(reply.content))
         failure = decode(Failure, packet) if is_failure(packet) else None
     except (ReplyError, MessageError):
         # malformed: refused by whoever opens the replies

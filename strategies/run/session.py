@@ -6,12 +6,12 @@ the journal; a strategy makes the requests and computes with the replies.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from logging import DEBUG, ERROR, INFO, WARNING
 from pathlib import Path
 from secrets import token_bytes, token_hex
-from typing import Any, Final
+from typing import Final
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -47,6 +47,7 @@ from tp_flower.protocol import (
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.query import Query
 from tp_flower.randomness import KEY_BYTES
+from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 from tp_flower.settings.run import TRAIN
 
@@ -204,17 +205,18 @@ class Session:
         return collect_replies(request, named, self.site_names)
 
     def end_round(
-        self, number: int, answered: Mapping[int, Message], record: Mapping[str, Any]
+        self, action: Action, report: RoundReport, answered: Mapping[int, Message]
     ) -> None:
         """Write down a round that is over."""
-        self.answered |= dict.fromkeys(answered, number)
+        self.answered |= dict.fromkeys(answered, report.round)
         for node in answered:
             self.behind.pop(node, None)
         self._losses.clear()
         self.is_replaying = False
         if self.journal is not None:
             parcels = {node: parcel_of(m.content) for node, m in answered.items()}
-            self.journal.append(Frame({"number": number, **record}, parcels))
+            facts = {"number": report.round, "action": action, "report": asdict(report)}
+            self.journal.append(Frame(facts, parcels))
 
     def start_again(self, positions: Mapping[int, int | None]) -> None:
         """Prepare to go through the journal again, for sites that lack rounds.

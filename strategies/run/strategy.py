@@ -7,7 +7,6 @@ So wrappers that look at or change messages work, and ``start`` returns Flower's
 ``Result``.
 """
 
-import dataclasses
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -218,8 +217,7 @@ class RoundStrategy(Strategy):
         fresh = {node: collected.answers[node] for node in answered}
         traffic = count_bytes(request, fresh, self._progress.sent, answered.values())
         report = self._report(server_round, request, fresh, traffic, received_at)
-        record = {"action": request.action, "report": dataclasses.asdict(report)}
-        self.session.end_round(server_round, answered, record)
+        self.session.end_round(request.action, report, answered)
         self.session.log.write_round(request.action, report, fresh)
         if self._on_round is not None:
             self._on_round(report)

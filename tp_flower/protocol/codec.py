@@ -9,6 +9,7 @@ Whatever is not declared is refused (:class:`MessageError`), by sender and reade
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -221,13 +222,19 @@ def _build(
     try:
         sizes: dict[str, int] = {}
         for name, array, spec in _arrays(body):
-            if array.dtype.name not in (spec.dtype, *spec.shorter):
+            if _dtype_name(array.dtype) not in (spec.dtype, *spec.shorter):
                 raise _wrong_form(name, array, spec, {})
             _check_shape(name, array, spec, sizes)
             _check_range(name, array, spec)
     except MessageError as error:
         raise type(error)(str(error), part) from None
     return body
+
+
+# NumPy spells the name out again every time
+@cache
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    return str(dtype.name)
 
 
 def _check_shape(
@@ -254,7 +261,9 @@ def _check_range(name: str, array: AnyArray, spec: ArraySpec) -> None:
     """Refuse numbers out of range, and NaN where nothing may be missing."""
     if not array.size or (spec.low is None and spec.high is None):
         return
-    smallest, largest = array.min(), array.max()
+    # without the detours of array.min() and array.max()
+    smallest = np.minimum.reduce(array, axis=None)
+    largest = np.maximum.reduce(array, axis=None)
     if spec.nullable and np.isnan(smallest):
         present = array[~np.isnan(array)]
         smallest, largest = present.min(initial=0.0), present.max(initial=0.0)

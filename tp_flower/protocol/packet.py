@@ -127,21 +127,19 @@ def unpack(content: RecordDict) -> Packet:
     Raises:
         ReplyError: ``pack`` has not made the records.
     """
-    try:
-        record = content[MESSAGE]
-        header = json.loads(str(record[HEADER]))
-        layout = json.loads(str(record[LAYOUT]))
-    except (KeyError, ValueError, RecursionError) as error:
-        raise ReplyError(f"malformed message: {type(error).__name__}") from None
-    if not isinstance(record, ConfigRecord):
-        raise ReplyError("malformed message: its text is no ConfigRecord")
-    if not isinstance(header, dict) or not isinstance(layout, list):
-        raise ReplyError("malformed message: header or layout has the wrong type")
+    header, layout = header_of(content), _document(content, LAYOUT, list)
+    record = content.config_records[MESSAGE]
     if not layout:
         if PAYLOAD in record or ARRAYS in content:
             raise ReplyError("malformed message: it has a payload but no layout")
         return Packet(header)
     return Packet(header, _views(layout, _payload(content, record)))
+
+
+def header_of(content: RecordDict) -> dict[str, Any]:
+    """Return the header alone of a packet in Flower records; see ``unpack``."""
+    header: dict[str, Any] = _document(content, HEADER, dict)
+    return header
 
 
 class Parcel(NamedTuple):
@@ -262,6 +260,20 @@ def _payload(content: RecordDict, record: ConfigRecord) -> memoryview:
     if array.data[:NPY_HEADER_BYTES] != _npy_header(len(view)):
         raise ReplyError("malformed message: the payload has the wrong size")
     return view
+
+
+def _document(content: RecordDict, name: str, kind: type) -> Any:
+    """Return one of a message's two JSON documents."""
+    try:
+        record = content[MESSAGE]
+        document = json.loads(str(record[name]))
+    except (KeyError, ValueError, RecursionError) as error:
+        raise ReplyError(f"malformed message: {type(error).__name__}") from None
+    if not isinstance(record, ConfigRecord):
+        raise ReplyError("malformed message: its text is no ConfigRecord")
+    if not isinstance(document, kind):
+        raise ReplyError("malformed message: header or layout has the wrong type")
+    return document
 
 
 def _views(layout: list[Any], view: memoryview) -> dict[ArrayKey, AnyArray]:

@@ -5,7 +5,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.log_lines import read
-from tp_flower.events import MOST_CHARACTERS, SHOWN_DIGITS, line
+from tp_flower import events
+from tp_flower.events import MOST_CHARACTERS, SHOWN_DIGITS
+
+
+def line(event, **values):
+    return str(events.line(event, **values))
 
 
 @settings(max_examples=60)
