@@ -30,6 +30,7 @@ from tp_flower.extraction.canonical_keys import (
     comparable,
     kind_of,
 )
+from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.features.choice import TableChoice, choose_encoders
 from tp_flower.features.columns import CategoricalColumn, FeatureColumn, NumericColumn
 from tp_flower.features.encoder import SiteEncoder
@@ -343,8 +344,8 @@ def read_label(
         values = np.where(codes < 0, np.nan, codes)
     else:
         values = np.asarray(label.values.values, np.float64)
-    facts = {"kind": label.kind, "categories": categories}
-    labels = read_labels([facts], [values], settings.task)
+    column = LabelColumn(label.kind, values, tuple(categories))
+    labels = read_labels([column], settings.task)
     return labels.values, choose_loss(labels, labels.values[~is_test], settings)
 
 

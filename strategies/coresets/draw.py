@@ -19,13 +19,13 @@ Reference:
 from collections import defaultdict
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from strategies.run.exchange import Part, Replies, Request, ask
-from strategies.run.replies import array_of, read_label, refuse
+from strategies.run.exchange import Part, PartArrays, Replies, Request, ask
+from strategies.run.replies import array_of, refuse
 from strategies.setup.joined_rows import JoinedRows
 from strategies.setup.problem import CoresetSample, PartRows
 from strategies.setup.row_layout import TableLayout, distinct_rows
@@ -60,6 +60,7 @@ from tp_flower.protocol.coreset_messages import (
     WeighPart,
     WeighRequest,
 )
+from tp_flower.protocol.fields import Document
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
 from tp_flower.settings.training import IMPORTANCE, UNIFORM
@@ -76,13 +77,10 @@ ROUNDING: Final = 1e-6
 
 @dataclass(frozen=True)
 class Party:
-    """A part as one that draws rows.
+    """A part that draws rows: the sum of their importance, as reported, and its bound.
 
-    Attributes:
-        total: sum of its rows' importance, as its site reports it.
-        most: bound of that sum.
-        cost: of the clusters of all shards of its table; None where they have none.
-        gram: second moments of the columns of all shards of its table; None without.
+    ``cost`` is that of the clusters of all shards of its table, ``gram`` the second
+    moments of their columns.
     """
 
     part: Part
@@ -192,16 +190,16 @@ def _measure(
     penalty = settings.l2 * rows
     bodies: dict[int, MeasurePart] = {}
     for table, layout in joined.layouts.items():
-        fields: dict[str, Any] = {
-            "encoder": encoders[table].to_json(),
-            "is_shard": len(layout.parts) > 1,
-        }
-        if importance == REGRESSION:
-            fields["penalty"] = penalty
-            if table == label_table:
-                fields["label"] = _label_classes(joined)
+        has_label = importance == REGRESSION and table == label_table
+        label = _label_classes(joined) if has_label else None
         for number, arrays in measured_rows(layout).items():
-            bodies[number] = MeasurePart(**fields, **arrays)
+            bodies[number] = MeasurePart(
+                encoder=encoders[table].to_json(),
+                is_shard=len(layout.parts) > 1,
+                penalty=penalty if importance == REGRESSION else None,
+                label=label,
+                **arrays,
+            )
     request = MeasureRequest(
         sensitivities=importance,
         clusters=settings.clusters,
@@ -220,12 +218,12 @@ def _measure(
     return parties
 
 
-def measured_rows(layout: TableLayout) -> dict[int, dict[str, Any]]:
+def measured_rows(layout: TableLayout) -> PartArrays:
     """Return the fields that say which rows parts are to measure, and their weights.
 
     Weights that are all 1, as where no row is joined twice, are left out.
     """
-    by_part: dict[int, dict[str, Any]] = {}
+    by_part: PartArrays = {}
     for number, fields in layout.set_up_fields().items():
         by_part[number] = {"trained": fields["trained"]}
         for name in ("multiplicity", "masses"):
@@ -239,19 +237,14 @@ def measured_rows(layout: TableLayout) -> dict[int, dict[str, Any]]:
     return by_part
 
 
-def _label_classes(joined: JoinedRows) -> dict[str, Any]:
+def _label_classes(joined: JoinedRows) -> Document:
     """Return the classes of the label as the sites have them, in the order of codes."""
     if not joined.labels.classes:
         return {"classes": None}
-    sent = joined.extracted
-    labels = [
-        read_label(sent.replies, part, sent.rows[part.number])
-        for part in sent.parts[joined.bound.label_table]
-        if sent.rows[part.number]
-    ]
-    if labels[0].kind == "text":
+    columns = joined.extracted.label_columns(joined.bound.label_table)
+    if columns[0][1].kind == "text":
         return {"classes": list(joined.labels.classes)}
-    values = np.concatenate([label.values for label in labels])
+    values = np.concatenate([column.values for _, column in columns])
     return {"classes": np.unique(values).tolist()}
 
 
@@ -262,7 +255,7 @@ def _parties_of_columns(
     parts, width = layout.parts, sum(columns)
     most = [float(min(width, rows.trained)) for rows in layout.rows]
     if len(parts) == 1:
-        return [Party(parts[0], layout.rows[0], _total(replies, parts[0]), most[0])]
+        return [_whole_table(layout, replies, most[0])]
     grams = [array_of(replies, part, "gram", (width, width)) for part in parts]
     for part, gram in zip(parts, grams, strict=True):
         if not is_gram(gram):
@@ -287,7 +280,7 @@ def _parties_of_clusters(
     used = [min(clusters, rows.trained) for rows in layout.rows]
     most = [kmeans_total(1.0, 1.0, count) if count else 0.0 for count in used]
     if len(parts) == 1:
-        return [Party(parts[0], layout.rows[0], _total(replies, parts[0]), most[0])]
+        return [_whole_table(layout, replies, most[0])]
     costs, counts = [], []
     for part in parts:
         body = replies.body(part, MeasuredPart)
@@ -308,11 +301,13 @@ def _parties_of_clusters(
     ]
 
 
-def _total(replies: Replies, part: Part) -> float:
+def _whole_table(layout: TableLayout, replies: Replies, most: float) -> Party:
+    """Return the one part of a table in one shard."""
+    (part,), (rows,) = layout.parts, layout.rows
     total = replies.body(part, MeasuredPart).total
     if total is None:
         raise refuse(part, "no sum of its sensitivities")
-    return total
+    return Party(part, rows, total, most)
 
 
 def _draw(
@@ -332,19 +327,13 @@ def _draw(
     rows = joined.train.joined_rows
     drawn = [draw_uniform(int(counts[-1]), rows, weights, rng)]
     for party, count in zip(parties, counts, strict=False):
-        positions = _positions(replies, party, int(count)) + party.rows.start
-        table = joined.train.tables[party.part.table]
-        drawn.append(draw_joined(table, positions, weights, rng))
+        part, trained = party.part, party.rows.trained
+        positions = array_of(replies, part, "drawn", (int(count),)).astype(np.int64)
+        if positions.max(initial=0) >= max(trained, 1):
+            raise refuse(part, f"rows that it has drawn beyond its {trained}")
+        table = joined.train.tables[part.table]
+        drawn.append(draw_joined(table, positions + party.rows.start, weights, rng))
     return np.concatenate(drawn)
-
-
-def _positions(replies: Replies, party: Party, count: int) -> IntArray:
-    """Return which of a part's trained rows were drawn, (count,)."""
-    part = party.part
-    positions = array_of(replies, part, "drawn", (count,)).astype(np.int64)
-    if positions.max(initial=0) >= max(party.rows.trained, 1):
-        raise refuse(part, f"rows that it has drawn beyond its {party.rows.trained}")
-    return positions
 
 
 def _weigh(

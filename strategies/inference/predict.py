@@ -125,19 +125,6 @@ def _model_fields(manifest: Manifest) -> dict[str, str]:
     return {"model_name": manifest.name, "model_version": manifest.model_version}
 
 
-def _joined_masks(joined: Joined) -> dict[int, BoolArray]:
-    """Return by part which of its rows are in a joined row."""
-    masks = {}
-    for table, parts in joined.extracted.parts.items():
-        used = joined.mapping.tables[table].multiplicity > 0
-        start = 0
-        for part in parts:
-            stop = start + joined.extracted.rows[part.number]
-            masks[part.number] = used[start:stop]
-            start = stop
-    return masks
-
-
 class ModelStrategy(RoundStrategy):
     """Base of what is done with a saved model."""
 
@@ -198,7 +185,12 @@ class ModelStrategy(RoundStrategy):
         manifest = self.manifest
         all_parts = joined.extracted.all_parts
         chosen = model_parts(manifest, all_parts, self.inventory)
-        masks = _joined_masks(joined)
+        # by part, which of its rows are in a joined row
+        masks = {
+            part.number: rows.multiplicity[span] > 0
+            for table, rows in joined.mapping.tables.items()
+            for part, span in joined.extracted.shards_of(table)
+        }
         parts = [part for part in all_parts if masks[part.number].any()]
         request = ScoreRequest(
             **_model_fields(manifest),
@@ -355,18 +347,15 @@ class Predict(ModelStrategy):
         """Send the label table's sites the scores of their joined rows."""
         outputs = self._outputs
         bodies: dict[int, DeliverPart] = {}
-        parts = joined.extracted.parts[joined.bound.label_table]
-        start = 0
-        for part in parts:
-            stop = start + joined.extracted.rows[part.number]
-            span = slice(*np.searchsorted(scored.rows, [start, stop]))
+        label_table = joined.bound.label_table
+        for part, rows in joined.extracted.shards_of(label_table):
+            span = slice(*np.searchsorted(scored.rows, [rows.start, rows.stop]))
             bodies[part.number] = DeliverPart(
                 row_key=row_key if row_key.columns else None,
-                rows=(scored.rows[span] - start).astype(np.int32),
+                rows=(scored.rows[span] - rows.start).astype(np.int32),
                 scores=np.ascontiguousarray(scored.scores[span]),
                 partial=pack_bits(scored.is_partial[span]),
             )
-            start = stop
         request = DeliverRequest(
             **_model_fields(self.manifest),
             loss=outputs.loss,
@@ -374,6 +363,7 @@ class Predict(ModelStrategy):
             query=self.query.to_sql(),
             parts=bodies,
         )
+        parts = joined.extracted.parts[label_table]
         replies = yield ask(request, parts)
         return tuple(
             _delivered(replies, part, len(bodies[part.number].rows)) for part in parts
@@ -442,9 +432,7 @@ class Evaluate(ModelStrategy):
         extracted, table = joined.extracted, joined.bound.label_table
         if not self.has_label:
             return Labels(np.zeros((extracted.table_rows[table], 0)))
-        labels = gather_labels(
-            extracted.replies, extracted.parts[table], extracted.rows, settings
-        )
+        labels = gather_labels(extracted.label_columns(table), settings)
         return _of_classes(labels, self.manifest.classes)
 
     def _loss(self, labels: Labels) -> Loss:

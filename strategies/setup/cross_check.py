@@ -33,11 +33,7 @@ IntArray = npt.NDArray[np.integer]
 
 @dataclass(frozen=True)
 class Side:
-    """The rows behind one side of a join's matched keys.
-
-    Attributes:
-        rows: (k,), one row of the table per key.
-    """
+    """One side of a join, and a row of its table behind every matched key, (k,)."""
 
     table: str
     key: int
@@ -105,15 +101,13 @@ def _ask_side(
     bodies: dict[int, CheckPart],
 ) -> None:
     """Add what the shards of one side are asked about a join."""
-    start, groups = 0, key_groups(joined.bound)[side.table]
-    for part in joined.extracted.parts[side.table]:
-        stop = start + joined.extracted.rows[part.number]
-        is_own = (side.rows >= start) & (side.rows < stop)
+    groups = key_groups(joined.bound)[side.table]
+    for part, span in joined.extracted.shards_of(side.table):
+        is_own = (side.rows >= span.start) & (side.rows < span.stop)
         body = bodies.setdefault(part.number, CheckPart(joins={}, key_groups=groups))
-        body.rows[str(join)] = (side.rows[is_own] - start).astype(np.int32)
+        body.rows[str(join)] = (side.rows[is_own] - span.start).astype(np.int32)
         body.weights[str(join)] = weights[is_own]
         body.joins[str(join)] = side.key
-        start = stop
 
 
 def _answer(

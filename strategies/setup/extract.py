@@ -7,7 +7,7 @@ hashes of what names a row, where the rows are to be predicted.
 """
 
 from collections import Counter
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies.run.exchange import Part, Replies, Request, ask
-from strategies.run.replies import array_of, read_key, read_weight
+from strategies.run.replies import array_of, read_key, read_label, read_weight
 from strategies.run.sites import Inventory, Node
 from strategies.setup.labels import label_plan
 from strategies.setup.row_weights import query_weights
 from tp_flower.arrays import FloatArray
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError, ReplyError, SchemaError, SettingsError
-from tp_flower.extraction.extracted import KeyColumn
+from tp_flower.extraction.extracted import KeyColumn, LabelColumn
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol import Action, encode
 from tp_flower.protocol.setup_messages import (
@@ -35,7 +35,6 @@ from tp_flower.protocol.setup_messages import (
     SealRequest,
 )
 from tp_flower.query import BoundQuery, Fragment
-from tp_flower.query.fragment import Feature
 from tp_flower.settings import Settings
 from tp_flower.sources.tables_file import DUCKDB
 
@@ -44,11 +43,9 @@ HashArray = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class SiteWork:
-    """Where a shard's fragment runs.
+    """Where a shard's fragment runs, and the filters that it applies there, in words.
 
-    Attributes:
-        pushed: the filters that it applies, in words; DuckDB computes the rest at the
-            site.
+    DuckDB computes the rest at the site.
     """
 
     engine: str
@@ -66,13 +63,10 @@ class SiteWork:
 class Extracted:
     """The sites' replies to ``extract``.
 
-    Attributes:
-        parts: by table, in shard order; none of a table whose sites are all gone.
-        rows: by part, after the filters.
-        keys: by (table, key number), in shard order.
-        weights: the query's, of the rows of the weight's table; None without a weight.
-        row_hashes: keyed hashes (n, 2) of the label table's row keys; None where they
-            do not leave.
+    Parts are by table in shard order, none of a table whose sites are all gone; rows,
+    after the filters, by part; keys by (table, key number). ``weights`` are those of
+    the rows of the weight's table, ``row_hashes`` keyed hashes (n, 2) of the label
+    table's row keys: None where the query or the run has none.
     """
 
     parts: dict[str, tuple[Part, ...]]
@@ -96,6 +90,22 @@ class Extracted:
         """The parts of all tables."""
         return [part for shards in self.parts.values() for part in shards]
 
+    def shards_of(self, table: str) -> Iterator[tuple[Part, slice]]:
+        """Yield the shards of a table, and where their rows are among the table's."""
+        start = 0
+        for part in self.parts[table]:
+            stop = start + self.rows[part.number]
+            yield part, slice(start, stop)
+            start = stop
+
+    def label_columns(self, table: str) -> list[tuple[Part, LabelColumn]]:
+        """Return the label of every shard with rows: others have one of any type."""
+        return [
+            (part, read_label(self.replies, part, rows))
+            for part in self.parts[table]
+            if (rows := self.rows[part.number])
+        ]
+
 
 def extract(
     bound: BoundQuery,
@@ -111,46 +121,41 @@ def extract(
     """
     row_key = row_key or RowKeyColumns()
     plan = label_plan(settings)
-    label_fields: dict[str, Any] = {
-        "label_privacy": None if plan is None else LabelTerms(**asdict(plan)),
-        "local_label": settings.task if keeps_labels else None,
-    }
-    fragments = _place(bound, inventory)
+    terms = None if plan is None else LabelTerms(**asdict(plan))
+    fragments: dict[Part, Fragment] = {}
     parts: dict[str, tuple[Part, ...]] = dict.fromkeys(bound.tables, ())
-    for part, fragment in fragments.items():
-        parts[fragment.table] += (part,)
+    for fragment in bound.fragments:
+        table = fragment.table
+        for shard in inventory.shards_of(fragment.name):
+            part = Part(len(fragments), table, shard.site, shard.node, shard.position)
+            fragments[part] = fragment
+            parts[table] += (part,)
+    local_label = settings.task if keeps_labels else None
     nodes = {part.node for part in fragments}
     secrets = yield from relay_secret(inventory, nodes, settings.seed)
     grouped = split_groups(fragments)
     request = ExtractRequest(
         keys=next(iter(secrets.values()))["keys"],
         public_keys=[],
-        parts=_request_parts(bound, fragments, grouped, row_key, label_fields),
+        parts=_request_parts(bound, fragments, grouped, row_key, terms, local_label),
     )
     replies = yield ask(request, fragments, secrets)
     check_groups(grouped, replies)
     bodies = {part: replies.body(part, ExtractedPart) for part in fragments}
     rows = {part.number: body.rows for part, body in bodies.items()}
     _check_filled(bound, parts, rows)
-    weights = None
-    if bound.weight_table is not None:
-        column = bound.fragments_of(bound.weight_table)[0].weight
+    weights = row_hashes = None
+    if (table := bound.weight_table) is not None:
         weights = query_weights(
-            [
-                read_weight(replies, p, rows[p.number])
-                for p in parts[bound.weight_table]
-            ],
-            f"{bound.weight_table}: {column}",
+            [read_weight(replies, part, rows[part.number]) for part in parts[table]],
+            f"{table}: {bound.fragments_of(table)[0].weight}",
         )
-    row_hashes = None
     if row_key.is_sent:
-        labelled = parts[bound.label_table]
-        row_hashes = np.concatenate(
-            [
-                array_of(replies, part, "row_hashes", (rows[part.number], 2))
-                for part in labelled
-            ]
-        )
+        blocks = [
+            array_of(replies, part, "row_hashes", (rows[part.number], 2))
+            for part in parts[bound.label_table]
+        ]
+        row_hashes = np.concatenate(blocks)
     return Extracted(
         parts=parts,
         rows=rows,
@@ -170,9 +175,9 @@ def _request_parts(
     fragments: Mapping[Part, Fragment],
     grouped: Sequence[Sequence[Part]],
     row_key: RowKeyColumns,
-    label_fields: Mapping[str, Any],
+    terms: LabelTerms | None,
+    local_label: str | None,
 ) -> dict[int, ExtractPart]:
-    row_fields: dict[str, Any] = {"row_key": row_key if row_key.columns else None}
     with_groups = {part for parts in grouped for part in parts}
     groups = key_groups(bound)
     if row_key.columns:
@@ -183,24 +188,15 @@ def _request_parts(
             shard=part.shard,
             fragment=fragment.to_json(),
             groups=part in with_groups,
-            key_groups=groups[fragment.table],
-            **(label_fields if fragment.label is not None else {}),
-            **(row_fields if fragment.table == bound.label_table else {}),
+            key_groups=groups[part.table],
+            label_privacy=None if fragment.label is None else terms,
+            local_label=None if fragment.label is None else local_label,
+            row_key=row_key
+            if row_key.columns and part.table == bound.label_table
+            else None,
         )
         for part, fragment in fragments.items()
     }
-
-
-def _place(bound: BoundQuery, inventory: Inventory) -> dict[Part, Fragment]:
-    """Return the parts of the run, in the order of the query, with their fragments."""
-    placed: dict[Part, Fragment] = {}
-    for fragment in bound.fragments:
-        for shard in inventory.shards_of(fragment.name):
-            part = Part(
-                len(placed), fragment.table, shard.site, shard.node, shard.position
-            )
-            placed[part] = fragment
-    return placed
 
 
 def _check_filled(
@@ -387,6 +383,7 @@ def describe_places(shards: Sequence[tuple[str, SiteWork]]) -> tuple[str, ...]:
 def describe_work(fragments: Sequence[Fragment]) -> tuple[str, ...]:
     r"""Describe the work of the sites of a table, a line each.
 
+    >>> from tp_flower.query.fragment import Feature
     >>> day = Feature("weekday", 'DAYOFWEEK("day")')
     >>> own = Fragment("f", "flights", (Feature("hour", '"hour"'), day),
     ...                (('"plane"',),), '"delay" > 15', ('"delay" IS NOT NULL',))
@@ -398,7 +395,13 @@ def describe_work(fragments: Sequence[Fragment]) -> tuple[str, ...]:
     """
     first = fragments[0]
     lines = [_rows(fragment) for fragment in fragments]
-    lines.append(f"features: {', '.join(map(_feature, first.features)) or 'none'}")
+    features = [
+        feature.name
+        if feature.sql in (feature.name, quote_name(feature.name))
+        else f"{feature.name} = {feature.sql}"
+        for feature in first.features
+    ]
+    lines.append(f"features: {', '.join(features) or 'none'}")
     if first.keys:
         keys = ", ".join(f"({', '.join(parts)})" for parts in first.keys)
         lines.append(f"join keys: {keys}")
@@ -414,9 +417,3 @@ def _rows(fragment: Fragment) -> str:
     if fragment.subquery is None:
         return f"rows of {fragment.name}{where}"
     return f"rows of ({fragment.subquery.to_sql(fragment.name)}){where}"
-
-
-def _feature(feature: Feature) -> str:
-    if feature.sql in (feature.name, quote_name(feature.name)):
-        return feature.name
-    return f"{feature.name} = {feature.sql}"

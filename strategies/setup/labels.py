@@ -1,13 +1,12 @@
 """Labels of the sites: numbers, classes, and the loss that they are trained by."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from strategies.run.exchange import Part, Replies
-from strategies.run.replies import read_label, refuse
+from strategies.run.exchange import Part
+from strategies.run.replies import refuse
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.extraction.extracted import LabelColumn
@@ -70,22 +69,12 @@ def label_plan(settings: Settings) -> LabelPlan | None:
 
 
 def gather_labels(
-    replies: Replies, parts: Sequence[Part], rows: Mapping[int, int], settings: Settings
+    columns: Sequence[tuple[Part, LabelColumn]], settings: Settings
 ) -> Labels:
-    """Return the labels of the label table, from the replies of its shards."""
-    # the label of a shard without rows may be of any type
-    columns = [
-        (part, read_label(replies, part, rows[part.number]))
-        for part in parts
-        if rows[part.number]
-    ]
+    """Return the labels of the label table, from those of its shards."""
     if plan := label_plan(settings):
         return read_private_labels(columns, plan)
-    return read_labels(
-        [{"kind": own.kind, "categories": own.categories} for _, own in columns],
-        [column.values for _, column in columns],
-        settings.task,
-    )
+    return read_labels([column for _, column in columns], settings.task)
 
 
 def read_private_labels(
@@ -104,23 +93,20 @@ def read_private_labels(
     return Labels(values, names, plan.noise)
 
 
-def read_labels(
-    kinds: Sequence[dict[str, Any]], values: Sequence[FloatArray], task: str
-) -> Labels:
+def read_labels(columns: Sequence[LabelColumn], task: str) -> Labels:
     """Put the shards' labels together.
 
-    Values (n,) are numbers, or positions in the shard's categories. A task of
-    "auto" is classification for booleans and texts.
+    A task of "auto" is classification for booleans and texts.
     """
+    values = np.concatenate([column.values for column in columns])
     # a shard with NULL labels only has no type to compare
-    missing = sum(int(np.isnan(part).sum()) for part in values)
-    if missing:
+    if missing := int(np.isnan(values).sum()):
         raise QueryError(
             f"the label is NULL in {missing} rows: add a filter (WHERE ... IS NOT NULL)"
         )
-    kind = kinds[0]["kind"]
-    if any(other["kind"] != kind for other in kinds):
-        types = sorted({other["kind"] for other in kinds})
+    kind, *others = sorted({column.kind for column in columns})
+    if others:
+        types = [kind, *others]
         raise QueryError(f"the label differs in type between the shards: {types}")
     is_classes = task == "classification" or (
         task == "auto" and kind in {"boolean", "text"}
@@ -130,14 +116,8 @@ def read_labels(
             "the label is text, but the task is regression: CAST it to a number, or "
             'set task = "classification"'
         )
-    if not is_classes:
-        return _numbers(np.concatenate(values))
-    if kind == "text":
-        return _text_classes([other["categories"] for other in kinds], values)
-    return _number_classes(np.concatenate(values))
-
-
-def _numbers(values: FloatArray) -> Labels:
+    if is_classes:
+        return _classes(columns, values, is_text=kind == "text")
     largest = float(np.abs(values).max(initial=0.0))
     if largest > LARGEST_LABEL:
         raise QueryError(
@@ -147,31 +127,27 @@ def _numbers(values: FloatArray) -> Labels:
     return Labels(values)
 
 
-def _text_classes(
-    categories: Sequence[Sequence[str]], values: Sequence[FloatArray]
+def _classes(
+    columns: Sequence[LabelColumn], values: FloatArray, *, is_text: bool
 ) -> Labels:
-    names = sorted({name for listed in categories for name in listed})
-    _check_class_count(len(names))
-    positions = {name: position for position, name in enumerate(names)}
-    recoded = []
-    for listed, part in zip(categories, values, strict=True):
-        lookup = np.array([positions[name] for name in listed], dtype=np.float64)
-        recoded.append(lookup[part.astype(np.intp)] if len(listed) else part)
-    return Labels(np.concatenate(recoded), tuple(names))
-
-
-def _number_classes(values: FloatArray) -> Labels:
-    distinct, codes = np.unique(values, return_inverse=True)
-    _check_class_count(len(distinct))
-    return Labels(codes.astype(np.float64), tuple(f"{value:g}" for value in distinct))
-
-
-def _check_class_count(count: int) -> None:
-    if count > MAX_CLASSES:
+    """Number the classes of all shards in common, in ascending order."""
+    if is_text:
+        listed = [name for column in columns for name in column.categories]
+        names, place = np.unique(np.array(listed, dtype=object), return_inverse=True)
+        sizes = [len(column.categories) for column in columns]
+        starts = np.cumsum([0, *sizes[:-1]])
+        rows = [len(column.values) for column in columns]
+        codes = place[values.astype(np.intp) + np.repeat(starts, rows)]
+        classes = tuple(map(str, names))
+    else:
+        distinct, codes = np.unique(values, return_inverse=True)
+        classes = tuple(f"{value:g}" for value in distinct)
+    if (count := len(classes)) > MAX_CLASSES:
         raise QueryError(
             f"the label has {count} distinct values; classification takes at most "
             f'{MAX_CLASSES}: set task = "regression", or group them in the query'
         )
+    return Labels(codes.astype(np.float64), classes)
 
 
 def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:

@@ -341,8 +341,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
 
     def read_labels(self, extracted: Extracted, table: str) -> Labels:
         """Return the labels of the label table."""
-        parts = extracted.parts[table]
-        return gather_labels(extracted.replies, parts, extracted.rows, self.settings)
+        return gather_labels(extracted.label_columns(table), self.settings)
 
     def choose_loss(self, labels: Labels, trained: FloatArray) -> Loss:
         """Return the loss, by the labels (N,) of the joined training rows."""

@@ -44,12 +44,10 @@ def fit_encoders(
 ) -> Generator[Request, Replies, dict[str, TableEncoder]]:
     """Merge the shards' statistics; the label table's are of its training rows only."""
     extracted, label_table = joined.extracted, joined.bound.label_table
-    trained: dict[int, Any] = {}
-    start = 0
-    for part in extracted.parts[label_table]:
-        stop = start + extracted.rows[part.number]
-        trained[part.number] = pack_bits(~joined.held_out[start:stop])
-        start = stop
+    trained = {
+        part.number: pack_bits(~joined.held_out[rows])
+        for part, rows in extracted.shards_of(label_table)
+    }
     choices = joined.choices
     bodies = {
         part.number: StatisticsPart(

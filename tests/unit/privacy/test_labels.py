@@ -5,6 +5,7 @@ import pytest
 
 from strategies.setup.labels import Labels, choose_loss, read_labels
 from tp_flower.errors import QueryError
+from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.losses import (
     MAX_CLASSES,
     LogisticLoss,
@@ -18,14 +19,11 @@ NAN = float("nan")
 
 def labels(*shards, task="auto"):
     """Read shards given as (kind, values) or (kind, values, categories)."""
-    return read_labels(
-        [
-            {"kind": kind, "categories": rest[0] if rest else []}
-            for kind, _, *rest in shards
-        ],
-        [np.array(values, dtype=float) for _, values, *_ in shards],
-        task,
-    )
+    columns = [
+        LabelColumn(kind, np.array(values, dtype=float), tuple(*rest))
+        for kind, values, *rest in shards
+    ]
+    return read_labels(columns, task)
 
 
 def test_numbers_are_regression():
