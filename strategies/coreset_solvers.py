@@ -9,14 +9,14 @@ kept and used as those of the other strategies.
 
 import math
 from abc import abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, cast
 
 import numpy as np
+from msgspec import structs
 
 from strategies.coresets.draw import restrict_to_sample
-from strategies.disclosures import Exposure
 from strategies.run.exchange import Replies, Request, ask
 from strategies.run.replies import array_of, refuse
 from strategies.run.strategy import EpochResult
@@ -26,6 +26,7 @@ from strategies.setup.labels import Labels
 from strategies.setup.problem import CoresetSample, Table, TrainingProblem
 from strategies.training.base import JoinStrategy
 from strategies.training.prepare import Preparation
+from strategies.training.traffic import TableSize, Traffic, solved_epoch
 from tp_flower.arrays import AnyArray, BoolArray, FloatArray
 from tp_flower.coresets.assumptions import LEAST_GAMMA_SQUARED, MOST_TAU, gamma, tau
 from tp_flower.coresets.importance import CLUSTERS, augmented
@@ -36,10 +37,12 @@ from tp_flower.learning.losses import KMeansLoss, Loss
 from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
+from tp_flower.protocol import Action
 from tp_flower.protocol.coreset_messages import RowsRequest
 from tp_flower.protocol.training_messages import (
     CommonParameters,
     ConsensusRequest,
+    Outline,
     Update,
 )
 from tp_flower.query import BoundQuery
@@ -54,6 +57,8 @@ EVALUATE = "evaluate"
 class SolvedStrategy(JoinStrategy):
     """Base of the methods that solve over a coreset at the server."""
 
+    messages = (Action.PREPARE, Action.ROWS, Action.CONSENSUS)
+
     def choose_update(
         self,
         table: str,  # noqa: ARG002
@@ -64,13 +69,9 @@ class SolvedStrategy(JoinStrategy):
         """Let the server set the models."""
         return Update.GIVEN
 
-    def outline(self) -> dict[str, Any]:
-        """Return the kind of release by which sampled rows leave."""
-        return {"sends": self.sends}
-
-    def exposure(self, *args: Any) -> Exposure:
-        """Return the facts, with the kind of release of sampled rows."""
-        return replace(super().exposure(*args), sends=self.sends)
+    def outline(self) -> Outline:
+        """Return the schedule, with the kind of release by which sampled rows leave."""
+        return structs.replace(super().outline(), sends=self.sends)
 
     def baseline(self, problem: TrainingProblem) -> float:  # noqa: ARG002
         """Return infinity: a solver at the server does not diverge."""
@@ -96,6 +97,16 @@ class SolvedStrategy(JoinStrategy):
 
         ``weights`` (k,) are of the sampled joined rows, with mean 1.
         """
+
+    def epoch_traffic(
+        self,
+        tables: Sequence[TableSize],
+        batches: int,  # noqa: ARG002
+        *,
+        is_last: bool,  # noqa: ARG002
+    ) -> Traffic:
+        """Return what the one epoch will send."""
+        return solved_epoch(tables, self.sends)
 
     def epochs(self, problem: TrainingProblem) -> Generator[Request, Replies, None]:
         """Ask for the rows, solve, set the models and measure them."""

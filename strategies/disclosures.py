@@ -28,16 +28,7 @@ from msgspec.structs import replace
 from strategies.run.exchange import Part
 from strategies.run.sites import Inventory
 from tp_flower.errors import ReplyError
-from tp_flower.methods import (
-    ADMM,
-    CORESET,
-    DP_SGD,
-    LAPLACE,
-    OUTSIDER,
-    PERSONAL,
-    SERVER,
-    SGD,
-)
+from tp_flower.methods import DP_SGD, LAPLACE, OUTSIDER, SERVER
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.privacy.mechanisms import Mechanism, Release
@@ -48,6 +39,7 @@ from tp_flower.settings import PrivacySettings, Settings
 
 NOTHING: Final = "nothing"
 """The protection of a disclosure that no mechanism covers."""
+SET_UP: Final = (Action.DESCRIBE, Action.SEAL, Action.EXTRACT)
 
 
 @dataclass(frozen=True)
@@ -62,26 +54,24 @@ class Disclosure:
 
 @dataclass(frozen=True)
 class Exposure:
-    """The facts of a run that decide who learns what.
+    """The facts of a run that decide who learns what; tables go by their aliases.
 
     Attributes:
-        family: of the method, "admm", "sgd", "coreset" or "personal".
-        sharded: aliases of the tables in several shards.
+        messages: of the run, in their order.
+        sharded: the tables in several shards.
         gram: those of them that send statistics.
-        grouped: aliases of the tables in several shards that a GROUP BY runs over.
+        grouped: those of them that a GROUP BY runs over.
         keys: where the sites take the key of the hashes from.
         weight: table and expression that joined rows weigh; "" without one.
         by_joined_rows: whether messages go by joined rows (VFL), not by tables' rows.
-        sends: the form in which sampled rows leave where the server solves; "" where
-            the sites train.
+        sends: the form in which sampled rows leave; "" where the sites train.
         graph: the similarity of sites with models of their own: what it is made of.
         graph_epsilon: of the noise on that; 0 for none.
-        fitted: aliases of the tables with encoders that are fitted to statistics.
-        is_prediction: whether a saved model is used, and none is trained.
+        fitted: the tables with encoders that are fitted to statistics.
     """
 
     label_table: str
-    family: str
+    messages: Collection[Action]
     sharded: Collection[str]
     gram: Collection[str]
     grouped: Collection[str]
@@ -92,7 +82,6 @@ class Exposure:
     weight: str = ""
     is_weighted: bool = False
     by_joined_rows: bool = False
-    is_measured: bool = False
     sends: str = ""
     has_label: bool = True
     graph: str = ""
@@ -100,9 +89,7 @@ class Exposure:
     fitted: Collection[str] = ()
     is_stale: bool = False
     has_inner_rounds: bool = False
-    is_prediction: bool = False
     has_row_key: bool = False
-    is_delivered: bool = False
 
 
 def exposure_of(
@@ -110,14 +97,15 @@ def exposure_of(
     parts: Mapping[str, Sequence[Part]],
     settings: Settings,
     inventory: Inventory,
+    messages: Collection[Action],
     **facts: Any,
 ) -> Exposure:
-    """Return the exposure of a run, with further fields from ``facts``."""
+    """Return the exposure of a run: its own messages, and more fields in ``facts``."""
     sharded = [name for name, shards in parts.items() if len(shards) > 1]
     nodes = inventory.nodes.values()
     return Exposure(
         label_table=bound.label_table,
-        family=settings.family,
+        messages=(*SET_UP, *messages, Action.FINISH),
         sharded=sharded,
         grouped=[
             name
@@ -129,6 +117,7 @@ def exposure_of(
         privacy=settings.privacy,
         # all sites have the same, or the run has been refused
         keys=next(iter(nodes)).keys,
+        is_stale=bool(sharded and settings.staleness),
         **facts,
     )
 
@@ -143,39 +132,13 @@ def disclosures(exposure: Exposure) -> list[Disclosure]:
             carries=declared.carries.format_map(facts),
             protection=protections[declared.covered_by],
         )
-        for action in _actions(exposure)
+        for action in exposure.messages
         for message in EXCHANGES[action]
         for declared in message.discloses
         if not declared.when or facts[declared.when]
     ]
 
 
-def _actions(exposure: Exposure) -> list[Action]:
-    """Return the messages of a run, in their order."""
-    set_up = [Action.DESCRIBE, Action.SEAL, Action.EXTRACT]
-    if exposure.is_prediction:
-        delivered = [Action.DELIVER] if exposure.is_delivered else []
-        return [*set_up, Action.SCORE, *delivered, Action.FINISH]
-    set_up += [Action.STATISTICS]
-    if exposure.family != PERSONAL:
-        set_up += [Action.CHECK]
-    if exposure.is_measured:
-        set_up += [Action.MEASURE, Action.DRAW, Action.WEIGH]
-    of_shards = {ADMM: Action.CONSENSUS, SGD: Action.STEP}.get(exposure.family)
-    rounds = [
-        action
-        for action in _ROUNDS[exposure.family]
-        if exposure.sharded or action is not of_shards
-    ]
-    return [*set_up, *rounds, Action.FINISH]
-
-
-_ROUNDS: Final = {
-    ADMM: (Action.PREPARE, Action.ADMM, Action.CONSENSUS),
-    SGD: (Action.PREPARE, Action.SGD, Action.STEP),
-    CORESET: (Action.PREPARE, Action.ROWS, Action.CONSENSUS),
-    PERSONAL: (Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL),
-}
 _SUMMARY: Final = {
     "data": "the mean of random features of each site's rows and labels",
     "features": "the covariance of each site's features",
@@ -190,7 +153,8 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
     in its text, names in braces stand for these facts.
     """
     is_admm, is_sgd, is_solved, is_personal = (
-        exposure.family == family for family in (ADMM, SGD, CORESET, PERSONAL)
+        action in exposure.messages
+        for action in (Action.ADMM, Action.SGD, Action.ROWS, Action.PERSONAL)
     )
     by_joined_rows, sharded = exposure.by_joined_rows, ", ".join(exposure.sharded)
     seeking = [name for name in exposure.sharded if name not in exposure.gram]

@@ -1,170 +1,41 @@
-"""The cost of training in rounds and array bytes, from sizes that set-up knows.
+"""The cost estimate of a run, from sizes that set-up knows."""
 
-Which messages an epoch takes, and which of their fields they carry, is said here; how
-large a field is follows from its declaration (:mod:`tp_flower.protocol`). What is
-counted is what a report counts as ``bytes-up`` and ``bytes-down`` (headers,
-layouts and padding are ``overhead-bytes`` there, and nothing here).
-
-The communication of Table 6 (paper, section 5) with its constants, per table, epoch and
-both ways; without held-out rows, and with every table in one shard::
-
-    method     the paper   here            rounds   told once, at set-up
-    VFL-ADMM   O(N)        8 N d_c         1        4 N
-    VFL-SGD    O(N)        8 N d_c         N/B      4 N + 4 (N/B + 1 + N)
-    TP-ADMM    O(n)        8 n d_c         1        r/4 + 4 n
-    TP-SGD     O(alpha)    8 alpha d_c     N/B      r/4 + 4 n + 4 (N/B + 1 + alpha)
-    GD                     8 n d_c         1        r/4 + 4 n + 4 (2 + n)
-
-alpha are the distinct rows of every batch, n <= alpha <= N; r the rows of the table.
-For held-out rows, ADMM sends 4 d_c more for each that is not trained on, and SGD 4 d_c
-for each. A table in Q shards adds 8 Q (d [+ 1]) d_c up and 8 Q p down (ADMM,
-statistics), 8 Q p each way and inner round (ADMM, consensus), or 8 Q p each way and
-batch (SGD): the paper's O(T' Q) and O(Q N/B). Joined rows of a LEFT JOIN without a row
-of the table are none of its N. So VFL-ADMM sends M (2 N + N') / sum_i (n_i + m_i) times
-the bytes of ADMM, with N' held-out joined rows and tables in one shard.
-
-Notation:
-    n, m    ``trained`` rows and rows that take part, of one shard    k  batch rows
-    d_c     ``outputs``     d  ``features``     p  ``parameters``
-    N, B    joined training rows and rows of a batch     G  multiplicity of a row
-    M, Q    tables, and shards of one
-"""
-
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
-from strategies.coreset_solvers import SolvedStrategy
 from strategies.coresets.draw import measured_rows, sample_uniformly
-from strategies.run.strategy import tests_every_epoch
 from strategies.setup.joined_rows import JoinedRows
 from strategies.setup.row_layout import TableLayout
-from strategies.training.admm import AdmmStrategy
 from strategies.training.base import JoinStrategy
 from strategies.training.prepare import Preparation
-from strategies.training.sgd import BatchStrategy
+from strategies.training.traffic import (
+    ShardSize,
+    TableSize,
+    Tally,
+    Traffic,
+    prepare_round,
+)
 from tp_flower.coresets.importance import REGRESSION
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.learning.models.local_model import build_model
-from tp_flower.privacy.plan import SAMPLED_ROWS
-from tp_flower.protocol import PartBody, field_bytes
 from tp_flower.protocol.coreset_messages import (
     DrawnPart,
     MeasuredPart,
     MeasurePart,
-    SampledRows,
     WeighedPart,
     WeighPart,
 )
-from tp_flower.protocol.training_messages import (
-    AdmmTarget,
-    AdmmUpdate,
-    BatchMessages,
-    BatchUpdate,
-    CommonParameters,
-    ConsensusUpdate,
-    PreparedPart,
-    PreparePart,
-    Update,
-)
+from tp_flower.protocol.training_messages import Update
 from tp_flower.reports.records import RoundReport, sum_by_table
-from tp_flower.settings import Settings
 
 EXPLAIN_PHASES: Final = ("check", "finish")
 """Rounds of explaining that are not those of set-up."""
-
-
-@dataclass(frozen=True)
-class ShardSize:
-    """The rows of one shard.
-
-    Attributes:
-        rows: after the fragment's filters.
-        total: rows that take part, trained or tested.
-        batch_rows: distinct rows of a batch, summed over the batches of an epoch; 0
-            without batches.
-    """
-
-    rows: int
-    trained: int
-    tested: int
-    total: int
-    batch_rows: float = 0.0
-
-
-@dataclass(frozen=True)
-class TableSize:
-    """One table of the training problem; see the notation above.
-
-    Attributes:
-        is_repeated: whether it has a row for each joined row (VFL).
-        is_weighted: whether joined rows weigh other than alike.
-    """
-
-    name: str
-    shards: tuple[ShardSize, ...]
-    update: Update
-    outputs: int
-    features: int
-    parameters: int
-    has_intercept: bool
-    is_linear: bool
-    is_repeated: bool = False
-    is_weighted: bool = False
-
-    def sizes(self, shard: ShardSize) -> dict[str, float]:
-        """Return the sizes that the shapes of messages name, of one shard."""
-        return {
-            "rows": shard.rows,
-            "trained": shard.trained,
-            "tested": shard.total - shard.trained if self.is_repeated else shard.tested,
-            "total": shard.total,
-            "outputs": self.outputs,
-            "features": self.features,
-            "parameters": self.parameters,
-            "width": self.features + self.has_intercept,
-        }
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """The rounds of a stretch of a run, and its bytes by table."""
-
-    rounds: int = 0
-    up: Mapping[str, float] = field(default_factory=dict)
-    down: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def bytes_up(self) -> float:
-        """Bytes to the server, of all tables."""
-        return sum(self.up.values())
-
-    @property
-    def bytes_down(self) -> float:
-        """Bytes to the sites, of all tables."""
-        return sum(self.down.values())
-
-    def __add__(self, other: "Traffic") -> "Traffic":
-        """Return one after the other."""
-        up, down = (
-            {name: one.get(name, 0) + two.get(name, 0) for name in {**one, **two}}
-            for one, two in ((self.up, other.up), (self.down, other.down))
-        )
-        return Traffic(self.rounds + other.rounds, up, down)
-
-    def __mul__(self, times: int) -> "Traffic":
-        """Return the same several times."""
-        return Traffic(
-            self.rounds * times,
-            {name: count * times for name, count in self.up.items()},
-            {name: count * times for name, count in self.down.items()},
-        )
 
 
 @dataclass(frozen=True)
@@ -181,131 +52,6 @@ class RunCost:
     def run(self) -> Traffic:
         """The whole run, set-up included."""
         return self.set_up + self.epoch * (self.epochs - 1) + self.last_epoch
-
-
-class _Tally:
-    """The bytes of the fields that some rounds carry, as they are counted."""
-
-    def __init__(self) -> None:
-        self.up: defaultdict[str, float] = defaultdict(float)
-        self.down: defaultdict[str, float] = defaultdict(float)
-
-    def add(
-        self,
-        way: Literal["up", "down"],
-        table: TableSize,
-        sizes: Mapping[str, float],
-        kind: type[PartBody],
-        *fields: str,
-        times: int = 1,
-    ) -> None:
-        """Count fields of a message of one shard, whose shapes name some sizes."""
-        sent = times * sum(field_bytes(kind, name, sizes) for name in fields)
-        getattr(self, way)[table.name] += sent
-
-    def traffic(self, rounds: int) -> Traffic:
-        """Return what was counted, as sent in some rounds."""
-        return Traffic(rounds, self.up, self.down)
-
-
-def _shards(tables: Sequence[TableSize]) -> Iterator[tuple[TableSize, ShardSize]]:
-    return ((table, shard) for table in tables for shard in table.shards)
-
-
-def admm_epoch(
-    tables: Sequence[TableSize], inner_rounds: int = 1, *, is_tested: bool = True
-) -> Traffic:
-    """Return what one epoch of ADMM sends.
-
-    Targets go down, 4 n d_c. Scores come up, 4 m d_c, or 4 n d_c where held-out rows
-    are not scored: at once from a table in one shard, and after one round more from a
-    sharded one. Its shards first send moments, 8
-    (d [+ 1]) d_c, or in every inner round a proposal, 8 p; parameters come down, 8 p.
-    """
-    tally, rounds = _Tally(), 1
-    for table, shard in _shards(tables):
-        scored = shard.total if is_tested else shard.trained
-        sizes = {**table.sizes(shard), "scored": scored}
-        tally.add("down", table, sizes, AdmmTarget, "target")
-        tally.add("up", table, sizes, AdmmUpdate, "scores")
-        if table.update is Update.GRAM:
-            tally.add("up", table, sizes, AdmmUpdate, "moments")
-            tally.add("down", table, sizes, CommonParameters, "parameters")
-            rounds = max(rounds, 2)
-        elif table.update is Update.CONSENSUS:
-            times = inner_rounds
-            tally.add("up", table, sizes, AdmmUpdate, "proposal", times=times)
-            tally.add("down", table, sizes, CommonParameters, "parameters", times=times)
-            rounds = 1 + inner_rounds
-    return tally.traffic(rounds)
-
-
-def sgd_epoch(
-    tables: Sequence[TableSize],
-    batches: int,
-    *,
-    is_last: bool = False,
-    scores_all: bool = False,
-    is_tested: bool = True,
-    staleness: int = 0,
-) -> Traffic:
-    """Return what one epoch of SGD sends.
-
-    Per batch Y goes down and the scores of the next batch come up, 4 k d_c each; with
-    several shards also a gradient up and the mean of all down, 8 p each, in a round of
-    its own, or with the next batch. Scores of held-out rows ride along with the last
-    batch.
-
-    After the last epoch of the run no batch follows, and all rows are scored; every
-    epoch scores the held-out rows if ``is_tested``, all rows if ``scores_all`` (a
-    tolerance is set). ``staleness`` is 1 where gradients go down with the next batch.
-    """
-    tally = _Tally()
-    sent = batches - 1 if is_last else batches
-    for table, shard in _shards(tables):
-        tested = shard.tested if is_tested else 0
-        sizes = {
-            **table.sizes(shard),
-            "batch_rows": shard.batch_rows,
-            "next_rows": shard.batch_rows * sent / batches,
-            "total": shard.total if is_last or scores_all else tested,
-        }
-        tally.add("down", table, sizes, BatchMessages, "messages")
-        tally.add("up", table, sizes, BatchUpdate, "batch_scores", "scores")
-        if table.update is Update.SUM:
-            tally.add("up", table, sizes, BatchUpdate, "gradient", times=batches)
-            tally.add("down", table, sizes, BatchUpdate, "gradient", times=batches)
-    is_sharded = any(table.update is Update.SUM for table in tables)
-    of_gradients = (1 if staleness else batches) if is_sharded else 0
-    return tally.traffic(batches + of_gradients)
-
-
-def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
-    """Return what the last round of set-up sends.
-
-    Which rows are trained and tested goes down as a bit each, and G as 4 n; in VFL the
-    list of rows instead, 4 m, and weights if there are any, 4 n. With ``batches`` the
-    batch plan follows, 4 (batches + 1 + k). Up comes which parameters are penalised, a
-    byte each; the Gram matrix where it is summed; and the first scores of models that
-    are not linear.
-    """
-    tally = _Tally()
-    for table, shard in _shards(tables):
-        batch_sizes = {"batches+1": batches + 1, "batch_rows": shard.batch_rows}
-        sizes = {**table.sizes(shard), **batch_sizes}
-        fields = ["trained", "tested", "multiplicity"]
-        if table.is_repeated:
-            fields = ["expanded_trained", "expanded_tested"]
-            fields += ["masses"] if table.is_weighted else []
-        if batches:
-            fields += ["batch_start", "batch_rows"]
-        tally.add("down", table, sizes, PreparePart, *fields)
-        tally.add("up", table, sizes, PreparedPart, "penalised")
-        if table.update is Update.GRAM:
-            tally.add("up", table, sizes, PreparedPart, "gram")
-        if not (table.is_linear or table.update is Update.GIVEN):
-            tally.add("up", table, sizes, PreparedPart, "scores")
-    return tally.traffic(rounds=1)
 
 
 def expected_batch_rows(
@@ -343,20 +89,6 @@ def _log_choose(total: npt.NDArray[np.integer], chosen: int) -> npt.NDArray[np.f
     return logs
 
 
-def solved_epoch(tables: Sequence[TableSize], sends: str) -> Traffic:
-    """Return what solving on sampled "rows", or "centres" of clusters, sends."""
-    tally = _Tally()
-    fields = ("rows",) if sends == SAMPLED_ROWS else ("centres", "nearest")
-    for table, shard in _shards(tables):
-        # a centre per output; of a shard with fewer rows there are fewer
-        clusters = {"clusters": table.outputs, "scored": shard.total}
-        sizes = {**table.sizes(shard), **clusters}
-        tally.add("up", table, sizes, SampledRows, *fields)
-        tally.add("up", table, sizes, ConsensusUpdate, "scores")
-        tally.add("down", table, sizes, CommonParameters, "parameters")
-    return tally.traffic(rounds=2)
-
-
 @dataclass(frozen=True)
 class CostEstimate:
     """Rounds and bytes of training on the joined rows."""
@@ -366,19 +98,15 @@ class CostEstimate:
     method: JoinStrategy
     history: Sequence[RoundReport]
 
-    @property
-    def settings(self) -> Settings:
-        """Those of the run that is asked about."""
-        return self.method.settings
-
     def cost(self) -> RunCost:
         """Return the rounds and bytes of the run."""
+        settings = self.method.settings
+        epoch, last_epoch = (
+            self.method.epoch_traffic(self._tables, self._batches, is_last=is_last)
+            for is_last in (False, True)
+        )
         return RunCost(
-            strategy=self.settings.strategy,
-            epochs=self.settings.epochs,
-            set_up=self._set_up(),
-            epoch=self._epoch(is_last=False),
-            last_epoch=self._epoch(is_last=True),
+            settings.strategy, settings.epochs, self._set_up(), epoch, last_epoch
         )
 
     @property
@@ -393,60 +121,22 @@ class CostEstimate:
         In place of a coreset stands a uniform sample of its size.
         """
         trained = self.joined
-        if self.settings.coreset_rows:
-            sample = sample_uniformly(trained, self.settings)
+        if self.method.settings.coreset_rows:
+            sample = sample_uniformly(trained, self.method.settings)
             trained = self.method.restrict(trained, sample)
         return self.method.training_rows(trained)
 
     @cached_property
     def _tables(self) -> list[TableSize]:
-        """The tables as the strategy trains them."""
-        tables = self._sizes(self._trained, self.method.choose_update)
-        if not isinstance(self.method, BatchStrategy):
-            return tables
-        return [self._in_batches(table, self.method) for table in tables]
-
-    def _in_batches(self, table: TableSize, method: BatchStrategy) -> TableSize:
-        """Return a table with the rows of SGD's batches."""
-        train, layout = self._trained.train, self._trained.layouts[table.name].rows
-        size = method.batch_size(train.joined_rows)
-        counts = train.tables[table.name].multiplicity
-        shards = tuple(
-            replace(
-                shard,
-                batch_rows=expected_batch_rows(
-                    counts[rows.trained_slice], train.joined_rows, size
-                ),
-            )
-            for shard, rows in zip(table.shards, layout, strict=True)
-        )
-        return replace(table, shards=shards)
+        """The tables as the method trains them."""
+        return self._sizes(self._trained)
 
     @property
     def _batches(self) -> int:
         """Batches of an epoch of SGD, ceil(N / B); 0 without."""
-        if not isinstance(self.method, BatchStrategy):
-            return 0
         rows = self._trained.train.joined_rows
-        return -(-rows // self.method.batch_size(rows))
-
-    def _epoch(self, *, is_last: bool) -> Traffic:
-        settings = self.settings
-        is_tested = tests_every_epoch(settings)
-        if isinstance(self.method, SolvedStrategy):
-            return solved_epoch(self._tables, self.method.sends)
-        if isinstance(self.method, AdmmStrategy):
-            return admm_epoch(
-                self._tables, settings.inner_rounds, is_tested=is_tested or is_last
-            )
-        return sgd_epoch(
-            self._tables,
-            self._batches,
-            is_last=is_last,
-            scores_all=bool(settings.tolerance),
-            is_tested=is_tested,
-            staleness=settings.staleness,
-        )
+        size = self.method.batch_size(rows)
+        return -(-rows // size) if size else 0
 
     def _set_up(self) -> Traffic:
         """Return all that is sent outside of epochs.
@@ -469,18 +159,17 @@ class CostEstimate:
 
         Of m of N rows, drawn alike and with replacement, N (1 - (1 - 1/N)^m) differ.
         """
-        size, rows = self.settings.coreset_rows, self.joined.train.joined_rows
+        size, rows = self.method.settings.coreset_rows, self.joined.train.joined_rows
         distinct = rows * (1.0 - (1.0 - 1.0 / rows) ** size)
         labels = max(len(self.joined.labels.classes), 1)
-        # how shards train together makes no difference
-        tables = self._sizes(self.joined, lambda *_, **__: Update.LOCAL)
+        tables = self._sizes(self.joined)
         widths = [
             table.features + (1 + labels if table.has_intercept else 0)
             for table in tables
         ]
         total = len(tables) + sum(widths)
         has_moments = self.method.importance == REGRESSION
-        tally = _Tally()
+        tally = Tally()
         for table, width in zip(tables, widths, strict=True):
             # the draws are of the table's shards together
             sizes = {
@@ -508,38 +197,38 @@ class CostEstimate:
         }
         return tally.traffic(rounds=3) + Traffic(0, {}, weights)
 
-    def _sizes(
-        self, trained: JoinedRows, choose_update: Callable[..., Update]
-    ) -> list[TableSize]:
-        problem = Preparation(
-            trained, self.settings, self.encoders, trained.train_labels
-        )
-        return [
-            self._size(problem, layout, choose_update)
-            for layout in trained.layouts.values()
-        ]
+    def _sizes(self, joined: JoinedRows) -> list[TableSize]:
+        settings = self.method.settings
+        problem = Preparation(joined, settings, self.encoders, joined.train_labels)
+        return [self._size(problem, layout) for layout in joined.layouts.values()]
 
-    def _size(
-        self,
-        problem: Preparation,
-        layout: TableLayout,
-        choose_update: Callable[..., Update],
-    ) -> TableSize:
-        features = self.encoders[layout.name].width
-        spec = self.method.model_spec(problem, layout.name)
+    def _size(self, problem: Preparation, layout: TableLayout) -> TableSize:
+        name, features = layout.name, self.encoders[layout.name].width
+        spec = self.method.model_spec(problem, name)
         is_linear = spec.kind == "linear"
-        return TableSize(
-            name=layout.name,
-            shards=tuple(
-                ShardSize(
-                    rows=size,
-                    trained=rows.trained,
-                    tested=int(np.count_nonzero(rows.tested)),
-                    total=rows.total,
+        train = problem.joined.train
+        counts = train.tables[name].multiplicity
+        batch = self.method.batch_size(train.joined_rows)
+        shards = [
+            ShardSize(
+                rows=size,
+                trained=rows.trained,
+                tested=int(np.count_nonzero(rows.tested)),
+                total=rows.total,
+                batch_rows=expected_batch_rows(
+                    counts[rows.trained_slice], train.joined_rows, batch
                 )
-                for rows, size in zip(layout.rows, layout.shard_rows, strict=True)
+                if batch
+                else 0.0,
+            )
+            for rows, size in zip(layout.rows, layout.shard_rows, strict=True)
+        ]
+        return TableSize(
+            name=name,
+            shards=tuple(shards),
+            update=self.method.choose_update(
+                name, len(layout.parts), is_linear=is_linear
             ),
-            update=choose_update(layout.name, len(layout.parts), is_linear=is_linear),
             outputs=spec.outputs,
             features=features,
             parameters=len(build_model(spec, features, "cpu").penalised),

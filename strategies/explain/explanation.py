@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from strategies.disclosures import Disclosure, disclosures
-from strategies.explain.cost import CostEstimate, RunCost, Traffic
+from strategies.explain.cost import CostEstimate, RunCost
 from strategies.run.exchange import Replies, Request, ask
 from strategies.run.strategy import RoundStrategy
 from strategies.setup.cross_check import check_alignment
@@ -43,6 +43,7 @@ from strategies.setup.extract import describe_places, describe_work
 from strategies.setup.joined_rows import JoinedRows
 from strategies.training.base import JoinStrategy
 from strategies.training.prepare import fit_encoders
+from strategies.training.traffic import Traffic
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.joins.joining import join_codes
 from tp_flower.joins.mapping import IntArray

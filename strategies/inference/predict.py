@@ -42,8 +42,7 @@ from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.losses import KMEANS, KMeansLoss, Loss
 from tp_flower.learning.metrics import evaluate
-from tp_flower.methods import ADMM
-from tp_flower.protocol import pack_bits
+from tp_flower.protocol import Action, pack_bits
 from tp_flower.protocol.inference_messages import (
     DeliveredPart,
     DeliverPart,
@@ -270,20 +269,20 @@ class ModelStrategy(RoundStrategy):
         )
 
     def _privacy(self, joined: Joined) -> dict[str, object]:
+        is_delivered = self.settings.predictions_at == LABEL_SITE
         exposure = exposure_of(
             joined.bound,
             joined.extracted.parts,
             self.settings,
             self.inventory,
+            (Action.SCORE, Action.DELIVER) if is_delivered else (Action.SCORE,),
             gram=(),
             weight=joined.bound.weight_table or "",
             has_label=self.settings.mode == EVALUATE and self.has_label,
-            is_prediction=True,
             has_row_key=joined.extracted.row_hashes is not None,
-            is_delivered=self.settings.predictions_at == LABEL_SITE,
         )
         return privacy_report(
-            disclosures(replace(exposure, family=ADMM)),
+            disclosures(exposure),
             self.ledgers,
             self.settings.privacy,
             is_complete=self.is_finished,

@@ -29,7 +29,7 @@ from tp_flower.joins.mapping import split_rows
 from tp_flower.learning.losses import MAX_CLASSES, Loss
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.methods import SUMMARIES
-from tp_flower.protocol import pack_bits
+from tp_flower.protocol import Action, pack_bits
 from tp_flower.protocol.personalised_messages import (
     PersonalisedPart,
     PersonalisePart,
@@ -43,6 +43,7 @@ from tp_flower.settings.training import EVERYTHING, INTERCEPT, LAST, named_coord
 
 NO_GRAPH: Final = "none"
 
+TRAINING: Final = (Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL)
 LARGEST_SUM: Final = 1e60
 """Of squares of labels."""
 
@@ -154,7 +155,8 @@ def set_up_personalised(
             extracted.parts,
             settings,
             inventory,
-            gram=[],
+            (Action.STATISTICS, *TRAINING),
+            gram=(),
             fitted=[name for name, encoder in encoders.items() if encoder.fitted],
             graph=settings.graph,
             graph_epsilon=settings.graph_epsilon,

@@ -145,10 +145,10 @@ def extract(
     rows = {part.number: body.rows for part, body in bodies.items()}
     _check_filled(bound, parts, rows)
     weights = row_hashes = None
-    if (table := bound.weight_table) is not None:
+    if (weighed := bound.weight_table) is not None:
         weights = query_weights(
-            [read_weight(replies, part, rows[part.number]) for part in parts[table]],
-            f"{table}: {bound.fragments_of(table)[0].weight}",
+            [read_weight(replies, part, rows[part.number]) for part in parts[weighed]],
+            f"{weighed}: {bound.fragments_of(weighed)[0].weight}",
         )
     if row_key.is_sent:
         blocks = [

@@ -6,19 +6,17 @@ up, then parameters down and scores up. Join-only training (the papers' TP-Join-
 the case of one shard per table, not another class.
 """
 
-from collections.abc import Generator, Mapping
-from dataclasses import replace
+from collections.abc import Generator, Mapping, Sequence
 from statistics import mean
-from typing import Any
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from strategies.disclosures import Exposure
 from strategies.run.exchange import Replies, Request, ask
 from strategies.run.strategy import EpochResult, tests_every_epoch
 from strategies.setup.problem import Table, TrainingProblem
 from strategies.training.base import JoinStrategy
+from strategies.training.traffic import TableSize, Traffic, admm_epoch
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.learning.admm import (
@@ -35,12 +33,14 @@ from tp_flower.learning.admm import (
 from tp_flower.learning.solvers import RidgeSolver
 from tp_flower.methods import DP_SGD, NOISY_STATISTICS
 from tp_flower.privacy.statistics_update import private_update, usable_gram
+from tp_flower.protocol import Action
 from tp_flower.protocol.training_messages import (
     AdmmRequest,
     AdmmTarget,
     CommonParameters,
     ConsensusRequest,
     LocalFit,
+    Outline,
     Update,
 )
 from tp_flower.settings import Settings
@@ -200,6 +200,9 @@ def consensus_parameters(
 class AdmmStrategy(JoinStrategy):
     """Base of the methods that alternate between the server and the sites' fits."""
 
+    messages = (Action.PREPARE, Action.ADMM)
+    messages_of_shards = (Action.CONSENSUS,)
+
     def set_up(self) -> Generator[Request, Replies, TrainingProblem]:
         """Refuse settings that contradict each other before any round."""
         wanted_update(self.settings)
@@ -218,14 +221,20 @@ class AdmmStrategy(JoinStrategy):
         is_gram = is_linear and wanted != "consensus"
         return Update.GRAM if is_gram else Update.CONSENSUS
 
-    def outline(self) -> dict[str, Any]:
-        """Return how often consensus is updated in an epoch."""
-        return {"exchanges": self.settings.inner_rounds}
+    def outline(self) -> Outline:
+        """Return the schedule, with how often consensus is updated in an epoch."""
+        return replace(super().outline(), exchanges=self.settings.inner_rounds)
 
-    def exposure(self, *args: Any) -> Exposure:
-        """Return the facts, with the rounds of consensus."""
-        has_inner_rounds = self.settings.inner_rounds > 1
-        return replace(super().exposure(*args), has_inner_rounds=has_inner_rounds)
+    def epoch_traffic(
+        self,
+        tables: Sequence[TableSize],
+        batches: int,  # noqa: ARG002
+        *,
+        is_last: bool,
+    ) -> Traffic:
+        """Return what an epoch will send."""
+        is_tested = is_last or tests_every_epoch(self.settings)
+        return admm_epoch(tables, self.settings.inner_rounds, is_tested=is_tested)
 
     def epochs(self, problem: TrainingProblem) -> Generator[Request, Replies, None]:
         """Run the epochs, until the residuals are below the tolerance if one is set."""
@@ -277,7 +286,7 @@ class AdmmStrategy(JoinStrategy):
         for name, target in server.targets().items():
             blocks = problem.tables[name].scatter_rows(target)
             targets |= {number: AdmmTarget(block) for number, block in blocks.items()}
-        request = msgspec.structs.replace(outline, parts=targets)
+        request = replace(outline, parts=targets)
         replies = yield self.request(ask(request, problem.parts))
         scores = {
             name: self._gather(table, replies)

@@ -12,7 +12,7 @@ loss, whether there is a label, how shards train together.
 
 import math
 from abc import abstractmethod
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import INFO
 from typing import Any, ClassVar, Final, Generic, TypeVar
@@ -43,6 +43,7 @@ from strategies.setup.row_weights import (
     without_weightless,
 )
 from strategies.training.prepare import Preparation, fit_encoders, prepare
+from strategies.training.traffic import TableSize, Traffic
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.coresets.importance import REGRESSION
 from tp_flower.errors import DivergedError, ReplyError, SettingsError
@@ -54,8 +55,9 @@ from tp_flower.learning.contributions import Contribution, contributions
 from tp_flower.learning.losses import Loss
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.model_names import ModelVersion, make_version
+from tp_flower.protocol import Action
 from tp_flower.protocol.inference_messages import FinishedPart, FinishRequest
-from tp_flower.protocol.training_messages import Update
+from tp_flower.protocol.training_messages import Outline, Update
 from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.reports.records import RunReport
@@ -310,6 +312,9 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     """Base of the methods that train over joins and unions.
 
     Attributes:
+        methods: by name, those that can be chosen: every class with a name of its own.
+        messages: of training, and those besides where a table has several shards.
+        by_joined_rows: whether messages go by joined rows, not by rows of the tables.
         label_reach: how far the derivatives of a squared loss reach, in deviations of
             the label, before they are clipped.
         local_scores: (n_i, d_c) by table, the sites' last ones; at the end of
@@ -317,7 +322,9 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     """
 
     methods: ClassVar[dict[str, type["JoinStrategy"]]] = {}
-    """By name, the methods that can be chosen: every class with a name of its own."""
+    messages: ClassVar[tuple[Action, ...]]
+    messages_of_shards: ClassVar[tuple[Action, ...]] = ()
+    by_joined_rows: ClassVar[bool] = False
     importance: ClassVar[str] = REGRESSION
     label_reach: ClassVar[float] = 1.0
 
@@ -333,6 +340,16 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     @abstractmethod
     def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
         """Return how the shards of a table train together."""
+
+    @abstractmethod
+    def epoch_traffic(
+        self, tables: Sequence[TableSize], batches: int, *, is_last: bool
+    ) -> Traffic:
+        """Return what an epoch of some batches will send."""
+
+    def batch_size(self, joined_rows: int) -> int:  # noqa: ARG002
+        """Return B, at most N; 0 where there are no batches."""
+        return 0
 
     def hold_out(self, rows: int) -> BoolArray:
         """Return which rows of the label table are held out for testing, (rows,)."""
@@ -367,9 +384,9 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         """Return the batch plan's arrays for ``prepare``, by part."""
         return {}
 
-    def outline(self) -> dict[str, Any]:
-        """Return the fields of the announced schedule, besides the epochs."""
-        return {}
+    def outline(self) -> Outline:
+        """Return the announced schedule."""
+        return Outline(strategy=self.name, epochs=self.settings.epochs)
 
     def baseline(self, problem: TrainingProblem) -> float:
         """Return the loss of the best constant score; no epoch is far beyond it.
@@ -386,6 +403,19 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             problem.weighting.train_rows,
         )
 
+    def run_messages(self, *, is_sharded: bool) -> tuple[Action, ...]:
+        """Return the messages of a run after ``extract``, up to the one that ends it.
+
+        The joins are checked (``check``) where the run is explained.
+        """
+        drawing = (Action.MEASURE, Action.DRAW, Action.WEIGH)
+        return (
+            *(Action.STATISTICS, Action.CHECK),
+            *(drawing if self.is_measured else ()),
+            *self.messages,
+            *(self.messages_of_shards if is_sharded else ()),
+        )
+
     def exposure(
         self,
         joined: JoinedRows,
@@ -394,22 +424,22 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         encoders: Mapping[str, TableEncoder],
     ) -> Exposure:
         """Return the facts that decide who learns what."""
-        parts = joined.extracted.parts
+        parts, outline = joined.extracted.parts, self.outline()
+        is_sharded = any(len(shards) > 1 for shards in parts.values())
         return exposure_of(
             joined.bound,
             parts,
             self.settings,
             inventory,
-            gram=[
-                name
-                for name, shards in parts.items()
-                if len(shards) > 1 and updates[name] is Update.GRAM
-            ],
+            self.run_messages(is_sharded=is_sharded),
+            gram=[name for name, update in updates.items() if update is Update.GRAM],
             weight=joined.weighting.column,
             is_weighted=joined.weighting.train is not None,
-            is_measured=self.is_measured,
             has_label=self.has_label,
             fitted=[name for name, encoder in encoders.items() if encoder.fitted],
+            by_joined_rows=self.by_joined_rows,
+            sends=outline.sends or "",
+            has_inner_rounds=(outline.exchanges or 1) > 1,
         )
 
     @property

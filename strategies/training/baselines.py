@@ -6,10 +6,6 @@ them. With linear models, or any model in SGD, the parameters are those of Table
 after every epoch, up to the rounding of messages.
 """
 
-from dataclasses import replace
-from typing import Any
-
-from strategies.disclosures import Exposure
 from strategies.setup.joined_rows import JoinedRows
 from strategies.setup.row_layout import repeated_rows
 from strategies.training.admm import AdmmStrategy
@@ -20,13 +16,11 @@ from strategies.training.sgd import BatchStrategy
 class VerticalStrategy(JoinStrategy):
     """Base of the methods with a message and a score for every joined row and table."""
 
+    by_joined_rows = True
+
     def training_rows(self, joined: JoinedRows) -> JoinedRows:
         """Return the same joined rows over rows of the tables that are repeated."""
         return joined.laid_out(repeated_rows, joined.weighting.train_rows)
-
-    def exposure(self, *args: Any) -> Exposure:
-        """Return the facts: messages go by joined rows."""
-        return replace(super().exposure(*args), by_joined_rows=True)
 
 
 class VflADMM(VerticalStrategy, AdmmStrategy):

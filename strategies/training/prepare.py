@@ -136,7 +136,7 @@ def prepare(
     specs: Mapping[str, ModelSpec],
     updates: Mapping[str, Update],
     batches: PartArrays,
-    outline: Mapping[str, Any],
+    outline: Outline,
 ) -> Generator[Request, Replies, Prepared]:
     """Send encoders, models and rows; return what training starts from."""
     joined, settings = preparation.joined, preparation.settings
@@ -157,7 +157,7 @@ def prepare(
             parts[number] = PreparePart(**common, **fields, **batches.get(number, {}))
     request = PrepareRequest(
         privacy=PrivacyTerms.of(settings.privacy),
-        outline=Outline(strategy=settings.strategy, epochs=settings.epochs, **outline),
+        outline=outline,
         parts=parts,
     )
     replies = yield ask(request, joined.parts)

@@ -22,14 +22,13 @@ or saved with a step outstanding.
 
 import itertools
 import math
-from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
-from strategies.disclosures import Exposure
 from strategies.run.exchange import PartArrays, Replies, Request, ask
 from strategies.run.strategy import EpochResult, tests_every_epoch
 from strategies.setup.problem import TrainingProblem
@@ -43,15 +42,18 @@ from strategies.training.batches import (
     damped_rates,
     safe_rate,
 )
+from strategies.training.traffic import TableSize, Traffic, sgd_epoch
 from tp_flower.arrays import FloatArray
 from tp_flower.joins.batches import plan_batches, poisson_batches
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.metrics import evaluate
 from tp_flower.methods import DP_SGD, OUTSIDER
+from tp_flower.protocol import Action
 from tp_flower.protocol.training_messages import (
     BatchMessages,
     BatchStep,
     MeanGradient,
+    Outline,
     SgdRequest,
     StepRequest,
     Update,
@@ -100,6 +102,9 @@ class _Step:
 class BatchStrategy(JoinStrategy):
     """Base of the methods that step after every batch of joined rows."""
 
+    messages = (Action.PREPARE, Action.SGD)
+    messages_of_shards = (Action.STEP,)
+
     # in SGD the bias of a clip at one deviation costs more than the noise of one at
     # three (test RMSE at epsilon 1 on MovieLens 1.116 and 1.110); in ADMM it does not
     label_reach = 3.0
@@ -130,12 +135,6 @@ class BatchStrategy(JoinStrategy):
         """Return the divisor of the step size in an epoch, from 1."""
         return 1.0 + self.settings.decay * (epoch - 1)
 
-    def exposure(self, *args: Any) -> Exposure:
-        """Return the facts, with the steps that come late."""
-        exposure = super().exposure(*args)
-        is_stale = bool(exposure.sharded and self.settings.staleness)
-        return replace(exposure, is_stale=is_stale)
-
     def plan_batches(self, mapping: TableMapping, layouts: Layouts) -> PartArrays:
         """Plan the batches when the mapping is known."""
         size = self.batch_size(mapping.joined_rows)
@@ -162,10 +161,23 @@ class BatchStrategy(JoinStrategy):
         privacy = self.settings.privacy
         return privacy.features == DP_SGD and privacy.adversary == OUTSIDER
 
-    def outline(self) -> dict[str, Any]:
-        """Return how often each batch is visited, and how it is drawn."""
+    def outline(self) -> Outline:
+        """Return the schedule: how often each batch is visited, and how it is drawn."""
         uses = 1 if self._is_poisson else self.settings.epochs
-        return {"batch_uses": uses, "batch_rate": self._rate}
+        return replace(super().outline(), batch_uses=uses, batch_rate=self._rate)
+
+    def epoch_traffic(
+        self, tables: Sequence[TableSize], batches: int, *, is_last: bool
+    ) -> Traffic:
+        """Return what an epoch will send."""
+        return sgd_epoch(
+            tables,
+            batches,
+            is_last=is_last,
+            scores_all=bool(self.settings.tolerance),
+            is_tested=tests_every_epoch(self.settings),
+            staleness=self.settings.staleness,
+        )
 
     def epochs(self, problem: TrainingProblem) -> Generator[Request, Replies, None]:
         """Run the epochs, until the loss changes less than the tolerance, if set."""

@@ -10,9 +10,10 @@ from scripts.bench.movielens import has_movielens
 from scripts.bench.runs import Check, Outcome, flights_frames, run_traced
 from scripts.data.dataset import Dataset
 from strategies import Explain, RelationalStrategy
-from strategies.explain.cost import RunCost, Traffic
+from strategies.explain.cost import RunCost
 from strategies.run.grid import InProcessGrid
 from strategies.setup.problem import TrainingProblem
+from strategies.training.traffic import Traffic
 from tp_flower.methods import METHODS, PERSONAL
 from tp_flower.query import Query
 from tp_flower.reports.records import RoundReport

@@ -102,7 +102,7 @@ def test_a_release_is_booked_under_the_message_it_leaves_with(what, family, acti
 def test_placeholders_are_facts_of_a_run():
     from strategies.disclosures import Exposure, facts_of
 
-    facts = facts_of(Exposure("o", ADMM, ["c"], ["c"], [], True, False))
+    facts = facts_of(Exposure("o", [Action.ADMM], ["c"], ["c"], [], True, False))
     for _, declared in DISCLOSURES:
         assert not declared.when or declared.when in facts
         assert not re.search(r"[{}]", declared.carries.format_map(facts))

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from client_apps.app import app
 from scripts.data.store import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
 from strategies import STRATEGIES, Explain
-from strategies.explain.cost import (
+from strategies.explain.cost import expected_batch_rows
+from strategies.run.grid import InProcessGrid
+from strategies.training.traffic import (
     ShardSize,
     TableSize,
     Traffic,
     admm_epoch,
-    expected_batch_rows,
     prepare_round,
     sgd_epoch,
 )
-from strategies.run.grid import InProcessGrid
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import Query
 from tp_flower.sources.flights import FLIGHTS_SQL

@@ -13,9 +13,9 @@ from flwr.app import Context, RecordDict
 import strategies.app
 from client_apps.app import app
 from scripts.data.store import STORE_SQL, make_store
-from strategies import Explain
+from strategies import STRATEGIES, Explain
 from strategies.app import CONSOLE_WIDTH
-from strategies.disclosures import NOTHING, Exposure, disclosures
+from strategies.disclosures import NOTHING, SET_UP, Exposure, disclosures
 from strategies.explain.explanation import explanation_dict
 from strategies.run.grid import InProcessGrid
 from tests.support.database_tables import fill
@@ -179,23 +179,35 @@ def test_the_report_is_json_and_says_the_same(small):
 # who learns what
 
 
-@pytest.mark.parametrize("strategy", ["admm", "sgd", "coreset"])
+def messages_of(strategy, *, is_sharded=True, **how) -> tuple[Action, ...]:
+    method = STRATEGIES[strategy](Query.from_sql(SMALL_SQL), **how)
+    return (*SET_UP, *method.run_messages(is_sharded=is_sharded), Action.FINISH)
+
+
+@pytest.mark.parametrize("strategy", ["admm", "sgd", "coreset-ridge"])
 def test_every_message_is_covered(strategy):
-    exposure = Exposure("o", strategy, ["c", "d"], ["c"], ["d"], False, False)
-    told = disclosures(replace(exposure, is_measured=True))
+    how = {"coreset_size": 9, "task": "regression"}
+    plain, measured = (
+        disclosures(Exposure("o", messages, ["c", "d"], ["c"], ["d"], False, False))
+        for messages in (
+            messages_of(strategy, coreset_kind="uniform", **how),
+            messages_of(strategy, **how),
+        )
+    )
+    told = measured
     drawing = {Action.MEASURE, Action.DRAW, Action.WEIGH}
-    plain = {own.message for own in disclosures(exposure)}
-    assert {own.message for own in told} - plain == set(map(str, drawing))
+    names = {own.message for own in told}
+    assert names - {own.message for own in plain} == set(map(str, drawing))
     others = {
         "admm": {Action.SGD, Action.STEP, Action.ROWS},
         "sgd": {Action.ADMM, Action.CONSENSUS, Action.ROWS},
-        "coreset": {Action.SGD, Action.STEP, Action.ADMM},
+        "coreset-ridge": {Action.SGD, Action.STEP, Action.ADMM},
     }[strategy]
     # of runs that predict, which say themselves what they release
     others |= {Action.SCORE, Action.DELIVER}
     # of sites with models of their own
     others |= {Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL}
-    assert {own.message for own in told} == set(map(str, set(Action) - others))
+    assert names == set(map(str, set(Action) - others))
     assert all(own.protection for own in told)
     labels = [own for own in told if "label of every row of o" in own.carries]
     assert [own.protection for own in labels] == [NOTHING]
@@ -207,7 +219,7 @@ def test_every_message_is_covered(strategy):
 @pytest.mark.parametrize("family", ["admm", "sgd"])
 def test_vfl_tells_a_site_what_each_joined_row_is_made_of(family):
     def told(*, by_joined_rows):
-        exposure = Exposure("o", family, ["c"], [], [], True, False)
+        exposure = Exposure("o", messages_of(family), ["c"], [], [], True, False)
         return disclosures(replace(exposure, by_joined_rows=by_joined_rows))
 
     changed = {
@@ -232,7 +244,8 @@ def test_vfl_tells_a_site_what_each_joined_row_is_made_of(family):
 @pytest.mark.parametrize("source", KeySource)
 def test_where_the_key_comes_from_is_said(source):
     tables = [], [], []
-    told = disclosures(Exposure("o", "admm", *tables, True, False, keys=source))
+    messages = messages_of("admm", is_sharded=False)
+    told = disclosures(Exposure("o", messages, *tables, True, False, keys=source))
     (keys,) = {own.protection for own in told if own.carries.startswith("join keys")}
     assert {"file": "secret file", "pinned": "pinned", "agreed": "an honest server"}[
         source
@@ -243,7 +256,8 @@ def test_where_the_key_comes_from_is_said(source):
 
 
 def test_a_simulation_says_that_its_key_protects_nothing():
-    told = disclosures(Exposure("o", "admm", [], [], [], True, is_simulated=True))
+    messages = messages_of("admm", is_sharded=False)
+    told = disclosures(Exposure("o", messages, [], [], [], True, is_simulated=True))
     keys = [own for own in told if own.carries.startswith("join keys")]
     assert "the key of a simulation is known to all" in keys[0].protection
     assert not any("Gram" in own.carries for own in told)
@@ -262,7 +276,8 @@ PRIVATE = PrivacySettings(
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
 def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
     tables = ["c", "d"], ["c"], ["d"]
-    exposure = Exposure("o", strategy, *tables, False, False, fitted=["c"])
+    messages = messages_of(strategy)
+    exposure = Exposure("o", messages, *tables, False, False, fitted=["c"])
     clear = disclosures(exposure)
     covered = disclosures(replace(exposure, privacy=PRIVATE))
     clear_by, covered_by = (
