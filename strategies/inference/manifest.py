@@ -53,11 +53,10 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="k
 
 
 class ModelPart(_Record, frozen=True):
-    """One part of a model: what one shard's site keeps.
+    """One part of a model, which the site of one shard keeps.
 
-    Attributes:
-        index: of the shard among the table's in the site's tables file.
-        digest: SHA-256 of the part's files, hexadecimal; "" where the site keeps none.
+    ``index`` is that of the shard among the table's in the site's tables file,
+    ``digest`` the SHA-256 of the part's files; "" where the site keeps none.
     """
 
     number: Count
@@ -98,11 +97,7 @@ class ModelTable(_Record, frozen=True, kw_only=True, dict=True):
 class Manifest(_Record, frozen=True, kw_only=True):
     """A trained model, as the server keeps it.
 
-    Attributes:
-        label: its expression.
-        base_score: (d_c,).
-        train: metrics on the training rows, those that are finite.
-        joined_rows: number of training rows.
+    ``joined_rows`` are those of the training; metrics are those that are finite.
     """
 
     name: str
@@ -165,7 +160,7 @@ class _File(msgspec.Struct):
     model: Document
 
 
-def encode_manifest(manifest: Manifest) -> dict[str, Any]:
+def encode_manifest(manifest: Manifest) -> Document:
     """Return the content of a manifest's file: plain JSON types."""
     content = msgspec.to_builtins(manifest)
     file = _File(FORMAT, VERSION, _digest(content), content)
@@ -173,11 +168,7 @@ def encode_manifest(manifest: Manifest) -> dict[str, Any]:
 
 
 def decode_manifest(data: object) -> Manifest:
-    """Return the manifest that ``encode_manifest`` made content of.
-
-    Raises:
-        ModelError: it is of another version, was changed, or is malformed.
-    """
+    """Return the manifest that ``encode_manifest`` made content of."""
     try:
         file = msgspec.convert(data, _File)
         if file.format != FORMAT:
@@ -196,7 +187,7 @@ def decode_manifest(data: object) -> Manifest:
         raise ModelError(f"the manifest is damaged: {error}") from None
 
 
-def _digest(content: Mapping[str, Any]) -> str:
+def _digest(content: Document) -> str:
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -207,11 +198,7 @@ def manifest_path(home: Path, model: ModelVersion) -> Path:
 
 
 def read_manifest(home: Path, model: ModelVersion) -> Manifest:
-    """Return the manifest of one version.
-
-    Raises:
-        ModelError: there is none, or it is damaged or of another version.
-    """
+    """Return the manifest of one version."""
     path = manifest_path(home, model)
     try:
         manifest = decode_manifest(json.loads(path.read_bytes()))
@@ -231,20 +218,12 @@ def read_manifest(home: Path, model: ModelVersion) -> Manifest:
 
 
 def resolve(home: Path, text: str) -> Manifest:
-    """Return the manifest that ``name@version`` names, or the latest of ``name``.
-
-    Raises:
-        ModelError: there is none (says what is close), or it cannot be used.
-    """
+    """Return the manifest that ``name@version`` names, or the latest of ``name``."""
     return read_manifest(home, find_version(home, text))
 
 
 def write_manifest(home: Path, manifest: Manifest) -> Path:
-    """Write a manifest, whole or not at all, and return its path.
-
-    Raises:
-        ModelError: it cannot be written.
-    """
+    """Write a manifest, whole or not at all, and return its path."""
     path = manifest_path(home, manifest.model)
     text = json.dumps(encode_manifest(manifest), indent=2, allow_nan=False) + "\n"
     try:
@@ -262,7 +241,7 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
         raise RuntimeError("there is no model before the run has ended")
     schemas = strategy.inventory.schemas()
     bound = strategy.bind(schemas)
-    shards = {(item.node, item.position): item for item in strategy.inventory.shards}
+    shards = strategy.inventory.by_place
 
     def part_of(part: Part) -> ModelPart:
         # found again by site, table and shard: nodes change
@@ -319,11 +298,11 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def feature_texts(fragments: Sequence[Fragment]) -> tuple[str, ...]:
     """Return ``name = expression`` of every feature of a table, in order."""
-    texts = []
-    for index, feature in enumerate(fragments[0].features):
-        column = [fragment.features[index].sql for fragment in fragments]
-        texts.append(f"{feature.name} = {_expressions(fragments, column)}")
-    return tuple(texts)
+    columns = zip(*(fragment.features for fragment in fragments), strict=True)
+    return tuple(
+        f"{column[0].name} = {_expressions(fragments, [each.sql for each in column])}"
+        for column in columns
+    )
 
 
 def label_text(fragments: Sequence[Fragment]) -> str:
@@ -361,11 +340,7 @@ def _over_hosted(fragment: Fragment, sql: str) -> str:
 
 @dataclass(frozen=True)
 class Missing:
-    """By table, the sites of a model that do not host it now.
-
-    Attributes:
-        gone: tables that no site hosts.
-    """
+    """By table, the sites of a model that do not host it now; ``gone`` if none does."""
 
     sites: Mapping[str, tuple[str, ...]]
     gone: frozenset[str]
@@ -406,12 +381,7 @@ def find_missing(manifest: Manifest, inventory: Inventory) -> Missing:
 
 
 def check_query(manifest: Manifest, bound: BoundQuery) -> None:
-    """Refuse a query whose rows are not made as those of the model are.
-
-    Raises:
-        QueryError: names the tables or features that are missing, too many, or in
-            another order.
-    """
+    """Refuse a query whose rows are not made as those of the model are."""
     tables, model = [table.table for table in manifest.tables], manifest.model
     if set(tables) != set(bound.tables):
         raise QueryError(
@@ -459,10 +429,6 @@ def without_missing(
 
     The tables of which rows are missing are LEFT JOINed: rows without a match there
     take the table's mean score.
-
-    Raises:
-        ModelError: sites are gone, and the policy is to stop; or no joined row can be
-            made without them.
     """
     if not missing.sites:
         return bound
@@ -501,12 +467,8 @@ def _behind(bound: BoundQuery, removed: str) -> list[str]:
 def model_parts(
     manifest: Manifest, parts: Sequence[Part], inventory: Inventory
 ) -> dict[int, ModelPart]:
-    """Return with which part of the model each part of the run is scored, by number.
-
-    Raises:
-        ModelError: a site has no part for one of its shards.
-    """
-    shards = {(shard.node, shard.position): shard for shard in inventory.shards}
+    """Return with which part of the model each part of the run is scored, by number."""
+    shards = inventory.by_place
     uses: Counter[tuple[str, str, str, int]] = Counter()
     chosen = {}
     for part in parts:

@@ -78,18 +78,6 @@ class SiteGraph:
             for group in range(groups.max() + 1)
         ]
 
-    def entry(self, settings: Settings) -> dict[str, object]:
-        """Return the report's entry of the graph."""
-        components = self.graph.components
-        return {
-            "kind": self.kind,
-            "norm": settings.graph_norm,
-            "penalty": settings.graph_penalty,
-            "weights": settings.graph_weights,
-            "edges": self.graph.edges.tolist(),
-            "components": int(components.max(initial=-1)) + 1,
-        }
-
 
 def make_graph(
     problem: PersonalisedProblem, settings: Settings

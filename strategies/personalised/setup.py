@@ -36,7 +36,7 @@ from tp_flower.protocol.personalised_messages import (
     PersonaliseRequest,
 )
 from tp_flower.protocol.setup_messages import ExtractedPart
-from tp_flower.query import BoundQuery, Query
+from tp_flower.query import Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
 from tp_flower.settings.training import EVERYTHING, INTERCEPT, LAST, named_coordinates
@@ -83,7 +83,17 @@ def set_up_personalised(
 ) -> Generator[Request, Replies, PersonalisedProblem]:
     """Run the rounds of the set-up."""
     bound = query.bind(inventory.schemas())
-    _check_one_table(bound)
+    if len(bound.tables) > 1:
+        raise QueryError(
+            "strategy 'personalised' is for the rows of one table, whose shards get a "
+            f"model each; the query joins {', '.join(bound.tables)}: put what belongs "
+            "to a row into its table, or use admm"
+        )
+    if bound.weight_table is not None:
+        raise QueryError(
+            "strategy 'personalised' weighs all rows of a site alike: leave out "
+            "'AS weight'"
+        )
     (name,) = bound.tables
     choices = encoder_choices(bound, settings)
     extracted = yield from extract(bound, settings, inventory, keeps_labels=True)
@@ -95,7 +105,10 @@ def set_up_personalised(
     ]
     trained = tuple(int(np.count_nonzero(~mask)) for mask in held_out)
     values = read_classes(extracted, parts)
-    check_classes(values, settings)
+    if len(values) == 1:
+        raise QueryError(f"the label is constant at all sites (one class: {values[0]})")
+    if settings.task == "classification" and not values:
+        raise QueryError("no site has told the classes of its label")
     classes = tuple(v if isinstance(v, str) else repr(v) for v in values)
     loss = plain_loss(classes, settings.loss)
     split = SplitRows(
@@ -105,9 +118,8 @@ def set_up_personalised(
         held_out=np.concatenate(held_out),
     )
     encoders = yield from fit_encoders(split)
-    kind = settings.model_of(name) if encoders[name].width else "linear"
     spec = ModelSpec(
-        kind=kind,
+        kind=settings.model_of(name) if encoders[name].width else "linear",
         outputs=loss.outputs,
         intercept=True,
         hidden_sizes=settings.hidden_sizes,
@@ -135,11 +147,8 @@ def set_up_personalised(
     replies = yield ask(request, parts)
     bodies = [replies.body(part, PersonalisedPart) for part in parts]
     features, penalised = common_shape(parts, bodies)
-    sums = _label_sums(parts, bodies, len(classes))
-    for part, body, count in zip(parts, bodies, trained, strict=True):
-        if body.rows != count:
-            raise refuse(part, "another number of rows than it was told to train on")
-    table = PreparedTable(name, parts, kind, features, spec.outputs, penalised)
+    sums = _label_sums(parts, bodies, trained, len(classes))
+    table = PreparedTable(name, parts, spec.kind, features, spec.outputs, penalised)
     return PersonalisedProblem(
         tables={name: table},
         loss=loss,
@@ -168,21 +177,6 @@ def set_up_personalised(
         curvature=np.array([body.curvature for body in bodies]),
         label_scale=label_scale_of(loss, sums),
     )
-
-
-def _check_one_table(bound: BoundQuery) -> None:
-    """Refuse what one site's rows do not answer alone."""
-    if len(bound.tables) > 1:
-        raise QueryError(
-            "strategy 'personalised' is for the rows of one table, whose shards get a "
-            f"model each; the query joins {', '.join(bound.tables)}: put what belongs "
-            "to a row into its table, or use admm"
-        )
-    if bound.weight_table is not None:
-        raise QueryError(
-            "strategy 'personalised' weighs all rows of a site alike: leave out "
-            "'AS weight'"
-        )
 
 
 def site_names(parts: Sequence[Part]) -> tuple[str, ...]:
@@ -232,21 +226,16 @@ def read_classes(extracted: Extracted, parts: Sequence[Part]) -> list[str | floa
     return sorted(classes)
 
 
-def check_classes(classes: Sequence[str | float], settings: Settings) -> None:
-    """Refuse one class, of which nothing can be learned, or none where they are due."""
-    if len(classes) == 1:
-        raise QueryError(
-            f"the label is constant at all sites (one class: {classes[0]})"
-        )
-    if settings.task == "classification" and not classes:
-        raise QueryError("no site has told the classes of its label")
-
-
 def _label_sums(
-    parts: Sequence[Part], bodies: Sequence[PersonalisedPart], classes: int
+    parts: Sequence[Part],
+    bodies: Sequence[PersonalisedPart],
+    trained: Sequence[int],
+    classes: int,
 ) -> FloatArray:
     """Return the sums over all sites: rows per class, or count, sum and squares."""
-    for part, body in zip(parts, bodies, strict=True):
+    for part, body, rows in zip(parts, bodies, trained, strict=True):
+        if body.rows != rows:
+            raise refuse(part, "another number of rows than it was told to train on")
         sums = body.label_sums
         if len(sums) != (classes or 3) or max(map(abs, sums)) > LARGEST_SUM:
             raise refuse(part, "sums that cannot be those of its labels")

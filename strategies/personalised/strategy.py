@@ -9,6 +9,17 @@ Reference: "Communication Efficient Training of Federated Model Over Unbalanced 
 (draft), Algorithms 1, 2, 4 and 5. Corrected here: the gradient maps back by the
 transposes of M and N, the prox of an edge depends on its norm, and the Z-step stops on
 residuals. Steps over all rows are accelerated, as rounds are what costs.
+
+Entry ``personal`` of `report.json`::
+
+    sites     [{site, rows, cluster, personal: {train, test}, global: .., local: ..}]
+    means     {personal: {train, test}, global: .., local: ..}   over the sites
+    graph     {kind, norm, penalty, weights, edges: [[i, j]], components}
+              positions in ``sites``; what is not connected shares nothing but x
+    clusters  [[i, ..]]   connected sites whose own coordinates are equal
+    objective of the final parameters; change  by the last step, {track: relative}
+    bytes     {up, down, updates, updates-float32}   of the rounds of training; updates
+              of the sites' own models, as they were and as float32 would have been
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -20,12 +31,11 @@ import numpy as np
 from strategies.personalised.descent import Descent, read_updates, update_code
 from strategies.personalised.graph import EdgePenalty, SiteGraph, make_graph
 from strategies.personalised.report import (
+    PENALTY,
     Metrics,
-    PersonalisedOutcome,
     mean_metrics,
     mean_objective,
     read_metrics,
-    report_entry,
 )
 from strategies.personalised.setup import (
     PersonalisedProblem,
@@ -54,8 +64,11 @@ _METRICS: Final = {PERSONAL: "metrics", GLOBAL: "common_metrics"}
 class Training:
     """A personalised training after its set-up.
 
-    ``descents`` are by track: the sites' own models, and one for all; ``mask`` (p,)
-    tells the coordinates that each site has for itself.
+    Attributes:
+        descents: by track: the sites' own models, and one for all.
+        mask: (p,), the coordinates that each site has for itself.
+        metrics: by track, and "local", of every site at the end; None of one that was
+            missing.
     """
 
     def __init__(
@@ -70,6 +83,7 @@ class Training:
         self.descents = {PERSONAL: Descent.start(self.mask, start, self._penalty.step)}
         if settings.baselines:
             self.descents[GLOBAL] = Descent.start(np.zeros_like(self.mask), start)
+        self.metrics: dict[str, Sequence[Metrics | None]] = {}
         self._has_answered: BoolArray = np.zeros(len(problem.parts), np.bool_)
         self._update_bytes = 0
 
@@ -151,23 +165,67 @@ class Training:
             epoch, mean_metrics(metrics, "train"), mean_metrics(metrics, "test")
         )
 
-    def outcome(self, replies: Replies) -> PersonalisedOutcome:
-        """Return the result, by the replies to the final parameters."""
-        metrics: dict[str, Sequence[Metrics | None]] = {
+    def take_metrics(self, replies: Replies) -> None:
+        """Note the metrics of the final parameters."""
+        self.metrics = {
             track: read_metrics(replies, self.problem.parts, _METRICS[track])
             for track in self.descents
         }
         if self.graph.alone is not None:
-            metrics["local"] = self.graph.alone
+            self.metrics["local"] = self.graph.alone
+
+    def report_entry(self, report: RunReport) -> dict[str, object]:
+        """Return the entry of a run's report, which is complete without it."""
+        problem, graph = self.problem, self.graph.graph
         models = self.parameters[PERSONAL][:, self.mask]
-        return PersonalisedOutcome(
-            metrics=metrics,
-            objective=mean_objective(metrics[PERSONAL]) + self._penalty.value(models),
-            changes={track: each.change for track, each in self.descents.items()},
-            graph=self.graph.entry(self.settings),
-            clusters=self.graph.clusters(models),
-            update_bytes=self._update_bytes,
-        )
+        clusters = self.graph.clusters(models)
+        cluster_of = {k: n for n, sites in enumerate(clusters) for k in sites}
+        sites = [
+            {
+                "site": site,
+                "rows": problem.rows[k],
+                "cluster": cluster_of[k],
+                **{
+                    track: _without_penalty(metrics)
+                    for track, all_sites in self.metrics.items()
+                    if (metrics := all_sites[k]) is not None
+                },
+            }
+            for k, site in enumerate(problem.sites)
+        ]
+        rounds = [item for item in report.history if item.phase == PERSONAL]
+        objective = mean_objective(self.metrics[PERSONAL])
+        return {
+            "sites": sites,
+            "means": {
+                track: {kind: mean_metrics(metrics, kind) for kind in ("train", "test")}
+                for track, metrics in self.metrics.items()
+            },
+            "graph": {
+                "kind": self.graph.kind,
+                "norm": self.settings.graph_norm,
+                "penalty": self.settings.graph_penalty,
+                "weights": self.settings.graph_weights,
+                "edges": graph.edges.tolist(),
+                "components": int(graph.components.max(initial=-1)) + 1,
+            },
+            "clusters": clusters,
+            "objective": objective + self._penalty.value(models),
+            "change": {track: each.change for track, each in self.descents.items()},
+            "bytes": {
+                "up": sum(sum(item.bytes_up.values()) for item in rounds),
+                "down": sum(sum(item.bytes_down.values()) for item in rounds),
+                "updates": self._update_bytes,
+                "updates-float32": 4 * report.epochs * len(sites) * len(problem.start),
+            },
+        }
+
+
+def _without_penalty(metrics: Metrics) -> Metrics:
+    return {
+        kind: {name: value for name, value in values.items() if name != PENALTY}
+        for kind, values in metrics.items()
+    }
 
 
 class Personalised(RelationalStrategy[PersonalisedProblem]):
@@ -182,7 +240,7 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
         super().__init__(*args, **kwargs)
         self.parameters: dict[str, FloatArray] = {}
         self._graph: SiteGraph | None = None
-        self._result: PersonalisedOutcome | None = None
+        self._training: Training | None = None
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -210,7 +268,8 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
             if training.change < self.settings.tolerance:
                 break
         self.parameters = training.parameters
-        self._result = training.outcome((yield training.ask_metrics()))
+        training.take_metrics((yield training.ask_metrics()))
+        self._training = training
 
     def outcome_of(self, replies: Replies, problem: PersonalisedProblem) -> Outcome:
         """Return the digests; the one table adds all of the scores."""
@@ -224,12 +283,12 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
     def report(self) -> RunReport:
         """The record of the run so far, with the entry of the sites' own models."""
         report = super().report
-        if self._result is None or self.training_problem is None:
+        if self._training is None:
             return report
-        metrics = self._result.metrics[PERSONAL]
+        metrics = self._training.metrics[PERSONAL]
         return replace(
             report,
             final_train=mean_metrics(metrics, "train"),
             final_test=mean_metrics(metrics, "test"),
-            personal=report_entry(self.training_problem, self._result, report),
+            personal=self._training.report_entry(report),
         )

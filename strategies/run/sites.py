@@ -91,6 +91,11 @@ class Inventory:
                 listed.append(shard.site)
         return {node: "+".join(listed) for node, listed in names.items()}
 
+    @property
+    def by_place(self) -> dict[tuple[int, int], HostedShard]:
+        """The shards by node and position there."""
+        return {(shard.node, shard.position): shard for shard in self.shards}
+
     def hosts(self, table: str) -> bool:
         """Whether some site hosts a table of this name, compared as SQL does."""
         return table.lower() in {name.lower() for name in self.tables}
