@@ -126,13 +126,15 @@ class Database:
         """Begin a transaction, and keep all others out until it ends."""
         self._lock.acquire()
         try:
-            with self._refused():
-                connection = self._opened()
-                if is_durable != self._is_durable:
-                    mode = "FULL" if is_durable else "NORMAL"
-                    connection.execute(f"PRAGMA synchronous = {mode}")
-                    self._is_durable = is_durable
-                connection.execute("BEGIN IMMEDIATE")
+            connection = self._opened()
+            if is_durable != self._is_durable:
+                mode = "FULL" if is_durable else "NORMAL"
+                connection.execute(f"PRAGMA synchronous = {mode}")
+                self._is_durable = is_durable
+            connection.execute("BEGIN IMMEDIATE")
+        except (sqlite3.Error, OSError) as error:
+            self._lock.release()
+            self._refuse(error)
         except BaseException:
             self._lock.release()
             raise
@@ -141,8 +143,10 @@ class Database:
     def commit(self) -> None:
         """End the transaction: all of it is safe."""
         try:
-            with self._refused():
-                self._opened().execute("COMMIT")
+            self._opened().execute("COMMIT")
+        except (sqlite3.Error, OSError) as error:
+            self.rollback()
+            self._refuse(error)
         except BaseException:
             self.rollback()
             raise

@@ -131,7 +131,9 @@ class SiteStore:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep all others out of the run; a process that is killed lets go of it."""
-        with self._file_lock():
+        folder = self._folder
+        lock = self._cached.lock if folder is None else self._file_lock(folder)
+        with lock:
             query = "SELECT name, id FROM entries WHERE run = ?"
             self._ids = dict(self._database.fetch(query, self.run))
             try:
@@ -140,24 +142,20 @@ class SiteStore:
                 self._ids = None
 
     @contextmanager
-    def _file_lock(self) -> Iterator[None]:
-        if self._folder is None:
-            with self._cached.lock:
-                yield
-            return
+    def _file_lock(self, folder: Path) -> Iterator[None]:
         try:
-            lock = _locked(self._folder)
+            lock = _locked(folder)
         except OSError as error:
-            raise cannot_write(self._folder, error) from error
+            raise cannot_write(folder, error) from error
         try:
             yield
         finally:
             try:
                 # a folder without large arrays leaves no trace
                 with suppress(OSError):
-                    if os.listdir(self._folder) == [_LOCK]:
-                        (self._folder / _LOCK).unlink()
-                        self._folder.rmdir()
+                    if os.listdir(folder) == [_LOCK]:
+                        (folder / _LOCK).unlink()
+                        folder.rmdir()
             finally:
                 os.close(lock)
 

@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from secrets import token_bytes
@@ -367,11 +367,9 @@ class Site:
         self.round.arrays.clear()
         self.round.change(states)
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> AbstractContextManager[None]:
         """Write all changes at the end; if that raises SiteError, there are none."""
-        with self.store.together(self.features.make_room):
-            yield
+        return self.store.together(self.features.make_room)
 
     def begin(self, number: int, digest: str, last: CommittedRound | None) -> None:
         """Begin a round, after the committed one; ``digest`` is of its request."""

@@ -57,10 +57,9 @@ def encode(message: Message) -> Packet:
     listed = []
     for number, body in getattr(message, PARTS).items():
         values = _values(body)
-        carried = {name: array for name, array, _ in _arrays(body)}
-        _build_part(layout.part, values, carried, number)
+        _build(layout.part, {**values, **_array_fields(body)}, number)
         listed.append({ID: number, **values})
-        arrays.update({(number, name): array for name, array in carried.items()})
+        arrays |= {(number, name): array for name, array, _ in _arrays(body)}
     if layout_of(layout.part).values:
         header[PARTS] = listed
     return Packet(header, arrays)
@@ -157,6 +156,17 @@ def _values(body: Body) -> dict[str, Any]:
     }
 
 
+def _array_fields(body: Body) -> dict[str, Any]:
+    """Return the arrays, and families of them, by the names of their fields."""
+    layout = layout_of(type(body))
+    return {
+        name: value
+        for fields in (layout.arrays, layout.families)
+        for name, (attribute, _) in fields.items()
+        if (value := getattr(body, attribute)) is not None
+    }
+
+
 def _arrays(body: Body) -> Iterator[tuple[str, AnyArray, ArraySpec]]:
     """Yield the arrays of a structure, each with its name on the wire."""
     layout = layout_of(type(body))
@@ -222,7 +232,8 @@ def _build(
     try:
         sizes: dict[str, int] = {}
         for name, array, spec in _arrays(body):
-            if _dtype_name(array.dtype) not in (spec.dtype, *spec.shorter):
+            dtype = _dtype_name(array.dtype)
+            if dtype != spec.dtype and dtype not in spec.shorter:
                 raise _wrong_form(name, array, spec, {})
             _check_shape(name, array, spec, sizes)
             _check_range(name, array, spec)
@@ -243,11 +254,12 @@ def _check_shape(
     """Compare an array's shape with the known sizes; note those that are new."""
     if array.ndim != len(spec.shape):
         raise _wrong_form(name, array, spec, {})
-    key = name.partition(_FAMILY)[2]
-    for length, declared in zip(array.shape, spec.shape, strict=True):
-        size = declared.replace("{}", key) if isinstance(declared, str) else declared
+    for length, size in zip(array.shape, spec.shape, strict=True):
         if isinstance(size, int):
             expected = size
+        elif "{}" in size:
+            size_of_key = size.replace("{}", name.partition(_FAMILY)[2])
+            expected = sizes.setdefault(size_of_key, length)
         elif size.endswith("/8"):
             rows = sizes.get(size.removesuffix("/8"))
             expected = length if rows is None else -(-rows // 8)

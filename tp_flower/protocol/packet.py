@@ -127,8 +127,9 @@ def unpack(content: RecordDict) -> Packet:
     Raises:
         ReplyError: ``pack`` has not made the records.
     """
-    header, layout = header_of(content), _document(content, LAYOUT, list)
-    record = content.config_records[MESSAGE]
+    record = _record(content)
+    header = _document(record, HEADER, dict)
+    layout = _document(record, LAYOUT, list)
     if not layout:
         if PAYLOAD in record or ARRAYS in content:
             raise ReplyError("malformed message: it has a payload but no layout")
@@ -138,7 +139,7 @@ def unpack(content: RecordDict) -> Packet:
 
 def header_of(content: RecordDict) -> dict[str, Any]:
     """Return the header alone of a packet in Flower records; see ``unpack``."""
-    header: dict[str, Any] = _document(content, HEADER, dict)
+    header: dict[str, Any] = _document(_record(content), HEADER, dict)
     return header
 
 
@@ -156,8 +157,8 @@ def parcel_of(content: RecordDict) -> Parcel:
     Raises:
         ReplyError: ``pack`` has not made it.
     """
+    record = _record(content)
     try:
-        record = content.config_records[MESSAGE]
         header, layout = str(record[HEADER]), str(record[LAYOUT])
     except KeyError as error:
         raise ReplyError(f"malformed message: it has no {error}") from None
@@ -262,15 +263,20 @@ def _payload(content: RecordDict, record: ConfigRecord) -> memoryview:
     return view
 
 
-def _document(content: RecordDict, name: str, kind: type) -> Any:
+def _record(content: RecordDict) -> ConfigRecord:
+    """Return the record of a message; Flower's views by type take longer."""
+    record = content.get(MESSAGE)
+    if not isinstance(record, ConfigRecord):
+        raise ReplyError(f"malformed message: it has no ConfigRecord {MESSAGE!r}")
+    return record
+
+
+def _document(record: ConfigRecord, name: str, kind: type) -> Any:
     """Return one of a message's two JSON documents."""
     try:
-        record = content[MESSAGE]
         document = json.loads(str(record[name]))
     except (KeyError, ValueError, RecursionError) as error:
         raise ReplyError(f"malformed message: {type(error).__name__}") from None
-    if not isinstance(record, ConfigRecord):
-        raise ReplyError("malformed message: its text is no ConfigRecord")
     if not isinstance(document, kind):
         raise ReplyError("malformed message: header or layout has the wrong type")
     return document
