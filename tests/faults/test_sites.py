@@ -369,7 +369,7 @@ def renumbered(entries):
         (layout(lambda _: {}), "wrong type"),
         (layout(lambda _: [[0, "scores", "float32", [3, 1]]]), "exceeds its layout"),
         (layout(renumbered), r"it is about parts \[1\], but its node hosts \[0\]"),
-        (lambda *_: RecordDict(), "malformed message: KeyError"),
+        (lambda *_: RecordDict(), "malformed message: it has no ConfigRecord"),
         (
             lambda *_: RecordDict(
                 {MESSAGE: ConfigRecord({"header": "{", "layout": "[]"})}
