@@ -197,17 +197,17 @@ def payload_of(data: np.ndarray) -> Array:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (RecordDict(), "malformed message: it has no ConfigRecord"),
+        (RecordDict(), "it has no ConfigRecord"),
         (RecordDict({"message": ConfigRecord({"header": "{}"})}), "message: KeyError"),
         (records(header="{"), "malformed message: JSONDecodeError"),
         (records(layout="nonsense"), "malformed message: JSONDecodeError"),
         (records(header="[]"), "header or layout has the wrong type"),
         (records(layout="{}"), "header or layout has the wrong type"),
         (records(layout='[[0,"x","uint8",[1]]]'), "a layout but no payload"),
-        (RecordDict({"message": ArrayRecord()}), "malformed message: it has no ConfigRecord"),
+        (RecordDict({"message": ArrayRecord()}), "it has no ConfigRecord"),
         (
             RecordDict({"message": MetricRecord({"header": 1, "layout": 2})}),
-            "malformed message: it has no ConfigRecord",
+            "it has no ConfigRecord",
         ),
     ],
 )
