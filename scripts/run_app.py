@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -68,11 +67,14 @@ def main(arguments: Sequence[str]) -> int:
     options, flower_arguments = _parse(arguments)
     try:
         check_run_config(options.run_config)
-        with _private_superlink() as environment:
+        with private_superlink() as environment:
             output_dir = _run(environment, flower_arguments)
-    except (RunError, SettingsError) as error:
+    except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, SettingsError) else 1
+        return 2
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     if options.note_output and output_dir:
         options.note_output.write_text(f"{output_dir}\n", encoding="utf-8")
     return 0
@@ -121,38 +123,41 @@ def check_run_config(texts: Sequence[str]) -> None:
         # Flower overlooks what does not look like this, such as `a = 1`
         rest = "" if text.endswith(".toml") else _KEY_VALUE.sub("", text).strip()
         if rest:
-            message = f"-c {text!r}: write key=value without spaces around ="
-            raise SettingsError(message)
+            raise SettingsError(f"-c {text!r}: write key=value without spaces around =")
     try:
         config = parse_config_args(list(texts))
     except (OSError, ValueError, click.ClickException) as error:
-        message = f"the run config {' '.join(texts)!r} cannot be read: {error}"
-        raise SettingsError(message) from error
+        raise SettingsError(
+            f"the run config {' '.join(texts)!r} cannot be read: {error}"
+        ) from error
     Settings.from_run_config(config)
 
 
 @contextlib.contextmanager
-def _private_superlink() -> Iterator[Mapping[str, str]]:
+def private_superlink() -> Iterator[Mapping[str, str]]:
     """Run a SuperLink for simulations; give the environment in which flwr finds it."""
-    with tempfile.TemporaryDirectory(
-        prefix="tp-flower-", ignore_cleanup_errors=True
-    ) as home:
-        port = _free_port()
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="tp-flower-", ignore_cleanup_errors=True
+        ) as home,
+        socket.socket() as probe,
+    ):
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+        probe.close()
         environment = {
             **os.environ,
             **FLOWER_ENVIRONMENT,
             "FLWR_HOME": home,
             # flwr looks for its local SuperLink here and starts none if it answers
-            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
+            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port,
             "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}",
         }
         log = Path(home) / "superlink.log"
+        address = ("--host", "127.0.0.1", "--port", port)
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [
-                    *(BIN / "flower-superlink", "--insecure", "--simulation"),
-                    *("--host", "127.0.0.1", "--port", str(port)),
-                ],
+                [BIN / "flower-superlink", "--insecure", "--simulation", *address],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -161,30 +166,22 @@ def _private_superlink() -> Iterator[Mapping[str, str]]:
                 start_new_session=True,
             )
         try:
-            _wait_until_ready(process, port, log)
+            _wait_until_ready(process, f"http://127.0.0.1:{port}/health", log)
             yield environment
         finally:
             _stop(process)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     deadline = time.monotonic() + STARTUP_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(urllib.error.URLError, OSError):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(url, timeout=1).close()
             return
         time.sleep(0.1)
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     tail = "\n".join(lines[-LOG_LINES:])
-    message = f"the local SuperLink did not start. Its last words:\n{tail}"
-    raise RunError(message)
+    raise RunError(f"the local SuperLink did not start. Its last words:\n{tail}")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -193,7 +190,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     After a run only its executor is left, which ends by itself. The simulation of an
     interrupted run would go on for a minute before it misses the SuperLink.
     """
-    children = _descendants(process.pid)
+    children = descendants(process.pid)
     process.terminate()
     try:
         process.wait(timeout=STOP_SECONDS)
@@ -205,83 +202,56 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             os.kill(pid, signal.SIGTERM)
 
 
-def _descendants(ancestor: int) -> list[int]:
+def descendants(ancestor: int) -> list[int]:
     """Return the ids of the processes under this one; none where there is no `ps`."""
     try:
-        command = ["ps", "-A", "-o", "pid=,ppid="]
-        listing = subprocess.run(command, capture_output=True, text=True, check=True)
+        listing = subprocess.check_output(["ps", "-A", "-o", "pid=,ppid="], text=True)
     except (OSError, subprocess.CalledProcessError):
         return []
-    pairs = [tuple(map(int, line.split())) for line in listing.stdout.splitlines()]
-    found, unseen = [], [ancestor]
-    while unseen:
-        parent = unseen.pop()
-        children = [pid for pid, its_parent in pairs if its_parent == parent]
-        found += children
-        unseen += children
-    return found
+    pairs = [tuple(map(int, line.split())) for line in listing.splitlines()]
+    family = [ancestor]
+    for parent in family:
+        family += [pid for pid, its_parent in pairs if its_parent == parent]
+    return family[1:]
 
 
 def _run(environment: Mapping[str, str], arguments: Sequence[str]) -> str:
-    """Stream a run and return its output folder, "" if it named none.
+    """Stream a run without noise; return its output folder, "" if it named none.
 
     Raises:
         RunError: the run did not complete.
     """
-    command = [str(BIN / "flwr"), "run", str(ROOT), "--stream", *arguments]
-    try:
-        code, output_dir = _stream(command, environment)
-    except KeyboardInterrupt:
-        _stop_run(environment)
-        message = "interrupted; the run was stopped"
-        raise RunError(message) from None
-    status, details = _final_status(environment, accepted=code == 0)
-    if status != "finished:completed":
-        message = f"the run ended as {status}: {details}"
-        raise RunError(message)
-    return output_dir
-
-
-def _stream(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
-    """Print the command's output without noise; return its status and the folder."""
     output_dir = ""
-    with subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-    ) as process:
-        for line in process.stdout or ():
-            if line.startswith(REPORT_LINE):
-                output_dir = str(Path(line.removeprefix(REPORT_LINE).strip()).parent)
-            if not NOISE.search(line):
-                print(line, end="", flush=True)
-    return process.returncode, output_dir
-
-
-def _list_runs(environment: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the runs of the SuperLink: one at most, as it is private."""
-    answer = subprocess.run(
-        [str(BIN / "flwr"), "ls", "--format", "json"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
     try:
-        runs: list[dict[str, str]] = json.loads(answer.stdout)["runs"]
-    except (ValueError, KeyError):
-        return []
-    return runs
+        with subprocess.Popen(
+            [BIN / "flwr", "run", ROOT, "--stream", *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        ) as process:
+            for line in process.stdout or ():
+                if line.startswith(REPORT_LINE):
+                    report = Path(line.removeprefix(REPORT_LINE).strip())
+                    output_dir = str(report.parent)
+                if not NOISE.search(line):
+                    print(line, end="", flush=True)
+    except KeyboardInterrupt:
+        for run in list_runs(environment):
+            _flwr(environment, "stop", run["run-id"])
+        raise RunError("interrupted; the run was stopped") from None
+    status, details = _final_status(environment, accepted=process.returncode == 0)
+    if status != "finished:completed":
+        raise RunError(f"the run ended as {status}: {details}")
+    return output_dir
 
 
 def _final_status(environment: Mapping[str, str], *, accepted: bool) -> tuple[str, str]:
     """Return the run's status and details once it has finished."""
     deadline = time.monotonic() + STATUS_SECONDS
-    while runs := _list_runs(environment):
+    while runs := list_runs(environment):
         status, details = runs[0]["status"], runs[0]["status-details"]
         if status.startswith("finished") or time.monotonic() > deadline:
             return status, details
@@ -290,10 +260,23 @@ def _final_status(environment: Mapping[str, str], *, accepted: bool) -> tuple[st
     return "not started", reason
 
 
-def _stop_run(environment: Mapping[str, str]) -> None:
-    for run in _list_runs(environment):
-        command = [str(BIN / "flwr"), "stop", run["run-id"]]
-        subprocess.run(command, env=environment, capture_output=True, check=False)
+def list_runs(environment: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the runs of the SuperLink: one at most, as it is private."""
+    try:
+        answer = json.loads(_flwr(environment, "ls", "--format", "json"))
+        runs: list[dict[str, str]] = answer["runs"]
+    except (ValueError, KeyError):
+        return []
+    return runs
+
+
+def _flwr(environment: Mapping[str, str], *arguments: str) -> str:
+    """Return what a command of flwr prints."""
+    command = [str(BIN / "flwr"), *arguments]
+    answer = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False
+    )
+    return answer.stdout
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

@@ -108,8 +108,8 @@ def test_descendants_are_found_through_generations() -> None:
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
     try:
-        assert {parent.pid, child} <= set(run_app._descendants(os.getpid()))
-        assert run_app._descendants(parent.pid) == [child]
+        assert {parent.pid, child} <= set(run_app.descendants(os.getpid()))
+        assert run_app.descendants(parent.pid) == [child]
     finally:
         os.kill(child, signal.SIGTERM)
         parent.communicate(timeout=10)
@@ -117,8 +117,8 @@ def test_descendants_are_found_through_generations() -> None:
 
 @pytest.mark.slow
 def test_the_private_superlink_answers_and_is_gone_afterwards() -> None:
-    with run_app._private_superlink() as environment:
-        assert run_app._list_runs(environment) == []
+    with run_app.private_superlink() as environment:
+        assert run_app.list_runs(environment) == []
         home = Path(environment["FLWR_HOME"])
         assert home.is_dir()
     assert not home.exists()
