@@ -23,11 +23,8 @@ SCRIPTS: Mapping[str, tuple[str, ...]] = {
 }
 """Where a script lies, in the order of versions: the first path that exists is run."""
 
-ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
+LIBRARIES = ("OMP", "OPENBLAS", "MKL")
+ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in LIBRARIES}
 """Sums over several threads depend on their number in the last digits."""
 
 
@@ -37,28 +34,17 @@ class CheckoutError(Exception):
 
 @dataclass(frozen=True)
 class Checkout:
-    """One version of the project.
-
-    Attributes:
-        folder: its root.
-        commit: its hash; the folder's path where that is no repository.
-    """
+    """One version of the project: its root, and its commit, if that is known."""
 
     folder: Path
     commit: str
 
     def script(self, name: str) -> Path:
-        """Return the path of a script of `SCRIPTS`.
-
-        Raises:
-            CheckoutError: this version has it nowhere.
-        """
+        """Return the path of a script of `SCRIPTS`, which this version must have."""
         paths = [self.folder / path for path in SCRIPTS[name]]
-        for path in paths:
-            if path.exists():
-                return path
-        message = f"{self.folder} has none of {', '.join(SCRIPTS[name])}"
-        raise CheckoutError(message)
+        if path := next(filter(Path.exists, paths), None):
+            return path
+        raise CheckoutError(f"{self.folder} has none of {', '.join(SCRIPTS[name])}")
 
     def run(
         self,
@@ -67,14 +53,13 @@ class Checkout:
         home: Path,
         environment: Mapping[str, str] = ONE_THREAD,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a script with this version's modules.
+        """Run a script of `SCRIPTS` with this version's modules.
 
         Args:
-            name: of the script, as in `SCRIPTS`.
+            name: of the script.
             arguments: of its command line.
             home: folder for what runs and sites keep.
-            environment: variables that are set besides; modules of its PYTHONPATH
-                come after the version's own.
+            environment: more variables; its PYTHONPATH comes after the version's.
         """
         modules = [str(self.folder), str(self.folder / "scripts")]
         if "PYTHONPATH" in environment:
@@ -98,13 +83,10 @@ class Checkout:
 
 @contextmanager
 def check_out(version: str) -> Iterator[Checkout]:
-    """Yield a checkout of a commit, removed afterwards, or of a folder as it is.
-
-    Args:
-        version: a commit of this repository, or the root folder of a checkout.
+    """Yield a commit's checkout, removed afterwards, or that in a folder as it is.
 
     Raises:
-        CheckoutError: there is no such commit.
+        CheckoutError: ``version`` is neither a commit of this repository nor a folder.
     """
     folder = Path(version)
     if (folder / "pyproject.toml").exists():
@@ -112,8 +94,9 @@ def check_out(version: str) -> Iterator[Checkout]:
         return
     commit = _git(ROOT, "rev-parse", "--verify", f"{version}^{{commit}}")
     if not commit:
-        message = f"{version!r} is neither a commit nor the root of a checkout"
-        raise CheckoutError(message)
+        raise CheckoutError(
+            f"{version!r} is neither a commit nor the root of a checkout"
+        )
     with tempfile.TemporaryDirectory(prefix="tp-flower-checkout-") as text:
         tree = Path(text) / "tree"
         _git(ROOT, "worktree", "add", "--detach", str(tree), commit)
