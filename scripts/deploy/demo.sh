@@ -219,6 +219,23 @@ printf '%s\n' "${settings[@]}" >"$work/simulate.toml"
 follow python scripts/run_app.py --note-output "$work/simulated" -c "$work/simulate.toml" >"$work/log/simulation" 2>&1 ||
   fail_with_log simulation "the simulation failed"
 say "metrics of the deployment, and of the simulation"
-python "$deploy/compare_reports.py" "$trained/report.json" "$(cat "$work/simulated")/report.json"
+python - "$trained/report.json" "$(cat "$work/simulated")/report.json" <<'PYTHON'
+import json
+import sys
+
+import pandas as pd
+
+reports = [json.load(open(path)) for path in sys.argv[1:]]
+first, second = (
+    pd.json_normalize([*report["history"], report["final"]]).filter(regex="^(train|test)[.]")
+    for report in reports
+)
+print(pd.DataFrame({"deployment": first.iloc[-1], "simulation": second.iloc[-1]}).to_string())
+furthest = (first - second).abs().max().max()
+print(f"{first.count().sum()} metrics, furthest apart: {furthest:.1e}")
+# a metric that one of them lacks is not equal, nor is one that is no number at the end
+if not (furthest <= 1e-6 and first.isna().equals(second.isna()) and first.iloc[-1].notna().all()):
+    sys.exit("error: the deployment and the simulation differ")
+PYTHON
 
 say "done in $SECONDS seconds${keep:+; reports and logs are in $keep}"
