@@ -18,7 +18,7 @@ LONGEST = (
     *("test_empty_shards", "test_label_runs", "test_cost", "test_coreset_runs"),
     *("test_personalised", "test_sgd", "test_resume", "test_fuzz", "test_attacks"),
     *("test_fault_schedules", "test_key_attacks", "test_mapping", "test_scale"),
-    *("test_query_execution", "test_prepare_mimic", "test_datasets"),
+    *("test_query_execution", "test_prepare_mimic", "test_flights"),
 )
 """Files that take longest, those that wait beside those that compute. Begun last, one
 of them would be run while the other workers have nothing left to do."""
@@ -32,7 +32,7 @@ SHARED = {
     *("test_coreset_solved", "test_accounting", "test_key_sources", "test_gd"),
     *("test_privacy_plan", "test_sites", "test_databases", "test_device_features"),
     *("test_extraction", "test_expanded_rows", "test_predict", "test_fuzz_replies"),
-    *("test_private_statistics_runs", "test_key_sources", "test_datasets"),
+    *("test_private_statistics_runs", "test_key_sources", "test_flights"),
 }
 """Files of which a run takes a share: of every test with several parameters one in
 ``SHARE``, drawn by the commit. ``--whole`` takes all."""

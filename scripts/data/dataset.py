@@ -20,15 +20,11 @@ Sites = dict[str, dict[str, pd.DataFrame]]
 
 @dataclass(frozen=True)
 class Dataset:
-    """Tables with a query.
+    """Tables, each in one shard, with a query and the run-config keys of every run.
 
     Attributes:
-        name: on the command line.
-        title: for people.
+        name: on the command line; ``title`` is for people.
         metric: the test metric that is compared.
-        sql: the query.
-        settings: run-config keys of every run, such as ``task``.
-        tables: each in one shard.
     """
 
     name: str

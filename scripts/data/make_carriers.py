@@ -16,7 +16,6 @@ import duckdb
 
 from scripts.data.run_files import (
     RUN_FILE,
-    parser_of,
     print_commands,
     run_script,
     write_run,
@@ -54,8 +53,7 @@ ORDER BY f.carrier, f.time_hour, f.flight
 
 def main(arguments: Sequence[str]) -> int:
     """Write a Parquet file per carrier, and how to train; return the exit status."""
-    parser = parser_of(__doc__, OUTPUT="folder to write to")
-    return run_script(write, parser.parse_args(arguments))
+    return run_script(__doc__, write, arguments)
 
 
 def write(options: argparse.Namespace) -> None:

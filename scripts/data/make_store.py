@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from scripts.data.run_files import (
     RUN_FILE,
     Shards,
-    parser_of,
     print_commands,
     run_script,
     write_run,
@@ -29,23 +28,17 @@ SHARDS: Shards = {
     "customers": [("customers_us.csv", "us"), ("customers_uk.csv", "uk")],
 }
 SIZES = {
-    "orders": (5_000, "rows of orders"),
-    "items": (200, "distinct items"),
-    "customers": (600, "in both countries"),
-    "seed": (0, "of what is drawn"),
-    "parts": (4, "most rows of an item"),
+    "orders": (int, 5_000, "rows of orders"),
+    "items": (int, 200, "distinct items"),
+    "customers": (int, 600, "in both countries"),
+    "seed": (int, 0, "of the random numbers"),
+    "parts": (int, 4, "most rows of an item"),
 }
-"""By option, its default and its help."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write the files and print the commands that use them; return the exit status."""
-    parser = parser_of(__doc__, OUTPUT="folder to write to")
-    for name, (default, text) in SIZES.items():
-        parser.add_argument(
-            f"--{name}", type=int, default=default, help=f"{text} ({default})"
-        )
-    return run_script(write, parser.parse_args(arguments))
+    return run_script(__doc__, write, arguments, options=SIZES)
 
 
 def write(options: argparse.Namespace) -> None:

@@ -39,10 +39,10 @@ Keys = Mapping[str, npt.NDArray[np.int32]]
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table beside the largest: its rows at factor 1, numbers, and parents."""
+    """A table: its rows at factor 1, its features (all numbers), and its parents."""
 
     rows: int
-    numbers: int
+    features: int
     parents: tuple[str, ...] = ()
 
 
@@ -51,64 +51,55 @@ class PaperScale:
     """Tables of one of the papers' data sets.
 
     Attributes:
-        table: the largest, whose rows have vector and label.
-        rows: of it, at factor 1.
-        width: of its vectors.
+        table: the largest, whose rows have a vector of all features, and the label.
         classes: 1 to as many are the labels; 0 and 1 where there are two.
-        parents: the tables that its rows name.
-        others: by name, each after those that name it.
+        tables: by name, each after those that name it.
     """
 
     table: str
-    rows: int
-    width: int
     classes: int
-    parents: tuple[str, ...]
-    others: Mapping[str, PaperTable]
+    tables: Mapping[str, PaperTable]
 
     @property
     def sql(self) -> str:
         """The query that joins all of them."""
-        parents = {self.table: self.parents}
-        parents |= {name: other.parents for name, other in self.others.items()}
-        features = [f"{self.table}.vector"]
-        for name, other in self.others.items():
-            features += [f"{name}.x{place}" for place in range(other.numbers)]
-        joins = [
-            f"JOIN {parent} ON {child}.{parent}_id = {parent}.{parent}_id"
-            for child, tables in parents.items()
-            for parent in tables
+        features = [
+            f"{name}.x{place}"
+            for name, table in self.tables.items()
+            for place in range(table.features)
+            if name != self.table
         ]
+        joins = [
+            f"JOIN {parent} ON {name}.{parent}_id = {parent}.{parent}_id"
+            for name, table in self.tables.items()
+            for parent in table.parents
+        ]
+        names = ", ".join([f"{self.table}.vector", *features])
         return (
-            f"SELECT {self.table}.label AS label,\n    {', '.join(features)}\n"
+            f"SELECT {self.table}.label AS label,\n    {names}\n"
             f"FROM {self.table}\n" + "\n".join(joins)
         )
 
     def rows_of(self, table: str, factor: float) -> int:
         """Return the rows of a table."""
-        rows = self.rows if table == self.table else self.others[table].rows
-        return max(round(rows * factor), LEAST_ROWS)
+        return max(round(self.tables[table].rows * factor), LEAST_ROWS)
 
 
 PAPER_SCALES: Final[Mapping[str, PaperScale]] = {
     "yelp": PaperScale(
         "reviews",
-        rows=3_200_000,
-        width=768,
         classes=5,
-        parents=("users", "businesses"),
-        others={
+        tables={
+            "reviews": PaperTable(3_200_000, 768, ("users", "businesses")),
             "users": PaperTable(1_200_000, 4),
             "businesses": PaperTable(35_000, 3),
         },
     ),
     "mimic": PaperScale(
         "events",
-        rows=2_900_000,
-        width=700,
         classes=2,
-        parents=("stays",),
-        others={
+        tables={
+            "events": PaperTable(2_900_000, 700, ("stays",)),
             "stays": PaperTable(61_000, 5, ("admissions",)),
             "admissions": PaperTable(59_000, 4, ("patients", "diagnoses")),
             "patients": PaperTable(46_000, 4),
@@ -139,27 +130,27 @@ def write_paper_scale(
     scale = PAPER_SCALES[name]
     folder.mkdir(parents=True, exist_ok=True)
     # a data set of its own: not a draw of the run, so it does not take its generator
-    draw = np.random.default_rng([seed, scale.width])
+    draw = np.random.default_rng([seed, scale.tables[scale.table].features])
     effects: dict[str, FloatArray] = {}
-    # a table after those that its rows name
-    for table in reversed(list(scale.others)):
-        other = scale.others[table]
-        rows = scale.rows_of(table, factor)
-        numbers = draw.standard_normal((rows, other.numbers))
-        effect = numbers @ draw.normal(0.0, 0.3, (other.numbers, scale.classes))
-        keys = _draw_keys(other.parents, rows, effects, draw)
+    # a table after those that its rows name, the largest last
+    for name, table in reversed(list(scale.tables.items())):
+        path, rows = folder / f"{name}.parquet", scale.rows_of(name, factor)
+        if name == scale.table:
+            _write_largest(scale, path, rows, draw, effects)
+            break
+        numbers = draw.standard_normal((rows, table.features))
+        effect = numbers @ draw.normal(0.0, 0.3, (table.features, scale.classes))
+        keys = _draw_keys(table.parents, rows, effects, draw)
         columns: dict[str, npt.NDArray[Any]] = {
-            f"{table}_id": np.arange(rows, dtype=np.int32),
+            f"{name}_id": np.arange(rows, dtype=np.int32),
             **keys,
-            **{f"x{place}": numbers[:, place] for place in range(other.numbers)},
+            **{f"x{place}": numbers[:, place] for place in range(table.features)},
         }
-        pq.write_table(pa.table(columns), folder / f"{table}.parquet")
-        effects[table] = effect + _parents_effects(other.parents, keys, effects)
-    path = folder / f"{scale.table}.parquet"
-    rows = scale.rows_of(scale.table, factor)
-    _write_largest(scale, path, rows, draw, effects)
-    tables = (scale.table, *scale.others)
-    return write_tables(folder, {name: [(f"{name}.parquet", name)] for name in tables})
+        pq.write_table(pa.table(columns), path)
+        effects[name] = effect + _parents_effects(keys, effects)
+    return write_tables(
+        folder, {name: [(f"{name}.parquet", name)] for name in scale.tables}
+    )
 
 
 def _write_largest(
@@ -169,7 +160,7 @@ def _write_largest(
     draw: np.random.Generator,
     effects: Mapping[str, FloatArray],
 ) -> None:
-    keys = _draw_keys(scale.parents, rows, effects, draw)
+    keys = _draw_keys(scale.tables[scale.table].parents, rows, effects, draw)
     schema = pa.schema(
         [
             pa.field("label", pa.int8()),
@@ -181,8 +172,8 @@ def _write_largest(
     with pq.ParquetWriter(
         path, schema, compression="none", use_dictionary=False, write_statistics=False
     ) as writer:
-        for batch in _blocks(scale, rows, keys, draw, effects):
-            writer.write_table(pa.table(batch, schema), row_group_size=BLOCK_ROWS)
+        for block in _blocks(scale, rows, keys, draw, effects):
+            writer.write_table(pa.table(block, schema), row_group_size=BLOCK_ROWS)
 
 
 def _blocks(
@@ -196,21 +187,21 @@ def _blocks(
 
     Labels are drawn by softmax: the largest score after Gumbel noise.
     """
-    directions = draw.standard_normal((HIDDEN, scale.width), dtype=np.float32)
+    width = scale.tables[scale.table].features
+    directions = draw.standard_normal((HIDDEN, width), dtype=np.float32)
     directions /= np.float32(np.sqrt(HIDDEN))
     hidden_weights = draw.standard_normal((HIDDEN, scale.classes))
     hidden_weights *= SIGNAL / np.sqrt(HIDDEN)
     for start in range(0, rows, BLOCK_ROWS):
         count = min(BLOCK_ROWS, rows - start)
         hidden = draw.standard_normal((count, HIDDEN), dtype=np.float32)
-        vectors = draw.standard_normal((count, scale.width), dtype=np.float32)
+        vectors = draw.standard_normal((count, width), dtype=np.float32)
         vectors *= np.float32(0.5)
         vectors += hidden @ directions
         block = {name: array[start : start + count] for name, array in keys.items()}
-        scores = hidden @ hidden_weights
-        scores = scores + _parents_effects(scale.parents, block, effects)
+        scores = hidden @ hidden_weights + _parents_effects(block, effects)
         label = np.argmax(scores + draw.gumbel(size=scores.shape), axis=1)
-        offsets = np.arange(count + 1, dtype=np.int32) * scale.width
+        offsets = np.arange(count + 1, dtype=np.int32) * width
         yield {
             "label": (label + (scale.classes > 2)).astype(np.int8),
             **block,
@@ -237,7 +228,7 @@ def _draw_keys(
 
 
 def _parents_effects(
-    parents: tuple[str, ...], keys: Keys, effects: Mapping[str, FloatArray]
+    keys: Keys, effects: Mapping[str, FloatArray]
 ) -> FloatArray | float:
     """Return what the parents of each row add to its scores (n, k)."""
-    return sum((effects[name][keys[f"{name}_id"]] for name in parents), 0.0)
+    return sum((effects[name[: -len("_id")]][key] for name, key in keys.items()), 0.0)

@@ -29,8 +29,8 @@ import pyarrow as pa
 from scripts.data.run_files import (
     DataError,
     check_columns,
+    columns_of,
     one_row,
-    parser_of,
     run_script,
     write_batches,
     write_dataset,
@@ -46,29 +46,15 @@ LEAST_AGE = 18
 OLDEST = 90
 SLACK = 1e-6
 
-FILES: Mapping[str, Mapping[str, str]] = {
-    "PATIENTS": {"subject_id": "INTEGER", "gender": "VARCHAR", "dob": "TIMESTAMP"},
-    "ADMISSIONS": {
-        "hadm_id": "INTEGER",
-        "deathtime": "TIMESTAMP",
-        "ethnicity": "VARCHAR",
-    },
-    "ICUSTAYS": {
-        **dict.fromkeys(("subject_id", "hadm_id", "icustay_id"), "INTEGER"),
-        **dict.fromkeys(("dbsource", "first_careunit", "last_careunit"), "VARCHAR"),
-        **dict.fromkeys(("first_wardid", "last_wardid"), "VARCHAR"),
-        "intime": "TIMESTAMP",
-        "los": "DOUBLE",
-    },
-    "DIAGNOSES_ICD": {"hadm_id": "INTEGER", "icd9_code": "VARCHAR"},
-    "CHARTEVENTS": {
-        "icustay_id": "INTEGER",
-        "itemid": "INTEGER",
-        "charttime": "TIMESTAMP",
-        "value": "VARCHAR",
-        "valuenum": "DOUBLE",
-        "error": "INTEGER",
-    },
+FILES = {
+    "PATIENTS": "subject_id INTEGER, gender VARCHAR, dob TIMESTAMP",
+    "ADMISSIONS": "hadm_id INTEGER, deathtime TIMESTAMP, ethnicity VARCHAR",
+    "ICUSTAYS": "subject_id INTEGER, hadm_id INTEGER, icustay_id INTEGER, "
+    "dbsource VARCHAR, first_careunit VARCHAR, last_careunit VARCHAR, "
+    "first_wardid VARCHAR, last_wardid VARCHAR, intime TIMESTAMP, los DOUBLE",
+    "DIAGNOSES_ICD": "hadm_id INTEGER, icd9_code VARCHAR",
+    "CHARTEVENTS": "icustay_id INTEGER, itemid INTEGER, charttime TIMESTAMP, "
+    "value VARCHAR, valuenum DOUBLE, error INTEGER",
 }
 """The columns that are used of each file."""
 
@@ -172,30 +158,22 @@ PERIODS: Mapping[str, str] = {
 }
 """Of the time between a variable's first value and its last before the hour."""
 
-# the third moment about the mean, from those about zero
-_SKEWNESS = (
-    "CASE WHEN {name}_deviation > 1e-6 THEN ({name}_cubes - 3 * {name}_mean * "
-    "{name}_squares + 2 * {name}_mean ** 3) / {name}_deviation ** 3 ELSE 0.0 END"
-)
-MOMENTS: Mapping[str, str] = {
-    "least": "min(x)",
-    "largest": "max(x)",
-    "mean": "avg(x)",
-    "deviation": "stddev_pop(x)",
-    "squares": "avg(x * x)",
-    "cubes": "avg(x * x * x)",
-    "count": "count(x)",
+FUNCTIONS: Mapping[str, str] = {
+    "least": "min({x})",
+    "largest": "max({x})",
+    "mean": "avg({x})",
+    "deviation": "stddev_pop({x})",
+    # of the population, as the deviation; DuckDB's is that of a sample
+    "skewness": "CASE WHEN count({x}) > 2 AND stddev_pop({x}) > 1e-6 THEN skewness({x})"
+    " * (count({x}) - 2) / sqrt(count({x}) * (count({x}) - 1)) ELSE 0.0 END",
+    "count": "count({x})",
 }
-FUNCTIONS = ("least", "largest", "mean", "deviation", "skewness", "count")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write the tables and the files to train on them; return the exit status."""
-    parser = parser_of(
-        __doc__, FOLDER="with the official files", OUTPUT="folder to write to"
-    )
-    parser.add_argument("--stays", type=int, default=500, help="read at a time (500)")
-    return run_script(prepare, parser.parse_args(arguments))
+    options = {"stays": (int, 500, "read at a time")}
+    return run_script(__doc__, prepare, arguments, "official files", options)
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -207,8 +185,8 @@ def prepare(options: argparse.Namespace) -> None:
         tempfile.TemporaryDirectory(dir=output) as work,
         closing(duckdb.connect(f"{work}/work.duckdb")) as connection,
     ):
-        for name, columns in FILES.items():
-            _open(connection, options.folder, name, columns)
+        for name, definition in FILES.items():
+            _open(connection, options.folder, name, columns_of(definition))
         connection.execute(f"CREATE TABLE cohort AS {COHORT}")
         connection.execute(
             f"CREATE TABLE items AS FROM (VALUES {ITEM_ROWS}) AS items"
@@ -295,13 +273,10 @@ def events_select() -> str:
     Hour h is predicted from the values until h. It is one of the stay and of the
     patient's life, and the stay has a value before it.
     """
-    moments = ", ".join(
-        f"{sql} FILTER ({condition}) AS {period}_{function}"
+    functions = ", ".join(
+        f"{sql.format(x=f'CASE WHEN {condition} THEN x END')} AS {period}_{function}"
         for period, condition in PERIODS.items()
-        for function, sql in MOMENTS.items()
-    )
-    skewness = ", ".join(
-        f"{_SKEWNESS.format(name=period)} AS {period}_skewness" for period in PERIODS
+        for function, sql in FUNCTIONS.items()
     )
     features = ", ".join(
         f"CAST(max({period}_{function}) FILTER (variable = '{variable}') AS FLOAT) "
@@ -323,10 +298,9 @@ def events_select() -> str:
             FROM (SELECT * FROM hours JOIN starts USING (stay) WHERE start < h) AS s
             ASOF JOIN e ON e.stay = s.stay AND e.variable = s.variable AND s.h >= e.hour
         ),
-        moments AS (
-            SELECT stay, h, variable, {moments}
-            FROM spans JOIN e USING (stay, variable) WHERE hour <= stop GROUP BY ALL),
-        functions AS (SELECT *, {skewness} FROM moments)
+        functions AS (
+            SELECT stay, h, variable, {functions}
+            FROM spans JOIN e USING (stay, variable) WHERE hour <= stop GROUP BY ALL)
         SELECT any_value(icustay_id) AS icustay_id, CAST(h AS INTEGER) AS hour,
             coalesce(any_value(lived) - h < {WINDOW_HOURS}, false) AS label, {features}
         FROM functions JOIN cohort ON stay = number

@@ -14,20 +14,15 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import duckdb
 import pandas as pd
 import pyarrow.parquet as pq
 
 from scripts.data.bag_of_words import hashed_words
-from scripts.data.run_files import (
-    DataError,
-    parser_of,
-    run_script,
-    write_dataset,
-)
+from scripts.data.run_files import DataError, columns_of, run_script, write_dataset
 from tp_flower.duckdb_engine import quote_text
 
 TITLE_WIDTH = 32
@@ -49,21 +44,20 @@ GENRES = (
 """The flags of u.item, in their order."""
 
 
-RATINGS = ("user_id", "movie_id", "rating", "rated")
 TABLES = ("ratings", "movies", "users")
+RATINGS = "user_id INTEGER, movie_id INTEGER, rating INTEGER, rated BIGINT"
+USERS = "SELECT user_id, age, sex = 'M' AS is_male, occupation FROM raw_users"
 
 
-@dataclass(frozen=True)
-class File:
+class File(NamedTuple):
     """A file of an archive: its name and columns, separated by a text."""
 
     name: str
     separator: str
-    columns: tuple[str, ...]
+    columns: str
 
 
-@dataclass(frozen=True)
-class Archive:
+class Archive(NamedTuple):
     """An official archive: files by table, and SQL for movies, a row per genre."""
 
     files: Mapping[str, File]
@@ -73,68 +67,60 @@ class Archive:
 ARCHIVES = {
     "MovieLens-100K": Archive(
         {
-            "raw_ratings": File("u.data", "\t", RATINGS),
+            "ratings": File("u.data", "\t", RATINGS),
             "raw_movies": File(
-                *("u.item", "|"),
-                ("movie_id", "title", "released", "video", "url", *GENRES),
+                "u.item",
+                "|",
+                "movie_id INTEGER, title VARCHAR, released VARCHAR, video VARCHAR, "
+                "url VARCHAR, " + ", ".join(f"{genre} INTEGER" for genre in GENRES),
             ),
             "raw_users": File(
-                *("u.user", "|"), ("user_id", "age", "sex", "occupation", "zip")
+                "u.user",
+                "|",
+                "user_id INTEGER, age INTEGER, sex VARCHAR, occupation VARCHAR, "
+                "zip VARCHAR",
             ),
         },
         """
-        SELECT CAST(movie_id AS INTEGER) AS movie_id, title,
+        SELECT movie_id, title,
             CAST(nullif(right(released, 4), '') AS INTEGER) AS year, genre
         FROM (UNPIVOT raw_movies ON COLUMNS(* EXCLUDE (
                 movie_id, title, released, video, url)) INTO NAME genre VALUE flag)
-        WHERE CAST(flag AS INTEGER) = 1""",
+        WHERE flag = 1""",
     ),
     "MovieLens-1M": Archive(
         {
-            "raw_ratings": File("ratings.dat", "::", RATINGS),
-            "raw_movies": File("movies.dat", "::", ("movie_id", "title", "genres")),
+            "ratings": File("ratings.dat", "::", RATINGS),
+            "raw_movies": File(
+                "movies.dat", "::", "movie_id INTEGER, title VARCHAR, genres VARCHAR"
+            ),
             "raw_users": File(
-                *("users.dat", "::"), ("user_id", "sex", "age", "occupation", "zip")
+                "users.dat",
+                "::",
+                "user_id INTEGER, sex VARCHAR, age INTEGER, occupation VARCHAR, "
+                "zip VARCHAR",
             ),
         },
         r"""
-        SELECT CAST(movie_id AS INTEGER) AS movie_id,
-            regexp_replace(title, ' \(\d{4}\)$', '') AS title,
+        SELECT movie_id, regexp_replace(title, ' \(\d{4}\)$', '') AS title,
             CAST(nullif(regexp_extract(title, '\((\d{4})\)$', 1), '') AS INTEGER)
                 AS year,
             unnest(string_split(genres, '|')) AS genre
         FROM raw_movies""",
     ),
 }
-VIEWS = {
-    "ratings": """
-        SELECT CAST(user_id AS INTEGER) AS user_id,
-            CAST(movie_id AS INTEGER) AS movie_id,
-            CAST(rating AS INTEGER) AS rating, CAST(rated AS BIGINT) AS rated
-        FROM raw_ratings""",
-    "users": """
-        SELECT CAST(user_id AS INTEGER) AS user_id, CAST(age AS INTEGER) AS age,
-            sex = 'M' AS is_male, occupation
-        FROM raw_users""",
-}
 PROBLEMS = {
     "a rating is not 1 to 5": "FROM ratings WHERE rating NOT BETWEEN 1 AND 5",
     "a sex is neither M nor F": "FROM raw_users WHERE sex NOT IN ('M', 'F')",
     "a rating's user is missing": "FROM ratings ANTI JOIN users USING (user_id)",
-    "a rating's movie is missing": "FROM ratings ANTI JOIN raw_movies m "
-    "ON ratings.movie_id = CAST(m.movie_id AS INTEGER)",
+    "a rating's movie is missing": "FROM ratings ANTI JOIN raw_movies USING (movie_id)",
 }
 """Rows that the official files do not have; others of the same shape do."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write the tables and the files to train on them; return the exit status."""
-    parser = parser_of(
-        __doc__,
-        FOLDER="the unpacked archive, or the .zip",
-        OUTPUT="folder to write to",
-    )
-    return run_script(prepare, parser.parse_args(arguments))
+    return run_script(__doc__, prepare, arguments, "the unpacked archive, or the .zip")
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -194,8 +180,8 @@ def _tables_of(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
                 }
         for table, file in archive.files.items():
             _read_file(connection, table, paths[file.name], file)
-        for table, select in {**VIEWS, "movies": archive.movies}.items():
-            connection.execute(f"CREATE TABLE {table} AS {select}")
+        connection.execute(f"CREATE TABLE users AS {USERS}")
+        connection.execute(f"CREATE TABLE movies AS {archive.movies}")
         for problem, rows in PROBLEMS.items():
             if wrong := connection.execute(f"SELECT * {rows} LIMIT 1").fetchall():
                 raise DataError(f"{folder} is not MovieLens: {problem}: {wrong[0]}")
@@ -227,21 +213,22 @@ def _read_file(
     connection: duckdb.DuckDBPyConnection, table: str, path: str, file: File
 ) -> None:
     """Read a file of texts; a line with other columns is an error that names it."""
-    columns = ", ".join(f"{quote_text(name)}: 'VARCHAR'" for name in file.columns)
+    columns = columns_of(file.columns)
+    types = ", ".join(f"{quote_text(name)}: '{columns[name]}'" for name in columns)
     try:
         connection.execute(
             f"CREATE TABLE {table} AS FROM read_csv({quote_text(path)}, "
             f"delim = {quote_text(file.separator)}, header = false, quote = '', "
             "escape = '', encoding = 'latin-1', auto_detect = false, "
-            f"columns = {{{columns}}})"
+            f"columns = {{{types}}})"
         )
     except duckdb.Error as error:
-        message = (
-            f"{file.name} does not have the {len(file.columns)} columns "
-            f"{', '.join(file.columns[:5])}{' ...' if len(file.columns) > 5 else ''} "
-            f"separated by {file.separator!r}: {str(error).splitlines()[0]}"
-        )
-        raise DataError(message) from error
+        first = ", ".join(list(columns)[:5])
+        raise DataError(
+            f"{file.name} does not have the {len(columns)} columns {first}"
+            f"{' ...' if len(columns) > 5 else ''} separated by {file.separator!r}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
 
 
 if __name__ == "__main__":

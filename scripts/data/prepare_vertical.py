@@ -25,7 +25,6 @@ from scripts.data.run_files import (
     check_columns,
     let_rows_leave,
     make_folder,
-    parser_of,
     run_script,
     write_dataset,
 )
@@ -159,13 +158,8 @@ def vertical_datasets(folder: Path | None, parties: int = PARTIES) -> Iterator[D
 
 def main(arguments: Sequence[str]) -> int:
     """Write the tables and the files to train on them; return the exit status."""
-    parser = parser_of(
-        __doc__, FOLDER="with the official files", OUTPUT="folder to write to"
-    )
-    parser.add_argument(
-        "--parties", type=int, default=PARTIES, help=f"tables ({PARTIES})"
-    )
-    return run_script(prepare, parser.parse_args(arguments))
+    options = {"parties": (int, PARTIES, "tables")}
+    return run_script(__doc__, prepare, arguments, "official files", options)
 
 
 def prepare(options: argparse.Namespace) -> None:

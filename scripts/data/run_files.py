@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -34,6 +36,9 @@ COUNTS = {
 
 Shards = Mapping[str, Sequence[tuple[str, str]]]
 """By table, the file and the site of each of its shards."""
+
+
+Options = Mapping[str, tuple[type, Any, str]]
 
 
 class DataError(Exception):
@@ -166,31 +171,48 @@ def make_folder(folder: Path) -> None:
         raise DataError(f"no folder can be made at {folder}: {why}") from error
 
 
-def parser_of(doc: str | None, **arguments: str) -> argparse.ArgumentParser:
-    """Return a parser of paths, the last of which is the folder to write to.
+def run_script(
+    doc: str | None,
+    write: Callable[[argparse.Namespace], None],
+    arguments: Sequence[str],
+    folder: str = "",
+    options: Options = MappingProxyType({}),
+) -> int:
+    """Parse the command line, make OUTPUT and write to it; return the exit status.
 
     Args:
         doc: of the script; its first line says what it does.
-        arguments: the help by the name of each path.
+        write: is given ``output`` and, with ``folder``, ``folder``.
+        arguments: of the command line.
+        folder: the help of FOLDER, where the script has one.
+        options: by name, the type, the default and the help.
     """
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    for name, text in arguments.items():
-        parser.add_argument(name.lower(), type=Path, metavar=name, help=text)
-    return parser
-
-
-def run_script(
-    write: Callable[[argparse.Namespace], None], options: argparse.Namespace
-) -> int:
-    """Make the folder ``options.output`` and write to it; return the exit status."""
-    options.output = options.output.resolve()
+    paths = {"folder": folder, "output": "folder to write to"}
+    for name, text in paths.items():
+        if text:
+            parser.add_argument(name, type=Path, metavar=name.upper(), help=text)
+    for name, (kind, default, text) in options.items():
+        shown = f"{text} (default: {default})"
+        parser.add_argument(f"--{name}", type=kind, default=default, help=shown)
+    parsed = parser.parse_args(arguments)
+    parsed.output = parsed.output.resolve()
     try:
-        make_folder(options.output)
-        write(options)
+        make_folder(parsed.output)
+        write(parsed)
     except (DataError, SourceError, ValueError, OSError, duckdb.Error) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def columns_of(definition: str) -> dict[str, str]:
+    """Return the types of columns by name.
+
+    >>> columns_of("a INTEGER, b VARCHAR")
+    {'a': 'INTEGER', 'b': 'VARCHAR'}
+    """
+    return dict(column.split() for column in definition.split(","))
 
 
 def _toml(value: str | float) -> str:

@@ -20,19 +20,12 @@ def written(request, tmp_path_factory):
 
 def test_sizes_are_those_of_table_7():
     yelp, mimic = PAPER_SCALES["yelp"], PAPER_SCALES["mimic"]
-    assert [yelp.rows_of(name, 1.0) for name in ("reviews", "users", "businesses")] == [
-        3_200_000,
-        1_200_000,
-        35_000,
-    ]
-    features = {
-        scale.table: scale.width + sum(own.numbers for own in scale.others.values())
-        for scale in (yelp, mimic)
-    }
-    assert features == {"reviews": 775, "events": 717}
-    assert (yelp.classes, 1 + len(yelp.others)) == (5, 3)
-    assert (mimic.classes, 1 + len(mimic.others)) == (2, 5)
-    sizes = [mimic.rows, *(own.rows for own in mimic.others.values())]
+    sizes = [3_200_000, 1_200_000, 35_000]
+    assert [yelp.rows_of(name, 1.0) for name in yelp.tables] == sizes
+    for scale, features, classes, tables in ((yelp, 775, 5, 3), (mimic, 717, 2, 5)):
+        assert sum(table.features for table in scale.tables.values()) == features
+        assert (scale.classes, len(scale.tables)) == (classes, tables)
+    sizes = [table.rows for table in mimic.tables.values()]
     assert (min(sizes), max(sizes)) == (35_000, 2_900_000)
 
 
@@ -40,15 +33,16 @@ def test_every_row_of_the_largest_table_is_one_joined_row(written):
     name, folder = written
     scale = PAPER_SCALES[name]
     with duckdb.connect() as connection:
-        for table in (scale.table, *scale.others):
+        for table in scale.tables:
             source = connection.read_parquet(str(folder / f"{table}.parquet"))
             source.create_view(table)
             assert len(source) == scale.rows_of(table, SMALL)
         joined = connection.sql(scale.sql)
         assert len(joined) == scale.rows_of(scale.table, SMALL)
         # vectors come as one column
-        numbers = sum(own.numbers for own in scale.others.values())
-        assert len(joined.columns) == 2 + numbers
+        width = scale.tables[scale.table].features
+        features = sum(table.features for table in scale.tables.values())
+        assert len(joined.columns) == 2 + features - width
 
 
 def test_labels_are_classes_and_vectors_are_finite_numbers(written):
@@ -58,7 +52,7 @@ def test_labels_are_classes_and_vectors_are_finite_numbers(written):
     labels = set(table["label"].to_pylist())
     assert labels == ({1, 2, 3, 4, 5} if scale.classes == 5 else {0, 1})
     vectors = np.array(table["vector"].to_pylist())
-    assert vectors.shape == (table.num_rows, scale.width)
+    assert vectors.shape == (table.num_rows, scale.tables[scale.table].features)
     assert np.isfinite(vectors).all()
     # mean 0; HIDDEN / HIDDEN = 1 of the directions and 1/4 of their own
     assert abs(vectors.mean()) < 0.1

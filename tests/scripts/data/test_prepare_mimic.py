@@ -1,7 +1,6 @@
 """MIMIC-III in its official format becomes the papers' tables."""
 
 import csv
-import gzip
 from pathlib import Path
 
 import numpy as np
@@ -12,102 +11,72 @@ from scipy.stats import skew
 from scripts.data.prepare_mimic import FUNCTIONS, ITEMS, PERIODS, main
 from tests.support.prepared import run_prepared, table
 
-HEADERS = {
-    "PATIENTS": "ROW_ID SUBJECT_ID GENDER DOB DOD DOD_HOSP DOD_SSN EXPIRE_FLAG",
-    "ADMISSIONS": "ROW_ID SUBJECT_ID HADM_ID ADMITTIME DISCHTIME DEATHTIME "
-    "ADMISSION_TYPE ADMISSION_LOCATION DISCHARGE_LOCATION INSURANCE LANGUAGE RELIGION "
-    "MARITAL_STATUS ETHNICITY EDREGTIME EDOUTTIME DIAGNOSIS HOSPITAL_EXPIRE_FLAG "
-    "HAS_CHARTEVENTS_DATA",
-    "ICUSTAYS": "ROW_ID SUBJECT_ID HADM_ID ICUSTAY_ID DBSOURCE FIRST_CAREUNIT "
-    "LAST_CAREUNIT FIRST_WARDID LAST_WARDID INTIME OUTTIME LOS",
-    "DIAGNOSES_ICD": "ROW_ID SUBJECT_ID HADM_ID SEQ_NUM ICD9_CODE",
-    "CHARTEVENTS": "ROW_ID SUBJECT_ID HADM_ID ICUSTAY_ID ITEMID CHARTTIME STORETIME "
-    "CGID VALUE VALUENUM VALUEUOM WARNING ERROR RESULTSTATUS STOPPED",
-}
-START = "2150-03-01 00:00:00"
+PULSE = [(0.5, 80), (2.0, 90), (6.5, 120), (7.0, 100), (11.0, 70), (13.0, 999)]
+START = pd.Timestamp("2150-03-01")
 
 
 def at(hour: float) -> str:
     """So many hours after the start of every stay."""
-    day, rest = divmod(hour, 24)
-    return f"2150-03-{int(day) + 1:02d} {int(rest):02d}:{int(rest % 1 * 60):02d}:00"
+    return str(START + pd.Timedelta(hours=hour))
 
 
-def patient(number: int, gender: str, born: str = "2100-01-01 00:00:00") -> dict:
-    return {"SUBJECT_ID": number, "GENDER": gender, "DOB": born, "EXPIRE_FLAG": 0}
+FILES = {
+    "PATIENTS": """\
+ROW_ID,SUBJECT_ID,GENDER,DOB,EXPIRE_FLAG
+0,1,M,2100-01-01 00:00:00,0
+1,2,F,1850-01-01 00:00:00,0
+2,3,M,2100-01-01 00:00:00,0
+3,4,F,2149-01-01 00:00:00,0
+4,5,M,2100-01-01 00:00:00,0
+""",
+    # texts are quoted, some of which have commas; 102 dies in hour 33.5 of the stay
+    "ADMISSIONS": f"""\
+"SUBJECT_ID","HADM_ID","DEATHTIME","ETHNICITY","DIAGNOSIS"
+1,101,"","WHITE","PNEUMONIA, ""R/O"", OLD"
+2,102,"{at(33.5)}","ASIAN, OTHER",""
+3,103,,WHITE,""
+4,104,,WHITE,""
+5,105,,WHITE,""
+""",
+    # 3 is moved to another ward, 4 is a child, 5 comes back in one admission
+    "ICUSTAYS": f"""\
+SUBJECT_ID,HADM_ID,ICUSTAY_ID,DBSOURCE,FIRST_CAREUNIT,LAST_CAREUNIT,FIRST_WARDID,\
+LAST_WARDID,INTIME,LOS
+1,101,201,metavision,MICU,MICU,7,7,{at(0)},0.5
+2,102,202,metavision,MICU,MICU,7,7,{at(0)},1.5
+3,103,203,metavision,MICU,MICU,7,9,{at(0)},1.0
+4,104,204,metavision,MICU,MICU,7,7,{at(0)},1.0
+5,105,205,metavision,MICU,MICU,7,7,{at(0)},1.0
+5,105,305,metavision,MICU,MICU,7,7,{at(0)},1.0
+""",
+    "DIAGNOSES_ICD": "HADM_ID,ICD9_CODE\n101,4019\n101,V100\n102,4019\n104,\n",
+}
+EVENTS = pd.DataFrame(
+    [
+        *((201, 220045, hour, value, "") for hour, value in PULSE),
+        # Fahrenheit and Celsius, an error, an item of no variable, another stay
+        (201, 223761, 1.0, 98.6, ""),
+        (201, 223762, 3.0, 39.0, ""),
+        (201, 223762, 4.0, 55.0, "1"),
+        (201, 226253, 2.0, 1.0, ""),
+        (203, 220045, 2.0, 60, ""),
+        (202, 223951, 6.25, "Normal <3 Seconds", ""),
+        (202, 223951, 8.0, "Abnormal >3 Seconds", ""),
+        (202, 223835, 6.0, 50, ""),
+    ],
+    columns=["ICUSTAY_ID", "ITEMID", "CHARTTIME", "VALUE", "ERROR"],
+)
+EVENTS["CHARTTIME"] = EVENTS["CHARTTIME"].map(at)
+EVENTS["VALUENUM"] = pd.to_numeric(EVENTS["VALUE"], errors="coerce")
 
 
-def admission(number: int, death: str = "", ethnicity: str = "WHITE") -> dict:
-    # the official file quotes texts, some of which have commas
-    return {
-        "SUBJECT_ID": number % 100,
-        "HADM_ID": number,
-        "DEATHTIME": death,
-        "ETHNICITY": ethnicity,
-        "DIAGNOSIS": 'PNEUMONIA, "R/O"',
-    }
-
-
-def stay(number: int, days: float, ward: int = 7) -> dict:
-    return {
-        "SUBJECT_ID": number % 100,
-        "HADM_ID": 100 + number % 100,
-        "ICUSTAY_ID": number,
-        "DBSOURCE": "metavision",
-        "LAST_CAREUNIT": "MICU",
-        "FIRST_CAREUNIT": "MICU",
-        "FIRST_WARDID": 7,
-        "LAST_WARDID": ward,
-        "INTIME": START,
-        "OUTTIME": at(24 * days),
-        "LOS": days,
-    }
-
-
-def event(stay: int, item: int, hour: float, value: object, error: str = "") -> dict:
-    number = value if isinstance(value, int | float) else ""
-    return {
-        "ICUSTAY_ID": stay,
-        "ITEMID": item,
-        "CHARTTIME": at(hour),
-        "VALUE": value,
-        "VALUENUM": number,
-        "ERROR": error,
-    }
-
-
-PATIENTS = [
-    patient(1, "M"),
-    patient(2, "F", "1850-01-01 00:00:00"),
-    patient(3, "M"),
-    patient(4, "F", "2149-01-01 00:00:00"),
-    patient(5, "M"),
-]
-ADMISSIONS = [
-    admission(101),
-    # dies 33.5 hours after the stay begins
-    admission(102, at(33.5), "ASIAN, OTHER"),
-    admission(103),
-    admission(104),
-    admission(105),
-]
-# 3 is moved to another ward, 4 is a child, 5 comes back in one admission
-STAYS = [stay(201, 0.5), stay(202, 1.5), stay(203, 1.0, ward=9), stay(204, 1.0)]
-STAYS += [stay(205, 1.0), stay(305, 1.0)]
-PULSE = [(0.5, 80), (2.0, 90), (6.5, 120), (7.0, 100), (11.0, 70), (13.0, 999)]
-EVENTS = [
-    *(event(201, 220045, hour, value) for hour, value in PULSE),
-    # Fahrenheit and Celsius, an error, an item of no variable, another stay
-    event(201, 223761, 1.0, 98.6),
-    event(201, 223762, 3.0, 39.0),
-    event(201, 223762, 4.0, 55.0, error="1"),
-    event(201, 226253, 2.0, 1.0),
-    event(203, 220045, 2.0, 60),
-    event(202, 223951, 6.25, "Normal <3 Seconds"),
-    event(202, 223951, 8.0, "Abnormal >3 Seconds"),
-    event(202, 223835, 6.0, 50),
-]
-CODES = [(101, "4019"), (101, "V100"), (102, "4019"), (104, "")]
+def write_files(folder: Path, events: pd.DataFrame = EVENTS) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, text in FILES.items():
+        (folder / f"{name}.csv").write_text(text)
+    # the largest one packed, as it is handed out
+    events.to_csv(folder / "CHARTEVENTS.csv.gz", index=False, quoting=csv.QUOTE_ALL)
+    return folder
 
 
 @pytest.fixture
@@ -117,7 +86,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the script writes, once: its SQL is large."""
+    """The output of the script, written once: its SQL is large."""
     folder = tmp_path_factory.mktemp("mimic")
     assert main([str(write_files(folder / "in")), str(folder / "out")]) == 0
     return folder / "out"
@@ -126,32 +95,6 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def events(output: Path) -> pd.DataFrame:
     return table(output, "events").set_index(["icustay_id", "hour"])
-
-
-def write_files(place: Path) -> Path:
-    place.mkdir()
-    diagnoses = [{"HADM_ID": number, "ICD9_CODE": code} for number, code in CODES]
-    files = {
-        "PATIENTS": PATIENTS,
-        "ADMISSIONS": ADMISSIONS,
-        "ICUSTAYS": STAYS,
-        "DIAGNOSES_ICD": diagnoses,
-        "CHARTEVENTS": EVENTS,
-    }
-    for name, rows in files.items():
-        write_csv(place, name, rows)
-    return place
-
-
-def write_csv(place: Path, name: str, rows: list[dict]) -> None:
-    # the largest one packed, as it is handed out
-    packed = name == "CHARTEVENTS"
-    path = place / f"{name}.csv{'.gz' if packed else ''}"
-    with gzip.open(path, "wt") if packed else path.open("w") as file:
-        columns = HEADERS[name].split()
-        writer = csv.DictWriter(file, columns, "", quoting=csv.QUOTE_NONNUMERIC)
-        writer.writeheader()
-        writer.writerows({"ROW_ID": k, **row} for k, row in enumerate(rows))
 
 
 def test_hours_and_labels(output: Path, events: pd.DataFrame) -> None:
@@ -234,20 +177,18 @@ def test_what_is_written_can_be_trained_on(output: Path) -> None:
 def test_other_files_are_refused(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def refusal(*options: str) -> str:
+        assert main([str(folder), str(tmp_path / "out"), *options]) == 2
+        return capsys.readouterr().err
+
     path = folder / "ADMISSIONS.csv"
     whole = path.read_text()
     path.write_text(whole.replace("DEATHTIME", "DIED"))
-    assert main([str(folder), str(tmp_path / "out")]) == 2
-    assert "ADMISSIONS.csv lacks deathtime; it has row_id" in capsys.readouterr().err
+    assert "ADMISSIONS.csv lacks deathtime; it has subject_id" in refusal()
     path.write_text(whole.replace(at(33.5), "tomorrow"))
-    assert main([str(folder), str(tmp_path / "out")]) == 2
-    assert "tomorrow" in capsys.readouterr().err
+    assert "tomorrow" in refusal()
     path.unlink()
-    assert main([str(folder), str(tmp_path / "out")]) == 2
-    assert "has no ADMISSIONS.csv or ADMISSIONS.csv.gz" in capsys.readouterr().err
-    path.write_text(whole)
-    write_csv(folder, "CHARTEVENTS", [])
-    assert main([str(folder), str(tmp_path / "out")]) == 2
-    assert "no stay has an event" in capsys.readouterr().err
-    assert main([str(folder), str(tmp_path / "out"), "--stays", "0"]) == 2
-    assert "at least 1" in capsys.readouterr().err
+    assert "has no ADMISSIONS.csv or ADMISSIONS.csv.gz" in refusal()
+    write_files(folder, EVENTS[:0])
+    assert "no stay has an event" in refusal()
+    assert "at least 1" in refusal("--stays", "0")

@@ -128,7 +128,10 @@ def test_titles_are_texts_in_latin_1(tmp_path: Path) -> None:
         ({"u.data": "9\t10\t5\t881250949\n"}, "a rating's user is missing"),
         ({"u.data": "1\t99\t5\t881250949\n"}, "a rating's movie is missing"),
         ({"u.user": "1|24|X|technician|85711\n"}, "a sex is neither M nor F"),
-        ({"u.data": "userId\tmovieId\trating\ttime\n"}, "Could not convert"),
+        (
+            {"u.data": "userId\tmovieId\trating\ttime\n"},
+            "u.data does not have the 4 columns user_id, movie_id",
+        ),
     ],
 )
 def test_other_files_are_refused(

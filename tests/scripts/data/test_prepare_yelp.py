@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,81 +11,70 @@ from scripts.data.prepare_yelp import COMPLIMENTS, WIDTH, main
 from tests.support.prepared import run_prepared, table
 
 CATEGORIES = ("Restaurants, Pizza", "Hair Salons", "Fast Food, restaurants", None)
-
-
-def businesses() -> list[dict[str, Any]]:
-    """b0 and b2 are open restaurants, b4 is one that has closed."""
-    return [
-        {
-            "business_id": f"b{k}",
-            "name": 'A "B"',
-            "address": "",
-            "city": "Reno",
-            "state": "NV",
-            "postal_code": "89501",
-            "latitude": 1.5,
-            "longitude": -2,
-            "stars": 3.5 + k / 2,
-            "review_count": 5 + k,
-            "is_open": int(k != 4),
-            "attributes": {"ByAppointmentOnly": "True"} if k else None,
-            "categories": CATEGORIES[k % 4],
-            "hours": {"Monday": "8:0-22:0"} if k % 2 else None,
-        }
-        for k in range(5)
-    ]
-
-
-def users() -> list[dict[str, Any]]:
-    return [
-        {
-            "user_id": f"u{k}",
-            "name": "Ann",
-            "review_count": 3 * k,
-            "yelping_since": f"201{k}-02-03 04:05:06",
-            "useful": k,
-            "funny": 1 - k,
-            "cool": k * k,
-            "elite": "2015,2016",
-            "fans": k,
-            "average_stars": 4.0 - k,
-            "friends": ["None", "a, b, c", "a, b"][k],
-            **{f"compliment_{name}": k + n for n, name in enumerate(COMPLIMENTS)},
-        }
-        for k in range(3)
-    ]
-
-
-def reviews() -> list[dict[str, Any]]:
-    # u2 has only been to a hair salon; one review has a line break and a quote
-    pairs = [("u0", "b0"), ("u1", "b1"), ("u1", "b2"), ("u2", "b1"), ("u0", "b2")]
-    pairs += [("u1", "b4"), ("u1", "b0")]
-    texts = ["Good pizza, good wine", "x", 'So "so"\nreally', "x", "", "x", "GOOD wine"]
-    return [
-        {
-            "review_id": f"r{k}",
-            "user_id": user,
-            "business_id": business,
-            "stars": float(1 + k % 5),
-            "useful": k,
-            "funny": k % 2,
-            "cool": 3 - k,
-            "text": texts[k],
-            "date": "2018-07-07 22:09:11",
-        }
-        for k, (user, business) in enumerate(pairs)
-    ]
+# b0 and b2 are open restaurants, b4 is one that has closed
+BUSINESSES = [
+    {
+        "business_id": f"b{k}",
+        "name": 'A "B"',
+        "stars": 3.5 + k / 2,
+        "review_count": 5 + k,
+        "is_open": int(k != 4),
+        "attributes": {"ByAppointmentOnly": "True"} if k else None,
+        "categories": CATEGORIES[k % 4],
+    }
+    for k in range(5)
+]
+USERS = [
+    {
+        "user_id": f"u{k}",
+        "review_count": 3 * k,
+        "yelping_since": f"201{k}-02-03 04:05:06",
+        "useful": k,
+        "funny": 1 - k,
+        "cool": k * k,
+        "elite": "2015,2016",
+        "fans": k,
+        "average_stars": 4.0 - k,
+        "friends": ["None", "a, b, c", "a, b"][k],
+        **{f"compliment_{name}": k + n for n, name in enumerate(COMPLIMENTS)},
+    }
+    for k in range(3)
+]
+# u2 has only been to a hair salon; one review has a line break and a quote
+REVIEWS = [
+    {
+        "review_id": f"r{k}",
+        "user_id": f"u{user}",
+        "business_id": f"b{business}",
+        "stars": float(1 + k % 5),
+        "useful": k,
+        "funny": k % 2,
+        "cool": 3 - k,
+        "text": text,
+        "date": "2018-07-07 22:09:11",
+    }
+    for k, (user, business, text) in enumerate(
+        [
+            (0, 0, "Good pizza, good wine"),
+            (1, 1, "x"),
+            (1, 2, 'So "so"\nreally'),
+            (2, 1, "x"),
+            (0, 2, ""),
+            (1, 4, "x"),
+            (1, 0, "GOOD wine"),
+        ]
+    )
+]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     place = tmp_path / "yelp"
     place.mkdir()
-    files = {"business": businesses(), "user": users(), "review": reviews()}
+    files = {"business": BUSINESSES, "user": USERS, "review": REVIEWS}
     for name, rows in files.items():
-        lines = "\n".join(json.dumps(row) for row in rows)
         path = place / f"yelp_academic_dataset_{name}.json"
-        path.write_text(lines + "\n", encoding="utf-8")
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return place
 
 
@@ -134,22 +122,19 @@ def test_bags_of_words_have_the_width_of_the_embedding(
     np.testing.assert_allclose(np.square(matrix).sum(axis=1), [1, 1, 0, 1], rtol=1e-6)
 
 
-def test_embeddings_by_line_or_by_id(folder: Path, tmp_path: Path) -> None:
+def test_embeddings_are_joined_by_id(folder: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    given = rng.normal(size=(7, WIDTH)).astype(np.float32)
-    np.save(tmp_path / "e.npy", given)
+    vectors = rng.normal(size=(7, WIDTH)).astype(np.float32)
     ids = [f"r{k}" for k in range(7)]
-    frame = pd.DataFrame({"review_id": ids, "embedding": list(given)})
+    frame = pd.DataFrame({"review_id": ids, "embedding": list(vectors)})
     frame.sample(frac=1.0, random_state=1).to_parquet(tmp_path / "e.parquet")
-    for name in ("e.npy", "e.parquet"):
-        output = tmp_path / f"out-{name}"
-        options = ["--embeddings", str(tmp_path / name)]
-        assert main([str(folder), str(output), *options]) == 0
-        written = table(output, "reviews").sort_values("review_id")
-        assert written["review_id"].tolist() == KEPT
-        np.testing.assert_array_equal(
-            np.stack(written["embedding"].to_list()), given[[0, 2, 4, 6]]
-        )
+    options = ["--embeddings", str(tmp_path / "e.parquet")]
+    assert main([str(folder), str(tmp_path / "out"), *options]) == 0
+    written = table(tmp_path / "out", "reviews").sort_values("review_id")
+    assert written["review_id"].tolist() == KEPT
+    np.testing.assert_array_equal(
+        np.stack(written["embedding"].to_list()), vectors[[0, 2, 4, 6]]
+    )
 
 
 def test_what_is_written_can_be_trained_on(folder: Path, tmp_path: Path) -> None:
@@ -167,12 +152,10 @@ def test_what_is_written_can_be_trained_on(folder: Path, tmp_path: Path) -> None
 def test_wrong_embeddings_are_refused(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    np.save(tmp_path / "short.npy", np.zeros((6, WIDTH), np.float32))
     frame = pd.DataFrame({"review_id": ["r0"], "embedding": [np.zeros(WIDTH)]})
     frame.to_parquet(tmp_path / "few.parquet")
     frame.rename(columns={"review_id": "id"}).to_parquet(tmp_path / "named.parquet")
     problems = {
-        "short.npy": f"has shape (6, {WIDTH}): it must be (7, {WIDTH})",
         "few.parquet": f"has no embedding of {WIDTH} numbers for r2",
         "named.parquet": "lacks review_id",
     }

@@ -1,13 +1,12 @@
+"""The flights of New York: eight shards of five organisations, written once."""
+
 import multiprocessing
 import os
 import tomllib
 
-import duckdb
 import numpy as np
-import pandas as pd
 import pytest
 
-from scripts.data.store import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
 from tests.support.paths import ROOT
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract
@@ -23,8 +22,6 @@ from tp_flower.sources.flights import (
 from tp_flower.sources.shards import (
     describe,
     hosted_shards,
-    load_tables,
-    register_frames,
 )
 
 
@@ -178,72 +175,3 @@ def test_the_flights_features_have_encoders_without_statistics(home):
 def test_flights_features_leave_out_departure_and_arrival():
     for feature in ("f.dep_time", "f.dep_delay", "f.arr_time", "f.air_time"):
         assert feature not in FLIGHTS_SQL
-
-
-def test_store_is_many_to_many_with_two_shards():
-    store = make_store(orders=300, items=40, customers=60, seed=3)
-    assert [len(shard) for shard in store["customers"]] == [40, 20]
-    us, uk = store["customers"]
-    assert set(us["country"]) == {"US"}
-    assert set(uk["country"]) == {"UK"}
-    (orders,), (items,) = store["orders"], store["items"]
-    assert len(orders) == 300
-    assert items["item_id"].nunique() == 40
-    assert items.groupby("item_id").size().max() > 1
-    assert orders.groupby("item_id").size().max() > 1
-    assert not items.duplicated(["item_id", "part"]).any()
-
-
-def test_store_is_seeded():
-    first, again, other = (make_store(50, 10, 10, seed) for seed in (1, 1, 2))
-    for name, shards in first.items():
-        for shard, same in zip(shards, again[name], strict=True):
-            pd.testing.assert_frame_equal(shard, same)
-    assert not first["orders"][0].equals(other["orders"][0])
-
-
-@pytest.mark.parametrize("sql", [STORE_SQL, STORE_CLASSIFICATION_SQL])
-def test_store_queries_run_at_every_shard(sql):
-    sources = load_tables("memory:" + register_frames(make_store(), site="store"))
-    bound = Query.from_sql(sql).bind(schemas_of(sources))
-    names = {part.name: part for part in bound.fragments}
-    shards = [extract(source, names[source.table]) for source in sources]
-    assert shards[0].rows == 5_000
-
-
-def test_every_table_explains_the_quantity():
-    """Without a table's features, least squares explains clearly less."""
-    tables = {name: pd.concat(shards) for name, shards in make_store().items()}
-    with duckdb.connect() as connection:
-        for name, table in tables.items():
-            connection.register(name, table)
-        joined = connection.execute(STORE_SQL).df()
-    joined["price"] = np.log(joined["price"])
-    parts = {
-        "orders": ["discount", "channel"],
-        "items": ["price", "part"],
-        "customers": ["income", "age", "segment"],
-    }
-
-    def explained(names):
-        features = pd.get_dummies(joined[[c for n in names for c in parts[n]]])
-        filled = features.fillna(features.mean()).to_numpy(float)
-        filled = np.column_stack([filled, np.ones(len(filled))])
-        label = joined["label"].to_numpy(float)
-        fitted = filled @ np.linalg.lstsq(filled, label, rcond=None)[0]
-        return 1 - ((label - fitted) ** 2).mean() / label.var()
-
-    everything = explained(parts)
-    assert everything > 0.6
-    for left_out in parts:
-        assert (
-            explained([name for name in parts if name != left_out]) < everything - 0.05
-        )
-
-
-@pytest.mark.parametrize("sizes", [(0, 1, 2), (1, 0, 2), (1, 1, 1)])
-def test_store_refuses_empty_tables(sizes):
-    with pytest.raises(
-        ValueError, match="at least 1 order, 1 item, 2 customers and 1 part"
-    ):
-        make_store(*sizes)
