@@ -12,19 +12,20 @@ import argparse
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import duckdb
 import pandas as pd
 import pyarrow.parquet as pq
 
 from scripts.data.bag_of_words import hashed_words
-from scripts.data.run_files import DataError, columns_of, run_script, write_dataset
+from scripts.data.run_files import DataError, run_script, write_dataset
 from tp_flower.duckdb_engine import quote_text
 
+HERE = Path(__file__).parent
+TABLES = ("ratings", "movies", "users")
 TITLE_WIDTH = 32
 TEST_FRACTION = 0.15
 
@@ -36,79 +37,12 @@ JOIN users AS u ON r.user_id = u.user_id
 """
 SQL_WITH_TITLES = SQL.replace("m.genre,", "m.genre, m.title_words,")
 
-GENRES = (
-    *("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime"),
-    *("Documentary", "Drama", "Fantasy", "Film-Noir", "Horror", "Musical", "Mystery"),
-    *("Romance", "Sci-Fi", "Thriller", "War", "Western"),
-)
-"""The flags of u.item, in their order."""
-
-
-TABLES = ("ratings", "movies", "users")
-RATINGS = "user_id INTEGER, movie_id INTEGER, rating INTEGER, rated BIGINT"
-USERS = "SELECT user_id, age, sex = 'M' AS is_male, occupation FROM raw_users"
-
-
-class File(NamedTuple):
-    """A file of an archive: its name and columns, separated by a text."""
-
-    name: str
-    separator: str
-    columns: str
-
-
-class Archive(NamedTuple):
-    """An official archive: files by table, and SQL for movies, a row per genre."""
-
-    files: Mapping[str, File]
-    movies: str
-
-
 ARCHIVES = {
-    "MovieLens-100K": Archive(
-        {
-            "ratings": File("u.data", "\t", RATINGS),
-            "raw_movies": File(
-                "u.item",
-                "|",
-                "movie_id INTEGER, title VARCHAR, released VARCHAR, video VARCHAR, "
-                "url VARCHAR, " + ", ".join(f"{genre} INTEGER" for genre in GENRES),
-            ),
-            "raw_users": File(
-                "u.user",
-                "|",
-                "user_id INTEGER, age INTEGER, sex VARCHAR, occupation VARCHAR, "
-                "zip VARCHAR",
-            ),
-        },
-        """
-        SELECT movie_id, title,
-            CAST(nullif(right(released, 4), '') AS INTEGER) AS year, genre
-        FROM (UNPIVOT raw_movies ON COLUMNS(* EXCLUDE (
-                movie_id, title, released, video, url)) INTO NAME genre VALUE flag)
-        WHERE flag = 1""",
-    ),
-    "MovieLens-1M": Archive(
-        {
-            "ratings": File("ratings.dat", "::", RATINGS),
-            "raw_movies": File(
-                "movies.dat", "::", "movie_id INTEGER, title VARCHAR, genres VARCHAR"
-            ),
-            "raw_users": File(
-                "users.dat",
-                "::",
-                "user_id INTEGER, sex VARCHAR, age INTEGER, occupation VARCHAR, "
-                "zip VARCHAR",
-            ),
-        },
-        r"""
-        SELECT movie_id, regexp_replace(title, ' \(\d{4}\)$', '') AS title,
-            CAST(nullif(regexp_extract(title, '\((\d{4})\)$', 1), '') AS INTEGER)
-                AS year,
-            unnest(string_split(genres, '|')) AS genre
-        FROM raw_movies""",
-    ),
+    "MovieLens-100K": ("movielens_100k.sql", ("u.data", "u.item", "u.user")),
+    "MovieLens-1M": ("movielens_1m.sql", ("ratings.dat", "movies.dat", "users.dat")),
 }
+"""By archive, SQL for its tables, and the names of its files."""
+USERS = "SELECT user_id, age, sex = 'M' AS is_male, occupation FROM raw_users"
 PROBLEMS = {
     "a rating is not 1 to 5": "FROM ratings WHERE rating NOT BETWEEN 1 AND 5",
     "a sex is neither M nor F": "FROM raw_users WHERE sex NOT IN ('M', 'F')",
@@ -167,31 +101,30 @@ def read_movielens(folder: Path) -> dict[str, pd.DataFrame]:
 @contextmanager
 def _tables_of(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """Yield a connection that has the papers' tables; their rows are checked."""
-    archive, paths = _find_archive(folder)
+    script, files = _find_archive(folder)
     with (
         tempfile.TemporaryDirectory() as work,
         closing(duckdb.connect()) as connection,
     ):
-        if zipfile.is_zipfile(folder):
+        if folder.is_dir():
+            source = folder
+        else:
             with zipfile.ZipFile(folder) as packed:
-                paths = {
-                    file.name: packed.extract(paths[file.name], work)
-                    for file in archive.files.values()
-                }
-        for table, file in archive.files.items():
-            _read_file(connection, table, paths[file.name], file)
+                source = Path(packed.extract(files[0], work)).parent
+                packed.extractall(work, files)
+        connection.execute(f"SET VARIABLE folder = {quote_text(str(source))}")
+        connection.execute((HERE / script).read_text(encoding="utf-8"))
         connection.execute(f"CREATE TABLE users AS {USERS}")
-        connection.execute(f"CREATE TABLE movies AS {archive.movies}")
         for problem, rows in PROBLEMS.items():
             if wrong := connection.execute(f"SELECT * {rows} LIMIT 1").fetchall():
                 raise DataError(f"{folder} is not MovieLens: {problem}: {wrong[0]}")
         yield connection
 
 
-def _find_archive(folder: Path) -> tuple[Archive, dict[str, str]]:
-    """Return which archive a folder or .zip is, and the paths of its files by name."""
+def _find_archive(folder: Path) -> tuple[str, list[str]]:
+    """Return the SQL file of a folder or .zip, and the paths in it of its files."""
     if folder.is_dir():
-        paths = {path.name: str(path) for path in folder.iterdir()}
+        paths = {path.name: path.name for path in folder.iterdir()}
     elif not folder.exists():
         raise DataError(f"{folder} does not exist")
     elif not zipfile.is_zipfile(folder):
@@ -200,35 +133,12 @@ def _find_archive(folder: Path) -> tuple[Archive, dict[str, str]]:
         with zipfile.ZipFile(folder) as packed:
             paths = {Path(name).name: name for name in packed.namelist()}
     lacks = []
-    for name, archive in ARCHIVES.items():
-        names = [file.name for file in archive.files.values()]
-        missing = [file for file in names if file not in paths]
+    for name, (script, files) in ARCHIVES.items():
+        missing = [file for file in files if file not in paths]
         if not missing:
-            return archive, paths
+            return script, [paths[file] for file in files]
         lacks.append(f"{name} lacks {', '.join(missing)}")
     raise DataError(f"{folder} is not MovieLens-100K or -1M: {'; '.join(lacks)}")
-
-
-def _read_file(
-    connection: duckdb.DuckDBPyConnection, table: str, path: str, file: File
-) -> None:
-    """Read a file of texts; a line with other columns is an error that names it."""
-    columns = columns_of(file.columns)
-    types = ", ".join(f"{quote_text(name)}: '{columns[name]}'" for name in columns)
-    try:
-        connection.execute(
-            f"CREATE TABLE {table} AS FROM read_csv({quote_text(path)}, "
-            f"delim = {quote_text(file.separator)}, header = false, quote = '', "
-            "escape = '', encoding = 'latin-1', auto_detect = false, "
-            f"columns = {{{types}}})"
-        )
-    except duckdb.Error as error:
-        first = ", ".join(list(columns)[:5])
-        raise DataError(
-            f"{file.name} does not have the {len(columns)} columns {first}"
-            f"{' ...' if len(columns) > 5 else ''} separated by {file.separator!r}: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
 
 
 if __name__ == "__main__":

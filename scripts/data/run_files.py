@@ -6,6 +6,7 @@ how tables are written, and what is printed of them.
 
 import argparse
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -201,7 +202,12 @@ def run_script(
         make_folder(parsed.output)
         write(parsed)
     except (DataError, SourceError, ValueError, OSError, duckdb.Error) as error:
-        print(f"error: {error}", file=sys.stderr)
+        # DuckDB's remedies are none here; the file comes after them
+        problem, _, rest = str(error).partition("\nPossible ")
+        file = re.search("file = (.*)", rest)
+        if file:
+            problem = f"{file[1]}: {problem.partition(': ')[2]}"
+        print(f"error: {problem}", file=sys.stderr)
         return 2
     return 0
 

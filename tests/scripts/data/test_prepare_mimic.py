@@ -8,9 +8,12 @@ import pandas as pd
 import pytest
 from scipy.stats import skew
 
-from scripts.data.prepare_mimic import FUNCTIONS, ITEMS, PERIODS, main
+from scripts.data.prepare_mimic import main
+from tests.support.paths import ROOT
 from tests.support.prepared import run_prepared, table
 
+PERIODS = ["all", *(f"{end}_{p}" for end in ("first", "last") for p in (10, 25, 50))]
+FUNCTIONS = ["least", "largest", "mean", "deviation", "skewness", "count"]
 PULSE = [(0.5, 80), (2.0, 90), (6.5, 120), (7.0, 100), (11.0, 70), (13.0, 999)]
 START = pd.Timestamp("2150-03-01")
 
@@ -127,7 +130,7 @@ def expected(hour: int, period: str) -> list[float]:
     return [x.min(), x.max(), x.mean(), x.std(), skewness, len(x)]
 
 
-@pytest.mark.parametrize("period", list(PERIODS))
+@pytest.mark.parametrize("period", PERIODS)
 def test_functions_of_a_variable(events: pd.DataFrame, period: str) -> None:
     names = [f"heart_rate_{period}_{function}" for function in FUNCTIONS]
     for hour in range(5, 13):
@@ -146,7 +149,17 @@ def test_units_and_what_is_no_value(events: pd.DataFrame) -> None:
     assert second["inspired_oxygen_all_mean"] == 0.5
     # never measured
     assert np.isnan(second["heart_rate_all_mean"])
-    assert events.shape[1] == 1 + len(ITEMS) * len(PERIODS) * len(FUNCTIONS) == 1 + 714
+    items = pd.read_csv(ROOT / "scripts" / "data" / "mimic_items.csv")
+    assert set(events) == {
+        "label",
+        *(
+            f"{variable}_{period}_{function}"
+            for variable in items["variable"]
+            for period in PERIODS
+            for function in FUNCTIONS
+        ),
+    }
+    assert events.shape[1] == 1 + 714
 
 
 @pytest.mark.slow
