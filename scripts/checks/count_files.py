@@ -73,8 +73,8 @@ class FileCounter:
         if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             self._codes.add(frame.f_code)
 
-    def run(self, strategy: RoundStrategy, state: Path | None) -> None:
-        """Run a strategy over the store; ``state`` is a folder, None the memory."""
+    def run(self, strategy: RoundStrategy, state: Path) -> None:
+        """Run a strategy over the store, whose sites keep their state in a folder."""
         (orders,), (items,), customers = make_store(60, 7, 12).values()
         sites = {
             "shop": {"orders": orders},
@@ -90,40 +90,23 @@ class FileCounter:
         return sorted(set().union(*(f for epoch, f in self.rounds if epoch == EPOCH)))
 
 
-def count() -> dict[str, list[str]]:
-    """Return the files by what runs through them."""
-    counts = {}
-    query, unlabelled = (
-        Query.from_sql(STORE_CLASSIFICATION_SQL),
-        Query.from_sql(UNLABELLED, needs_label=False),
-    )
+def count(folder: Path) -> dict[str, list[str]]:
+    """Return the files of an epoch of ADMM and of a prediction round."""
+    query = Query.from_sql(STORE_CLASSIFICATION_SQL)
+    unlabelled = Query.from_sql(UNLABELLED, needs_label=False)
     settings = {"task": "classification", "device": "cpu", "num_epochs": EPOCHS}
-    with tempfile.TemporaryDirectory() as folder:
-        state = Path(folder)
-        # the first of all runs has the imports
-        places = {
-            "imports": None,
-            "an epoch of ADMM": None,
-            "an epoch of ADMM, state on disk": state,
-        }
-        strategies = []
-        for title, place in places.items():
-            counter = FileCounter()
-            strategies.append(
-                TablePuppetADMM(query, on_round=counter.end_round, **settings)
-            )
-            counter.run(strategies[-1], place)
-            counts[title] = counter.epoch()
-        manifest = make_manifest(strategies[-1])
-        for title in ("imports", "a prediction round"):
-            counter = FileCounter()
-            predict = Predict(
-                unlabelled, manifest, mode="predict", on_round=counter.end_round
-            )
-            counter.run(predict, state)
-            counts[title] = sorted(counter.rounds[SCORES][1])
-    del counts["imports"]
-    return counts
+    trained, predicted = FileCounter(), FileCounter()
+    admm = TablePuppetADMM(query, on_round=trained.end_round, **settings)
+    trained.run(admm, folder)
+    manifest = make_manifest(admm)
+    predict = Predict(
+        unlabelled, manifest, mode="predict", on_round=predicted.end_round
+    )
+    predicted.run(predict, folder)
+    return {
+        "an epoch of ADMM": trained.epoch(),
+        "a prediction round": sorted(predicted.rounds[SCORES][1]),
+    }
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -132,7 +115,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--no-list", action="store_true", help="print counts alone")
     options = parser.parse_args(arguments)
     logging.disable(logging.INFO)
-    for title, files in count().items():
+    with tempfile.TemporaryDirectory() as folder:
+        count(Path(folder))  # has the imports
+        counts = count(Path(folder))
+    for title, files in counts.items():
         by_package = ", ".join(
             f"{package} {sum(file.startswith(f'{package}/') for file in files)}"
             for package in PACKAGES

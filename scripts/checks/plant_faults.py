@@ -54,14 +54,7 @@ class StaleFaultError(Exception):
 
 @dataclass(frozen=True)
 class Fault:
-    """A small error in the code, and the tests that ought to notice it.
-
-    Attributes:
-        name: in a few words with dashes.
-        old: the snippet that ``new`` replaces.
-        tests: patterns of the end of the test files' paths.
-        file: pattern of the product file's path.
-    """
+    """A small error in the code, as in ``faults.toml``: ``new`` replaces ``old``."""
 
     name: str
     old: str
@@ -259,13 +252,11 @@ def lost(verdicts: Sequence[Verdict], before: Mapping[str, str]) -> list[str]:
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:
-    """Return how many faults came to what."""
+    """Return how many faults were caught, missed, late and stale."""
     counts = Counter(verdict.status for verdict in verdicts)
     seconds = sum(verdict.seconds for verdict in verdicts)
-    listed = ", ".join(
-        f"{counts[each]} {each}" for each in (CAUGHT, MISSED, LATE, STALE)
-    )
-    return f"{len(verdicts)} faults: {listed}; {seconds:.0f} s of tests"
+    listed = [f"{counts[status]} {status}" for status in (CAUGHT, MISSED, LATE, STALE)]
+    return f"{len(verdicts)} faults: {', '.join(listed)}; {seconds:.0f} s of tests"
 
 
 def read_verdicts(path: Path) -> dict[str, str]:
@@ -277,7 +268,6 @@ def main(arguments: Sequence[str]) -> int:
     """Try the faults of the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="NAME")
-    parser.add_argument("--list", action="store_true", help="print the faults' names")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts")
     parser.add_argument("--against", type=Path, metavar="FILE", help="earlier verdicts")
     parser.add_argument(
@@ -291,11 +281,8 @@ def main(arguments: Sequence[str]) -> int:
     by_name = {fault.name: fault for fault in read_faults()}
     names = options.only or list(by_name)
     if unknown := [name for name in names if name not in by_name]:
-        print(f"no fault is called {', '.join(unknown)}: see --list", file=sys.stderr)
+        print(f"no fault of {FAULTS} is called {', '.join(unknown)}", file=sys.stderr)
         return 2
-    if options.list:
-        print("\n".join(names))
-        return 0
     faults = [by_name[name] for name in names]
     if not options.no_clean_run and (failures := run_without_fault(faults)):
         print(f"{failures}\nthe tests fail without a fault", file=sys.stderr)

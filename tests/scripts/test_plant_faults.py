@@ -102,4 +102,4 @@ def test_what_was_caught_before_is_compared(tmp_path: Path) -> None:
 
 def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert plant_faults.main(["--only", "nothing"]) == 2
-    assert "no fault is called nothing" in capsys.readouterr().err
+    assert "faults.toml is called nothing" in capsys.readouterr().err
