@@ -1,45 +1,86 @@
-"""Fragments: what a site accepts from the server, and what it refuses."""
+"""Fragments and their sub-queries: what a site accepts from the server, or refuses."""
 
 from dataclasses import replace
 
 import duckdb
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError
-from tp_flower.query.fragment import Feature, Fragment
+from tp_flower.query import Feature, Fragment, SubQuery
 
-COLUMNS = ("Id", "name", "amount", "time_hour")
-FRAGMENT = Fragment(
-    table="o",
-    name="orders",
-    features=(Feature("amount", '"amount"'), Feature("short", 'LOWER("name")')),
-    keys=(('"Id"',), ('"name"', '"time_hour"')),
+COLUMNS = ("Id", "kind", "amount", "paid")
+PLAIN = Fragment(
+    table="p",
+    name="payments",
+    features=(Feature("amount", '"amount"'), Feature("short", 'LOWER("kind")')),
+    keys=(('"Id"',), ('"kind"', '"paid"')),
     label='"amount" > 15',
     filters=('("amount" > 1 OR "amount" IS NULL)',),
 )
+SUBQUERY = SubQuery(
+    columns=(
+        Feature("id", '"Id"'),
+        Feature("mean", 'AVG("amount") FILTER(WHERE "kind" = \'a\')'),
+        Feature("n", "COUNT(*)"),
+    ),
+    filters=('("amount" > 1 OR "amount" IS NULL)',),
+    groups=('"Id"', 'YEAR("paid")'),
+    having=("COUNT(*) > 1",),
+)
+GROUPED = Fragment(
+    table="p",
+    name="payments",
+    features=(Feature("mean", '"mean"'), Feature("more", '"n" + 1')),
+    keys=(('"id"',),),
+    filters=('"n" < 10',),
+    subquery=SUBQUERY,
+)
 
 
-def test_json_round_trip():
-    assert Fragment.from_json(FRAGMENT.to_json()) == FRAGMENT
-
-
-def test_check_changes_nothing_that_is_canonical():
-    assert FRAGMENT.check(COLUMNS) == FRAGMENT
+@pytest.mark.parametrize("fragment", [PLAIN, GROUPED], ids=["plain", "grouped"])
+def test_what_is_canonical_travels_and_passes_unchanged(fragment):
+    assert Fragment.from_json(fragment.to_json()) == fragment
+    assert fragment.check(COLUMNS) == fragment
 
 
 def test_check_renders_again_in_the_spelling_of_the_table():
     loose = Fragment(
-        table="o",
-        name="orders",
+        table="p",
+        name="payments",
         features=(Feature("f", "AMOUNT+1 /* note */ -- end"),),
         keys=(("ID",),),
-        filters=("amount>1 or name='a'",),
+        filters=("amount>1 or kind='a'",),
     )
     checked = loose.check(COLUMNS)
     assert checked.features == (Feature("f", '"amount" + 1'),)
     assert checked.keys == (('"Id"',),)
-    assert checked.filters == ('("amount" > 1 OR "name" = \'a\')',)
+    assert checked.filters == ('("amount" > 1 OR "kind" = \'a\')',)
     assert checked.label is None
+    loose = SubQuery(
+        columns=(Feature("ID", "ID"), Feature("s", "sum(AMOUNT)+1 -- end")),
+        filters=("kind='a' or kind='b'",),
+        groups=("id /* note */",),
+        having=("count(*)>1 or max(amount)<2",),
+    )
+    assert loose.check(COLUMNS, "t") == SubQuery(
+        columns=(Feature("ID", '"Id"'), Feature("s", 'SUM("amount") + 1')),
+        filters=("(\"kind\" = 'a' OR \"kind\" = 'b')",),
+        groups=('"Id"',),
+        having=('(COUNT(*) > 1 OR MAX("amount") < 2)',),
+    )
+
+
+def test_sql_of_a_sub_query():
+    assert SUBQUERY.to_sql("shard") == (
+        'SELECT "Id" AS "id", AVG("amount") FILTER(WHERE "kind" = \'a\') AS "mean", '
+        'COUNT(*) AS "n" FROM shard WHERE ("amount" > 1 OR "amount" IS NULL) '
+        'GROUP BY "Id", YEAR("paid") HAVING COUNT(*) > 1'
+    )
+    columns = (Feature("y", 'CONCAT("Id", (YEAR("paid")) + 1)'),)
+    assert replace(SUBQUERY, columns=columns).check(COLUMNS, "t").columns == columns
 
 
 def test_filters_keep_their_meaning_between_ands():
@@ -50,80 +91,168 @@ def test_filters_keep_their_meaning_between_ands():
     assert row.fetchall() == [(False,)]
 
 
+NO_AGGREGATE = "aggregate functions are not|depends on the order"
+# refused wherever a piece may stand
 HOSTILE = [
     ("(SELECT amount FROM other)", "sub-queries are not supported"),
-    ("amount FROM other", "not one expression"),
-    ("amount; DROP TABLE orders", "not one expression"),
-    ("amount) FROM orders; ATTACH 'x' AS y; --", "does not parse"),
+    ("amount IN (SELECT 1)", "sub-queries are not supported"),
+    ("amount FROM other GROUP BY id --", "not one expression"),
+    ("amount; DROP TABLE payments", "not one expression"),
+    ("amount UNION ALL SELECT 1", "not one expression"),
+    ("amount) FROM read_csv('/etc/passwd'); ATTACH 'x' AS y; --", "does not parse"),
+    ("COPY payments TO 'x'", "does not parse"),
     ("other.amount", "only columns of the table itself, without prefix: other.amount"),
-    ("o.amount", "only columns of the table itself, without prefix: o.amount"),
+    ("p.amount", "only columns of the table itself, without prefix: p.amount"),
     ("x.y.amount", "write a column as table.column"),
-    ("salary", "no column 'salary'; columns: Id, name, amount, time_hour"),
+    ("salary", "no column 'salary'; columns: Id, kind, amount, paid"),
     ("amuont", r"no column 'amuont' \(did you mean 'amount'\?\)"),
     ("rowid", "no column 'rowid'"),
     ("shard", "no column 'shard'"),
     ("read_text('/etc/passwd')", "function 'read_text' is not among"),
+    ("getenv('HOME')", "function 'getenv' is not among"),
     ("glob('/*')", "is not among those supported"),
-    ("max(amount)", "aggregate functions are not supported"),
+    ("any_value(amount)", NO_AGGREGATE),
+    ("list(amount)", NO_AGGREGATE),
+    ("string_agg(kind, ',')", NO_AGGREGATE),
+    ("product(amount)", "function 'product' is not among"),
+    ("sum(amount ORDER BY id)", "construct Order is not among|aggregate functions"),
     ("lag(amount) OVER ()", "window functions are not supported"),
+    ("sum(amount) OVER ()", "window functions are not supported"),
     ("$1", "parameters are not supported"),
-    ("*", r"name the columns instead of \*"),
-    ("COPY orders TO 'x'", "does not parse"),
+    ("*", r"name the columns instead of \*|\* stands inside COUNT alone"),
+    ("COLUMNS('.*')", r"name the columns instead of \*"),
+    ("amount AS x", "an alias has no place here"),
+    ("amount " + "+ 1 " * 10_000, "characters, at most 20000"),
+    ("(" * 3000 + "amount" + ")" * 3000, "nested too deeply"),
 ]
+PLACES = {
+    "feature 'f'": lambda sql: {"features": (Feature("f", sql),)},
+    "key 0": lambda sql: {"keys": (('"Id"', sql),)},
+    "label": lambda sql: {"label": sql},
+    "filter 1": lambda sql: {"filters": ("true", sql)},
+    "sub-query column 'f'": lambda sql: {"columns": (Feature("f", sql),)},
+    "sub-query filter 1": lambda sql: {"filters": ("true", sql)},
+    "sub-query group 1": lambda sql: {"groups": ("kind", sql)},
+    "sub-query having 0": lambda sql: {"having": (sql,)},
+}
+
+
+def changed(change, *, inside):
+    """The plain fragment, or the sub-query of the other one, with a change."""
+    if inside:
+        return replace(GROUPED, subquery=replace(SUBQUERY, **change))
+    return replace(PLAIN, **change)
 
 
 @pytest.mark.parametrize(("sql", "reason"), HOSTILE)
-@pytest.mark.parametrize(
-    ("piece", "where"),
-    [
-        (lambda sql: {"features": (Feature("f", sql),)}, "feature 'f'"),
-        (lambda sql: {"keys": (('"Id"', sql),)}, "key 0"),
-        (lambda sql: {"label": sql}, "label"),
-        (lambda sql: {"filters": ("true", sql)}, "filter 1"),
-    ],
-    ids=["feature", "key", "label", "filter"],
-)
-def test_hostile_pieces_are_refused_by_name(sql, reason, piece, where):
-    fragment = replace(FRAGMENT, **piece(sql))
-    message = f"table 'o': {where} is refused: .*{reason}"
+@pytest.mark.parametrize("place", PLACES)
+def test_hostile_pieces_are_refused_by_name(sql, reason, place):
+    fragment = changed(PLACES[place](sql), inside="sub-query" in place)
+    message = f"table 'p': {place} is refused: .*({reason})"
     with pytest.raises(QueryError, match=message):
         fragment.check(COLUMNS)
 
 
-@pytest.mark.parametrize("names", [("a", "A"), ("a", "a"), ("", "a")])
-def test_feature_names_must_differ(names):
-    features = tuple(Feature(name, '"amount"') for name in names)
-    with pytest.raises(QueryError, match="feature names must differ and not be empty"):
-        replace(FRAGMENT, features=features).check(COLUMNS)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"features": (Feature("a", "1"), Feature("A", "2"))}, "feature names must di"),
+        ({"features": (Feature("", "1"),)}, "feature names must differ and not be em"),
+        ({"keys": ((),)}, "a join key has no expression"),
+        ({"filters": ("max(amount) > 1",)}, "aggregate functions are not supported"),
+        ({"label": "count(*)"}, "aggregate functions are not supported"),
+    ],
+)
+def test_refused_fragments(change, message):
+    with pytest.raises(QueryError, match=message):
+        changed(change, inside=False).check(COLUMNS)
 
 
-def test_a_key_without_parts_is_refused():
-    with pytest.raises(QueryError, match="a join key has no expression"):
-        replace(FRAGMENT, keys=((),)).check(COLUMNS)
+def test_a_fragment_over_a_sub_query_sees_its_outputs_alone():
+    message = "feature 'f' is refused: no column 'amount'; columns: id, mean, n"
+    with pytest.raises(QueryError, match=message):
+        replace(GROUPED, features=(Feature("f", '"amount"'),)).check(COLUMNS)
+    with pytest.raises(QueryError, match="aggregate functions are not supported"):
+        replace(GROUPED, filters=('SUM("n") > 1',)).check(COLUMNS)
+
+
+NAMES_DIFFER = "sub-query column names must differ and not be empty"
+NOT_GROUPED = "is neither in GROUP BY nor in an aggregate"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"columns": ()}, "sub-query needs a column and an expression to group by"),
+        ({"groups": ()}, "sub-query needs a column and an expression to group by"),
+        ({"groups": ("1",)}, "sub-query group 1 names no column"),
+        ({"groups": ("'x'",)}, "sub-query group 'x' names no column"),
+        ({"groups": ("rollup(kind)",)}, "sub-query group 0 is refused"),
+        ({"groups": ("ALL",)}, "sub-query group 0 is refused"),
+        ({"groups": ("()",)}, "sub-query group 0 is refused"),
+        ({"groups": ("kind, amount",)}, "sub-query group 0 is refused: not one"),
+        ({"groups": ("sum(amount)",)}, "aggregate functions are not supported"),
+        ({"filters": ("sum(amount) > 1",)}, "aggregate functions are not supported"),
+        ({"columns": (Feature("n", "1"), Feature("N", '"Id"'))}, NAMES_DIFFER),
+        ({"columns": (Feature("", '"Id"'),)}, NAMES_DIFFER),
+        ({"columns": (Feature("k", '"kind"'),)}, f"column 'kind' {NOT_GROUPED}"),
+        ({"columns": (Feature("k", "SUM(amount) + amount"),)}, f"nt' {NOT_GROUPED}"),
+        ({"columns": (Feature("k", 'MONTH("paid")'),)}, f"column 'paid' {NOT_GROUPED}"),
+        ({"having": ('"amount" > 1',)}, f"column 'amount' {NOT_GROUPED}"),
+    ],
+)
+def test_refused_sub_queries(change, message):
+    with pytest.raises(QueryError, match=f"table 'p': .*{message}"):
+        changed(change, inside=True).check(COLUMNS)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"features": "x"}, r"Expected `array`, got `str` - at `\$.features`"),
-        ({"features": ["ab"]}, r"Expected `array`, got `str` - at `\$.features\[0\]`"),
         ({"features": [["a"]]}, r"at least length 2, got 1 - at `\$.features\[0\]`"),
         ({"features": [["a", "b", "c"]]}, "expected the fields and lengths of"),
-        ({"features": [["a", 1]]}, r"got `int` - at `\$.features\[0\]\[1\]`"),
-        ({"keys": ["ab"]}, r"Expected `array`, got `str` - at `\$.keys\[0\]`"),
         ({"keys": [[1]]}, r"Expected `str`, got `int` - at `\$.keys\[0\]\[0\]`"),
         ({"label": 1}, r"Expected `str \| null`, got `int` - at `\$.label`"),
-        ({"filters": None}, r"Expected `array`, got `null` - at `\$.filters`"),
-        ({"table": None}, r"Expected `str`, got `null` - at `\$.table`"),
         ({"sql": "DROP TABLE t"}, "expected the fields and lengths of .*; got .*'sql'"),
+        ({"subquery": "SELECT 1"}, r"malformed fragment: Expected .*\$.subquery`"),
+        ({"subquery": {}}, r"malformed fragment: Object"),
+        ({"subquery": {"groups": [["a"]]}}, r"got `array` .*\$.subquery.groups\[0\]`"),
+        ({"subquery": {"from": "t"}}, "expected the fields and .*; got .*'from'"),
     ],
 )
 def test_malformed_json_is_refused(change, message):
+    whole = GROUPED.to_json()
+    if change.get("subquery") and isinstance(change["subquery"], dict):
+        change = {"subquery": {**whole["subquery"], **change["subquery"]}}
     with pytest.raises(QueryError, match=message):
-        Fragment.from_json({**FRAGMENT.to_json(), **change})
-
-
-@pytest.mark.parametrize("data", [None, [], "x", {}])
-def test_json_that_is_no_fragment_is_refused(data):
+        Fragment.from_json({**whole, **change})
     with pytest.raises(QueryError, match=r"malformed fragment: (Expected|Object)"):
-        Fragment.from_json(data)
+        Fragment.from_json(list(change))
+
+
+NAMES = st.one_of(
+    st.text(min_size=1, max_size=12),
+    st.sampled_from(
+        ['a"b', "a'b", "x -- y", "/* x", "; DROP TABLE t", "a.b", "*", "(group)"]
+    ),
+)
+
+
+@settings(deadline=None)
+@given(names=st.lists(NAMES, min_size=1, max_size=3))
+def test_any_name_is_a_name(names):
+    """A name from the wire is refused, or DuckDB reads it as that name and no more."""
+    subquery = SubQuery(tuple(Feature(name, '"k"') for name in names), groups=('"k"',))
+    features = tuple(
+        Feature(str(place), quote_name(name)) for place, name in enumerate(names)
+    )
+    try:
+        checked = Fragment("t", "t", features, subquery=subquery).check(["k"])
+    except QueryError:
+        return
+    assert checked.subquery is not None
+    relation = checked.subquery.to_sql("(SELECT 7 AS k)")
+    items = ", ".join(feature.sql for feature in checked.features)
+    rows = duckdb.sql(f"SELECT {items} FROM ({relation})").fetchall()
+    assert rows == [(7,) * len(names)]

@@ -1,13 +1,14 @@
 """Queries: their shape, how columns are bound, and every refusal."""
 
 import contextlib
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tp_flower.errors import QueryError
-from tp_flower.query import Feature, Fragment, Join, Query, TableRef
+from tp_flower.query import Feature, Fragment, Join, Query
 
 SCHEMAS = {
     "orders": {"id": "BIGINT", "customer": "BIGINT", "item": "BIGINT", "qty": "INT"},
@@ -61,16 +62,6 @@ def test_store_query_is_cut_into_fragments_and_joins():
     assert bound.fragment("i").name == "items"
 
 
-def test_sites_accept_every_fragment_unchanged():
-    for fragment in bind(STORE).fragments:
-        assert fragment.check(SCHEMAS[fragment.name]) == fragment
-
-
-def test_a_fragment_that_is_not_there():
-    with pytest.raises(KeyError, match="planes"):
-        bind(STORE).fragment("planes")
-
-
 UNION = """
 SELECT o.qty AS label, c.age FROM orders o LEFT JOIN
 (SELECT customer, age FROM customers UNION ALL SELECT id, qty FROM orders) c
@@ -79,18 +70,16 @@ USING (customer)
 
 
 def test_a_union_has_a_fragment_per_select():
+    assert Query.from_sql(UNION).names == ("orders", "customers")
     bound = bind(UNION)
     assert bound.tables == ("o", "c")
     assert [f.name for f in bound.fragments] == ["orders", "customers", "orders"]
     assert bound.fragments_of("c") == bound.fragments[1:]
     assert bound.fragments_of("o") == (bound.fragment("o"),)
     assert bound.outer == {"c"}
-    with pytest.raises(KeyError, match="c"):
-        bound.fragment("c")
-
-
-def test_names_of_the_tables_that_sites_must_host():
-    assert Query.from_sql(UNION).names == ("orders", "customers")
+    for table in ("c", "planes"):
+        with pytest.raises(KeyError, match=table):
+            bound.fragment(table)
 
 
 def test_types_of_columns_that_are_not_used_do_not_matter():
@@ -106,39 +95,6 @@ def test_types_of_columns_that_are_not_used_do_not_matter():
     assert Query.from_sql(sql).bind(schemas).outer == {"v"}
 
 
-def test_inner_joins_leave_no_table_outer():
-    assert bind(STORE).outer == frozenset()
-
-
-def test_tables_keep_their_from_order():
-    assert Query.from_sql(STORE).tables == (
-        TableRef("o", "orders"),
-        TableRef("c", "customers"),
-        TableRef("i", "items"),
-    )
-
-
-def test_one_table_needs_no_join():
-    bound = bind("SELECT qty > 1 AS label, item FROM orders")
-    assert bound.joins == ()
-    assert bound.fragments == (
-        Fragment("orders", "orders", (Feature("item", '"item"'),), (), '"qty" > 1'),
-    )
-
-
-def test_several_predicates_between_two_tables_are_one_composite_key():
-    bound = bind(
-        "SELECT o.qty AS label, p.qty AS other FROM orders o "
-        "JOIN orders p ON o.item = p.item AND p.customer = o.customer + 1"
-    )
-    (join,) = bound.joins
-    assert bound.fragment("o").keys == (('"customer" + 1', '"item"'),)
-    assert bound.fragment("p").keys == (('"customer"', '"item"'),)
-    assert join == Join(
-        "o", "p", 0, 0, "o.item = p.item AND p.customer = o.customer + 1"
-    )
-
-
 def test_conditions_in_any_order_or_direction_give_the_same_keys():
     text = "SELECT o.qty AS label, p.id FROM orders o, orders p WHERE "
     one = bind(text + "o.item = p.item AND o.customer = p.customer")
@@ -146,22 +102,24 @@ def test_conditions_in_any_order_or_direction_give_the_same_keys():
     assert one.fragments == two.fragments
 
 
-def test_a_key_used_in_two_joins_is_one_entry():
-    bound = bind(
-        "SELECT a.qty AS label, b.id FROM orders a "
-        "JOIN orders b ON a.item = b.item JOIN orders c ON a.item = c.item"
-    )
-    assert bound.fragment("a").keys == (('"item"',),)
-    assert [join.left_key for join in bound.joins] == [0, 0]
-
-
-def test_joins_are_ordered_by_their_right_table():
-    bound = bind(
-        "SELECT a.qty AS label, b.id FROM orders a, orders b, orders c "
-        "WHERE b.item = c.item AND a.id = c.id AND b.qty = a.qty"
-    )
-    pairs = [(join.left, join.right) for join in bound.joins]
-    assert pairs == [("a", "b"), ("a", "c"), ("b", "c")]
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        # one key of two joins is one entry
+        ("orders b ON a.item = b.item JOIN orders c ON a.item = c.item", "a0b a0c"),
+        # in the order of the right tables
+        (
+            "orders b USING (qty), orders c WHERE b.id = c.id AND a.id = c.id",
+            "a0b a1c b1c",
+        ),
+        # a column that USING has merged before
+        ("customers c USING (customer) JOIN orders p USING (customer)", "a0c a0p"),
+    ],
+)
+def test_joins_and_the_places_of_their_left_keys(tables, expected):
+    bound = bind(f"SELECT a.qty AS label, a.id FROM orders a JOIN {tables}")
+    joins = [f"{join.left}{join.left_key}{join.right}" for join in bound.joins]
+    assert " ".join(joins) == expected
 
 
 def test_a_label_may_share_its_column_with_a_feature():
@@ -170,13 +128,6 @@ def test_a_label_may_share_its_column_with_a_feature():
         '"qty" > 5',
         (Feature("qty", '"qty"'),),
     )
-
-
-def test_a_column_named_label_is_the_label():
-    bound = Query.from_sql("SELECT t.Label, x FROM t").bind(
-        {"t": {"label": "INT", "x": "INT"}}
-    )
-    assert bound.fragments[0].label == '"label"'
 
 
 @pytest.mark.parametrize(
@@ -194,36 +145,6 @@ def test_feature_names(items, names):
         f"SELECT qty AS label, {items} FROM orders o JOIN customers c USING (customer)"
     )
     assert [f.name for part in bound.fragments for f in part.features] == names
-
-
-def test_using_column_is_taken_from_the_left_table():
-    bound = bind(
-        "SELECT qty AS label, customer FROM orders o JOIN customers c USING (customer)"
-    )
-    assert bound.fragment("o").features == (Feature("customer", '"customer"'),)
-    assert bound.joins == (Join("o", "c", 0, 0, "o.customer = c.customer"),)
-
-
-def test_using_a_column_that_was_merged_before():
-    bound = bind(
-        "SELECT c.age AS label, o.id FROM orders o JOIN customers c USING (customer) "
-        "JOIN orders p USING (customer)"
-    )
-    assert [(join.left, join.right) for join in bound.joins] == [("o", "c"), ("o", "p")]
-
-
-def test_identifiers_ignore_case_and_may_be_quoted():
-    bound = bind('SELECT O."QTY" AS LABEL, o.ID FROM "Orders" o WHERE ITEM > 1')
-    assert bound.fragments == (
-        Fragment(
-            "o",
-            "orders",
-            (Feature("id", '"id"'),),
-            (),
-            '"qty"',
-            ('"item" > 1',),
-        ),
-    )
 
 
 def test_on_sees_only_the_tables_before_it():
@@ -246,6 +167,10 @@ def test_comments_and_layout_do_not_matter():
     assert Query.from_sql(text) == Query.from_sql("select qty label, id from orders")
 
 
+# More refusals are in tests/support/sql/refused.toml.
+ITEMS = "SELECT id, qty AS label"
+
+
 SHAPE_REFUSALS = [
     ("", "expected one SELECT statement, got 0"),
     ("SELECT qty AS label id FROM orders", "does not parse: line 1, column 22"),
@@ -254,53 +179,32 @@ SHAPE_REFUSALS = [
     ("SELECT id, qty AS label FROM orders; SELECT 1", "expected one SELECT .* got 2"),
     ("DROP TABLE orders", "expected a SELECT statement, got: DROP TABLE orders"),
     ("SELECT 1 AS label, 2", "has no FROM"),
-    ("SELECT id, qty FROM orders", "no label: write the value to predict as"),
     ("SELECT id AS label, qty AS label FROM orders", "2 labels, expected one: id, qty"),
     ("SELECT qty AS label FROM orders", "has no features"),
     ("SELECT FROM orders", "the SELECT list is empty"),
     ("SELECT COLUMNS('i.*'), qty AS label FROM orders", r"name the columns instead"),
-    ("SELECT sum(id), qty AS label FROM orders", r"aggregate .*: SUM\(id\)"),
     ("SELECT id, max(qty) AS label FROM orders", r"aggregate .*: MAX\(qty\)"),
     ("SELECT id, rank() OVER () AS label FROM orders", "window functions"),
     ("SELECT id, (SELECT 1) AS label FROM orders", "sub-queries are not supported"),
-    (
-        "SELECT id, qty AS label FROM orders WHERE id IN (SELECT id FROM t)",
-        "WHERE: condition id IN .* sub-queries are not supported",
-    ),
-    ("SELECT id, qty AS label FROM read_csv('x')", "only plain tables"),
-    ("SELECT id, qty AS label FROM orders TABLESAMPLE 10%", "only plain tables"),
-    ("SELECT id, qty AS label FROM orders AS o(id, qty)", "only plain tables"),
-    ("SELECT id, qty AS label FROM main.orders", "the bare name of the table"),
-    ("WITH t AS (SELECT 1) SELECT id, qty AS label FROM t", "WITH .* not supported"),
-    ("SELECT id, qty AS label FROM a UNION ALL SELECT 1, 2", "UNION is not supported"),
-    ("SELECT id, qty AS label FROM a EXCEPT SELECT 1, 2", "EXCEPT is not supported"),
-    ("(SELECT id, qty AS label FROM orders)", "expected a SELECT statement"),
-    ("SELECT DISTINCT id, qty AS label FROM orders", "DISTINCT is not supported"),
-    ("SELECT id, qty AS label FROM orders GROUP BY id", "GROUP BY is not supported"),
-    ("SELECT id, qty AS label FROM orders HAVING id > 1", "HAVING is not supported"),
-    ("SELECT id, qty AS label FROM orders QUALIFY id", "QUALIFY is not supported"),
-    ("SELECT id, qty AS label FROM orders ORDER BY id", "ORDER BY is not supported"),
-    ("SELECT id, qty AS label FROM orders LIMIT 3", "LIMIT is not supported"),
-    ("SELECT id, qty AS label FROM orders OFFSET 3", "OFFSET is not supported"),
-    ("SELECT id, qty AS label INTO x FROM orders", "INTO is not supported"),
-    ("SELECT id, qty AS label FROM a JOIN b", "join of b has no equality condition"),
-    ("SELECT id, qty AS label FROM a INNER JOIN b", "join of b has no equality cond"),
-    (
-        "SELECT id, qty AS label FROM a JOIN b ON WHERE a.x = b.x",
-        "join of b has no equality condition",
-    ),
-    (
-        "SELECT id, qty AS label FROM a, b JOIN c WHERE a.x = b.x",
-        "join of c has no equality condition",
-    ),
-    (
-        "SELECT id, qty AS label FROM a /*,*/ JOIN b",
-        "join of b has no equality condition",
-    ),
-    (
-        "SELECT a.id, b.qty AS label FROM a JOIN b JOIN c ON b.x = c.x ON a.x = b.x",
-        "one join after the other, not nested",
-    ),
+    (f"{ITEMS} FROM orders WHERE id IN (SELECT id FROM t)", "WHERE: .* id IN .* sub-q"),
+    (f"{ITEMS} FROM read_csv('x')", "only plain tables"),
+    (f"{ITEMS} FROM orders TABLESAMPLE 10%", "only plain tables"),
+    (f"{ITEMS} FROM orders AS o(id, qty)", "only plain tables"),
+    (f"{ITEMS} FROM main.orders", "the bare name of the table"),
+    (f"{ITEMS} FROM a EXCEPT SELECT 1, 2", "EXCEPT is not supported"),
+    (f"({ITEMS} FROM orders)", "expected a SELECT statement"),
+    (f"{ITEMS} FROM orders HAVING id > 1", "HAVING is not supported"),
+    (f"{ITEMS} FROM orders QUALIFY id", "QUALIFY is not supported"),
+    (f"{ITEMS} FROM orders LIMIT 3", "LIMIT is not supported"),
+    (f"{ITEMS} FROM orders OFFSET 3", "OFFSET is not supported"),
+    (f"{ITEMS} INTO x FROM orders", "INTO is not supported"),
+    (f"{ITEMS} FROM a JOIN b", "join of b has no equality condition"),
+    (f"{ITEMS} FROM a JOIN b ON WHERE a.x = b.x", "join of b has no equality cond"),
+    (f"{ITEMS} FROM a, b JOIN c WHERE a.x = b.x", "join of c has no equality cond"),
+    (f"{ITEMS} FROM a /*,*/ JOIN b", "join of b has no equality condition"),
+    (f"{ITEMS} FROM a JOIN b JOIN c ON b.x = c.x ON a.x = b.x", "one join after the"),
+    (f"{ITEMS} FROM a POSITIONAL JOIN b", "POSITIONAL JOIN of b is not supported: on"),
+    (f"{ITEMS} FROM a ASOF JOIN b ON a.x = b.x", "ASOF JOIN of b is not supported: on"),
     ("SELECT a.x AS label, b.x FROM t a, t A", "two tables are called 'A'"),
     ("SELECT x AS label, y FROM t JOIN t USING (x)", "two tables are called 't'"),
     ("SELECT random() AS label, id FROM orders", "function 'random' is not among"),
@@ -316,38 +220,22 @@ def test_refused_shapes(sql, message):
 
 
 @pytest.mark.parametrize(
-    "join",
-    ["RIGHT", "FULL", "CROSS", "SEMI", "ANTI", "NATURAL", "POSITIONAL", "ASOF"],
+    ("dialect", "message"),
+    [
+        ("duckdbb", "Unknown dialect 'duckdbb'"),
+        ("oracle", "outer join marks are not supported"),
+    ],
 )
-def test_only_inner_and_left_joins(join):
-    on = "" if join in ("CROSS", "NATURAL", "POSITIONAL") else "ON a.x = b.x"
-    with pytest.raises(
-        QueryError,
-        match=f"{join} JOIN of b is not supported: only INNER and LEFT joins are",
-    ):
-        Query.from_sql(f"SELECT a.x AS label, b.y FROM a {join} JOIN b {on}")
-
-
-def test_unknown_dialect():
-    with pytest.raises(QueryError, match="Unknown dialect 'duckdbb'"):
-        Query.from_sql("SELECT x AS label, y FROM t", dialect="duckdbb")
-
-
-def test_outer_join_marks():
+def test_refused_dialects(dialect, message):
     sql = "SELECT a.x AS label, b.x FROM a, b WHERE a.k = b.k (+)"
-    with pytest.raises(QueryError, match="outer join marks are not supported"):
-        Query.from_sql(sql, dialect="oracle")
+    with pytest.raises(QueryError, match=message):
+        Query.from_sql(sql, dialect=dialect)
 
 
 ORDERS = "SELECT o.qty AS label, o.id FROM orders o"
 BOTH = "FROM orders o JOIN customers c ON o.customer = c.customer"
 BIND_REFUSALS = [
-    (
-        "SELECT qty AS label, id FROM order_s",
-        r"hosts a table 'order_s' \(did .* 'orders'",
-    ),
     ("SELECT qty AS label, id FROM pqr", "hosted tables: orders, customers, items"),
-    ("SELECT qtty AS label, id FROM orders", r"label qtty: .*\(did you mean 'qty'"),
     ("SELECT o.qty AS label, o.ids FROM orders o", "table 'o' has no column 'ids'"),
     ("SELECT o.qty AS label, p.id FROM orders o", "no table is called 'p' here"),
     ("SELECT orders.qty AS label, id FROM orders o", "no table is called 'orders'"),
@@ -359,50 +247,14 @@ BIND_REFUSALS = [
     ("SELECT qty AS label, 1 AS one FROM orders", "feature 1 names no column"),
     ("SELECT 1 AS label, qty FROM orders", "the label 1 names no column"),
     ("SELECT qty AS label, (QTY) FROM orders", r"\(QTY\)\): the label leaks"),
-    (f"{ORDERS} JOIN customers c ON o.qty < c.age", "o.qty < c.age needs the values"),
     (f"{ORDERS} JOIN customers c ON TRUE", "condition TRUE names no column"),
-    (
-        f"{ORDERS} JOIN customers c ON c.age > 3",
-        "join of c has no equality condition: ON c.age > 3 compares it with no other",
-    ),
-    (
-        f"{ORDERS} JOIN customers c ON o.customer = c.customer OR o.id = c.age",
-        r"o.customer = c.customer OR o.id = c.age needs the values of 2 .*\(o, c\)",
-    ),
-    (
-        f"{ORDERS} JOIN customers c ON o.customer IS NOT DISTINCT FROM c.customer",
-        "needs the values of 2 tables",
-    ),
-    (
-        f"{ORDERS} JOIN customers c ON o.id + c.age = 3",
-        r"condition o.id \+ c.age = 3 needs the values of 2 tables",
-    ),
-    (
-        f"{ORDERS} JOIN customers c ON o.customer = c.customer WHERE o.id > c.age",
-        "condition o.id > c.age needs the values of 2 tables",
-    ),
-    (
-        f"{ORDERS} JOIN customers c ON NOT o.customer = c.customer",
-        "condition NOT o.customer = c.customer needs the values of 2 tables",
-    ),
-    (
-        f"{ORDERS}, customers c, items i WHERE o.id + c.age = i.item",
-        r"values of 3 tables \(o, c, i\)",
-    ),
-    (
-        f"{ORDERS} JOIN customers c ON o.customer = c.customer IS TRUE",
-        r"\(o.customer = c.customer\) IS TRUE needs the values of 2 tables",
-    ),
-    (f"{ORDERS}, customers c", r"table 'c' is not connected to \['o'\]"),
-    (
-        f"{ORDERS}, customers c JOIN items i ON c.age = i.item",
-        r"table 'c' is not connected to \['o'\]",
-    ),
+    (f"{ORDERS}, customers c, items i WHERE o.id + c.age = i.item", r"of 3 .*o, c, i"),
+    (f"{ORDERS}, customers c JOIN items i ON c.age = i.item", r"'c' is not connected"),
     (f"{ORDERS} JOIN items i USING (qty)", "table 'i' has no column 'qty'"),
     (f"{ORDERS} JOIN items i USING (price)", "no table has a column 'price'"),
     (
-        f"{ORDERS} JOIN customers c ON o.item = i.item JOIN items i ON o.item = i.item",
-        "no table is called 'i' here",
+        f"{ORDERS} JOIN customers c ON o.item = i.item, items i",
+        "no table is called 'i'",
     ),
     (
         f"{ORDERS} JOIN orders p ON o.id = p.id JOIN customers c USING (customer)",
@@ -417,6 +269,25 @@ BIND_REFUSALS = [
 def test_refused_bindings(sql, message):
     query = Query.from_sql(sql)
     with pytest.raises(QueryError, match=message):
+        query.bind(SCHEMAS)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "o.qty < c.age",
+        "(o.customer = c.customer OR o.id = c.age)",
+        "o.customer IS NOT DISTINCT FROM c.customer",
+        "o.id + c.age = 3",
+        "NOT o.customer = c.customer",
+        "(o.customer = c.customer) IS TRUE",
+    ],
+)
+@pytest.mark.parametrize("tail", ["", " AND o.customer = c.customer"])
+def test_a_condition_over_two_tables_is_an_equality_of_columns(condition, tail):
+    query = Query.from_sql(f"{ORDERS} JOIN customers c ON {condition}{tail}")
+    match = re.escape(condition.strip("()")[:12])
+    with pytest.raises(QueryError, match=rf"{match}.* needs the values of 2 .*\(o, c"):
         query.bind(SCHEMAS)
 
 

@@ -14,8 +14,7 @@ from tests.support.joined import engine_rows, joined_rows, plan, result_names
 from tests.support.sql_pairs import ACCEPTED, PAIRS, by_name
 from tests.support.sql_tables import load_duckdb, parquet_sources, schemas
 from tp_flower import errors
-from tp_flower.query import Query
-from tp_flower.query.fragment import Fragment
+from tp_flower.query import Fragment, Query
 
 REFUSED = [pair for pair in PAIRS if "error" in pair]
 SCHEMAS = schemas()
@@ -40,14 +39,10 @@ def test_names_tell_pairs_apart():
 
 
 @by_name(ACCEPTED)
-def test_plan(pair):
+def test_plan_passes_the_sites_unchanged(pair):
     bound = Query.from_sql(pair["sql"]).bind(SCHEMAS)
     assert plan(bound) == pair["plan"]
-
-
-@by_name(ACCEPTED)
-def test_sites_accept_the_plan_unchanged(pair):
-    for fragment in Query.from_sql(pair["sql"]).bind(SCHEMAS).fragments:
+    for fragment in bound.fragments:
         assert fragment.check(SCHEMAS[fragment.name]) == fragment
         assert Fragment.from_json(fragment.to_json()) == fragment
 
