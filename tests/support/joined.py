@@ -14,9 +14,9 @@ import duckdb
 import numpy as np
 
 from tp_flower.extraction.extract import extract
-from tp_flower.extraction.extracted import ExtractedShard
+from tp_flower.extraction.extracted import ExtractedShard, KeyColumn
 from tp_flower.features.columns import CategoricalColumn, FeatureColumn, NumericColumn
-from tp_flower.joins.joining import build_mapping
+from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.query import BoundQuery
@@ -49,7 +49,7 @@ def joined_rows(
         ]
         for table in bound.tables
     }
-    mapping = map_rows(bound, shards)
+    mapping, _ = map_rows(bound, shards)
     columns: dict[str, list[Value]] = {}
     present = np.ones(mapping.joined_rows, bool)
     for table, own in shards.items():
@@ -69,18 +69,23 @@ def joined_rows(
 
 def map_rows(
     bound: BoundQuery, shards: Mapping[str, Sequence[ExtractedShard]]
-) -> TableMapping:
-    """The mapping of the query, from what its fragments yielded."""
+) -> tuple[TableMapping, tuple[JoinStep, ...]]:
+    """The mapping of the query and its steps, from what its fragments yielded."""
     keys = {
         (table, number): [shard.keys[number].hashed(HASHER) for shard in own]
         for table, own in shards.items()
         for number in range(len(bound.fragments_of(table)[0].keys))
     }
     rows = {table: sum(shard.rows for shard in own) for table, own in shards.items()}
-    mapping, _ = build_mapping(
-        bound.joins, keys, rows, bound.label_table, outer=bound.outer
-    )
-    return mapping
+    return build_mapping(bound.joins, keys, rows, bound.label_table, outer=bound.outer)
+
+
+def number_key(values: Sequence[int | None], kind: str = "number") -> KeyColumn:
+    """Codes of small numbers, hashed to themselves; None is NULL."""
+    distinct = sorted({value for value in values if value is not None})
+    codes = [-1 if value is None else distinct.index(value) for value in values]
+    hashes = np.array([[value, 17] for value in distinct], np.uint64).reshape(-1, 2)
+    return KeyColumn(np.array(codes, np.int32), hashes, kind)
 
 
 def table_values(shards: Sequence[ExtractedShard]) -> dict[str, list[Value]]:

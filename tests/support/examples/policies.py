@@ -33,8 +33,8 @@ def features(**expressions):
     return tuple(Feature(name, sql) for name, sql in expressions.items())
 
 
-def check(policy, asked):
-    for read in reads(asked):
+def check(policy, wanted):
+    for read in reads(wanted):
         policy.check_read(read)
 
 

@@ -135,12 +135,6 @@ def test_clustering_is_a_stationary_point_and_finds_separated_groups():
     np.testing.assert_allclose(centres[order], middle, atol=0.6)
 
 
-def test_equal_seeds_cluster_alike():
-    rows, copies = rows_and_masses()
-    first, second = (weighted_kmeans(rows, copies, 4, generator(9)) for _ in range(2))
-    np.testing.assert_array_equal(first, second)
-
-
 def test_distdim_clusters_the_combinations_of_local_centres():
     rng = generator(2)
     local = [np.array([[0.0], [10.0]]), np.array([[0.0, 0.0], [0.0, 20.0]])]

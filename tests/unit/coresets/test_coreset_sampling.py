@@ -210,23 +210,12 @@ def test_a_copy_in_float32_is_a_copy():
     assert whitening(weighted_gram(rows, np.ones(1000))).shape == (2, 1)
 
 
-def test_tables_without_columns_or_rows_have_no_scores():
-    assert regression_scores(np.zeros((3, 0)), np.ones(3)).tolist() == [0, 0, 0]
-    assert regression_scores(np.zeros((3, 2)), np.ones(3)).tolist() == [0, 0, 0]
-    assert regression_scores(np.zeros((0, 2)), np.ones(0)).tolist() == []
-
-
-def test_more_columns_than_rows_score_one():
-    rows = np.random.default_rng(0).normal(size=(4, 9))
-    np.testing.assert_allclose(regression_scores(rows, np.ones(4)), 1.0)
-
-
-@pytest.mark.parametrize(
-    "gram", [np.array([[np.nan]]), np.array([[-1.0]])], ids=["nan", "negative"]
-)
-def test_what_is_no_gram_matrix_is_refused(gram):
-    with pytest.raises(ValueError, match="finite values and a diagonal >= 0"):
-        whitening(gram)
+@pytest.mark.parametrize("shape", [(3, 0), (3, 2), (0, 2), (4, 9)])
+def test_scores_at_the_limits(shape):
+    """Nothing scores where nothing is; more columns than rows score one."""
+    rows = np.random.default_rng(0).normal(size=shape) * (shape != (3, 2))
+    scores = regression_scores(rows, np.ones(shape[0]))
+    np.testing.assert_allclose(scores, np.full(shape[0], 1.0 * (shape == (4, 9))))
 
 
 def test_more_draws_than_joined_rows_and_one_draw():
@@ -244,31 +233,6 @@ def test_more_draws_than_joined_rows_and_one_draw():
     assert sample.largest_over_mean > 1
 
 
-def test_merged_draws_weigh_what_they_weigh_apart():
-    draws, scores = np.array([3, 1, 3, 3]), {1: 0.5, 3: 2.0}
-    sample = weigh_sample(draws, np.array([scores[1], scores[3]]), 7.0)
-    apart = [7.0 / (4 * scores[row]) for row in draws.tolist()]
-    assert sample.weights.tolist() == pytest.approx(
-        [apart[1], apart[0] + apart[2] + apart[3]]
-    )
-
-
-@pytest.mark.parametrize(
-    ("scores", "said"),
-    [([1.0], "2 rows were drawn"), ([1.0, 0.0], "not above 0")],
-    ids=["number", "zero"],
-)
-def test_scores_that_cannot_be_are_refused(scores, said):
-    with pytest.raises(ValueError, match=said):
-        weigh_sample(np.array([0, 1, 1]), np.array(scores), 1.0)
-
-
-@pytest.mark.parametrize("totals", [[0.0, 0.0], [1.0, -1.0], [np.nan, 1.0]], ids=str)
-def test_totals_that_cannot_be_are_refused(totals):
-    with pytest.raises(ValueError, match="finite, >= 0, not all 0"):
-        party_counts(np.array(totals), 3, np.random.default_rng(0))
-
-
 def test_rows_without_mass_are_never_drawn():
     rng = np.random.default_rng(0)
     mass = np.array([0.0, 3.0, 0.0, 1.0, 0.0])
@@ -276,14 +240,6 @@ def test_rows_without_mass_are_never_drawn():
     assert found[[0, 2, 4]].tolist() == [0, 0, 0]
     assert stats.chisquare(found[[1, 3]], [30_000, 10_000]).pvalue > 0.001
     assert draw_rows(np.zeros(0), 0, rng).tolist() == []
-    with pytest.raises(ValueError, match="none has a mass above 0"):
-        draw_rows(np.zeros(2), 1, rng)
-
-
-def test_a_drawn_row_without_a_joined_row_is_refused():
-    rows = TableRows(np.array([0, -1], np.int32), 2)
-    with pytest.raises(ValueError, match="1 drawn rows are in no joined row"):
-        draw_joined(rows, np.array([0, 1]), None, np.random.default_rng(0))
 
 
 @both
@@ -343,10 +299,31 @@ def test_masks_differ_by_secret_context_and_part():
     assert pair_masks(b"a", 0, 1, 2, b"x").tolist() == [0, 0]
 
 
-def test_what_cannot_be_summed_is_refused():
-    for wrong in (-1e-3, np.nan, 2.0**LARGEST_BITS):
-        with pytest.raises(ValueError, match="too large to be summed"):
-            to_fixed(np.array([0.1, wrong]), 10)
-    for part, parts in ((3, 3), (-1, 2), (0, MOST_PARTS + 1)):
-        with pytest.raises(ValueError, match=f"part {part} of {parts}"):
-            pair_masks(b"s", part, parts, 1, b"")
+RNG = np.random.default_rng(0)
+ALONE = TableRows(np.array([0, -1], np.int32), 2)
+DRAWS_OF_TWO = np.array([0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: whitening(np.array([[np.nan]])), "finite values and a diagonal >= 0"),
+        (lambda: whitening(np.array([[-1.0]])), "finite values and a diagonal >= 0"),
+        (lambda: weigh_sample(DRAWS_OF_TWO, np.ones(1), 1.0), "2 rows were drawn"),
+        (lambda: weigh_sample(DRAWS_OF_TWO, np.eye(2)[0], 1.0), "not above 0"),
+        (lambda: party_counts(np.zeros(2), 3, RNG), "finite, >= 0, not all 0"),
+        (lambda: party_counts(np.array([1.0, -1]), 3, RNG), "finite, >= 0, not all 0"),
+        (lambda: party_counts(np.array([np.nan, 1]), 3, RNG), "finite, >= 0, not all"),
+        (lambda: draw_rows(np.zeros(2), 1, RNG), "none has a mass above 0"),
+        (lambda: draw_joined(ALONE, np.arange(2), None, RNG), "1 drawn rows are in no"),
+        (lambda: to_fixed(np.array([0.1, -1e-3]), 10), "too large to be summed"),
+        (lambda: to_fixed(np.array([0.1, np.nan]), 10), "too large to be summed"),
+        (lambda: to_fixed(np.array([2.0**LARGEST_BITS]), 10), "too large to be summed"),
+        (lambda: pair_masks(b"s", 3, 3, 1, b""), "part 3 of 3"),
+        (lambda: pair_masks(b"s", -1, 2, 1, b""), "part -1 of 2"),
+        (lambda: pair_masks(b"s", 0, MOST_PARTS + 1, 1, b""), f"0 of {MOST_PARTS + 1}"),
+    ],
+)
+def test_refusals(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -10,20 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.joined import number_key
 from tp_flower.errors import MappingError
-from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.joining import build_mapping
 from tp_flower.query import Join
 
 COLUMNS = ("a", "b")
-
-
-def key(values) -> KeyColumn:
-    """Codes of small numbers, hashed to themselves; None is NULL."""
-    distinct = sorted({value for value in values if value is not None})
-    codes = [-1 if value is None else distinct.index(value) for value in values]
-    hashes = np.array([[value, 17] for value in distinct], np.uint64).reshape(-1, 2)
-    return KeyColumn(np.array(codes, np.int32), hashes, "number")
 
 
 @st.composite
@@ -62,7 +54,7 @@ def build(tables, predicates, outer=(), label="t0", **limits):
     joins, keys = [], {}
     for table, rows in tables.items():
         for number, column in enumerate(zip(*rows, strict=True)):
-            keys[table, number] = [key(column)]
+            keys[table, number] = [number_key(column)]
     for table, other, own, theirs in predicates:
         sides = [(table, COLUMNS.index(own)), (other, COLUMNS.index(theirs))]
         sides.sort()
@@ -146,31 +138,6 @@ def test_the_last_step_says_what_it_did(query):
 
 
 LEFT = [("t1", "t0", "a", "a")]
-
-
-def test_a_left_join_by_hand():
-    tables = {"t0": [(1, 0), (2, 0), (None, 0), (1, 0)], "t1": [(1, 0), (3, 0), (1, 0)]}
-    mapping, steps = build(tables, LEFT, {"t1"})
-    assert mapping.tables["t0"].row_of.tolist() == [0, 0, 1, 2, 3, 3]
-    assert mapping.tables["t1"].row_of.tolist() == [0, 2, -1, -1, 0, 2]
-    last = steps[-1]
-    assert (last.fan_out_min, last.fan_out_median, last.fan_out_max) == (1, 1.5, 2)
-    assert (last.unmatched_before, last.unmatched_rows) == (2, 1)
-
-
-def test_what_a_left_join_did_not_find_matches_nothing_further():
-    tables = {"t0": [(1, 0), (2, 0)], "t1": [(1, 5)], "t2": [(5, 0), (None, 0)]}
-    chain = [*LEFT, ("t2", "t1", "a", "b")]
-    mapping, _ = build(tables, chain, {"t1", "t2"})
-    assert mapping.tables["t1"].row_of.tolist() == [0, -1]
-    assert mapping.tables["t2"].row_of.tolist() == [0, -1]
-
-
-def test_a_left_join_that_finds_nothing_at_all():
-    tables = {"t0": [(1, 0), (2, 0)], "t1": [(None, 0), (3, 0)]}
-    mapping, _ = build(tables, LEFT, {"t1"})
-    assert mapping.tables["t1"].row_of.tolist() == [-1, -1]
-    assert mapping.tables["t1"].multiplicity.tolist() == [0, 0]
 
 
 def test_too_many_rows_are_refused_before_they_are_made():

@@ -1,56 +1,43 @@
 """The mapping against the joined table that DuckDB materialises."""
 
-from contextlib import contextmanager
-
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.support.joined import map_rows, number_key
 from tests.support.reference import joins as slow
 from tp_flower.errors import MappingError
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping, TableRows, split_rows
-from tp_flower.keyed_hash import KEY_BYTES, KeyedHasher
 from tp_flower.query import Join, Query
 from tp_flower.sources.shards import describe, load_tables, register_frames, release
 
-HASHER = KeyedHasher(bytes(KEY_BYTES))
 # each example opens DuckDB once per shard and key
 few = settings(max_examples=40, deadline=None)
 
 
-@contextmanager
-def sources_of(shards):
-    """The shards of every table, as sites see them."""
-    token = register_frames({name: list(own) for name, own in shards.items()}, "here")
-    try:
-        yield load_tables(f"memory:{token}")
-    finally:
-        release(token)
-
-
 def mapping_of(shards, sql):
     """Extract every shard by itself, and build the mapping from the hashed keys."""
-    with sources_of(shards) as sources:
+    token = register_frames({name: list(own) for name, own in shards.items()}, "here")
+    try:
+        sources = load_tables(f"memory:{token}")
         schemas = {source.table: describe(source).columns for source in sources}
         bound = Query.from_sql(sql).bind(schemas)
-        keys, rows = {}, {}
-        for fragment in bound.fragments:
-            own = [
+        extracted = {
+            fragment.table: [
                 extract(source, fragment)
                 for source in sources
                 if source.table == fragment.name
             ]
-            rows[fragment.table] = sum(shard.rows for shard in own)
-            for key in range(len(fragment.keys)):
-                keys[fragment.table, key] = [
-                    shard.keys[key].hashed(HASHER) for shard in own
-                ]
-    return build_mapping(bound.joins, keys, rows, bound.label_table)
+            for fragment in bound.fragments
+        }
+        return map_rows(bound, extracted)
+    finally:
+        release(token)
 
 
 def positions(mapping: TableMapping, aliases) -> list[tuple[int, ...]]:
@@ -123,7 +110,10 @@ def databases(draw):
     return shards, source
 
 
-def check_database(shards, source, label="t0"):
+@few
+@given(databases(), st.sampled_from(["t0", "t1"]))
+def test_mapping_is_duckdbs_join_as_a_multiset(database, label):
+    shards, source = database
     sql = f"SELECT 2 * {label}.x AS label, t0.x AS u, t1.x AS v {source}"
     aliases = {name: name for name in shards}
     expected = slow.joined_positions(shards, aliases, source)
@@ -143,13 +133,6 @@ def check_database(shards, source, label="t0"):
         for row in expected:
             counts[row[position]] += 1
         assert mapping.tables[alias].multiplicity.tolist() == counts
-
-
-@few
-@given(databases(), st.sampled_from(["t0", "t1"]))
-def test_mapping_is_duckdbs_join_as_a_multiset(database, label):
-    shards, source = database
-    check_database(shards, source, label)
 
 
 def table(*rows, kinds=("integer", "integer", "text")) -> pd.DataFrame:
@@ -174,107 +157,6 @@ def test_many_to_many_by_hand():
     )
 
 
-def test_rows_per_step_say_where_the_join_shrinks():
-    shards = {
-        "t0": [table((1, 7, 0), (2, 7, 0), (3, 8, 0))],
-        "t1": [table((1, 0, 0), (2, 0, 0), (9, 0, 0))],
-        "t2": [table((0, 7, 0), (0, 7, 0))],
-    }
-    source = "FROM t0 JOIN t1 ON t0.a = t1.a JOIN t2 ON t0.b = t2.b"
-    _, steps = mapping_of(shards, f"SELECT t0.x AS label, t1.x {source}")
-    # 3 rows; 2 of them in t1; each of those meets both rows of t2
-    assert [(step.table, step.rows) for step in steps] == [
-        ("t0", 3),
-        ("t1", 2),
-        ("t2", 4),
-    ]
-
-
-def test_rows_that_a_filter_drops_have_no_number():
-    left = table((1, 0, 0), (2, 0, 0), (1, 0, 0), (2, 0, 0))
-    source = "FROM t0 JOIN t1 ON t0.a = t1.a WHERE t0.x > 0 AND t1.x < 3"
-    mapping, _ = mapping_of(
-        {"t0": [left], "t1": [left]}, f"SELECT 2 * t0.x AS label, t1.x {source}"
-    )
-    # t0 keeps its last three rows, t1 its first three
-    assert positions(mapping, ["t0", "t1"]) == [(0, 1), (1, 0), (1, 2), (2, 1)]
-    assert {name: rows.rows for name, rows in mapping.tables.items()} == {
-        "t0": 3,
-        "t1": 3,
-    }
-
-
-def test_empty_join_says_the_rows_of_every_step():
-    shards = {
-        "t0": [table((1, 7, 0), (2, 8, 0), (3, 8, 0))],
-        "t1": [table((1, 0, 0), (2, 0, 0))],
-        "t2": [table((0, 5, 0))],
-    }
-    source = "FROM t0 JOIN t1 ON t0.a = t1.a JOIN t2 ON t0.b = t2.b"
-    with pytest.raises(
-        MappingError, match=r"no rows; rows left after each step: t0: 3, t1: 2, t2: 0$"
-    ):
-        mapping_of(shards, f"SELECT t0.x AS label, t1.x {source}")
-
-
-def test_joined_rows_follow_the_label_table_then_the_query():
-    shards = {
-        "t0": [table((1, 0, 0), (2, 0, 0), (1, 0, 0))],
-        "t1": [table((2, 0, 0), (1, 0, 0))],
-        "t2": [table((1, 0, 0), (1, 0, 0), (2, 0, 0))],
-    }
-    source = "FROM t0 JOIN t1 ON t0.a = t1.a JOIN t2 ON t2.a = t1.a"
-    mapping, _ = mapping_of(shards, f"SELECT t1.x AS label, t0.x {source}")
-    expected = slow.joined_positions(
-        shards, {t: t for t in shards}, source, order=["t1", "t0", "t2"]
-    )
-    assert positions(mapping, ["t0", "t1", "t2"]) == expected
-
-
-def test_shards_are_their_union_wherever_they_are_cut():
-    rng = np.random.default_rng(0)
-    rows = [tuple(rng.integers(0, 3, 3).tolist()) for _ in range(9)]
-    right = table((0, 0, 0), (1, 1, 1), (2, 2, 2), (0, 1, 2))
-    source = "FROM t0 JOIN t1 ON t0.a = t1.a AND t0.c = t1.c"
-    sql = f"SELECT t0.x AS label, t1.x {source}"
-    whole, _ = mapping_of({"t0": [table(*rows)], "t1": [right]}, sql)
-    for cuts in ([3], [1, 2], [4, 5, 8]):
-        pieces = [
-            table(*rows[start:stop])
-            for start, stop in zip([0, *cuts], [*cuts, 9], strict=True)
-        ]
-        sharded, _ = mapping_of({"t0": pieces, "t1": [right]}, sql)
-        assert positions(sharded, ["t0", "t1"]) == positions(whole, ["t0", "t1"])
-
-
-def test_a_table_under_two_aliases():
-    people = table((1, 2, 0), (2, 1, 0), (3, None, 0), (1, 3, 0))
-    source = "FROM t0 p JOIN t0 q ON p.b = q.a"
-    mapping, _ = mapping_of({"t0": [people]}, f"SELECT p.x AS label, q.x {source}")
-    expected = slow.joined_positions({"t0": [people]}, {"p": "t0", "q": "t0"}, source)
-    assert sorted(positions(mapping, ["p", "q"])) == expected
-
-
-def test_composite_keys_do_not_match_by_concatenation():
-    left = pd.DataFrame({"k": ["a", "ab"], "m": ["bc", "c"], "x": [1.0, 2.0]})
-    right = pd.DataFrame({"k": ["ab", "a"], "m": ["c", "b"], "x": [1.0, 2.0]})
-    source = "FROM t0 JOIN t1 ON t0.k = t1.k AND t0.m = t1.m"
-    mapping, _ = mapping_of(
-        {"t0": [left], "t1": [right]}, f"SELECT t0.x AS label, t1.x {source}"
-    )
-    assert positions(mapping, ["t0", "t1"]) == [(1, 0)]
-
-
-def test_a_null_in_one_part_of_a_composite_key_matches_nothing():
-    left = table((1, None, 0), (1, 2, 0), (None, None, 0))
-    right = table((1, None, 0), (1, 2, 0), (None, None, 0))
-    source = "FROM t0 JOIN t1 ON t0.a = t1.a AND t0.b = t1.b"
-    mapping, _ = mapping_of(
-        {"t0": [left], "t1": [right]}, f"SELECT t0.x AS label, t1.x {source}"
-    )
-    assert positions(mapping, ["t0", "t1"]) == [(1, 1)]
-
-
 def test_table_names_may_need_quotes():
     left = table((1, 0, 0), (2, 0, 0))
     mapping, _ = mapping_of(
@@ -288,14 +170,6 @@ def test_table_names_may_need_quotes():
 # keys without a site
 
 
-def key(values, kind="number") -> KeyColumn:
-    """Codes of small numbers, hashed to themselves; None is NULL."""
-    distinct = sorted({value for value in values if value is not None})
-    codes = [-1 if value is None else distinct.index(value) for value in values]
-    hashes = np.array([[value, 17] for value in distinct], np.uint64).reshape(-1, 2)
-    return KeyColumn(np.array(codes, np.int32), hashes, kind)
-
-
 JOIN = Join("l", "r", 0, 0, text="l.k = r.k")
 
 
@@ -305,47 +179,53 @@ def build(left, right, joins=(JOIN,)):
     return build_mapping(joins, keys, rows, "l")
 
 
-def test_kinds_that_differ_are_refused():
-    with pytest.raises(
-        MappingError,
-        match=r"join l\.k = r\.k differ in type: l: number, r: text; cast one side",
-    ):
-        build([key([1, 2])], [key([1, 2], "text")])
-
-
-def test_kinds_that_differ_between_shards_are_refused():
-    with pytest.raises(MappingError, match="l: number or time, r: number"):
-        build([key([1, 2]), key([3], "time")], [key([1, 2])])
+@pytest.mark.parametrize(
+    ("left", "right", "message"),
+    [
+        (
+            [number_key([1])],
+            [number_key([1], "text")],
+            r"differ in type: l: number, r:",
+        ),
+        (
+            [number_key([1]), number_key([3], "time")],
+            [number_key([1])],
+            "number or time",
+        ),
+    ],
+)
+def test_kinds_that_differ_are_refused(left, right, message):
+    with pytest.raises(MappingError, match=rf"join l\.k = r\.k .*{message}"):
+        build(left, right)
 
 
 def test_a_shard_without_values_has_no_kind():
-    mapping, _ = build([key([1, 2]), key([None, None], "text")], [key([2, 1])])
+    mapping, _ = build(
+        [number_key([1, 2]), number_key([None, None], "text")], [number_key([2, 1])]
+    )
     assert positions(mapping, ["l", "r"]) == [(0, 1), (1, 0)]
 
 
-def test_equal_hashes_need_both_halves():
-    left = KeyColumn(np.array([0], np.int32), np.array([[5, 6]], np.uint64), "number")
-    right = KeyColumn(
-        np.array([0, 1, 2], np.int32),
-        np.array([[5, 7], [5, 6], [6, 5]], np.uint64),
-        "number",
-    )
-    mapping, _ = build([left], [right])
-    assert positions(mapping, ["l", "r"]) == [(0, 1)]
-
-
-def test_hashes_are_compared_as_unsigned_64_bit_numbers():
-    top = np.array([[2**64 - 1, 2**63]], np.uint64)
-    near = np.array([[2**64 - 2, 2**63], [2**64 - 1, 2**63]], np.uint64)
-    left = KeyColumn(np.zeros(1, np.int32), top, "number")
-    right = KeyColumn(np.arange(2, dtype=np.int32), near, "number")
-    mapping, _ = build([left], [right])
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ([5, 6], [[5, 7], [5, 6], [6, 5]]),
+        # unsigned numbers of 64 bits
+        ([2**64 - 1, 2**63], [[2**64 - 2, 2**63], [2**64 - 1, 2**63]]),
+    ],
+)
+def test_equal_hashes_need_both_halves(left, right):
+    sides = [
+        KeyColumn(np.arange(len(rows), dtype=np.int32), np.array(rows, np.uint64), "n")
+        for rows in ([left], right)
+    ]
+    mapping, _ = build(sides[:1], sides[1:])
     assert positions(mapping, ["l", "r"]) == [(0, 1)]
 
 
 def test_unconnected_tables_are_refused():
     with pytest.raises(MappingError, match=r"tables \['r'\] are not joined to \['l'\]"):
-        build([key([1])], [key([1])], joins=())
+        build([number_key([1])], [number_key([1])], joins=())
 
 
 def test_one_table_maps_to_itself():
@@ -397,23 +277,6 @@ def test_collapse_of_ones_is_the_multiplicity(rows):
     assert rows.multiplicity.sum() == np.count_nonzero(rows.row_of >= 0)
     assert rows.has_missing == (-1 in rows.row_of)
     assert rows.is_injective == (rows.multiplicity.max() <= 1)
-
-
-def test_runs_skip_what_has_no_row():
-    rows = TableRows(np.array([-1, 0, 1, -1, -1, 4, 5], np.int32), 6)
-    assert rows.runs == ((slice(1, 3), slice(0, 2)), (slice(5, 7), slice(4, 6)))
-
-
-def test_sum_scores_by_hand():
-    mapping = TableMapping(
-        {
-            "l": TableRows(np.array([0, 0, 1], np.int32), 2),
-            "r": TableRows(np.array([2, 1, 1], np.int32), 3),
-        }
-    )
-    local = {"l": np.array([[1.0], [2.0]]), "r": np.array([[10.0], [20.0], [30.0]])}
-    scores = mapping.sum_scores(np.array([0.5]), local)
-    assert scores.ravel().tolist() == [31.5, 21.5, 22.5]
 
 
 def test_a_missing_row_adds_nothing_to_the_scores():

@@ -64,20 +64,6 @@ def test_solution_is_that_of_the_full_system(
 
 
 @pytest.mark.parametrize("intercept", [True, False])
-def test_stationarity_of_the_documented_objective(intercept):
-    features, multiplicity, target, joined = problem(30, 4, 2, 5)
-    kappa, l2 = 0.8, 0.02
-    theta = solve(features, multiplicity, target, joined, kappa, l2, intercept)
-    gradient = np.zeros_like(theta)
-    for row, count, wanted in zip(
-        dense_of(features, intercept), multiplicity, target, strict=True
-    ):
-        gradient += kappa / joined * count * np.outer(row, row @ theta - wanted)
-    gradient[:4] += l2 * theta[:4]
-    np.testing.assert_allclose(gradient, 0.0, atol=1e-13)
-
-
-@pytest.mark.parametrize("intercept", [True, False])
 @pytest.mark.parametrize("kappa", [1e-4, 1.0, 1e4])
 def test_without_penalty_the_least_norm_solution_of_rank_deficient_features(
     kappa, intercept
@@ -108,39 +94,6 @@ def test_fewer_rows_than_columns(intercept):
     np.testing.assert_allclose((dense @ found)[taken], target[taken], atol=1e-5)
 
 
-def test_one_factorisation_serves_every_kappa_and_penalty():
-    features, multiplicity, target, joined = problem(25, 4, 1, 3)
-    matrix = gram(features, multiplicity, intercept=True)
-    solver = RidgeSolver.from_gram(matrix, joined, intercept=True)
-    moments = dense_of(features, True).T @ (multiplicity[:, None] * target)
-    for kappa in (0.01, 1.0, 50.0):
-        for l2 in (0.0, 0.1):
-            np.testing.assert_allclose(
-                solver.solve(moments, kappa, l2),
-                reference(features, multiplicity, target, joined, kappa, l2, True),
-                rtol=1e-8,
-                atol=1e-10,
-            )
-
-
-def test_intercept_is_not_shrunk_by_any_penalty():
-    features, multiplicity, target, joined = problem(25, 3, 1, 4)
-    theta = solve(features, multiplicity, target, joined, 1.0, 1e9, True)
-    mean = float(multiplicity @ target[:, 0]) / joined
-    np.testing.assert_allclose(theta[:3], 0.0, atol=1e-8)
-    assert theta[3, 0] == pytest.approx(mean, abs=1e-8)
-
-
-def test_solver_without_columns():
-    matrix = gram(np.zeros((3, 0), np.float32), np.array([1, 2, 1]), intercept=True)
-    solver = RidgeSolver.from_gram(matrix, 4, intercept=True)
-    # the weighted mean of 1, 2, 3
-    assert solver.solve(np.array([[1.0 + 4.0 + 3.0]]), 0.3, 0.1).tolist() == [[2.0]]
-    empty = gram(np.zeros((3, 0), np.float32), np.ones(3, int), intercept=False)
-    solver = RidgeSolver.from_gram(empty, 3, intercept=False)
-    assert solver.solve(np.zeros((0, 2)), 1.0, 0.0).shape == (0, 2)
-
-
 # statistics that add
 
 
@@ -164,14 +117,3 @@ def test_gram_matrices_of_shards_add_up(rows, cut, intercept, seed):
         for part in (slice(0, at), slice(at, rows))
     ]
     np.testing.assert_allclose(sum(parts), whole, rtol=1e-10, atol=1e-10)
-
-
-def test_gram_of_expanded_rows():
-    """Multiplicities stand for repeated rows."""
-    features, multiplicity, _, _ = problem(12, 3, 1, 8)
-    repeated = np.repeat(features, multiplicity, axis=0)
-    np.testing.assert_allclose(
-        gram(features, multiplicity, intercept=True),
-        gram(repeated, np.ones(len(repeated), int), intercept=True),
-        rtol=1e-12,
-    )

@@ -66,15 +66,6 @@ def test_whole_weights_repeat_rows(loss):
         )
 
 
-@each_loss
-def test_equal_weights_are_none(loss):
-    scores, labels = problem(loss)
-    ones = np.full(ROWS, 3.0)
-    expected = evaluate(loss, scores, labels)
-    assert evaluate(loss, scores, labels, ones) == pytest.approx(expected, nan_ok=True)
-    np.testing.assert_allclose(loss.base_score(labels, ones), loss.base_score(labels))
-
-
 def test_metrics_are_scikit_learns():
     rng = np.random.default_rng(0)
     weights = rng.gamma(0.7, size=80)
@@ -103,10 +94,6 @@ def test_metrics_are_scikit_learns():
     )
     unweighted = known.roc_auc_score(classes > 0, scores[:, 0])
     assert auc(scores[:, 0], classes > 0) == pytest.approx(unweighted)
-
-
-def test_area_without_a_class():
-    assert np.isnan(auc(np.zeros(2), np.array([True, True]), np.ones(2)))
 
 
 @settings(deadline=None)
@@ -220,6 +207,7 @@ def test_entity_counts_once():
     sums = np.bincount(rows.row_of, weights, 5)
     np.testing.assert_allclose(sums, [1, 0, 1, 1, 0])
     assert effective_rows(np.ones(9)) == 9.0
+    assert np.isnan(auc(np.zeros(2), np.array([True, True]), np.ones(2)))
 
 
 @pytest.mark.parametrize("text", ["", "Entity", "entity()", "entity(a)(b)", "rows"])

@@ -57,22 +57,6 @@ def test_updates_of_every_size_satisfy_the_optimality_condition(integers):
         assert np.abs(multipliers[at] - expected).max(initial=0.0) <= 1e-12 * scale
 
 
-def test_an_update_is_the_step_that_equation_seven_defines():
-    """Nabla = (x - v) / eta, whatever x and eta."""
-    rng = np.random.default_rng(2)
-    gradient, point, eta, gamma = rng.normal(size=8), rng.normal(size=8), 0.3, 0.4
-    other = cp.Variable(8)
-    cost = (
-        gradient @ other
-        + gamma * cp.norm1(differences(8) @ (other - point))
-        + cp.sum_squares(other - point) / (2 * eta)
-    )
-    exact = {"tol_gap_abs": 1e-14, "tol_gap_rel": 1e-14, "tol_feas": 1e-14}
-    cp.Problem(cp.Minimize(cost)).solve(solver="CLARABEL", **exact)
-    expected = (point - other.value) / eta
-    assert piecewise_update(gradient, gamma) == pytest.approx(expected, abs=1e-7)
-
-
 def test_without_penalty_it_is_the_gradient_and_with_a_large_one_zero():
     gradient = np.random.default_rng(3).normal(size=50)
     assert (piecewise_update(gradient, 0.0) == gradient).all()
@@ -80,15 +64,6 @@ def test_without_penalty_it_is_the_gradient_and_with_a_large_one_zero():
     assert not piecewise_update(gradient, enough * 1.001).any()
     assert piecewise_update(gradient, enough * 0.99).any()
     assert piecewise_update(np.empty(0), 1.0).shape == (0,)
-
-
-def test_an_update_is_at_most_as_long_as_the_gradient_and_points_its_way():
-    rng = np.random.default_rng(4)
-    for penalty in (0.1, 1.0, 3.0):
-        gradient = rng.normal(size=200)
-        update = piecewise_update(gradient, penalty)
-        # firm non-expansiveness about the fixed point 0
-        assert update @ update <= update @ gradient + 1e-12
 
 
 def test_the_schedule_ends_at_the_gradient():

@@ -122,28 +122,6 @@ def test_both_baselines_are_limits_of_the_same_problem(clusters):
     assert one[0] == pytest.approx(np.linalg.solve(gram, moment), abs=1e-6)
 
 
-@pytest.mark.parametrize("norm", EdgeNorm)
-def test_a_step_lowers_the_objective_whatever_the_norm(clusters, norm):
-    _, train, _ = clusters
-    pairs = np.random.default_rng(1).integers(0, 30, (60, 2))
-    problem = Problem(train, SimilarityGraph.from_pairs(range(30), pairs), 0.02)
-    rate = 30 / problem.curvature()
-    step = ZStep(problem.graph, norm)
-
-    def cost(models: np.ndarray) -> float:
-        differences = problem.graph.incidence @ models
-        return mean_loss(train, models) + 0.02 * edge_norms(differences, norm).sum()
-
-    models = np.random.default_rng(2).normal(size=(30, 12))
-    costs = [cost(models)]
-    for _ in range(10):
-        told = [problem.gradient(site, models[site]) for site in range(30)]
-        targets = models - rate / 30 * np.array(told)
-        models = step.solve(targets, rate * 0.02).models
-        costs.append(cost(models))
-    assert (np.diff(costs) < 0).all()
-
-
 def test_short_updates_reach_the_objective_of_long_ones():
     """On 1,000 dimensions, a quarter of the bytes at no more than 0.5 % worse."""
     rng = np.random.default_rng(3)
