@@ -32,14 +32,14 @@ INTEGERS = (
     "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT",
     "UINTEGER", "UBIGINT", "UHUGEINT",
 )  # fmt: skip
-NUMBERS = (
+NUMBERS = [
     *INTEGERS,
     "FLOAT",
     "DOUBLE",
     "DECIMAL(9,0)",
     "DECIMAL(12,4)",
     "DECIMAL(38,9)",
-)
+]
 
 
 def fragment(features=(), keys=(), label=None, filters=()) -> Fragment:
@@ -72,20 +72,19 @@ def hash_of(tmp_path, value: str) -> tuple[int, int] | None:
 
 def contents(shard: ExtractedShard) -> dict:
     """Everything in a shard, as lists."""
-    columns = {info.name: shard.column(info.name) for info in shard.features}
     label = shard.label
     return {
         "table": (shard.table, shard.rows, shard.features),
-        "columns": {name: listed(column) for name, column in columns.items()},
+        "columns": [rows_in(shard.column(info.name)) for info in shard.features],
         "keys": [(k.codes.tolist(), k.texts.to_pylist(), k.kind) for k in shard.keys],
         "label": label and (label.kind, label.categories, str(label.values.tolist())),
     }
 
 
-def listed(column) -> list:
+def rows_in(column) -> list:
     if isinstance(column, CategoricalColumn):
         return [column.texts[c].as_py() if c >= 0 else None for c in column.codes]
-    return str(column.values.tolist())
+    return [str(row) for row in column.values.tolist()]
 
 
 def assert_equal(a: ExtractedShard, b: ExtractedShard) -> None:
@@ -115,30 +114,31 @@ WANTED = fragment(
 
 def test_extraction_by_hand():
     shard = run(FRAME, WANTED)
-    assert (shard.table, shard.rows) == ("t", 3)
+    assert (shard.table, shard.rows, shard.groups) == ("t", 3, None)
     assert [info.name for info in shard.features] == ["twice", "flag", "day", "c"]
     assert [i.kind for i in shard.features] == ["number", "boolean", "time", "text"]
-    np.testing.assert_array_equal(shard.column("twice").values, [3, np.nan, 6])
-    np.testing.assert_array_equal(shard.column("flag").values, [1, 0, 1])
-    np.testing.assert_array_equal(shard.column("day").values, [86400, np.nan, -86400])
+    numbers = {
+        "twice": [3, np.nan, 6],
+        "flag": [1, 0, 1],
+        "day": [86400, np.nan, -86400],
+    }
+    for name, values in numbers.items():
+        np.testing.assert_array_equal(shard.column(name).values, values)
+        assert shard.column(name).values.dtype == np.float64
     assert shard.column("c").categories == ("A", "B")
     assert shard.column("c").codes.tolist() == [1, -1, 0]
     assert (shard.label.kind, shard.label.categories) == ("text", ("no", "yes"))
     assert shard.label.codes.tolist() == [0, 1, -1]
+    assert shard.label.values.dtype == np.float64
     first, second = shard.keys
     assert (first.kind, second.kind) == ("number", "number+text")
     assert first.codes[0] == first.codes[2] != first.codes[1]
     assert second.codes[1] == -1
     assert len(first.texts) == len(second.texts) == 2
-
-
-def test_dtypes():
-    shard = run(FRAME, WANTED)
-    assert shard.keys[0].codes.dtype == shard.column("c").codes.dtype == np.int32
-    assert shard.keys[0].hashed(HASHER).hashes.dtype == np.uint64
-    assert shard.column("flag").values.dtype == np.float64
-    assert shard.label.values.dtype == np.float64
-    assert shard.label.codes.dtype == np.int32
+    for codes in (first.codes, shard.column("c").codes, shard.label.codes):
+        assert codes.dtype == np.int32
+    rows = run(FRAME, fragment())
+    assert (rows.rows, rows.keys, rows.label, rows.features) == (4, (), None, ())
 
 
 @pytest.mark.parametrize(
@@ -154,12 +154,6 @@ def test_label_kinds(label, kind, values):
     found = run(FRAME, fragment(label=label)).label
     assert found.kind == kind
     np.testing.assert_array_equal(found.values, values)
-
-
-def test_nothing_but_rows():
-    shard = run(FRAME, fragment())
-    assert (shard.rows, shard.keys, shard.label) == (4, (), None)
-    assert (shard.features, shard.groups) == ((), None)
 
 
 def test_no_rows_after_the_filters():
@@ -189,26 +183,14 @@ def test_rows_keep_the_order_of_the_shard():
     np.testing.assert_array_equal(smallest[together], expected // 2)
 
 
-def test_hashes_are_distinct_and_sorted():
-    shard = run(pd.DataFrame({"k": range(1000)}), fragment(keys=[('"k"',)]))
-    hashed = shard.keys[0].hashed(HASHER)
-    pairs = [tuple(pair) for pair in hashed.hashes.tolist()]
-    assert pairs == sorted(set(pairs))
-    assert sorted(hashed.codes.tolist()) == list(range(1000))
-
-
 # equal keys have equal hashes
-
-
-@pytest.mark.parametrize("kind", NUMBERS)
-def test_equal_numbers_agree_whatever_their_type(tmp_path, kind):
-    assert hash_of(tmp_path, f"CAST(100 AS {kind})") == hash_of(tmp_path, "100")
-    assert hash_of(tmp_path, f"CAST(0 AS {kind})") == hash_of(tmp_path, "0")
 
 
 @pytest.mark.parametrize(
     ("value", "other"),
     [
+        *((f"CAST(100 AS {kind})", "100") for kind in NUMBERS),
+        *((f"CAST(0 AS {kind})", "0") for kind in NUMBERS),
         ("1.10::DECIMAL(5,2)", "1.1::DOUBLE"),
         ("-0.5::DECIMAL(9,8)", "-0.5::FLOAT"),
         ("-0.0::DOUBLE", "0"),
@@ -227,6 +209,11 @@ def test_equal_values_agree(tmp_path, value, other):
     found = hash_of(tmp_path, value)
     assert found is not None
     assert found == hash_of(tmp_path, other)
+
+
+@pytest.mark.parametrize("value", ["NULL::INTEGER", "NULL::VARCHAR", "'nan'::DOUBLE"])
+def test_missing_key_has_no_hash(tmp_path, value):
+    assert hash_of(tmp_path, value) is None
 
 
 @pytest.mark.parametrize(
@@ -248,18 +235,6 @@ def test_equal_values_agree(tmp_path, value, other):
 )
 def test_different_values_differ(tmp_path, value, other):
     assert hash_of(tmp_path, value) != hash_of(tmp_path, other)
-
-
-@pytest.mark.parametrize("value", ["NULL::INTEGER", "NULL::VARCHAR", "'nan'::DOUBLE"])
-def test_missing_key_has_no_hash(tmp_path, value):
-    assert hash_of(tmp_path, value) is None
-
-
-def test_equal_texts_in_two_normal_forms_are_one_value():
-    texts = ["\u00e9", unicodedata.normalize("NFD", "\u00e9")]
-    shard = run(pd.DataFrame({"k": texts}), fragment({"c": '"k"'}, [('"k"',)]))
-    assert shard.keys[0].codes.tolist() == [0, 0]
-    assert shard.column("c").categories == ("\u00e9",)
 
 
 def test_composite_keys_do_not_run_together(tmp_path):
@@ -293,18 +268,6 @@ def test_number_hashes_agree_exactly_when_the_numbers_do(values):
     for value, found in listed:
         for second, hashed in listed:
             assert (value == second) == (found == hashed)
-
-
-@few
-@given(st.lists(st.decimals(-99999, 99999, places=6), min_size=1, max_size=5))
-def test_decimals_agree_with_doubles(values):
-    exact = pd.DataFrame({"k": pd.Series(values, dtype=object)})
-    rounded = pd.DataFrame({"k": [float(value) for value in values]})
-    wanted = fragment(keys=[('CAST("k" AS DECIMAL(18, 6))',), ('"k"',)])
-    first = hash_of_rows(run(exact, wanted).keys[0])
-    assert first == hash_of_rows(run(rounded, wanted).keys[1])
-    # equal decimals only: 0.1 is not Decimal's float
-    assert len(set(first)) == len(set(values))
 
 
 @few
@@ -355,20 +318,17 @@ def test_columns_in_files_are_those_in_memory(tmp_path_factory, members, label):
     assert_equal(open_extracted(folder), run(frame, wanted))
 
 
-def test_two_runs_agree():
-    assert_equal(run(FRAME, WANTED), run(FRAME, WANTED))
-
-
 # several batches of rows
 
 
 def test_blocks_are_the_rows_of_the_columns(tmp_path, monkeypatch):
     monkeypatch.setattr("tp_flower.extraction.extract.MOST_ROWS", 7)
     rng = np.random.default_rng(0)
+    texts = [None if n % 5 == 0 else f"t{n % 7}" for n in range(50)]
     frame = pd.DataFrame(
         {
             "x": np.where(rng.random(50) < 0.2, np.nan, rng.random(50)),
-            "c": [None if n % 5 == 0 else f"t{n % 7}" for n in range(50)],
+            "c": texts,
             "v": [None if n % 11 == 0 else [n / 4, -n] for n in range(50)],
         }
     )
@@ -379,8 +339,7 @@ def test_blocks_are_the_rows_of_the_columns(tmp_path, monkeypatch):
         shard = run(frame, wanted, folder)
         assert shard.meta["starts"] == [*range(0, 50, 7), 50]
         np.testing.assert_array_equal(shard.column("x").values, frame["x"])
-        texts = [None if n % 5 == 0 else f"t{n % 7}" for n in range(50)]
-        assert listed(shard.column("c")) == texts
+        assert rows_in(shard.column("c")) == texts
         vectors = [[np.nan] * 2 if v is None else v for v in frame["v"]]
         np.testing.assert_array_equal(shard.column("v").values, vectors)
         for rows in (None, every, runs, runs[:1], runs[:0]):
@@ -388,16 +347,10 @@ def test_blocks_are_the_rows_of_the_columns(tmp_path, monkeypatch):
                 blocks = list(shard.blocks(rows, size))
                 for name in "xcv":
                     whole = shard.column(name).take(every if rows is None else rows)
-                    found = [listed_rows(block[name]) for block in blocks]
-                    assert list(chain(*found)) == listed_rows(whole)
-        texts = [block["c"].texts for block in shard.blocks(None, 9)]
-        assert all(text is texts[0] for text in texts)
-
-
-def listed_rows(column) -> list[str]:
-    if isinstance(column, CategoricalColumn):
-        return listed(column)
-    return [str(row) for row in column.values.tolist()]
+                    parts = [rows_in(block[name]) for block in blocks]
+                    assert list(chain(*parts)) == rows_in(whole)
+        lists = [block["c"].texts for block in shard.blocks(None, 9)]
+        assert all(own is lists[0] for own in lists)
 
 
 @pytest.mark.parametrize(("width", "rows"), [(1, 1 << 14), (64, 1 << 14), (512, 2048)])
@@ -445,35 +398,11 @@ def test_vectors(tmp_path, kind):
     shard = of_sql(tmp_path, sql, fragment({"e": '"v"'}))
     assert shard.features == (FeatureInfo("e", "vector", 2),)
     none = [np.nan, np.nan]
-    found = shard.column("e").values
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, [none, [1, 2], none, [np.nan, -4]])
-
-
-def test_vectors_that_are_all_missing(tmp_path):
-    sql = "SELECT CAST(NULL AS FLOAT[]) AS v FROM range(4)"
-    shard = of_sql(tmp_path, sql, fragment({"e": '"v"'}))
-    assert shard.column("e").values.shape == (4, 0)
-
-
-def test_vectors_of_two_lengths(tmp_path):
-    sql = "SELECT CASE WHEN i = 1 THEN [1.5] ELSE [1, 2.5] END AS v FROM range(3) t(i)"
-    match = "the vectors of 'e' differ in length: 1 and 2; all must have the same"
-    with pytest.raises(SourceError, match=match):
-        of_sql(tmp_path, sql, fragment({"e": '"v"'}))
-
-
-@pytest.mark.parametrize("value", ["'inf'::DOUBLE", "1e300"])
-def test_vectors_beyond_float32(tmp_path, value):
-    with pytest.raises(SourceError, match="'e' has infinite values"):
-        of_sql(tmp_path, f"SELECT [1.0, {value}] AS v", fragment({"e": '"v"'}))
-
-
-def test_vector_is_no_label_and_no_key(tmp_path):
-    sql = "SELECT [1.0] AS v"
-    for wanted in (fragment(label='"v"'), fragment(keys=[('"v"',)])):
-        with pytest.raises(SourceError, match=r"is of type .* which cannot be used"):
-            of_sql(tmp_path, sql, wanted)
+    rows = shard.column("e").values
+    assert rows.dtype == np.float32
+    np.testing.assert_array_equal(rows, [none, [1, 2], none, [np.nan, -4]])
+    empty = of_sql(tmp_path, f"SELECT NULL::{kind} AS v", fragment({"e": '"v"'}))
+    assert "[2]" in kind or empty.column("e").values.shape == (1, 0)
 
 
 # sub-queries
@@ -562,89 +491,22 @@ def test_order_of_rows_does_not_depend_on_the_label(features):
     assert changes == pytest.approx(500, abs=5 * np.sqrt(250))
 
 
-def test_digests_belong_to_the_hashes():
-    shard = run(pd.DataFrame({"k": range(50)}), fragment(keys=[('"k"',)]))
-    (key,) = shard.keys
-    all_bits = HASHER.hash_texts(key.texts)
-    expected = {tuple(row[:2]): tuple(row[2:]) for row in all_bits.tolist()}
-    hashes = key.hashed(HASHER).hashes.tolist()
-    for pair, digest in zip(hashes, key.digests(HASHER).tolist(), strict=True):
-        assert expected[tuple(pair)] == tuple(digest)
-
-
-def test_codes_point_to_the_hash_of_their_text():
-    shard = run(FRAME, fragment(keys=[('"c"', '"k"')]))
-    (key,) = shard.keys
-    hashes, hashed = HASHER.hash_texts(key.texts)[:, :2], key.hashed(HASHER)
-    for code, sent in zip(key.codes, hashed.codes, strict=True):
-        assert (code < 0) == (sent < 0)
-        assert code < 0 or (hashes[code] == hashed.hashes[sent]).all()
+def test_hashes_and_digests_are_those_of_the_texts():
+    frame = pd.DataFrame({"k": [*range(50), None], "c": "x"})
+    (key,) = run(frame, fragment(keys=[('"c"', '"k"')])).keys
+    hashed, whole = key.hashed(HASHER), HASHER.hash_texts(key.texts)
+    pairs = [tuple(pair) for pair in hashed.hashes.tolist()]
+    assert hashed.hashes.dtype == np.uint64
+    assert pairs == sorted(set(pairs))
+    expected = {tuple(row[:2]): tuple(row[2:]) for row in whole.tolist()}
+    for pair, digest in zip(pairs, key.digests(HASHER).tolist(), strict=True):
+        assert expected[pair] == tuple(digest)
+    assert key.codes[-1] == hashed.codes[-1] == -1
+    for code, sent in zip(key.codes[:-1], hashed.codes, strict=False):
+        assert tuple(whole[code, :2].tolist()) == pairs[sent]
 
 
 # refusals
-
-
-@pytest.mark.parametrize("value", [np.inf, -np.inf])
-def test_infinite_feature(value):
-    frame = pd.DataFrame({"x": [1.0, value]})
-    match = "table 'table' at site 'here' .*: 'size' has infinite values"
-    with pytest.raises(SourceError, match=match):
-        run(frame, fragment({"size": '"x"'}))
-
-
-def test_infinite_label(tmp_path):
-    with pytest.raises(SourceError, match="'label' has infinite values"):
-        of_sql(tmp_path, "SELECT DATE 'infinity' AS d", fragment(label='"d"'))
-
-
-def test_infinite_values_that_are_filtered_out_do_no_harm():
-    frame = pd.DataFrame({"x": [1.0, np.inf]})
-    shard = run(frame, fragment({"x": '"x"'}, filters=['"x" < 9']))
-    assert shard.column("x").values.tolist() == [1.0]
-
-
-@pytest.mark.parametrize("kind", ["INTERVAL", "BLOB", "VARCHAR[]", "TIME"])
-def test_type_without_use(tmp_path, kind):
-    sql = f"SELECT CAST(NULL AS {kind}) AS x"
-    with pytest.raises(SourceError, match=r"'f' is of type .* cannot be used: CAST it"):
-        of_sql(tmp_path, sql, fragment({"f": '"x"'}))
-    with pytest.raises(SourceError, match="'join key \"x\"' is of type"):
-        of_sql(tmp_path, sql, fragment(keys=[('"x"',)]))
-
-
-def test_expression_that_fails_on_the_values():
-    frame = pd.DataFrame({"x": ["1", "one"]})
-    with pytest.raises(SourceError, match=r"table 'table' at site 'here'.*Conversion"):
-        run(frame, fragment({"f": 'CAST("x" AS INTEGER)'}))
-
-
-def test_fragment_is_checked_before_it_runs(tmp_path):
-    with pytest.raises(QueryError, match="no column 'z'"):
-        run(FRAME, fragment({"f": '"z"'}))
-    with pytest.raises(QueryError):
-        run(FRAME, fragment({"f": f"(SELECT 1 FROM '{tmp_path}/x.csv')"}))
-
-
-@pytest.mark.parametrize(
-    ("duckdb_type", "kind"),
-    [
-        *((name, "number") for name in NUMBERS),
-        ("DECIMAL(18,3)[]", "vector"),
-        ("FLOAT[3]", "vector"),
-        ("FLOAT[3][]", None),
-        ("BOOLEAN", "boolean"),
-        ("TIMESTAMP WITH TIME ZONE", "time"),
-        ("TIMESTAMP_NS", "time"),
-        ("TIME", None),
-        ("INTERVAL", None),
-        ("ENUM('a', 'b')", "text"),
-        ("ENUM('a')[]", None),
-        ("STRUCT(a INTEGER)", None),
-        ("BLOB", None),
-    ],
-)
-def test_kind_of(duckdb_type, kind):
-    assert kind_of(duckdb_type) == kind
 
 
 def test_types_of_python_values():
@@ -655,8 +517,74 @@ def test_types_of_python_values():
             "whole": pd.array([3, None], "Int64"),
         }
     )
-    features = {name: f'"{name}"' for name in frame}
-    shard = run(frame, fragment(features))
-    np.testing.assert_array_equal(shard.column("decimal").values, [1.5, np.nan])
-    np.testing.assert_array_equal(shard.column("date").values, [86400, np.nan])
-    np.testing.assert_array_equal(shard.column("whole").values, [3, np.nan])
+    shard = run(frame, fragment({name: f'"{name}"' for name in frame}))
+    for name, value in (("decimal", 1.5), ("date", 86400), ("whole", 3)):
+        np.testing.assert_array_equal(shard.column(name).values, [value, np.nan])
+    frame = pd.DataFrame({"x": [1.0, np.inf]})  # infinite, but filtered out
+    shard = run(frame, fragment({"x": '"x"'}, filters=['"x" < 9']))
+    assert shard.column("x").values.tolist() == [1.0]
+
+
+VECTOR, KEY = {"e": '"v"'}, [('"v"',)]
+TWO_LENGTHS = (
+    "SELECT CASE WHEN i = 1 THEN [1.5] ELSE [1, 2.5] END AS v FROM range(3) t(i)"
+)
+NO_USE = "is of type .* which cannot be used: CAST it"
+
+
+@pytest.mark.parametrize(
+    ("sql", "wanted", "match"),
+    [
+        (TWO_LENGTHS, {"features": VECTOR}, "of 'e' differ in length: 1 and 2; all"),
+        ("SELECT [1.0, 'inf'::DOUBLE] AS v", {"features": VECTOR}, "'e' has infinite"),
+        ("SELECT [1.0, 1e300] AS v", {"features": VECTOR}, "'e' has infinite values"),
+        ("SELECT [1.0] AS v", {"label": '"v"'}, NO_USE),
+        (
+            "SELECT [1.0] AS v",
+            {"keys": KEY},
+            "join key .* is of type .* cannot be used",
+        ),
+        ("SELECT 'inf'::DOUBLE AS v", {"features": VECTOR}, "here' .*'e' has infinite"),
+        ("SELECT '-inf'::DOUBLE AS v", {"features": VECTOR}, "'e' has infinite values"),
+        (
+            "SELECT DATE 'infinity' AS v",
+            {"label": '"v"'},
+            "'label' has infinite values",
+        ),
+        *(
+            (f"SELECT CAST(NULL AS {kind}) AS v", {"features": VECTOR}, f"'e' {NO_USE}")
+            for kind in ("INTERVAL", "BLOB", "VARCHAR[]", "TIME")
+        ),
+        ("SELECT NULL::BLOB AS v", {"keys": KEY}, "'join key \"v\"' is of type"),
+        (
+            "SELECT 'one' AS v",
+            {"features": {"f": "CAST(v AS INT)"}},
+            "'here'.*Conversion",
+        ),
+    ],
+)
+def test_refused_values(tmp_path, sql, wanted, match):
+    with pytest.raises(SourceError, match=match):
+        of_sql(tmp_path, sql, fragment(**wanted))
+
+
+@pytest.mark.parametrize("expression", ['"z"', "(SELECT 1 FROM 'x.csv')"])
+def test_fragment_is_checked_before_it_runs(expression):
+    with pytest.raises(QueryError, match=r"no column 'z'|sub-queries"):
+        run(FRAME, fragment({"f": expression}))
+
+
+KINDS = {
+    "number": NUMBERS,
+    "vector": ["DECIMAL(18,3)[]", "FLOAT[3]"],
+    "boolean": ["BOOLEAN"],
+    "time": ["TIMESTAMP WITH TIME ZONE", "TIMESTAMP_NS"],
+    "text": ["ENUM('a', 'b')"],
+    None: ["FLOAT[3][]", "TIME", "INTERVAL", "ENUM('a')[]", "STRUCT(a INT)", "BLOB"],
+}
+
+
+def test_kinds_of_types():
+    for kind, types in KINDS.items():
+        for name in types:
+            assert (name, kind_of(name)) == (name, kind)

@@ -105,6 +105,38 @@ def test_known_nodes_without_a_table_are_no_reason_to_wait():
     assert time.monotonic() - started < 2
 
 
+@pytest.mark.parametrize(
+    ("nodes", "wanted", "settings", "match"),
+    [
+        (
+            [node("a")],
+            "ab",
+            {},
+            "no site hosts table 'b': 1 sites answered within 0.3 s",
+        ),
+        ([node("a", after=30)], "a", {}, "'a': 0 sites .*hosted tables: none$"),
+        (
+            [node("a"), node("b")],
+            "a",
+            {"min_sites": 3},
+            "^min-sites = 3 are not there: 2",
+        ),
+    ],
+)
+def test_sites_that_never_come_are_waited_for(nodes, wanted, settings, match):
+    started = time.monotonic()
+    with pytest.raises(SchemaError, match=match):
+        find(Nodes(*nodes), *wanted, wait_seconds=0.3, **settings)
+    assert time.monotonic() - started >= 0.3
+
+
+def test_site_that_cannot_describe_its_tables():
+    with pytest.raises(
+        SiteError, match=r"^node 2: query.describe failed: the file does"
+    ):
+        find(Nodes(({"error": "the file does not exist", "kind": "refused"}, 0.0)), "a")
+
+
 def test_node_without_a_number_may_be_one_of_many(monkeypatch):
     """Deployment: one node knows of no other, but another one brings the table."""
     monkeypatch.setattr(sites, "SETTLED_SECONDS", 0.2)
@@ -121,31 +153,11 @@ def test_unknown_number_of_nodes_settles(monkeypatch):
     assert 0.4 < seconds < 5
 
 
-def test_table_that_never_comes_is_waited_for():
-    match = r"no site hosts table 'b': 1 sites answered within 0.5 seconds"
-    started = time.monotonic()
-    with pytest.raises(SchemaError, match=match):
-        find(Nodes(node("a")), "a", "b", wait_seconds=0.5)
-    assert time.monotonic() - started >= 0.5
-
-
 def test_min_sites_are_enough():
     grid = Nodes(node("a"), node("b", after=0.2), node("c", after=30))
     tables, seconds = find(grid, "a", min_sites=2, wait_seconds=20)
     assert tables == ["a", "b"]
     assert seconds < 1.5
-
-
-def test_min_sites_that_do_not_come():
-    match = r"^min-sites = 3 are not there: 2 sites answered"
-    with pytest.raises(SchemaError, match=match):
-        find(Nodes(node("a"), node("b")), "a", min_sites=3, wait_seconds=0.3)
-
-
-def test_no_node_at_all():
-    match = r"^no site hosts table 'a': 0 sites answered .*hosted tables: none$"
-    with pytest.raises(SchemaError, match=match):
-        find(Nodes(node("a", after=30)), "a", wait_seconds=0.2)
 
 
 def test_known_node_that_does_not_come_is_warned_of(monkeypatch):
@@ -154,21 +166,6 @@ def test_known_node_that_does_not_come_is_warned_of(monkeypatch):
     grid = Nodes(node("a", partitions=2), node("b", partitions=2, after=30))
     assert find(grid, "a", wait_seconds=0.3)[0] == ["a"]
     assert warnings == [(WARNING, "only %d of %d sites are online", 1, 2)]
-
-
-def test_site_that_cannot_describe_its_tables():
-    broken = ({"error": "the file does not exist", "kind": "refused"}, 0.0)
-    with pytest.raises(
-        SiteError, match=r"^node 2: query.describe failed: the file does"
-    ):
-        find(Nodes(broken), "a")
-
-
-@pytest.mark.parametrize("partitions", ["2", -1, None, True])
-def test_malformed_number_of_nodes(partitions):
-    match = f"node 2 sent .* 'partitions' is {partitions!r}; allowed: a whole number"
-    with pytest.raises(ReplyError, match=match):
-        find(Nodes((description([], partitions=partitions), 0.0)), "a")
 
 
 # descriptions
@@ -200,29 +197,11 @@ def test_names_in_other_case_are_one_table():
     assert found.schemas() == {"Orders": {"x": "DOUBLE"}}
 
 
-def test_two_nodes_with_the_same_shard():
-    match = "shard 0 of table 't' of site 'a' is hosted by two nodes: .* names that dif"
-    with pytest.raises(SchemaError, match=match):
-        read([shard()], [shard()])
-
-
 @pytest.mark.parametrize(
     "changes",
     [
-        {"shards": [{}]},
-        {"shards": "text"},
-        {"shards": 7},
-        {"shards": [shard(columns=[], position=0)]},
-        {"shards": [shard(rows="many", position=0)]},
-        {"shards": [shard(rows=float("inf"), position=0)]},
-        {"shards": [shard(all_null=3, position=0)]},
-        {"shards": [shard()]},
-        {"tables": 7},
         {"public_key": "ab"},
         {"public_key": "no hexadecimal"},
-        {"public_key": None},
-        {"keys": None},
-        {"keys": "none"},
         {"keys": "pinned"},
         {"keys": "pinned", "site_key": "ab"},
         {"keys": "file"},
@@ -230,18 +209,11 @@ def test_two_nodes_with_the_same_shard():
     ],
 )
 def test_malformed_description(changes):
-    match = "|".join(key.replace("_", "-") for key in [*changes, "position"])
-    with pytest.raises(
-        (ReplyError, MessageError), match=f"'({match})'|but its keys are"
-    ):
-        read_inventory(
-            {
-                5: Packet(
-                    description([shard()])
-                    | {key.replace("_", "-"): value for key, value in changes.items()}
-                )
-            }
-        )
+    changes = {key.replace("_", "-"): value for key, value in changes.items()}
+    header = description([shard()]) | changes
+    match = f"'({'|'.join([*changes, 'position'])})'|but its keys are"
+    with pytest.raises((ReplyError, MessageError), match=match):
+        read_inventory({5: Packet(header)})
 
 
 def test_nodes_tell_of_tables_that_the_query_does_not_name():
@@ -252,46 +224,52 @@ def test_nodes_tell_of_tables_that_the_query_does_not_name():
     assert not found.nodes[5].is_simulated
 
 
-def test_description_without_shards():
-    with pytest.raises(MessageError, match="it has no 'shards'"):
-        read_inventory({5: Packet({})})
-
-
 # schemas
 
 
-def test_shards_that_differ_in_columns():
-    match = (
-        r"table 't': the shards of sites 'a' and 'b' differ: only 'a' has \['x'\], "
-        r"only 'b' has \['y', 'z'\]"
-    )
-    other = shard(site="b", columns={"y": "DOUBLE", "z": "DOUBLE"})
+def x_at(site, kind, **changes):
+    return [shard(site=site, columns={"x": kind}, **changes)]
+
+
+EMPTY = x_at("a", "VARCHAR", all_null=["x"])
+SEVERAL = {"y": "DOUBLE", "z": "DOUBLE"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "match"),
+    [
+        (
+            [[shard()], [shard()]],
+            "shard 0 of table 't' of site 'a' is hosted by two nod",
+        ),
+        (
+            [[shard()], [shard(site="b", columns=SEVERAL)]],
+            r"shards of sites 'a' and 'b' differ: only 'a' has \['x'\], only 'b' has",
+        ),
+        (
+            [[shard()], x_at("b", "VARCHAR")],
+            "'t': column 'x' is DOUBLE at site 'a' and VARCHAR at site 'b'; declare",
+        ),
+        # behind a column without values
+        (
+            [EMPTY, x_at("b", "DATE"), x_at("c", "VARCHAR")],
+            "DATE .* VARCHAR at site 'c'",
+        ),
+    ],
+)
+def test_shards_that_do_not_fit(nodes, match):
     with pytest.raises(SchemaError, match=match):
-        read([shard()], [other]).schemas()
+        read(*nodes).schemas()
 
 
-def test_shards_that_differ_in_types():
-    match = "'t': column 'x' is DOUBLE at site 'a' and VARCHAR at site 'b'; declare its"
-    with pytest.raises(SchemaError, match=match):
-        read([shard()], [shard(site="b", columns={"x": "VARCHAR"})]).schemas()
-
-
-def test_types_of_one_kind_fit():
-    found = read([shard()], [shard(site="b", columns={"x": "BIGINT"})])
-    assert found.schemas() == {"t": {"x": "DOUBLE"}}
-
-
-@pytest.mark.parametrize("empty_first", [True, False])
-def test_type_of_a_column_without_values_says_nothing(empty_first):
-    full = shard(site="b", columns={"x": "DATE"})
-    empty = shard(site="a", columns={"x": "VARCHAR"}, all_null=["x"])
-    found = read([empty], [full]) if empty_first else read([full], [empty])
-    assert found.schemas() == {"t": {"x": "DATE"}}
-
-
-def test_difference_behind_a_column_without_values_is_found():
-    empty = shard(site="a", columns={"x": "VARCHAR"}, all_null=["x"])
-    date = shard(site="b", columns={"x": "DATE"})
-    text = shard(site="c", columns={"x": "VARCHAR"})
-    with pytest.raises(SchemaError, match=r"column 'x' is DATE .* VARCHAR at site 'c'"):
-        read([empty], [date], [text]).schemas()
+@pytest.mark.parametrize(
+    ("nodes", "kind"),
+    [
+        ([[shard()], x_at("b", "BIGINT")], "DOUBLE"),
+        # the type of a column without values says nothing
+        ([EMPTY, x_at("b", "DATE")], "DATE"),
+        ([x_at("b", "DATE"), EMPTY], "DATE"),
+    ],
+)
+def test_types_that_fit(nodes, kind):
+    assert read(*nodes).schemas() == {"t": {"x": kind}}

@@ -11,7 +11,6 @@ from tp_flower.features import statistics
 from tp_flower.features.columns import CategoricalColumn
 from tp_flower.features.statistics import (
     CategoryStatistics,
-    category_purpose,
     count_categories,
     merge_categories,
     short_hashes,
@@ -99,8 +98,3 @@ def test_all_different_values_are_not_listed(monkeypatch: pytest.MonkeyPatch) ->
     assert (len(found.hashes), found.tail) == (0, 1)
     with pytest.raises(SchemaError, match=r"encode it with hash\(k\) or length"):
         found.most_frequent(1)
-
-
-def test_purposes_differ() -> None:
-    pairs = [("a", "b/c"), ("a/b", "c"), ("a", "b"), ("A", "b")]
-    assert len({category_purpose(*pair) for pair in pairs}) == len(pairs)

@@ -57,43 +57,37 @@ FREE = (
     st.floats(-1e6, 1e6),
     st.floats(1e-3, 1e6),
     st.lists(st.none() | st.floats(allow_nan=False), min_size=1, max_size=20),
+    st.sampled_from(["", " missing=zero"]),
 )
 def test_a_range_is_the_place_between_its_ends(
-    low: float, width: float, values: list[float | None]
+    low: float, width: float, values: list[float | None], missing: str
 ) -> None:
     high = low + width
     columns = {"x": numeric(*values)}
-    encoded = encoder_of(columns, x=f"range({low!r}, {high!r})").transform(columns)
-    values_or_nan = np.array([np.nan if v is None else v for v in values])
-    # missing values stand in the middle
-    inside = np.where(
-        np.isnan(values_or_nan), (low + high) / 2, np.clip(values_or_nan, low, high)
-    )
-    expected = 2 * (inside - low) / width - 1
+    spec = f"range({low!r}, {high!r}){missing}"
+    encoded = encoder_of(columns, x=spec).transform(columns)
+    # missing values stand in the middle, or where zero is, or at the end next to it
+    filled = np.clip(0.0, low, high) if missing else (low + high) / 2
+    inside = [filled if v is None else np.clip(v, low, high) for v in values]
+    expected = 2 * (np.array(inside) - low) / width - 1
     np.testing.assert_allclose(encoded[:, 0], expected, rtol=1e-5, atol=1e-5)
     assert (np.abs(encoded) <= 1).all()
 
 
-def test_missing_values_of_a_range() -> None:
-    columns = {"x": numeric(-10, 10, None)}
-    zero = encoder_of(columns, x="range(-10, 30) missing=zero indicator")
-    expected = [[-1, 0], [0, 0], [-0.5, 1]]
-    np.testing.assert_array_equal(zero.transform(columns), expected)
-    # zero lies outside of this range
-    outside = encoder_of(columns, x="range(10, 30) missing=zero").transform(columns)
-    np.testing.assert_array_equal(outside, [[-1], [-1], [-1]])
-
-
-def test_times_and_booleans_in_a_range() -> None:
-    day = 86400.0
-    columns = {"x": numeric(0, 10 * day, None)}
-    spec = "range(1970-01-01, 1970-01-05)"
-    encoded = encoder_of(columns, kinds={"x": "time"}, x=spec).transform(columns)
-    np.testing.assert_array_equal(encoded, [[-1], [1], [0]])
-    columns = {"x": numeric(0, 1, None)}
-    encoded = encoder_of(columns, kinds={"x": "boolean"}, x="range(0, 1)")
-    np.testing.assert_array_equal(encoded.transform(columns), [[-1], [1], [0]])
-    assert DeclaredRange.parse("2013-01-01T00:00+01:00, 2014-01-01").low % day == 82800
+@pytest.mark.parametrize(
+    ("kind", "values", "spec"),
+    [
+        ("time", (0, 864_000, None), "range(1970-01-01, 1970-01-05)"),
+        ("boolean", (0, 1, None), "range(0, 1)"),
+    ],
+)
+def test_times_and_booleans_in_a_range(kind: str, values: tuple, spec: str) -> None:
+    columns = {"x": numeric(*values)}
+    encoder = encoder_of(columns, kinds={"x": kind}, x=f"{spec} indicator")
+    expected = [[-1, 0], [1, 0], [0, 1]]
+    np.testing.assert_array_equal(encoder.transform(columns), expected)
+    summer = DeclaredRange.parse("2013-01-01T00:00+01:00, 2014-01-01")
+    assert summer.low % 86_400 == 82_800
 
 
 def test_categories_by_hand() -> None:
@@ -145,9 +139,15 @@ def statistics_of(finished: Run) -> list[Mapping]:
     return [part for reply in replies for part in reply.header["parts"]]
 
 
-def ledger_kinds(finished: Run) -> set[str]:
+def features_of(finished: Run) -> list[Mapping]:
+    return [facts for part in statistics_of(finished) for facts in part["statistics"]]
+
+
+def released(finished: Run, what: str) -> list[Mapping]:
+    """The releases of a kind in the ledgers of a run."""
     ledger = finished.strategy.report.privacy["ledger"]
-    return {line["release"]["what"] for lines in ledger.values() for line in lines}
+    releases = [line["release"] for lines in ledger.values() for line in lines]
+    return [release for release in releases if release["what"] == what]
 
 
 @pytest.fixture(scope="module")
@@ -159,13 +159,12 @@ def finished() -> Run:
 def test_nothing_of_a_value_leaves_for_encoders(finished: Run) -> None:
     parts = statistics_of(finished)
     assert len(parts) == 7
-    features = [facts for part in parts for facts in part["statistics"]]
-    assert all(facts.keys() == {"name", "kind"} for facts in features)
-    assert ledger_kinds(finished) & {"statistics", "keys"} == {"keys"}
+    assert all(facts.keys() == {"name", "kind"} for facts in features_of(finished))
+    assert released(finished, "keys")
+    assert not released(finished, "statistics")
     encoders = finished.strategy.training_problem.encoders
-    assert {
-        table: encoder.feature_names for table, encoder in encoders.items()
-    } == NAMES
+    names = {table: encoder.feature_names for table, encoder in encoders.items()}
+    assert names == NAMES
     # other rows, other values: the very same replies, and the same encoders
     others = store(seed=1)
     others["customers"] = others["customers"].assign(region="FR", age=50.0)
@@ -211,99 +210,63 @@ def in_order(rows: np.ndarray) -> np.ndarray:
     return rows[np.lexsort(rows.round(4).T)]
 
 
-def test_of_other_tables_statistics_leave_as_before() -> None:
-    shards = one_per_site(whole(store()))
-    mixed = run("squared", shards, num_epochs=1, encoders=DECLARED[2:4])
-    assert {name: encoder.fitted for name, encoder in encoders_of(mixed).items()} == {
-        "o": ("day", "online"),
-        "c": (),
-        "i": ("price", "weight"),
-    }
-    ledger = mixed.strategy.report.privacy["ledger"]
-    tables = [
-        line["release"]["table"]
-        for lines in ledger.values()
-        for line in lines
-        if line["release"]["what"] == "statistics"
-    ]
-    assert sorted(tables) == ["items", "orders"]
-
-
-def encoders_of(finished: Run) -> Mapping:
-    return finished.strategy.training_problem.encoders
-
-
-def test_a_guarantee_takes_no_declared_encoder_for_granted() -> None:
+def test_statistics_of_other_tables_leave_as_before() -> None:
     privacy = PrivacySettings(features="statistics", epsilon=1.0)
     shards = one_per_site(whole(store()))
-    encoders = DECLARED[:4]
-    settings = {"num_epochs": 1, "privacy": privacy, "encoders": encoders}
+    settings = {"num_epochs": 1, "privacy": privacy, "encoders": DECLARED[:4]}
     finished = run("squared", shards, **settings)
-    ledger = finished.strategy.report.privacy["ledger"]
+    encoders = finished.strategy.training_problem.encoders
+    fitted = {name: encoder.fitted for name, encoder in encoders.items()}
+    assert fitted == {"o": (), "c": (), "i": ("price", "weight")}
+    assert [line["table"] for line in released(finished, "statistics")] == ["items"]
+    # a guarantee takes no declared encoder for granted
     takes_encoder = {
-        line["release"]["table"]: "whose statistics are" in line["release"]["scope"]
-        for lines in ledger.values()
-        for line in lines
-        if line["release"]["what"] == "gram"
+        line["table"]: "whose statistics are" in line["scope"]
+        for line in released(finished, "gram")
     }
     assert takes_encoder == {"orders": False, "customers": False, "items": True}
 
 
-def test_a_column_that_is_all_null_at_its_source_fits() -> None:
+@pytest.mark.parametrize("region", ["categories(US, UK)", "hash(4)"])
+def test_a_column_that_is_all_null_at_its_source_fits(region: str) -> None:
     """Its type there says nothing: a data frame's is an integer."""
     frames = store()
     customers = frames["customers"]
     empty = customers.iloc[:4].assign(region=None, age=None)
-    shards = whole(frames) | {"customers": [empty, customers.iloc[4:]]}
-    for region in ("categories(US, UK)", "hash(4)"):
-        encoders = (*DECLARED[:3], ("c", "region", region), *DECLARED[4:])
-        finished = run("squared", one_per_site(shards), num_epochs=1, encoders=encoders)
-        features = [
-            facts["kind"]
-            for part in statistics_of(finished)
-            for facts in part["statistics"]
-            if facts["name"] == "region"
-        ]
-        assert sorted(features) == ["", "text"]
-        ages = finished.features["c"][:4, :2]
-        # not in the order of the source, but all alike: the middle, and missing
-        assert (ages == [0, 1]).all(axis=1).sum() >= 3
+    shards = one_per_site(whole(frames) | {"customers": [empty, customers.iloc[4:]]})
+    encoders = (*DECLARED[:3], ("c", "region", region), *DECLARED[4:])
+    finished = run("squared", shards, num_epochs=1, encoders=encoders)
+    features = features_of(finished)
+    assert sorted(f["kind"] for f in features if f["name"] == "region") == ["", "text"]
+    ages = finished.features["c"][:4, :2]
+    # not in the order of the source, but all alike: the middle, and missing
+    assert (ages == [0, 1]).all(axis=1).sum() >= 3
 
 
 def test_a_filter_cannot_ask_whether_a_value_is_missing() -> None:
     sql = store_sql("squared") + " WHERE c.region IS NULL"
-    shards = one_per_site(whole(store()))
     settings = {"task": "regression", "num_epochs": 1, "test_fraction": 0.0}
+    shards = one_per_site(whole(store()))
     finished = run_query(sql, shards, encoders=DECLARED, **settings)
-    features = [
-        facts for part in statistics_of(finished) for facts in part["statistics"]
-    ]
-    assert {"name": "region", "kind": "text"} in features
-    assert encoders_of(finished)["c"].feature_names == NAMES["c"]
+    assert {"name": "region", "kind": "text"} in features_of(finished)
+    encoder = finished.strategy.training_problem.encoders["c"]
+    assert encoder.feature_names == NAMES["c"]
 
 
 def test_vectors_leave_their_length_alone() -> None:
     rng = np.random.default_rng(0)
-    frame = pd.DataFrame(
-        {"v": list(rng.normal(size=(20, 3))), "y": rng.normal(size=20)}
-    )
-    frame["k"] = np.arange(20)
+    frame = pd.DataFrame({"v": list(rng.normal(size=(20, 3))), "k": np.arange(20)})
+    frame["y"] = rng.normal(size=20)
     other = pd.DataFrame({"k": np.arange(20), "x": rng.normal(size=20)})
+    shards = one_per_site({"a": [frame.iloc[:9], frame.iloc[9:]], "b": [other]})
     sql = "SELECT a.y AS label, a.v, b.x FROM a JOIN b ON a.k = b.k"
-    shards = {"a": [frame.iloc[:9], frame.iloc[9:]], "b": [other]}
-    finished = run_query(
-        sql,
-        one_per_site(shards),
-        task="regression",
-        num_epochs=1,
-        encoders=(("b", "x", "range(-3, 3)"),),
-    )
-    features = [
-        facts for part in statistics_of(finished) for facts in part["statistics"]
-    ]
+    encoders = (("b", "x", "range(-3, 3)"),)
+    settings = {"task": "regression", "num_epochs": 1, "encoders": encoders}
+    finished = run_query(sql, shards, **settings)
     vector = {"name": "v", "kind": "vector", "width": 3}
-    assert features == [vector, vector, {"name": "x", "kind": "number"}]
-    assert encoders_of(finished)["a"].feature_names == ("v[0]", "v[1]", "v[2]")
+    assert features_of(finished) == [vector, vector, {"name": "x", "kind": "number"}]
+    names = finished.strategy.training_problem.encoders["a"].feature_names
+    assert names == ("v[0]", "v[1]", "v[2]")
 
 
 # --- policies -------------------------------------------------------------------------
@@ -311,19 +274,12 @@ def test_vectors_leave_their_length_alone() -> None:
 OTHERS = 'labels = "clear", models = "clear", scores = "clear"'
 
 
-@pytest.mark.parametrize(
-    "rules",
-    ["releases = { statistics = 'never' }", f"epsilon = 1\nreleases={{{OTHERS}}}"],
-)
 def test_where_no_statistics_may_leave_declared_encoders_do(tmp_path, rules) -> None:
     policies = {"orders": rules, "customers": rules}
-    strategy = train_hostile(HostileGrid(tmp_path, policies=policies), encoders=FREE)
-    ledger = strategy.report.privacy["ledger"]
-    assert not any(
-        line["release"]["what"] == "statistics"
-        for lines in ledger.values()
-        for line in lines
-    )
+    finished = train_hostile(HostileGrid(tmp_path, policies=policies), encoders=FREE)
+    ledger = finished.report.privacy["ledger"]
+    releases = [line["release"]["what"] for lines in ledger.values() for line in lines]
+    assert "statistics" not in releases
 
 
 @pytest.mark.parametrize(

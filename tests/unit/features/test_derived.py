@@ -44,12 +44,6 @@ def test_what_is_missing_has_no_place(argument: float | str) -> None:
     assert np.isnan(found).tolist() == [True, False]
 
 
-def test_a_period_starts_again() -> None:
-    place, period = cycle_of(12)
-    np.testing.assert_array_equal(place(np.array([0.0, 12, 13, -1])), [0, 0, 1, 11])
-    assert period == 12
-
-
 @given(st.lists(st.none() | st.text(), max_size=8))
 def test_lengths_are_characters(texts: list[str | None]) -> None:
     names = sorted({text for text in texts if text is not None})

@@ -77,6 +77,16 @@ def test_a_full_spec_stays_as_it_is(spec: EncoderSpec, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "needs"),
     [
+        ("number", "min-max", {Need.RANGE, Need.MOMENTS}),
+        ("number", "min-max missing=zero", {Need.RANGE}),
+        ("number", "robust", {Need.QUANTILES, Need.MOMENTS}),
+        ("number", "quantile-bins(4)", {Need.QUANTILES}),
+        ("number", "bins(4) missing=median", {Need.RANGE, Need.QUANTILES}),
+        ("number", "hash(4)", set()),
+        ("number", "cyclic(7)", set()),
+        ("number", "range(1, 12)", set()),
+        ("number", "categories(1, 2) indicator", set()),
+        # the default of a kind
         ("number", "standard missing=mean", {Need.MOMENTS}),
         ("boolean", "standard missing=mean", {Need.MOMENTS}),
         ("time", "standard missing=mean", {Need.MOMENTS}),
@@ -84,28 +94,11 @@ def test_a_full_spec_stays_as_it_is(spec: EncoderSpec, kind: str) -> None:
         ("vector", "none missing=zero", set()),
     ],
 )
-def test_defaults(kind: str, text: str, needs: set[Need]) -> None:
-    spec = default_spec(kind).for_kind(kind, 9)
-    assert str(spec) == text
+def test_needs(kind: str, text: str, needs: set[Need]) -> None:
+    spec = EncoderSpec.parse(text).for_kind(kind, 9)
     assert spec.needs_of(kind) == needs
-
-
-@pytest.mark.parametrize(
-    ("text", "needs"),
-    [
-        ("min-max", {Need.RANGE, Need.MOMENTS}),
-        ("min-max missing=zero", {Need.RANGE}),
-        ("robust", {Need.QUANTILES, Need.MOMENTS}),
-        ("quantile-bins(4)", {Need.QUANTILES}),
-        ("bins(4) missing=median", {Need.RANGE, Need.QUANTILES}),
-        ("hash(4)", set()),
-        ("cyclic(7)", set()),
-        ("range(1, 12)", set()),
-        ("categories(1, 2) indicator", set()),
-    ],
-)
-def test_needs(text: str, needs: set[Need]) -> None:
-    assert EncoderSpec.parse(text).for_kind("number", 9).needs_of("number") == needs
+    is_default = text.startswith(("standard", "one-hot", "none"))
+    assert (default_spec(kind).for_kind(kind, 9) == spec) == is_default
 
 
 @pytest.mark.parametrize(
@@ -196,18 +189,26 @@ def test_entries_find_tables_and_columns_without_case() -> None:
     assert all(TableChoice.from_json(t.to_json()) == t for t in found.values())
 
 
-def test_refuses_entries_about_nothing() -> None:
-    with pytest.raises(SettingsError, match="names table 'g'; the query has f, p"):
-        choose_encoders((("g", "x", "none"),), FEATURES)
-    with pytest.raises(
-        SettingsError, match="column 'y' of table 'f', whose features are month, x"
-    ):
-        choose_encoders((("f", "y", "none"),), FEATURES)
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (("g", "x", "none"), "names table 'g'; the query has f, p"),
+        (("f", "y", "none"), "column 'y' of table 'f', whose features are month, x"),
+    ],
+)
+def test_refuses_entries_about_nothing(entry: tuple[str, ...], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        choose_encoders((entry,), FEATURES)
 
 
-def test_errors_say_which_feature() -> None:
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("x", r"encoder of f\.x: encoder length does not"),
+        ("y", r"encoder of f\.y: there is no such feature"),
+    ],
+)
+def test_errors_name_the_feature(column: str, message: str) -> None:
     (table,) = choose_encoders((("f", "x", "length"),), {"f": ["x"]}).values()
-    with pytest.raises(SchemaError, match=r"encoder of f\.x: encoder length does not"):
-        table.spec_for("x", "number")
-    with pytest.raises(SchemaError, match=r"encoder of f\.y: there is no such feature"):
-        table.spec_for("y", "number")
+    with pytest.raises(SchemaError, match=message):
+        table.spec_for(column, "number")

@@ -1,5 +1,6 @@
 import json
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -166,11 +167,68 @@ def test_scaling_equals_scikit_learn(
     )
 
 
-def test_robust_scale_of_equal_quartiles_is_the_deviation() -> None:
-    columns = {"x": numeric(0, 0, 0, 0, 0, 0, 0, 8)}
-    encoded = encoder_of(columns, x="robust").transform(columns)
-    np.testing.assert_allclose(encoded[-1], [8 / np.sqrt(7)], rtol=1e-6)
-    assert not encoded[:-1].any()
+DAY = 86400.0
+WITH_DEVIATION = numeric(0, 0, 0, 0, 0, 0, 0, 8)
+MOMENTS = numeric(0, 6 * 3600, 40 * DAY + 18 * 3600 + 1.5, None)
+DATES = numeric(0, DAY, 40 * DAY)  # in January, January and February
+TEXTS = categorical("a", "abc", None)
+ROWS_OF_TWO = vectors((1, 2), None, (3, float("nan")))
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "spec", "names", "expected"),
+    [
+        (WITH_DEVIATION, "number", "robust", "x", [[0]] * 7 + [[8 / np.sqrt(7)]]),
+        (
+            numeric(0, 3, 6, 15, None),
+            "number",
+            "cyclic(12)",
+            "sin x, cos x",
+            [[0, 1], [1, 0], [0, -1], [1, 0], [0, 0]],
+        ),
+        (
+            MOMENTS,
+            "time",
+            "cyclic(hour)",
+            "sin hour of x, cos hour of x",
+            [[0, 1], [1, 0], [-1, 0], [0, 0]],
+        ),
+        (DATES, "time", "cyclic(hour)", "sin hour of x, cos hour of x", [[0, 1]] * 3),
+        (
+            TEXTS,
+            "text",
+            "length indicator",
+            "length of x, x is missing",
+            [[-1, 0], [1, 0], [0, 1]],
+        ),
+        (
+            ROWS_OF_TWO,
+            "vector",
+            "none indicator",
+            "x[0], x[1], x is missing",
+            [[1, 2, 0], [0, 0, 1], [3, 0, 0]],
+        ),
+        # no value but one, once the missing one is filled: its indicator stays
+        (numeric(1, None), "number", "standard indicator", "x is missing", [[0], [1]]),
+        # nothing is missing: there is nothing to indicate
+        (numeric(1, 3), "number", "standard indicator", "x", [[-1], [1]]),
+    ],
+)
+def test_encodings_by_hand(
+    column: Any, kind: str, spec: str, names: str, expected: list[list[float]]
+) -> None:
+    columns = {"x": column}
+    encoder = encoder_of(columns, kinds={"x": kind}, x=spec)
+    assert ", ".join(encoder.encoder.feature_names) == names
+    np.testing.assert_allclose(
+        encoder.transform(columns), expected, rtol=1e-6, atol=1e-7
+    )
+
+
+def test_months_are_places_in_the_year() -> None:
+    month = encoder_of({"x": DATES}, kinds={"x": "time"}, x="cyclic(month)")
+    cosines = month.transform({"x": DATES})[:, 1]
+    np.testing.assert_allclose(cosines, np.cos(np.pi / 6 * np.array([1, 1, 2])))
 
 
 @settings(deadline=None)
@@ -253,25 +311,6 @@ def test_rare_categories_share_a_column(values: list[str | None], most: int) -> 
 
 
 @settings(deadline=None)
-@given(st.lists(numbers, min_size=1, max_size=30))
-def test_numbers_as_categories(values: list[float | None]) -> None:
-    columns = {"x": numeric(*values)}
-    encoder = encoder_of(columns, x="one-hot missing=zero")
-    distinct = {value for value in values if value is not None}
-    encoded = encoder.transform(columns)
-    if encoder.encoder.dropped:
-        assert len(distinct) < 2
-        assert len({*values}) < 2
-        return
-    names = encoder.feature_names(columns)
-    for value, got in zip(values, encoded, strict=True):
-        hot = {name for name, one in zip(names, got, strict=True) if one}
-        assert hot == (set() if value is None else {f"x={value}"})
-    zero = {"x": numeric(0.0, -0.0)}
-    np.testing.assert_array_equal(*encoder.transform(zero))
-
-
-@settings(deadline=None)
 @given(st.lists(texts, min_size=1, max_size=20), st.integers(2, 5))
 def test_hashing_is_the_hash_modulo_k(values: list[str | None], buckets: int) -> None:
     columns = {"c": categorical(*values)}
@@ -285,72 +324,7 @@ def test_hashing_is_the_hash_modulo_k(values: list[str | None], buckets: int) ->
         assert got.tolist() == expected
 
 
-def test_cycles_by_hand() -> None:
-    columns = {"x": numeric(0, 3, 6, 15, None)}
-    encoder = encoder_of(columns, x="cyclic(12)")
-    assert encoder.encoder.feature_names == ("sin x", "cos x")
-    np.testing.assert_allclose(
-        encoder.transform(columns),
-        [[0, 1], [1, 0], [0, -1], [1, 0], [0, 0]],
-        atol=1e-7,
-    )
-
-
-def test_parts_of_times_by_hand() -> None:
-    day = 86400.0
-    columns = {"x": numeric(0, 6 * 3600, 40 * day + 18 * 3600 + 1.5, None)}
-    time = {"x": "time"}
-    hour = encoder_of(columns, kinds=time, x="cyclic(hour)")
-    assert hour.encoder.feature_names == ("sin hour of x", "cos hour of x")
-    np.testing.assert_allclose(
-        hour.transform(columns), [[0, 1], [1, 0], [-1, 0], [0, 0]], atol=1e-7
-    )
-    dates = {"x": numeric(0, day, 40 * day)}
-    midnight = encoder_of(dates, kinds=time, x="cyclic(hour)").transform(dates)
-    np.testing.assert_array_equal(midnight, [[0, 1]] * 3)
-    # January and February
-    month = encoder_of(dates, kinds=time, x="cyclic(month)").transform(dates)
-    np.testing.assert_allclose(month[:, 1], np.cos(np.pi / 6 * np.array([1, 1, 2])))
-
-
-def test_lengths_are_standardised() -> None:
-    columns = {"c": categorical("a", "abc", None)}
-    encoder = encoder_of(columns, c="length indicator")
-    assert encoder.encoder.feature_names == ("length of c", "c is missing")
-    expected = [[-1, 0], [1, 0], [0, 1]]
-    np.testing.assert_array_equal(encoder.transform(columns), expected)
-
-
-def test_vectors_pass() -> None:
-    columns = {"v": vectors((1, 2), None, (3, float("nan")))}
-    encoder = encoder_of(columns, v="none indicator")
-    assert encoder.encoder.feature_names == ("v[0]", "v[1]", "v is missing")
-    expected = [[1, 2, 0], [0, 0, 1], [3, 0, 0]]
-    np.testing.assert_array_equal(encoder.transform(columns), expected)
-
-
 # --- what is there and what is not --------------------------------------------------
-
-
-def test_encoding_by_hand() -> None:
-    columns = {"x": numeric(1, 3, None), "c": categorical("b", None, "b")}
-    columns["d"] = categorical("q", "p", "p")
-    encoder = encoder_of(columns)
-    assert set(encoder.feature_names(columns)) == {"x", "d=p", "d=q"}
-    assert encoder.encoder.dropped == ("c",)  # only "b", once the missing one is filled
-    encoded = encoder.transform(columns)
-    by_name = dict(zip(encoder.feature_names(columns), encoded.T, strict=True))
-    # x: mean 2, deviation 1
-    assert by_name["x"].tolist() == [-1, 1, 0]
-    assert by_name["d=p"].tolist() == [0, 1, 1]
-
-
-def test_an_indicator_stays_when_its_feature_goes() -> None:
-    columns = {"x": numeric(1, None), "y": numeric(1, 2)}
-    encoder = encoder_of(columns, x="standard indicator", y="standard indicator")
-    assert encoder.encoder.dropped == ("x",)
-    # nothing of y is missing: there is nothing to indicate
-    assert encoder.encoder.feature_names == ("x is missing", "y")
 
 
 @pytest.mark.parametrize("value", [0.1, 1.7e9 + 1e-6, -3e150, 0.0])
@@ -364,34 +338,30 @@ def test_constant_column_is_dropped_however_it_is_sharded(
     assert encoder_of(*shards, x=spec).encoder.dropped == ("x",)
 
 
-def test_empty_column_is_dropped() -> None:
-    columns = {"x": numeric(None, None), "c": categorical(None, None)}
-    columns["v"] = vectors(None, None)
-    encoder = encoder_of(columns, x="standard indicator")
-    assert encoder.encoder.dropped == ("x", "c", "v")
-    assert encoder.transform(columns).shape == (2, 0)
-
-
 def test_column_without_values_fits_any_kind() -> None:
     """As in a CSV shard where a number column is empty, and so read as text."""
-    shards = [
-        {"x": numeric(1, 3), "c": numeric(None), "v": categorical(None)},
-        {
-            "x": categorical(None),
-            "c": categorical("a", "b"),
-            "v": vectors((4,), width=1),
-        },
-    ]
-    encoder = encoder_of(*shards, x="robust", c="one-hot(9)", v="none")
-    names = encoder.feature_names(shards[1])
-    assert set(names) == {"x", "c=a", "c=b", "v[0]"}
-    (first,) = encoder.transform({n: c.take(slice(1)) for n, c in shards[0].items()})
-    by_name = dict(zip(names, first.tolist(), strict=True))
+    first = {"x": numeric(1, 3), "c": numeric(None, None)}
+    first["v"] = categorical(None, None)
+    second = {
+        "x": categorical(None),
+        "c": categorical("a"),
+        "v": vectors((4,), width=1),
+    }
+    third = {"x": numeric(None), "c": categorical("b"), "v": numeric(None)}
+    encoder = encoder_of(first, second, third, x="robust", c="one-hot(9)", v="none")
+    names = encoder.feature_names({**first, "c": categorical("a", "b")})
+    assert sorted(names) == ["c=a", "c=b", "v[0]", "x"]
+    by_name = dict(zip(names, encoder.transform(first)[0].tolist(), strict=True))
     assert (by_name["x"], by_name["v[0]"]) == (-1, 0)
     assert by_name["c=a"] + by_name["c=b"] == 1
-    (second,) = encoder.transform({n: c.take(slice(1)) for n, c in shards[1].items()})
-    by_name = dict(zip(names, second.tolist(), strict=True))
+    by_name = dict(zip(names, encoder.transform(second)[0].tolist(), strict=True))
     assert by_name == {"x": 0, "c=a": 1, "c=b": 0, "v[0]": 4}
+    empty = {"x": numeric(None), "c": categorical(None), "v": vectors(None)}
+    encoder = encoder_of(empty, x="standard indicator")
+    assert encoder.encoder.dropped == ("x", "c", "v")
+    assert encoder.transform(empty).shape == (1, 0)
+    encoder = fit("t", {}).at_site(HASHER)
+    assert encoder.transform({}, out=np.empty((3, 0), np.float32)).shape == (3, 0)
 
 
 def test_rows_choose_what_counts_and_what_is_encoded() -> None:
@@ -429,14 +399,6 @@ def test_a_list_cut_short_is_enough_or_refused(
             encoder_of(columns, c=spec)
 
 
-def test_quantiles_of_few_values_are_refused() -> None:
-    columns = {"x": numeric(1, 2, 3)}
-    choice = choice_of(columns, x="robust")
-    found = statistics_of(choice, columns, Sample(HASHER, min_count=4))
-    with pytest.raises(SchemaError, match=r"feature 'x' of table 't': no shard has"):
-        fit("t", found)
-
-
 def test_quantile_bins_of_large_shards_are_within_the_bound() -> None:
     rng = np.random.default_rng(0)
     values = rng.lognormal(size=(3, 7000))
@@ -463,12 +425,6 @@ def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(backwards, out[::-1])
 
 
-def test_a_table_without_features_has_rows() -> None:
-    encoder = fit("t", {}).at_site(HASHER)
-    assert encoder.transform({}, out=np.empty((3, 0), np.float32)).shape == (3, 0)
-    assert encoder.transform({}).shape == (0, 0)
-
-
 def test_texts_that_blocks_share_are_hashed_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -491,60 +447,69 @@ def test_texts_that_blocks_share_are_hashed_once(
     np.testing.assert_array_equal(encoder.transform({"c": other})[0], parts[0][1])
 
 
-# --- refusals -----------------------------------------------------------------------
-
-
-def test_refuses_another_version() -> None:
-    for reader in (TableEncoder, SiteEncoder):
-        with pytest.raises(SchemaError, match="encoder of version 1, expected 2"):
-            reader.from_json({"version": 1})
+SAVED = encoder_of({"c": categorical("a", "b")}).to_json()
+BROKEN = [
+    {},
+    {"table": "t", "encodings": [{"type": "number"}], "dropped": []},
+    {"table": "t", "encodings": [{"type": "pickle"}], "dropped": []},
+    {"table": "t", "encodings": 3, "dropped": []},
+]
 
 
 @pytest.mark.parametrize(
-    "broken",
+    ("reader", "data", "message"),
     [
-        {},
-        {"table": "t", "encodings": [{"type": "number"}], "dropped": []},
-        {"table": "t", "encodings": [{"type": "pickle"}], "dropped": []},
-        {"table": "t", "encodings": 3, "dropped": []},
+        (TableEncoder, {"version": 1}, "encoder of version 1, expected 2"),
+        (SiteEncoder, {"version": 1}, "encoder of version 1, expected 2"),
+        *((TableEncoder, {"version": 2, **b}, "malformed encoder") for b in BROKEN),
+        *(
+            (
+                SiteEncoder,
+                {**SAVED, "encoder": {"version": 2, **b}},
+                "malformed encoder",
+            )
+            for b in BROKEN
+        ),
+        (SiteEncoder, {**SAVED, "keys": {}}, "no key for the categories of 'c'"),
+        (SiteEncoder, {**SAVED, "keys": {"c": "abcd"}}, "malformed encoder of a site"),
     ],
 )
-def test_refuses_malformed_encoders(broken: dict[str, object]) -> None:
-    with pytest.raises(SchemaError, match="malformed encoder"):
-        TableEncoder.from_json({"version": 2, **broken})
-    with pytest.raises(SchemaError, match="malformed encoder"):
-        SiteEncoder.from_json({"version": 2, "encoder": {"version": 2, **broken}})
-
-
-def test_refuses_a_sites_encoder_without_its_keys() -> None:
-    saved = encoder_of({"c": categorical("a", "b")}).to_json()
-    with pytest.raises(SchemaError, match="no key for the categories of 'c'"):
-        SiteEncoder.from_json({**saved, "keys": {}})
-    with pytest.raises(SchemaError, match="malformed encoder of a site") as error:
-        SiteEncoder.from_json({**saved, "keys": {"c": "abcd"}})
+def test_refuses_malformed_encoders(
+    reader: Any, data: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SchemaError, match=message) as error:
+        reader.from_json(data)
     assert "abcd" not in str(error.value)
 
 
-def test_refuses_plain_numbers_beyond_float32() -> None:
-    with pytest.raises(
-        SchemaError, match=r"'x' of table 't': .* too large .* standard"
-    ):
-        encoder_of({"x": numeric(0, 1e40)}, x="none")
+@pytest.mark.parametrize(
+    ("fitted", "column", "message"),
+    [
+        (numeric(1, 2), {"y": numeric(1)}, "'x' is not among the shard's: y"),
+        (numeric(1, 2), {"x": categorical("a")}, "'x' is not numeric"),
+        (categorical("a", "b"), {"x": numeric(1)}, "'x' is not categorical"),
+        (vectors((1, 2)), {"x": numeric(1)}, "'x' is not a vector"),
+        (vectors((1, 2)), {"x": vectors((1,), width=1)}, r"of length 1 .* expected 2"),
+    ],
+)
+def test_refuses_columns_that_do_not_fit(
+    fitted: Any, column: Columns, message: str
+) -> None:
+    with pytest.raises(SchemaError, match=message):
+        encoder_of({"x": fitted}).transform(column)
 
 
-def test_transform_refuses_what_does_not_fit() -> None:
-    encoder = encoder_of({"x": numeric(1, 2)})
-    text = encoder_of({"x": categorical("a", "b")})
-    vector = encoder_of({"x": vectors((1, 2))})
-    with pytest.raises(SchemaError, match="'x' is not among the shard's: y"):
-        encoder.transform({"y": numeric(1)})
-    with pytest.raises(SchemaError, match="'x' is not numeric"):
-        encoder.transform({"x": categorical("a")})
-    with pytest.raises(SchemaError, match="'x' is not categorical"):
-        text.transform({"x": numeric(1)})
-    with pytest.raises(SchemaError, match="'x' is not a vector"):
-        vector.transform({"x": numeric(1)})
-    with pytest.raises(SchemaError, match=r"'x' has vectors of length 1 .* expected 2"):
-        vector.transform({"x": vectors((1,), width=1)})
-    with pytest.raises(ValueError, match=r"out must be float32 \(1, 1\)"):
-        encoder.transform({"x": numeric(1)}, out=np.empty((2, 1), np.float32))
+def test_refuses_values_and_outputs_that_do_not_fit() -> None:
+    columns = {"x": numeric(1, 2, 3)}
+    with pytest.raises(ValueError, match=r"out must be float32 \(3, 1\)"):
+        encoder_of(columns).transform(columns, out=np.empty((2, 1), np.float32))
+    large = {"x": numeric(0, 1e40)}
+    with pytest.raises(SchemaError, match=r"'x' of table 't': .* too large .* standa"):
+        encoder_of(large, x="none")
+    choice = choice_of(columns, x="robust")
+    few = statistics_of(choice, columns, Sample(HASHER, min_count=4))
+    with pytest.raises(SchemaError, match=r"feature 'x' of table 't': no shard has"):
+        fit("t", few)
+
+
+# --- refusals -----------------------------------------------------------------------

@@ -10,15 +10,10 @@ numbers = st.integers(-5, 5).map(float) | st.floats(-1e300, 1e300)
 shards = st.lists(st.lists(numbers, max_size=40), min_size=1, max_size=4)
 
 
-@pytest.fixture
-def five_points(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(statistics, "MOST_POINTS", 5)
-    return 5
-
-
 @pytest.fixture(autouse=True)
-def _use(five_points: int) -> None:
-    """A small m, so that small shards are summarised."""
+def _five_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few points that small shards are summarised."""
+    monkeypatch.setattr(statistics, "MOST_POINTS", 5)
 
 
 @given(shards, st.integers(1, 4))

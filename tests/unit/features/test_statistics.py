@@ -19,7 +19,6 @@ from tests.support.examples.encoding_example import (
 )
 from tp_flower.errors import MessageError, SchemaError
 from tp_flower.features.statistics import (
-    ColumnStatistics,
     Moments,
     Range,
     Sample,
@@ -82,39 +81,31 @@ def test_texts_do_not_travel() -> None:
     }
 
 
-def test_refuses_values_too_large() -> None:
-    columns = {"x": numeric(0.0, 1e200)}
-    with pytest.raises(SchemaError, match="feature 'x': some values are too large"):
-        statistics_of(choice_of(columns), columns)
-    columns = {"x": numeric(-1e308, 1e308)}
-    with pytest.raises(SchemaError, match="some values are too large to scale"):
-        statistics_of(choice_of(columns, x="min-max missing=zero"), columns)
+@pytest.mark.parametrize(
+    ("column", "spec", "message"),
+    [
+        (numeric(0.0, 1e200), "standard", "feature 'x': some values are too large"),
+        (numeric(-1e308, 1e308), "min-max missing=zero", "are too large to scale"),
+        (categorical("a"), "robust", r"encoder of t\.x: .* does not fit a text"),
+    ],
+)
+def test_refuses_values_and_encoders(column: Any, spec: str, message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        statistics_of(choice_of({"x": column}, x=spec), {"x": column})
 
 
-def test_refuses_an_encoder_that_does_not_fit() -> None:
-    with pytest.raises(SchemaError, match=r"encoder of t\.c: .* does not fit a text"):
-        statistics_of(choice_of(COLUMNS, c="robust"), COLUMNS)
-
-
-def test_refuses_to_merge_kinds() -> None:
-    shards = [{"x": numeric(1)}, {"x": categorical("a")}, {"x": vectors((1, 2))}]
-    shards.append({"x": vectors((1,), width=1)})
+def test_refuses_to_merge_what_differs() -> None:
+    columns = numeric(1), categorical("a"), vectors((1, 2)), vectors((1,), width=1)
+    shards = [{"x": column} for column in columns]
     number, text, vector, short = (statistics_of(choice_of(s), s) for s in shards)
     with pytest.raises(SchemaError, match="'x' is a number in one shard and a text in"):
         merge_tables([number, text])
     with pytest.raises(SchemaError, match="'x' is a vector of 2 in one shard and a ve"):
         merge_tables([vector, short])
-
-
-def test_refuses_to_merge_different_features() -> None:
-    empty = ColumnStatistics("number", None, 0, 0)
-    with pytest.raises(SchemaError, match="feature 'b' is missing in a shard"):
-        merge_tables([{"a": empty, "b": empty}, {"a": empty}])
-    with pytest.raises(SchemaError, match="feature 'b' is missing in a shard"):
-        merge_tables([{"a": empty}, {"a": empty, "b": empty}])
-
-
-def test_refuses_to_merge_nothing() -> None:
+    more = {**number, "b": number["x"]}
+    for shards in ([more, number], [number, more]):
+        with pytest.raises(SchemaError, match="feature 'b' is missing in a shard"):
+            merge_tables(shards)
     with pytest.raises(ValueError, match="no statistics"):
         merge([])
     with pytest.raises(ValueError, match="no statistics"):
@@ -137,32 +128,18 @@ def features_in(packet: Packet) -> list[dict[str, Any]]:
     return features
 
 
-def at(place: str, reason: str) -> str:
-    """The refusal of a fact of the wrong type or out of its range."""
-    return rf"'statistics' is .*; allowed: .*{reason}.* - at `\$\.statistics{place}`"
-
-
 @pytest.mark.parametrize(
     ("number", "key", "value", "message"),
     [
         (0, "kind", "money", "'x': kind must be one of number, boolean"),
-        (0, "kind", ["number"], at(r"\[0\]\.kind", "`str`, got `array`")),
         (0, "kind", "vector", r"encoder of t\.x: .* does not fit a vector"),
         (0, "rows", 5, "'x': rows must be a whole number from 0 to 4"),
         (0, "rows", None, "'x': rows must be a whole number from 0 to 4"),
-        (0, "rows", True, at(r"\[0\]\.rows", r"`int \| null`, got `bool`")),
-        (0, "count", -1, at(r"\[0\]\.count", "`int` >= 0")),
         (0, "count", 5, "'x': count must be a whole number from 0 to 4"),
-        (0, "count", 2.0, at(r"\[0\]\.count", r"`int \| null`, got `float`")),
-        (0, "low", float("nan"), at(r"\[0\]\.low", "`float` >= -1.79")),
-        (0, "low", 10**400, at(r"\[0\]\.low", "Number out of range")),
         (0, "low", None, "'x': it has no low"),
-        (0, "high", False, at(r"\[0\]\.high", r"`float \| null`, got `bool`")),
         (0, "high", 0.5, "'x': low and high do not span a range"),
         (1, "tail", 2, "'c': categories of no more than tail = 2 rows"),
-        (1, "tail", -1, at(r"\[1\]\.tail", "`int` >= 0")),
         (1, "name", "x", "no statistics of feature 'c' in its place"),
-        (2, "width", -1, at(r"\[2\]\.width", "`int` >= 0")),
         (2, "width", 1 << 21, "'v': width must be a whole number from 0 to 1048576"),
         (2, "width", None, "'v': width must be a whole number from 0 to 1048576"),
     ],
@@ -185,33 +162,12 @@ def hashes(*rows: tuple[int, int]) -> npt.NDArray[np.uint64]:
     [
         ("quantile-values/0", None, "'x': no usable array of points"),
         ("quantile-weights/0", None, "'x': no usable array of weights"),
-        ("quantile-values/0", np.float64(1.0), r"is float64 of shape \(\); allowed"),
-        (
-            "quantile-values/0",
-            np.zeros(3, np.float32),
-            "is float32 .* allowed: float64",
-        ),
-        ("quantile-values/0", np.zeros((3, 1)), r"is .* shape \(3, 1\); allowed"),
-        ("quantile-values/0", np.zeros(2), r"\(3,\); allowed: .* 2 \(points-0\)"),
         ("quantile-values/0", np.array([2.0, 1, 3]), "'x': .* without order"),
-        ("quantile-values/0", np.array([1, 2, np.inf]), "not finite .* allowed: from"),
-        ("quantile-weights/0", np.array([1, 0, 1]), "out of range; allowed: from 1"),
         ("quantile-weights/0", np.array([1, 2, 1]), "counts that are not of 3 values"),
         ("quantile-weights/0", np.full(3, 2**62), "counts that are not of 3 values"),
-        (
-            "category-hashes/1",
-            hashes((1, 1)),
-            r"\(2,\); .* 1 \(categories-1\)",
-        ),
         ("category-hashes/1", hashes((1, 1), (1, 1)), "not distinct and in order"),
         ("category-hashes/1", hashes((2, 1), (1, 2)), "not distinct and in order"),
-        (
-            "category-hashes/1",
-            np.zeros((2, 4), np.uint64),
-            r"\(2, 4\); .* x 2",
-        ),
         ("category-counts/1", np.array([3, 1]), "counts that are not of 3 values"),
-        ("category-counts/1", np.array([0, 1]), "out of range; allowed: from 1"),
     ],
 )
 def test_refuses_arrays_that_cannot_be(
@@ -226,37 +182,12 @@ def test_refuses_arrays_that_cannot_be(
         from_wire(received(packet), CHOICE, 4)
 
 
-def test_refuses_more_points_than_a_summary_has() -> None:
+def test_refuses_other_numbers_of_features_and_points() -> None:
     packet = sent()
     packet.arrays[0, "quantile-values/0"] = np.zeros(1001)
     packet.arrays[0, "quantile-weights/0"] = np.ones(1001, np.int64)
     with pytest.raises(SchemaError, match="'x': 1001 points, more than 1000"):
         from_wire(received(packet), CHOICE, 4)
-
-
-@pytest.mark.parametrize(
-    ("features", "message"),
-    [
-        (None, "'statistics' is None; allowed: a list"),
-        ([], "statistics of 0 features, not of 3"),
-        ({}, "'statistics' is {}; allowed: a list"),
-        ([3, 3, 3], r"'statistics' is \[3, 3, 3\]; allowed: a list"),
-    ],
-)
-def test_refuses_what_is_no_list_of_the_features(
-    features: object, message: str
-) -> None:
-    packet = Packet({"parts": [{"id": 0, "statistics": features}]})
-    with pytest.raises((SchemaError, MessageError), match=message):
+    packet = Packet({"parts": [{"id": 0, "statistics": []}]})
+    with pytest.raises(SchemaError, match="statistics of 0 features, not of 3"):
         from_wire(received(packet), CHOICE, 4)
-
-
-def test_refuses_negative_squares() -> None:
-    choice = choice_of({"x": COLUMNS["x"]})
-    part = to_wire(
-        {"x": feature_statistics(choice, "x", "number", COLUMNS["x"], Sample(HASHER))}
-    )
-    packet = packet_of(part)
-    features_in(packet)[0]["m2"] = -1.0
-    with pytest.raises(MessageError, match=r"'statistics' is .*>= 0.*\[0\]\.m2"):
-        received(packet)

@@ -132,18 +132,6 @@ def test_no_room_after_all_streams(monkeypatch):
     assert not own.is_resident
 
 
-def test_features_without_columns():
-    rows = np.zeros((6, 0), np.float32)
-    own = DeviceFeatures.place(rows, torch.device("cpu"))
-    count = np.arange(6)
-    np.testing.assert_array_equal(
-        gram(own, count, intercept=True), gram(rows, count, intercept=True)
-    )
-    model = LinearModel(0, 2, intercept=True)
-    model.parameters[:] = [1.0, 2.0]
-    np.testing.assert_array_equal(model.scores(own), model.scores(rows))
-
-
 @pytest.mark.parametrize("device_name", [cuda])
 def test_no_step_of_a_fit_waits_for_the_gpu(device_name):
     own = DeviceFeatures.place(matrix(), torch.device(device_name))
@@ -212,23 +200,23 @@ def test_runs_are_the_cpus_epoch_by_epoch(name, device_name, monkeypatch):
 # copies of a process
 
 
-def kept(run_id: int, monkeypatch, number: int = 0):
+def device_copy(run_id: int, monkeypatch, number: int = 0):
     pretend(monkeypatch, "cpu")
     own = SiteStore(IN_MEMORY, run_id, 5)
     return own, placement.place(own, number, matrix(), "cuda", "linear")
 
 
 def test_copies_are_kept_by_run_node_and_part(monkeypatch):
-    first, copy = kept(1, monkeypatch)
+    first, copy = device_copy(1, monkeypatch)
     assert isinstance(copy, DeviceFeatures)
-    assert kept(1, monkeypatch)[1] is copy
-    second, other = kept(2, monkeypatch)
+    assert device_copy(1, monkeypatch)[1] is copy
+    second, other = device_copy(2, monkeypatch)
     assert other is not copy
-    assert kept(1, monkeypatch, number=1)[1] is not copy
+    assert device_copy(1, monkeypatch, number=1)[1] is not copy
     placement.forget(first, 0)
-    assert kept(1, monkeypatch)[1] is not copy
+    assert device_copy(1, monkeypatch)[1] is not copy
     placement.release(first)
-    assert kept(2, monkeypatch)[1] is other
+    assert device_copy(2, monkeypatch)[1] is other
     placement.release(second)
     assert not placement._COPIES
 
@@ -236,12 +224,12 @@ def test_copies_are_kept_by_run_node_and_part(monkeypatch):
 def test_copies_of_a_dead_run_make_room(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(placement.time, "monotonic", lambda: now[0])
-    kept(1, monkeypatch)
+    device_copy(1, monkeypatch)
     now[0] = placement.IDLE_SECONDS
-    second, _ = kept(2, monkeypatch)
+    second, _ = device_copy(2, monkeypatch)
     assert len(placement._COPIES) == 2
     now[0] += 1.0
-    third, _ = kept(3, monkeypatch)
+    third, _ = device_copy(3, monkeypatch)
     assert [key[0] for key in placement._COPIES] == [second.run, third.run]
     placement.release(second)
     placement.release(third)
@@ -261,15 +249,6 @@ def test_small_linear_features_stay(device, monkeypatch):
     placed = placement.place(own, 0, features, device, "linear")
     assert isinstance(placed, DeviceFeatures) == (device == "auto")
     placement.release(own)
-
-
-def test_a_site_without_a_gpu_refuses_before_training(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    text = "device is 'cuda', but this site has no CUDA device .* allowed there: 'cpu'"
-    with pytest.raises(SettingsError, match=text):
-        resolve("cuda")
-    with pytest.raises(Exception, match=text):
-        run("squared", one_per_site(whole(FRAMES)), device="cuda")
 
 
 def test_a_full_gpu(monkeypatch):
@@ -301,7 +280,7 @@ def test_a_gpu_computes_in_full_precision():
     [
         ("", True, "CUDA_VISIBLE_DEVICES hides it, .* client-resources-num-gpus is 0"),
         ("0", False, "no NVIDIA driver was found"),
-        ("0", True, "can use; allowed there"),
+        ("0", True, "can use; allowed there: 'cpu'"),
     ],
 )
 def test_why_there_is_no_gpu(hidden, sign, reason, monkeypatch, tmp_path):
@@ -310,8 +289,12 @@ def test_why_there_is_no_gpu(hidden, sign, reason, monkeypatch, tmp_path):
     file = tmp_path if sign else tmp_path / "none"
     monkeypatch.setattr(local_model, "DRIVER_FILES", (str(file),))
     assert resolve("auto") == "cpu"
-    with pytest.raises(SettingsError, match=reason):
+    text = f"device is 'cuda', but this site has no CUDA device .*{reason}"
+    with pytest.raises(SettingsError, match=text):
         resolve("cuda")
+    # before training
+    with pytest.raises(Exception, match=text):
+        run("squared", one_per_site(whole(FRAMES)), device="cuda")
 
 
 @pytest.mark.parametrize(

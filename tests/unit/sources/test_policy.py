@@ -142,12 +142,6 @@ def test_refused_policies(tmp_path, text, match):
     assert "s3cret" not in str(caught.value)
 
 
-def test_a_policy_that_is_no_table(tmp_path):
-    (tmp_path / "tables.toml").write_text("[tables.t]\npath='t.csv'\npolicy='x'\n")
-    with pytest.raises(SourceError, match=r"the policy of .* must be a table"):
-        load_tables(str(tmp_path / "tables.toml"))
-
-
 # columns
 
 
@@ -162,147 +156,132 @@ SUBQUERY = SubQuery(
     features(customer='"customer"', mean='AVG("amount")'), groups=('"customer"',)
 )
 
-ALLOWED = [
-    fragment(features=features(a='"amount"', b='"Amount" * 2 + "DAY"')),
-    fragment(label='"IS_FRAUD" = 1'),
-    fragment(filters=('"day" > 3',)),
-    fragment(keys=(('"customer"',), ('"day"', '"amount" + 1'))),
-    fragment(keys=(('CAST("customer" AS VARCHAR)',),)),
-    fragment(keys=(('LOWER(TRIM("customer"))',),)),
-    fragment(
-        features=features(m='"mean" * 2'), keys=(('"customer"',),), subquery=SUBQUERY
-    ),
-    fragment(
-        features=features(n='"n"'),
-        subquery=SubQuery(features(n="COUNT(*)"), groups=('"day"',)),
-    ),
-]
+
+def fragment_of(sub_query=None, **parts):
+    """A fragment of one expression: feature, label, filter, or key (of several)."""
+    key = parts.get("key", ())
+    inner = sub_query and SubQuery(
+        features(**sub_query.get("columns", {"n": "COUNT(*)"})),
+        tuple(sub_query.get("filters", ())),
+        tuple(sub_query.get("groups", ('"day"',))),
+        tuple(sub_query.get("having", ())),
+    )
+    return fragment(
+        features=features(f=parts["feature"]) if "feature" in parts else (),
+        label=parts.get("label"),
+        filters=(parts["filter"],) if "filter" in parts else (),
+        keys=((key,) if isinstance(key, str) else key,) if key else (),
+        subquery=inner or None,
+    )
 
 
-@pytest.mark.parametrize("asked", ALLOWED)
-def test_what_a_policy_allows(asked):
-    check(POLICY, asked)
-    check(Policy(), asked)
+MEANS = {
+    "columns": {"customer": '"customer"', "mean": 'AVG("amount")'},
+    "groups": ['"customer"'],
+}
 
 
 @pytest.mark.parametrize(
-    ("asked", "match"),
+    "parts",
     [
-        (fragment(features=features(s='"salary"')), f"feature 's' {HIDDEN}"),
-        (fragment(features=features(s='"no_such"')), "reads column 'no_such'; it may"),
+        {"feature": '"Amount" * 2 + "DAY"'},
+        {"label": '"IS_FRAUD" = 1'},
+        {"filter": '"day" > 3'},
+        {"key": '"customer"'},
+        {"key": ('"day"', '"amount" + 1')},
+        {"key": 'CAST("customer" AS VARCHAR)'},
+        {"key": 'LOWER(TRIM("customer"))'},
+        {"feature": '"mean" * 2', "key": '"customer"', "sub_query": MEANS},
+        {"feature": '"n"', "sub_query": {}},
+    ],
+)
+def test_allowed_reads(parts):
+    check(POLICY, fragment_of(**parts))
+    check(Policy(), fragment_of(**parts))
+
+
+CASE = 'CASE WHEN "amount" > 1 THEN 0 ELSE "SALARY" END'
+FILTERED = 'COUNT(*) FILTER (WHERE "salary" > 3)'
+
+
+@pytest.mark.parametrize(
+    ("parts", "match"),
+    [
+        ({"feature": '"salary"'}, f"feature 'f' {HIDDEN}"),
+        ({"feature": '"no_such"'}, "reads column 'no_such'; it may"),
+        ({"feature": CASE}, r"\(columns\) refuses: feature 'f' reads column 'SALARY'"),
+        ({"feature": '"is_fraud"'}, r"\(columns\).*'is_fraud'"),
+        ({"label": '"amount" > 1'}, r"\(labels\).* the label .*may read is_fraud"),
+        ({"label": '"customer"'}, r"\(join-only\).* the label reads.*'customer'"),
+        ({"label": '"is_fraud" + "salary"'}, r"\(labels\).*column 'salary'"),
+        ({"filter": '"amount" > 1'}, r"\(filters\) .*filter 0 .*'amount'; it may read"),
+        ({"filter": '"customer" = 7'}, r"\(join-only\).* filter 0 reads"),
+        ({"feature": '"customer"'}, r"\(join-only\).*; it may be joined on, as it is"),
         (
-            fragment(
-                features=features(s='CASE WHEN "amount" > 1 THEN 0 ELSE "SALARY" END')
-            ),
-            r"\(columns\) refuses: feature 's' reads column 'SALARY'",
+            {"key": '"customer" = 12345'},
+            r"\(join-only\).* join key 0 .* in an expressi",
         ),
-        (fragment(features=features(f='"is_fraud"')), r"\(columns\).*'is_fraud'"),
-        (fragment(label='"amount" > 1'), r"\(labels\).* the label .*may read is_fraud"),
-        (fragment(label='"customer"'), r"\(join-only\).* the label reads.*'customer'"),
-        (fragment(label='"is_fraud" + "salary"'), r"\(labels\).*column 'salary'"),
+        ({"key": 'CAST("customer" AS BOOLEAN)'}, "in an expression"),
+        ({"key": ('"day"', '"salary"')}, "join key 0 reads column 'salary'"),
         (
-            fragment(filters=('"day" > 3', '"amount" > 1')),
-            r"\(filters\) refuses: filter 1 reads column 'amount'; it may read day",
-        ),
-        (fragment(filters=('"customer" = 7',)), r"\(join-only\).* filter 0 reads"),
-        (
-            fragment(features=features(c='"customer"')),
-            r"\(join-only\).* 'customer'; it may be joined on, as it is",
-        ),
-        (
-            fragment(keys=(('"customer" = 12345',),)),
-            r"\(join-only\).* join key 0 reads column 'customer' in an expression",
-        ),
-        (fragment(keys=(('CAST("customer" AS BOOLEAN)',),)), "in an expression"),
-        (fragment(keys=(('"day"', '"salary"'),)), "join key 0 reads column 'salary'"),
-        (
-            fragment(
-                features=features(m='"mean"'),
-                subquery=SubQuery(
-                    features(mean='AVG("salary")'), groups=('"customer"',)
-                ),
-            ),
+            {"sub_query": {"columns": {"mean": 'AVG("salary")'}}, "feature": '"mean"'},
             "column 'mean' of the sub-query reads column 'salary'; it may read amount",
         ),
         (
-            fragment(
-                subquery=SubQuery(features(n="COUNT(*)"), ('"salary" > 3',), ('"day"',))
-            ),
+            {"sub_query": {"filters": ['"salary" > 3']}},
             "filter 0 of the sub-query reads column 'salary'; it may read day",
         ),
         (
-            fragment(
-                subquery=SubQuery(
-                    features(n='COUNT(*) FILTER (WHERE "salary" > 3)'),
-                    groups=('"day"',),
-                )
-            ),
+            {"sub_query": {"columns": {"n": FILTERED}}},
             "column 'n' of the sub-query reads column 'salary'",
         ),
         (
-            fragment(
-                subquery=SubQuery(
-                    features(n="COUNT(*)"),
-                    groups=('"day"',),
-                    having=('MAX("amount") > 3',),
-                )
-            ),
+            {"sub_query": {"having": ['MAX("amount") > 3']}},
             "HAVING condition 0 of the sub-query reads column 'amount'; it may",
         ),
         (
-            fragment(subquery=SubQuery(features(n="COUNT(*)"), groups=('"salary"',))),
+            {"sub_query": {"groups": ['"salary"']}},
             "group 0 of the sub-query reads column 'salary'",
         ),
         (
-            fragment(
-                subquery=SubQuery(features(n="COUNT(*)"), groups=('"customer" % 2',))
-            ),
+            {"sub_query": {"groups": ['"customer" % 2']}},
             r"\(join-only\).*group 0 of the sub-query reads .* in an expression",
         ),
         (
             # what is a key inside may be no feature outside
-            fragment(features=features(c='"customer" % 2'), subquery=SUBQUERY),
-            r"\(join-only\).* feature 'c' reads column 'customer'",
+            {"sub_query": MEANS, "feature": '"customer" % 2'},
+            r"\(join-only\).* feature 'f' reads column 'customer'",
         ),
         (
-            fragment(
-                keys=(('"first"',),),
-                subquery=SubQuery(features(first='MIN("customer")'), groups=('"day"',)),
-            ),
+            {"sub_query": {"columns": {"first": 'MIN("customer")'}}, "key": '"first"'},
             "join key 0 reads column 'customer' in an expression",
         ),
         (
-            fragment(
-                label='"m"',
-                subquery=SubQuery(features(m='MAX("amount")'), groups=('"day"',)),
-            ),
+            {"sub_query": {"columns": {"m": 'MAX("amount")'}}, "label": '"m"'},
             r"\(labels\).* the label reads column 'amount'",
         ),
     ],
 )
-def test_what_a_policy_refuses(asked, match):
+def test_refused_reads(parts, match):
     with pytest.raises(PolicyError, match=match):
-        check(POLICY, asked)
-    check(Policy(), asked)
+        check(POLICY, fragment_of(**parts))
+    check(Policy(), fragment_of(**parts))
 
 
-def test_a_list_of_keys_takes_plain_columns_only():
-    policy = Policy(keys=("day",))
-    check(policy, fragment(keys=(('"day"',),), features=features(a='"salary"')))
-    with pytest.raises(PolicyError, match=r"\(keys\).* 'day' in an expression"):
-        check(policy, fragment(keys=(('"day" > 3',),)))
-    with pytest.raises(PolicyError, match=r"\(keys\).* 'salary'; it may read day"):
-        check(policy, fragment(keys=(('"salary"',),)))
-
-
-def test_an_empty_list_allows_nothing():
-    with pytest.raises(PolicyError, match=r"\(labels\).*it may read no column"):
-        check(Policy(labels=()), fragment(label='"day"'))
-
-
-def test_what_cannot_be_parsed_is_refused():
-    with pytest.raises(QueryError, match="sub-queries are not supported"):
-        check(POLICY, fragment(features=features(a="(SELECT 1)")))
+@pytest.mark.parametrize(
+    ("rules", "parts", "error", "match"),
+    [
+        # a list of keys takes plain columns
+        ({"keys": ("day",)}, {"key": '"day" > 3'}, PolicyError, r"\(keys\).* 'day' in"),
+        ({"keys": ("day",)}, {"key": '"salary"'}, PolicyError, r"\(keys\).* 'salary';"),
+        ({"labels": ()}, {"label": '"day"'}, PolicyError, r"\(labels\).* no column"),
+        ({}, {"feature": "(SELECT 1)"}, QueryError, "sub-queries are not supported"),
+    ],
+)
+def test_reads_of_a_list(rules, parts, error, match):
+    check(Policy(**rules), fragment_of(key='"day"', feature='"salary"'))
+    with pytest.raises(error, match=match):
+        check(Policy(**rules), fragment_of(**parts))
 
 
 @pytest.mark.parametrize(
@@ -320,18 +299,13 @@ def test_which_columns_exist_for_the_server(policy, seen):
 
 
 def test_the_reads_of_a_sub_query_are_followed_to_its_table():
-    asked = fragment(
-        features=features(a='"mean" + "rows"', b='"nothing"'),
-        keys=(('"customer"',),),
-        subquery=SubQuery(
-            features(
-                customer='"customer"', mean='AVG("amount" * "day")', rows="COUNT(*)"
-            ),
-            filters=('"salary" > 1',),
-            groups=('"customer"',),
-        ),
+    inner = {"customer": '"customer"', "mean": 'AVG("amount" * "day")', "n": "COUNT(*)"}
+    wanted = fragment_of(
+        {"columns": inner, "filters": ['"salary" > 1'], "groups": ['"customer"']},
+        feature='"mean" + "n" + "nothing"',
+        key='"customer"',
     )
-    assert [(read.role, read.column, read.is_plain) for read in reads(asked)] == [
+    assert [(read.role, read.column, read.is_plain) for read in reads(wanted)] == [
         (Role.FILTER, "salary", False),
         (Role.GROUP, "customer", True),
         (Role.INNER, "customer", True),
@@ -346,49 +320,50 @@ def test_the_reads_of_a_sub_query_are_followed_to_its_table():
 # rows, statistics and releases
 
 
-def test_few_rows():
+def test_few_rows(tmp_path):
     policy = Policy(min_rows=3)
     policy.check_rows(3, "the answer")
     for rows in (0, 1, 2):
         with pytest.raises(PolicyError, match=r"min-rows.*answer would be of too"):
             policy.check_rows(rows, "the answer")
         Policy().check_rows(rows, "the answer")
+    # of rows that the server chose
+    guard, (source,) = guard_of(tmp_path, "min-rows = 2")
+    for rows in (0, 2):
+        guard.check_rows(source, rows, "the mask")
+    with pytest.raises(PolicyError, match="the mask would be of too few rows"):
+        guard.check_rows(source, 1, "the mask")
 
 
-@pytest.mark.parametrize(
-    ("spec", "finest"),
-    [
-        ("standard", "moments"),
-        ("one-hot(4)", "moments"),
-        ("length", "moments"),
-        ("none", "moments"),
-        ("cyclic(7)", "never"),
-        ("range(0, 9)", "never"),
-        ("categories(1, 2)", "never"),
-        ("hash(4) indicator", "never"),
-        ("min-max", "clear"),
-        ("bins(4)", "clear"),
-        ("robust", "clear"),
-        ("quantile-bins(4)", "clear"),
-        ("standard missing=median", "clear"),
-    ],
-)
+FINEST = {
+    "moments": ("standard", "one-hot(4)", "length", "none"),
+    "never": ("cyclic(7)", "range(0, 9)", "categories(1, 2)", "hash(4) indicator"),
+    "clear": (
+        "min-max",
+        "bins(4)",
+        "robust",
+        "quantile-bins(4)",
+        "standard missing=median",
+    ),
+}
+BY_SPEC = [(spec, finest) for finest, specs in FINEST.items() for spec in specs]
+
+
+@pytest.mark.parametrize(("spec", "finest"), BY_SPEC)
 def test_statistics_by_level(spec, finest):
     """A level allows what its own statistics suffice for, and every coarser one."""
-    encoder = EncoderSpec.parse(spec)
-    allowed = LEVELS["statistics"][LEVELS["statistics"].index(finest) :]
-    for level in LEVELS["statistics"]:
+    levels, encoder = LEVELS["statistics"], EncoderSpec.parse(spec)
+    for level in levels:
         policy = Policy(releases=Releases(statistics=level))
-        if level in allowed:
+        if level in levels[levels.index(finest) :]:
             policy.check_statistics("t", "x", "number", encoder)
-        else:
-            with pytest.raises(
-                PolicyError, match=rf"statistics = {level}.* t\.x is fi"
-            ):
-                policy.check_statistics("t", "x", "number", encoder)
+            continue
+        match = rf"statistics = {level}.* t\.x is fi"
+        with pytest.raises(PolicyError, match=match):
+            policy.check_statistics("t", "x", "number", encoder)
 
 
-def test_a_finer_statistic_is_named():
+def test_finer_statistics_are_named():
     policy = Policy(releases=Releases(statistics="moments"))
     spec = EncoderSpec.parse("min-max missing=median")
     match = r"t\.x is fitted to quantiles and range; counts, means, deviations and"
@@ -432,20 +407,18 @@ def test_releases_by_level(kind, is_private):
 # the guard of a site
 
 
-def test_a_rule_about_no_column_protects_nothing(tmp_path):
-    guard, (source,) = guard_of(tmp_path, "join-only = ['custmer']")
-    match = "table 't' .*: its policy names column 'custmer': there is none$"
-    with pytest.raises(SourceError, match=match):
-        guard.schema(source)
-    with pytest.raises(SourceError, match=match):
-        guard.check_fragment(source, fragment(features=features(a='"amount"')))
-
-
 def test_the_guards_schema_has_the_visible_columns_only(tmp_path):
     guard, (source,) = guard_of(tmp_path, "columns = ['day']\njoin-only = ['CUSTOMER']")
     schema = guard.schema(source)
     assert list(schema.columns) == ["customer", "day"]
     assert schema.rows == 2
+    # a rule about no column would protect nothing
+    guard, (source,) = guard_of(tmp_path, "join-only = ['custmer']")
+    match = "table 't' .*: its policy names column 'custmer': there is none$"
+    with pytest.raises(SourceError, match=match):
+        guard.schema(source)
+    with pytest.raises(SourceError, match=match):
+        guard.check_fragment(source, fragment_of(feature='"amount"'))
 
 
 def test_a_filter_that_nobody_passes_is_refused_as_one_that_few_pass(tmp_path):
@@ -464,26 +437,18 @@ def test_a_filter_that_nobody_passes_is_refused_as_one_that_few_pass(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rule", "asked"),
+    ("rule", "part"),
     [
-        ("columns", fragment(features=features(a='"day"'))),
-        ("labels", fragment(label='"day"')),
-        ("filters", fragment(filters=('"day" > 1',))),
-        ("keys", fragment(keys=(('"day"',),))),
+        ("columns", "feature"),
+        ("labels", "label"),
+        ("filters", "filter"),
+        ("keys", "key"),
     ],
 )
-def test_the_guard_knows_an_empty_list_from_none(tmp_path, rule, asked):
+def test_the_guard_knows_an_empty_list_from_none(tmp_path, rule, part):
     guard, (source,) = guard_of(tmp_path, f"{rule} = []")
     with pytest.raises(PolicyError, match=rf"\({rule}\).*it may read no column"):
-        guard.check_fragment(source, asked)
-
-
-def test_rows_that_the_server_chose(tmp_path):
-    guard, (source,) = guard_of(tmp_path, "min-rows = 2")
-    for rows in (0, 2):
-        guard.check_rows(source, rows, "the mask")
-    with pytest.raises(PolicyError, match="the mask would be of too few rows"):
-        guard.check_rows(source, 1, "the mask")
+        guard.check_fragment(source, fragment_of(**{part: '"day"'}))
 
 
 def test_the_smallest_batch_must_have_enough_rows(tmp_path):
@@ -544,9 +509,3 @@ def test_budgets_are_of_rows_whatever_they_are_called(tmp_path):
     assert guard.budgets([own]) == {ids[0]: Budget(0.5, 1e-6)}
     assert guard.budgets([free]) == {}
     assert guard.budgets([copied, free]) == {ids[3]: Budget(3.0, 1e-5)}
-
-
-def test_the_identity_of_rows_lasts(tmp_path):
-    guard, (source,) = guard_of(tmp_path, "epsilon = 1")
-    again, (same,) = guard_of(tmp_path, "epsilon = 7\ncolumns = ['day']")
-    assert guard.source_id(source) == again.source_id(same)

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
+from typing import Any
 
 import duckdb
 import pytest
@@ -88,214 +89,70 @@ COLUMNS = {
     "f": "BOOLEAN",
 }
 HUGE = 2**53 + 1  # the first whole number that a double does not hold
-ROWS = [
-    (
-        1,
-        1,
-        1,
-        1,
-        "1.00",
-        "0.000001",
-        1.0,
-        0.1,
-        "ab",
-        "ab",
-        "2024-02-29",
-        "2024-02-29 00:00:00",
-        True,
-    ),
-    (
-        2,
-        -7,
-        HUGE,
-        -3,
-        "-0.01",
-        "12345678901234.567890",
-        float(HUGE - 1),
-        -2.5,
-        "AB",
-        "AB",
-        "1969-12-31",
-        "1969-12-31 23:59:59.999999",
-        False,
-    ),
-    (
-        3,
-        0,
-        -(2**62),
-        0,
-        "99999999.99",
-        "-0.500000",
-        -0.0,
-        1e-9,
-        "ab ",
-        "x",
-        "2000-12-31",
-        "2000-01-01 12:30:00.5",
-        None,
-    ),
-    (
-        4,
-        2**31 - 1,
-        2**62,
-        32767,
-        "0.00",
-        "7.000000",
-        1e15,
-        3.0,
-        "",
-        "",
-        "1900-03-01",
-        "1582-10-15 06:07:08",
-        True,
-    ),
-    (5, None, None, None, None, None, None, None, None, None, None, None, None),
-    (
-        6,
-        3,
-        0,
-        2,
-        "2.50",
-        "2.500000",
-        2.5,
-        2.5,
-        "Zoe\u0308",
-        "it's",
-        "2013-01-06",
-        "2013-01-06 23:59:59",
-        False,
-    ),
-    (
-        7,
-        100,
-        100,
-        100,
-        "100.00",
-        "100.000000",
-        100.0,
-        99.99999999999999,
-        "Zo\u00eb",
-        "%_",
-        "2023-06-30",
-        "2023-06-30 01:02:03.000004",
-        True,
-    ),
-    (
-        8,
-        1,
-        3,
-        1,
-        "1.10",
-        "1.100000",
-        1.1,
-        1.1,
-        '\U0001f600\t"`',
-        "a",
-        "2024-12-30",
-        "2024-12-30 18:00:00",
-        False,
-    ),
-]
-NUMBERS = [
-    "i > 0",
-    "i >= 0.5",
-    "i = -7",
-    "-3 < i",
-    "s <> 1",
-    "n = 1",
-    "n <> 2.5",
-    "n > -0.5",
-    "m = 0.000001",
-    "m < 12345678901234.5",
-    "j <= 900719925474099",
-    "d < 0.1",
-    "d = 1.1",
-    "d = 1",
-    "d > -2.5",
-    "e IN (0.1, 2.5)",
-    "i IN (1, 3)",
-    "i NOT IN (1, 3)",
-    "n BETWEEN 0 AND 2.5",
-    "d BETWEEN -2.5 AND 1",
-    "NOT (i > 0)",
-    "NOT (d BETWEEN 1 AND 2)",
-]
+# the values of a column, row by row
+VALUES: dict[str, list[Any]] = {
+    "id": [1, 2, 3, 4, 5, 6, 7, 8],
+    "i": [1, -7, 0, 2**31 - 1, None, 3, 100, 1],
+    "j": [1, HUGE, -(2**62), 2**62, None, 0, 100, 3],
+    "s": [1, -3, 0, 32767, None, 2, 100, 1],
+    "n": ["1.00", "-0.01", "99999999.99", "0.00", None, "2.50", "100.00", "1.10"],
+    "m": ["0.000001", "12345678901234.567890", "-0.5", "7", None, "2.5", "100", "1.1"],
+    "d": [1.0, float(HUGE - 1), -0.0, 1e15, None, 2.5, 100.0, 1.1],
+    "e": [0.1, -2.5, 1e-9, 3.0, None, 2.5, 99.99999999999999, 1.1],
+    "t": ["ab", "AB", "ab ", "", None, "Zoe\u0308", "Zo\u00eb", '\U0001f600\t"`'],
+    "u": ["ab", "AB", "x", "", None, "it's", "%_", "a"],
+}
+DATES = "2024-02-29 1969-12-31 2000-12-31 1900-03-01 . 2013-01-06 2023-06-30 2024-12-30"
+MOMENTS = """
+2024-02-29T00:00 1969-12-31T23:59:59.999999 2000-01-01T12:30:00.5 1582-10-15T06:07:08
+. 2013-01-06T23:59:59 2023-06-30T01:02:03.000004 2024-12-30T18:00
+"""
+TRUTHS = [True, False, None, True, None, False, True, False]
+
+
+def listed(text: str) -> list[str]:
+    return [piece.strip(" \n") for piece in text.split(";")]
+
+
+NUMBERS = listed("""
+i > 0; i >= 0.5; i = -7; -3 < i; s <> 1; n = 1; n <> 2.5; n > -0.5; m = 0.000001;
+m < 12345678901234.5; j <= 900719925474099; d < 0.1; d = 1.1; d = 1; d > -2.5;
+e IN (0.1, 2.5); i IN (1, 3); i NOT IN (1, 3); n BETWEEN 0 AND 2.5;
+d BETWEEN -2.5 AND 1; NOT (i > 0); NOT (d BETWEEN 1 AND 2)
+""")
 NULLS = [f"{name} IS {word}" for name in COLUMNS for word in ("NULL", "NOT NULL")]
-TEXTS = [
-    "t = 'ab'",
-    "t <> 'AB'",
-    "t = ''",
-    "u = 'ab'",
-    "t IN ('ab', 'AB')",
-    "t NOT IN ('ab ')",
-    "t = 'Zo\u00eb'",
-    "t = '\U0001f600\t\"`'",
-    "u = 'it''s'",
-    "u = '%_'",
-]
-TIMES = [
-    "a = '2024-02-29'",
-    "a < DATE '2000-01-01'",
-    "b >= '2000-01-01'",
-    "b < '2024-02-29 00:00:00.000001'",
-    "b = '1969-12-31 23:59:59.999999'",
-    "a BETWEEN '1900-01-01' AND '2000-12-31'",
-    "a IN ('2024-02-29', '1969-12-31')",
-    "b > DATE '2024-01-01'",
-    "b > '1066-10-14'",
-    "b <= TIMESTAMP '2013-01-06 23:59:59'",
-]
+TEXTS = listed("""
+t = 'ab'; t <> 'AB'; t = ''; u = 'ab'; t IN ('ab', 'AB'); t NOT IN ('ab ');
+t = 'Zo\u00eb'; t = '\U0001f600\t"`'; u = 'it''s'; u = '%_'
+""")
+TIMES = listed("""
+a = '2024-02-29'; a < DATE '2000-01-01'; b >= '2000-01-01';
+b < '2024-02-29 00:00:00.000001'; b = '1969-12-31 23:59:59.999999';
+a BETWEEN '1900-01-01' AND '2000-12-31'; a IN ('2024-02-29', '1969-12-31');
+b > DATE '2024-01-01'; b > '1066-10-14'; b <= TIMESTAMP '2013-01-06 23:59:59'
+""")
 # two columns, expressions, rules of texts, numbers that a double does not hold, NULL,
 # a date beside a time, a time before the year 1000
-STAY = [
-    "n < m",
-    "j = d",
-    "i + 1 > 2",
-    "ABS(i) > 2",
-    "month(a) = 2",
-    "i > 0 OR n IS NULL",
-    "CASE WHEN i > 0 THEN TRUE END",
-    "COALESCE(f, FALSE)",
-    "f",
-    "NOT f",
-    "f = TRUE",
-    "t < 'b'",
-    "t BETWEEN 'a' AND 'b'",
-    "t LIKE 'a%'",
-    "t = u",
-    "'ab' = u",
-    "j IN (9007199254740993)",
-    "d < 0.1234567890123456",
-    "i = NULL",
-    "i IN (1, 3, NULL)",
-    "i > 1e0",
-    "i = '1'",
-    "a > TIMESTAMP '2000-12-31 00:00:00'",
-    "b > '0966-10-14'",
-    "a = b",
-    "NULL",
-    "TRUE",
-]
+STAY = listed("""
+n < m; j = d; i + 1 > 2; ABS(i) > 2; month(a) = 2; i > 0 OR n IS NULL;
+CASE WHEN i > 0 THEN TRUE END; COALESCE(f, FALSE); f; NOT f; f = TRUE; t < 'b';
+t BETWEEN 'a' AND 'b'; t LIKE 'a%'; t = u; 'ab' = u; j IN (9007199254740993);
+d < 0.1234567890123456; i = NULL; i IN (1, 3, NULL); i > 1e0; i = '1';
+a > TIMESTAMP '2000-12-31 00:00:00'; b > '0966-10-14'; a = b; NULL; TRUE
+""")
 CONDITIONS = [*NUMBERS, *NULLS, *TEXTS, *TIMES, *STAY]
 
 
 @pytest.fixture(scope="module")
 def nasty(url):
-    rows = [
-        tuple(
-            None
-            if value is None
-            else Decimal(value)
-            if "DECIMAL" in declared
-            else datetime.fromisoformat(value)
-            if declared == "TIMESTAMP"
-            else date.fromisoformat(value)
-            if declared == "DATE"
-            else value
-            for value, declared in zip(row, COLUMNS.values(), strict=True)
-        )
-        for row in ROWS
-    ]
+    columns = VALUES | {
+        "n": [None if value is None else Decimal(value) for value in VALUES["n"]],
+        "m": [None if value is None else Decimal(value) for value in VALUES["m"]],
+        "a": [None if v == "." else date.fromisoformat(v) for v in DATES.split()],
+        "b": [None if v == "." else datetime.fromisoformat(v) for v in MOMENTS.split()],
+        "f": TRUTHS,
+    }
+    rows = list(zip(*columns.values(), strict=True))
     return rows, source_of(url, fill(url, "nasty", COLUMNS, rows), order_by=("id",))
 
 
