@@ -156,16 +156,6 @@ def test_label_kinds(label, kind, values):
     np.testing.assert_array_equal(found.values, values)
 
 
-def test_no_rows_after_the_filters():
-    shard = run(
-        FRAME, fragment({"x": '"x"', "c": '"c"'}, [('"k"',)], filters=['"k" > 9'])
-    )
-    assert shard.rows == 0
-    assert shard.column("x").values.shape == shard.keys[0].codes.shape == (0,)
-    assert shard.column("c").categories == ()
-    assert shard.keys[0].hashed(HASHER).hashes.shape == (0, 2)
-
-
 def test_rows_keep_the_order_of_the_shard():
     # more rows than DuckDB hands to one thread at a time
     number = np.random.default_rng(0).permutation(300_000)
@@ -425,15 +415,6 @@ def test_subquery_runs_first():
     assert sorted(groups.texts.to_pylist()) == ["null", "number1:2"]
     assert sorted(groups.codes.tolist()) == [0, 1]
     assert run(PAYMENTS, grouped(having=('SUM("x") > 7',))).rows == 1
-
-
-def test_groups_that_are_not_selected():
-    columns = (Feature("total", 'SUM("x")'),)
-    subquery = SubQuery(columns, groups=('"c"', '"x" > 4'))
-    wanted = replace(fragment({"t": '"total"'}), subquery=subquery)
-    shard = run(PAYMENTS, wanted)
-    assert shard.groups.kind == "number+boolean"
-    assert len(shard.groups.texts) == shard.rows == 5
 
 
 def test_order_of_groups_is_that_of_their_contents():

@@ -258,30 +258,6 @@ def test_bins_equal_scikit_learn(values: list[int], bins: int, strategy: str) ->
     )
 
 
-@settings(deadline=None)
-@given(st.lists(texts, min_size=1, max_size=30))
-def test_one_hot_equals_scikit_learn(values: list[str | None]) -> None:
-    columns = {"c": categorical(*values)}
-    encoder = encoder_of(columns)
-    present = [value for value in values if value is not None]
-    if len(set(present)) < 2:
-        assert encoder.encoder.dropped == ("c",)
-        return
-    counts = Counter(present)
-    hashes = dict(zip(counts, _hashes(list(counts)), strict=True))
-    fill = min(counts, key=lambda name: (-counts[name], hashes[name]))
-    filled = [[fill if value is None else value] for value in values]
-    reference = sk.OneHotEncoder(sparse_output=False).fit(filled)
-    order = np.argsort([hashes[name] for name in reference.categories_[0]])
-    np.testing.assert_array_equal(
-        encoder.transform(columns), reference.transform(filled)[:, order]
-    )
-    names = [f"c={reference.categories_[0][place]}" for place in order]
-    assert list(encoder.feature_names(columns)) == names
-    short = encoder.encoder.feature_names
-    assert all(name.startswith("c=#") and len(name) == 11 for name in short)
-
-
 def _hashes(names: list[str]) -> list[str]:
     key = HASHER.purpose(category_purpose("t", "c"))
     hashes = short_hashes(pa.array(names), key)
@@ -289,25 +265,30 @@ def _hashes(names: list[str]) -> list[str]:
 
 
 @settings(deadline=None)
-@given(st.lists(texts, min_size=1, max_size=30), st.integers(2, 4))
+@given(st.lists(texts, min_size=1, max_size=30), st.integers(2, 9))
 def test_rare_categories_share_a_column(values: list[str | None], most: int) -> None:
     columns = {"c": categorical(*values)}
     encoder = encoder_of(columns, most=most)
     counts = Counter(value for value in values if value is not None)
     if len(counts) < 2:
+        assert encoder.encoder.dropped == ("c",)
         return
     hashes = dict(zip(counts, _hashes(list(counts)), strict=True))
     ranked = sorted(counts, key=lambda name: (-counts[name], hashes[name]))
-    kept = ranked if len(ranked) <= most else ranked[: most - 1]
-    kept = sorted(kept, key=lambda name: hashes[name])
-    has_other = len(kept) < len(ranked)
-    for value, got in zip(values, encoder.transform(columns), strict=True):
+    frequent = ranked if len(ranked) <= most else ranked[: most - 1]
+    frequent = sorted(frequent, key=lambda name: hashes[name])
+    has_other = len(frequent) < len(ranked)
+    names = [f"c={name}" for name in [*frequent, *[OTHER] * has_other]]
+    assert list(encoder.feature_names(columns)) == names
+    short = encoder.encoder.feature_names[: len(frequent)]
+    assert all(name.startswith("c=#") and len(name) == 11 for name in short)
+    for value, row in zip(values, encoder.transform(columns), strict=True):
         filled = ranked[0] if value is None else value
-        expected = [float(filled == name) for name in kept]
-        expected += [float(filled not in kept)] if has_other else []
-        assert got.tolist() == expected
+        expected = [float(filled == name) for name in frequent]
+        expected += [float(filled not in frequent)] if has_other else []
+        assert row.tolist() == expected
     unseen = encoder.transform({"c": categorical("new")})[0]
-    assert unseen.tolist() == [0.0] * len(kept) + [1.0] * has_other
+    assert unseen.tolist() == [0.0] * len(frequent) + [1.0] * has_other
 
 
 @settings(deadline=None)
@@ -364,50 +345,22 @@ def test_column_without_values_fits_any_kind() -> None:
     assert encoder.transform({}, out=np.empty((3, 0), np.float32)).shape == (3, 0)
 
 
-def test_rows_choose_what_counts_and_what_is_encoded() -> None:
-    columns = {"x": numeric(1, 3, 100), "c": categorical("a", "b", "z")}
-    choice = choice_of(columns)
-    train = Sample(HASHER, rows=np.array([True, True, False]))
-    encoder = fit("t", statistics_of(choice, columns, train)).at_site(HASHER)
-    chosen = encoder.transform(columns, rows=np.array([1, 0, 1]))
-    assert chosen[:, 0].tolist() == [1, -1, 1]
-    assert chosen[0, 1:].tolist() == chosen[1, :0:-1].tolist()
-    np.testing.assert_array_equal(encoder.transform(columns)[2], [98, 0, 0])
-
-
-def test_rare_values_stay_at_home() -> None:
+def test_rare_values_and_rows_left_out_do_not_count() -> None:
     columns = {"c": categorical("a", "a", "a", "b", "b", "z")}
-    choice = choice_of(columns)
-    found = statistics_of(choice, columns, Sample(HASHER, min_count=2))
-    assert found["c"].categories is not None
-    assert sorted(found["c"].categories.counts) == [2, 3]
-    encoder = fit("t", found).at_site(HASHER)
+    rare = statistics_of(choice_of(columns), columns, Sample(HASHER, min_count=2))
+    assert rare["c"].categories is not None
+    assert sorted(rare["c"].categories.counts) == [2, 3]
+    encoder = fit("t", rare).at_site(HASHER)
     assert encoder.feature_names(columns)[-1] == f"c={OTHER}"
     assert encoder.transform(columns)[-1].tolist() == [0, 0, 1]
-
-
-def test_a_list_cut_short_is_enough_or_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("tp_flower.features.statistics.MOST_CATEGORIES", 2)
-    columns = {"c": categorical(*"aaaabbbcd")}
-    monkeypatch.setattr("tp_flower.features.statistics_codec.MOST_CATEGORIES", 2)
-    assert encoder_of(columns, c="one-hot(3)").encoder.width == 3
-    # which of c and d is third is not known at the server, nor that there is no fifth
-    for spec in ("one-hot(4)", "one-hot(9)"):
-        with pytest.raises(SchemaError, match=r"'c' of table 't': it has more than 2"):
-            encoder_of(columns, c=spec)
-
-
-def test_quantile_bins_of_large_shards_are_within_the_bound() -> None:
-    rng = np.random.default_rng(0)
-    values = rng.lognormal(size=(3, 7000))
-    shards = [{"x": NumericColumn(own)} for own in values]
-    encoder = encoder_of(*shards, x="quantile-bins(8)")
-    encoded = [encoder.transform(shard) for shard in shards]
-    share = np.concatenate(encoded).sum(axis=0)
-    # groups of 7: each end of a bin is off by at most 3 * (7 // 2), and by rounding
-    assert np.abs(share - 21000 / 8).max() <= 2 * (9 + 1)
+    columns = {"x": numeric(1, 3, 100)}
+    train = Sample(HASHER, rows=np.array([True, True, False]))
+    encoder = fit("t", statistics_of(choice_of(columns), columns, train)).at_site(
+        HASHER
+    )
+    rows = encoder.transform(columns, rows=np.array([1, 0, 1]))
+    assert rows[:, 0].tolist() == [1, -1, 1]
+    assert encoder.transform(columns)[2].tolist() == [98]
 
 
 def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:

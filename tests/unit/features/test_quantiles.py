@@ -82,15 +82,6 @@ def test_merging_is_order_free(members: list[list[float]]) -> None:
     assert merged.rank_error == stepwise.rank_error
 
 
-def test_summary_by_hand() -> None:
-    # 12 values, 5 groups: of 2, 2, 3, 2 and 3; the middle of two is the lower one
-    summary = summarise(np.arange(12.0)[::-1])
-    np.testing.assert_array_equal(summary.weights, [2, 2, 3, 2, 3])
-    np.testing.assert_array_equal(summary.values, [0, 2, 5, 7, 10])
-    assert summary.rank_error == 1
-    assert summary.quantile(0.5) == 5  # of 0 0 2 2 5 5 5 7 7 10 10 10
-
-
 def test_too_few_values_stay_at_home() -> None:
     summary = summarise(np.array([1.0, 2.0]), min_count=3)
     assert (summary.count, summary.rank_error) == (0, 2)

@@ -1,4 +1,7 @@
-"""The mapping against the joined table that DuckDB materialises."""
+"""Joining against DuckDB's LEFT and INNER JOINs, and the laws of the mapping."""
+
+from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -6,204 +9,226 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.joined import map_rows, number_key
+from tests.support.joined import number_key
 from tests.support.reference import joins as slow
 from tp_flower.errors import MappingError
-from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping, TableRows, split_rows
-from tp_flower.query import Join, Query
-from tp_flower.sources.shards import describe, load_tables, register_frames, release
+from tp_flower.query import Join
 
-# each example opens DuckDB once per shard and key
-few = settings(max_examples=40, deadline=None)
-
-
-def mapping_of(shards, sql):
-    """Extract every shard by itself, and build the mapping from the hashed keys."""
-    token = register_frames({name: list(own) for name, own in shards.items()}, "here")
-    try:
-        sources = load_tables(f"memory:{token}")
-        schemas = {source.table: describe(source).columns for source in sources}
-        bound = Query.from_sql(sql).bind(schemas)
-        extracted = {
-            fragment.table: [
-                extract(source, fragment)
-                for source in sources
-                if source.table == fragment.name
-            ]
-            for fragment in bound.fragments
-        }
-        return map_rows(bound, extracted)
-    finally:
-        release(token)
-
-
-def positions(mapping: TableMapping, aliases) -> list[tuple[int, ...]]:
-    columns = [mapping.tables[alias].row_of.tolist() for alias in aliases]
-    return list(zip(*columns, strict=True))
-
-
-# random schemas
-
-KEY_COLUMNS = ("a", "b", "c")
-
-
-def key_frame(rows, kinds) -> pd.DataFrame:
-    """A table of key columns; None is NULL."""
-    columns = {}
-    for name, kind, values in zip(
-        KEY_COLUMNS, kinds, zip(*rows, strict=True), strict=True
-    ):
-        if kind == "text":
-            texts = [None if value is None else f"k{value}" for value in values]
-            columns[name] = pd.array(texts, dtype="str")
-        elif kind == "float":
-            columns[name] = np.array(values, dtype=np.float64)
-        else:
-            columns[name] = pd.array(values, dtype="Int64")
-    return pd.DataFrame({**columns, "x": np.arange(len(rows), dtype=np.float64)})
+COLUMNS = ("a", "b")
 
 
 @st.composite
-def databases(draw):
-    """(shards by table, FROM clause): trees of 2 to 4 tables, and cycles in them."""
+def queries(draw):
+    """(rows of every shard by table, predicates, LEFT JOINed tables, label table)."""
     count = draw(st.integers(2, 4))
-    shape = draw(st.sampled_from(["star", "chain", "snowflake"]))
-    # one kind per column everywhere: the columns of a join must agree
-    kinds = ("integer", draw(st.sampled_from(["integer", "float"])), "text")
-    # few values, mostly 0, so that most joins have some rows
-    value = st.sampled_from([0, 0, 0, 1, 1, 2, None])
-    row = st.tuples(value, value, value)
-    shards = {}
-    for table in range(count):
-        rows = draw(st.lists(row, min_size=2, max_size=6))
+    value = st.sampled_from([0, 0, 1, 1, 2, None])
+    tables = {}
+    for number in range(count):
+        rows = draw(st.lists(st.tuples(value, value), min_size=1, max_size=6))
         cut = draw(st.integers(0, len(rows) - 1))
-        pieces = [rows[:cut], rows[cut:]] if cut else [rows]
-        shards[f"t{table}"] = [key_frame(piece, kinds) for piece in pieces]
-
-    def predicate(left: int, right: int) -> str:
-        pairs = draw(
+        tables[f"t{number}"] = [rows[:cut], rows[cut:]] if cut else [rows]
+    outer = {f"t{n}" for n in range(1, count) if draw(st.booleans())}
+    predicates = []
+    for number in range(1, count):
+        table = f"t{number}"
+        # an INNER JOIN on a nullable table would make it INNER as well
+        allowed = [
+            other
+            for other in list(tables)[:number]
+            if table in outer or other not in outer
+        ]
+        column = st.sampled_from(COLUMNS)
+        predicates += draw(
             st.lists(
-                st.sampled_from(
-                    [("a", "a"), ("b", "b"), ("c", "c"), ("a", "b"), ("b", "a")]
-                ),
+                st.tuples(st.just(table), st.sampled_from(allowed), column, column),
                 min_size=1,
-                max_size=draw(st.sampled_from([1, 1, 2])),
+                max_size=3,
                 unique=True,
             )
         )
-        return " AND ".join(f"t{left}.{x} = t{right}.{y}" for x, y in pairs)
+    label = draw(st.sampled_from([table for table in tables if table not in outer]))
+    return tables, predicates, outer, label
 
+
+def build(tables, predicates, outer=(), label="t0", **limits):
+    joins, sizes = [], {}
+    keys = {(table, number): [] for table in tables for number in range(len(COLUMNS))}
+    for table, shards in tables.items():
+        sizes[table] = sum(map(len, shards))
+        for rows in shards:
+            for number, column in enumerate(zip(*rows, strict=True)):
+                keys[table, number].append(number_key(column))
+    for table, other, own, theirs in predicates:
+        sides = [(table, COLUMNS.index(own)), (other, COLUMNS.index(theirs))]
+        sides.sort()
+        (left, left_key), (right, right_key) = sides
+        text = f"{table}.{own} = {other}.{theirs}"
+        joins.append(Join(left, right, left_key, right_key, text=text))
+    return build_mapping(joins, keys, sizes, label, outer, **limits)
+
+
+def joined_by_duckdb(tables, predicates, outer):
+    """Joined rows as tuples of row numbers, -1 where a LEFT JOIN found none."""
+    frames = {
+        table: [pd.DataFrame(rows, columns=COLUMNS, dtype="Int64") for rows in shards]
+        for table, shards in tables.items()
+    }
     source = "FROM t0"
-    for table in range(1, count):
-        parent = {"star": 0, "chain": table - 1}.get(shape)
-        if parent is None:
-            parent = draw(st.integers(0, table - 1))
-        condition = predicate(parent, table)
-        others = [other for other in range(table) if other != parent]
-        if others and draw(st.booleans()):
-            # closes a cycle
-            condition += " AND " + predicate(draw(st.sampled_from(others)), table)
-        source += f" JOIN t{table} ON {condition}"
-    return shards, source
+    for table in list(tables)[1:]:
+        on = " AND ".join(
+            f"{own}.{column} = {other}.{theirs}"
+            for own, other, column, theirs in predicates
+            if own == table
+        )
+        source += f" {'LEFT JOIN' if table in outer else 'JOIN'} {table} ON {on}"
+    return slow.joined_positions(frames, {name: name for name in tables}, source)
 
 
-@few
-@given(databases(), st.sampled_from(["t0", "t1"]))
-def test_mapping_is_duckdbs_join_as_a_multiset(database, label):
-    shards, source = database
-    sql = f"SELECT 2 * {label}.x AS label, t0.x AS u, t1.x AS v {source}"
-    aliases = {name: name for name in shards}
-    expected = slow.joined_positions(shards, aliases, source)
+@settings(max_examples=150, deadline=None)
+@given(queries())
+def test_left_and_inner_joins_are_duckdbs(query):
+    tables, predicates, outer, label = query
+    expected = joined_by_duckdb(tables, predicates, outer)
     if not expected:
         with pytest.raises(MappingError, match="the join has no rows; rows left"):
-            mapping_of(shards, sql)
+            build(tables, predicates, outer, label)
         return
-    mapping, steps = mapping_of(shards, sql)
-    assert sorted(positions(mapping, aliases)) == expected
+    mapping, steps = build(tables, predicates, outer, label)
+    columns = [mapping.tables[table].row_of.tolist() for table in tables]
+    assert sorted(zip(*columns, strict=True)) == expected
     assert mapping.joined_rows == len(expected)
-    assert sorted(step.table for step in steps) == sorted(aliases)
-    assert steps[-1].rows == len(expected)
-    in_label_order = mapping.tables[label].row_of
-    assert (np.diff(in_label_order) >= 0).all()
-    for position, alias in enumerate(aliases):
-        counts = [0] * mapping.tables[alias].rows
-        for row in expected:
-            counts[row[position]] += 1
-        assert mapping.tables[alias].multiplicity.tolist() == counts
+    for rows, numbers in zip(mapping.tables.values(), columns, strict=True):
+        assert rows.row_of.dtype == np.int32
+        counts = [numbers.count(row) for row in range(rows.rows)]
+        assert rows.multiplicity.tolist() == counts
+    # the order: the label table's rows, then the tables' in the order of joining
+    assert steps[0].table == label
+    in_order = [mapping.tables[step.table].row_of.tolist() for step in steps]
+    listed = list(zip(*in_order, strict=True))
+    assert listed == sorted(listed)
+    check_steps(mapping, steps, outer)
 
 
-def table(*rows, kinds=("integer", "integer", "text")) -> pd.DataFrame:
-    return key_frame(rows, kinds)
+def check_steps(mapping, steps, outer):
+    """Steps follow each other, and the last one counts what it did."""
+    for before, after in pairwise(steps):
+        assert after.rows_before == before.rows
+        assert after.is_outer == (after.table in outer)
+    last = steps[-1]
+    others = [mapping.tables[step.table].row_of.tolist() for step in steps[:-1]]
+    groups = Counter(zip(*others, strict=True))
+    fan_out = [*groups.values(), *[0] * (last.rows_before - len(groups))]
+    own = mapping.tables[last.table]
+    assert last.rows == sum(fan_out)
+    assert last.fan_out_min == min(fan_out)
+    assert last.fan_out_median == np.median(fan_out)
+    assert last.fan_out_max == max(fan_out)
+    missing = int((own.row_of < 0).sum())
+    assert last.unmatched_before == fan_out.count(0) + missing
+    assert last.unmatched_rows == int((own.multiplicity == 0).sum())
+
+
+LEFT = [("t1", "t0", "a", "a")]
 
 
 def test_many_to_many_by_hand():
     # t0 rows 0, 1 and t1 rows 0, 2 share a = 1: four joined rows; NULL meets nothing
-    left = table((1, 0, 0), (1, 0, 0), (2, 0, 0), (None, 0, 0))
-    right = table((1, 0, 0), (None, 0, 0), (1, 0, 0), (3, 0, 0))
-    mapping, steps = mapping_of(
-        {"t0": [left], "t1": [right]},
-        "SELECT t0.x AS label, t1.x FROM t0 JOIN t1 ON t0.a = t1.a",
+    left, right = (
+        [(1, 0), (1, 0), (2, 0), (None, 0)],
+        [(1, 0), (None, 0), (1, 0), (3, 0)],
     )
-    assert positions(mapping, ["t0", "t1"]) == [(0, 0), (0, 2), (1, 0), (1, 2)]
-    assert mapping.tables["t0"].multiplicity.tolist() == [2, 2, 0, 0]
-    assert mapping.tables["t1"].multiplicity.tolist() == [2, 0, 2, 0]
-    assert steps == (
-        JoinStep("t0", 4),
-        # of t0 two rows meet nothing, of t1 two
-        JoinStep("t1", 4, "t0.a = t1.a", False, 4, 0, 1.0, 2, 2, 2),
-    )
+    mapping, steps = build({"t0": [left], "t1": [right]}, LEFT)
+    assert mapping.tables["t0"].row_of.tolist() == [0, 0, 1, 1]
+    assert mapping.tables["t1"].row_of.tolist() == [0, 2, 0, 2]
+    # of t0 two rows meet nothing, of t1 two
+    step = JoinStep("t1", 4, "t1.a = t0.a", False, 4, 0, 1.0, 2, 2, 2)
+    assert steps == (JoinStep("t0", 4), step)
+    mapping, steps = build_mapping([], {}, {"t": 3}, "t")
+    assert mapping.tables["t"].row_of.tolist() == [0, 1, 2]
+    assert steps == (JoinStep("t", 3),)
 
 
-def test_table_names_may_need_quotes():
-    left = table((1, 0, 0), (2, 0, 0))
-    mapping, _ = mapping_of(
-        {"order": [left], "t1": [left]},
-        'SELECT "group".x AS label, "a b".x FROM "order" "group" '
-        'JOIN t1 "a b" ON "group".a = "a b".a',
-    )
-    assert positions(mapping, ["group", "a b"]) == [(0, 0), (1, 1)]
+def test_too_many_rows_are_refused_before_they_are_made():
+    # 1000 * 1000 rows of one key, and three of them again: 3 * 10**12 would not fit
+    many = [(1, 1)] * 100_000
+    tables = {"t0": [[(1, 1)] * 3], "t1": [many], "t2": [many]}
+    chain = [*LEFT, ("t2", "t1", "b", "b")]
+    with pytest.raises(
+        MappingError,
+        match=r"the join multiplies rows: t2 on t2\.b = t1\.b: 300000 rows become "
+        r"30000000000 \(fan-out min 100000, median 100000, max 100000\); "
+        r"max-joined-rows allows 400000\. Before it: t0: 3 rows; t1 on t1\.a = t0\.a: "
+        r"3 rows become 300000 \(.*\)\. Aggregate t2 in a sub-query .* or raise",
+    ):
+        build(tables, chain, max_joined_rows=400_000)
 
 
-# keys without a site
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((1, None), (0, 1)), ((0, 1), (1, None)), ((1, None), (1, None))],
+)
+def test_a_key_of_two_columns_with_one_null_meets_nothing(left, right):
+    """Nor the key whose codes are those of a neighbouring pair."""
+    predicates = [("t1", "t0", "a", "a"), ("t1", "t0", "b", "b")]
+    tables = {"t0": [[left, (0, 0)]], "t1": [[right, (0, 0)]]}
+    mapping, _ = build(tables, predicates, outer={"t1"})
+    assert mapping.tables["t1"].row_of.tolist() == [-1, 1]
 
+
+def test_the_limit_itself_is_allowed():
+    tables = {"t0": [[(1, 0)] * 3], "t1": [[(1, 0)] * 4]}
+    mapping, _ = build(tables, LEFT, max_joined_rows=12)
+    assert mapping.joined_rows == 12
+    with pytest.raises(MappingError, match=r"become 12 .*allows 11"):
+        build(tables, LEFT, max_joined_rows=11)
+
+
+def test_a_left_joined_table_waits_for_those_before_it():
+    tables = {"t0": [[(1, 1)]], "t1": [[(1, 1)]], "t2": [[(1, 1)]]}
+    predicates = [("t1", "t0", "a", "a"), ("t2", "t0", "b", "b")]
+    _, steps = build(tables, predicates, {"t1"}, label="t2")
+    assert [step.table for step in steps] == ["t2", "t0", "t1"]
+
+
+# keys of two tables
 
 JOIN = Join("l", "r", 0, 0, text="l.k = r.k")
 
 
-def build(left, right, joins=(JOIN,)):
+def join_keys(left, right, joins=(JOIN,)):
+    """Rows of both tables, by joined row."""
     keys = {("l", 0): left, ("r", 0): right}
-    rows = {"l": sum(len(k.codes) for k in left), "r": sum(len(k.codes) for k in right)}
-    return build_mapping(joins, keys, rows, "l")
+    rows = {name: sum(len(k.codes) for k in own) for (name, _), own in keys.items()}
+    mapping, _ = build_mapping(joins, keys, rows, "l")
+    return [mapping.tables[name].row_of.tolist() for name in "lr"]
+
+
+ONE = number_key([1])
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "message"),
+    ("left", "joins", "message"),
     [
         (
-            [number_key([1])],
             [number_key([1], "text")],
-            r"differ in type: l: number, r:",
+            [JOIN],
+            r"l\.k = r\.k differ in type: l: text, r: n",
         ),
-        (
-            [number_key([1]), number_key([3], "time")],
-            [number_key([1])],
-            "number or time",
-        ),
+        ([ONE, number_key([3], "time")], [JOIN], "l: number or time, r: number"),
+        ([ONE], [], r"tables \['r'\] are not joined to \['l'\]"),
     ],
 )
-def test_kinds_that_differ_are_refused(left, right, message):
-    with pytest.raises(MappingError, match=rf"join l\.k = r\.k .*{message}"):
-        build(left, right)
+def test_keys_that_do_not_fit_are_refused(left, joins, message):
+    with pytest.raises(MappingError, match=message):
+        join_keys(left, [ONE], joins)
 
 
 def test_a_shard_without_values_has_no_kind():
-    mapping, _ = build(
-        [number_key([1, 2]), number_key([None, None], "text")], [number_key([2, 1])]
-    )
-    assert positions(mapping, ["l", "r"]) == [(0, 1), (1, 0)]
+    left = [number_key([1, 2]), number_key([None, None], "text")]
+    assert join_keys(left, [number_key([2, 1])]) == [[0, 1], [1, 0]]
 
 
 @pytest.mark.parametrize(
@@ -215,23 +240,11 @@ def test_a_shard_without_values_has_no_kind():
     ],
 )
 def test_equal_hashes_need_both_halves(left, right):
-    sides = [
+    one, other = (
         KeyColumn(np.arange(len(rows), dtype=np.int32), np.array(rows, np.uint64), "n")
         for rows in ([left], right)
-    ]
-    mapping, _ = build(sides[:1], sides[1:])
-    assert positions(mapping, ["l", "r"]) == [(0, 1)]
-
-
-def test_unconnected_tables_are_refused():
-    with pytest.raises(MappingError, match=r"tables \['r'\] are not joined to \['l'\]"):
-        build([number_key([1])], [number_key([1])], joins=())
-
-
-def test_one_table_maps_to_itself():
-    mapping, steps = build_mapping([], {}, {"t": 3}, "t")
-    assert mapping.tables["t"].row_of.tolist() == [0, 1, 2]
-    assert steps == (JoinStep("t", 3),)
+    )
+    assert join_keys([one], [other]) == [[0], [1]]
 
 
 # laws of the two directions

@@ -2,16 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.support.reference import losses as slow
 from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.learning.admm import (
     BALANCE_WINDOW,
     AdmmState,
-    AndersonMixer,
-    Point,
     Residuals,
     admm_step,
     balanced_rho,
@@ -69,25 +65,6 @@ def test_step_leaves_its_arguments_alone():
     assert (scores == 1).all()
 
 
-@settings(deadline=None)
-@given(
-    row_of=st.lists(st.integers(0, 4), min_size=1, max_size=12),
-    outputs=st.integers(1, 3),
-    seed=st.integers(0, 99),
-)
-def test_targets_row_by_row(row_of, outputs, seed):
-    rng = np.random.default_rng(seed)
-    local, message = (
-        rng.normal(size=(5, outputs)),
-        rng.normal(size=(len(row_of), outputs)),
-    )
-    found = targets(rows_of(*row_of, rows=5), local, message, kappa=0.7)
-    for row in range(5):
-        own = [message[j] for j, source in enumerate(row_of) if source == row]
-        expected = local[row] - (sum(own) / (0.7 * len(own)) if own else 0.0)
-        np.testing.assert_allclose(found[row], expected, atol=1e-12)
-
-
 def test_residuals_by_hand():
     state = AdmmState(np.array([[1.0], [1.0]]), np.array([[3.0], [4.0]]), 0.5)
     base, scores, before = np.array([0.0]), np.array([[4.0], [5.0]]), np.zeros((2, 1))
@@ -121,81 +98,6 @@ HIGH, LOW, EVEN = Residuals(1.0, 0.01), Residuals(0.01, 1.0), Residuals(1.0, 0.5
 )
 def test_rho_follows_a_lasting_imbalance_only(recent, expected):
     assert balanced_rho(3.0, recent) == expected
-
-
-# Anderson mixing
-
-SMALL = TableMapping({"t": rows_of(0, 1, 1, rows=2)})
-
-
-def point_of(duals, local_scores) -> Point:
-    """The point, with the scores of the joined rows that follow from it."""
-    local = {"t": np.reshape(local_scores, (2, 1)).astype(np.float64)}
-    scores = SMALL.sum_scores(np.zeros(1), local)
-    return Point(scores, np.reshape(duals, (3, 1)).astype(np.float64), local)
-
-
-START = point_of(np.zeros(3), np.zeros(2))
-
-
-def linear_map(seed: int, radius: float):
-    """A contraction of (duals (3, 1), scores (2, 1)) and its fixed point."""
-    rng = np.random.default_rng(seed)
-    matrix = rng.normal(size=(5, 5))
-    matrix *= radius / np.abs(np.linalg.eigvals(matrix)).max()
-    shift = rng.normal(size=5)
-    fixed = np.linalg.solve(np.eye(5) - matrix, shift)
-
-    def step(point: Point) -> Point:
-        flat = np.concatenate([point.duals.ravel(), point.local_scores["t"].ravel()])
-        new = matrix @ flat + shift
-        return point_of(new[:3], new[3:])
-
-    return step, fixed
-
-
-def iterate(step, mixer, count, rho=0.8) -> np.ndarray:
-    point = START
-    for _ in range(count):
-        point = mixer.mix(rho, point, step(point))
-        # the carried scores are those of the point, up to the rounding of float32
-        expected = SMALL.sum_scores(np.zeros(1), point.local_scores)
-        np.testing.assert_allclose(point.scores, expected, rtol=1e-4, atol=1e-4)
-    return np.concatenate([point.duals.ravel(), point.local_scores["t"].ravel()])
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_mixing_reaches_the_fixed_point_of_a_linear_map_in_few_steps(seed):
-    step, fixed = linear_map(seed, radius=0.95)
-    scale = np.linalg.norm(fixed)
-    memory = 5
-    # in exact arithmetic the dimension + 1 steps; the ridge costs a few more
-    mixed = iterate(step, AndersonMixer(SMALL, memory, 3), memory + 6)
-    plain = iterate(step, AndersonMixer(SMALL, 0, 3), memory + 6)
-    assert np.linalg.norm(mixed - fixed) < 1e-5 * scale
-    assert np.linalg.norm(plain - fixed) > 1e-2 * scale
-
-
-def test_first_step_and_a_restart_take_the_plain_step():
-    mixer = AndersonMixer(SMALL, 5, 3)
-    step, _ = linear_map(0, 0.9)
-    after = step(START)
-    assert mixer.mix(0.5, START, after) is after
-    second = step(after)
-    assert mixer.mix(0.5, after, second) is not second
-    mixer.restart()
-    assert mixer.mix(0.5, after, second) is second
-
-
-def test_mixing_at_the_fixed_point_stays_there():
-    step, fixed = linear_map(2, 0.9)
-    mixer = AndersonMixer(SMALL, 2, 3)
-    point = point_of(fixed[:3], fixed[3:])
-    for epoch in range(5):
-        point = mixer.mix(0.5, point, step(point))
-        assert np.isfinite(point.duals).all()
-        assert mixer.remembered == min(epoch, 2)
-    np.testing.assert_allclose(point.duals, fixed[:3, None], atol=1e-8)
 
 
 # sharing and Jacobi, on three tables that can fit any target

@@ -92,17 +92,46 @@ def test_a_mix_does_not_depend_on_the_order_of_the_rows():
     )
 
 
-def test_a_step_far_beyond_the_best_forgets_the_past():
-    mapping, steps = random_steps(4)
+def test_first_steps_and_steps_far_beyond_the_best_are_plain():
+    mapping, steps = random_steps(6)
     mixer = AndersonMixer(mapping, 3, CORRECTIONS)
-    for before, after in steps[:3]:
-        mixer.mix(RHO, before, after)
-    assert mixer.remembered == 2
-    after = steps[3][1]
-    far = Point(
-        100.0 * after.scores,
-        100.0 * after.duals,
-        {"t": 100.0 * after.local_scores["t"]},
-    )
-    assert mixer.mix(RHO, steps[3][0], far) is far
+    for number, (before, after) in enumerate(steps[:5]):
+        mixed = mixer.mix(RHO, before, after)
+        assert (mixed is after) == (number == 0)
+        assert mixer.remembered == min(number, 3)
+        assert AndersonMixer(mapping, 0, CORRECTIONS).mix(RHO, before, after) is after
+    before, after = steps[5]
+    local = {"t": 100.0 * after.local_scores["t"]}
+    far = Point(100.0 * after.scores, 100.0 * after.duals, local)
+    assert mixer.mix(RHO, before, far) is far
     assert mixer.remembered == 0
+    mixer.mix(RHO, *steps[0])
+    mixer.restart()
+    assert mixer.mix(RHO, before, after) is after
+
+
+def test_mixing_at_a_fixed_point_stays_there():
+    mapping, ((point, _),) = random_steps(1)
+    mixer = AndersonMixer(mapping, 3, CORRECTIONS)
+    for _ in range(4):
+        mixed = mixer.mix(RHO, point, point)
+        np.testing.assert_allclose(flat(mixed), flat(point), atol=1e-8)
+
+
+def test_mixing_finds_the_fixed_point_of_a_linear_map():
+    """At which the plain steps arrive much later."""
+    mapping, ((start, fixed),) = random_steps(1)
+    rng = np.random.default_rng(2)
+    rates = rng.choice([-0.9, 0.3, 0.95], size=(2, 1, OUTPUTS))
+    errors = []
+    for memory in (0, 5):
+        point, mixer = start, AndersonMixer(mapping, memory, CORRECTIONS)
+        for _ in range(12):
+            local = fixed.local_scores["t"] + rates[0] * (
+                point.local_scores["t"] - fixed.local_scores["t"]
+            )
+            duals = fixed.duals + rates[1] * (point.duals - fixed.duals)
+            scores = mapping.sum_scores(np.zeros(OUTPUTS), {"t": local})
+            point = mixer.mix(RHO, point, Point(scores, duals, {"t": local}))
+        errors.append(np.abs(flat(point) - flat(fixed)).max())
+    assert errors[1] < 1e-3 * errors[0]

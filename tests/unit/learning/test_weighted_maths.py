@@ -96,34 +96,38 @@ def test_metrics_are_scikit_learns():
     assert auc(scores[:, 0], classes > 0) == pytest.approx(unweighted)
 
 
+@pytest.mark.parametrize("is_weighted", [False, True])
 @settings(deadline=None)
 @given(
     row_of=st.lists(st.integers(-1, 3), min_size=1, max_size=12),
     outputs=st.integers(1, 3),
     seed=st.integers(0, 99),
 )
-def test_targets_row_by_row(row_of, outputs, seed):
+def test_targets_row_by_row(is_weighted, row_of, outputs, seed):
     rng = np.random.default_rng(seed)
     rows = TableRows(np.array(row_of, np.int32), 4)
-    weights = RowWeights.of(
-        rng.gamma(1.0, size=len(row_of)) + 0.01, TableMapping({"t": rows})
-    )
+    drawn = rng.gamma(1.0, size=len(row_of)) + 0.01
+    weights = RowWeights.of(drawn, TableMapping({"t": rows}))
     assert weights.rows.mean() == pytest.approx(1.0)
     own = [[w] for w in weights.rows]
     expected = np.array(segment_sum(row_of, 4, own), np.float32)[:, 0]
-    np.testing.assert_allclose(weights.masses["t"], expected, rtol=1e-6)
+    masses = weights.masses["t"]
+    np.testing.assert_allclose(masses, expected, rtol=1e-6)
     # what the site multiplies by is what the server has divided by
-    assert (weights.masses["t"].astype(np.float32) == weights.masses["t"]).all()
+    assert (masses.astype(np.float32) == masses).all()
     local, message = (
         rng.normal(size=(4, outputs)),
         rng.normal(size=(len(row_of), outputs)),
     )
-    found = targets(
-        rows, local, weights.rows[:, None] * message, 0.7, weights.inverse_masses["t"]
-    )
+    if is_weighted:
+        message = weights.rows[:, None] * message
+        found = targets(rows, local, message, 0.7, weights.inverse_masses["t"])
+    else:
+        masses = rows.multiplicity
+        found = targets(rows, local, message, 0.7)
     for row in range(4):
-        mine = [weights.rows[j] * message[j] for j, r in enumerate(row_of) if r == row]
-        moved = sum(mine) / (0.7 * weights.masses["t"][row]) if mine else 0.0
+        mine = [message[j] for j, r in enumerate(row_of) if r == row]
+        moved = sum(mine) / (0.7 * masses[row]) if mine else 0.0
         np.testing.assert_allclose(found[row], local[row] - moved, atol=1e-12)
 
 

@@ -1,20 +1,21 @@
-"""The obvious check of push-down on random queries: fragments joined are the query.
+"""The obvious check on random queries: what sites run, joined, is DuckDB's answer.
 
-The original SQL runs in DuckDB. Against it, each fragment runs alone on its table, and
-the rows are joined by a nested loop over the bound query's keys. Named queries, run
-through extraction and mapping, are in :mod:`tests.unit.query.test_sql_pairs`.
+Named queries are in :mod:`tests.unit.query.test_sql_pairs`.
 """
 
-import itertools
 import re
+from collections import defaultdict
 
 import duckdb
+import pandas as pd
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tp_flower.errors import QueryError
-from tp_flower.query import BoundQuery, Query
-from tp_flower.query.fragment import Fragment
+from tests.support.joined import engine_rows, joined_rows, result_names
+from tp_flower.errors import MappingError, QueryError
+from tp_flower.query import BoundQuery, Fragment, Query
+from tp_flower.sources.shards import load_tables, register_frames, release
 
 CONDITIONS = ["{0}.x = {1}.x", "{1}.y = {0}.x", "{0}.y = {1}.y", "{0}.x + 1 = {1}.y"]
 FILTERS = [
@@ -43,76 +44,6 @@ REFUSALS = re.compile(
     r"|is not connected to"
 )
 SCHEMAS = {name: {"x": "INTEGER", "y": "INTEGER"} for name in "tu"}
-
-
-def run_fragment(connection, fragment: Fragment) -> list[tuple[dict, list[tuple]]]:
-    """Per row of the table: its named values, and its keys."""
-    names = [feature.name for feature in fragment.features]
-    pieces = [feature.sql for feature in fragment.features]
-    if fragment.label is not None:
-        names, pieces = [*names, "label"], [*pieces, fragment.label]
-    keys = [part for key in fragment.keys for part in key]
-    where = " AND ".join(fragment.filters) or "true"
-    relation = fragment.name
-    if fragment.subquery is not None:
-        relation = f"({fragment.subquery.to_sql(fragment.name)})"
-    sql = f"SELECT {', '.join([*pieces, *keys, '1'])} FROM {relation} WHERE {where}"
-    rows = []
-    for row in connection.execute(sql).fetchall():
-        parts = iter(row[len(pieces) :])
-        values = dict(zip([n.lower() for n in names], row, strict=False))
-        rows.append(
-            (values, [tuple(itertools.islice(parts, len(k))) for k in fragment.keys])
-        )
-    return rows
-
-
-def naive_join(connection, bound: BoundQuery) -> list[dict]:
-    """Add one table after the other, trying every row; LEFT JOINed tables come last."""
-    order = sorted(bound.tables, key=lambda table: table in bound.outer)
-    joined: list[dict] = [{}]
-    for table in order:
-        fragments = bound.fragments_of(table)
-        rows = [row for f in fragments for row in run_fragment(connection, f)]
-        nothing = (dict.fromkeys(map(str.lower, value_names(fragments[0]))), None)
-        longer = []
-        for before in joined:
-            matches = [row for row in rows if fits(bound, before, table, row)]
-            if not matches and table in bound.outer:
-                matches = [nothing]
-            longer += [{**before, table: row} for row in matches]
-        joined = longer
-    return [
-        {k: v for row in rows.values() for k, v in row[0].items()} for rows in joined
-    ]
-
-
-def value_names(fragment: Fragment) -> list[str]:
-    return [feature.name for feature in fragment.features]
-
-
-def fits(bound: BoundQuery, before: dict, table: str, row: tuple) -> bool:
-    """Whether a row has equal keys, none of them NULL, with the tables before it."""
-    rows = {**before, table: row}
-    for join in bound.joins:
-        if table in (join.left, join.right) and {join.left, join.right} <= rows.keys():
-            left, right = rows[join.left][1], rows[join.right][1]
-            if left is None or right is None:
-                return False
-            one, other = left[join.left_key], right[join.right_key]
-            if one != other or None in one:
-                return False
-    return True
-
-
-def run_original(connection, sql: str) -> list[dict]:
-    cursor = connection.execute(sql)
-    names = [column[0].lower() for column in cursor.description]
-    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-
-
-def multiset(rows: list[dict]) -> list[str]:
-    return sorted(repr(sorted(row.items())) for row in rows)
 
 
 @st.composite
@@ -150,14 +81,13 @@ def bind_or_none(query: Query) -> BoundQuery | None:
         raise
 
 
-ROWS = st.lists(
-    st.tuples(*[st.one_of(st.none(), st.integers(0, 2))] * 2), min_size=1, max_size=4
-)
+NUMBERS = st.one_of(st.none(), st.integers(0, 2))
+ROWS = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=4)
 
 
 @settings(max_examples=100, deadline=None)
-@given(sql=queries(), t=ROWS, u=ROWS)
-def test_push_down_on_random_queries_and_rows(sql, t, u):
+@given(sql=queries(), t=ROWS, u=ROWS, cut=st.integers(1, 4))
+def test_push_down_on_random_queries_and_rows(sql, t, u, cut):
     # A comma has the tables after it in reach of ON only in the outer scope,
     # so DuckDB runs the query with CROSS JOIN and tp_flower reads commas.
     ours = Query.from_sql(sql.replace(" CROSS JOIN", ","))
@@ -168,9 +98,29 @@ def test_push_down_on_random_queries_and_rows(sql, t, u):
     for fragment in bound.fragments:
         assert fragment.check(SCHEMAS[fragment.name]) == fragment
         assert Fragment.from_json(fragment.to_json()) == fragment
+    frames = {
+        name: pd.DataFrame(rows, columns=["x", "y"], dtype="Int32")
+        for name, rows in (("t", t), ("u", u))
+    }
+    # groups may cross shards: only what does not group can be split anywhere
+    is_grouped = any(fragment.subquery is not None for fragment in bound.fragments)
+    shards = {
+        name: [frame] if is_grouped else [frame[:cut], frame[cut:]]
+        for name, frame in frames.items()
+    }
     with duckdb.connect() as connection:
-        for name, rows in (("t", t), ("u", u)):
-            connection.execute(f"CREATE TABLE {name}(x INT, y INT)")
-            connection.executemany(f"INSERT INTO {name} VALUES (?, ?)", rows)
-        expected = multiset(run_original(connection, sql))
-        assert multiset(naive_join(connection, bound)) == expected
+        for name, frame in frames.items():
+            connection.register(name, frame)
+        expected = engine_rows(connection, sql, result_names(bound))
+    token = register_frames(shards, site="here")
+    try:
+        sources = defaultdict(list)
+        for source in load_tables(f"memory:{token}"):
+            sources[source.table].append(source)
+        if expected:
+            assert joined_rows(bound, sources) == expected
+            return
+        with pytest.raises(MappingError, match="the join has no rows"):
+            joined_rows(bound, sources)
+    finally:
+        release(token)

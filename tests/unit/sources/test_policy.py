@@ -160,18 +160,20 @@ SUBQUERY = SubQuery(
 def fragment_of(sub_query=None, **parts):
     """A fragment of one expression: feature, label, filter, or key (of several)."""
     key = parts.get("key", ())
-    inner = sub_query and SubQuery(
-        features(**sub_query.get("columns", {"n": "COUNT(*)"})),
-        tuple(sub_query.get("filters", ())),
-        tuple(sub_query.get("groups", ('"day"',))),
-        tuple(sub_query.get("having", ())),
-    )
+    inner = None
+    if sub_query is not None:
+        inner = SubQuery(
+            features(**sub_query.get("columns", {"n": "COUNT(*)"})),
+            tuple(sub_query.get("filters", ())),
+            tuple(sub_query.get("groups", ('"day"',))),
+            tuple(sub_query.get("having", ())),
+        )
     return fragment(
         features=features(f=parts["feature"]) if "feature" in parts else (),
         label=parts.get("label"),
         filters=(parts["filter"],) if "filter" in parts else (),
         keys=((key,) if isinstance(key, str) else key,) if key else (),
-        subquery=inner or None,
+        subquery=inner,
     )
 
 
