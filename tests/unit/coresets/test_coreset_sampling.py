@@ -218,21 +218,6 @@ def test_scores_at_the_limits(shape):
     np.testing.assert_allclose(scores, np.full(shape[0], 1.0 * (shape == (4, 9))))
 
 
-def test_more_draws_than_joined_rows_and_one_draw():
-    join = _Join()
-    scores, _ = join.exact()
-    rng = np.random.default_rng(1)
-    for size in (1, 10 * join.rows):
-        draws, total = join.draw(size, rng)
-        sample = weigh_sample(draws, scores[np.unique(draws)], total)
-        assert (sample.size, sample.counts.sum()) == (size, size)
-        assert len(sample.joined) <= join.rows
-    # each row was drawn about as often as it should: all rows, almost equal sums
-    assert sample.weights.sum() == pytest.approx(join.rows, rel=0.1)
-    assert 1 < sample.effective_rows <= len(sample.joined)
-    assert sample.largest_over_mean > 1
-
-
 def test_rows_without_mass_are_never_drawn():
     rng = np.random.default_rng(0)
     mass = np.array([0.0, 3.0, 0.0, 1.0, 0.0])
@@ -240,19 +225,6 @@ def test_rows_without_mass_are_never_drawn():
     assert found[[0, 2, 4]].tolist() == [0, 0, 0]
     assert stats.chisquare(found[[1, 3]], [30_000, 10_000]).pvalue > 0.001
     assert draw_rows(np.zeros(0), 0, rng).tolist() == []
-
-
-@both
-def test_a_joined_row_is_drawn_among_those_of_its_row_by_weight(weighted):
-    rng = np.random.default_rng(8)
-    rows = TableRows(np.array([2, 0, -1, 2, 1, 2], np.int32), 3)
-    weights = np.array([1.0, 2.0, 9.0, 0.5, 1.0, 3.0]) if weighted else None
-    draws = draw_joined(rows, np.full(30_000, 2), weights, rng)
-    found = np.bincount(draws, minlength=6)
-    expected = np.array([1.0, 0.5, 3.0] if weighted else [1.0, 1.0, 1.0])
-    assert found[[1, 2, 4]].tolist() == [0, 0, 0]
-    expected *= 30_000 / expected.sum()
-    assert stats.chisquare(found[[0, 3, 5]], expected).pvalue > 0.001
 
 
 @both

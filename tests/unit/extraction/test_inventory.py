@@ -86,11 +86,30 @@ def find(grid, *wanted, wait_seconds=1.0, **settings):
 # waiting
 
 
-def test_known_number_of_nodes_is_waited_for_and_no_longer():
-    grid = Nodes(node("a", partitions=2), node("b", partitions=2, after=0.3))
-    tables, seconds = find(grid, "a", wait_seconds=30)
-    assert tables == ["a", "b"]
-    assert 0.3 <= seconds < 2
+@pytest.mark.parametrize(
+    ("nodes", "wanted", "how", "settled", "tables", "seconds"),
+    [
+        # a known number of nodes is waited for, and no longer
+        ("a2 b2+0.3", "a", {}, 2.0, "a b", (0.3, 2)),
+        # a deployment's node knows of no other, but another one brings the table
+        ("a1 c b+0.4", "ab", {}, 0.2, "a b c", (0.4, 5)),
+        # an unknown number of nodes settles
+        ("a b+0.2 c+30", "a", {}, 0.3, "a b", (0.4, 5)),
+        ("a b+0.2 c+30", "a", {"min_sites": 2}, 9.0, "a b", (0.2, 1.5)),
+    ],
+)
+def test_how_long_sites_are_waited_for(
+    nodes, wanted, how, settled, tables, seconds, monkeypatch
+):
+    monkeypatch.setattr(sites, "SETTLED_SECONDS", settled)
+    answers = []
+    for text in nodes.split():
+        name, _, after = text.partition("+")
+        partitions = int(name[1:] or 0)
+        answers.append(node(name[0], partitions=partitions, after=float(after or 0)))
+    found, passed = find(Nodes(*answers), *wanted, wait_seconds=20, **how)
+    assert found == tables.split()
+    assert seconds[0] <= passed < seconds[1]
 
 
 def test_known_nodes_without_a_table_are_no_reason_to_wait():
@@ -137,29 +156,6 @@ def test_site_that_cannot_describe_its_tables():
         find(Nodes(({"error": "the file does not exist", "kind": "refused"}, 0.0)), "a")
 
 
-def test_node_without_a_number_may_be_one_of_many(monkeypatch):
-    """Deployment: one node knows of no other, but another one brings the table."""
-    monkeypatch.setattr(sites, "SETTLED_SECONDS", 0.2)
-    late = node("b", after=0.4)
-    grid = Nodes(node("a", partitions=1), node("c"), late)
-    assert find(grid, "a", "b", wait_seconds=5)[0] == ["a", "b", "c"]
-
-
-def test_unknown_number_of_nodes_settles(monkeypatch):
-    monkeypatch.setattr(sites, "SETTLED_SECONDS", 0.3)
-    grid = Nodes(node("a"), node("b", after=0.2), node("c", after=30))
-    tables, seconds = find(grid, "a", wait_seconds=20)
-    assert tables == ["a", "b"]
-    assert 0.4 < seconds < 5
-
-
-def test_min_sites_are_enough():
-    grid = Nodes(node("a"), node("b", after=0.2), node("c", after=30))
-    tables, seconds = find(grid, "a", min_sites=2, wait_seconds=20)
-    assert tables == ["a", "b"]
-    assert seconds < 1.5
-
-
 def test_known_node_that_does_not_come_is_warned_of(monkeypatch):
     warnings = []
     monkeypatch.setattr(sites, "log", lambda *arguments: warnings.append(arguments))
@@ -183,18 +179,13 @@ def test_inventory_lists_shards_by_table():
     assert not found.hosts("v")
 
 
-def test_order_of_shards_does_not_depend_on_the_nodes():
-    one, two = [shard("t", "z", 0)], [shard("t", "a", 1), shard("t", "a", 0)]
+def test_order_and_names_of_shards_do_not_depend_on_the_nodes():
+    one, two = [shard("t", "z", 0)], [shard("T", "a", 1), shard("t", "a", 0)]
     for found in (read(one, two), read(two, one)):
+        assert [name.lower() for name in found.tables] == ["t"]
         listed = [(s.site, s.index) for s in found.shards_of("t")]
         assert listed == [("a", 0), ("z", 0), ("a", 1)]
-
-
-def test_names_in_other_case_are_one_table():
-    found = read([shard("Orders", "a")], [shard("orders", "b")])
-    assert found.tables == ["Orders"]
-    assert len(found.shards_of("ORDERS")) == 2
-    assert found.schemas() == {"Orders": {"x": "DOUBLE"}}
+        assert list(found.schemas().values()) == [{"x": "DOUBLE"}]
 
 
 @pytest.mark.parametrize(
