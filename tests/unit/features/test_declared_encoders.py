@@ -274,6 +274,10 @@ def test_vectors_leave_their_length_alone() -> None:
 OTHERS = 'labels = "clear", models = "clear", scores = "clear"'
 
 
+@pytest.mark.parametrize(
+    "rules",
+    ["releases = { statistics = 'never' }", f"epsilon = 1\nreleases={{{OTHERS}}}"],
+)
 def test_where_no_statistics_may_leave_declared_encoders_do(tmp_path, rules) -> None:
     policies = {"orders": rules, "customers": rules}
     finished = train_hostile(HostileGrid(tmp_path, policies=policies), encoders=FREE)
