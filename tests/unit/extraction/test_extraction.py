@@ -176,6 +176,11 @@ def test_rows_keep_the_order_of_the_shard():
 # equal keys have equal hashes
 
 
+SINGLE = (
+    "1", "'1'", "'01'", "true", "'true'", "10", "15", "1.5", "'A'", "'a '",
+    "0.1::FLOAT", "0.1::DOUBLE", "9007199254740993", "1e22::DECIMAL(38,0) + 1",
+    "DATE '1970-01-01'",
+)  # fmt: skip
 # values of one line are equal keys, those of different lines are not
 EQUAL = [
     ["100", *(f"CAST(100 AS {kind})" for kind in NUMBERS)],
@@ -192,13 +197,7 @@ EQUAL = [
     ["'\u00e9'", "'e\u0301'"],
     ["'a'", "'a'::ENUM('b','a')"],
     ["NULL::INTEGER", "NULL::VARCHAR", "'nan'::DOUBLE"],
-    *(
-        [value]
-        for value in (
-            "1; '1'; '01'; true; 'true'; 10; 15; 1.5; 'A'; 'a '; DATE '1970-01-01'; "
-            "0.1::DOUBLE; 0.1::FLOAT; 9007199254740993; 1e22::DECIMAL(38,0) + 1"
-        ).split("; ")
-    ),
+    *([value] for value in SINGLE),
 ]
 
 
@@ -506,28 +505,16 @@ NO_USE = "is of type .* which cannot be used: CAST it"
         ("SELECT [1.0, 'inf'::DOUBLE] AS v", {"features": VECTOR}, "'e' has infinite"),
         ("SELECT [1.0, 1e300] AS v", {"features": VECTOR}, "'e' has infinite values"),
         ("SELECT [1.0] AS v", {"label": '"v"'}, NO_USE),
-        (
-            "SELECT [1.0] AS v",
-            {"keys": KEY},
-            "join key .* is of type .* cannot be used",
-        ),
+        ("SELECT [1.0] AS v", {"keys": KEY}, "join key .* of type .* cannot be used"),
         ("SELECT 'inf'::DOUBLE AS v", {"features": VECTOR}, "here' .*'e' has infinite"),
         ("SELECT '-inf'::DOUBLE AS v", {"features": VECTOR}, "'e' has infinite values"),
-        (
-            "SELECT DATE 'infinity' AS v",
-            {"label": '"v"'},
-            "'label' has infinite values",
-        ),
+        ("SELECT DATE 'infinity' AS v", {"label": '"v"'}, "'label' has infinite val"),
         *(
             (f"SELECT CAST(NULL AS {kind}) AS v", {"features": VECTOR}, f"'e' {NO_USE}")
             for kind in ("INTERVAL", "BLOB", "VARCHAR[]", "TIME")
         ),
         ("SELECT NULL::BLOB AS v", {"keys": KEY}, "'join key \"v\"' is of type"),
-        (
-            "SELECT 'one' AS v",
-            {"features": {"f": "CAST(v AS INT)"}},
-            "'here'.*Conversion",
-        ),
+        ("SELECT 'one' AS v", {"features": {"f": "CAST(v AS INT)"}}, "here'.*Convers"),
     ],
 )
 def test_refused_values(tmp_path, sql, wanted, match):

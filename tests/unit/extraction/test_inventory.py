@@ -127,19 +127,9 @@ def test_known_nodes_without_a_table_are_no_reason_to_wait():
 @pytest.mark.parametrize(
     ("nodes", "wanted", "settings", "match"),
     [
-        (
-            [node("a")],
-            "ab",
-            {},
-            "no site hosts table 'b': 1 sites answered within 0.3 s",
-        ),
+        ([node("a")], "ab", {}, "no site hosts table 'b': 1 sites answered with"),
         ([node("a", after=30)], "a", {}, "'a': 0 sites .*hosted tables: none$"),
-        (
-            [node("a"), node("b")],
-            "a",
-            {"min_sites": 3},
-            "^min-sites = 3 are not there: 2",
-        ),
+        ([node("a"), node("b")], "a", {"min_sites": 3}, "^min-sites = 3 are not the"),
     ],
 )
 def test_sites_that_never_come_are_waited_for(nodes, wanted, settings, match):
@@ -229,10 +219,7 @@ SEVERAL = {"y": "DOUBLE", "z": "DOUBLE"}
 @pytest.mark.parametrize(
     ("nodes", "match"),
     [
-        (
-            [[shard()], [shard()]],
-            "shard 0 of table 't' of site 'a' is hosted by two nod",
-        ),
+        ([[shard()], [shard()]], "shard 0 of table 't' of site 'a' is hosted by tw"),
         (
             [[shard()], [shard(site="b", columns=SEVERAL)]],
             r"shards of sites 'a' and 'b' differ: only 'a' has \['x'\], only 'b' has",
@@ -242,10 +229,7 @@ SEVERAL = {"y": "DOUBLE", "z": "DOUBLE"}
             "'t': column 'x' is DOUBLE at site 'a' and VARCHAR at site 'b'; declare",
         ),
         # behind a column without values
-        (
-            [EMPTY, x_at("b", "DATE"), x_at("c", "VARCHAR")],
-            "DATE .* VARCHAR at site 'c'",
-        ),
+        ([EMPTY, x_at("b", "DATE"), x_at("c", "VARCHAR")], "DATE .* VARCHAR .* 'c'"),
     ],
 )
 def test_shards_that_do_not_fit(nodes, match):

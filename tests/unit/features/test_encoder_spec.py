@@ -123,10 +123,7 @@ def test_needs(kind: str, text: str, needs: set[Need]) -> None:
         ("range(5, 5)", r"\(5, 5\) does not run from low to high"),
         ("range(1, inf)", r"\(1, inf\) does not run from low to high"),
         ("range(-1e308, 1e308)", "does not run from low to high"),
-        (
-            "range(1, 2) missing=mean",
-            "missing=mean does not go with range: .* middle or",
-        ),
+        ("range(1, 2) missing=mean", "missing=mean does not go with range: .* mid"),
         ("categories", r"\(\) is not a list of categories, as in categories\(AA, UA\)"),
         ("categories(a,,b)", r"\(a,,b\) is not a list of categories"),
         ("categories(a, b, a)", r"\(a, b, a\) names a category twice"),
@@ -148,11 +145,7 @@ def test_refuses_what_is_no_spec(text: str, message: str) -> None:
     [
         ("standard", "text", "fit a text: use categories, one-hot, hash, length$"),
         ("range(1, 2)", "time", r"write dates, as in range\(1950-01-01, 2013-12-31\)$"),
-        (
-            "range(2000-01-01, 2001-01-01)",
-            "number",
-            r"write numbers, as in range\(1, 1",
-        ),
+        ("range(2000-01-01, 2001-01-01)", "number", r"write numbers, as in range"),
         ("range(1, 2)", "text", "does not fit a text"),
         ("categories(a)", "number", "does not fit a number: 'a' is not a number"),
         ("categories(1, 1.0)", "number", "names a number twice"),

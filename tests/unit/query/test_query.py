@@ -93,7 +93,7 @@ def test_conditions_in_any_order_or_direction_give_the_same_keys():
         ("orders b ON a.item = b.item JOIN orders c ON a.item = c.item", "a0b a0c"),
         # in the order of the right tables
         (
-            "orders b USING (qty), orders c WHERE b.id = c.id AND a.id = c.id",
+            "orders b USING (qty), orders c WHERE b.id = c.id AND c.id = a.id",
             "a0b a1c b1c",
         ),
         # a column that USING has merged before

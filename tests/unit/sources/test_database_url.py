@@ -77,18 +77,12 @@ def test_words_of_a_driver_are_redacted():
     ("text", "match"),
     [
         ("postgresql://u:${MISSING}@h/d", "needs the environment variable 'MISSING'"),
-        (
-            "${MISSING}",
-            r"'MISSING', which is not set where the site runs \(a SuperLink",
-        ),
+        ("${MISSING}", r"'MISSING', which is not set where the site run"),
         ("s3cret", "is not the URI of a database: expected for instance postgresql://"),
         ("postgresql://u:s3cret@h:s3cret/d", "is not the URI of a database"),
         ("postgresql://u:p@s3cret@h/d", "has an @ too many: write @ : / of a user or"),
         ("mariadb://u:p@x/s3cret@h/d", "as %40 %3A %2F, or put the password into a va"),
-        (
-            "postgresql://u:p@s3cret:x@h/d",
-            "not the URI of a database: .* as %40 %3A %2F",
-        ),
+        ("postgresql://u:p@s3cret:x@h/d", "not the URI of a data.* as %40 %3A %2F"),
         ("${AT}", "has an @ too many"),
         ("postgre://u:s3cret@h/d", r"not supported \(did you mean 'postgres'\?\)"),
         ("oracle://u:s3cret@h/d", "not supported: use postgresql://.* sqlite:///path"),

@@ -219,10 +219,7 @@ FILTERED = 'COUNT(*) FILTER (WHERE "salary" > 3)'
         ({"filter": '"amount" > 1'}, r"\(filters\) .*filter 0 .*'amount'; it may read"),
         ({"filter": '"customer" = 7'}, r"\(join-only\).* filter 0 reads"),
         ({"feature": '"customer"'}, r"\(join-only\).*; it may be joined on, as it is"),
-        (
-            {"key": '"customer" = 12345'},
-            r"\(join-only\).* join key 0 .* in an expressi",
-        ),
+        ({"key": '"customer" = 12345'}, r"\(join-only\).* join key 0 .* in an exp"),
         ({"key": 'CAST("customer" AS BOOLEAN)'}, "in an expression"),
         ({"key": ('"day"', '"salary"')}, "join key 0 reads column 'salary'"),
         (
@@ -235,7 +232,7 @@ FILTERED = 'COUNT(*) FILTER (WHERE "salary" > 3)'
         ),
         (
             {"sub_query": {"columns": {"n": FILTERED}}},
-            "column 'n' of the sub-query reads column 'salary'",
+            "column 'n' of the sub-.* 'salary'",
         ),
         (
             {"sub_query": {"having": ['MAX("amount") > 3']}},
@@ -243,7 +240,7 @@ FILTERED = 'COUNT(*) FILTER (WHERE "salary" > 3)'
         ),
         (
             {"sub_query": {"groups": ['"salary"']}},
-            "group 0 of the sub-query reads column 'salary'",
+            "group 0 of the sub-query .*'salary'",
         ),
         (
             {"sub_query": {"groups": ['"customer" % 2']}},
