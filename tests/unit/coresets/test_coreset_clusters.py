@@ -77,9 +77,9 @@ def test_shards_are_scored_as_one_table_with_all_their_centres():
     )
     whole = kmeans_scores(table)
     for shard, part in zip(shards, parts, strict=True):
-        found = kmeans_scores(shard, cost)
-        np.testing.assert_allclose(found, whole[part], rtol=1e-12)
-        assert found @ copies[part] == pytest.approx(
+        actual = kmeans_scores(shard, cost)
+        np.testing.assert_allclose(actual, whole[part], rtol=1e-12)
+        assert actual @ copies[part] == pytest.approx(
             kmeans_total(shard.cost, cost, shard.used)
         )
 
@@ -141,14 +141,16 @@ def test_distdim_clusters_the_combinations_of_local_centres():
     labels = rng.integers(0, 2, size=(200, 2))
     weights = rng.uniform(0.1, 1.0, 200)
     # as many clusters as combinations: the grid itself
-    found = distdim(labels, local, weights, 4, rng)
+    actual = distdim(labels, local, weights, 4, rng)
     grid = [[0, 0, 0], [0, 0, 20], [10, 0, 0], [10, 0, 20]]
-    np.testing.assert_allclose(np.sort(found, axis=0), np.sort(grid, axis=0), atol=1e-9)
+    np.testing.assert_allclose(
+        np.sort(actual, axis=0), np.sort(grid, axis=0), atol=1e-9
+    )
     # fewer: what clustering every point's combination gives
     points = np.column_stack([local[i][labels[:, i]] for i in (0, 1)])
-    found = distdim(labels, local, weights, 2, rng)
+    actual = distdim(labels, local, weights, 2, rng)
     whole = weighted_kmeans(points, weights, 2, rng)
-    assert kmeans_cost(points, found, weights) == pytest.approx(
+    assert kmeans_cost(points, actual, weights) == pytest.approx(
         kmeans_cost(points, whole, weights)
     )
 
@@ -156,8 +158,8 @@ def test_distdim_clusters_the_combinations_of_local_centres():
 def test_distdim_with_one_party_and_its_own_clusters_is_local_kmeans():
     rows, copies = rows_and_masses()
     own = cluster_shard(rows, copies, 5, generator())
-    found = distdim(own.labels[:, None], [own.centres], copies, 5, generator())
-    np.testing.assert_allclose(found, own.centres, rtol=1e-6)
+    actual = distdim(own.labels[:, None], [own.centres], copies, 5, generator())
+    np.testing.assert_allclose(actual, own.centres, rtol=1e-6)
 
 
 def test_a_clustering_begins_where_the_generator_says():

@@ -119,11 +119,11 @@ def test_draws_follow_the_importance_distribution_of_the_materialised_join(weigh
     join = _Join(weighted=weighted)
     _, density = join.exact()
     draws, _ = join.draw(DRAWS, np.random.default_rng(11))
-    found = np.bincount(draws, minlength=join.rows)
-    assert stats.chisquare(found, DRAWS * density).pvalue > 0.001
+    actual = np.bincount(draws, minlength=join.rows)
+    assert stats.chisquare(actual, DRAWS * density).pvalue > 0.001
     # the test has the power to see a law that is slightly different
     other = 0.9 * density + 0.1 / join.rows
-    assert stats.chisquare(found, DRAWS * other).pvalue < 1e-6
+    assert stats.chisquare(actual, DRAWS * other).pvalue < 1e-6
 
 
 @both
@@ -135,14 +135,14 @@ def test_weighted_costs_are_unbiased_for_50_random_parameters(weighted):
     parameters = rng.normal(size=(50, design.shape[1]))
     costs = (design @ parameters.T) ** 2  # (60, 50); the label is one of the columns
     repeats = 400
-    found = np.empty((repeats, 50))
+    actual = np.empty((repeats, 50))
     for repeat in range(repeats):
         draws, total = join.draw(40, rng)
         sample = weigh_sample(draws, scores[np.unique(draws)], total)
-        found[repeat] = sample.weights @ costs[sample.joined]
-    error = found.std(axis=0, ddof=1) / np.sqrt(repeats)
+        actual[repeat] = sample.weights @ costs[sample.joined]
+    error = actual.std(axis=0, ddof=1) / np.sqrt(repeats)
     # 50 correlated statistics: the limit of 3 is passed by chance one time in ten
-    z = (found.mean(axis=0) - join.own @ costs) / error
+    z = (actual.mean(axis=0) - join.own @ costs) / error
     assert np.abs(z).max() < 3
     # and for the sum of the weights themselves
     assert abs(z).mean() < 1.5
@@ -155,12 +155,12 @@ def test_the_penalty_is_as_many_more_joined_rows(weighted):
     own = np.sqrt(join.own)[:, None] * join.expanded(0)
     extended = np.vstack([own, np.sqrt(penalty) * np.eye(5)[:3]])
     basis, _ = np.linalg.qr(extended)
-    known = (basis[: join.rows] ** 2).sum(axis=1) / join.own
-    found = regression_scores(rows, mass, features=3, penalty=penalty)
-    np.testing.assert_allclose(join.tables[0].expand(found), known, rtol=1e-9)
+    reference = (basis[: join.rows] ** 2).sum(axis=1) / join.own
+    actual = regression_scores(rows, mass, features=3, penalty=penalty)
+    np.testing.assert_allclose(join.tables[0].expand(actual), reference, rtol=1e-9)
     gram = weighted_gram(rows, mass)
     total = leverage_total(gram, whitening(penalised(gram, 3, penalty)))
-    assert found @ mass == pytest.approx(total)
+    assert actual @ mass == pytest.approx(total)
     assert 2 < total < 5  # what is not penalised counts in full
 
 
@@ -221,9 +221,9 @@ def test_scores_at_the_limits(shape):
 def test_rows_without_mass_are_never_drawn():
     rng = np.random.default_rng(0)
     mass = np.array([0.0, 3.0, 0.0, 1.0, 0.0])
-    found = np.bincount(draw_rows(mass, 40_000, rng), minlength=5)
-    assert found[[0, 2, 4]].tolist() == [0, 0, 0]
-    assert stats.chisquare(found[[1, 3]], [30_000, 10_000]).pvalue > 0.001
+    actual = np.bincount(draw_rows(mass, 40_000, rng), minlength=5)
+    assert actual[[0, 2, 4]].tolist() == [0, 0, 0]
+    assert stats.chisquare(actual[[1, 3]], [30_000, 10_000]).pvalue > 0.001
     assert draw_rows(np.zeros(0), 0, rng).tolist() == []
 
 
@@ -263,11 +263,11 @@ def test_masks_cancel_in_the_sum_of_all_parts_alone():
 
 
 def test_masks_differ_by_secret_context_and_part():
-    given = [(b"a", 0, b"x"), (b"b", 0, b"x"), (b"a", 1, b"x"), (b"a", 0, b"y")]
-    found = {pair_masks(s, part, 3, 2, c).tobytes() for s, part, c in given}
-    assert len(found) == len(given)
+    cases = [(b"a", 0, b"x"), (b"b", 0, b"x"), (b"a", 1, b"x"), (b"a", 0, b"y")]
+    actual = {pair_masks(s, part, 3, 2, c).tobytes() for s, part, c in cases}
+    assert len(actual) == len(cases)
     again = pair_masks(b"a", 0, 3, 2, b"x")
-    assert again.tobytes() in found
+    assert again.tobytes() in actual
     assert pair_masks(b"a", 0, 1, 2, b"x").tolist() == [0, 0]
 
 

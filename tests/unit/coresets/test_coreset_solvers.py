@@ -28,28 +28,28 @@ def test_ridge_is_the_weighted_normal_equations(l2):
     full = np.column_stack([design, np.ones(len(design))])
     own = weights / weights.sum()
     penalty = l2 * np.diag([1.0] * 4 + [0.0])
-    known = np.linalg.solve(full.T * own @ full + penalty, full.T @ (own * targets))
-    found = solve(design, targets, weights, l2=l2)
-    np.testing.assert_allclose(found, known, rtol=1e-8)
+    exact = np.linalg.solve(full.T * own @ full + penalty, full.T @ (own * targets))
+    actual = solve(design, targets, weights, l2=l2)
+    np.testing.assert_allclose(actual, exact, rtol=1e-8)
     saga = solve(design, targets, weights, l2=l2, solver="saga")
-    np.testing.assert_allclose(saga, known, atol=2e-3)
+    np.testing.assert_allclose(saga, exact, atol=2e-3)
 
 
 def test_the_unit_of_the_weights_and_whole_weights():
     design, targets, _ = problem()
     copies = np.arange(len(design)) % 3
     again = np.repeat(np.arange(len(design)), copies)
-    found = solve(design, targets, 70.0 * copies, l2=0.1)
+    actual = solve(design, targets, 70.0 * copies, l2=0.1)
     repeated = solve(design[again], targets[again], np.ones(len(again)), l2=0.1)
-    np.testing.assert_allclose(found, repeated, rtol=1e-9)
+    np.testing.assert_allclose(actual, repeated, rtol=1e-9)
 
 
 @pytest.mark.parametrize("l2", [0.0, 0.3], ids=["lasso", "elastic net"])
 def test_l1_reaches_the_minimum_of_the_house_objective(l2):
     design, targets, weights = problem()
     l1 = 0.4
-    found = solve(design, targets, weights, l2=l2, l1=l1)
-    assert found[2] == 0.0  # its coefficient is 0 in truth
+    actual = solve(design, targets, weights, l2=l2, l1=l1)
+    assert actual[2] == 0.0  # its coefficient is 0 in truth
     # theta = positive - negative part: smooth under bounds
 
     def split(z):
@@ -58,20 +58,20 @@ def test_l1_reaches_the_minimum_of_the_house_objective(l2):
         return value + l1 * z[:8].sum()
 
     bounds = [(0, None)] * 8 + [(None, None)]
-    known = minimize(split, np.ones(9), bounds=bounds, tol=1e-12).fun
-    own = objective(found, design, targets, weights, l2, l1)
-    assert own == pytest.approx(known, rel=1e-5)
+    exact = minimize(split, np.ones(9), bounds=bounds, tol=1e-12).fun
+    own = objective(actual, design, targets, weights, l2, l1)
+    assert own == pytest.approx(exact, rel=1e-5)
 
 
 def test_units_of_columns_do_not_matter_without_a_penalty():
     design, targets, weights = problem()
     units = np.array([1e-8, 1.0, 1e8, 1e4])
     plain = solve(design, targets, weights, l2=0.0)
-    found = solve(design * units, targets, weights, l2=0.0)
-    np.testing.assert_allclose(found[:4] * units, plain[:4], rtol=1e-8)
+    actual = solve(design * units, targets, weights, l2=0.0)
+    np.testing.assert_allclose(actual[:4] * units, plain[:4], rtol=1e-8)
     constant = np.column_stack([design, np.full(len(design), 3.0)])
-    found = solve(constant, targets, weights, l2=0.0)
-    np.testing.assert_allclose(found[[0, 1, 2, 3, 5]], plain, rtol=1e-8)
+    actual = solve(constant, targets, weights, l2=0.0)
+    np.testing.assert_allclose(actual[[0, 1, 2, 3, 5]], plain, rtol=1e-8)
 
 
 def test_copied_columns_and_no_penalty_give_the_least_norm():
@@ -84,9 +84,9 @@ def test_copied_columns_and_no_penalty_give_the_least_norm():
 def test_saga_converges_where_some_rows_outweigh_the_others():
     design, targets, _ = problem(60)
     weights = np.where(np.arange(60) % 12 == 0, 20.0, 0.2)
-    found = solve(design, targets, weights, l2=0.01, solver="saga")
-    known = solve(design, targets, weights, l2=0.01)
-    np.testing.assert_allclose(found, known, atol=1e-3)
+    actual = solve(design, targets, weights, l2=0.01, solver="saga")
+    exact = solve(design, targets, weights, l2=0.01)
+    np.testing.assert_allclose(actual, exact, atol=1e-3)
 
 
 def test_saga_with_l1_is_refused():
@@ -103,12 +103,12 @@ def test_gamma_is_the_least_singular_value_of_the_bases():
     ]
     weights = rng.gamma(1.0, size=300)
     bases = [np.linalg.qr(np.sqrt(weights)[:, None] * own)[0] for own in tables]
-    known = np.linalg.svd(np.hstack(bases), compute_uv=False)[-1]
-    assert 0.05 < known < 0.5
-    assert gamma(tables, weights) == pytest.approx(known, rel=1e-9)
+    exact = np.linalg.svd(np.hstack(bases), compute_uv=False)[-1]
+    assert 0.05 < exact < 0.5
+    assert gamma(tables, weights) == pytest.approx(exact, rel=1e-9)
     # of the space, whatever its columns
     mixed = [tables[0] @ rng.normal(size=(3, 3)), np.hstack([tables[1], tables[1]])]
-    assert gamma(mixed, weights) == pytest.approx(known, rel=1e-6)
+    assert gamma(mixed, weights) == pytest.approx(exact, rel=1e-6)
     assert gamma([*tables, tables[0][:, :1]], weights) == 0.0
 
 
@@ -124,16 +124,16 @@ def test_tau_is_least_over_the_tables_of_the_largest_ratio_over_pairs():
             for i, j in pairs
         ]
 
-    found = tau(tables, rng)
-    assert found.largest == pytest.approx(min(max(ratios(own)) for own in tables))
+    actual = tau(tables, rng)
+    assert actual.largest == pytest.approx(min(max(ratios(own)) for own in tables))
     medians = [sorted(ratios(own))[len(pairs) // 2] for own in tables]
-    assert found.median == pytest.approx(min(medians))
+    assert actual.median == pytest.approx(min(medians))
 
 
 def test_tau_is_infinite_where_rows_share_a_row_of_every_table():
     first, second = np.array([[0.0], [0.0], [1.0]]), np.array([[0.0], [1.0], [0.0]])
-    found = tau([first, second], np.random.default_rng(0))
-    assert found.largest == np.inf
+    actual = tau([first, second], np.random.default_rng(0))
+    assert actual.largest == np.inf
     same = tau([np.ones((3, 1))], np.random.default_rng(0))
     assert (same.largest, same.median) == (1.0, 1.0)
 
@@ -142,5 +142,5 @@ def test_tau_of_many_rows_is_of_some_pairs():
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(2000, 2))
     # the other table adds nothing to any distance
-    found = tau([rows, np.zeros((2000, 1))], rng)
-    assert (found.largest, found.median) == (1.0, 1.0)
+    actual = tau([rows, np.zeros((2000, 1))], rng)
+    assert (actual.largest, actual.median) == (1.0, 1.0)

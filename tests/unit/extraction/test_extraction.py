@@ -66,8 +66,8 @@ def hash_of_rows(key: ExtractedKey) -> list[tuple[int, int] | None]:
 def hash_of(tmp_path, value: str) -> tuple[int, int] | None:
     """The hash of one SQL value as a key."""
     wanted = fragment(keys=[('"k"',)])
-    (found,) = hash_of_rows(of_sql(tmp_path, f"SELECT {value} AS k", wanted).keys[0])
-    return found
+    (actual,) = hash_of_rows(of_sql(tmp_path, f"SELECT {value} AS k", wanted).keys[0])
+    return actual
 
 
 def contents(shard: ExtractedShard) -> dict:
@@ -151,9 +151,9 @@ def test_extraction_by_hand():
     ],
 )
 def test_label_kinds(label, kind, values):
-    found = run(FRAME, fragment(label=label)).label
-    assert found.kind == kind
-    np.testing.assert_array_equal(found.values, values)
+    actual = run(FRAME, fragment(label=label)).label
+    assert actual.kind == kind
+    np.testing.assert_array_equal(actual.values, values)
 
 
 def test_rows_keep_the_order_of_the_shard():
@@ -237,9 +237,9 @@ def test_number_hashes_agree_exactly_when_the_numbers_do(values):
     other = run(integers, fragment(keys=[('"k"',)])).keys[0]
     listed = list(zip(values, hash_of_rows(key), strict=True))
     listed += zip(whole, hash_of_rows(other), strict=True)
-    for value, found in listed:
+    for value, actual in listed:
         for second, hashed in listed:
-            assert (value == second) == (found == hashed)
+            assert (value == second) == (actual == hashed)
 
 
 @few
@@ -255,9 +255,9 @@ def test_text_pairs_agree_exactly_when_they_are_equal(pairs):
     )  # fmt: skip
     hashes = hash_of_rows(run(frame, fragment(keys=[('"p"', '"q"')])).keys[0])
     normal = [tuple(unicodedata.normalize("NFC", part) for part in p) for p in pairs]
-    for pair, found in zip(normal, hashes, strict=True):
+    for pair, actual in zip(normal, hashes, strict=True):
         for other, hashed in zip(normal, hashes, strict=True):
-            assert (pair == other) == (found == hashed)
+            assert (pair == other) == (actual == hashed)
 
 
 # files
@@ -428,8 +428,8 @@ def unordered(monkeypatch):
     def scanned(source, wanted):
         @contextmanager
         def opened():
-            with scan(source, wanted) as found:
-                yield replace(found, needs_sort=True)
+            with scan(source, wanted) as actual:
+                yield replace(actual, needs_sort=True)
 
         return opened()
 

@@ -77,10 +77,10 @@ def node(*tables, partitions=0, after=0.0, site=None):
 
 def find(grid, *wanted, wait_seconds=1.0, **settings):
     started = time.monotonic()
-    found = find_sites(
+    actual = find_sites(
         grid, Settings(wait_seconds=wait_seconds, **settings), wanted, "0" * 32
     )
-    return found.tables, time.monotonic() - started
+    return actual.tables, time.monotonic() - started
 
 
 # waiting
@@ -107,8 +107,8 @@ def test_how_long_sites_are_waited_for(
         name, _, after = text.partition("+")
         partitions = int(name[1:] or 0)
         answers.append(node(name[0], partitions=partitions, after=float(after or 0)))
-    found, passed = find(Nodes(*answers), *wanted, wait_seconds=20, **how)
-    assert found == tables.split()
+    actual, passed = find(Nodes(*answers), *wanted, wait_seconds=20, **how)
+    assert actual == tables.split()
     assert seconds[0] <= passed < seconds[1]
 
 
@@ -158,24 +158,24 @@ def test_known_node_that_does_not_come_is_warned_of(monkeypatch):
 
 
 def test_inventory_lists_shards_by_table():
-    found = read([shard("t", "a"), shard("u", "a")], [shard("t", "b", 1)], [])
-    assert found.tables == ["t", "u"]
-    assert found.site_names == {2: "a", 3: "b"}
-    assert [(s.site, s.node, s.position) for s in found.shards_of("t")] == [
+    actual = read([shard("t", "a"), shard("u", "a")], [shard("t", "b", 1)], [])
+    assert actual.tables == ["t", "u"]
+    assert actual.site_names == {2: "a", 3: "b"}
+    assert [(s.site, s.node, s.position) for s in actual.shards_of("t")] == [
         ("a", 2, 0),
         ("b", 3, 0),
     ]
-    assert found.hosts("T")
-    assert not found.hosts("v")
+    assert actual.hosts("T")
+    assert not actual.hosts("v")
 
 
 def test_order_and_names_of_shards_do_not_depend_on_the_nodes():
     one, two = [shard("t", "z", 0)], [shard("T", "a", 1), shard("t", "a", 0)]
-    for found in (read(one, two), read(two, one)):
-        assert [name.lower() for name in found.tables] == ["t"]
-        listed = [(s.site, s.index) for s in found.shards_of("t")]
+    for actual in (read(one, two), read(two, one)):
+        assert [name.lower() for name in actual.tables] == ["t"]
+        listed = [(s.site, s.index) for s in actual.shards_of("t")]
         assert listed == [("a", 0), ("z", 0), ("a", 1)]
-        assert list(found.schemas().values()) == [{"x": "DOUBLE"}]
+        assert list(actual.schemas().values()) == [{"x": "DOUBLE"}]
 
 
 @pytest.mark.parametrize(
@@ -198,11 +198,11 @@ def test_malformed_description(changes):
 
 
 def test_nodes_tell_of_tables_that_the_query_does_not_name():
-    told = description([shard("t", "a")], tables=["t", "u", "U"], simulated=False)
-    found = read_inventory({5: Packet(told)})
-    assert found.tables == ["t"]
-    assert found.all_tables == ["t", "u"]
-    assert not found.nodes[5].is_simulated
+    answers = description([shard("t", "a")], tables=["t", "u", "U"], simulated=False)
+    actual = read_inventory({5: Packet(answers)})
+    assert actual.tables == ["t"]
+    assert actual.all_tables == ["t", "u"]
+    assert not actual.nodes[5].is_simulated
 
 
 # schemas

@@ -35,13 +35,13 @@ def test_order_is_kept_over_many_texts() -> None:
 def test_purposes_and_secrets_give_unrelated_hashes() -> None:
     text = pa.array(["a"])
     hasher = KeyedHasher(SECRET)
-    found = {
+    actual = {
         hasher.hash_texts(text).tobytes(),
         hasher.purpose("x").hash_texts(text).tobytes(),
         hasher.purpose("y").hash_texts(text).tobytes(),
         KeyedHasher(bytes(32)).hash_texts(text).tobytes(),
     }
-    assert len(found) == 4
+    assert len(actual) == 4
     assert hasher.purpose("x") == hasher.purpose("x")
 
 

@@ -35,9 +35,9 @@ def column(values: Shard) -> CategoricalColumn:
     return CategoricalColumn(np.array(codes, np.int32), tuple(names))
 
 
-def named(found: CategoryStatistics) -> dict[str, int]:
-    keys = [BY_HASH[hashes.tobytes()] for hashes in found.hashes]
-    return dict(zip(keys, found.counts.tolist(), strict=True))
+def named(actual: CategoryStatistics) -> dict[str, int]:
+    keys = [BY_HASH[hashes.tobytes()] for hashes in actual.hashes]
+    return dict(zip(keys, actual.counts.tolist(), strict=True))
 
 
 @settings(deadline=None)
@@ -70,13 +70,13 @@ def test_cut_lists_give_the_exact_most_frequent_or_none(
     cut = merge_categories(parts)
     exact = full.hashes[full.most_frequent(number)]
     try:
-        found = cut.hashes[cut.most_frequent(number)]
+        actual = cut.hashes[cut.most_frequent(number)]
     except SchemaError:
         assert cut.tail
         return
-    assert {h.tobytes() for h in found} == {h.tobytes() for h in exact}
+    assert {h.tobytes() for h in actual} == {h.tobytes() for h in exact}
     if cut.tail == 0:
-        np.testing.assert_array_equal(found, exact)
+        np.testing.assert_array_equal(actual, exact)
 
 
 def test_a_long_tail_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_a_long_tail_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_different_values_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "MOST_CATEGORIES", 3)
-    found = count_categories(column([*"abcd"]), HASHER)
-    assert (len(found.hashes), found.tail) == (0, 1)
+    actual = count_categories(column([*"abcd"]), HASHER)
+    assert (len(actual.hashes), actual.tail) == (0, 1)
     with pytest.raises(SchemaError, match=r"encode it with hash\(k\) or length"):
-        found.most_frequent(1)
+        actual.most_frequent(1)

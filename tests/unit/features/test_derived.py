@@ -40,8 +40,8 @@ def test_parts_of_a_time_are_those_of_sql(seconds: list[int]) -> None:
 @pytest.mark.parametrize("argument", [*TIME_PARTS, 12, 0.5])
 def test_what_is_missing_has_no_place(argument: float | str) -> None:
     place, _ = cycle_of(argument)
-    found = place(np.array([np.nan, 3601.5]))
-    assert np.isnan(found).tolist() == [True, False]
+    actual = place(np.array([np.nan, 3601.5]))
+    assert np.isnan(actual).tolist() == [True, False]
 
 
 @given(st.lists(st.none() | st.text(), max_size=8))

@@ -175,11 +175,11 @@ FEATURES = {"f": ["month", "x"], "p": ["model"]}
 
 
 def test_entries_find_tables_and_columns_without_case() -> None:
-    found = choose_encoders((("F", "Month", "cyclic(12)"),), FEATURES, 7)
+    actual = choose_encoders((("F", "Month", "cyclic(12)"),), FEATURES, 7)
     cyclic = EncoderSpec.parse("cyclic(12)")
-    assert found["f"] == TableChoice("f", {"month": cyclic, "x": None}, 7)
-    assert str(found["p"].spec_for("model", "text")).startswith("one-hot(7) ")
-    assert all(TableChoice.from_json(t.to_json()) == t for t in found.values())
+    assert actual["f"] == TableChoice("f", {"month": cyclic, "x": None}, 7)
+    assert str(actual["p"].spec_for("model", "text")).startswith("one-hot(7) ")
+    assert all(TableChoice.from_json(t.to_json()) == t for t in actual.values())
 
 
 @pytest.mark.parametrize(

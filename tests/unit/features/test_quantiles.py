@@ -47,12 +47,12 @@ def test_quantile_is_within_the_bound(
     everything = np.array([value for own in members for value in own])
     if not merged.count:
         return
-    found, rank = merged.quantile(p), p * (merged.count - 1)
+    actual, rank = merged.quantile(p), p * (merged.count - 1)
     # interpolation may round the value by half a unit in the last place
-    slack = abs(found) * 1e-15
-    at_most = (everything <= found + slack).sum()
+    slack = abs(actual) * 1e-15
+    at_most = (everything <= actual + slack).sum()
     assert at_most >= np.floor(rank) + 1 - merged.rank_error
-    below = (everything < found - slack).sum()
+    below = (everything < actual - slack).sum()
     assert below < np.ceil(rank) + 1 + merged.rank_error
 
 

@@ -59,8 +59,8 @@ def test_merged_statistics_of_any_sharding_are_those_of_the_whole(
 
 
 def test_only_what_is_needed_is_computed() -> None:
-    found = statistics_of(choice_of(COLUMNS, x="hash(4)", c="length"), COLUMNS)
-    x, c, v = found.values()
+    actual = statistics_of(choice_of(COLUMNS, x="hash(4)", c="length"), COLUMNS)
+    x, c, v = actual.values()
     assert (x.moments, x.range, x.quantiles, x.categories) == (None,) * 4
     assert (x.rows, x.count, x.is_declared) == (0, 0, True)
     assert c.moments == Moments(3, 1.0, 0.0)
@@ -70,10 +70,10 @@ def test_only_what_is_needed_is_computed() -> None:
 
 def test_texts_do_not_travel() -> None:
     columns = {"c": categorical("secret", "b")}
-    found = feature_statistics(
+    actual = feature_statistics(
         choice_of(columns), "c", "text", columns["c"], Sample(HASHER)
     )
-    packet = packet_of(to_wire({"c": found}))
+    packet = packet_of(to_wire({"c": actual}))
     assert "secret" not in repr(packet)
     assert {key: array.dtype.name for key, array in packet.arrays.items()} == {
         (0, "category-hashes/0"): "uint64",
@@ -116,11 +116,11 @@ def test_refuses_to_merge_what_differs() -> None:
 
 
 def sent() -> Packet:
-    found = {
+    actual = {
         name: feature_statistics(CHOICE, name, kind_of(own), own, Sample(HASHER))
         for name, own in COLUMNS.items()
     }
-    return packet_of(to_wire(found))
+    return packet_of(to_wire(actual))
 
 
 def features_in(packet: Packet) -> list[dict[str, Any]]:

@@ -74,8 +74,8 @@ def test_tables_see_the_distinct_rows_of_each_batch(drawn):
             distinct = sorted({int(rows.row_of[row]) for row in joined} - {-1})
             assert plan.tables[name].of(batch).tolist() == distinct
             slots = plan.tables[name].slots[plan.slice(batch)]
-            found = [distinct[slot] if slot >= 0 else -1 for slot in slots]
-            assert found == rows.row_of[joined].tolist()
+            actual = [distinct[slot] if slot >= 0 else -1 for slot in slots]
+            assert actual == rows.row_of[joined].tolist()
 
 
 @settings(deadline=None)
@@ -103,17 +103,17 @@ def test_scores_and_segment_sums_are_those_of_loops(drawn, outputs, seed):
             sums = {}
             if len(joined):
                 sums = slow.segment_sum(rows.row_of[joined], rows.rows, derivatives)
-            found = plan.segment_sum(name, batch, derivatives)
+            actual = plan.segment_sum(name, batch, derivatives)
             wanted = [sums[row] for row in plan.tables[name].of(batch)]
             wanted = np.reshape(wanted, (-1, outputs))
-            np.testing.assert_allclose(found, wanted, atol=1e-12)
+            np.testing.assert_allclose(actual, wanted, atol=1e-12)
             # the adjoint of looking the batch's rows up
             slots = plan.tables[name].slots[plan.slice(batch)]
             looked_up = np.reshape(
                 slow.expand(slots, own[name] if len(own[name]) else zero), (-1, outputs)
             )
             left = float((looked_up * derivatives).sum())
-            assert left == pytest.approx(float((own[name] * found).sum()), abs=1e-10)
+            assert left == pytest.approx(float((own[name] * actual).sum()), abs=1e-10)
 
 
 def test_the_seed_decides_the_plan():
@@ -160,10 +160,10 @@ def test_a_row_of_a_table_is_in_a_poisson_batch_with_its_inclusion_probability()
     row_of = np.repeat(np.arange(3), multiplicity).astype(np.int32)
     mapping = TableMapping({"a": TableRows(row_of, 3)})
     plan = poisson_batches(mapping, rate, steps, NoiseSource(KEY)).tables["a"]
-    found = np.bincount(plan.rows, minlength=3) / steps
+    actual = np.bincount(plan.rows, minlength=3) / steps
     expected = 1 - (1 - rate) ** multiplicity
     error = np.sqrt(expected * (1 - expected) / steps)
-    assert (abs(found - expected) < 4 * error).all()
+    assert (abs(actual - expected) < 4 * error).all()
 
 
 def test_poisson_batches_at_their_limits():

@@ -85,10 +85,10 @@ def test_a_mix_does_not_depend_on_the_order_of_the_rows():
     mixer, other = (AndersonMixer(own, 3, CORRECTIONS) for own in (mapping, moved))
     for before, after in steps:
         mixed = mixer.mix(RHO, before, after)
-        found = other.mix(RHO, in_order(before), in_order(after))
-    np.testing.assert_allclose(found.duals, mixed.duals[order], rtol=1e-10, atol=1e-10)
+        actual = other.mix(RHO, in_order(before), in_order(after))
+    np.testing.assert_allclose(actual.duals, mixed.duals[order], rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(
-        found.local_scores["t"], mixed.local_scores["t"], rtol=1e-10, atol=1e-10
+        actual.local_scores["t"], mixed.local_scores["t"], rtol=1e-10, atol=1e-10
     )
 
 

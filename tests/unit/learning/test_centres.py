@@ -55,13 +55,13 @@ def test_pullback_is_the_derivative_of_the_scores():
     features = rng.normal(size=(7, 3)).astype(np.float32)
     messages = rng.normal(size=(7, 2))
     model = model_of(rng.normal(size=(2, 3)))
-    start, found = model.parameters.copy(), model.pullback(features, messages)
+    start, actual = model.parameters.copy(), model.pullback(features, messages)
     for place in range(len(start)):
         ends = []
         for step in (1e-6, -1e-6):
             model.parameters = start + step * (np.arange(len(start)) == place)
             ends.append(float((messages * model.scores(features)).sum()))
-        assert found[place] == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-6)
+        assert actual[place] == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-6)
     assert not model.penalised.any()
 
 
@@ -75,17 +75,17 @@ def test_the_proximal_step_of_the_loss_is_its_minimum(rho, seed):
     def value(z):
         return loss.row_values(z, labels) + rho / 2 * ((z - centre) ** 2).sum(axis=1)
 
-    found = value(loss.prox(centre, labels, rho))
+    actual = value(loss.prox(centre, labels, rho))
     for spread in (0.01, 0.1, 1.0, 1.0 / rho):
         trials = centre + spread * rng.normal(size=(200, 5, 3))
-        assert (found <= value(trials[0]) + 1e-12).all()
-        assert all((found <= value(trial) + 1e-12).all() for trial in trials)
+        assert (actual <= value(trials[0]) + 1e-12).all()
+        assert all((actual <= value(trial) + 1e-12).all() for trial in trials)
 
 
 def test_metrics_are_the_weighted_mean_distance_and_its_root():
     scores, weights = np.array([[4.0, 9.0], [25.0, 1.0]]), np.array([3.0, 1.0])
-    found = evaluate(KMeansLoss(2), scores, np.zeros(2), weights)
-    assert found == {"loss": 3.25, "rms_distance": pytest.approx(3.25**0.5)}
+    actual = evaluate(KMeansLoss(2), scores, np.zeros(2), weights)
+    assert actual == {"loss": 3.25, "rms_distance": pytest.approx(3.25**0.5)}
     assert KMeansLoss(2).base_score(np.zeros(2)).tolist() == [0.0, 0.0]
     gradient = KMeansLoss(2).gradient(scores, np.zeros(2))
     assert gradient.tolist() == [[1.0, 0.0], [0.0, 1.0]]

@@ -47,11 +47,11 @@ def mean_over_noise(noise, labels, function):
 def test_the_mean_over_the_noise_is_the_plain_loss_and_gradient(case):
     loss, scores, labels = problem(case)
     for name in ("row_values", "gradient"):
-        found = mean_over_noise(
+        actual = mean_over_noise(
             loss.noise, labels, lambda y, name=name: getattr(loss, name)(scores, y)
         )
         plain = getattr(loss.plain, name)(scores, labels)
-        np.testing.assert_allclose(found, plain, atol=1e-12)
+        np.testing.assert_allclose(actual, plain, atol=1e-12)
 
 
 @each
@@ -121,12 +121,12 @@ def test_base_score_is_that_of_the_true_rates(case):
     true = np.repeat(np.arange(k), rows * np.arange(1, k + 1) // (k * (k + 1) // 2))
     plan = LabelPlan("randomised-response", noise.epsilon, tuple(map(str, range(k))))
     noisy = plan.draw_classes(true, NoiseSource(KEY)).astype(float)
-    found = corrected(plain, noise).base_score(noisy)
-    assert found.shape == (plain.outputs,)
+    actual = corrected(plain, noise).base_score(noisy)
+    assert actual.shape == (plain.outputs,)
     expected = plain.base_score(true.astype(float))
     np.testing.assert_allclose(
-        found - found.mean() * (len(found) > 1),
-        expected - expected.mean() * (len(found) > 1),
+        actual - actual.mean() * (len(actual) > 1),
+        expected - expected.mean() * (len(actual) > 1),
         atol=0.12,
     )
 
@@ -165,10 +165,10 @@ def test_numbers_lose_half_the_noises_variance_and_nothing_else():
         1.0,
         "squared",
     )
-    found = evaluate(loss, scores, noisy)
+    actual = evaluate(loss, scores, noisy)
     expected = evaluate(SquaredLoss(), scores, true)
-    assert found["rmse"] == pytest.approx(expected["rmse"], rel=0.03)
-    assert found["r2"] == pytest.approx(expected["r2"], abs=0.1)
+    assert actual["rmse"] == pytest.approx(expected["rmse"], rel=0.03)
+    assert actual["r2"] == pytest.approx(expected["r2"], abs=0.1)
 
 
 def test_estimates_below_no_error():
@@ -196,22 +196,22 @@ def test_metrics_on_held_out_rows_are_those_against_true_labels(case, mechanism)
     true = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
     plan = LabelPlan(mechanism, 2.0, tuple(map(str, range(k))))
     noisy = plan.draw_classes(true, NoiseSource(KEY)).astype(float)
-    found = evaluate(corrected(plain, plan.noise), scores, noisy)
+    actual = evaluate(corrected(plain, plan.noise), scores, noisy)
     expected = evaluate(plain, scores, true.astype(float))
     uncorrected = evaluate(plain, scores, noisy)
     for name, value in expected.items():
         # six standard errors of the noisiest: soft labels of deviation about 2 c
         tolerance = 6 * 3 * (1 + k * plan.noise.correction) / np.sqrt(rows)
-        assert found[name] == pytest.approx(value, abs=tolerance), name
-        assert abs(uncorrected[name] - value) > 2 * abs(found[name] - value), name
+        assert actual[name] == pytest.approx(value, abs=tolerance), name
+        assert abs(uncorrected[name] - value) > 2 * abs(actual[name] - value), name
 
 
 def test_the_auc_of_a_class_that_noise_alone_shows_is_unknown():
     noise = ClassNoise(2, 0.7)
     labels = np.repeat([0.0, 1.0], [80, 20])
     scores = np.linspace(-1, 1, 100)[:, None]
-    found = evaluate(corrected(LogisticLoss(), noise), scores, labels)
-    assert np.isnan(found["auc"])
+    actual = evaluate(corrected(LogisticLoss(), noise), scores, labels)
+    assert np.isnan(actual["auc"])
     assert auc(scores[:, 0], labels > 0.5) == 1.0
 
 

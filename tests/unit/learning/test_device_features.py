@@ -78,7 +78,7 @@ def test_products_are_numpys(placed, view):
     for intercept in (False, True):
         model = LinearModel(WIDTH, OUTPUTS, intercept=intercept)
         model.parameters[:] = rng.normal(size=len(model.parameters))
-        for found, expected in (
+        for actual, expected in (
             (model.scores(own), model.scores(rows)),
             (model.pullback(own, messages), model.pullback(rows, messages)),
             (
@@ -90,7 +90,7 @@ def test_products_are_numpys(placed, view):
                 gram(rows, count, intercept=intercept),
             ),
         ):
-            np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+            np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 @each_device
@@ -182,17 +182,17 @@ def test_runs_are_the_cpus_epoch_by_epoch(name, device_name, monkeypatch):
         return original(source, device)
 
     monkeypatch.setattr(DeviceFeatures, "place", spy)
-    found = run("logistic", sites, device="cuda", **how)
+    actual = run("logistic", sites, device="cuda", **how)
     # once per part and process, whatever the number of messages
     parts = [
-        p for t in found.strategy.training_problem.tables.values() for p in t.parts
+        p for t in actual.strategy.training_problem.tables.values() for p in t.parts
     ]
     assert len(made) == len(parts)
     assert not placement._COPIES
     # hundreds of float32 steps carry the last bits of another order of sums on
     loose = 100.0 if "mlp" in name and device_name == "cuda" else 1.0
     near = {"rtol": loose * 1e-4, "atol": loose * 1e-5}
-    for one, other in zip(found.parameters, expected.parameters, strict=True):
+    for one, other in zip(actual.parameters, expected.parameters, strict=True):
         for table in one:
             np.testing.assert_allclose(one[table], other[table], **near)
 
@@ -336,7 +336,7 @@ def test_linear_runs_without_a_gpu_never_import_torch():
         "        STRATEGIES[name](Query.from_sql(STORE_SQL), **how).start(grid)\n"
         "print({'torch', 'opacus'} & set(sys.modules))\n"
     )
-    found = subprocess.run(
+    actual = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     )
-    assert found.stdout.splitlines()[-1] == "set()"
+    assert actual.stdout.splitlines()[-1] == "set()"

@@ -168,14 +168,14 @@ def test_prox_is_stationary_everywhere(loss, rho):
 @pytest.mark.parametrize("rho", [1e-3, 0.05, 1.0, 1e3])
 def test_prox_is_the_brute_force_minimum(loss, rho):
     centre, labels = problem(loss, rows=6)
-    found = loss.prox(centre, labels, rho)
+    actual = loss.prox(centre, labels, rho)
     expected = [
         slow.brute_prox(loss.name, v, y, rho)
         for v, y in zip(centre, labels, strict=True)
     ]
     # at 1e-3 the minimum is flat: a gradient of 1e-8 is 1e-5 from it
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    for z, other, v, y in zip(found, expected, centre, labels, strict=True):
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+    for z, other, v, y in zip(actual, expected, centre, labels, strict=True):
         values = [
             slow.row_value(loss.name, point, y) + rho / 2 * ((point - v) ** 2).sum()
             for point in (z, other)

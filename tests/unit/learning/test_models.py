@@ -109,7 +109,7 @@ def test_pullback_is_the_gradient_of_the_weighted_scores(kind, outputs):
     features = features_of(9, 4).astype(np.float64)
     rng = np.random.default_rng(1)
     messages = rng.normal(size=(9, outputs))
-    found = model.pullback(features, messages)
+    actual = model.pullback(features, messages)
     theta = model.parameters
     direction, step = rng.normal(size=len(theta)), 1e-6
     ends = []
@@ -117,7 +117,7 @@ def test_pullback_is_the_gradient_of_the_weighted_scores(kind, outputs):
         model.parameters = theta + sign * step * direction
         ends.append(float((model.scores(features) * messages).sum()))
     slope = (ends[0] - ends[1]) / (2 * step)
-    assert slope == pytest.approx(float(found @ direction), rel=1e-6)
+    assert slope == pytest.approx(float(actual @ direction), rel=1e-6)
 
 
 def test_mlp_scores_and_pullback_by_hand():

@@ -57,10 +57,10 @@ def test_solution_is_that_of_the_full_system(
 ):
     given_ = problem(40, columns, outputs, seed)
     kappa = 10.0**log_kappa
-    found = solve(*given_, kappa, l2, intercept)
+    actual = solve(*given_, kappa, l2, intercept)
     expected = reference(*given_, kappa, l2, intercept)
-    assert found.shape == (columns + intercept, outputs)
-    np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-9)
+    assert actual.shape == (columns + intercept, outputs)
+    np.testing.assert_allclose(actual, expected, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("intercept", [True, False])
@@ -72,7 +72,7 @@ def test_without_penalty_the_least_norm_solution_of_rank_deficient_features(
     # a doubled column, a zero column, and one-hot columns that sum to one
     hot = np.eye(3, dtype=np.float32)[np.arange(30) % 3]
     wide = np.hstack([features, features[:, :1], 0 * features[:, :1], hot])
-    found = solve(wide, multiplicity, target, joined, kappa, 0.0, intercept)
+    actual = solve(wide, multiplicity, target, joined, kappa, 0.0, intercept)
     root = np.sqrt(multiplicity)[:, None]
     if intercept:
         # the intercept is free: least norm is over the weights alone
@@ -82,16 +82,16 @@ def test_without_penalty_the_least_norm_solution_of_rank_deficient_features(
         expected = np.vstack([weights, centre - mean @ weights])
     else:
         expected = np.linalg.lstsq(root * wide, root * target)[0]
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("intercept", [True, False])
 def test_fewer_rows_than_columns(intercept):
     given_ = problem(3, 6, 1, 2)
-    found = solve(*given_, 1.0, 0.0, intercept)
+    actual = solve(*given_, 1.0, 0.0, intercept)
     features, multiplicity, target, _ = given_
     dense, taken = dense_of(features, intercept), multiplicity > 0
-    np.testing.assert_allclose((dense @ found)[taken], target[taken], atol=1e-5)
+    np.testing.assert_allclose((dense @ actual)[taken], target[taken], atol=1e-5)
 
 
 # statistics that add

@@ -48,12 +48,12 @@ def test_an_error_in_a_thread_is_raised(monkeypatch):
         in_threads(fail, 10, least_rows=1)
 
 
-@pytest.mark.parametrize("given", ["", "0", "-2", "many"])
-def test_what_is_no_number_of_threads_bounds_nothing(monkeypatch, given):
+@pytest.mark.parametrize("cases", ["", "0", "-2", "many"])
+def test_what_is_no_number_of_threads_bounds_nothing(monkeypatch, cases):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     machine = thread_count()
     assert machine >= 1
-    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    monkeypatch.setenv("OMP_NUM_THREADS", cases)
     assert thread_count() == machine
 
 
@@ -92,12 +92,12 @@ def test_a_step_and_its_residuals_in_threads_are_those_of_one(monkeypatch):
     labels = rng.integers(0, 3, 500).astype(float)
     state = AdmmState(z, duals, 0.2)
     base = np.zeros(3)
-    found = {}
+    actual = {}
     for threads in ("1", "3"):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
         monkeypatch.setattr(admm, "LEAST_VALUES", 1)
         stepped, message = admm_step(state, scores, labels, SoftmaxLoss(3), 1.4)
         gap = residuals(stepped, scores, before, base)
-        found[threads] = (stepped.z, stepped.duals, message, gap.primal, gap.dual)
-    for one, three in zip(found["1"], found["3"], strict=True):
+        actual[threads] = (stepped.z, stepped.duals, message, gap.primal, gap.dual)
+    for one, three in zip(actual["1"], actual["3"], strict=True):
         np.testing.assert_allclose(three, one, rtol=1e-12)

@@ -55,8 +55,8 @@ def test_whole_weights_repeat_rows(loss):
     assert loss.value(scores, labels, weights) == pytest.approx(
         loss.value(scores[again], labels[again]), rel=1e-12
     )
-    found = evaluate(loss, scores, labels, weights)
-    assert found == pytest.approx(
+    actual = evaluate(loss, scores, labels, weights)
+    assert actual == pytest.approx(
         evaluate(loss, scores[again], labels[again]), rel=1e-9, nan_ok=True
     )
     is_noisy_class = loss.name != "squared" and hasattr(loss, "noise")
@@ -70,23 +70,23 @@ def test_metrics_are_scikit_learns():
     rng = np.random.default_rng(0)
     weights = rng.gamma(0.7, size=80)
     labels, scores = rng.normal(size=80), rng.normal(size=(80, 1))
-    found = evaluate(SquaredLoss(), scores, labels, weights)
+    actual = evaluate(SquaredLoss(), scores, labels, weights)
     own = {"sample_weight": weights}
     error = known.mean_squared_error(labels, scores[:, 0], **own)
-    assert found["rmse"] == pytest.approx(error**0.5)
-    assert found["loss"] == pytest.approx(error / 2)
-    assert found["r2"] == pytest.approx(known.r2_score(labels, scores[:, 0], **own))
+    assert actual["rmse"] == pytest.approx(error**0.5)
+    assert actual["loss"] == pytest.approx(error / 2)
+    assert actual["r2"] == pytest.approx(known.r2_score(labels, scores[:, 0], **own))
     classes = rng.integers(0, 3, 80)
     scores = rng.normal(size=(80, 3))
-    found = evaluate(SoftmaxLoss(3), scores, classes.astype(float), weights)
+    actual = evaluate(SoftmaxLoss(3), scores, classes.astype(float), weights)
     rates = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
-    assert found["log_loss"] == pytest.approx(known.log_loss(classes, rates, **own))
+    assert actual["log_loss"] == pytest.approx(known.log_loss(classes, rates, **own))
     guess = scores.argmax(axis=1)
-    assert found["accuracy"] == pytest.approx(
+    assert actual["accuracy"] == pytest.approx(
         known.accuracy_score(classes, guess, **own)
     )
     areas = [known.roc_auc_score(classes == k, rates[:, k], **own) for k in range(3)]
-    assert found["auc"] == pytest.approx(np.mean(areas))
+    assert actual["auc"] == pytest.approx(np.mean(areas))
     scores = scores.round(1)  # ties
     two = evaluate(LogisticLoss(), scores[:, :1], (classes > 0) * 1.0, weights)
     assert two["auc"] == pytest.approx(
@@ -121,14 +121,14 @@ def test_targets_row_by_row(is_weighted, row_of, outputs, seed):
     )
     if is_weighted:
         message = weights.rows[:, None] * message
-        found = targets(rows, local, message, 0.7, weights.inverse_masses["t"])
+        actual = targets(rows, local, message, 0.7, weights.inverse_masses["t"])
     else:
         masses = rows.multiplicity
-        found = targets(rows, local, message, 0.7)
+        actual = targets(rows, local, message, 0.7)
     for row in range(4):
         mine = [message[j] for j, r in enumerate(row_of) if r == row]
         moved = sum(mine) / (0.7 * masses[row]) if mine else 0.0
-        np.testing.assert_allclose(found[row], local[row] - moved, atol=1e-12)
+        np.testing.assert_allclose(actual[row], local[row] - moved, atol=1e-12)
 
 
 def test_weighted_admm_is_that_of_rows_repeated():
@@ -174,13 +174,13 @@ def test_weighted_admm_is_that_of_rows_repeated():
     for _ in range(5):
         h, d = rng.normal(size=(4, 1)), rng.normal(size=(2, ROWS, 1))
         x, g = (Point(rows.expand(h + k), d[k], {"t": h + k}) for k in range(2))
-        found = mixers[0].mix(0.5, x, g)
+        actual = mixers[0].mix(0.5, x, g)
         wider = mixers[1].mix(
             0.5,
             *(Point(p.scores[again], p.duals[again], p.local_scores) for p in (x, g)),
         )
         np.testing.assert_allclose(
-            found.duals[again], wider.duals, rtol=1e-4, atol=1e-5
+            actual.duals[again], wider.duals, rtol=1e-4, atol=1e-5
         )
 
 

@@ -33,8 +33,10 @@ def test_a_thousand_updates_are_what_a_convex_solver_finds():
     cp.Problem(cp.Minimize(cost)).solve(
         solver="OSQP", eps_abs=1e-9, eps_rel=1e-9, max_iter=20_000, polishing=True
     )
-    found = [piecewise_update(*pair) for pair in zip(gradients, penalties, strict=True)]
-    assert np.abs(updates.value - np.array(found)).max() < 1e-8
+    actual = [
+        piecewise_update(*pair) for pair in zip(gradients, penalties, strict=True)
+    ]
+    assert np.abs(updates.value - np.array(actual)).max() < 1e-8
 
 
 @pytest.mark.parametrize("integers", [False, True])

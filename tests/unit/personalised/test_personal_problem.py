@@ -64,14 +64,14 @@ def descend(problem: Problem, rounds: int, send: Send | None = None) -> np.ndarr
     models = ahead = np.zeros((sites, width))
     momentum, pull = 1.0, None
     for at in range(rounds):
-        told = [problem.gradient(site, ahead[site]) for site in range(sites)]
+        answers = [problem.gradient(site, ahead[site]) for site in range(sites)]
         if send is not None:
-            told = [send(each, at) for each in told]
-        targets = ahead - rate / sites * np.array(told)
-        found = step.solve(targets, rate * problem.penalty, pull)
+            answers = [send(each, at) for each in answers]
+        targets = ahead - rate / sites * np.array(answers)
+        actual = step.solve(targets, rate * problem.penalty, pull)
         following = 0.5 * (1 + np.sqrt(1 + 4 * momentum**2))
-        ahead = found.models + (momentum - 1) / following * (found.models - models)
-        models, momentum, pull = found.models, following, found.pull
+        ahead = actual.models + (momentum - 1) / following * (actual.models - models)
+        models, momentum, pull = actual.models, following, actual.pull
     return models
 
 

@@ -37,8 +37,8 @@ def test_components_are_those_of_networkx(seed):
     other.add_nodes_from(range(30))
     expected = sorted(nx.connected_components(other), key=min)
     labels = graph.components
-    found = [set(np.flatnonzero(labels == label)) for label in range(labels.max() + 1)]
-    assert found == expected
+    actual = [set(np.flatnonzero(labels == label)) for label in range(labels.max() + 1)]
+    assert actual == expected
 
 
 def test_groups_follow_the_chosen_edges_only():
@@ -92,10 +92,10 @@ def test_edges_that_cannot_be_read(text, message):
 
 def test_a_newcomer_begins_with_its_known_neighbours_mean():
     models = np.array([[1.0], [np.nan], [5.0], [np.nan], [np.nan]])
-    known = np.array([True, False, True, False, False])
-    assert CHAIN.neighbours_mean(models, 1, known).tolist() == [3.0]
+    exact = np.array([True, False, True, False, False])
+    assert CHAIN.neighbours_mean(models, 1, exact).tolist() == [3.0]
     # no known neighbour: all known sites
-    assert CHAIN.neighbours_mean(models, 3, known).tolist() == [3.0]
+    assert CHAIN.neighbours_mean(models, 3, exact).tolist() == [3.0]
     assert CHAIN.neighbours_mean(models, 3, np.zeros(5, bool)).tolist() == [0.0]
     only_first = np.array([True, False, False, False, False])
     assert CHAIN.neighbours_mean(models, 1, only_first).tolist() == [1.0]

@@ -60,13 +60,13 @@ def test_a_mean_over_blocks_is_the_mean(monkeypatch):
 def test_distances_of_moments_are_those_of_covariance_matrices():
     rng = np.random.default_rng(3)
     sites = [rng.normal(size=(40, 4)) @ rng.normal(size=(4, 4)) for _ in range(3)]
-    told = np.array([mean_moments(rows) for rows in sites])
+    answers = np.array([mean_moments(rows) for rows in sites])
     matrices = [np.cov(rows.T, bias=True) for rows in sites]
-    found = pairwise_distances(covariances(told))
+    actual = pairwise_distances(covariances(answers))
     for i in range(3):
         for j in range(3):
             expected = np.linalg.norm(matrices[i] - matrices[j])
-            assert found[i, j] == pytest.approx(expected, abs=1e-9)
+            assert actual[i, j] == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("clip", [0.5, 3.0])
@@ -87,12 +87,12 @@ def test_sites_of_one_kind_are_neighbours_even_with_noise():
     noise = NoiseSource(bytes(32))
     features = RandomFeatures.draw(4, 50, rng)
     kind = np.repeat([0, 1, 2], 5)
-    told = []
+    answers = []
     for site in range(15):
         rows = rng.normal(1.5 * kind[site], 1.0, size=(400, 4))
         mean = features.mean(rows)
-        told.append(noisy_mean(mean, EMBEDDING_BOUND, 400, 4.0, noise))
-    graph = nearest_neighbours(range(15), pairwise_distances(np.array(told)), 3)
+        answers.append(noisy_mean(mean, EMBEDDING_BOUND, 400, 4.0, noise))
+    graph = nearest_neighbours(range(15), pairwise_distances(np.array(answers)), 3)
     assert (kind[graph.edges[:, 0]] == kind[graph.edges[:, 1]]).all()
 
 
@@ -108,5 +108,5 @@ def test_a_site_without_rows_tells_zeros():
     assert not features.mean(np.empty((0, 2))).any()
     assert not mean_moments(np.empty((0, 2))).any()
     # with noise as if there were one row
-    told = noisy_mean(np.zeros(100_000), 1.0, 0, 2.0, NoiseSource(bytes(32)))
-    assert told.std() == pytest.approx(2.0, rel=0.02)
+    answers = noisy_mean(np.zeros(100_000), 1.0, 0, 2.0, NoiseSource(bytes(32)))
+    assert answers.std() == pytest.approx(2.0, rel=0.02)

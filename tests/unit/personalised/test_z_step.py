@@ -64,13 +64,13 @@ def test_the_prox_shrinks_to_exactly_zero_within_the_dual_ball(norm):
 def test_a_z_step_is_what_a_convex_solver_finds(norm, penalty, seed):
     graph = random_graph(9, 14, seed)
     targets = np.random.default_rng(10 + seed).normal(size=(9, 3))
-    found = ZStep(graph, norm, tolerance=1e-10, most_iterations=50_000).solve(
+    actual = ZStep(graph, norm, tolerance=1e-10, most_iterations=50_000).solve(
         targets, penalty
     )
-    assert found.is_converged
+    assert actual.is_converged
     expected = generic(graph, targets, penalty, norm)
-    assert np.abs(found.models - expected).max() < 1e-6
-    gap = objective(graph, found.models, targets, penalty, norm) - objective(
+    assert np.abs(actual.models - expected).max() < 1e-6
+    gap = objective(graph, actual.models, targets, penalty, norm) - objective(
         graph, expected, targets, penalty, norm
     )
     assert gap < 1e-8
@@ -89,13 +89,13 @@ def test_edges_count_what_they_weigh(norm):
     targets = np.random.default_rng(12).normal(size=(9, 3))
     weights = row_weights(graph, np.array([1, 5, 20, 400, 0, 9, 9, 70, 3000]))
     exact = {"tolerance": 1e-10, "most_iterations": 50_000}
-    found = ZStep(graph, norm, weights, **exact).solve(targets, 0.2)
+    actual = ZStep(graph, norm, weights, **exact).solve(targets, 0.2)
     expected = generic(graph, targets, 0.2, norm, weights)
-    assert np.abs(found.models - expected).max() < 1e-6
+    assert np.abs(actual.models - expected).max() < 1e-6
     assert weights.mean() == pytest.approx(1.0)
     # the weights matter, and equal ones do not
     plain = ZStep(graph, norm, **exact).solve(targets, 0.2).models
-    assert np.abs(found.models - plain).max() > 1e-2
+    assert np.abs(actual.models - plain).max() > 1e-2
     ones = ZStep(graph, norm, np.ones(len(graph.edges)), **exact).solve(targets, 0.2)
     assert (ones.models == plain).all()
 
@@ -106,23 +106,23 @@ def test_the_pull_proves_that_the_models_are_optimal(norm):
     graph = random_graph(40, 120, 3)
     targets = np.random.default_rng(4).normal(size=(40, 6))
     penalty = 0.1
-    found = ZStep(graph, norm, tolerance=1e-8).solve(targets, penalty)
-    back = graph.incidence.T @ found.pull
+    actual = ZStep(graph, norm, tolerance=1e-8).solve(targets, penalty)
+    back = graph.incidence.T @ actual.pull
     dual_norm = {"1": EdgeNorm.MAX, "2": EdgeNorm.TWO, "inf": EdgeNorm.ONE}[norm]
-    assert edge_norms(found.pull, dual_norm).max() <= penalty * (1 + 1e-12)
+    assert edge_norms(actual.pull, dual_norm).max() <= penalty * (1 + 1e-12)
     dual = 0.5 * np.sum(targets**2) - 0.5 * np.sum((targets - back) ** 2)
-    primal = objective(graph, found.models, targets, penalty, norm)
+    primal = objective(graph, actual.models, targets, penalty, norm)
     assert 0 <= primal - dual < 1e-6 * primal
-    assert found.models == pytest.approx(targets - back, abs=1e-6)
+    assert actual.models == pytest.approx(targets - back, abs=1e-6)
 
 
 @pytest.mark.parametrize("norm", EdgeNorm)
 def test_without_penalty_every_site_is_alone(norm):
     graph = random_graph(9, 14, 0)
     targets = np.random.default_rng(5).normal(size=(9, 3))
-    found = ZStep(graph, norm).solve(targets, 0.0)
-    assert (found.models == targets).all()
-    assert not found.fused.any()
+    actual = ZStep(graph, norm).solve(targets, 0.0)
+    assert (actual.models == targets).all()
+    assert not actual.fused.any()
 
 
 @pytest.mark.parametrize("norm", EdgeNorm)
@@ -133,26 +133,26 @@ def test_a_large_penalty_on_a_connected_graph_makes_one_model(norm):
     # a flow along the ring's edges that carries all differences to the mean
     flow = np.linalg.pinv(graph.incidence.T.toarray()) @ (targets - mean)
     enough = edge_norms(flow, EdgeNorm.ONE).max()
-    found = ZStep(graph, norm).solve(targets, enough)
-    assert found.fused.all()
-    assert found.models == pytest.approx(np.tile(mean, (7, 1)), abs=1e-14)
-    assert (found.models == found.models[0]).all()
+    actual = ZStep(graph, norm).solve(targets, enough)
+    assert actual.fused.all()
+    assert actual.models == pytest.approx(np.tile(mean, (7, 1)), abs=1e-14)
+    assert (actual.models == actual.models[0]).all()
 
 
 def test_without_a_connection_the_limit_is_one_model_per_component():
     pairs = np.array([[0, 1], [1, 2], [3, 4]])
     graph = SimilarityGraph.from_pairs("abcdef", pairs)
     targets = np.array([[0.0], [1.0], [5.0], [10.0], [12.0], [7.0]])
-    found = ZStep(graph, EdgeNorm.TWO).solve(targets, 100.0)
-    assert found.models.ravel() == pytest.approx([2, 2, 2, 11, 11, 7], abs=1e-13)
-    assert found.models[5, 0] == 7.0
+    actual = ZStep(graph, EdgeNorm.TWO).solve(targets, 100.0)
+    assert actual.models.ravel() == pytest.approx([2, 2, 2, 11, 11, 7], abs=1e-13)
+    assert actual.models[5, 0] == 7.0
 
 
 def test_sites_that_agree_stay_and_no_edge_changes_nothing():
     same = np.full((4, 2), 3.25)
-    found = ZStep(ring(4), EdgeNorm.TWO).solve(same, 1.0)
-    assert (found.models == same).all()
-    assert found.fused.all()
+    actual = ZStep(ring(4), EdgeNorm.TWO).solve(same, 1.0)
+    assert (actual.models == same).all()
+    assert actual.fused.all()
     alone = SimilarityGraph.from_pairs("ab", np.empty((0, 2), np.int64))
     targets = np.array([[1.0], [2.0]])
     assert ZStep(alone, EdgeNorm.ONE).solve(targets, 1.0).models is targets
@@ -199,7 +199,7 @@ def test_sparse_factors_are_the_inverse(monkeypatch):
 def test_too_few_iterations_are_told():
     graph = random_graph(30, 60, 13)
     targets = np.random.default_rng(14).normal(size=(30, 3))
-    found = ZStep(graph, EdgeNorm.TWO, most_iterations=2).solve(targets, 0.3)
-    assert found.iterations == 2
-    assert not found.is_converged
-    assert max(found.primal_residual, found.dual_residual) > 1e-6
+    actual = ZStep(graph, EdgeNorm.TWO, most_iterations=2).solve(targets, 0.3)
+    assert actual.iterations == 2
+    assert not actual.is_converged
+    assert max(actual.primal_residual, actual.dual_residual) > 1e-6

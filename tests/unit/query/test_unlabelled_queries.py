@@ -74,8 +74,8 @@ def test_row_key_is_the_last_keys_of_the_label_table():
 
 def test_row_key_of_a_sub_query_is_over_its_table():
     tail = "FROM (SELECT id + 1 AS n, customer FROM orders) o JOIN people c "
-    found = bound("o.n, c.age", "o", ("n",), tail + "ON o.customer = c.id")
-    assert found.fragments[0].keys[-1] == ('"id" + 1',)
+    actual = bound("o.n, c.age", "o", ("n",), tail + "ON o.customer = c.id")
+    assert actual.fragments[0].keys[-1] == ('"id" + 1',)
 
 
 OUTER = "FROM people c LEFT JOIN orders o ON o.customer = c.id"

@@ -65,10 +65,10 @@ def test_late_value_decides_the_type(tmp_path, first, late, expected):
     assert types(path) == {"a": expected, "b": "VARCHAR"}
     relation = csv_call(path, NULLS, types(path))
     sql = f"SELECT a FROM {relation} LIMIT 1 OFFSET {ROWS}"
-    found = duckdb.execute(sql).fetchall()
+    actual = duckdb.execute(sql).fetchall()
     value = None if late in NULLS else late.replace("25/12/2013", "2013-12-25")
     typed = duckdb.execute(f"SELECT CAST(? AS {expected})", [value])
-    assert found == typed.fetchall()
+    assert actual == typed.fetchall()
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_late_value_decides_the_type(tmp_path, first, late, expected):
 def test_late_line_decides_how_the_file_is_written(tmp_path, late, expected):
     path = write(tmp_path, "1,x", late)
     relation = csv_call(path, NULLS, types(path))
-    found = duckdb.execute(f"SELECT * FROM {relation} LIMIT 1 OFFSET {ROWS}")
-    assert found.fetchall() == [expected]
+    actual = duckdb.execute(f"SELECT * FROM {relation} LIMIT 1 OFFSET {ROWS}")
+    assert actual.fetchall() == [expected]
 
 
 @pytest.mark.parametrize("late", ["2", "2,y,z", "2,y\r", "# c"])

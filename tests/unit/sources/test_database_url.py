@@ -34,8 +34,8 @@ def parse(text, environment=ENVIRONMENT):
     ],
 )
 def test_driver(text, driver, dialect):
-    found = parse(text)
-    assert (found.url.drivername, found.dialect) == (driver, dialect)
+    actual = parse(text)
+    assert (actual.url.drivername, actual.dialect) == (driver, dialect)
 
 
 def test_variables_are_taken_as_they_are():
@@ -50,7 +50,7 @@ def test_variables_are_taken_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "printed"),
     [
         ("postgresql://anna:pw1@h:5/shop", "postgresql://***@h:5/shop"),
         ("mariadb://anna@h/shop?ssl_key=k3y", "mariadb://***@h/shop?***"),
@@ -61,16 +61,16 @@ def test_variables_are_taken_as_they_are():
         ("${WHOLE}", "postgresql://***@inner.example.org:5433/shop?***"),
     ],
 )
-def test_text_without_secrets(text, shown):
+def test_text_without_secrets(text, printed):
     url = parse(text)
-    assert str(url) == shown
-    assert repr(url) == f"DatabaseUrl({shown!r})"
+    assert str(url) == printed
+    assert repr(url) == f"DatabaseUrl({printed!r})"
 
 
 def test_words_of_a_driver_are_redacted():
-    found = parse("postgresql://anna:${PASSWORD}@h/d?sslpassword=k3y%20z")
+    actual = parse("postgresql://anna:${PASSWORD}@h/d?sslpassword=k3y%20z")
     words = f"anna {ENVIRONMENT['PASSWORD']} p%40ss%2Fw%3Ard%2541%3F k3y z k3y%20z d"
-    assert found.redact(words) == "*** *** *** *** *** d"
+    assert actual.redact(words) == "*** *** *** *** *** d"
 
 
 @pytest.mark.parametrize(

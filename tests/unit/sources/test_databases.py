@@ -200,7 +200,7 @@ def test_types_and_values(kind, cases, request, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "declared", "shown"),
+    ("kind", "declared", "text"),
     [
         ("postgresql", "bytea", "BLOB"),
         ("postgresql", "interval", "INTERVAL"),
@@ -210,16 +210,16 @@ def test_types_and_values(kind, cases, request, tmp_path):
     ],
 )
 def test_columns_of_no_use_are_refused_when_they_are_used(
-    kind, declared, shown, request, tmp_path
+    kind, declared, text, request, tmp_path
 ):
     url = url_of(kind, request, tmp_path)
     name = fill(url, "odd", {"a": "INTEGER", "b": declared}, [(1, None)])
     source = source_of(url, name)
     if kind == "sqlite":
         run(url, f"UPDATE {name} SET b = x'00'")
-    assert describe(source).columns["b"] == shown
+    assert describe(source).columns["b"] == text
     assert values_of(source, "a") == [1]
-    with pytest.raises(SourceError, match=f"column 'b' is of type {shown}, which can"):
+    with pytest.raises(SourceError, match=f"column 'b' is of type {text}, which can"):
         values_of(source, "b")
 
 
@@ -373,14 +373,14 @@ def test_one_snapshot(postgresql, mariadb):
         source = source_of(url, name, chunk_rows=3, order_by=("a",))
         with scan(source, fragment_of("a")) as opened:
             run(url, f"INSERT INTO {name} VALUES (-1), (100)")
-            found = [
+            actual = [
                 value
                 for _ in opened.chunks()
                 for (value,) in opened.connection.execute(
                     "SELECT a FROM shard"
                 ).fetchall()
             ]
-        assert found == list(range(10))
+        assert actual == list(range(10))
 
 
 def test_nothing_can_be_written(postgresql, mariadb, sqlite):
@@ -583,9 +583,9 @@ def read_while_killed(source, engine, sql):
             if number:
                 continue
             with engine.connect() as connection:
-                for (found,) in connection.exec_driver_sql(sql).fetchall():
+                for (actual,) in connection.exec_driver_sql(sql).fetchall():
                     if engine.dialect.name == "mysql":
-                        connection.exec_driver_sql(f"KILL {found}")
+                        connection.exec_driver_sql(f"KILL {actual}")
 
 
 # one table in every form

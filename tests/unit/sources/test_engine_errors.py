@@ -32,17 +32,17 @@ def test_values_are_left_out(expression, message, value):
         connection.register("t", pd.DataFrame({"a": [value]}))
         with pytest.raises(duckdb.Error) as caught:
             connection.execute(f"SELECT {expression} FROM t").fetchall()
-    told = safe_message(caught.value)
-    assert pd.Series([told]).str.match(message).all(), told
+    text = safe_message(caught.value)
+    assert pd.Series([text]).str.match(message).all(), text
     for piece in ("se'c", "secret", "ret", "2024", "98765", "9000", "100"):
-        assert piece not in told
+        assert piece not in text
 
 
 def test_names_and_types_are_kept():
     with duckdb.connect() as connection:
         connection.execute("CREATE TYPE mood AS ENUM ('secret-a', 'secret (b)')")
         connection.execute("CREATE TABLE t (a mood, b DATE, price DOUBLE)")
-        for sql, kept in (
+        for sql, start in (
             (
                 "SELECT prize FROM t",
                 'Binder Error: Referenced column "prize" not found',
@@ -53,21 +53,21 @@ def test_names_and_types_are_kept():
         ):
             with pytest.raises(duckdb.Error) as caught:
                 connection.execute(sql)
-            told = safe_message(caught.value)
-            assert told.startswith(kept)
-            assert "secret" not in told
-            assert "\n" not in told
-            assert "Candidate functions" not in told
+            text = safe_message(caught.value)
+            assert text.startswith(start)
+            assert "secret" not in text
+            assert "\n" not in text
+            assert "Candidate functions" not in text
 
 
 @pytest.mark.parametrize(
-    ("column", "told"),
+    ("column", "pattern"),
     [
         ("price", r"column \"price\" from type VARCHAR; to DOUBLE\)$"),
         ("cost", 'column "price" was read from .*a.parquet.* not be found in .*b.par'),
     ],
 )
-def test_files_of_a_folder_that_differ_are_named(tmp_path, column, told):
+def test_files_of_a_folder_that_differ_are_named(tmp_path, column, pattern):
     with duckdb.connect() as connection:
         for file, text in (("a", "1.5 AS price"), ("b", f"'secret' AS {column}")):
             sql = f"COPY (SELECT {text}) TO '{tmp_path}/{file}.parquet'"
@@ -75,6 +75,6 @@ def test_files_of_a_folder_that_differ_are_named(tmp_path, column, told):
         with pytest.raises(duckdb.Error) as caught:
             connection.sql(f"SELECT sum(price) FROM '{tmp_path}/*.parquet'").fetchall()
     message = safe_message(caught.value)
-    assert pd.Series([message]).str.contains(told, regex=True).all(), message
+    assert pd.Series([message]).str.contains(pattern, regex=True).all(), message
     assert "b.parquet" in message
     assert "secret" not in message

@@ -66,8 +66,8 @@ def test_answer_is_that_of_duckdb(pair, sources, schemas, duck):
     bound = Query.from_sql(pair["sql"]).bind(schemas)
     reference = pair.get("reference", pair["sql"])
     expected = engine_rows(duck, reference, result_names(bound))
-    found = joined_rows(bound, sources, matched=pair.get("matched", False))
-    assert found == expected
+    actual = joined_rows(bound, sources, matched=pair.get("matched", False))
+    assert actual == expected
 
 
 # expressions, one by one, over nasty values

@@ -156,9 +156,9 @@ def test_databases_in_a_tables_file(tmp_path, monkeypatch):
         "(table public.odd.name of postgresql://***@h/d)"
     )
     assert visits.database.url.dialect == "mysql"
-    shown = f"{whole!r} {query!s} {visits!r} {whole.database} {whole.database.url!r}"
+    printed = f"{whole!r} {query!s} {visits!r} {whole.database} {whole.database.url!r}"
     for secret in ("p@ss", "p%40ss", "anna", "joe", "pw"):
-        assert secret not in shown
+        assert secret not in printed
 
 
 def test_unreadable_tables_files(tmp_path):
@@ -483,12 +483,12 @@ def shared(tmp_path):
     ],
 )
 def test_organisations_are_dealt_to_nodes(shared, nodes, expected):
-    found = []
+    actual = []
     for node in range(nodes):
         config = {"partition-id": node, "num-partitions": nodes}
         hosted = hosted_shards(config, {"tables": shared})
-        found.append([Path(source.path).stem for source in hosted])
-    assert found == expected
+        actual.append([Path(source.path).stem for source in hosted])
+    assert actual == expected
 
 
 def test_own_tables_win(shared):
