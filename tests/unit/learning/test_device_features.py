@@ -66,7 +66,8 @@ def placed(device_name, place, monkeypatch):
 @each_device
 @each_place
 @pytest.mark.parametrize("view", list(VIEWS))
-def test_products_are_numpys(placed, view):
+@pytest.mark.parametrize("intercept", [False, True])
+def test_products_are_numpys(placed, view, intercept):
     rows, own = VIEWS[view](matrix()), VIEWS[view](placed)
     assert own.shape == rows.shape
     assert len(own) == len(rows)
@@ -75,46 +76,34 @@ def test_products_are_numpys(placed, view):
     rng = np.random.default_rng(1)
     messages = rng.normal(size=(len(rows), OUTPUTS))
     count = rng.integers(0, 5, len(rows))
-    for intercept in (False, True):
-        model = LinearModel(WIDTH, OUTPUTS, intercept=intercept)
-        model.parameters[:] = rng.normal(size=len(model.parameters))
-        for actual, expected in (
-            (model.scores(own), model.scores(rows)),
-            (model.pullback(own, messages), model.pullback(rows, messages)),
-            (
-                moment(own, messages, intercept=intercept),
-                moment(rows, messages, intercept=intercept),
-            ),
-            (
-                gram(own, count, intercept=intercept),
-                gram(rows, count, intercept=intercept),
-            ),
-        ):
-            np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
+    model = LinearModel(WIDTH, OUTPUTS, intercept=intercept)
+    model.parameters[:] = rng.normal(size=len(model.parameters))
+
+    def products(features):
+        yield model.scores(features)
+        yield model.pullback(features, messages)
+        yield moment(features, messages, intercept=intercept)
+        yield gram(features, count, intercept=intercept)
+
+    for actual, expected in zip(products(own), products(rows), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 @each_device
 @each_place
 def test_torch_models_train_alike(placed):
     spec = ModelSpec(kind="mlp", outputs=OUTPUTS, intercept=True, hidden_sizes=(5,))
-    rng = np.random.default_rng(2)
-    messages = rng.normal(size=(ROWS, OUTPUTS))
+    messages = np.random.default_rng(2).normal(size=(ROWS, OUTPUTS))
+    counts, budget = np.arange(1, ROWS + 1), FitBudget(2, 12, batch_rows=6)
     results = []
     for features in (matrix(), placed):
         # the kernels of one device: their sums are in one order
         model = build_model(spec, WIDTH, placed.device.type)
         model.pullback(features, messages)
+        zero, penalised = np.zeros(len(model.penalised)), model.penalised
         problem = FitProblem(
-            features=features,
-            multiplicity=np.arange(1, ROWS + 1),
-            target=messages,
-            kappa=0.5,
-            joined_rows=ROWS,
-            strength=0.01,
-            centre=np.zeros(len(model.penalised)),
-            penalised=model.penalised,
+            features, counts, messages, 0.5, ROWS, 0.01, zero, penalised
         )
-        budget = FitBudget(passes=2, least_steps=12, batch_rows=6)
         fit_least_squares(model, problem, budget, np.random.default_rng(3))
         pulled = model.pullback(features, messages)
         results.append((model.parameters, model.scores(features), pulled))

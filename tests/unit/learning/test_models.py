@@ -120,28 +120,17 @@ def test_pullback_is_the_gradient_of_the_weighted_scores(kind, outputs):
     assert slope == pytest.approx(float(actual @ direction), rel=1e-6)
 
 
-def test_mlp_scores_and_pullback_by_hand():
-    """Backpropagation of one hidden layer, written out in float64."""
+def test_mlp_scores_by_hand():
+    """One hidden layer, written out in float64; its pullback is tested by steps."""
     model = mlp(features=3, outputs=2, output_scale=1.5)
     w1, b1, w2, b2 = (
         parameter.detach().numpy().astype(np.float64)
         for parameter in model.module.parameters()
     )
-    features, messages = features_of(6, 3), np.random.default_rng(4).normal(size=(6, 2))
-    before = features @ w1.T + b1
-    hidden = np.maximum(before, 0.0)
-    np.testing.assert_allclose(
-        model.scores(features), 1.5 * (hidden @ w2.T + b2), rtol=1e-5, atol=1e-6
-    )
-    upstream = 1.5 * messages
-    back = (upstream @ w2) * (before > 0)
-    expected = [back.T @ features, back.sum(0), upstream.T @ hidden, upstream.sum(0)]
-    np.testing.assert_allclose(
-        model.pullback(features, messages),
-        np.concatenate([part.ravel() for part in expected]),
-        rtol=1e-4,
-        atol=1e-5,
-    )
+    features = features_of(6, 3)
+    hidden = np.maximum(features @ w1.T + b1, 0.0)
+    expected = 1.5 * (hidden @ w2.T + b2)
+    np.testing.assert_allclose(model.scores(features), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_scores_in_chunks_are_the_scores(monkeypatch):
