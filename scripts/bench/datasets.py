@@ -1,19 +1,52 @@
-"""The data that methods are compared on: tables, a query, and what to predict."""
+"""The data that suites measure on: tables, a query, and the label to predict."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import pandas as pd
 
-from scripts.bench.movielens import SQL as MOVIELENS_SQL
-from scripts.bench.movielens import TEST_FRACTION, read_movielens
-from scripts.bench.runs import by_table, flights_frames
+from scripts.bench.harness import SkippedSuite
 from scripts.data.dataset import Dataset
+from scripts.data.prepare_movielens import (
+    SQL,
+    TEST_FRACTION,
+    has_movielens,
+    read_movielens,
+)
 from scripts.data.store import STORE_SQL, make_store
-from tp_flower.sources.flights import FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
+from tp_flower.sources.flights import (
+    FLIGHTS_REGRESSION_SQL,
+    FLIGHTS_SQL,
+    flights_tables,
+)
 
 # an item has 2.5 rows on average: 250,000 joined rows
 STORE_ORDERS, STORE_ITEMS, STORE_CUSTOMERS = 100_000, 2_000, 10_000
+
+Frames = Mapping[str, Mapping[str, Any]]
+"""By site, its data frames by table."""
+
+
+def flights_frames() -> dict[str, dict[str, pd.DataFrame]]:
+    """Return the built-in flights as data frames, by organisation and table."""
+    sites: dict[str, dict[str, pd.DataFrame]] = {}
+    with duckdb.connect() as connection:
+        for table, files in flights_tables().items():
+            for site, path in files.items():
+                frame = connection.read_parquet(str(path)).df()
+                sites.setdefault(site, {})[table] = frame
+    return sites
+
+
+def by_table(sites: Frames) -> dict[str, pd.DataFrame]:
+    """Return the tables unsharded."""
+    shards: dict[str, list[pd.DataFrame]] = {}
+    for tables in sites.values():
+        for table, frame in tables.items():
+            shards.setdefault(table, []).append(frame)
+    return {name: pd.concat(own, ignore_index=True) for name, own in shards.items()}
 
 
 def flights(_: Path | None = None) -> Dataset:
@@ -40,20 +73,24 @@ def store(_: Path | None = None) -> Dataset:
     return Dataset(
         *("store", "Store, quantity (many-to-many)", "rmse", STORE_SQL),
         {"task": "regression"},
-        {name: pd.concat(own, ignore_index=True) for name, own in shards.items()},
+        {name: pd.concat(frames, ignore_index=True) for name, frames in shards.items()},
     )
 
 
-def movielens(folder: Path | None = None) -> Dataset:
+def movielens(folder: Path | None) -> Dataset:
     """Return MovieLens-100K from its files: which rating does a movie get?
 
+    Ratings join movies, which have one row per genre (so the join is many-to-many),
+    and users, as in the TablePuppet papers.
+
     Raises:
-        ValueError: no folder was given.
+        SkippedSuite: the folder does not have the files.
     """
-    if folder is None:
-        raise ValueError("movielens needs the folder of its files")
+    if folder is None or not has_movielens(folder):
+        where = folder or "no folder given with --movielens"
+        raise SkippedSuite(f"no ml-100k ({where})")
     return Dataset(
-        *("movielens", "MovieLens-100K, rating", "rmse", MOVIELENS_SQL),
+        *("movielens", "MovieLens-100K, rating", "rmse", SQL),
         {"task": "regression", "test-fraction": TEST_FRACTION},
         read_movielens(folder),
     )

@@ -1,35 +1,61 @@
-"""Measurements in processes of their own, so that peak memory can be compared."""
+"""Measurements in processes of their own, so that peak memory can be compared.
 
+Imports nothing of the project: a measured process must not carry more than it uses.
+"""
+
+import importlib
 import json
+import os
 import resource
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+MEBIBYTE: Final = 1 << 20
 
 
-def in_process_of_its_own(script: str, argument: object) -> dict[str, Any]:
-    """Run a script with one argument; return the JSON of its last line.
-
-    Args:
-        script: its path.
-        argument: as it is if it is a text, else as JSON.
+def in_process_of_its_own(function: Callable[..., Any], *arguments: object) -> Any:
+    """Call a function of a module in a fresh process; arguments and result are JSON.
 
     Raises:
         RuntimeError: it failed; the message has the end of what it wrote.
     """
-    text = argument if isinstance(argument, str) else json.dumps(argument)
-    result = subprocess.run(
-        [sys.executable, str(Path(script).resolve()), text],
+    name = f"{function.__module__}:{function.__qualname__}"
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", __name__, name, json.dumps(arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         capture_output=True,
         text=True,
         check=False,
     )
-    if result.returncode:
-        message = f"the measurement {text} failed:\n{result.stderr[-2000:]}"
-        raise RuntimeError(message)
-    measured: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return measured
+    if done.returncode:
+        raise RuntimeError(f"the measurement {name} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@contextmanager
+def spent() -> Iterator[dict[str, float]]:
+    """Yield figures that the block's seconds, CPU seconds and peak memory are put into.
+
+    ``peak-mib`` is the most memory over what the process had before. A ``seconds`` or
+    ``cpu-seconds`` that the block put there itself is kept.
+    """
+    clear_refs = Path("/proc/self/clear_refs")
+    if clear_refs.exists():
+        clear_refs.write_text("5")  # the peak starts from what is in use now
+    before, figures = peak_memory(), dict[str, float]()
+    started, cpu_started = time.perf_counter(), time.process_time()
+    yield figures
+    figures.setdefault("seconds", time.perf_counter() - started)
+    figures.setdefault("cpu-seconds", time.process_time() - cpu_started)
+    figures["peak-mib"] = (peak_memory() - before) / MEBIBYTE
+    figures["baseline-mib"] = before / MEBIBYTE
 
 
 def peak_memory() -> int:
@@ -43,8 +69,7 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def forget_peak() -> None:
-    """Let the peak start from what is in use now, where the system can do that."""
-    path = Path("/proc/self/clear_refs")
-    if path.exists():
-        path.write_text("5")
+if __name__ == "__main__":
+    module, _, function = sys.argv[1].partition(":")
+    measured = getattr(importlib.import_module(module), function)
+    print(json.dumps(measured(*json.loads(sys.argv[2]))))

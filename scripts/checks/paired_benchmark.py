@@ -65,13 +65,7 @@ RULES: Sequence[tuple[str, Better]] = (
 
 @dataclass(frozen=True)
 class Pair:
-    """A figure of both versions.
-
-    Attributes:
-        name: suite and place.
-        old: the best value; NaN where this version has none.
-        new: likewise.
-    """
+    """The best value of a figure in both versions; NaN where a version has none."""
 
     name: str
     old: float
@@ -80,33 +74,20 @@ class Pair:
     @property
     def better(self) -> Better:
         """Which value is the better one."""
-        for pattern, better in RULES:
-            if re.search(pattern, self.name):
-                return better
-        return Better.LOWER
-
-    @property
-    def margin(self) -> float:
-        """How many times worse the new value may be."""
-        is_peak = self.name.startswith("encode/") and "peak memory" in self.name
-        return PEAK_MARGIN if is_peak else MARGIN
-
-    @property
-    def ratio(self) -> float:
-        """New over old; 1 where both are 0."""
-        if self.old == self.new:
-            return 1.0
-        return self.new / self.old if self.old else math.inf
+        rules = (better for pattern, better in RULES if re.search(pattern, self.name))
+        return next(rules, Better.LOWER)
 
     @property
     def is_worse(self) -> bool:
         """Whether the new version is behind, beyond what chance explains."""
         if math.isnan(self.old) or math.isnan(self.new) or self._is_short:
             return False
+        is_peak = self.name.startswith("encode/") and "peak memory" in self.name
+        margin = PEAK_MARGIN if is_peak else MARGIN
         if self.better is Better.HIGHER:
-            return self.new * self.margin < self.old
+            return self.new * margin < self.old
         if self.better is Better.LOWER:
-            return self.new > self.old * self.margin
+            return self.new > self.old * margin
         return self.better is Better.NOT_MORE and self.new > self.old
 
     @property
@@ -238,7 +219,8 @@ def print_pairs(pairs: Sequence[Pair], failed: Sequence[str]) -> int:
     for pair in pairs:
         mark = "WORSE" if pair.is_worse else pair.better.value
         mark = "gone" if math.isnan(pair.new) else mark
-        values = f"{pair.old:12.6g} {pair.new:12.6g} {pair.ratio:8.3f}"
+        ratio = 1.0 if pair.old == pair.new else pair.new / (pair.old or math.nan)
+        values = f"{pair.old:12.6g} {pair.new:12.6g} {ratio:8.3f}"
         print(f"{pair.name:80} {values}  {mark}")
     worse = [pair for pair in pairs if pair.is_worse]
     for pair in worse:

@@ -46,8 +46,7 @@ class Difference:
         notes: what differs and may.
         compared: number of figures that both have.
         furthest: the largest relative difference of a number that must be equal.
-        old_bytes: payload of the old run, both ways.
-        new_bytes: likewise.
+        old_bytes: payload of the old run, both ways; ``new_bytes`` of the new one.
     """
 
     failures: list[str] = field(default_factory=list)
@@ -81,7 +80,9 @@ def _figures(path: str, value: Any) -> Iterator[tuple[str, Value]]:
         for name, item in _named(value):
             yield from _figures(f"{prefix}{name}", item)
     elif value is not None:
-        yield path, _rounded(value)
+        is_finite = isinstance(value, float) and math.isfinite(value)
+        # without the digits that are never compared
+        yield path, float(f"{value:.{SIGNIFICANT_DIGITS}g}") if is_finite else value
 
 
 def _named(items: Sequence[Any]) -> Iterator[tuple[str, Any]]:
@@ -98,52 +99,39 @@ def _named(items: Sequence[Any]) -> Iterator[tuple[str, Any]]:
         yield name if seen[name] == 1 else f"{name} ({seen[name]})", rest
 
 
-def _rounded(value: Value) -> Value:
-    """Return a number without the digits that are never compared."""
-    if isinstance(value, float) and math.isfinite(value):
-        return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
-    return value
-
-
 def compare(old: Mapping[str, Value], new: Mapping[str, Value]) -> Difference:
     """Return how the figures of a new report differ from those of an old one."""
     result = Difference()
-    for path in [*old, *(path for path in new if path not in old)]:
+    for path in dict.fromkeys([*old, *new]):
+        # words may be replaced by others, but for the run's status; so may what
+        # concerns a setting that is gone
+        is_word = isinstance(old.get(path), str) and path != "status"
+        is_note = is_word or path.partition("/")[0] == CHOSEN
+        texts = result.notes if is_note else result.failures
         if path not in new:
-            lost = result.notes if _may_change(path, old[path]) else result.failures
-            lost.append(f"{path}: {old[path]!r} before, missing now")
+            texts.append(f"{path}: {old[path]!r} before, missing now")
         elif path not in old:
             result.notes.append(f"{path}: {new[path]!r} now, missing before")
         else:
             result.compared += 1
-            _compare_figure(path, old[path], new[path], result)
+            if text := _difference(path, old[path], new[path], result):
+                texts.append(f"{path}: {text}")
     return result
 
 
-def _compare_figure(path: str, old: Value, new: Value, result: Difference) -> None:
-    if _is_bytes(path):
-        _compare_bytes(path, old, new, result)
-        return
-    if _is_number(old) and _is_number(new):
-        difference = relative_difference(float(old), float(new))
-        result.furthest = max(result.furthest, difference)
-        if difference <= TOLERANCE:
-            return
-        text = f"{path}: {old!r} before, {new!r} now, {difference:.1e} apart"
-    elif old == new:
-        return
-    else:
-        text = f"{path}: {old!r} before, {new!r} now"
-    (result.notes if _may_change(path, old) else result.failures).append(text)
-
-
-def _compare_bytes(path: str, old: Value, new: Value, result: Difference) -> None:
-    before, now = int(old), int(new)
-    if path.startswith("bytes_"):
-        result.old_bytes += before
-        result.new_bytes += now
-    if now > before:
-        result.failures.append(f"{path}: {before} bytes before, {now} now")
+def _difference(path: str, old: Any, new: Any, result: Difference) -> str:
+    """Return how a figure differs, in words; empty if it does not, beyond tolerance."""
+    if not BYTES.isdisjoint(path.split("/")):
+        if path.startswith("bytes_"):
+            result.old_bytes += old
+            result.new_bytes += new
+        return f"{old} bytes before, {new} now" if new > old else ""
+    words = f"{old!r} before, {new!r} now"
+    if isinstance(old, str | bool) or isinstance(new, str | bool):
+        return "" if old == new else words
+    difference = relative_difference(float(old), float(new))
+    result.furthest = max(result.furthest, difference)
+    return "" if difference <= TOLERANCE else f"{words}, {difference:.1e} apart"
 
 
 def relative_difference(old: float, new: float) -> float:
@@ -158,22 +146,3 @@ def relative_difference(old: float, new: float) -> float:
     if difference <= NEGLIGIBLE:
         return 0.0
     return difference / max(abs(old), abs(new))
-
-
-def _is_number(value: Value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_bytes(path: str) -> bool:
-    return not BYTES.isdisjoint(path.split("/"))
-
-
-def _may_change(path: str, value: Value) -> bool:
-    """Return whether a figure that differs is a note and no failure.
-
-    Words may be replaced by others, but for the run's status; so may what concerns a
-    setting that is gone.
-    """
-    return path.partition("/")[0] == CHOSEN or (
-        isinstance(value, str) and path != "status"
-    )

@@ -22,16 +22,15 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow.parquet as pq
+import pandas as pd
 
 from scripts.checks.checkouts import ONE_THREAD, Checkout, CheckoutError, check_out
-from scripts.checks.report_figures import Difference, Figures, compare, flatten
+from scripts.checks.report_figures import Figures, compare, flatten
 
 SCHEMA = 1
 MODEL = "same-numbers"
@@ -326,51 +325,41 @@ def toml_text(settings: Mapping[str, Setting]) -> str:
 
 def prediction_figures(output: Path) -> Figures:
     """Return what is the same of predictions in any order of their rows."""
-    return dict(_prediction_figures(output))
-
-
-def _prediction_figures(output: Path) -> Iterator[tuple[str, float | int]]:
+    figures: Figures = {}
     for path in output.glob("*.parquet"):
-        table = pq.read_table(path)
-        yield f"{path.stem}/rows", table.num_rows
-        for column in table.column_names:
-            values = table[column].to_pandas().to_numpy()
-            if values.dtype.kind == "f":
-                quantiles = np.quantile(values.astype(float), (0.0, 0.25, 0.5, 0.75, 1))
-                for number, value in enumerate(quantiles):
-                    yield f"{path.stem}/{column}/quartile {number}", float(value)
-                yield f"{path.stem}/{column}/mean", float(values.mean())
+        table = pd.read_parquet(path)
+        figures[f"{path.stem}/rows"] = len(table)
+        for column, values in table.select_dtypes("floating").astype(float).items():
+            name = f"{path.stem}/{column}"
+            for number, value in enumerate(values.quantile([0.0, 0.25, 0.5, 0.75, 1])):
+                figures[f"{name}/quartile {number}"] = float(value)
+            figures[f"{name}/mean"] = float(values.mean())
+    return figures
 
 
 def print_comparison(old: Record, new: Record, names: Sequence[str]) -> int:
     """Print how a new record differs from an old one; return the exit status."""
     print(f"old {old['commit'][:10]}, new {new['commit'][:10]}")
-    missed = [name for name in names if name not in old["runs"]]
-    missed += [name for name in names if name not in new["runs"]]
-    for name in missed:
-        print(f"NOT COMPARED: {name} is missing or failed")
-    is_equal = not missed
+    is_equal = True
     for name in names:
-        if name not in missed:
-            difference = compare(old["runs"][name], new["runs"][name])
-            _print_difference(name, difference)
-            is_equal &= not difference.failures
+        if name not in old["runs"] or name not in new["runs"]:
+            print(f"NOT COMPARED: {name} is missing or failed")
+            is_equal = False
+            continue
+        result = compare(old["runs"][name], new["runs"][name])
+        is_equal &= not result.failures
+        print(
+            f"{name}: {result.compared} figures, furthest apart "
+            f"{result.furthest:.1e}; payload {result.old_bytes:,} bytes before, "
+            f"{result.new_bytes:,} now"
+        )
+        lines = [f"  DIFFERS {text}" for text in result.failures]
+        lines += [f"  note: {text}" for text in result.notes[:MOST_NOTES]]
+        if len(result.notes) > MOST_NOTES:
+            lines.append(f"  and {len(result.notes) - MOST_NOTES} more notes")
+        print(*lines, sep="\n", end="\n" if lines else "")
     print("all numbers are equal" if is_equal else "NOT all numbers are equal")
     return 0 if is_equal else 1
-
-
-def _print_difference(name: str, difference: Difference) -> None:
-    print(
-        f"{name}: {difference.compared} figures, furthest apart "
-        f"{difference.furthest:.1e}; payload {difference.old_bytes:,} bytes before, "
-        f"{difference.new_bytes:,} now"
-    )
-    for text in difference.failures:
-        print(f"  DIFFERS {text}")
-    for text in difference.notes[:MOST_NOTES]:
-        print(f"  note: {text}")
-    if len(difference.notes) > MOST_NOTES:
-        print(f"  and {len(difference.notes) - MOST_NOTES} more notes")
 
 
 if __name__ == "__main__":

@@ -77,10 +77,8 @@ class JoinedTable:
         features: float32 (N, d), the tables' blocks in the order of the query.
         columns: the columns of each table in ``features``.
         labels: (N,), numbers or class indices.
-        is_test: (N,) bool, the held-out rows.
         rows: by table, the row behind each joined row, counted over its shards
             before any filter; (N,).
-        loss: of the task.
     """
 
     features: Float32Array
@@ -104,13 +102,7 @@ def read_sources(tables: str) -> tuple[ShardSource, ...]:
 def join_tables(
     query: Query, settings: Settings, sources: Sequence[ShardSource]
 ) -> JoinedTable:
-    """Join, encode and split as the run with these settings does.
-
-    Args:
-        query: the training set.
-        settings: ``task``, ``loss``, ``test_fraction``, ``seed``, ``max_categories``,
-            ``encoders``.
-        sources: all shards of the query's tables.
+    """Join, encode and split all shards as the run with these settings does.
 
     Raises:
         TPFlowerError: the query does not fit the tables or the label not the task.

@@ -34,21 +34,20 @@ from tp_flower.features.statistics import Sample, feature_statistics
 from tp_flower.query import Query
 from tp_flower.sources.shards import column_types
 
-Frames = Mapping[str, Mapping[str, Any]]
-"""By site, its data frames by table."""
-
 MARK: Item = ("", "mark")
 """The item of a column that is no feature, see ``join_frames``."""
 
 
 def join_frames(
-    query: Query, frames: Frames, marks: Mapping[str, str] | None = None
+    query: Query,
+    frames: Mapping[str, Mapping[str, Any]],
+    marks: Mapping[str, str] | None = None,
 ) -> dict[Item, Column]:
     """Join the frames by DuckDB; return the columns of the result by item.
 
     Args:
         query: the training set.
-        frames: of all sites; those of one table are its shards.
+        frames: by site and table; those of one table are its shards.
         marks: a column, by the alias of its table, to take along as item ``MARK``.
     """
     with closing(duckdb.connect()) as connection:

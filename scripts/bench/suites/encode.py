@@ -1,20 +1,11 @@
 """Encode a CSV shard, against DuckDB's own scan and numpy standardisation.
 
-::
-
-    python scripts/bench/suites/encode.py --rows 5000000 --repeat 3
-
-Each measurement is a process of its own. *Ours* is all that a site does from the file
-to the float32 matrix on disk: find the types of the columns, extract, statistics,
-encode. The *baseline* scans the file with DuckDB into numpy arrays and standardises
-them in memory. With ``--mixed`` six of the columns are texts and dates; the baseline
-then encodes the numbers alone.
+Each measurement is a process of its own, which imports no more than it uses. *Ours* is
+all that a site does from the file to the float32 matrix on disk: find the types of the
+columns, extract, statistics, encode. The *baseline* scans the file with DuckDB into
+numpy arrays and standardises them in memory.
 """
 
-import argparse
-import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,8 +14,10 @@ from typing import TYPE_CHECKING
 import duckdb
 import numpy as np
 
+from scripts.bench.processes import in_process_of_its_own, peak_memory
+
 if TYPE_CHECKING:
-    from scripts.bench.runs import Outcome
+    from scripts.bench.harness import Options, Outcome
 
 COLUMNS = 60
 SUITE_ROWS = 1_000_000
@@ -32,9 +25,7 @@ MIXED = 6
 
 
 def write_file(path: Path, rows: int, *, mixed: bool) -> None:
-    """Write the file, unless it is there."""
-    if path.exists():
-        return
+    """Write the file; with ``mixed`` six of the columns are texts and dates."""
     columns = [
         f"round(random() * {10 ** (i % 5)}::DOUBLE, {4 + i % 9}) AS x{i}"
         for i in range(COLUMNS)
@@ -44,14 +35,12 @@ def write_file(path: Path, rows: int, *, mixed: bool) -> None:
             text = f"'value ' || CAST(random() * {10 ** (i + 1)} AS INT)"
             day = "DATE '2000-01-01' + CAST(random() * 9e3 AS INT)"
             columns[i : i + 2] = [f"{text} AS x{i}", f"{day} AS x{i + 1}"]
-    part = path.with_suffix(".part")
     with duckdb.connect() as connection:
         connection.execute("SELECT setseed(0.5)")
         connection.execute(
             f"COPY (SELECT {', '.join(columns)} FROM range({rows})) "
-            f"TO '{part}' (FORMAT csv, HEADER)"
+            f"TO '{path}' (FORMAT csv, HEADER)"
         )
-    part.rename(path)
 
 
 def baseline(path: Path) -> dict[str, float]:
@@ -107,78 +96,35 @@ def ours(path: Path) -> dict[str, float]:
     return seconds
 
 
-def measure(name: str, path: Path) -> dict[str, float]:
-    """Run one side in a process of its own."""
-    answer = subprocess.run(
-        [sys.executable, __file__, "--file", str(path), "--only", name],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    found: dict[str, float] = json.loads(answer.stdout.splitlines()[-1])
-    return found
+def ours_and_peak(path: str) -> dict[str, float]:
+    """Return the seconds of `ours` and the process's peak memory."""
+    return _summary(ours(Path(path)))
 
 
-def compare(path: Path, repeat: int) -> None:
-    """Print seconds, the ratio of the speeds, and the peak memory."""
-    for _ in range(repeat):
-        sides = {name: measure(name, path) for name in ("baseline", "ours")}
-        for name, found in sides.items():
-            parts = ", ".join(
-                f"{part} {seconds:.2f}"
-                for part, seconds in found.items()
-                if part not in {"total", "megabytes"}
-            )
-            print(
-                f"{name:9} {found['total']:7.2f} s  peak {found['megabytes']:6.0f} MB"
-                f"  ({parts})"
-            )
-        ratio = sides["baseline"]["total"] / sides["ours"]["total"]
-        print(f"speed of ours / baseline: {ratio:.2f}", flush=True)
+def baseline_and_peak(path: str) -> dict[str, float]:
+    """Return the seconds of `baseline` and the process's peak memory."""
+    return _summary(baseline(Path(path)))
 
 
-def measure_encode() -> "Outcome":
+def _summary(parts: dict[str, float]) -> dict[str, float]:
+    return {"total": sum(parts.values()), "megabytes": peak_memory() / 2**20}
+
+
+def measure_encode(_: "Options") -> "Outcome":
     """Encode a file once on both sides."""
     # not at the top: the measured processes must not import it
-    from scripts.bench.runs import Check, Outcome
+    from scripts.bench.harness import Outcome
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shard.csv"
         write_file(path, SUITE_ROWS, mixed=False)
-        sides = {name: measure(name, path) for name in ("baseline", "ours")}
-    facts: dict[str, object] = {"rows": SUITE_ROWS, "columns": COLUMNS}
-    for name, title in (("ours", "a site"), ("baseline", "DuckDB's scan into numpy")):
-        facts[f"{title}: seconds"] = sides[name]["total"]
-        facts[f"{title}: peak memory, MiB"] = sides[name]["megabytes"]
-    memory = sides["ours"]["megabytes"] / sides["baseline"]["megabytes"]
-    return Outcome(
-        [Check("a site's peak memory over DuckDB + numpy's", memory, 1.0)], facts
-    )
-
-
-def main() -> None:
-    """Parse the command line and run."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=5_000_000)
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--mixed", action="store_true")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--only", choices=("baseline", "ours"), help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.only:
-        found = {"baseline": baseline, "ours": ours}[given.only](given.file)
-        # not before: what it imports takes memory too
-        from scripts.bench.processes import peak_memory
-
-        peak = peak_memory() / 2**20
-        print(json.dumps({**found, "total": sum(found.values()), "megabytes": peak}))
-        return
-    kind = "mixed" if given.mixed else "floats"
-    path = given.folder / f"bench-encode-{kind}-{given.rows}.csv"
-    write_file(path, given.rows, mixed=given.mixed)
-    compare(path, given.repeat)
-
-
-if __name__ == "__main__":
-    main()
+        plain = in_process_of_its_own(baseline_and_peak, str(path))
+        site = in_process_of_its_own(ours_and_peak, str(path))
+    outcome = Outcome()
+    outcome.facts |= {"rows": SUITE_ROWS, "columns": COLUMNS}
+    for title, side in (("a site", site), ("DuckDB's scan into numpy", plain)):
+        outcome.facts[f"{title}: seconds"] = side["total"]
+        outcome.facts[f"{title}: peak memory, MiB"] = side["megabytes"]
+    ratio = site["megabytes"] / plain["megabytes"]
+    outcome.check("a site's peak memory over DuckDB + numpy's", ratio, 1.0)
+    return outcome

@@ -1,55 +1,50 @@
-"""Methods against each other on the same data: what a good test metric costs each.
+"""Methods against each other on the same data: the cost of a good test metric.
 
 As in the papers' section 6: figures 5 (epochs), 7 (communication), 8 (computing), 9 and
-10 (shards). Every run is a process of its own (`python scripts/bench/suites/methods.py
-JSON` runs one and prints what it found), in which the server and all sites take turns:
-its peak memory is that of all of them together, over what the process had with the data
-loaded. Each run is done once: seconds of computing are as steady as the machine.
+10 (shards). Every run is done once: seconds of computing are as steady as the machine.
 
-What the methods are measured against is the *centralised metric*: the test metric of
-the linear model at the optimum of the same objective, on the joined table, with the
-same rows held out. A method has *reached* it at the first epoch with a test metric
-within 1 % of it (`curves.is_within`).
+The yardstick is the *centralised metric*: the test metric of the linear model at the
+optimum of the same objective, on the joined table, with the same rows held out. A
+method has *reached* it at the first epoch with a test metric within 1 % of it
+(`is_within`). Costs are counted from the start of the run, set-up included.
+Communication is modelled as in section 6.3: latency per round plus bytes over
+bandwidth.
 """
 
-import json
-import logging
 import math
-import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from client_apps.app import app
-from scripts.bench.curves import (
-    FINE_TOLERANCE,
-    PAPER_NETWORKS,
-    TOLERANCE,
-    Curve,
-    curve_of,
-    phase_seconds,
-)
+import numpy as np
+import pandas as pd
+
 from scripts.bench.datasets import DATASETS
-from scripts.bench.movielens import has_movielens
-from scripts.bench.processes import forget_peak, in_process_of_its_own, peak_memory
-from scripts.bench.reference import Found, measure_reference
-from scripts.bench.runs import Check, Options, Outcome, SkippedSuite
+from scripts.bench.harness import Options, Outcome, Results, SkippedSuite, train
 from scripts.data.dataset import Dataset
-from strategies import STRATEGIES
-from strategies.run.grid import InProcessGrid
-from tp_flower.query import Query
+from scripts.joined.models import Problem, train_sgd
+from strategies.report_page.costs import US_UK, US_US, Network
+from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 
-MEBIBYTE = 1 << 20
-REFERENCE = "reference"
+TOLERANCE = 0.01
+HIGHER_IS_BETTER = frozenset({"auc", "accuracy", "r2"})
+COSTS = ("rounds", "bytes", "server-seconds", "client-seconds")
 ADMM_CLAIM = (
     "TP-ADMM's communication time to 1 % over the least of the others, any network"
 )
 SGD_CLAIM = "TP-SGD's epochs to 1 % over the fewest of the others (1: a tie)"
 UCQ = ", UCQ"
+
+PAPER_NETWORKS = (
+    US_UK,
+    US_US,
+    Network("US-East, US-West", 0.063, 8 * 60.0e6),
+    Network("US-West, EU", 0.153, 8 * 26.2e6),
+    Network("US-East, EU", 0.110, 8 * 33.8e6),
+)
+"""The last three are what the paper measured between AWS regions (Table 8)."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +52,7 @@ class Method:
     """A way to train.
 
     Attributes:
-        title: for people; the papers' name where there is one.
-        strategy: as in the run config.
+        title: the papers' name where there is one.
         is_sharded: whether every table is in two shards.
         settings: run-config keys besides.
     """
@@ -83,185 +77,181 @@ METHODS: Mapping[str, Method] = {
 
 def measure_methods(options: Options) -> Outcome:
     """Run every chosen method on every chosen data set."""
-    names = _chosen(options.datasets, DATASETS, "data set")
-    methods = _chosen(options.methods, METHODS, "method")
-    if "movielens" in names and not has_movielens(options.movielens):
-        if options.datasets:
-            raise SkippedSuite(f"no ml-100k in {options.movielens}")
-        names.remove("movielens")
-        print("  without movielens: no folder given with --movielens", flush=True)
     outcome = Outcome()
-    for name in names:
-        found = _measure_dataset(name, methods, options)
-        outcome.facts[name] = found
-        outcome.checks += claims(found)
+    for name, read in DATASETS.items():
+        if options.datasets and name not in options.datasets:
+            continue
+        try:
+            dataset = read(options.movielens)
+        except SkippedSuite as reason:
+            if name in options.datasets:
+                raise
+            print(f"  without {name}: {reason}", flush=True)
+            continue
+        outcome.facts[name] = facts = measure_dataset(dataset, options)
+        check_claims(outcome, facts)
     return outcome
 
 
-def _chosen(asked: Sequence[str], known: Iterable[str], what: str) -> list[str]:
-    unknown = sorted({*asked} - {*known})
-    if unknown:
-        message = f"no {what} {unknown[0]!r}; there are {', '.join(known)}"
-        raise ValueError(message)
-    return [name for name in known if name in asked or not asked]
-
-
-def _measure_dataset(name: str, methods: Sequence[str], options: Options) -> Found:
-    """Run the reference and the methods, each in a process of its own."""
-    task = {
-        "dataset": name,
-        "movielens": str(options.movielens) if options.movielens else None,
-        "settings": dict(options.settings),
-    }
-    found: Found = in_process_of_its_own(__file__, {**task, "method": REFERENCE})
-    print(f"  {name}: centralised {found['metric']} {found['reference']:.4f}")
-    found |= {"methods": {}, "failed": {}, "settings": task["settings"]}
-    for method in methods:
-        try:
-            run = in_process_of_its_own(__file__, {**task, "method": method})
-        except RuntimeError as error:
-            # the other methods' figures are worth as much
-            found["failed"][method] = str(error)
-            print(f"  {name}, {method} failed: {error}", flush=True)
+def measure_dataset(dataset: Dataset, options: Options) -> Results:
+    """Run the reference and the methods; a method that fails loses only itself."""
+    facts = measure_reference(dataset, run_settings(dataset, None, {}))
+    facts |= {"methods": {}, "failed": {}, "settings": dict(options.settings)}
+    for name, method in METHODS.items():
+        if options.methods and name not in options.methods:
             continue
-        found["methods"][method] = run | summary(found, Curve.from_json(run["curve"]))
-        epoch = found["methods"][method]["epochs-to-1%"]
-        when = f"within 1 % at epoch {epoch}" if epoch else "never within 1 %"
-        print(f"  {name}, {METHODS[method].title}: {when}", flush=True)
-    return found
+        try:
+            settings = run_settings(dataset, method, options.settings)
+            sites = dataset.two_shards() if method.is_sharded else dataset.join_only()
+            history = train(dataset.sql, settings, sites).report.history
+        except Exception as error:  # noqa: BLE001 - the others' figures are worth as much
+            facts["failed"][name] = f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+            continue
+        curve = curve_of(history, dataset.metric)
+        facts["methods"][name] = {"title": method.title, **summary(facts, curve)}
+    return facts
 
 
-def summary(dataset: Found, curve: Curve) -> Found:
-    """Return the figures of the tables: costs until the metric is reached, 0 if never.
+def run_settings(
+    dataset: Dataset, method: Method | None, chosen: Mapping[str, Any]
+) -> Settings:
+    """Return the settings of a run; those of the command line win."""
+    config: dict[str, Any] = dict(dataset.settings)
+    if method is not None:
+        config |= {"strategy": method.strategy, **method.settings}
+    return Settings.from_run_config(config | dict(chosen))
+
+
+def measure_reference(dataset: Dataset, settings: Settings) -> Results:
+    """Train linear models on the joined table and measure them on the held-out rows.
+
+    ``reference`` is the metric at the optimum, ``guess`` that of the best constant
+    score; of SGD the metric after every epoch.
+    """
+    problem = Problem.of(dataset.joined(settings), settings)
+    base = problem.loss.base_score(problem.train_labels)
+    guess = np.tile(base, (len(problem.test_labels), 1))
+    optimum = problem.optimum().scores(problem.test)
+    steps = [own[dataset.metric] for own in train_sgd(problem, settings).test]
+    return {
+        "title": dataset.title,
+        "metric": dataset.metric,
+        "reference": problem.test_metrics(optimum)[dataset.metric],
+        "guess": problem.test_metrics(guess)[dataset.metric],
+        "joined-rows": [len(problem.train_labels), len(problem.test_labels)],
+        "features": problem.train.shape[1],
+        "baselines": {"SGD": {"metric": steps}},
+    }
+
+
+def curve_of(history: Sequence[RoundReport], metric: str) -> pd.DataFrame:
+    """Return the test metric of every epoch, and the costs from the start to its end.
+
+    Row 0 is set-up. Rounds after the last epoch, which only end the run, do not count.
+    The metric is NaN where it was not computed.
+    """
+    rounds = pd.DataFrame(
+        [
+            (
+                *(item.epoch, item.test.get(metric, math.nan), 1),
+                sum(item.bytes_up.values())
+                + sum(item.bytes_down.values())
+                + item.overhead_bytes,
+                *(item.server_seconds, item.client_seconds),
+            )
+            for item in history
+        ],
+        columns=["epoch", "metric", *COSTS],
+    )
+    rounds = rounds[(rounds["epoch"] > 0) | (rounds["epoch"].cummax() == 0)]
+    epochs = rounds.groupby("epoch")
+    curve = epochs[list(COSTS)].sum().cumsum()
+    return curve.assign(metric=epochs["metric"].last())
+
+
+def is_within(
+    value: float, metric: str, reference: float, tolerance: float = TOLERANCE
+) -> bool:
+    """Whether a test metric is within a relative tolerance of a reference.
+
+    At tolerance 0.01, an RMSE or a loss of at most 1.01 times the reference is, and so
+    is an AUC, an accuracy or an R2 of at least 0.99 times it. A better value than the
+    reference always is; NaN never is.
+
+    >>> is_within(1.009, "rmse", 1.0), is_within(0.692, "auc", 0.7)
+    (True, False)
+    """
+    if metric in HIGHER_IS_BETTER:
+        return value >= (1.0 - tolerance) * reference
+    return value <= (1.0 + tolerance) * reference
+
+
+def summary(dataset: Results, curve: pd.DataFrame) -> Results:
+    """Return a run's curve, and its costs until the metric is reached (epoch 0: never).
 
     Args:
-        dataset: with ``metric``, ``reference`` and ``floor``.
+        dataset: with ``metric`` and ``reference``.
         curve: of the run.
     """
-    metric, reference = dataset["metric"], dataset["reference"]
-    epoch = curve.reached(metric, reference, TOLERANCE)
-    per_epoch = curve.per_epoch
-    found: Found = {
-        "epochs-to-1%": epoch,
-        "epochs-to-0.1%": curve.reached(metric, reference, FINE_TOLERANCE),
-        "last": curve.metric[-1],
-        "rounds-per-epoch": per_epoch.rounds,
-        "bytes-per-epoch": per_epoch.bytes,
-        "bytes-over-floor": per_epoch.bytes / dataset["floor"],
-        "compute-per-epoch": per_epoch.compute_seconds,
+    epochs = curve.loc[1:]
+    reached = [
+        is_within(value, dataset["metric"], dataset["reference"])
+        for value in epochs["metric"]
+    ]
+    lists = {name: epochs[name].tolist() for name in ("metric", *COSTS)}
+    facts: Results = {
+        "curve": {**lists, "set-up": curve.loc[0, list(COSTS)].tolist()},
+        "epochs-to-1%": reached.index(True) + 1 if any(reached) else 0,
     }
-    if epoch:
-        cost = curve.costs[epoch - 1]
-        found["to-1%"] = {
-            "rounds": cost.rounds,
-            "bytes": cost.bytes,
-            "compute-seconds": cost.compute_seconds,
+    if any(reached):
+        cost = epochs.loc[facts["epochs-to-1%"]]
+        rounds, sent = int(cost["rounds"]), int(cost["bytes"])
+        facts["to-1%"] = {
+            "rounds": rounds,
+            "bytes": sent,
+            "compute-seconds": cost["server-seconds"] + cost["client-seconds"],
             "communication-seconds": {
-                network.name: cost.communication_seconds(network)
+                network.name: network.seconds(rounds, sent)
                 for network in PAPER_NETWORKS
             },
         }
-    return found
+    return facts
 
 
-def claims(dataset: Found) -> list[Check]:
-    """Return the papers' claims as figures, join-only and over shards.
+def check_claims(outcome: Outcome, dataset: Results) -> None:
+    """Check the papers' claims, join-only and over shards.
 
     ADMM over tables needs the least modelled communication time on every network, and
     SGD over tables the fewest epochs, to reach the centralised metric. The figures are
     ratios to the best of the other methods: at most 1, and 1 is a tie.
     """
-    checks = []
-    for of, admm, sgd in (("", "admm", "sgd"), (UCQ, "ucq-admm", "ucq-sgd")):
+    for suffix, admm, sgd in (("", "admm", "sgd"), (UCQ, "ucq-admm", "ucq-sgd")):
         group = {
-            name: run
+            name: _to_reach(run)
             for name, run in dataset["methods"].items()
-            if METHODS[name].is_sharded == bool(of)
+            if METHODS[name].is_sharded == bool(suffix)
         }
-        title = f"{dataset['title']}{of}"
-        if admm in group and len(group) > 1:
-            ratios = [
-                _ratio(group, admm, _communication(network.name))
-                for network in PAPER_NETWORKS
-            ]
-            checks.append(Check(f"{title}: {ADMM_CLAIM}", max(ratios), 1.0))
-        if sgd in group and len(group) > 1:
-            ratio = _ratio(group, sgd, _epochs)
-            checks.append(Check(f"{title}: {SGD_CLAIM}", ratio, 1.0))
+        others = pd.DataFrame(group)
+        title = f"{dataset['title']}{suffix}"
+        for method, claim in ((admm, ADMM_CLAIM), (sgd, SGD_CLAIM)):
+            if method not in group or len(group) == 1:
+                continue
+            ratios = others[method] / others.drop(columns=method).min(axis=1)
+            epochs = float(ratios["epochs"])
+            worst = epochs if claim is SGD_CLAIM else float(ratios.iloc[1:].max())
+            # who never gets there has lost to all, also to others who do not
+            has_lost = math.isinf(others[method]["epochs"])
+            outcome.check(f"{title}: {claim}", math.inf if has_lost else worst, 1.0)
     failed = ", ".join(dataset["failed"]) or "none"
-    name = f"{dataset['title']}: methods that failed ({failed})"
-    return [*checks, Check(name, float(len(dataset["failed"])), 0.0)]
+    title = f"{dataset['title']}: methods that failed ({failed})"
+    outcome.check(title, float(len(dataset["failed"])), 0.0)
 
 
-def _communication(network: str) -> Callable[[Found], float]:
-    def seconds(run: Found) -> float:
-        if "to-1%" not in run:
-            return math.inf
-        return float(run["to-1%"]["communication-seconds"][network])
-
-    return seconds
-
-
-def _epochs(run: Found) -> float:
-    return float(run["epochs-to-1%"] or math.inf)
-
-
-def _ratio(
-    group: Mapping[str, Found], name: str, figure: Callable[[Found], float]
-) -> float:
-    """Return a method's figure over the least of the others."""
-    own = figure(group[name])
-    others = min(figure(run) for other, run in group.items() if other != name)
-    # who never gets there has lost to all, also to others who do not
-    return own / others if math.isfinite(own) else math.inf
-
-
-def measure_run(dataset: Dataset, method: Method, settings: Settings) -> Found:
-    """Train once and return the curve and what it took."""
-    sites = dataset.two_shards() if method.is_sharded else dataset.join_only()
-    forget_peak()
-    before, cpu_before = peak_memory(), time.process_time()
-    started = time.perf_counter()
-    with closing(InProcessGrid(app, sites)) as grid:
-        strategy = STRATEGIES[settings.strategy](Query.from_sql(dataset.sql), settings)
-        strategy.start(grid)
-    seconds = time.perf_counter() - started
-    report = strategy.report
-    return {
-        "title": method.title,
-        "curve": curve_of(report.history, dataset.metric).to_json(),
-        "phases": phase_seconds(report.history),
-        "seconds": seconds,
-        "cpu-seconds": time.process_time() - cpu_before,
-        "peak-mib": (peak_memory() - before) / MEBIBYTE,
-    }
-
-
-def run_settings(
-    dataset: Dataset, method: Method | None, own: Mapping[str, Any]
-) -> Settings:
-    """Return the settings of a run; the user's win."""
-    config: dict[str, Any] = dict(dataset.settings)
-    if method is not None:
-        config |= {"strategy": method.strategy, **method.settings}
-    return Settings.from_run_config(config | dict(own))
-
-
-def main(text: str) -> None:
-    """Do one measurement and print it as JSON."""
-    # Flower tells of every run what the curves tell better
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    task = json.loads(text)
-    folder = Path(task["movielens"]) if task["movielens"] else None
-    dataset = DATASETS[task["dataset"]](folder)
-    if task["method"] == REFERENCE:
-        found = measure_reference(dataset, run_settings(dataset, None, {}))
-    else:
-        method = METHODS[task["method"]]
-        settings = run_settings(dataset, method, task["settings"])
-        found = measure_run(dataset, method, settings)
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+def _to_reach(run: Results) -> dict[str, float]:
+    """Return epochs, and seconds by network, until the metric is reached."""
+    if "to-1%" not in run:
+        names = ["epochs", *(network.name for network in PAPER_NETWORKS)]
+        return dict.fromkeys(names, math.inf)
+    seconds: dict[str, float] = run["to-1%"]["communication-seconds"]
+    return {"epochs": float(run["epochs-to-1%"]), **seconds}

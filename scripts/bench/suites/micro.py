@@ -1,22 +1,18 @@
 """Single kernels against the least that their arrays cost.
 
-    python scripts/benchmark.py --suite micro
-
-A kernel is measured beside its floor, in turns: what plain numpy takes to do the same,
-or to copy what the kernel must read and write. Limits are twice what was measured, or
-more: they tell of a kernel that has become another, not of a busy machine.
+A kernel is measured beside its floor, in turns: plain numpy doing the same, or copying
+what the kernel must read and write. Limits are twice what was measured, or more: they
+tell of a kernel that has become another, not of a busy machine.
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
-from scripts.bench.packing import measure_packing
-from scripts.bench.runs import Check, Outcome
+from scripts.bench.harness import Options, Outcome
+from tp_flower.arrays import FloatArray
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping, TableRows
@@ -25,6 +21,7 @@ from tp_flower.learning.losses import LogisticLoss, Loss, SoftmaxLoss, SquaredLo
 from tp_flower.learning.metrics import auc
 from tp_flower.learning.models.local_model import LinearModel, moment
 from tp_flower.learning.solvers import gram
+from tp_flower.protocol import Packet, pack, unpack
 from tp_flower.query import Join
 
 ROWS = 400_000
@@ -35,69 +32,62 @@ MEMORY = 5
 RHO = 0.1
 REPEATS = 7
 
-FloatArray = npt.NDArray[np.float64]
+PACKED_ARRAYS = 8
+PACKED_ROWS = 500
+PACK_SECONDS = 60e-6
+LARGE_BYTES = 64 << 20
+
 Work = Callable[[], object]
+Kernel = tuple[str, Work, str, Work, float]
+"""Name, the kernel, name of its floor, the floor, and the most of their ratio."""
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """What is measured, and against what.
-
-    Attributes:
-        name: for people.
-        run: the kernel.
-        floor: what it is compared with.
-        floor_name: for people.
-        most: of the ratio.
-    """
-
-    name: str
-    run: Work
-    floor: Work
-    floor_name: str
-    most: float
-
-
-def measure_micro(rows: int = ROWS, repeats: int = REPEATS) -> Outcome:
+def measure_micro(
+    _: Options, rows: int = ROWS, repeats: int = REPEATS, large: int = LARGE_BYTES
+) -> Outcome:
     """Measure every kernel.
 
     Args:
         rows: joined rows.
         repeats: of each kernel; the fastest counts.
+        large: bytes of the large message that is packed.
     """
     outcome = Outcome()
-    draw = np.random.default_rng(0)
-    for kernel in [
-        *_mapping(rows, draw),
-        *_row_kernels(rows, draw),
-        *_prox_kernels(rows, draw),
-        *_feature_kernels(rows // 8, draw),
-        *_mixing(rows, draw),
-    ]:
-        own, floor = best_seconds(kernel.run, kernel.floor, repeats)
-        outcome.facts[f"{kernel.name}, ms"] = 1000.0 * own
-        outcome.checks.append(
-            Check(f"{kernel.name} over {kernel.floor_name}", own / floor, kernel.most)
-        )
-    packing = measure_packing()
-    outcome.checks += packing.checks
-    outcome.facts |= packing.facts
+    for kernels in (
+        _mapping,
+        _row_kernels,
+        _prox_kernels,
+        _feature_kernels,
+        _mixing,
+    ):
+        for name, run, floor_name, floor, most in kernels(rows):
+            seconds, least = best_seconds(run, floor, repeats=repeats)
+            outcome.facts[f"{name}, ms"] = 1000.0 * seconds
+            outcome.check(f"{name} over {floor_name}", seconds / least, most)
+    _measure_packing(outcome, repeats, large)
     return outcome
 
 
-def best_seconds(run: Work, floor: Work, repeats: int) -> tuple[float, float]:
-    """Return the least processor seconds of both, taken in turns."""
-    spent: tuple[list[float], list[float]] = ([], [])
+def best_seconds(
+    *works: Work,
+    repeats: int,
+    times: int = 1,
+    clock: Callable[[], float] = time.process_time,
+) -> list[float]:
+    """Return the least seconds of each, taken in turns."""
+    least = [np.inf] * len(works)
     for _ in range(repeats):
-        for work, seconds in zip((run, floor), spent, strict=True):
-            started = time.process_time()
-            work()
-            seconds.append(time.process_time() - started)
-    return min(spent[0]), min(spent[1])
+        for number, work in enumerate(works):
+            started = clock()
+            for _ in range(times):
+                work()
+            least[number] = min(least[number], (clock() - started) / times)
+    return least
 
 
-def _mapping(rows: int, draw: np.random.Generator) -> list[Kernel]:
+def _mapping(rows: int) -> Iterator[Kernel]:
     """Two joins by hashed keys, against numpy's sort and search of the hashes."""
+    draw = np.random.default_rng(0)
     sizes = {"u": USERS * rows // ROWS, "b": USERS * rows // ROWS // 30}
     keys: dict[tuple[str, int], list[KeyColumn]] = {}
     plain = []
@@ -117,72 +107,50 @@ def _mapping(rows: int, draw: np.random.Generator) -> list[Kernel]:
             _ = order[np.searchsorted(right[order], left)]
 
     run = partial(build_mapping, joins, keys, {"r": rows, **sizes}, "r")
-    name = "table mapping of two joins"
-    return [Kernel(name, run, sort_and_search, "sort and search of hashes", 1.5)]
+    floor = "sort and search of hashes"
+    yield "table mapping of two joins", run, floor, sort_and_search, 1.5
 
 
-def _row_kernels(rows: int, draw: np.random.Generator) -> list[Kernel]:
+def _row_kernels(rows: int) -> Iterator[Kernel]:
     """From the rows of a table to the joined rows, and back."""
+    draw = np.random.default_rng(1)
     users = USERS * rows // ROWS
     table = TableRows(draw.integers(0, users, rows).astype(np.int32), users)
     mapping = TableMapping({"u": table})
-    joined, own = (draw.normal(size=(n, CLASSES)) for n in (rows, users))
+    joined, local = (draw.normal(size=(n, CLASSES)) for n in (rows, users))
     one, base = np.ascontiguousarray(joined[:, :1]), np.zeros(CLASSES)
     scores, positive = joined[:, 0].copy(), joined[:, 1] > 1.0
-    copy = joined.copy
-    return [
-        Kernel(
-            "segment sum, 5 outputs",
-            lambda: table.segment_sum(joined),
-            copy,
-            "a copy",
-            40.0,
-        ),
-        Kernel(
-            "segment sum, 1 output",
-            lambda: table.segment_sum(one),
-            one.copy,
-            "a copy",
-            40.0,
-        ),
-        Kernel(
-            "gather, 5 outputs",
-            lambda: mapping.sum_scores(base, {"u": own}),
-            copy,
-            "a copy",
-            40.0,
-        ),
-        Kernel(
-            "area under the curve",
-            lambda: auc(scores, positive),
-            lambda: np.sort(scores),
-            "a sort",
-            6.0,
-        ),
-    ]
+    sums, copy = table.segment_sum, "a copy"
+    gather = partial(mapping.sum_scores, base, {"u": local})
+    yield "segment sum, 5 outputs", partial(sums, joined), copy, joined.copy, 40.0
+    yield "segment sum, 1 output", partial(sums, one), copy, one.copy, 40.0
+    yield "gather, 5 outputs", gather, copy, joined.copy, 40.0
+    curve, sort = partial(auc, scores, positive), partial(np.sort, scores)
+    yield "area under the curve", curve, "a sort", sort, 6.0
 
 
-def _prox_kernels(rows: int, draw: np.random.Generator) -> list[Kernel]:
+def _prox_kernels(rows: int) -> Iterator[Kernel]:
     """The z-update of each loss from where the epoch before ended."""
+    draw = np.random.default_rng(2)
     cases: list[tuple[Loss, float]] = [
         (SquaredLoss(), 10.0),
         (LogisticLoss(), 30.0),
         (SoftmaxLoss(CLASSES), 60.0),
     ]
-    kernels = []
     for loss, most in cases:
         labels = draw.integers(0, max(loss.outputs, 2), rows).astype(np.float64)
         centre = draw.normal(size=(rows, loss.outputs))
         start = loss.prox(centre, labels, RHO)
         moved = centre + 0.1 * draw.normal(size=centre.shape)
         run = partial(loss.prox, moved, labels, RHO, start)
-        name, floor = f"z-update, {loss.name}", partial(np.exp, centre)
-        kernels.append(Kernel(name, run, floor, "one exponential", most))
-    return kernels
+        floor = partial(np.exp, centre)
+        yield f"z-update, {loss.name}", run, "one exponential", floor, most
 
 
-def _feature_kernels(rows: int, draw: np.random.Generator) -> list[Kernel]:
-    """Products with float32 features, summed in float64."""
+def _feature_kernels(rows: int) -> Iterator[Kernel]:
+    """Products with float32 features, summed in float64, of an eighth of the rows."""
+    draw = np.random.default_rng(3)
+    rows //= 8
     features = draw.standard_normal((rows, FEATURES), dtype=np.float32)
     target = draw.normal(size=(rows, CLASSES))
     model = LinearModel(FEATURES, CLASSES, intercept=False)
@@ -203,26 +171,15 @@ def _feature_kernels(rows: int, draw: np.random.Generator) -> list[Kernel]:
         product: FloatArray = wide.T @ (wide * count[:, None])
         return product
 
-    return [
-        Kernel(
-            "exact theta-update, float64 sums",
-            update,
-            two_passes,
-            "two passes in float32",
-            4.0,
-        ),
-        Kernel(
-            "Gram matrix",
-            lambda: gram(features, count, intercept=False),
-            plain_gram,
-            "X^T G X in one product",
-            1.5,
-        ),
-    ]
+    name, floor = "exact theta-update, float64 sums", "two passes in float32"
+    yield name, update, floor, two_passes, 4.0
+    run = partial(gram, features, count, intercept=False)
+    yield "Gram matrix", run, "X^T G X in one product", plain_gram, 1.5
 
 
-def _mixing(rows: int, draw: np.random.Generator) -> list[Kernel]:
+def _mixing(rows: int) -> Iterator[Kernel]:
     """One mix with a full memory, against a copy of the memory."""
+    draw = np.random.default_rng(4)
     users = USERS * rows // ROWS
     table = TableRows(draw.integers(0, users, rows).astype(np.int32), users)
     mixer = AndersonMixer(TableMapping({"u": table}), MEMORY, 2)
@@ -235,7 +192,30 @@ def _mixing(rows: int, draw: np.random.Generator) -> list[Kernel]:
     for before, after in points:
         mixer.mix(RHO, before, after)
     # how duals and h_i changed, and their steps
-    values = 2 * (rows + users) * CLASSES
-    history = np.ones((MEMORY, values), np.float32)
+    history = np.ones((MEMORY, 2 * (rows + users) * CLASSES), np.float32)
     run = partial(mixer.mix, RHO, *points[0])
-    return [Kernel("Anderson mixing", run, history.copy, "a copy of its memory", 12.0)]
+    yield "Anderson mixing", run, "a copy of its memory", history.copy, 12.0
+
+
+def _measure_packing(outcome: Outcome, repeats: int, large: int) -> None:
+    """Time packing and unpacking a small message, and a large one beside a copy."""
+    draw = np.random.default_rng(0)
+    small = Packet(
+        {"batch": 1, "next-batch": 2, "evaluate": None, "momentum": 0.9},
+        {
+            (part, "messages"): draw.normal(size=(PACKED_ROWS, 1)).astype(np.float32)
+            for part in range(PACKED_ARRAYS)
+        },
+    )
+    (seconds,) = best_seconds(lambda: unpack(pack(small)), repeats=repeats, times=200)
+    title = f"packing and unpacking {PACKED_ARRAYS} arrays of {PACKED_ROWS} rows"
+    outcome.check(title, seconds, PACK_SECONDS, "s")
+    array = np.ones(large // 8)
+    packet = Packet({}, {(0, "x"): array})
+    content = pack(packet)
+    packing, unpacking, copying = best_seconds(
+        *(partial(pack, packet), partial(unpack, content), array.tobytes),
+        repeats=repeats,
+    )
+    outcome.facts["packing 64 MiB over one copy"] = packing / copying
+    outcome.facts["unpacking 64 MiB over one copy"] = unpacking / copying

@@ -1,28 +1,26 @@
 """Personal models: how short updates get, and how long a Z-step takes.
 
-    python scripts/benchmark.py --suite personal
-
 Ten sites on a ring train logistic models of 1,000 coefficients. Each round, every site
 sends one update; the codes are compared by the bytes that they take until the test loss
 is within half a percent of what float32 ends with. The coefficients of one problem are
 steps, as of neighbouring positions of a signal; those of the other have no order.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from scripts.bench.runs import Check, Outcome
+from scripts.bench.harness import Options, Outcome
+from scripts.bench.suites.micro import best_seconds
+from tp_flower.arrays import FloatArray
+from tp_flower.learning.losses import sigmoid
 from tp_flower.personalised.graph import SimilarityGraph
 from tp_flower.personalised.update_codec import decode_update, encode_update
 from tp_flower.personalised.z_step import (
     EdgeNorm,
-    ZSolution,
     ZStep,
     edge_norms,
     penalty_of_round,
@@ -49,12 +47,11 @@ Z_TOLERANCE = 1e-5
 Z_REPEATS = 3
 Z_STEP = f"Z-step, {Z_SITES:,} sites, {Z_EDGES:,} edges, d = {Z_SIZE}"
 
-FloatArray = npt.NDArray[np.float64]
 Send = Callable[[FloatArray, int], tuple[FloatArray, float]]
 """From an update and the rounds before to what arrives, and its bytes."""
 
 
-def measure_personal() -> Outcome:
+def measure_personal(_: Options) -> Outcome:
     """Measure the codes on both problems, and the Z-step."""
     outcome = Outcome()
     for name, is_ordered in (("steps", True), ("no order", False)):
@@ -87,7 +84,7 @@ class Problem:
         own = base + 0.2 * np.outer(np.arange(SITES) % 2, apart)
         models = 3.0 * own[:, order] / np.linalg.norm(base)
         features = draw.normal(size=(SITES, 2 * ROWS, SIZE))
-        chance = _sigmoid(_products(features, models))
+        chance = sigmoid(_products(features, models))
         labels = (draw.random(chance.shape) < chance).astype(np.float64)
         places = np.arange(SITES)
         pairs = np.column_stack([places, np.roll(places, 1)])
@@ -97,7 +94,7 @@ class Problem:
     def gradients(self, models: FloatArray) -> FloatArray:
         """Return every site's gradient of its training loss, (sites, d)."""
         features = self.features[:, :ROWS]
-        chance = _sigmoid(_products(features, models))
+        chance = sigmoid(_products(features, models))
         residuals = (chance - self.labels[:, :ROWS]) / ROWS
         return _products(features.transpose(0, 2, 1), residuals) + L2 * models
 
@@ -122,51 +119,35 @@ class Problem:
         return SITES / (0.25 * most / ROWS + L2)
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A run by rounds.
+def run(problem: Problem, send: Send) -> tuple[float, FloatArray, FloatArray]:
+    """Take proximal gradient steps with what arrives of the gradients.
 
-    Attributes:
-        objective: after the last round.
-        test: mean test loss after every round.
-        sent: bytes of the updates until then.
+    Returns the last objective; by round the mean test loss, and the bytes until then.
     """
-
-    objective: float
-    test: FloatArray
-    sent: FloatArray
-
-    def bytes_to(self, test: float) -> float:
-        """Return the bytes until the test loss is reached; infinite if it is not."""
-        reached = np.flatnonzero(self.test <= test)
-        return float(self.sent[reached[0]]) if len(reached) else float("inf")
-
-
-def run(problem: Problem, send: Send) -> Curve:
-    """Take proximal gradient steps with what arrives of the gradients."""
     rate = problem.rate()
     step = ZStep(problem.graph, EdgeNorm.TWO)
     models, pull = np.zeros((SITES, SIZE)), None
     test, sent = np.zeros(ROUNDS), np.zeros(ROUNDS)
     for at in range(ROUNDS):
-        told = [send(gradient, at) for gradient in problem.gradients(models)]
-        arrived = np.array([update for update, _ in told])
-        found = step.solve(models - rate / SITES * arrived, rate * PENALTY, pull)
-        models, pull = found.models, found.pull
+        updates = [send(gradient, at) for gradient in problem.gradients(models)]
+        arrived = np.array([update for update, _ in updates])
+        solution = step.solve(models - rate / SITES * arrived, rate * PENALTY, pull)
+        models, pull = solution.models, solution.pull
         test[at] = problem.loss(models, slice(ROWS, None))
-        sent[at] = sum(size for _, size in told)
-    return Curve(problem.objective(models), test, np.cumsum(sent))
+        sent[at] = sum(size for _, size in updates)
+    return problem.objective(models), test, np.cumsum(sent)
+
+
+def bytes_to(goal: float, test: FloatArray, sent: FloatArray) -> float:
+    """Return the bytes until the test loss is reached; infinite if it is not."""
+    reached = np.flatnonzero(test <= goal)
+    return float(sent[reached[0]]) if len(reached) else float("inf")
 
 
 def _products(matrices: FloatArray, vectors: FloatArray) -> FloatArray:
     """Return every site's matrix times its vector."""
     products: FloatArray = (matrices @ vectors[:, :, None])[:, :, 0]
     return products
-
-
-def _sigmoid(scores: FloatArray) -> FloatArray:
-    chance: FloatArray = 1.0 / (1.0 + np.exp(-scores))
-    return chance
 
 
 def codes() -> Mapping[str, Send]:
@@ -218,27 +199,28 @@ def _rounded(update: FloatArray, kind: str) -> FloatArray:
 
 
 def _measure_codes(name: str, problem: Problem, outcome: Outcome) -> None:
-    curves = {code: run(problem, send) for code, send in codes().items()}
-    plain = curves["float32"]
-    goal = WITHIN * float(plain.test[-1])
-    for code, curve in curves.items():
+    runs = {code: run(problem, send) for code, send in codes().items()}
+    objective, test, sent = runs["float32"]
+    goal = WITHIN * float(test[-1])
+    for code, (_, losses, sizes) in runs.items():
         outcome.facts[f"{name}, {code}: bytes to the test loss over float32's"] = (
-            curve.bytes_to(goal) / plain.bytes_to(goal)
+            bytes_to(goal, losses, sizes) / bytes_to(goal, test, sent)
         )
     outcome.curves[f"Test loss, {name}"] = {
-        code: curve.test.tolist() for code, curve in curves.items()
+        code: losses.tolist() for code, (_, losses, _) in runs.items()
     }
-    best = curves[MEANT]
-    worse = best.objective / plain.objective - 1.0
+    reached, _, sizes = runs[MEANT]
     of = f"{name}, {MEANT}"
-    outcome.checks += [
-        Check(f"{of}: bytes over float32's", best.sent[-1] / plain.sent[-1], 0.25),
-        Check(f"{of}: final objective worse by", worse, 0.005, "%"),
-    ]
+    outcome.check(f"{of}: bytes over float32's", sizes[-1] / sent[-1], 0.25)
+    worse = reached / objective - 1.0
+    outcome.check(f"{of}: final objective worse by", worse, 0.005, "%")
 
 
 def _measure_z_step(outcome: Outcome) -> None:
-    """Measure Z-steps of sites in groups, cold and after a small move, per norm."""
+    """Measure Z-steps of sites in groups, cold and after a small move, per norm.
+
+    Threads of BLAS that wait for each other count as busy: one does not wait.
+    """
     draw = np.random.default_rng(2)
     graph = _large_graph(draw)
     group = draw.integers(0, Z_GROUPS, Z_SITES)
@@ -250,28 +232,16 @@ def _measure_z_step(outcome: Outcome) -> None:
         first = step.solve(targets, penalty)  # makes the factors
         starts = {"cold": (targets, None), "warm": (moved, first.pull)}
         for kind, (points, pull) in starts.items():
-            seconds, found = _one_core(partial(step.solve, points, penalty, pull))
+            solve = partial(step.solve, points, penalty, pull)
+            with threadpool_limits(1):
+                iterations = solve().iterations
+                (seconds,) = best_seconds(solve, repeats=Z_REPEATS)
             of = f"{Z_STEP}, p = {norm}, {kind}"
             if norm == "2":
-                outcome.checks.append(Check(f"{of}: one core", seconds, Z_SECONDS, "s"))
+                outcome.check(f"{of}: one core", seconds, Z_SECONDS, "s")
             else:
                 outcome.facts[f"{of}: one core, seconds"] = seconds
-            outcome.facts[f"{of}: iterations"] = found.iterations
-
-
-def _one_core(solve: Callable[[], ZSolution]) -> tuple[float, ZSolution]:
-    """Return the least processor seconds of a Z-step, and what it found.
-
-    Threads of BLAS that wait for each other count as busy: one does not wait.
-    """
-    with threadpool_limits(1):
-        found = solve()
-        spent = []
-        for _ in range(Z_REPEATS):
-            started = time.process_time()
-            solve()
-            spent.append(time.process_time() - started)
-    return min(spent), found
+            outcome.facts[f"{of}: iterations"] = iterations
 
 
 def _large_graph(draw: np.random.Generator) -> SimilarityGraph:

@@ -1,81 +1,60 @@
-"""What privacy costs: test metrics against epsilon, on flights and MovieLens.
+"""The cost of privacy: test metrics on true labels, on flights and MovieLens.
 
-    python scripts/bench/suites/privacy.py [--output DIR] [--movielens DIR]
-        [--repeats N] [--methods NAME ...] [--epsilons E ...]
+Suite ``privacy``: private models of all tables, epsilon per row and table; the last
+setting of a method protects the labels too, as in the TablePuppet papers. Suite
+``labels``: ADMM on labels of every mechanism. *Corrected* is the loss that is unbiased
+for the true labels, *plain* takes noisy classes for true ones; both see the same draws.
+*Reported* are the run's own figures, which knows noisy labels only. In a regression
+noise on labels changes the reported figures only.
 
-Every run protects the models of all tables with epsilon per row and table; the last row
-of a method protects the labels too, with the settings of the TablePuppet papers. Noise
-comes from a secure source also here, so that runs differ: cells are means of the
-repeats, with their range. Test metrics are of the true labels. Writes privacy.json and
-privacy.md.
-
-Exit status: 0 if private statistics at epsilon 1 lose at most 0.02 of the AUC on
-flights, else 1.
+Noise comes from a secure source also here, so that runs differ: figures are means of
+the runs of ``--repeats``, with their range.
 """
 
-import argparse
-import json
-import logging
 import math
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
-from client_apps.app import app
 from client_apps.rounds.site import Site
-from scripts.bench.movielens import SQL as MOVIELENS_SQL
-from scripts.bench.movielens import TEST_FRACTION, has_movielens, read_movielens
-from scripts.bench.runs import Check, Outcome
-from strategies import STRATEGIES, RelationalStrategy
+from scripts.bench import datasets
+from scripts.bench.harness import (
+    Options,
+    Outcome,
+    Sites,
+    SkippedSuite,
+    problem_of,
+    train,
+)
 from strategies.run.grid import InProcessGrid
+from strategies.setup.labels import label_plan
 from strategies.setup.problem import TrainingProblem
 from tp_flower.arrays import FloatArray
-from tp_flower.files import home_folder
+from tp_flower.learning.label_noise import ClassNoise
 from tp_flower.learning.losses import LOSSES
 from tp_flower.learning.metrics import evaluate
-from tp_flower.query import Query
-from tp_flower.reports.records import RoundReport
+from tp_flower.reports.records import Metrics, RoundReport
 from tp_flower.settings import PrivacySettings, Settings
 from tp_flower.sources.flights import FLIGHTS_SQL
 
-Sites = int | Mapping[str, Mapping[str, pd.DataFrame]]
-
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
-SUITE_EPSILONS = (1.0, 8.0)
+LABEL_EPSILONS = (0.5, 1.0, 2.0, 4.0)
 DELTA = 1e-5
 ORGANISATIONS = 5
 PAPER_EPSILON = 1.0
 PAPER_LABEL_NOISE = 0.5
 RATINGS = (1.0, 5.0)
-GOAL = 0.02
+MOST_AUC_LOST = 0.02
+STATISTICS = "ADMM, private statistics"
 
-
-@dataclass(frozen=True)
-class Method:
-    """A way to train privately.
-
-    Attributes:
-        title: in the table.
-        strategy: ``"admm"`` or ``"sgd"``.
-        features: the mechanism, ``"dp-sgd"`` or ``"statistics"``.
-    """
-
-    title: str
-    strategy: str
-    features: str
-
-
-METHODS = {
-    "sgd": Method("SGD, DP-SGD", "sgd", "dp-sgd"),
-    "admm": Method("ADMM, DP-SGD", "admm", "dp-sgd"),
-    "statistics": Method("ADMM, private statistics", "admm", "statistics"),
+METHODS: Mapping[str, tuple[str, str]] = {
+    "SGD, DP-SGD": ("sgd", "dp-sgd"),
+    "ADMM, DP-SGD": ("admm", "dp-sgd"),
+    STATISTICS: ("admm", "statistics"),
 }
+"""Strategy and mechanism of the features, by the title of a method."""
 
 
 @dataclass(frozen=True)
@@ -83,132 +62,64 @@ class Task:
     """A data set with a query.
 
     Attributes:
-        name: of the data.
-        loss: that is trained.
-        metric: the test metric that is shown.
-        sql: the query.
+        name: before its figures; empty for flights.
+        shown: the metrics that are kept; the first one is the method's.
         settings: of a run without privacy.
-        sites: who holds what.
         label_range: of the labels; empty for classes.
     """
 
     name: str
     loss: str
-    metric: str
+    shown: Sequence[str]
     sql: str
     settings: Settings
     sites: Sites
     label_range: tuple[float, ...] = ()
 
-    def clear(self, strategy: str) -> Settings:
-        """Return the settings of a run without privacy."""
-        return replace(self.settings, strategy=strategy)
 
-    def private(self, method: Method, epsilon: float) -> Settings:
-        """Return the settings of a run with private models."""
-        privacy = PrivacySettings(
-            features=method.features, epsilon=epsilon, delta=DELTA
-        )
-        return replace(self.clear(method.strategy), privacy=privacy)
-
-    def as_in_papers(self, method: Method) -> Settings:
-        """Return the settings of the papers: private models and labels, C = 1."""
-        private = self.private(method, PAPER_EPSILON)
-        privacy = replace(
-            private.privacy,
-            labels="laplace",
-            label_noise=PAPER_LABEL_NOISE,
-            label_range=self.label_range,
-        )
-        return replace(private, privacy=privacy)
+def flights() -> Task:
+    """Return the built-in federation: is a flight late?"""
+    settings = Settings(task="classification")
+    shown = ("auc", "log_loss", "accuracy")
+    return Task("", "logistic", shown, FLIGHTS_SQL, settings, ORGANISATIONS)
 
 
-@dataclass
-class Cell:
-    """The runs of a method with one epsilon.
-
-    Attributes:
-        task: name of the task.
-        method: title of the method.
-        epsilon: of a table's row; infinity is no privacy.
-        labels: whether labels were private too.
-        metrics: test metrics of every repeat, on the true labels.
-        seconds: of every repeat.
-    """
-
-    task: str
-    method: str
-    epsilon: float
-    labels: bool = False
-    metrics: list[dict[str, float]] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-
-    def add(self, task: Task, done: "Run", labels: FloatArray) -> None:
-        """Add a run, judged by the true labels of the held-out rows."""
-        loss = LOSSES[task.loss](outputs=done.scores.shape[1])
-        self.metrics.append(evaluate(loss, done.scores, labels))
-        self.seconds.append(done.seconds)
-
-    def values(self, metric: str) -> list[float]:
-        """Return one metric of the repeats."""
-        return [own[metric] for own in self.metrics]
-
-    @property
-    def head(self) -> str:
-        """What its column is called."""
-        if math.isinf(self.epsilon):
-            return "no privacy"
-        if self.labels:
-            return f"eps {self.epsilon:g}, label noise {PAPER_LABEL_NOISE:g}"
-        return f"eps {self.epsilon:g}"
-
-    def shown(self, metric: str) -> str:
-        """Return the mean and the range of the repeats."""
-        values = self.values(metric)
-        mean = f"{np.mean(values):.4f}"
-        if len(values) == 1:
-            return mean
-        return f"{mean} ({min(values):.4f} to {max(values):.4f})"
+def tasks(options: Options) -> Iterator[Task]:
+    """Yield flights, and MovieLens where its files are: which rating does one get?"""
+    yield flights()
+    try:
+        data = datasets.movielens(options.movielens)
+    except SkippedSuite:
+        return
+    settings = Settings.from_run_config(data.settings)
+    name, shown = "MovieLens-100K, ", ("rmse", "r2")
+    yield Task(name, "squared", shown, data.sql, settings, data.join_only(), RATINGS)
 
 
-@dataclass
-class Run:
-    """A finished run.
+class Run(NamedTuple):
+    """A finished run: its problem, and h of the held-out rows, (N_test, d_c)."""
 
-    Attributes:
-        training_problem: of the run.
-        scores: h of the held-out rows at the end, (N_test, d_c).
-        seconds: of the run.
-    """
-
-    training_problem: TrainingProblem
+    problem: TrainingProblem
     scores: FloatArray
-    seconds: float
+
+    def metrics(self, task: Task, labels: FloatArray) -> Metrics:
+        """Return the test metrics by these labels, (N_test,)."""
+        loss = LOSSES[task.loss](outputs=self.scores.shape[1])
+        return evaluate(loss, self.scores, labels)
 
 
 def run(task: Task, settings: Settings) -> Run:
     """Train in this process; return what the models predict for held-out rows."""
-    grid = InProcessGrid(app, task.sites)
     local: dict[str, FloatArray] = {}
 
-    def on_round(report: RoundReport) -> None:
+    def on_round(report: RoundReport, grid: InProcessGrid) -> None:
         if report.train and report.epoch == settings.epochs:
             local.update(_local_scores(grid))
 
-    strategy: RelationalStrategy[Any] = STRATEGIES[settings.strategy](
-        Query.from_sql(task.sql), settings, on_round=on_round
-    )
-    started = time.perf_counter()
-    try:
-        strategy.start(grid)
-    finally:
-        grid.close()
-    seconds = time.perf_counter() - started
-    federation = strategy.training_problem
-    if federation is None or federation.test is None:
+    problem = problem_of(train(task.sql, settings, task.sites, on_round))
+    if problem.test is None:
         raise RuntimeError("the run has no held-out rows")
-    scores = federation.test.sum_scores(federation.base_score, local)
-    return Run(federation, scores, seconds)
+    return Run(problem, problem.test.sum_scores(problem.base_score, local))
 
 
 def _local_scores(grid: InProcessGrid) -> dict[str, FloatArray]:
@@ -218,160 +129,124 @@ def _local_scores(grid: InProcessGrid) -> dict[str, FloatArray]:
         for context in grid.contexts.values()
         for part in Site(context, grid.run_name).parts()
     ]
-    parts.sort(key=lambda part: part.number)
     scores: dict[str, list[FloatArray]] = {}
-    for part in parts:
+    for part in sorted(parts, key=lambda part: part.number):
         scores.setdefault(part.table, []).append(part.shard.scores())
-    return {table: np.concatenate(own) for table, own in scores.items()}
+    return {table: np.concatenate(shards) for table, shards in scores.items()}
 
 
-def flights() -> Task:
-    """Return the built-in federation: is a flight late?"""
-    settings = Settings(task="classification")
-    return Task("flights", "logistic", "auc", FLIGHTS_SQL, settings, ORGANISATIONS)
+def measure_privacy(options: Options, epsilons: Sequence[float] = EPSILONS) -> Outcome:
+    """Return the test metric of private models, by method and epsilon."""
+    outcome = Outcome()
+    lost = math.nan
+    for task in tasks(options):
+        metric = task.shown[0]
+        for title, (strategy, mechanism) in METHODS.items():
+            clear = replace(task.settings, strategy=strategy)
+            plain = run(task, clear)
+            # the run without privacy knows the true labels of the held-out rows
+            truth = plain.problem.test_labels
+            figures = {math.inf: plain.metrics(task, truth)[metric]}
+            name = f"{task.name}{title}"
+            shown = f"test {metric.upper()}"
+            outcome.facts[f"{name}, no privacy: {shown}"] = figures[math.inf]
+            for head, epsilon, settings in _private(task, clear, mechanism, epsilons):
+                values = [
+                    run(task, settings).metrics(task, truth)[metric]
+                    for _ in range(options.repeats)
+                ]
+                figures.setdefault(epsilon, float(np.mean(values)))
+                _keep(outcome, f"{name}, {head}: {shown}", values)
+            if name == STATISTICS:
+                lost = figures[math.inf] - figures.get(1.0, math.nan)
+    outcome.check(f"{STATISTICS}: AUC lost at epsilon 1", lost, MOST_AUC_LOST)
+    return outcome
 
 
-def movielens(folder: Path) -> Task:
-    """Return the papers' data: which rating does a movie get?"""
-    settings = Settings(task="regression", test_fraction=TEST_FRACTION)
-    sites = {name: {name: frame} for name, frame in read_movielens(folder).items()}
-    name = "MovieLens-100K"
-    return Task(name, "squared", "rmse", MOVIELENS_SQL, settings, sites, RATINGS)
-
-
-def measure(
-    task: Task, methods: Sequence[Method], epsilons: Sequence[float], repeats: int
-) -> Iterator[Cell]:
-    """Yield a cell per method and epsilon, and one of the papers' setting."""
-    strategies = {method.strategy for method in methods}
-    clear = {name: run(task, task.clear(name)) for name in sorted(strategies)}
-    # the runs without privacy know the true labels of the held-out rows
-    labels = next(iter(clear.values())).training_problem.test_labels
-    for method in methods:
-        cell = Cell(task.name, method.title, math.inf)
-        cell.add(task, clear[method.strategy], labels)
-        yield cell
-        asked = [
-            (task.private(method, epsilon), epsilon, False) for epsilon in epsilons
-        ]
-        asked.append((task.as_in_papers(method), PAPER_EPSILON, True))
-        for settings, epsilon, has_private_labels in asked:
-            cell = Cell(task.name, method.title, epsilon, has_private_labels)
-            for _ in range(repeats):
-                cell.add(task, run(task, settings), labels)
-            yield cell
-
-
-def table(task: Task, cells: Sequence[Cell]) -> str:
-    """Return the cells of a task as a Markdown table, a row per method."""
-    own = [cell for cell in cells if cell.task == task.name]
-    heads = list(dict.fromkeys(cell.head for cell in own))
-    lines = [
-        f"**{task.name}** ({task.loss} loss): test {task.metric.upper()}",
-        "",
-        f"| method | {' | '.join(heads)} |",
-        f"|---|{'---:|' * len(heads)}",
-    ]
-    for method in dict.fromkeys(cell.method for cell in own):
-        shown = {
-            cell.head: cell.shown(task.metric) for cell in own if cell.method == method
-        }
-        lines.append(f"| {method} | {' | '.join(shown[head] for head in heads)} |")
-    return "\n".join(lines)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Measure and write the tables; return the exit status."""
-    options = _parse(arguments)
-    # Flower tells of every run what these tables tell better
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    tasks = [flights()]
-    if has_movielens(options.movielens):
-        tasks.append(movielens(options.movielens))
-    methods = [METHODS[name] for name in options.methods]
-    cells: list[Cell] = []
-    for task in tasks:
-        for cell in measure(task, methods, options.epsilons, options.repeats):
-            cells.append(cell)
-            seconds = np.mean(cell.seconds)
-            figure = f"{task.metric} {cell.shown(task.metric)}"
-            print(f"{task.name}, {cell.method}, {cell.head}: {figure}, {seconds:.1f} s")
-    text = "\n\n".join(table(task, cells) for task in tasks)
-    folder: Path = options.output
-    folder.mkdir(parents=True, exist_ok=True)
-    written = [asdict(cell) | {"epsilon": str(cell.epsilon)} for cell in cells]
-    facts = {"delta": DELTA, "repeats": options.repeats, "cells": written}
-    (folder / "privacy.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
-    (folder / "privacy.md").write_text(text + "\n", encoding="utf-8")
-    print(f"\n{text}\n\nResults: {folder}")
-    return 0 if _is_goal_met(cells) else 1
-
-
-def _is_goal_met(cells: Sequence[Cell]) -> bool:
-    """Whether private statistics at epsilon 1 are within the goal on flights."""
-    lost = _auc_lost(cells)
-    title = METHODS["statistics"].title
-    print(f"flights, {title}: AUC lost at epsilon 1: {lost:.4f}, at most {GOAL}")
-    return not lost > GOAL
-
-
-def _auc_lost(cells: Sequence[Cell]) -> float:
-    """Return what private statistics at epsilon 1 lose on flights; NaN if not run."""
-    method = METHODS["statistics"].title
-    found = {
-        cell.epsilon: float(np.mean(cell.values("auc")))
-        for cell in cells
-        if cell.task == "flights" and cell.method == method and not cell.labels
-    }
-    return found.get(math.inf, math.nan) - found.get(1.0, math.nan)
-
-
-def measure_privacy() -> Outcome:
-    """Return the test AUC of private models on flights, a run per cell."""
-    cells = list(measure(flights(), list(METHODS.values()), SUITE_EPSILONS, 1))
-    facts: dict[str, object] = {}
-    for cell in cells:
-        facts[f"{cell.method}, {cell.head}: test AUC"] = cell.values("auc")[0]
-    title = METHODS["statistics"].title
-    return Outcome(
-        [Check(f"{title}: AUC lost at epsilon 1", _auc_lost(cells), GOAL)], facts
+def _private(
+    task: Task, clear: Settings, mechanism: str, epsilons: Sequence[float]
+) -> Iterator[tuple[str, float, Settings]]:
+    """Yield title, epsilon and settings of private runs, the papers' setting last."""
+    for epsilon in epsilons:
+        privacy = PrivacySettings(features=mechanism, epsilon=epsilon, delta=DELTA)
+        yield f"eps {epsilon:g}", epsilon, replace(clear, privacy=privacy)
+    papers = PrivacySettings(
+        features=mechanism,
+        epsilon=PAPER_EPSILON,
+        delta=DELTA,
+        labels="laplace",
+        label_noise=PAPER_LABEL_NOISE,
+        label_range=task.label_range,
     )
+    head = f"eps {PAPER_EPSILON:g}, label noise {PAPER_LABEL_NOISE:g}"
+    yield head, PAPER_EPSILON, replace(clear, privacy=papers)
 
 
-def option_parser(purpose: str, name: str) -> argparse.ArgumentParser:
-    """Return the options that the benchmarks of privacy have in common.
+def _keep(outcome: Outcome, name: str, values: Sequence[float]) -> None:
+    outcome.facts[name] = float(np.mean(values))
+    if len(values) > 1:
+        outcome.facts[f"{name}, range"] = [min(values), max(values)]
 
-    Args:
-        purpose: the script's docstring.
-        name: begins the default output folder's.
-    """
-    parser = argparse.ArgumentParser(description=purpose.partition("\n")[0])
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    add = parser.add_argument
-    add(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        default=home_folder() / "benchmarks" / f"{name}-{stamp}",
-        help="folder for the results (default: a new one under ~/.tp_flower)",
+
+def noises(task: Task) -> Iterator[tuple[str, PrivacySettings]]:
+    """Yield the mechanisms of a task's labels, the papers' setting last."""
+    limits = task.label_range
+    for mechanism in ("laplace",) if limits else ("randomised-response", "laplace"):
+        for epsilon in LABEL_EPSILONS:
+            privacy = PrivacySettings(
+                labels=mechanism, label_epsilon=epsilon, label_range=limits
+            )
+            yield f"{mechanism}, epsilon {epsilon:g}", privacy
+    papers = PrivacySettings(
+        labels="laplace", label_noise=PAPER_LABEL_NOISE, label_range=limits
     )
-    add(
-        "--movielens",
-        type=Path,
-        metavar="DIR",
-        help="folder with u.data, u.item and u.user of MovieLens-100K",
-    )
-    add("--repeats", type=int, default=3, help="runs per cell (default: 3)")
-    return parser
+    plan = label_plan(replace(task.settings, privacy=papers))
+    epsilon = plan.epsilon if plan else 0.0
+    title = f"laplace, lambda {PAPER_LABEL_NOISE:g} (epsilon {epsilon:.2f})"
+    yield title, replace(papers, label_noise=0.0, label_epsilon=epsilon)
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = option_parser(__doc__ or "", "privacy")
-    add = parser.add_argument
-    add("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    add("--epsilons", nargs="+", type=float, default=EPSILONS)
-    return parser.parse_args(arguments)
+def measure_labels(options: Options) -> Outcome:
+    """Return test metrics by mechanism of the labels' noise."""
+    outcome = Outcome()
+    for task in tasks(options):
+        clear = run(task, task.settings)
+        truth = clear.problem.test_labels
+        for key in task.shown:
+            figure = clear.metrics(task, truth)[key]
+            outcome.facts[f"{task.name}no noise on labels: {key}"] = figure
+        for title, privacy in noises(task):
+            _measure_noise(outcome, task, title, privacy, truth, options.repeats)
+    return outcome
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def _measure_noise(
+    outcome: Outcome,
+    task: Task,
+    title: str,
+    privacy: PrivacySettings,
+    truth: FloatArray,
+    repeats: int,
+) -> None:
+    name = f"{task.name}{title}"
+    plan = label_plan(replace(task.settings, privacy=privacy))
+    is_class = plan is not None and isinstance(plan.noise, ClassNoise)
+    if plan is not None and isinstance(plan.noise, ClassNoise):
+        outcome.facts[f"{name}: classes that stay"] = plan.noise.keep
+    runs: dict[str, list[Metrics]] = {}
+    for repeat in range(repeats):
+        # a draw is kept for its plan: each repeat has one of its own
+        epsilon = privacy.label_epsilon * (1.0 + 1e-12 * repeat)
+        drawn = replace(privacy, label_epsilon=epsilon)
+        done = run(task, replace(task.settings, privacy=drawn))
+        seen = evaluate(done.problem.loss, done.scores, done.problem.test_labels)
+        runs.setdefault("corrected", []).append(done.metrics(task, truth))
+        runs.setdefault("reported", []).append(seen)
+        if is_class:
+            plain = replace(drawn, label_correction=False)
+            done = run(task, replace(task.settings, privacy=plain))
+            runs.setdefault("plain", []).append(done.metrics(task, truth))
+    for kind, metrics in runs.items():
+        for key in task.shown:
+            values = [figures[key] for figures in metrics]
+            _keep(outcome, f"{name}: {key}, {kind}", values)

@@ -1,43 +1,41 @@
-"""Cost at the size of the papers' data sets, and how it grows with the joined rows.
+"""Cost at the size of the papers' data sets, and how it grows.
 
-::
+Suite ``linearity``: CPU time by joined rows of a store, and of a site's set-up by the
+number of a table's shards. Suite ``paper-scale``: an ADMM epoch on the papers' sizes
+beside its floor, numpy's own X^T R and X theta in float32 over the memory map of the
+largest table's features that the run has just used: its pages are in the page cache in
+both. Suite ``gpu``: seconds per epoch on the CPU and, where there is one, on a GPU.
 
-    python scripts/bench/suites/scale.py yelp --folder /data/yelp [--factor 0.05]
-    python scripts/bench/suites/scale.py store --orders 100000
-
-Each prints one line of JSON; ``measure_paper_scale`` and ``measure_linearity`` run them
-in processes of their own. Peak memory is what the process holds beside files that are
-mapped: ``RssAnon`` of /proc/self/status, sampled every 20 ms. The floor is numpy's own
-X^T R and X theta, in float32, over the memory map of the largest table's features that
-the run has just used: its pages are in the page cache in both.
+Peak memory is all but mapped files: ``RssAnon`` of /proc/self/status, every 20 ms.
+Tables of the papers' sizes are written to the folder of --paper-scale unless they are
+there (10 GB at factor 1, and as much again for encoded features, which stay).
 """
 
-import argparse
-import json
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
 
 from client_apps.app import app
 from client_apps.rounds.site import Site
-from scripts.bench.runs import Check, Outcome
+from scripts.bench.harness import Options, Outcome, Results, problem_of, train
+from scripts.bench.processes import in_process_of_its_own
 from scripts.data.paper_scale import PAPER_SCALES, write_paper_scale
+from scripts.data.run_files import write_tables
 from scripts.data.store import STORE_SQL, make_store
-from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
-from tp_flower.learning.models.local_model import on_host
-from tp_flower.query import Query
+from tp_flower.learning.models.local_model import AUTO, CPU, CUDA, on_host, resolve
 from tp_flower.reports.records import RoundReport
+from tp_flower.settings import Settings
 
 EPOCHS = 8
 STEADY_EPOCH = 4
@@ -46,153 +44,143 @@ MOST_PASSES = 3.0
 MOST_GIGABYTES = 6.0
 SAMPLE_SECONDS = 0.02
 FLOOR_REPEATS = 3
+LARGE_DATA = "yelp"
 
 STORE_ROWS = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 PARTS_PER_ITEM = 2.5
 MOST_SLOPE = 1.1
 STORE_EPOCHS = 4
 
-Measured = dict[str, Any]
+SHARDS = (10, 100, 400)
+ROWS_PER_SHARD = 50
+
+NO_GPU = "no GPU here: CUDA was not measured"
+GPU_EPOCHS = 4
+SAME = 1e-4
+"""How much the training loss on a GPU may differ from the CPU's, relative to it."""
+GPU_METHODS: Mapping[str, Mapping[str, Any]] = {
+    "admm": {"strategy": "admm"},
+    "sgd": {"strategy": "sgd"},
+    "admm, mlp": {"strategy": "admm", "model": "mlp"},
+}
+PARTS = ("server_seconds", "client_seconds", "wait_seconds")
+LINEAR = ("admm", "sgd")
+"""Whose iterates are the CPU's; an MLP's minibatches amplify the last bits."""
 
 
-@dataclass
-class _Memory:
-    """Peaks of the memory that is not a file's, in bytes.
+class _Watch:
+    """Seconds, CPU seconds and peak memory (bytes) of a run's rounds, by epoch."""
 
-    Attributes:
-        peak: since the last look.
-    """
-
-    peak: int = 0
-    _stop: threading.Event = field(default_factory=threading.Event)
-
-    def look(self) -> int:
-        """Return the peak since the last look, and start anew."""
-        peak = max(self.peak, anonymous_bytes())
-        self.peak = 0
-        return peak
-
-    def watch(self) -> None:
-        """Sample until stopped."""
-        while not self._stop.wait(SAMPLE_SECONDS):
-            self.peak = max(self.peak, anonymous_bytes())
+    def __init__(self) -> None:
+        self._rounds: list[tuple[int, float, float, int]] = []
+        self._peak = 0
+        self._last = time.perf_counter(), time.process_time()
 
     @contextmanager
-    def watched(self) -> Iterator["_Memory"]:
-        """Sample in a thread meanwhile."""
-        thread = threading.Thread(target=self.watch, daemon=True)
+    def running(self) -> Iterator["_Watch"]:
+        """Sample the memory in a thread meanwhile."""
+        stop = threading.Event()
+
+        def sample() -> None:
+            while not stop.wait(SAMPLE_SECONDS):
+                self._peak = max(self._peak, anonymous_bytes())
+
+        thread = threading.Thread(target=sample, daemon=True)
         thread.start()
         try:
             yield self
         finally:
-            self._stop.set()
+            stop.set()
             thread.join()
+
+    def add(self, report: RoundReport, _: InProcessGrid) -> None:
+        """Count the time and memory since the last round to the epoch of this one."""
+        now = time.perf_counter(), time.process_time()
+        # the round that ends the run is no set-up
+        if report.phase != "finish":
+            seconds, cpu = now[0] - self._last[0], now[1] - self._last[1]
+            peak = max(self._peak, anonymous_bytes())
+            self._rounds.append((report.epoch, seconds, cpu, peak))
+        self._peak, self._last = 0, now
+
+    @property
+    def epochs(self) -> pd.DataFrame:
+        """The totals by epoch; 0 is set-up."""
+        rounds = pd.DataFrame(
+            self._rounds, columns=["epoch", "seconds", "cpu", "peak"]
+        ).groupby("epoch")
+        return rounds.agg({"seconds": "sum", "cpu": "sum", "peak": "max"})
 
 
 def anonymous_bytes() -> int:
     """Return this process's resident memory that is not a file's."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    message = "the system tells no RssAnon"
-    raise RuntimeError(message)
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    (line,) = (line for line in lines if line.startswith("RssAnon:"))
+    return int(line.split()[1]) * 1024
 
 
-@dataclass
-class _Rounds:
-    """Seconds and peak memory of a run's epochs, and of what came before them.
+def paper_tables(name: str, folder: Path, factor: float) -> Path:
+    """Return the tables file of a data set of this size, written if it is not there."""
+    sized = folder / f"{name}-{factor:g}"
+    tables = sized / "tables.toml"  # which is written last
+    return tables if tables.exists() else write_paper_scale(name, sized, factor)
 
-    Attributes:
-        memory: watched.
-        seconds: by epoch; 0 is set-up.
-        peaks: likewise, bytes.
-        test: metrics of the last epoch.
-    """
 
-    memory: _Memory
-    seconds: dict[int, float] = field(default_factory=dict)
-    processor: dict[int, float] = field(default_factory=dict)
-    peaks: dict[int, int] = field(default_factory=dict)
-    test: dict[str, float] = field(default_factory=dict)
-    _last: tuple[float, float] = field(
-        default_factory=lambda: (time.perf_counter(), time.process_time())
+def measure_paper_scale(options: Options) -> Outcome:
+    """Train on the papers' sizes; at factor 1 40 GB of disk and ten minutes."""
+    folder, factor = options.paper_folder, options.factor
+    found = in_process_of_its_own(run_paper_scale, LARGE_DATA, str(folder), factor)
+    outcome = Outcome(facts={f"{LARGE_DATA}, factor {factor:g}": found})
+    outcome.check(
+        f"{LARGE_DATA}: ADMM epoch over two plain passes over the largest table",
+        found["epoch-seconds"] / found["floor-seconds"],
+        MOST_PASSES,
     )
-
-    def __call__(self, report: RoundReport) -> None:
-        """Take a round's record."""
-        now, epoch = (time.perf_counter(), time.process_time()), report.epoch
-        # what follows the last epoch is no set-up
-        if epoch or not self.test:
-            for spent, start, end in zip(
-                (self.seconds, self.processor), self._last, now, strict=True
-            ):
-                spent[epoch] = spent.get(epoch, 0.0) + end - start
-            peak = self.memory.look()
-            self.peaks[epoch] = max(self.peaks.get(epoch, 0), peak)
-        self.test = dict(report.test) or self.test
-        self._last = now
-
-    @property
-    def steady(self) -> list[float]:
-        """Seconds of the epochs that count."""
-        return [s for epoch, s in self.seconds.items() if epoch >= STEADY_EPOCH]
+    outcome.check(
+        f"{LARGE_DATA}: peak memory beside mapped files",
+        max(found["set-up-peak-gb"], found["epoch-peak-gb"]),
+        MOST_GIGABYTES,
+        "GB",
+    )
+    return outcome
 
 
-def run_paper_scale(name: str, folder: Path, factor: float) -> Measured:
+def run_paper_scale(name: str, folder: str, factor: float) -> Results:
     """Train ADMM's linear model on a data set of the papers' size; measure the floor.
 
-    Args:
-        name: of the data set.
-        folder: for its files, which are made unless they are there, and for what the
-            site keeps.
-        factor: of the rows.
+    The folder keeps the data's files, and those of the site.
     """
-    own = folder / f"{name}-{factor:g}"
-    if not (own / "tables.toml").exists():
-        write_paper_scale(name, own, factor)
-    scale = PAPER_SCALES[name]
+    tables, scale = paper_tables(name, Path(folder), factor), PAPER_SCALES[name]
     floor: list[tuple[float, float]] = []
-    grid = InProcessGrid(app, {"all": own / "tables.toml"}, state=own / "state")
-    with closing(grid), _Memory().watched() as memory:
-        rounds = _Rounds(memory)
+    settings = Settings(task="classification", num_epochs=EPOCHS)
+    with _Watch().running() as watch:
 
-        def on_round(report: RoundReport) -> None:
-            rounds(report)
+        def on_round(report: RoundReport, grid: InProcessGrid) -> None:
+            watch.add(report, grid)
             if report.epoch == EPOCHS:
                 floor.extend(_floor(grid, scale.table, scale.classes))
 
-        strategy = TablePuppetADMM(
-            Query.from_sql(scale.sql),
-            task="classification",
-            num_epochs=EPOCHS,
-            on_round=on_round,
-        )
-        strategy.start(grid)
-    every = [peak for epoch, peak in rounds.peaks.items() if epoch]
-    joined = (
-        0
-        if strategy.training_problem is None
-        else strategy.training_problem.train.joined_rows
-    )
+        state = tables.parent / "state"
+        strategy = train(scale.sql, settings, {"all": tables}, on_round, state)
+    epochs = watch.epochs
+    steady = epochs.loc[STEADY_EPOCH:]
     return {
-        "joined-rows": joined,
-        "set-up-seconds": rounds.seconds[0],
-        "epoch-seconds": min(rounds.steady),
-        "epoch-seconds-median": float(np.median(rounds.steady)),
-        "epoch-cpu-seconds": min(
-            s for epoch, s in rounds.processor.items() if epoch >= STEADY_EPOCH
-        ),
+        "joined-rows": problem_of(strategy).train.joined_rows,
+        "set-up-seconds": float(epochs["seconds"][0]),
+        "epoch-seconds": float(steady["seconds"].min()),
+        "epoch-seconds-median": float(steady["seconds"].median()),
+        "epoch-cpu-seconds": float(steady["cpu"].min()),
         "floor-seconds": min(wall for wall, _ in floor),
         "floor-cpu-seconds": min(cpu for _, cpu in floor),
-        "set-up-peak-gb": rounds.peaks[0] / 1e9,
-        "epoch-peak-gb": max(every) / 1e9,
-        "test": rounds.test,
+        "set-up-peak-gb": epochs["peak"][0] / 1e9,
+        "epoch-peak-gb": float(epochs["peak"].loc[1:].max()) / 1e9,
+        "test": dict(strategy.report.final_test),
     }
 
 
-def _floor(grid: InProcessGrid, table: str, outputs: int) -> list[tuple[float, float]]:
+def _floor(grid: InProcessGrid, table: str, classes: int) -> list[tuple[float, float]]:
     """Return wall and processor seconds of X^T R and X theta, repeatedly."""
-    outputs = 1 if outputs == 2 else outputs
+    outputs = 1 if classes == 2 else classes
     (features,) = [
         on_host(part.shard.data.features)
         for context in grid.contexts.values()
@@ -204,113 +192,103 @@ def _floor(grid: InProcessGrid, table: str, outputs: int) -> list[tuple[float, f
     residual = rng.standard_normal((len(features), outputs), dtype=np.float32)
     seconds = []
     for _ in range(FLOOR_REPEATS):
-        started = time.perf_counter(), time.process_time()
+        started, cpu_started = time.perf_counter(), time.process_time()
         _ = features.T @ residual
         _ = features @ theta
-        ended = time.perf_counter(), time.process_time()
-        seconds.append((ended[0] - started[0], ended[1] - started[1]))
+        wall = time.perf_counter() - started
+        seconds.append((wall, time.process_time() - cpu_started))
     return seconds
 
 
-def run_store(orders: int) -> Measured:
-    """Train on a store with so many orders, from files; 2.5 joined rows each."""
-    items, customers = max(orders // 50, 10), max(orders // 10, 10)
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        tables = _write_store(folder, orders, items, customers)
-        grid = InProcessGrid(app, {"all": tables}, state=folder / "state")
-        with closing(grid), _Memory().watched() as memory:
-            rounds = _Rounds(memory)
-            strategy = TablePuppetADMM(
-                Query.from_sql(STORE_SQL), num_epochs=STORE_EPOCHS, on_round=rounds
-            )
-            strategy.start(grid)
-    epochs = [s for epoch, s in rounds.processor.items() if epoch > 1]
-    joined = (
-        0
-        if strategy.training_problem is None
-        else strategy.training_problem.train.joined_rows
-    )
-    return {
-        "joined-rows": joined,
-        "epoch-cpu-seconds": min(epochs),
-        "set-up-cpu-seconds": rounds.processor[0],
-        "peak-gb": max(rounds.peaks.values()) / 1e9,
-    }
-
-
-def _write_store(folder: Path, orders: int, items: int, customers: int) -> Path:
-    """Write a store's tables as Parquet; return its tables file."""
-    entries = []
-    for table, shards in make_store(orders, items, customers).items():
-        for number, shard in enumerate(shards):
-            file = f"{table}-{number}.parquet"
-            shard.to_parquet(folder / file, index=False)
-            entries.append(
-                f'[[tables.{table}.shards]]\npath = "{file}"\n'
-                f'site = "{table}-{number}"\n'
-            )
-    path = folder / "tables.toml"
-    path.write_text("\n".join(entries), encoding="utf-8")
-    return path
-
-
-def measure_paper_scale(
-    factor: float, folder: Path, names: Sequence[str] = ("yelp",)
+def measure_linearity(
+    _: Options,
+    rows: Sequence[int] = STORE_ROWS,
+    shards: Sequence[int] = SHARDS,
 ) -> Outcome:
-    """Train on the papers' sizes, each in a process of its own.
-
-    Args:
-        factor: of the rows; 1 needs 40 GB of disk and ten minutes.
-        folder: for files, which stay: another measurement does without making them.
-        names: of the data sets.
-    """
-    outcome = Outcome()
-    for name in names:
-        found = _in_process_of_its_own(
-            name, "--folder", str(folder), "--factor", str(factor)
-        )
-        outcome.facts[f"{name}, factor {factor:g}"] = found
-        outcome.checks += [
-            Check(
-                f"{name}: ADMM epoch over two plain passes over the largest table",
-                found["epoch-seconds"] / found["floor-seconds"],
-                MOST_PASSES,
-            ),
-            Check(
-                f"{name}: peak memory beside mapped files",
-                max(found["set-up-peak-gb"], found["epoch-peak-gb"]),
-                MOST_GIGABYTES,
-                "GB",
-            ),
-        ]
-    return outcome
-
-
-def measure_linearity(rows: Sequence[int] = STORE_ROWS) -> Outcome:
-    """Train on stores of growing size; cost must grow no faster than the joined rows.
+    """Train on stores of growing size; cost must grow no faster than it.
 
     Args:
         rows: joined rows, about.
+        shards: of the orders, at one site.
     """
+    outcome = Outcome()
     runs = [
-        _in_process_of_its_own("store", "--orders", str(round(n / PARTS_PER_ITEM)))
+        in_process_of_its_own(run_store, round(n / PARTS_PER_ITEM), STORE_EPOCHS)
         for n in rows
     ]
-    outcome = Outcome()
-    outcome.facts = {f"store, {run['joined-rows']:,} rows": run for run in runs}
-    joined = [float(run["joined-rows"]) for run in runs]
-    for what in ("epoch", "set-up"):
-        spent = [float(run[f"{what}-cpu-seconds"]) for run in runs]
-        slope = log_slope(joined, spent)
-        outcome.facts[f"store, {what}: steepest slope between two sizes"] = max(
+    for run in runs:
+        outcome.facts[f"store, {run['joined-rows']:,} rows"] = run
+    joined = [run["joined-rows"] for run in runs]
+    for part in ("epoch", "set-up"):
+        spent = [run[f"{part}-cpu-seconds"] for run in runs]
+        outcome.facts[f"store, {part}: steepest slope between two sizes"] = max(
             log_slope(n, s)
             for n, s in zip(pairwise(joined), pairwise(spent), strict=True)
         )
-        outcome.checks.append(
-            Check(f"store, {what}: slope of log time over log rows", slope, MOST_SLOPE)
-        )
+        title = f"store, {part}: slope of log time over log rows"
+        outcome.check(title, log_slope(joined, spent), MOST_SLOPE)
+    seconds = [shard_set_up(number) for number in shards]
+    for number, cpu in zip(shards, seconds, strict=True):
+        outcome.facts[f"store, {number} shards: CPU seconds of a site's set-up"] = cpu
+    title = "store, a site's set-up: slope of log time over log shards"
+    outcome.check(title, log_slope(shards, seconds), MOST_SLOPE)
     return outcome
+
+
+def run_store(orders: int, num_epochs: int) -> Results:
+    """Train on a store with so many orders, from files; 2.5 joined rows each."""
+    with tempfile.TemporaryDirectory() as text:
+        folder, shards = Path(text), {}
+        sizes = (orders, max(orders // 50, 10), max(orders // 10, 10))
+        for table, frames in make_store(*sizes).items():
+            shards[table] = [
+                (f"{table}-{k}.parquet", f"{table}-{k}") for k in range(len(frames))
+            ]
+            for (file, _), frame in zip(shards[table], frames, strict=True):
+                frame.to_parquet(folder / file, index=False)
+        settings = Settings(num_epochs=num_epochs)
+        with _Watch().running() as watch:
+            sites = {"all": write_tables(folder, shards)}
+            strategy = train(STORE_SQL, settings, sites, watch.add, folder / "state")
+    epochs = watch.epochs
+    return {
+        "joined-rows": problem_of(strategy).train.joined_rows,
+        "epoch-cpu-seconds": float(epochs["cpu"].loc[2:].min()),
+        "set-up-cpu-seconds": float(epochs["cpu"][0]),
+        "peak-gb": float(epochs["peak"].max()) / 1e9,
+    }
+
+
+def shard_set_up(shards: int) -> float:
+    """Return the CPU seconds of a site's set-up with as many shards of the orders."""
+    tables = make_store(shards * ROWS_PER_SHARD, items=100, customers=300)
+    (orders,) = tables["orders"]
+    tables["orders"] = [
+        orders.iloc[start : start + ROWS_PER_SHARD].reset_index(drop=True)
+        for start in range(0, len(orders), ROWS_PER_SHARD)
+    ]
+    timed = _TimedSite()
+    set_up: list[float] = []
+
+    def on_round(report: RoundReport, _: InProcessGrid) -> None:
+        if not report.epoch and report.phase != "finish":
+            set_up.append(timed.cpu_seconds)
+
+    train(STORE_SQL, Settings(num_epochs=1), [tables], on_round, client_app=timed)
+    return set_up[-1]
+
+
+class _TimedSite(ClientApp):
+    """The sites' app; counts the CPU seconds that it takes."""
+
+    cpu_seconds = 0.0
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message."""
+        started = time.process_time()
+        reply = app(message, context)
+        self.cpu_seconds += time.process_time() - started
+        return reply
 
 
 def log_slope(sizes: Sequence[float], costs: Sequence[float]) -> float:
@@ -322,34 +300,72 @@ def log_slope(sizes: Sequence[float], costs: Sequence[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(costs), 1)[0])
 
 
-def _in_process_of_its_own(*arguments: str) -> Measured:
-    result = subprocess.run(
-        [sys.executable, str(Path(__file__).resolve()), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
+def measure_gpu(
+    options: Options, name: str = LARGE_DATA, epochs: int = GPU_EPOCHS
+) -> Outcome:
+    """Measure every method on the CPU and, where there is one, on a GPU."""
+    tables = paper_tables(name, options.paper_folder, options.factor)
+    has_gpu = resolve(AUTO) == CUDA
+    outcome = Outcome()
+    outcome.facts["data"] = f"{name} at factor {options.factor:g}"
+    outcome.facts["gpu"] = _name_of_gpu() if has_gpu else NO_GPU
+    for method in GPU_METHODS:
+        runs = {
+            device: in_process_of_its_own(
+                run_on_device, str(tables), name, epochs, method, device
+            )
+            for device in ([CPU, CUDA] if has_gpu else [CPU])
+        }
+        for device, run in runs.items():
+            facts = {f"{method}, {device}: {key}": value for key, value in run.items()}
+            outcome.facts |= facts
+        if not has_gpu:
+            continue
+        times, losses = (
+            [runs[device][key] for device in (CPU, CUDA)]
+            for key in ("seconds per epoch", "train loss")
+        )
+        outcome.facts[f"{method}: times as fast as on the CPU"] = times[0] / times[1]
+        if method in LINEAR:
+            difference = abs(losses[1] - losses[0]) / abs(losses[0])
+            title = f"{method}: training loss on the GPU, relative to the CPU's"
+            outcome.check(title, difference, SAME)
+    return outcome
+
+
+def _name_of_gpu() -> str:
+    import torch
+
+    return torch.cuda.get_device_name()
+
+
+def run_on_device(
+    tables: str, name: str, epochs: int, method: str, device: str
+) -> Results:
+    """Train by one method on one device; return its seconds and where it got."""
+    # stars are classes, as in the paper
+    settings = Settings(
+        **GPU_METHODS[method],
+        task="classification",
+        num_epochs=epochs,
+        device=device,
     )
-    if result.returncode:
-        message = f"the measurement {arguments} failed:\n{result.stderr[-2000:]}"
-        raise RuntimeError(message)
-    measured: Measured = json.loads(result.stdout.splitlines()[-1])
-    return measured
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Measure what the command line names, and print it."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=(*PAPER_SCALES, "store"))
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    parser.add_argument("--factor", type=float, default=1.0)
-    parser.add_argument("--orders", type=int, default=40_000)
-    given = parser.parse_args(arguments)
-    if given.what == "store":
-        found = run_store(given.orders)
-    else:
-        found = run_paper_scale(given.what, given.folder, given.factor)
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    # one site has all tables; their features lie in files, which the next run finds
+    state = Path(tables).parent / "state"
+    sql = PAPER_SCALES[name].sql
+    report = train(sql, settings, {"all": Path(tables)}, state=state).report
+    seconds = pd.DataFrame([vars(item) for item in report.history])
+    seconds = seconds.groupby("epoch")[list(PARTS)].sum()
+    seconds["all"] = seconds.sum(axis=1)
+    # the first epoch also copies to the device, and warms up
+    steady = seconds.loc[min(2, epochs) :].median()
+    return {
+        "joined rows": report.joined_rows_train,
+        "seconds per epoch": float(steady["all"]),
+        "of them at the server": float(steady["server_seconds"]),
+        "of them at the site": float(steady["client_seconds"]),
+        "seconds of the first epoch": float(seconds["all"][1]),
+        "seconds of set-up": float(seconds["all"][0]),
+        "train loss": report.final_train["loss"],
+        "test accuracy": report.final_test["accuracy"],
+    }

@@ -1,22 +1,50 @@
-"""The benchmark program: suites by name, and what happens to their results."""
+"""The benchmark program, its results file, and the page that is made from it."""
 
 import argparse
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from scripts import benchmark
-from scripts.bench import results_file
-from scripts.bench.runs import Check, Options, Outcome, SkippedSuite
+from scripts.bench import harness, processes, render
+from scripts.bench.harness import (
+    RESULTS_FILE,
+    Options,
+    Outcome,
+    SkippedSuite,
+    new_results,
+    put_outcome,
+    read_results,
+)
+from scripts.bench.render import (
+    BEGIN,
+    END,
+    FOLDER,
+    PAGE,
+    README,
+    methods_table,
+    plot,
+    summary,
+    with_section,
+)
+from scripts.bench.suites.methods import ADMM_CLAIM, SGD_CLAIM
+from scripts.bench.suites.registry import SUITES, Suite
+
+PAGE_TEXT = PAGE.read_text(encoding="utf-8")
 
 
 def good(_: Options) -> Outcome:
-    return Outcome([Check("within", 1.0, 2.0)], {"figure": 0.123456789})
+    outcome = Outcome(facts={"figure": 0.123456789})
+    outcome.check("within", 1.0, 2.0)
+    return outcome
 
 
 def missed(_: Options) -> Outcome:
-    return Outcome([Check("beyond", float("inf"), 2.0)], {"new": 1})
+    outcome = Outcome(facts={"new": 1})
+    outcome.check("beyond", float("inf"), 2.0)
+    return outcome
 
 
 def failing(_: Options) -> Outcome:
@@ -30,17 +58,18 @@ def skipped(_: Options) -> Outcome:
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     def call(suites, *arguments, output=tmp_path / "out"):
-        monkeypatch.setattr(benchmark, "SUITES", suites)
+        named = {name: Suite(measure, name) for name, measure in suites.items()}
+        monkeypatch.setattr(benchmark, "SUITES", named)
         where = [] if "--update" in arguments else ["--output", str(output)]
         status = benchmark.main([*where, *arguments])
-        path = tmp_path / "out" / "benchmark.json"
+        path = tmp_path / "out" / RESULTS_FILE
         return status, json.loads(path.read_text(encoding="utf-8"))
 
     return call
 
 
 def test_suites_are_named_in_their_order() -> None:
-    names = list(benchmark.SUITES)
+    names = list(SUITES)
     assert benchmark.suite_names("all") == names
     assert benchmark.suite_names(f"{names[2]},{names[0]}") == [names[0], names[2]]
     with pytest.raises(argparse.ArgumentTypeError, match="no suite 'byte'; there are"):
@@ -48,9 +77,9 @@ def test_suites_are_named_in_their_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
-        (["--datasets", "flihgts"], "no data set 'flihgts'; there are flights,"),
+        (["--datasets", "flihgts"], "no dataset 'flihgts'; there are flights,"),
         (["--methods", "admm,amdm"], "no method 'amdm'; there are admm, sgd,"),
         (["--set", "mdl=mlp"], "mdl: unknown setting"),
         (["--set", "batch-size=100"], "for method gd: 1 setting is not usable"),
@@ -58,24 +87,20 @@ def test_suites_are_named_in_their_order() -> None:
         (["--vertical", "/nowhere"], "'/nowhere' has none of the files YearPredict"),
         (["--factor", "-1"], "-1 is not a number above 0"),
         (["--output", __file__], "--output: "),
+        (["--update", __file__], "--update: "),
+        (["--render", "/nowhere"], "'/nowhere' is no benchmark.json: "),
     ],
 )
 def test_what_cannot_work_is_refused_before_measuring(
-    run, capsys, arguments, told
+    run, capsys, arguments, message
 ) -> None:
-    def measured(_: Options) -> Outcome:
+    def measure(_: Options) -> Outcome:
         pytest.fail("measured")
 
     with pytest.raises(SystemExit) as status:
-        run({"a": measured}, *arguments)
+        run({"a": measure}, *arguments)
     assert status.value.code == 2
-    assert told in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("columns", "expected"), [("80", 80), ("300", 110)])
-def test_tables_fit_into_the_terminal(monkeypatch, columns, expected) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    assert benchmark.console_width() == expected
+    assert message in capsys.readouterr().err
 
 
 def test_settings_are_of_the_methods_to_run(run) -> None:
@@ -92,10 +117,12 @@ def test_an_interrupt_keeps_what_was_measured(run, capsys, tmp_path) -> None:
     assert status == 130
     assert list(content["suites"]) == ["a"]
     assert "interrupted" in capsys.readouterr().out
-    assert (tmp_path / "out" / "benchmark.html").exists()
+    page = (tmp_path / "out" / "benchmark.md").read_text("utf-8")
+    assert "**Suite a** (`--suite a`)" in page
+    assert "| within | 1 | 2 |" in page
 
 
-def test_an_error_loses_nothing_of_the_other_suites(run, capsys) -> None:
+def test_an_error_loses_nothing_of_the_other_suites(run, capsys, tmp_path) -> None:
     suites = {"a": good, "b": failing, "c": skipped, "d": good}
     status, content = run(suites, "--suite", "all")
     assert status == 1
@@ -105,15 +132,19 @@ def test_an_error_loses_nothing_of_the_other_suites(run, capsys) -> None:
     printed = capsys.readouterr().out
     assert "MISSED: b failed: disk full" in printed
     assert "c is skipped: no data" in printed
+    page = (tmp_path / "out" / "benchmark.md").read_text("utf-8")
+    assert "Suite b failed: OSError: disk full" in page
 
 
-def test_a_missed_limit_is_told_and_written(run, capsys) -> None:
+def test_a_missed_limit_is_told_and_written(run, capsys, tmp_path) -> None:
     status, content = run({"a": missed})
     assert status == 1
     assert "MISSED: beyond" in capsys.readouterr().out
     (check,) = content["suites"]["a"]["checks"]
     # JSON knows no infinity
     assert (check["measured"], check["is-met"]) == (None, False)
+    page = (tmp_path / "out" / "benchmark.md").read_text("utf-8")
+    assert "| beyond | **-** | 2 |" in page
 
 
 def test_update_replaces_what_is_named_and_keeps_the_rest(run, tmp_path) -> None:
@@ -130,18 +161,149 @@ def test_update_replaces_what_is_named_and_keeps_the_rest(run, tmp_path) -> None
     assert last["suites"]["a"] == after["suites"]["a"]
 
 
+@pytest.mark.parametrize("option", ["--update", "--render"])
 @pytest.mark.parametrize("content", ["[]", '{"schema": 0}', '{"machine": {}}'])
-def test_a_file_of_another_schema_is_refused(run, tmp_path, capsys, content) -> None:
+def test_a_file_of_another_schema_is_refused(
+    run, tmp_path, capsys, content, option
+) -> None:
     path: Path = tmp_path / "old.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(SystemExit):
-        run({"a": good}, "--update", str(path))
+        run({"a": good}, option, str(path))
     assert "not 1: run it anew" in capsys.readouterr().err
+    assert PAGE.read_text(encoding="utf-8") == PAGE_TEXT
 
 
 def test_a_result_says_where_and_when(run) -> None:
     _, content = run({"a": good})
-    own = content["suites"]["a"]
-    assert {"date", "seconds", "machine", "versions"} < set(own)
-    assert {"processor", "cores", "memory-gib", "python"} < set(own["machine"])
-    assert set(own["versions"]) == set(results_file.LIBRARIES)
+    suite = content["suites"]["a"]
+    assert {"date", "seconds", "machine", "versions"} < set(suite)
+    assert {"processor", "cores", "memory-gib", "python"} < set(suite["machine"])
+    assert set(suite["versions"]) == set(harness.LIBRARIES)
+
+
+def test_a_measurement_in_a_process_of_its_own() -> None:
+    assert processes.in_process_of_its_own(json.dumps, [1, 2]) == "[1, 2]"
+    with pytest.raises(RuntimeError, match=r"json:loads failed:[\s\S]*JSONDecodeError"):
+        processes.in_process_of_its_own(json.loads, "{")
+
+
+def test_memory_and_time_of_a_block() -> None:
+    with processes.spent() as figures:
+        held = bytearray(64 << 20)
+        figures["seconds"] = 7.0
+    assert len(held) == 64 << 20
+    assert figures["peak-mib"] >= 60.0
+    assert figures["seconds"] == 7.0
+    assert figures["cpu-seconds"] > 0.0
+
+
+# ---- the page and the README's table
+
+
+def test_nobody_edits_figures_by_hand() -> None:
+    committed = read_results(FOLDER / RESULTS_FILE)
+    section = render.render(committed, "../scripts/bench/results/")
+    advice = "run python scripts/benchmark.py --render"
+    assert with_section(PAGE_TEXT, section) == PAGE_TEXT, advice
+    readme = README.read_text(encoding="utf-8")
+    assert with_section(readme, summary(committed)) == readme, advice
+    assert committed["failed"] == {}
+
+
+def test_every_image_is_there_and_none_is_left_over() -> None:
+    section = PAGE_TEXT.partition(BEGIN)[2].partition(END)[0]
+    named = {
+        (PAGE.parent / path).resolve()
+        for path in re.findall(r"!\[[^]]*\]\(([^)]+)\)", section)
+    }
+    assert named == set(FOLDER.glob("*.png"))
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in named)
+
+
+def test_the_committed_file_is_small_and_without_paths() -> None:
+    text = (FOLDER / RESULTS_FILE).read_text(encoding="utf-8")
+    assert len(text) < 300_000
+    assert str(Path.home()) not in text
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        ("no markers", "the page needs one"),
+        (f"{BEGIN} {BEGIN} {END}", "the page needs one"),
+        (f"{END} {BEGIN}", "stands before"),
+    ],
+)
+def test_markers_are_needed(page: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        with_section(page, "new")
+    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    assert with_section(page, "new") == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
+
+
+def run_of(title: str, epoch: int, seconds: float) -> dict[str, object]:
+    names = ("metric", "rounds", "bytes", "server-seconds", "client-seconds")
+    curve = {name: [0.1 * (k + 1) for k in range(7)] for name in names}
+    if not epoch:
+        return {"title": title, "curve": {**curve, "metric": [None] * 7}}
+    cost = {"bytes": 2_500_000, "communication-seconds": {"US-UK": seconds}}
+    return {"title": title, "curve": curve, "epochs-to-1%": epoch, "to-1%": cost}
+
+
+def test_methods_by_data_sets() -> None:
+    data = {
+        "title": "Made up",
+        "metric": "auc",
+        "reference": 0.8,
+        "guess": 0.5,
+        "baselines": {"SGD": {"metric": [0.7, 0.8]}},
+        "methods": {
+            "admm": run_of("TP-ADMM", 2, 1.25),
+            "sgd": run_of("TP-SGD", 1, 14.0),
+            "gd": run_of("GD", 0, 0.0),
+        },
+    }
+    outcome = Outcome()
+    outcome.check(f"Made up: {ADMM_CLAIM}", 1.0, 1.0)
+    outcome.check(f"Made up: {SGD_CLAIM}", 2.0, 1.0)
+    results = new_results()
+    put_outcome(results, "methods", outcome, 60.0)
+    head, rows = methods_table({"one": data}, results["suites"]["methods"]["checks"])
+    assert head == ["", "Made up: test AUC >= 0.7920"]
+    assert rows == [
+        ["TP-ADMM", "2 epochs, 2.5 MB, 1.25 s"],
+        ["TP-SGD", "1 epoch, 2.5 MB, 14 s"],
+        ["GD", "not in 7 epochs"],
+        [ADMM_CLAIM, "1 (tie)"],
+        [SGD_CLAIM, "**2**"],
+    ]
+    axes = plot(data).axes
+    labels = [line.get_label() for line in axes[0].get_lines()]
+    assert labels[:3] == ["GD", "TP-ADMM", "TP-SGD"]
+    assert "centralised SGD" in labels
+    assert [each.get_xscale() for each in axes] == ["linear", *["log"] * 3]
+
+
+def test_a_row_of_a_coreset_table() -> None:
+    cell = {"mean": 1860.426, "std": 2.06, "units": 468008}
+    found = {
+        "full": {"Central": 1846.8, "SAGA": None},
+        "full-units": 48_901_050,
+        "sizes": {
+            f"{kind}-{solver}": {"2000": cell}
+            for kind in "CU" for solver in ("Central", "SAGA")
+        },
+        "runs": {
+            kind: {"cost": 1859.4, "choice_bytes": 179_768, "row_bytes": 1_161_504,
+                   "other_bytes": 8_005_666} for kind in "CU"
+        },
+    }  # fmt: skip
+    facts = {"f": {"title": "Flights", "joined-rows": [217_338, 54_256],
+                   "ridge": found, "kmeans": found}}  # fmt: skip
+    (_, ridge, _), (_, kmeans, _) = render.coreset_tables(facts)
+    assert ridge.splitlines()[2:] == [
+        f"| 2,000 {'| 1860.4 ± 2.1 ' * 4}| 468,008 | 468,008 |",
+        "| all 217,338 | 1846.8 | - | 1846.8 | - | 48,901,050 | 48,901,050 |",
+    ]
+    assert "| all 271,594 |" in kmeans

@@ -1,17 +1,27 @@
-"""The benchmark of the papers' sizes on tiny ones: it runs, and what it computes."""
+"""Suites of large and growing sizes on tiny ones: they run, and what they compute."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from client_apps.app import app
 from client_apps.rounds.site import Site
-from scripts.bench.runs import Check, Outcome
-from scripts.bench.suites import micro
+from scripts.bench.harness import Options
+from scripts.bench.suites import scale
+from scripts.bench.suites.micro import measure_micro
 from scripts.bench.suites.scale import (
+    GPU_METHODS,
+    LINEAR,
+    NO_GPU,
     anonymous_bytes,
     log_slope,
+    measure_gpu,
     measure_linearity,
+    paper_tables,
+    run_on_device,
     run_paper_scale,
+    shard_set_up,
 )
 from scripts.data.paper_scale import PAPER_SCALES, write_paper_scale
 from strategies import TablePuppetADMM
@@ -19,6 +29,7 @@ from strategies.run.grid import InProcessGrid
 from tp_flower.query import Query
 
 SMALL = 1e-3
+FACTOR = 1e-4
 
 
 def test_slope_of_powers():
@@ -36,7 +47,7 @@ def test_memory_beside_files_is_seen():
 
 @pytest.mark.parametrize("name", PAPER_SCALES)
 def test_a_run_of_the_papers_tables_learns_what_is_in_them(tmp_path, name):
-    found = run_paper_scale(name, tmp_path, SMALL)
+    found = run_paper_scale(name, str(tmp_path), SMALL)
     scale = PAPER_SCALES[name]
     held_out = 0.2
     rows = scale.rows_of(scale.table, SMALL)
@@ -50,7 +61,7 @@ def test_a_run_of_the_papers_tables_learns_what_is_in_them(tmp_path, name):
 
 
 def test_features_stay_mapped_from_message_to_message(tmp_path):
-    tables = write_paper_scale("yelp", tmp_path, 1e-4)
+    tables = write_paper_scale("yelp", tmp_path, FACTOR)
     grid = InProcessGrid(app, {"all": tables}, state=tmp_path / "state")
     seen: list[dict[int, np.ndarray]] = []
 
@@ -76,27 +87,76 @@ def test_features_stay_mapped_from_message_to_message(tmp_path):
 
 @pytest.mark.slow
 def test_linearity_of_small_stores():
-    outcome = measure_linearity((2_000, 8_000))
-    assert [check.limit for check in outcome.checks] == [1.1, 1.1]
+    outcome = measure_linearity(Options(), (2_000, 8_000), (2, 6))
+    assert [check.limit for check in outcome.checks] == [1.1, 1.1, 1.1]
     assert all(np.isfinite(check.measured) for check in outcome.checks)
 
 
-def test_every_kernel_is_measured_beside_its_floor(monkeypatch):
-    packing = Outcome([Check("packed", 1.0, 2.0)], {"fact": 3})
-    monkeypatch.setattr(micro, "measure_packing", lambda: packing)
-    outcome = micro.measure_micro(rows=4000, repeats=2)
+def test_set_up_of_shards_is_timed_at_the_site():
+    assert 0 < shard_set_up(3) < 60
+
+
+def faked_gpu(monkeypatch, *, has_gpu: bool, loss: float) -> list[tuple[str, str]]:
+    """Let the processes' figures be these; return which were asked for."""
+    asked = []
+
+    def run(_, tables, name, epochs, method, device):
+        assert (Path(tables).name, name, epochs) == ("tables.toml", "mimic", 3)
+        asked.append((method, device))
+        is_cpu = device == "cpu"
+        return {
+            "seconds per epoch": 6.0 if is_cpu else 1.5,
+            "train loss": 0.5 if is_cpu else loss,
+        }
+
+    monkeypatch.setattr(scale, "in_process_of_its_own", run)
+    monkeypatch.setattr(scale, "_name_of_gpu", lambda: "H")
+    monkeypatch.setattr(scale, "resolve", lambda *_: "cuda" if has_gpu else "cpu")
+    return asked
+
+
+def test_both_devices_are_compared(monkeypatch, tmp_path):
+    options = Options(paper_scale=tmp_path, factor=FACTOR)
+    asked = faked_gpu(monkeypatch, has_gpu=True, loss=0.5 + 1e-5)
+    outcome = measure_gpu(options, "mimic", 3)
+    assert asked == [(method, d) for method in GPU_METHODS for d in ("cpu", "cuda")]
+    assert outcome.facts["gpu"] == "H"
+    assert outcome.facts["sgd, cuda: seconds per epoch"] == 1.5
+    assert outcome.facts["sgd: times as fast as on the CPU"] == 4.0
+    assert [check.measured for check in outcome.checks] == [pytest.approx(2e-5)] * 2
+    assert len(LINEAR) == 2
+    assert all(check.is_met for check in outcome.checks)
+    faked_gpu(monkeypatch, has_gpu=True, loss=0.5 + 1e-3)
+    assert not any(c.is_met for c in measure_gpu(options, "mimic", 3).checks)
+    asked = faked_gpu(monkeypatch, has_gpu=False, loss=0.5)
+    outcome = measure_gpu(options, "mimic", 3)
+    assert asked == [(method, "cpu") for method in GPU_METHODS]
+    assert outcome.facts["gpu"] == NO_GPU
+    assert not outcome.checks
+
+
+def test_one_run_on_a_device(tmp_path):
+    tables = paper_tables("mimic", tmp_path, FACTOR)
+    before = tables.stat().st_mtime_ns
+    assert paper_tables("mimic", tmp_path, FACTOR) == tables
+    assert tables.stat().st_mtime_ns == before
+    found, again = (
+        run_on_device(str(tables), "mimic", 2, "admm", "cpu") for _ in range(2)
+    )
+    assert found["joined rows"] == 232
+    assert found["train loss"] < 0.7
+    assert found["seconds per epoch"] > found["of them at the server"] > 0
+    assert again["train loss"] == found["train loss"]
+
+
+def test_every_kernel_is_measured_beside_its_floor():
+    outcome = measure_micro(Options(), rows=4000, repeats=2, large=1 << 16)
     names = [check.name for check in outcome.checks]
     for part in (
-        "mapping",
-        "segment sum",
-        "gather",
-        "theta-update",
-        "Gram",
-        "Anderson",
+        *("mapping", "segment sum", "gather", "theta-update", "Gram", "Anderson"),
+        *(f"z-update, {loss}" for loss in ("squared", "logistic", "softmax")),
+        "packing and unpacking",
     ):
         assert any(part in name for name in names), part
-    for loss in ("squared", "logistic", "softmax"):
-        assert any(f"z-update, {loss}" in name for name in names), loss
-    assert names[-1] == "packed"
-    assert outcome.facts["fact"] == 3
+    assert outcome.facts["packing 64 MiB over one copy"] > 0
     assert len(set(names)) == len(names)

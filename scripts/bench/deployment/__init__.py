@@ -1,1 +1,0 @@
-"""What a round costs in a real deployment."""

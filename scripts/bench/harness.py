@@ -1,0 +1,287 @@
+"""The harness of the benchmark: options, runs in this process, figures, results file.
+
+A suite is a function from `Options` to an `Outcome`: it declares its runs (query,
+settings, sites), has them done by `train`, and keeps figures of their reports.
+
+Schema of `benchmark.json`::
+
+    schema   1
+    suites   {name: {date, seconds, machine: {platform, processor, cores, memory-gib},
+                     versions: {library: version},
+                     checks: [{name, measured, limit, unit, is-met}],
+                     facts: {name: figure}, curves: {title: {method: [value]}}}}
+    failed   {name: error}      suites that ended in an error in the last command
+
+Numbers that are not finite are null.
+"""
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from flwr.clientapp import ClientApp
+
+from client_apps.app import app
+from client_apps.rounds.site import Site
+from strategies import STRATEGIES, RelationalStrategy
+from strategies.run.grid import InProcessGrid, Tables
+from strategies.setup.problem import TrainingProblem
+from tp_flower.query import Query
+from tp_flower.reports.records import Metrics, RoundReport, plain
+from tp_flower.settings import Settings
+
+SCHEMA: Final = 1
+RESULTS_FILE: Final = "benchmark.json"
+LIBRARIES: Final = ("duckdb", "flwr", "numpy", "scikit-learn", "scipy", "torch")
+SIGNIFICANT_DIGITS: Final = 6
+
+Sites = int | Sequence[Tables] | Mapping[str, Tables]
+Results = dict[str, Any]
+"""The content of the results file, or of a part of it, in JSON types."""
+
+
+class SkippedSuite(Exception):  # noqa: N818 - nothing went wrong
+    """The data of a suite are not at hand."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the command line that suites read.
+
+    Attributes:
+        movielens: folder with the files of MovieLens; None without.
+        paper_scale: folder for synthetic tables of the papers' sizes; None without.
+        factor: share of the papers' row counts.
+        datasets: names of those that methods are compared on; all if empty.
+        methods: names of those that are compared; all if empty.
+        settings: run-config keys and values of all runs of suite ``methods``.
+        vertical: folder with official files of the coreset paper; None without.
+        repeats: runs per cell of suites ``privacy`` and ``labels``.
+    """
+
+    movielens: Path | None = None
+    paper_scale: Path | None = None
+    factor: float = 1.0
+    datasets: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    vertical: Path | None = None
+    repeats: int = 1
+
+    @property
+    def paper_folder(self) -> Path:
+        """The folder for tables of the papers' sizes.
+
+        Raises:
+            SkippedSuite: none was given.
+        """
+        if self.paper_scale is None:
+            raise SkippedSuite("no folder given with --paper-scale")
+        return self.paper_scale
+
+
+@dataclass(frozen=True)
+class Check:
+    """A figure and the most that is accepted of it.
+
+    Attributes:
+        unit: as in "s", or a format such as "%".
+    """
+
+    name: str
+    measured: float
+    limit: float
+    unit: str = ""
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the figure is within its limit; NaN is not."""
+        return self.measured <= self.limit
+
+
+@dataclass
+class Outcome:
+    """The figures of a suite.
+
+    Attributes:
+        checks: figures with a limit.
+        facts: other figures by name.
+        curves: by title, a value per epoch by method.
+    """
+
+    checks: list[Check] = field(default_factory=list)
+    facts: dict[str, object] = field(default_factory=dict)
+    curves: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    def check(self, name: str, measured: float, limit: float, unit: str = "") -> None:
+        """Add a figure with a limit."""
+        self.checks.append(Check(name, measured, limit, unit))
+
+    def to_json(self) -> Results:
+        """Return JSON types, numbers with six digits."""
+        checks = [{**vars(check), "is-met": check.is_met} for check in self.checks]
+        content = {"checks": checks, "facts": self.facts, "curves": self.curves}
+        rounded: Results = _rounded(plain(content))
+        return rounded
+
+
+def train(
+    sql: str,
+    settings: Settings,
+    sites: Sites,
+    on_round: Callable[[RoundReport, InProcessGrid], None] | None = None,
+    state: Path | None = None,
+    client_app: ClientApp = app,
+) -> RelationalStrategy[Any]:
+    """Run a strategy in this process; return it, with its report.
+
+    Args:
+        sql: the query.
+        settings: of the run.
+        sites: as of `InProcessGrid`.
+        on_round: called after every round.
+        state: folder for the sites' states; None keeps them in memory.
+        client_app: of the sites.
+    """
+    with closing(InProcessGrid(client_app, sites, state=state)) as grid:
+        strategy: RelationalStrategy[Any] = STRATEGIES[settings.strategy](
+            Query.from_sql(sql),
+            settings,
+            on_round=lambda report: on_round(report, grid) if on_round else None,
+        )
+        strategy.start(grid)
+    return strategy
+
+
+def problem_of(strategy: RelationalStrategy[Any]) -> TrainingProblem:
+    """Return the training problem of a finished run."""
+    problem: TrainingProblem | None = strategy.training_problem
+    if problem is None:
+        raise RuntimeError("the run had no set-up")
+    return problem
+
+
+@dataclass
+class Trace:
+    """A run, epoch by epoch.
+
+    Attributes:
+        objective: mean training loss plus the penalty.
+        test: metrics on the held-out rows.
+        seconds: wall time from the start to the end of the epoch.
+    """
+
+    strategy: RelationalStrategy[Any]
+    objective: Sequence[float]
+    test: Sequence[Metrics]
+    seconds: Sequence[float]
+
+
+def run_traced(sql: str, settings: Settings, sites: Sites) -> Trace:
+    """Train in this process and record every epoch; recording takes no time of it."""
+    epochs: list[tuple[float, Metrics, float]] = []
+    watching = 0.0
+
+    def on_round(report: RoundReport, grid: InProcessGrid) -> None:
+        nonlocal watching
+        arrived = time.perf_counter()
+        if report.train:
+            objective = report.train["loss"] + 0.5 * settings.l2 * _squared_norm(grid)
+            epochs.append((objective, report.test, arrived - started - watching))
+        watching += time.perf_counter() - arrived
+
+    started = time.perf_counter()
+    strategy = train(sql, settings, sites, on_round)
+    return Trace(strategy, *zip(*epochs, strict=True))
+
+
+def _squared_norm(grid: InProcessGrid) -> float:
+    """Return ||theta||^2 over all tables, as far as it is penalised."""
+    by_table = {}
+    for context in grid.contexts.values():
+        for part in Site(context, grid.run_name).parts():
+            model = part.shard.model
+            # all shards of a table have the same parameters at the end of an epoch
+            by_table[part.table] = float((model.parameters[model.penalised] ** 2).sum())
+    return sum(by_table.values())
+
+
+def first_within(values: Sequence[float], limit: float) -> float:
+    """Return the first epoch, from 1, whose value is at most the limit; inf if none."""
+    return next((n for n, x in enumerate(values, 1) if x <= limit), float("inf"))
+
+
+def new_results() -> Results:
+    """Return the results of no suite."""
+    return {"schema": SCHEMA, "suites": {}, "failed": {}}
+
+
+def read_results(path: Path) -> Results:
+    """Return the results in a file.
+
+    Raises:
+        ValueError: the file is not of this schema.
+    """
+    content = json.loads(path.read_text(encoding="utf-8"))
+    schema = content.get("schema") if isinstance(content, dict) else None
+    if schema != SCHEMA:
+        raise ValueError(f"{path}: schema {schema!r}, not {SCHEMA}: run it anew")
+    return dict(content)
+
+
+def write_results(path: Path, results: Results) -> None:
+    """Write the file; a reader sees the old one or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(results, indent=1, allow_nan=False) + "\n"
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    # mkstemp makes the file private; results are as readable as their folder
+    Path(temporary).chmod(0o644)
+    Path(temporary).replace(path)
+
+
+def put_outcome(results: Results, name: str, outcome: Outcome, seconds: float) -> None:
+    """Enter the figures of a suite, in place of those from before."""
+    results["suites"][name] = {
+        "date": time.strftime("%Y-%m-%d"),
+        "seconds": round(seconds, 1),
+        "machine": machine(),
+        "versions": {library: version(library) for library in LIBRARIES},
+        **outcome.to_json(),
+    }
+    results["failed"].pop(name, None)
+
+
+def machine() -> dict[str, object]:
+    """Return what the figures depend on."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cpu = Path("/proc/cpuinfo")
+    lines = cpu.read_text(encoding="utf-8").splitlines() if cpu.exists() else []
+    models = [line.partition(":")[2] for line in lines if line.startswith("model name")]
+    return {
+        "platform": platform.platform(terse=True),
+        "processor": models[0].strip() if models else platform.machine(),
+        "cores": os.cpu_count(),
+        "memory-gib": round(memory / 2**30),
+        "python": platform.python_version(),
+    }
+
+
+def _rounded(value: Any) -> Any:
+    """Return JSON content with every float to six digits."""
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+    return value
