@@ -12,7 +12,7 @@ Files are written block by block: memory holds a block of vectors, and of the ot
 tables a few numbers per row.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -160,53 +160,38 @@ def _write_largest(
     draw: np.random.Generator,
     effects: Mapping[str, FloatArray],
 ) -> None:
-    keys = _draw_keys(scale.tables[scale.table].parents, rows, effects, draw)
-    schema = pa.schema(
-        [
-            pa.field("label", pa.int8()),
-            *(pa.field(name, pa.int32()) for name in keys),
-            pa.field("vector", pa.list_(pa.float32())),
-        ]
-    )
-    # numbers without order: neither a dictionary nor compression makes them smaller
-    with pq.ParquetWriter(
-        path, schema, compression="none", use_dictionary=False, write_statistics=False
-    ) as writer:
-        for block in _blocks(scale, rows, keys, draw, effects):
-            writer.write_table(pa.table(block, schema), row_group_size=BLOCK_ROWS)
-
-
-def _blocks(
-    scale: PaperScale,
-    rows: int,
-    keys: Keys,
-    draw: np.random.Generator,
-    effects: Mapping[str, FloatArray],
-) -> Iterator[dict[str, Any]]:
-    """Yield the columns of some rows at a time.
+    """Write the largest table, some rows at a time.
 
     Labels are drawn by softmax: the largest score after Gumbel noise.
     """
     width = scale.tables[scale.table].features
+    keys = _draw_keys(scale.tables[scale.table].parents, rows, effects, draw)
     directions = draw.standard_normal((HIDDEN, width), dtype=np.float32)
     directions /= np.float32(np.sqrt(HIDDEN))
     hidden_weights = draw.standard_normal((HIDDEN, scale.classes))
     hidden_weights *= SIGNAL / np.sqrt(HIDDEN)
-    for start in range(0, rows, BLOCK_ROWS):
-        count = min(BLOCK_ROWS, rows - start)
-        hidden = draw.standard_normal((count, HIDDEN), dtype=np.float32)
-        vectors = draw.standard_normal((count, width), dtype=np.float32)
-        vectors *= np.float32(0.5)
-        vectors += hidden @ directions
-        block = {name: array[start : start + count] for name, array in keys.items()}
-        scores = hidden @ hidden_weights + _parents_effects(block, effects)
-        label = np.argmax(scores + draw.gumbel(size=scores.shape), axis=1)
-        offsets = np.arange(count + 1, dtype=np.int32) * width
-        yield {
-            "label": (label + (scale.classes > 2)).astype(np.int8),
-            **block,
-            "vector": pa.ListArray.from_arrays(offsets, vectors.ravel()),
-        }
+    names = {"label": pa.int8(), **dict.fromkeys(keys, pa.int32())}
+    schema = pa.schema({**names, "vector": pa.list_(pa.float32())})
+    # numbers without order: neither a dictionary nor compression makes them smaller
+    with pq.ParquetWriter(
+        path, schema, compression="none", use_dictionary=False, write_statistics=False
+    ) as writer:
+        for start in range(0, rows, BLOCK_ROWS):
+            count = min(BLOCK_ROWS, rows - start)
+            hidden = draw.standard_normal((count, HIDDEN), dtype=np.float32)
+            vectors = draw.standard_normal((count, width), dtype=np.float32)
+            vectors *= np.float32(0.5)
+            vectors += hidden @ directions
+            block = {name: key[start : start + count] for name, key in keys.items()}
+            scores = hidden @ hidden_weights + _parents_effects(block, effects)
+            label = np.argmax(scores + draw.gumbel(size=scores.shape), axis=1)
+            offsets = np.arange(count + 1, dtype=np.int32) * width
+            columns = {
+                "label": (label + (scale.classes > 2)).astype(np.int8),
+                **block,
+                "vector": pa.ListArray.from_arrays(offsets, vectors.ravel()),
+            }
+            writer.write_table(pa.table(columns, schema), row_group_size=BLOCK_ROWS)
 
 
 def _draw_keys(

@@ -110,39 +110,32 @@ SOURCES = (
 )
 
 
-def partition(
-    rows: pd.DataFrame, parties: int
-) -> tuple[dict[str, pd.DataFrame], list[list[str]]]:
-    """Return a table per party, and their features; the first has the label.
+def partition(rows: pd.DataFrame, parties: int) -> tuple[dict[str, pd.DataFrame], str]:
+    """Return a table per party, the first with the label, and SQL that joins them.
 
     >>> rows = pd.DataFrame([[7, 1, 2, 3]], columns=["y", "a", "b", "c"])
-    >>> tables, features = partition(rows, 2)
-    >>> list(tables["party_1"]), features
-    (['record', 'y', 'a', 'b'], [['a', 'b'], ['c']])
+    >>> tables, sql = partition(rows, 2)
+    >>> list(tables["party_1"])
+    ['record', 'y', 'a', 'b']
+    >>> print(sql)
+    SELECT t1.y AS label,
+        t1.a, t1.b,
+        t2.c
+    FROM party_1 AS t1
+    JOIN party_2 AS t2 ON t1.record = t2.record
     """
     label, *names = rows.columns
     if not 1 < parties <= len(names):
         raise DataError(f"{parties} parties cannot share {len(names)} features")
-    features = [[str(name) for name in part] for part in np.array_split(names, parties)]
-    tables = {}
-    for place, part in enumerate(features, start=1):
-        frame = rows[[label, *part] if place == 1 else part].copy()
+    tables, features, joins = {}, [], []
+    for place, part in enumerate(np.array_split(names, parties), start=1):
+        frame = rows[[label, *part] if place == 1 else list(part)].copy()
         frame.insert(0, KEY, np.arange(len(rows)))
         tables[f"party_{place}"] = frame
-    return tables, features
-
-
-def query_of(label: str, features: Sequence[Sequence[str]]) -> str:
-    """Return the query that joins the parties' tables by record."""
-    columns = ",\n    ".join(
-        ", ".join(f"t{place}.{name}" for name in own)
-        for place, own in enumerate(features, start=1)
-    )
-    joins = "\n".join(
-        f"JOIN party_{place} AS t{place} ON t1.{KEY} = t{place}.{KEY}"
-        for place in range(2, len(features) + 1)
-    )
-    return f"SELECT t1.{label} AS label,\n    {columns}\nFROM party_1 AS t1\n{joins}"
+        features.append(", ".join(f"t{place}.{name}" for name in part))
+        joins.append(f"JOIN party_{place} AS t{place} ON t1.{KEY} = t{place}.{KEY}")
+    columns = ",\n    ".join([f"t1.{label} AS label", *features])
+    return tables, "\n".join([f"SELECT {columns}\nFROM party_1 AS t1", *joins[1:]])
 
 
 def vertical_datasets(folder: Path | None, parties: int = PARTIES) -> Iterator[Dataset]:
@@ -151,8 +144,7 @@ def vertical_datasets(folder: Path | None, parties: int = PARTIES) -> Iterator[D
         path = None if folder is None else source.found_in(folder)
         if path is None:
             continue
-        tables, features = partition(source.read(path), parties)
-        sql = query_of(source.columns[0], features)
+        tables, sql = partition(source.read(path), parties)
         yield Dataset(source.name, source.title, "rmse", sql, SETTINGS, tables)
 
 
