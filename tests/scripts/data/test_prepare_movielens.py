@@ -55,38 +55,19 @@ def packed(folder: Path, files: dict[str, str], inside: str) -> Path:
     return path
 
 
-def test_the_small_one_has_a_row_per_genre(tmp_path: Path) -> None:
-    frames = read_movielens(write(tmp_path / "ml-100k", SMALL))
-    movies = frames["movies"].sort_values(["movie_id", "genre"])
-    assert movies.fillna(0).values.tolist() == [
-        [10, 2001, "Comedy"],
-        [10, 2001, "Romance"],
-        [20, 0, "unknown"],
-    ]
-    assert frames["ratings"].values.tolist() == [
-        [1, 10, 5, 881250949],
-        [2, 10, 3, 891717742],
-        [2, 20, 1, 878887116],
-    ]
-    assert frames["users"].values.tolist() == [
-        [1, 24, True, "technician"],
-        [2, 53, False, "other"],
-    ]
-
-
-def test_the_large_one_has_a_row_per_genre(tmp_path: Path) -> None:
-    frames = read_movielens(packed(tmp_path, LARGE, "ml-1m"))
-    movies = frames["movies"].sort_values(["movie_id", "genre"])
-    assert movies.values.tolist() == [
-        [10, 2001, "Comedy"],
-        [10, 2001, "Romance"],
-        [20, 1995, "Crime"],
-    ]
+def test_a_movie_has_a_row_per_genre(tmp_path: Path) -> None:
+    small = read_movielens(write(tmp_path / "ml-100k", SMALL))
+    large = read_movielens(packed(tmp_path, LARGE, "ml-1m"))
+    comedies = [[10, 2001, "Comedy"], [10, 2001, "Romance"]]
+    for frames, third in ((small, [20, 0, "unknown"]), (large, [20, 1995, "Crime"])):
+        movies = frames["movies"].sort_values(["movie_id", "genre"])
+        assert movies.fillna(0).values.tolist() == [*comedies, third]
+    ratings = [[1, 10, 5, 881250949], [2, 10, 3, 891717742], [2, 20, 1, 878887116]]
+    assert small["ratings"].values.tolist() == ratings
+    users = [[1, 24, True, "technician"], [2, 53, False, "other"]]
+    assert small["users"].values.tolist() == users
     # occupations are numbers without an order
-    assert frames["users"].values.tolist() == [
-        [1, 24, True, "10"],
-        [2, 56, False, "16"],
-    ]
+    assert large["users"].values.tolist() == [[1, 24, True, "10"], [2, 56, False, "16"]]
 
 
 # the only year of the small one is constant

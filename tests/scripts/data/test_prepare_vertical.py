@@ -18,34 +18,21 @@ from tests.support.prepared import run_prepared, table
 ROWS = 40
 
 
-def year_lines() -> str:
-    """Songs in the format of UCI: the year, and 90 numbers, without a header."""
-    rng = np.random.default_rng(0)
-    timbres = rng.normal(scale=100.0, size=(ROWS, TIMBRES)).round(5)
-    years = 1990 + (timbres[:, 0] / 20).round().astype(int)
-    lines = [
-        ",".join(map(str, [year, *row]))
-        for year, row in zip(years.tolist(), timbres.tolist(), strict=True)
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def houses() -> pd.DataFrame:
-    rng = np.random.default_rng(1)
-    frame = pd.DataFrame(rng.integers(1, 9, (ROWS, 18)), columns=list(HOUSE_FEATURES))
-    frame.insert(0, "price", rng.integers(10**5, 10**6, ROWS).astype(float))
-    frame.insert(0, "date", "20141013T000000")
-    frame.insert(0, "id", np.arange(ROWS) + 7_000_000_000)
-    return frame
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    own = tmp_path / "official"
-    own.mkdir()
-    (own / "YearPredictionMSD.txt").write_text(year_lines(), encoding="utf-8")
-    houses().to_csv(own / "kc_house_data.csv", index=False)
-    return own
+    """Songs as UCI has them, without a header, and houses."""
+    folder = tmp_path / "official"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    songs = pd.DataFrame(rng.normal(scale=100.0, size=(ROWS, TIMBRES)).round(5))
+    songs.insert(0, "year", 1990 + (songs[0] / 20).round().astype(int))
+    songs.to_csv(folder / "YearPredictionMSD.txt", header=False, index=False)
+    houses = pd.DataFrame(rng.integers(1, 9, (ROWS, 18)), columns=list(HOUSE_FEATURES))
+    houses.insert(0, "price", rng.integers(10**5, 10**6, ROWS).astype(float))
+    houses.insert(0, "date", "20141013T000000")
+    houses.insert(0, "id", np.arange(ROWS) + 7_000_000_000)
+    houses.to_csv(folder / "kc_house_data.csv", index=False)
+    return folder
 
 
 def test_three_parties_share_the_features_in_order(folder: Path) -> None:
