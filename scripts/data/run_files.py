@@ -194,8 +194,8 @@ def run_script(
         if text:
             parser.add_argument(name, type=Path, metavar=name.upper(), help=text)
     for name, (kind, default, text) in options.items():
-        shown = f"{text} (default: {default})"
-        parser.add_argument(f"--{name}", type=kind, default=default, help=shown)
+        help_text = f"{text} (default: {default})"
+        parser.add_argument(f"--{name}", type=kind, default=default, help=help_text)
     parsed = parser.parse_args(arguments)
     parsed.output = parsed.output.resolve()
     try:
