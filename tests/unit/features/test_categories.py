@@ -11,6 +11,7 @@ from tp_flower.features import statistics
 from tp_flower.features.columns import CategoricalColumn
 from tp_flower.features.statistics import (
     CategoryStatistics,
+    category_purpose,
     count_categories,
     merge_categories,
     short_hashes,
@@ -98,3 +99,8 @@ def test_all_different_values_are_not_listed(monkeypatch: pytest.MonkeyPatch) ->
     assert (len(actual.hashes), actual.tail) == (0, 1)
     with pytest.raises(SchemaError, match=r"encode it with hash\(k\) or length"):
         actual.most_frequent(1)
+
+
+def test_purposes_differ() -> None:
+    pairs = [("a", "b/c"), ("a/b", "c"), ("a", "b"), ("A", "b")]
+    assert len({category_purpose(*pair) for pair in pairs}) == len(pairs)

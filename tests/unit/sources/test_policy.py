@@ -464,22 +464,24 @@ def test_the_smallest_batch_must_have_enough_rows(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings"),
+    ("kind", "covering", "other"),
     [
-        ("models", {"features": "dp-sgd"}),
-        ("models", {"features": "statistics"}),
-        ("scores", {"predictions": 1.0}),
+        ("models", {"features": "dp-sgd"}, {"predictions": 1.0}),
+        ("models", {"features": "statistics"}, {"predictions": 1.0}),
+        ("scores", {"predictions": 1.0}, {"features": "dp-sgd"}),
     ],
 )
-def test_a_plan_must_cover_what_the_policy_wants_covered(tmp_path, kind, settings):
+def test_a_plan_must_cover_what_the_policy_wants_covered(
+    tmp_path, kind, covering, other
+):
     text = f"epsilon = 1\nreleases = {{ {kind} = 'private' }}"
     guard, (source,) = guard_of(tmp_path, text)
-    guard.check_plan(source, [kind], PrivacyTerms.of(PrivacySettings(**settings)))
+    guard.check_plan(source, [kind], PrivacyTerms.of(PrivacySettings(**covering)))
     guard.check_plan(source, [])
-    with pytest.raises(
-        PolicyError, match=rf"releases.{kind} = private.*run config pri"
-    ):
-        guard.check_plan(source, [kind])
+    match = rf"releases.{kind} = private.*run config pri"
+    for terms in ((), (PrivacyTerms.of(PrivacySettings(**other)),)):
+        with pytest.raises(PolicyError, match=match):
+            guard.check_plan(source, [kind], *terms)
 
 
 def test_budgets_are_of_rows_whatever_they_are_called(tmp_path):
