@@ -91,9 +91,6 @@ def assert_equal(a: ExtractedShard, b: ExtractedShard) -> None:
     assert contents(a) == contents(b)
 
 
-# all of it at once, on rows a reader can check
-
-
 FRAME = pd.DataFrame(
     {
         "k": [7, 5, 7, 9],
@@ -171,9 +168,6 @@ def test_rows_keep_the_order_of_the_shard():
     smallest = np.full(together.max() + 1, number.size)
     np.minimum.at(smallest, together, expected // 2)
     np.testing.assert_array_equal(smallest[together], expected // 2)
-
-
-# equal keys have equal hashes
 
 
 SINGLE = (
@@ -260,9 +254,6 @@ def test_text_pairs_agree_exactly_when_they_are_equal(pairs):
             assert (pair == other) == (actual == hashed)
 
 
-# files
-
-
 rows = st.lists(
     st.tuples(
         st.none() | st.integers(0, 3),
@@ -288,9 +279,6 @@ def test_columns_in_files_are_those_in_memory(tmp_path_factory, members, label):
     folder = tmp_path_factory.mktemp("kept")
     assert_equal(run(frame, wanted, folder), run(frame, wanted))
     assert_equal(open_extracted(folder), run(frame, wanted))
-
-
-# several batches of rows
 
 
 def test_blocks_are_the_rows_of_the_columns(tmp_path, monkeypatch):
@@ -357,9 +345,6 @@ def test_file_that_is_cut_short(tmp_path):
         open_extracted(tmp_path).column("twice")
 
 
-# vectors
-
-
 @pytest.mark.parametrize(
     "kind",
     ["DOUBLE[]", "FLOAT[]", "FLOAT[2]", "DOUBLE[2]", "INTEGER[]", "DECIMAL(9,2)[]"],
@@ -376,8 +361,6 @@ def test_vectors(tmp_path, kind):
     empty = of_sql(tmp_path, f"SELECT NULL::{kind} AS v", fragment({"e": '"v"'}))
     assert "[2]" in kind or empty.column("e").values.shape == (1, 0)
 
-
-# sub-queries
 
 PAYMENTS = pd.DataFrame({"c": [2, None, 1, 2, None], "x": [1.0, 2.0, 3.0, 5.0, 8.0]})
 
@@ -470,9 +453,6 @@ def test_hashes_and_digests_are_those_of_the_texts():
     assert key.codes[-1] == hashed.codes[-1] == -1
     for code, sent in zip(key.codes[:-1], hashed.codes, strict=False):
         assert tuple(whole[code, :2].tolist()) == pairs[sent]
-
-
-# refusals
 
 
 def test_types_of_python_values():

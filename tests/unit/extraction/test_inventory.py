@@ -83,9 +83,6 @@ def find(grid, *wanted, wait_seconds=1.0, **settings):
     return actual.tables, time.monotonic() - started
 
 
-# waiting
-
-
 @pytest.mark.parametrize(
     ("nodes", "wanted", "how", "settled", "tables", "seconds"),
     [
@@ -154,9 +151,6 @@ def test_known_node_that_does_not_come_is_warned_of(monkeypatch):
     assert warnings == [(WARNING, "only %d of %d sites are online", 1, 2)]
 
 
-# descriptions
-
-
 def test_inventory_lists_shards_by_table():
     actual = read([shard("t", "a"), shard("u", "a")], [shard("t", "b", 1)], [])
     assert actual.tables == ["t", "u"]
@@ -203,9 +197,6 @@ def test_nodes_tell_of_tables_that_the_query_does_not_name():
     assert actual.tables == ["t"]
     assert actual.all_tables == ["t", "u"]
     assert not actual.nodes[5].is_simulated
-
-
-# schemas
 
 
 def x_at(site, kind, **changes):

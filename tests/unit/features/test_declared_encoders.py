@@ -50,9 +50,6 @@ FREE = (
 )
 
 
-# --- values ------------------------------------------------------------------
-
-
 @given(
     st.floats(-1e6, 1e6),
     st.floats(1e-3, 1e6),
@@ -123,9 +120,6 @@ def test_no_value_decides_what_is_encoded() -> None:
         assert encoder.feature_names == ("x", "x is missing", "c=a", "c is missing")
     fitted = encoder_of(columns, c="categories(a)").encoder
     assert (fitted.dropped, fitted.fitted) == (("x",), ("x",))
-
-
-# --- in a run -------------------------------------------------------------------------
 
 
 def statistics_of(finished: Run) -> list[Mapping]:
@@ -268,8 +262,6 @@ def test_vectors_leave_their_length_alone() -> None:
     names = finished.strategy.training_problem.encoders["a"].feature_names
     assert names == ("v[0]", "v[1]", "v[2]")
 
-
-# --- policies -------------------------------------------------------------------------
 
 OTHERS = 'labels = "clear", models = "clear", scores = "clear"'
 

@@ -132,9 +132,6 @@ def test_a_key_is_in_the_sites_copy_alone() -> None:
     assert HASHER.secret.hex() not in json.dumps(encoder.to_json())
 
 
-# --- against the obvious ------------------------------------------------------------
-
-
 @settings(deadline=None)
 @given(
     st.lists(numbers, min_size=2, max_size=30),
@@ -305,9 +302,6 @@ def test_hashing_is_the_hash_modulo_k(values: list[str | None], buckets: int) ->
         assert got.tolist() == expected
 
 
-# --- what is there and what is not --------------------------------------------------
-
-
 @pytest.mark.parametrize("value", [0.1, 1.7e9 + 1e-6, -3e150, 0.0])
 @pytest.mark.parametrize(
     "spec", [s for s in NUMBER_SPECS if not s.startswith(("hash", "cyclic", "range"))]
@@ -463,6 +457,3 @@ def test_refuses_values_and_outputs_that_do_not_fit() -> None:
     few = statistics_of(choice, columns, Sample(HASHER, min_count=4))
     with pytest.raises(SchemaError, match=r"feature 'x' of table 't': no shard has"):
         fit("t", few)
-
-
-# --- refusals -----------------------------------------------------------------------

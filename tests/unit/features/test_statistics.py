@@ -112,9 +112,6 @@ def test_refuses_to_merge_what_differs() -> None:
         merge_tables([])
 
 
-# --- what a site may send -----------------------------------------------------------
-
-
 def sent() -> Packet:
     actual = {
         name: feature_statistics(CHOICE, name, kind_of(own), own, Sample(HASHER))

@@ -193,8 +193,6 @@ def test_a_left_joined_table_waits_for_those_before_it():
     assert [step.table for step in steps] == ["t2", "t0", "t1"]
 
 
-# keys of two tables
-
 JOIN = Join("l", "r", 0, 0, text="l.k = r.k")
 
 
@@ -241,9 +239,6 @@ def test_equal_hashes_need_both_halves(left, right):
         for rows in ([left], right)
     )
     assert join_keys([one], [other]) == [[0], [1]]
-
-
-# laws of the two directions
 
 
 @st.composite

@@ -100,9 +100,6 @@ def test_rho_follows_a_lasting_imbalance_only(recent, expected):
     assert balanced_rho(3.0, recent) == expected
 
 
-# sharing and Jacobi, on three tables that can fit any target
-
-
 def run_tables(loss, corrections: int, epochs: int, rho: float) -> list[float]:
     """Losses of three tables joined row by row, each with a free score per row."""
     rng = np.random.default_rng(5)

@@ -60,9 +60,6 @@ def placed(device_name, place, monkeypatch):
     return own
 
 
-# products
-
-
 @each_device
 @each_place
 @pytest.mark.parametrize("view", list(VIEWS))
@@ -142,8 +139,6 @@ def test_no_step_of_a_fit_waits_for_the_gpu(device_name):
     assert waits[1] - waits[0] <= 10
 
 
-# whole runs
-
 FRAMES = store(orders=40, customers=8)
 RUNS = {
     "admm": {},
@@ -186,9 +181,6 @@ def test_runs_are_the_cpus_epoch_by_epoch(name, device_name, monkeypatch):
             np.testing.assert_allclose(one[table], other[table], **near)
 
 
-# copies of a process
-
-
 def device_copy(run_id: int, monkeypatch, number: int = 0):
     pretend(monkeypatch, "cpu")
     own = SiteStore(IN_MEMORY, run_id, 5)
@@ -222,9 +214,6 @@ def test_copies_of_a_dead_run_make_room(monkeypatch):
     assert [key[0] for key in placement._COPIES] == [second.run, third.run]
     placement.release(second)
     placement.release(third)
-
-
-# the choice
 
 
 @pytest.mark.parametrize("device", ["cpu", "auto"])
@@ -264,19 +253,29 @@ def test_a_gpu_computes_in_full_precision():
         torch.set_float32_matmul_precision("highest")
 
 
+HIDDEN = "CUDA_VISIBLE_DEVICES hides it, .* client-resources-num-gpus is 0"
+
+
 @pytest.mark.parametrize(
-    ("hidden", "sign", "reason"),
+    ("visible", "has_file", "has_driver", "reason"),
     [
-        ("", True, "CUDA_VISIBLE_DEVICES hides it, .* client-resources-num-gpus is 0"),
-        ("0", False, "no NVIDIA driver was found"),
-        ("0", True, "can use; allowed there: 'cpu'"),
+        (None, True, True, "can use; allowed there: 'cpu'"),
+        ("0", True, True, "can use; allowed there: 'cpu'"),
+        ("", True, False, HIDDEN),
+        ("-1", True, False, HIDDEN),
+        (None, False, False, "no NVIDIA driver was found"),
     ],
 )
-def test_why_there_is_no_gpu(hidden, sign, reason, monkeypatch, tmp_path):
+def test_why_there_is_no_gpu(
+    visible, has_file, has_driver, reason, monkeypatch, tmp_path
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    file = tmp_path if sign else tmp_path / "none"
+    file = tmp_path if has_file else tmp_path / "none"
     monkeypatch.setattr(local_model, "DRIVER_FILES", (str(file),))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert local_model.has_driver() is has_driver
     assert resolve("auto") == "cpu"
     text = f"device is 'cuda', but this site has no CUDA device .*{reason}"
     with pytest.raises(SettingsError, match=text):
@@ -284,27 +283,6 @@ def test_why_there_is_no_gpu(hidden, sign, reason, monkeypatch, tmp_path):
     # before training
     with pytest.raises(Exception, match=text):
         run("squared", one_per_site(whole(FRAMES)), device="cuda")
-
-
-@pytest.mark.parametrize(
-    ("hidden", "file", "expected"),
-    [
-        (None, True, True),
-        ("0", True, True),
-        ("", True, False),
-        ("-1", True, False),
-        (None, False, False),
-    ],
-)
-def test_signs_of_a_driver(hidden, file, expected, monkeypatch, tmp_path):
-    sign = tmp_path / "nvidiactl"
-    if file:
-        sign.touch()
-    monkeypatch.setattr(local_model, "DRIVER_FILES", (str(sign),))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if hidden is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    assert local_model.has_driver() is expected
 
 
 def test_linear_runs_without_a_gpu_never_import_torch():

@@ -54,9 +54,6 @@ def not_a_module(features, outputs, intercept):
     return (features, outputs, intercept)
 
 
-# linear
-
-
 @few
 @given(
     rows=st.sampled_from([0, 1, 7, 8192, 8200]),
@@ -93,9 +90,6 @@ def test_accumulation_is_in_float64():
     # in float32 the ones would be lost beside 2^25
     features = np.array([[2.0**25], [1.0], [1.0]], dtype=np.float32)
     assert moment(features, np.ones((3, 1)), intercept=False)[0, 0] == 2.0**25 + 2
-
-
-# torch
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
@@ -191,9 +185,6 @@ def test_factory_gets_features_outputs_and_intercept():
 def test_unusable_factories_are_refused(kind, message):
     with pytest.raises(SettingsError, match=message):
         build_model(ModelSpec(kind), 2, "cpu")
-
-
-# the fit of a torch model
 
 
 def fit_problem(model, rows=60, strength=0.0, centre=None, seed=0) -> FitProblem:

@@ -94,9 +94,6 @@ def test_fewer_rows_than_columns(intercept):
     np.testing.assert_allclose((dense @ actual)[taken], target[taken], atol=1e-5)
 
 
-# statistics that add
-
-
 @few
 @given(
     rows=st.sampled_from([1, 5, 30, 8193]),

@@ -75,9 +75,6 @@ def values_of(source, column):
     return [value for (value,) in rows_of(source, column)]
 
 
-# types
-
-
 LAST_OF_1969 = "'1969-12-31 23:59:59.999999'"
 BEFORE_1970 = datetime(1969, 12, 31, 23, 59, 59, 999_999)
 NOON_IN_INDIA = datetime(2024, 7, 1, 6, 30)
@@ -298,9 +295,6 @@ def test_odd_names(url):
         assert rows_of(source) == [(1, 2, 3)]
 
 
-# what is read
-
-
 def test_query_of_the_owner(url):
     name = fill(url, "t", {"a": "INTEGER", "b": "INTEGER"}, [(1, 5), (2, 6), (3, None)])
     sql = f"SELECT a, b * 2 AS double_b FROM {name} WHERE a > 1 -- a comment"
@@ -438,9 +432,6 @@ def test_no_connection_stays_open(postgresql, mariadb):
         assert connections(url) <= before
 
 
-# fingerprint
-
-
 def test_fingerprint(url):
     name = fill(url, "t", {"a": "INTEGER"}, [(1,)])
     source = source_of(url, name, fingerprint=f"SELECT max(a) FROM {name}")
@@ -453,9 +444,6 @@ def test_fingerprint(url):
             fingerprint(source_of(url, name, fingerprint=sql))
     with pytest.raises(SourceError, match=r"does not exist: check 'table'|check 'sql'"):
         fingerprint(source_of(url, name, fingerprint="SELECT a FROM nowhere"))
-
-
-# what goes wrong
 
 
 def test_missing_table_and_column(url):
@@ -586,9 +574,6 @@ def read_while_killed(source, engine, sql):
                 for (actual,) in connection.exec_driver_sql(sql).fetchall():
                     if engine.dialect.name == "mysql":
                         connection.exec_driver_sql(f"KILL {actual}")
-
-
-# one table in every form
 
 
 COLUMNS = {

@@ -112,7 +112,7 @@ def test_several_processes_may_write_at_once(tmp_path):
     assert os.listdir(tmp_path / "datasets" / "flights") == ["v1"]
 
 
-def test_failed_write_leaves_nothing(tmp_path):
+def test_failed_write_leaves_nothing(tmp_path, monkeypatch):
     def fail(folder):
         (folder / "half").write_text("x")
         raise OSError("disk full")
@@ -120,15 +120,9 @@ def test_failed_write_leaves_nothing(tmp_path):
     with pytest.raises(SourceError, match=r"cannot write the flights data .*disk full"):
         flights_module._build_folder(tmp_path / "a" / "b", fail)
     assert list((tmp_path / "a").iterdir()) == []
-
-
-def test_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(SourceError, match="set TP_FLOWER_HOME to a folder that can be"):
         flights_module._build_folder(tmp_path / "file" / "b", lambda _: None)
-
-
-def test_package_is_named_when_missing(monkeypatch):
     monkeypatch.setattr(flights_module, "PACKAGE", "no_such_package")
     with pytest.raises(SourceError, match="pip install no_such_package"):
         flights_module._package_data()

@@ -18,9 +18,6 @@ from tp_flower.sources.shards import load_tables
 COLUMNS = ["customer", "amount", "day", "is_fraud", "salary"]
 
 
-# the tables file
-
-
 def test_a_policy_with_every_key(tmp_path):
     text = """
         columns = ["amount", "day"]
@@ -140,9 +137,6 @@ def test_refused_policies(tmp_path, text, match):
     with pytest.raises(SourceError, match=match) as caught:
         shards(tmp_path, text)
     assert "s3cret" not in str(caught.value)
-
-
-# columns
 
 
 POLICY = Policy(
@@ -316,9 +310,6 @@ def test_the_reads_of_a_sub_query_are_followed_to_its_table():
     ]
 
 
-# rows, statistics and releases
-
-
 def test_few_rows(tmp_path):
     policy = Policy(min_rows=3)
     policy.check_rows(3, "the answer")
@@ -401,9 +392,6 @@ def test_releases_by_level(kind, is_private):
                 policy.check_release(kind, is_private=is_private)
         else:
             policy.check_release(kind, is_private=is_private)
-
-
-# the guard of a site
 
 
 def test_the_guards_schema_has_the_visible_columns_only(tmp_path):

@@ -70,9 +70,6 @@ def test_answer_is_that_of_duckdb(pair, sources, schemas, duck):
     assert actual == expected
 
 
-# expressions, one by one, over nasty values
-
-
 COLUMNS = {
     "id": "INTEGER",
     "i": "INTEGER",
@@ -306,9 +303,6 @@ def test_any_filter(nasty, nasty_duck, filters):
         f"SELECT id FROM nasty WHERE {where} ORDER BY id"
     ).fetchall()
     assert scanned(nasty[1], fragment_of([], filters))[0] == expected
-
-
-# sub-queries
 
 
 def test_groups_at_the_site_need_few_columns_and_rows(nasty):
