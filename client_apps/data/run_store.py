@@ -134,8 +134,13 @@ class SiteStore:
         folder = self._folder
         lock = self._cached.lock if folder is None else self._file_lock(folder)
         with lock:
-            query = "SELECT name, id FROM entries WHERE run = ?"
-            self._ids = dict(self._database.fetch(query, self.run))
+            if folder is None:
+                self._ids = {
+                    n: number for n, (number, _) in self._cached.entries.items()
+                }
+            else:
+                query = "SELECT name, id FROM entries WHERE run = ?"
+                self._ids = dict(self._database.fetch(query, self.run))
             try:
                 yield
             finally:
@@ -298,7 +303,6 @@ class SiteStore:
             return
 
         def forget() -> None:
-            self._cached.entries.pop(name, None)
             self._note_id(name, None)
             self._has_dropped = True
 
@@ -401,6 +405,8 @@ class SiteStore:
 
     def _note_id(self, name: str, number: int | None) -> None:
         """Note that an entry of the run has been written, or (None) removed."""
+        if number is None:
+            self._cached.entries.pop(name, None)
         if self._ids is None:
             return
         if number is None:

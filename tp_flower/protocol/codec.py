@@ -8,7 +8,6 @@ Whatever is not declared is refused (:class:`MessageError`), by sender and reade
 
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 from typing import Any, Final, TypeVar
 
@@ -56,10 +55,14 @@ def encode(message: Message) -> Packet:
     _build(type(message), {**header, PARTS: {}})
     listed = []
     for number, body in getattr(message, PARTS).items():
-        values = _values(body)
-        _build(layout.part, {**values, **_array_fields(body)}, number)
+        values, fields = _values(body), _array_fields(body)
+        _build(layout.part, {**values, **fields}, number)
         listed.append({ID: number, **values})
-        arrays |= {(number, name): array for name, array, _ in _arrays(body)}
+        for name, value in fields.items():
+            if isinstance(value, dict):
+                arrays |= {(number, f"{name}{_FAMILY}{k}"): a for k, a in value.items()}
+            else:
+                arrays[number, name] = value
     if layout_of(layout.part).values:
         header[PARTS] = listed
     return Packet(header, arrays)
@@ -108,7 +111,7 @@ def add_envelope(packet: Packet, envelope: Body) -> Packet:
     """Return a packet that also says which round it belongs to."""
     header = _values(envelope)
     _build(type(envelope), header)
-    return replace(packet, header={**packet.header, **header})
+    return Packet({**packet.header, **header}, packet.arrays)
 
 
 def read_envelope(kind: type[AnyBody], packet: Packet) -> AnyBody:
@@ -231,15 +234,27 @@ def _build(
         raise MessageError(_explain(kind, fields, str(error)), part) from None
     try:
         sizes: dict[str, int] = {}
-        for name, array, spec in _arrays(body):
-            dtype = _dtype_name(array.dtype)
-            if dtype != spec.dtype and dtype not in spec.shorter:
-                raise _wrong_form(name, array, spec, {})
-            _check_shape(name, array, spec, sizes)
-            _check_range(name, array, spec)
+        layout = layout_of(kind)
+        for name, (attribute, spec) in layout.arrays.items():
+            if (array := getattr(body, attribute)) is not None:
+                _check_array(name, array, spec, sizes)
+        for name, (attribute, spec) in layout.families.items():
+            for key, array in (getattr(body, attribute) or {}).items():
+                _check_array(f"{name}{_FAMILY}{key}", array, spec, sizes)
     except MessageError as error:
         raise type(error)(str(error), part) from None
     return body
+
+
+def _check_array(
+    name: str, array: AnyArray, spec: ArraySpec, sizes: dict[str, int]
+) -> None:
+    """Compare an array with its declaration; see ``_check_shape``."""
+    dtype = _dtype_name(array.dtype)
+    if dtype != spec.dtype and dtype not in spec.shorter:
+        raise _wrong_form(name, array, spec, {})
+    _check_shape(name, array, spec, sizes)
+    _check_range(name, array, spec)
 
 
 # NumPy spells the name out again every time
