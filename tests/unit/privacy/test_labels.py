@@ -26,77 +26,74 @@ def labels(*shards, task="auto"):
     return read_labels(columns, task)
 
 
-def test_numbers_are_regression():
-    found = labels(("number", [3, 1]), ("number", [2.5]))
-    assert found.values.tolist() == [3.0, 1.0, 2.5]
-    assert found.classes == ()
+@pytest.mark.parametrize(
+    ("shards", "task", "values", "classes"),
+    [
+        ([("number", [3, 1]), ("number", [2.5])], "auto", [3.0, 1.0, 2.5], ()),
+        ([("boolean", [0, 1, 1])], "auto", [0.0, 1.0, 1.0], ("0", "1")),
+        ([("boolean", [0, 1])], "regression", [0.0, 1.0], ()),
+        (
+            [("number", [7, -2]), ("number", [7, 0.5])],
+            "classification",
+            [2.0, 0.0, 2.0, 1.0],
+            ("-2", "0.5", "7"),
+        ),
+        # texts of all shards are numbered in common
+        (
+            [("text", [0, 1], ["b", "d"]), ("text", [1, 0], ["a", "b"])],
+            "auto",
+            [1.0, 2.0, 1.0, 0.0],
+            ("a", "b", "d"),
+        ),
+    ],
+)
+def test_labels_are_numbers_or_classes(shards, task, values, classes):
+    column = labels(*shards, task=task)
+    assert column.values.tolist() == values
+    assert column.classes == classes
 
 
-def test_booleans_are_classes():
-    found = labels(("boolean", [0, 1, 1]))
-    assert (found.values.tolist(), found.classes) == ([0.0, 1.0, 1.0], ("0", "1"))
+NULLS = [
+    ([(kind, [0, NAN, NAN], ["a"]), (kind, [NAN], [])], task, "NULL in 3 rows: add a f")
+    for kind in ("number", "text")
+    for task in ("auto", "regression", "classification")
+]
+MANY = MAX_CLASSES + 1
+TOO_MANY = f"has {MANY} distinct values; classification takes at most {MAX_CLASSES}"
 
 
-def test_booleans_can_be_regressed():
-    assert labels(("boolean", [0, 1]), task="regression").classes == ()
-
-
-def test_numbers_can_be_classes():
-    found = labels(("number", [7, -2]), ("number", [7, 0.5]), task="classification")
-    assert found.values.tolist() == [2.0, 0.0, 2.0, 1.0]
-    assert found.classes == ("-2", "0.5", "7")
-
-
-def test_texts_of_all_shards_are_numbered_in_common():
-    found = labels(("text", [0, 1], ["b", "d"]), ("text", [1, 0], ["a", "b"]))
-    assert found.classes == ("a", "b", "d")
-    assert found.values.tolist() == [1.0, 2.0, 1.0, 0.0]
-
-
-@pytest.mark.parametrize("task", ["auto", "regression", "classification"])
-@pytest.mark.parametrize("kind", ["number", "text"])
-def test_null_labels(task, kind):
-    shards = (kind, [0, NAN, NAN], ["a"]), (kind, [NAN], [])
-    with pytest.raises(QueryError, match=r"label is NULL in 3 rows: add a filter"):
+@pytest.mark.parametrize(
+    ("shards", "task", "match"),
+    [
+        *NULLS,
+        ([("number", [1.0]), ("text", [NAN], [])], "auto", "label is NULL in 1 rows"),
+        (
+            [("number", [1.0]), ("text", [0], ["a"])],
+            "auto",
+            r"between the shards: \['number', 'text'\]",
+        ),
+        (
+            [("text", [0], ["a"])],
+            "regression",
+            "is text, but the task is regression: CAST it",
+        ),
+        (
+            [("number", [1.0, -1e300])],
+            "auto",
+            r"the label reaches 1e\+300, beyond 1e\+18: divide it in the query",
+        ),
+        ([("number", range(MANY))], "classification", TOO_MANY),
+        ([("text", range(MANY), [f"n{k}" for k in range(MANY)])], "auto", TOO_MANY),
+    ],
+)
+def test_labels_that_cannot_be_learned_are_refused(shards, task, match):
+    with pytest.raises(QueryError, match=match):
         labels(*shards, task=task)
 
 
-def test_shard_with_null_labels_only_is_told_as_such():
-    with pytest.raises(QueryError, match="label is NULL in 1 rows"):
-        labels(("number", [1.0]), ("text", [NAN], []))
-
-
-def test_shards_that_differ_in_kind():
-    with pytest.raises(QueryError, match=r"between the shards: \['number', 'text'\]"):
-        labels(("number", [1.0]), ("text", [0], ["a"]))
-
-
-def test_text_in_regression():
-    with pytest.raises(
-        QueryError, match="is text, but the task is regression: CAST it"
-    ):
-        labels(("text", [0], ["a"]), task="regression")
-
-
-def test_label_beyond_float32():
-    match = r"the label reaches 1e\+300, beyond 1e\+18: divide it in the query"
-    with pytest.raises(QueryError, match=match):
-        labels(("number", [1.0, -1e300]))
-
-
-def test_too_many_classes():
-    many = MAX_CLASSES + 1
-    match = f"has {many} distinct values; classification takes at most {MAX_CLASSES}"
-    with pytest.raises(QueryError, match=match):
-        labels(("number", range(many)), task="classification")
-    names = [f"n{k}" for k in range(many)]
-    with pytest.raises(QueryError, match=match):
-        labels(("text", range(many), names))
-
-
 def loss(classes, joined, **settings):
-    own = Labels(np.arange(float(len(classes))), tuple(classes))
-    return choose_loss(own, np.array(joined, dtype=float), Settings(**settings))
+    label = Labels(np.arange(float(len(classes))), tuple(classes))
+    return choose_loss(label, np.array(joined, dtype=float), Settings(**settings))
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,10 @@ KEY = bytes(range(32))
 )
 def test_clipped_rows_have_at_most_the_norm_whatever_they_hold(scores, clip):
     """Infinities and NaN included: a model can be made to overflow for chosen rows."""
-    found = clip_rows(scores, clip)
-    assert found.shape == scores.shape
-    assert np.isfinite(found).all()
-    assert (np.linalg.norm(found, axis=1) <= clip * (1 + 1e-12)).all()
+    clipped = clip_rows(scores, clip)
+    assert clipped.shape == scores.shape
+    assert np.isfinite(clipped).all()
+    assert (np.linalg.norm(clipped, axis=1) <= clip * (1 + 1e-12)).all()
 
 
 @settings(deadline=None)
@@ -33,10 +33,10 @@ def test_clipped_rows_have_at_most_the_norm_whatever_they_hold(scores, clip):
     st.floats(1e-3, 1e3),
 )
 def test_clipped_rows_are_those_of_a_loop(scores, clip):
-    for row, found in zip(scores, clip_rows(scores, clip), strict=True):
+    for row, clipped in zip(scores, clip_rows(scores, clip), strict=True):
         norm = float(np.sqrt((row**2).sum()))
         expected = row * clip / norm if norm > clip else row
-        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(clipped, expected, rtol=1e-12, atol=1e-15)
 
 
 def test_infinite_scores_are_clipped_and_nan_counts_as_zero():
@@ -46,35 +46,24 @@ def test_infinite_scores_are_clipped_and_nan_counts_as_zero():
     np.testing.assert_allclose(clip_rows(scores, 2.0), expected, rtol=1e-12)
 
 
+def noisy(scores, clip, multiplier, source):
+    return private_scores(scores, ClippedNoise(clip, multiplier), source)
+
+
 @pytest.mark.parametrize(("clip", "multiplier"), [(1.0, 1.0), (0.1, 30.0), (50.0, 0.2)])
 def test_noise_has_the_deviation_multiplier_times_clip(clip, multiplier):
     scores = np.full((500_000, 2), clip / 2)
-    found = private_scores(scores, ClippedNoise(clip, multiplier), NoiseSource(KEY))
-    noise = (found - scores).ravel()
+    noise = (noisy(scores, clip, multiplier, NoiseSource(KEY)) - scores).ravel()
     assert noise.std() == pytest.approx(multiplier * clip, rel=0.01)
     assert abs(noise.mean()) < 5 * multiplier * clip / 1000
     assert stats.kstest(noise[:50_000] / noise.std(), "norm").pvalue > 1e-3
 
 
-def test_every_release_is_noised_anew():
-    source, scores = NoiseSource(), np.zeros((4, 1))
-    first, second = (
-        private_scores(scores, ClippedNoise(1.0, 1.0), source) for _ in range(2)
-    )
+def test_every_release_is_noised_anew_and_without_noise_nothing_changes():
+    source, scores = NoiseSource(), np.array([[1e9, -3.0]])
+    first, second = (noisy(scores, 1.0, 1.0, source) for _ in range(2))
     assert not np.isin(first, second).any()
-
-
-def test_without_noise_and_clip_the_scores_are_the_scores():
-    scores = np.array([[1e9, -3.0]])
-    found = private_scores(scores, ClippedNoise(np.inf, 0.0), NoiseSource())
-    assert found is scores
-
-
-def test_no_rows_stay_no_rows():
-    found = private_scores(np.zeros((0, 3)), ClippedNoise(1.0, 1.0), NoiseSource())
-    assert found.shape == (0, 3)
-
-
-def test_noise_without_a_clip_is_refused():
+    assert noisy(scores, np.inf, 0.0, source) is scores
+    assert noisy(np.zeros((0, 3)), 1.0, 1.0, source).shape == (0, 3)
     with pytest.raises(SiteError, match="noise of 1 times a clip of inf is none"):
-        ClippedNoise(np.inf, 1.0)
+        noisy(scores, np.inf, 1.0, source)

@@ -1,6 +1,5 @@
 """The private theta-update: sensitivities, noise, and what is left without noise."""
 
-import json
 import math
 
 import msgspec
@@ -77,31 +76,21 @@ class TestWithoutNoise:
         matrix = usable_gram(noisy_gram(CLEAR, rows, noise()), 0.0)
         np.testing.assert_array_equal(matrix, clear)
         residual = KAPPA * (target - dense(rows) @ theta)
-        told = noisy_moments(CLEAR, rows, residual, noise())
-        own = RidgeSolver.from_gram(matrix, joined, intercept=intercept)
-        found = private_update(own, theta, told, KAPPA, L2)
-        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10)
+        sums = noisy_moments(CLEAR, rows, residual, noise())
+        private = RidgeSolver.from_gram(matrix, joined, intercept=intercept)
+        updated = private_update(private, theta, sums, KAPPA, L2)
+        np.testing.assert_allclose(updated, expected, rtol=1e-8, atol=1e-10)
 
-    def test_sums_are_exactly_those_without_privacy(self):
-        rows = rows_of(5)
-        residual = np.random.default_rng(5).normal(size=(40, 2))
-        weighted = rows.multiplicity[:, None] * residual
-        np.testing.assert_array_equal(
-            noisy_moments(CLEAR, rows, residual, noise()),
-            moment(rows.features, weighted, intercept=True),
-        )
-
-    def test_bounds_that_no_row_reaches_change_nothing(self):
+    @pytest.mark.parametrize("plan", [CLEAR, StatisticsPlan(1e6, 1e6, 0.0, 0.0)])
+    def test_bounds_that_no_row_reaches_change_nothing(self, plan):
         rows = rows_of(6)
         residual = np.random.default_rng(6).normal(size=(40, 1))
-        wide = StatisticsPlan(1e6, 1e6, 0.0, 0.0)
-        np.testing.assert_array_equal(
-            noisy_gram(wide, rows, noise()), noisy_gram(CLEAR, rows, noise())
-        )
-        np.testing.assert_array_equal(
-            noisy_moments(wide, rows, residual, noise()),
-            noisy_moments(CLEAR, rows, residual, noise()),
-        )
+        clear = gram(rows.features, rows.multiplicity, intercept=True)
+        np.testing.assert_array_equal(noisy_gram(plan, rows, noise()), clear)
+        weighted = rows.multiplicity[:, None] * residual
+        moments = moment(rows.features, weighted, intercept=True)
+        sums = noisy_moments(plan, rows, residual, noise())
+        np.testing.assert_array_equal(sums, moments)
 
     @few
     @given(seed=st.integers(0, 999), intercept=st.booleans())
@@ -117,17 +106,12 @@ class TestWithoutNoise:
             matrix += weight * np.outer(x, x)
             sums += weight * np.outer(x, clipped)
         np.testing.assert_allclose(noisy_gram(plan, rows, noise()), matrix)
-        found = noisy_moments(plan, rows, residual, noise())
-        np.testing.assert_allclose(found, sums, atol=1e-12)
+        moments = noisy_moments(plan, rows, residual, noise())
+        np.testing.assert_allclose(moments, sums, atol=1e-12)
 
 
 class TestSensitivity:
-    plan = StatisticsPlan(
-        radius=2.5,
-        target_bound=0.4,
-        gram_multiplier=0.0,
-        moments_multiplier=0.0,
-    )
+    plan = StatisticsPlan(2.5, 0.4, 0.0, 0.0)
 
     @few
     @given(seed=st.integers(0, 999), intercept=st.booleans(), size=st.floats(-3, 3))
@@ -139,14 +123,9 @@ class TestSensitivity:
         changes = []
         for number in range(40):
             other = without(rows, number)
-            changes.append(
-                [
-                    np.linalg.norm(whole - noisy_gram(self.plan, other, noise())),
-                    np.linalg.norm(
-                        sums - noisy_moments(self.plan, other, residual, noise())
-                    ),
-                ]
-            )
+            matrix = whole - noisy_gram(self.plan, other, noise())
+            moments = sums - noisy_moments(self.plan, other, residual, noise())
+            changes.append([np.linalg.norm(matrix), np.linalg.norm(moments)])
         largest = np.max(changes, axis=0)
         bounds = np.array([2.5**2, 2.5 * 0.4])
         assert (largest <= bounds * (1 + 1e-9)).all()
@@ -158,24 +137,6 @@ class TestSensitivity:
         sums = noisy_moments(self.plan, rows, np.array([[-70.0]]), noise())
         assert sums.item() == pytest.approx(-2.5 * 0.4)
 
-    @few
-    @given(seed=st.integers(0, 999), radius=st.floats(1e-3, 1e3))
-    def test_weights_are_bounded_and_never_grow(self, seed, radius):
-        rows = rows_of(seed)
-        weights = rows.weights(radius)
-        assert (weights <= rows.multiplicity).all()
-        assert (weights >= 0).all()
-        lengths = weights * (dense(rows) ** 2).sum(axis=1)
-        assert (lengths <= radius**2 * (1 + 1e-12)).all()
-        short = rows.multiplicity * (dense(rows) ** 2).sum(axis=1) <= radius**2
-        np.testing.assert_array_equal(weights[short], rows.multiplicity[short])
-
-    def test_a_row_of_zeros_keeps_its_weight_and_adds_nothing(self):
-        rows = Rows(np.zeros((1, 2), np.float32), np.array([7]), False)
-        assert rows.weights(0.1).tolist() == [7.0]
-        sums = noisy_moments(self.plan, rows, np.ones((1, 1)), noise())
-        np.testing.assert_array_equal(sums, np.zeros((2, 1)))
-
 
 class TestNoise:
     draws = 300
@@ -186,9 +147,9 @@ class TestNoise:
         rows = rows_of(0, columns=29)
         clear = noisy_gram(StatisticsPlan(1.5, 0.4, 0.0, 0.0), rows, noise())
         source = noise()
-        told = np.stack([noisy_gram(plan, rows, source) for _ in range(self.draws)])
-        np.testing.assert_array_equal(told, told.swapaxes(1, 2))
-        errors = told - clear
+        noisy = np.stack([noisy_gram(plan, rows, source) for _ in range(self.draws)])
+        np.testing.assert_array_equal(noisy, noisy.swapaxes(1, 2))
+        errors = noisy - clear
         s = 3.0 * 1.5**2
         assert plan.gram_deviation == pytest.approx(s)
         diagonal = np.diagonal(errors, axis1=1, axis2=2)
@@ -208,17 +169,13 @@ class TestNoise:
         rows, residual = rows_of(0), np.ones((40, 200))
         exact = noisy_moments(clear, rows, residual, noise())
         source = noise()
-        errors = np.stack(
-            [
-                noisy_moments(plan, rows, residual, source) - exact
-                for _ in range(self.draws)
-            ]
-        )
+        draws = [noisy_moments(plan, rows, residual, source) for _ in range(self.draws)]
+        errors = np.stack(draws) - exact
         expected = 2.0 * 1.5 * 0.4
         assert plan.moments_deviation == pytest.approx(expected)
-        assert errors.std() == pytest.approx(
-            expected, rel=4 / math.sqrt(2 * errors.size)
-        )
+        tolerance = 4 / math.sqrt(2 * errors.size)
+        assert errors.std() == pytest.approx(expected, rel=tolerance)
+        assert (errors[0] != errors[1]).all()
         assert abs(errors.mean()) < 4 * expected / math.sqrt(errors.size)
 
     def test_without_rows_noise_alone_leaves(self):
@@ -228,12 +185,6 @@ class TestNoise:
         sums = noisy_moments(plan, rows, np.zeros((0, 2)), noise())
         assert sums.shape == (4, 2)
         assert np.abs(sums).min() > 0
-
-    def test_noise_differs_between_uses(self):
-        plan, rows, source = StatisticsPlan(1.0, 1.0, 1.0, 1.0), rows_of(0), noise()
-        residual = np.ones((40, 1))
-        one, two = (noisy_moments(plan, rows, residual, source) for _ in range(2))
-        assert (one != two).all()
 
 
 class TestUsableGram:
@@ -261,8 +212,8 @@ class TestUsableGram:
             half = rng.normal(size=(5, 5)) * scale
             solver = RidgeSolver.from_gram(half @ half.T, 40, intercept=True)
             moments = 40 * L2 * penalised * theta
-            found = private_update(solver, theta, moments, KAPPA, L2)
-            np.testing.assert_allclose(found, theta, rtol=1e-6)
+            updated = private_update(solver, theta, moments, KAPPA, L2)
+            np.testing.assert_allclose(updated, theta, rtol=1e-6)
 
     def test_a_noisy_gram_matrix_does_not_change_what_training_converges_to(self):
         """Repeated updates with one A reach the ridge solution of the rows."""
@@ -277,8 +228,8 @@ class TestUsableGram:
         theta = np.zeros((5, 1))
         for _ in range(200):
             residual = KAPPA * (target - dense(rows) @ theta)
-            told = noisy_moments(plan, rows, residual, noise())
-            theta = private_update(solver, theta, told, KAPPA, L2)
+            moments = noisy_moments(plan, rows, residual, noise())
+            theta = private_update(solver, theta, moments, KAPPA, L2)
         best = RidgeSolver.from_gram(exact, joined, intercept=True).solve(
             dense(rows).T @ (rows.multiplicity[:, None] * target), KAPPA, L2
         )
@@ -294,34 +245,30 @@ class TestShards:
             Rows(rows.features[cut], rows.multiplicity[cut], True)
             for cut in (slice(0, 13), slice(13, 40))
         ]
-        np.testing.assert_allclose(
-            sum(noisy_gram(plan, half, noise()) for half in halves),
-            noisy_gram(plan, rows, noise()),
-        )
-        np.testing.assert_allclose(
-            noisy_moments(plan, halves[0], residual[:13], noise())
-            + noisy_moments(plan, halves[1], residual[13:], noise()),
-            noisy_moments(plan, rows, residual, noise()),
-            atol=1e-12,
-        )
+        total = sum(noisy_gram(plan, half, noise()) for half in halves)
+        np.testing.assert_allclose(total, noisy_gram(plan, rows, noise()))
+        moments = noisy_moments(plan, halves[0], residual[:13], noise())
+        moments = moments + noisy_moments(plan, halves[1], residual[13:], noise())
+        whole = noisy_moments(plan, rows, residual, noise())
+        np.testing.assert_allclose(moments, whole, atol=1e-12)
 
 
 class TestPlan:
     schedule = Schedule(
         "admm", epochs=12, mean_multiplicity=9.0, columns=4, label_scale=30.0
     )
-    asked = PrivacySettings(features="statistics", clip=2.0, target_clip=0.5)
+    settings = PrivacySettings(features="statistics", clip=2.0, target_clip=0.5)
 
     def test_bounds_have_natural_units(self):
-        plan = plan_statistics(self.asked, self.schedule)
+        plan = plan_statistics(self.settings, self.schedule)
         assert plan.radius == pytest.approx(2.0 * math.sqrt(9.0 * 4))
         assert plan.target_bound == pytest.approx(15.0)
 
     @pytest.mark.parametrize("wanted", [0.5, 1.0, 4.0])
     @pytest.mark.parametrize("epochs", [1, 12])
     def test_all_releases_of_a_run_cost_the_epsilon(self, wanted, epochs):
-        asked = PrivacySettings(features="statistics", epsilon=wanted, delta=1e-6)
-        plan = plan_part(asked, Schedule("admm", epochs), sends=(), is_linear=True)
+        settings = PrivacySettings(features="statistics", epsilon=wanted, delta=1e-6)
+        plan = plan_part(settings, Schedule("admm", epochs), sends=(), is_linear=True)
         used = [
             Gaussian(use.mechanism.noise_multiplier, use.limit)
             for use in plan.uses
@@ -334,28 +281,18 @@ class TestPlan:
         assert inverse[0] / sum(inverse) == pytest.approx(GRAM_SHARE)
 
     def test_a_given_multiplier_is_that_of_the_moments(self):
-        asked = PrivacySettings(features="statistics", noise_multiplier=7.0)
-        plan = plan_statistics(asked, self.schedule)
+        settings = PrivacySettings(features="statistics", noise_multiplier=7.0)
+        plan = plan_statistics(settings, self.schedule)
         assert plan.moments_multiplier == 7.0
         total = 1 / plan.gram_multiplier**2 + 12 / 7.0**2
         assert 1 / plan.gram_multiplier**2 / total == pytest.approx(GRAM_SHARE)
 
     def test_a_table_without_rows_to_train_on_has_a_plan(self):
         no_rows = Schedule("admm", 3, mean_multiplicity=0.0, columns=0)
-        assert plan_statistics(self.asked, no_rows).radius == 2.0
-
-    @pytest.mark.parametrize("plan", [CLEAR, StatisticsPlan(2.0, 0.5, 6.8, 15.4)])
-    def test_json_both_ways(self, plan):
-        part = PartPlan(statistics=plan)
-        assert (
-            msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(part))), PartPlan)
-            == part
-        )
+        assert plan_statistics(self.settings, no_rows).radius == 2.0
 
 
 class TestRefusals:
-    fine = msgspec.to_builtins(PartPlan(statistics=StatisticsPlan(2.0, 0.5, 6.8, 15.4)))
-
     @pytest.mark.parametrize(
         ("change", "words"),
         [
@@ -364,22 +301,17 @@ class TestRefusals:
             ({"radius": math.nan}, "a clip of nan is none"),
             ({"radius": math.inf}, "a clip of inf is none"),
             ({"radius": 1e300}, "a clip of inf is none"),
-            ({"radius": "2"}, "Expected `float`, got `str`"),
-            ({"radius": True}, "Expected `float`, got `bool`"),
             ({"target_bound": math.inf}, "a clip of inf is none"),
             ({"gram_multiplier": -0.1}, "noise of -0.1 times a clip of 4 is none"),
             ({"moments_multiplier": math.inf}, "noise of inf times"),
         ],
     )
     def test_a_plan_that_bounds_nothing(self, change, words):
-        data = {**self.fine, "statistics": {**self.fine["statistics"], **change}}
+        statistics = StatisticsPlan(2.0, 0.5, 6.8, 15.4)
+        data = msgspec.to_builtins(PartPlan(statistics=statistics))
+        data["statistics"] |= change
         with pytest.raises((SiteError, ValueError), match=words):
             msgspec.convert(data, PartPlan)
-
-    @pytest.mark.parametrize("data", [[], "plan", {}])
-    def test_a_plan_that_is_none(self, data):
-        with pytest.raises(ValueError, match=r"Expected `object|required field"):
-            msgspec.convert({**self.fine, "statistics": data}, PartPlan)
 
     def test_a_negative_multiplicity(self):
         with pytest.raises(SiteError, match="a multiplicity is negative"):

@@ -81,7 +81,7 @@ def test_every_action_has_a_request_and_a_reply_of_its_own():
 
 @each_message
 def test_every_field_is_disclosed_or_of_the_schedule(kind):
-    disclosed = {field for own in kind.discloses for field in own.fields}
+    disclosed = {field for group in kind.discloses for field in group.fields}
     assert disclosed | set(kind.schedule) == names_of(kind)
     assert not disclosed & set(kind.schedule)
     assert len(set(kind.schedule)) == len(kind.schedule)
@@ -89,10 +89,10 @@ def test_every_field_is_disclosed_or_of_the_schedule(kind):
 
 @each_message
 def test_disclosures_name_mechanisms_and_rules_that_there_are(kind):
-    for own in kind.discloses:
-        assert own.covered_by in COVERS
-        assert own.carries
-        assert len(set(own.fields)) == len(own.fields)
+    for group in kind.discloses:
+        assert group.covered_by in COVERS
+        assert group.carries
+        assert len(set(group.fields)) == len(group.fields)
 
 
 @each_message
@@ -100,7 +100,7 @@ def test_arrays_are_of_parts_and_no_name_is_the_envelopes(kind):
     layout = layout_of(kind)
     assert not layout.arrays
     assert not layout.families
-    taken = {field for own in ENVELOPES for field in layout_of(own).values}
+    taken = {field for envelope in ENVELOPES for field in layout_of(envelope).values}
     assert not layout.values.keys() & {*taken, PARTS}
     if layout.part is not None:
         part = layout_of(layout.part)
@@ -134,9 +134,9 @@ def sent(message: Message) -> Message:
     if part is None or layout_of(part).values:
         return message
     parts = {
-        number: own
-        for number, own in message.parts.items()
-        if any(getattr(own, name) is not None for name in own.__struct_fields__)
+        number: body
+        for number, body in message.parts.items()
+        if any(getattr(body, name) is not None for name in body.__struct_fields__)
     }
     return msgspec.structs.replace(message, parts=parts)
 
@@ -146,10 +146,10 @@ def sent(message: Message) -> Message:
 @given(data=st.data())
 def test_messages_round_trip(kind, data):
     message = data.draw(messages(kind))
-    found = decode(kind, unpack(pack(encode(message))))
-    assert same(found, sent(message))
+    received = decode(kind, unpack(pack(encode(message))))
+    assert same(received, sent(message))
     # of a decoded message the packet is the same again
-    again = encode(found)
+    again = encode(received)
     assert again.header == encode(message).header
     assert again.arrays.keys() == encode(message).arrays.keys()
 
@@ -185,7 +185,7 @@ def test_envelopes_and_failures_are_checked_as_messages_are(kind):
     good = {"run": "0f" * 16, "round": 3, "seconds": 0.5, "error": "no"}
     good |= {"kind": "refused", "part": 3}
     layout = layout_of(kind)
-    values = {name: own for name, own in good.items() if name in layout.values}
+    values = {name: good[name] for name in layout.values if name in good}
     assert msgspec.to_builtins(read(kind, values)).items() >= values.items()
     wrong = [{**values, EXTRA: 1}] if kind is Failure else []
     for field in msgspec.structs.fields(kind):
@@ -193,10 +193,10 @@ def test_envelopes_and_failures_are_checked_as_messages_are(kind):
         others = wrong_values(field.type, values.get(name))
         wrong += [{**values, name: value} for value in others]
         if field.required:
-            wrong.append({key: own for key, own in values.items() if key != name})
+            wrong.append({key: values[key] for key in values if key != name})
     assert len(wrong) > 10
-    for own in wrong:
-        assert refusal(read, kind, own), own
+    for malformed_values in wrong:
+        assert refusal(read, kind, malformed_values), malformed_values
 
 
 def test_a_message_and_its_envelope_travel_together():
@@ -221,14 +221,8 @@ def test_a_failure_stands_in_place_of_a_reply():
 
 # refusals: the field, its value and what is allowed, whoever looks
 
-FIT = {
-    "kappa": 1.0,
-    "rho_in": {},
-    "epoch": 1,
-    "seed": 0,
-    "local_epochs": 0,
-    "learning_rate": 0.0,
-}
+FIT = {"kappa": 1.0, "rho_in": {}, "epoch": 1, "seed": 0}
+FIT |= {"local_epochs": 0, "learning_rate": 0.0}
 TARGET = np.zeros((3, 2), np.float32)
 
 
@@ -255,8 +249,8 @@ def unchecked(monkeypatch):
     """Make the packet of a message as one would who does not check it."""
 
     def packet_of(message):
-        with monkeypatch.context() as own:
-            own.setattr(codec, "_build", lambda *_: None)
+        with monkeypatch.context() as patched:
+            patched.setattr(codec, "_build", lambda *_: None)
             return encode(message)
 
     return packet_of
@@ -360,11 +354,8 @@ def test_a_mask_has_a_bit_for_every_row():
 def test_members_of_a_family_have_sizes_of_their_own():
     rows = {"0": np.zeros(2, np.int32), "1": np.zeros(3, np.int32)}
     weights = {"0": MASKS[:2], "1": MASKS}
-    found = decode(CheckRequest, encode(check(rows, weights)))
-    assert {key: len(own) for key, own in found.parts[4].rows.items()} == {
-        "0": 2,
-        "1": 3,
-    }
+    received = decode(CheckRequest, encode(check(rows, weights))).parts[4].rows
+    assert {key: len(array) for key, array in received.items()} == {"0": 2, "1": 3}
 
 
 def test_bytes_of_an_array():

@@ -59,16 +59,13 @@ def test_packets_round_trip(header, given_arrays):
         assert found.arrays[key].tobytes() == array.tobytes()
 
 
-@pytest.mark.parametrize("order", ["F", "strided", "reversed"])
-def test_arrays_of_any_memory_order(order):
-    base = np.arange(24.0).reshape(4, 6)
-    array = {
-        "F": np.asfortranarray(base),
-        "strided": base[::2, 1::3],
-        "reversed": base[::-1],
-    }[order]
-    found = unpack(pack(Packet({}, {(0, "x"): array}))).arrays[0, "x"]
-    np.testing.assert_array_equal(found, array)
+MATRIX = np.arange(24.0).reshape(4, 6)
+
+
+@pytest.mark.parametrize("array", [MATRIX.T, MATRIX[::2, 1::3], MATRIX[::-1]])
+def test_arrays_of_any_memory_order(array):
+    received = unpack(pack(Packet({}, {(0, "x"): array}))).arrays[0, "x"]
+    np.testing.assert_array_equal(received, array)
 
 
 def test_numbers_per_row_travel_as_float32():
@@ -80,14 +77,9 @@ def test_numbers_per_row_travel_as_float32():
 
 
 def test_payload_bytes_by_part():
-    packet = Packet(
-        {},
-        {
-            (0, "a"): np.zeros(3, np.float32),
-            (0, "b"): np.zeros(5, np.uint8),
-            (2, "a"): np.zeros((2, 2)),
-        },
-    )
+    of_part = {"a": np.zeros(3, np.float32), "b": np.zeros(5, np.uint8)}
+    arrays = {(0, name): array for name, array in of_part.items()}
+    packet = Packet({}, {**arrays, (2, "a"): np.zeros((2, 2))})
     assert packet.payload_bytes() == {0: 17, 2: 32}
     assert unpack(pack(packet)).payload_bytes() == {0: 17, 2: 32}
 
@@ -111,12 +103,6 @@ def test_overhead_does_not_grow_with_the_arrays():
     # padding to 8 bytes
     assert abs(sizes[10_000] - sizes[99_999]) <= 8
     assert sizes[10_000] < 500
-
-
-def test_a_header_alone_has_no_array_record():
-    content = pack(Packet({"seconds": 0.5}))
-    assert not content.array_records
-    assert unpack(content) == Packet({"seconds": 0.5})
 
 
 @pytest.mark.parametrize("rows", [1000, SMALL_BYTES])
@@ -143,18 +129,13 @@ def peak_of(function):
         tracemalloc.stop()
 
 
-BASE = np.zeros((1000, 2000))
-ORDERS = {
-    "C": BASE,
-    "F": BASE.T,
-    "columns": BASE[:, ::2],
-}
+LARGE = np.zeros((1000, 2000))
 
 
-@pytest.mark.parametrize("order", list(ORDERS))
-def test_packing_copies_once_and_unpacking_never(order):
+@pytest.mark.parametrize("array", [LARGE, LARGE.T, LARGE[:, ::2]])
+def test_packing_copies_once_and_unpacking_never(array):
     """Beside the arrays themselves only the payload is made, whatever their order."""
-    packet = Packet({}, {(0, "x"): ORDERS[order], (0, "y"): ORDERS[order]})
+    packet = Packet({}, {(0, "x"): array, (0, "y"): array})
     size = packet.payload_bytes()[0]
     content, peak = peak_of(lambda: pack(packet))
     assert size < peak < 1.1 * size
@@ -194,20 +175,51 @@ def payload_of(data: np.ndarray) -> Array:
     return Array(np.asarray(data))
 
 
+def one_array(dtype, shape, **payload) -> RecordDict:
+    """A message of one array, with that payload."""
+    return records(layout=json.dumps([[0, "x", dtype, shape]]), **payload)
+
+
+EIGHT = payload_of(np.zeros(8, np.uint8))
+NO_CONFIG = RecordDict({"message": MetricRecord({"header": 1, "layout": 2})})
+NO_LAYOUT = RecordDict({"message": ConfigRecord({"header": "{}"})})
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (RecordDict(), "it has no ConfigRecord"),
-        (RecordDict({"message": ConfigRecord({"header": "{}"})}), "message: KeyError"),
+        (NO_LAYOUT, "message: KeyError"),
+        (RecordDict({"message": ArrayRecord()}), "it has no ConfigRecord"),
+        (NO_CONFIG, "it has no ConfigRecord"),
         (records(header="{"), "malformed message: JSONDecodeError"),
         (records(layout="nonsense"), "malformed message: JSONDecodeError"),
         (records(header="[]"), "header or layout has the wrong type"),
         (records(layout="{}"), "header or layout has the wrong type"),
-        (records(layout='[[0,"x","uint8",[1]]]'), "a layout but no payload"),
-        (RecordDict({"message": ArrayRecord()}), "it has no ConfigRecord"),
-        (
-            RecordDict({"message": MetricRecord({"header": 1, "layout": 2})}),
-            "it has no ConfigRecord",
+        (one_array("uint8", [1]), "a layout but no payload"),
+        (one_array("uint8", [8], small="12345678"), "a layout but no payload"),
+        (one_array("uint8", [8], small=bytes(7)), "exceeds the payload"),
+        (one_array("uint8", [8], small=bytes(16)), "exceeds its layout"),
+        *(
+            (one_array("uint8", shape, payload=EIGHT), "array 'x' exceeds the payload")
+            for shape in ([9], [3, 3], [10**6, 10**6], [2**62, 4])
+        ),
+        *(
+            (one_array("float32", shape, small=bytes(8)), "malformed mess.*array 'x'")
+            for shape in ([3], [2, 2], [0, 2**62], [2**62, 4])
+        ),
+        *(
+            (one_array("uint8", [8], payload=payload_of(data)), "has the wrong size")
+            for data in (np.zeros(8), np.zeros((2, 4), np.uint8))
+        ),
+        *(
+            (
+                one_array(
+                    "uint8", [8], payload=Array("uint8", (8,), "numpy.ndarray", data)
+                ),
+                "is not an array",
+            )
+            for data in (b"no header", b"")
         ),
     ],
 )
@@ -224,6 +236,7 @@ def test_malformed_records_are_refused(content, message):
         7,
         [0, "x", "object", [1]],
         [0, "x", "bool", [1]],
+        [0, "x", "bfloat16", [1]],
         ["0", "x", "uint8", [1]],
         [0, 1, "uint8", [1]],
         [0, "x", "uint8", [-1]],
@@ -231,11 +244,7 @@ def test_malformed_records_are_refused(content, message):
         [0, "x", "uint8", 1],
         [0, "x", ["uint8"], [1]],
         [True, "x", "uint8", [1]],
-        [0, "x", "float16", [1]],
-        [0, "x", "bfloat16", [1]],
         [0, "x", "uint8", [1], 0],
-        [0, "x", "float32", [1], 0],
-        [0, "x", "float16", [1], 0],
         [0, "x", "uint8", [1], None],
     ],
 )
@@ -245,50 +254,6 @@ def test_bad_layout_entries_are_refused(entry):
     )
     with pytest.raises(ReplyError, match="malformed message: bad entry in the layout"):
         unpack(content)
-
-
-@pytest.mark.parametrize("shape", [[9], [3, 3], [10**6, 10**6], [2**62, 4]])
-def test_arrays_beyond_the_payload_are_refused(shape):
-    content = records(
-        layout=json.dumps([[0, "x", "uint8", shape]]),
-        payload=payload_of(np.zeros(8, np.uint8)),
-    )
-    with pytest.raises(ReplyError, match="array 'x' exceeds the payload"):
-        unpack(content)
-
-
-@pytest.mark.parametrize("shape", [[3], [2, 2], [0, 2**62], [2**62, 4]])
-def test_arrays_in_several_bytes_beyond_the_payload_are_refused(shape):
-    content = records(layout=json.dumps([[0, "x", "float32", shape]]), small=bytes(8))
-    with pytest.raises(ReplyError, match=r"malformed message: .*array 'x'"):
-        unpack(content)
-
-
-def test_a_small_payload_must_be_bytes():
-    content = records(layout='[[0,"x","uint8",[8]]]', small="12345678")
-    with pytest.raises(ReplyError, match="a layout but no payload"):
-        unpack(content)
-
-
-def test_a_small_payload_must_fit_its_layout():
-    for length, message in ((7, "exceeds the payload"), (16, "exceeds its layout")):
-        content = records(layout='[[0,"x","uint8",[8]]]', small=bytes(length))
-        with pytest.raises(ReplyError, match=message):
-            unpack(content)
-
-
-@pytest.mark.parametrize(
-    ("payload", "message"),
-    [
-        (payload_of(np.zeros(8, np.float64)), "the payload has the wrong size"),
-        (payload_of(np.zeros((2, 4), np.uint8)), "the payload has the wrong size"),
-        (Array("uint8", (8,), "numpy.ndarray", b"no header"), "is not an array"),
-        (Array("uint8", (8,), "numpy.ndarray", b""), "is not an array"),
-    ],
-)
-def test_payloads_that_are_not_bytes_are_refused(payload, message):
-    with pytest.raises(ReplyError, match=message):
-        unpack(records(layout='[[0,"x","uint8",[8]]]', payload=payload))
 
 
 def test_a_cut_payload_is_refused():
@@ -311,17 +276,11 @@ def test_masks_round_trip(mask):
 
 
 @pytest.mark.parametrize(
-    "packed",
-    [
-        np.zeros(1, np.uint8),
-        np.zeros(3, np.uint8),
-        np.zeros(2),
-        np.zeros((2, 1), np.uint8),
-    ],
+    ("shape", "dtype"), [(1, np.uint8), (3, np.uint8), (2, float), ((2, 1), np.uint8)]
 )
-def test_masks_of_another_length_are_refused(packed):
+def test_masks_of_another_length_are_refused(shape, dtype):
     with pytest.raises(ReplyError, match="not a mask of 9 rows"):
-        unpack_bits(packed, 9)
+        unpack_bits(np.zeros(shape, dtype), 9)
 
 
 def test_bytes_are_counted_as_flower_counts_them_and_of_empty_values_too():
