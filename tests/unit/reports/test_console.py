@@ -27,23 +27,35 @@ def rendered(report: RunReport) -> str:
 
 
 @pytest.mark.parametrize(
-    ("number", "text"),
+    ("form", "number", "text"),
     [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.00 kB"),
-        (9994, "9.99 kB"),
-        (9996, "10.0 kB"),
-        (123_456, "123 kB"),
-        (999_499, "999 kB"),
-        (999_500, "1.00 MB"),
-        (12_345_678, "12.3 MB"),
-        (5e9, "5.00 GB"),
-        (5e12, "5.00 TB"),
+        (format_bytes, 0, "0 B"),
+        (format_bytes, 999, "999 B"),
+        (format_bytes, 1000, "1.00 kB"),
+        (format_bytes, 9994, "9.99 kB"),
+        (format_bytes, 9996, "10.0 kB"),
+        (format_bytes, 123_456, "123 kB"),
+        (format_bytes, 999_499, "999 kB"),
+        (format_bytes, 999_500, "1.00 MB"),
+        (format_bytes, 5e12, "5.00 TB"),
+        (format_seconds, 0, "0.00 ms"),
+        (format_seconds, 0.9994, "999 ms"),
+        (format_seconds, 0.9996, "1.00 s"),
+        (format_seconds, 59.94, "59.9 s"),
+        (format_seconds, 59.96, "1 min 0 s"),
+        (format_seconds, 3599.4, "59 min 59 s"),
+        (format_seconds, 3599.6, "1 h 0 min"),
+        (format_seconds, 7260, "2 h 1 min"),
+        (format_value, 0.0, "0.0000"),
+        (format_value, -0.5, "-0.5000"),
+        (format_value, 0.00099, "9.90e-04"),
+        (format_value, 123456.0, "1.23e+05"),
+        (format_value, float("inf"), "-"),
+        (format_value, None, "-"),
     ],
 )
-def test_bytes(number: float, text: str) -> None:
-    assert format_bytes(number) == text
+def test_numbers_are_short(form, number: float | None, text: str) -> None:
+    assert form(number) == text
 
 
 @given(st.integers(1000, 10**14))
@@ -55,60 +67,19 @@ def test_bytes_keep_three_digits(number: int) -> None:
     assert len(value.replace(".", "")) == 3
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0.00 ms"),
-        (0.9994, "999 ms"),
-        (0.9996, "1.00 s"),
-        (59.94, "59.9 s"),
-        (59.96, "1 min 0 s"),
-        (3599.4, "59 min 59 s"),
-        (3599.6, "1 h 0 min"),
-        (7260, "2 h 1 min"),
-    ],
-)
-def test_seconds(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0.0000"),
-        (-0.5, "-0.5000"),
-        (0.00099, "9.90e-04"),
-        (123456.0, "1.23e+05"),
-        (float("inf"), "-"),
-        (None, "-"),
-    ],
-)
-def test_values(value: float | None, text: str) -> None:
-    assert format_value(value) == text
-
-
 def test_the_line_of_an_epoch_adds_up_its_rounds() -> None:
+    metrics = {"train": {"loss": 0.25}, "test": {"loss": 0.5, "auc": 0.75}}
+    residuals = {"primal_residual": 0.01, "dual_residual": 0.002}
     rounds = [
         RoundReport(3, 2, "statistics", bytes_up={"f": 1000, "p": 500}),
-        RoundReport(
-            4,
-            2,
-            "admm",
-            train={"loss": 0.25},
-            test={"loss": 0.5, "auc": 0.75},
-            bytes_down={"f": 2000},
-            primal_residual=0.01,
-            dual_residual=0.002,
-        ),
+        RoundReport(4, 2, "admm", **metrics, bytes_down={"f": 2000}, **residuals),
     ]
     # two epochs took 3 s, so the ten left take 15 s
     assert epoch_line(rounds, epochs=12, seconds=3.0) == (
         "epoch  2/12  |  train loss 0.2500  |  test loss 0.5000 auc 0.7500  |  "
         "residuals 1.0e-02 2.0e-03  |  1.50 kB up, 2.00 kB down  |  15.0 s left"
     )
-
-
-def test_the_line_of_the_last_epoch_has_no_time_left() -> None:
+    # that of the last epoch has no time left
     line = epoch_line([RoundReport(1, 2, "sgd", test={"rmse": 41.5})], 2, 9.0)
     assert line == "epoch 2/2  |  test rmse 41.5000  |  0 B up, 0 B down"
 
@@ -129,14 +100,12 @@ def test_the_summary_shows_tables_result_and_cost() -> None:
         assert expected in lines
 
 
-def test_the_summary_says_what_was_drawn_from() -> None:
+def test_the_summary_says_what_was_drawn_from_and_why_a_run_failed() -> None:
     facts = {"joined-rows": 4000, "capped": ["f at EWR: 9 of at most 4"]}
-    report = replace(small_report(), chosen={"coreset": facts})
+    status = "table [bold]x[/bold] is missing"
+    report = replace(small_report(), chosen={"coreset": facts}, status=status)
     lines = [" ".join(line.split()) for line in rendered(report).splitlines()]
     assert "drawn from 4,000" in lines
     assert "Coreset: a total was lowered: f at EWR: 9 of at most 4" in lines
-
-
-def test_the_summary_says_why_a_run_failed_and_takes_markup_as_text() -> None:
-    report = replace(small_report(), status="table [bold]x[/bold] is missing")
-    assert "table [bold]x[/bold] is missing" in rendered(report)
+    # markup is text
+    assert status in rendered(report)

@@ -20,18 +20,12 @@ def line(event, **values):
 @example("\x1b[31mred\x7f\x9b\u2028")
 @example("back\\slash\\")
 @example("a=b c")
+@example("%s %(name)s")
 def test_a_text_is_read_as_it_was(name):
     written = line("late", site=name, round=3)
     assert read(written) == {"event": "late", "site": name, "round": "3"}
     assert written.isascii()
     assert written.isprintable()
-
-
-def test_nothing_of_a_text_is_taken_for_a_format():
-    assert read(line("late", site="%s %(name)s")) == {
-        "event": "late",
-        "site": "%s %(name)s",
-    }
 
 
 @pytest.mark.parametrize(
@@ -53,14 +47,11 @@ def test_facts(fact, shown):
 
 def test_names_are_in_order_and_what_is_unknown_is_left_out():
     assert line("e", bytes_up=1, at=None, action="a") == "event=e bytes-up=1 action=a"
-
-
-def test_a_run_is_named_by_its_first_digits():
-    run = "0123456789abcdef" * 2
-    assert read(line("e", run=run))["run"] == run[:SHOWN_DIGITS]
     assert line("e", run=None) == "event=e"
 
 
-def test_a_long_text_is_cut():
+def test_a_run_is_named_by_its_first_digits_and_a_long_text_is_cut():
+    run = "0123456789abcdef" * 2
+    assert read(line("e", run=run))["run"] == run[:SHOWN_DIGITS]
     value = read(line("e", error="x" * 10_000))["error"]
     assert value == "x" * MOST_CHARACTERS + "..."

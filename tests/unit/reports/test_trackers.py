@@ -6,6 +6,7 @@ import struct
 import sys
 from contextlib import closing
 
+import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
@@ -20,10 +21,10 @@ from tp_flower.settings import Settings
 
 
 def run_app(folder, **config):
-    given = {"output-dir": str(folder), "test-fraction": 0.4, "sql": SMALL_SQL}
-    given |= {"num-epochs": 3, "progress": False, **config}
+    config |= {"output-dir": str(folder), "test-fraction": 0.4, "sql": SMALL_SQL}
+    config |= {"num-epochs": 3, "progress": False}
     with closing(InProcessGrid(app, SMALL)) as grid:
-        strategies.app.main(grid, Context(1, 1, {}, RecordDict(), given))
+        strategies.app.main(grid, Context(1, 1, {}, RecordDict(), config))
     return json.loads((folder / "report.json").read_text())
 
 
@@ -36,12 +37,10 @@ def expected_curves(report):
             so_far[name] = so_far.get(name, 0) + sum(item[f"bytes-{way}"].values())
         so_far["so-far/rounds"] = item["round"]
         if item["epoch"] and item["train"]:
-            values = {f"train/{name}": own for name, own in item["train"].items()}
-            values |= {f"test/{name}": own for name, own in item["test"].items()}
-            values |= {
-                f"residual/{name}": item[f"{name}-residual"]
-                for name in ("primal", "dual")
-            }
+            values = {f"train/{name}": item["train"][name] for name in item["train"]}
+            values |= {f"test/{name}": item["test"][name] for name in item["test"]}
+            for name in ("primal", "dual"):
+                values[f"residual/{name}"] = item[f"{name}-residual"]
             for name, value in {**values, **so_far}.items():
                 curves.setdefault(name, []).append((item["epoch"], value))
     for part, metrics in report["final"].items():
@@ -71,22 +70,16 @@ def read_events(folder):
     return curves, texts
 
 
-def without_seconds(curves):
-    return {name: own for name, own in curves.items() if "seconds" not in name}
-
-
 def test_tensorboard_has_the_curves_of_the_report(tmp_path):
     pytest.importorskip("tensorboardX")
     report = run_app(tmp_path, track="tensorboard")
     curves, texts = read_events(tmp_path / "tensorboard")
     expected = expected_curves(report)
     assert len(expected["train/loss"]) == 3
-    assert set(without_seconds(curves)) == set(expected)
+    assert {name for name in curves if "seconds" not in name} == set(expected)
     for name, points in expected.items():
         # a float32 each
-        assert curves[name] == [
-            (epoch, pytest.approx(value, rel=1e-6)) for epoch, value in points
-        ], name
+        assert np.array(curves[name]) == pytest.approx(np.array(points), rel=1e-6), name
     assert "| strategy | admm |" in texts["settings/text_summary"]
     assert str(tmp_path / "report.html") in texts["report/text_summary"]
 
@@ -105,11 +98,11 @@ def test_mlflow_has_the_curves_of_the_report(tmp_path, monkeypatch, uri):
     experiment = client.get_experiment_by_name("tp_flower")
     (run,) = client.search_runs([experiment.experiment_id])
     for name, points in expected_curves(report).items():
-        found = client.get_metric_history(run.info.run_id, name)
-        assert [(own.step, own.value) for own in found] == points
+        history = client.get_metric_history(run.info.run_id, name)
+        assert [(point.step, point.value) for point in history] == points
     assert run.info.status == "FINISHED"
     assert run.data.params["num-epochs"] == "3"
-    files = {own.path for own in client.list_artifacts(run.info.run_id)}
+    files = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert files == {"report.json", "report.html"}
 
 
@@ -122,13 +115,10 @@ def test_a_missing_package_is_said_before_anything_is_asked(
 ):
     for module in {package.split(".")[0], package}:
         monkeypatch.setitem(sys.modules, module, None)
+    config = {"output-dir": str(tmp_path), "track": name}
+    context = Context(1, 1, {}, RecordDict(), config)
     with pytest.raises(SettingsError, match=rf'pip install .* -e ".\[{name}\]"'):
-        strategies.app.main(
-            None,
-            Context(
-                1, 1, {}, RecordDict(), {"output-dir": str(tmp_path), "track": name}
-            ),
-        )
+        strategies.app.main(None, context)
     assert not (tmp_path / "report.json").exists()
 
 
@@ -160,8 +150,8 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
     assert report["status"] == "completed"
     assert (broken.logged, broken.ends) == ([], [])
     assert [epoch for epoch, _ in works.logged] == [1, 2, 3]
-    assert [own[1:] for own in works.ends] == [(["report.json", "report.html"], True)]
-    warned = [own.message for own in caplog.records if "left out" in own.message]
+    assert [end[1:] for end in works.ends] == [(["report.json", "report.html"], True)]
+    warned = [each.message for each in caplog.records if "left out" in each.message]
     assert warned == ["Recorder is left out from here on: the server is gone"]
 
 
@@ -172,7 +162,7 @@ def test_a_run_that_fails_is_logged_as_one(tmp_path, recorders):
         os.utime(tmp_path / name, (0, 0))
     with pytest.raises(MappingError):
         run_app(tmp_path, **{"max-joined-rows": 1})
-    assert [own[1:] for own in recorders[1].ends] == [([], False)]
+    assert [end[1:] for end in recorders[1].ends] == [([], False)]
 
 
 def test_what_is_not_finite_is_left_out(tmp_path, recorders):

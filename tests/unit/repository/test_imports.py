@@ -27,17 +27,17 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as Proto
 from flwr.supercore.task_identity import TaskIdentity
 
-given = json.loads(Path(sys.argv[1]).read_text())
-TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, given["run"], 1
+message = json.loads(Path(sys.argv[1]).read_text())
+TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, message["run"], 1
 request, state = (
-    recorddict_from_proto(Proto.FromString(bytes.fromhex(given[name])))
+    recorddict_from_proto(Proto.FromString(bytes.fromhex(message[name])))
     for name in ("request", "state")
 )
-context = Context(given["run"], given["node"], given["config"], state, {})
+context = Context(message["run"], message["node"], message["config"], state, {})
 before = set(sys.modules)
 from client_apps.app import app
 
-reply = app(Message(request, given["node"], given["action"]), context)
+reply = app(Message(request, message["node"], message["action"]), context)
 imported = sorted(set(sys.modules) - before)
 content = recorddict_to_proto(reply.content).SerializeToString().hex()
 Path(sys.argv[2]).write_text(json.dumps({"imported": imported, "reply": content}))
@@ -47,17 +47,10 @@ HEAVY = {
     *("pymysql", "ray", "rich", "safetensors", "scipy", "sklearn", "sqlalchemy"),
     *("sqlglot", "torch"),
 }
-OWN = {
-    *(
-        "client_apps.privacy.guard",
-        "client_apps.handlers.prepare",
-        "client_apps.handlers.setup",
-    ),
-    *(
-        "client_apps.data.saved_models",
-        "client_apps.data.tables",
-        "tp_flower.sources.databases",
-    ),
+OURS = {
+    *("client_apps.privacy.guard", "client_apps.handlers.prepare"),
+    *("client_apps.handlers.setup", "client_apps.data.saved_models"),
+    *("client_apps.data.tables", "tp_flower.sources.databases"),
     *("scripts.data", "tp_flower.features.encoder", "tp_flower.settings"),
     *("tp_flower.extraction", "tp_flower.query", "tp_flower.sources.shards"),
 }
@@ -67,8 +60,8 @@ class _OtherProcess(InProcessGrid):
     """Have one message of a type answered in a fresh process, before this one does."""
 
     def __init__(self, action: Action, folder: Path) -> None:
-        own = {name: {name: frame} for name, frame in store().items()}
-        super().__init__(app, own, state=folder / "state")
+        sites = {name: {name: frame} for name, frame in store().items()}
+        super().__init__(app, sites, state=folder / "state")
         self.action, self.folder = action, folder
         self.imported: set[str] = set()
 
@@ -83,7 +76,7 @@ class _OtherProcess(InProcessGrid):
 
     def _answer_elsewhere(self, message) -> Packet:
         context = self.contexts[message.metadata.dst_node_id]
-        given = {
+        sent = {
             "run": context.run_id,
             "node": context.node_id,
             "config": dict(context.node_config),
@@ -92,7 +85,7 @@ class _OtherProcess(InProcessGrid):
             "state": _hex(context.state),
         }
         request, reply = self.folder / "request.json", self.folder / "reply.json"
-        request.write_text(json.dumps(given))
+        request.write_text(json.dumps(sent))
         command = [sys.executable, "-c", PROCESS, str(request), str(reply)]
         subprocess.run(command, cwd=ROOT, check=True, env={"PYTHONPATH": str(ROOT)})
         answered = json.loads(reply.read_text())
@@ -106,34 +99,28 @@ def _hex(record) -> str:
 
 
 @pytest.mark.parametrize(
-    ("method", "action"),
-    [(TablePuppetADMM, Action.ADMM), (TablePuppetSGD, Action.SGD)],
-    ids=["admm", "sgd"],
+    ("method", "action", "handler"),
+    [
+        (TablePuppetADMM, Action.ADMM, "admm"),
+        (TablePuppetSGD, Action.SGD, "sgd"),
+        (Personalised, Action.PERSONAL, "personalised"),
+    ],
+    ids=["admm", "sgd", "personalised"],
 )
-def test_a_round_of_training_imports_nothing_heavy(method, action, tmp_path):
+def test_a_round_of_training_imports_nothing_heavy(method, action, handler, tmp_path):
     grid = _OtherProcess(action, tmp_path)
-    method(Query.from_sql(store_sql("squared")), num_epochs=1).start(grid)
+    sql, settings = store_sql("squared"), {}
+    if method is Personalised:
+        sql = "SELECT qty AS label, day FROM orders"
+        settings = {"graph": "data", "update_penalty": 0.1}
+    method(Query.from_sql(sql), num_epochs=1, **settings).start(grid)
     elsewhere, here = grid.elsewhere.arrays, grid.here.arrays
     assert elsewhere
     for key in {*elsewhere, *here}:
         np.testing.assert_array_equal(elsewhere[key], here[key])
-    assert str(action).replace("train", "client_apps.handlers") in grid.imported
+    assert f"client_apps.handlers.{handler}" in grid.imported
     assert not {name.split(".")[0] for name in grid.imported} & HEAVY
-    assert not grid.imported & OWN
-
-
-def test_a_round_of_a_sites_own_model_imports_nothing_heavy(tmp_path):
-    grid = _OtherProcess(Action.PERSONAL, tmp_path)
-    query = Query.from_sql("SELECT qty AS label, day FROM orders")
-    strategy = Personalised(query, num_epochs=1, graph="data", update_penalty=0.1)
-    strategy.start(grid)
-    elsewhere, here = grid.elsewhere.arrays, grid.here.arrays
-    assert elsewhere
-    for key in {*elsewhere, *here}:
-        np.testing.assert_array_equal(elsewhere[key], here[key])
-    assert "client_apps.handlers.personalised" in grid.imported
-    assert not {name.split(".")[0] for name in grid.imported} & HEAVY
-    assert not grid.imported & OWN
+    assert not grid.imported & OURS
 
 
 def test_every_action_has_a_function_of_a_site_and_a_request():

@@ -49,32 +49,24 @@ def test_tables_by_hand(small):
     assert (items.rows, customers.rows) == ((4,), (2, 2))
     assert customers.sites == ("uk", "us")
     # day; same is constant. price. two kinds
-    assert [own.features for own in small.tables] == [1, 1, 2]
+    assert [table.features for table in small.tables] == [1, 1, 2]
     assert orders.dropped == ("same",)
     # orders 0, 1 have two items each, order 2 one; the other two are not joined
     assert orders.multiplicity == {"min": 0, "median": 1.0, "mean": 1.0, "max": 2}
-    assert orders.unused_rows == 2
-    # items a, a in two joined rows, b in one, c in none
-    assert (items.unused_rows, items.multiplicity["median"]) == (1, 1.5)
+    # items a, a in two joined rows, b in one, c in none;
     # customer 1 has 2 + 1 joined rows, customer 2 has 2; nobody and 4 none
-    assert (customers.unused_rows, customers.multiplicity["max"]) == (2, 3)
+    assert [table.unused_rows for table in small.tables] == [2, 1, 2]
+    assert (items.multiplicity["median"], customers.multiplicity["max"]) == (1.5, 3)
+    assert small.joined_rows_train + small.joined_rows_test == small.joined_rows
 
 
-def test_steps_by_hand(small):
+def test_joins_by_hand(small):
     first, items, customers = small.join_steps
     assert (first.table, first.rows) == ("o", 5)
     assert (items.rows_before, items.rows, items.unmatched_before) == (5, 5, 2)
     assert (items.fan_out_min, items.fan_out_median, items.fan_out_max) == (0, 1, 2)
-    assert (customers.is_outer, customers.rows, customers.unmatched_before) == (
-        True,
-        5,
-        0,
-    )
-
-
-def test_join_keys_by_hand(small):
+    assert (customers.rows, customers.unmatched_before) == (5, 0)
     items, customers = small.joins
-    assert items.on == "o.item = i.item"
     assert (items.left.rows, items.left.null, items.left.unmatched) == (5, 1, 2)
     assert (items.right.rows, items.right.null, items.right.unmatched) == (4, 0, 1)
     assert (items.is_outer, customers.is_outer) == (False, True)
@@ -82,14 +74,6 @@ def test_join_keys_by_hand(small):
     assert customers.right.null == 1
     # keys a and b; customers 1 and 2
     assert (items.checked_keys, customers.checked_keys) == (2, 2)
-
-
-def test_saving_by_hand(small):
-    assert small.joined_rows == 5
-    assert small.joined_rows_train + small.joined_rows_test == 5
-    assert small.rows_held == 5 + 4 + 4
-    assert small.joined_values == 5 * (1 + 1 + 2)
-    assert small.values_held == 5 * 1 + 4 * 1 + 4 * 2
 
 
 ONE_BATCH = frozenset({"admm", "vfl-admm", "gd"})
@@ -144,31 +128,14 @@ def test_a_private_run_sends_what_its_mechanism_needs():
 def test_the_report_is_json_and_says_the_same(small):
     content = json.loads(json.dumps(explanation_dict(small), allow_nan=False))
     assert content["mode"] == "explain"
-    assert content["saving"] == {
-        "joined-rows": 5,
-        "rows-held": 13,
-        "joined-values": 20,
-        "values-held": 17,
-    }
-    assert content["tables"][1]["multiplicity"] == {
-        "min": 0,
-        "median": 1.5,
-        "mean": 1.25,
-        "max": 2,
-    }
-    assert content["joins"][0] == {
-        "on": "o.item = i.item",
-        "is-outer": False,
-        "checked-keys": 2,
-        "left": "o",
-        "left-rows": 5,
-        "left-null": 1,
-        "left-unmatched": 2,
-        "right": "i",
-        "right-rows": 4,
-        "right-null": 0,
-        "right-unmatched": 1,
-    }
+    values = {"joined-values": 20, "values-held": 17}
+    assert content["saving"] == {"joined-rows": 5, "rows-held": 13, **values}
+    of_items = {"min": 0, "median": 1.5, "mean": 1.25, "max": 2}
+    assert content["tables"][1]["multiplicity"] == of_items
+    left = {"left": "o", "left-rows": 5, "left-null": 1, "left-unmatched": 2}
+    right = {"right": "i", "right-rows": 4, "right-null": 0, "right-unmatched": 1}
+    join = {"on": "o.item = i.item", "is-outer": False, "checked-keys": 2}
+    assert content["joins"][0] == {**join, **left, **right}
     cost = content["cost"]
     assert (cost["strategy"], cost["epochs"]) == ("admm", small.cost.epochs)
     assert cost["epoch"]["rounds"] == 2
@@ -179,6 +146,15 @@ def test_the_report_is_json_and_says_the_same(small):
 # who learns what
 
 
+CORESET = {"coreset_size": 9, "task": "regression"}
+DRAWING = {str(action) for action in (Action.MEASURE, Action.DRAW, Action.WEIGH)}
+
+
+def protections(releases, carries):
+    """The protections of what is carried and begins so."""
+    return {each.protection for each in releases if each.carries.startswith(carries)}
+
+
 def messages_of(strategy, *, is_sharded=True, **how) -> tuple[Action, ...]:
     method = STRATEGIES[strategy](Query.from_sql(SMALL_SQL), **how)
     return (*SET_UP, *method.run_messages(is_sharded=is_sharded), Action.FINISH)
@@ -186,18 +162,15 @@ def messages_of(strategy, *, is_sharded=True, **how) -> tuple[Action, ...]:
 
 @pytest.mark.parametrize("strategy", ["admm", "sgd", "coreset-ridge"])
 def test_every_message_is_covered(strategy):
-    how = {"coreset_size": 9, "task": "regression"}
-    plain, measured = (
+    plain, releases = (
         disclosures(Exposure("o", messages, ["c", "d"], ["c"], ["d"], False, False))
         for messages in (
-            messages_of(strategy, coreset_kind="uniform", **how),
-            messages_of(strategy, **how),
+            messages_of(strategy, coreset_kind="uniform", **CORESET),
+            messages_of(strategy, **CORESET),
         )
     )
-    told = measured
-    drawing = {Action.MEASURE, Action.DRAW, Action.WEIGH}
-    names = {own.message for own in told}
-    assert names - {own.message for own in plain} == set(map(str, drawing))
+    messages = {release.message for release in releases}
+    assert messages - {release.message for release in plain} == DRAWING
     others = {
         "admm": {Action.SGD, Action.STEP, Action.ROWS},
         "sgd": {Action.ADMM, Action.CONSENSUS, Action.ROWS},
@@ -207,26 +180,23 @@ def test_every_message_is_covered(strategy):
     others |= {Action.SCORE, Action.DELIVER}
     # of sites with models of their own
     others |= {Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL}
-    assert names == set(map(str, set(Action) - others))
-    assert all(own.protection for own in told)
-    labels = [own for own in told if "label of every row of o" in own.carries]
-    assert [own.protection for own in labels] == [NOTHING]
-    keys = [own for own in told if own.carries.startswith("join keys")]
-    assert "keyed hash" in keys[0].protection
-    assert "simulation" not in keys[0].protection
+    assert messages == set(map(str, set(Action) - others))
+    assert all(release.protection for release in releases)
+    labels = [each for each in releases if "label of every row of o" in each.carries]
+    assert [release.protection for release in labels] == [NOTHING]
+    (keys,) = protections(releases, "join keys")
+    assert "keyed hash" in keys
+    assert "simulation" not in keys
 
 
 @pytest.mark.parametrize("family", ["admm", "sgd"])
 def test_vfl_tells_a_site_what_each_joined_row_is_made_of(family):
-    def told(*, by_joined_rows):
-        exposure = Exposure("o", messages_of(family), ["c"], [], [], True, False)
-        return disclosures(replace(exposure, by_joined_rows=by_joined_rows))
-
+    exposure = Exposure("o", messages_of(family), ["c"], [], [], True, False)
+    releases = disclosures(exposure)
+    by_joined_rows = disclosures(replace(exposure, by_joined_rows=True))
     changed = {
         (plain.message, plain.to)
-        for plain, vfl in zip(
-            told(by_joined_rows=False), told(by_joined_rows=True), strict=True
-        )
+        for plain, vfl in zip(releases, by_joined_rows, strict=True)
         if plain.carries != vfl.carries
         and "joined row" in vfl.carries
         and vfl.protection == NOTHING
@@ -241,27 +211,32 @@ def test_vfl_tells_a_site_what_each_joined_row_is_made_of(family):
     }
 
 
-@pytest.mark.parametrize("source", KeySource)
-def test_where_the_key_comes_from_is_said(source):
-    tables = [], [], []
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (KeySource.FILE, "secret file"),
+        (KeySource.PINNED, "pinned"),
+        (KeySource.AGREED, "an honest server"),
+    ],
+)
+def test_where_the_key_comes_from_is_said(source, words):
     messages = messages_of("admm", is_sharded=False)
-    told = disclosures(Exposure("o", messages, *tables, True, False, keys=source))
-    (keys,) = {own.protection for own in told if own.carries.startswith("join keys")}
-    assert {"file": "secret file", "pinned": "pinned", "agreed": "an honest server"}[
-        source
-    ] in keys
-    seals = [own.protection for own in told if own.message == str(Action.SEAL)]
+    exposure = Exposure("o", messages, [], [], [], True, False, keys=source)
+    releases = disclosures(exposure)
+    (keys,) = protections(releases, "join keys")
+    assert words in keys
+    seals = [each.protection for each in releases if each.message == str(Action.SEAL)]
     assert len(seals) == (source is not KeySource.FILE)
-    assert all(("pinned" in own) == (source is KeySource.PINNED) for own in seals)
+    assert all(("pinned" in seal) == (source is KeySource.PINNED) for seal in seals)
 
 
 def test_a_simulation_says_that_its_key_protects_nothing():
     messages = messages_of("admm", is_sharded=False)
-    told = disclosures(Exposure("o", messages, [], [], [], True, is_simulated=True))
-    keys = [own for own in told if own.carries.startswith("join keys")]
-    assert "the key of a simulation is known to all" in keys[0].protection
-    assert not any("Gram" in own.carries for own in told)
-    assert not any(own.message == str(Action.CONSENSUS) for own in told)
+    releases = disclosures(Exposure("o", messages, [], [], [], True, is_simulated=True))
+    (keys,) = protections(releases, "join keys")
+    assert "the key of a simulation is known to all" in keys
+    assert not any("Gram" in release.carries for release in releases)
+    assert not any(each.message == str(Action.CONSENSUS) for each in releases)
 
 
 PRIVATE = PrivacySettings(
@@ -276,77 +251,64 @@ PRIVATE = PrivacySettings(
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
 def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
     tables = ["c", "d"], ["c"], ["d"]
-    messages = messages_of(strategy)
-    exposure = Exposure("o", messages, *tables, False, False, fitted=["c"])
-    clear = disclosures(exposure)
-    covered = disclosures(replace(exposure, privacy=PRIVATE))
-    clear_by, covered_by = (
-        {(own.message, own.to, own.carries): own.protection for own in told}
-        for told in (clear, covered)
+    exposure = Exposure("o", messages_of(strategy), *tables, False, False, fitted=["c"])
+    clear, covered = (
+        {(each.message, each.to, each.carries): each.protection for each in releases}
+        for releases in map(disclosures, (exposure, replace(exposure, privacy=PRIVATE)))
     )
-    changed = {key[2]: own for key, own in covered_by.items() if clear_by[key] != own}
+    changed = {key[2]: text for key, text in covered.items() if clear[key] != text}
+    dp_sgd = "DP-SGD (epsilon 2, delta 1e-05, per row and run)"
+    scores = "clipped scores (epsilon 8, delta 1e-05, per row and run)"
     words = {
         "label of every row": "randomised response on each label (epsilon 1.5)",
-        "a score per row": "clipped scores (epsilon 8, delta 1e-05, per row and run)",
-        "scores of every row": "clipped scores (epsilon 8",
+        "a score per row": scores,
+        "scores of every row": scores,
         "per own row": "made from labels and scores that are covered",
-        "gradients": "DP-SGD (epsilon 2, delta 1e-05, per row and run)",
-        "final coefficients": "DP-SGD (epsilon 2, delta 1e-05, per row and run)",
-        "parameters": "DP-SGD (epsilon 2",
-        "second moments": "DP-SGD (epsilon 2",
-        "features times targets": "DP-SGD (epsilon 2",
+        **dict.fromkeys(["gradients", "final coefficients", "parameters"], dp_sgd),
+        **dict.fromkeys(["second moments", "features times targets"], dp_sgd),
     }
     for carries, protection in changed.items():
         assert any(k in carries and v in protection for k, v in words.items()), carries
     assert len(changed) >= 5
-    uncovered = {key[2] for key, own in covered_by.items() if own == NOTHING}
+    uncovered = {key[2] for key, text in covered.items() if text == NOTHING}
     assert any("count, mean, deviation" in carries for carries in uncovered)
-    declared = {own.carries for own in disclosures(replace(exposure, fitted=[]))}
-    assert not any("count, mean" in own or "how many rows;" in own for own in declared)
+    declared = {each.carries for each in disclosures(replace(exposure, fitted=[]))}
+    words = ("count, mean", "how many rows;")
+    assert not any(word in carries for carries in declared for word in words)
     # what is left out: the curvature, which is not asked for
-    assert {key[2] for key in clear_by} - {key[2] for key in covered_by} == {
-        "one number of curvature per shard"
-    }
+    curvature = {"one number of curvature per shard"}
+    assert {key[2] for key in clear} - {key[2] for key in covered} == curvature
 
 
 # by SQL: the built-in federations
 
 
-def figures(connection, source, joins) -> dict:
-    """What explain should say, by SQL on the whole tables with a column row_."""
-    found = {}
-    for alias, (table, where) in source["tables"].items():
+def compare(connection, explanation, tables, joins) -> None:
+    """Compare what explain says with SQL on the whole tables with a column row_.
+
+    Args:
+        tables: by alias, the name and the filter of the rows that are read.
+        joins: by alias, what is left and right of its join, and on what.
+    """
+    for table in explanation.tables:
+        alias = table.table
+        name, where = tables[alias]
         sql = (
             f"SELECT count(*), count(*) FILTER (n = 0), min(n), median(n), avg(n), "
-            f"max(n) FROM (SELECT count(j.{alias}_row) AS n FROM {table} t "
+            f"max(n) FROM (SELECT count(j.{alias}_row) AS n FROM {name} t "
             f"LEFT JOIN joined j ON j.{alias}_row = t.row_ WHERE {where} "
             "GROUP BY t.row_)"
         )
-        found[alias] = connection.execute(sql).fetchone()
-    for name, (left, right, on) in joins.items():
-        pair = []
-        for own, other in ((left, right), (right, left)):
+        figures = table.total_rows, table.unused_rows, *table.multiplicity.values()
+        assert connection.execute(sql).fetchone() == pytest.approx(figures)
+    for join in explanation.joins:
+        left, right, on = joins[join.right.table]
+        for one, other, side in ((left, right, join.left), (right, left, join.right)):
             sql = (
-                f"SELECT count(*) FROM {own} WHERE NOT EXISTS "
+                f"SELECT count(*) FROM {one} WHERE NOT EXISTS "
                 f"(SELECT 1 FROM {other} WHERE {on})"
             )
-            pair.append(connection.execute(sql).fetchone()[0])
-        found[name] = tuple(pair)
-    return found
-
-
-def compare(explanation, expected) -> None:
-    for table in explanation.tables:
-        assert expected[table.table] == pytest.approx(
-            (
-                table.total_rows,
-                table.unused_rows,
-                *table.multiplicity.values(),
-            )
-        )
-    for join in explanation.joins:
-        found = (join.left.unmatched, join.right.unmatched)
-        assert found == expected[join.right.table, "key"]
+            assert connection.execute(sql).fetchone() == (side.unmatched,)
 
 
 def load(connection, tables) -> None:
@@ -371,38 +333,27 @@ def test_the_store_example_is_what_sql_says():
     }
     explanation = explain(STORE_SQL, sites)
     with closing(duckdb.connect()) as connection:
-        whole = {name: pd.concat(own) for name, own in frames.items()}
-        load(connection, whole)
+        load(connection, {name: pd.concat(shards) for name, shards in frames.items()})
         connection.execute(
             "CREATE TABLE joined AS SELECT o.row_ AS o_row, i.row_ AS i_row, "
             "c.row_ AS c_row FROM orders o JOIN items i ON o.item_id = i.item_id "
             "JOIN customers c ON o.customer_id = c.customer_id"
         )
         ((total,),) = connection.execute("SELECT count(*) FROM joined").fetchall()
-        expected = figures(
+        tables = {"o": "orders", "i": "items", "c": "customers"}
+        items = ("orders o", "items i", "o.item_id = i.item_id")
+        customers = ("orders o", "customers c", "o.customer_id = c.customer_id")
+        compare(
             connection,
-            {
-                "tables": {
-                    "o": ("orders", "true"),
-                    "i": ("items", "true"),
-                    "c": ("customers", "true"),
-                }
-            },
-            {
-                ("i", "key"): ("orders o", "items i", "o.item_id = i.item_id"),
-                ("c", "key"): (
-                    "orders o",
-                    "customers c",
-                    "o.customer_id = c.customer_id",
-                ),
-            },
+            explanation,
+            {alias: (name, "true") for alias, name in tables.items()},
+            {"i": items, "c": customers},
         )
-    compare(explanation, expected)
     assert explanation.joined_rows == total
     assert explanation.join_steps[-1].rows == total
     # channel has 3 values; discount and placed; part 5, fragile, price, weight;
     # segment 3, country 2, age, income
-    assert [own.features for own in explanation.tables] == [5, 8, 7]
+    assert [table.features for table in explanation.tables] == [5, 8, 7]
     assert explanation.joined_values == total * 20
     items = explanation.tables[1].total_rows
     assert explanation.values_held == 800 * 5 + items * 8 + 90 * 7
@@ -410,21 +361,16 @@ def test_the_store_example_is_what_sql_says():
     train = explanation.joined_rows_train
     assert 0.6 * total < train < total
     assert explanation.cost.epoch.up["o"] == 4 * 800
-    assert (
-        explanation.cost.epoch.down["o"] == 4 * 640
-    )  # a fifth of the orders is held out
+    # a fifth of the orders is held out
+    assert explanation.cost.epoch.down["o"] == 4 * 640
 
 
 def test_flights_are_what_sql_says():
     explanation = explain(FLIGHTS_SQL, 5, strategy="sgd")
     with closing(duckdb.connect()) as connection:
-        load(
-            connection,
-            {
-                name: f"read_parquet({[str(path) for path in own.values()]})"
-                for name, own in flights_tables().items()
-            },
-        )
+        for name, files in flights_tables().items():
+            paths = [str(path) for path in files.values()]
+            load(connection, {name: f"read_parquet({paths})"})
         connection.execute(
             "CREATE TABLE joined AS SELECT f.row_ AS f_row, p.row_ AS p_row, "
             "w.row_ AS w_row, a.row_ AS a_row "
@@ -432,31 +378,24 @@ def test_flights_are_what_sql_says():
         )
         flown = "(SELECT * FROM flights WHERE arr_delay IS NOT NULL) f"
         weather = "f.origin = w.origin AND f.time_hour = w.time_hour"
-        expected = figures(
+        tables = {"p": "planes", "w": "weather", "a": "airports"}
+        compare(
             connection,
+            explanation,
             {
-                "tables": {
-                    "f": ("flights", "t.arr_delay IS NOT NULL"),
-                    "p": ("planes", "true"),
-                    "w": ("weather", "true"),
-                    "a": ("airports", "true"),
-                }
+                "f": ("flights", "t.arr_delay IS NOT NULL"),
+                **{alias: (name, "true") for alias, name in tables.items()},
             },
             {
-                ("p", "key"): (flown, "planes p", "f.tailnum = p.tailnum"),
-                ("w", "key"): (flown, "weather w", weather),
-                ("a", "key"): (flown, "airports a", "f.dest = a.faa"),
+                "p": (flown, "planes p", "f.tailnum = p.tailnum"),
+                "w": (flown, "weather w", weather),
+                "a": (flown, "airports a", "f.dest = a.faa"),
             },
         )
-    compare(explanation, expected)
     # known from the data: rows after every step, and the widths of the encoders
-    assert [step.rows for step in explanation.join_steps] == [
-        327_346,
-        279_017,
-        277_690,
-        271_594,
-    ]
-    assert [own.features for own in explanation.tables] == [26, 174, 8, 16]
+    rows = [step.rows for step in explanation.join_steps]
+    assert rows == [327_346, 279_017, 277_690, 271_594]
+    assert [table.features for table in explanation.tables] == [26, 174, 8, 16]
     assert explanation.joined_values == 271_594 * 224
     assert explanation.values_held == (
         327_346 * 26 + 3_322 * 174 + 26_115 * 8 + 1_458 * 16
@@ -472,56 +411,45 @@ def test_flights_are_what_sql_says():
 # from the run config
 
 
-def run_app(folder, sites, **config) -> str:
-    with closing(InProcessGrid(app, sites)) as grid:
-        given = {"output-dir": str(folder), "test-fraction": 0.4, **config}
-        context = Context(1, 1, {}, RecordDict(), given)
+def run_app(folder, **config):
+    with closing(InProcessGrid(app, SMALL)) as grid:
+        fixed = {"output-dir": str(folder), "test-fraction": 0.4, "sql": SMALL_SQL}
+        context = Context(1, 1, {}, RecordDict(), {**fixed, **config})
         strategies.app.main(grid, context)
     return json.loads((folder / "report.json").read_text())
 
 
 def test_mode_explain_prints_and_writes(tmp_path, capsys):
-    content = run_app(tmp_path, SMALL, sql=SMALL_SQL, mode="explain", seed=1)
-    shown = capsys.readouterr().out
-    assert "Who will learn what" in shown
-    assert f"Report: {tmp_path / 'report.json'}" in shown
+    content = run_app(tmp_path, mode="explain", seed=1)
+    printed_text = capsys.readouterr().out
+    assert "Who will learn what" in printed_text
+    assert f"Report: {tmp_path / 'report.json'}" in printed_text
     assert (content["mode"], content["status"]) == ("explain", "completed")
     assert content["settings"]["mode"] == "explain"
 
 
 def test_explain_says_what_it_has_spent_itself(tmp_path, capsys):
     privacy = {"privacy.labels": "laplace", "privacy.label-epsilon": 1.5}
-    content = run_app(
-        tmp_path,
-        SMALL,
-        sql=SMALL_SQL,
-        mode="explain",
-        **{**privacy, "privacy.label-range": "0, 10", "task": "regression"},
-    )
+    privacy["privacy.label-range"] = "0, 10"
+    content = run_app(tmp_path, mode="explain", task="regression", **privacy)
     assert "Cost of explaining for a row" in capsys.readouterr().out
-    totals = {own["table"]: own["epsilon"] for own in content["privacy"]["totals"]}
+    totals = {
+        total["table"]: total["epsilon"] for total in content["privacy"]["totals"]
+    }
     assert totals == {"orders": 1.5, "items": 0, "customers": 0}
 
 
 def test_mode_train_is_the_default(tmp_path, capsys):
-    content = run_app(tmp_path, SMALL, sql=SMALL_SQL, seed=1, **{"num-epochs": 2})
+    content = run_app(tmp_path, seed=1, **{"num-epochs": 2})
     assert "Result" in capsys.readouterr().out
     assert (content["mode"], content["epochs"]) == ("train", 2)
 
 
 def test_explain_of_a_join_that_multiplies_rows_names_the_step(tmp_path, capsys):
-    with pytest.raises(MappingError, match="the join multiplies rows: i on"):
-        run_app(
-            tmp_path,
-            SMALL,
-            sql=SMALL_SQL,
-            mode="explain",
-            **{"max-joined-rows": 5 - 1},
-        )
-    assert (
-        "FAILED: the join multiplies rows: i on o.item = i.item: 5 rows become 5"
-        in (capsys.readouterr().out)
-    )
+    words = "the join multiplies rows: i on o.item = i.item: 5 rows become 5"
+    with pytest.raises(MappingError, match=words):
+        run_app(tmp_path, mode="explain", **{"max-joined-rows": 4})
+    assert f"FAILED: {words}" in capsys.readouterr().out
 
 
 def test_there_is_no_explanation_before_the_rounds():
@@ -532,35 +460,29 @@ def test_there_is_no_explanation_before_the_rounds():
 
 
 def test_a_query_over_one_table_reads_well_too():
-    found = explain(
-        'SELECT "[red]".qty AS label, "[red]".day FROM orders "[red]"',
-        {"shop": {"orders": ORDERS}},
-        test_fraction=0.4,
-    )
-    text = printed(found)
+    sql = 'SELECT "[red]".qty AS label, "[red]".day FROM orders "[red]"'
+    explanation = explain(sql, {"shop": {"orders": ORDERS}}, test_fraction=0.4)
+    text = printed(explanation)
     assert "[red] (orders)" in text
     assert "Join keys" not in text
-    assert found.cost.strategy == "admm"
+    assert explanation.cost.strategy == "admm"
 
 
 def test_explain_names_the_database_and_its_filters(tmp_path, postgresql):
-    name = fill(
-        postgresql,
-        "payments",
-        {"cust": "BIGINT", "amount": "DOUBLE PRECISION"},
-        [(1, 2.0), (1, 4.0), (2, 8.0), (3, None)],
-    )
+    columns = {"cust": "BIGINT", "amount": "DOUBLE PRECISION"}
+    rows = [(1, 2.0), (1, 4.0), (2, 8.0), (3, None)]
+    name = fill(postgresql, "payments", columns, rows)
     tables = tmp_path / "tables.toml"
     address = uri(postgresql).replace("\\", "\\\\")
     tables.write_text(f'[tables.payments]\nuri = "{address}"\ntable = "{name}"\n')
     sql = """SELECT o.qty AS label, o.day, p.mean FROM orders o JOIN (
         SELECT cust, AVG(amount) AS mean FROM payments WHERE amount > 1 GROUP BY cust
     ) p ON o.cust = p.cust"""
-    found = explain(sql, {"shop": {"orders": ORDERS}, "bank": str(tables)})
-    orders, payments = found.tables
+    explanation = explain(sql, {"shop": {"orders": ORDERS}, "bank": str(tables)})
+    orders, payments = explanation.tables
     assert orders.work[-1] == "shop: all in DuckDB at the site"
     assert payments.work[-1] == (
         'payments-0: in postgresql: filter: "amount" > 1. '
         "All else in DuckDB at the site"
     )
-    assert "in postgresql" in printed(found)
+    assert "in postgresql" in printed(explanation)

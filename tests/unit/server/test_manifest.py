@@ -79,23 +79,13 @@ def signed(change):
         (edited(lambda d: d.update(sha256="")), "what its digest says"),
         (signed(lambda m: m.pop("classes")), "missing required field `classes`"),
         (signed(lambda m: m.update(other=1)), "unknown field `other`"),
-        (signed(lambda m: m.update(classes=[1])), "got `int` - at `$.classes[0]`"),
         (signed(lambda m: m.update({"base-score": []})), "length >= 1 - at `$.base-sc"),
-        (signed(lambda m: m.update({"base-score": [True]})), "got `bool` - at `$.base"),
         (signed(lambda m: m.update({"base-score": [10**400]})), "out of range - at"),
         (signed(lambda m: m.update({"base-score": [0.0, 1.0]})), "numbers, expected 2"),
         (signed(lambda m: m.update(name="../x")), "model name '../x' is not allowed"),
         (signed(lambda m: m.update({"joined-rows": -1})), "`int` >= 0 - at `$.joined-"),
-        (signed(lambda m: m.update(tables=[3])), "got `int` - at `$.tables[0]`"),
         (signed(lambda m: m["tables"][0].update(encoder={})), "encoder of version"),
-        (
-            signed(lambda m: m["tables"][0]["parts"][0].pop("index")),
-            "field `index` - at `$.tables[0].parts[0]`",
-        ),
-        (
-            signed(lambda m: m.update(train={"auc": "1"})),
-            "got `str` - at `$.train[",
-        ),
+        (signed(lambda m: m.update(train={"auc": "1"})), "got `str` - at `$.train["),
         (signed(lambda m: m.update(versions={"numpy": 2})), "at `$.versions[...]`"),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else "",
@@ -131,7 +121,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_numbers_that_are_not_finite_are_no_metrics():
-    manifest = small_manifest(train=finite({"auc": float("nan"), "loss": 0.1}))
+    manifest = small_manifest(train=finite({"auc": NAN, "loss": 0.1}))
     assert through_json(manifest).train == {"loss": 0.1}
 
 
@@ -143,11 +133,8 @@ def test_a_name_stands_for_its_latest_version(tmp_path):
     (tmp_path / "models" / "README").write_text("not a model")
     assert resolve(tmp_path, "delays").model.version == SECOND
     assert resolve(tmp_path, f"delays@{FIRST}").model.version == FIRST
-    assert [str(found) for found in versions_in(tmp_path)] == [
-        "age@20261123-000000-0000",
-        f"delays@{FIRST}",
-        f"delays@{SECOND}",
-    ]
+    names = ["age@20261123-000000-0000", f"delays@{FIRST}", f"delays@{SECOND}"]
+    assert list(map(str, versions_in(tmp_path))) == names
 
 
 @pytest.mark.parametrize(
@@ -162,28 +149,24 @@ def test_a_name_stands_for_its_latest_version(tmp_path):
     ],
 )
 def test_an_unknown_model_is_refused_with_what_is_close(tmp_path, text, match):
+    with pytest.raises(ModelError, match="no model 'default'; there is none yet"):
+        find_version(tmp_path, "default")
     write_manifest(tmp_path, small_manifest())
     with pytest.raises(ModelError, match=re.escape(match)):
         resolve(tmp_path, text)
 
 
-def test_without_any_model_the_error_says_so(tmp_path):
-    with pytest.raises(ModelError, match="no model 'default'; there is none yet"):
-        find_version(tmp_path, "default")
+PATHS = ("", ".", "..", "a/b", "a\\b", "-a", ".a", "A", "ä", "a" * 65, "a\n", 3)
+NO_VERSIONS = ("", FIRST + "\n", "..", FIRST.upper(), "١" * 8)
 
 
-@pytest.mark.parametrize(
-    "name", ["", ".", "..", "a/b", "a\\b", "-a", ".a", "A", "ä", "a" * 65, "a\n", 3]
-)
-def test_names_that_could_be_paths_are_refused(name):
-    with pytest.raises(ModelError, match="is not allowed"):
-        check_name(name)
-
-
-@pytest.mark.parametrize("version", ["", FIRST + "\n", "..", FIRST.upper(), "١" * 8])
-def test_versions_that_could_be_paths_are_refused(version):
-    with pytest.raises(ModelError, match="is not of the form"):
-        ModelVersion("a", version)
+def test_names_and_versions_that_could_be_paths_are_refused():
+    for name in PATHS:
+        with pytest.raises(ModelError, match="is not allowed"):
+            check_name(name)
+    for version in NO_VERSIONS:
+        with pytest.raises(ModelError, match="is not of the form"):
+            ModelVersion("a", version)
 
 
 def test_versions_sort_by_the_start_of_their_runs():
@@ -193,27 +176,22 @@ def test_versions_sort_by_the_start_of_their_runs():
     assert ModelVersion("a", early) < ModelVersion("a", late) < ModelVersion("b", early)
 
 
-def test_deleting_takes_one_version_and_nothing_else(tmp_path):
+@pytest.mark.parametrize("is_cut_off", [False, True])
+def test_deleting_takes_one_version_and_nothing_else(tmp_path, monkeypatch, is_cut_off):
     for version in (FIRST, SECOND):
         write_manifest(tmp_path, small_manifest(version=version))
     with pytest.raises(ModelError, match="'delays' names no version"):
         delete_version(tmp_path, "delays")
-    delete_version(tmp_path, f"delays@{FIRST}")
-    assert [found.version for found in versions_in(tmp_path)] == [SECOND]
+    with monkeypatch.context() as patch:
+        if is_cut_off:
+            patch.setattr("tp_flower.model_names.shutil.rmtree", lambda _: None)
+        delete_version(tmp_path, f"delays@{FIRST}")
+    assert [version.version for version in versions_in(tmp_path)] == [SECOND]
+    left = list((tmp_path / "models" / "delays").iterdir())
+    assert len(left) == (2 if is_cut_off else 1)
     with pytest.raises(ModelError, match="there is no model"):
         delete_version(tmp_path, f"delays@{FIRST}")
-    delete_version(tmp_path, f"delays@{SECOND}")
-    assert list((tmp_path / "models").iterdir()) == []
-
-
-def test_a_deletion_that_was_cut_off_is_finished_by_the_next(tmp_path, monkeypatch):
-    for version in (FIRST, SECOND):
-        write_manifest(tmp_path, small_manifest(version=version))
-    with monkeypatch.context() as patch:
-        patch.setattr("tp_flower.model_names.shutil.rmtree", lambda _: None)
-        delete_version(tmp_path, f"delays@{FIRST}")
-    assert [found.version for found in versions_in(tmp_path)] == [SECOND]
-    assert len(list((tmp_path / "models" / "delays").iterdir())) == 2
+    # the next deletion finishes what was cut off
     delete_version(tmp_path, f"delays@{SECOND}")
     assert list((tmp_path / "models").iterdir()) == []
 
@@ -221,8 +199,8 @@ def test_a_deletion_that_was_cut_off_is_finished_by_the_next(tmp_path, monkeypat
 def test_a_table_is_found_by_its_alias():
     with pytest.raises(KeyError, match="zz"):
         small_manifest().table("zz")
-    own = table("t", "tables", "x", 1.0, ())
-    assert small_manifest(tables=(own,)).table("t") is own
+    of_alias = table("t", "tables", "x", 1.0, ())
+    assert small_manifest(tables=(of_alias,)).table("t") is of_alias
 
 
 TABLES = {
@@ -235,24 +213,22 @@ def texts(sql: str, table: str) -> tuple[str, ...]:
     return feature_texts(Query.from_sql(sql).bind(TABLES).fragments_of(table))
 
 
+def grouped(values, where=""):
+    inner = f"SELECT id, {values} AS m FROM b {where} GROUP BY id"
+    return (
+        f"SELECT a.y AS label, a.x, s.m + 1 AS p, s.m "
+        f"FROM a JOIN ({inner}) s ON a.id = s.id"
+    )
+
+
 def test_texts_of_features_do_not_depend_on_spelling_or_filters():
     first = texts("select y as label, x, x+y as s from a where x > 1", "a")
     again = texts("SELECT t.y AS label, T.X, (t.x + t.y) AS s FROM a t", "t")
     assert first == again == ('x = "x"', 's = "x" + "y"')
-
-
-def test_texts_of_features_say_what_a_subquery_makes_of_its_table():
-    def sql(made, where=""):
-        inner = f"SELECT id, {made} AS m FROM b {where} GROUP BY id"
-        return (
-            f"SELECT a.y AS label, a.x, s.m + 1 AS p, s.m "
-            f"FROM a JOIN ({inner}) s ON a.id = s.id"
-        )
-
-    mean = texts(sql("AVG(n)"), "s")
+    mean = texts(grouped("AVG(n)"), "s")
     assert mean == ('p = (AVG("n")) + 1 GROUP BY "id"', 'm = AVG("n") GROUP BY "id"')
-    assert texts(sql("AVG(n)", "WHERE n > 3"), "s") == mean
-    assert texts(sql("SUM(n)"), "s") != mean
+    assert texts(grouped("AVG(n)", "WHERE n > 3"), "s") == mean
+    assert texts(grouped("SUM(n)"), "s") != mean
 
 
 def test_texts_of_features_of_a_union_name_each_part():

@@ -31,7 +31,7 @@ def owner(capsys, root, *arguments):
 
 def row_of(text, start):
     """The cells of the line that begins so."""
-    (line,) = [own for own in text.splitlines() if own.strip().startswith(start)]
+    (line,) = [each for each in text.splitlines() if each.strip().startswith(start)]
     return line.strip().removeprefix(start).split()
 
 
@@ -48,15 +48,13 @@ def home(tmp_path):
 
 def save_part(root, model, number=0):
     encoder = TableEncoder("f", (NumberEncoding("hour", 12.0, 5.0, 12.0),))
-    fragment = Fragment(
-        "f", "flights", (Feature("hour", '"hour"'),), filters=('"hour" > 3',)
-    )
+    hour = (Feature("hour", '"hour"'),)
     saved = SavedModel(
         table="f",
         encoder=encoder.at_site(KeyedHasher(b"k" * 32)),
         spec=ModelSpec(),
         parameters=np.array([2.0]),
-        fragment=fragment,
+        fragment=Fragment("f", "flights", hour, filters=('"hour" > 3',)),
         versions={"numpy": "2.1"},
     )
     return saved.keep(part_folder(root, model, number))
@@ -64,53 +62,51 @@ def save_part(root, model, number=0):
 
 def test_listing_shows_every_version_also_beside_a_damaged_one(home, capsys):
     manifest_path(home, ModelVersion("delays", FIRST)).write_text("{")
-    shown = operator(capsys, home, "list")
-    assert "it is no JSON" in " ".join(shown.split())
-    (line,) = [own for own in shown.splitlines() if f"delays@{SECOND}" in own]
+    text = operator(capsys, home, "list")
+    assert "it is no JSON" in " ".join(text.split())
+    (line,) = [each for each in text.splitlines() if f"delays@{SECOND}" in each]
     assert "admm" in line
     assert "flights, p" in line
     assert "auc 1.0000" in line
 
 
-def test_nothing_to_list(tmp_path, capsys):
-    assert operator(capsys, tmp_path, "list") == "no models\n"
-    assert owner(capsys, tmp_path, "list") == "no models\n"
-
-
-def test_the_home_folder_is_the_default(home, capsys, monkeypatch):
+def test_there_may_be_nothing_to_list_and_home_is_the_default(
+    home, tmp_path, capsys, monkeypatch
+):
+    for command in (operator, owner):
+        assert command(capsys, tmp_path / "none", "list") == "no models\n"
     monkeypatch.setenv("TP_FLOWER_HOME", str(home))
     strategies.cli.main(["show", "delays"])
     assert f"delays@{SECOND}" in capsys.readouterr().out
 
 
 def test_showing_a_model_says_what_it_is_and_who_keeps_it(home, capsys):
-    shown = operator(capsys, home, "show", f"delays@{FIRST}")
-    assert row_of(shown, "label") == ['"late"', "of", "f"]
-    assert row_of(shown, "base score") == ["-1.2500"]
-    assert row_of(shown, "f (flights)")[:4] == ["linear", "1", "0.7500", "0.8500"]
-    assert "EWR (abababab), JFK (kept nothing)" in " ".join(shown.split())
+    text = operator(capsys, home, "show", f"delays@{FIRST}")
+    assert row_of(text, "label") == ['"late"', "of", "f"]
+    assert row_of(text, "base score") == ["-1.2500"]
+    assert row_of(text, "f (flights)")[:4] == ["linear", "1", "0.7500", "0.8500"]
+    assert "EWR (abababab), JFK (kept nothing)" in " ".join(text.split())
 
 
 def test_comparing_shows_metrics_shares_and_only_the_settings_that_differ(home, capsys):
     models = [f"delays@{FIRST}", "delays"]
-    shown = operator(capsys, home, "compare", *models)
-    assert row_of(shown, "test auc") == ["0.5100", "1.0000"]
-    assert row_of(shown, "share of variance, p") == ["0.2500", "0.2500"]
-    assert row_of(shown, "l2") == ["0.01", "0.5"]
-    assert "output-dir" not in shown
-    assert "rho" not in shown
+    text = operator(capsys, home, "compare", *models)
+    assert row_of(text, "test auc") == ["0.5100", "1.0000"]
+    assert row_of(text, "share of variance, p") == ["0.2500", "0.2500"]
+    assert row_of(text, "l2") == ["0.01", "0.5"]
+    assert "output-dir" not in text
+    assert "rho" not in text
+    assert max(map(len, text.splitlines())) <= strategies.cli.CONSOLE_WIDTH
 
 
 def test_comparing_models_of_different_metrics_leaves_gaps(home, capsys):
-    write_manifest(home, small_manifest("age", test={"rmse": 2.5}))
-    shown = operator(capsys, home, "compare", "age", "delays")
-    assert row_of(shown, "test rmse") == ["2.5000", "-"]
-    assert row_of(shown, "test auc") == ["-", "1.0000"]
-
-
-def test_names_are_text_not_markup(tmp_path, capsys):
-    write_manifest(tmp_path, small_manifest(query="SELECT '[red]x' AS label FROM t"))
-    assert "[red]x" in operator(capsys, tmp_path, "show", "delays")
+    # names are text, not markup
+    query = "SELECT '[red]x' AS label FROM t"
+    write_manifest(home, small_manifest("age", test={"rmse": 2.5}, query=query))
+    text = operator(capsys, home, "compare", "age", "delays")
+    assert row_of(text, "test rmse") == ["2.5000", "-"]
+    assert row_of(text, "test auc") == ["-", "1.0000"]
+    assert "[red]x" in operator(capsys, home, "show", "age")
 
 
 @pytest.mark.parametrize("command", [operator, owner], ids=["operator", "owner"])
@@ -130,7 +126,7 @@ def test_deleting_needs_an_exact_version(home, tmp_path, capsys, command):
     assert command(capsys, home, "delete", f"delays@{FIRST}") == (
         f"deleted delays@{FIRST}\n"
     )
-    assert [str(own) for own in versions_in(home)] == [f"delays@{SECOND}"]
+    assert list(map(str, versions_in(home))) == [f"delays@{SECOND}"]
 
 
 def test_an_owner_sees_what_the_site_keeps(tmp_path, capsys):
@@ -144,27 +140,20 @@ def test_an_owner_sees_what_the_site_keeps(tmp_path, capsys):
         owner(capsys, tmp_path, "show", "delays")
     assert "part-7 is damaged" in capsys.readouterr().err
     save_part(tmp_path, ModelVersion("delays", SECOND))
-    shown = owner(capsys, tmp_path, "show", "delays")
-    assert "part 0: table flights as f" in shown
-    assert row_of(shown, "features") == ["hour", "=", '"hour"']
-    assert row_of(shown, "filters") == ['"hour"', ">", "3"]
+    text = owner(capsys, tmp_path, "show", "delays")
+    assert "part 0: table flights as f" in text
+    assert row_of(text, "features") == ["hour", "=", '"hour"']
+    assert row_of(text, "filters") == ['"hour"', ">", "3"]
+
+
+SITE, SERVER = client_apps.cli.main, strategies.cli.main
 
 
 @pytest.mark.parametrize(
-    ("main", "arguments"),
-    [
-        (strategies.cli.main, []),
-        (client_apps.cli.main, []),
-        (client_apps.cli.main, ["models"]),
-    ],
+    ("main", "arguments"), [(SERVER, []), (SITE, []), (SITE, ["models"])]
 )
 def test_a_command_is_needed(main, arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2
     assert "the following arguments are required" in capsys.readouterr().err
-
-
-def test_what_is_shown_fits_the_console(home, capsys):
-    shown = operator(capsys, home, "compare", "delays", f"delays@{FIRST}")
-    assert max(map(len, shown.splitlines())) <= strategies.cli.CONSOLE_WIDTH

@@ -41,24 +41,21 @@ def test_start_returns_flowers_result_with_metrics_of_every_epoch(name):
     ended = list(range(1, epochs + 1))
     assert list(result.train_metrics_clientapp) == ended
     assert list(result.evaluate_metrics_serverapp) in ([], ended)
-    own = {"rmse", "r2"} if strategy.has_label else {"rms_distance"}
-    assert set(result.train_metrics_clientapp[epochs]) == {"loss", *own}
+    metrics = {"rmse", "r2"} if strategy.has_label else {"rms_distance"}
+    assert set(result.train_metrics_clientapp[epochs]) == {"loss", *metrics}
 
 
-def test_constant_features_are_dropped_with_a_log_line(caplog):
+def test_constant_features_are_dropped_and_without_held_out_rows_nothing_is_tested(
+    caplog,
+):
     strategy = TablePuppetADMM(Query.from_sql(SQL), num_epochs=1, test_fraction=0.0)
     with caplog.at_level(logging.INFO, logger="flwr"):
-        strategy.start(grid())
+        result = strategy.start(grid())
+    report = strategy.report
     assert "table i: constant features dropped: same" in caplog.text
-    assert [table.dropped for table in strategy.report.tables] == [(), ("same",)]
-
-
-def test_without_held_out_rows_there_are_no_test_metrics():
-    strategy = TablePuppetADMM(Query.from_sql(SQL), num_epochs=2, test_fraction=0.0)
-    result = strategy.start(grid())
+    assert [table.dropped for table in report.tables] == [(), ("same",)]
     assert result.evaluate_metrics_serverapp == {}
-    assert strategy.report.joined_rows_train == 4
-    assert strategy.report.joined_rows_test == 0
+    assert (report.joined_rows_train, report.joined_rows_test) == (4, 0)
 
 
 def test_flowers_num_rounds_and_timeout_stand_for_epochs_and_site_timeout():
@@ -67,11 +64,13 @@ def test_flowers_num_rounds_and_timeout_stand_for_epochs_and_site_timeout():
     assert list(result.train_metrics_clientapp) == [1, 2]
 
 
-def test_an_unknown_setting_is_refused():
-    with pytest.raises(SettingsError, match="num-epoch: unknown setting"):
-        TablePuppetADMM(Query.from_sql(SQL), num_epoch=2)
-
-
-def test_a_setting_out_of_range_is_refused():
-    with pytest.raises(SettingsError, match="l2: -1 is out of range"):
-        TablePuppetADMM(Query.from_sql(SQL), l2=-1)
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"num_epoch": 2}, "num-epoch: unknown setting"),
+        ({"l2": -1}, "l2: -1 is out of range"),
+    ],
+)
+def test_bad_settings_are_refused(settings, match):
+    with pytest.raises(SettingsError, match=match):
+        TablePuppetADMM(Query.from_sql(SQL), **settings)

@@ -4,11 +4,15 @@ import json
 
 import pytest
 
+from client_apps.app import app
 from client_apps.cli import main
 from client_apps.data.ledger import Ledger, Planned, Release, open_ledger
+from strategies import TablePuppetADMM
+from strategies.run.grid import InProcessGrid
 from tests.support.federated import store_on_disk, store_sql
 from tp_flower.privacy.mechanisms import Gaussian
-from tp_flower.settings import PrivacySettings
+from tp_flower.query import Query
+from tp_flower.settings import PrivacySettings, Settings
 
 
 @pytest.fixture
@@ -20,35 +24,26 @@ def tables(tmp_path):
     return file
 
 
-def told(tables, capsys):
-    main(
-        [
-            "account",
-            "--tables",
-            str(tables),
-            "--state-dir",
-            str(tables.parent / "state"),
-        ]
-    )
+def planned(source):
+    words = ("train.admm", "model", "a row of items", "", "server")
+    return Planned(Release("items", source, 9, *words, Gaussian(4.0)), 16)
+
+
+def spent(tables, capsys):
+    """What the command prints of each table's rows."""
+    state = str(tables.parent / "state")
+    main(["account", "--tables", str(tables), "--state-dir", state])
     lines = capsys.readouterr().out.splitlines()
     return {line.split()[0]: line.split()[3:] for line in lines if " at shop" in line}
 
 
-def test_before_any_run_nothing_is_spent(tables, capsys):
-    assert told(tables, capsys) == {
-        "orders": ["0.0000", "4.5", "1e-05"],
-        "customers": ["0.0000", "no", "budget", "1e-05"],
-        "items": ["0.0000", "no", "budget", "1e-05"],
-    }
-
-
 def test_runs_add_up_and_what_is_reserved_counts(tables, capsys):
-    from client_apps.app import app
-    from strategies import TablePuppetADMM
-    from strategies.run.grid import InProcessGrid
-    from tp_flower.query import Query
-    from tp_flower.settings import Settings
-
+    nothing = ["0.0000", "no", "budget", "1e-05"]
+    assert spent(tables, capsys) == {
+        "orders": ["0.0000", "4.5", "1e-05"],
+        "customers": nothing,
+        "items": nothing,
+    }
     privacy = PrivacySettings(
         labels="randomised-response", label_epsilon=2.0, features="statistics"
     )
@@ -58,7 +53,7 @@ def test_runs_add_up_and_what_is_reserved_counts(tables, capsys):
     settings = Settings(num_epochs=2, privacy=privacy)
     method = TablePuppetADMM(Query.from_sql(store_sql("logistic")), settings)
     method.start(grid)
-    after = told(tables, capsys)
+    after = spent(tables, capsys)
     assert float(after["orders"][0]) == pytest.approx(3.0, abs=1e-3)
     assert float(after["items"][0]) == pytest.approx(1.0, abs=1e-3)
     ledger = Ledger(str(tables.parent / "state"))
@@ -67,18 +62,14 @@ def test_runs_add_up_and_what_is_reserved_counts(tables, capsys):
         for total in method.report.privacy["totals"]
         if total["table"] == "items"
     }
-    words = ("train.admm", "model", "a row of items", "", "server")
-    planned = Planned(Release("items", source, 9, *words, Gaussian(4.0)), 16)
-    ledger.reserve("open", [planned], {})
-    assert float(told(tables, capsys)["items"][0]) > 4.0
+    ledger.reserve("open", [planned(source)], {})
+    assert float(spent(tables, capsys)["items"][0]) > 4.0
 
 
 def test_the_ledger_is_printed_and_begun_anew(tables, capsys, tmp_path):
     state = ["--state-dir", str(tables.parent / "state")]
     ledger = open_ledger(state[1])
-    words = ("train.admm", "model", "a row of items", "", "server")
-    release = Release("items", "source", 9, *words, Gaussian(4.0))
-    ledger.reserve("open", [Planned(release, 16)], {})
+    ledger.reserve("open", [planned("source")], {})
     main(["account", "--export", *state])
     text = capsys.readouterr().out
     (line,) = map(json.loads, text.splitlines())
@@ -88,7 +79,7 @@ def test_the_ledger_is_printed_and_begun_anew(tables, capsys, tmp_path):
     main(["account", "--begin-anew", str(file), *state])
     assert file.read_text() == text
     assert ledger.spent("source") == []
-    ledger.reserve("open", [Planned(release, 16)], {})
+    ledger.reserve("open", [planned("source")], {})
     # an account that was written down is not written over
     with pytest.raises(SystemExit):
         main(["account", "--begin-anew", str(file), *state])
@@ -96,15 +87,7 @@ def test_the_ledger_is_printed_and_begun_anew(tables, capsys, tmp_path):
     assert ledger.spent("source") != []
 
 
-def test_a_tables_file_that_cannot_be_read_is_told(tmp_path, capsys):
+def test_a_tables_file_that_cannot_be_read_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        main(
-            [
-                "account",
-                "--tables",
-                str(tmp_path / "none.toml"),
-                "--state-dir",
-                str(tmp_path),
-            ]
-        )
+        spent(tmp_path / "none.toml", capsys)
     assert "none.toml does not exist" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -59,14 +60,14 @@ def test_name_depends_on_every_fact():
 def test_private(tmp_path):
     os.umask(0o022)
     path = at(tmp_path / "state").obtain("a", make())
-    for found in (tmp_path / "state").rglob("*"):
-        assert found.stat().st_mode & 0o077 == 0, found
+    for place in (tmp_path / "state").rglob("*"):
+        assert place.stat().st_mode & 0o077 == 0, place
     assert path.stat().st_mode & 0o777 == 0o700
 
 
 def test_failed_making_leaves_nothing(tmp_path):
     def fail(folder: Path) -> None:
-        (folder / "data.bin").write_text("half")
+        make()(folder)
         raise ValueError("boom")
 
     with pytest.raises(ValueError, match="boom"):
@@ -83,27 +84,16 @@ def damage(entry: Path, how: str) -> None:
         (entry / "data.bin").unlink()
     elif how == "no description":
         (entry / ENTRY_FILE).unlink()
-    elif how == "other version":
-        document["version"] = 0
-    elif how == "other sizes":
-        document["sizes"] = {}
-    elif how == "null":
-        document = None
-    if "other" in how or how == "null":
+    else:
+        others = {"version": 0} if how == "other version" else {"sizes": {}}
+        document = None if how == "null" else document | others
         (entry / ENTRY_FILE).write_text(json.dumps(document))
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "cut file",
-        "no file",
-        "no description",
-        "other version",
-        "other sizes",
-        "null",
-    ],
-)
+DAMAGES = ("cut file", "no file", "no description", "other version", "other sizes")
+
+
+@pytest.mark.parametrize("how", [*DAMAGES, "null"])
 def test_damaged_entry_is_made_again(tmp_path, how):
     made = []
     entry = at(tmp_path).obtain("a", make(made=made))
@@ -115,17 +105,11 @@ def test_damaged_entry_is_made_again(tmp_path, how):
     assert len(made) == 2
 
 
-def use_at(folder: Path, name: str, seconds: float) -> None:
-    os.utime(folder / "cache" / name / ENTRY_FILE, (seconds, seconds))
-
-
 def test_least_recently_used_goes_first(tmp_path):
     first = at(tmp_path, "1-1", 4_000)
-    for number, name in enumerate("abc"):
-        first.obtain(name, make())
-        use_at(tmp_path, name, 1_000 + number)
+    for name, seconds in (("a", 2_000), ("b", 1_001), ("c", 1_002)):
+        os.utime(first.obtain(name, make()) / ENTRY_FILE, (seconds, seconds))
     first.release()
-    use_at(tmp_path, "a", 2_000)
     second = at(tmp_path, "2-1", 4_000)
     second.obtain("d", make())
     assert entries(tmp_path / "cache") == {"a", "c", "d"}
@@ -162,21 +146,17 @@ def test_runs_that_crashed_are_forgotten(tmp_path, monkeypatch):
 
 
 def test_threads_make_one_entry(tmp_path):
-    barrier, found = threading.Barrier(8), []
+    barrier = threading.Barrier(8)
 
-    def work(number: int) -> None:
-        own = at(tmp_path, f"{number}-1", 0)
+    def work(number: int) -> str:
+        cache = at(tmp_path, f"{number}-1", 0)
         barrier.wait()
-        path = own.obtain("a", make())
-        found.append((path / "data.bin").read_text())
-        own.release()
+        text = (cache.obtain("a", make()) / "data.bin").read_text()
+        cache.release()
+        return text
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == ["x" * 1_000] * 8
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(8))) == ["x" * 1_000] * 8
     assert entries(tmp_path / "cache") == set()
 
 

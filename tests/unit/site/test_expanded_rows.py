@@ -37,33 +37,28 @@ from tp_flower.settings import PrivacySettings, Settings
 EMPTY = np.zeros(0, np.int32)
 
 
-def listed(trained, tested=EMPTY, *, rows=4, joined_rows=5, held_out=2):
-    """The rows of a part that is told these lists."""
-    lists = {
-        f"expanded-{name}": np.array(values, np.int32)
-        if type(values) is list
-        else values
-        for name, values in (("trained", trained), ("tested", tested))
-    }
-    return expanded(body(joined_rows, lists, **{"held-out-rows": held_out}), rows)
+def listed(trained, tested=EMPTY, rows=4):
+    """The rows of a part that is sent these lists, of 5 joined rows and 2 held out."""
+    lists = {"expanded-trained": trained, "expanded-tested": tested}
+    for name, values in lists.items():
+        lists[name] = np.array(values, np.int32) if type(values) is list else values
+    return expanded(body(5, lists, **{"held-out-rows": 2}), rows)
 
 
 def test_lists_by_hand():
-    found = listed([2, 0, 2], [3])
-    assert found.own.tolist() == [0, 2, 3]
-    assert found.place.tolist() == [1, 0, 1, 2]
+    rows = listed([2, 0, 2], [3])
+    assert rows.own.tolist() == [0, 2, 3]
+    assert rows.place.tolist() == [1, 0, 1, 2]
     # the rows behind the joined rows again
-    assert found.own[found.place].tolist() == [2, 0, 2, 3]
-    assert found.multiplicity.tolist() == [1, 1, 1]
-    assert found.tested.tolist() == [False, False, False, True]
-    assert (found.trained, found.trained_own) == (3, 2)
-
-
-def test_a_part_may_have_no_row():
-    found = listed(EMPTY, EMPTY, rows=0)
-    assert (len(found.own), found.trained, found.trained_own) == (0, 0, 0)
-    none = Batches(np.zeros(3, np.int64), np.zeros(0, np.int64))
-    assert found.own_by_batch(none).tolist() == [0, 0]
+    assert rows.own[rows.place].tolist() == [2, 0, 2, 3]
+    assert rows.multiplicity.tolist() == [1, 1, 1]
+    assert rows.tested.tolist() == [False, False, False, True]
+    assert (rows.trained, rows.trained_own) == (3, 2)
+    # a part may have no row
+    none = listed(EMPTY, EMPTY, rows=0)
+    assert (len(none.own), none.trained, none.trained_own) == (0, 0, 0)
+    batches = Batches(np.zeros(3, np.int64), np.zeros(0, np.int64))
+    assert none.own_by_batch(batches).tolist() == [0, 0]
 
 
 def test_masks_by_hand():
@@ -72,14 +67,13 @@ def test_masks_by_hand():
         "tested": pack_bits(np.array([False, False, True, True])),
         "multiplicity": np.array([3, 1], np.int32),
     }
-    found = once_each(body(4, arrays), 4)
-    assert found.own.tolist() == [0, 2, 3]
-    assert found.place is None
-    assert found.tested.tolist() == [False, True, True]
-    assert found.trained_own == found.trained == 2
-    assert found.own_by_batch(
-        Batches(np.array([0, 2, 3]), np.array([0, 1, 0]))
-    ).tolist() == [2, 1]
+    rows = once_each(body(4, arrays), 4)
+    assert rows.own.tolist() == [0, 2, 3]
+    assert rows.place is None
+    assert rows.tested.tolist() == [False, True, True]
+    assert rows.trained_own == rows.trained == 2
+    batches = Batches(np.array([0, 2, 3]), np.array([0, 1, 0]))
+    assert rows.own_by_batch(batches).tolist() == [2, 1]
 
 
 @given(
@@ -121,36 +115,41 @@ def test_lists_that_are_none_are_refused(lists, match):
 # hostile servers: the orders' policy wants three rows at least
 
 
+def weigh(weight):
+    def change(packet):
+        count = len(packet.arrays[ORDERS, "expanded-trained"])
+        weights = np.full(count, weight, np.float32)
+        return Packet(packet.header, {**packet.arrays, (ORDERS, "masses"): weights})
+
+    return change
+
+
+TRAINED, TESTED = "expanded-trained", "expanded-tested"
+
+
 @pytest.mark.parametrize(
-    ("node", "change", "match"),
+    ("change", "match"),
     [
-        (SHOP, array(ORDERS, "expanded-trained"), "it has no 'trained'"),
-        (SHOP, array(ORDERS, "expanded-tested"), "it has no 'expanded-tested'"),
+        (array(ORDERS, TRAINED), "it has no 'trained'"),
+        (array(ORDERS, TESTED), "it has no 'expanded-tested'"),
         (
-            SHOP,
-            array(ORDERS, "expanded-trained", lambda a: np.concatenate([a, a])),
+            array(ORDERS, TRAINED, lambda rows: np.concatenate([rows, rows])),
             r"'expanded-trained' has \d+ rows, but there are \d+ joined rows to list",
         ),
         (
-            SHOP,
-            array(ORDERS, "expanded-tested", lambda a: a + 12),
-            "'expanded-tested' must hold numbers from 0 to 11",
+            array(ORDERS, TESTED, lambda rows: rows + 12),
+            "must hold numbers from 0 to 11",
         ),
         (
-            SHOP,
-            array(ORDERS, "expanded-trained", lambda a: a % 2),
+            array(ORDERS, TRAINED, lambda rows: rows % 2),
             r"\(min-rows\) refuses: the model of table 'o' would be of too few rows",
         ),
-        (SHOP, header("parts", 0, "held-out-rows"), "it has no 'held-out-rows'"),
-        (
-            SHOP,
-            header("parts", 0, "held-out-rows", value=-1),
-            "'held-out-rows' is -1; allowed: a whole number, at least 0",
-        ),
+        (header("parts", 0, "held-out-rows"), "it has no 'held-out-rows'"),
+        (weigh(-1.0), "'masses' must hold weights above 0"),
     ],
 )
-def test_hostile_lists_are_refused(tmp_path, node, change, match):
-    error = refused(tmp_path, "train.prepare", node, change, VflADMM)
+def test_hostile_lists_are_refused(tmp_path, change, match):
+    error = refused(tmp_path, "train.prepare", SHOP, change, VflADMM)
     assert re.search(match, error)
 
 
@@ -183,19 +182,17 @@ def test_a_row_that_is_repeated_does_not_make_a_batch_of_many(tmp_path):
     assert not both.error
 
 
-def test_a_run_on_lists_has_no_accounts(tmp_path):
+@pytest.mark.parametrize(
+    ("node", "key", "value"),
+    [(SHOP, "features", "statistics"), (US, "predictions", 1.0)],
+)
+def test_a_run_on_lists_has_no_accounts(tmp_path, node, key, value):
     """What a row changes in a sum over joined rows is not what the accounts are of."""
     change = header("outline", "strategy", value="vfl-admm")
-    privacy = PrivacySettings(features="statistics")
-    error = refused(
-        tmp_path, "train.prepare", SHOP, change, TablePuppetADMM, privacy=privacy
-    )
-    assert "privacy.features is of methods that send a row of a table once" in error
-    privacy = PrivacySettings(predictions=1.0)
-    error = refused(
-        tmp_path, "train.prepare", US, change, TablePuppetADMM, privacy=privacy
-    )
-    assert "privacy.predictions is of methods" in error
+    privacy = PrivacySettings(**{key: value})
+    method = TablePuppetADMM
+    error = refused(tmp_path, "train.prepare", node, change, method, privacy=privacy)
+    assert f"privacy.{key} is of methods that send a row of a table once" in error
 
 
 @pytest.mark.parametrize("strategy", ["vfl-admm", "vfl-sgd"])
@@ -209,11 +206,8 @@ def test_settings_refuse_mechanisms_that_do_not_count(strategy, private):
     match = rf"privacy.{key}: strategy '{strategy}' is for comparisons.* Use {family}"
     with pytest.raises(SettingsError, match=match):
         Settings(strategy=strategy, privacy=PrivacySettings(**private))
-
-
-def test_labels_may_be_private():
-    privacy = PrivacySettings(labels="laplace", label_noise=1.0, label_range=(0.0, 1.0))
-    Settings(strategy="vfl-admm", privacy=privacy)
+    labels = {"labels": "laplace", "label_noise": 1.0, "label_range": (0.0, 1.0)}
+    Settings(strategy=strategy, privacy=PrivacySettings(**labels))
 
 
 def test_a_malformed_request_is_refused_and_changes_nothing(tmp_path):
@@ -229,31 +223,16 @@ def test_a_malformed_request_is_refused_and_changes_nothing(tmp_path):
         assert not FOREIGN.match(answer.error), answer
         if answer.error:
             answer.check_nothing_left()
-    (plain := tmp_path / "plain").mkdir()
+    (folder := tmp_path / "plain").mkdir()
     # no refusal has changed anything, and features that lie in files train alike
-    assert (
-        fuzzed.report.final_train
-        == train(HostileGrid(plain), VflSGD, batch_size=5).report.final_train
-    )
-
-
-def weigh(number, value):
-    def change(packet):
-        count = len(packet.arrays[number, "expanded-trained"])
-        weights = np.full(count, value, np.float32)
-        return Packet(packet.header, {**packet.arrays, (number, "masses"): weights})
-
-    return change
-
-
-def test_weights_of_joined_rows_are_checked_too(tmp_path):
-    error = refused(tmp_path, "train.prepare", SHOP, weigh(ORDERS, -1.0), VflADMM)
-    assert "'masses' must hold weights above 0" in error
+    plain = train(HostileGrid(folder), VflSGD, batch_size=5)
+    assert fuzzed.report.final_train == plain.report.final_train
 
 
 def test_features_that_lie_in_files_train_as_those_of_the_tables(tmp_path):
-    own, twin = (
-        train(HostileGrid(tmp_path), method) for method in (TablePuppetADMM, VflADMM)
+    plain, twin = (
+        train(HostileGrid(tmp_path), method).report
+        for method in (TablePuppetADMM, VflADMM)
     )
-    assert twin.report.final_train == pytest.approx(own.report.final_train, rel=1e-4)
-    assert twin.report.final_test == pytest.approx(own.report.final_test, rel=1e-4)
+    assert twin.final_train == pytest.approx(plain.final_train, rel=1e-4)
+    assert twin.final_test == pytest.approx(plain.final_test, rel=1e-4)

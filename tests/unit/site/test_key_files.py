@@ -36,26 +36,16 @@ def write(tmp_path):
 class TestSecret:
     def test_every_way_to_write_it_is_the_same_secret(self, write):
         text = base64.b64encode(VALUE)
-        written = [
-            VALUE.hex(),
-            f" {VALUE.hex().upper()}\n",
-            text,
-            text[:20] + b"\r\n" + text[20:] + b"\n",
-            VALUE,
-        ]
-        found = {read_secret(write(content)) for content in written}
-        assert len(found) == 1
-        (secret,) = found
+        with_breaks = text[:20] + b"\r\n" + text[20:] + b"\n"
+        written = [VALUE.hex(), f" {VALUE.hex().upper()}\n", text, with_breaks, VALUE]
+        secrets = {read_secret(write(content)) for content in written}
+        # its owner alone may read it
+        secrets |= {read_secret(write(VALUE, mode)) for mode in (0o400, 0o700)}
+        (secret,) = secrets
         assert len(secret.value) == 32
         assert not secret.is_simulated
-
-    def test_another_file_is_another_secret(self, write):
-        assert read_secret(write(VALUE)) != read_secret(write(VALUE + b"\n"))
-        assert read_secret(write(VALUE.hex())) != read_secret(write(VALUE[1:].hex()))
-
-    @pytest.mark.parametrize("mode", [0o400, 0o600, 0o700])
-    def test_its_owner_alone_may_read_it(self, write, mode):
-        assert read_secret(write(VALUE, mode)) == read_secret(write(VALUE))
+        others = {read_secret(write(other)) for other in (VALUE + b"\n", VALUE[1:])}
+        assert len(others | secrets) == 3
 
     @pytest.mark.parametrize("mode", [0o604, 0o640, 0o620, 0o602, 0o601, 0o644])
     def test_others_may_not(self, write, mode):
@@ -64,44 +54,33 @@ class TestSecret:
             read_secret(write(VALUE, mode))
 
     @pytest.mark.parametrize(
-        ("content", "held"),
+        ("content", "match"),
         [
-            (b"", 0),
-            (VALUE[:31], 31),
-            (VALUE[:31].hex(), 31),
-            (base64.b64encode(VALUE[:31]), 31),
+            (b"", "holds 0 bytes, fewer than 32"),
+            (VALUE[:31], "holds 31 bytes, fewer"),
+            (VALUE[:31].hex(), "holds 31 bytes, fewer"),
+            (base64.b64encode(VALUE[:31]), "holds 31 bytes, fewer"),
             # long enough as a text, but the text stands for fewer bytes
-            ("0123456789abcdef" * 3, 24),
+            ("0123456789abcdef" * 3, "holds 24 bytes, fewer"),
+            (bytes(64), "not random: it has 1 different"),
+            ("00" * 32, "not random: it has 1 different"),
+            (b"\xff\x00" * 40, "not random: it has 2 different"),
+            (bytes((1 << 20) + 1), "has more than 1048576 bytes"),
         ],
     )
-    def test_short_one(self, write, content, held):
-        match = f"secret-file holds {held} bytes, fewer than 32"
-        with pytest.raises(SettingsError, match=match):
+    def test_short_one_or_no_random_one(self, write, content, match):
+        with pytest.raises(SettingsError, match=f"secret-file {match}|is {match}"):
             read_secret(write(content))
 
-    @pytest.mark.parametrize("content", [bytes(64), "00" * 32, b"\xff\x00" * 40])
-    def test_one_that_is_not_random(self, write, content):
-        with pytest.raises(SettingsError, match=r"not random: it has [12] different"):
-            read_secret(write(content))
-
-    def test_large_one(self, write):
-        with pytest.raises(SettingsError, match="has more than 1048576 bytes"):
-            read_secret(write(bytes((1 << 20) + 1)))
-
-    def test_no_file(self, tmp_path):
-        with pytest.raises(SettingsError, match="cannot be read: No such file"):
-            read_secret(tmp_path / "none")
-        with pytest.raises(SettingsError, match="secret-file is not a file"):
-            read_secret(tmp_path)
-
-    def test_pipe_is_not_waited_for(self, tmp_path):
+    def test_no_file_and_no_pipe_is_read_and_errors_tell_no_path(self, write, tmp_path):
         os.mkfifo(tmp_path / "pipe", 0o600)
-        with pytest.raises(SettingsError, match="secret-file is not a file"):
-            read_secret(tmp_path / "pipe")
-
-    def test_errors_tell_no_path(self, write, tmp_path):
-        for path in (write(b"short"), tmp_path, tmp_path / "none"):
-            with pytest.raises(SettingsError) as caught:
+        for path, match in (
+            (tmp_path / "none", "cannot be read: No such file"),
+            (tmp_path, "secret-file is not a file"),
+            (tmp_path / "pipe", "secret-file is not a file"),
+            (write(b"short"), "fewer than 32"),
+        ):
+            with pytest.raises(SettingsError, match=match) as caught:
                 read_secret(path)
             assert str(tmp_path) not in str(caught.value)
             assert "short" not in str(caught.value)
@@ -117,33 +96,30 @@ class TestSecret:
 class TestAllowedKeys:
     def test_names_and_keys(self, write):
         text = f"# ours\n\n us  {A} # since May\nthe shop\t{B}\n"
-        found = read_allowed_keys(write(text, 0o644))
-        assert found == {bytes.fromhex(A): "us", bytes.fromhex(B): "the shop"}
+        names = read_allowed_keys(write(text, 0o644))
+        assert names == {bytes.fromhex(A): "us", bytes.fromhex(B): "the shop"}
 
     @pytest.mark.parametrize(
-        "line", [A, "us", f"us {A}0", f"us {A[1:]}", f"us {A[:-1]}g", f"us {A} x"]
+        ("text", "match"),
+        [
+            *(
+                (f"uk {B}\n{line}\n", ", line 2: it must be the name of a site and its")
+                for line in (A, "us", f"us {A}0", f"us {A[1:]}", f"us {A[:-1]}g")
+            ),
+            (
+                f"uk {B}\nus {A} x\n",
+                ", line 2: it must be the name of a site",
+            ),
+            (f"us {A}\n\nus {B}\n", ", line 3: the name stands there twice"),
+            (f"us {A}\n\nuk {A.upper()}\n", ", line 3: the key stands there twice"),
+            ("", " lists no key"),
+            ("\n# nobody\n", " lists no key"),
+            (b"\xff\xfe", " is not UTF-8 text"),
+        ],
     )
-    def test_line_of_another_form(self, write, line):
-        match = "allowed-keys, line 2: it must be the name of a site and its public key"
-        with pytest.raises(SettingsError, match=match):
-            read_allowed_keys(write(f"uk {B}\n{line}\n"))
-
-    @pytest.mark.parametrize(
-        ("line", "what"), [(f"us {B}", "name"), (f"uk {A.upper()}", "key")]
-    )
-    def test_site_named_twice(self, write, line, what):
-        match = f"allowed-keys, line 3: the {what} stands there twice"
-        with pytest.raises(SettingsError, match=match):
-            read_allowed_keys(write(f"us {A}\n\n{line}\n"))
-
-    @pytest.mark.parametrize("text", ["", "\n# nobody\n"])
-    def test_nobody(self, write, text):
-        with pytest.raises(SettingsError, match="allowed-keys lists no key"):
+    def test_list_of_another_form(self, write, text, match):
+        with pytest.raises(SettingsError, match=f"allowed-keys{match}"):
             read_allowed_keys(write(text))
-
-    def test_no_text(self, write):
-        with pytest.raises(SettingsError, match="allowed-keys is not UTF-8 text"):
-            read_allowed_keys(write(b"\xff\xfe"))
 
     @pytest.mark.parametrize("mode", [0o602, 0o620, 0o666])
     def test_others_may_not_change_it(self, write, mode):
@@ -185,20 +161,23 @@ class TestSiteKey:
         for worker in workers:
             worker.stdin.write("\n")
             worker.stdin.flush()
-        found = {worker.communicate(timeout=60)[0].strip() for worker in workers}
-        assert found == {site_key(tmp_path / "s").public.hex()}
+        keys = {worker.communicate(timeout=60)[0].strip() for worker in workers}
+        assert keys == {site_key(tmp_path / "s").public.hex()}
 
-    def test_key_that_others_may_read(self, tmp_path):
-        site_key(tmp_path)
-        (tmp_path / "site-key").chmod(0o640)
-        with pytest.raises(SettingsError, match="site-key may be read or changed by"):
-            site_key(tmp_path)
-
-    @pytest.mark.parametrize("text", ["", "ab", "c0ffee" * 10 + "12x"])
-    def test_damaged_key(self, tmp_path, text):
+    @pytest.mark.parametrize(
+        ("text", "mode", "match"),
+        [
+            ("", 0o640, "may be read or changed by others"),
+            ("", 0o600, "in the state folder is damaged"),
+            ("ab", 0o600, "in the state folder is damaged"),
+            ("c0ffee" * 10 + "12x", 0o600, "in the state folder is damaged"),
+        ],
+    )
+    def test_damaged_key(self, tmp_path, text, mode, match):
         site_key(tmp_path)
         (tmp_path / "site-key").write_text(text)
-        with pytest.raises(SettingsError, match="site-key in the state folder is dam"):
+        (tmp_path / "site-key").chmod(mode)
+        with pytest.raises(SettingsError, match=f"site-key {match}"):
             site_key(tmp_path)
 
     def test_folder_that_cannot_be_written(self, tmp_path):
@@ -214,16 +193,14 @@ class TestSiteKey:
         assert printed.strip() == site_key(folder).public.hex()
         assert site_key(folder).private.hex() not in printed
 
-    def test_command_refuses_a_folder_that_depends_on_where_it_is_run(self, capsys):
+    def test_command_says_what_is_wrong(self, tmp_path, capsys):
         with pytest.raises(SystemExit, match="2"):
             main(["site-key", "--state-dir", "state"])
         assert "'state' is not an absolute path" in capsys.readouterr().err
-
-    def test_command_says_what_is_wrong(self, tmp_path, capsys):
         (tmp_path / "site-key").write_text("no key")
         (tmp_path / "site-key").chmod(0o600)
         with pytest.raises(SystemExit, match="1"):
             main(["site-key", "--state-dir", str(tmp_path)])
-        shown = capsys.readouterr()
-        assert not shown.out
-        assert shown.err.startswith("site-key in the state folder is damaged")
+        output = capsys.readouterr()
+        assert not output.out
+        assert output.err.startswith("site-key in the state folder is damaged")

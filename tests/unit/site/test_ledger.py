@@ -37,23 +37,14 @@ from tp_flower.privacy.mechanisms import Gaussian, PureDp
 
 RUN, NEXT = "1-a", "2-a"
 DELTA = 1e-5
+MEMORY = ":memory:"
 STEP = Gaussian(6.0, count=4)
 BUDGETS = {"F": Budget(4.4, DELTA)}
 
 
 def release(what="gradients", mechanism=STEP, source="F", part=1):
-    return Release(
-        table="flights",
-        source=source,
-        part=part,
-        action="train",
-        what=what,
-        unit="a row of flights",
-        neighbours="the row's features as zeros",
-        adversary="server",
-        mechanism=mechanism,
-        scope="given the messages that the site received",
-    )
+    words = ("a row of flights", "the row's features as zeros", "server")
+    return Release("flights", source, part, "train", what, *words, mechanism, "always")
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +57,7 @@ def _fresh_databases(monkeypatch):
 
 @pytest.fixture(params=["file", "process"])
 def ledger(request, tmp_path):
-    return Ledger(str(tmp_path) if request.param == "file" else ":memory:")
+    return Ledger(str(tmp_path) if request.param == "file" else MEMORY)
 
 
 @pytest.fixture
@@ -83,13 +74,9 @@ def use(ledger, times, key=0, run=RUN, what="gradients"):
 # --- what it adds up to
 
 
-def test_nothing_is_spent_at_first(ledger):
-    assert ledger.spent("F") == []
-    assert ledger.total("F", DELTA) == 0.0
-    assert ledger.lines(RUN) == []
-
-
 def test_an_open_reservation_counts_in_full_and_a_closed_one_as_it_was_used(ledger):
+    assert ledger.spent("F") == ledger.lines(RUN) == []
+    assert ledger.total("F", DELTA) == 0.0
     # nine uses of four Gaussians of multiplier 6: mu = 1, epsilon 4.377
     ledger.reserve(RUN, [Planned(release(), limit=9)], BUDGETS)
     assert ledger.total("F", DELTA) == pytest.approx(4.377, abs=5e-4)
@@ -106,6 +93,9 @@ def test_a_reservation_that_was_not_used_is_free_after_the_run(ledger):
     ledger.close(RUN)
     assert ledger.spent("F") == []
     ledger.reserve(NEXT, [Planned(release(), 9)], BUDGETS)
+    ledger.close(NEXT)
+    with pytest.raises(BudgetError, match="are not reserved"):
+        use(ledger, 1, run=NEXT)
 
 
 def test_uses_of_one_message_count_each(ledger):
@@ -130,14 +120,6 @@ def test_all_of_a_source_composes_and_sources_are_apart(ledger):
     assert set(ledger.spent("F")) == everything
     assert ledger.total("F", DELTA, PRV) == epsilon(ledger.spent("F"), DELTA, PRV)
     assert ledger.spent("P") == [Gaussian(6.0, 16)]
-
-
-def test_runs_add_up(ledger):
-    for run in (RUN, NEXT):
-        ledger.reserve(run, [Planned(release(), 2)], BUDGETS)
-        use(ledger, 1, run=run)
-        ledger.close(run)
-    assert ledger.spent("F") == [Gaussian(6.0, 8)]
 
 
 # --- what it refuses
@@ -203,21 +185,14 @@ def test_more_uses_than_planned_are_refused(ledger):
     assert ledger.spent("F") == [Gaussian(6.0, 8)]
 
 
-@pytest.mark.parametrize("name", [(1, "gram"), (2, "gradients")])
-def test_what_is_not_reserved_is_not_spent(ledger, name):
+@pytest.mark.parametrize(
+    ("run", "part", "what"),
+    [(RUN, 1, "gram"), (RUN, 2, "gradients"), (NEXT, 1, "gradients")],
+)
+def test_what_is_not_reserved_is_not_spent(ledger, run, part, what):
     ledger.reserve(RUN, [Planned(release(), 2)], {})
-    with pytest.raises(BudgetError, match="are not reserved"):
-        ledger.spend(RUN, [(*name, 0)])
-    with pytest.raises(BudgetError, match="in run 2-a are not reserved"):
-        ledger.spend(NEXT, [(1, "gradients", 0)])
-
-
-def test_nothing_is_spent_after_the_run(ledger):
-    ledger.reserve(RUN, [Planned(release(), 2)], {})
-    ledger.close(RUN)
-    ledger.close(RUN)
-    with pytest.raises(BudgetError, match="are not reserved"):
-        use(ledger, 1)
+    with pytest.raises(BudgetError, match=f"in run {run} are not reserved"):
+        ledger.spend(run, [(part, what, 0)])
 
 
 @pytest.mark.parametrize(
@@ -228,11 +203,7 @@ def test_nothing_is_spent_after_the_run(ledger):
         (lambda: Budget(-1.0, DELTA), "epsilon of a budget is -1.0"),
         (lambda: Budget(np.nan, DELTA), "epsilon of a budget is nan"),
         (lambda: Budget(1.0, 1.0), "delta of a budget is 1.0"),
-        (
-            lambda: Ledger(":memory:").charge(RUN, release(mechanism=None), {}),
-            "without a",
-        ),
-        (lambda: msgspec.convert({"mechanism": None}, Release), "missing required"),
+        (lambda: Ledger(MEMORY).charge(RUN, release(mechanism=None), {}), "without a"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make, match):
@@ -267,16 +238,11 @@ def test_what_has_an_ident_is_paid_once(ledger):
     assert ledger.spent("P") == [PureDp(2.0)]
 
 
-def test_without_an_ident_each_charge_counts(ledger):
+def test_without_an_ident_each_charge_counts_and_stays(ledger):
     for _ in range(3):
         ledger.charge(RUN, release("statistics", PureDp(0.5)), {})
-    assert ledger.spent("F") == [PureDp(0.5, 3)]
-
-
-def test_a_charge_stays_when_its_run_is_closed(ledger):
-    ledger.charge(RUN, release("labels", PureDp(0.5)), {})
     ledger.close(RUN)
-    assert ledger.spent("F") == [PureDp(0.5)]
+    assert ledger.spent("F") == [PureDp(0.5, 3)]
 
 
 def test_what_is_not_covered_is_written_once_in_a_run_and_costs_nothing(ledger):
@@ -301,9 +267,8 @@ def test_the_lines_of_a_run_tell_what_was_planned_and_used(ledger):
     assert planned["release"] == msgspec.to_builtins(release())
     assert (planned["limit"], planned["used"]) == (9, 3)
     assert noted["release"]["mechanism"] is None
-    assert msgspec.convert(charged["release"], Release) == release(
-        "labels", PureDp(0.5)
-    )
+    labels = release("labels", PureDp(0.5))
+    assert msgspec.convert(charged["release"], Release) == labels
     events = [line["event"] for line in (planned, noted, charged)]
     assert events == ["reserve", "note", "charge"]
     json.dumps([planned, noted, charged])
@@ -330,6 +295,15 @@ def change(root, *statements):
         connection.commit()
 
 
+def spent_in(root):
+    return Ledger(root).spent("F")
+
+
+def refuses(root, match, error=SettingsError):
+    with pytest.raises(error, match=rf"site\.db {match}"):
+        spent_in(root)
+
+
 def rows_of(root):
     with closing(sqlite3.connect(f"{root}/{FILE}")) as connection:
         return connection.execute(
@@ -349,22 +323,22 @@ def test_a_file_that_others_may_open_is_refused(root, mode):
     example(root)
     forget_processes()
     os.chmod(f"{root}/{FILE}", mode)
-    match = rf"site\.db may be read or changed by others .*\(mode {mode:04o}\): chmod"
-    with pytest.raises(SettingsError, match=match):
-        spent_in(root)
+    refuses(root, rf"may be read or changed by others .*\(mode {mode:04o}\): chmod")
 
 
-def test_a_link_or_a_file_of_another_user_is_refused(root, tmp_path, monkeypatch):
+def test_a_link_or_a_file_of_another_user_or_version_is_refused(
+    root, tmp_path, monkeypatch
+):
     example(root)
+    change(root, ("PRAGMA user_version = 9",))
+    refuses(root, "is of version 9, expected 1")
     forget_processes()
     with monkeypatch.context() as patched:
         patched.setattr(os, "geteuid", lambda: 4242)
-        with pytest.raises(SettingsError, match=r"site\.db belongs to another user"):
-            spent_in(root)
+        refuses(root, "belongs to another user")
     os.rename(f"{root}/{FILE}", tmp_path / "elsewhere.db")
     os.symlink(tmp_path / "elsewhere.db", f"{root}/{FILE}")
-    with pytest.raises(SettingsError, match=r"site\.db is not a file"):
-        spent_in(root)
+    refuses(root, "is not a file")
 
 
 @pytest.mark.parametrize(
@@ -382,6 +356,7 @@ def test_a_state_folder_of_version_0_1_0_is_refused_by_name(tmp_path, name):
 def test_it_is_kept_for_the_next_process(root):
     first = example(root)
     forget_processes()
+    assert open_ledger(root) is open_ledger(root)
     second = Ledger(root)
     assert second.spent("F") == first.spent("F")
     second.charge(RUN, release("labels", PureDp(0.5)), {}, "draw")
@@ -389,11 +364,6 @@ def test_it_is_kept_for_the_next_process(root):
     use(second, 7)
     with pytest.raises(BudgetError, match="9 were planned of key 0, 9 are used"):
         use(first, 1)
-
-
-def test_a_process_has_one_ledger_of_a_folder(root):
-    assert open_ledger(root) is open_ledger(root)
-    assert open_ledger(root) is not open_ledger(f"{root}-2")
 
 
 def test_it_is_only_appended_to_and_each_line_seals_the_one_before(root):
@@ -426,10 +396,6 @@ def test_it_is_exported_as_text_and_begun_anew(root):
     ledger.begin_anew()
     assert ledger.spent("F") == []
     example(root)
-
-
-def spent_in(root):
-    return Ledger(root).spent("F")
 
 
 def test_a_transaction_that_was_torn_at_any_byte_was_not_written(root, tmp_path):
@@ -506,12 +472,6 @@ def test_a_damaged_file_is_refused_or_changes_nothing(root, tmp_path):
     assert refused > 10
 
 
-def reading(ledger):
-    yield lambda: ledger.spent("F")
-    yield lambda: ledger.total("F", DELTA)
-    yield lambda: ledger.lines(RUN)
-
-
 def writing(ledger):
     yield lambda: ledger.reserve(RUN, [Planned(release("x"), 1)], {})
     yield lambda: use(ledger, 1)
@@ -535,11 +495,11 @@ def test_no_line_can_be_moved(root, is_numbered):
     example(root)
     rows = rows_of(root)
     add = "INSERT INTO ledger (seq, checksum, line) VALUES (?, ?, ?)"
-    for found in rearranged(rows):
-        numbers = [seq for seq, *_ in found]
-        if is_numbered or len(set(numbers)) < len(numbers) or sorted(found) == rows:
-            numbers = range(1, len(found) + 1)
-        numbered = zip(numbers, found, strict=True)
+    for lines in rearranged(rows):
+        numbers = [seq for seq, *_ in lines]
+        if is_numbered or len(set(numbers)) < len(numbers) or sorted(lines) == rows:
+            numbers = range(1, len(lines) + 1)
+        numbered = zip(numbers, lines, strict=True)
         added = [(add, (number, *row[1:])) for number, row in numbered]
         change(root, ("DELETE FROM ledger",), *added)
         with pytest.raises(LedgerError, match=r"damaged.*nothing is released"):
@@ -550,7 +510,12 @@ def test_every_call_looks_at_the_end_of_the_chain(root):
     example(root)
     change(root, ("DELETE FROM ledger WHERE seq = 7",))
     ledger = Ledger(root)
-    for call in (*reading(ledger), *writing(ledger)):
+    reading = (
+        lambda: ledger.spent("F"),
+        lambda: ledger.total("F", DELTA),
+        lambda: ledger.lines(RUN),
+    )
+    for call in (*reading, *writing(ledger)):
         with pytest.raises(LedgerError, match=r"damaged.*nothing is released"):
             call()
 
@@ -587,26 +552,19 @@ def test_another_database_in_its_place_is_noticed(root, tmp_path):
         ledger.spent("F")
 
 
-def test_a_file_of_another_version_is_not_guessed_at(root):
-    example(root)
-    change(root, ("PRAGMA user_version = 9",))
-    with pytest.raises(SettingsError, match=r"site\.db is of version 9, expected 1"):
-        spent_in(root)
-
-
 def test_a_rolled_back_line_is_not_missed(root):
     """A process takes for gone only what was there."""
     ledger, changes = example(root), Changes(open_database(root), is_durable=True)
     spent = ledger.spent("F")
     of_round = RoundLedger(ledger, changes)
 
-    def refused():
+    def overspend():
         with changes.together(lambda _: False):
             of_round.note(NEXT, [release("keys", None)])
             of_round.charge(NEXT, release("more", PureDp(9.0)), BUDGETS, "more")
 
     with pytest.raises(BudgetError):
-        refused()
+        overspend()
     assert ledger.spent("F") == spent
     assert ledger.lines(NEXT) == Ledger(root).lines(NEXT)
     with changes.together(lambda _: False):
@@ -686,17 +644,15 @@ def test_all_that_leaves_is_on_the_disk_first(root, monkeypatch):
         pass
 
 
-def mode_of(own):
-    return own._connection.execute("PRAGMA synchronous").fetchone()[0]
+def mode_of(site_database):
+    return site_database._connection.execute("PRAGMA synchronous").fetchone()[0]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    ledger = Ledger(str(tmp_path / "file" / "state"))
-    with pytest.raises(
-        SiteError, match=r"cannot write to the state folder .*file/state"
-    ):
-        ledger.spent("F")
+    match = r"cannot write to the state folder .*file/state"
+    with pytest.raises(SiteError, match=match):
+        spent_in(str(tmp_path / "file" / "state"))
 
 
 # --- what is linear
@@ -774,9 +730,7 @@ def spend_all(root, key, times):
 def test_processes_take_turns(root):
     Ledger(root).reserve(RUN, [Planned(release(), 50)], {})
     with multiprocessing.get_context("spawn").Pool(4) as pool:
-        jobs = [(root, 0, 20)] * 4
-        paid = pool.starmap(spend_all, jobs)
-    assert sum(paid) == 50
+        assert sum(pool.starmap(spend_all, [(root, 0, 20)] * 4)) == 50
     ledger = Ledger(root)
     assert ledger.lines(RUN)[0]["used"] == 50
     ledger.close(RUN)
@@ -789,9 +743,7 @@ def test_threads_take_turns(root, is_shared):
     shared.reserve(RUN, [Planned(release(), 50)], {})
 
     def work(_):
-        ledger = shared if is_shared else Ledger(root)
-        for _ in range(10):
-            ledger.spend(RUN, [(1, "gradients", 0)])
+        use(shared if is_shared else Ledger(root), 10)
 
     with ThreadPoolExecutor(5) as pool:
         list(pool.map(work, range(5)))

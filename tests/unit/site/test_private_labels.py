@@ -77,51 +77,57 @@ def simulated(site):
     return site
 
 
+LIMITS = LabelPlan("laplace", 1.0, limits=(-60.0, 240.0))
+
+
+def classes(*names):
+    return LabelPlan("laplace", 1.0, names)
+
+
 # the domain
+
+
+def number(*values):
+    return LabelColumn("number", np.array(values, float))
+
+
+def text(*codes, categories=("a",)):
+    return LabelColumn("text", np.array(codes, float), categories)
+
+
+def boolean(*values):
+    return LabelColumn("boolean", np.array(values, float))
 
 
 @pytest.mark.parametrize(
     ("label", "classes", "expected", "kind"),
     [
-        (LabelColumn("boolean", np.array([0.0, 1.0])), (), [0, 1], "boolean"),
-        (
-            LabelColumn("boolean", np.array([0.0, 1.0])),
-            ("true", "False"),
-            [1, 0],
-            "text",
-        ),
-        (LabelColumn("boolean", np.array([0.0, 1.0])), ("0", "1"), [0, 1], "text"),
-        (
-            LabelColumn("number", np.array([2.5, -1, 7])),
-            ("7", "-1", "2.50"),
-            [2, 1, 0],
-            "text",
-        ),
-        (
-            LabelColumn("text", np.array([0.0, 1, 0]), ("b", "d")),
-            ("d", "a", "b"),
-            [2, 0, 2],
-            "text",
-        ),
+        (boolean(0, 1), (), [0, 1], "boolean"),
+        (boolean(0, 1), ("true", "False"), [1, 0], "text"),
+        (boolean(0, 1), ("0", "1"), [0, 1], "text"),
+        (number(2.5, -1, 7), ("7", "-1", "2.50"), [2, 1, 0], "text"),
+        (text(0, 1, 0, categories=("b", "d")), ("d", "a", "b"), [2, 0, 2], "text"),
     ],
 )
 def test_classes_are_numbered_as_they_are_listed(
     tmp_path, label, classes, expected, kind
 ):
     plan = LabelPlan("randomised-response", CERTAIN, classes)
-    found = release(make_site(tmp_path), label, plan)
-    assert found.values.tolist() == expected
-    assert (found.kind, found.categories) == (kind, classes)
+    column = release(make_site(tmp_path), label, plan)
+    assert column.values.tolist() == expected
+    assert (column.kind, column.categories) == (kind, classes)
 
 
-def test_numbers_are_clipped_and_their_noise_is_that_of_the_range(tmp_path):
-    label = LabelColumn("number", np.repeat([-5.0, 4.0, 1e6], 4000))
-    found = release(make_site(tmp_path), label, RANGE)
-    assert (found.kind, found.categories) == ("number", ())
-    noise = found.values - np.repeat([0.0, 4.0, 10.0], 4000)
+def test_numbers_are_clipped_and_missing_ones_are_the_middle(tmp_path, caplog):
+    label = LabelColumn("number", np.repeat([-5.0, 4.0, 1e6, NAN], 4000))
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        column = release(make_site(tmp_path), label, RANGE)
+    assert (column.kind, column.categories) == ("number", ())
+    noise = column.values - np.repeat([0.0, 4.0, 10.0, 5.0], 4000)
     # epsilon 100 on a range of 10: scale 0.1
     assert noise.std() == pytest.approx(0.1 * np.sqrt(2), rel=0.05)
-    assert abs(noise.reshape(3, -1).mean(axis=1)).max() < 0.012
+    assert abs(noise.reshape(4, -1).mean(axis=1)).max() < 0.012
+    assert "label is NULL in 4000 rows" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -140,29 +146,20 @@ def test_numbers_are_clipped_and_their_noise_is_that_of_the_range(tmp_path):
 def test_labels_without_a_place_become_any_class_alike(tmp_path, label, plan, caplog):
     site = make_site(tmp_path)
     with caplog.at_level(logging.WARNING, logger="flwr"):
-        found = release(site, label, plan)
-    assert (found.values[:3000] == 0).all()
+        values = release(site, label, plan).values
+    assert (values[:3000] == 0).all()
     for rows in (slice(3000, 6000), slice(6000, 9000)):
-        counts = np.bincount(found.values[rows].astype(int), minlength=3)
+        counts = np.bincount(values[rows].astype(int), minlength=3)
         assert (np.abs(counts - 1000) < 5 * np.sqrt(3000 * 2 / 9)).all()
     # the operator is told, and nobody else
     assert "NULL or none of privacy.label-classes in 6000 rows" in caplog.text
 
 
-def test_missing_numbers_become_the_middle_of_the_range(tmp_path, caplog):
-    label = LabelColumn("number", np.repeat([NAN, 2.0], 4000))
-    with caplog.at_level(logging.WARNING, logger="flwr"):
-        found = release(make_site(tmp_path), label, RANGE)
-    assert found.values[:4000].mean() == pytest.approx(5.0, abs=0.012)
-    assert found.values[4000:].mean() == pytest.approx(2.0, abs=0.012)
-    assert "label is NULL in 4000 rows" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("label", "plan", "match"),
     [
-        (LabelColumn("boolean", np.array([0.0, NAN])), RESPONSE, "in 1 rows: filter"),
-        (LabelColumn("number", np.array([0.0, NAN, NAN])), RANGE, "is NULL in 2 rows"),
+        (boolean(0, NAN), RESPONSE, "in 1 rows: filter"),
+        (number(0, NAN, NAN), RANGE, "is NULL in 2 rows"),
     ],
 )
 def test_in_a_simulation_labels_without_a_place_are_an_error(
@@ -178,41 +175,17 @@ def test_in_a_simulation_labels_without_a_place_are_an_error(
 @pytest.mark.parametrize(
     ("label", "plan", "match"),
     [
+        (number(1), RESPONSE, "number: which classes .* privacy.label-classes"),
+        (text(0), RESPONSE, "label is of type text"),
+        (text(0), RANGE, "label is text, but the run has privacy.label-range: CAST it"),
         (
-            LabelColumn("number", np.ones(3)),
-            RESPONSE,
-            "label is of type number: which classes .* privacy.label-classes",
+            boolean(1),
+            LIMITS,
+            "label is true or false, which has no .*label-range",
         ),
-        (
-            LabelColumn("text", np.zeros(2), ("a",)),
-            RESPONSE,
-            "label is of type text",
-        ),
-        (
-            LabelColumn("text", np.zeros(2), ("a",)),
-            RANGE,
-            "label is text, but the run has privacy.label-range: CAST it",
-        ),
-        (
-            LabelColumn("boolean", np.ones(3)),
-            LabelPlan("laplace", 1.0, limits=(-60.0, 240.0)),
-            "label is true or false, which has no other privacy.label-range",
-        ),
-        (
-            LabelColumn("number", np.ones(3)),
-            LabelPlan("laplace", 1.0, ("a", "b")),
-            r"type number, and privacy.label-classes \(a, b\) are not different values",
-        ),
-        (
-            LabelColumn("number", np.ones(3)),
-            LabelPlan("laplace", 1.0, ("1", "1.0")),
-            "are not different values of that type",
-        ),
-        (
-            LabelColumn("boolean", np.ones(3)),
-            LabelPlan("laplace", 1.0, ("yes", "no")),
-            r"type boolean, and privacy.label-classes \(yes, no\)",
-        ),
+        (number(1), classes("a", "b"), r"type number, .*classes \(a, b\) are not diff"),
+        (number(1), classes("1", "1.0"), "are not different values of that type"),
+        (boolean(1), classes("yes", "no"), r"type boolean, .*classes \(yes, no\)"),
     ],
 )
 def test_plans_that_do_not_fit_the_type_are_refused(tmp_path, label, plan, match):
@@ -224,8 +197,8 @@ def test_plans_that_do_not_fit_the_type_are_refused(tmp_path, label, plan, match
 
 def test_a_shard_without_rows_has_nothing_to_pay_for(tmp_path):
     site = make_site(tmp_path)
-    found = release(site, LabelColumn("boolean", np.zeros(0)))
-    assert (found.kind, len(found.values)) == ("boolean", 0)
+    column = release(site, boolean())
+    assert (column.kind, len(column.values)) == ("boolean", 0)
     assert spent(site) == []
 
 
@@ -233,6 +206,9 @@ def test_a_shard_without_rows_has_nothing_to_pay_for(tmp_path):
 
 
 def test_labels_are_drawn_once_and_paid_for_once(tmp_path):
+    # a run that was killed when it had paid, and before anybody was answered
+    release(make_site(tmp_path, run=1), booleans())
+    forget_processes()
     first = release(make_site(tmp_path, run=1), booleans())
     # another run, another process: nothing is in memory but the class itself
     second = release(make_site(tmp_path, run=2), booleans())
@@ -261,15 +237,6 @@ def test_labels_whose_payment_is_lost_stand_once_in_the_report(tmp_path):
     assert [line["event"] for line in lines] == ["charge"]
 
 
-def test_a_run_that_asks_again_has_one_line(tmp_path):
-    """It was killed when it had paid, and before anybody was answered."""
-    for _ in range(2):
-        site = make_site(tmp_path, run=1)
-        release(site, booleans())
-        forget_processes()
-    assert [line["event"] for line in site.ledger.lines(name_of(1))] == ["charge"]
-
-
 def test_draws_are_kept_in_memory_where_nothing_is_written(tmp_path):
     first = release(make_site(tmp_path, 1, state=":memory:"), booleans())
     second = release(make_site(tmp_path, 2, state=":memory:"), booleans())
@@ -277,16 +244,13 @@ def test_draws_are_kept_in_memory_where_nothing_is_written(tmp_path):
     assert not (tmp_path / "state").exists()
 
 
+FILTERED = Fragment("o", "orders", label="qty > 3", filters=("qty > 0",))
 OTHERS = {
     "another plan": {"plan": LabelPlan("randomised-response", 1.5)},
     "another mechanism": {"plan": LabelPlan("laplace", 1.0)},
     "another label": {"fragment": Fragment("o", "orders", label="qty > 4")},
-    "another filter": {
-        "fragment": Fragment("o", "orders", label="qty > 3", filters=("qty > 0",))
-    },
-    "other true labels": {
-        "label": LabelColumn("boolean", 1.0 - booleans().values),
-    },
+    "another filter": {"fragment": FILTERED},
+    "other true labels": {"label": boolean(*(1.0 - booleans().values))},
 }
 
 
@@ -301,31 +265,20 @@ def test_what_differs_is_drawn_anew_and_paid_for(tmp_path, other):
     # and neither again
     again = release(site, booleans())
     np.testing.assert_array_equal(again.values, first.values)
+    # of what the labels do not depend on there is no other draw
+    alike = Fragment("x", "orders", keys=(("qty",),), label="qty > 3")
+    again = release(site, booleans(), fragment=alike)
+    np.testing.assert_array_equal(again.values, first.values)
     assert sum(each.epsilon * each.count for each in spent(site)) == total
 
 
-def test_what_the_labels_do_not_depend_on_is_no_other_draw(tmp_path):
-    site = make_site(tmp_path)
-    first = release(site, booleans())
-    other = Fragment("x", "orders", keys=(("qty",),), label="qty > 3")
-    np.testing.assert_array_equal(
-        first.values, release(site, booleans(), fragment=other).values
-    )
-    assert spent(site) == [PureDp(1.0)]
-
-
-def test_a_lost_draw_is_paid_for_again(tmp_path):
+def test_a_lost_draw_is_paid_for_again_and_a_damaged_one_is_not_drawn(tmp_path):
     site = make_site(tmp_path)
     first = release(site, booleans())
     rows_in(tmp_path / "state" / FILE, "DELETE FROM entries WHERE run = 'labels'")
     second = release(site, booleans())
     assert (first.values != second.values).any()
     assert spent(site) == [PureDp(1.0, count=2)]
-
-
-def test_damaged_draws_are_told_and_not_drawn_again(tmp_path):
-    site = make_site(tmp_path)
-    release(site, booleans())
     ((name, data),) = kept_draws(tmp_path)
     query = "UPDATE entries SET data = ? WHERE run = 'labels' AND name = ?"
     rows_in(tmp_path / "state" / FILE, query, flipped(data), name)
@@ -352,18 +305,23 @@ def test_a_table_whose_budget_is_spent_tells_no_more_labels(tmp_path):
     release(site, booleans())
 
 
-@pytest.mark.parametrize("more", ["", "releases = {labels = 'private'}"])
-def test_labels_in_clear_are_refused_where_the_policy_wants_noise(tmp_path, more):
-    site = make_site(tmp_path, policy=f"epsilon = 9\n{more}")
-    with pytest.raises(PolicyError, match=r"releases\.labels = private"):
+@pytest.mark.parametrize(
+    ("policy", "level"),
+    [
+        ("epsilon = 9", "private"),
+        ("epsilon = 9\nreleases = {labels = 'private'}", "private"),
+        ("releases = {labels = 'never'}", "never"),
+    ],
+)
+def test_labels_leave_as_the_policy_wants_it(tmp_path, policy, level):
+    site = make_site(tmp_path, policy=policy)
+    with pytest.raises(PolicyError, match=rf"releases\.labels = {level}"):
         release(site, booleans(), None)
-    release(site, booleans())
-
-
-def test_labels_that_never_leave_do_not_leave_with_noise_either(tmp_path):
-    site = make_site(tmp_path, policy="releases = {labels = 'never'}")
-    with pytest.raises(PolicyError, match=r"releases\.labels = never"):
+    if level == "private":
         release(site, booleans())
+    else:
+        with pytest.raises(PolicyError, match=r"releases\.labels = never"):
+            release(site, booleans())
 
 
 def test_labels_in_clear_are_noted_as_not_covered(tmp_path):
@@ -403,13 +361,13 @@ def test_two_runs_that_draw_at_once_do_not_both_tell(tmp_path):
         with second.transaction():
             order = order_for(second, RESPONSE)
             released_label(second, Guard(second), order, booleans())
-            told.append(release(first, booleans()).values)
+            drawn.append(release(first, booleans()).values)
 
-    told = []
+    drawn = []
     with pytest.raises(SiteError, match="another run has just drawn these") as caught:
         both()
     assert kind_of(caught.value) is ErrorKind.TRANSIENT
-    np.testing.assert_array_equal(release(second, booleans()).values, told[0])
+    np.testing.assert_array_equal(release(second, booleans()).values, drawn[0])
     assert spent(first) == [PureDp(1.0)]
 
 
@@ -426,36 +384,36 @@ for step in range(int(sys.argv[2]), 10_000):
 """
 
 
+def killed_child(folder, first, seconds):
+    """The steps that a process has released before it is killed, and their digests."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(folder), str(first)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    lines = [child.stdout.readline()]
+    time.sleep(seconds)
+    child.send_signal(signal.SIGKILL)
+    lines += child.communicate()[0].splitlines()
+    return dict(tuple(map(int, line.split())) for line in lines)
+
+
 def test_labels_that_left_before_a_kill_are_kept_and_paid_for(tmp_path):
     """SIGKILL at random moments: the ledger never knows less than what left."""
     rng = np.random.default_rng(11)
     left: dict[int, int] = {}
-    root = str(ROOT)
     for _ in range(4):
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(tmp_path), str(len(left))],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=root,
-            env={**os.environ, "PYTHONPATH": root},
-        )
-        lines = [child.stdout.readline()]
-        time.sleep(rng.uniform(0.0, 0.15))
-        child.send_signal(signal.SIGKILL)
-        lines += child.communicate()[0].splitlines()
-        for line in lines:
-            step, digest = map(int, line.split())
-            left[step] = digest
+        left |= killed_child(tmp_path, len(left), rng.uniform(0.0, 0.15))
     assert len(left) > 4
     site = make_site(tmp_path, run=8)
     paid = {each.epsilon: each.count for each in spent(site)}
-    for step in left:
-        assert paid[1 + step / 1000] == 1
+    assert all(paid[1 + step / 1000] == 1 for step in left)
     # at most the release that a kill met is paid for and has not left
     assert len(paid) - len(left) <= 4
-    before = dict(paid)
     for step, digest in left.items():
         plan = LabelPlan("randomised-response", 1 + step / 1000)
         again = release(site, booleans(), plan).values.tobytes()
         assert zlib.crc32(again) == digest
-    assert {each.epsilon: each.count for each in spent(site)} == before
+    assert {each.epsilon: each.count for each in spent(site)} == paid

@@ -53,25 +53,18 @@ def train(folder, method, **settings):
 
 
 def saved_parts(folder: Path) -> dict[int, SavedModel]:
-    found = sorted((folder / "models").glob("*/*/part-*"))
-    return {
-        int(path.name.removeprefix("part-")): SavedModel.load(path) for path in found
-    }
+    paths = sorted((folder / "models").glob("*/*/part-*"))
+    return {int(path.name[len("part-") :]): SavedModel.load(path) for path in paths}
 
 
 def scores_of(saved: SavedModel, frame: pd.DataFrame) -> np.ndarray:
     """Score rows of a data frame as a prediction would."""
     token = register_frames({"t": frame}, "here")
-    fragment = (
-        Query.from_sql(SQL)
-        .bind(
-            {
-                "orders": dict.fromkeys(["c", "price", "qty"], "DOUBLE"),
-                "c": {"id": "BIGINT", "age": "DOUBLE", "kind": "VARCHAR"},
-            }
-        )
-        .fragment(saved.table)
-    )
+    columns = {
+        "orders": dict.fromkeys(["c", "price", "qty"], "DOUBLE"),
+        "c": {"id": "BIGINT", "age": "DOUBLE", "kind": "VARCHAR"},
+    }
+    fragment = Query.from_sql(SQL).bind(columns).fragment(saved.table)
     rows = extract(ShardSource("t", "here", 0, token=token), fragment)
     columns = {info.name: rows.column(info.name) for info in rows.features}
     release(token)
@@ -110,19 +103,12 @@ def test_saved_model_scores_rows_and_categories_it_never_saw(tmp_path):
 
 
 def test_saved_model_keeps_its_keys_to_the_site(tmp_path):
+    train(tmp_path, Explain, mode="explain")
+    assert not (tmp_path / "models").exists()
     train(tmp_path, TablePuppetADMM, num_epochs=1)
     (folder,) = (tmp_path / "models").glob("*/*/part-1")
     assert folder.stat().st_mode & 0o077 == 0
     assert json.loads((folder / "model.json").read_text())["encoder"]["keys"]
-
-
-def test_explain_saves_no_model(tmp_path):
-    train(tmp_path, Explain, mode="explain")
-    assert not (tmp_path / "models").exists()
-
-
-def damage(folder, name, text):
-    (folder / name).write_text(text)
 
 
 @pytest.mark.parametrize(
@@ -137,12 +123,9 @@ def damage(folder, name, text):
 def test_damaged_model_is_refused(tmp_path, name, text, match):
     train(tmp_path, TablePuppetADMM, num_epochs=1)
     (folder,) = (tmp_path / "models").glob("*/*/part-1")
-    damage(folder, name, text)
+    (folder / name).write_text(text)
     with pytest.raises(ModelError, match=match):
         SavedModel.load(folder)
-
-
-def test_missing_model(tmp_path):
     with pytest.raises(ModelError, match="there is no model in"):
         SavedModel.load(tmp_path)
 

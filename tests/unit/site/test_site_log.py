@@ -47,41 +47,40 @@ def train(tmp_path, caplog, change=None):
             # whoever has the run's name can go on with the run
             assert all(strategy.run not in r.getMessage() for r in caplog.records)
             assert all("\n" not in r.getMessage() for r in caplog.records)
-    found = [line for line in events(caplog.records) if line["event"] not in SERVER]
-    return found, grid, strategy
+    lines = [line for line in events(caplog.records) if line["event"] not in SERVER]
+    return lines, grid, strategy
 
 
 def test_every_message_has_a_line(tmp_path, caplog):
-    found, grid, strategy = train(tmp_path, caplog)
-    assert [line["action"] for line in found] == grid.sent
-    assert {line["event"] for line in found} == {"answered"}
-    assert {line["level"] for line in found} == {"INFO"}
-    assert {line["site"] for line in found} == {"0"}
-    assert {line["run"] for line in found} == {strategy.run[:SHOWN_DIGITS]}
-    rounds = [int(line["round"]) for line in found]
+    lines, grid, strategy = train(tmp_path, caplog)
+    assert [line["action"] for line in lines] == grid.sent
+    assert {line["event"] for line in lines} == {"answered"}
+    assert {line["level"] for line in lines} == {"INFO"}
+    assert {line["site"] for line in lines} == {"0"}
+    assert {line["run"] for line in lines} == {strategy.run[:SHOWN_DIGITS]}
+    rounds = [int(line["round"]) for line in lines]
     assert rounds == sorted(rounds)
-    for line in found:
+    for line in lines:
         assert float(line["seconds"]) >= 0
         assert int(line["bytes-in"]) > 0
         assert int(line["bytes-out"]) > 0
 
 
 def test_a_simulation_says_so_at_debug_only(caplog):
-
     grid = Hostile({"all": store()})
     with caplog.at_level(logging.INFO, logger="flwr"):
         TablePuppetADMM(Query.from_sql(store_sql("squared")), num_epochs=1).start(grid)
     assert {line["event"] for line in events(caplog.records)} <= SERVER
 
 
+FORGED = "../../x\nevent=answered"
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (lambda h: h["fit"].update(kappa='1" event="answered\n'), "kappa"),
-        (
-            lambda h: h.update(run="../../x\nevent=answered"),
-            "'run' is '../../x\\nevent=answered'; allowed",
-        ),
+        (lambda h: h.update(run=FORGED), f"'run' is {FORGED!r}; allowed"),
         (lambda h: h.update(round=-1), "round"),
     ],
     ids=["value", "run", "round"],

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections import OrderedDict, defaultdict
 from contextlib import suppress
 from dataclasses import replace
@@ -14,7 +12,6 @@ import pytest
 from client_apps.data import database, run_store
 from client_apps.data.database import FILE
 from client_apps.data.run_store import CommittedRound, Entry, SiteStore
-from tests.support.paths import ROOT
 from tests.support.peers.faulty_grid import flipped, forget_processes, rows_in
 from tp_flower.database import Database
 from tp_flower.errors import LostStateError, SiteError
@@ -37,11 +34,6 @@ def _fresh_cache(monkeypatch):
     monkeypatch.setattr(run_store, "LARGE_BYTES", 20)
 
 
-def other_process():
-    """Forget what this process has read, as another process would not know it."""
-    forget_processes()
-
-
 def rows_of(folder, columns="name"):
     return rows_in(folder / FILE, f"SELECT {columns} FROM entries ORDER BY id")
 
@@ -58,12 +50,12 @@ def same(entry):
 
 
 def test_memory():
-    kept = at(run_store.IN_MEMORY)
-    kept.save("part-0", ENTRY)
+    site = at(run_store.IN_MEMORY)
+    site.save("part-0", ENTRY)
     assert at(run_store.IN_MEMORY).load("part-0") is ENTRY
-    kept.drop("part-0")
+    site.drop("part-0")
     with pytest.raises(SiteError, match=r"has lost its state .*start the run again"):
-        kept.load("part-0")
+        site.load("part-0")
 
 
 def test_runs_and_nodes_are_apart(tmp_path):
@@ -76,7 +68,7 @@ def test_runs_and_nodes_are_apart(tmp_path):
 
 def test_files_are_mapped_read_only(tmp_path):
     at(tmp_path).save("part-0", ENTRY)
-    other_process()
+    forget_processes()
     entry = at(tmp_path).load("part-0")
     same(entry)
     features = entry.arrays["features"]
@@ -86,26 +78,6 @@ def test_files_are_mapped_read_only(tmp_path):
     assert at(tmp_path).load("part-0") is entry
 
 
-READER = """
-import sys
-from client_apps.data.run_store import SiteStore
-entry = SiteStore(sys.argv[1], 1, 2).load("part-0")
-print(float(entry.arrays["features"].sum()), entry.meta["names"][1] == "\\u00e9")
-"""
-
-
-def test_another_process_reads_the_files(tmp_path):
-    at(tmp_path).save("part-0", ENTRY)
-    answer = subprocess.run(
-        [sys.executable, "-c", READER, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=True,
-    )
-    assert answer.stdout.split() == ["15.0", "True"]
-
-
 def test_folder_is_private_and_has_no_leftovers(tmp_path):
     at(tmp_path / "state").save("part-0", ENTRY)
     folder = tmp_path / "state" / "1-2"
@@ -113,15 +85,17 @@ def test_folder_is_private_and_has_no_leftovers(tmp_path):
     for path in (folder, large, tmp_path / "state", tmp_path / "state" / FILE):
         assert path.stat().st_mode & 0o077 == 0
     assert large.name.startswith("part-0-features-")
-    assert rows_of(tmp_path / "state") == [("part-0",)]
+    ((name, meta, layout),) = rows_of(tmp_path / "state", "name, meta, layout")
+    assert (name, json.loads(meta)) == ("part-0", ENTRY.meta)
+    assert [array[0] for array in json.loads(layout)] == ["features", "none", "mask"]
 
 
 def test_entry_is_replaced_as_a_whole(tmp_path):
     at(tmp_path).save("part-0", ENTRY)
-    other_process()
+    forget_processes()
     mapped = at(tmp_path).load("part-0").arrays["features"]
     at(tmp_path).save("part-0", Entry({"new": np.ones(2)}, {}))
-    other_process()
+    forget_processes()
     assert at(tmp_path).load("part-0").arrays.keys() == {"new"}
     # what was mapped before stays what it was
     np.testing.assert_array_equal(mapped, ENTRY.arrays["features"])
@@ -140,52 +114,49 @@ def test_failed_write_leaves_the_old_entry(tmp_path, monkeypatch, where):
         else:
             patch.setattr(Database, "_opened", fail)
         match = r"cannot write to the state folder .*: No space left .*state-dir"
-        kept = at(tmp_path)
-        with pytest.raises(SiteError, match=match), kept.together(lambda _: False):
-            kept.save("part-0", Entry({"new": np.ones(20)}, {}))
+        site = at(tmp_path)
+        with pytest.raises(SiteError, match=match), site.together(lambda _: False):
+            site.save("part-0", Entry({"new": np.ones(20)}, {}))
     same(at(tmp_path).load("part-0"))
-    other_process()
+    forget_processes()
     same(at(tmp_path).load("part-0"))
     assert len(list((tmp_path / "1-2").iterdir())) == 1
 
 
-def test_folder_that_is_a_file(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SiteError, match=r"cannot write to the state folder .*file"):
-        at(tmp_path / "file").save("part-0", ENTRY)
-
-
-@pytest.mark.parametrize("how", ["missing", "cut", "other"])
-def test_damaged_files_are_lost_state(tmp_path, how):
-    at(tmp_path).save("part-0", ENTRY)
-    other_process()
-    (path,) = (tmp_path / "1-2").iterdir()
+def make_damage(folder, how):
+    """Damage what another process has kept: its file, or a column of its row."""
+    forget_processes()
+    (path,) = (folder / "1-2").iterdir()
     if how == "missing":
         path.unlink()
     elif how == "cut":
         path.write_bytes(path.read_bytes()[:20])
-    else:
+    elif how == "other":
         np.save(path, np.zeros((3, 3)))
+    elif how == "pickle":
+        np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    elif how == "elsewhere":
+        # a file is looked for in the folder of the run alone
+        path.rename(folder / path.name)
+        ((layout,),) = rows_of(folder, "layout")
+        place = layout.replace(path.name, f"../{path.name}")
+        rows_in(folder / FILE, "UPDATE entries SET layout = ?", place)
+    else:
+        rows_in(folder / FILE, f"UPDATE entries SET {how} = substr({how}, 2)")
+
+
+FILES, COLUMNS = ("missing", "cut", "other", "pickle", "elsewhere"), ("meta", "layout")
+
+
+@pytest.mark.parametrize("how", [*FILES, *COLUMNS, "data", "checksum"])
+def test_damaged_entries_are_lost_state(tmp_path, how):
+    at(tmp_path).save("part-0", ENTRY)
+    make_damage(tmp_path, how)
     with pytest.raises(SiteError, match=r"lost its state .*was it restarted\?"):
         at(tmp_path).load("part-0")
 
 
-@pytest.mark.parametrize("column", ["meta", "layout", "data", "checksum"])
-def test_damaged_rows_are_lost_state(tmp_path, column):
-    at(tmp_path).save("part-0", ENTRY)
-    other_process()
-    rows_in(tmp_path / FILE, f"UPDATE entries SET {column} = substr({column}, 2)")
-    with pytest.raises(SiteError, match=r"lost its state .*was it restarted\?"):
-        at(tmp_path).load("part-0")
-
-
-def test_nothing_is_unpickled(tmp_path):
-    at(tmp_path).save("part-0", ENTRY)
-    other_process()
-    (path,) = (tmp_path / "1-2").iterdir()
-    np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(SiteError, match="lost its state"):
-        at(tmp_path).load("part-0")
+def test_nothing_is_pickled(tmp_path):
     for count in (1, 9):
         objects = np.array([{}] * count, dtype=object)
         with pytest.raises(ValueError, match="allow_pickle=False"):
@@ -193,39 +164,20 @@ def test_nothing_is_unpickled(tmp_path):
     assert not at(tmp_path).has("part-1")
 
 
-def test_a_file_is_looked_for_in_the_folder_of_the_run_alone(tmp_path):
-    at(tmp_path).save("part-0", ENTRY)
-    (path,) = (tmp_path / "1-2").iterdir()
-    path.rename(tmp_path / path.name)
-    other_process()
-    ((layout,),) = rows_of(tmp_path, "layout")
-    place = layout.replace(path.name, f"../{path.name}")
-    rows_in(tmp_path / FILE, "UPDATE entries SET layout = ?", place)
-    with pytest.raises(SiteError, match="lost its state"):
-        at(tmp_path).load("part-0")
-
-
 def test_drop(tmp_path):
-    kept = at(tmp_path)
-    kept.save("extracted-0", ENTRY)
-    kept.save("part-0", ENTRY)
+    site = at(tmp_path)
+    site.save("extracted-0", ENTRY)
+    site.save("part-0", ENTRY)
     at(tmp_path, node=3).save("part-0", ENTRY)
-    kept.drop("extracted-0")
-    kept.drop("never-there")
-    assert kept.names() == ["part-0"]
+    site.drop("extracted-0")
+    site.drop("never-there")
+    assert site.names() == ["part-0"]
     assert len(list((tmp_path / "1-2").iterdir())) == 1
-    kept.drop("part-0")
+    site.drop("part-0")
     assert list((tmp_path / "1-2").iterdir()) == []
     with pytest.raises(SiteError, match="lost its state"):
-        kept.load("part-0")
+        site.load("part-0")
     same(at(tmp_path, node=3).load("part-0"))
-
-
-def test_meta_is_plain_json(tmp_path):
-    at(tmp_path).save("part-0", ENTRY)
-    ((meta, layout),) = rows_of(tmp_path, "meta, layout")
-    assert json.loads(meta) == ENTRY.meta
-    assert [own[0] for own in json.loads(layout)] == ["features", "none", "mask"]
 
 
 # what changes together
@@ -239,50 +191,45 @@ REPLY = Parcel(b"{}", b"[]", bytes(range(50)))
 def test_a_round_is_there_as_a_whole_or_not_at_all(tmp_path, root):
     root = str(tmp_path) if root == "file" else run_store.IN_MEMORY
     for is_killed in (True, False):
-        kept = at(root)
-        with suppress(KeyboardInterrupt), kept.together(bool):
-            kept.save("part-0", ENTRY)
-            assert kept.names() == ["part-0"]
-            same(kept.load("part-0"))
-            kept.labels("x", lambda: np.ones(3))
-            kept.commit(ROUND, REPLY)
+        site = at(root)
+        with suppress(KeyboardInterrupt), site.together(bool):
+            site.save("part-0", ENTRY)
+            assert site.names() == ["part-0"]
+            same(site.load("part-0"))
+            site.labels("x", lambda: np.ones(3))
+            site.commit(ROUND, REPLY)
             if is_killed:
                 raise KeyboardInterrupt
         if root != run_store.IN_MEMORY:
-            other_process()
-        found = at(root)
-        assert found.has("part-0") != is_killed
-        assert (found.last() is None) == is_killed
+            forget_processes()
+        again = at(root)
+        assert again.has("part-0") != is_killed
+        assert (again.last() is None) == is_killed
         files = list(tmp_path.glob("1-2/*.npy"))
         assert bool(files) == (root == str(tmp_path) and not is_killed)
-    assert (found.last().number, found.last().digest, found.last().history) == (
-        3,
-        "d",
-        "h",
-    )
-    last = found.last()
+    last = again.last()
     assert (last.number, last.digest, last.history) == (3, "d", "h")
     np.testing.assert_array_equal(last.arrays[1, "model"], np.arange(9.0))
-    assert tuple(map(bytes, found.reply())) == REPLY
-    np.testing.assert_array_equal(found.labels("x", lambda: np.zeros(3))[0], np.ones(3))
-    same(found.load("part-0"))
+    assert tuple(map(bytes, again.reply())) == REPLY
+    np.testing.assert_array_equal(again.labels("x", lambda: np.zeros(3))[0], np.ones(3))
+    same(again.load("part-0"))
 
 
 def test_arrays_that_a_round_has_replaced_are_removed(tmp_path):
     for number in range(3):
-        kept = at(tmp_path)
-        with kept.together(bool):
-            kept.commit(replace(ROUND, number=number), REPLY)
-        kept.sweep()
+        site = at(tmp_path)
+        with site.together(bool):
+            site.commit(replace(ROUND, number=number), REPLY)
+        site.sweep()
         # the state's and the reply's
         assert len(list(tmp_path.glob("1-2/*.npy"))) == 2
-        with kept.locked():
-            assert kept.last().number == number
+        with site.locked():
+            assert site.last().number == number
     (tmp_path / "1-2" / "of-a-killed-process.npy").touch()
-    with kept.together(bool):
-        kept.commit(CommittedRound(4, "d", "h", is_over=True), Parcel(b"", b"", b""))
-    kept.sweep()
-    with kept.locked():
+    with site.together(bool):
+        site.commit(CommittedRound(4, "d", "h", is_over=True), Parcel(b"", b"", b""))
+    site.sweep()
+    with site.locked():
         pass
     assert not (tmp_path / "1-2").exists()
 
@@ -290,10 +237,10 @@ def test_arrays_that_a_round_has_replaced_are_removed(tmp_path):
 @pytest.mark.parametrize("name", [".round", ".reply"])
 @pytest.mark.parametrize("where", ["row", "file"])
 def test_a_damaged_round_is_not_gone_on_with(tmp_path, name, where):
-    kept = at(tmp_path)
-    with kept.together(bool):
-        kept.commit(ROUND, REPLY)
-    other_process()
+    site = at(tmp_path)
+    with site.together(bool):
+        site.commit(ROUND, REPLY)
+    forget_processes()
     if where == "row":
         query = "UPDATE entries SET meta = meta || ' ' WHERE name = ?"
         rows_in(tmp_path / FILE, query, name)
@@ -311,8 +258,8 @@ def test_a_damaged_round_is_not_gone_on_with(tmp_path, name, where):
 def test_runs_that_were_killed_are_forgotten(tmp_path):
     killed, slow = (SiteStore(str(tmp_path), run, 2) for run in (1, 3))
     (tmp_path / "models").mkdir()
-    for kept in (killed, slow):
-        kept.save("keys", Entry({"private": np.zeros(32, np.uint8)}, {}))
+    for site in (killed, slow):
+        site.save("keys", Entry({"private": np.zeros(32, np.uint8)}, {}))
     (tmp_path / "5-2").mkdir()
     for folder in tmp_path.iterdir():
         os.utime(folder, (0, 0))
