@@ -47,8 +47,8 @@ def tables_file(store, files):
 
 def train_in_this_process(deployment):
     """Train with the sites' tables and state folders, over no network."""
-    own = [deployment.folder / site / "tables.toml" for site in TABLES]
-    grid = InProcessGrid(app, [str(path) for path in own])
+    paths = [deployment.folder / site / "tables.toml" for site in TABLES]
+    grid = InProcessGrid(app, list(map(str, paths)))
     for site, context in zip(TABLES, grid.contexts.values(), strict=True):
         context.node_config["state-dir"] = str(deployment.state(site))
     settings = Settings.from_run_config({**RUN, "model-name": "undisturbed"})
@@ -57,11 +57,11 @@ def train_in_this_process(deployment):
 
 def parameters(deployment, name):
     """The parameters that the sites have saved under a model name, by part."""
-    found = {}
+    saved = {}
     for site in TABLES:
         for part in deployment.state(site).glob(f"models/{name}/*/part-*"):
-            found[site, part.name] = SavedModel.load(part).parameters
-    return found
+            saved[site, part.name] = SavedModel.load(part).parameters
+    return saved
 
 
 def trained(deployment, site):
@@ -105,13 +105,13 @@ def test_killed_processes_change_neither_model_nor_ledger(tmp_path):
         resumed = deployment.submit("resume", {"resume": str(folder)})
         assert deployment.finish(resumed, 500.0)[0] == "finished:completed"
 
-        expected, found = (
+        expected, saved = (
             parameters(deployment, name) for name in ("undisturbed", "killed")
         )
-        assert len(found) == 3
-        assert found.keys() == expected.keys()
+        assert len(saved) == 3
+        assert saved.keys() == expected.keys()
         for part, theta in expected.items():
-            np.testing.assert_allclose(found[part], theta, rtol=1e-6)
+            np.testing.assert_allclose(saved[part], theta, rtol=1e-6)
         for site in TABLES:
             counts = releases(ledger_lines(deployment, site))
             assert max(counts.values()) == 1, counts.most_common(1)

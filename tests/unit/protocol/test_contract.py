@@ -1,4 +1,4 @@
-"""What is made from the messages' declarations: pages, kinds of ledger and policy."""
+"""The pages and the kinds of ledger and policy follow the messages' declarations."""
 
 import re
 

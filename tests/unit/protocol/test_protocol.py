@@ -1,4 +1,4 @@
-"""What travels: round trips, refusals, and that nothing is copied twice."""
+"""Packets: round trips, refusals, and no byte is copied twice."""
 
 import json
 import tracemalloc
@@ -49,14 +49,14 @@ def over_the_wire(content: RecordDict) -> RecordDict:
 @given(headers, st.dictionaries(keys, arrays, max_size=5))
 def test_packets_round_trip(header, given_arrays):
     packet = Packet(header, given_arrays)
-    found = unpack(over_the_wire(pack(packet)))
-    assert found.header == header
-    assert list(found.arrays) == list(given_arrays)
+    received = unpack(over_the_wire(pack(packet)))
+    assert received.header == header
+    assert list(received.arrays) == list(given_arrays)
     for key, array in given_arrays.items():
-        assert found.arrays[key].dtype == array.dtype
-        assert found.arrays[key].shape == array.shape
+        assert received.arrays[key].dtype == array.dtype
+        assert received.arrays[key].shape == array.shape
         # bits, so that NaN and -0.0 count
-        assert found.arrays[key].tobytes() == array.tobytes()
+        assert received.arrays[key].tobytes() == array.tobytes()
 
 
 MATRIX = np.arange(24.0).reshape(4, 6)
@@ -70,10 +70,10 @@ def test_arrays_of_any_memory_order(array):
 
 def test_numbers_per_row_travel_as_float32():
     values = np.array([[1 / 3], [-1e300], [1e300], [np.nan], [0.0]])
-    found = row_numbers(values)
-    assert found.dtype == np.float32
+    received = row_numbers(values)
+    assert received.dtype == np.float32
     expected = [[np.float32(1 / 3)], [-np.inf], [np.inf], [np.nan], [0.0]]
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(received, expected)
 
 
 def test_payload_bytes_by_part():
@@ -89,9 +89,9 @@ def test_payloads_of_either_kind_round_trip(size):
     array = np.arange(size, dtype=np.uint64).astype(np.uint8)
     content = pack(Packet({}, {(0, "x"): array, (1, "none"): np.zeros((0, 2))}))
     assert bool(content.array_records) == (size > SMALL_BYTES)
-    found = unpack(over_the_wire(content))
-    np.testing.assert_array_equal(found.arrays[0, "x"], array)
-    assert found.arrays[1, "none"].shape == (0, 2)
+    received = unpack(over_the_wire(content))
+    np.testing.assert_array_equal(received.arrays[0, "x"], array)
+    assert received.arrays[1, "none"].shape == (0, 2)
 
 
 def test_overhead_does_not_grow_with_the_arrays():
@@ -108,8 +108,8 @@ def test_overhead_does_not_grow_with_the_arrays():
 @pytest.mark.parametrize("rows", [1000, SMALL_BYTES])
 def test_unpacked_arrays_are_read_only_views_of_one_buffer(rows):
     packet = Packet({}, {(0, "x"): np.zeros(rows), (1, "y"): np.ones(rows)})
-    found = unpack(pack(packet))
-    one, other = found.arrays[0, "x"], found.arrays[1, "y"]
+    received = unpack(pack(packet))
+    one, other = received.arrays[0, "x"], received.arrays[1, "y"]
     assert not one.flags.writeable
     assert not one.flags.owndata
     with pytest.raises(ValueError, match="read-only"):
@@ -139,8 +139,8 @@ def test_packing_copies_once_and_unpacking_never(array):
     size = packet.payload_bytes()[0]
     content, peak = peak_of(lambda: pack(packet))
     assert size < peak < 1.1 * size
-    found, peak = peak_of(lambda: unpack(content))
-    assert found.payload_bytes() == {0: size}
+    received, peak = peak_of(lambda: unpack(content))
+    assert received.payload_bytes() == {0: size}
     assert peak < 100_000
 
 

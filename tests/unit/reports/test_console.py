@@ -1,4 +1,4 @@
-"""What a user reads: each number in a form that is short and not wrong."""
+"""The console: each number in a form that is short and not wrong."""
 
 import io
 from dataclasses import replace

@@ -29,7 +29,7 @@ def test_a_text_is_read_as_it_was(name):
 
 
 @pytest.mark.parametrize(
-    ("fact", "shown"),
+    ("fact", "text"),
     [
         (7, "7"),
         (-1, "-1"),
@@ -41,8 +41,8 @@ def test_a_text_is_read_as_it_was(name):
         ([], '""'),
     ],
 )
-def test_facts(fact, shown):
-    assert line("e", fact=fact) == f"event=e fact={shown}"
+def test_facts(fact, text):
+    assert line("e", fact=fact) == f"event=e fact={text}"
 
 
 def test_names_are_in_order_and_what_is_unknown_is_left_out():

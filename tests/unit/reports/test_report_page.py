@@ -498,9 +498,9 @@ def test_a_browser_shows_it_at_the_width_of_a_phone(tmp_path: Path) -> None:
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=True
     )
-    found = re.search(r"FOUND(.*?)END", done.stdout)
-    assert found, done.stderr[-500:]
-    for value in json.loads(found[1]):
+    output = re.search(r"FOUND(.*?)END", done.stdout)
+    assert output, done.stderr[-500:]
+    for value in json.loads(output[1]):
         assert value["overflow"] <= 0
         assert value["plots"] == len(Page(html).figures)
         assert value["outside"] == []

@@ -1,4 +1,4 @@
-"""What a report says of privacy adds up, and a malformed account is refused."""
+"""The report's section on privacy adds up, and a malformed account is refused."""
 
 import msgspec
 import pytest
@@ -39,8 +39,9 @@ def test_a_total_composes_what_was_used_or_else_what_was_planned(is_complete, us
 
 def test_rows_of_different_sources_have_totals_of_their_own():
     other = {"release": msgspec.to_builtins(release("labels", PureDp(2.0), "s2"))}
-    found = {own["source"]: own["epsilon"] for own in report([LABELS, other])["totals"]}
-    assert found == {"s1": 0.5, "s2": 2.0}
+    totals = report([LABELS, other])["totals"]
+    by_source = {total["source"]: total["epsilon"] for total in totals}
+    assert by_source == {"s1": 0.5, "s2": 2.0}
 
 
 def test_the_report_holds_every_message_and_every_account():

@@ -1,4 +1,4 @@
-"""What a message makes a site's process import: in deployment each starts a process."""
+"""Imports of a site's process: in deployment every message starts one."""
 
 import inspect
 import json

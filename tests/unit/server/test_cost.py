@@ -116,7 +116,7 @@ def explained(layout, sql, **how):
 
 
 def sent(rounds) -> Traffic:
-    """What rounds of a report sent."""
+    """The traffic of rounds of a report."""
     up, down = Counter(), Counter()
     for item in rounds:
         up.update(item.bytes_up)

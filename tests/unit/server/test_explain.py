@@ -1,4 +1,4 @@
-"""What explain says, against SQL on whole tables and against figures by hand."""
+"""The explanation of a query, against SQL on whole tables and figures by hand."""
 
 import json
 import math

@@ -14,7 +14,7 @@ from tests.support.federated import run_query
 from tests.support.peers.faulty_grid import rows_in
 from tests.support.peers.keyed_sites import AB, SECRET_TEXT, SQL, A, B, KeyedGrid, train
 from tp_flower.errors import SettingsError, SiteError
-from tp_flower.privacy.key_agreement import GUARANTEES, GroupSecret, KeySource
+from tp_flower.privacy.key_agreement import GroupSecret
 from tp_flower.protocol import Packet, decode, pack, unpack
 from tp_flower.protocol.setup_messages import ExtractRequest, SealRequest
 
@@ -48,26 +48,24 @@ def in_one_run(seen):
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_run_has_a_key_of_its_own_that_no_message_carries(make, source):
-    first, second = make(source), make(source)
-    strategy = train(first, SQL)
+def test_sites_share_a_key_that_no_message_carries(make, source):
+    grid = make(source)
+    strategy = train(grid, SQL)
     simulated = run_query(SQL, [{"a": A}, {"b": B}], num_epochs=1)
     assert strategy.report.final_train == simulated.strategy.report.final_train
-    for header in first.headers("query.describe", is_reply=True):
+    for header in grid.headers("query.describe", is_reply=True):
         assert header["keys"] == source
         assert ("site-key" in header) == (source == "pinned")
         assert ("secret-digest" in header) == (source == "file")
-    assert sorted(first.secrets) == sorted(first.nodes.values())
-    (key,) = set(first.secrets.values())
-    texts = [str(seen.header) for seen in first.seen]
+    assert sorted(grid.secrets) == sorted(grid.nodes.values())
+    (key,) = set(grid.secrets.values())
+    texts = [str(seen.header) for seen in grid.seen]
     assert not [text for text in texts if key.hex() in text or SECRET_TEXT in text]
     # models and the cache have no key of the run in them
-    for folder in first.folders.values():
+    for folder in grid.folders.values():
         files = [path for path in (folder / "state").rglob("*") if path.is_file()]
         assert files
         assert not [path for path in files if key in path.read_bytes()]
-    train(second, SQL)
-    assert key not in second.secrets.values()
 
 
 def test_key_of_a_file_is_that_of_the_run_and_sealed_to_nobody(make):
@@ -266,7 +264,6 @@ def changing(action, node=None, **changes):
         ("file", {"public-keys": ["ab" * 32]}, "the public keys of the run lack this"),
         ("pinned", {"leader-site-key": None}, "request: it has no 'leader-site-key'"),
         ("pinned", {"leader-site-key": ""}, "is not in this site's allowed-keys"),
-        ("pinned", {"leader-site-key": "ab" * 32}, "is not in this site's allowed-k"),
     ],
 )
 def test_hostile_extract(make, source, changes, match):
@@ -340,23 +337,8 @@ def test_hostile_groups(make, groups):
     assert not grid.leaked()
 
 
-NO_KEY = "00" * 32
-
-
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"public-keys": {"2": NO_KEY, "3": NO_KEY}}, "not a key of X25519"),
-        ({"site-keys": {}}, "'site-keys' lacks nodes"),
-    ],
-)
-def test_hostile_seal(make, changes, match):
-    grid = make("pinned", changing("query.seal", **changes))
-    with pytest.raises(SiteError, match=match):
+def test_hostile_seal(make):
+    grid = make("pinned", changing("query.seal", **{"site-keys": {}}))
+    with pytest.raises(SiteError, match="'site-keys' lacks nodes"):
         train(grid, SQL)
     assert not grid.leaked()
-
-
-def test_every_source_says_what_it_guarantees():
-    assert set(GUARANTEES) == set(KeySource)
-    assert "has the key" in GUARANTEES[KeySource.AGREED]

@@ -1,4 +1,4 @@
-"""What the strategies' common base says and returns."""
+"""Results and log lines of the strategies' common base."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""What the server writes to the log of a run, and what it does not."""
+"""The server's log of a run, and what it does not quote."""
 
 import logging
 
@@ -56,41 +56,38 @@ def train(grid, caplog):
 
 
 def test_a_run_is_told_from_start_to_end(caplog):
-    strategy, found = train(InProcessGrid(app, sites()), caplog)
-    own = [line for line in found if line["run"] == strategy.run[:SHOWN_DIGITS]]
-    start, finish = (line for line in own if line["level"] != "DEBUG")
+    strategy, lines = train(InProcessGrid(app, sites()), caplog)
+    lines = [line for line in lines if line["run"] == strategy.run[:SHOWN_DIGITS]]
+    start, finish = (line for line in lines if line["level"] != "DEBUG")
     assert (start["event"], finish["event"]) == ("start", "finish")
     assert start["strategy"] == "TablePuppetADMM"
     assert start["sites"] == f"{FORGED},shop"
-    rounds = [line for line in own if line["event"] == "round"]
-    assert [int(line["round"]) for line in rounds] == [
-        r.round for r in strategy.history
-    ]
-    assert [int(line["bytes-up"]) for line in rounds] == [
-        sum(r.bytes_up.values()) for r in strategy.history
-    ]
-    replies = [line["site"] for line in own if line["event"] == "reply"]
+    rounds = [line for line in lines if line["event"] == "round"]
+    written = [(int(line["round"]), int(line["bytes-up"])) for line in rounds]
+    reported = [(r.round, sum(r.bytes_up.values())) for r in strategy.history]
+    assert written == reported
+    replies = [line["site"] for line in lines if line["event"] == "reply"]
     assert {*replies} == {FORGED, "shop"}
-    sent = [line for line in own if line["event"] == "sent"]
+    sent = [line for line in lines if line["event"] == "sent"]
     assert len(replies) == sum(int(line["sites"]) for line in sent)
     assert finish["rounds"] == str(len(rounds))
 
 
 def test_a_message_that_is_sent_again_is_told_with_its_site(caplog):
-    _, found = train(Failing("transient"), caplog)
-    (retry,) = (line for line in found if line["event"] == "retry")
+    _, lines = train(Failing("transient"), caplog)
+    (retry,) = (line for line in lines if line["event"] == "retry")
     assert retry["level"] == "WARNING"
     assert retry["site"] in {"shop", FORGED}
     assert retry["action"] == "train.admm"
-    assert found[-1]["event"] == "finish"
+    assert lines[-1]["event"] == "finish"
 
 
 def test_a_run_that_fails_says_what_with_and_quotes_nobody(caplog):
     with pytest.raises(TPFlowerError, match="space"):
         train(Failing("refused"), caplog)
-    found = events(caplog.records)
-    (stop,) = (line for line in found if line["event"] == "stop")
+    lines = events(caplog.records)
+    (stop,) = (line for line in lines if line["event"] == "stop")
     assert stop["level"] == "ERROR"
     assert stop["error"] == "SiteError"
     assert stop["checkpoint"] == "false"
-    assert all("space" not in str(line) for line in found)
+    assert all("space" not in str(line) for line in lines)

@@ -27,10 +27,10 @@ PYPROJECT = ROOT / "pyproject.toml"
 def shipped_config() -> dict[str, object]:
     content = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))
     config: dict[str, object] = content["tool"]["flwr"]["app"]["config"]
-    groups = {key: own for key, own in config.items() if isinstance(own, dict)}
+    groups = {key: v for key, v in config.items() if isinstance(v, dict)}
     # as Flower flattens it
     nested = {
-        f"{name}.{key}": v for name, own in groups.items() for key, v in own.items()
+        f"{name}.{key}": v for name, group in groups.items() for key, v in group.items()
     }
     return {key: v for key, v in config.items() if key not in groups} | nested
 
@@ -121,7 +121,7 @@ def test_encoders_come_as_a_string_and_as_keys() -> None:
 @hypothesis_settings(deadline=None)
 @given(
     # those that the server solves have a model of their own
-    strategy=st.sampled_from([n for n, own in METHODS.items() if not own.solvers]),
+    strategy=st.sampled_from([n for n, m in METHODS.items() if not m.solvers]),
     hidden_sizes=st.lists(st.integers(1, 99), min_size=1, max_size=3).map(tuple),
     alias=st.from_regex(r"[a-z]{1,5}", fullmatch=True),
     column=st.text(min_size=1),
@@ -150,7 +150,7 @@ def test_to_dict_is_read_back(
 @pytest.mark.parametrize("key", sorted(CHOICES))
 def test_every_choice_is_accepted_and_others_are_not(key: str) -> None:
     needs = {key_0: {"mode": "predict"} for key_0 in ("mean", "label-site")}
-    needs |= {s: {"strategy": n} for n, own in METHODS.items() for s in own.solvers}
+    needs |= {s: {"strategy": n} for n, m in METHODS.items() for s in m.solvers}
     if key in ("graph-norm", "graph-weights"):
         needs |= {value: {"strategy": "personalised"} for value in CHOICES[key]}
     for value in CHOICES[key]:

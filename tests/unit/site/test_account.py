@@ -1,4 +1,4 @@
-"""What a site's rows have spent, as their owner is told."""
+"""The account of a site's rows, as their owner reads it."""
 
 import json
 
@@ -30,7 +30,7 @@ def planned(source):
 
 
 def spent(tables, capsys):
-    """What the command prints of each table's rows."""
+    """The lines that the command prints, by table."""
     state = str(tables.parent / "state")
     main(["account", "--tables", str(tables), "--state-dir", state])
     lines = capsys.readouterr().out.splitlines()

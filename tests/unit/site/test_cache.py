@@ -5,9 +5,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -143,21 +141,6 @@ def test_runs_that_crashed_are_forgotten(tmp_path, monkeypatch):
     time.sleep(0.01)
     at(tmp_path, "2-1", 0).shrink()
     assert sorted(p.name for p in (tmp_path / "cache").iterdir()) == [".lock", "uses"]
-
-
-def test_threads_make_one_entry(tmp_path):
-    barrier = threading.Barrier(8)
-
-    def work(number: int) -> str:
-        cache = at(tmp_path, f"{number}-1", 0)
-        barrier.wait()
-        text = (cache.obtain("a", make()) / "data.bin").read_text()
-        cache.release()
-        return text
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(work, range(8))) == ["x" * 1_000] * 8
-    assert entries(tmp_path / "cache") == set()
 
 
 WORKER = """

@@ -82,10 +82,10 @@ def test_masks_by_hand():
 )
 def test_a_batch_has_as_many_rows_as_are_different(batches, further):
     behind = [row for batch in batches for row in batch]
-    own = sorted(set(behind) | set(range(further)))
+    used = sorted(set(behind) | set(range(further)))
     rows = TrainingRows(
-        own=np.array(own, np.int64),
-        place=np.array([own.index(row) for row in behind], np.int64),
+        own=np.array(used, np.int64),
+        place=np.array([used.index(row) for row in behind], np.int64),
         multiplicity=np.ones(len(behind), np.int64),
         tested=np.zeros(len(behind), np.bool_),
     )
@@ -187,7 +187,7 @@ def test_a_row_that_is_repeated_does_not_make_a_batch_of_many(tmp_path):
     [(SHOP, "features", "statistics"), (US, "predictions", 1.0)],
 )
 def test_a_run_on_lists_has_no_accounts(tmp_path, node, key, value):
-    """What a row changes in a sum over joined rows is not what the accounts are of."""
+    """The accounts are not of sums over joined rows, which a row may change often."""
     change = header("outline", "strategy", value="vfl-admm")
     privacy = PrivacySettings(**{key: value})
     method = TablePuppetADMM

@@ -2,12 +2,6 @@
 
 import itertools
 import logging
-import os
-import signal
-import subprocess
-import sys
-import time
-import zlib
 
 import numpy as np
 import pytest
@@ -25,7 +19,6 @@ from tests.support.examples.noisy_labels import (
     order_for,
     release,
 )
-from tests.support.paths import ROOT
 from tests.support.peers.faulty_grid import flipped, forget_processes, rows_in
 from tp_flower.errors import (
     BudgetError,
@@ -369,51 +362,3 @@ def test_two_runs_that_draw_at_once_do_not_both_tell(tmp_path):
     assert kind_of(caught.value) is ErrorKind.TRANSIENT
     np.testing.assert_array_equal(release(second, booleans()).values, drawn[0])
     assert spent(first) == [PureDp(1.0)]
-
-
-CHILD = """
-import sys, zlib
-from pathlib import Path
-from tests.support.examples.noisy_labels import LabelPlan, booleans, make_site, release
-
-site = make_site(Path(sys.argv[1]))
-for step in range(int(sys.argv[2]), 10_000):
-    plan = LabelPlan("randomised-response", 1 + step / 1000)
-    left = release(site, booleans(), plan).values.tobytes()
-    print(step, zlib.crc32(left), flush=True)
-"""
-
-
-def killed_child(folder, first, seconds):
-    """The steps that a process has released before it is killed, and their digests."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(folder), str(first)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    lines = [child.stdout.readline()]
-    time.sleep(seconds)
-    child.send_signal(signal.SIGKILL)
-    lines += child.communicate()[0].splitlines()
-    return dict(tuple(map(int, line.split())) for line in lines)
-
-
-def test_labels_that_left_before_a_kill_are_kept_and_paid_for(tmp_path):
-    """SIGKILL at random moments: the ledger never knows less than what left."""
-    rng = np.random.default_rng(11)
-    left: dict[int, int] = {}
-    for _ in range(4):
-        left |= killed_child(tmp_path, len(left), rng.uniform(0.0, 0.15))
-    assert len(left) > 4
-    site = make_site(tmp_path, run=8)
-    paid = {each.epsilon: each.count for each in spent(site)}
-    assert all(paid[1 + step / 1000] == 1 for step in left)
-    # at most the release that a kill met is paid for and has not left
-    assert len(paid) - len(left) <= 4
-    for step, digest in left.items():
-        plan = LabelPlan("randomised-response", 1 + step / 1000)
-        again = release(site, booleans(), plan).values.tobytes()
-        assert zlib.crc32(again) == digest
-    assert {each.epsilon: each.count for each in spent(site)} == paid

@@ -1,4 +1,4 @@
-"""What a site keeps of its model scores rows as the run did, also rows it never saw."""
+"""A saved model scores rows as the run did, also rows that it never saw."""
 
 import json
 from pathlib import Path

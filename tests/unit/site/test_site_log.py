@@ -1,4 +1,4 @@
-"""What a site writes to its log: what was asked of it, and what became of that."""
+"""A site's log: each request, and what became of it."""
 
 import logging
 

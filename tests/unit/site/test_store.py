@@ -1,4 +1,4 @@
-"""What a site keeps: in memory, and in files that another process reads."""
+"""A site's store: in memory, and in files that another process reads."""
 
 import json
 import os
