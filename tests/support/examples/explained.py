@@ -1,15 +1,18 @@
 """Small tables that a reader can join in the head, and explain's answer to a query."""
 
 import io
+import json
 from contextlib import closing
 
 import numpy as np
 import pandas as pd
+from flwr.app import Context, RecordDict
 from rich.console import Console
 
 from client_apps.app import app
 from strategies import Explain
 from strategies.app import CONSOLE_WIDTH
+from strategies.app import main as server_main
 from strategies.explain.console import explanation_view
 from strategies.run.grid import InProcessGrid
 from tp_flower.query import Query
@@ -20,6 +23,14 @@ def explain(sql, sites, **how):
     with closing(InProcessGrid(app, sites)) as grid:
         strategy.start(grid)
     return strategy.explanation
+
+
+def run_app(folder, **config):
+    """Run the server app on the small tables, and return the report that it writes."""
+    fixed = {"output-dir": str(folder), "test-fraction": 0.4, "sql": SMALL_SQL}
+    with closing(InProcessGrid(app, SMALL)) as grid:
+        server_main(grid, Context(1, 1, {}, RecordDict(), {**fixed, **config}))
+    return json.loads((folder / "report.json").read_text())
 
 
 def printed(explanation) -> str:

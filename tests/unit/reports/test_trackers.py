@@ -1,31 +1,21 @@
 """Trackers see what the report says, and never stand in a run's way."""
 
-import json
 import os
 import struct
 import sys
-from contextlib import closing
 
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
 import strategies.app
-from client_apps.app import app
-from strategies.run.grid import InProcessGrid
 from strategies.trackers import Tracker, Tracking, each
-from tests.support.examples.explained import SMALL, SMALL_SQL
+from tests.support.examples.explained import run_app
 from tp_flower.errors import MappingError, SettingsError
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 
-
-def run_app(folder, **config):
-    config |= {"output-dir": str(folder), "test-fraction": 0.4, "sql": SMALL_SQL}
-    config |= {"num-epochs": 3, "progress": False}
-    with closing(InProcessGrid(app, SMALL)) as grid:
-        strategies.app.main(grid, Context(1, 1, {}, RecordDict(), config))
-    return json.loads((folder / "report.json").read_text())
+EPOCHS = {"num-epochs": 3, "progress": False}
 
 
 def expected_curves(report):
@@ -72,7 +62,7 @@ def read_events(folder):
 
 def test_tensorboard_has_the_curves_of_the_report(tmp_path):
     pytest.importorskip("tensorboardX")
-    report = run_app(tmp_path, track="tensorboard")
+    report = run_app(tmp_path, track="tensorboard", **EPOCHS)
     curves, texts = read_events(tmp_path / "tensorboard")
     expected = expected_curves(report)
     assert len(expected["train/loss"]) == 3
@@ -93,7 +83,7 @@ def test_mlflow_has_the_curves_of_the_report(tmp_path, monkeypatch, uri):
     if uri:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     monkeypatch.chdir(tmp_path)
-    report = run_app(tmp_path / "run", track="mlflow")
+    report = run_app(tmp_path / "run", track="mlflow", **EPOCHS)
     client = tracking.MlflowClient(store)
     experiment = client.get_experiment_by_name("tp_flower")
     (run,) = client.search_runs([experiment.experiment_id])
@@ -145,7 +135,7 @@ def recorders(monkeypatch):
 def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
     tmp_path, recorders, caplog
 ):
-    report = run_app(tmp_path)
+    report = run_app(tmp_path, **EPOCHS)
     broken, works = recorders
     assert report["status"] == "completed"
     assert (broken.logged, broken.ends) == ([], [])

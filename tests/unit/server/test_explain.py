@@ -8,16 +8,12 @@ from dataclasses import replace
 import duckdb
 import pandas as pd
 import pytest
-from flwr.app import Context, RecordDict
 
-import strategies.app
-from client_apps.app import app
 from scripts.data.store import STORE_SQL, make_store
 from strategies import STRATEGIES, Explain
 from strategies.app import CONSOLE_WIDTH
 from strategies.disclosures import NOTHING, SET_UP, Exposure, disclosures
 from strategies.explain.explanation import explanation_dict
-from strategies.run.grid import InProcessGrid
 from tests.support.database_tables import fill
 from tests.support.examples.explained import (
     CUSTOMERS,
@@ -26,6 +22,7 @@ from tests.support.examples.explained import (
     SMALL_SQL,
     explain,
     printed,
+    run_app,
 )
 from tests.support.servers import uri
 from tp_flower.errors import MappingError
@@ -409,14 +406,6 @@ def test_flights_are_what_sql_says():
 
 
 # from the run config
-
-
-def run_app(folder, **config):
-    with closing(InProcessGrid(app, SMALL)) as grid:
-        fixed = {"output-dir": str(folder), "test-fraction": 0.4, "sql": SMALL_SQL}
-        context = Context(1, 1, {}, RecordDict(), {**fixed, **config})
-        strategies.app.main(grid, context)
-    return json.loads((folder / "report.json").read_text())
 
 
 def test_mode_explain_prints_and_writes(tmp_path, capsys):
