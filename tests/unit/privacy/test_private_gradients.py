@@ -363,16 +363,6 @@ def test_without_noise_a_linear_fit_reaches_the_ridge(scale):
     np.testing.assert_allclose(model.parameters, ridge_of(problem), rtol=1e-3)
 
 
-def test_without_noise_a_torch_fit_reaches_the_ridge():
-    spec = ModelSpec("torch.nn:Linear", intercept=True, output_scale=3.0)
-    model = build_model(spec, 3, "cpu")
-    problem = problem_of(model, strength=0.0)
-    fit_privately(model, problem, replace(EXACT, output_scale=3.0), NoiseSource())
-    np.testing.assert_allclose(
-        3.0 * model.parameters, ridge_of(problem), rtol=2e-3, atol=1e-3
-    )
-
-
 def test_without_noise_it_is_the_loop_without_privacy():
     """Whole batches and no clip: torch's Adam on the documented objective."""
     model = linear(3, 1)

@@ -224,23 +224,6 @@ class TestUsableGram:
         np.testing.assert_allclose(theta, best, rtol=1e-6)
 
 
-class TestShards:
-    def test_sums_of_shards_are_those_of_the_table(self):
-        rows = rows_of(4)
-        residual = np.random.default_rng(4).normal(size=(40, 2))
-        plan = StatisticsPlan(2.0, 0.5, 0.0, 0.0)
-        halves = [
-            Rows(rows.features[cut], rows.multiplicity[cut], True)
-            for cut in (slice(0, 13), slice(13, 40))
-        ]
-        total = sum(noisy_gram(plan, half, noise()) for half in halves)
-        np.testing.assert_allclose(total, noisy_gram(plan, rows, noise()))
-        moments = noisy_moments(plan, halves[0], residual[:13], noise())
-        moments = moments + noisy_moments(plan, halves[1], residual[13:], noise())
-        whole = noisy_moments(plan, rows, residual, noise())
-        np.testing.assert_allclose(moments, whole, atol=1e-12)
-
-
 class TestPlan:
     schedule = Schedule(
         "admm", epochs=12, mean_multiplicity=9.0, columns=4, label_scale=30.0

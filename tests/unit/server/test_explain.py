@@ -6,17 +6,14 @@ from contextlib import closing
 from dataclasses import replace
 
 import duckdb
-import pandas as pd
 import pytest
 
-from scripts.data.store import STORE_SQL, make_store
 from strategies import STRATEGIES, Explain
 from strategies.app import CONSOLE_WIDTH
 from strategies.disclosures import NOTHING, SET_UP, Exposure, disclosures
 from strategies.explain.explanation import explanation_dict
 from tests.support.database_tables import fill
 from tests.support.examples.explained import (
-    CUSTOMERS,
     ORDERS,
     SMALL,
     SMALL_SQL,
@@ -71,21 +68,6 @@ def test_joins_by_hand(small):
     assert customers.right.null == 1
     # keys a and b; customers 1 and 2
     assert (items.checked_keys, customers.checked_keys) == (2, 2)
-
-
-ONE_BATCH = frozenset({"admm", "vfl-admm", "gd"})
-"""Strategies whose epoch takes all joined rows at once; SGD's batches have one each."""
-
-
-@pytest.mark.parametrize("strategy", ["admm", "sgd", "vfl-admm", "vfl-sgd", "gd"])
-def test_only_customers_need_a_second_round(strategy):
-    whole = {**SMALL, "us": {"customers": pd.concat(CUSTOMERS)}}
-    del whole["uk"]
-    how = {"strategy": strategy, "test_fraction": 0.4, "seed": 1}
-    split, one = (explain(SMALL_SQL, sites, **how) for sites in (SMALL, whole))
-    assert split.cost.strategy == one.cost.strategy == strategy
-    batches = 1 if strategy in ONE_BATCH else split.joined_rows_train
-    assert (split.cost.epoch.rounds, one.cost.epoch.rounds) == (2 * batches, batches)
 
 
 def test_nothing_is_trained_and_the_sites_forget(small):
@@ -277,19 +259,45 @@ def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
     assert {key[2] for key in clear} - {key[2] for key in covered} == curvature
 
 
-# by SQL: the built-in federations
+# by SQL, on whole tables
 
 
-def compare(connection, explanation, tables, joins) -> None:
-    """Compare what explain says with SQL on the whole tables with a column row_.
+FLOWN = "(SELECT * FROM flights WHERE arr_delay IS NOT NULL) f"
+WEATHER = "f.origin = w.origin AND f.time_hour = w.time_hour"
+TABLES = {
+    "f": ("flights", "t.arr_delay IS NOT NULL"),
+    "p": ("planes", "true"),
+    "w": ("weather", "true"),
+    "a": ("airports", "true"),
+}
+JOINS = {
+    "p": ("planes p", "f.tailnum = p.tailnum"),
+    "w": ("weather w", WEATHER),
+    "a": ("airports a", "f.dest = a.faa"),
+}
 
-    Args:
-        tables: by alias, the name and the filter of the rows that are read.
-        joins: by alias, what is left and right of its join, and on what.
-    """
+
+@pytest.fixture
+def flights():
+    """The flights' tables, with a column row_, and the rows of their join."""
+    columns = ", ".join(f"{alias}.row_ AS {alias}_row" for alias in TABLES)
+    source = FLIGHTS_SQL[FLIGHTS_SQL.index("FROM flights") :]
+    with closing(duckdb.connect()) as connection:
+        for name, files in flights_tables().items():
+            paths = [str(path) for path in files.values()]
+            connection.execute(
+                f"CREATE TABLE {name} AS SELECT *, row_number() OVER () AS row_ "
+                f"FROM read_parquet({paths})"
+            )
+        connection.execute(f"CREATE TABLE joined AS SELECT {columns} {source}")
+        yield connection
+
+
+def test_flights_are_what_sql_says(flights):
+    explanation = explain(FLIGHTS_SQL, 5, strategy="sgd")
     for table in explanation.tables:
         alias = table.table
-        name, where = tables[alias]
+        name, where = TABLES[alias]
         sql = (
             f"SELECT count(*), count(*) FILTER (n = 0), min(n), median(n), avg(n), "
             f"max(n) FROM (SELECT count(j.{alias}_row) AS n FROM {name} t "
@@ -297,111 +305,28 @@ def compare(connection, explanation, tables, joins) -> None:
             "GROUP BY t.row_)"
         )
         figures = table.total_rows, table.unused_rows, *table.multiplicity.values()
-        assert connection.execute(sql).fetchone() == pytest.approx(figures)
+        assert flights.execute(sql).fetchone() == pytest.approx(figures)
     for join in explanation.joins:
-        left, right, on = joins[join.right.table]
-        for one, other, side in ((left, right, join.left), (right, left, join.right)):
+        right, on = JOINS[join.right.table]
+        for one, other, side in ((FLOWN, right, join.left), (right, FLOWN, join.right)):
             sql = (
                 f"SELECT count(*) FROM {one} WHERE NOT EXISTS "
                 f"(SELECT 1 FROM {other} WHERE {on})"
             )
-            assert connection.execute(sql).fetchone() == (side.unmatched,)
-
-
-def load(connection, tables) -> None:
-    for name, source in tables.items():
-        if isinstance(source, pd.DataFrame):
-            connection.register(f"{name}_in", source)
-            source = f"{name}_in"  # noqa: PLW2901
-        connection.execute(
-            f"CREATE TABLE {name} AS SELECT *, row_number() OVER () AS row_ "
-            f"FROM {source}"
-        )
-
-
-def test_the_store_example_is_what_sql_says():
-    frames = make_store(orders=800, items=50, customers=90, seed=5)
-    us, uk = frames["customers"]
-    sites = {
-        "shop": {"orders": frames["orders"][0]},
-        "maker": {"items": frames["items"][0]},
-        "us": {"customers": us},
-        "uk": {"customers": uk},
-    }
-    explanation = explain(STORE_SQL, sites)
-    with closing(duckdb.connect()) as connection:
-        load(connection, {name: pd.concat(shards) for name, shards in frames.items()})
-        connection.execute(
-            "CREATE TABLE joined AS SELECT o.row_ AS o_row, i.row_ AS i_row, "
-            "c.row_ AS c_row FROM orders o JOIN items i ON o.item_id = i.item_id "
-            "JOIN customers c ON o.customer_id = c.customer_id"
-        )
-        ((total,),) = connection.execute("SELECT count(*) FROM joined").fetchall()
-        tables = {"o": "orders", "i": "items", "c": "customers"}
-        items = ("orders o", "items i", "o.item_id = i.item_id")
-        customers = ("orders o", "customers c", "o.customer_id = c.customer_id")
-        compare(
-            connection,
-            explanation,
-            {alias: (name, "true") for alias, name in tables.items()},
-            {"i": items, "c": customers},
-        )
-    assert explanation.joined_rows == total
-    assert explanation.join_steps[-1].rows == total
-    # channel has 3 values; discount and placed; part 5, fragile, price, weight;
-    # segment 3, country 2, age, income
-    assert [table.features for table in explanation.tables] == [5, 8, 7]
-    assert explanation.joined_values == total * 20
-    items = explanation.tables[1].total_rows
-    assert explanation.values_held == 800 * 5 + items * 8 + 90 * 7
-    # every order has an item and a customer; a target and a score per row and epoch
-    train = explanation.joined_rows_train
-    assert 0.6 * total < train < total
-    assert explanation.cost.epoch.up["o"] == 4 * 800
-    # a fifth of the orders is held out
-    assert explanation.cost.epoch.down["o"] == 4 * 640
-
-
-def test_flights_are_what_sql_says():
-    explanation = explain(FLIGHTS_SQL, 5, strategy="sgd")
-    with closing(duckdb.connect()) as connection:
-        for name, files in flights_tables().items():
-            paths = [str(path) for path in files.values()]
-            load(connection, {name: f"read_parquet({paths})"})
-        connection.execute(
-            "CREATE TABLE joined AS SELECT f.row_ AS f_row, p.row_ AS p_row, "
-            "w.row_ AS w_row, a.row_ AS a_row "
-            + FLIGHTS_SQL[FLIGHTS_SQL.index("FROM flights") :]
-        )
-        flown = "(SELECT * FROM flights WHERE arr_delay IS NOT NULL) f"
-        weather = "f.origin = w.origin AND f.time_hour = w.time_hour"
-        tables = {"p": "planes", "w": "weather", "a": "airports"}
-        compare(
-            connection,
-            explanation,
-            {
-                "f": ("flights", "t.arr_delay IS NOT NULL"),
-                **{alias: (name, "true") for alias, name in tables.items()},
-            },
-            {
-                "p": (flown, "planes p", "f.tailnum = p.tailnum"),
-                "w": (flown, "weather w", weather),
-                "a": (flown, "airports a", "f.dest = a.faa"),
-            },
-        )
+            assert flights.execute(sql).fetchone() == (side.unmatched,)
     # known from the data: rows after every step, and the widths of the encoders
     rows = [step.rows for step in explanation.join_steps]
     assert rows == [327_346, 279_017, 277_690, 271_594]
+    assert flights.execute("SELECT count(*) FROM joined").fetchone() == (271_594,)
+    assert explanation.joined_rows == 271_594
     assert [table.features for table in explanation.tables] == [26, 174, 8, 16]
     assert explanation.joined_values == 271_594 * 224
-    assert explanation.values_held == (
-        327_346 * 26 + 3_322 * 174 + 26_115 * 8 + 1_458 * 16
-    )
+    held = 327_346 * 26 + 3_322 * 174 + 26_115 * 8 + 1_458 * 16
+    assert explanation.values_held == held
     # 100 airports are flown to
     assert explanation.joins[2].checked_keys == 100
-    batches = math.ceil(
-        explanation.joined_rows_train / math.ceil(explanation.joined_rows_train / 100)
-    )
+    trained = explanation.joined_rows_train
+    batches = math.ceil(trained / math.ceil(trained / 100))
     assert explanation.cost.epoch.rounds == 2 * batches
 
 
@@ -426,12 +351,6 @@ def test_explain_says_what_it_has_spent_itself(tmp_path, capsys):
         total["table"]: total["epsilon"] for total in content["privacy"]["totals"]
     }
     assert totals == {"orders": 1.5, "items": 0, "customers": 0}
-
-
-def test_mode_train_is_the_default(tmp_path, capsys):
-    content = run_app(tmp_path, seed=1, **{"num-epochs": 2})
-    assert "Result" in capsys.readouterr().out
-    assert (content["mode"], content["epochs"]) == ("train", 2)
 
 
 def test_explain_of_a_join_that_multiplies_rows_names_the_step(tmp_path, capsys):

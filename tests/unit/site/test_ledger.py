@@ -738,22 +738,13 @@ def test_processes_take_turns(root):
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_threads_take_turns(root, is_shared):
+def test_two_runs_cannot_both_take_the_rest_of_a_budget(root, is_shared):
     shared = Ledger(root)
-    shared.reserve(RUN, [Planned(release(), 50)], {})
 
-    def work(_):
-        use(shared if is_shared else Ledger(root), 10)
-
-    with ThreadPoolExecutor(5) as pool:
-        list(pool.map(work, range(5)))
-    assert Ledger(root).lines(RUN)[0]["used"] == 50
-
-
-def test_two_runs_cannot_both_take_the_rest_of_a_budget(root):
     def ask(run):
+        ledger = shared if is_shared else Ledger(root)
         try:
-            Ledger(root).reserve(run, [Planned(release(), 6)], BUDGETS)
+            ledger.reserve(run, [Planned(release(), 6)], BUDGETS)
         except BudgetError:
             return 0
         return 1
