@@ -39,6 +39,7 @@ from strategies.run.grid import InProcessGrid
 from tests.support.examples.explained import SMALL, SMALL_SQL
 from tests.support.examples.report_example import small_report
 from tests.support.page_reading import Page
+from tests.support.paths import ROOT
 from tp_flower.query import Query
 from tp_flower.reports.records import RoundReport, report_dict, write_json
 from tp_flower.settings import Settings
@@ -451,35 +452,7 @@ def test_lines_stand_out_from_the_background(palette: str) -> None:
         assert max(ratio, 1 / ratio) >= 3, n
 
 
-PROBE = """<!DOCTYPE html><body style="margin:0"><script>
-async function look(width) {
-  const frame = document.createElement("iframe");
-  frame.style = `border:0;width:${width}px;height:900px`;
-  frame.src = "PAGE";
-  document.body.append(frame);
-  await new Promise(done => frame.onload = done);
-  const inner = frame.contentDocument, root = inner.documentElement;
-  const plots = [...inner.querySelectorAll("svg.plot")];
-  const texts = plots.flatMap(plot => [...plot.querySelectorAll("text")]);
-  const outside = texts.filter(text => {
-    const box = text.getBoundingClientRect();
-    return box.left < -0.5 || box.right > width + 0.5;
-  }).map(text => text.textContent);
-  return {
-    overflow: root.scrollWidth - width,
-    plots: plots.filter(plot => plot.getBoundingClientRect().height > 40).length,
-    sizes: [...new Set(plots.flatMap(plot => [...plot.querySelectorAll("text")].map(
-      text => parseFloat(frame.contentWindow.getComputedStyle(text).fontSize)
-        * plot.getBoundingClientRect().width / plot.viewBox.baseVal.width)))],
-    outside,
-    requests: frame.contentWindow.performance.getEntriesByType("resource").length,
-  };
-}
-(async () => {
-  const found = [await look(390), await look(1280)];
-  document.body.textContent = "FOUND" + JSON.stringify(found) + "END";
-})();
-</script>"""
+PROBE = ROOT / "tests" / "support" / "examples" / "page_probe.html"
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
@@ -487,7 +460,7 @@ def test_a_browser_shows_it_at_the_width_of_a_phone(tmp_path: Path) -> None:
     html = render(made_report(epochs=12))
     page, probe = tmp_path / "page.html", tmp_path / "probe.html"
     page.write_text(html)
-    probe.write_text(PROBE.replace("PAGE", page.as_uri()))
+    probe.write_text(PROBE.read_text().replace("PAGE", page.as_uri()))
     command = [
         CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
         "--no-first-run", "--disable-background-networking", "--disable-sync",

@@ -83,6 +83,13 @@ from tp_flower.settings import KEYS, Settings
         ("privacy.label-noise", 1.0, r"privacy.labels: 'clear' has no noise"),
         ("privacy.adversary", "outsider", r"adversary: it is set, but privacy.feat"),
         ("on-missing", "mean", r"on-missing: 'mean' does not go with mode 'train'"),
+        (
+            "model-name",
+            "m@20261121-093000-1a2b",
+            r"name: a version is of a model",
+        ),
+        ("predictions-at", "label-site", r"is of mode 'predict' alone, not 'train'"),
+        ("coreset-solver", "saga", r"does not go with strategy 'admm': use auto"),
         ("row-key", "f.a", r"row-key: is of mode 'predict' alone, not 'train'"),
         ("num_epochs", 3, r"num_epochs: unknown .* num-epochs"),
     ],
@@ -107,14 +114,6 @@ LAPLACE = {"privacy.labels": "laplace", "privacy.label-noise": 1.0}
         ),
         ({"resume": "r", "mode": "predict"}, r"resume: only training is resumed"),
         (
-            {"model-name": "m@20261121-093000-1a2b"},
-            r"model-name: a version is of a model that was trained",
-        ),
-        (
-            {"predictions-at": "label-site", "mode": "evaluate"},
-            r"predictions-at: is of mode 'predict' alone, not 'evaluate'",
-        ),
-        (
             {"encoders": "f.a=none", "encode.f.a": "hash(4)"},
             r"encoders: f\.a is given two encoders",
         ),
@@ -128,10 +127,6 @@ LAPLACE = {"privacy.labels": "laplace", "privacy.label-noise": 1.0}
         ),
         ({"lou": "gram", "model": "mlp"}, r"'gram' needs linear models, but 'mlp'"),
         ({"lou": "gram", "models": "f=mlp"}, r"'gram' needs linear models, but 'mlp'"),
-        (
-            {"coreset-solver": "saga", "strategy": "sgd"},
-            r"coreset-solver: 'saga' does not go with strategy 'sgd': use auto",
-        ),
         (RESPONSE, r"response' needs privacy.label-epsilon, which is not set"),
         ({**LAPLACE, "privacy.label-epsilon": 1.0}, r"both are set"),
         ({**LAPLACE, **RESPONSE}, r"privacy.label-noise: it is of 'laplace'"),
