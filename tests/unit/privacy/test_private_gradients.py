@@ -100,12 +100,6 @@ def gated(features, outputs, intercept):
     )
 
 
-def batch_normed(features, outputs, intercept):
-    return nn.Sequential(
-        nn.Linear(features, 4), nn.BatchNorm1d(4), nn.Linear(4, outputs, intercept)
-    )
-
-
 def centred(features, outputs, intercept):
     return nn.Sequential(Centred(), nn.Linear(features, outputs, intercept))
 
@@ -267,7 +261,6 @@ def test_a_hooked_model_is_as_it_was():
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("batch_normed", r"layer '1' \(BatchNorm1d\) has no gradients row by row"),
         ("centred", "scores of a row depend on the rows beside it"),
         ("Idle", "parameter 'unused.weight' takes no part in the scores"),
         ("frozen", r"layer '0' \(Linear\) .* parameters that are not trained"),
