@@ -70,14 +70,14 @@ def simulated(site):
     return site
 
 
+# the domain
+
+
 LIMITS = LabelPlan("laplace", 1.0, limits=(-60.0, 240.0))
 
 
-def classes(*names):
-    return LabelPlan("laplace", 1.0, names)
-
-
-# the domain
+def plan_of(*classes):
+    return LabelPlan("laplace", 1.0, classes)
 
 
 def number(*values):
@@ -112,7 +112,7 @@ def test_classes_are_numbered_as_they_are_listed(
 
 
 def test_numbers_are_clipped_and_missing_ones_are_the_middle(tmp_path, caplog):
-    label = LabelColumn("number", np.repeat([-5.0, 4.0, 1e6, NAN], 4000))
+    label = number(*np.repeat([-5.0, 4.0, 1e6, NAN], 4000))
     with caplog.at_level(logging.WARNING, logger="flwr"):
         column = release(make_site(tmp_path), label, RANGE)
     assert (column.kind, column.categories) == ("number", ())
@@ -127,11 +127,11 @@ def test_numbers_are_clipped_and_missing_ones_are_the_middle(tmp_path, caplog):
     ("label", "plan"),
     [
         (
-            LabelColumn("text", np.repeat([0.0, 1.0, NAN], 3000), ("a", "other")),
+            text(*np.repeat([0, 1, NAN], 3000), categories=("a", "other")),
             LabelPlan("randomised-response", CERTAIN, ("a", "b", "c")),
         ),
         (
-            LabelColumn("number", np.repeat([5.0, 6.5, NAN], 3000)),
+            number(*np.repeat([5.0, 6.5, NAN], 3000)),
             LabelPlan("laplace", CERTAIN, ("5", "6", "7")),
         ),
     ],
@@ -171,14 +171,10 @@ def test_in_a_simulation_labels_without_a_place_are_an_error(
         (number(1), RESPONSE, "number: which classes .* privacy.label-classes"),
         (text(0), RESPONSE, "label is of type text"),
         (text(0), RANGE, "label is text, but the run has privacy.label-range: CAST it"),
-        (
-            boolean(1),
-            LIMITS,
-            "label is true or false, which has no .*label-range",
-        ),
-        (number(1), classes("a", "b"), r"type number, .*classes \(a, b\) are not diff"),
-        (number(1), classes("1", "1.0"), "are not different values of that type"),
-        (boolean(1), classes("yes", "no"), r"type boolean, .*classes \(yes, no\)"),
+        (boolean(1), LIMITS, "label is true or false, which has no .*label-range"),
+        (number(1), plan_of("a", "b"), r"type number, .*classes \(a, b\) are not diff"),
+        (number(1), plan_of("1", "1.0"), "are not different values of that type"),
+        (boolean(1), plan_of("yes", "no"), r"type boolean, .*classes \(yes, no\)"),
     ],
 )
 def test_plans_that_do_not_fit_the_type_are_refused(tmp_path, label, plan, match):
