@@ -1,6 +1,7 @@
 """Reading lines of the log as a program would."""
 
 import json
+import logging
 import re
 
 PAIR = re.compile(r'([a-z-]+)=("(?:[^"\\]|\\.)*"|[^" ]+)(?: |$)')
@@ -22,3 +23,15 @@ def events(records) -> list[dict[str, str]]:
         for record in records
         if record.getMessage().startswith("event=")
     ]
+
+
+def logged_run(strategy, grid, caplog) -> list[dict[str, str]]:
+    """Run a strategy, and return the events of its log, in which no secret stands."""
+    with caplog.at_level(logging.DEBUG, logger="flwr"):
+        try:
+            strategy.start(grid)
+        finally:
+            # whoever has the run's name can go on with the run
+            assert all(strategy.run not in r.getMessage() for r in caplog.records)
+            assert all("\n" not in r.getMessage() for r in caplog.records)
+    return events(caplog.records)

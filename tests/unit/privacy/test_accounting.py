@@ -122,9 +122,7 @@ def test_epsilon_of_gaussians_solves_the_closed_form(mu, delta):
 
 
 @pytest.mark.parametrize("accountant", [RDP, PRV])
-def test_gaussians_of_different_noise_compose_as_an_independent_accountant_says(
-    accountant,
-):
+def test_gaussians_of_different_noise_compose(accountant):
     mechanisms = [Gaussian(8.0, 10), Gaussian(20.0, 100), Gaussian(3.0)]
     expected = composed(pld.PLDAccountant(), mechanisms)
     assert epsilon(mechanisms, DELTA, accountant) == pytest.approx(expected, rel=0.001)
@@ -181,9 +179,7 @@ def test_sampling_never_costs_more_than_its_absence(accountant):
     ("target", "count", "rate"),
     [(0.5, 1, 1.0), (1.0, 120, 1.0), (1.0, 500, 0.05), (8.0, 100, 0.1)],
 )
-def test_the_noise_for_a_target_is_enough_and_hardly_more(
-    target, count, rate, accountant
-):
+def test_the_noise_for_a_target_is_just_enough(target, count, rate, accountant):
     multiplier = noise_multiplier(
         target, DELTA, count=count, sample_rate=rate, accountant=accountant
     )

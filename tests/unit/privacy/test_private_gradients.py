@@ -166,9 +166,7 @@ def test_clipped_sum_is_that_of_batches_of_one(make, clip):
     intercept=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_no_row_moves_a_linear_sum_by_more_than_the_clip(
-    rows, clip, size, intercept, seed
-):
+def test_no_row_moves_a_sum_beyond_the_clip(rows, clip, size, intercept, seed):
     rng = np.random.default_rng(seed)
     model = linear(intercept=intercept)
     features = (size * rng.normal(size=(rows, 4))).astype(np.float32)

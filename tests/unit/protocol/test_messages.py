@@ -85,10 +85,6 @@ def test_every_field_is_disclosed_or_of_the_schedule(kind):
     assert disclosed | set(kind.schedule) == names_of(kind)
     assert not disclosed & set(kind.schedule)
     assert len(set(kind.schedule)) == len(kind.schedule)
-
-
-@each_message
-def test_disclosures_name_mechanisms_and_rules_that_there_are(kind):
     for group in kind.discloses:
         assert group.covered_by in COVERS
         assert group.carries

@@ -100,9 +100,7 @@ def test_mlflow_has_the_curves_of_the_report(tmp_path, monkeypatch, uri):
     ("name", "package"),
     [("tensorboard", "tensorboardX"), ("mlflow", "mlflow.tracking")],
 )
-def test_a_missing_package_is_said_before_anything_is_asked(
-    tmp_path, monkeypatch, name, package
-):
+def test_a_missing_package_is_named_first(tmp_path, monkeypatch, name, package):
     for module in {package.split(".")[0], package}:
         monkeypatch.setitem(sys.modules, module, None)
     config = {"output-dir": str(tmp_path), "track": name}
@@ -132,9 +130,7 @@ def recorders(monkeypatch):
     return made
 
 
-def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
-    tmp_path, recorders, caplog
-):
+def test_a_tracker_that_fails_is_left_out(tmp_path, recorders, caplog):
     report = run_app(tmp_path, **EPOCHS)
     broken, works = recorders
     assert report["status"] == "completed"

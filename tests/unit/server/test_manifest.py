@@ -177,7 +177,7 @@ def test_versions_sort_by_the_start_of_their_runs():
 
 
 @pytest.mark.parametrize("is_cut_off", [False, True])
-def test_deleting_takes_one_version_and_nothing_else(tmp_path, monkeypatch, is_cut_off):
+def test_deleting_takes_one_version(tmp_path, monkeypatch, is_cut_off):
     for version in (FIRST, SECOND):
         write_manifest(tmp_path, small_manifest(version=version))
     with pytest.raises(ModelError, match="'delays' names no version"):

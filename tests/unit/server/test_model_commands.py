@@ -70,9 +70,7 @@ def test_listing_shows_every_version_also_beside_a_damaged_one(home, capsys):
     assert "auc 1.0000" in line
 
 
-def test_there_may_be_nothing_to_list_and_home_is_the_default(
-    home, tmp_path, capsys, monkeypatch
-):
+def test_home_is_the_default(home, tmp_path, capsys, monkeypatch):
     for command in (operator, owner):
         assert command(capsys, tmp_path / "none", "list") == "no models\n"
     monkeypatch.setenv("TP_FLOWER_HOME", str(home))

@@ -45,9 +45,7 @@ def test_start_returns_flowers_result_with_metrics_of_every_epoch(name):
     assert set(result.train_metrics_clientapp[epochs]) == {"loss", *metrics}
 
 
-def test_constant_features_are_dropped_and_without_held_out_rows_nothing_is_tested(
-    caplog,
-):
+def test_constant_features_are_dropped(caplog):
     strategy = TablePuppetADMM(Query.from_sql(SQL), num_epochs=1, test_fraction=0.0)
     with caplog.at_level(logging.INFO, logger="flwr"):
         result = strategy.start(grid())

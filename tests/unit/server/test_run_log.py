@@ -1,7 +1,5 @@
 """The server's log of a run, and what it does not quote."""
 
-import logging
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,7 +8,7 @@ from flwr.app import Message
 from client_apps.app import app
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
-from tests.support.log_lines import events
+from tests.support.log_lines import events, logged_run
 from tp_flower.errors import TPFlowerError
 from tp_flower.events import SHOWN_DIGITS
 from tp_flower.protocol import Action, Packet, pack
@@ -47,12 +45,7 @@ class Failing(InProcessGrid):
 
 def train(grid, caplog):
     strategy = TablePuppetADMM(Query.from_sql(SQL), num_epochs=2, test_fraction=0.0)
-    with caplog.at_level(logging.DEBUG, logger="flwr"):
-        try:
-            strategy.start(grid)
-        finally:
-            assert all(strategy.run not in r.getMessage() for r in caplog.records)
-    return strategy, events(caplog.records)
+    return strategy, logged_run(strategy, grid, caplog)
 
 
 def test_a_run_is_told_from_start_to_end(caplog):

@@ -128,14 +128,7 @@ def test_encoders_come_as_a_string_and_as_keys() -> None:
     l2=st.floats(0, 10),
     seed=st.integers(0, 2**63 - 1),
 )
-def test_to_dict_is_read_back(
-    strategy: str,
-    hidden_sizes: tuple[int, ...],
-    alias: str,
-    column: str,
-    l2: float,
-    seed: int,
-) -> None:
+def test_to_dict_is_read_back(strategy, hidden_sizes, alias, column, l2, seed):
     settings = Settings(
         strategy=strategy,
         hidden_sizes=hidden_sizes,

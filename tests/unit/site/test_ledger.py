@@ -326,9 +326,7 @@ def test_a_file_that_others_may_open_is_refused(root, mode):
     refuses(root, rf"may be read or changed by others .*\(mode {mode:04o}\): chmod")
 
 
-def test_a_link_or_a_file_of_another_user_or_version_is_refused(
-    root, tmp_path, monkeypatch
-):
+def test_a_link_or_a_file_of_others_is_refused(root, tmp_path, monkeypatch):
     example(root)
     change(root, ("PRAGMA user_version = 9",))
     refuses(root, "is of version 9, expected 1")

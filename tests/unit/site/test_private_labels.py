@@ -102,9 +102,7 @@ def boolean(*values):
         (text(0, 1, 0, categories=("b", "d")), ("d", "a", "b"), [2, 0, 2], "text"),
     ],
 )
-def test_classes_are_numbered_as_they_are_listed(
-    tmp_path, label, classes, expected, kind
-):
+def test_classes_are_numbered_as_listed(tmp_path, label, classes, expected, kind):
     plan = LabelPlan("randomised-response", CERTAIN, classes)
     column = release(make_site(tmp_path), label, plan)
     assert column.values.tolist() == expected
@@ -155,9 +153,7 @@ def test_labels_without_a_place_become_any_class_alike(tmp_path, label, plan, ca
         (number(0, NAN, NAN), RANGE, "is NULL in 2 rows"),
     ],
 )
-def test_in_a_simulation_labels_without_a_place_are_an_error(
-    tmp_path, label, plan, match
-):
+def test_a_simulation_refuses_labels_without_a_place(tmp_path, label, plan, match):
     site = make_site(tmp_path)
     order = order_for(site, plan)
     with pytest.raises(SiteError, match=match):
@@ -323,9 +319,7 @@ def test_labels_in_clear_are_noted_as_not_covered(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["_append", "_check"])
-def test_a_crash_at_the_payment_leaves_neither_draw_nor_payment(
-    tmp_path, monkeypatch, place
-):
+def test_a_crash_at_the_payment_leaves_nothing(tmp_path, monkeypatch, place):
     site = make_site(tmp_path)
 
     def killed(*_args, **_options):

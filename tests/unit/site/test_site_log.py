@@ -10,7 +10,7 @@ from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import store, store_on_disk, store_sql
-from tests.support.log_lines import events
+from tests.support.log_lines import events, logged_run
 from tp_flower.errors import TPFlowerError
 from tp_flower.events import SHOWN_DIGITS
 from tp_flower.protocol import Action, pack, unpack
@@ -40,15 +40,8 @@ def train(tmp_path, caplog, change=None):
     """Return what a real site's log says of a run, and the grid."""
     grid = Hostile({"all": store_on_disk(tmp_path)}, change, state=tmp_path / "states")
     strategy = TablePuppetADMM(Query.from_sql(store_sql("squared")), num_epochs=1)
-    with caplog.at_level(logging.DEBUG, logger="flwr"):
-        try:
-            strategy.start(grid)
-        finally:
-            # whoever has the run's name can go on with the run
-            assert all(strategy.run not in r.getMessage() for r in caplog.records)
-            assert all("\n" not in r.getMessage() for r in caplog.records)
-    lines = [line for line in events(caplog.records) if line["event"] not in SERVER]
-    return lines, grid, strategy
+    lines = logged_run(strategy, grid, caplog)
+    return [line for line in lines if line["event"] not in SERVER], grid, strategy
 
 
 def test_every_message_has_a_line(tmp_path, caplog):

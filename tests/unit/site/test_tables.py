@@ -83,12 +83,10 @@ def expected(tables: SiteTables) -> np.ndarray:
     return encoder(tables).transform(whole)[ROWS]
 
 
-@pytest.mark.parametrize("rows_of_batch", [7, 256, 1 << 14])
-def test_features_are_those_of_whole_columns(
-    tmp_path, source, monkeypatch, rows_of_batch
-):
-    monkeypatch.setattr("tp_flower.extraction.extract.MOST_ROWS", rows_of_batch)
-    monkeypatch.setattr("client_apps.data.tables.MOST_VALUES", 10 * rows_of_batch)
+@pytest.mark.parametrize("most_rows", [7, 256, 1 << 14])
+def test_features_are_of_whole_columns(tmp_path, source, monkeypatch, most_rows):
+    monkeypatch.setattr("tp_flower.extraction.extract.MOST_ROWS", most_rows)
+    monkeypatch.setattr("client_apps.data.tables.MOST_VALUES", 10 * most_rows)
     monkeypatch.setattr("client_apps.data.tables.LEAST_ROWS", 3)
     for root in (tmp_path / "state", IN_MEMORY):
         tables = Site(root).tables
