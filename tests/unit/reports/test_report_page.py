@@ -473,9 +473,9 @@ def test_a_browser_shows_it_at_the_width_of_a_phone(tmp_path: Path) -> None:
     )
     output = re.search(r"FOUND(.*?)END", done.stdout)
     assert output, done.stderr[-500:]
-    for value in json.loads(output[1]):
-        assert value["overflow"] <= 0
-        assert value["plots"] == len(Page(html).figures)
-        assert value["outside"] == []
-        assert min(value["sizes"]) >= 10
-        assert value["requests"] == 0
+    for view in json.loads(output[1]):
+        assert view["overflow"] <= 0
+        assert view["plots"] == len(Page(html).figures)
+        assert view["outside"] == []
+        assert min(view["sizes"]) >= 10
+        assert view["requests"] == 0
