@@ -1,8 +1,6 @@
 """The batches that a run was trained on."""
 
-from tests.support.federated import (
-    Run,
-)
+from tests.support.federated import Run
 
 
 def batches_of(finished: Run) -> list[list[list[int]]]:

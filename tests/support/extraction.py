@@ -4,12 +4,8 @@ import pandas as pd
 
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import ExtractedShard
-from tp_flower.query.fragment import Fragment
-from tp_flower.sources.shards import (
-    load_tables,
-    register_frames,
-    release,
-)
+from tp_flower.query import Fragment
+from tp_flower.sources.shards import load_tables, register_frames, release
 
 
 def run(

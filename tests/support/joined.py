@@ -19,8 +19,7 @@ from tp_flower.features.columns import CategoricalColumn, FeatureColumn, Numeric
 from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.keyed_hash import KeyedHasher
-from tp_flower.query import BoundQuery
-from tp_flower.query.fragment import Fragment
+from tp_flower.query import BoundQuery, Fragment
 from tp_flower.sources.shards import ShardSource
 
 Value = float | str | None

@@ -4,8 +4,7 @@ from flwr.app import Context, RecordDict
 
 from client_apps.privacy.guard import Guard
 from client_apps.rounds.site import Site
-from tp_flower.query import Fragment
-from tp_flower.query.fragment import Feature
+from tp_flower.query import Feature, Fragment
 from tp_flower.query.reads import reads
 from tp_flower.sources.shards import load_tables
 

@@ -3,11 +3,7 @@
 import pytest
 
 from strategies import TablePuppetADMM
-from tests.support.peers.hostile import (
-    HostileGrid,
-    StoppedError,
-    train,
-)
+from tests.support.peers.hostile import HostileGrid, StoppedError, train
 
 
 def once(action, node, **changes):

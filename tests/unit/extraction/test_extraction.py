@@ -19,11 +19,8 @@ from tp_flower.extraction.extract import extract, open_extracted
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard, FeatureInfo
 from tp_flower.features.columns import CategoricalColumn
 from tp_flower.keyed_hash import KeyedHasher
-from tp_flower.query.fragment import Feature, Fragment, SubQuery
-from tp_flower.sources.shards import (
-    ShardSource,
-    scan,
-)
+from tp_flower.query import Feature, Fragment, SubQuery
+from tp_flower.sources.shards import ShardSource, scan
 
 # each example opens DuckDB several times
 few = settings(max_examples=25, deadline=None)

@@ -8,12 +8,7 @@ from scipy.optimize import check_grad, minimize
 
 from tests.support.reference import losses as slow
 from tp_flower.arrays import blocks
-from tp_flower.learning.losses import (
-    LogisticLoss,
-    Loss,
-    SoftmaxLoss,
-    SquaredLoss,
-)
+from tp_flower.learning.losses import LogisticLoss, Loss, SoftmaxLoss, SquaredLoss
 
 ALL_LOSSES = [SquaredLoss(), LogisticLoss(), *(SoftmaxLoss(k) for k in range(2, 7))]
 RHOS = np.logspace(-3, 3, 13)

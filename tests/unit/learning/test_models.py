@@ -15,11 +15,7 @@ from tp_flower.learning.models.local_model import (
     build_model,
     moment,
 )
-from tp_flower.learning.models.neural import (
-    FitBudget,
-    TorchModel,
-    fit_least_squares,
-)
+from tp_flower.learning.models.neural import FitBudget, TorchModel, fit_least_squares
 
 few = settings(max_examples=30, deadline=None)
 

@@ -21,7 +21,7 @@ from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import SourceError
 from tp_flower.extraction.canonical_keys import kind_of
 from tp_flower.extraction.extract import extract
-from tp_flower.query.fragment import Feature, Fragment, SubQuery
+from tp_flower.query import Feature, Fragment, SubQuery
 from tp_flower.sources.shards import (
     ShardSource,
     connect,

@@ -19,10 +19,7 @@ from tp_flower.sources.flights import (
     FLIGHTS_SQL,
     flights_tables,
 )
-from tp_flower.sources.shards import (
-    describe,
-    hosted_shards,
-)
+from tp_flower.sources.shards import describe, hosted_shards
 
 
 @pytest.fixture(scope="module")

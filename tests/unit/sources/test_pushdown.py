@@ -18,8 +18,7 @@ from tests.support.sql_pairs import ACCEPTED, by_name
 from tests.support.sql_tables import TABLES, load_duckdb
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract
-from tp_flower.query import Query
-from tp_flower.query.fragment import Feature, Fragment, SubQuery
+from tp_flower.query import Feature, Fragment, Query, SubQuery
 from tp_flower.sources.shards import describe, scan
 
 
