@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.support.reference import losses as slow
-from tp_flower.joins.mapping import TableMapping, TableRows
+from tp_flower.joins.mapping import TableRows
 from tp_flower.learning.admm import (
     BALANCE_WINDOW,
     AdmmState,
@@ -13,7 +13,6 @@ from tp_flower.learning.admm import (
     balanced_rho,
     initial_state,
     residuals,
-    targets,
 )
 from tp_flower.learning.losses import LogisticLoss, SoftmaxLoss, SquaredLoss
 
@@ -98,39 +97,3 @@ HIGH, LOW, EVEN = Residuals(1.0, 0.01), Residuals(0.01, 1.0), Residuals(1.0, 0.5
 )
 def test_rho_follows_a_lasting_imbalance_only(recent, expected):
     assert balanced_rho(3.0, recent) == expected
-
-
-def run_tables(loss, corrections: int, epochs: int, rho: float) -> list[float]:
-    """Losses of three tables joined row by row, each with a free score per row."""
-    rng = np.random.default_rng(5)
-    mapping = TableMapping(
-        {name: TableRows(np.arange(15, dtype=np.int32), 15) for name in "abc"}
-    )
-    labels = labels_for(loss, 15, rng)
-    base = np.zeros(loss.outputs)
-    state = initial_state(base, 15, rho)
-    local = {name: np.zeros((15, loss.outputs)) for name in "abc"}
-    values = []
-    for _ in range(epochs):
-        scores = mapping.sum_scores(base, local)
-        values.append(loss.value(scores, labels))
-        state, message = admm_step(state, scores, labels, loss)
-        local = {
-            name: targets(mapping.tables[name], own, message, corrections * rho)
-            for name, own in local.items()
-        }
-    return values
-
-
-def test_jacobi_diverges_where_sharing_converges():
-    sharing = run_tables(SquaredLoss(), 3, 60, rho=0.5)
-    jacobi = run_tables(SquaredLoss(), 1, 60, rho=0.5)
-    assert sharing[-1] < 1e-8 * sharing[0]
-    assert jacobi[-1] > 1e6 * jacobi[0]
-
-
-@pytest.mark.parametrize("rho", [0.05, 0.5, 5.0])
-@each_loss
-def test_sharing_lowers_every_loss_for_any_rho(loss, rho):
-    values = run_tables(loss, 3, 60, rho)
-    assert values[-1] < 0.3 * values[0]

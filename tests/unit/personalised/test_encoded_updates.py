@@ -83,6 +83,35 @@ def test_the_schedule_ends_at_the_gradient():
     assert penalty_of_round(0.3, 0, 7) == 0.3
 
 
+def test_short_updates_reach_the_objective_of_long_ones():
+    """On 1,000 dimensions, a quarter of the bytes at no more than 0.5 % worse."""
+    rng = np.random.default_rng(3)
+    features = rng.normal(size=(1500, 1000))
+    labels = features @ np.repeat(rng.normal(size=20), 50) + 5 * rng.normal(size=1500)
+    rate = 1500 / np.linalg.norm(features, 2) ** 2
+    lengths = []
+
+    def encoded(gradient, at):
+        update = piecewise_update(gradient, penalty_of_round(0.03, at, 40))
+        code = encode_update(update, 32)
+        lengths.append(len(code))
+        return decode_update(code, 1000)
+
+    def objective_after(send):
+        model = ahead = np.zeros(1000)
+        for at in range(40):
+            gradient = features.T @ (features @ ahead - labels) / 1500
+            following = ahead - rate * send(gradient, at)
+            ahead = following + at / (at + 3) * (following - model)
+            model = following
+        return 0.5 * np.mean((features @ model - labels) ** 2)
+
+    exact = objective_after(lambda gradient, _: gradient)
+    assert objective_after(encoded) <= 1.005 * exact
+    assert np.mean(lengths) <= 4000 / 4
+    assert exact < 0.25 * np.mean(labels**2)  # half of the loss of no model
+
+
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 1000, 70_000])
 @pytest.mark.parametrize("length", [1, 3, 300, 66_000])
 def test_a_code_is_read_as_it_was_written(size, length):
