@@ -117,15 +117,6 @@ def test_the_pull_proves_that_the_models_are_optimal(norm):
 
 
 @pytest.mark.parametrize("norm", EdgeNorm)
-def test_without_penalty_every_site_is_alone(norm):
-    graph = random_graph(9, 14, 0)
-    targets = np.random.default_rng(5).normal(size=(9, 3))
-    actual = ZStep(graph, norm).solve(targets, 0.0)
-    assert (actual.models == targets).all()
-    assert not actual.fused.any()
-
-
-@pytest.mark.parametrize("norm", EdgeNorm)
 def test_a_large_penalty_on_a_connected_graph_makes_one_model(norm):
     graph = ring(7)
     targets = np.random.default_rng(6).normal(size=(7, 3))
@@ -137,15 +128,6 @@ def test_a_large_penalty_on_a_connected_graph_makes_one_model(norm):
     assert actual.fused.all()
     assert actual.models == pytest.approx(np.tile(mean, (7, 1)), abs=1e-14)
     assert (actual.models == actual.models[0]).all()
-
-
-def test_without_a_connection_the_limit_is_one_model_per_component():
-    pairs = np.array([[0, 1], [1, 2], [3, 4]])
-    graph = SimilarityGraph.from_pairs("abcdef", pairs)
-    targets = np.array([[0.0], [1.0], [5.0], [10.0], [12.0], [7.0]])
-    actual = ZStep(graph, EdgeNorm.TWO).solve(targets, 100.0)
-    assert actual.models.ravel() == pytest.approx([2, 2, 2, 11, 11, 7], abs=1e-13)
-    assert actual.models[5, 0] == 7.0
 
 
 def test_sites_that_agree_stay_and_no_edge_changes_nothing():
