@@ -116,22 +116,3 @@ def test_mixing_at_a_fixed_point_stays_there():
     for _ in range(4):
         mixed = mixer.mix(RHO, point, point)
         np.testing.assert_allclose(flat(mixed), flat(point), atol=1e-8)
-
-
-def test_mixing_finds_the_fixed_point_of_a_linear_map():
-    """At which the plain steps arrive much later."""
-    mapping, ((start, fixed),) = random_steps(1)
-    rng = np.random.default_rng(2)
-    rates = rng.choice([-0.9, 0.3, 0.95], size=(2, 1, OUTPUTS))
-    errors = []
-    for memory in (0, 5):
-        point, mixer = start, AndersonMixer(mapping, memory, CORRECTIONS)
-        for _ in range(12):
-            local = fixed.local_scores["t"] + rates[0] * (
-                point.local_scores["t"] - fixed.local_scores["t"]
-            )
-            duals = fixed.duals + rates[1] * (point.duals - fixed.duals)
-            scores = mapping.sum_scores(np.zeros(OUTPUTS), {"t": local})
-            point = mixer.mix(RHO, point, Point(scores, duals, {"t": local}))
-        errors.append(np.abs(flat(point) - flat(fixed)).max())
-    assert errors[1] < 1e-3 * errors[0]

@@ -35,16 +35,6 @@ def test_scores_are_the_squared_distances(rows, width, clusters):
     np.testing.assert_allclose(model_of(centres).scores(features), expected, atol=1e-12)
 
 
-def test_distances_of_two_tables_add_up_to_those_of_the_joined_row():
-    rng = np.random.default_rng(1)
-    left, right = (rng.normal(size=(6, d)).astype(np.float32) for d in (2, 3))
-    centres = rng.normal(size=(4, 5))
-    summed = model_of(centres[:, :2]).scores(left)
-    summed += model_of(centres[:, 2:]).scores(right)
-    whole = model_of(centres).scores(np.concatenate([left, right], axis=1))
-    np.testing.assert_allclose(summed, whole)
-
-
 def test_distances_are_never_below_zero():
     far = np.full((3, 2), 12345.678, np.float32)
     assert (model_of(far[:1].astype(np.float64)).scores(far) >= 0.0).all()

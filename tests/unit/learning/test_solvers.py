@@ -85,15 +85,6 @@ def test_without_penalty_the_least_norm_solution_of_rank_deficient_features(
     np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("intercept", [True, False])
-def test_fewer_rows_than_columns(intercept):
-    given_ = problem(3, 6, 1, 2)
-    actual = solve(*given_, 1.0, 0.0, intercept)
-    features, multiplicity, target, _ = given_
-    dense, taken = dense_of(features, intercept), multiplicity > 0
-    np.testing.assert_allclose((dense @ actual)[taken], target[taken], atol=1e-5)
-
-
 @few
 @given(
     rows=st.sampled_from([1, 5, 30, 8193]),
