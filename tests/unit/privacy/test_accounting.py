@@ -139,6 +139,9 @@ def test_sampled_and_plain_gaussians_compose(accountant):
 
 def test_pure_mechanisms_add_up_or_compose_whichever_is_less():
     assert epsilon([PureDp(2.0), PureDp(0.5, 4)], DELTA) == 4.0
+    # without delta only pure mechanisms have an epsilon
+    assert epsilon([PureDp(0.25, 3)], 0.0) == 0.75
+    assert epsilon([PureDp(0.25, 3), Gaussian(9.0)], 0.0) == math.inf
     many = [PureDp(0.01, 2000), Gaussian(10.0, 4)]
     expected = composed(rdp.RdpAccountant(), many)
     # the independent one knows that the mechanism is Laplace's, which is a little less
@@ -150,11 +153,6 @@ def test_a_pure_divergence_is_that_of_randomised_response():
     # a bit kept with probability 3/4, order 2: log((3/4)^2 / (1/4) + (1/4)^2 / (3/4))
     divergence = _divergences(PureDp(math.log(3)))[ORDERS == 2]
     assert divergence == pytest.approx(math.log(9 / 4 + 1 / 12), rel=1e-12)
-
-
-def test_without_delta_only_pure_mechanisms_have_an_epsilon():
-    assert epsilon([PureDp(0.25, 3)], 0.0) == 0.75
-    assert epsilon([PureDp(0.25, 3), Gaussian(9.0)], 0.0) == math.inf
 
 
 @pytest.mark.parametrize("accountant", [RDP, PRV])
@@ -188,15 +186,12 @@ def test_the_noise_for_a_target_is_just_enough(target, count, rate, accountant):
     assert epsilon([less], DELTA, accountant) > target
 
 
-def test_no_noise_is_needed_for_nothing_or_for_any_epsilon():
-    assert noise_multiplier(1.0, DELTA, count=0) == 0.0
-    assert noise_multiplier(math.inf, DELTA, count=5) == 0.0
-
-
 @pytest.mark.parametrize("delta", [1e-300, 0.5, 0.999999])
 def test_the_noise_for_any_delta_is_enough(delta):
     multiplier = noise_multiplier(1.0, delta)
     assert epsilon([Gaussian(multiplier)], delta) <= 1.0
+    assert noise_multiplier(1.0, delta, count=0) == 0.0
+    assert noise_multiplier(math.inf, delta, count=5) == 0.0
 
 
 def test_sgd_is_not_amplified_against_the_server():

@@ -91,23 +91,17 @@ def test_what_is_no_mechanism_is_refused(data, match):
         msgspec.convert(data, Mechanism)
 
 
-def test_noise_and_payments_are_of_one_key_and_one_history():
+def test_noise_and_payments_are_of_one_key_one_history_and_one_request():
     def drawn(key, *rounds):
         keys = RoundKeys(lambda: key, later("", *rounds))
+        # the noise cannot be drawn from the name of a payment
+        assert not keys._derived(b"noise").hex().startswith(keys.payment)
         return keys.payment, tuple(keys.noise.uniform(4))
 
     first = drawn(KEY, 1, "a")
     assert drawn(KEY, 1, "a") == first
     for other in (drawn(KEY, 2, "a"), drawn(KEY, 1, "b"), drawn(bytes(32), 1, "a")):
         assert not {*first} & {*other}
-
-
-def test_the_noise_cannot_be_drawn_from_the_name_of_a_payment():
-    keys = RoundKeys(lambda: KEY, later("", 1))
-    assert not keys._derived(b"noise").hex().startswith(keys.payment)
-
-
-def test_two_requests_for_the_same_round_get_different_noise():
     one, other = (
         Round(None, lambda: KEY, 1, digest).keys for digest in ("one", "other")
     )

@@ -143,9 +143,6 @@ def one_by_one(model, features, messages, clip) -> np.ndarray:
     return total
 
 
-# the clipped sum
-
-
 @pytest.mark.parametrize("clip", [0.05, 2.0, 1e6])
 @each_model
 def test_clipped_sum_is_that_of_batches_of_one(make, clip):
@@ -286,9 +283,6 @@ def test_both_passes_see_the_same_dropout():
         assert np.linalg.norm(gradient) == pytest.approx(clip, rel=1e-5)
 
 
-# noise
-
-
 @pytest.mark.parametrize(("clip", "multiplier"), [(1.0, 1.1), (0.2, 4.0), (30.0, 0.5)])
 def test_noise_has_the_deviation_multiplier_times_clip(clip, multiplier):
     model = LinearModel(250_000, 4, intercept=False)
@@ -310,21 +304,18 @@ def test_noise_differs_from_one_step_to_the_next():
     assert not np.isin(first, second).any()
 
 
-# the local fit
-
-
-def problem_of(model, rows=60, strength=0.02, kappa=0.7, scale=1.0) -> FitProblem:
+def problem_of(model, scale=1.0) -> FitProblem:
     rng = np.random.default_rng(2)
-    features = rows_of(rows, 3)
+    features = rows_of(60, 3)
     target = features @ np.array([[1.0], [-2.0], [0.5]]) + 0.5
-    target = scale * (target + 0.1 * rng.normal(size=(rows, 1)))
+    target = scale * (target + 0.1 * rng.normal(size=(60, 1)))
     return FitProblem(
         features=features,
-        multiplicity=rng.integers(1, 5, rows),
+        multiplicity=rng.integers(1, 5, 60),
         target=target,
-        kappa=kappa,
+        kappa=0.7,
         joined_rows=200,
-        strength=strength,
+        strength=0.02,
         centre=np.zeros(len(model.penalised)),
         penalised=model.penalised,
     )
@@ -347,9 +338,8 @@ EXACT = PrivateFit(clip=np.inf, noise_multiplier=0.0, steps=3000, learning_rate=
 @pytest.mark.parametrize("scale", [1.0, 40.0])
 def test_without_noise_a_linear_fit_reaches_the_ridge(scale):
     model = LinearModel(3, 1, intercept=True)
-    problem = replace(
-        problem_of(model, scale=scale), centre=scale * np.array([1.0, 0.0, -1.0, 9.0])
-    )
+    centre = scale * np.array([1.0, 0.0, -1.0, 9.0])
+    problem = replace(problem_of(model, scale=scale), centre=centre)
     fit_privately(model, problem, replace(EXACT, output_scale=scale), NoiseSource())
     np.testing.assert_allclose(model.parameters, ridge_of(problem), rtol=1e-3)
 
@@ -420,12 +410,8 @@ def test_empty_batches_are_steps_of_noise_and_penalty():
 def test_a_shard_without_rows_moves_to_the_centre_without_noise(make):
     model = linear(3, 1) if make is linear else torch_model(columns=3, outputs=1)
     theta, full = model.parameters, problem_of(model)
-    problem = replace(
-        full,
-        features=full.features[:0],
-        multiplicity=full.multiplicity[:0],
-        target=full.target[:0],
-    )
+    names = ("features", "multiplicity", "target")
+    problem = replace(full, **{name: getattr(full, name)[:0] for name in names})
     fit_privately(model, problem, PrivateFit(1.0, 5.0), NoiseSource())
     expected = np.where(model.penalised, 0.0, theta)
     np.testing.assert_array_equal(model.parameters, expected)

@@ -68,9 +68,6 @@ def names_of(kind: type[Message]) -> set[str]:
     return names
 
 
-# what is declared
-
-
 def test_every_action_has_a_request_and_a_reply_of_its_own():
     assert set(EXCHANGES) == set(Action)
     assert len(set(MESSAGES)) == 2 * len(Action)
@@ -102,9 +99,6 @@ def test_arrays_are_of_parts_and_no_name_is_the_envelopes(kind):
         part = layout_of(layout.part)
         assert "id" not in part.values
         assert not any("/" in name for name in (*part.arrays, *part.families))
-
-
-# round trips
 
 
 def same(one, other) -> bool:
@@ -214,8 +208,6 @@ def test_a_failure_stands_in_place_of_a_reply():
     with pytest.raises(MessageError, match="it has arrays, but none are declared"):
         decode_reply(AdmmReply, Packet(encode(failure).header, {(0, "x"): TARGET}))
 
-
-# refusals: the field, its value and what is allowed, whoever looks
 
 FIT = {"kappa": 1.0, "rho_in": {}, "epoch": 1, "seed": 0}
 FIT |= {"local_epochs": 0, "learning_rate": 0.0}
@@ -327,9 +319,6 @@ def test_an_array_beside_its_family_is_refused(names):
         decode(CheckRequest, Packet(good.header, arrays))
 
 
-# sizes
-
-
 def test_sizes_that_the_reader_knows_are_compared():
     body = AdmmTarget(TARGET)
     check_sizes(body, trained=3)
@@ -362,8 +351,6 @@ def test_bytes_of_an_array():
     with pytest.raises(KeyError, match="trained"):
         field_bytes(AdmmTarget, "target", {})
 
-
-# in deployment every message starts a process
 
 IMPORTS = """
 import time

@@ -158,9 +158,6 @@ def test_headers_are_strict_json(value):
         pack(Packet({"x": value}))
 
 
-# what is not a packet
-
-
 def records(header="{}", layout="[]", payload=None, small=None) -> RecordDict:
     text = ConfigRecord({"header": header, "layout": layout})
     if small is not None:
@@ -263,9 +260,6 @@ def test_a_cut_payload_is_refused():
     whole["arrays"] = ArrayRecord({"payload": cut})
     with pytest.raises(ReplyError, match="the payload has the wrong size"):
         unpack(whole)
-
-
-# masks
 
 
 @given(hnp.arrays(np.bool_, st.integers(0, 40)))

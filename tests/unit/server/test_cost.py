@@ -176,9 +176,6 @@ def test_what_drawing_sends_is_predicted_within_what_is_drawn(layout):
     assert cost.epoch.bytes_up < other.epoch.bytes_up
 
 
-# by hand
-
-
 def test_table_6_by_hand():
     """Ten rows of a table behind 40 joined ones; batches of 8 see 7 of them each."""
     sizes = {"outputs": 3, "features": 3, "parameters": 4}

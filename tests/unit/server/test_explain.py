@@ -122,9 +122,6 @@ def test_the_report_is_json_and_says_the_same(small):
     assert [step["rows"] for step in content["join-steps"]] == [5, 5, 5]
 
 
-# who learns what
-
-
 CORESET = {"coreset_size": 9, "task": "regression"}
 DRAWING = {str(action) for action in (Action.MEASURE, Action.DRAW, Action.WEIGH)}
 
@@ -259,9 +256,6 @@ def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
     assert {key[2] for key in clear} - {key[2] for key in covered} == curvature
 
 
-# by SQL, on whole tables
-
-
 FLOWN = "(SELECT * FROM flights WHERE arr_delay IS NOT NULL) f"
 WEATHER = "f.origin = w.origin AND f.time_hour = w.time_hour"
 TABLES = {
@@ -328,9 +322,6 @@ def test_flights_are_what_sql_says(flights):
     trained = explanation.joined_rows_train
     batches = math.ceil(trained / math.ceil(trained / 100))
     assert explanation.cost.epoch.rounds == 2 * batches
-
-
-# from the run config
 
 
 def test_mode_explain_prints_and_writes(tmp_path, capsys):

@@ -100,9 +100,6 @@ def test_a_batch_has_as_many_rows_as_are_different(batches, further):
     [
         (([4], EMPTY), "'expanded-trained' must hold numbers from 0 to 3"),
         (([-1], EMPTY), "'expanded-trained' has numbers .* allowed: from 0 to inf"),
-        (([0], np.array([1 << 40])), "'expanded-tested' is int64 .* allowed: int32"),
-        ((np.zeros(1), EMPTY), "'expanded-trained' is float64 .* allowed: int32 of"),
-        (([[0]], EMPTY), r"'expanded-trained' is int32 of shape \(1, 1\); allowed"),
         (([0] * 6, EMPTY), "'expanded-trained' has 6 rows, but there are 5 joined"),
         (([0], [1] * 3), "'expanded-tested' has 3 rows, but there are 2 joined rows"),
     ],
@@ -110,9 +107,6 @@ def test_a_batch_has_as_many_rows_as_are_different(batches, further):
 def test_lists_that_are_none_are_refused(lists, match):
     with pytest.raises((MessageError, SiteError), match=match):
         listed(*lists)
-
-
-# hostile servers: the orders' policy wants three rows at least
 
 
 def weigh(weight):

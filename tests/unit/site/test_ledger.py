@@ -71,9 +71,6 @@ def use(ledger, times, key=0, run=RUN, what="gradients"):
         ledger.spend(run, [(1, what, key)])
 
 
-# --- what it adds up to
-
-
 def test_an_open_reservation_counts_in_full_and_a_closed_one_as_it_was_used(ledger):
     assert ledger.spent("F") == ledger.lines(RUN) == []
     assert ledger.total("F", DELTA) == 0.0
@@ -120,9 +117,6 @@ def test_all_of_a_source_composes_and_sources_are_apart(ledger):
     assert set(ledger.spent("F")) == everything
     assert ledger.total("F", DELTA, PRV) == epsilon(ledger.spent("F"), DELTA, PRV)
     assert ledger.spent("P") == [Gaussian(6.0, 16)]
-
-
-# --- what it refuses
 
 
 def test_a_plan_over_the_budget_is_refused_as_a_whole(ledger):
@@ -222,9 +216,6 @@ def test_what_could_not_be_read_back_is_not_written(root):
     assert list(ledger.export()) == before
 
 
-# --- charges and notes
-
-
 def test_what_has_an_ident_is_paid_once(ledger):
     labels = release("labels", PureDp(2.0))
     budgets = {"F": Budget(3.0, DELTA), "P": Budget(3.0, DELTA)}
@@ -272,9 +263,6 @@ def test_the_lines_of_a_run_tell_what_was_planned_and_used(ledger):
     events = [line["event"] for line in (planned, noted, charged)]
     assert events == ["reserve", "note", "charge"]
     json.dumps([planned, noted, charged])
-
-
-# --- the file
 
 
 def example(root):
@@ -571,9 +559,6 @@ def test_a_rolled_back_line_is_not_missed(root):
     assert [line["event"] for line in ledger.lines(NEXT)] == ["charge", "note"]
 
 
-# --- the disk
-
-
 def test_what_cannot_be_written_is_not_released(root):
     ledger = example(root)
     spent, rows = ledger.spent("F"), rows_of(root)
@@ -653,9 +638,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         spent_in(str(tmp_path / "file" / "state"))
 
 
-# --- what is linear
-
-
 def long_example(root, runs=6):
     rng = np.random.default_rng(0)
     ledger = Ledger(root)
@@ -708,9 +690,6 @@ def test_a_use_reads_no_more_of_a_long_ledger_than_of_a_short_one(root):
         ledger.charge("next", release("labels", PureDp(0.1), "G"), BUDGETS, "x")
         steps.append(counted[0])
     assert steps[1] <= 1.5 * steps[0]
-
-
-# --- many at once
 
 
 def spend_all(root, key, times):

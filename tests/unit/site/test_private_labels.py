@@ -70,9 +70,6 @@ def simulated(site):
     return site
 
 
-# the domain
-
-
 LIMITS = LabelPlan("laplace", 1.0, limits=(-60.0, 240.0))
 
 
@@ -187,9 +184,6 @@ def test_a_shard_without_rows_has_nothing_to_pay_for(tmp_path):
     assert spent(site) == []
 
 
-# drawn once
-
-
 def test_labels_are_drawn_once_and_paid_for_once(tmp_path):
     # a run that was killed when it had paid, and before anybody was answered
     release(make_site(tmp_path, run=1), booleans())
@@ -275,9 +269,6 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "state").write_text("in the way")
     with pytest.raises(SiteError, match="cannot write to the state folder"):
         SiteStore(str(tmp_path / "state"), "1", "1").labels("x", lambda: np.zeros(1))
-
-
-# paid for before it leaves
 
 
 def test_a_table_whose_budget_is_spent_tells_no_more_labels(tmp_path):
