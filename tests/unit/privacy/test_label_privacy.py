@@ -34,9 +34,8 @@ def integrated_keep(classes: int, epsilon: float) -> float:
     b = 2.0 / epsilon
 
     def integrand(x):
-        below = (
-            0.5 * math.exp((1 + x) / b) if x < -1 else 1 - 0.5 * math.exp(-(1 + x) / b)
-        )
+        tail = 0.5 * math.exp(-abs(1 + x) / b)
+        below = tail if x < -1 else 1 - tail
         return math.exp(-abs(x) / b) / (2 * b) * below ** (classes - 1)
 
     edges = [-1 - 50 * b, -1 - 5 * b, -1, 0, b, 5 * b, 50 * b]

@@ -34,14 +34,13 @@ from tp_flower.errors import MessageError, SettingsError, SiteError
 from tp_flower.protocol import Packet, pack_bits
 from tp_flower.settings import PrivacySettings, Settings
 
-EMPTY = np.zeros(0, np.int32)
 
-
-def listed(trained, tested=EMPTY, rows=4):
+def listed(trained, tested=(), rows=4):
     """The rows of a part that is sent these lists, of 5 joined rows and 2 held out."""
-    lists = {"expanded-trained": trained, "expanded-tested": tested}
-    for name, values in lists.items():
-        lists[name] = np.array(values, np.int32) if type(values) is list else values
+    lists = {
+        "expanded-trained": np.array(trained, np.int32),
+        "expanded-tested": np.array(tested, np.int32),
+    }
     return expanded(body(5, lists, **{"held-out-rows": 2}), rows)
 
 
@@ -55,7 +54,7 @@ def test_lists_by_hand():
     assert rows.tested.tolist() == [False, False, False, True]
     assert (rows.trained, rows.trained_own) == (3, 2)
     # a part may have no row
-    none = listed(EMPTY, EMPTY, rows=0)
+    none = listed((), (), rows=0)
     assert (len(none.own), none.trained, none.trained_own) == (0, 0, 0)
     batches = Batches(np.zeros(3, np.int64), np.zeros(0, np.int64))
     assert none.own_by_batch(batches).tolist() == [0, 0]
@@ -98,9 +97,9 @@ def test_a_batch_has_as_many_rows_as_are_different(batches, further):
 @pytest.mark.parametrize(
     ("lists", "match"),
     [
-        (([4], EMPTY), "'expanded-trained' must hold numbers from 0 to 3"),
-        (([-1], EMPTY), "'expanded-trained' has numbers .* allowed: from 0 to inf"),
-        (([0] * 6, EMPTY), "'expanded-trained' has 6 rows, but there are 5 joined"),
+        (([4], ()), "'expanded-trained' must hold numbers from 0 to 3"),
+        (([-1], ()), "'expanded-trained' has numbers .* allowed: from 0 to inf"),
+        (([0] * 6, ()), "'expanded-trained' has 6 rows, but there are 5 joined"),
         (([0], [1] * 3), "'expanded-tested' has 3 rows, but there are 2 joined rows"),
     ],
 )

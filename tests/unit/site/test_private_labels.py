@@ -65,11 +65,6 @@ def kept_draws(folder):
     return rows_in(folder / "state" / FILE, query)
 
 
-def simulated(site):
-    site.context.node_config["tables"] = ""
-    return site
-
-
 LIMITS = LabelPlan("laplace", 1.0, limits=(-60.0, 240.0))
 
 
@@ -153,8 +148,9 @@ def test_labels_without_a_place_become_any_class_alike(tmp_path, label, plan, ca
 def test_a_simulation_refuses_labels_without_a_place(tmp_path, label, plan, match):
     site = make_site(tmp_path)
     order = order_for(site, plan)
+    site.context.node_config["tables"] = ""
     with pytest.raises(SiteError, match=match):
-        released_label(simulated(site), Guard(site), order, label)
+        released_label(site, Guard(site), order, label)
     assert not site.ledger.lines(site.store.run)
 
 
