@@ -38,6 +38,9 @@ def shipped_config() -> dict[str, object]:
 def test_pyproject_and_settings_have_the_same_keys_and_defaults() -> None:
     assert shipped_config() == Settings().to_dict()
     assert list(shipped_config()) == list(KEYS)
+    # `1` for a float default would make Flower show users an int
+    types = {key: type(value) for key, value in shipped_config().items()}
+    assert types == {key: type(value) for key, value in Settings().to_dict().items()}
 
 
 def test_pyproject_and_the_reference_page_are_rendered_from_the_declarations() -> None:
@@ -45,12 +48,6 @@ def test_pyproject_and_the_reference_page_are_rendered_from_the_declarations() -
     assert render_settings.replace_config(text) == text
     page = render_settings.REFERENCE.read_text(encoding="utf-8")
     assert render_settings.render_reference() == page, "scripts/render_settings.py"
-
-
-def test_pyproject_types_are_the_field_types() -> None:
-    # `1` for a float default would make Flower show users an int
-    got = {key: type(value) for key, value in shipped_config().items()}
-    assert got == {key: type(value) for key, value in Settings().to_dict().items()}
 
 
 def test_a_resumed_run_waits_and_logs_otherwise_and_computes_the_same() -> None:
@@ -67,19 +64,13 @@ def test_every_setting_is_described() -> None:
         assert item.doc.endswith("."), item
 
 
-def test_an_empty_run_config_gives_the_defaults() -> None:
-    assert Settings.from_run_config({}) == Settings()
-
-
-def test_settings_are_frozen() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Settings().seed = 3  # type: ignore[misc]
-
-
 def test_int_is_stored_as_float_where_a_float_is_meant() -> None:
+    assert Settings.from_run_config({}) == Settings()
     settings = Settings.from_run_config({"l2": 1})
     assert settings.l2 == 1.0
     assert type(settings.l2) is float
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.seed = 3  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
