@@ -2,7 +2,7 @@
 
     python scripts/benchmark.py [--suite NAME[,NAME]] [--movielens DIR]
                                 [--paper-scale DIR [--factor F]] [--vertical DIR]
-                                [--datasets NAME,..] [--methods NAME,..] [--set K=V]
+                                [--datasets NAME,..] [--methods NAME,..]
                                 [--repeats N] [--output DIR | --update FILE]
     python scripts/benchmark.py --render [FILE]
 
@@ -18,10 +18,8 @@ Exit status: 0 all figures are within their limits, 1 some are not or a suite fa
 
 import argparse
 import logging
-import math
 import sys
 import time
-import tomllib
 import traceback
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -50,12 +48,8 @@ from scripts.bench.render import (
 )
 from scripts.bench.suites.methods import METHODS
 from scripts.bench.suites.registry import SUITES
-from scripts.data.prepare_movielens import has_movielens
-from scripts.data.prepare_vertical import SOURCES
-from tp_flower.errors import SettingsError
 from tp_flower.files import home_folder
 from tp_flower.reports.console import format_seconds
-from tp_flower.settings import Settings
 
 PAGE_FILE = "benchmark.md"
 INTERRUPTED = 130
@@ -68,7 +62,6 @@ def main(arguments: Sequence[str]) -> int:
     if chosen.render is not None:
         write_docs(_read(chosen.render, "--render", parser))
         return 0
-    _check_settings(chosen, parser)
     if chosen.update is None:
         path, results = chosen.output / RESULTS_FILE, new_results()
         try:
@@ -82,8 +75,7 @@ def main(arguments: Sequence[str]) -> int:
     logging.getLogger("flwr").setLevel(logging.WARNING)
     options = Options(
         *(chosen.movielens, chosen.paper_scale, chosen.factor),
-        *(chosen.datasets, chosen.methods, dict(chosen.set)),
-        *(chosen.vertical, chosen.repeats),
+        *(chosen.datasets, chosen.methods, chosen.vertical, chosen.repeats),
     )
     missed: list[str] = []
     status = 0
@@ -107,19 +99,6 @@ def _read(path: Path, option: str, parser: argparse.ArgumentParser) -> Results:
         return read_results(path)
     except (OSError, ValueError) as error:
         parser.error(f"{option}: {str(path)!r} is no {RESULTS_FILE}: {error}")
-
-
-def _check_settings(
-    chosen: argparse.Namespace, parser: argparse.ArgumentParser
-) -> None:
-    """Refuse settings that one of the methods to run does not take."""
-    for name in chosen.methods or METHODS:
-        method = METHODS[name]
-        config = {"strategy": method.strategy, **method.settings}
-        try:
-            Settings.from_run_config(config | dict(chosen.set))
-        except SettingsError as error:
-            parser.error(f"--set, for method {name}: {error}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -146,11 +125,11 @@ def _parser() -> argparse.ArgumentParser:
         help="write docs/results.md and the README's table from this file",
     )
     text = "folder with u.data, u.item and u.user of MovieLens-100K"
-    add("--movielens", type=movielens_folder, help=text)
+    add("--movielens", help=text)
     text = "folder for synthetic tables of the papers' sizes, several GB"
     add("--paper-scale", help=text)
     text = "folder with YearPredictionMSD.txt or kc_house_data.csv, for coreset"
-    add("--vertical", type=vertical_folder, help=text)
+    add("--vertical", help=text)
     for option, known in (("dataset", DATASETS), ("method", METHODS)):
         names(
             f"--{option}s",
@@ -158,16 +137,8 @@ def _parser() -> argparse.ArgumentParser:
             type=partial(name_list, known=known, kind=option),
             help=f"of suite methods: {', '.join(known)} (default: all)",
         )
-    add(
-        "--set",
-        type=setting,
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a run-config key of all runs of suite methods, such as model=mlp",
-    )
     text = "share of the papers' row counts (default: 1)"
-    add("--factor", type=positive, default=1.0, metavar="F", help=text)
+    add("--factor", type=float, default=1.0, metavar="F", help=text)
     text = "runs per cell of suites privacy and labels (default: 1)"
     add("--repeats", type=int, default=1, metavar="N", help=text)
     return parser
@@ -190,51 +161,12 @@ def name_list(text: str, known: Iterable[str], kind: str) -> tuple[str, ...]:
     return wanted
 
 
-def movielens_folder(text: str) -> Path:
-    """Return a folder or archive that has the files of MovieLens."""
-    if not has_movielens(Path(text)):
-        message = f"{text!r} is not the folder or .zip of MovieLens-100K or -1M"
-        raise argparse.ArgumentTypeError(message)
-    return Path(text)
-
-
-def vertical_folder(text: str) -> Path:
-    """Return a folder that has an official file of the coreset paper's data."""
-    if not any(source.found_in(Path(text)) for source in SOURCES):
-        names = ", ".join(name for source in SOURCES for name in source.files)
-        raise argparse.ArgumentTypeError(f"{text!r} has none of the files {names}")
-    return Path(text)
-
-
-def positive(text: str) -> float:
-    """Return a number above 0."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return value
-
-
-def setting(text: str) -> tuple[str, str | int | float | bool]:
-    """Return key and value; what is no TOML value is a text.
-
-    >>> setting("l2=1e-3"), setting("model=mlp")
-    (('l2', 0.001), ('model', 'mlp'))
-    """
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
-    try:
-        return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, value
-
-
 def run_suite(name: str, options: Options, results: Results) -> list[str]:
     """Run a suite, enter and print its figures; return those beyond their limits."""
     print(f"measuring {name} ...", flush=True)
     started = time.perf_counter()
     try:
-        outcome = SUITES[name].measure(options)
+        outcome = SUITES[name](options)
     except SkippedSuite as reason:
         print(f"{name} is skipped: {reason}\n")
         return []

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pandas as pd
 
 from scripts.joined.centralized import join_tables, read_sources
 from scripts.joined.models import Problem
@@ -141,25 +142,26 @@ def print_comparison(
     seconds: float,
 ) -> None:
     """Print the run and the optimum side by side."""
-    ours = f"tp_flower {str(report['settings']['strategy']).upper()}"
-    rows: list[tuple[str, ...]] = [("", ours, title)]
-    for part, count in report["joined-rows"].items():
-        # the same for both, as was checked
-        rows.append((f"joined rows, {part}", *[format_count(count)] * 2))
-    rows.append(("rounds", format_count(report["rounds"]), ""))
-    rows += [
-        (f"bytes {way}", format_bytes(report[f"bytes_{way}"]), "")
-        for way in ("up", "down")
-    ]
-    rows.append(("time", *map(format_seconds, (report["seconds"], seconds))))
     final = report["final"]["test"]
-    for key, label in SHOWN.items():
-        if key in optimum:
-            rows.append((label, *map(format_value, (final.get(key), optimum[key]))))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, *cells in rows:
-        padded = zip(cells, widths[1:], strict=True)
-        print(name.ljust(widths[0]), *(cell.rjust(width) for cell, width in padded))
+    rows = {
+        # the same for both, as was checked
+        **{
+            f"joined rows, {part}": [format_count(count)] * 2
+            for part, count in report["joined-rows"].items()
+        },
+        "rounds": [format_count(report["rounds"]), ""],
+        "bytes up": [format_bytes(report["bytes_up"]), ""],
+        "bytes down": [format_bytes(report["bytes_down"]), ""],
+        "time": [format_seconds(report["seconds"]), format_seconds(seconds)],
+        **{
+            label: [format_value(final.get(key)), format_value(optimum[key])]
+            for key, label in SHOWN.items()
+            if key in optimum
+        },
+    }
+    ours = f"tp_flower {str(report['settings']['strategy']).upper()}"
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=[ours, title])
+    print(table.to_string(), end="\n\n")
 
 
 if __name__ == "__main__":

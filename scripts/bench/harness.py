@@ -18,9 +18,8 @@ Numbers that are not finite are null.
 import json
 import os
 import platform
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -30,10 +29,12 @@ from typing import Any, Final
 from flwr.clientapp import ClientApp
 
 from client_apps.app import app
+from client_apps.operator.participant import Part
 from client_apps.rounds.site import Site
 from strategies import STRATEGIES, RelationalStrategy
 from strategies.run.grid import InProcessGrid, Tables
 from strategies.setup.problem import TrainingProblem
+from tp_flower.files import write_file
 from tp_flower.query import Query
 from tp_flower.reports.records import Metrics, RoundReport, plain
 from tp_flower.settings import Settings
@@ -62,7 +63,6 @@ class Options:
         factor: share of the papers' row counts.
         datasets: names of those that methods are compared on; all if empty.
         methods: names of those that are compared; all if empty.
-        settings: run-config keys and values of all runs of suite ``methods``.
         vertical: folder with official files of the coreset paper; None without.
         repeats: runs per cell of suites ``privacy`` and ``labels``.
     """
@@ -72,7 +72,6 @@ class Options:
     factor: float = 1.0
     datasets: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
-    settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     vertical: Path | None = None
     repeats: int = 1
 
@@ -205,13 +204,18 @@ def run_traced(sql: str, settings: Settings, sites: Sites) -> Trace:
 
 def _squared_norm(grid: InProcessGrid) -> float:
     """Return ||theta||^2 over all tables, as far as it is penalised."""
-    by_table = {}
+    # all shards of a table have the same parameters at the end of an epoch
+    models = {part.table: part.shard.model for part in participants_of(grid)}
+    return sum(
+        float((model.parameters[model.penalised] ** 2).sum())
+        for model in models.values()
+    )
+
+
+def participants_of(grid: InProcessGrid) -> Iterator[Part]:
+    """Yield the shards of all sites in their roles, at the last message."""
     for context in grid.contexts.values():
-        for part in Site(context, grid.run_name).parts():
-            model = part.shard.model
-            # all shards of a table have the same parameters at the end of an epoch
-            by_table[part.table] = float((model.parameters[model.penalised] ** 2).sum())
-    return sum(by_table.values())
+        yield from Site(context, grid.run_name).parts()
 
 
 def first_within(values: Sequence[float], limit: float) -> float:
@@ -241,12 +245,7 @@ def write_results(path: Path, results: Results) -> None:
     """Write the file; a reader sees the old one or the whole new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(results, indent=1, allow_nan=False) + "\n"
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    # mkstemp makes the file private; results are as readable as their folder
-    Path(temporary).chmod(0o644)
-    Path(temporary).replace(path)
+    write_file(path, [text.encode()], is_durable=False, mode=0o644)
 
 
 def put_outcome(results: Results, name: str, outcome: Outcome, seconds: float) -> None:

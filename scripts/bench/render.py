@@ -5,6 +5,7 @@ there, and replaces the text between the two markers in docs/results.md and READ
 """
 
 import math
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -23,13 +24,15 @@ from scripts.bench.suites.methods import (
     TOLERANCE,
     UCQ,
 )
-from scripts.bench.suites.registry import README_FIGURES, SUITES
 from strategies.report_page.costs import US_UK
 from tp_flower.reports.console import format_seconds
 
 PAGE: Final = ROOT / "docs" / "results.md"
 README: Final = ROOT / "README.md"
 FOLDER: Final = ROOT / "scripts" / "bench" / "results"
+DECLARED: Final = tomllib.loads(
+    (ROOT / "scripts" / "bench" / "results_page.toml").read_text(encoding="utf-8")
+)
 BEGIN: Final = "<!-- begin; written by scripts/benchmark.py --render, not by hand -->"
 END: Final = "<!-- end -->"
 
@@ -135,8 +138,7 @@ def render(results: Results, images: str = "") -> str:
     blocks = [_introduction(suites)] if suites else []
     blocks += [f"Suite {name} failed: {x}" for name, x in results["failed"].items()]
     # whichever suite was measured last
-    order = [*SUITES, *(name for name in suites if name not in SUITES)]
-    for name in order:
+    for name in dict.fromkeys([*DECLARED["suites"], *suites]):
         if name == "methods" and name in suites:
             blocks += _methods_blocks(suites[name], images)
         elif name in suites:
@@ -150,10 +152,10 @@ def render(results: Results, images: str = "") -> str:
 def summary(results: Results) -> str:
     """Return the README's table."""
     rows = []
-    for text, suite, name in README_FIGURES:
-        checks = {check["name"]: check for check in results["suites"][suite]["checks"]}
-        figure = checks[name]
-        rows.append([text, measured(figure["measured"], figure["unit"])])
+    for row in DECLARED["readme"]:
+        checks = results["suites"][row["suite"]]["checks"]
+        figure = next(check for check in checks if check["name"] == row["figure"])
+        rows.append([row["text"], measured(figure["measured"], figure["unit"])])
     return markdown(["", "measured"], rows)
 
 
@@ -181,12 +183,11 @@ def suite_block(name: str, suite: Found) -> str:
         limit = measured(check["limit"], check["unit"])
         rows.append([check["name"], _bold(figure, not check["is-met"]), limit])
     facts = facts_of(suite["facts"])
-    declared = SUITES.get(name)
+    declared = DECLARED["suites"].get(name, {"title": f"Suite {name}"})
     # a suite without limits has nothing else to show
-    shown = declared.shown if declared else ()
-    shown = shown or (() if rows else tuple(facts)[:MOST_FACTS])
+    shown = declared.get("shown", [] if rows else list(facts)[:MOST_FACTS])
     rows += [[fact, facts[fact], ""] for fact in shown if fact in facts]
-    title = declared.title if declared else f"Suite {name}"
+    title = declared["title"]
     table = markdown(["", "measured", "at most"], rows)
     return f"**{title}** (`--suite {name}`)\n\n{table}"
 

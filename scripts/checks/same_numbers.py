@@ -23,7 +23,6 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +32,11 @@ from scripts.checks.checkouts import ONE_THREAD, Checkout, CheckoutError, check_
 from scripts.checks.report_figures import Figures, compare, flatten
 
 SCHEMA = 1
-MODEL = "same-numbers"
 STORE_SIZES = ("--orders", "2000", "--items", "100", "--customers", "300")
 SUPERNODES = 5
 MOST_NOTES = 12
 LOG_LINES = 25
 _UNKNOWN = re.compile(r"([\w.-]+): unknown setting")
-
-FEATURES = """o.channel, o.discount, o.placed,
-    i.part, i.price, i.weight, i.fragile,
-    c.age, c.income, c.segment, c.country
-FROM orders AS o
-JOIN items AS i ON o.item_id = i.item_id
-JOIN customers AS c ON o.customer_id = c.customer_id"""
-UNLABELLED = f"SELECT {FEATURES}"
-NUMBER = f"SELECT o.quantity AS label, {FEATURES}"
-CLASS = f"SELECT o.quantity > 12 AS label, {FEATURES}"
 
 FIXED_NOISE = """
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
@@ -71,61 +59,11 @@ Setting = str | int | float | bool
 Record = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run that is compared.
-
-    Attributes:
-        settings: of the run config; all others take their defaults.
-        data: "" for the built-in flights, or the folder with the tables.
-        supernodes: of the simulation.
-        after: a run that must have been before, as its model is used.
-    """
-
-    settings: Mapping[str, Setting] = field(default_factory=dict)
-    data: str = ""
-    supernodes: int = SUPERNODES
-    after: str = ""
-
-
-RUNS: Mapping[str, Run] = {
-    "flights-admm": Run({"num-epochs": 4}),
-    "flights-sgd": Run({"strategy": "sgd", "num-epochs": 1}),
-    "flights-regression": Run({"task": "regression", "num-epochs": 3}),
-    "flights-mlp": Run({"model": "mlp", "num-epochs": 2, "local-epochs": 1}),
-    "store-2": Run(
-        {"sql": CLASS, "num-epochs": 5, "model-name": MODEL}, "store", supernodes=2
-    ),
-    "store-5": Run({"sql": CLASS, "num-epochs": 5}, "store"),
-    "coreset-ridge": Run(
-        {"sql": NUMBER, "strategy": "coreset-ridge", "task": "regression", "l2": 0.1},
-        "store-rows",
-        supernodes=2,
-    ),
-    "coreset-kmeans": Run(
-        {
-            "sql": UNLABELLED,
-            "strategy": "coreset-kmeans",
-            "task": "auto",
-            "clusters": 5,
-        },
-        "store-rows",
-        supernodes=2,
-    ),
-    "personalised": Run({"num-epochs": 6}, "carriers"),
-    "predict": Run(
-        {"sql": UNLABELLED, "mode": "predict", "model-name": MODEL},
-        "store",
-        supernodes=2,
-        after="store-2",
-    ),
-    "evaluate": Run(
-        {"sql": CLASS, "mode": "evaluate", "model-name": MODEL},
-        "store",
-        supernodes=2,
-        after="store-2",
-    ),
-}
+_DECLARED = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+)
+RUNS: Mapping[str, Mapping[str, Any]] = _DECLARED["runs"]
+"""The runs that are compared; their file says what is declared of each."""
 
 
 class FailedRun(Exception):  # noqa: N818 - a run of the version, not of this script
@@ -178,7 +116,7 @@ def run_names(text: str) -> list[str]:
     if unknown:
         message = f"no run {unknown[0]!r}; there are {', '.join(RUNS)}"
         raise argparse.ArgumentTypeError(message)
-    names |= {RUNS[name].after for name in names}
+    names |= {RUNS[name].get("after", name) for name in names}
     return [name for name in RUNS if name in names]
 
 
@@ -236,24 +174,21 @@ def measure(version: str, names: Sequence[str]) -> Record:
 
 
 def run_figures(checkout: Checkout, name: str, folder: Path) -> Figures:
-    """Return the figures of one run.
-
-    Args:
-        checkout: the version.
-        name: of the run.
-        folder: of the version's data and runs.
+    """Return the figures of one run, in the folder of the version's data and runs.
 
     Raises:
         FailedRun: it did not complete.
     """
     run = RUNS[name]
     output = folder / name
-    settings: dict[str, Setting] = {**run.settings, "output-dir": str(output)}
-    if run.data:
-        data = make_data(checkout, run.data, folder)
+    settings: dict[str, Setting] = {**run["settings"], "output-dir": str(output)}
+    if "sql" in settings:
+        settings["sql"] = _DECLARED["sql"][settings["sql"]]
+    if "data" in run:
+        data = make_data(checkout, run["data"], folder)
         file = tomllib.loads((data / "my-run.toml").read_text(encoding="utf-8"))
         settings = {**file, **settings, "tables": str(data / "tables.toml")}
-    _start(checkout, settings, run.supernodes, folder)
+    _start(checkout, settings, run.get("supernodes", SUPERNODES), folder)
     report = json.loads((output / "report.json").read_text(encoding="utf-8"))
     return {**flatten(report), **prediction_figures(output)}
 

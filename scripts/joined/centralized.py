@@ -317,13 +317,19 @@ def fit_encoder(
         f"SELECT {listed} FROM {quote_name(fragment.name)} WHERE {_condition(fragment)}"
     )
     _, *columns = read_columns(connection, select, len(features) + 1, order="c0")
+    names = [feature.name for feature in features]
+    return encoder_of(choice, dict(zip(names, columns, strict=True)), sample)
+
+
+def encoder_of(
+    choice: TableChoice, columns: Mapping[str, Column], sample: Sample
+) -> SiteEncoder:
+    """Fit a table's encoder to its columns, by feature."""
     statistics = {
-        feature.name: feature_statistics(
-            choice, feature.name, column.kind, column.values, sample
-        )
-        for feature, column in zip(features, columns, strict=True)
+        name: feature_statistics(choice, name, column.kind, column.values, sample)
+        for name, column in columns.items()
     }
-    return fit(fragment.table, statistics).at_site(sample.hasher)
+    return fit(choice.table, statistics).at_site(sample.hasher)
 
 
 def read_label(

@@ -20,6 +20,7 @@ from scripts.joined.centralized import (
     Float32Array,
     Item,
     encode,
+    encoder_of,
     read_columns,
     select_items,
     simulated_hasher,
@@ -29,8 +30,7 @@ from tp_flower.features.choice import choose_encoders
 from tp_flower.features.columns import CategoricalColumn
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.encodings import CategoryEncoding
-from tp_flower.features.fitting import fit
-from tp_flower.features.statistics import Sample, feature_statistics
+from tp_flower.features.statistics import Sample
 from tp_flower.query import Query
 from tp_flower.sources.shards import column_types
 
@@ -76,14 +76,10 @@ def fit_encoders(
     """Fit the default encoders of every table to these of the joined rows."""
     encoders = {}
     for table in dict.fromkeys(table for table, _ in values if table):
-        own = {name: value for (t, name), value in values.items() if t == table}
-        choice = choose_encoders((), {table: list(own)})[table]
+        columns = {name: value for (t, name), value in values.items() if t == table}
+        choice = choose_encoders((), {table: list(columns)})[table]
         sample = Sample(simulated_hasher(0), rows=rows)
-        statistics = {
-            name: feature_statistics(choice, name, value.kind, value.values, sample)
-            for name, value in own.items()
-        }
-        encoders[table] = fit(table, statistics).at_site(sample.hasher)
+        encoders[table] = encoder_of(choice, columns, sample)
     return encoders
 
 

@@ -11,12 +11,9 @@ from scripts.bench.datasets import flights, flights_frames, movielens, store
 from scripts.bench.harness import Options, Outcome, SkippedSuite, problem_of, train
 from scripts.data.dataset import Dataset
 from strategies import Explain, RelationalStrategy
-from strategies.explain.cost import RunCost
 from strategies.run.grid import InProcessGrid
-from strategies.training.traffic import Traffic
 from tp_flower.methods import METHODS, PERSONAL
 from tp_flower.query import Query
-from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 from tp_flower.sources.flights import FLIGHTS_SQL
 
@@ -42,8 +39,8 @@ def measure_bytes(options: Options) -> Outcome:
     datasets = [flights(), store()]
     try:
         datasets.append(movielens(options.movielens))
-    except SkippedSuite:
-        print("  without movielens: no folder given with --movielens", flush=True)
+    except SkippedSuite as reason:
+        print(f"  without movielens: {reason}", flush=True)
     for dataset in datasets:
         runs = _against_formulas(dataset, outcome)
         _against_vfl(dataset.name, runs, outcome)
@@ -62,27 +59,26 @@ def _against_formulas(
         config = {**dataset.settings, "strategy": name, "num-epochs": EPOCHS}
         settings = Settings.from_run_config(config)
         runs[name] = train(dataset.sql, settings, dataset.join_only())
-        forecast = _forecast(dataset, settings)
+        explaining = settings.with_fields(mode="explain")
+        explain = Explain(Query.from_sql(dataset.sql), explaining)
+        with closing(InProcessGrid(app, dataset.join_only())) as grid:
+            explain.start(grid)
+        forecast = explain.explanation.cost
         report = runs[name].report
-        epoch, expected = epoch_bytes(runs[name]), total_bytes(forecast.epoch)
-        whole = (report.bytes_up + report.bytes_down) / total_bytes(forecast.run)
+        expected, whole = (
+            traffic.bytes_up + traffic.bytes_down
+            for traffic in (forecast.epoch, forecast.run)
+        )
+        epoch, sent = epoch_bytes(runs[name]), report.bytes_up + report.bytes_down
         outcome.check(
             f"{dataset.name}, {name}: bytes off the formulas, epoch and run",
-            max(abs(epoch / expected - 1.0), abs(whole - 1.0)),
+            max(abs(epoch / expected - 1.0), abs(sent / whole - 1.0)),
             OFF_FORMULA,
             "%",
         )
         title = f"{dataset.name}, {name}: an epoch's bytes, measured and by formula"
         outcome.facts[title] = [epoch, round(expected)]
     return runs
-
-
-def _forecast(dataset: Dataset, settings: Settings) -> RunCost:
-    explaining = settings.with_fields(mode="explain")
-    strategy = Explain(Query.from_sql(dataset.sql), explaining)
-    with closing(InProcessGrid(app, dataset.join_only())) as grid:
-        strategy.start(grid)
-    return strategy.explanation.cost
 
 
 def _against_vfl(
@@ -125,8 +121,8 @@ def _five_organisations(outcome: Outcome) -> None:
     strategy = train(FLIGHTS_SQL, Settings(num_epochs=EPOCHS), flights_frames())
     rounds = [item for item in strategy.report.history if item.epoch == EPOCHS]
     facts = {
-        "bytes up per epoch": _total(rounds, "bytes_up"),
-        "bytes down per epoch": _total(rounds, "bytes_down"),
+        "bytes up per epoch": sum(sum(r.bytes_up.values()) for r in rounds),
+        "bytes down per epoch": sum(sum(r.bytes_down.values()) for r in rounds),
         "floor, each way": floor_bytes(strategy),
         "rounds per epoch": len(rounds),
         "overhead per epoch": sum(item.overhead_bytes for item in rounds),
@@ -136,13 +132,11 @@ def _five_organisations(outcome: Outcome) -> None:
 
 def epoch_bytes(strategy: RelationalStrategy[Any]) -> int:
     """Return the bytes of a run's first epoch, both ways."""
-    rounds = [item for item in strategy.report.history if item.epoch == 1]
-    return _total(rounds, "bytes_up") + _total(rounds, "bytes_down")
-
-
-def total_bytes(traffic: Traffic) -> float:
-    """Return the bytes of both ways."""
-    return traffic.bytes_up + traffic.bytes_down
+    return sum(
+        sum(item.bytes_up.values()) + sum(item.bytes_down.values())
+        for item in strategy.report.history
+        if item.epoch == 1
+    )
 
 
 def vfl_ratio(strategy: RelationalStrategy[Any]) -> float:
@@ -163,7 +157,3 @@ def floor_bytes(strategy: RelationalStrategy[Any]) -> int:
     problem = problem_of(strategy)
     rows = sum(table.total_rows for table in problem.tables.values())
     return BYTES_PER_NUMBER * problem.loss.outputs * rows
-
-
-def _total(rounds: list[RoundReport], direction: str) -> int:
-    return sum(sum(getattr(item, direction).values()) for item in rounds)

@@ -21,7 +21,6 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -122,13 +121,13 @@ class Join:
         return len(self.labels)
 
     @property
-    def width(self) -> int:
-        """d, the features of all tables."""
-        return sum(table.features.shape[1] for table in self.tables)
+    def widths(self) -> list[int]:
+        """d_i, the features of each table."""
+        return [table.features.shape[1] for table in self.tables]
 
-    @cached_property
+    @property
     def _edges(self) -> npt.NDArray[np.intp]:
-        return np.cumsum([table.features.shape[1] for table in self.tables])[:-1]
+        return np.cumsum(self.widths)[:-1]
 
     def design(self, joined: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
         """Return the features of joined rows (k,), (k, d)."""
@@ -138,18 +137,16 @@ class Join:
     def residuals(self, theta: FloatArray) -> FloatArray:
         """Return X theta + b - y of theta (d + 1, c), (N, c)."""
         total: FloatArray = theta[-1] - self.labels[:, None]
-        for table, part in zip(
-            self.tables, np.split(theta[:-1], self._edges), strict=True
-        ):
+        parts = np.split(theta[:-1], self._edges)
+        for table, part in zip(self.tables, parts, strict=True):
             table.rows.add_expanded(table.features @ part, total)
         return total
 
     def distances(self, centres: FloatArray) -> FloatArray:
         """Return the squared distance to the nearest of centres (k, d), (N,)."""
         total = np.zeros((self.size, len(centres)))
-        for table, part in zip(
-            self.tables, np.split(centres, self._edges, axis=1), strict=True
-        ):
+        parts = np.split(centres, self._edges, axis=1)
+        for table, part in zip(self.tables, parts, strict=True):
             squares = np.einsum("ij,ij->i", table.features, table.features)
             local = squares[:, None] - 2.0 * (table.features @ part.T)
             table.rows.add_expanded(local + (part**2).sum(axis=1), total)
@@ -202,24 +199,19 @@ class Sampler:
     """Draws samples of a join's rows: by importance where it has scores, or uniformly.
 
     Attributes:
-        scores: (N,), s_j with the uniform term; None draws uniformly.
+        scores: (N,), s_j without the uniform term; None draws uniformly.
     """
 
     join: Join
     scores: FloatArray | None = None
 
-    @classmethod
-    def by_importance(cls, join: Join, scores: FloatArray) -> "Sampler":
-        """Return the sampler of scores (N,) without the uniform term."""
-        return cls(join, scores + len(join.tables) / join.size)
-
     def draw(self, size: int, rng: Generator) -> Sample:
         """Return a sample of ``size`` rows."""
         if self.scores is None:
             return uniform_sample(self.join.size, size, None, rng)
-        draws = draw_rows(self.scores, size, rng)
-        scores = self.scores[np.unique(draws)]
-        return weigh_sample(draws, scores, float(self.scores.sum()))
+        scores = self.scores + len(self.join.tables) / self.join.size
+        draws = draw_rows(scores, size, rng)
+        return weigh_sample(draws, scores[np.unique(draws)], float(scores.sum()))
 
 
 def units(size: int, kind: str, widths: Sequence[int], labels: int) -> int:
@@ -279,7 +271,7 @@ def measure_dataset(dataset: Dataset, outcome: Outcome, *, is_checked: bool) -> 
     facts: Results = {
         "title": dataset.title,
         "joined-rows": [training.size, test.size],
-        "features": training.width,
+        "features": sum(training.widths),
         "tables": len(training.tables),
         "ridge": measure_problem(dataset, ridge),
         "kmeans": measure_problem(dataset, kmeans),
@@ -310,7 +302,7 @@ def ridge_problem(training: Join, test: Join, theta: FloatArray) -> Problem:
 
         return run
 
-    importance = Sampler.by_importance(training, training.regression_scores(L2))
+    importance = Sampler(training, training.regression_scores(L2))
     return Problem(
         "coreset-ridge",
         {"C": importance, "U": Sampler(training)},
@@ -340,7 +332,7 @@ def kmeans_problem(join: Join) -> Problem:
     everything = Sample(
         np.arange(join.size), np.ones(join.size, int), np.ones(join.size), join.size
     )
-    importance = Sampler.by_importance(join, join.cluster_scores(CLUSTERS, rng))
+    importance = Sampler(join, join.cluster_scores(CLUSTERS, rng))
     return Problem(
         "coreset-kmeans",
         {"C": importance, "U": Sampler(join)},
@@ -354,11 +346,10 @@ def kmeans_problem(join: Join) -> Problem:
 def measure_problem(dataset: Dataset, problem: Problem) -> Results:
     """Return the costs of all sizes, and the bytes of a run of each kind."""
     join = problem.samplers["C"].join
-    widths = [table.features.shape[1] for table in join.tables]
     sizes: dict[str, dict[str, dict[str, float]]] = {}
     for size in SIZES:
         for kind, sampler in problem.samplers.items():
-            sent = units(size, kind, widths, problem.labels)
+            sent = units(size, kind, join.widths, problem.labels)
             for solver, costs in repeated(sampler, problem.solvers, size).items():
                 sizes.setdefault(f"{kind}-{solver}", {})[str(size)] = {
                     "mean": float(np.mean(costs)),
@@ -369,7 +360,7 @@ def measure_problem(dataset: Dataset, problem: Problem) -> Results:
     main = {kind: sizes[f"{kind}-{first}"][str(MAIN_SIZE)] for kind in problem.samplers}
     return {
         "full": dict(problem.full),
-        "full-units": join.size * (join.width + problem.labels),
+        "full-units": join.size * (sum(join.widths) + problem.labels),
         "sizes": sizes,
         "runs": {
             kind: run_of(dataset, problem, kind, cell) for kind, cell in main.items()
@@ -468,7 +459,7 @@ def theta_error(sampler: Sampler, optimum: FloatArray, rng: Generator) -> float:
     """
     join = sampler.join
     random = rng.normal(size=(len(optimum), PARAMETERS)) * join.labels.std()
-    random[:-1] /= np.sqrt(join.width)
+    random[:-1] /= np.sqrt(sum(join.widths))
     squares = join.residuals(np.column_stack([random, optimum])) ** 2
     sample = sampler.draw(GUARANTEED_SIZE, rng)
     ratios = (sample.weights @ squares[sample.joined]) / squares.sum(axis=0)

@@ -15,7 +15,6 @@ import math
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -95,13 +94,14 @@ def measure_methods(options: Options) -> Outcome:
 
 def measure_dataset(dataset: Dataset, options: Options) -> Results:
     """Run the reference and the methods; a method that fails loses only itself."""
-    facts = measure_reference(dataset, run_settings(dataset, None, {}))
-    facts |= {"methods": {}, "failed": {}, "settings": dict(options.settings)}
+    facts = measure_reference(dataset, Settings.from_run_config(dataset.settings))
+    facts |= {"methods": {}, "failed": {}}
     for name, method in METHODS.items():
         if options.methods and name not in options.methods:
             continue
         try:
-            settings = run_settings(dataset, method, options.settings)
+            config = {**dataset.settings, "strategy": method.strategy}
+            settings = Settings.from_run_config(config | dict(method.settings))
             sites = dataset.two_shards() if method.is_sharded else dataset.join_only()
             history = train(dataset.sql, settings, sites).report.history
         except Exception as error:  # noqa: BLE001 - the others' figures are worth as much
@@ -111,16 +111,6 @@ def measure_dataset(dataset: Dataset, options: Options) -> Results:
         curve = curve_of(history, dataset.metric)
         facts["methods"][name] = {"title": method.title, **summary(facts, curve)}
     return facts
-
-
-def run_settings(
-    dataset: Dataset, method: Method | None, chosen: Mapping[str, Any]
-) -> Settings:
-    """Return the settings of a run; those of the command line win."""
-    config: dict[str, Any] = dict(dataset.settings)
-    if method is not None:
-        config |= {"strategy": method.strategy, **method.settings}
-    return Settings.from_run_config(config | dict(chosen))
 
 
 def measure_reference(dataset: Dataset, settings: Settings) -> Results:

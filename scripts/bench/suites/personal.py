@@ -167,9 +167,6 @@ def codes() -> Mapping[str, Send]:
     }
 
 
-CODE_NAMES = tuple(codes())
-
-
 def encoded(
     update: FloatArray, gamma: float, rounds_before: int, entries: int
 ) -> tuple[FloatArray, float]:
@@ -206,9 +203,6 @@ def _measure_codes(name: str, problem: Problem, outcome: Outcome) -> None:
         outcome.facts[f"{name}, {code}: bytes to the test loss over float32's"] = (
             bytes_to(goal, losses, sizes) / bytes_to(goal, test, sent)
         )
-    outcome.curves[f"Test loss, {name}"] = {
-        code: losses.tolist() for code, (_, losses, _) in runs.items()
-    }
     reached, _, sizes = runs[MEANT]
     of = f"{name}, {MEANT}"
     outcome.check(f"{of}: bytes over float32's", sizes[-1] / sent[-1], 0.25)
@@ -234,14 +228,12 @@ def _measure_z_step(outcome: Outcome) -> None:
         for kind, (points, pull) in starts.items():
             solve = partial(step.solve, points, penalty, pull)
             with threadpool_limits(1):
-                iterations = solve().iterations
                 (seconds,) = best_seconds(solve, repeats=Z_REPEATS)
             of = f"{Z_STEP}, p = {norm}, {kind}"
             if norm == "2":
                 outcome.check(f"{of}: one core", seconds, Z_SECONDS, "s")
             else:
                 outcome.facts[f"{of}: one core, seconds"] = seconds
-            outcome.facts[f"{of}: iterations"] = iterations
 
 
 def _large_graph(draw: np.random.Generator) -> SimilarityGraph:

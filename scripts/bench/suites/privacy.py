@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from client_apps.rounds.site import Site
 from scripts.bench import datasets
 from scripts.bench.harness import (
     Options,
     Outcome,
     Sites,
     SkippedSuite,
+    participants_of,
     problem_of,
     train,
 )
@@ -124,13 +124,8 @@ def run(task: Task, settings: Settings) -> Run:
 
 def _local_scores(grid: InProcessGrid) -> dict[str, FloatArray]:
     """Return the scores of every table's rows, (n_i, d_c), straight from the models."""
-    parts = [
-        part
-        for context in grid.contexts.values()
-        for part in Site(context, grid.run_name).parts()
-    ]
     scores: dict[str, list[FloatArray]] = {}
-    for part in sorted(parts, key=lambda part: part.number):
+    for part in sorted(participants_of(grid), key=lambda part: part.number):
         scores.setdefault(part.table, []).append(part.shard.scores())
     return {table: np.concatenate(shards) for table, shards in scores.items()}
 

@@ -26,8 +26,14 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client_apps.app import app
-from client_apps.rounds.site import Site
-from scripts.bench.harness import Options, Outcome, Results, problem_of, train
+from scripts.bench.harness import (
+    Options,
+    Outcome,
+    Results,
+    participants_of,
+    problem_of,
+    train,
+)
 from scripts.bench.processes import in_process_of_its_own
 from scripts.data.paper_scale import PAPER_SCALES, write_paper_scale
 from scripts.data.run_files import write_tables
@@ -183,8 +189,7 @@ def _floor(grid: InProcessGrid, table: str, classes: int) -> list[tuple[float, f
     outputs = 1 if classes == 2 else classes
     (features,) = [
         on_host(part.shard.data.features)
-        for context in grid.contexts.values()
-        for part in Site(context, grid.run_name).parts()
+        for part in participants_of(grid)
         if part.table == table
     ]
     rng = np.random.default_rng(0)

@@ -30,7 +30,7 @@ from scripts.bench.render import (
     with_section,
 )
 from scripts.bench.suites.methods import ADMM_CLAIM, SGD_CLAIM
-from scripts.bench.suites.registry import SUITES, Suite
+from scripts.bench.suites.registry import SUITES
 
 PAGE_TEXT = PAGE.read_text(encoding="utf-8")
 
@@ -58,8 +58,7 @@ def skipped(_: Options) -> Outcome:
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     def call(suites, *arguments, output=tmp_path / "out"):
-        named = {name: Suite(measure, name) for name, measure in suites.items()}
-        monkeypatch.setattr(benchmark, "SUITES", named)
+        monkeypatch.setattr(benchmark, "SUITES", suites)
         where = [] if "--update" in arguments else ["--output", str(output)]
         status = benchmark.main([*where, *arguments])
         path = tmp_path / "out" / RESULTS_FILE
@@ -69,6 +68,7 @@ def run(monkeypatch, tmp_path):
 
 
 def test_suites_are_named_in_their_order() -> None:
+    assert list(SUITES) == list(render.DECLARED["suites"])
     names = list(SUITES)
     assert benchmark.suite_names("all") == names
     assert benchmark.suite_names(f"{names[2]},{names[0]}") == [names[0], names[2]]
@@ -81,11 +81,6 @@ def test_suites_are_named_in_their_order() -> None:
     [
         (["--datasets", "flihgts"], "no dataset 'flihgts'; there are flights,"),
         (["--methods", "admm,amdm"], "no method 'amdm'; there are admm, sgd,"),
-        (["--set", "mdl=mlp"], "mdl: unknown setting"),
-        (["--set", "batch-size=100"], "for method gd: 1 setting is not usable"),
-        (["--movielens", "/nowhere"], "'/nowhere' is not the folder or .zip of Movie"),
-        (["--vertical", "/nowhere"], "'/nowhere' has none of the files YearPredict"),
-        (["--factor", "-1"], "-1 is not a number above 0"),
         (["--output", __file__], "--output: "),
         (["--update", __file__], "--update: "),
         (["--render", "/nowhere"], "'/nowhere' is no benchmark.json: "),
@@ -101,12 +96,6 @@ def test_what_cannot_work_is_refused_before_measuring(
         run({"a": measure}, *arguments)
     assert status.value.code == 2
     assert message in capsys.readouterr().err
-
-
-def test_settings_are_of_the_methods_to_run(run) -> None:
-    arguments = ["--methods", "admm,sgd", "--set", "batch-size=100"]
-    status, _ = run({"a": good}, *arguments)
-    assert status == 0
 
 
 def test_an_interrupt_keeps_what_was_measured(run, capsys, tmp_path) -> None:
@@ -136,23 +125,20 @@ def test_an_error_loses_nothing_of_the_other_suites(run, capsys, tmp_path) -> No
     assert "Suite b failed: OSError: disk full" in page
 
 
-def test_a_missed_limit_is_told_and_written(run, capsys, tmp_path) -> None:
-    status, content = run({"a": missed})
-    assert status == 1
-    assert "MISSED: beyond" in capsys.readouterr().out
-    (check,) = content["suites"]["a"]["checks"]
-    # JSON knows no infinity
-    assert (check["measured"], check["is-met"]) == (None, False)
-    page = (tmp_path / "out" / "benchmark.md").read_text("utf-8")
-    assert "| beyond | **-** | 2 |" in page
-
-
-def test_update_replaces_what_is_named_and_keeps_the_rest(run, tmp_path) -> None:
+def test_update_replaces_what_is_named_and_keeps_the_rest(
+    run, tmp_path, capsys
+) -> None:
     _, before = run({"a": good, "b": good})
     path = tmp_path / "out" / "benchmark.json"
     status, after = run({"a": missed, "b": failing}, "--update", str(path))
     assert status == 1
+    assert "MISSED: beyond" in capsys.readouterr().out
     assert after["suites"]["a"]["facts"] == {"new": 1}
+    (check,) = after["suites"]["a"]["checks"]
+    # JSON knows no infinity
+    assert (check["measured"], check["is-met"]) == (None, False)
+    page = (tmp_path / "out" / "benchmark.md").read_text("utf-8")
+    assert "| beyond | **-** | 2 |" in page
     # a failed suite keeps what it found before
     assert after["suites"]["b"] == before["suites"]["b"]
     assert after["failed"] == {"b": "OSError: disk full"}
@@ -198,9 +184,6 @@ def test_memory_and_time_of_a_block() -> None:
     assert figures["cpu-seconds"] > 0.0
 
 
-# ---- the page and the README's table
-
-
 def test_nobody_edits_figures_by_hand() -> None:
     committed = read_results(FOLDER / RESULTS_FILE)
     section = render.render(committed, "../scripts/bench/results/")
@@ -219,9 +202,6 @@ def test_every_image_is_there_and_none_is_left_over() -> None:
     }
     assert named == set(FOLDER.glob("*.png"))
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in named)
-
-
-def test_the_committed_file_is_small_and_without_paths() -> None:
     text = (FOLDER / RESULTS_FILE).read_text(encoding="utf-8")
     assert len(text) < 300_000
     assert str(Path.home()) not in text

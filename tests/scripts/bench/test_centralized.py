@@ -23,7 +23,6 @@ from scripts.joined.models import (
     fit_ridge,
     fit_scikit_learn,
     train_lbfgs,
-    train_scikit_learn,
     train_sgd,
 )
 from strategies import TablePuppetADMM
@@ -249,11 +248,6 @@ def test_a_sparse_table_gives_the_same_steps(loss: str, train) -> None:
         assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-4)
 
 
-def test_scikit_learn_reaches_the_optimum(loss: str) -> None:
-    curve = train_scikit_learn(problem_of(loss), TASKS[loss])
-    assert -1e-9 < excess(loss, curve.fitted) < 1e-4
-
-
 def test_sgd_reaches_the_optimum(loss: str) -> None:
     settings = replace(TASKS[loss], num_epochs=80, batch_size=100, decay=0.1)
     curve = train_sgd(problem_of(loss), settings)
@@ -278,18 +272,6 @@ def test_one_batch_and_no_momentum_is_gradient_descent() -> None:
         curve.fitted.weights[:, 0], weights, rtol=1e-4, atol=1e-6
     )
     np.testing.assert_allclose(curve.fitted.intercept, [mean], rtol=1e-9)
-
-
-def test_split_and_encoders_are_those_of_the_run() -> None:
-    settings = replace(TASKS["squared"], num_epochs=12)
-    strategy = TablePuppetADMM(Query.from_sql(STORE_SQL), settings)
-    strategy.start(InProcessGrid(app, [STORE]))
-    curve = train_lbfgs(problem_of("squared"), settings)
-    # the run is within ADMM's tolerance of the same optimum, on the same held-out rows
-    assert strategy.report.final_test["rmse"] == pytest.approx(
-        curve.test[-1]["rmse"], rel=1e-3
-    )
-    assert strategy.report.joined_rows_test == len(problem_of("squared").test_labels)
 
 
 @pytest.mark.parametrize("train", [train_lbfgs, train_sgd])
@@ -334,11 +316,8 @@ def test_rmse_is_compared_relatively() -> None:
     report = {**report_of(0.0), "final": {"test": {"rmse": 40.1}}}
     assert not judge(report, Settings(), {"rmse": 40.0})[1]
     assert judge(report, Settings(strategy="sgd"), {"rmse": 40.0})[1]
-
-
-def test_other_models_are_not_judged() -> None:
-    settings = Settings(models=(("o", "mlp"),))
-    text, is_equal = judge(report_of(0.9), settings, {"auc": 0.7})
+    mlp = Settings(models=(("o", "mlp"),))
+    text, is_equal = judge(report, mlp, {"rmse": 20.0})
     assert is_equal
     assert "no verdict" in text
 
