@@ -32,10 +32,10 @@ def algorithm_3(points, labels, centres):
         for x, label in zip(points, labels, strict=True)
     ]
     cost, scores = sum(squares), []
-    for own, label in zip(squares, labels, strict=True):
+    for square, label in zip(squares, labels, strict=True):
         members = np.array(squares)[labels == label]
         scores.append(
-            ALPHA * own / cost
+            ALPHA * square / cost
             + ALPHA * members.sum() / (len(members) * cost)
             + 2 * ALPHA / len(members)
         )
@@ -44,14 +44,18 @@ def algorithm_3(points, labels, centres):
 
 def test_scores_over_a_join_are_those_of_the_materialised_join():
     rows, copies = rows_and_masses()
-    own = cluster_shard(rows, copies, 5, generator())
+    clusters = cluster_shard(rows, copies, 5, generator())
     joined = np.repeat(np.arange(ROWS), copies)
-    slow = algorithm_3(rows[joined].astype(float), own.labels[joined], own.centres)
-    scores = kmeans_scores(own)
+    slow = algorithm_3(
+        rows[joined].astype(float), clusters.labels[joined], clusters.centres
+    )
+    scores = kmeans_scores(clusters)
     np.testing.assert_allclose(scores[joined], slow, rtol=1e-6)
     assert not scores[copies == 0].any()
-    assert scores @ copies == pytest.approx(kmeans_total(own.cost, own.cost, own.used))
-    assert scores @ copies == pytest.approx(2 * ALPHA * (1 + own.used))
+    assert scores @ copies == pytest.approx(
+        kmeans_total(clusters.cost, clusters.cost, clusters.used)
+    )
+    assert scores @ copies == pytest.approx(2 * ALPHA * (1 + clusters.used))
 
 
 def test_whole_masses_cluster_as_repeated_rows():
@@ -86,25 +90,25 @@ def test_shards_are_scored_as_one_table_with_all_their_centres():
 
 def test_more_clusters_than_distinct_rows():
     points = np.array([[0.1, 0.7], [0.1, 0.7], [0.3, 0.2]], np.float32)
-    own = cluster_shard(points, np.array([1, 2, 3]), 10, generator())
-    assert (own.used, own.cost) == (2, 0.0)
+    clusters = cluster_shard(points, np.array([1, 2, 3]), 10, generator())
+    assert (clusters.used, clusters.cost) == (2, 0.0)
     # each of the three joined rows of a cluster scores 2 alpha / 3
-    assert kmeans_scores(own).tolist() == pytest.approx([2 * ALPHA / 3] * 3)
+    assert kmeans_scores(clusters).tolist() == pytest.approx([2 * ALPHA / 3] * 3)
     assert len(weighted_kmeans(points, np.ones(3), 2, generator())) == 2
 
 
 def test_rows_that_count_nothing_have_no_cluster_of_their_own():
     points = np.array([[0.0], [1.0], [1000.0]])
-    own = cluster_shard(points, np.array([1.0, 2.0, 0.0]), 3, generator())
-    assert own.centres.ravel().tolist() == [0.0, 1.0]
-    assert own.cost == 0.0
-    assert kmeans_scores(own)[2] == 0.0
+    clusters = cluster_shard(points, np.array([1.0, 2.0, 0.0]), 3, generator())
+    assert clusters.centres.ravel().tolist() == [0.0, 1.0]
+    assert clusters.cost == 0.0
+    assert kmeans_scores(clusters)[2] == 0.0
 
 
 def test_a_shard_without_rows_that_count_has_no_clusters():
-    own = cluster_shard(np.ones((2, 3)), np.zeros(2), 4, generator())
-    assert (own.used, own.cost) == (0, 0.0)
-    assert kmeans_scores(own, 5.0).tolist() == [0.0, 0.0]
+    clusters = cluster_shard(np.ones((2, 3)), np.zeros(2), 4, generator())
+    assert (clusters.used, clusters.cost) == (0, 0.0)
+    assert kmeans_scores(clusters, 5.0).tolist() == [0.0, 0.0]
     with pytest.raises(ValueError, match="nothing to cluster"):
         weighted_kmeans(np.ones((2, 1)), np.zeros(2), 1, generator())
 
@@ -128,8 +132,8 @@ def test_clustering_is_a_stationary_point_and_finds_separated_groups():
     centres = weighted_kmeans(points, weights, 3, rng)
     labels, _ = nearest(points, centres)
     for place in range(3):
-        own = labels == place
-        mean = weights[own] @ points[own] / weights[own].sum()
+        members = labels == place
+        mean = weights[members] @ points[members] / weights[members].sum()
         np.testing.assert_allclose(centres[place], mean, atol=1e-6)
     order = np.lexsort(np.round(centres / 9).T)
     np.testing.assert_allclose(centres[order], middle, atol=0.6)
@@ -157,9 +161,11 @@ def test_distdim_clusters_the_combinations_of_local_centres():
 
 def test_distdim_with_one_party_and_its_own_clusters_is_local_kmeans():
     rows, copies = rows_and_masses()
-    own = cluster_shard(rows, copies, 5, generator())
-    actual = distdim(own.labels[:, None], [own.centres], copies, 5, generator())
-    np.testing.assert_allclose(actual, own.centres, rtol=1e-6)
+    clusters = cluster_shard(rows, copies, 5, generator())
+    actual = distdim(
+        clusters.labels[:, None], [clusters.centres], copies, 5, generator()
+    )
+    np.testing.assert_allclose(actual, clusters.centres, rtol=1e-6)
 
 
 def test_a_clustering_begins_where_the_generator_says():

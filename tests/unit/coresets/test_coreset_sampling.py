@@ -42,7 +42,7 @@ class _Join:
         rng = np.random.default_rng(5)
         count = self.rows = 60
         self.weights = rng.gamma(1.0, size=count) if weighted else None
-        self.own = np.ones(count) if self.weights is None else self.weights
+        self.row_weights = np.ones(count) if self.weights is None else self.weights
         sizes, widths = (40, 12, 6), (3, 4, 2)
         self.tables = [
             TableRows(rng.integers(low, size, count).astype(np.int32), size)
@@ -55,7 +55,7 @@ class _Join:
         labels = rng.normal(size=(sizes[0], 1))
         self.columns[0] = augmented(self.columns[0], labels, intercept=True)
         self.masses = [
-            table.segment_sum(self.own[:, None])[:, 0] for table in self.tables
+            table.segment_sum(self.row_weights[:, None])[:, 0] for table in self.tables
         ]
 
     def expanded(self, place):
@@ -65,26 +65,28 @@ class _Join:
     def scores(self):
         """s_j without the uniform term, of what each table computes of its rows."""
         return sum(
-            table.expand(regression_scores(own, mass))
-            for table, own, mass in zip(
+            table.expand(regression_scores(rows, mass))
+            for table, rows, mass in zip(
                 self.tables, self.columns, self.masses, strict=True
             )
         )
 
     def exact(self):
         """The density of Algorithm 1 on the materialised join, by QR."""
-        scores = np.full(self.rows, len(self.tables) / self.own.sum())
+        scores = np.full(self.rows, len(self.tables) / self.row_weights.sum())
         for place in range(len(self.tables)):
-            basis, _ = np.linalg.qr(np.sqrt(self.own)[:, None] * self.expanded(place))
-            scores += (basis**2).sum(axis=1) / self.own
-        density = self.own * scores
+            basis, _ = np.linalg.qr(
+                np.sqrt(self.row_weights)[:, None] * self.expanded(place)
+            )
+            scores += (basis**2).sum(axis=1) / self.row_weights
+        density = self.row_weights * scores
         return scores, density / density.sum()
 
     def draw(self, size, rng):
         """The whole protocol, with every party in this process."""
         scores = [
-            regression_scores(own, mass)
-            for own, mass in zip(self.columns, self.masses, strict=True)
+            regression_scores(rows, mass)
+            for rows, mass in zip(self.columns, self.masses, strict=True)
         ]
         masses = [a * b for a, b in zip(scores, self.masses, strict=True)]
         totals = [*(mass.sum() for mass in masses), len(masses)]
@@ -93,8 +95,8 @@ class _Join:
             draw_joined(table, draw_rows(mass, count, rng), self.weights, rng)
             for table, mass, count in zip(self.tables, masses, counts[:-1], strict=True)
         ]
-        own = draw_uniform(counts[-1], self.rows, self.weights, rng)
-        return np.concatenate([*draws, own]), float(sum(totals))
+        rows = draw_uniform(counts[-1], self.rows, self.weights, rng)
+        return np.concatenate([*draws, rows]), float(sum(totals))
 
 
 both = pytest.mark.parametrize("weighted", [False, True], ids=["equal", "weighted"])
@@ -104,12 +106,12 @@ both = pytest.mark.parametrize("weighted", [False, True], ids=["equal", "weighte
 def test_scores_over_a_join_are_the_leverages_of_the_materialised_join(weighted):
     join = _Join(weighted=weighted)
     scores, _ = join.exact()
-    uniform = len(join.tables) / join.own.sum()
+    uniform = len(join.tables) / join.row_weights.sum()
     np.testing.assert_allclose(join.scores() + uniform, scores, rtol=1e-9)
     # their sums are the ranks, which the server knows a bound of
     totals = [
-        regression_scores(own, mass) @ mass
-        for own, mass in zip(join.columns, join.masses, strict=True)
+        regression_scores(rows, mass) @ mass
+        for rows, mass in zip(join.columns, join.masses, strict=True)
     ]
     np.testing.assert_allclose(totals, [5, 4, 2], rtol=1e-9)
 
@@ -142,7 +144,7 @@ def test_weighted_costs_are_unbiased_for_50_random_parameters(weighted):
         actual[repeat] = sample.weights @ costs[sample.joined]
     error = actual.std(axis=0, ddof=1) / np.sqrt(repeats)
     # 50 correlated statistics: the limit of 3 is passed by chance one time in ten
-    z = (actual.mean(axis=0) - join.own @ costs) / error
+    z = (actual.mean(axis=0) - join.row_weights @ costs) / error
     assert np.abs(z).max() < 3
     # and for the sum of the weights themselves
     assert abs(z).mean() < 1.5
@@ -152,10 +154,10 @@ def test_weighted_costs_are_unbiased_for_50_random_parameters(weighted):
 def test_the_penalty_is_as_many_more_joined_rows(weighted):
     join, penalty = _Join(weighted=weighted), 0.3
     rows, mass = join.columns[0], join.masses[0]  # three features, 1, the label
-    own = np.sqrt(join.own)[:, None] * join.expanded(0)
-    extended = np.vstack([own, np.sqrt(penalty) * np.eye(5)[:3]])
+    root = np.sqrt(join.row_weights)[:, None] * join.expanded(0)
+    extended = np.vstack([root, np.sqrt(penalty) * np.eye(5)[:3]])
     basis, _ = np.linalg.qr(extended)
-    reference = (basis[: join.rows] ** 2).sum(axis=1) / join.own
+    reference = (basis[: join.rows] ** 2).sum(axis=1) / join.row_weights
     actual = regression_scores(rows, mass, features=3, penalty=penalty)
     np.testing.assert_allclose(join.tables[0].expand(actual), reference, rtol=1e-9)
     gram = weighted_gram(rows, mass)
@@ -230,19 +232,19 @@ def test_rows_without_mass_are_never_drawn():
 @both
 def test_uniform_samples_are_distinct_unbiased_rows(weighted):
     weights = np.arange(1.0, 11.0) if weighted else None
-    own = np.ones(10) if weights is None else weights
+    masses = np.ones(10) if weights is None else weights
     rng = np.random.default_rng(3)
     taken = np.zeros(10)
     for _ in range(4000):
         sample = uniform_sample(10, 3, weights, rng)
         assert len(set(sample.joined.tolist())) == 3 == sample.size
-        np.testing.assert_allclose(sample.weights, own[sample.joined] * 10 / 3)
+        np.testing.assert_allclose(sample.weights, masses[sample.joined] * 10 / 3)
         taken[sample.joined] += 1
     # without replacement the counts vary less than a multinomial's
     assert np.abs(taken - 1200).max() < 4 * np.sqrt(4000 * 0.3 * 0.7)
     everything = uniform_sample(10, 99, weights, rng)
     assert everything.joined.tolist() == list(range(10))
-    np.testing.assert_array_equal(everything.weights, own)
+    np.testing.assert_array_equal(everything.weights, masses)
 
 
 def test_masks_cancel_in_the_sum_of_all_parts_alone():

@@ -17,18 +17,20 @@ def problem(rows=200, width=4):
 
 def objective(theta, design, targets, weights, l2, l1=0.0):
     residuals = design @ theta[:-1] + theta[-1] - targets
-    own = theta[:-1]
+    slopes = theta[:-1]
     fit = 0.5 * weights @ residuals**2 / weights.sum()
-    return fit + 0.5 * l2 * own @ own + l1 * np.abs(own).sum()
+    return fit + 0.5 * l2 * slopes @ slopes + l1 * np.abs(slopes).sum()
 
 
 @pytest.mark.parametrize("l2", [0.0, 1e-3, 0.5])
 def test_ridge_is_the_weighted_normal_equations(l2):
     design, targets, weights = problem()
     full = np.column_stack([design, np.ones(len(design))])
-    own = weights / weights.sum()
+    shares = weights / weights.sum()
     penalty = l2 * np.diag([1.0] * 4 + [0.0])
-    exact = np.linalg.solve(full.T * own @ full + penalty, full.T @ (own * targets))
+    exact = np.linalg.solve(
+        full.T * shares @ full + penalty, full.T @ (shares * targets)
+    )
     actual = solve(design, targets, weights, l2=l2)
     np.testing.assert_allclose(actual, exact, rtol=1e-8)
     saga = solve(design, targets, weights, l2=l2, solver="saga")
@@ -59,8 +61,8 @@ def test_l1_reaches_the_minimum_of_the_house_objective(l2):
 
     bounds = [(0, None)] * 8 + [(None, None)]
     exact = minimize(split, np.ones(9), bounds=bounds, tol=1e-12).fun
-    own = objective(actual, design, targets, weights, l2, l1)
-    assert own == pytest.approx(exact, rel=1e-5)
+    reached = objective(actual, design, targets, weights, l2, l1)
+    assert reached == pytest.approx(exact, rel=1e-5)
 
 
 def test_units_of_columns_do_not_matter_without_a_penalty():
@@ -102,7 +104,7 @@ def test_gamma_is_the_least_singular_value_of_the_bases():
         shared + 0.3 * rng.normal(size=(300, 2)),
     ]
     weights = rng.gamma(1.0, size=300)
-    bases = [np.linalg.qr(np.sqrt(weights)[:, None] * own)[0] for own in tables]
+    bases = [np.linalg.qr(np.sqrt(weights)[:, None] * table)[0] for table in tables]
     exact = np.linalg.svd(np.hstack(bases), compute_uv=False)[-1]
     assert 0.05 < exact < 0.5
     assert gamma(tables, weights) == pytest.approx(exact, rel=1e-9)
@@ -117,16 +119,16 @@ def test_tau_is_least_over_the_tables_of_the_largest_ratio_over_pairs():
     tables = [rng.normal(size=(40, 3)), rng.normal(size=(40, 2)) * 3]
     pairs = [(i, j) for i in range(40) for j in range(i)]
 
-    def ratios(own):
+    def ratios(table):
         whole = np.hstack(tables)
         return [
-            ((whole[i] - whole[j]) ** 2).sum() / ((own[i] - own[j]) ** 2).sum()
+            ((whole[i] - whole[j]) ** 2).sum() / ((table[i] - table[j]) ** 2).sum()
             for i, j in pairs
         ]
 
     actual = tau(tables, rng)
-    assert actual.largest == pytest.approx(min(max(ratios(own)) for own in tables))
-    medians = [sorted(ratios(own))[len(pairs) // 2] for own in tables]
+    assert actual.largest == pytest.approx(min(max(ratios(table)) for table in tables))
+    medians = [sorted(ratios(table))[len(pairs) // 2] for table in tables]
     assert actual.median == pytest.approx(min(medians))
 
 

@@ -194,10 +194,10 @@ EQUAL = [
 
 def test_equal_values_agree_and_others_do_not(tmp_path):
     hashes = [[hash_of(tmp_path, value) for value in values] for values in EQUAL]
-    for values, own in zip(EQUAL, hashes, strict=True):
-        assert len(set(own)) == 1, values
-        assert (own[0] is None) == ("NULL::INTEGER" in values)
-    assert len({own[0] for own in hashes}) == len(EQUAL)
+    for values, group in zip(EQUAL, hashes, strict=True):
+        assert len(set(group)) == 1, values
+        assert (group[0] is None) == ("NULL::INTEGER" in values)
+    assert len({group[0] for group in hashes}) == len(EQUAL)
 
 
 def test_composite_keys_do_not_run_together(tmp_path):
@@ -307,7 +307,7 @@ def test_blocks_are_the_rows_of_the_columns(tmp_path, monkeypatch):
                     parts = [rows_in(block[name]) for block in blocks]
                     assert list(chain(*parts)) == rows_in(whole)
         lists = [block["c"].texts for block in shard.blocks(None, 9)]
-        assert all(own is lists[0] for own in lists)
+        assert all(each is lists[0] for each in lists)
 
 
 @pytest.mark.parametrize(("width", "rows"), [(1, 1 << 14), (64, 1 << 14), (512, 2048)])

@@ -28,10 +28,10 @@ def shard(table="t", site="a", index=0, **changes):
 
 def description(shards, **changes):
     """What a node answers that hosts these shards."""
-    placed = [{"position": place, **own} for place, own in enumerate(shards)]
+    placed = [{"position": place, **entry} for place, entry in enumerate(shards)]
     return {
         "shards": placed,
-        "tables": [own["table"] for own in shards],
+        "tables": [entry["table"] for entry in shards],
         "partitions": 0,
         "public-key": "ab" * 32,
         "keys": "agreed",
@@ -42,7 +42,7 @@ def description(shards, **changes):
 def read(*nodes):
     """Return the inventory of nodes 2, 3, ...: each a list of shards."""
     return read_inventory(
-        {number: Packet(description(own)) for number, own in enumerate(nodes, 2)}
+        {number: Packet(description(hosted)) for number, hosted in enumerate(nodes, 2)}
     )
 
 

@@ -47,10 +47,10 @@ def test_merged_counts_are_those_of_the_union(
     members: list[Shard], min_count: int
 ) -> None:
     expected: Counter[str] = Counter()
-    for own in members:
-        counts = Counter(value for value in own if value is not None)
+    for shard in members:
+        counts = Counter(value for value in shard if value is not None)
         expected += Counter({k: v for k, v in counts.items() if v >= min_count})
-    parts = [count_categories(column(own), HASHER, min_count) for own in members]
+    parts = [count_categories(column(shard), HASHER, min_count) for shard in members]
     merged = merge_categories(parts)
     assert named(merged) == expected
     assert merged.hashes.tolist() == sorted(merged.hashes.tolist())
@@ -63,10 +63,12 @@ def test_merged_counts_are_those_of_the_union(
 def test_cut_lists_give_the_exact_most_frequent_or_none(
     members: list[Shard], number: int, most: int
 ) -> None:
-    full = merge_categories([count_categories(column(own), HASHER) for own in members])
+    full = merge_categories(
+        [count_categories(column(shard), HASHER) for shard in members]
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statistics, "MOST_CATEGORIES", most)
-        parts = [count_categories(column(own), HASHER) for own in members]
+        parts = [count_categories(column(shard), HASHER) for shard in members]
     assert all(len(part.hashes) <= most for part in parts)
     cut = merge_categories(parts)
     exact = full.hashes[full.most_frequent(number)]

@@ -20,20 +20,20 @@ def _five_points(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rank_error_is_within_the_bound(
     members: list[list[float]], min_count: int
 ) -> None:
-    parts = [summarise(np.array(own, float), min_count) for own in members]
+    parts = [summarise(np.array(shard, float), min_count) for shard in members]
     merged = merge_quantiles(parts)
-    everything = np.array([value for own in members for value in own])
-    stated = sum(max(-(-len(own) // 5), 2 * min_count - 1) / 2 for own in members)
+    everything = np.array([value for shard in members for value in shard])
+    stated = sum(max(-(-len(shard) // 5), 2 * min_count - 1) / 2 for shard in members)
     assert merged.rank_error <= stated
     for x in everything:
         at_most = merged.weights[merged.values <= x].sum()
         below = merged.weights[merged.values < x].sum()
         assert abs((everything <= x).sum() - at_most) <= merged.rank_error
         assert abs((everything < x).sum() - below) <= merged.rank_error
-    for own, part in zip(members, parts, strict=True):
-        assert set(part.values) <= set(own)
+    for shard, part in zip(members, parts, strict=True):
+        assert set(part.values) <= set(shard)
         assert (part.weights >= min_count).all()
-        assert part.count == (len(own) if len(own) >= min_count else 0)
+        assert part.count == (len(shard) if len(shard) >= min_count else 0)
         assert len(part.values) <= 5
 
 
@@ -44,7 +44,7 @@ def test_quantile_is_within_the_bound(
     merged = merge_quantiles(
         [summarise(np.array(s, float), min_count) for s in members]
     )
-    everything = np.array([value for own in members for value in own])
+    everything = np.array([value for shard in members for value in shard])
     if not merged.count:
         return
     actual, rank = merged.quantile(p), p * (merged.count - 1)
@@ -60,8 +60,8 @@ def test_quantile_is_within_the_bound(
 def test_small_shards_have_exact_quantiles(
     members: list[list[float]], p: float
 ) -> None:
-    merged = merge_quantiles([summarise(np.array(own, float)) for own in members])
-    everything = [value for own in members for value in own]
+    merged = merge_quantiles([summarise(np.array(shard, float)) for shard in members])
+    everything = [value for shard in members for value in shard]
     assert merged.rank_error == 0
     if everything:
         assert merged.quantile(p) == pytest.approx(
@@ -72,7 +72,7 @@ def test_small_shards_have_exact_quantiles(
 @given(shards)
 @example([[0.0] * 7])  # groups of equal values differ in size
 def test_merging_is_order_free(members: list[list[float]]) -> None:
-    parts = [summarise(np.array(own, float)) for own in members]
+    parts = [summarise(np.array(shard, float)) for shard in members]
     merged = merge_quantiles(parts)
     stepwise = parts[-1]
     for part in reversed(parts[:-1]):

@@ -43,10 +43,10 @@ CHOICE = choice_of(COLUMNS, x="min-max missing=median")
 def test_merged_statistics_of_any_sharding_are_those_of_the_whole(
     shards: list[list[float | None]],
 ) -> None:
-    columns = [{"x": numeric(*own)} for own in shards]
+    columns = [{"x": numeric(*shard)} for shard in shards]
     choice = choice_of(columns[0], x="min-max")
-    merged = merge([statistics_of(choice, own)["x"] for own in columns])
-    everything = [value for own in shards for value in own]
+    merged = merge([statistics_of(choice, shard)["x"] for shard in columns])
+    everything = [value for shard in shards for value in shard]
     present = np.array([value for value in everything if value is not None])
     assert (merged.rows, merged.count) == (len(everything), present.size)
     if not present.size:
@@ -114,8 +114,8 @@ def test_refuses_to_merge_what_differs() -> None:
 
 def sent() -> Packet:
     actual = {
-        name: feature_statistics(CHOICE, name, kind_of(own), own, Sample(HASHER))
-        for name, own in COLUMNS.items()
+        name: feature_statistics(CHOICE, name, kind_of(column), column, Sample(HASHER))
+        for name, column in COLUMNS.items()
     }
     return packet_of(to_wire(actual))
 

@@ -90,8 +90,8 @@ def test_scores_and_segment_sums_are_those_of_loops(drawn, outputs, seed):
     }
     for batch in range(plan.batches):
         joined = plan.order[plan.slice(batch)]
-        own = {name: local[name][plan.tables[name].of(batch)] for name in local}
-        scores = plan.sum_scores(batch, base, own)
+        values = {name: local[name][plan.tables[name].of(batch)] for name in local}
+        scores = plan.sum_scores(batch, base, values)
         derivatives = rng.normal(size=scores.shape)
         for position, row in enumerate(joined):
             expected = base.copy()
@@ -110,10 +110,13 @@ def test_scores_and_segment_sums_are_those_of_loops(drawn, outputs, seed):
             # the adjoint of looking the batch's rows up
             slots = plan.tables[name].slots[plan.slice(batch)]
             looked_up = np.reshape(
-                slow.expand(slots, own[name] if len(own[name]) else zero), (-1, outputs)
+                slow.expand(slots, values[name] if len(values[name]) else zero),
+                (-1, outputs),
             )
             left = float((looked_up * derivatives).sum())
-            assert left == pytest.approx(float((own[name] * actual).sum()), abs=1e-10)
+            assert left == pytest.approx(
+                float((values[name] * actual).sum()), abs=1e-10
+            )
 
 
 def test_the_seed_decides_the_plan():

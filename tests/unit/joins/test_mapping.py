@@ -61,11 +61,11 @@ def build(tables, predicates, outer=(), label="t0", **limits):
         for rows in shards:
             for number, column in enumerate(zip(*rows, strict=True)):
                 keys[table, number].append(number_key(column))
-    for table, other, own, theirs in predicates:
-        sides = [(table, COLUMNS.index(own)), (other, COLUMNS.index(theirs))]
+    for table, other, ours, theirs in predicates:
+        sides = [(table, COLUMNS.index(ours)), (other, COLUMNS.index(theirs))]
         sides.sort()
         (left, left_key), (right, right_key) = sides
-        text = f"{table}.{own} = {other}.{theirs}"
+        text = f"{table}.{ours} = {other}.{theirs}"
         joins.append(Join(left, right, left_key, right_key, text=text))
     return build_mapping(joins, keys, sizes, label, outer, **limits)
 
@@ -79,9 +79,9 @@ def joined_by_duckdb(tables, predicates, outer):
     source = "FROM t0"
     for table in list(tables)[1:]:
         on = " AND ".join(
-            f"{own}.{column} = {other}.{theirs}"
-            for own, other, column, theirs in predicates
-            if own == table
+            f"{right}.{column} = {other}.{theirs}"
+            for right, other, column, theirs in predicates
+            if right == table
         )
         source += f" {'LEFT JOIN' if table in outer else 'JOIN'} {table} ON {on}"
     return slow.joined_positions(frames, {name: name for name in tables}, source)
@@ -121,14 +121,14 @@ def check_steps(mapping, steps, outer):
     others = [mapping.tables[step.table].row_of.tolist() for step in steps[:-1]]
     groups = Counter(zip(*others, strict=True))
     fan_out = [*groups.values(), *[0] * (last.rows_before - len(groups))]
-    own = mapping.tables[last.table]
+    rows = mapping.tables[last.table]
     assert last.rows == sum(fan_out)
     assert last.fan_out_min == min(fan_out)
     assert last.fan_out_median == np.median(fan_out)
     assert last.fan_out_max == max(fan_out)
-    missing = int((own.row_of < 0).sum())
+    missing = int((rows.row_of < 0).sum())
     assert last.unmatched_before == fan_out.count(0) + missing
-    assert last.unmatched_rows == int((own.multiplicity == 0).sum())
+    assert last.unmatched_rows == int((rows.multiplicity == 0).sum())
 
 
 LEFT = [("t1", "t0", "a", "a")]
@@ -199,7 +199,7 @@ JOIN = Join("l", "r", 0, 0, text="l.k = r.k")
 def join_keys(left, right, joins=(JOIN,)):
     """Rows of both tables, by joined row."""
     keys = {("l", 0): left, ("r", 0): right}
-    rows = {name: sum(len(k.codes) for k in own) for (name, _), own in keys.items()}
+    rows = {name: sum(len(k.codes) for k in parts) for (name, _), parts in keys.items()}
     mapping, _ = build_mapping(joins, keys, rows, "l")
     return [mapping.tables[name].row_of.tolist() for name in "lr"]
 

@@ -24,46 +24,46 @@ def shard() -> Shard:
 
 
 def test_a_row_counts_in_a_fit_as_often_as_it_is_joined():
-    own, kappa = shard(), 2.0
-    features, counts = own.data.features, own.data.multiplicity
+    part, kappa = shard(), 2.0
+    features, counts = part.data.features, part.data.multiplicity
     target = np.array([[1.0], [3.0]])
     solver = RidgeSolver.from_gram(
-        gram(features, counts, intercept=False), own.data.joined_rows, intercept=False
+        gram(features, counts, intercept=False), part.data.joined_rows, intercept=False
     )
-    own.fit_exactly(solver, target, kappa)
+    part.fit_exactly(solver, target, kappa)
     rows, targets = np.repeat(features, counts, 0), np.repeat(target, counts, 0)
-    matrix = kappa / 3 * rows.T @ rows + own.data.l2 * np.eye(2)
+    matrix = kappa / 3 * rows.T @ rows + part.data.l2 * np.eye(2)
     expected = np.linalg.solve(matrix, kappa / 3 * rows.T @ targets)
-    np.testing.assert_allclose(own.model.parameters, expected[:, 0])
+    np.testing.assert_allclose(part.model.parameters, expected[:, 0])
 
 
 def test_a_step_has_momentum_and_spares_the_bias():
     model = LinearModel(1, 1, intercept=True)
     model.parameters = np.array([2.0, 4.0])
-    own = Shard(shard().data, model, {"momentum": np.zeros(2)})
-    own.step(np.ones(2), 0.5, 0.9)
+    part = Shard(shard().data, model, {"momentum": np.zeros(2)})
+    part.step(np.ones(2), 0.5, 0.9)
     # velocity: 1 + 0.1 * 2, and 1
-    np.testing.assert_allclose(own.model.parameters, [1.4, 3.5])
-    own.step(np.ones(2), 0.5, 0.9)
+    np.testing.assert_allclose(part.model.parameters, [1.4, 3.5])
+    part.step(np.ones(2), 0.5, 0.9)
     # velocity: 1 + 0.1 * 1.4 + 0.9 * 1.2, and 1 + 0.9 * 1
-    np.testing.assert_allclose(own.model.parameters, [0.29, 2.55])
+    np.testing.assert_allclose(part.model.parameters, [0.29, 2.55])
 
 
 def test_scaled_duals_keep_their_unscaled_value_when_the_penalty_changes():
-    own = shard()
-    own.set_inner_penalty(0.2)
-    unscaled = 0.2 * own.vectors["consensus_duals"]
-    own.set_inner_penalty(0.05)
-    np.testing.assert_allclose(0.05 * own.vectors["consensus_duals"], unscaled)
-    np.testing.assert_allclose(own.centre, [1.0 - 2.0, 1.0 + 8.0])
+    part = shard()
+    part.set_inner_penalty(0.2)
+    unscaled = 0.2 * part.vectors["consensus_duals"]
+    part.set_inner_penalty(0.05)
+    np.testing.assert_allclose(0.05 * part.vectors["consensus_duals"], unscaled)
+    np.testing.assert_allclose(part.centre, [1.0 - 2.0, 1.0 + 8.0])
 
 
 def test_consensus_moves_the_duals_by_what_is_left_and_predicts_with_w():
-    own = shard()
-    np.testing.assert_array_equal(own.propose(np.array([2.0, 2.0])), [2.5, 0.0])
-    own.accept_consensus(np.array([1.5, 3.0]))
-    np.testing.assert_array_equal(own.vectors["consensus_duals"], [1.0, -3.0])
-    np.testing.assert_array_equal(own.scores()[:, 0], [1.5, 6.0])
+    part = shard()
+    np.testing.assert_array_equal(part.propose(np.array([2.0, 2.0])), [2.5, 0.0])
+    part.accept_consensus(np.array([1.5, 3.0]))
+    np.testing.assert_array_equal(part.vectors["consensus_duals"], [1.0, -3.0])
+    np.testing.assert_array_equal(part.scores()[:, 0], [1.5, 6.0])
 
 
 def batched(rows: int, batches: list[list[int]], width: int = 3) -> ShardData:

@@ -82,7 +82,7 @@ def test_a_mix_does_not_depend_on_the_order_of_the_rows():
     def in_order(point: Point) -> Point:
         return Point(point.scores[order], point.duals[order], point.local_scores)
 
-    mixer, other = (AndersonMixer(own, 3, CORRECTIONS) for own in (mapping, moved))
+    mixer, other = (AndersonMixer(each, 3, CORRECTIONS) for each in (mapping, moved))
     for before, after in steps:
         mixed = mixer.mix(RHO, before, after)
         actual = other.mix(RHO, in_order(before), in_order(after))

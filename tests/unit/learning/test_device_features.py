@@ -55,9 +55,9 @@ def placed(device_name, place, monkeypatch):
     monkeypatch.setattr(module, "BLOCK_VALUES", 5 * WIDTH)
     if place == "streamed":
         monkeypatch.setattr(module, "free_bytes", lambda _: 1)
-    own = DeviceFeatures.place(matrix(), torch.device(device_name))
-    assert own.is_resident == (place == "resident")
-    return own
+    device_rows = DeviceFeatures.place(matrix(), torch.device(device_name))
+    assert device_rows.is_resident == (place == "resident")
+    return device_rows
 
 
 @each_device
@@ -65,11 +65,11 @@ def placed(device_name, place, monkeypatch):
 @pytest.mark.parametrize("view", list(VIEWS))
 @pytest.mark.parametrize("intercept", [False, True])
 def test_products_are_numpys(placed, view, intercept):
-    rows, own = VIEWS[view](matrix()), VIEWS[view](placed)
-    assert own.shape == rows.shape
-    assert len(own) == len(rows)
-    np.testing.assert_array_equal(on_host(own), rows)
-    np.testing.assert_array_equal(own.tensor().cpu().numpy(), rows)
+    rows, device_rows = VIEWS[view](matrix()), VIEWS[view](placed)
+    assert device_rows.shape == rows.shape
+    assert len(device_rows) == len(rows)
+    np.testing.assert_array_equal(on_host(device_rows), rows)
+    np.testing.assert_array_equal(device_rows.tensor().cpu().numpy(), rows)
     rng = np.random.default_rng(1)
     messages = rng.normal(size=(len(rows), OUTPUTS))
     count = rng.integers(0, 5, len(rows))
@@ -82,7 +82,7 @@ def test_products_are_numpys(placed, view, intercept):
         yield moment(features, messages, intercept=intercept)
         yield gram(features, count, intercept=intercept)
 
-    for actual, expected in zip(products(own), products(rows), strict=True):
+    for actual, expected in zip(products(device_rows), products(rows), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -114,16 +114,22 @@ def test_no_room_after_all_streams(monkeypatch):
 
     monkeypatch.setattr(module.torch, "empty", full)
     monkeypatch.setattr(module, "_Stage", None)
-    own = DeviceFeatures.place(matrix(), torch.device("cpu"))
-    assert not own.is_resident
+    device_rows = DeviceFeatures.place(matrix(), torch.device("cpu"))
+    assert not device_rows.is_resident
 
 
 @pytest.mark.parametrize("device_name", [cuda])
 def test_no_step_of_a_fit_waits_for_the_gpu(device_name):
-    own = DeviceFeatures.place(matrix(), torch.device(device_name))
+    device_rows = DeviceFeatures.place(matrix(), torch.device(device_name))
     model = build_model(ModelSpec(kind="mlp"), WIDTH, device_name)
     problem = FitProblem(
-        own, np.ones(ROWS), np.ones((ROWS, 1)), 1.0, ROWS, 0.0, *2 * [model.penalised]
+        device_rows,
+        np.ones(ROWS),
+        np.ones((ROWS, 1)),
+        1.0,
+        ROWS,
+        0.0,
+        *2 * [model.penalised],
     )
     waits = []
     for steps in (8, 48):
@@ -183,8 +189,8 @@ def test_runs_are_the_cpus_epoch_by_epoch(name, device_name, monkeypatch):
 
 def device_copy(run_id: int, monkeypatch, number: int = 0):
     pretend(monkeypatch, "cpu")
-    own = SiteStore(IN_MEMORY, run_id, 5)
-    return own, placement.place(own, number, matrix(), "cuda", "linear")
+    site_store = SiteStore(IN_MEMORY, run_id, 5)
+    return site_store, placement.place(site_store, number, matrix(), "cuda", "linear")
 
 
 def test_copies_are_kept_by_run_node_and_part(monkeypatch):
@@ -220,13 +226,13 @@ def test_copies_of_a_dead_run_make_room(monkeypatch):
 def test_small_linear_features_stay(device, monkeypatch):
     pretend(monkeypatch, "cpu")
     monkeypatch.setattr(local_model, "has_driver", lambda: True)
-    own = SiteStore(IN_MEMORY, 1, 5)
+    site_store = SiteStore(IN_MEMORY, 1, 5)
     features = matrix()
-    assert placement.place(own, 0, features, device, "linear") is features
+    assert placement.place(site_store, 0, features, device, "linear") is features
     monkeypatch.setattr(placement, "LEAST_VALUES", features.size)
-    placed = placement.place(own, 0, features, device, "linear")
+    placed = placement.place(site_store, 0, features, device, "linear")
     assert isinstance(placed, DeviceFeatures) == (device == "auto")
-    placement.release(own)
+    placement.release(site_store)
 
 
 def test_a_full_gpu(monkeypatch):
@@ -236,11 +242,11 @@ def test_a_full_gpu(monkeypatch):
     )
     monkeypatch.setattr(placement, "LEAST_VALUES", 1)
     monkeypatch.setattr(local_model, "has_driver", lambda: True)
-    own, features = SiteStore(IN_MEMORY, 1, 5), matrix()
+    site_store, features = SiteStore(IN_MEMORY, 1, 5), matrix()
     text = "device is 'cuda', but 0.1 GB of this site's GPU are free and 1.1 GB"
     with pytest.raises(SettingsError, match=text):
-        placement.place(own, 0, features, "cuda", "linear")
-    assert placement.place(own, 0, features, "auto", "linear") is features
+        placement.place(site_store, 0, features, "cuda", "linear")
+    assert placement.place(site_store, 0, features, "auto", "linear") is features
 
 
 def test_a_gpu_computes_in_full_precision():

@@ -67,26 +67,26 @@ def test_metrics_are_scikit_learns():
     weights = rng.gamma(0.7, size=80)
     labels, scores = rng.normal(size=80), rng.normal(size=(80, 1))
     actual = evaluate(SquaredLoss(), scores, labels, weights)
-    own = {"sample_weight": weights}
-    error = known.mean_squared_error(labels, scores[:, 0], **own)
+    sample = {"sample_weight": weights}
+    error = known.mean_squared_error(labels, scores[:, 0], **sample)
     assert actual["rmse"] == pytest.approx(error**0.5)
     assert actual["loss"] == pytest.approx(error / 2)
-    assert actual["r2"] == pytest.approx(known.r2_score(labels, scores[:, 0], **own))
+    assert actual["r2"] == pytest.approx(known.r2_score(labels, scores[:, 0], **sample))
     classes = rng.integers(0, 3, 80)
     scores = rng.normal(size=(80, 3))
     actual = evaluate(SoftmaxLoss(3), scores, classes.astype(float), weights)
     rates = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
-    assert actual["log_loss"] == pytest.approx(known.log_loss(classes, rates, **own))
+    assert actual["log_loss"] == pytest.approx(known.log_loss(classes, rates, **sample))
     guess = scores.argmax(axis=1)
     assert actual["accuracy"] == pytest.approx(
-        known.accuracy_score(classes, guess, **own)
+        known.accuracy_score(classes, guess, **sample)
     )
-    areas = [known.roc_auc_score(classes == k, rates[:, k], **own) for k in range(3)]
+    areas = [known.roc_auc_score(classes == k, rates[:, k], **sample) for k in range(3)]
     assert actual["auc"] == pytest.approx(np.mean(areas))
     scores = scores.round(1)  # ties
     two = evaluate(LogisticLoss(), scores[:, :1], (classes > 0) * 1.0, weights)
     assert two["auc"] == pytest.approx(
-        known.roc_auc_score(classes > 0, scores[:, 0], **own)
+        known.roc_auc_score(classes > 0, scores[:, 0], **sample)
     )
     unweighted = known.roc_auc_score(classes > 0, scores[:, 0])
     assert auc(scores[:, 0], classes > 0) == pytest.approx(unweighted)
@@ -105,8 +105,8 @@ def test_targets_row_by_row(is_weighted, row_of, outputs, seed):
     drawn = rng.gamma(1.0, size=len(row_of)) + 0.01
     weights = RowWeights.of(drawn, TableMapping({"t": rows}))
     assert weights.rows.mean() == pytest.approx(1.0)
-    own = [[w] for w in weights.rows]
-    expected = np.array(segment_sum(row_of, 4, own), np.float32)[:, 0]
+    column = [[w] for w in weights.rows]
+    expected = np.array(segment_sum(row_of, 4, column), np.float32)[:, 0]
     masses = weights.masses["t"]
     np.testing.assert_allclose(masses, expected, rtol=1e-6)
     # what the site multiplies by is what the server has divided by

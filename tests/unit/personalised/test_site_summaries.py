@@ -36,12 +36,12 @@ def test_distances_of_embeddings_are_the_kernel_two_sample_statistic():
     sites = [rng.normal(size=(200, 3)), rng.normal(0.7, 1.0, size=(150, 3))]
     features = RandomFeatures.draw(3, 10_000, rng)
     means = np.array([features.mean(rows) for rows in sites])
-    own, other = sites
+    first, other = sites
     width = np.sqrt(3.0)
     squared = (
-        kernel(own, own, width).mean()
+        kernel(first, first, width).mean()
         + kernel(other, other, width).mean()
-        - 2 * kernel(own, other, width).mean()
+        - 2 * kernel(first, other, width).mean()
     )
     assert pairwise_distances(means)[0, 1] == pytest.approx(np.sqrt(squared), rel=0.05)
 

@@ -38,8 +38,8 @@ def generic(graph, targets, penalty, norm, weights=None):
     """Solve the problem as it is written, by an interior point method."""
     models = cp.Variable(targets.shape)
     distances = [cp.norm(models[i] - models[j], ORDERS[norm]) for i, j in graph.edges]
-    own = np.ones(len(distances)) if weights is None else weights
-    total = cp.hstack(distances) @ own
+    factors = np.ones(len(distances)) if weights is None else weights
+    total = cp.hstack(distances) @ factors
     cost = 0.5 * cp.sum_squares(models - targets) + penalty * total
     cp.Problem(cp.Minimize(cost)).solve(solver="CLARABEL", **EXACT)
     return models.value

@@ -61,8 +61,8 @@ def queries(draw) -> str:
             where += texts
             sources += f" CROSS JOIN {tables[right]} AS a{right}"
             continue
-        own = draw(st.lists(st.sampled_from(FILTERS), max_size=2))
-        texts += [f.format(f"a{draw(st.integers(0, right))}") for f in own]
+        conditions = draw(st.lists(st.sampled_from(FILTERS), max_size=2))
+        texts += [f.format(f"a{draw(st.integers(0, right))}") for f in conditions]
         sources += f" {join} {tables[right]} AS a{right} ON {' AND '.join(texts)}"
     filters = draw(st.lists(st.sampled_from(FILTERS), max_size=2))
     where += [f.format(f"a{draw(st.integers(0, number - 1))}") for f in filters]

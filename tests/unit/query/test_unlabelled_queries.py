@@ -32,7 +32,7 @@ def bound(select, label_table="o", row_key=(), tail=FROM):
 def test_label_and_weight_are_left_out(select):
     labelled = Query.from_sql(f"SELECT o.id, o.qty AS label, c.age {FROM}")
     expected = labelled.bind(SCHEMAS)
-    fragments = tuple(replace(own, label=None) for own in expected.fragments)
+    fragments = tuple(replace(fragment, label=None) for fragment in expected.fragments)
     assert bound(select) == replace(expected, fragments=fragments)
 
 
@@ -41,7 +41,7 @@ def test_label_and_weight_are_left_out(select):
 def test_training_without_a_label_keeps_the_weight(label, weight):
     labelled = Query.from_sql(f"SELECT o.id, o.day AS label, c.age{weight} {FROM}")
     expected = labelled.bind(SCHEMAS)
-    fragments = tuple(replace(own, label=None) for own in expected.fragments)
+    fragments = tuple(replace(fragment, label=None) for fragment in expected.fragments)
     query = Query.from_sql(
         f"SELECT o.id, {label}c.age{weight} {FROM}", needs_label=False
     )
@@ -66,8 +66,8 @@ def test_stars_hide_the_columns_of_a_label(select, table, names):
 
 def test_row_key_is_the_last_keys_of_the_label_table():
     plain, named = bound("o.id, c.age"), bound("o.id, c.age", "o", ("o.DAY", "qty"))
-    own, *rest = named.fragments
-    assert own.keys == (*plain.fragments[0].keys, ('"day"',), ('"qty"',))
+    orders, *rest = named.fragments
+    assert orders.keys == (*plain.fragments[0].keys, ('"day"',), ('"qty"',))
     assert tuple(rest) == plain.fragments[1:]
     assert named.joins == plain.joins
 

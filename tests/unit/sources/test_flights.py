@@ -38,9 +38,9 @@ def schemas_of(sources):
 
 def test_five_organisations(home):
     sources = hosted_shards({}, {})
-    found = [(source.table, source.site, source.index) for source in sources]
+    actual = [(source.table, source.site, source.index) for source in sources]
     origins = list(enumerate(["EWR", "JFK", "LGA"]))
-    assert found == [
+    assert actual == [
         *(("flights", origin, index) for index, origin in origins),
         *(("weather", origin, index) for index, origin in origins),
         ("planes", "registry", 0),
@@ -151,13 +151,13 @@ def test_the_flights_features_have_encoders_without_statistics(home):
     assert home.is_dir()
     file = ROOT / "scripts" / "private_flights.toml"
     config = tomllib.loads(file.read_text())
-    asked = Settings.from_run_config({"encoders": config["encoders"]})
+    chosen = Settings.from_run_config({"encoders": config["encoders"]})
     sources = hosted_shards({}, {})
     bound = Query.from_sql(FLIGHTS_SQL).bind(schemas_of(sources))
-    names = {own.table: [f.name for f in own.features] for own in bound.fragments}
-    choices = choose_encoders(asked.encoders, names)
+    names = {part.table: [f.name for f in part.features] for part in bound.fragments}
+    choices = choose_encoders(chosen.encoders, names)
     for fragment in bound.fragments:
-        source = next(own for own in sources if own.table == fragment.name)
+        source = next(part for part in sources if part.table == fragment.name)
         for info in extract(source, fragment).features:
             assert choices[fragment.table].is_declared(info.name, info.kind)
             choices[fragment.table].spec_for(info.name, info.kind)

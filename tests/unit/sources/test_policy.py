@@ -487,14 +487,14 @@ def test_budgets_are_of_rows_whatever_they_are_called(tmp_path):
         path = "w.csv"
         policy = {{ epsilon = 4, budget-name = "payments" }}
     """
-    guard, (own, other, free, moved, copied) = guard_of(
+    guard, (first, other, free, moved, copied) = guard_of(
         tmp_path, "epsilon = 2\ndelta = 1e-6", again
     )
-    ids = [guard.source_id(s) for s in (own, other, free, moved, copied)]
+    ids = [guard.source_id(s) for s in (first, other, free, moved, copied)]
     assert ids[0] == ids[1]
     assert ids[3] == ids[4]
     assert len(set(ids)) == 3
     # of two budgets of the same rows the smaller holds, whoever asks
-    assert guard.budgets([own]) == {ids[0]: Budget(0.5, 1e-6)}
+    assert guard.budgets([first]) == {ids[0]: Budget(0.5, 1e-6)}
     assert guard.budgets([free]) == {}
     assert guard.budgets([copied, free]) == {ids[3]: Budget(3.0, 1e-5)}

@@ -42,7 +42,7 @@ def sources(url):
 
 @pytest.fixture(scope="module")
 def schemas(sources):
-    return {name: describe(own[0]).columns for name, own in sources.items()}
+    return {name: describe(shards[0]).columns for name, shards in sources.items()}
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +238,7 @@ def test_which_filters_are_pushed_down(kind, nasty):
         pushed, remaining = opened.pushed, opened.fragment.filters
     rendered = [fragment_of([], [sql]).check(COLUMNS).filters[0] for sql in CONDITIONS]
     at_site = {
-        sql for sql, own in zip(CONDITIONS, rendered, strict=True) if own in remaining
+        sql for sql, text in zip(CONDITIONS, rendered, strict=True) if text in remaining
     }
     expected = {*STAY, "-3 < i"}
     if kind == "mariadb":
@@ -347,7 +347,7 @@ def test_texts_mean_the_same_under_every_mode_of_mariadb(mariadb, mode):
                 )
                 for pushed in (False, True)
             )
-            texts = [own.column("x") for own in (here, there)]
+            texts = [extracted.column("x") for extracted in (here, there)]
             assert texts[0].codes.tolist() == texts[1].codes.tolist(), sql
             assert texts[0].texts.equals(texts[1].texts), sql
             assert bool(there.pushed) == ("\n" not in sql and "\t" not in sql), sql
