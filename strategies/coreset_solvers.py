@@ -45,7 +45,7 @@ from tp_flower.protocol.training_messages import (
     Outline,
     Update,
 )
-from tp_flower.query import BoundQuery
+from tp_flower.query import BoundQuery, Unlabelled
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings.run import AUTO
 from tp_flower.settings.training import DISTDIM
@@ -176,7 +176,7 @@ class CoresetKMeans(SolvedStrategy):
 
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
         """Return the query over the sites' columns, without its label."""
-        bound = self.query.bind_unlabelled(schemas)
+        bound = self.query.bind(schemas, Unlabelled(keeps_weight=True))
         if bound.outer:
             raise QueryError(
                 f"strategy {self.name!r} clusters whole rows, but the query LEFT JOINs "

@@ -9,14 +9,12 @@ import hashlib
 import hmac
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    import duckdb
     import pyarrow as pa
 
 HashArray = npt.NDArray[np.uint64]
@@ -58,10 +56,13 @@ class KeyedHasher:
         names = tuple(f"half_{place}" for place in range(4))
         if not len(texts):
             return np.zeros((0, len(names)), dtype=np.uint64)
+        # few messages hash, but all of them may import this module
         import pyarrow as pa
 
+        from tp_flower.duckdb_engine import shared_cursor
+
         # a table that is registered needs no copy; the secret is no part of any SQL
-        with closing(_engine().cursor()) as cursor:
+        with closing(shared_cursor()) as cursor:
             cursor.register("texts", pa.table({"t": texts}))
             halves = cursor.execute(
                 f"SELECT {_HALVES} FROM (SELECT sha256(CAST($outer AS BLOB) || unhex("
@@ -73,15 +74,3 @@ class KeyedHasher:
     def _pad(self, byte: int) -> bytes:
         """Return the key block of RFC 2104, xor-ed with ipad (0x36) or opad (0x5c)."""
         return bytes(b ^ byte for b in self.secret.ljust(_BLOCK_BYTES, b"\0"))
-
-
-@lru_cache(maxsize=1)
-def _engine() -> "duckdb.DuckDBPyConnection":
-    """Return an engine for hashing alone; each call takes a cursor of its own."""
-    # few messages hash, but all of them may import this module
-    import duckdb
-
-    engine = duckdb.connect()
-    engine.execute("SET enable_external_access = false")
-    engine.execute("SET lock_configuration = true")
-    return engine

@@ -53,7 +53,7 @@ from tp_flower.protocol.inference_messages import (
 )
 from tp_flower.protocol.setup_messages import RowKeyColumns
 from tp_flower.protocol.training_messages import PrivacyTerms
-from tp_flower.query import BoundQuery, Query
+from tp_flower.query import BoundQuery, Query, Unlabelled
 from tp_flower.reports.predictions import (
     RESERVED,
     ROW_HASH,
@@ -298,9 +298,8 @@ class Predict(ModelStrategy):
 
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
         """Return the query with its row key, and without its label."""
-        return self.query.bind_features(
-            schemas, self.manifest.label_table, items_of(self.settings.row_key)
-        )
+        row_key = items_of(self.settings.row_key)
+        return self.query.bind(schemas, Unlabelled(self.manifest.label_table, row_key))
 
     def model_rounds(
         self, bound: BoundQuery, missing: Missing
@@ -401,7 +400,7 @@ class Evaluate(ModelStrategy):
         """Return the query, with its label, if the model has learnt one."""
         if self.has_label:
             return self.query.bind(schemas)
-        return self.query.bind_unlabelled(schemas)
+        return self.query.bind(schemas, Unlabelled(keeps_weight=True))
 
     def model_rounds(
         self, bound: BoundQuery, missing: Missing

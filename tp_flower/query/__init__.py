@@ -1,6 +1,6 @@
 """The training set as SQL: what each table's sites run, and how their rows join."""
 
-from tp_flower.query.bind import BoundQuery, Join
+from tp_flower.query.bind import BoundQuery, Join, Unlabelled
 from tp_flower.query.fragment import Feature, Fragment, SubQuery
 from tp_flower.query.query import Query
 from tp_flower.query.statement import DerivedTable, TableRef
@@ -14,4 +14,5 @@ __all__ = [
     "Query",
     "SubQuery",
     "TableRef",
+    "Unlabelled",
 ]

@@ -95,11 +95,11 @@ class BoundQuery:
 class Unlabelled:
     """A binding without the label, if there is one: of rows to be predicted, say.
 
-    Joined rows follow ``table`` in place of the label's; the columns of its ``row_key``
-    are its last keys, which no join uses.
+    Joined rows follow ``table``, by default the query's first, in place of the label's;
+    the columns of its ``row_key`` are its last keys, which no join uses.
     """
 
-    table: str
+    table: str = ""
     row_key: tuple[str, ...] = ()
     keeps_weight: bool = False
 
@@ -115,6 +115,8 @@ def bind_statement(
     stand for the label's columns.
     """
     if unlabelled is not None:
+        table = unlabelled.table or statement.tables[0].alias
+        unlabelled = replace(unlabelled, table=table)
         statement = _without_label(statement, unlabelled)
     relations = {table.alias: bind_table(table, schemas) for table in statement.tables}
     names = (item.name for item in statement.items if isinstance(item, SelectItem))

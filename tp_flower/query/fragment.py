@@ -15,7 +15,8 @@ when the query is bound.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 from sqlglot import exp
@@ -36,6 +37,50 @@ Parser = Callable[[str, str], exp.Expr]
 """(SQL, name for messages) -> the tree, checked against an allow-list."""
 
 
+class Role(StrEnum):
+    """The purpose of a piece."""
+
+    FEATURE = "feature"
+    LABEL = "label"
+    WEIGHT = "weight"
+    FILTER = "filter"
+    KEY = "join key"
+    GROUP = "group"
+    HAVING = "having"
+    INNER = "sub-query column"
+
+
+class Piece(NamedTuple):
+    """One expression of a fragment, and its name for messages."""
+
+    role: Role
+    what: str
+    sql: str
+
+    def parse(self) -> exp.Expr:
+        """Return the checked tree; a condition keeps its meaning between two ANDs."""
+        parsers = {
+            Role.FILTER: parse_condition,
+            Role.HAVING: parse_having,
+            Role.INNER: parse_aggregate,
+        }
+        return parsers.get(self.role, parse_expression)(self.sql, self.what)
+
+    def check(self, columns: Collection[str]) -> str:
+        """Return a piece from the wire, rendered from its checked tree."""
+        tree = self.parse()
+        qualified = next((c for c in tree.find_all(exp.Column) if c.table), None)
+        if qualified is not None:
+            raise QueryError(
+                f"{self.what} is refused: only columns of the table itself, without "
+                f"prefix: {shorten(render(qualified))}"
+            )
+        return local_sql(tree, columns, self.what)
+
+
+Change = Callable[[Piece], str]
+
+
 class Feature(msgspec.Struct, frozen=True, array_like=True):
     """A named expression: an input of a table's model, or a column of a sub-query."""
 
@@ -45,12 +90,12 @@ class Feature(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class SubQuery:
-    """A GROUP BY over one table, whose columns its expressions are over.
+    """A SELECT over one table, whose columns its expressions are over.
 
     Attributes:
         columns: Output names, and expressions that may hold aggregates.
-        groups: The expressions that rows are grouped by, at least one; aliases,
-            ordinals, ALL and DISTINCT are resolved.
+        groups: The expressions that rows are grouped by, at least one at a site;
+            aliases, ordinals, ALL and DISTINCT are resolved.
     """
 
     columns: tuple[Feature, ...]
@@ -72,9 +117,25 @@ class SubQuery:
         """
         items = ", ".join(f"{c.sql} AS {quote_name(c.name)}" for c in self.columns)
         where = f" WHERE {' AND '.join(self.filters)}" if self.filters else ""
+        groups = f" GROUP BY {', '.join(self.groups)}" if self.groups else ""
         having = f" HAVING {' AND '.join(self.having)}" if self.having else ""
-        groups = ", ".join(self.groups)
-        return f"SELECT {items} FROM {relation}{where} GROUP BY {groups}{having}"
+        return f"SELECT {items} FROM {relation}{where}{groups}{having}"
+
+    def map(self, change: Change) -> "SubQuery":
+        """Return the sub-query with every piece changed."""
+        inner = "of the sub-query"
+        return SubQuery(
+            filters=_mapped(Role.FILTER, f"filter {{}} {inner}", self.filters, change),
+            groups=_mapped(Role.GROUP, f"group {{}} {inner}", self.groups, change),
+            having=_mapped(
+                Role.HAVING, f"HAVING condition {{}} {inner}", self.having, change
+            ),
+            columns=_named(Role.INNER, f"column {{!r}} {inner}", self.columns, change),
+        )
+
+    def pieces(self) -> list[Piece]:
+        """Return all pieces."""
+        return _listed(self.map)
 
     def check(self, columns: Collection[str], where: str) -> "SubQuery":
         """Return the sub-query re-rendered from parsed, allowed expressions.
@@ -84,24 +145,19 @@ class SubQuery:
                 function or an aggregate outside the allow-lists, or needs a column
                 that is not grouped; the message names the piece.
         """
-        where = f"{where}: sub-query"
         if not self.columns or not self.groups:
-            raise QueryError(f"{where} needs a column and an expression to group by")
-        groups = check_pieces(self.groups, f"{where} group", columns)
-        trees = [parse_expression(sql, f"{where} group") for sql in groups]
+            raise QueryError(
+                f"{where}: a sub-query needs a column and an expression to group by"
+            )
+        _check_names(self.columns, f"{where}: sub-query column")
+        checked = self.map(_checked(columns, where))
+        trees = [parse_expression(sql, f"{where}: group") for sql in checked.groups]
         for tree in trees:
             # a number would be read as the position of a column
             if tree.find(exp.Column) is None:
-                raise QueryError(f"{where} group {tree.sql()} names no column")
-        having = check_pieces(self.having, f"{where} having", columns, parse_having)
-        checked = SubQuery(
-            _check_named(self.columns, f"{where} column", columns, parse_aggregate),
-            check_pieces(self.filters, f"{where} filter", columns, parse_condition),
-            groups,
-            having,
-        )
-        for sql in (*(column.sql for column in checked.columns), *having):
-            what = f"{where} expression {shorten(sql)}"
+                raise QueryError(f"{where}: group {tree.sql()} names no column")
+        for sql in (*(column.sql for column in checked.columns), *checked.having):
+            what = f"{where}: sub-query expression {shorten(sql)}"
             ungrouped = ungrouped_column(parse_aggregate(sql, what), trees)
             if ungrouped is not None:
                 raise QueryError(
@@ -144,9 +200,31 @@ class Fragment:
         bare = replace(self.subquery, columns=(count,), having=())
         return Fragment(self.table, self.name, subquery=bare)
 
-    def to_json(self) -> dict[str, Any]:
+    def map(self, change: Change) -> "Fragment":
+        """Return the fragment with every piece outside the sub-query changed."""
+        label, weight = (
+            None if sql is None else change(Piece(role, f"the {role}", sql))
+            for role, sql in ((Role.LABEL, self.label), (Role.WEIGHT, self.weight))
+        )
+        return replace(
+            self,
+            features=_named(Role.FEATURE, "feature {!r}", self.features, change),
+            label=label,
+            weight=weight,
+            filters=_mapped(Role.FILTER, "filter {}", self.filters, change),
+            keys=tuple(
+                _mapped(Role.KEY, f"join key {number}", key, change)
+                for number, key in enumerate(self.keys)
+            ),
+        )
+
+    def pieces(self) -> list[Piece]:
+        """Return all pieces outside the sub-query."""
+        return _listed(self.map)
+
+    def to_json(self) -> dict[str, object]:
         """Return the fragment as plain JSON types, without a weight that is None."""
-        data: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        data: dict[str, object] = msgspec.json.decode(msgspec.json.encode(self))
         if self.weight is None:
             del data["weight"]
         return data
@@ -181,29 +259,52 @@ class Fragment:
         where = f"table {self.table!r}"
         if not all(self.keys):
             raise QueryError(f"{where}: a join key has no expression")
+        _check_names(self.features, f"{where}: feature")
         subquery = self.subquery
         if subquery is not None:
             subquery = subquery.check(columns, where)
             columns = subquery.names
-        label, weight = (
-            None if sql is None else check_piece(sql, f"{where}: {what}", columns)
-            for what, sql in (("label", self.label), ("weight", self.weight))
-        )
-        return Fragment(
-            table=self.table,
-            name=self.name,
-            features=_check_named(self.features, f"{where}: feature", columns),
-            keys=tuple(
-                tuple(check_piece(sql, f"{where}: key {index}", columns) for sql in key)
-                for index, key in enumerate(self.keys)
-            ),
-            label=label,
-            filters=check_pieces(
-                self.filters, f"{where}: filter", columns, parse_condition
-            ),
-            subquery=subquery,
-            weight=weight,
-        )
+        return replace(self.map(_checked(columns, where)), subquery=subquery)
+
+
+def _mapped(
+    role: Role, what: str, pieces: Sequence[str], change: Change
+) -> tuple[str, ...]:
+    return tuple(
+        change(Piece(role, what.format(number), sql))
+        for number, sql in enumerate(pieces)
+    )
+
+
+def _named(
+    role: Role, what: str, features: Sequence[Feature], change: Change
+) -> tuple[Feature, ...]:
+    return tuple(
+        Feature(f.name, change(Piece(role, what.format(f.name), f.sql)))
+        for f in features
+    )
+
+
+def _listed(mapping: Callable[[Change], object]) -> list[Piece]:
+    listed: list[Piece] = []
+
+    def unchanged(piece: Piece) -> str:
+        listed.append(piece)
+        return piece.sql
+
+    mapping(unchanged)
+    return listed
+
+
+def _checked(columns: Collection[str], where: str) -> Change:
+    return lambda piece: piece._replace(what=f"{where}: {piece.what}").check(columns)
+
+
+def _check_names(features: Sequence[Feature], what: str) -> None:
+    """Refuse names that are empty or equal."""
+    names = [feature.name for feature in features]
+    if "" in names or len({name.lower() for name in names}) != len(names):
+        raise QueryError(f"{what} names must differ and not be empty, got {names}")
 
 
 def spell(name: str, columns: Collection[str]) -> str | None:
@@ -240,46 +341,3 @@ def parse_condition(text: str, what: str) -> exp.Expr:
 def parse_having(text: str, what: str) -> exp.Expr:
     """Parse a condition of HAVING; it keeps its meaning between two ANDs."""
     return as_filter(parse_aggregate(text, what))
-
-
-def check_piece(
-    sql: str, what: str, columns: Collection[str], parse: Parser = parse_expression
-) -> str:
-    """Return one piece from the wire, rendered from its checked tree."""
-    tree = parse(sql, what)
-    qualified = next((c for c in tree.find_all(exp.Column) if c.table), None)
-    if qualified is not None:
-        raise QueryError(
-            f"{what} is refused: only columns of the table itself, without prefix: "
-            f"{shorten(render(qualified))}"
-        )
-    return local_sql(tree, columns, what)
-
-
-def check_pieces(
-    pieces: Sequence[str],
-    what: str,
-    columns: Collection[str],
-    parse: Parser = parse_expression,
-) -> tuple[str, ...]:
-    """Return pieces from the wire, each checked under its number."""
-    return tuple(
-        check_piece(sql, f"{what} {number}", columns, parse)
-        for number, sql in enumerate(pieces)
-    )
-
-
-def _check_named(
-    features: Sequence[Feature],
-    what: str,
-    columns: Collection[str],
-    parse: Parser = parse_expression,
-) -> tuple[Feature, ...]:
-    """Return named pieces from the wire; refuse names that are empty or equal."""
-    names = [feature.name for feature in features]
-    if "" in names or len({name.lower() for name in names}) != len(names):
-        raise QueryError(f"{what} names must differ and not be empty, got {names}")
-    return tuple(
-        Feature(f.name, check_piece(f.sql, f"{what} {f.name!r}", columns, parse))
-        for f in features
-    )

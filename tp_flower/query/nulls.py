@@ -2,7 +2,7 @@
 
 A row of a LEFT JOIN without a match has NULL in every column of the missing side. The
 expressions come from the query and the types from the sites: the first have passed the
-allow-list, the second are parsed, and the engine is in memory, empty and locked.
+allow-list, the second are parsed, and the engine is in memory and locked.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from functools import lru_cache
 import duckdb
 from sqlglot import exp
 
-from tp_flower.duckdb_engine import quote_name, safe_message
+from tp_flower.duckdb_engine import quote_name, safe_message, shared_cursor
 from tp_flower.errors import QueryError
 from tp_flower.query.expressions import parse_expression, shorten
 
@@ -67,7 +67,7 @@ def _on_nulls(test: str, sql: str, types: Mapping[str, str]) -> object:
 def _known_type(column: str, name: str) -> str:
     """Return a type as DuckDB itself writes it, so that it is nothing but a type."""
     try:
-        return str(_engine().type(name))
+        return str(shared_cursor().type(name))
     except duckdb.Error as error:
         raise QueryError(
             f"column {column!r} has a type that DuckDB does not know: {shorten(name)}"
@@ -77,21 +77,8 @@ def _known_type(column: str, name: str) -> str:
 @lru_cache(maxsize=256)
 def _rows(query: str) -> list[tuple[object, ...]]:
     try:
-        return _engine().cursor().execute(query).fetchall()
+        return shared_cursor().execute(query).fetchall()
     except duckdb.Error as error:
         raise QueryError(
             f"the query does not fit the columns' types: {safe_message(error)}"
         ) from error
-
-
-@lru_cache(maxsize=1)
-def _engine() -> duckdb.DuckDBPyConnection:
-    """Return an engine without tables that can read nothing."""
-    return duckdb.connect(
-        config={
-            "autoinstall_known_extensions": False,
-            "autoload_known_extensions": False,
-            "enable_external_access": False,
-            "lock_configuration": True,
-        }
-    )

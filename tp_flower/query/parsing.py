@@ -89,6 +89,7 @@ def parse_statement(
         items=items,
         joins=_parse_joins(select, sql, dialect),
         where=_conditions(select.args.get("where"), "WHERE"),
+        sql=render(select),
     )
 
 

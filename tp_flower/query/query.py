@@ -15,13 +15,13 @@ itself is never run. A sub-query is over one table; it may group, or list the ta
 parts with UNION ALL.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tp_flower.query.bind import BoundQuery, Unlabelled, bind_statement
 from tp_flower.query.expressions import DIALECT
 from tp_flower.query.parsing import parse_statement
-from tp_flower.query.statement import Statement, Table
+from tp_flower.query.statement import Statement
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class Query:
     ('"x" > 0',)
     """
 
-    sql: str = field(compare=False)
     statement: Statement
 
     @classmethod
@@ -46,66 +45,35 @@ class Query:
     ) -> "Query":
         """Return the query that ``sql`` writes, in a dialect as sqlglot names it.
 
-        Rows that a model predicts have no label, and their query needs none.
-
-        Raises:
-            QueryError: It does not parse or has an unsupported part; the message
-                names the part.
+        Rows that a model predicts have no label, and their query needs none. A
+        QueryError names the part that is not supported.
         """
-        return cls(sql, parse_statement(sql, dialect, needs_label=needs_label))
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """The tables of the query, in FROM order."""
-        return self.statement.tables
+        return cls(parse_statement(sql, dialect, needs_label=needs_label))
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the tables that sites must host, each once."""
         return self.statement.names
 
-    def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
+    def bind(
+        self,
+        schemas: Mapping[str, Mapping[str, str]],
+        unlabelled: Unlabelled | None = None,
+    ) -> BoundQuery:
         """Return the fragments and joins over tables with these columns.
 
         Raises:
             QueryError: A table or column is unknown or ambiguous, an expression
                 needs two tables at once, a table is not joined with the others, or a
                 LEFT JOIN asks for rows that no site has.
-        """
-        return bind_statement(self.statement, schemas)
-
-    def bind_features(
-        self,
-        schemas: Mapping[str, Mapping[str, str]],
-        label_table: str,
-        row_key: Sequence[str] = (),
-    ) -> BoundQuery:
-        """Return the same as ``bind`` without label and weight, to predict rows.
-
-        The columns of ``row_key`` are the last keys of the table that has the label.
 
         >>> query = Query.from_sql("SELECT x FROM t", needs_label=False)
-        >>> bound = query.bind_features({"t": {"x": "DOUBLE"}}, "t")
+        >>> bound = query.bind({"t": {"x": "DOUBLE"}}, Unlabelled("t"))
         >>> bound.label_table, bound.fragment("t").label
         ('t', None)
         """
-        unlabelled = Unlabelled(label_table, tuple(row_key))
         return bind_statement(self.statement, schemas, unlabelled)
-
-    def bind_unlabelled(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
-        """Return the same as ``bind`` without the label, if there is one.
-
-        Joined rows follow the rows of the first table, which stands for the one with
-        the label; their weight stays.
-
-        >>> query = Query.from_sql("SELECT x, y AS label, w AS weight FROM t")
-        >>> bound = query.bind_unlabelled({"t": dict.fromkeys("xyw", "DOUBLE")})
-        >>> bound.label_table, bound.fragment("t").label, bound.fragment("t").weight
-        ('t', None, '"w"')
-        """
-        first = Unlabelled(self.tables[0].alias, keeps_weight=True)
-        return bind_statement(self.statement, schemas, first)
 
     def to_sql(self) -> str:
         """Return the canonical SQL; parsing and rendering it changes nothing."""
-        return self.statement.to_sql()
+        return self.statement.sql

@@ -4,26 +4,12 @@ A site's policy is about the columns of its table; the pieces outside a sub-quer
 the sub-query's columns, and are followed to what these are made of.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 
 from sqlglot import exp
 
-from tp_flower.query.expressions import parse_aggregate, parse_expression
-from tp_flower.query.fragment import Fragment, Parser, SubQuery
-
-
-class Role(StrEnum):
-    """The purpose for which a column is read."""
-
-    FEATURE = "feature"
-    LABEL = "label"
-    WEIGHT = "weight"
-    FILTER = "filter"
-    KEY = "join key"
-    GROUP = "group"
-    INNER = "sub-query column"
+from tp_flower.query.fragment import Fragment, Piece, Role
 
 
 @dataclass(frozen=True)
@@ -53,63 +39,31 @@ def reads(fragment: Fragment) -> Iterator[Read]:
     A name outside a sub-query that is none of its columns yields nothing:
     :meth:`Fragment.check` refuses it.
     """
-    inner: Mapping[str, list[Read]] | None = None
-    if fragment.subquery is not None:
-        yield from _inner_reads(fragment.subquery)
-        inner = {
-            name.lower(): list(_piece(Role.INNER, what, sql, parse_aggregate))
-            for name, what, sql in _columns(fragment.subquery)
-        }
-    for role, what, sql in _outer_pieces(fragment):
-        for read in _piece(role, what, sql, parse_expression):
-            if inner is None:
-                yield read
-                continue
+    subquery = fragment.subquery
+    if subquery is None:
+        for piece in fragment.pieces():
+            yield from _reads_of(piece)
+        return
+    inner: dict[str, list[Read]] = {}
+    for piece in subquery.pieces():
+        yield from _reads_of(piece)
+    columns = [piece for piece in subquery.pieces() if piece.role is Role.INNER]
+    for name, piece in zip(subquery.names, columns, strict=True):
+        inner[name.lower()] = list(_reads_of(piece))
+    for piece in fragment.pieces():
+        for read in _reads_of(piece):
             for origin in inner.get(read.column.lower(), ()):
                 is_plain = read.is_plain and origin.is_plain
                 is_bare = read.is_bare and origin.is_bare
-                yield Read(role, what, origin.column, is_plain, is_bare)
+                yield Read(read.role, read.what, origin.column, is_plain, is_bare)
 
 
-def _outer_pieces(fragment: Fragment) -> Iterator[tuple[Role, str, str]]:
-    for feature in fragment.features:
-        yield Role.FEATURE, f"feature {feature.name!r}", feature.sql
-    if fragment.label is not None:
-        yield Role.LABEL, "the label", fragment.label
-    if fragment.weight is not None:
-        yield Role.WEIGHT, "the weight", fragment.weight
-    for number, sql in enumerate(fragment.filters):
-        yield Role.FILTER, f"filter {number}", sql
-    for number, parts in enumerate(fragment.keys):
-        for sql in parts:
-            yield Role.KEY, f"join key {number}", sql
-
-
-def _inner_reads(subquery: SubQuery) -> Iterator[Read]:
-    for number, sql in enumerate(subquery.filters):
-        what = f"filter {number} of the sub-query"
-        yield from _piece(Role.FILTER, what, sql, parse_expression)
-    for number, sql in enumerate(subquery.having):
-        what = f"HAVING condition {number} of the sub-query"
-        yield from _piece(Role.FILTER, what, sql, parse_aggregate)
-    for number, sql in enumerate(subquery.groups):
-        what = f"group {number} of the sub-query"
-        yield from _piece(Role.GROUP, what, sql, parse_expression)
-    for _, what, sql in _columns(subquery):
-        yield from _piece(Role.INNER, what, sql, parse_aggregate)
-
-
-def _columns(subquery: SubQuery) -> Iterator[tuple[str, str, str]]:
-    for column in subquery.columns:
-        yield column.name, f"column {column.name!r} of the sub-query", column.sql
-
-
-def _piece(role: Role, what: str, sql: str, parse: Parser) -> Iterator[Read]:
-    tree = parse(sql, what)
+def _reads_of(piece: Piece) -> Iterator[Read]:
+    tree = piece.parse()
     is_plain = _is_plain(tree)
     is_bare = is_plain and tree.find(exp.Cast) is None
     for name in dict.fromkeys(column.name for column in tree.find_all(exp.Column)):
-        yield Read(role, what, name, is_plain, is_bare)
+        yield Read(piece.role, piece.what, name, is_plain, is_bare)
 
 
 def _is_plain(tree: exp.Expr) -> bool:

@@ -7,7 +7,7 @@ place of its columns, so that its sites run one flat SELECT.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sqlglot import exp
@@ -26,6 +26,7 @@ from tp_flower.query.fragment import (
     Feature,
     Fragment,
     Parser,
+    Piece,
     SubQuery,
     local_sql,
     parse_condition,
@@ -48,55 +49,28 @@ Schema = Mapping[str, str]
 
 @dataclass(frozen=True)
 class BoundBranch:
-    """One SELECT over one hosted table.
-
-    Attributes:
-        filters: Its WHERE; empty if there is a sub-query, which then has them.
-        subquery: The SELECT itself, if it groups.
-    """
+    """One SELECT over one hosted table, which may group its rows."""
 
     name: str
     schema: Schema
-    outputs: tuple[Feature, ...]
-    filters: tuple[str, ...] = ()
-    subquery: SubQuery | None = None
+    select: SubQuery
 
     @property
     def used(self) -> Schema:
         """The columns that the SELECT names, and their types."""
-        pieces = [output.sql for output in self.outputs]
-        if self.subquery is not None:
-            pieces += [*self.subquery.groups, *self.subquery.having]
-            pieces += self.subquery.filters
-        trees = [parse_aggregate(sql, "sub-query") for sql in pieces]
+        trees = [piece.parse() for piece in self.select.pieces()]
         named = {c.name for tree in trees for c in tree.find_all(exp.Column)}
         return {name: kind for name, kind in self.schema.items() if name in named}
 
-    def to_sql(self, relation: str) -> str:
-        """Return the SELECT over a relation that stands for the table."""
-        if self.subquery is not None:
-            return self.subquery.to_sql(relation)
-        items = ", ".join(f"{o.sql} AS {quote_name(o.name)}" for o in self.outputs)
-        return f"SELECT {items} FROM {relation}"
-
     def fragment(self, outer: Fragment) -> Fragment:
-        """Return what the table's sites run, given the fragment over the outputs."""
-        outputs = {output.name: output.sql for output in self.outputs}
-
-        def place(sql: str) -> str:
-            return inline(sql, outputs) if self.subquery is None else sql
-
-        filters = (_between_ands(place(sql)) for sql in outer.filters)
-        return Fragment(
-            table=outer.table,
-            name=self.name,
-            features=tuple(Feature(f.name, place(f.sql)) for f in outer.features),
-            keys=tuple(tuple(map(place, key)) for key in outer.keys),
-            label=None if outer.label is None else place(outer.label),
-            weight=None if outer.weight is None else place(outer.weight),
-            filters=tuple(dict.fromkeys((*self.filters, *filters))),
-            subquery=self.subquery,
-        )
+        """Return what the table's sites run, from the fragment over the outputs."""
+        if self.select.groups:
+            filters = tuple(dict.fromkeys(outer.filters))
+            return replace(outer, name=self.name, filters=filters, subquery=self.select)
+        outputs = {output.name: output.sql for output in self.select.columns}
+        placed = outer.map(lambda piece: _inline(piece, outputs))
+        filters = tuple(dict.fromkeys((*self.select.filters, *placed.filters)))
+        return replace(placed, name=self.name, filters=filters)
 
 
 @dataclass(frozen=True)
@@ -112,7 +86,7 @@ class Relation:
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns."""
-        return tuple(output.name for output in self.branches[0].outputs)
+        return self.branches[0].select.names
 
     @cached_property
     def types(self) -> Schema:
@@ -121,31 +95,23 @@ class Relation:
             return self.schema
         return output_types(
             " UNION ALL ".join(
-                branch.to_sql(typed_nulls(branch.used)) for branch in self.branches
+                branch.select.to_sql(typed_nulls(branch.used))
+                for branch in self.branches
             )
         )
 
 
-def inline(sql: str, outputs: Mapping[str, str]) -> str:
-    """Return ``sql`` with each column replaced by the expression it stands for.
-
-    >>> inline('"double" > 3', {"double": '"x" * 2'})
-    '("x" * 2) > 3'
-    """
-    what = f"expression {shorten(sql)}"
-    holder = exp.Paren(this=parse_expression(sql, what))
+def _inline(piece: Piece, outputs: Mapping[str, str]) -> str:
+    """Return a piece in which each column is the expression it stands for."""
+    holder = exp.Paren(this=piece.parse())
     for column in list(holder.find_all(exp.Column)):
-        tree = parse_expression(outputs[column.name], what)
+        tree = parse_expression(outputs[column.name], piece.what)
         is_plain = isinstance(tree, exp.Column | exp.Paren | exp.Func)
         is_alone = column.parent is holder
         column.replace(tree if is_plain or is_alone else exp.Paren(this=tree))
     # parsed once more: only an expression with one form may leave
-    return render(parse_expression(render(holder.this, quote=True), what), quote=True)
-
-
-def _between_ands(sql: str) -> str:
-    tree = parse_condition(sql, f"condition {shorten(sql)}")
-    return render(tree, quote=True)
+    inlined = piece._replace(sql=render(holder.this, quote=True))
+    return render(inlined.parse(), quote=True)
 
 
 Named = tuple[str | None, str]
@@ -157,11 +123,12 @@ def bind_table(table: Table, schemas: Mapping[str, Schema]) -> Relation:
     if isinstance(table, TableRef):
         name = _hosted(table, schemas)
         outputs = tuple(Feature(c, quote_name(c)) for c in schemas[name])
-        return Relation((BoundBranch(name, schemas[name], outputs),), schemas[name])
+        branch = BoundBranch(name, schemas[name], SubQuery(outputs))
+        return Relation((branch,), schemas[name])
     what = f"sub-query {table.alias!r}"
     branches: list[BoundBranch] = []
     for branch in table.branches:
-        names = [output.name for output in branches[0].outputs] if branches else None
+        names = branches[0].select.names if branches else None
         branches.append(_Binder(branch, schemas, what).bind(names))
     return Relation(tuple(branches))
 
@@ -200,12 +167,11 @@ class _Binder:
         outputs = self._named(items, names)
         filters = tuple(self._local(text, parse_condition) for text in branch.where)
         groups = self._groups(items)
-        if not groups:
-            return BoundBranch(self._name, self._schema, outputs, filters)
         having = tuple(self._having(text, items, groups) for text in branch.having)
-        subquery = SubQuery(outputs, filters, groups, having)
-        checked = subquery.check(tuple(self._schema), self._what)
-        return BoundBranch(self._name, self._schema, checked.columns, subquery=checked)
+        select = SubQuery(outputs, filters, groups, having)
+        if groups:
+            select = select.check(tuple(self._schema), self._what)
+        return BoundBranch(self._name, self._schema, select)
 
     def _local(self, text: str, parse: Parser) -> str:
         """Return an expression over the table's bare columns."""

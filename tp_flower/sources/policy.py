@@ -38,7 +38,8 @@ from msgspec import Meta
 from tp_flower.errors import PolicyError, SourceError
 from tp_flower.features.choice import render_entries
 from tp_flower.features.spec import DECLARED_ENCODERS, EncoderSpec, Need
-from tp_flower.query.reads import Read, Role
+from tp_flower.query.fragment import Role
+from tp_flower.query.reads import Read
 from tp_flower.sources import entries
 from tp_flower.sources.entries import Count, Flag, Text, Texts
 
@@ -195,6 +196,7 @@ class Policy:
             Role.LABEL: of_labels,
             Role.WEIGHT: of_labels if self.weights is None else of_weights,
             Role.FILTER: ("filters", self.filters),
+            Role.HAVING: ("filters", self.filters),
             Role.KEY: ("keys", self.keys),
             Role.GROUP: ("keys", self.keys),
         }.get(role)

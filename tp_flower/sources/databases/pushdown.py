@@ -14,7 +14,7 @@ The site's DuckDB evaluates all other filters and all expressions.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -22,7 +22,7 @@ import duckdb
 from sqlglot import exp
 
 from tp_flower.query import expressions
-from tp_flower.query.expressions import parse_aggregate, parse_expression, shorten
+from tp_flower.query.expressions import parse_expression, shorten
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.databases.columns import DatabaseColumn, decimal_digits, named
 from tp_flower.sources.databases.session import Dialect
@@ -101,9 +101,7 @@ def select(
     else:
         subquery = replace(fragment.subquery, filters=tuple(remaining))
         rest = replace(fragment, subquery=subquery)
-    needed = column_names(
-        parse_aggregate(sql, "an expression") for sql in _over_table(rest)
-    )
+    needed = column_names(piece.parse() for piece in (rest.subquery or rest).pieces())
     columns = tuple(name for name in pushdown.columns if name in needed)
     return Selection(rest, columns, tuple(translated), tuple(pushed))
 
@@ -113,19 +111,6 @@ def column_names(trees: Iterable[exp.Expr]) -> frozenset[str]:
     return frozenset(
         column.name for tree in trees for column in tree.find_all(exp.Column)
     )
-
-
-def _over_table(fragment: Fragment) -> Iterator[str]:
-    """Yield the expressions that are evaluated over the table's rows."""
-    subquery = fragment.subquery
-    if subquery is not None:
-        yield from (column.sql for column in subquery.columns)
-        yield from (*subquery.filters, *subquery.groups, *subquery.having)
-        return
-    yield from (feature.sql for feature in fragment.features)
-    yield from (sql for key in fragment.keys for sql in key)
-    yield from (sql for sql in (fragment.label, fragment.weight) if sql is not None)
-    yield from fragment.filters
 
 
 @dataclass(frozen=True)
