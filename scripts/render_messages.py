@@ -7,9 +7,9 @@ between their markers.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, get_args
+from typing import Any, Final, get_args, get_origin
 
 import msgspec
 
@@ -22,6 +22,13 @@ PAGE: Final = ROOT / "docs" / "reference" / "messages.md"
 TABLES: Final = (ROOT / "PRIVACY.md", ROOT / "ARCHITECTURE.md")
 START: Final = "<!-- messages: made by scripts/render_messages.py -->"
 END: Final = "<!-- end of messages -->"
+_LIMITS: Final = {
+    "minimum": "from",
+    "exclusiveMinimum": "above",
+    "maximum": "to",
+    "maxLength": "of length at most",
+    "pattern": "of the form",
+}
 _PLACE: Final = re.compile(r"\{(\w+)\}")
 _HEAD: Final = """# Messages
 
@@ -92,24 +99,43 @@ def _section(message: type[Message]) -> str:
 
 def _fields(body: type[Body], prefix: str) -> list[str]:
     layout = layout_of(body)
-    structures = {
-        field.encode_name: structure
-        for field in msgspec.structs.fields(body)
-        for structure in (field.type, *get_args(field.type))
-        if isinstance(structure, type) and issubclass(structure, Body)
-    }
     lines = []
-    for name in layout.values:
-        if name in structures:
-            each = "each " if layout.allowed[name].startswith("a list") else ""
-            lines += _fields(structures[name], f"{prefix}{each}`{name}`: ")
-        else:
-            lines.append(f"- {prefix}`{name}`: {layout.allowed[name]}")
+    for field in msgspec.structs.fields(body):
+        name, choices = field.encode_name, (field.type, *get_args(field.type))
+        structure = next((c for c in choices if _is_structure(c)), None)
+        if name in layout.values and structure:
+            each = "each " if get_origin(field.type) is list else ""
+            lines += _fields(structure, f"{prefix}{each}`{name}`: ")
+        elif name in layout.values:
+            lines.append(f"- {prefix}`{name}`: {_allowed(field.type)}")
     for name, (_, spec) in {**layout.arrays, **layout.families}.items():
         shape = " x ".join(map(str, spec.shape)) or "a number"
         of_key = " by key" if name in layout.families else ""
         lines.append(f"- {prefix}`{name}`{of_key}: {spec.dtype}, {shape}")
     return lines
+
+
+def _is_structure(choice: Any) -> bool:
+    return isinstance(choice, type) and issubclass(choice, Body)
+
+
+def _allowed(hint: Any) -> str:
+    """Return which values a field may have, from its JSON schema."""
+    (schema,), definitions = msgspec.json.schema_components([hint])
+    return _in_words({**schema, **next(iter(definitions.values()), {})})
+
+
+def _in_words(schema: Mapping[str, Any]) -> str:
+    if "anyOf" in schema:
+        choices = (choice for choice in schema["anyOf"] if choice.get("type") != "null")
+        return " or ".join(map(_in_words, choices))
+    if "enum" in schema:
+        return f"one of {', '.join(schema['enum'])}"
+    inner = schema.get("items") or schema.get("additionalProperties")
+    if inner:
+        return f"{schema['type']}, each {_in_words(inner)}"
+    limits = (f"{_LIMITS[key]} {schema[key]}" for key in _LIMITS if key in schema)
+    return ", ".join(filter(None, [schema["type"], " ".join(limits)]))
 
 
 def _summary(message: type[Message]) -> str:

@@ -86,11 +86,9 @@ def in_threads(
 ) -> list[Result]:
     """Return the results of ``work`` on contiguous spans of rows, in their order.
 
-    Args:
-        work: called once per span; must not change what another call reads.
-        rows: their number; of none there is one empty span.
-        least_rows: a thread has at least so many: with fewer it costs more than it
-            saves.
+    ``work`` is called once per span, of none for one empty span, and must not change
+    what another call reads. A thread has at least ``least_rows``: with fewer it costs
+    more than it saves.
 
     >>> in_threads(lambda span: span.stop - span.start, 10, least_rows=100)
     [10]

@@ -4,8 +4,9 @@ A site tells the server the kind of an error, as that decides what comes next: t
 request again, the rounds that the site has missed, or the end of the run.
 """
 
+import difflib
 import errno
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import StrEnum
 from typing import Final
 
@@ -104,6 +105,19 @@ class LostStateError(SiteError):
 
 class DivergedError(SiteError):
     """A site's part of the model is not finite any more."""
+
+
+def closest(name: str, choices: Collection[str]) -> str:
+    """Return a hint naming the choices that look like ``name``, or an empty text.
+
+    >>> closest("tailnumm", ["tailnum", "origin"])
+    " (did you mean 'tailnum'?)"
+    """
+    spelled = {choice.lower(): choice for choice in choices}
+    matches = difflib.get_close_matches(name.lower(), spelled, n=3)
+    if not matches:
+        return ""
+    return f" (did you mean {' or '.join(repr(spelled[m]) for m in matches)}?)"
 
 
 class ErrorKind(StrEnum):

@@ -25,7 +25,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_.:@/+-]+")
 _DELETE: Final = "\x7f"
 
 
-class Line:
+class LogLine:
     """A line of the log, written out by whoever prints it: most are not printed."""
 
     def __init__(self, event: str, values: dict[str, Value]) -> None:
@@ -39,14 +39,12 @@ class Line:
         )
 
 
-def line(event: str, /, **values: Value) -> Line:
+def line(event: str, /, **values: Value) -> LogLine:
     r"""Return the line of an event.
 
-    Args:
-        event: in one word.
-        values: by name, in the order of the line; None is left out. Of ``run`` the
-            first digits are shown. Lists of texts are joined by commas. Numbers have 3
-            digits behind the point.
+    Values are in the order of the line; None is left out. Of ``run`` the first digits
+    are shown. Lists of texts are joined by commas. Numbers have 3 digits behind the
+    point.
 
     >>> print(line("answered", run="1f0c9a77d2e8", round=12, seconds=0.0612))
     event=answered run=1f0c9a77 round=12 seconds=0.061
@@ -55,7 +53,7 @@ def line(event: str, /, **values: Value) -> Line:
     """
     if values.get("run") is not None:
         values["run"] = str(values["run"])[:SHOWN_DIGITS]
-    return Line(event, values)
+    return LogLine(event, values)
 
 
 def _text(value: Value) -> str:

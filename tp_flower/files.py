@@ -15,13 +15,8 @@ def whole_file(
 ) -> Iterator[BinaryIO]:
     """Yield a file to write to, which then replaces the one at a path.
 
-    Args:
-        path: in a folder that is there; nobody else may be writing it.
-        is_durable: whether it must be on the disk before it gets its name.
-        mode: who may read it.
-
-    Raises:
-        OSError: it cannot be written; the file that was there still is.
+    Its folder must be there, and nobody else writing. A durable file is on the disk
+    before it gets its name. After an OSError the file that was there still is.
     """
     # always the same name: one that a killed process has left is written over
     temporary = path.with_name(f".{path.name}-new")

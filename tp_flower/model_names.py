@@ -29,15 +29,10 @@ _SHOWN: Final = 80
 
 @dataclass(frozen=True, order=True)
 class ModelVersion:
-    """One version of a named model.
+    """One version of a named model, whose runs share the name.
 
-    Attributes:
-        name: that the runs of one purpose share.
-        version: when the run started, UTC, and four digits of the run's name; later
-            versions sort after earlier ones.
-
-    Raises:
-        ModelError: name or version is not of its form.
+    ``version`` is when the run started, UTC, and four digits of the run's name; later
+    versions sort after earlier ones.
 
     >>> str(ModelVersion("delays", "20261122-001500-3f9a"))
     'delays@20261122-001500-3f9a'
@@ -105,11 +100,7 @@ def versions_in(home: Path) -> tuple[ModelVersion, ...]:
 
 
 def find_version(home: Path, text: str) -> ModelVersion:
-    """Return the version that ``name@version`` names, or the latest of ``name``.
-
-    Raises:
-        ModelError: there is none; says which names are close.
-    """
+    """Return the version that ``name@version`` names, or the latest of ``name``."""
     name = check_name(text.partition("@")[0])
     wanted = ModelVersion.parse(text) if "@" in text else None
     versions = versions_in(home)
@@ -122,11 +113,7 @@ def find_version(home: Path, text: str) -> ModelVersion:
 
 
 def delete_version(home: Path, text: str) -> ModelVersion:
-    """Delete one version, whole or not at all, and return which it was.
-
-    Raises:
-        ModelError: there is none, or it cannot be deleted.
-    """
+    """Delete one version, whole or not at all, and return which it was."""
     ModelVersion.parse(text)
     model = find_version(home, text)
     folder = model.folder(home)

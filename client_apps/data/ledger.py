@@ -54,18 +54,18 @@ from tp_flower.privacy.mechanisms import (
     Budget,
     Mechanism,
     Name,
-    Planned,
     Release,
-    Use,
+    Reservation,
+    Spend,
 )
 
 __all__ = [
     "Budget",
     "Ledger",
-    "Planned",
     "Release",
+    "Reservation",
     "RoundLedger",
-    "Use",
+    "Spend",
     "open_ledger",
 ]
 
@@ -129,7 +129,7 @@ class Ledger:
     >>> unit = ("a row of flights", "the row with any other label", "server")
     >>> labels = Release("flights", "F", 1, "extract", "labels", *unit, PureDp(0.5))
     >>> ledger = Ledger(":memory:")
-    >>> ledger.reserve("run", [Planned(labels, limit=3)], {"F": Budget(2.0, 0.0)})
+    >>> ledger.reserve("run", [Reservation(labels, limit=3)], {"F": Budget(2.0, 0.0)})
     >>> ledger.spend("run", [(1, "labels", 0)])
     >>> ledger.total("F", delta=0.0)
     1.5
@@ -146,7 +146,11 @@ class Ledger:
         self._checked_in = -1
 
     def reserve(
-        self, run: str, planned: Sequence[Planned], budgets: Budgets, ident: str = ""
+        self,
+        run: str,
+        planned: Sequence[Reservation],
+        budgets: Budgets,
+        ident: str = "",
     ) -> None:
         """Set aside what a run plans to spend: all of it or nothing.
 
@@ -175,7 +179,7 @@ class Ledger:
                 connection, [named | msgspec.to_builtins(each) for each in planned]
             )
 
-    def spend(self, run: str, uses: Sequence[Use], ident: str = "") -> None:
+    def spend(self, run: str, uses: Sequence[Spend], ident: str = "") -> None:
         """Use what the run has reserved, once for each of ``uses``.
 
         Raises:
@@ -496,7 +500,7 @@ def _names(connection: Connection, run: str, event: str) -> set[Name]:
 
 
 def _limit_and_used(
-    connection: Connection, run: str, use: Use
+    connection: Connection, run: str, use: Spend
 ) -> tuple[int | None, int]:
     """Return how often an open run may use a key, None for not at all, and has."""
     of_release = f"FROM ledger WHERE {_OF_RUN} AND part = :part AND what = :what"

@@ -27,7 +27,7 @@ from tp_flower.keyed_hash import HashArray, KeyedHasher
 from tp_flower.learning.models.local_model import LocalModel
 from tp_flower.model_names import ModelVersion
 from tp_flower.privacy.gradients import check_scores
-from tp_flower.privacy.mechanisms import Planned
+from tp_flower.privacy.mechanisms import Reservation
 from tp_flower.privacy.plan import PartPlan, plan_prediction
 from tp_flower.protocol import check_sizes, parse, unpack_bits
 from tp_flower.protocol.inference_messages import (
@@ -151,7 +151,7 @@ def _set_aside(site: Site, ready: Mapping[int, _Ready]) -> None:
     ]
     budgets = Guard(site).budgets(list(sources.values()))
     covered = [
-        Planned(release, 1) for release in releases if release.mechanism is not None
+        Reservation(release, 1) for release in releases if release.mechanism is not None
     ]
     site.reserve(covered, budgets)
     site.ledger.note(

@@ -45,7 +45,7 @@ from tp_flower.personalised.sites import (
     noisy_mean,
 )
 from tp_flower.privacy.accounting import noise_multiplier
-from tp_flower.privacy.mechanisms import Gaussian, Planned
+from tp_flower.privacy.mechanisms import Gaussian, Reservation
 from tp_flower.privacy.plan import CURVATURE, GRADIENTS, PartPlan
 from tp_flower.protocol import Action, parse, unpack_bits
 from tp_flower.protocol.personalised_messages import (
@@ -177,7 +177,7 @@ def _set_aside(site: Site, numbers: Iterable[int], summary: Mapping[str, Any]) -
         scope = f"{_SUMMARIES[kind]}; not: the number of rows, and the encoder"
         noise = Gaussian(multiplier)
         planned = [
-            Planned(shard.release(Action.SUMMARISE, SUMMARY, scope, noise), limit=1)
+            Reservation(shard.release(Action.SUMMARISE, SUMMARY, scope, noise), limit=1)
             for shard in shards
         ]
         site.reserve(planned, Guard(site).budgets(list(sources.values())))

@@ -59,7 +59,7 @@ from tp_flower.methods import (
 )
 from tp_flower.model_names import ModelVersion, software
 from tp_flower.privacy.gradients import check_per_row, check_scores
-from tp_flower.privacy.mechanisms import Planned
+from tp_flower.privacy.mechanisms import Reservation
 from tp_flower.privacy.plan import (
     COEFFICIENTS,
     CURVATURE,
@@ -340,7 +340,7 @@ def _set_aside(site: Site, run: Run, prepared: Mapping[int, _Prepared]) -> None:
         for pair in releases_of(run, Shard.of(site, number, sources[number]), part.plan)
     ]
     site.reserve(
-        [Planned(each, limit) for each, limit in releases if each.mechanism],
+        [Reservation(each, limit) for each, limit in releases if each.mechanism],
         guard.budgets(list(sources.values())),
     )
     site.ledger.note(run.name, [each for each, _ in releases if not each.mechanism])

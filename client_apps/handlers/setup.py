@@ -20,9 +20,9 @@ from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import PolicyError, SiteError
-from tp_flower.extraction.canonical_keys import without_values
 from tp_flower.extraction.extract import extract
-from tp_flower.extraction.extracted import ExtractedShard, FeatureInfo, LabelColumn
+from tp_flower.extraction.extracted import ExtractedShard, LabelColumn, StoredColumn
+from tp_flower.extraction.select_plan import without_values
 from tp_flower.features.choice import TableChoice
 from tp_flower.features.statistics import (
     ColumnStatistics,
@@ -141,8 +141,8 @@ def _extract_part(
     reply = ExtractedPart(
         rows=extracted.rows,
         keys=[key.kind for key in extracted.keys],
-        engine=extracted.engine,
-        pushed=list(extracted.pushed),
+        engine=extracted.contents.engine,
+        pushed=list(extracted.contents.pushed),
         label=label,
         codes={key: column.codes for key, column in hashed.items()},
         hashes={key: column.hashes for key, column in hashed.items()},
@@ -315,7 +315,7 @@ def _kinds(
 
 
 def _statistics_of(
-    site: Site, fitting: _Fitting, info: FeatureInfo
+    site: Site, fitting: _Fitting, info: StoredColumn
 ) -> ColumnStatistics:
     """Return the statistics of a feature, or only its kind where it needs none."""
     choice, name, kind = fitting.choice, info.name, fitting.kinds[info.name]

@@ -34,7 +34,7 @@ from tp_flower.learning.models.local_model import (
     rows_of,
 )
 from tp_flower.learning.solvers import RidgeSolver, gram
-from tp_flower.privacy.mechanisms import Use, private_scores
+from tp_flower.privacy.mechanisms import Spend, private_scores
 from tp_flower.privacy.plan import (
     BATCH_SCORES,
     GRADIENTS,
@@ -224,7 +224,7 @@ class Outgoing:
     number: int
     plan: PartPlan
     noise: NoiseSource = field(repr=False)
-    uses: list[Use] = field(default_factory=list)
+    uses: list[Spend] = field(default_factory=list)
 
     def check_clear(self, what: str) -> None:
         """Refuse to compute something without noise in a run that protects the models.

@@ -15,8 +15,7 @@ from client_apps.rounds.site import Site
 from tp_flower.errors import SourceError
 from tp_flower.features.choice import TableChoice
 from tp_flower.protocol.training_messages import PrivacyTerms
-from tp_flower.query.fragment import Fragment
-from tp_flower.query.reads import reads
+from tp_flower.query.fragment import Fragment, reads
 from tp_flower.sources.policy import MODELS, SCORES, WEIGHTS
 from tp_flower.sources.shards import ShardSchema, ShardSource
 

@@ -81,7 +81,7 @@ class Shard:
     def of(cls, site: Site, number: int, source: ShardSource) -> Self:
         """Return the shard of a part of the run."""
         name = Guard(site).source_id(source)
-        is_grouped = bool(site.extracted(number).meta["groups"])
+        is_grouped = bool(site.extracted(number).contents.groups)
         return cls(number, source.table, source.site, name, is_grouped)
 
     def release(

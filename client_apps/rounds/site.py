@@ -31,7 +31,7 @@ from tp_flower.errors import SiteError, TPFlowerError
 from tp_flower.keyed_hash import KEY_BYTES, KeyedHasher
 from tp_flower.learning.models.local_model import Features
 from tp_flower.node_config import IN_MEMORY, TABLES, cache_limit, site_id, state_dir
-from tp_flower.privacy.mechanisms import Planned, Use
+from tp_flower.privacy.mechanisms import Reservation, Spend
 from tp_flower.privacy.plan import MODEL, PartPlan
 from tp_flower.protocol import NO_RUN, ArrayKey, Parcel
 from tp_flower.randomness import NoiseSource
@@ -158,7 +158,7 @@ class Site:
         self.store = SiteStore(root, run, name, is_durable=not self.is_simulated)
         limit = cache_limit(context.node_config)
         self.features = KeptFeatures(root, limit, self.store)
-        self.uses: list[Use] = []
+        self.uses: list[Spend] = []
         self._round: Round | None = None
 
     @property
@@ -339,7 +339,7 @@ class Site:
         return Outgoing(number, plan, self.noise, self.uses)
 
     def reserve(
-        self, planned: Sequence[Planned], budgets: Mapping[str, Budget]
+        self, planned: Sequence[Reservation], budgets: Mapping[str, Budget]
     ) -> None:
         """Reserve planned releases; too small a budget refuses the round's commit."""
         if planned:

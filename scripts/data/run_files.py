@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from tp_flower.duckdb_engine import quote_text
 from tp_flower.errors import SourceError
-from tp_flower.extraction.canonical_keys import kind_of
+from tp_flower.extraction.select_plan import kind_of
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 from tp_flower.sources.shards import column_types

@@ -24,7 +24,7 @@ from strategies.setup.labels import choose_loss, read_labels
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import SourceError
-from tp_flower.extraction.canonical_keys import (
+from tp_flower.extraction.select_plan import (
     TypedColumn,
     as_number,
     comparable,
@@ -41,7 +41,7 @@ from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.learning.losses import Loss
 from tp_flower.privacy.key_agreement import GroupSecret
 from tp_flower.query import BoundQuery, Fragment, Query
-from tp_flower.query.statement import is_label
+from tp_flower.query.parsing import is_label
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
 from tp_flower.sources.shards import (

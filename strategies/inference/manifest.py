@@ -35,7 +35,7 @@ from tp_flower.learning.models.local_model import NUMPY_KINDS
 from tp_flower.model_names import ModelVersion, find_version, software
 from tp_flower.protocol.fields import Document, Finite
 from tp_flower.query import BoundQuery
-from tp_flower.query.expressions import parse_aggregate, render
+from tp_flower.query.expressions import parse_expression, render
 from tp_flower.query.fragment import Fragment
 from tp_flower.settings.run import MEAN
 
@@ -329,9 +329,9 @@ def _over_hosted(fragment: Fragment, sql: str) -> str:
     if fragment.subquery is None:
         return sql
     made = {column.name: column.sql for column in fragment.subquery.columns}
-    holder = exp.Paren(this=parse_aggregate(sql, "feature"))
+    holder = exp.Paren(this=parse_expression(sql, "feature", aggregates=True))
     for column in list(holder.find_all(exp.Column)):
-        inner = parse_aggregate(made[column.name], "feature")
+        inner = parse_expression(made[column.name], "feature", aggregates=True)
         is_whole = column is holder.this
         column.replace(inner if is_whole else exp.Paren(this=inner))
     groups = ", ".join(sorted(fragment.subquery.groups))

@@ -21,7 +21,7 @@ from strategies.run.exchange import (
 )
 from strategies.run.replies import collect_replies
 from tp_flower.errors import ReplyError, SchemaError
-from tp_flower.extraction.canonical_keys import kind_of
+from tp_flower.extraction.select_plan import kind_of
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol import Action, Packet, encode
 from tp_flower.protocol.setup_messages import (

@@ -42,7 +42,7 @@ EXACT = PrivacySettings(features="statistics", predictions=1.0)
 @pytest.mark.parametrize(
     ("path", "match"),
     [
-        (("label-scale",), "'label-scale' is 5e-324; allowed: a number, at least "),
+        (("label-scale",), "'label-scale' is 5e-324; allowed: `float` >= "),
         (("mean-multiplicity",), "'mean-multiplicity' is 4.9.*e-324, which is too sm"),
         (("model", "output_scale"), "'model' is not of the form that it has in a run"),
     ],

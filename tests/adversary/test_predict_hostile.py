@@ -122,7 +122,7 @@ REFUSED = [
     ),
     (header("model-name", value="other"), "has no part 0 of model other@"),
     (header("parts", 0, "model-part", value=1), "this site has no part 1"),
-    (header("parts", 0, "model-part", value="../part-0"), "allowed: a whole number"),
+    (header("parts", 0, "model-part", value="../part-0"), "allowed: `int`"),
     (header("parts", 0, "digest", value="ab" * 32), "its digest is another"),
     (header("parts", 0, "digest", value=""), r"'digest' is ''; .*\[0-9a-f\]\{64\}"),
     (array(ORDERS, "rows", bits(3)), r"min-rows.*scores of table 'o'"),

@@ -5,14 +5,14 @@ shard's own row order. What arrives is written on at once, batch of rows by batc
 rows: no more than a few batches are ever held, and no Python object is made per row.
 """
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import duckdb
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,8 +24,16 @@ from tp_flower.extraction.extracted import (
     ROWS_FILE,
     TEXTS_FILE,
     ExtractedShard,
+    ShardContents,
+    StoredColumn,
 )
-from tp_flower.extraction.select_plan import Piece, Plan, make_plan
+from tp_flower.extraction.select_plan import (
+    GROUPS,
+    Plan,
+    TypedColumn,
+    make_plan,
+    vector_width,
+)
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.shards import Scan, ShardSource, scan
 
@@ -51,10 +59,6 @@ def extract(
     says nothing of the values; a hash that everybody can compute would tell of a guess
     how many rows come before it. Sorted by the label, too, rows of one label could lie
     side by side, and whoever sees noisy labels would see through the noise.
-
-    Raises:
-        QueryError: the fragment is not what a site may run.
-        SourceError: the source cannot be read, or its values cannot be used.
     """
     files: dict[str, pa.NativeFile] = {}
     with ExitStack() as stack:
@@ -69,23 +73,20 @@ def extract(
         writer = _Writer(plan, create)
         for batch in _batches(opened, plan, order_key):
             writer.add(batch)
-        meta = {
-            "table": fragment.table,
-            "engine": source.engine,
-            "pushed": list(opened.pushed),
-            **writer.finish(),
-        }
+        contents = writer.finish(fragment.table, opened.pushed)
     if folder:
-        (folder / META_FILE).write_text(json.dumps(meta), encoding="utf-8")
+        (folder / META_FILE).write_bytes(msgspec.json.encode(contents))
         return open_extracted(folder)
     buffers = {name: file.getvalue() for name, file in files.items()}
-    return ExtractedShard(meta, lambda name: pa.BufferReader(buffers[name]))
+    return ExtractedShard(contents, lambda name: pa.BufferReader(buffers[name]))
 
 
 def open_extracted(folder: Path) -> ExtractedShard:
     """Return the shard that ``extract`` wrote to a folder."""
-    meta = json.loads((folder / META_FILE).read_text(encoding="utf-8"))
-    return ExtractedShard(meta, lambda name: pa.OSFile(str(folder / name)))
+    contents = msgspec.json.decode(
+        (folder / META_FILE).read_bytes(), type=ShardContents
+    )
+    return ExtractedShard(contents, lambda name: pa.OSFile(str(folder / name)))
 
 
 class _Writer:
@@ -93,7 +94,7 @@ class _Writer:
 
     def __init__(self, plan: Plan, create: Callable[[str], pa.NativeFile]) -> None:
         self._plan = plan
-        self._widths = {piece.column: piece.width for piece in plan.vectors}
+        self._widths = {p.column: vector_width(p.type) for p in plan.vectors}
         self._starts = [0]
         self._listed = Counter[str]()
         self._lists = {
@@ -124,33 +125,38 @@ class _Writer:
         self._file.write_batch(pa.record_batch(columns, schema=self._schema))
         self._starts.append(self._starts[-1] + batch.num_rows)
 
-    def finish(self) -> dict[str, Any]:
-        """Write what is left; return the description of the columns, as JSON types."""
+    def finish(self, table: str, pushed: Sequence[str]) -> ShardContents:
+        """Write what is left; return the description of the files."""
         for file in (*self._lists.values(), self._file):
             file.close()
         plan = self._plan
-        keys = [
-            {"kind": kind, "column": column} for column, kind in plan.key_kinds.items()
-        ]
-        return {
-            "columns": self._schema.names,
-            "starts": self._starts,
-            "features": [
-                {
-                    "name": piece.name,
-                    "kind": piece.kind,
-                    "column": piece.column,
-                    "width": self._widths.get(piece.column, 1) or 0,
-                }
-                for piece in plan.features
-            ],
-            "label": next(
-                ({"kind": p.kind, "column": p.column} for p in plan.label), None
-            ),
-            "weight": next((piece.column for piece in plan.weight), None),
-            "keys": keys[: len(plan.keys)],
-            "groups": keys[-1] if plan.groups else None,
+        keys = {
+            column: StoredColumn(kind="+".join(p.kind for p in parts), column=column)
+            for column, parts in plan.composites.items()
         }
+        groups = keys.pop(GROUPS, None)
+        return ShardContents(
+            table=table,
+            engine=plan.source.engine,
+            pushed=tuple(pushed),
+            columns=tuple(self._schema.names),
+            starts=self._starts,
+            features=tuple(
+                StoredColumn(
+                    name=piece.name,
+                    kind=piece.kind,
+                    column=piece.column,
+                    width=self._widths.get(piece.column, 1) or 0,
+                )
+                for piece in plan.features
+            ),
+            label=next(
+                (StoredColumn(kind=p.kind, column=p.column) for p in plan.label), None
+            ),
+            weight=next((piece.column for piece in plan.weight), None),
+            keys=tuple(keys.values()),
+            groups=groups,
+        )
 
     def _positions(self, column: str, texts: pa.Array) -> pa.Array:
         """Return each row's position in the list of texts, -1 where it is NULL."""
@@ -160,7 +166,7 @@ class _Writer:
         self._listed[column] += len(encoded.dictionary)
         return pc.add(encoded.indices, first).fill_null(MISSING)
 
-    def _vectors(self, piece: Piece, vectors: pa.Array) -> pa.Array:
+    def _vectors(self, piece: TypedColumn, vectors: pa.Array) -> pa.Array:
         lengths = pc.min_max(pc.list_value_length(vectors))
         shortest, longest = lengths["min"].as_py(), lengths["max"].as_py()
         if longest is not None:
@@ -177,7 +183,7 @@ class _Writer:
         self._check_finite(piece, vectors.flatten())
         return vectors
 
-    def _check_finite(self, piece: Piece, values: pa.Array) -> None:
+    def _check_finite(self, piece: TypedColumn, values: pa.Array) -> None:
         if np.isinf(values.to_numpy(zero_copy_only=False)).any():
             raise SourceError(
                 f"{self._plan.source}: {piece.name!r} has infinite values: "
@@ -189,7 +195,7 @@ def _batches(opened: Scan, plan: Plan, order_key: bytes) -> Iterator[pa.RecordBa
     """Yield what the plan selects, some rows at a time."""
     connection = opened.connection
     width = len(plan.numbers) + len(plan.listed)
-    width += sum(piece.width or 1 for piece in plan.vectors)
+    width += sum(vector_width(piece.type) or 1 for piece in plan.vectors)
     size = max(1, min(MOST_ROWS, MOST_VALUES // max(width, 1)))
     try:
         if opened.needs_sort or opened.fragment.subquery is not None:

@@ -19,12 +19,13 @@ Notation
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,16 +48,40 @@ TEXTS_FILE: Final = "texts-{}.arrow"
 MISSING: Final = -1
 
 
-@dataclass(frozen=True)
-class FeatureInfo:
-    """A feature before it is encoded: "number", "boolean", "time", "text" or "vector".
+class StoredColumn(msgspec.Struct, frozen=True, kw_only=True):
+    """A column of the files: a feature before it is encoded, the label, or a key.
 
-    ``width`` is d of a vector, 1 of all other kinds.
+    ``kind`` is "number", "boolean", "time", "text" or "vector", of a key those of its
+    parts ("text+time"); ``width`` is d of a vector, 1 of all other kinds.
     """
 
-    name: str
     kind: str
+    column: str
+    name: str = ""
     width: int = 1
+
+
+class ShardContents(msgspec.Struct, frozen=True, kw_only=True):
+    """The description of the files, in ``shard.json``.
+
+    Attributes:
+        table: its alias in the query.
+        pushed: the filters that the database applied, in words.
+        columns: of the batches, in their order.
+        starts: the row at which each batch starts, and n.
+        weight: its column.
+    """
+
+    table: str
+    engine: str
+    pushed: tuple[str, ...]
+    columns: tuple[str, ...]
+    starts: list[int]
+    features: tuple[StoredColumn, ...]
+    label: StoredColumn | None
+    weight: str | None
+    keys: tuple[StoredColumn, ...]
+    groups: StoredColumn | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,15 +120,11 @@ class ExtractedKey:
         codes, hashes = self.hashed_whole(hasher)
         return KeyColumn(codes, hashes[:, :2], self.kind)
 
-    def digests(self, hasher: KeyedHasher) -> HashArray:
-        """Return 128 further bits of hash of each row of ``hashed``'s, uint64 (k, 2).
-
-        Whoever has the hashes alone cannot tell these.
-        """
-        return self.hashed_whole(hasher)[1][:, 2:]
-
     def hashed_whole(self, hasher: KeyedHasher) -> tuple[CodeArray, HashArray]:
-        """Return the codes (n,) and all 256 bits (k, 4), in the order of the hashes."""
+        """Return the codes (n,) and all 256 bits (k, 4), in the order of the hashes.
+
+        Whoever has the first 128 bits alone cannot tell the others.
+        """
         hashes = hasher.hash_texts(self.texts)
         order = np.lexsort((hashes[:, 1], hashes[:, 0]))
         place = np.empty(len(order) + 1, np.int32)
@@ -114,13 +135,11 @@ class ExtractedKey:
 
 @dataclass(frozen=True, eq=False)
 class LabelColumn:
-    """The label of each row.
+    """The label of each row: "number", "boolean", "time" or "text".
 
     Attributes:
-        kind: "number", "boolean", "time" or "text".
         values: float64 (n,), NaN where NULL: numbers, 0/1, seconds since 1970, or for
-            text the position in ``categories``.
-        categories: the distinct texts of this shard, sorted; empty for other kinds.
+            text the position in ``categories``, its sorted distinct texts.
     """
 
     kind: str
@@ -147,49 +166,37 @@ class LabelColumn:
 
 
 class ExtractedShard:
-    """The rows of one fragment on one shard; columns are read when they are needed.
-
-    ``table`` is the table's alias in the query, ``rows`` is n, ``pushed`` the filters
-    that the database applied, in words.
-    """
+    """The rows of one fragment on one shard; columns are read when they are needed."""
 
     def __init__(
-        self, meta: Mapping[str, Any], open_file: Callable[[str], pa.NativeFile]
+        self, contents: ShardContents, open_file: Callable[[str], pa.NativeFile]
     ) -> None:
-        self.meta = meta
-        self.table: str = meta["table"]
-        self.rows = int(meta["starts"][-1])
-        self.engine: str = meta["engine"]
-        self.pushed: tuple[str, ...] = tuple(meta["pushed"])
-        self.features = tuple(
-            FeatureInfo(item["name"], item["kind"], int(item["width"]))
-            for item in meta["features"]
-        )
-        self._columns = {item["name"]: item["column"] for item in meta["features"]}
-        self._starts = np.array(meta["starts"], np.int64)
-        self._open_file = open_file
+        self.contents, self._open_file = contents, open_file
+        self.table, self.features = contents.table, contents.features
+        self.rows = contents.starts[-1]
+        self._starts = np.array(contents.starts, np.int64)
         self._lists: dict[str, tuple[CodeArray, pa.Array]] = {}
 
     @property
     def keys(self) -> tuple[ExtractedKey, ...]:
         """The join keys, in the fragment's order."""
-        return tuple(self._key(item) for item in self.meta["keys"])
+        return tuple(self._key(item) for item in self.contents.keys)
 
     @property
     def groups(self) -> ExtractedKey | None:
         """The groups of a sub-query, NULL being a value too; None without one."""
-        item = self.meta["groups"]
-        return self._key(item) if item else None
+        groups = self.contents.groups
+        return self._key(groups) if groups else None
 
     @property
     def label(self) -> LabelColumn | None:
         """The label, None if it is another table's."""
-        item = self.meta["label"]
-        if not item:
+        label = self.contents.label
+        if not label:
             return None
-        if item["kind"] != "text":
-            return LabelColumn(item["kind"], self._numbers(item["column"]))
-        codes, texts = self._coded(item["column"])
+        if label.kind != "text":
+            return LabelColumn(label.kind, self._numbers(label.column))
+        codes, texts = self._coded(label.column)
         values = np.where(codes < 0, np.nan, codes)
         return LabelColumn("text", values, tuple(texts.to_pylist()))
 
@@ -199,27 +206,24 @@ class ExtractedShard:
 
         None if it is another table's, or there is none.
         """
-        column = self.meta["weight"]
+        column = self.contents.weight
         return self._numbers(column) if column else None
 
     def column(self, name: str) -> FeatureColumn:
         """Return one whole feature."""
-        column = self._columns[name]
         info = next(info for info in self.features if info.name == name)
-        return self._feature(info, self._whole(column))
+        return self._feature(info, self._whole(info.column))
 
     def blocks(
         self, rows: IndexArray | None, size: int
     ) -> Iterator[dict[str, FeatureColumn]]:
-        """Yield all features, some rows at a time.
+        """Yield all features, ``size`` rows at a time.
 
-        Args:
-            rows: positions, sorted or of a few sorted runs: each run of rows in one
-                batch reads that batch. None for all rows.
-            size: rows of a block, beside the last one.
+        ``rows`` are positions, sorted or of a few sorted runs: each run of rows in one
+        batch reads that batch. None for all rows.
         """
         rows = np.arange(self.rows) if rows is None else rows
-        with self._open(list(self._columns.values())) as file:
+        with self._open([info.column for info in self.features]) as file:
             read = lru_cache(maxsize=1)(file.get_batch)
             for start in range(0, len(rows), size):
                 block = rows[start : start + size]
@@ -232,13 +236,13 @@ class ExtractedShard:
                     pieces.append(_take(read(number), inside))
                 table = pa.Table.from_batches(pieces)
                 yield {
-                    info.name: self._feature(info, table[self._columns[info.name]])
+                    info.name: self._feature(info, table[info.column])
                     for info in self.features
                 }
 
-    def _feature(self, info: FeatureInfo, values: pa.ChunkedArray) -> FeatureColumn:
+    def _feature(self, info: StoredColumn, values: pa.ChunkedArray) -> FeatureColumn:
         if info.kind == "text":
-            codes, texts = self._list(self._columns[info.name])
+            codes, texts = self._list(info.column)
             return CategoricalColumn(codes[values.to_numpy()], texts)
         if info.kind != "vector":
             return NumericColumn(values.to_numpy())
@@ -251,8 +255,8 @@ class ExtractedShard:
             rows[is_present] = elements.reshape(is_present.sum(), info.width)
         return VectorColumn(vectors)
 
-    def _key(self, item: Mapping[str, Any]) -> ExtractedKey:
-        return ExtractedKey(*self._coded(item["column"]), item["kind"])
+    def _key(self, key: StoredColumn) -> ExtractedKey:
+        return ExtractedKey(*self._coded(key.column), key.kind)
 
     def _numbers(self, column: str) -> FloatArray:
         numbers: FloatArray = self._whole(column).to_numpy()
@@ -284,7 +288,7 @@ class ExtractedShard:
 
     def _open(self, columns: list[str]) -> pa.ipc.RecordBatchFileReader:
         """Open the rows to read these columns alone."""
-        numbers = [self.meta["columns"].index(column) for column in columns]
+        numbers = [self.contents.columns.index(column) for column in columns]
         options = pa.ipc.IpcReadOptions(included_fields=numbers)
         return pa.ipc.open_file(self._open_file(ROWS_FILE), options=options)
 

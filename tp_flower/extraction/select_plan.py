@@ -1,31 +1,162 @@
-"""The SELECT that evaluates a fragment on a shard.
+"""The SELECT that evaluates a fragment on a shard, in DuckDB's SQL.
 
-Every expression of a fragment is a *piece*: a feature, the label, or a part of a key.
-Numbers become DOUBLE, texts their normal form, and the parts of a key one canonical
-text.
+Numbers become DOUBLE, texts their normal form, and the parts of a join key one
+*canonical* text, whose keyed hash leaves the site: equal values match whatever their
+type is at each site. Numbers are their shortest exact decimal text (1, 1.0 and DECIMAL
+1.00 agree), texts in Unicode normal form C, dates and timestamps microseconds since
+1970 in UTC. The kind is part of the text: text never matches a number. Every part of a
+composite key carries its length: ('a', 'bc') is not ('ab', 'c').
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from itertools import chain
+from typing import Final, Literal
 
 import duckdb
 
 from tp_flower.duckdb_engine import quote_name, safe_message
 from tp_flower.errors import SourceError
-from tp_flower.extraction.canonical_keys import (
-    TypedColumn,
-    as_number,
-    as_vector,
-    canonical_text,
-    comparable,
-    kind_of,
-    vector_width,
-    without_values,
-)
 from tp_flower.query.fragment import Feature
 from tp_flower.sources.shards import Scan, column_types
 from tp_flower.sources.tables_file import ShardSource
+
+Kind = Literal["number", "text", "time", "boolean", "vector"]
+
+_FLOATS: Final = re.compile(r'FLOAT|REAL|DOUBLE|"NULL"')
+_DECIMAL: Final = re.compile(r"(?:DECIMAL|NUMERIC)\(\d+, ?(\d+)\)")
+_NUMBER: Final = (
+    rf"U?(?:TINY|SMALL|BIG|HUGE)INT|U?INTEGER|{_FLOATS.pattern}|{_DECIMAL.pattern}"
+)
+_VECTOR: Final = re.compile(rf"(?P<element>{_NUMBER})\[(?P<length>\d*)\]")
+_KINDS: Final[dict[Kind, re.Pattern[str]]] = {
+    "boolean": re.compile(r"BOOLEAN"),
+    "number": re.compile(_NUMBER),
+    "vector": _VECTOR,
+    "time": re.compile(r"DATE|TIMESTAMP( WITH TIME ZONE|_S|_MS|_NS)?"),
+    "text": re.compile(r"VARCHAR|UUID|ENUM\(.*\)", re.DOTALL),
+}
+_ENUM: Final = re.compile(r"ENUM\((?:'(?:[^']|'')*'(?:, *)?)*\)")
+
+
+@dataclass(frozen=True)
+class TypedColumn:
+    """A column, or any expression, and its DuckDB type.
+
+    ``name`` is for messages, ``column`` its name in the inner SELECT of a plan.
+    """
+
+    sql: str
+    type: str
+    kind: Kind
+    name: str = ""
+    column: str = ""
+
+
+def kind_of(duckdb_type: str) -> Kind | None:
+    """Return the kind of value a DuckDB type holds, None if there is no use for it.
+
+    >>> kind_of("DECIMAL(10,2)"), kind_of("DATE"), kind_of("FLOAT[3]"), kind_of("BLOB")
+    ('number', 'time', 'vector', None)
+    """
+    for kind, pattern in _KINDS.items():
+        if pattern.fullmatch(duckdb_type):
+            return kind
+    return None
+
+
+def without_values(duckdb_type: str) -> str:
+    """Return a type as it may leave a site: an enumeration lists the column's values.
+
+    >>> without_values("STRUCT(mood ENUM('sad', 'it''s)'))[]")
+    'STRUCT(mood VARCHAR)[]'
+    """
+    return _ENUM.sub("VARCHAR", duckdb_type)
+
+
+def comparable(column: TypedColumn) -> str:
+    """Return the value as it is compared within a shard; NaN is NULL.
+
+    >>> comparable(TypedColumn("x", "DATE", "time"))
+    'epoch_us(x)'
+    """
+    if column.kind == "text":
+        return f"nfc_normalize(CAST({column.sql} AS VARCHAR))"
+    if column.kind == "time":
+        return f"epoch_us({column.sql})"
+    if _FLOATS.fullmatch(column.type):
+        return f"nullif(CAST({column.sql} AS DOUBLE), CAST('nan' AS DOUBLE))"
+    return column.sql
+
+
+def as_number(column: TypedColumn) -> str:
+    """Return the value as a DOUBLE: 0/1 for a boolean, seconds since 1970 for a time.
+
+    NULL becomes NaN, and an infinite time infinity.
+    """
+    number = f"CAST({column.sql} AS DOUBLE)"
+    if column.kind == "time":
+        number = (
+            f"CASE WHEN isinf({column.sql}) THEN CAST('inf' AS DOUBLE) "
+            f"ELSE epoch({column.sql}) END"
+        )
+    return f"coalesce({number}, CAST('nan' AS DOUBLE))"
+
+
+def as_vector(column: TypedColumn) -> str:
+    """Return a list or an array of numbers as one of FLOAT or DOUBLE."""
+    vector = _VECTOR.fullmatch(column.type)
+    is_single = vector is not None and vector["element"] in {"FLOAT", "REAL"}
+    element = "FLOAT" if is_single else "DOUBLE"
+    return f"CAST({column.sql} AS {element}[])"
+
+
+def vector_width(duckdb_type: str) -> int | None:
+    """Return the length of a fixed-size array type, None for other types.
+
+    >>> vector_width("FLOAT[3]"), vector_width("FLOAT[]")
+    (3, None)
+    """
+    vector = _VECTOR.fullmatch(duckdb_type)
+    return int(vector["length"]) if vector and vector["length"] else None
+
+
+def canonical_text(columns: Sequence[TypedColumn], *, null_is_value: bool) -> str:
+    """Return the text that stands for a key, from its parts' ``comparable`` values.
+
+    NULL is a value like others, as in GROUP BY; else the text is NULL if any part is,
+    so that it matches nothing, as in a join.
+
+    >>> canonical_text([TypedColumn("k", "VARCHAR", "text")], null_is_value=False)
+    "'text' || strlen(k) || ':' || k"
+    """
+    parts = []
+    for column in columns:
+        text = _part_text(column)
+        part = f"'{column.kind}' || strlen({text}) || ':' || {text}"
+        parts.append(f"coalesce({part}, 'null')" if null_is_value else part)
+    return " || ".join(parts)
+
+
+def _part_text(column: TypedColumn) -> str:
+    value = column.sql
+    if column.kind == "text":
+        return value
+    plain = f"CAST({value} AS VARCHAR)"
+    if column.kind == "number" and _FLOATS.fullmatch(column.type):
+        whole = f"{value} = trunc({value}) AND abs({value}) < 1e38"
+        integer = f"CAST(CAST({value} AS HUGEINT) AS VARCHAR)"
+        return f"CASE WHEN {whole} THEN {integer} ELSE {plain} END"
+    decimal = _DECIMAL.fullmatch(column.type)
+    if decimal and decimal[1] != "0":
+        # below 0.0001 a DOUBLE is written with an exponent: so must a DECIMAL be
+        tiny = f"{value} <> 0 AND abs({value}) < 0.0001"
+        exponent = f"CAST(CAST({value} AS DOUBLE) AS VARCHAR)"
+        trimmed = f"rtrim(rtrim({plain}, '0'), '.')"
+        return f"CASE WHEN {tiny} THEN {exponent} ELSE {trimmed} END"
+    return plain
+
 
 RELATION: Final = "shard"
 GROUPS: Final = "grouped_by"
@@ -35,107 +166,63 @@ GROUP: Final = "(group)"
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One expression of a fragment: a feature, the label, or a part of a key.
-
-    ``column`` is its column in the inner SELECT of :attr:`Plan.select`.
-    """
-
-    name: str
-    column: str
-    value: TypedColumn
-
-    @property
-    def kind(self) -> str:
-        """The kind of value."""
-        return self.value.kind
-
-    @property
-    def width(self) -> int | None:
-        """Length of the values if they are vectors of a type that says so."""
-        return vector_width(self.value.type)
-
-    @property
-    def inner(self) -> str:
-        """The value as the inner SELECT yields it."""
-        if self.kind == "vector":
-            return as_vector(self.value)
-        return comparable(self.value) if self.kind == "text" else as_number(self.value)
-
-
-@dataclass(frozen=True)
 class Plan:
     """All expressions of a fragment, and the SELECT of them over a relation.
 
-    There is one piece for each feature and part of a key, at most one label and weight;
-    without a sub-query there are no groups.
+    There is at most one label and weight. ``composites`` are the parts of each key and,
+    as ``GROUPS``, of what a sub-query groups by.
     """
 
     source: ShardSource
     relation: str
-    features: tuple[Piece, ...]
-    label: tuple[Piece, ...]
-    weight: tuple[Piece, ...]
-    keys: tuple[tuple[Piece, ...], ...]
-    groups: tuple[Piece, ...]
+    features: tuple[TypedColumn, ...]
+    label: tuple[TypedColumn, ...]
+    weight: tuple[TypedColumn, ...]
+    composites: Mapping[str, tuple[TypedColumn, ...]]
     filters: tuple[str, ...]
 
     @property
-    def values(self) -> tuple[Piece, ...]:
+    def values(self) -> tuple[TypedColumn, ...]:
         """Features, label and weight."""
         return (*self.features, *self.label, *self.weight)
 
     @property
-    def parts(self) -> tuple[Piece, ...]:
+    def parts(self) -> tuple[TypedColumn, ...]:
         """The parts of all keys, and of the groups."""
-        return (*(part for key in self.keys for part in key), *self.groups)
+        return tuple(chain.from_iterable(self.composites.values()))
 
     @property
-    def numbers(self) -> tuple[Piece, ...]:
+    def numbers(self) -> tuple[TypedColumn, ...]:
         """Features, label and weight that are neither texts nor vectors."""
         return self._of_kinds("number", "boolean", "time")
 
     @property
-    def texts(self) -> tuple[Piece, ...]:
+    def texts(self) -> tuple[TypedColumn, ...]:
         """Features and label that are texts."""
         return self._of_kinds("text")
 
     @property
-    def vectors(self) -> tuple[Piece, ...]:
+    def vectors(self) -> tuple[TypedColumn, ...]:
         """Features that are vectors."""
         return self._of_kinds("vector")
 
-    def _of_kinds(self, *kinds: str) -> tuple[Piece, ...]:
+    def _of_kinds(self, *kinds: str) -> tuple[TypedColumn, ...]:
         return tuple(piece for piece in self.values if piece.kind in kinds)
-
-    @property
-    def key_kinds(self) -> dict[str, str]:
-        """The kinds of the parts of each key and of the groups, by column."""
-        return {
-            column: "+".join(part.kind for part in parts)
-            for column, parts in self._composites.items()
-        }
 
     @property
     def listed(self) -> tuple[str, ...]:
         """The columns of texts: features and label, keys, groups."""
-        return (*(piece.column for piece in self.texts), *self._composites)
-
-    @property
-    def _composites(self) -> dict[str, tuple[Piece, ...]]:
-        """The parts of each key and of the groups, by column."""
-        keys = {f"key{number}": parts for number, parts in enumerate(self.keys)}
-        return {**keys, GROUPS: self.groups} if self.groups else keys
+        return (*(piece.column for piece in self.texts), *self.composites)
 
     @property
     def select(self) -> str:
         """The SELECT: numbers, texts, the canonical texts of keys, then vectors."""
-        inner = [f"{piece.inner} AS {piece.column}" for piece in self.values]
-        inner += [f"{comparable(p.value)} AS {p.column}" for p in self.parts]
+        inner = [f"{_value(piece)} AS {piece.column}" for piece in self.values]
+        inner += [f"{comparable(piece)} AS {piece.column}" for piece in self.parts]
         outer = [piece.column for piece in (*self.numbers, *self.texts)]
         outer += [
             f"{_canonical(parts, is_group=column == GROUPS)} AS {column}"
-            for column, parts in self._composites.items()
+            for column, parts in self.composites.items()
         ]
         outer += [piece.column for piece in self.vectors]
         return (
@@ -152,7 +239,7 @@ class Plan:
         """Return which expression fails on the shard's values, without quoting them."""
         pieces = [("a filter", condition, "") for condition in self.filters]
         pieces += [
-            (repr(piece.name), piece.value.sql[1:-1], self._where)
+            (repr(piece.name), piece.sql[1:-1], self._where)
             for piece in (*self.parts, *self.values)
         ]
         for name, sql, where in pieces:
@@ -168,8 +255,15 @@ class Plan:
         return None
 
 
-def _canonical(parts: Iterable[Piece], *, is_group: bool) -> str:
-    columns = [TypedColumn(p.column, p.value.type, p.value.kind) for p in parts]
+def _value(piece: TypedColumn) -> str:
+    """Return a feature, label or weight as the inner SELECT yields it."""
+    if piece.kind == "vector":
+        return as_vector(piece)
+    return comparable(piece) if piece.kind == "text" else as_number(piece)
+
+
+def _canonical(parts: Iterable[TypedColumn], *, is_group: bool) -> str:
+    columns = [replace(part, sql=part.column) for part in parts]
     return canonical_text(columns, null_is_value=is_group)
 
 
@@ -179,9 +273,12 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
     features = [(item.name, item.sql) for item in fragment.features]
     label = [] if fragment.label is None else [("label", fragment.label)]
     weight = [] if fragment.weight is None else [("weight", fragment.weight)]
-    keys = [[(f"join key {sql}", sql) for sql in parts] for parts in fragment.keys]
-    parts = [part for parts in keys for part in parts]
-    flat = [*features, *label, *weight, *parts, *groups]
+    composites = [
+        (f"key{number}", [(f"join key {sql}", sql) for sql in parts])
+        for number, parts in enumerate(fragment.keys)
+    ]
+    composites += [(GROUPS, groups)] if groups else []
+    flat = [*features, *label, *weight, *chain(*(parts for _, parts in composites))]
     selected = ", ".join(f"{sql} AS c{i}" for i, (_, sql) in enumerate(flat))
     select = f"SELECT {selected or '0'} FROM {relation}"
     types = column_types(opened.connection, select)
@@ -199,8 +296,9 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
         features=tuple(next(pieces) for _ in features),
         label=tuple(next(pieces) for _ in label),
         weight=tuple(_as_weight(source, next(pieces)) for _ in weight),
-        keys=tuple(tuple(next(pieces) for _ in parts) for parts in keys),
-        groups=tuple(next(pieces) for _ in groups),
+        composites={
+            name: tuple(next(pieces) for _ in parts) for name, parts in composites
+        },
         filters=fragment.filters,
     )
 
@@ -218,9 +316,9 @@ def _relation(opened: Scan) -> tuple[str, list[tuple[str, str]]]:
     return f"({whole.to_sql(RELATION)})", named
 
 
-def _as_weight(source: ShardSource, piece: Piece) -> Piece:
+def _as_weight(source: ShardSource, piece: TypedColumn) -> TypedColumn:
     if piece.kind not in ("number", "boolean"):
-        kind_text = without_values(piece.value.type)
+        kind_text = without_values(piece.type)
         raise SourceError(
             f"{source}: the weight is of type {kind_text}; it must be a number: CAST it"
         )
@@ -233,7 +331,7 @@ def _piece(
     duckdb_type: str,
     *,
     can_be_vector: bool,
-) -> Piece:
+) -> TypedColumn:
     name, column, sql = spelled
     kind = kind_of(duckdb_type)
     if kind is None or (kind == "vector" and not can_be_vector):
@@ -242,4 +340,4 @@ def _piece(
             f"{source}: {name!r} is of type {kind_text}, which cannot be used: "
             "CAST it to a number, a text, a date, a timestamp or a boolean"
         )
-    return Piece(name, column, TypedColumn(f"({sql})", duckdb_type, kind))
+    return TypedColumn(f"({sql})", duckdb_type, kind, name, column)

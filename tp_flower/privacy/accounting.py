@@ -153,10 +153,6 @@ def outsider_mechanism(
     >>> round(outsider_mechanism(2.0, 0.01, multiplicity=3, steps=100).sample_rate, 6)
     0.029701
     """
-    if not 0 < batch_rate <= 1:
-        raise ValueError(f"batch_rate is {batch_rate!r}; it must be in (0, 1]")
-    if multiplicity < 1:
-        raise ValueError(f"multiplicity is {multiplicity!r}; it must be at least 1")
     # 1 - (1 - r)^G without the cancellation of a small r
     rate = (
         1.0 if batch_rate == 1 else -math.expm1(multiplicity * math.log1p(-batch_rate))
@@ -184,6 +180,7 @@ def _gaussian_epsilon(
     gaussians: Sequence[Gaussian], delta: float, accountant: str
 ) -> float:
     from dp_accounting import get_epsilon_gaussian
+    from dp_accounting.pld import PLDAccountant
 
     mu = math.sqrt(sum(each.count / each.noise_multiplier**2 for each in gaussians))
     bound = float(get_epsilon_gaussian(1 / mu, delta))
@@ -192,7 +189,10 @@ def _gaussian_epsilon(
     bound = min(bound, _renyi_epsilon(gaussians, delta))
     if not 0 < bound < _MOST or accountant == RDP:
         return bound
-    return min(bound, _loss_epsilon(gaussians, delta, _LOSS_INTERVAL * bound))
+    losses = PLDAccountant(value_discretization_interval=_LOSS_INTERVAL * bound)
+    for each in gaussians:
+        losses.compose(_event(each), each.count)
+    return min(bound, float(losses.get_epsilon(delta)))
 
 
 def _renyi_epsilon(mechanisms: Sequence[Mechanism], delta: float) -> float:
@@ -226,17 +226,6 @@ def _divergences(mechanism: Mechanism) -> FloatArray:
         accountant = RdpAccountant(ORDERS, relation).compose(event)
     divergences: FloatArray = accountant.rdp
     return divergences
-
-
-def _loss_epsilon(
-    gaussians: Sequence[Gaussian], delta: float, interval: float
-) -> float:
-    from dp_accounting.pld import PLDAccountant
-
-    accountant = PLDAccountant(value_discretization_interval=interval)
-    for each in gaussians:
-        accountant.compose(_event(each), each.count)
-    return float(accountant.get_epsilon(delta))
 
 
 def _event(gaussian: Gaussian) -> "DpEvent":

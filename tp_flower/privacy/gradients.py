@@ -29,7 +29,7 @@ Notation:
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -191,9 +191,13 @@ def fit_privately(
     clipped_noise = ClippedNoise(plan.clip, plan.noise_multiplier)
     theta = model.parameters.copy()
     rate = plan.learning_rate or (LINEAR_RATE if is_linear else TORCH_RATE)
-    adam = _Adam(len(theta), unit * rate / _damping(plan, rows, len(theta)))
+    noise_share = plan.noise_multiplier * math.sqrt(len(theta))
+    relative_noise = noise_share / (plan.sample_rate * rows)
+    adam = _Adam(len(theta), unit * rate / (1.0 + NOISE_DAMPING * relative_noise))
     for _ in range(plan.steps):
-        drawn = _batch(plan, rows, noise)
+        # a slice copies nothing
+        is_whole = plan.sample_rate == 1.0
+        drawn = slice(None) if is_whole else noise.bernoulli(rows, plan.sample_rate)
         features = all_rows[drawn]
         residuals = model.scores(features) - problem.target[drawn]
         messages = weights[drawn] * residuals
@@ -201,18 +205,6 @@ def fit_privately(
         gradient = total / (plan.sample_rate * rows)
         theta = theta - adam.step(gradient + penalty * (theta - problem.centre))
         model.parameters = theta
-
-
-def _batch(plan: PrivateFit, rows: int, noise: NoiseSource) -> Any:
-    """Draw the rows of a step: an index of arrays; a slice, which copies nothing."""
-    is_whole = plan.sample_rate == 1.0
-    return slice(None) if is_whole else noise.bernoulli(rows, plan.sample_rate)
-
-
-def _damping(plan: PrivateFit, rows: int, parameters: int) -> float:
-    """Return the number that the learning rate is divided by, for its noise."""
-    relative = plan.noise_multiplier * math.sqrt(parameters) / (plan.sample_rate * rows)
-    return 1.0 + NOISE_DAMPING * relative
 
 
 class _Adam:

@@ -72,14 +72,7 @@ _STREAM_NONCE: Final = bytes(16)
 
 
 class KeySource(StrEnum):
-    """Origin of the key of a run's hashes; one for all sites.
-
-    Attributes:
-        FILE: a secret in a file of every site, the same at all of them.
-        PINNED: a secret that one site makes and seals to sites whose long-term public
-            keys it was given by its owner.
-        AGREED: the same, but sealed to the public keys that the server names.
-    """
+    """Origin of the key of a run's hashes, one for all sites; see ``GUARANTEES``."""
 
     FILE = "file"
     PINNED = "pinned"

@@ -72,27 +72,17 @@ def _check(is_fine: bool, name: str, value: float) -> None:
 Name = tuple[int, str]
 """Part, and what of it is released."""
 
-Use = tuple[int, str, int]
+Spend = tuple[int, str, int]
 """Part, what of it is released, and a key: what is used once (a batch, an epoch)."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that a source may spend in all runs together."""
+    """The most that a source may spend in all runs together, by its policy."""
 
     epsilon: float
     delta: float
     accountant: str = RDP
-
-    def __post_init__(self) -> None:
-        if not self.epsilon >= 0:
-            raise ValueError(
-                f"epsilon of a budget is {self.epsilon!r}; it must be >= 0"
-            )
-        if not 0 <= self.delta < 1:
-            raise ValueError(
-                f"delta of a budget is {self.delta!r}; it must be in [0, 1)"
-            )
 
 
 class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,10 +95,8 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         what: kind of data: "labels", "gradients", "scores", "keys", ...
         unit: whose privacy it is ("a row of flights").
         neighbours: which tables must look alike ("the row's features as zeros").
-        adversary: "server" or "outsider".
         mechanism: None: the release is not covered.
         scope: what the guarantee assumes, or what is not covered, in plain words.
-        site: the organisation that holds the shard.
     """
 
     table: str
@@ -129,7 +117,7 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.part, self.what
 
 
-class Planned(msgspec.Struct, frozen=True):
+class Reservation(msgspec.Struct, frozen=True):
     """A release that a run will make.
 
     Attributes:

@@ -39,7 +39,6 @@ BATCH_SCORES: Final = "batch-scores"
 COEFFICIENTS: Final = "coefficients"
 SAMPLED_ROWS: Final = "rows"
 CENTRES: Final = "centres"
-NEAREST: Final = "nearest"
 
 LEAST_TORCH_CLIP: Final = 1e-15
 """Of gradients in float32: the norm of much smaller ones, by their squares, is 0."""

@@ -21,6 +21,7 @@ from tp_flower.protocol.fields import (
     PARTS,
     ArraySpec,
     Body,
+    Document,
     Message,
     PartBody,
     Reply,
@@ -150,7 +151,7 @@ def parse(document: Any, name: str, parser: Callable[[Any], Parsed]) -> Parsed:
         ) from error
 
 
-def _values(body: Body) -> dict[str, Any]:
+def _values(body: Body) -> Document:
     """Return the values of a structure's header by their names on the wire."""
     return {
         name: msgspec.to_builtins(value)
@@ -181,12 +182,12 @@ def _arrays(body: Body) -> Iterator[tuple[str, AnyArray, ArraySpec]]:
             yield f"{name}{_FAMILY}{key}", array, spec
 
 
-def _listed(header: dict[str, Any]) -> dict[int, dict[str, Any]]:
+def _listed(header: Document) -> dict[int, Document]:
     """Take the list of participants out of a header; return the values of each."""
     listed = header.pop(PARTS, None)
     if type(listed) is not list:
         raise MessageError(f"{PARTS!r} must be a list of objects")
-    values: dict[int, dict[str, Any]] = {}
+    values: dict[int, Document] = {}
     for item in listed:
         number = item.get(ID) if type(item) is dict else None
         if type(number) is not int or not 0 <= number <= MOST:
@@ -332,7 +333,5 @@ def _explain(kind: type[Body], fields: Mapping[str, Any], reason: str) -> str:
     if not is_located:
         missing = reason.rpartition("field `")[2].rstrip("`")
         return f"it has no {missing!r}"
-    allowed = layout.allowed[name]
-    return (
-        f"{name!r} is {reprlib.repr(fields.get(name))}; allowed: {allowed} ({reason})"
-    )
+    allowed = reason.replace("Expected ", "allowed: ", 1)
+    return f"{name!r} is {reprlib.repr(fields.get(name))}; {allowed}"

@@ -21,8 +21,8 @@ from tp_flower.protocol.fields import (
     bits,
     float32,
     float64,
+    nullable_positions,
     one_of,
-    positions,
     unsigned,
 )
 
@@ -33,12 +33,11 @@ Clusters = Annotated[int, between(1, MOST_CLUSTERS)]
 
 
 class MeasurePart(PartBody, frozen=True, kw_only=True):
-    """The rows that a participant measures.
+    """The rows that a participant measures; of the label table what its values are.
 
     Attributes:
         is_shard: whether the table has other shards.
         penalty: weight of the penalty in the scores of columns.
-        label: of the label table: what its values are.
     """
 
     encoder: Document
@@ -51,12 +50,7 @@ class MeasurePart(PartBody, frozen=True, kw_only=True):
 
 
 class MeasureRequest(Request, frozen=True, kw_only=True):
-    """Sum up the sensitivities of the rows.
-
-    Attributes:
-        sensitivities: of the columns of a regression, or of clusters.
-        clusters: of the latter.
-    """
+    """Sum up the sensitivities of the rows: of a regression's columns, or clusters."""
 
     sensitivities: Annotated[str, one_of("regression", "clusters")]
     clusters: Clusters
@@ -74,12 +68,9 @@ class MeasureRequest(Request, frozen=True, kw_only=True):
 
 
 class MeasuredPart(PartBody, frozen=True, kw_only=True):
-    """A participant's sensitivities; of a shard the statistics to sum them.
+    """The sum of a table's sensitivities; of a shard the statistics to sum them.
 
-    Attributes:
-        total: of a whole table: the sum of its rows' sensitivities.
-        cost: of a shard's clusters.
-        gram: of a shard: second moments of its columns.
+    Those are the cost of its clusters, or second moments of its columns.
     """
 
     total: NonNegative | None = None
@@ -163,22 +154,16 @@ class DrawReply(Reply, frozen=True):
 
 
 class WeighPart(PartBody, frozen=True, kw_only=True):
-    """A participant's rows in the sample.
-
-    Attributes:
-        place: among the participants that are summed.
-        rows: the trained row behind each joined row of the sample; -1 for none.
-    """
+    """A participant's place in the sum, and its rows in the sample; -1: none."""
 
     place: Count
-    rows: Annotated[AnyArray, positions("sample", low=-1)]
+    rows: Annotated[AnyArray, nullable_positions("sample")]
 
 
 class WeighRequest(Request, frozen=True, kw_only=True):
     """Sum the sensitivities behind each joined row of the sample.
 
-    Attributes:
-        summed: participants whose masks cancel.
+    ``summed`` participants have masks that cancel.
     """
 
     joined_rows: JoinedRows
@@ -216,11 +201,7 @@ class WeighReply(Reply, frozen=True):
 
 
 class RowsRequest(Request, frozen=True, kw_only=True):
-    """Send the sampled rows, or local clusters of them.
-
-    Attributes:
-        clusters: its centres, at most.
-    """
+    """Send the sampled rows, or at most ``clusters`` centres of them."""
 
     seed: Seed
     clusters: Clusters
@@ -230,12 +211,7 @@ class RowsRequest(Request, frozen=True, kw_only=True):
 
 
 class SampledRows(PartBody, frozen=True):
-    """The rows of a participant that are sampled.
-
-    Attributes:
-        centres: of the rows' clusters, in place of the rows.
-        nearest: the centre of each row.
-    """
+    """The sampled rows of a participant, or in their place every row's centre."""
 
     rows: Annotated[AnyArray, float32("trained", "features")] | None = None
     centres: Annotated[AnyArray, float64("clusters", "features")] | None = None

@@ -35,9 +35,8 @@ Fields that mean the same in all messages:
 """
 
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import cache
 from typing import (
     Annotated,
@@ -70,10 +69,7 @@ def between(low: float, high: float) -> msgspec.Meta:
 
 def one_of(*choices: str) -> msgspec.Meta:
     """Return the declaration of a text that is one of some."""
-    listed = ", ".join(choices)
-    return msgspec.Meta(
-        pattern=rf"^({'|'.join(choices)})\Z", description=f"one of {listed}"
-    )
+    return msgspec.Meta(pattern=rf"^({'|'.join(choices)})\Z")
 
 
 Count = Annotated[int, between(0, MOST)]
@@ -97,11 +93,9 @@ SITES: Final = "sites"
 
 
 class ArraySpec(NamedTuple):
-    """The dtype, shape and range of an array.
+    """The dtype, shape and range of an array; sizes in the shape are numbers or names.
 
     Attributes:
-        dtype: of its numbers.
-        shape: per dimension its size, or the name of a size.
         nullable: whether NaN stands for a missing value.
         shorter: dtypes of fewer bytes that may take its place.
     """
@@ -114,44 +108,31 @@ class ArraySpec(NamedTuple):
     shorter: tuple[str, ...] = ()
 
 
-def float32(*shape: str | int) -> ArraySpec:
-    """Return the declaration of moderate numbers per row: scores, targets."""
-    return ArraySpec("float32", shape, -LARGEST, LARGEST)
+def _declaration(
+    dtype: str, low: float | None, high: float | None = None, **more: Any
+) -> Callable[..., ArraySpec]:
+    """Return what makes a declaration of arrays of a shape."""
+    return lambda *shape: ArraySpec(dtype, shape, low, high, **more)
 
 
-def float64(*shape: str | int) -> ArraySpec:
-    """Return the declaration of moderate numbers that add up: statistics, gradients."""
-    return ArraySpec("float64", shape, -LARGEST, LARGEST)
-
-
-def finite_values(*shape: str | int) -> ArraySpec:
-    """Return the declaration of finite values of a column."""
-    return ArraySpec("float64", shape, -LARGEST_FLOAT, LARGEST_FLOAT)
-
-
-def column_values(*shape: str | int) -> ArraySpec:
-    """Return the declaration of a column's finite values; NaN for NULL."""
-    return finite_values(*shape)._replace(nullable=True)
-
-
-def positions(*shape: str | int, low: int = 0) -> ArraySpec:
-    """Return the declaration of row numbers, codes or counts."""
-    return ArraySpec("int32", shape, low)
-
-
-def unsigned(*shape: str | int) -> ArraySpec:
-    """Return the declaration of positions or counts that have no sign."""
-    return ArraySpec("uint32", shape, shorter=("uint8",))
-
-
-def flags(*shape: str | int) -> ArraySpec:
-    """Return the declaration of one byte per item, 0 or 1."""
-    return ArraySpec("uint8", shape, 0, 1)
-
-
-def value_counts(*shape: str | int) -> ArraySpec:
-    """Return the declaration of how many values each item stands for."""
-    return ArraySpec("int64", shape, 1)
+float32 = _declaration("float32", -LARGEST, LARGEST)
+"""Moderate numbers per row: scores, targets."""
+float64 = _declaration("float64", -LARGEST, LARGEST)
+"""Moderate numbers that add up: statistics, gradients."""
+finite_values = _declaration("float64", -LARGEST_FLOAT, LARGEST_FLOAT)
+"""Finite values of a column."""
+column_values = _declaration("float64", -LARGEST_FLOAT, LARGEST_FLOAT, nullable=True)
+"""A column's finite values; NaN for NULL."""
+positions = _declaration("int32", 0)
+"""Row numbers, codes or counts."""
+nullable_positions = _declaration("int32", -1)
+"""Row numbers or codes; -1 for none."""
+unsigned = _declaration("uint32", None, shorter=("uint8",))
+"""Positions or counts that have no sign."""
+flags = _declaration("uint8", 0, 1)
+"""One byte per item, 0 or 1."""
+value_counts = _declaration("int64", 1)
+"""How many values each item stands for."""
 
 
 def hash_pairs(*shape: str | int) -> ArraySpec:
@@ -233,9 +214,7 @@ class Request(Message, frozen=True):
 class Reply(Message, frozen=True):
     """A message from a site to the server.
 
-    Attributes:
-        is_complete: whether it has values of every participant of its request, if it
-            has any other than arrays.
+    If it ``is_complete`` it has values of every participant of its request, or arrays.
     """
 
     reader = SERVER
@@ -243,33 +222,24 @@ class Reply(Message, frozen=True):
 
 
 PARTS: Final = "parts"
-_TYPE_NAMES: Final[Mapping[Any, str]] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-}
 _UNIONS: Final = (Union, types.UnionType)
-_OBJECT: Final = "an object of names"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a structure travels; every field by its name on the wire.
+    """How a structure travels: attributes, by their names on the wire.
 
     Attributes:
-        values: attributes that travel in the JSON header.
-        arrays: attributes that are arrays, and their declarations.
+        values: those in the JSON header.
+        arrays: those that are arrays, and their declarations.
         families: the same of dictionaries of arrays.
         part: type of the fields about one participant; None where there are none.
-        allowed: description of the values that each of ``values`` may have.
     """
 
     values: Mapping[str, str]
     arrays: Mapping[str, tuple[str, ArraySpec]]
     families: Mapping[str, tuple[str, ArraySpec]]
     part: type[PartBody] | None
-    allowed: Mapping[str, str]
 
 
 @cache
@@ -278,7 +248,6 @@ def layout_of(kind: type[Body]) -> Layout:
     values: dict[str, str] = {}
     arrays: dict[str, tuple[str, ArraySpec]] = {}
     families: dict[str, tuple[str, ArraySpec]] = {}
-    allowed: dict[str, str] = {}
     part: type[PartBody] | None = None
     for declared in declared_fields(kind):
         hint, name = _present(declared.type), declared.encode_name
@@ -290,43 +259,7 @@ def layout_of(kind: type[Body]) -> Layout:
             families[name] = declared.name, spec
         else:
             values[name] = declared.name
-            allowed[name] = describe(hint)
-    return Layout(values, arrays, families, part, allowed)
-
-
-def describe(hint: Any) -> str:
-    """Return in words which values a type allows.
-
-    >>> describe(Annotated[int, msgspec.Meta(ge=0, le=9)])
-    'a whole number, at least 0 and at most 9'
-    """
-    hint = _present(hint)
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in _UNIONS:
-        return " or ".join(map(describe, arguments))
-    if origin is Annotated:
-        (meta,) = hint.__metadata__
-        return meta.description or f"{describe(arguments[0])}, {_limits(meta)}"
-    if origin in (list, tuple):
-        return f"a list, each {describe(arguments[0])}"
-    if origin is dict and arguments[1] is not Any:
-        return f"an object, each value {describe(arguments[1])}"
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return f"one of {', '.join(str(choice.value) for choice in hint)}"
-    return _TYPE_NAMES.get(hint, _OBJECT)
-
-
-def _limits(meta: msgspec.Meta) -> str:
-    if meta.pattern is not None:
-        return f"of the form {meta.pattern}"
-    if meta.max_length is not None:
-        return f"of length at most {meta.max_length}"
-    low = f"above {meta.gt:g}" if meta.ge is None else f"at least {_text(meta.ge)}"
-    return f"{low} and at most {_text(meta.le)}"
-
-
-def _text(limit: float | None) -> str:
-    return f"{limit:g}" if isinstance(limit, float) else str(limit)
+    return Layout(values, arrays, families, part)
 
 
 def _present(hint: Any) -> Any:

@@ -38,12 +38,7 @@ class FinishRequest(Request, frozen=True, kw_only=True):
 
 
 class FinishedPart(PartBody, frozen=True):
-    """A participant's part of a model.
-
-    Attributes:
-        digest: SHA-256 of the part that it keeps; None where it keeps none.
-        coefficients: of a linear model, where the table's policy shows them.
-    """
+    """The SHA-256 of the part of a model that is kept; coefficients if shown."""
 
     digest: Digest | None = None
     coefficients: Annotated[AnyArray, float64("width", "outputs")] | None = None
@@ -73,13 +68,7 @@ class FinishReply(Reply, frozen=True, kw_only=True):
 
 
 class ScorePart(PartBody, frozen=True, kw_only=True):
-    """The rows to score, and the part of the model to score them with.
-
-    Attributes:
-        model_part: number of the participant in training.
-        digest: SHA-256 of its part of the model.
-        rows: those in a joined row.
-    """
+    """The rows in a joined row, and the part of the model to score them with."""
 
     model_part: Annotated[int, between(0, 1_000_000)]
     digest: Digest
@@ -164,12 +153,7 @@ class DeliverRequest(Request, frozen=True, kw_only=True):
 
 
 class DeliveredPart(PartBody, frozen=True, kw_only=True):
-    """The file that a site wrote.
-
-    Attributes:
-        rows: predictions in it.
-        file: its path below the site's state folder.
-    """
+    """The file below the site's state folder, and the number of predictions in it."""
 
     rows: Count
     file: Annotated[str, msgspec.Meta(max_length=4096)]

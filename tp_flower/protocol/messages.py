@@ -67,8 +67,7 @@ class RequestEnvelope(Body, frozen=True, kw_only=True):
 
     Attributes:
         run: its name; whoever knows it can go on with the run.
-        after: last round that the site has answered, as far as the server knows; None
-            for none.
+        after: last round that the site has answered, as far as the server knows.
     """
 
     run: Annotated[str, msgspec.Meta(pattern=rf"^[0-9a-f]{{{RUN_DIGITS}}}\Z")]
@@ -80,7 +79,7 @@ class ReplyEnvelope(Body, frozen=True, kw_only=True):
     """The round that a reply answers.
 
     Attributes:
-        round: its number; None where the request could not be read.
+        round: None where the request could not be read.
         seconds: that the site has computed; None of a failure.
         at: of ``describe``, and of a site that lacks rounds: the last round that it has
             answered; None for none.
@@ -92,12 +91,7 @@ class ReplyEnvelope(Body, frozen=True, kw_only=True):
 
 
 class Failure(Reply, frozen=True, kw_only=True):
-    """In place of a reply: what went wrong.
-
-    Attributes:
-        kind: what may be done about it.
-        part: number of the participant that it is about; None for all.
-    """
+    """In place of a reply: what went wrong, of one participant or (None) of all."""
 
     error: str
     kind: ErrorKind

@@ -28,6 +28,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import ReplyError
+from tp_flower.protocol.fields import Document
 
 ArrayKey = tuple[int, str]
 
@@ -93,7 +94,7 @@ class Packet:
         arrays: by (part, name), of one of the dtypes in ``WIRE_DTYPES``.
     """
 
-    header: dict[str, Any] = field(default_factory=dict)
+    header: Document = field(default_factory=dict)
     arrays: Mapping[ArrayKey, AnyArray] = field(default_factory=dict)
 
     def payload_bytes(self) -> dict[int, int]:
@@ -137,9 +138,9 @@ def unpack(content: RecordDict) -> Packet:
     return Packet(header, _views(layout, _payload(content, record)))
 
 
-def header_of(content: RecordDict) -> dict[str, Any]:
+def header_of(content: RecordDict) -> Document:
     """Return the header alone of a packet in Flower records; see ``unpack``."""
-    header: dict[str, Any] = _document(_record(content), HEADER, dict)
+    header: Document = _document(_record(content), HEADER, dict)
     return header
 
 

@@ -70,10 +70,8 @@ class PersonaliseRequest(Request, frozen=True, kw_only=True):
 class PersonalisedPart(PartBody, frozen=True, kw_only=True):
     """A site's start.
 
-    Attributes:
-        features: width of its encoded rows.
-        label_sums: of how many rows each class has; in a regression the sums of labels
-            and of their squares.
+    ``label_sums`` count the rows of each class; in a regression they are the sums of
+    labels and of their squares.
     """
 
     features: Count
@@ -158,11 +156,9 @@ class SummariseReply(Reply, frozen=True):
 
 
 class Pace(Body, frozen=True, kw_only=True):
-    """How a site goes on from the parameters that it is sent.
+    """How many steps a site goes on its own from the parameters it is sent.
 
-    Attributes:
-        steps: that it takes on its own.
-        batch: rows of a step; 0 for all.
+    ``batch`` are the rows of a step; 0 for all.
     """
 
     steps: Annotated[int, between(1, 100_000)]
@@ -194,9 +190,8 @@ class TrackParameters(PartBody, frozen=True):
 class PersonalRequest(Request, frozen=True, kw_only=True):
     """Take parameters and reply with updates.
 
-    Attributes:
-        pace: how updates are made; None: metrics alone are to come.
-        code: how they are shortened; None: they are not.
+    Without ``pace`` metrics alone are to come; without ``code`` updates are not
+    shortened.
     """
 
     base: list[Finite]
@@ -217,11 +212,7 @@ class PersonalRequest(Request, frozen=True, kw_only=True):
 class TrackUpdates(PartBody, frozen=True, kw_only=True):
     """Updates and metrics of the site's own model, and of the one model for all.
 
-    Attributes:
-        metrics: of the own model's parameters that were sent.
-        common_metrics: of the common model's.
-        code: in place of the update, shortened.
-        common_update: of the common model's.
+    Metrics are of the parameters that were sent; ``code`` is the update, shortened.
     """
 
     metrics: SiteMetrics

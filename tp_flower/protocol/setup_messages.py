@@ -27,6 +27,7 @@ from tp_flower.protocol.fields import (
     column_values,
     finite_values,
     hash_pairs,
+    nullable_positions,
     one_of,
     positions,
     value_counts,
@@ -50,14 +51,12 @@ class DescribeRequest(Request, frozen=True):
 
 
 class ShardDescription(Body, frozen=True, kw_only=True):
-    """One shard as its site describes it.
+    """One shard as its site describes it; ``rows`` are those before any filter.
 
     Attributes:
-        table: its name at the sites.
         index: position among the table's shards at the organisation.
         position: among the shards that the node hosts.
         columns: types by name, of those that a policy lets be seen.
-        rows: before any filter.
         all_null: names of columns without a value.
     """
 
@@ -74,12 +73,11 @@ class DescribeReply(Reply, frozen=True, kw_only=True):
     """The tables and shards of a node, and its keys of the run.
 
     Attributes:
-        partitions: how many nodes there are in a simulation; 0 where it knows none.
+        partitions: nodes of a simulation; 0 where it knows none.
         keys: where it takes the key of the hashes from.
         public_key: of the run, X25519.
-        site_key: its own, where sites pin each other's.
+        site_key: its long-term one, where sites pin each other's.
         secret_digest: of the secret in its file, where it has one.
-        simulated: whether its data are those of a simulation.
     """
 
     shards: list[ShardDescription]
@@ -138,11 +136,7 @@ class SealReply(Reply, frozen=True):
 
 
 class RowKeyColumns(Body, frozen=True):
-    """The columns that name the rows of predictions.
-
-    Attributes:
-        leaves: whether its keyed hash leaves the site.
-    """
+    """The columns that name the rows of predictions, and whether their hash leaves."""
 
     names: tuple[Name, ...] = ()
     leaves: bool = False
@@ -161,9 +155,7 @@ class RowKeyColumns(Body, frozen=True):
 class LabelTerms(Body, frozen=True):
     """Mechanism that a run asks for on labels; ``LabelPlan`` has the ranges.
 
-    Attributes:
-        classes: their names, in the order of their numbers.
-        limits: low and high, which numbers are clipped to.
+    ``limits`` are low and high, which numbers are clipped to.
     """
 
     mechanism: Annotated[str, one_of(LAPLACE, RANDOMISED_RESPONSE)]
@@ -180,7 +172,6 @@ class ExtractPart(PartBody, frozen=True, kw_only=True):
         key_groups: names of the groups of columns that joins compare, a key each.
         label_privacy: noise on labels; None for labels in the clear.
         local_label: the task, where labels stay at the site.
-        row_key: of predictions; None without one.
     """
 
     shard: Count
@@ -199,9 +190,7 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
 
     Attributes:
         public_keys: of the run, of all its nodes.
-        leader_key: of the node that made the secret.
-        leader_site_key: the same node's long-term key.
-        sealed: the secret, sealed to this node.
+        leader_key: of the node that made the secret, and sealed it to this one.
     """
 
     keys: KeySourceName
@@ -224,12 +213,7 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
 
 
 class LabelFacts(Body, frozen=True):
-    """A label's type.
-
-    Attributes:
-        categories: of a text label that leaves.
-        classes: of a label that stays, in a classification.
-    """
+    """A label's type: categories of a text that leaves, classes of one that stays."""
 
     kind: Annotated[str, one_of("number", "boolean", "time", "text")]
     categories: list[str] | None = None
@@ -237,17 +221,14 @@ class LabelFacts(Body, frozen=True):
 
 
 class ExtractedPart(PartBody, frozen=True, kw_only=True):
-    """A shard's join keys and label.
+    """A shard's join keys and label, of the rows after the fragment's filters.
 
     Attributes:
-        rows: after the fragment's filters.
-        engine: where the fragment ran.
         pushed: what its database filters, in words.
         codes: by key, the position of each row's hash; -1 for NULL.
         hashes: by key, keyed hashes of its distinct values.
         group_hashes: of the groups of a sub-query, before its filters.
         label_values: of each row; classes are positions in the categories.
-        weight: of each row's joined rows.
         row_hashes: names of the rows in predictions.
     """
 
@@ -256,7 +237,7 @@ class ExtractedPart(PartBody, frozen=True, kw_only=True):
     engine: str
     pushed: list[str]
     label: LabelFacts | None = None
-    codes: dict[str, Annotated[AnyArray, positions("rows", low=-1)]] = {}
+    codes: dict[str, Annotated[AnyArray, nullable_positions("rows")]] = {}
     hashes: dict[str, Annotated[AnyArray, hash_pairs("distinct-{}")]] = {}
     group_hashes: Annotated[AnyArray, hash_pairs("groups")] | None = None
     label_values: Annotated[AnyArray, column_values("rows")] | None = None
@@ -328,8 +309,7 @@ class CheckPart(PartBody, frozen=True, kw_only=True):
 
     Attributes:
         joins: by join, the position of the shard's key.
-        rows: by join, one row of every matched key.
-        weights: by join, a random weight of each.
+        rows: by join, one row of every matched key; ``weights`` a random one of each.
     """
 
     joins: dict[Number, Count]
@@ -353,11 +333,9 @@ class CheckRequest(Request, frozen=True):
 
 
 class CheckedPart(PartBody, frozen=True, kw_only=True):
-    """Digests of a shard's keys.
+    """Digests of a shard's keys, by join.
 
-    Attributes:
-        counts: by join, rows that have a key.
-        digest: by join, the weighted sum of the keys' hashes mod 2**64.
+    ``digest`` is the weighted sum of the hashes mod 2**64 of ``counts`` rows.
     """
 
     counts: dict[Number, Count]
@@ -379,12 +357,7 @@ class CheckReply(Reply, frozen=True):
 
 
 class StatisticsPart(PartBody, frozen=True, kw_only=True):
-    """Which statistics of a shard are needed.
-
-    Attributes:
-        encoders: by feature, chosen or automatic.
-        rows: of the label table: those that are not held out.
-    """
+    """Which statistics of a shard are needed, and of the label table of which rows."""
 
     encoders: Document
     rows: Annotated[AnyArray, bits("rows")] | None = None
@@ -406,7 +379,6 @@ class FeatureStatistics(Body, frozen=True, kw_only=True):
 
     Attributes:
         kind: of its values; "" where only a declaration could tell.
-        count: rows with a value.
         m2: sum of squared deviations from the mean.
         tail: rows of the categories that are too rare to leave.
     """
@@ -424,14 +396,12 @@ class FeatureStatistics(Body, frozen=True, kw_only=True):
 
 
 class StatisticsOfPart(PartBody, frozen=True, kw_only=True):
-    """A shard's statistics.
+    """A shard's statistics, of each feature in the query's order.
 
     Attributes:
-        statistics: of each feature, in the query's order.
         quantile_values: by feature's position, points in ascending order.
         quantile_weights: values that each point stands for.
         category_hashes: keyed hashes of the categories, in order.
-        category_counts: rows of each.
     """
 
     statistics: list[FeatureStatistics]

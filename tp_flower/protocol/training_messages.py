@@ -16,6 +16,7 @@ from tp_flower.methods import (
     SERVER,
 )
 from tp_flower.protocol.fields import (
+    ArraySpec,
     Body,
     Count,
     Device,
@@ -122,15 +123,12 @@ class PreparePart(PartBody, frozen=True, kw_only=True):
     """The rows, the encoder and the model of a participant.
 
     Rows are named by masks, each of the table once, or in VFL by lists with the row
-    behind each joined row.
+    behind each joined row (``expanded``).
 
     Attributes:
         update: how the table's shards train together.
-        held_out_rows: of VFL: joined rows that are held out.
         label_scale: size of the loss's derivatives.
         mean_multiplicity: joined rows of a row that is trained on, on average.
-        expanded_trained: of VFL: the row behind each joined training row.
-        expanded_tested: of VFL: the same for held-out joined rows.
         batch_start: of SGD: where each batch starts in ``batch_rows``.
         batch_rows: of SGD: the distinct trained rows of every batch.
     """
@@ -146,7 +144,7 @@ class PreparePart(PartBody, frozen=True, kw_only=True):
     mean_multiplicity: Annotated[float, between(0, 1e30)]
     trained: Annotated[AnyArray, bits("rows")] | None = None
     tested: Annotated[AnyArray, bits("rows")] | None = None
-    multiplicity: Annotated[AnyArray, positions("trained", low=1)] | None = None
+    multiplicity: Annotated[AnyArray, ArraySpec("int32", ("trained",), 1)] | None = None
     masses: Annotated[AnyArray, float32("trained")] | None = None
     expanded_trained: Annotated[AnyArray, positions("trained")] | None = None
     expanded_tested: Annotated[AnyArray, positions("tested")] | None = None
@@ -183,7 +181,6 @@ class PreparedPart(PartBody, frozen=True, kw_only=True):
     """A participant's start.
 
     Attributes:
-        features: width of its encoded rows.
         mean_curvature: of its objective.
         largest_curvature: the same; 0 where nobody needs it.
         gradient_noise: multiplier of the noise on its gradients.
@@ -239,10 +236,8 @@ class PrepareReply(Reply, frozen=True, kw_only=True):
 class LocalFit(Body, frozen=True, kw_only=True):
     """How a site fits a table's model to targets in ADMM.
 
-    Attributes:
-        rho_in: penalty of the consensus between shards, by table.
-        local_epochs: passes of a torch model's fit; 0 for the default.
-        learning_rate: of such a fit; 0 for the default.
+    ``rho_in`` is the penalty of the consensus between shards, by table; 0
+    ``local_epochs`` of a torch model, or a ``learning_rate`` of 0, is the default.
     """
 
     kappa: Positive
@@ -260,11 +255,7 @@ class AdmmTarget(PartBody, frozen=True):
 
 
 class AdmmRequest(Request, frozen=True, kw_only=True):
-    """One epoch of ADMM: fit the model to the target.
-
-    Attributes:
-        evaluate: whether scores of held-out rows are to come, too.
-    """
+    """One epoch of ADMM: fit the model to the target, and ``evaluate`` it."""
 
     fit: LocalFit
     more_rounds: Count
@@ -282,12 +273,7 @@ class AdmmRequest(Request, frozen=True, kw_only=True):
 
 
 class ConsensusUpdate(PartBody, frozen=True):
-    """Scores of the model, or the proposal of the next round of consensus.
-
-    Attributes:
-        scores: of the fitted, or of the common model.
-        proposal: theta + u, where shards seek consensus (paper, Eq. 20).
-    """
+    """Scores of the fitted or common model, or the next proposal theta + u (Eq. 20)."""
 
     scores: Annotated[AnyArray, float32("scored", "outputs")] | None = None
     proposal: Annotated[AnyArray, float64("parameters")] | None = None
@@ -296,8 +282,7 @@ class ConsensusUpdate(PartBody, frozen=True):
 class AdmmUpdate(ConsensusUpdate, frozen=True):
     """Scores of a table in one shard; of a sharded table what comes before them.
 
-    Attributes:
-        moments: features times targets, where the server solves.
+    ``moments`` are features times targets, where the server solves.
     """
 
     moments: Annotated[AnyArray, float64("width", "outputs")] | None = None
@@ -394,11 +379,9 @@ class BatchStep(Body, frozen=True, kw_only=True):
 
 
 class BatchMessages(PartBody, frozen=True):
-    """Y of a batch's distinct rows (paper, Eq. 10).
+    """Y of a batch's distinct rows (paper, Eq. 10): sums of the loss's derivatives.
 
-    Attributes:
-        messages: sums of the loss's derivatives.
-        gradient: mean gradient of the batch before, where it comes late.
+    ``gradient`` is the mean one of the batch before, where it comes late.
     """
 
     messages: Annotated[AnyArray, float32("batch_rows", "outputs")]
@@ -440,11 +423,7 @@ class SgdRequest(Request, frozen=True, kw_only=True):
 
 
 class StepUpdate(PartBody, frozen=True):
-    """Scores after a step.
-
-    Attributes:
-        scores: of all rows that take part.
-    """
+    """Scores after a step: of the next batch, of held-out rows, or of all."""
 
     batch_scores: Annotated[AnyArray, float32("next_rows", "outputs")] | None = None
     tested_scores: Annotated[AnyArray, float32("tested", "outputs")] | None = None

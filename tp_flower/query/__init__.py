@@ -1,9 +1,8 @@
 """The training set as SQL: what each table's sites run, and how their rows join."""
 
-from tp_flower.query.bind import BoundQuery, Join, Unlabelled
+from tp_flower.query.bind import BoundQuery, Join, Query, Unlabelled
 from tp_flower.query.fragment import Feature, Fragment, SubQuery
-from tp_flower.query.query import Query
-from tp_flower.query.statement import DerivedTable, TableRef
+from tp_flower.query.parsing import DerivedTable, TableRef
 
 __all__ = [
     "BoundQuery",

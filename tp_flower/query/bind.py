@@ -1,33 +1,44 @@
-"""A query bound to the tables' columns: fragments per table, and the joins.
+"""The training set as SQL: parse a query, then bind it to the sites' tables.
+
+::
+
+    SELECT <label> AS label, <features>
+    FROM a
+    JOIN b ON a.k = b.k
+    LEFT JOIN (SELECT k, AVG(x) AS mean FROM c GROUP BY k) d ON d.k = a.k
+    WHERE ...
 
 Every column is resolved to one table, as DuckDB would; then every piece over one table
 is pushed down to it, equalities between two tables become joins, and an expression that
-needs two tables' values at once is refused by name.
+needs two tables' values at once is refused by name. The query itself is never run.
 """
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from sqlglot import exp
 
 from tp_flower.errors import QueryError
 from tp_flower.query.conditions import Condition, Settled, bind_conditions, settle
-from tp_flower.query.expressions import parse_expression, render
+from tp_flower.query.expressions import DIALECT, parse_expression, render
 from tp_flower.query.fragment import Feature, Fragment, spell
-from tp_flower.query.relations import Schema, bind_table
-from tp_flower.query.scope import Local, Scope, expand_stars
-from tp_flower.query.statement import (
+from tp_flower.query.parsing import (
     LABEL,
     WEIGHT,
     Item,
     SelectItem,
     StarItem,
     Statement,
+    TableRef,
     is_label,
     is_weight,
     item_name,
+    parse_statement,
 )
+from tp_flower.query.relations import Schema, bind_table
+from tp_flower.query.scope import Local, Scope, expand_stars
 
 Bound = tuple[SelectItem, Local]
 """An item of the SELECT list, and its expression over its one table."""
@@ -57,8 +68,7 @@ class BoundQuery:
             next to each other and with the same numbers of features and keys.
         joins: One per pair of tables with predicates, ordered by the right table,
             then the left, in FROM order; together they connect all tables.
-        outer: The tables that may have no match for a joined row: they are LEFT
-            JOINed, in FROM order, after all others are joined.
+        outer: LEFT JOINed tables, which may have no match for a joined row.
     """
 
     fragments: tuple[Fragment, ...]
@@ -104,59 +114,108 @@ class Unlabelled:
     keeps_weight: bool = False
 
 
-def bind_statement(
-    statement: Statement,
-    schemas: Mapping[str, Schema],
-    unlabelled: Unlabelled | None = None,
-) -> BoundQuery:
-    """Return the fragments and joins of a query over tables with these columns.
+@dataclass(frozen=True)
+class Query:
+    """A query that was parsed and checked, but not yet bound to tables.
 
-    Unlabelled, the label is looked at only where the query has stars, as they do not
-    stand for the label's columns.
+    Two queries are equal if their statements are, however they were written.
+
+    >>> query = Query.from_sql("select x, y label from t where x>0")
+    >>> query.to_sql()
+    'SELECT x, y AS label FROM t WHERE x > 0'
+    >>> query.bind({"t": {"x": "DOUBLE", "y": "DOUBLE"}}).fragment("t").filters
+    ('"x" > 0',)
     """
-    if unlabelled is not None:
-        table = unlabelled.table or statement.tables[0].alias
-        unlabelled = replace(unlabelled, table=table)
-        statement = _without_label(statement, unlabelled)
-    relations = {table.alias: bind_table(table, schemas) for table in statement.tables}
-    names = (item.name for item in statement.items if isinstance(item, SelectItem))
-    scope = Scope(
-        columns={alias: relation.columns for alias, relation in relations.items()},
-        aliases=tuple(name for name in names if name),
-    )
-    conditions, scope = bind_conditions(statement, scope)
-    left_joined = [join.alias for join in statement.joins if join.is_left]
-    settled = settle(conditions, left_joined, relations)
-    _check_joined(statement, settled)
-    sides = {side for c in conditions if not c.is_filter for side in c.sides}
-    items = expand_stars(statement.items, scope, sides, needs_label=not unlabelled)
-    bound = [(item, _bind_item(item, scope)) for item in items]
-    features = _bind_features(bound, scope)
-    joins, keys = _make_joins(settled.predicates, list(relations))
-    marked = [pair for pair in bound if _is_marked(pair[0])]
-    if unlabelled is not None:
-        row_key = _row_key(unlabelled, scope, settled)
-        keys.setdefault(unlabelled.table, []).extend(row_key)
-        is_kept = is_weight if unlabelled.keeps_weight else lambda _: False
-        marked = [pair for pair in marked if is_kept(pair[0])]
-    label, weight = _label_and_weight(marked, settled.outer)
-    fragments = tuple(
-        branch.fragment(
-            Fragment(
-                table=alias,
-                name=branch.name,
-                features=tuple(features.get(alias, ())),
-                keys=tuple(keys.get(alias, ())),
-                label=label.sql if label and label.table == alias else None,
-                weight=weight.sql if weight and weight.table == alias else None,
-                filters=tuple(f.sql for f in settled.filters if f.table == alias),
-            )
+
+    statement: Statement
+
+    @classmethod
+    def from_sql(
+        cls, sql: str, dialect: str = DIALECT, *, needs_label: bool = True
+    ) -> "Query":
+        """Return the query that ``sql`` writes, in a dialect as sqlglot names it.
+
+        Rows that a model predicts have no label, and their query needs none. A
+        QueryError names the part that is not supported.
+        """
+        return cls(parse_statement(sql, dialect, needs_label=needs_label))
+
+    def to_sql(self) -> str:
+        """Return the canonical SQL; parsing and rendering it changes nothing."""
+        return self.statement.sql
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tables that sites must host, each once."""
+        tables = chain.from_iterable(
+            (table,)
+            if isinstance(table, TableRef)
+            else (branch.table for branch in table.branches)
+            for table in self.statement.tables
         )
-        for alias, relation in relations.items()
-        for branch in relation.branches
-    )
-    followed = label.table if label else unlabelled.table if unlabelled else ""
-    return BoundQuery(fragments, joins, followed, settled.outer)
+        return tuple(dict.fromkeys(table.name for table in tables))
+
+    def bind(
+        self, schemas: Mapping[str, Schema], unlabelled: Unlabelled | None = None
+    ) -> BoundQuery:
+        """Return the fragments and joins over tables with these columns.
+
+        Unlabelled, the label is looked at only where the query has stars, as they do
+        not stand for the label's columns. A QueryError names a table or column that is
+        unknown or ambiguous, an expression over two tables, a table that is not joined,
+        or rows that no site has.
+
+        >>> query = Query.from_sql("SELECT x FROM t", needs_label=False)
+        >>> bound = query.bind({"t": {"x": "DOUBLE"}}, Unlabelled("t"))
+        >>> bound.label_table, bound.fragment("t").label
+        ('t', None)
+        """
+        statement = self.statement
+        if unlabelled is not None:
+            table = unlabelled.table or statement.tables[0].alias
+            unlabelled = replace(unlabelled, table=table)
+            statement = _without_label(statement, unlabelled)
+        relations = {
+            table.alias: bind_table(table, schemas) for table in statement.tables
+        }
+        names = (item.name for item in statement.items if isinstance(item, SelectItem))
+        scope = Scope(
+            columns={alias: relation.columns for alias, relation in relations.items()},
+            aliases=tuple(name for name in names if name),
+        )
+        conditions, scope = bind_conditions(statement, scope)
+        left_joined = [join.alias for join in statement.joins if join.is_left]
+        settled = settle(conditions, left_joined, relations)
+        _check_joined(statement, settled)
+        sides = {side for c in conditions if not c.is_filter for side in c.sides}
+        items = expand_stars(statement.items, scope, sides, needs_label=not unlabelled)
+        bound = [(item, _bind_item(item, scope)) for item in items]
+        features = _bind_features(bound, scope)
+        joins, keys = _make_joins(settled.predicates, list(relations))
+        marked = [pair for pair in bound if _is_marked(pair[0])]
+        if unlabelled is not None:
+            row_key = _row_key(unlabelled, scope, settled)
+            keys.setdefault(unlabelled.table, []).extend(row_key)
+            is_kept = is_weight if unlabelled.keeps_weight else lambda _: False
+            marked = [pair for pair in marked if is_kept(pair[0])]
+        label, weight = _label_and_weight(marked, settled.outer)
+        fragments = tuple(
+            branch.fragment(
+                Fragment(
+                    table=alias,
+                    name=branch.name,
+                    features=tuple(features.get(alias, ())),
+                    keys=tuple(keys.get(alias, ())),
+                    label=label.sql if label and label.table == alias else None,
+                    weight=weight.sql if weight and weight.table == alias else None,
+                    filters=tuple(f.sql for f in settled.filters if f.table == alias),
+                )
+            )
+            for alias, relation in relations.items()
+            for branch in relation.branches
+        )
+        followed = label.table if label else unlabelled.table if unlabelled else ""
+        return BoundQuery(fragments, joins, followed, settled.outer)
 
 
 def _without_label(statement: Statement, unlabelled: Unlabelled) -> Statement:

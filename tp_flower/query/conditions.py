@@ -22,20 +22,17 @@ from sqlglot import exp
 from tp_flower.errors import QueryError
 from tp_flower.query.expressions import as_filter, parse_expression, render
 from tp_flower.query.fragment import local_sql
-from tp_flower.query.nulls import is_null_on_nulls, is_true_on_nulls
-from tp_flower.query.relations import Relation
+from tp_flower.query.parsing import JoinClause, Statement
+from tp_flower.query.relations import Relation, is_null_on_nulls, is_true_on_nulls
 from tp_flower.query.scope import Local, Scope
-from tp_flower.query.statement import JoinClause, Statement
 
 
 @dataclass(frozen=True)
 class Condition:
     """A filter of one table, or an equality between expressions of two.
 
-    Attributes:
-        sides: The filter; or the two expressions, first that of the table which comes
-            first in the query.
-        owner: The alias whose LEFT JOIN it is a condition of; None elsewhere.
+    ``sides`` are the filter; or the two expressions, first that of the table which
+    comes first in the query. ``owner`` is the alias whose LEFT JOIN has the condition.
     """
 
     sides: tuple[Local, ...]

@@ -9,7 +9,6 @@ alone: no sub-queries, aggregates, windows, files, settings, clocks or random
 numbers, and nothing that builds large values (``repeat``, ``lpad``, ``range``).
 """
 
-import difflib
 import re
 from collections.abc import Collection, Iterator
 from functools import lru_cache
@@ -105,19 +104,6 @@ _REASONS: tuple[tuple[tuple[type[exp.Expr], ...], str], ...] = (
 )
 
 
-def closest(name: str, choices: Collection[str]) -> str:
-    """Return a hint naming the choices that look like ``name``, or an empty text.
-
-    >>> closest("tailnumm", ["tailnum", "origin"])
-    " (did you mean 'tailnum'?)"
-    """
-    spelled = {choice.lower(): choice for choice in choices}
-    matches = difflib.get_close_matches(name.lower(), spelled, n=3)
-    if not matches:
-        return ""
-    return f" (did you mean {' or '.join(repr(spelled[m]) for m in matches)}?)"
-
-
 def shorten(text: str, limit: int = 120) -> str:
     """Return ``text`` on one line, cut to ``limit`` characters for a message."""
     line = " ".join(text.split())
@@ -166,25 +152,14 @@ def render(tree: exp.Expr, *, quote: bool = False) -> str:
         raise QueryError("an expression is nested too deeply") from error
 
 
-def parse_expression(text: str, what: str) -> exp.Expr:
+def parse_expression(text: str, what: str, *, aggregates: bool = False) -> exp.Expr:
     """Parse and check one expression in DuckDB's dialect; messages say ``what`` it is.
 
     >>> render(parse_expression("a.x>1 -- note", "filter"), quote=True)
     '"a"."x" > 1'
-    """
-    return _parse(text, what, aggregates=False)
-
-
-def parse_aggregate(text: str, what: str) -> exp.Expr:
-    """Parse and check an expression that may hold aggregates.
-
-    >>> parse_aggregate("sum(x)/count(*)", "column").sql()
+    >>> parse_expression("sum(x)/count(*)", "column", aggregates=True).sql()
     'SUM(x) / COUNT(*)'
     """
-    return _parse(text, what, aggregates=True)
-
-
-def _parse(text: str, what: str, *, aggregates: bool) -> exp.Expr:
     try:
         return _checked_tree(text, aggregates=aggregates).copy()
     except QueryError as error:

@@ -11,9 +11,12 @@ A fragment with a sub-query runs that first::
 Its pieces are then over the sub-query's columns ``customer`` and ``mean``. A sub-query
 that does not group is not kept: its expressions are put in the place of its columns
 when the query is bound.
+
+A site's policy is about the columns of its table: :func:`reads` follows the pieces
+outside a sub-query, which name the sub-query's columns, to what these are made of.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -22,19 +25,14 @@ import msgspec
 from sqlglot import exp
 
 from tp_flower.duckdb_engine import quote_name
-from tp_flower.errors import QueryError
+from tp_flower.errors import QueryError, closest
 from tp_flower.query.expressions import (
     as_filter,
-    closest,
-    parse_aggregate,
     parse_expression,
     render,
     shorten,
     ungrouped_column,
 )
-
-Parser = Callable[[str, str], exp.Expr]
-"""(SQL, name for messages) -> the tree, checked against an allow-list."""
 
 
 class Role(StrEnum):
@@ -59,12 +57,9 @@ class Piece(NamedTuple):
 
     def parse(self) -> exp.Expr:
         """Return the checked tree; a condition keeps its meaning between two ANDs."""
-        parsers = {
-            Role.FILTER: parse_condition,
-            Role.HAVING: parse_having,
-            Role.INNER: parse_aggregate,
-        }
-        return parsers.get(self.role, parse_expression)(self.sql, self.what)
+        is_inner = self.role in (Role.INNER, Role.HAVING)
+        tree = parse_expression(self.sql, self.what, aggregates=is_inner)
+        return as_filter(tree) if self.role in (Role.FILTER, Role.HAVING) else tree
 
     def check(self, columns: Collection[str]) -> str:
         """Return a piece from the wire, rendered from its checked tree."""
@@ -140,10 +135,9 @@ class SubQuery:
     def check(self, columns: Collection[str], where: str) -> "SubQuery":
         """Return the sub-query re-rendered from parsed, allowed expressions.
 
-        Raises:
-            QueryError: A piece is not an expression over these columns, uses a
-                function or an aggregate outside the allow-lists, or needs a column
-                that is not grouped; the message names the piece.
+        A QueryError names the piece that is not an expression over these columns, uses
+        a function or an aggregate outside the allow-lists, or needs a column not
+        grouped by.
         """
         if not self.columns or not self.groups:
             raise QueryError(
@@ -158,7 +152,9 @@ class SubQuery:
                 raise QueryError(f"{where}: group {tree.sql()} names no column")
         for sql in (*(column.sql for column in checked.columns), *checked.having):
             what = f"{where}: sub-query expression {shorten(sql)}"
-            ungrouped = ungrouped_column(parse_aggregate(sql, what), trees)
+            ungrouped = ungrouped_column(
+                parse_expression(sql, what, aggregates=True), trees
+            )
             if ungrouped is not None:
                 raise QueryError(
                     f"{what} is refused: column {ungrouped.name!r} is neither in GROUP "
@@ -173,7 +169,6 @@ class Fragment:
 
     Attributes:
         table: The alias in the query, by which everything refers to the table.
-        name: The table's name at the sites.
         keys: Join keys, each a tuple of expressions (a composite key has several).
         filters: Conditions, each safe between two ANDs, that rows must meet.
     """
@@ -249,12 +244,9 @@ class Fragment:
     def check(self, columns: Collection[str]) -> "Fragment":
         """Return the fragment re-rendered from parsed, allowed expressions.
 
-        Runs at the site, on what came over the wire, before anything is executed.
-
-        Raises:
-            QueryError: A piece does not parse, holds anything but an expression
-                over these columns, or uses a function outside the allow-list;
-                the message names the piece.
+        Runs at the site, on what came over the wire, before anything is executed. A
+        QueryError names the piece that does not parse, holds anything but an expression
+        over these columns, or uses a function outside the allow-list.
         """
         where = f"table {self.table!r}"
         if not all(self.keys):
@@ -333,11 +325,68 @@ def local_sql(tree: exp.Expr, columns: Collection[str], what: str) -> str:
     return render(tree, quote=True)
 
 
-def parse_condition(text: str, what: str) -> exp.Expr:
-    """Parse a condition; it keeps its meaning between two ANDs."""
-    return as_filter(parse_expression(text, what))
+@dataclass(frozen=True)
+class Read:
+    """One column of the base table that a piece reads.
+
+    A column of a sub-query is read as ``INNER``, and again by each piece outside that
+    uses it.
+
+    Attributes:
+        is_plain: whether the piece is the column itself, but for its type and, of a
+            text, its case and the spaces around it: no condition on its values.
+        is_bare: whether it is plain and keeps the type: it fails on no value.
+    """
+
+    role: Role
+    what: str
+    column: str
+    is_plain: bool
+    is_bare: bool
 
 
-def parse_having(text: str, what: str) -> exp.Expr:
-    """Parse a condition of HAVING; it keeps its meaning between two ANDs."""
-    return as_filter(parse_aggregate(text, what))
+def reads(fragment: Fragment) -> Iterator[Read]:
+    """Yield every read of a column by a fragment, which may not be checked yet.
+
+    A name outside a sub-query that is none of its columns yields nothing:
+    :meth:`Fragment.check` refuses it.
+    """
+    subquery = fragment.subquery
+    inner: dict[str, list[Read]] = {}
+    names = iter(subquery.names if subquery else ())
+    for piece in subquery.pieces() if subquery else ():
+        listed = list(_reads_of(piece))
+        yield from listed
+        if piece.role is Role.INNER:
+            inner[next(names).lower()] = listed
+    for piece in fragment.pieces():
+        for read in _reads_of(piece):
+            if subquery is None:
+                yield read
+            for origin in inner.get(read.column.lower(), ()):
+                is_plain = read.is_plain and origin.is_plain
+                is_bare = read.is_bare and origin.is_bare
+                yield Read(read.role, read.what, origin.column, is_plain, is_bare)
+
+
+def _reads_of(piece: Piece) -> Iterator[Read]:
+    tree = piece.parse()
+    is_plain = _is_plain(tree)
+    is_bare = is_plain and tree.find(exp.Cast) is None
+    for name in dict.fromkeys(column.name for column in tree.find_all(exp.Column)):
+        yield Read(piece.role, piece.what, name, is_plain, is_bare)
+
+
+def _is_plain(tree: exp.Expr) -> bool:
+    """Return whether an expression is a column, but for its type, case and spaces."""
+    while not isinstance(tree, exp.Column):
+        if type(tree) is exp.Cast:
+            # a truth value would be a condition on the column
+            is_kept = not tree.to.is_type(exp.DType.BOOLEAN)
+        else:
+            is_kept = type(tree) in (exp.Paren, exp.Lower, exp.Upper, exp.Trim)
+            is_kept = is_kept and {k for k, v in tree.args.items() if v} == {"this"}
+        if not is_kept:
+            return False
+        tree = tree.this
+    return True

@@ -8,7 +8,9 @@ result is text, checked and rendered again, that parses back to itself.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypeGuard
 
 import sqlglot
 from sqlglot import TokenType, exp
@@ -19,25 +21,124 @@ from tp_flower.query.expressions import (
     check_expression,
     clauses_of,
     conjuncts,
-    parse_aggregate,
     parse_expression,
     parse_statements,
     render,
     shorten,
 )
-from tp_flower.query.statement import (
-    Branch,
-    DerivedTable,
-    Item,
-    JoinClause,
-    SelectItem,
-    StarItem,
-    Statement,
-    Table,
-    TableRef,
-    is_label,
-    is_weight,
-)
+
+LABEL = "label"
+WEIGHT = "weight"
+
+
+@dataclass(frozen=True)
+class TableRef:
+    """A table of the query: its alias, unique in the query, and its name."""
+
+    alias: str
+    name: str
+
+
+@dataclass(frozen=True)
+class SelectItem:
+    """One item of the SELECT list: the name given with AS, if any, and its SQL."""
+
+    name: str | None
+    sql: str
+
+
+@dataclass(frozen=True)
+class StarItem:
+    """``*``, or ``t.*``, in the SELECT list; EXCLUDE lists columns as SQL."""
+
+    table: str | None = None
+    exclude: tuple[str, ...] = ()
+
+
+Item = SelectItem | StarItem
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One SELECT over one table: a sub-query, or a part of its UNION ALL.
+
+    ``items`` may hold aggregates; ``groups`` are expressions, aliases or ordinals.
+    """
+
+    table: TableRef
+    items: tuple[Item, ...]
+    where: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    having: tuple[str, ...] = ()
+    is_distinct: bool = False
+    is_grouped_by_all: bool = False
+
+
+@dataclass(frozen=True)
+class DerivedTable:
+    """A sub-query in FROM: its alias, and the SELECTs that UNION ALL puts together."""
+
+    alias: str
+    branches: tuple[Branch, ...]
+
+
+Table = TableRef | DerivedTable
+
+
+@dataclass(frozen=True)
+class JoinClause:
+    """The join of a table: ON conditions, USING columns, or (neither) a comma."""
+
+    alias: str
+    on: tuple[str, ...] = ()
+    using: tuple[str, ...] = ()
+    is_left: bool = False
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A query in parts, each in DuckDB's SQL and checked on its own.
+
+    Attributes:
+        items: At most one is the label by name, and one the weight.
+        joins: One clause per table after the first, in the same order.
+        sql: The whole query in canonical SQL, which parses to the same parts.
+    """
+
+    tables: tuple[Table, ...]
+    items: tuple[Item, ...]
+    joins: tuple[JoinClause, ...]
+    where: tuple[str, ...]
+    sql: str = field(compare=False)
+
+
+def item_name(item: SelectItem) -> str | None:
+    """Return the name an item has in the result: its alias, or its column's name.
+
+    >>> item_name(SelectItem(None, "f.dest")), item_name(SelectItem(None, "x + 1"))
+    ('dest', None)
+    """
+    if item.name is not None:
+        return item.name
+    tree = parse_expression(item.sql, "SELECT item", aggregates=True).unnest()
+    return tree.name if isinstance(tree, exp.Column) else None
+
+
+def is_label(item: Item) -> TypeGuard[SelectItem]:
+    """Return whether an item is the label by its name."""
+    return isinstance(item, SelectItem) and (item_name(item) or "").lower() == LABEL
+
+
+def is_weight(item: Item) -> TypeGuard[SelectItem]:
+    """Return whether an item is the weight of joined rows: only by ``AS weight``.
+
+    A column that is called so is a feature: many tables have one.
+
+    >>> is_weight(SelectItem("Weight", "p.w")), is_weight(SelectItem(None, "p.weight"))
+    (True, False)
+    """
+    return isinstance(item, SelectItem) and (item.name or "").lower() == WEIGHT
+
 
 _CLAUSE_NAMES = {
     "with_": "WITH (a common table expression)",
@@ -315,8 +416,7 @@ def _canonical(tree: exp.Expr, what: str, *, aggregates: bool = False) -> str:
     """Return a checked expression as DuckDB SQL that parses back to itself."""
     what = f"{what} {shorten(tree.sql(DIALECT, comments=False))}"
     check_expression(tree, what, aggregates=aggregates)
-    parse = parse_aggregate if aggregates else parse_expression
-    return render(parse(render(tree), what))
+    return render(parse_expression(render(tree), what, aggregates=aggregates))
 
 
 def _parse_joins(select: exp.Select, sql: str, dialect: str) -> tuple[JoinClause, ...]:

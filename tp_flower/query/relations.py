@@ -4,20 +4,23 @@ Names are resolved here: stars, aliases and ordinals in GROUP BY and HAVING, DIS
 A relation has one branch per SELECT that UNION ALL puts together; every branch becomes
 a fragment of its own. A branch that does not group disappears: its expressions take the
 place of its columns, so that its sites run one flat SELECT.
+
+A row of a LEFT JOIN without a match has NULL in every column of the missing side;
+DuckDB tells the value of an expression there. Expressions have passed the allow-list,
+types from the sites are parsed, and the engine is in memory and locked.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
+import duckdb
 from sqlglot import exp
 
-from tp_flower.duckdb_engine import quote_name
-from tp_flower.errors import QueryError
+from tp_flower.duckdb_engine import quote_name, safe_message, shared_cursor
+from tp_flower.errors import QueryError, closest
 from tp_flower.query.expressions import (
-    closest,
     has_aggregate,
-    parse_aggregate,
     parse_expression,
     render,
     shorten,
@@ -25,17 +28,13 @@ from tp_flower.query.expressions import (
 from tp_flower.query.fragment import (
     Feature,
     Fragment,
-    Parser,
     Piece,
+    Role,
     SubQuery,
     local_sql,
-    parse_condition,
-    parse_having,
     spell,
 )
-from tp_flower.query.nulls import output_types, typed_nulls
-from tp_flower.query.scope import Scope, excluded_columns
-from tp_flower.query.statement import (
+from tp_flower.query.parsing import (
     Branch,
     Item,
     StarItem,
@@ -43,6 +42,76 @@ from tp_flower.query.statement import (
     TableRef,
     item_name,
 )
+from tp_flower.query.scope import Scope, excluded_columns
+
+
+def typed_nulls(types: Mapping[str, str]) -> str:
+    """Return a relation of one row, NULL in each of these columns.
+
+    >>> typed_nulls({"x": "INT"})
+    '(SELECT CAST(NULL AS INTEGER) AS "x")'
+    """
+    columns = ", ".join(
+        f"CAST(NULL AS {_known_type(column, name)}) AS {quote_name(column)}"
+        for column, name in types.items()
+    )
+    return f"(SELECT {columns or '1'})"
+
+
+def output_types(select: str) -> dict[str, str]:
+    """Return the DuckDB type of each column of a SELECT over typed NULLs."""
+    rows = _rows(f"DESCRIBE {select}")
+    return {str(name): str(kind) for name, kind, *_ in rows}
+
+
+def is_null_on_nulls(sql: str, types: Mapping[str, str]) -> bool:
+    """Return whether an expression is NULL where all its columns are.
+
+    >>> is_null_on_nulls('"x" + 1', {"x": "INT"})
+    True
+    >>> is_null_on_nulls('COALESCE("x", 1)', {"x": "INT"})
+    False
+    """
+    return bool(_on_nulls(f"({sql}) IS NULL", sql, types))
+
+
+def is_true_on_nulls(sql: str, types: Mapping[str, str]) -> bool:
+    """Return whether a condition keeps a row in which all its columns are NULL.
+
+    >>> is_true_on_nulls('"x" > 1', {"x": "INT"})
+    False
+    >>> is_true_on_nulls('"x" IS NULL', {"x": "INT"})
+    True
+    """
+    return bool(_on_nulls(f"CASE WHEN {sql} THEN true ELSE false END", sql, types))
+
+
+def _on_nulls(test: str, sql: str, types: Mapping[str, str]) -> object:
+    columns = parse_expression(sql, f"expression {shorten(sql)}").find_all(exp.Column)
+    used = {column.name: types[column.name] for column in columns}
+    ((value,),) = _rows(f"SELECT {test} FROM {typed_nulls(used)}")
+    return value
+
+
+def _known_type(column: str, name: str) -> str:
+    """Return a type as DuckDB itself writes it, so that it is nothing but a type."""
+    try:
+        return str(shared_cursor().type(name))
+    except duckdb.Error as error:
+        raise QueryError(
+            f"column {column!r} has a type that DuckDB does not know: {shorten(name)}"
+        ) from error
+
+
+@lru_cache(maxsize=256)
+def _rows(query: str) -> list[tuple[object, ...]]:
+    try:
+        return shared_cursor().execute(query).fetchall()
+    except duckdb.Error as error:
+        raise QueryError(
+            f"the query does not fit the columns' types: {safe_message(error)}"
+        ) from error
+
 
 Schema = Mapping[str, str]
 
@@ -123,8 +192,8 @@ def bind_table(table: Table, schemas: Mapping[str, Schema]) -> Relation:
     if isinstance(table, TableRef):
         name = _hosted(table, schemas)
         outputs = tuple(Feature(c, quote_name(c)) for c in schemas[name])
-        branch = BoundBranch(name, schemas[name], SubQuery(outputs))
-        return Relation((branch,), schemas[name])
+        whole = BoundBranch(name, schemas[name], SubQuery(outputs))
+        return Relation((whole,), schemas[name])
     what = f"sub-query {table.alias!r}"
     branches: list[BoundBranch] = []
     for branch in table.branches:
@@ -165,7 +234,7 @@ class _Binder:
         branch = self._branch
         items = [pair for item in branch.items for pair in self._item(item)]
         outputs = self._named(items, names)
-        filters = tuple(self._local(text, parse_condition) for text in branch.where)
+        filters = tuple(self._local(text, Role.FILTER) for text in branch.where)
         groups = self._groups(items)
         having = tuple(self._having(text, items, groups) for text in branch.having)
         select = SubQuery(outputs, filters, groups, having)
@@ -173,17 +242,17 @@ class _Binder:
             select = select.check(tuple(self._schema), self._what)
         return BoundBranch(self._name, self._schema, select)
 
-    def _local(self, text: str, parse: Parser) -> str:
+    def _local(self, text: str, role: Role) -> str:
         """Return an expression over the table's bare columns."""
         what = f"{self._what}: {shorten(text)}"
-        tree = parse(text, what)
+        tree = Piece(role, what, text).parse()
         self._scope.tables(tree, what)
         return local_sql(tree, tuple(self._schema), what)
 
     def _item(self, item: Item) -> list[Named]:
         """Return the columns that an item selects: several, if it is a star."""
         if not isinstance(item, StarItem):
-            sql = self._local(item.sql, parse_aggregate)
+            sql = self._local(item.sql, Role.INNER)
             name = item_name(item)
             if item.name is None and name is not None:
                 name = spell(name, tuple(self._schema))
@@ -226,7 +295,7 @@ class _Binder:
     def _groups(self, items: Sequence[Named]) -> tuple[str, ...]:
         """Return the expressions of GROUP BY or DISTINCT; empty without either."""
         branch, what = self._branch, self._what
-        trees = [parse_aggregate(sql, what) for _, sql in items]
+        trees = [parse_expression(sql, what, aggregates=True) for _, sql in items]
         aggregates = [tree for tree in trees if has_aggregate(tree)]
         is_grouped = bool(branch.groups or branch.is_grouped_by_all)
         if branch.is_distinct and (is_grouped or aggregates):
@@ -261,7 +330,7 @@ class _Binder:
             named = self._by_alias(tree.name, items)
             if named and spell(tree.name, tuple(self._schema)) is None:
                 return named
-        return self._local(text, parse_expression)
+        return self._local(text, Role.GROUP)
 
     def _having(self, text: str, items: Sequence[Named], groups: Sequence[str]) -> str:
         """Return a condition of HAVING, where an alias stands for its expression.
@@ -270,7 +339,7 @@ class _Binder:
         engines differ in which they take.
         """
         what = f"{self._what}: HAVING {text}"
-        holder = exp.Paren(this=parse_aggregate(text, what))
+        holder = exp.Paren(this=parse_expression(text, what, aggregates=True))
         for column in list(holder.find_all(exp.Column)):
             named = self._by_alias(column.name, items)
             is_inside = column.find_ancestor(exp.AggFunc, exp.Filter) is not None
@@ -284,8 +353,10 @@ class _Binder:
                     f"{what}: {column.name!r} is a column and the name of "
                     f"{shorten(named)}: give that another AS name"
                 )
-            column.replace(exp.Paren(this=parse_aggregate(named, what)))
-        return self._local(render(holder.this), parse_having)
+            column.replace(
+                exp.Paren(this=parse_expression(named, what, aggregates=True))
+            )
+        return self._local(render(holder.this), Role.HAVING)
 
     def _by_alias(self, name: str, items: Sequence[Named]) -> str | None:
         """Return the expression of the item of this name."""

@@ -12,10 +12,10 @@ from itertools import chain
 from sqlglot import exp
 
 from tp_flower.duckdb_engine import quote_name
-from tp_flower.errors import QueryError
-from tp_flower.query.expressions import closest, parse_expression
+from tp_flower.errors import QueryError, closest
+from tp_flower.query.expressions import parse_expression
 from tp_flower.query.fragment import local_sql, spell
-from tp_flower.query.statement import (
+from tp_flower.query.parsing import (
     LABEL,
     WEIGHT,
     Item,
@@ -36,10 +36,9 @@ class Local:
 
 @dataclass(frozen=True)
 class Scope:
-    """The columns that an expression can name.
+    """The columns that an expression can name, by alias in FROM order.
 
     Attributes:
-        columns: Alias -> columns, in FROM order.
         merged: Lower-case USING column -> alias of the table it is taken from.
         aliases: Names given in the SELECT list, for hints only.
     """

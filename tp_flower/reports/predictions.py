@@ -47,11 +47,10 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Scored:
-    """Joined rows with their scores.
+    """Joined rows with their scores (N, d_c).
 
     Attributes:
         rows: (N,) ascending, the row of the label table behind each joined row.
-        scores: (N, d_c).
         is_partial: (N,), rows where the mean stands for some table's score.
     """
 
@@ -62,22 +61,16 @@ class Scored:
 
 @dataclass(frozen=True)
 class Outputs:
-    """The meaning of scores.
+    """The meaning of a model's scores, by its loss.
 
-    Attributes:
-        loss: that the model was trained with.
-        classes: names of the label's classes; empty in regression; the numbers of the
-            centres of a clustering.
-
-    Raises:
-        ValueError: the loss does not go with so many classes.
+    ``classes`` are the names of the label's classes, or the numbers of the centres of a
+    clustering; there are none in a regression.
     """
 
     loss: str
     classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check that the classes fit the loss."""
         fits = {
             "squared": not self.classes,
             "logistic": len(self.classes) == 2,

@@ -61,7 +61,6 @@ class TableReport:
     Attributes:
         rows: of all shards after the table's own filters.
         features: columns after encoding; ``dropped`` ones are constant.
-        sites: the site of each shard, in order of the shards.
         multiplicity: of the joined rows that a row is in (:func:`min_mean_max`).
     """
 

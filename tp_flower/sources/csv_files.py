@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import duckdb
 
@@ -124,7 +124,7 @@ def _mostly_numbers(
     ]
 
 
-def _dialect(sniffed: Mapping[str, Any]) -> dict[str, str]:
+def _dialect(sniffed: Mapping[str, str]) -> dict[str, str]:
     """Return the options of ``read_csv``, written in SQL."""
     options = {
         "delim": quote_text(_character(sniffed["Delimiter"])),

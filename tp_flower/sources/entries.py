@@ -5,13 +5,12 @@ type, not its text: it may be a URI in the wrong place.
 """
 
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-from tp_flower.errors import SourceError
+from tp_flower.errors import SourceError, closest
 
 Text = Annotated[str, Meta(description="a string")]
 Texts = Annotated[tuple[str, ...], Meta(description="a list of strings")]
@@ -24,7 +23,7 @@ MEMORY_PREFIX: Final = "memory:"
 Entry = TypeVar("Entry")
 
 
-def read(kind: type[Entry], entry: Mapping[str, Any], where: str) -> Entry:
+def read(kind: type[Entry], entry: Mapping[str, object], where: str) -> Entry:
     """Return the dataclass of an entry; a key's dashes are underscores of a field."""
     hints = get_type_hints(kind, include_extras=True)
     refuse_unknown(entry, [name.replace("_", "-") for name in hints], where)
@@ -51,7 +50,7 @@ def _description(hint: Any) -> str:
     return next((meta.description for meta in metadata), "of another type")
 
 
-def as_table(value: object, where: str) -> Mapping[str, Any]:
+def as_table(value: object, where: str) -> Mapping[str, object]:
     """Return a value that is a table of keys."""
     if not isinstance(value, dict):
         raise SourceError(f"{where} must be a table, not {form(value)}")
@@ -64,14 +63,12 @@ def form(value: object) -> str:
 
 
 def refuse_unknown(
-    entry: Mapping[str, Any], allowed: Collection[str], where: str
+    entry: Mapping[str, object], allowed: Collection[str], where: str
 ) -> None:
     """Refuse a key that is not allowed."""
     for key in entry:
         if key not in allowed:
-            close = get_close_matches(key, allowed, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
             raise SourceError(
-                f"unknown key {key!r} in {where}{hint}: "
+                f"unknown key {key!r} in {where}{closest(key, allowed)}: "
                 f"valid keys are {', '.join(allowed)}"
             )

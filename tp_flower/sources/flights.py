@@ -17,6 +17,7 @@ from typing import Final
 
 import duckdb
 
+from tp_flower.duckdb_engine import quote_text
 from tp_flower.errors import SourceError
 from tp_flower.files import HOME_VARIABLE, home_folder
 
@@ -117,13 +118,13 @@ def _write_shards(folder: Path) -> None:
 def _load(
     connection: duckdb.DuckDBPyConnection, table: str, columns: str, file: Path
 ) -> None:
-    path = str(file).replace("'", "''")
+    path = quote_text(str(file))
     connection.execute(
         f"CREATE TABLE {table} AS SELECT {columns} "
-        f"FROM read_csv('{path}', nullstr = ['', 'NA'], sample_size = -1)"
+        f"FROM read_csv({path}, nullstr = ['', 'NA'], sample_size = -1)"
     )
 
 
 def _copy(connection: duckdb.DuckDBPyConnection, rows: str, file: Path) -> None:
-    path = str(file).replace("'", "''")
-    connection.execute(f"COPY (SELECT * FROM {rows}) TO '{path}' (FORMAT parquet)")
+    path = quote_text(str(file))
+    connection.execute(f"COPY (SELECT * FROM {rows}) TO {path} (FORMAT parquet)")

@@ -30,16 +30,14 @@ and ``epsilon`` says how much, over all runs.
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from msgspec import Meta
 
-from tp_flower.errors import PolicyError, SourceError
+from tp_flower.errors import PolicyError, SourceError, closest
 from tp_flower.features.choice import render_entries
 from tp_flower.features.spec import DECLARED_ENCODERS, EncoderSpec, Need
-from tp_flower.query.fragment import Role
-from tp_flower.query.reads import Read
+from tp_flower.query.fragment import Read, Role
 from tp_flower.sources import entries
 from tp_flower.sources.entries import Count, Flag, Text, Texts
 
@@ -251,7 +249,13 @@ class Policy:
         level = self.releases.level(kind)
         is_refused = level == NEVER or (level == PRIVATE and not is_private)
         if is_refused:
-            raise _level_refused(kind, f"the run asks for {kind}", level)
+            allowed = (
+                "none may leave the site"
+                if level == NEVER
+                else f"they may leave with noise only (run config {_HOW[kind]})"
+            )
+            rule, request = f"releases.{kind} = {level}", f"the run asks for {kind}"
+            raise _refused(rule, request, allowed)
 
 
 OPEN: Final = Policy(releases=Releases(rows=CLEAR))
@@ -268,16 +272,8 @@ def _refused(rule: str, request: str, allowed: str) -> PolicyError:
     return PolicyError(f"the table's policy ({rule}) refuses: {request}; {allowed}")
 
 
-def _level_refused(kind: str, request: str, level: str) -> PolicyError:
-    if level == NEVER:
-        allowed = "none may leave the site"
-    else:
-        allowed = f"they may leave with noise only (run config {_HOW[kind]})"
-    return _refused(f"releases.{kind} = {level}", request, allowed)
-
-
 def read_policy(
-    common: Mapping[str, Any], shard: Mapping[str, Any], where: str
+    common: Mapping[str, object], shard: Mapping[str, object], where: str
 ) -> Policy:
     """Return a shard's policy, of its table's entry in the tables file and its own."""
     where = f"the policy of {where}"
@@ -300,19 +296,18 @@ def read_policy(
     return policy
 
 
-def _levels(policy: Mapping[str, Any], where: str) -> Mapping[str, str]:
+def _levels(policy: Mapping[str, object], where: str) -> Mapping[str, str]:
     where = f"'releases' of {where}"
     levels = entries.as_table(policy.get("releases", {}), where)
     entries.refuse_unknown(levels, tuple(LEVELS), where)
     for kind, level in levels.items():
         if level not in LEVELS[kind]:
-            close = get_close_matches(str(level), LEVELS[kind], n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            hint = closest(str(level), LEVELS[kind])
             raise SourceError(
                 f"{kind!r} in {where} is {level!r}{hint}: "
                 f"valid levels are {', '.join(LEVELS[kind])}"
             )
-    return levels
+    return {kind: str(level) for kind, level in levels.items()}
 
 
 def _check_consistent(policy: Policy, where: str) -> None:

@@ -57,10 +57,10 @@ class ShardSchema:
 
 @dataclass(frozen=True)
 class Scan:
-    """A shard opened to run a fragment on it.
+    """A shard opened to run a fragment on it, over the relation ``shard``.
 
     Attributes:
-        fragment: the rest to run over the relation ``shard``; checked.
+        fragment: checked, and without what the database does.
         needs_sort: whether the rows come in an order that another reading may not
             repeat, so that the reader must sort them by what they hold.
         pushed: the filters that the database applies, in words.
@@ -69,7 +69,6 @@ class Scan:
 
     connection: duckdb.DuckDBPyConnection
     fragment: Fragment
-    columns: Mapping[str, str]
     needs_sort: bool = False
     pushed: tuple[str, ...] = ()
     read: Callable[[], Iterator[None]] | None = None
@@ -220,7 +219,7 @@ def scan(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
         return
     with connect(source) as connection:
         columns = column_types(connection, "SELECT * FROM shard")
-        yield Scan(connection, fragment.check(columns), columns)
+        yield Scan(connection, fragment.check(columns))
 
 
 def fingerprint(source: ShardSource) -> str | None:
@@ -271,7 +270,11 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
         connection.register("frame", frame.rename(columns=str))
         relation = "frame"
     elif source.relation is not None:
-        relation = _attached(connection, source.path, source.relation)
+        name = f"source_{uuid.uuid4().hex}"
+        file = quote_text(source.path)
+        connection.execute(f"ATTACH {file} AS {name} (READ_ONLY)")
+        schema, table = ("main", *source.relation)[-2:]
+        relation = f"{name}.{quote_name(schema)}.{quote_name(table)}"
     elif not _is_csv(source.path, source.relation):
         files = ", ".join(map(quote_path, _files(source.path)))
         relation = f"read_parquet([{files}])"
@@ -284,16 +287,6 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
         source = replace(source, types={})
     columns = _replacements(connection, source, relation)
     connection.execute(f"CREATE TEMP VIEW shard AS SELECT {columns} FROM {relation}")
-
-
-def _attached(
-    connection: duckdb.DuckDBPyConnection, path: str, relation: Sequence[str]
-) -> str:
-    """Attach a DuckDB file; return the name of its table."""
-    name = f"source_{uuid.uuid4().hex}"
-    connection.execute(f"ATTACH {quote_text(path)} AS {name} (READ_ONLY)")
-    schema, table = ("main", *relation)[-2:]
-    return f"{name}.{quote_name(schema)}.{quote_name(table)}"
 
 
 def _check_readable(source: ShardSource, path: str) -> None:

@@ -40,7 +40,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tp_flower.errors import SourceError
 from tp_flower.sources import entries
@@ -89,7 +89,6 @@ class ShardSource:
     """One shard and where its rows are: in a file or folder, a data frame, a database.
 
     Attributes:
-        table: the table's name at the sites (not an alias of the query).
         site: the organisation that holds the shard; "<table>-<index>" if not named.
         types: DuckDB types by column, where the detected type is not wanted.
         token: key of the data frames in this process's registry, or None.
@@ -155,7 +154,7 @@ def read_tables_file(path: str) -> tuple[ShardSource, ...]:
     )
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
+def _read_toml(file: Path) -> dict[str, object]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -173,13 +172,13 @@ class _ShardEntry:
 
     path: Text = ""
     site: Text = ""
-    types: Mapping[str, Any] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
     nulls: Texts = DEFAULT_NULLS
     uri: Text = ""
     uri_file: Text = ""
     table: Text = ""
     min_count: Count = 1
-    policy: Mapping[str, Any] = field(default_factory=dict)
+    policy: Mapping[str, object] = field(default_factory=dict)
     sql: Text = ""
     order_by: Texts = ()
     fingerprint: Text = ""
@@ -212,7 +211,7 @@ def _table_sources(file: Path, name: str, entry: object) -> list[ShardSource]:
 
 
 def _shard_source(
-    file: Path, table: str, index: int, common: Mapping[str, Any], value: object
+    file: Path, table: str, index: int, common: Mapping[str, object], value: object
 ) -> ShardSource:
     """Return one shard; the keys that it lacks are taken from its table's entry."""
     where = f"shard {index} of table {table!r} in {file}"
@@ -317,7 +316,7 @@ def _relation(entry: _ShardEntry, where: str) -> tuple[str, ...] | None:
     return tuple(quoted or bare for quoted, bare in plain)
 
 
-def _types(entry: Mapping[str, Any], where: str) -> dict[str, str]:
+def _types(entry: Mapping[str, object], where: str) -> dict[str, str]:
     types = entries.as_table(entry.get("types", {}), f"'types' of {where}")
     for column, name in types.items():
         if not isinstance(name, str) or not _TYPE_TEXT.fullmatch(name):
@@ -325,7 +324,7 @@ def _types(entry: Mapping[str, Any], where: str) -> dict[str, str]:
                 f"'types' of {where}: {name!r} for column {column!r} is not the name "
                 "of a DuckDB type, such as DOUBLE, BIGINT, VARCHAR or TIMESTAMP"
             )
-    return dict(types)
+    return {column: str(name) for column, name in types.items()}
 
 
 def file_suffix(path: str) -> str:

@@ -434,7 +434,7 @@ ASKED = {
     ),
     "more than may be drawn": (
         *(Action.DRAW, US, header("parts", 0, "count", value=1 << 25)),
-        "'count' is 33554432; allowed: a whole number, at least 0 and at most 16777216",
+        "'count' is 33554432; allowed: `int` <= 16777216",
     ),
     "rows that it has not": (
         *(Action.WEIGH, SHOP, array(ORDERS, "rows", lambda a: a + 1000)),

@@ -119,7 +119,7 @@ def test_a_database_computes_weights_as_a_site_does(tmp_path, fragment, expected
     rows = [(1.5, 1), (0.0, 0), (5.5, 1)]
     name = fill(url, "t", {"x": "DOUBLE", "b": "INTEGER"}, rows)
     found = extract(source_of(url, name), fragment)
-    assert found.meta["pushed"] == ['filter: "x" < 4'] * len(fragment.filters)
+    assert found.contents.pushed == ('filter: "x" < 4',) * len(fragment.filters)
     np.testing.assert_array_equal(np.sort(found.weight), expected)
     frame = pd.DataFrame(rows, columns=["x", "b"])
     np.testing.assert_array_equal(np.sort(extracted(frame, fragment).weight), expected)

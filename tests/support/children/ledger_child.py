@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from client_apps.data.database import close_databases
-from client_apps.data.ledger import Ledger, Planned, Release
+from client_apps.data.ledger import Ledger, Release, Reservation
 from tp_flower.privacy.mechanisms import Gaussian, PureDp
 
 SOURCE = "F"
@@ -43,7 +43,7 @@ STATISTICS = release("statistics", PureDp(0.25))
 
 def loop(folder, run):
     ledger = Ledger(str(folder))
-    ledger.reserve(run, [Planned(STEP, LIMIT)], {})
+    ledger.reserve(run, [Reservation(STEP, LIMIT)], {})
     while True:
         ledger.spend(run, [(1, "gradients", 0)])
         os.write(1, b"g")
@@ -53,7 +53,7 @@ def loop(folder, run):
 
 def work(folder, leave):
     ledger = Ledger(str(folder))
-    ledger.reserve("run", [Planned(STEP, 3)], {})
+    ledger.reserve("run", [Reservation(STEP, 3)], {})
     for _ in range(2):
         ledger.spend("run", [(1, "gradients", 0)])
         leave("g")

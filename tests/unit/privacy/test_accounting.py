@@ -227,8 +227,6 @@ def test_an_outsider_sees_a_row_as_often_as_any_of_its_joined_rows_is_drawn():
         (lambda: noise_multiplier(math.nan, DELTA), "epsilon is nan"),
         (lambda: noise_multiplier(1.0, 0.0), "delta is 0.0"),
         (lambda: noise_multiplier(1.0, DELTA, count=-1), "count is out of range"),
-        (lambda: outsider_mechanism(1.0, 0.0, 1, 1), "batch_rate is 0.0"),
-        (lambda: outsider_mechanism(1.0, 0.5, 0, 1), "multiplicity is 0"),
     ],
 )
 def test_arguments_out_of_range_are_refused(call, match):

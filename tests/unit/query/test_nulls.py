@@ -3,7 +3,7 @@
 import pytest
 
 from tp_flower.errors import QueryError
-from tp_flower.query.nulls import (
+from tp_flower.query.relations import (
     is_null_on_nulls,
     is_true_on_nulls,
     output_types,

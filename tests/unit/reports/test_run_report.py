@@ -6,7 +6,7 @@ import pytest
 from strategies.disclosures import Disclosure, privacy_report
 from tp_flower.errors import ReplyError
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import Gaussian, Planned, PureDp, Release
+from tp_flower.privacy.mechanisms import Gaussian, PureDp, Release, Reservation
 from tp_flower.settings import PrivacySettings
 
 SETTINGS = PrivacySettings(delta=1e-6)
@@ -22,7 +22,7 @@ def report(accounts, *, is_complete=True):
     return privacy_report(messages, {"a": accounts}, SETTINGS, is_complete=is_complete)
 
 
-PLANNED = Planned(release("model", Gaussian(4.0, 2)), 9)
+PLANNED = Reservation(release("model", Gaussian(4.0, 2)), 9)
 MODEL = {**msgspec.to_builtins(PLANNED), "used": 3}
 LABELS = {"release": msgspec.to_builtins(release("labels", PureDp(0.5)))}
 SCORES = {"release": msgspec.to_builtins(release("scores"))}

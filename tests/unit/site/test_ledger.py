@@ -23,8 +23,8 @@ from client_apps.data.ledger import (
     START,
     Budget,
     Ledger,
-    Planned,
     Release,
+    Reservation,
     RoundLedger,
     checksum_of,
     open_ledger,
@@ -75,7 +75,7 @@ def test_an_open_reservation_counts_in_full_and_a_closed_one_as_it_was_used(ledg
     assert ledger.spent("F") == ledger.lines(RUN) == []
     assert ledger.total("F", DELTA) == 0.0
     # nine uses of four Gaussians of multiplier 6: mu = 1, epsilon 4.377
-    ledger.reserve(RUN, [Planned(release(), limit=9)], BUDGETS)
+    ledger.reserve(RUN, [Reservation(release(), limit=9)], BUDGETS)
     assert ledger.total("F", DELTA) == pytest.approx(4.377, abs=5e-4)
     use(ledger, 2, key=0)
     use(ledger, 3, key=1)
@@ -86,17 +86,14 @@ def test_an_open_reservation_counts_in_full_and_a_closed_one_as_it_was_used(ledg
 
 
 def test_a_reservation_that_was_not_used_is_free_after_the_run(ledger):
-    ledger.reserve(RUN, [Planned(release(), 9)], BUDGETS)
+    ledger.reserve(RUN, [Reservation(release(), 9)], BUDGETS)
     ledger.close(RUN)
     assert ledger.spent("F") == []
-    ledger.reserve(NEXT, [Planned(release(), 9)], BUDGETS)
-    ledger.close(NEXT)
-    with pytest.raises(BudgetError, match="are not reserved"):
-        use(ledger, 1, run=NEXT)
+    ledger.reserve(NEXT, [Reservation(release(), 9)], BUDGETS)
 
 
 def test_uses_of_one_message_count_each(ledger):
-    ledger.reserve(RUN, [Planned(release(), 3)], {})
+    ledger.reserve(RUN, [Reservation(release(), 3)], {})
     ledger.spend(RUN, [(1, "gradients", 7), (1, "gradients", 7), (1, "gradients", 8)])
     with pytest.raises(BudgetError, match="2 are used, asked for is 2 more"):
         ledger.spend(RUN, [(1, "gradients", 7), (1, "gradients", 7)])
@@ -106,10 +103,10 @@ def test_uses_of_one_message_count_each(ledger):
 
 def test_all_of_a_source_composes_and_sources_are_apart(ledger):
     planned = [
-        Planned(release(), 2),
-        Planned(release("scores", Gaussian(3.0, sample_rate=0.1)), 5),
-        Planned(release(part=2), 3),
-        Planned(release(source="P", part=3), 4),
+        Reservation(release(), 2),
+        Reservation(release("scores", Gaussian(3.0, sample_rate=0.1)), 5),
+        Reservation(release(part=2), 3),
+        Reservation(release(source="P", part=3), 4),
     ]
     ledger.reserve(RUN, planned, {})
     ledger.charge(RUN, release("labels", PureDp(0.5)), {})
@@ -119,10 +116,21 @@ def test_all_of_a_source_composes_and_sources_are_apart(ledger):
     assert ledger.spent("P") == [Gaussian(6.0, 16)]
 
 
+def test_runs_add_up(ledger):
+    for run in (RUN, NEXT):
+        ledger.reserve(run, [Reservation(release(), 2)], BUDGETS)
+        use(ledger, 1, run=run)
+        ledger.close(run)
+    assert ledger.spent("F") == [Gaussian(6.0, 8)]
+
+
+# --- what it refuses
+
+
 def test_a_plan_over_the_budget_is_refused_as_a_whole(ledger):
     ledger.charge(RUN, release(mechanism=Gaussian(6.0, 9)), BUDGETS)
     before = ledger.lines(RUN)
-    over = [Planned(release(source="P", part=2), 1), Planned(release(), 7)]
+    over = [Reservation(release(source="P", part=2), 1), Reservation(release(), 7)]
     text = (
         r"table flights has spent epsilon 1\.993 of 4\.4 \(delta 1e-05\); "
         r"asked for is 3\.787, together 4\.447"
@@ -136,7 +144,7 @@ def test_a_plan_over_the_budget_is_refused_as_a_whole(ledger):
 
 def test_a_plan_that_meets_the_budget_exactly_is_accepted(ledger):
     exact = epsilon([Gaussian(6.0, 36)], DELTA)
-    ledger.reserve(RUN, [Planned(release(), 9)], {"F": Budget(exact, DELTA)})
+    ledger.reserve(RUN, [Reservation(release(), 9)], {"F": Budget(exact, DELTA)})
     with pytest.raises(BudgetError, match="table flights has spent"):
         ledger.charge(RUN, release("x", PureDp(1e-6)), {"F": Budget(exact, DELTA)})
 
@@ -159,17 +167,19 @@ def test_the_budgets_accountant_decides(ledger):
 
 
 def test_a_release_is_reserved_once(ledger):
-    ledger.reserve(RUN, [Planned(release(), 1)], {})
+    ledger.reserve(RUN, [Reservation(release(), 1)], {})
     text = "gradients of part 1 in run 1-a are reserved already"
     with pytest.raises(BudgetError, match=text):
-        ledger.reserve(RUN, [Planned(release(), 1)], {})
-    ledger.reserve(NEXT, [Planned(release(), 1)], {})
+        ledger.reserve(RUN, [Reservation(release(), 1)], {})
+    ledger.reserve(NEXT, [Reservation(release(), 1)], {})
     with pytest.raises(BudgetError, match="gram of part 1 in run 1-a are reserved"):
-        ledger.reserve(RUN, [Planned(release("gram"), 1)] * 2, {})
+        ledger.reserve(RUN, [Reservation(release("gram"), 1)] * 2, {})
 
 
 def test_more_uses_than_planned_are_refused(ledger):
-    ledger.reserve(RUN, [Planned(release(), 2), Planned(release("gram"), 9)], {})
+    ledger.reserve(
+        RUN, [Reservation(release(), 2), Reservation(release("gram"), 9)], {}
+    )
     use(ledger, 2, key=5)
     text = r"gradients of part 1 in run 1-a are used up: 2 were planned of key 5, 2 are"
     with pytest.raises(BudgetError, match=text):
@@ -179,25 +189,33 @@ def test_more_uses_than_planned_are_refused(ledger):
     assert ledger.spent("F") == [Gaussian(6.0, 8)]
 
 
-@pytest.mark.parametrize(
-    ("run", "part", "what"),
-    [(RUN, 1, "gram"), (RUN, 2, "gradients"), (NEXT, 1, "gradients")],
-)
-def test_what_is_not_reserved_is_not_spent(ledger, run, part, what):
-    ledger.reserve(RUN, [Planned(release(), 2)], {})
-    with pytest.raises(BudgetError, match=f"in run {run} are not reserved"):
-        ledger.spend(run, [(part, what, 0)])
+@pytest.mark.parametrize("name", [(1, "gram"), (2, "gradients")])
+def test_what_is_not_reserved_is_not_spent(ledger, name):
+    ledger.reserve(RUN, [Reservation(release(), 2)], {})
+    with pytest.raises(BudgetError, match="are not reserved"):
+        ledger.spend(RUN, [(*name, 0)])
+    with pytest.raises(BudgetError, match="in run 2-a are not reserved"):
+        ledger.spend(NEXT, [(1, "gradients", 0)])
+
+
+def test_nothing_is_spent_after_the_run(ledger):
+    ledger.reserve(RUN, [Reservation(release(), 2)], {})
+    ledger.close(RUN)
+    ledger.close(RUN)
+    with pytest.raises(BudgetError, match="are not reserved"):
+        use(ledger, 1)
 
 
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: Planned(release(mechanism=None), 1), "a plan needs a mechanism"),
-        (lambda: Planned(release(), 0), "limit is 0; it must be at least 1"),
-        (lambda: Budget(-1.0, DELTA), "epsilon of a budget is -1.0"),
-        (lambda: Budget(np.nan, DELTA), "epsilon of a budget is nan"),
-        (lambda: Budget(1.0, 1.0), "delta of a budget is 1.0"),
-        (lambda: Ledger(MEMORY).charge(RUN, release(mechanism=None), {}), "without a"),
+        (lambda: Reservation(release(mechanism=None), 1), "a plan needs a mechanism"),
+        (lambda: Reservation(release(), 0), "limit is 0; it must be at least 1"),
+        (
+            lambda: Ledger(":memory:").charge(RUN, release(mechanism=None), {}),
+            "without a",
+        ),
+        (lambda: msgspec.convert({"mechanism": None}, Release), "missing required"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make, match):
@@ -207,7 +225,7 @@ def test_what_makes_no_sense_is_refused(make, match):
 
 def test_what_could_not_be_read_back_is_not_written(root):
     ledger = Ledger(root)
-    ledger.reserve(RUN, [Planned(release(), 9)], {})
+    ledger.reserve(RUN, [Reservation(release(), 9)], {})
     before = list(ledger.export())
     with pytest.raises(TypeError, match="not plain JSON types"):
         ledger.charge(RUN, release(part=(1, 2)), {})
@@ -247,8 +265,8 @@ def test_what_is_not_covered_is_written_once_in_a_run_and_costs_nothing(ledger):
 
 
 def test_the_lines_of_a_run_tell_what_was_planned_and_used(ledger):
-    ledger.reserve(RUN, [Planned(release(), 9)], BUDGETS)
-    ledger.reserve(NEXT, [Planned(release(), 1)], {})
+    ledger.reserve(RUN, [Reservation(release(), 9)], BUDGETS)
+    ledger.reserve(NEXT, [Reservation(release(), 1)], {})
     ledger.note(RUN, [release("scores", None)])
     use(ledger, 2, key=0)
     use(ledger, 3, key=1)
@@ -267,7 +285,9 @@ def test_the_lines_of_a_run_tell_what_was_planned_and_used(ledger):
 
 def example(root):
     ledger = Ledger(root)
-    ledger.reserve(RUN, [Planned(release(), 9), Planned(release("gram"), 1)], {})
+    ledger.reserve(
+        RUN, [Reservation(release(), 9), Reservation(release("gram"), 1)], {}
+    )
     ledger.note(RUN, [release("scores", None), release("keys", None)])
     use(ledger, 2)
     ledger.charge(NEXT, release("labels", PureDp(0.5)), {}, "draw")
@@ -413,7 +433,7 @@ def test_a_transaction_that_was_torn_at_any_byte_was_not_written(root, tmp_path)
 
 def test_no_byte_of_a_line_can_be_changed(root):
     ledger = Ledger(root)
-    ledger.reserve(RUN, [Planned(release(), 9)], {})
+    ledger.reserve(RUN, [Reservation(release(), 9)], {})
     use(ledger, 2)
     rows = rows_of(root)
     forget_processes()
@@ -459,7 +479,7 @@ def test_a_damaged_file_is_refused_or_changes_nothing(root, tmp_path):
 
 
 def writing(ledger):
-    yield lambda: ledger.reserve(RUN, [Planned(release("x"), 1)], {})
+    yield lambda: ledger.reserve(RUN, [Reservation(release("x"), 1)], {})
     yield lambda: use(ledger, 1)
     yield lambda: ledger.charge(RUN, release(), {})
     yield lambda: ledger.note(RUN, [release("x", None)])
@@ -567,7 +587,7 @@ def test_what_cannot_be_written_is_not_released(root):
     connection.execute(f"PRAGMA max_page_count = {pages}")
     long = release("x" * 9000)
     for call in (
-        lambda: ledger.reserve(RUN, [Planned(long, 1)], {}),
+        lambda: ledger.reserve(RUN, [Reservation(long, 1)], {}),
         lambda: ledger.charge(RUN, long, {}),
         lambda: ledger.note(RUN, [long]),
     ):
@@ -642,7 +662,7 @@ def long_example(root, runs=6):
     rng = np.random.default_rng(0)
     ledger = Ledger(root)
     for run in map(str, range(runs)):
-        planned = [Planned(release(part=part), 60) for part in range(3)]
+        planned = [Reservation(release(part=part), 60) for part in range(3)]
         ledger.reserve(run, planned, {})
         ledger.charge(run, release("labels", PureDp(0.5)), {}, f"draw {int(run) // 2}")
         ledger.note(run, [release("scores", None)])
@@ -679,14 +699,14 @@ def test_a_use_reads_no_more_of_a_long_ledger_than_of_a_short_one(root):
     for runs in (2, 20):
         place = f"{root}-{runs}"
         ledger = long_example(place, runs)
-        ledger.reserve("more", [Planned(release(source="G"), 30)], BUDGETS)
+        ledger.reserve("more", [Reservation(release(source="G"), 30)], BUDGETS)
         counted = [0]
         connection = open_database(place)._connection
         connection.set_progress_handler(
             lambda c=counted: c.__setitem__(0, c[0] + 1), 10
         )
         use(ledger, 1, run="more")
-        ledger.reserve("next", [Planned(release(source="G"), 30)], BUDGETS)
+        ledger.reserve("next", [Reservation(release(source="G"), 30)], BUDGETS)
         ledger.charge("next", release("labels", PureDp(0.1), "G"), BUDGETS, "x")
         steps.append(counted[0])
     assert steps[1] <= 1.5 * steps[0]
@@ -705,7 +725,7 @@ def spend_all(root, key, times):
 
 
 def test_processes_take_turns(root):
-    Ledger(root).reserve(RUN, [Planned(release(), 50)], {})
+    Ledger(root).reserve(RUN, [Reservation(release(), 50)], {})
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         assert sum(pool.starmap(spend_all, [(root, 0, 20)] * 4)) == 50
     ledger = Ledger(root)
@@ -717,11 +737,12 @@ def test_processes_take_turns(root):
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_two_runs_cannot_both_take_the_rest_of_a_budget(root, is_shared):
     shared = Ledger(root)
+    shared.reserve(RUN, [Reservation(release(), 50)], {})
 
     def ask(run):
         ledger = shared if is_shared else Ledger(root)
         try:
-            ledger.reserve(run, [Planned(release(), 6)], BUDGETS)
+            Ledger(root).reserve(run, [Reservation(release(), 6)], BUDGETS)
         except BudgetError:
             return 0
         return 1

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -18,7 +17,7 @@ import pymysql
 import sqlalchemy as sa
 from pymysql.cursors import SSCursor
 
-from tp_flower.errors import SourceError, UnreachableError
+from tp_flower.errors import SourceError, UnreachableError, closest
 from tp_flower.sources.tables_file import DatabaseShard, ShardSource
 
 Dialect = Literal["postgresql", "mysql", "sqlite"]
@@ -46,9 +45,8 @@ _PARTS: Final = re.compile(r"([^:/]+://)([^@]*@)?([^?]*)(\?.*)?", re.DOTALL)
 class DatabaseUrl:
     """Where a database is, and how to log in.
 
-    Attributes:
-        url: SQLAlchemy's form; its own text shows more than may be seen.
-        secrets: every text that no output may hold.
+    ``url`` shows more than may be seen; ``secrets`` are the texts that no output may
+    hold.
     """
 
     url: sa.URL = field(repr=False)
@@ -117,10 +115,9 @@ def parse_url(
         )
     backend, _, driver = url.drivername.partition("+")
     if backend not in _DIALECTS or driver not in ("", _DIALECTS[backend][1]):
-        hint = get_close_matches(backend, _DIALECTS, n=1)
-        meant = f" (did you mean {hint[0]!r}?)" if hint and driver == "" else ""
+        hint = "" if driver else closest(backend, _DIALECTS)
         raise SourceError(
-            f"the 'uri' of {where} is of a kind that is not supported{meant}: "
+            f"the 'uri' of {where} is of a kind that is not supported{hint}: "
             f"use {', '.join(SUPPORTED)}"
         )
     dialect, known_driver = _DIALECTS[backend]
@@ -360,7 +357,7 @@ _START: Final[dict[Dialect, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Session:
+class DatabaseSession:
     """An open connection to a shard's database.
 
     Every method raises SourceError where the database refuses what is asked of it; the
@@ -463,7 +460,7 @@ def _abandon(cursor: Any) -> None:
 
 
 @contextmanager
-def open_session(source: ShardSource) -> Iterator[Session]:
+def open_session(source: ShardSource) -> Iterator[DatabaseSession]:
     """Open a shard's database; nothing stays open after the block."""
     database = source.database
     if database is None:
@@ -471,7 +468,7 @@ def open_session(source: ShardSource) -> Iterator[Session]:
     with _silence(), _engine(database.url) as engine:
         with _translated_errors(source, database):
             connection = engine.connect()
-        session = Session(connection, source, database)
+        session = DatabaseSession(connection, source, database)
         with closing(session):
             for statement in _START[session.dialect]:
                 session.execute(statement)

@@ -34,7 +34,7 @@ from tp_flower.sources.databases.pushdown import (
     render,
     select,
 )
-from tp_flower.sources.databases.session import Session, open_session
+from tp_flower.sources.databases.session import DatabaseSession, open_session
 from tp_flower.sources.shards import Scan, ShardSchema, column_types
 from tp_flower.sources.tables_file import ShardSource
 
@@ -47,7 +47,7 @@ class DatabaseTable:
     database declares them, types as the tables file wants them.
     """
 
-    session: Session
+    session: DatabaseSession
     connection: duckdb.DuckDBPyConnection
     columns: Mapping[str, DatabaseColumn]
     types: Mapping[str, str]
@@ -149,7 +149,7 @@ _NOTHING: Final = DatabaseColumn.of("nothing", "INTEGER")
 """Read where no column is needed: the rows alone."""
 
 
-def _relation(session: Session) -> str:
+def _relation(session: DatabaseSession) -> str:
     """Return the owner's table or query, as it stands in FROM."""
     database = session.database
     if database.table is not None:
@@ -198,7 +198,6 @@ def scan_database(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
             yield Scan(
                 connection=connection,
                 fragment=selection.fragment,
-                columns=column_types(connection, "SELECT * FROM shard"),
                 needs_sort=not table.order_by,
                 pushed=selection.pushed,
                 read=partial(table.chunks, selection),
@@ -216,7 +215,7 @@ def load_database(source: ShardSource, connection: duckdb.DuckDBPyConnection) ->
 
 
 def _open_table(
-    session: Session, connection: duckdb.DuckDBPyConnection
+    session: DatabaseSession, connection: duckdb.DuckDBPyConnection
 ) -> DatabaseTable:
     """Look at the columns, and make the empty relation ``declared`` of them."""
     source = session.source
@@ -249,7 +248,7 @@ def _open_table(
     return DatabaseTable(session, connection, columns, types)
 
 
-def _columns(session: Session) -> list[DatabaseColumn]:
+def _columns(session: DatabaseSession) -> list[DatabaseColumn]:
     base = _relation(session)
 
     def one_row(select: exp.Expr) -> list[object]:
