@@ -23,14 +23,9 @@ from flwr.common.logger import log
 from client_apps.rounds.site import Site
 from client_apps.rounds.transaction import Answer, MessageLog, Request, answer_once
 from tp_flower.errors import BehindError, TPFlowerError, kind_of
-from tp_flower.protocol import (
-    Action,
-    Failure,
-    ReplyEnvelope,
-    add_envelope,
-    encode,
-    pack,
-)
+from tp_flower.protocol.codec import add_envelope, encode
+from tp_flower.protocol.messages import Failure, ReplyEnvelope
+from tp_flower.protocol.packet import Action, pack
 
 ANSWERS: Final[Mapping[Action, str]] = {
     Action.DESCRIBE: "handlers.setup:describe",

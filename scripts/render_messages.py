@@ -14,8 +14,9 @@ from typing import Any, Final, get_args, get_origin
 import msgspec
 
 from client_apps.app import ANSWERS
-from tp_flower.protocol import EXCHANGES, Action, Message, layout_of
-from tp_flower.protocol.fields import Body, Discloses
+from tp_flower.protocol.fields import Body, Discloses, Message, layout_of
+from tp_flower.protocol.messages import EXCHANGES
+from tp_flower.protocol.packet import Action
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "reference" / "messages.md"

@@ -33,7 +33,8 @@ from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.privacy.mechanisms import Mechanism, Release
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
-from tp_flower.protocol import EXCHANGES, Action
+from tp_flower.protocol.messages import EXCHANGES
+from tp_flower.protocol.packet import Action
 from tp_flower.query import BoundQuery
 from tp_flower.settings import PrivacySettings, Settings
 

@@ -37,7 +37,7 @@ from tp_flower.errors import LostStateError, SiteError
 from tp_flower.events import line
 from tp_flower.files import PRIVATE, sync
 from tp_flower.node_config import IN_MEMORY
-from tp_flower.protocol import ArrayKey, Parcel
+from tp_flower.protocol.packet import ArrayKey, Parcel
 
 LARGE_BYTES: Final = 1 << 18
 

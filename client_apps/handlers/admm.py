@@ -14,7 +14,7 @@ from tp_flower.errors import SiteError
 from tp_flower.learning.models.local_model import FitProblem
 from tp_flower.privacy.plan import MODEL, MOMENTS, PARAMETERS
 from tp_flower.privacy.statistics_update import Rows, private_update
-from tp_flower.protocol import check_sizes
+from tp_flower.protocol.codec import check_sizes
 from tp_flower.protocol.training_messages import (
     AdmmReply,
     AdmmRequest,

@@ -46,7 +46,7 @@ from tp_flower.learning.models.local_model import on_host
 from tp_flower.privacy.key_agreement import MOST_PARTS, pair_masks, to_fixed
 from tp_flower.privacy.mechanisms import Release
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
-from tp_flower.protocol import check_sizes, parse, required, row_numbers, unpack_bits
+from tp_flower.protocol.codec import check_sizes, parse, required
 from tp_flower.protocol.coreset_messages import (
     MOST_SAMPLED,
     DrawnPart,
@@ -63,6 +63,7 @@ from tp_flower.protocol.coreset_messages import (
     WeighReply,
     WeighRequest,
 )
+from tp_flower.protocol.packet import row_numbers, unpack_bits
 from tp_flower.randomness import Stream, generator
 from tp_flower.sources.policy import LABELS, MODELS, ROWS, SCORES
 

@@ -29,7 +29,7 @@ from tp_flower.model_names import ModelVersion
 from tp_flower.privacy.gradients import check_scores
 from tp_flower.privacy.mechanisms import Reservation
 from tp_flower.privacy.plan import PartPlan, plan_prediction
-from tp_flower.protocol import check_sizes, parse, unpack_bits
+from tp_flower.protocol.codec import check_sizes, parse
 from tp_flower.protocol.inference_messages import (
     DeliveredPart,
     DeliverPart,
@@ -40,6 +40,7 @@ from tp_flower.protocol.inference_messages import (
     ScoreReply,
     ScoreRequest,
 )
+from tp_flower.protocol.packet import unpack_bits
 from tp_flower.protocol.setup_messages import RowKeyColumns
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query import Fragment

@@ -20,7 +20,8 @@ from tp_flower.personalised.sites import SiteObjective
 from tp_flower.personalised.update_codec import encode_update
 from tp_flower.personalised.z_step import piecewise_update
 from tp_flower.privacy.plan import CURVATURE
-from tp_flower.protocol import check_sizes, row_numbers
+from tp_flower.protocol.codec import check_sizes
+from tp_flower.protocol.packet import row_numbers
 from tp_flower.protocol.personalised_messages import (
     Pace,
     PersonalReply,

@@ -47,7 +47,8 @@ from tp_flower.personalised.sites import (
 from tp_flower.privacy.accounting import noise_multiplier
 from tp_flower.privacy.mechanisms import Gaussian, Reservation
 from tp_flower.privacy.plan import CURVATURE, GRADIENTS, PartPlan
-from tp_flower.protocol import Action, parse, unpack_bits
+from tp_flower.protocol.codec import parse
+from tp_flower.protocol.packet import Action, unpack_bits
 from tp_flower.protocol.personalised_messages import (
     PersonalisedPart,
     PersonalisePart,

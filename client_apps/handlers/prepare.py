@@ -73,7 +73,7 @@ from tp_flower.privacy.plan import (
     plan_part,
 )
 from tp_flower.privacy.statistics_update import Rows, usable_gram
-from tp_flower.protocol import parse, required
+from tp_flower.protocol.codec import parse, required
 from tp_flower.protocol.inference_messages import (
     FinishedPart,
     FinishReply,

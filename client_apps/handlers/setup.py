@@ -36,7 +36,8 @@ from tp_flower.learning.label_noise import LabelPlan
 from tp_flower.node_config import NUM_PARTITIONS
 from tp_flower.privacy.key_agreement import GUARANTEES, SIMULATED
 from tp_flower.privacy.mechanisms import Release
-from tp_flower.protocol import ArrayKey, parse, unpack_bits
+from tp_flower.protocol.codec import parse
+from tp_flower.protocol.packet import ArrayKey, unpack_bits
 from tp_flower.protocol.setup_messages import (
     CheckedPart,
     CheckPart,

@@ -12,7 +12,7 @@ from client_apps.operator.participant import Part, body_of
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import SiteError
-from tp_flower.protocol import check_sizes
+from tp_flower.protocol.codec import check_sizes
 from tp_flower.protocol.training_messages import (
     BatchMessages,
     BatchStep,

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from client_apps.privacy.guard import Guard
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import SiteError
-from tp_flower.protocol import check_sizes, required, unpack_bits
+from tp_flower.protocol.codec import check_sizes, required
+from tp_flower.protocol.packet import unpack_bits
 from tp_flower.protocol.training_messages import PreparePart
 from tp_flower.sources.shards import ShardSource
 

@@ -45,7 +45,8 @@ from tp_flower.privacy.plan import (
     PartPlan,
 )
 from tp_flower.privacy.statistics_update import Rows, noisy_gram, noisy_moments
-from tp_flower.protocol import PartBody, row_numbers
+from tp_flower.protocol.fields import PartBody
+from tp_flower.protocol.packet import row_numbers
 from tp_flower.protocol.training_messages import Update
 from tp_flower.randomness import NoiseSource
 

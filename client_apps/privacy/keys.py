@@ -27,7 +27,7 @@ from tp_flower.privacy.key_agreement import (
     PublicKeys,
     SiteKeys,
 )
-from tp_flower.protocol import required
+from tp_flower.protocol.codec import required
 from tp_flower.protocol.setup_messages import ExtractRequest, SealReply, SealRequest
 
 _KEYS, _PRIVATE = "keys", "private"

@@ -19,7 +19,8 @@ from tp_flower.privacy.plan import (
     PartPlan,
     Use,
 )
-from tp_flower.protocol import EXCHANGES, Action
+from tp_flower.protocol.messages import EXCHANGES
+from tp_flower.protocol.packet import Action
 from tp_flower.sources.shards import ShardSource
 
 if TYPE_CHECKING:

@@ -33,7 +33,8 @@ from tp_flower.learning.models.local_model import Features
 from tp_flower.node_config import IN_MEMORY, TABLES, cache_limit, site_id, state_dir
 from tp_flower.privacy.mechanisms import Reservation, Spend
 from tp_flower.privacy.plan import MODEL, PartPlan
-from tp_flower.protocol import NO_RUN, ArrayKey, Parcel
+from tp_flower.protocol.messages import NO_RUN
+from tp_flower.protocol.packet import ArrayKey, Parcel
 from tp_flower.randomness import NoiseSource
 from tp_flower.sources.entries import MEMORY_PREFIX
 

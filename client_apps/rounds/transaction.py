@@ -41,21 +41,20 @@ from tp_flower.errors import (
 )
 from tp_flower.events import Value, line
 from tp_flower.node_config import site_id
-from tp_flower.protocol import (
+from tp_flower.protocol.codec import add_envelope, decode, encode, read_envelope
+from tp_flower.protocol.messages import (
     EXCHANGES,
     NO_RUN,
-    Action,
-    Packet,
     ReplyEnvelope,
     RequestEnvelope,
-    add_envelope,
-    decode,
-    encode,
+)
+from tp_flower.protocol.packet import (
+    Action,
+    Packet,
     message_bytes,
     open_parcel,
     pack,
     parcel_of,
-    read_envelope,
     unpack,
 )
 

@@ -24,13 +24,13 @@ from strategies.setup.labels import choose_loss, read_labels
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import SourceError
+from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.extraction.select_plan import (
     TypedColumn,
     as_number,
     comparable,
     kind_of,
 )
-from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.features.choice import TableChoice, choose_encoders
 from tp_flower.features.columns import CategoricalColumn, FeatureColumn, NumericColumn
 from tp_flower.features.encoder import SiteEncoder

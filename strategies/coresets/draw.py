@@ -50,7 +50,6 @@ from tp_flower.coresets.sampling import (
 from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.privacy.key_agreement import MOST_PARTS, from_fixed
-from tp_flower.protocol import LARGEST
 from tp_flower.protocol.coreset_messages import (
     DrawPart,
     DrawRequest,
@@ -60,7 +59,7 @@ from tp_flower.protocol.coreset_messages import (
     WeighPart,
     WeighRequest,
 )
-from tp_flower.protocol.fields import Document
+from tp_flower.protocol.fields import LARGEST, Document
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
 from tp_flower.settings.training import IMPORTANCE, UNIFORM

@@ -42,7 +42,6 @@ from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.losses import KMEANS, KMeansLoss, Loss
 from tp_flower.learning.metrics import evaluate
-from tp_flower.protocol import Action, pack_bits
 from tp_flower.protocol.inference_messages import (
     DeliveredPart,
     DeliverPart,
@@ -51,6 +50,7 @@ from tp_flower.protocol.inference_messages import (
     ScorePart,
     ScoreRequest,
 )
+from tp_flower.protocol.packet import Action, pack_bits
 from tp_flower.protocol.setup_messages import RowKeyColumns
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query import BoundQuery, Query, Unlabelled

@@ -35,7 +35,7 @@ from tp_flower.learning.solvers import Iterate
 from tp_flower.personalised.graph import SimilarityGraph
 from tp_flower.personalised.update_codec import decode_update
 from tp_flower.personalised.z_step import penalty_of_round
-from tp_flower.protocol import LARGEST
+from tp_flower.protocol.fields import LARGEST
 from tp_flower.protocol.personalised_messages import TrackUpdates, UpdateCode
 from tp_flower.settings import Settings
 

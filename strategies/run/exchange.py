@@ -21,27 +21,25 @@ from flwr.serverapp import Grid
 
 from tp_flower.errors import ErrorKind, MessageError, ReplyError
 from tp_flower.events import Value, line
-from tp_flower.protocol import (
-    ACTIONS,
-    EXCHANGES,
-    Action,
-    Failure,
-    Packet,
-    PartBody,
-    ReplyEnvelope,
-    RequestEnvelope,
+from tp_flower.protocol.codec import (
     add_envelope,
     decode,
     decode_reply,
     encode,
-    header_of,
     is_failure,
-    message_bytes,
-    pack,
     read_envelope,
 )
-from tp_flower.protocol import Reply as ReplyMessage
-from tp_flower.protocol import Request as RequestMessage
+from tp_flower.protocol.fields import PartBody
+from tp_flower.protocol.fields import Reply as ReplyMessage
+from tp_flower.protocol.fields import Request as RequestMessage
+from tp_flower.protocol.messages import (
+    ACTIONS,
+    EXCHANGES,
+    Failure,
+    ReplyEnvelope,
+    RequestEnvelope,
+)
+from tp_flower.protocol.packet import Action, Packet, header_of, message_bytes, pack
 from tp_flower.reports.records import RoundReport
 
 FIRST_POLL_SECONDS: Final = 0.001

@@ -20,7 +20,9 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from tp_flower.node_config import NUM_PARTITIONS, PARTITION_ID, STATE_DIR, TABLES
-from tp_flower.protocol import NO_RUN, RequestEnvelope, read_envelope, unpack
+from tp_flower.protocol.codec import read_envelope
+from tp_flower.protocol.messages import NO_RUN, RequestEnvelope
+from tp_flower.protocol.packet import unpack
 from tp_flower.sources.shards import MEMORY_PREFIX, register_frames, release
 
 Tables = Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]] | str | Path

@@ -29,7 +29,7 @@ from flwr.app import Message
 from tp_flower.database import DamagedFileError, Database
 from tp_flower.errors import SettingsError
 from tp_flower.files import write_file
-from tp_flower.protocol import Parcel, open_parcel, parcel_of
+from tp_flower.protocol.packet import Parcel, open_parcel, parcel_of
 
 VERSION: Final = 1
 FOLDER: Final = "checkpoint"

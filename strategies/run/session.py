@@ -35,16 +35,10 @@ from tp_flower.errors import (
     TPFlowerError,
     UnavailableError,
 )
-from tp_flower.protocol import (
-    RUN_DIGITS,
-    Action,
-    Packet,
-    encode,
-    open_parcel,
-    parcel_of,
-    unpack,
-)
+from tp_flower.protocol.codec import encode
 from tp_flower.protocol.inference_messages import FinishRequest
+from tp_flower.protocol.messages import RUN_DIGITS
+from tp_flower.protocol.packet import Action, Packet, open_parcel, parcel_of, unpack
 from tp_flower.query import Query
 from tp_flower.randomness import KEY_BYTES
 from tp_flower.reports.records import RoundReport

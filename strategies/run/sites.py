@@ -23,7 +23,8 @@ from strategies.run.replies import collect_replies
 from tp_flower.errors import ReplyError, SchemaError
 from tp_flower.extraction.select_plan import kind_of
 from tp_flower.privacy.key_agreement import KeySource
-from tp_flower.protocol import Action, Packet, encode
+from tp_flower.protocol.codec import encode
+from tp_flower.protocol.packet import Action, Packet
 from tp_flower.protocol.setup_messages import (
     DescribeReply,
     DescribeRequest,

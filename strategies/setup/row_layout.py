@@ -16,7 +16,7 @@ from strategies.run.exchange import Part
 from strategies.setup.problem import PartRows
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.joins.mapping import NO_ROW, IntArray, TableMapping, TableRows
-from tp_flower.protocol import pack_bits
+from tp_flower.protocol.packet import pack_bits
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from strategies.setup.row_layout import Layouts, TableLayout
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.joins.batches import BatchPlan
 from tp_flower.privacy.gradients import NOISE_DAMPING
-from tp_flower.protocol import row_numbers
+from tp_flower.protocol.packet import row_numbers
 
 
 class ShardedBatches:

@@ -22,7 +22,7 @@ from tp_flower.features.fitting import fit
 from tp_flower.features.statistics import merge_tables
 from tp_flower.learning.label_noise import ClassNoise, NumberNoise
 from tp_flower.learning.models.local_model import ModelSpec
-from tp_flower.protocol import pack_bits
+from tp_flower.protocol.packet import pack_bits
 from tp_flower.protocol.personalised_messages import PersonalisedPart
 from tp_flower.protocol.setup_messages import StatisticsPart, StatisticsRequest
 from tp_flower.protocol.training_messages import (

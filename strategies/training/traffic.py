@@ -36,8 +36,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tp_flower.privacy.plan import SAMPLED_ROWS
-from tp_flower.protocol import PartBody, field_bytes
 from tp_flower.protocol.coreset_messages import SampledRows
+from tp_flower.protocol.fields import PartBody, field_bytes
 from tp_flower.protocol.training_messages import (
     AdmmTarget,
     AdmmUpdate,

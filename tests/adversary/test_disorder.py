@@ -5,7 +5,7 @@ import pytest
 from strategies import TablePuppetADMM, TablePuppetSGD
 from tests.support.peers.faulty_runs import same_noise
 from tests.support.peers.hostile import FOREIGN, US, HostileGrid, train
-from tp_flower.protocol import Action, Packet
+from tp_flower.protocol.packet import Action, Packet
 
 READ = {Action.STATISTICS, Action.MEASURE, Action.PREPARE}
 DRAWING = {Action.DRAW, Action.WEIGH}

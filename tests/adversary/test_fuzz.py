@@ -28,8 +28,8 @@ from strategies.run.grid import InProcessGrid
 from strategies.run.strategy import RoundStrategy
 from tests.support.peers.fuzzing import MARK, Fuzzer
 from tests.support.peers.hostile import SHOP, SQL, HostileGrid, train
-from tp_flower.protocol import EXCHANGES, RUN_DIGITS, Action, unpack
-from tp_flower.protocol.packet import HEADER, MESSAGE
+from tp_flower.protocol.messages import EXCHANGES, RUN_DIGITS
+from tp_flower.protocol.packet import HEADER, MESSAGE, Action, unpack
 from tp_flower.query import Query
 
 ENOUGH = 10_000

@@ -9,7 +9,7 @@ from flwr.app import Message
 
 from tests.support.peers.faulty_runs import place, plain, same_noise
 from tests.support.peers.fuzzing import Fuzzer
-from tp_flower.protocol import EXCHANGES
+from tp_flower.protocol.messages import EXCHANGES
 
 __all__ = ["place", "plain", "same_noise"]
 

@@ -28,7 +28,7 @@ from tp_flower.privacy.gradients import check_per_row, check_scores, clipped_sum
 from tp_flower.privacy.mechanisms import ClippedNoise
 from tp_flower.privacy.plan import Schedule, plan_part
 from tp_flower.privacy.statistics_update import StatisticsPlan
-from tp_flower.protocol import Packet, pack_bits
+from tp_flower.protocol.packet import Packet, pack_bits
 from tp_flower.settings import PrivacySettings
 
 TINY = 5e-324

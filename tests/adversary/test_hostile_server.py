@@ -37,7 +37,7 @@ from tp_flower.privacy.key_agreement import (
     SiteKeys,
 )
 from tp_flower.privacy.mechanisms import Gaussian
-from tp_flower.protocol import Packet, pack_bits
+from tp_flower.protocol.packet import Packet, pack_bits
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.settings import PrivacySettings
 

@@ -9,7 +9,7 @@ from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
 from tp_flower.errors import ReplyError, SiteError
 from tp_flower.privacy.key_agreement import GroupSecret
-from tp_flower.protocol import Packet, pack, unpack
+from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.query import Query
 
 SQL = "SELECT a.y AS label, b.x FROM a JOIN b ON a.k = b.k"

@@ -29,7 +29,7 @@ from tests.support.predicted import train_store
 from tp_flower.errors import SiteError
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian
-from tp_flower.protocol import Packet, pack_bits
+from tp_flower.protocol.packet import Packet, pack_bits
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings
 

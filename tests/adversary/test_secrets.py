@@ -21,7 +21,7 @@ from tests.support.database_tables import fill, run, url_of
 from tests.support.federated import store, store_sql
 from tests.support.servers import PASSWORD, USER
 from tp_flower.errors import TPFlowerError
-from tp_flower.protocol import unpack
+from tp_flower.protocol.packet import unpack
 from tp_flower.sources.shards import load_tables
 
 OPTION = "Opti0n-s3cret"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.support.peers.faulty_grid import Fault, forget_processes, rows_in
 from tests.support.peers.faulty_runs import place, plain, same_noise
 from tp_flower.errors import MissingSiteError, SiteError, TPFlowerError
-from tp_flower.protocol import Action
+from tp_flower.protocol.packet import Action
 
 __all__ = ["place", "plain", "same_noise"]
 

@@ -13,7 +13,7 @@ from tests.support.peers.faulty_grid import (
     Schedule,
 )
 from tests.support.peers.faulty_runs import METHODS, place, plain, same_noise
-from tp_flower.protocol import Action
+from tp_flower.protocol.packet import Action
 
 __all__ = ["place", "plain", "same_noise"]
 

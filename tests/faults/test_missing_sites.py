@@ -16,7 +16,7 @@ from tests.support.peers.faulty_runs import (
     same_noise,
 )
 from tp_flower.errors import DivergedError, MissingSiteError, ReplyError
-from tp_flower.protocol import Action
+from tp_flower.protocol.packet import Action
 
 __all__ = ["place", "plain", "same_noise"]
 

@@ -16,7 +16,7 @@ from strategies.run.resume import resumed
 from tests.support.federated import sharded, store, store_sql, whole
 from tests.support.peers.faulty_grid import COMMITTED, forget_processes, rows_in
 from tp_flower.errors import MissingSiteError, SchemaError, SettingsError
-from tp_flower.protocol import Parcel
+from tp_flower.protocol.packet import Parcel
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 

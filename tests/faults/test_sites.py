@@ -17,8 +17,7 @@ from strategies import TablePuppetADMM, TablePuppetSGD
 from strategies.run.grid import InProcessGrid
 from tests.support.peers.faulty_grid import lose_state
 from tp_flower.errors import DivergedError, ReplyError, SchemaError, SiteError
-from tp_flower.protocol import Packet, pack, unpack
-from tp_flower.protocol.packet import LAYOUT, MESSAGE
+from tp_flower.protocol.packet import LAYOUT, MESSAGE, Packet, pack, unpack
 from tp_flower.query import Query
 
 ROWS = 12

@@ -16,7 +16,7 @@ from strategies import STRATEGIES, RelationalStrategy, VflADMM, VflSGD
 from strategies.run.grid import InProcessGrid
 from tp_flower.learning.models.local_model import on_host
 from tp_flower.privacy.plan import PartPlan
-from tp_flower.protocol import message_bytes, unpack, unpack_bits
+from tp_flower.protocol.packet import message_bytes, unpack, unpack_bits
 from tp_flower.query import Query
 from tp_flower.reports.records import RoundReport
 

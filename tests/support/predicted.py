@@ -22,7 +22,7 @@ from strategies.inference.predict import Evaluate, Predict
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import Frames, store_sql
 from tp_flower.extraction.extract import extract
-from tp_flower.protocol import unpack
+from tp_flower.protocol.packet import unpack
 from tp_flower.query import Query
 from tp_flower.sources.shards import ShardSource, register_frames, release
 

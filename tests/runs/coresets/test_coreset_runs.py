@@ -24,7 +24,7 @@ from tests.support.federated import (
 from tests.support.peers.hostile import ORDERS, SHOP, US, US_PART, HostileGrid, array, header, train
 from tp_flower.errors import ReplyError, SettingsError, SiteError
 from tp_flower.privacy.key_agreement import from_fixed, to_fixed
-from tp_flower.protocol import Action, Packet, pack, unpack
+from tp_flower.protocol.packet import Action, Packet, pack, unpack
 from tp_flower.query import Query
 
 __all__ = ["same_noise"]

@@ -34,7 +34,8 @@ from tp_flower.errors import (
     SettingsError,
     SiteError,
 )
-from tp_flower.protocol import Action, Packet, decode, encode, pack, unpack
+from tp_flower.protocol.packet import Action, Packet, pack, unpack
+from tp_flower.protocol.codec import decode, encode
 from tp_flower.protocol.coreset_messages import RowsReply, RowsRequest
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import Query

@@ -23,7 +23,7 @@ from tp_flower.errors import ModelError, ReplyError, SourceError
 from tp_flower.features.columns import CategoricalColumn, NumericColumn
 from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.learning.contributions import contributions
-from tp_flower.protocol import Packet, pack, unpack
+from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.query import Query
 from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings, Settings

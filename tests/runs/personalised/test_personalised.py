@@ -15,7 +15,7 @@ from strategies.report_page import render
 from strategies.run.grid import InProcessGrid
 from tp_flower.errors import QueryError, SettingsError, SiteError
 from tp_flower.personalised.graph import SimilarityGraph, parse_edges
-from tp_flower.protocol import Action, unpack
+from tp_flower.protocol.packet import Action, unpack
 from tp_flower.query import Query
 from tp_flower.reports.console import format_value, summary
 from tp_flower.reports.records import report_dict

@@ -20,7 +20,7 @@ from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.label_noise import LabelPlan, epsilon_of_noise
 from tp_flower.learning.losses import LogisticLoss, sigmoid
 from tp_flower.learning.metrics import evaluate
-from tp_flower.protocol import pack, unpack
+from tp_flower.protocol.packet import pack, unpack
 from tp_flower.query import Query
 from tp_flower.randomness import NoiseSource
 from tp_flower.settings import PrivacySettings, Settings

@@ -16,7 +16,7 @@ from tests.support.federated import one_per_site, sharded, store, store_sql, who
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian, Mechanism
-from tp_flower.protocol import unpack
+from tp_flower.protocol.packet import unpack
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings, Settings
 

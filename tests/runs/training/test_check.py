@@ -11,7 +11,7 @@ from strategies import Explain
 from strategies.run.grid import InProcessGrid
 from tests.support.examples.explained import SMALL, SMALL_SQL
 from tp_flower.errors import MappingError, ReplyError, SiteError
-from tp_flower.protocol import Packet, pack, unpack
+from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.query import Query
 
 KEYS = 8

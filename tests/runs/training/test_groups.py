@@ -11,7 +11,7 @@ from strategies.run.grid import InProcessGrid
 from strategies.setup.extract import check_groups, split_groups
 from tp_flower.errors import QueryError, ReplyError
 from tp_flower.privacy.mechanisms import Gaussian
-from tp_flower.protocol import Action
+from tp_flower.protocol.packet import Action
 from tp_flower.protocol.setup_messages import ExtractedPart
 from tp_flower.query import Fragment, Query
 from tp_flower.query.fragment import SubQuery

@@ -17,7 +17,7 @@ from tests.support.extraction import run as extracted
 from tests.support.examples.policies import check, features, fragment, guard_of, policy_of
 from tp_flower.errors import PolicyError, QueryError, SiteError
 from tp_flower.extraction.extract import extract
-from tp_flower.protocol import pack_bits
+from tp_flower.protocol.packet import pack_bits
 from tp_flower.query import Query
 from tp_flower.query.fragment import Feature, Fragment, SubQuery
 from tp_flower.sources.policy import WEIGHTS, Policy, Releases

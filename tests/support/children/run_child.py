@@ -15,7 +15,7 @@ from client_apps.app import app
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import store_sql
-from tp_flower.protocol import unpack
+from tp_flower.protocol.packet import unpack
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings, Settings
 

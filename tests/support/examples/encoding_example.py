@@ -21,7 +21,8 @@ from tp_flower.features.statistics import (
 )
 from tp_flower.features.statistics_codec import from_wire, to_wire
 from tp_flower.keyed_hash import KeyedHasher
-from tp_flower.protocol import Packet, decode, encode, pack, unpack
+from tp_flower.protocol.codec import decode, encode
+from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.protocol.setup_messages import StatisticsOfPart, StatisticsReply
 
 HASHER = KeyedHasher(bytes(range(32)))

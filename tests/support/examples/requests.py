@@ -3,7 +3,8 @@
 import msgspec
 import numpy as np
 
-from tp_flower.protocol import Packet, decode
+from tp_flower.protocol.codec import decode
+from tp_flower.protocol.packet import Packet
 from tp_flower.protocol.training_messages import PrepareRequest, PrivacyTerms
 from tp_flower.settings import PrivacySettings
 

@@ -30,7 +30,7 @@ from strategies.run import exchange
 from strategies.run import sites as inventory
 from strategies.run.grid import InProcessGrid
 from tp_flower.database import Database
-from tp_flower.protocol import Action, unpack
+from tp_flower.protocol.packet import Action, unpack
 
 
 class Fault(StrEnum):

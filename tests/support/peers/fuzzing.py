@@ -17,7 +17,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from tests.support.peers.hostile import GONE, places
 from tests.support.peers.message_values import malformed
-from tp_flower.protocol import Message, Packet, decode, pack, unpack
+from tp_flower.protocol.codec import decode
+from tp_flower.protocol.fields import Message
 from tp_flower.protocol.messages import ENVELOPE
 from tp_flower.protocol.packet import (
     ARRAYS,
@@ -26,6 +27,9 @@ from tp_flower.protocol.packet import (
     MESSAGE,
     PAYLOAD,
     WIRE_DTYPES,
+    Packet,
+    pack,
+    unpack,
 )
 
 MARK = "tp-fuzzed"

@@ -20,8 +20,7 @@ from client_apps.data.database import FILE
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
 from tests.support.peers.faulty_grid import COLUMNS, change_row, rows_in
-from tp_flower.protocol import Action, Packet, pack, unpack
-from tp_flower.protocol.packet import HEADER, MESSAGE
+from tp_flower.protocol.packet import HEADER, MESSAGE, Action, Packet, pack, unpack
 from tp_flower.query import Query
 
 SQL = (

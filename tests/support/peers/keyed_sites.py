@@ -13,7 +13,7 @@ from client_apps.data.key_files import site_key
 from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
-from tp_flower.protocol import Packet, pack, unpack
+from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.query import Query
 
 FIRST_NODE = 2

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from msgspec.structs import fields as declared_fields
 
-from tp_flower.protocol import EXCHANGES, Message, Packet, encode, layout_of
-from tp_flower.protocol.fields import ArraySpec, Body
-from tp_flower.protocol.packet import WIRE_DTYPES
+from tp_flower.protocol.codec import encode
+from tp_flower.protocol.fields import ArraySpec, Body, Message, layout_of
+from tp_flower.protocol.messages import EXCHANGES
+from tp_flower.protocol.packet import WIRE_DTYPES, Packet
 
 MESSAGES = [kind for exchange in EXCHANGES.values() for kind in exchange]
 EXTRA = "undeclared"

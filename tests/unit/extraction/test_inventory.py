@@ -11,7 +11,7 @@ from strategies.run import sites
 from strategies.run.grid import InProcessGrid
 from strategies.run.sites import find_sites, read_inventory
 from tp_flower.errors import MessageError, ReplyError, SchemaError, SiteError
-from tp_flower.protocol import Packet, pack
+from tp_flower.protocol.packet import Packet, pack
 from tp_flower.settings import Settings
 
 

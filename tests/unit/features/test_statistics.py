@@ -27,7 +27,7 @@ from tp_flower.features.statistics import (
     merge_tables,
 )
 from tp_flower.features.statistics_codec import from_wire, to_wire
-from tp_flower.protocol import Packet
+from tp_flower.protocol.packet import Packet
 
 MAGNITUDE = 1e6  # of the test values; tolerances below are relative to it
 values = st.lists(st.none() | st.floats(-MAGNITUDE, MAGNITUDE), max_size=20)

@@ -8,7 +8,8 @@ import tp_flower.privacy.plan as plan_module
 from client_apps.privacy import ledger_entries
 from scripts.render_messages import PAGE, TABLES, page, with_table
 from tp_flower.methods import ADMM, CORESET, SGD
-from tp_flower.protocol import EXCHANGES, Action
+from tp_flower.protocol.messages import EXCHANGES
+from tp_flower.protocol.packet import Action
 from tp_flower.sources.policy import LEVELS
 
 DISCLOSURES = [

@@ -19,31 +19,27 @@ from tests.support.peers.message_values import (
     wrong_values,
 )
 from tp_flower.errors import ErrorKind, MessageError, RangeError
-from tp_flower.protocol import (
-    ACTIONS,
-    EXCHANGES,
-    Action,
-    Failure,
-    Message,
-    Packet,
-    ReplyEnvelope,
-    RequestEnvelope,
+from tp_flower.protocol import codec
+from tp_flower.protocol.codec import (
     add_envelope,
     check_sizes,
-    codec,
     decode,
     decode_reply,
     encode,
-    field_bytes,
     is_failure,
-    layout_of,
-    pack,
     read_envelope,
-    unpack,
 )
 from tp_flower.protocol.coreset_messages import DrawPart, DrawRequest
-from tp_flower.protocol.fields import COVERS
+from tp_flower.protocol.fields import COVERS, Message, field_bytes, layout_of
 from tp_flower.protocol.inference_messages import FinishRequest, ScorePart
+from tp_flower.protocol.messages import (
+    ACTIONS,
+    EXCHANGES,
+    Failure,
+    ReplyEnvelope,
+    RequestEnvelope,
+)
+from tp_flower.protocol.packet import Action, Packet, pack, unpack
 from tp_flower.protocol.setup_messages import CheckPart, CheckRequest, ExtractedPart
 from tp_flower.protocol.training_messages import (
     AdmmReply,

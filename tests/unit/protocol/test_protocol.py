@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tp_flower.errors import ReplyError
-from tp_flower.protocol import (
+from tp_flower.protocol.packet import (
+    SMALL_BYTES,
+    WIRE_DTYPES,
     Packet,
     message_bytes,
     pack,
@@ -21,7 +23,6 @@ from tp_flower.protocol import (
     unpack,
     unpack_bits,
 )
-from tp_flower.protocol.packet import SMALL_BYTES, WIRE_DTYPES
 
 dtypes = st.sampled_from(sorted(WIRE_DTYPES)).map(np.dtype)
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)

@@ -15,7 +15,8 @@ from functools import cache
 from pathlib import Path
 
 from tests.support.paths import ROOT
-from tp_flower.protocol import EXCHANGES, layout_of
+from tp_flower.protocol.fields import layout_of
+from tp_flower.protocol.messages import EXCHANGES
 
 PACKAGES = ("tp_flower", "strategies", "client_apps")
 MODULES = sorted(

@@ -16,7 +16,7 @@ from strategies import Personalised, TablePuppetADMM, TablePuppetSGD
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import store, store_sql
 from tests.support.paths import ROOT
-from tp_flower.protocol import Action, Packet, unpack
+from tp_flower.protocol.packet import Action, Packet, unpack
 from tp_flower.query import Query
 
 PROCESS = """

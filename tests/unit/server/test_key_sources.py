@@ -13,9 +13,10 @@ from strategies.run.grid import InProcessGrid
 from tests.support.federated import run_query
 from tests.support.peers.faulty_grid import rows_in
 from tests.support.peers.keyed_sites import AB, SECRET_TEXT, SQL, A, B, KeyedGrid, train
-from tp_flower.errors import SettingsError, SiteError
-from tp_flower.privacy.key_agreement import GroupSecret
-from tp_flower.protocol import Packet, decode, pack, unpack
+from tp_flower.errors import MessageError, SettingsError, SiteError
+from tp_flower.privacy.key_agreement import GUARANTEES, GroupSecret, KeySource
+from tp_flower.protocol.codec import decode
+from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.protocol.setup_messages import ExtractRequest, SealRequest
 
 SOURCES = ("file", "pinned", "agreed")

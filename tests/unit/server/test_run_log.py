@@ -11,7 +11,7 @@ from strategies.run.grid import InProcessGrid
 from tests.support.log_lines import events, logged_run
 from tp_flower.errors import TPFlowerError
 from tp_flower.events import SHOWN_DIGITS
-from tp_flower.protocol import Action, Packet, pack
+from tp_flower.protocol.packet import Action, Packet, pack
 from tp_flower.query import Query
 
 SQL = "SELECT o.qty AS label, o.price, c.age FROM o JOIN c ON o.cust = c.id"

@@ -31,7 +31,7 @@ from tests.support.peers.hostile import (
 )
 from tests.support.peers.hostile_runs import once, refused, spread
 from tp_flower.errors import MessageError, SettingsError, SiteError
-from tp_flower.protocol import Packet, pack_bits
+from tp_flower.protocol.packet import Packet, pack_bits
 from tp_flower.settings import PrivacySettings, Settings
 
 

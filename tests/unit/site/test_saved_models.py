@@ -13,7 +13,7 @@ from strategies import Explain, TablePuppetADMM, TablePuppetSGD
 from strategies.run.grid import InProcessGrid
 from tp_flower.errors import ModelError
 from tp_flower.extraction.extract import extract
-from tp_flower.protocol import unpack
+from tp_flower.protocol.packet import unpack
 from tp_flower.query import Query
 from tp_flower.sources.shards import ShardSource, register_frames, release
 

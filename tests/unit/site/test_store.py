@@ -15,7 +15,7 @@ from client_apps.data.run_store import CommittedRound, Entry, SiteStore
 from tests.support.peers.faulty_grid import flipped, forget_processes, rows_in
 from tp_flower.database import Database
 from tp_flower.errors import LostStateError, SiteError
-from tp_flower.protocol import Parcel
+from tp_flower.protocol.packet import Parcel
 
 ENTRY = Entry(
     {
