@@ -44,11 +44,7 @@ class ReplyError(TPFlowerError):
 
 
 class MessageError(TPFlowerError):
-    """A message is not what its type declares.
-
-    Attributes:
-        part: number of the participant that it is about; None for all.
-    """
+    """A message is not what its type declares; ``part`` is its participant's number."""
 
     def __init__(self, text: str, part: int | None = None) -> None:
         super().__init__(text)
@@ -88,11 +84,7 @@ class ModelError(TPFlowerError):
 
 
 class BehindError(SiteError):
-    """A site lacks what a request builds on.
-
-    Attributes:
-        at: the last round that the site has answered; None for none.
-    """
+    """A site lacks what a request builds on; ``at`` is the last round it answered."""
 
     def __init__(self, text: str, at: int | None) -> None:
         super().__init__(text)

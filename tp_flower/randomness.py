@@ -58,9 +58,8 @@ def seeded(words: npt.NDArray[np.uint64]) -> np.random.Generator:
 class NoiseSource:
     """A stream of random numbers for one process.
 
-    Args:
-        key: ``KEY_BYTES`` bytes that are used for nothing else, or what returns them
-            when the first number is drawn; random if not given.
+    The key is ``KEY_BYTES`` bytes that are used for nothing else, or what returns them
+    when the first number is drawn; random if not given.
     """
 
     def __init__(self, key: bytes | Callable[[], bytes] | None = None) -> None:

@@ -64,12 +64,8 @@ class StoredColumn(msgspec.Struct, frozen=True, kw_only=True):
 class ShardContents(msgspec.Struct, frozen=True, kw_only=True):
     """The description of the files, in ``shard.json``.
 
-    Attributes:
-        table: its alias in the query.
-        pushed: the filters that the database applied, in words.
-        columns: of the batches, in their order.
-        starts: the row at which each batch starts, and n.
-        weight: its column.
+    ``starts`` has the row at which each batch starts, and n; ``pushed`` are the filters
+    that the database applied, in words.
     """
 
     table: str
@@ -92,7 +88,6 @@ class KeyColumn:
         codes: int32 (n,), row of ``hashes``; -1 where any part of the key is NULL.
         hashes: uint64 (k, 2), 128 bits of hash of each distinct value, in the hashes'
             order, so that it tells nothing about the values' order.
-        kind: the kinds of the parts, such as "number" or "text+time".
     """
 
     codes: CodeArray
@@ -105,8 +100,7 @@ class ExtractedKey:
     """A join key, or the group of a sub-query, of each row.
 
     Attributes:
-        codes: int32 (n,), position in ``texts``; -1 where any part of a join key is
-            NULL.
+        codes: int32 (n,), position in ``texts``; -1 where any part of a key is NULL.
         texts: (k,), the canonical text of each distinct value.
         kind: the kinds of the parts, such as "number" or "text+time".
     """
@@ -202,10 +196,7 @@ class ExtractedShard:
 
     @property
     def weight(self) -> FloatArray | None:
-        """The weight of each row's joined rows, float64 (n,), NaN where it is NULL.
-
-        None if it is another table's, or there is none.
-        """
+        """The weight of each row's joined rows, float64 (n,), NaN where it is NULL."""
         column = self.contents.weight
         return self._numbers(column) if column else None
 

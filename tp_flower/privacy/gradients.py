@@ -48,6 +48,7 @@ from tp_flower.randomness import NoiseSource
 NOISE_DAMPING: Final = 20.0
 """The rate is divided by 1 + this * nu: flat between 10 and 30 on flights."""
 
+ADAM_MEAN, ADAM_SQUARE, ADAM_TINY = 0.9, 0.999, 1e-8
 LINEAR_RATE: Final = 0.01
 TORCH_RATE: Final = 0.03
 """Chosen by experiments on flights, linear and MLP, at epsilon 1 and 8."""
@@ -150,8 +151,8 @@ class PrivateFit:
         learning_rate: Adam's, in units of the parameters (of linear models: of s); 0:
             ``LINEAR_RATE`` or ``TORCH_RATE``.
         output_scale: s, 1 in classification, the labels' deviation in regression.
-        row_norm: r, sqrt(1 + the table's feature columns before encoding): an encoded
-            column has a square of about 1.
+        row_norm: r, sqrt(1 + the table's feature columns): a column's square is about
+            1.
     """
 
     clip: float
@@ -191,10 +192,11 @@ def fit_privately(
     clipped_noise = ClippedNoise(plan.clip, plan.noise_multiplier)
     theta = model.parameters.copy()
     rate = plan.learning_rate or (LINEAR_RATE if is_linear else TORCH_RATE)
-    noise_share = plan.noise_multiplier * math.sqrt(len(theta))
-    relative_noise = noise_share / (plan.sample_rate * rows)
-    adam = _Adam(len(theta), unit * rate / (1.0 + NOISE_DAMPING * relative_noise))
-    for _ in range(plan.steps):
+    sampled = plan.sample_rate * rows
+    relative_noise = plan.noise_multiplier * math.sqrt(len(theta)) / sampled
+    rate = unit * rate / (1.0 + NOISE_DAMPING * relative_noise)
+    mean, square = np.zeros(len(theta)), np.zeros(len(theta))
+    for step in range(1, plan.steps + 1):
         # a slice copies nothing
         is_whole = plan.sample_rate == 1.0
         drawn = slice(None) if is_whole else noise.bernoulli(rows, plan.sample_rate)
@@ -202,26 +204,10 @@ def fit_privately(
         residuals = model.scores(features) - problem.target[drawn]
         messages = weights[drawn] * residuals
         total = private_sum(model, features, messages, clipped_noise, noise)
-        gradient = total / (plan.sample_rate * rows)
-        theta = theta - adam.step(gradient + penalty * (theta - problem.centre))
+        gradient = total / sampled + penalty * (theta - problem.centre)
+        mean = ADAM_MEAN * mean + (1 - ADAM_MEAN) * gradient
+        square = ADAM_SQUARE * square + (1 - ADAM_SQUARE) * gradient**2
+        first = mean / (1 - ADAM_MEAN**step)
+        second = square / (1 - ADAM_SQUARE**step)
+        theta = theta - rate * first / (np.sqrt(second) + ADAM_TINY)
         model.parameters = theta
-
-
-class _Adam:
-    """Adam with its usual constants, on one flat vector."""
-
-    FIRST, SECOND, TINY = 0.9, 0.999, 1e-8
-
-    def __init__(self, size: int, rate: float) -> None:
-        self._mean, self._square = np.zeros(size), np.zeros(size)
-        self._rate, self._steps = rate, 0
-
-    def step(self, gradient: FloatArray) -> FloatArray:
-        """Return what to subtract from the parameters, (p,)."""
-        self._steps += 1
-        self._mean = self.FIRST * self._mean + (1 - self.FIRST) * gradient
-        self._square = self.SECOND * self._square + (1 - self.SECOND) * gradient**2
-        mean = self._mean / (1 - self.FIRST**self._steps)
-        square = self._square / (1 - self.SECOND**self._steps)
-        change: FloatArray = self._rate * mean / (np.sqrt(square) + self.TINY)
-        return change

@@ -204,10 +204,7 @@ class SiteKeys:
         return nonce + cipher.encrypt(nonce, kind + secret.value, None)
 
     def open(self, sealed: bytes, sender: PublicKeys, run_id: int) -> GroupSecret:
-        """Return the secret that the holder of the sender's keys sealed to this site.
-
-        SiteError: it was sealed by or to other keys, for another run, or changed.
-        """
+        """Return the secret that the holder of the sender's keys sealed to this one."""
         cipher = _cipher(
             self._exchanges(sender, is_sender=False), sender, self.public, run_id
         )

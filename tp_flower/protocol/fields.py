@@ -194,10 +194,8 @@ class PartBody(Body, frozen=True):
 class Message(Body, frozen=True):
     """A request or a reply.
 
-    Attributes:
-        reader: which side reads it.
-        discloses: what it tells its reader, in the order of explanation.
-        schedule: fields that tell nothing but how the run goes.
+    It tells its ``reader`` what it ``discloses``, in the order of explanation; fields
+    of its ``schedule`` tell nothing but how the run goes.
     """
 
     reader: ClassVar[str]

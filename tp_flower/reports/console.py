@@ -87,11 +87,7 @@ def format_value(value: float | None) -> str:
 
 
 def _three_digits(number: float) -> str:
-    """Format a number from 0 up to 1000 with three digits.
-
-    >>> _three_digits(1.5), _three_digits(12.34), _three_digits(999.4)
-    ('1.50', '12.3', '999')
-    """
+    """Format a number from 0 up to 1000 with three digits."""
     decimals = 2 if number < 9.995 else 1 if number < 99.95 else 0
     return f"{number:.{decimals}f}"
 

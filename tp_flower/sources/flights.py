@@ -7,7 +7,6 @@ machine as Parquet files, with one type per column in all shards.
 """
 
 import importlib.util
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -77,23 +76,17 @@ def _build_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
-    except OSError as error:
-        raise SourceError(
-            f"cannot write the flights data to {folder.parent}: {error}; "
-            f"set {HOME_VARIABLE} to a folder that can be written"
-        ) from error
-    try:
-        write(scratch)
-        scratch.chmod(0o755)
-        scratch.rename(folder)
+        with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as new:
+            scratch = Path(new, "files")
+            scratch.mkdir(0o755)
+            write(scratch)
+            scratch.rename(folder)
     except (OSError, duckdb.Error) as error:
         if not folder.is_dir():
             raise SourceError(
-                f"cannot write the flights data to {folder}: {error}"
+                f"cannot write the flights data to {folder}: {error}; "
+                f"set {HOME_VARIABLE} to a folder that can be written"
             ) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _write_shards(folder: Path) -> None:

@@ -71,8 +71,7 @@ class Releases:
     """The level of each kind of release.
 
     A weight is a value of a row that leaves as it is, as a label in the clear does:
-    where nothing is said of weights, they may leave if such labels may. Rows leave
-    where their owner says so, and nowhere else.
+    where nothing is said of weights, they may leave if such labels may.
     """
 
     labels: str = CLEAR
@@ -113,9 +112,7 @@ class Policy:
             expression fails on some value is an answer, which no noise covers.
         min_rows: a fragment, statistic or training on fewer rows is refused.
         min_count: categories with fewer rows never leave the site.
-        releases: which may leave, and how.
-        epsilon: of all runs ever, for each row; None for no budget.
-        delta: likewise.
+        epsilon: with delta, of all runs ever, for each row; None for no budget.
         budget_name: names the rows in the ledger; "" for the place they are at.
         coefficients: whether those of a linear model may leave when its run ends.
     """

@@ -72,10 +72,7 @@ class DatabaseUrl:
         return f"DatabaseUrl({str(self)!r})"
 
     def redact(self, text: str) -> str:
-        """Return a text of a driver or server, with every secret hidden.
-
-        The user's name is one too.
-        """
+        """Return a driver's or server's text without secrets and the user's name."""
         return _hide(text, {*self.secrets, self.url.username or ""})
 
 
