@@ -5,31 +5,13 @@ from typing import Annotated, Final
 import msgspec
 
 from tp_flower.arrays import AnyArray
-from tp_flower.protocol.fields import (
-    ArraySpec,
-    Count,
-    Discloses,
-    Document,
-    JoinedRows,
-    NonNegative,
-    PartBody,
-    Reply,
-    Request,
-    Seed,
-    Size,
-    between,
-    bits,
-    float32,
-    float64,
-    nullable_positions,
-    one_of,
-    unsigned,
-)
+from tp_flower.protocol import fields as f
+from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
 
 MOST_SAMPLED: Final = 1 << 24
 MOST_CLUSTERS: Final = 10_000
 
-Clusters = Annotated[int, between(1, MOST_CLUSTERS)]
+Clusters = Annotated[int, f.between(1, MOST_CLUSTERS)]
 
 
 class MeasurePart(PartBody, frozen=True, kw_only=True):
@@ -40,21 +22,21 @@ class MeasurePart(PartBody, frozen=True, kw_only=True):
         penalty: weight of the penalty in the scores of columns.
     """
 
-    encoder: Document
+    encoder: f.Document
     is_shard: bool
-    penalty: NonNegative | None = None
-    label: Document | None = None
-    trained: Annotated[AnyArray, bits("rows")]
-    multiplicity: Annotated[AnyArray, unsigned("trained")] | None = None
-    masses: Annotated[AnyArray, float32("trained")] | None = None
+    penalty: f.NonNegative | None = None
+    label: f.Document | None = None
+    trained: Annotated[AnyArray, f.bits("rows")]
+    multiplicity: Annotated[AnyArray, f.unsigned("trained")] | None = None
+    masses: Annotated[AnyArray, f.float32("trained")] | None = None
 
 
 class MeasureRequest(Request, frozen=True, kw_only=True):
     """Sum up the sensitivities of the rows: of a regression's columns, or clusters."""
 
-    sensitivities: Annotated[str, one_of("regression", "clusters")]
+    sensitivities: Annotated[str, f.one_of("regression", "clusters")]
     clusters: Clusters
-    joined_rows: JoinedRows
+    joined_rows: f.JoinedRows
     parts: dict[int, MeasurePart]
 
     discloses = (
@@ -73,10 +55,10 @@ class MeasuredPart(PartBody, frozen=True, kw_only=True):
     Those are the cost of its clusters, or second moments of its columns.
     """
 
-    total: NonNegative | None = None
-    cost: NonNegative | None = None
-    clusters: Count | None = None
-    gram: Annotated[AnyArray, float64("columns", "columns")] | None = None
+    total: f.NonNegative | None = None
+    cost: f.NonNegative | None = None
+    clusters: f.Count | None = None
+    gram: Annotated[AnyArray, f.float64("columns", "columns")] | None = None
 
 
 class MeasureReply(Reply, frozen=True):
@@ -111,10 +93,10 @@ class DrawPart(PartBody, frozen=True, kw_only=True):
         gram: second moments of the columns of all its table's shards.
     """
 
-    count: Annotated[int, between(0, MOST_SAMPLED)]
+    count: Annotated[int, f.between(0, MOST_SAMPLED)]
     scale: Annotated[float, msgspec.Meta(gt=0, le=1)]
-    cost: NonNegative | None = None
-    gram: Annotated[AnyArray, float64("columns", "columns")] | None = None
+    cost: f.NonNegative | None = None
+    gram: Annotated[AnyArray, f.float64("columns", "columns")] | None = None
 
 
 class DrawRequest(Request, frozen=True):
@@ -135,7 +117,7 @@ class DrawRequest(Request, frozen=True):
 class DrawnPart(PartBody, frozen=True):
     """The rows that a participant drew, by position among its trained rows."""
 
-    drawn: Annotated[AnyArray, unsigned("drawn")]
+    drawn: Annotated[AnyArray, f.unsigned("drawn")]
 
 
 class DrawReply(Reply, frozen=True):
@@ -156,8 +138,8 @@ class DrawReply(Reply, frozen=True):
 class WeighPart(PartBody, frozen=True, kw_only=True):
     """A participant's place in the sum, and its rows in the sample; -1: none."""
 
-    place: Count
-    rows: Annotated[AnyArray, nullable_positions("sample")]
+    place: f.Count
+    rows: Annotated[AnyArray, f.nullable_positions("sample")]
 
 
 class WeighRequest(Request, frozen=True, kw_only=True):
@@ -166,8 +148,8 @@ class WeighRequest(Request, frozen=True, kw_only=True):
     ``summed`` participants have masks that cancel.
     """
 
-    joined_rows: JoinedRows
-    summed: Size
+    joined_rows: f.JoinedRows
+    summed: f.Size
     parts: dict[int, WeighPart]
 
     discloses = (
@@ -181,7 +163,7 @@ class WeighRequest(Request, frozen=True, kw_only=True):
 class WeighedPart(PartBody, frozen=True):
     """Sensitivities in fixed point, under masks that cancel in the sum."""
 
-    masked: Annotated[AnyArray, ArraySpec("uint64", ("sample",))]
+    masked: Annotated[AnyArray, f.ArraySpec("uint64", ("sample",))]
 
 
 class WeighReply(Reply, frozen=True):
@@ -203,7 +185,7 @@ class WeighReply(Reply, frozen=True):
 class RowsRequest(Request, frozen=True, kw_only=True):
     """Send the sampled rows, or at most ``clusters`` centres of them."""
 
-    seed: Seed
+    seed: f.Seed
     clusters: Clusters
 
     discloses = (Discloses("that the sampled rows are asked for"),)
@@ -213,9 +195,9 @@ class RowsRequest(Request, frozen=True, kw_only=True):
 class SampledRows(PartBody, frozen=True):
     """The sampled rows of a participant, or in their place every row's centre."""
 
-    rows: Annotated[AnyArray, float32("trained", "features")] | None = None
-    centres: Annotated[AnyArray, float64("clusters", "features")] | None = None
-    nearest: Annotated[AnyArray, unsigned("trained")] | None = None
+    rows: Annotated[AnyArray, f.float32("trained", "features")] | None = None
+    centres: Annotated[AnyArray, f.float64("clusters", "features")] | None = None
+    nearest: Annotated[AnyArray, f.unsigned("trained")] | None = None
 
 
 class RowsReply(Reply, frozen=True):

@@ -131,7 +131,9 @@ unsigned = _declaration("uint32", None, shorter=("uint8",))
 """Positions or counts that have no sign."""
 flags = _declaration("uint8", 0, 1)
 """One byte per item, 0 or 1."""
-value_counts = _declaration("int64", 1)
+positive_counts = _declaration("int32", 1)
+"""Numbers of rows, each at least 1."""
+counts = _declaration("int64", 1)
 """How many values each item stands for."""
 
 

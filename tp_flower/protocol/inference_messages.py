@@ -5,23 +5,8 @@ from typing import Annotated
 import msgspec
 
 from tp_flower.arrays import AnyArray
-from tp_flower.protocol.fields import (
-    Count,
-    Device,
-    Digest,
-    Discloses,
-    Document,
-    Name,
-    PartBody,
-    Reply,
-    Request,
-    between,
-    bits,
-    float32,
-    float64,
-    one_of,
-    positions,
-)
+from tp_flower.protocol import fields as f
+from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
 from tp_flower.protocol.setup_messages import RowKeyColumns
 from tp_flower.protocol.training_messages import PrivacyTerms
 
@@ -40,14 +25,14 @@ class FinishRequest(Request, frozen=True, kw_only=True):
 class FinishedPart(PartBody, frozen=True):
     """The SHA-256 of the part of a model that is kept; coefficients if shown."""
 
-    digest: Digest | None = None
-    coefficients: Annotated[AnyArray, float64("width", "outputs")] | None = None
+    digest: f.Digest | None = None
+    coefficients: Annotated[AnyArray, f.float64("width", "outputs")] | None = None
 
 
 class FinishReply(Reply, frozen=True, kw_only=True):
     """The outcome of the run at a site, and the costs of its releases."""
 
-    ledger: list[Document]
+    ledger: list[f.Document]
     parts: dict[int, FinishedPart]
 
     discloses = (
@@ -70,18 +55,18 @@ class FinishReply(Reply, frozen=True, kw_only=True):
 class ScorePart(PartBody, frozen=True, kw_only=True):
     """The rows in a joined row, and the part of the model to score them with."""
 
-    model_part: Annotated[int, between(0, 1_000_000)]
-    digest: Digest
-    rows: Annotated[AnyArray, bits("rows")]
+    model_part: Annotated[int, f.between(0, 1_000_000)]
+    digest: f.Digest
+    rows: Annotated[AnyArray, f.bits("rows")]
 
 
 class ScoreRequest(Request, frozen=True, kw_only=True):
     """Score rows with a saved model."""
 
-    model_name: Name
-    model_version: Name
+    model_name: f.Name
+    model_version: f.Name
     privacy: PrivacyTerms
-    device: Device
+    device: f.Device
     parts: dict[int, ScorePart]
 
     discloses = (Discloses("which own rows are joined", fields=("rows",)),)
@@ -93,14 +78,14 @@ class ScoreRequest(Request, frozen=True, kw_only=True):
 class ScoredPart(PartBody, frozen=True, kw_only=True):
     """The scores of a participant's rows, each once."""
 
-    rows: Count
-    scores: Annotated[AnyArray, float32("scored", "outputs")]
+    rows: f.Count
+    scores: Annotated[AnyArray, f.float32("scored", "outputs")]
 
 
 class ScoreReply(Reply, frozen=True, kw_only=True):
     """The scores, and their costs."""
 
-    ledger: list[Document]
+    ledger: list[f.Document]
     parts: dict[int, ScoredPart]
 
     discloses = (
@@ -124,17 +109,17 @@ class DeliverPart(PartBody, frozen=True, kw_only=True):
     """
 
     row_key: RowKeyColumns | None = None
-    rows: Annotated[AnyArray, positions("joined")]
-    scores: Annotated[AnyArray, float64("joined", "outputs")]
-    partial: Annotated[AnyArray, bits("joined")]
+    rows: Annotated[AnyArray, f.positions("joined")]
+    scores: Annotated[AnyArray, f.float64("joined", "outputs")]
+    partial: Annotated[AnyArray, f.bits("joined")]
 
 
 class DeliverRequest(Request, frozen=True, kw_only=True):
     """Write predictions at the label table's sites."""
 
-    model_name: Name
-    model_version: Name
-    loss: Annotated[str, one_of("squared", "logistic", "softmax", "kmeans")]
+    model_name: f.Name
+    model_version: f.Name
+    loss: Annotated[str, f.one_of("squared", "logistic", "softmax", "kmeans")]
     classes: Annotated[list[str], msgspec.Meta(max_length=1000)]
     query: str
     parts: dict[int, DeliverPart]
@@ -155,7 +140,7 @@ class DeliverRequest(Request, frozen=True, kw_only=True):
 class DeliveredPart(PartBody, frozen=True, kw_only=True):
     """The file below the site's state folder, and the number of predictions in it."""
 
-    rows: Count
+    rows: f.Count
     file: Annotated[str, msgspec.Meta(max_length=4096)]
 
 

@@ -4,42 +4,22 @@ from typing import Annotated
 
 from tp_flower.arrays import AnyArray
 from tp_flower.methods import SUMMARIES
-from tp_flower.protocol.fields import (
-    LARGEST,
-    ArraySpec,
-    Body,
-    Count,
-    Device,
-    Discloses,
-    Document,
-    Finite,
-    NonNegative,
-    PartBody,
-    Positive,
-    Reply,
-    Request,
-    Seed,
-    Share,
-    between,
-    bits,
-    flags,
-    float32,
-    one_of,
-)
+from tp_flower.protocol import fields as f
+from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
 
-Metric = Annotated[float, between(-LARGEST, LARGEST)]
-LossName = Annotated[str, one_of("squared", "logistic", "softmax")]
+Metric = Annotated[float, f.between(-f.LARGEST, f.LARGEST)]
+LossName = Annotated[str, f.one_of("squared", "logistic", "softmax")]
 
 
 class PersonalisePart(PartBody, frozen=True, kw_only=True):
     """The rows, the encoder and the model of a site."""
 
-    encoder: Document
-    model: Document
-    l2: NonNegative
-    device: Device
-    trained: Annotated[AnyArray, bits("rows")]
-    tested: Annotated[AnyArray, bits("rows")]
+    encoder: f.Document
+    model: f.Document
+    l2: f.NonNegative
+    device: f.Device
+    trained: Annotated[AnyArray, f.bits("rows")]
+    tested: Annotated[AnyArray, f.bits("rows")]
 
 
 class PersonaliseRequest(Request, frozen=True, kw_only=True):
@@ -52,10 +32,10 @@ class PersonaliseRequest(Request, frozen=True, kw_only=True):
     """
 
     loss: LossName
-    classes: list[str | Finite]
-    graph: Annotated[str, one_of(*SUMMARIES, "none")]
-    graph_epsilon: Annotated[float, between(0, 1e6)]
-    delta: Share
+    classes: list[str | f.Finite]
+    graph: Annotated[str, f.one_of(*SUMMARIES, "none")]
+    graph_epsilon: Annotated[float, f.between(0, 1e6)]
+    delta: f.Share
     parts: dict[int, PersonalisePart]
 
     discloses = (
@@ -74,18 +54,18 @@ class PersonalisedPart(PartBody, frozen=True, kw_only=True):
     labels and of their squares.
     """
 
-    features: Count
-    rows: Count
-    label_sums: list[Finite]
-    curvature: NonNegative
-    penalised: Annotated[AnyArray, flags("parameters")]
-    parameters: Annotated[AnyArray, float32("parameters")]
+    features: f.Count
+    rows: f.Count
+    label_sums: list[f.Finite]
+    curvature: f.NonNegative
+    penalised: Annotated[AnyArray, f.flags("parameters")]
+    parameters: Annotated[AnyArray, f.float32("parameters")]
 
 
 class PersonaliseReply(Reply, frozen=True, kw_only=True):
     """The sites' start, and the costs of the run's releases."""
 
-    ledger: list[Document]
+    ledger: list[f.Document]
     parts: dict[int, PersonalisedPart]
 
     discloses = (
@@ -118,9 +98,9 @@ class SummariseRequest(Request, frozen=True, kw_only=True):
 
     summaries: bool
     alone: bool
-    seed: Seed
-    label_scale: Positive
-    base: list[Finite]
+    seed: f.Seed
+    label_scale: f.Positive
+    base: list[f.Finite]
 
     schedule = ("summaries", "alone", "seed", "label_scale", "base")
 
@@ -129,7 +109,7 @@ class SiteSummary(PartBody, frozen=True, kw_only=True):
     """A site's summary, and the metrics of its model alone."""
 
     local: SiteMetrics | None = None
-    summary: Annotated[AnyArray, float32("summary")] | None = None
+    summary: Annotated[AnyArray, f.float32("summary")] | None = None
 
 
 class SummariseReply(Reply, frozen=True):
@@ -161,11 +141,11 @@ class Pace(Body, frozen=True, kw_only=True):
     ``batch`` are the rows of a step; 0 for all.
     """
 
-    steps: Annotated[int, between(1, 100_000)]
-    rate: Positive
-    batch: Count
-    seed: Seed
-    epoch: Count
+    steps: Annotated[int, f.between(1, 100_000)]
+    rate: f.Positive
+    batch: f.Count
+    seed: f.Seed
+    epoch: f.Count
 
 
 class UpdateCode(Body, frozen=True, kw_only=True):
@@ -176,15 +156,15 @@ class UpdateCode(Body, frozen=True, kw_only=True):
         clusters: distinct values; 0 for as many as there are.
     """
 
-    gamma: Annotated[float, between(0, 1e30)]
-    clusters: Annotated[int, between(0, 256)]
+    gamma: Annotated[float, f.between(0, 1e30)]
+    clusters: Annotated[int, f.between(0, 256)]
 
 
 class TrackParameters(PartBody, frozen=True):
     """Parameters of the site's own model, and of the one model for all."""
 
-    personal: Annotated[AnyArray, float32("parameters")]
-    common: Annotated[AnyArray, float32("parameters")] | None = None
+    personal: Annotated[AnyArray, f.float32("parameters")]
+    common: Annotated[AnyArray, f.float32("parameters")] | None = None
 
 
 class PersonalRequest(Request, frozen=True, kw_only=True):
@@ -194,7 +174,7 @@ class PersonalRequest(Request, frozen=True, kw_only=True):
     shortened.
     """
 
-    base: list[Finite]
+    base: list[f.Finite]
     pace: Pace | None = None
     code: UpdateCode | None = None
     parts: dict[int, TrackParameters]
@@ -217,9 +197,9 @@ class TrackUpdates(PartBody, frozen=True, kw_only=True):
 
     metrics: SiteMetrics
     common_metrics: SiteMetrics | None = None
-    update: Annotated[AnyArray, float32("parameters")] | None = None
-    code: Annotated[AnyArray, ArraySpec("uint8", ("bytes",))] | None = None
-    common_update: Annotated[AnyArray, float32("parameters")] | None = None
+    update: Annotated[AnyArray, f.float32("parameters")] | None = None
+    code: Annotated[AnyArray, f.ArraySpec("uint8", ("bytes",))] | None = None
+    common_update: Annotated[AnyArray, f.float32("parameters")] | None = None
 
 
 class PersonalReply(Reply, frozen=True):

@@ -6,46 +6,22 @@ import msgspec
 
 from tp_flower.arrays import AnyArray
 from tp_flower.methods import LAPLACE, RANDOMISED_RESPONSE
-from tp_flower.protocol.fields import (
-    SITES,
-    ArraySpec,
-    Body,
-    Count,
-    Digest,
-    Discloses,
-    Document,
-    Finite,
-    Name,
-    NonNegative,
-    PartBody,
-    Positive,
-    Reply,
-    Request,
-    Seed,
-    TableRowCount,
-    bits,
-    column_values,
-    finite_values,
-    hash_pairs,
-    nullable_positions,
-    one_of,
-    positions,
-    value_counts,
-)
+from tp_flower.protocol import fields as f
+from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
 
 Hexadecimal = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{2})*\Z")]
-PublicKey = Digest
+PublicKey = f.Digest
 KeyGroup = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]{1,64}\Z")]
 Number = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,20}\Z")]
 """A number as the name of an object's entry."""
 
-KeySourceName = Annotated[str, one_of("file", "pinned", "agreed")]
+KeySourceName = Annotated[str, f.one_of("file", "pinned", "agreed")]
 
 
 class DescribeRequest(Request, frozen=True):
     """Describe the shards of the query's tables."""
 
-    tables: list[Name]
+    tables: list[f.Name]
 
     discloses = (Discloses("the names of the query's tables", fields=("tables",)),)
 
@@ -60,13 +36,13 @@ class ShardDescription(Body, frozen=True, kw_only=True):
         all_null: names of columns without a value.
     """
 
-    table: Name
-    site: Name
-    index: Count
-    position: Count
-    columns: dict[Name, Name]
-    rows: TableRowCount
-    all_null: list[Name]
+    table: f.Name
+    site: f.Name
+    index: f.Count
+    position: f.Count
+    columns: dict[f.Name, f.Name]
+    rows: f.TableRowCount
+    all_null: list[f.Name]
 
 
 class DescribeReply(Reply, frozen=True, kw_only=True):
@@ -81,8 +57,8 @@ class DescribeReply(Reply, frozen=True, kw_only=True):
     """
 
     shards: list[ShardDescription]
-    tables: list[Name]
-    partitions: Count
+    tables: list[f.Name]
+    partitions: f.Count
     keys: KeySourceName
     public_key: PublicKey
     site_key: PublicKey | None = None
@@ -114,7 +90,7 @@ class SealRequest(Request, frozen=True, kw_only=True):
     public_keys: dict[Number, PublicKey]
     site_keys: dict[Number, Hexadecimal]
     simulated: bool
-    seed: Seed
+    seed: f.Seed
 
     schedule = ("keys", "public_keys", "site_keys", "simulated", "seed")
 
@@ -130,7 +106,7 @@ class SealReply(Reply, frozen=True):
             fields=("sealed",),
             covered_by="sealed",
             when="seals_key",
-            reader=SITES,
+            reader=f.SITES,
         ),
     )
 
@@ -138,7 +114,7 @@ class SealReply(Reply, frozen=True):
 class RowKeyColumns(Body, frozen=True):
     """The columns that name the rows of predictions, and whether their hash leaves."""
 
-    names: tuple[Name, ...] = ()
+    names: tuple[f.Name, ...] = ()
     leaves: bool = False
 
     @property
@@ -158,10 +134,10 @@ class LabelTerms(Body, frozen=True):
     ``limits`` are low and high, which numbers are clipped to.
     """
 
-    mechanism: Annotated[str, one_of(LAPLACE, RANDOMISED_RESPONSE)]
-    epsilon: Positive
+    mechanism: Annotated[str, f.one_of(LAPLACE, RANDOMISED_RESPONSE)]
+    epsilon: f.Positive
     classes: tuple[str, ...]
-    limits: tuple[Finite, ...]
+    limits: tuple[f.Finite, ...]
 
 
 class ExtractPart(PartBody, frozen=True, kw_only=True):
@@ -174,13 +150,13 @@ class ExtractPart(PartBody, frozen=True, kw_only=True):
         local_label: the task, where labels stay at the site.
     """
 
-    shard: Count
-    fragment: Document
+    shard: f.Count
+    fragment: f.Document
     groups: bool
     key_groups: list[KeyGroup]
     label_privacy: LabelTerms | None = None
     local_label: (
-        Annotated[str, one_of("auto", "regression", "classification")] | None
+        Annotated[str, f.one_of("auto", "regression", "classification")] | None
     ) = None
     row_key: RowKeyColumns | None = None
 
@@ -215,9 +191,9 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
 class LabelFacts(Body, frozen=True):
     """A label's type: categories of a text that leaves, classes of one that stays."""
 
-    kind: Annotated[str, one_of("number", "boolean", "time", "text")]
+    kind: Annotated[str, f.one_of("number", "boolean", "time", "text")]
     categories: list[str] | None = None
-    classes: list[str | Finite] | None = None
+    classes: list[str | f.Finite] | None = None
 
 
 class ExtractedPart(PartBody, frozen=True, kw_only=True):
@@ -232,17 +208,17 @@ class ExtractedPart(PartBody, frozen=True, kw_only=True):
         row_hashes: names of the rows in predictions.
     """
 
-    rows: TableRowCount
+    rows: f.TableRowCount
     keys: list[str]
     engine: str
     pushed: list[str]
     label: LabelFacts | None = None
-    codes: dict[str, Annotated[AnyArray, nullable_positions("rows")]] = {}
-    hashes: dict[str, Annotated[AnyArray, hash_pairs("distinct-{}")]] = {}
-    group_hashes: Annotated[AnyArray, hash_pairs("groups")] | None = None
-    label_values: Annotated[AnyArray, column_values("rows")] | None = None
-    weight: Annotated[AnyArray, column_values("rows")] | None = None
-    row_hashes: Annotated[AnyArray, hash_pairs("rows")] | None = None
+    codes: dict[str, Annotated[AnyArray, f.nullable_positions("rows")]] = {}
+    hashes: dict[str, Annotated[AnyArray, f.hash_pairs("distinct-{}")]] = {}
+    group_hashes: Annotated[AnyArray, f.hash_pairs("groups")] | None = None
+    label_values: Annotated[AnyArray, f.column_values("rows")] | None = None
+    weight: Annotated[AnyArray, f.column_values("rows")] | None = None
+    row_hashes: Annotated[AnyArray, f.hash_pairs("rows")] | None = None
 
 
 class ExtractReply(Reply, frozen=True):
@@ -312,10 +288,10 @@ class CheckPart(PartBody, frozen=True, kw_only=True):
         rows: by join, one row of every matched key; ``weights`` a random one of each.
     """
 
-    joins: dict[Number, Count]
+    joins: dict[Number, f.Count]
     key_groups: list[KeyGroup]
-    rows: dict[str, Annotated[AnyArray, positions("checked-{}")]] = {}
-    weights: dict[str, Annotated[AnyArray, ArraySpec("uint32", ("checked-{}",))]] = {}
+    rows: dict[str, Annotated[AnyArray, f.positions("checked-{}")]] = {}
+    weights: dict[str, Annotated[AnyArray, f.ArraySpec("uint32", ("checked-{}",))]] = {}
 
 
 class CheckRequest(Request, frozen=True):
@@ -338,8 +314,8 @@ class CheckedPart(PartBody, frozen=True, kw_only=True):
     ``digest`` is the weighted sum of the hashes mod 2**64 of ``counts`` rows.
     """
 
-    counts: dict[Number, Count]
-    digest: dict[str, Annotated[AnyArray, hash_pairs()]] = {}
+    counts: dict[Number, f.Count]
+    digest: dict[str, Annotated[AnyArray, f.hash_pairs()]] = {}
 
 
 class CheckReply(Reply, frozen=True):
@@ -359,8 +335,8 @@ class CheckReply(Reply, frozen=True):
 class StatisticsPart(PartBody, frozen=True, kw_only=True):
     """Which statistics of a shard are needed, and of the label table of which rows."""
 
-    encoders: Document
-    rows: Annotated[AnyArray, bits("rows")] | None = None
+    encoders: f.Document
+    rows: Annotated[AnyArray, f.bits("rows")] | None = None
 
 
 class StatisticsRequest(Request, frozen=True):
@@ -385,14 +361,14 @@ class FeatureStatistics(Body, frozen=True, kw_only=True):
 
     name: str
     kind: str
-    rows: TableRowCount | None = None
-    count: TableRowCount | None = None
-    width: Count | None = None
-    mean: Finite | None = None
-    m2: NonNegative | None = None
-    low: Finite | None = None
-    high: Finite | None = None
-    tail: TableRowCount | None = None
+    rows: f.TableRowCount | None = None
+    count: f.TableRowCount | None = None
+    width: f.Count | None = None
+    mean: f.Finite | None = None
+    m2: f.NonNegative | None = None
+    low: f.Finite | None = None
+    high: f.Finite | None = None
+    tail: f.TableRowCount | None = None
 
 
 class StatisticsOfPart(PartBody, frozen=True, kw_only=True):
@@ -405,10 +381,10 @@ class StatisticsOfPart(PartBody, frozen=True, kw_only=True):
     """
 
     statistics: list[FeatureStatistics]
-    quantile_values: dict[str, Annotated[AnyArray, finite_values("points-{}")]] = {}
-    quantile_weights: dict[str, Annotated[AnyArray, value_counts("points-{}")]] = {}
-    category_hashes: dict[str, Annotated[AnyArray, hash_pairs("categories-{}")]] = {}
-    category_counts: dict[str, Annotated[AnyArray, value_counts("categories-{}")]] = {}
+    quantile_values: dict[str, Annotated[AnyArray, f.finite_values("points-{}")]] = {}
+    quantile_weights: dict[str, Annotated[AnyArray, f.counts("points-{}")]] = {}
+    category_hashes: dict[str, Annotated[AnyArray, f.hash_pairs("categories-{}")]] = {}
+    category_counts: dict[str, Annotated[AnyArray, f.counts("categories-{}")]] = {}
 
 
 class StatisticsReply(Reply, frozen=True):

@@ -15,37 +15,15 @@ from tp_flower.methods import (
     OUTSIDER,
     SERVER,
 )
-from tp_flower.protocol.fields import (
-    ArraySpec,
-    Body,
-    Count,
-    Device,
-    Discloses,
-    Document,
-    JoinedRows,
-    NonNegative,
-    PartBody,
-    Positive,
-    Reply,
-    Request,
-    Seed,
-    Share,
-    Size,
-    between,
-    bits,
-    flags,
-    float32,
-    float64,
-    one_of,
-    positions,
-)
+from tp_flower.protocol import fields as f
+from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
 
-Clip = Annotated[float, between(1e-12, 1e12)]
+Clip = Annotated[float, f.between(1e-12, 1e12)]
 Delta = Annotated[float, msgspec.Meta(gt=0, le=math.nextafter(1.0, 0.0))]
 MOST_STEPS: Final = 1_000_000
-Steps = Annotated[int, between(0, MOST_STEPS)]
+Steps = Annotated[int, f.between(0, MOST_STEPS)]
 LEAST_SCALE: Final = 1 / 1e30
-Scale = Annotated[float, between(LEAST_SCALE, 1e30)]
+Scale = Annotated[float, f.between(LEAST_SCALE, 1e30)]
 """Of numbers that noise is in units of: all arithmetic with them stays finite."""
 
 
@@ -70,18 +48,18 @@ class PrivacyTerms(Body, frozen=True, kw_only=True):
     The fields are those of the same names of the run's settings of privacy.
     """
 
-    features: Annotated[str, one_of(CLEAR, DP_SGD, NOISY_STATISTICS)]
-    epsilon: Positive
+    features: Annotated[str, f.one_of(CLEAR, DP_SGD, NOISY_STATISTICS)]
+    epsilon: f.Positive
     delta: Delta
     clip: Clip
-    noise_multiplier: NonNegative
-    sample_rate: Share
+    noise_multiplier: f.NonNegative
+    sample_rate: f.Share
     local_steps: Steps
     target_clip: Clip
-    predictions: NonNegative
+    predictions: f.NonNegative
     prediction_clip: Clip
-    adversary: Annotated[str, one_of(SERVER, OUTSIDER)]
-    accountant: Annotated[str, one_of(*ACCOUNTANTS)]
+    adversary: Annotated[str, f.one_of(SERVER, OUTSIDER)]
+    accountant: Annotated[str, f.one_of(*ACCOUNTANTS)]
 
     @classmethod
     def of(cls, settings: object) -> Self:
@@ -113,10 +91,10 @@ class Outline(Body, frozen=True, kw_only=True):
 
     strategy: str
     epochs: Steps
-    exchanges: Annotated[int, between(1, MOST_STEPS)] | None = None
+    exchanges: Annotated[int, f.between(1, MOST_STEPS)] | None = None
     batch_uses: Steps | None = None
-    batch_rate: Share | None = None
-    sends: Annotated[str, one_of("rows", "centres")] | None = None
+    batch_rate: f.Share | None = None
+    sends: Annotated[str, f.one_of("rows", "centres")] | None = None
 
 
 class PreparePart(PartBody, frozen=True, kw_only=True):
@@ -133,23 +111,23 @@ class PreparePart(PartBody, frozen=True, kw_only=True):
         batch_rows: of SGD: the distinct trained rows of every batch.
     """
 
-    encoder: Document
-    model: Document
+    encoder: f.Document
+    model: f.Document
     update: Update
-    joined_rows: JoinedRows
-    held_out_rows: Count | None = None
-    l2: NonNegative
-    device: Device
+    joined_rows: f.JoinedRows
+    held_out_rows: f.Count | None = None
+    l2: f.NonNegative
+    device: f.Device
     label_scale: Scale
-    mean_multiplicity: Annotated[float, between(0, 1e30)]
-    trained: Annotated[AnyArray, bits("rows")] | None = None
-    tested: Annotated[AnyArray, bits("rows")] | None = None
-    multiplicity: Annotated[AnyArray, ArraySpec("int32", ("trained",), 1)] | None = None
-    masses: Annotated[AnyArray, float32("trained")] | None = None
-    expanded_trained: Annotated[AnyArray, positions("trained")] | None = None
-    expanded_tested: Annotated[AnyArray, positions("tested")] | None = None
-    batch_start: Annotated[AnyArray, positions("batches+1")] | None = None
-    batch_rows: Annotated[AnyArray, positions("batch_rows")] | None = None
+    mean_multiplicity: Annotated[float, f.between(0, 1e30)]
+    trained: Annotated[AnyArray, f.bits("rows")] | None = None
+    tested: Annotated[AnyArray, f.bits("rows")] | None = None
+    multiplicity: Annotated[AnyArray, f.positive_counts("trained")] | None = None
+    masses: Annotated[AnyArray, f.float32("trained")] | None = None
+    expanded_trained: Annotated[AnyArray, f.positions("trained")] | None = None
+    expanded_tested: Annotated[AnyArray, f.positions("tested")] | None = None
+    batch_start: Annotated[AnyArray, f.positions("batches+1")] | None = None
+    batch_rows: Annotated[AnyArray, f.positions("batch_rows")] | None = None
 
 
 class PrepareRequest(Request, frozen=True, kw_only=True):
@@ -189,20 +167,20 @@ class PreparedPart(PartBody, frozen=True, kw_only=True):
         scores: of an untrained model that is not linear.
     """
 
-    features: Count
-    mean_curvature: NonNegative
-    largest_curvature: NonNegative = 0.0
-    gradient_noise: NonNegative | None = None
-    gram_deviation: NonNegative | None = None
-    penalised: Annotated[AnyArray, flags("parameters")]
-    gram: Annotated[AnyArray, float64("width", "width")] | None = None
-    scores: Annotated[AnyArray, float32("total", "outputs")] | None = None
+    features: f.Count
+    mean_curvature: f.NonNegative
+    largest_curvature: f.NonNegative = 0.0
+    gradient_noise: f.NonNegative | None = None
+    gram_deviation: f.NonNegative | None = None
+    penalised: Annotated[AnyArray, f.flags("parameters")]
+    gram: Annotated[AnyArray, f.float64("width", "width")] | None = None
+    scores: Annotated[AnyArray, f.float32("total", "outputs")] | None = None
 
 
 class PrepareReply(Reply, frozen=True, kw_only=True):
     """The start of training, and the costs of the run's releases."""
 
-    ledger: list[Document]
+    ledger: list[f.Document]
     parts: dict[int, PreparedPart]
 
     discloses = (
@@ -240,25 +218,25 @@ class LocalFit(Body, frozen=True, kw_only=True):
     ``local_epochs`` of a torch model, or a ``learning_rate`` of 0, is the default.
     """
 
-    kappa: Positive
-    rho_in: dict[str, Positive]
-    epoch: Count
-    seed: Seed
-    local_epochs: Count
-    learning_rate: NonNegative
+    kappa: f.Positive
+    rho_in: dict[str, f.Positive]
+    epoch: f.Count
+    seed: f.Seed
+    local_epochs: f.Count
+    learning_rate: f.NonNegative
 
 
 class AdmmTarget(PartBody, frozen=True):
     """The target of the trained rows' scores, Y (paper, Eq. 15)."""
 
-    target: Annotated[AnyArray, float32("trained", "outputs")]
+    target: Annotated[AnyArray, f.float32("trained", "outputs")]
 
 
 class AdmmRequest(Request, frozen=True, kw_only=True):
     """One epoch of ADMM: fit the model to the target, and ``evaluate`` it."""
 
     fit: LocalFit
-    more_rounds: Count
+    more_rounds: f.Count
     evaluate: bool
     parts: dict[int, AdmmTarget]
 
@@ -275,8 +253,8 @@ class AdmmRequest(Request, frozen=True, kw_only=True):
 class ConsensusUpdate(PartBody, frozen=True):
     """Scores of the fitted or common model, or the next proposal theta + u (Eq. 20)."""
 
-    scores: Annotated[AnyArray, float32("scored", "outputs")] | None = None
-    proposal: Annotated[AnyArray, float64("parameters")] | None = None
+    scores: Annotated[AnyArray, f.float32("scored", "outputs")] | None = None
+    proposal: Annotated[AnyArray, f.float64("parameters")] | None = None
 
 
 class AdmmUpdate(ConsensusUpdate, frozen=True):
@@ -285,7 +263,7 @@ class AdmmUpdate(ConsensusUpdate, frozen=True):
     ``moments`` are features times targets, where the server solves.
     """
 
-    moments: Annotated[AnyArray, float64("width", "outputs")] | None = None
+    moments: Annotated[AnyArray, f.float64("width", "outputs")] | None = None
 
 
 _PROPOSAL = Discloses(
@@ -328,7 +306,7 @@ class AdmmReply(Reply, frozen=True):
 class CommonParameters(PartBody, frozen=True):
     """The parameters of a table's model, from the server."""
 
-    parameters: Annotated[AnyArray, float64("parameters")]
+    parameters: Annotated[AnyArray, f.float64("parameters")]
 
 
 class ConsensusRequest(Request, frozen=True, kw_only=True):
@@ -341,7 +319,7 @@ class ConsensusRequest(Request, frozen=True, kw_only=True):
     """
 
     fit: LocalFit | None = None
-    more_rounds: Count
+    more_rounds: f.Count
     evaluate: bool
     parts: dict[int, CommonParameters]
 
@@ -372,10 +350,10 @@ class BatchStep(Body, frozen=True, kw_only=True):
         evaluate: which other scores are to come; None for none.
     """
 
-    next_batch: Count | None = None
-    evaluate: Annotated[str, one_of("tested", "all")] | None = None
-    learning_rates: dict[str, NonNegative]
-    momentum: Share
+    next_batch: f.Count | None = None
+    evaluate: Annotated[str, f.one_of("tested", "all")] | None = None
+    learning_rates: dict[str, f.NonNegative]
+    momentum: f.Share
 
 
 class BatchMessages(PartBody, frozen=True):
@@ -384,8 +362,8 @@ class BatchMessages(PartBody, frozen=True):
     ``gradient`` is the mean one of the batch before, where it comes late.
     """
 
-    messages: Annotated[AnyArray, float32("batch_rows", "outputs")]
-    gradient: Annotated[AnyArray, float64("parameters")] | None = None
+    messages: Annotated[AnyArray, f.float32("batch_rows", "outputs")]
+    gradient: Annotated[AnyArray, f.float64("parameters")] | None = None
 
 
 _SUMMED_GRADIENT = Discloses(
@@ -404,8 +382,8 @@ class SgdRequest(Request, frozen=True, kw_only=True):
         stale: whether sharded tables take the batch's step with the next batch.
     """
 
-    batch: Count
-    batch_rows: Size
+    batch: f.Count
+    batch_rows: f.Size
     stale: bool
     step: BatchStep
     parts: dict[int, BatchMessages]
@@ -425,15 +403,15 @@ class SgdRequest(Request, frozen=True, kw_only=True):
 class StepUpdate(PartBody, frozen=True):
     """Scores after a step: of the next batch, of held-out rows, or of all."""
 
-    batch_scores: Annotated[AnyArray, float32("next_rows", "outputs")] | None = None
-    tested_scores: Annotated[AnyArray, float32("tested", "outputs")] | None = None
-    scores: Annotated[AnyArray, float32("total", "outputs")] | None = None
+    batch_scores: Annotated[AnyArray, f.float32("next_rows", "outputs")] | None = None
+    tested_scores: Annotated[AnyArray, f.float32("tested", "outputs")] | None = None
+    scores: Annotated[AnyArray, f.float32("total", "outputs")] | None = None
 
 
 class BatchUpdate(StepUpdate, frozen=True):
     """Scores, and the gradient of a shard, summed over a batch (paper, Eq. 18)."""
 
-    gradient: Annotated[AnyArray, float64("parameters")] | None = None
+    gradient: Annotated[AnyArray, f.float64("parameters")] | None = None
 
 
 _BATCH_SCORES = _SCORES._replace(
@@ -464,7 +442,7 @@ class SgdReply(Reply, frozen=True):
 class MeanGradient(PartBody, frozen=True):
     """The mean gradient of a sharded table over a batch."""
 
-    gradient: Annotated[AnyArray, float64("parameters")]
+    gradient: Annotated[AnyArray, f.float64("parameters")]
 
 
 class StepRequest(Request, frozen=True, kw_only=True):

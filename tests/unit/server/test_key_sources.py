@@ -224,7 +224,7 @@ def test_server_does_not_choose_the_source(make, source, named):
     keys.key_fields(site)
     match = f"takes the key of a run's hashes from '{own}', and the server asks for"
     if asked not in SOURCES:
-        match = "'keys' is .*; allowed: .*file.pinned.agreed|it has no 'keys'"
+        match = "'keys' is .*; allowed: |it has no 'keys'"
     fields = {} if asked is None else {"keys": asked}
     seal = {"public-keys": {}, "site-keys": {}, "simulated": False, "seed": 0}
     extract = {"public-keys": [], "parts": []}
@@ -262,7 +262,7 @@ def changing(action, node=None, **changes):
     ("source", "changes", "match"),
     [
         ("agreed", {"sealed": None}, "request: it has no 'sealed'"),
-        ("agreed", {"sealed": 7}, "'sealed' is 7; allowed: `str`"),
+        ("agreed", {"sealed": 7}, "'sealed' is 7; allowed: `str"),
         (
             "agreed",
             {"sealed": "x"},

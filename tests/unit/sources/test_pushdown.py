@@ -357,6 +357,8 @@ def test_texts_mean_the_same_under_every_mode_of_mariadb(mariadb, mode):
             texts = [extracted.column("x") for extracted in (here, there)]
             assert texts[0].codes.tolist() == texts[1].codes.tolist(), sql
             assert texts[0].texts.equals(texts[1].texts), sql
-            assert bool(there.pushed) == ("\n" not in sql and "\t" not in sql), sql
+            assert bool(there.contents.pushed) == (
+                "\n" not in sql and "\t" not in sql
+            ), sql
     finally:
         run(mariadb, "SET GLOBAL sql_mode = DEFAULT")
