@@ -83,11 +83,7 @@ def lock(connection: duckdb.DuckDBPyConnection, paths: Sequence[str] = ()) -> No
 
 
 def shared_cursor() -> duckdb.DuckDBPyConnection:
-    """Return a connection to the locked engine behind all rows in memory.
-
-    Starting an engine takes longer than reading a small frame. Each cursor has its own
-    temporary tables.
-    """
+    """Return a connection to the locked engine in memory: starting one takes long."""
     return _shared_engine().cursor()
 
 

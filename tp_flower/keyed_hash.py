@@ -29,10 +29,7 @@ _HALVES: Final = ", ".join(
 
 @dataclass(frozen=True)
 class KeyedHasher:
-    """Hashes texts with a key of its own for every purpose.
-
-    The sites share the secret, ``KEY_BYTES`` long; it is never printed.
-    """
+    """Hashes texts with a key for every purpose; its secret is never printed."""
 
     secret: bytes = field(repr=False)
 
@@ -43,11 +40,7 @@ class KeyedHasher:
             )
 
     def purpose(self, name: str) -> "KeyedHasher":
-        """Return a hasher whose hashes say nothing about those of other purposes.
-
-        Reference:
-            RFC 5869, HKDF-Expand with one block.
-        """
+        """Return a hasher of its own purpose: HKDF-Expand with one block (RFC 5869)."""
         derived = hmac.digest(self.secret, name.encode() + b"\x01", hashlib.sha256)
         return KeyedHasher(derived)
 

@@ -41,10 +41,7 @@ def state_dir(node_config: NodeConfig) -> str:
 
 
 def site_id(node_config: NodeConfig, node_id: int) -> str:
-    """Return a name that no other site with the same state folder has.
-
-    A node that is started again may have another number, but not another partition.
-    """
+    """Return a name of this site alone: its partition, which it keeps, or its node."""
     partition = node_config.get(PARTITION_ID)
     if partition is None:
         return f"{node_id:x}"

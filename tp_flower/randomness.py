@@ -56,11 +56,7 @@ def seeded(words: npt.NDArray[np.uint64]) -> np.random.Generator:
 
 
 class NoiseSource:
-    """A stream of random numbers for one process.
-
-    The key is ``KEY_BYTES`` bytes that are used for nothing else, or what returns them
-    when the first number is drawn; random if not given.
-    """
+    """A stream of random numbers, from a key that is used for nothing else."""
 
     def __init__(self, key: bytes | Callable[[], bytes] | None = None) -> None:
         self._key = key
@@ -85,10 +81,7 @@ class NoiseSource:
         return np.flatnonzero(self.uniform(count) < rate)
 
     def generator(self) -> np.random.Generator:
-        """Return a generator seeded by the next 256 bits, for what nothing hides in.
-
-        Whoever sees many of its numbers can foresee others: no noise is made of it.
-        """
+        """Return a generator for what nothing hides in: its numbers can be foreseen."""
         words = np.frombuffer(self._stream.update(bytes(KEY_BYTES)), np.uint64)
         return seeded(words)
 

@@ -115,10 +115,7 @@ class ExtractedKey:
         return KeyColumn(codes, hashes[:, :2], self.kind)
 
     def hashed_whole(self, hasher: KeyedHasher) -> tuple[CodeArray, HashArray]:
-        """Return the codes (n,) and all 256 bits (k, 4), in the order of the hashes.
-
-        Whoever has the first 128 bits alone cannot tell the others.
-        """
+        """Return the codes (n,) and all 256 bits (k, 4), in the order of the hashes."""
         hashes = hasher.hash_texts(self.texts)
         order = np.lexsort((hashes[:, 1], hashes[:, 0]))
         place = np.empty(len(order) + 1, np.int32)

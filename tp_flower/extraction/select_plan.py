@@ -42,10 +42,7 @@ _ENUM: Final = re.compile(r"ENUM\((?:'(?:[^']|'')*'(?:, *)?)*\)")
 
 @dataclass(frozen=True)
 class TypedColumn:
-    """A column, or any expression, and its DuckDB type.
-
-    ``name`` is for messages, ``column`` its name in the inner SELECT of a plan.
-    """
+    """An expression with its type, a name for messages, and its column in a SELECT."""
 
     sql: str
     type: str
@@ -91,10 +88,7 @@ def comparable(column: TypedColumn) -> str:
 
 
 def as_number(column: TypedColumn) -> str:
-    """Return the value as a DOUBLE: 0/1 for a boolean, seconds since 1970 for a time.
-
-    NULL becomes NaN, and an infinite time infinity.
-    """
+    """Return the value as a DOUBLE: 0/1, or seconds since 1970; NULL is NaN."""
     number = f"CAST({column.sql} AS DOUBLE)"
     if column.kind == "time":
         number = (

@@ -49,11 +49,9 @@ class Schedule:
     """The numbers of a run that decide how often a row's data are used.
 
     Attributes:
-        family: of the method, ``"admm"``, ``"sgd"`` or ``"coreset"``.
         epochs: of the run, at most.
         exchanges: updates of the models per epoch of ADMM.
-        batches: of SGD's plan.
-        batch_uses: how often each of them is used in the run.
+        batch_uses: how often each of SGD's batches is used in the run.
         row_batches: the most batches of the plan that one row is in.
         batch_rate: probability of a joined row to be in a batch where batches are
             drawn by it (Poisson); 0 where they are not.
@@ -102,7 +100,6 @@ class PartPlan:
         fit: of a model's local update in ADMM by DP-SGD.
         gradients: of a batch of SGD.
         statistics: of the exact update of a linear model.
-        scores: of single rows.
         uses: all kinds of releases from models and scores, covered or not.
         outsider: cost of the gradients against an outsider.
     """

@@ -212,10 +212,7 @@ class Request(Message, frozen=True):
 
 
 class Reply(Message, frozen=True):
-    """A message from a site to the server.
-
-    If it ``is_complete`` it has values of every participant of its request, or arrays.
-    """
+    """A message from a site; ``is_complete`` ones have values of every participant."""
 
     reader = SERVER
     is_complete: ClassVar[bool] = True

@@ -101,11 +101,9 @@ class ScoreReply(Reply, frozen=True, kw_only=True):
 
 
 class DeliverPart(PartBody, frozen=True, kw_only=True):
-    """The predictions of a shard of the label table.
+    """The predictions of a shard of the label table, by its row behind a joined row.
 
-    Attributes:
-        rows: the shard's row behind each joined row, ascending.
-        partial: joined rows that lack a table's scores.
+    ``partial`` are joined rows that lack a table's scores.
     """
 
     row_key: RowKeyColumns | None = None

@@ -88,11 +88,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Packet:
-    """The content of one message.
-
-    Attributes:
-        arrays: by (part, name), of one of the dtypes in ``WIRE_DTYPES``.
-    """
+    """The content of one message; arrays are by (part, name)."""
 
     header: Document = field(default_factory=dict)
     arrays: Mapping[ArrayKey, AnyArray] = field(default_factory=dict)
@@ -123,11 +119,7 @@ def pack(packet: Packet) -> RecordDict:
 
 
 def unpack(content: RecordDict) -> Packet:
-    """Return the packet in Flower records; the arrays are read-only views.
-
-    Raises:
-        ReplyError: ``pack`` has not made the records.
-    """
+    """Return the packet in Flower records; the arrays are read-only views."""
     record = _record(content)
     header = _document(record, HEADER, dict)
     layout = _document(record, LAYOUT, list)
@@ -153,11 +145,7 @@ class Parcel(NamedTuple):
 
 
 def parcel_of(content: RecordDict) -> Parcel:
-    """Return a packed message as bytes, without a copy of the arrays.
-
-    Raises:
-        ReplyError: ``pack`` has not made it.
-    """
+    """Return a packed message as bytes, without a copy of the arrays."""
     record = _record(content)
     try:
         header, layout = str(record[HEADER]), str(record[LAYOUT])

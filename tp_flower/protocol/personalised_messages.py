@@ -88,13 +88,7 @@ class SiteMetrics(Body, frozen=True):
 
 
 class SummariseRequest(Request, frozen=True, kw_only=True):
-    """Sum up the data for the graph, and train a model of the site alone.
-
-    Attributes:
-        summaries: whether the graph is made of summaries.
-        alone: whether metrics of the model of the site alone are to come.
-        label_scale: deviation of the labels.
-    """
+    """Sum up the data for the graph, and train a model of the site ``alone``."""
 
     summaries: bool
     alone: bool
@@ -149,11 +143,9 @@ class Pace(Body, frozen=True, kw_only=True):
 
 
 class UpdateCode(Body, frozen=True, kw_only=True):
-    """How updates of the sites' own models are shortened.
+    """How updates are shortened: to at most ``clusters`` distinct values; 0 for all.
 
-    Attributes:
-        gamma: price of a step between neighbouring coefficients.
-        clusters: distinct values; 0 for as many as there are.
+    ``gamma`` is the price of a step between neighbouring coefficients.
     """
 
     gamma: Annotated[float, f.between(0, 1e30)]

@@ -33,7 +33,6 @@ class ShardDescription(Body, frozen=True, kw_only=True):
         index: position among the table's shards at the organisation.
         position: among the shards that the node hosts.
         columns: types by name, of those that a policy lets be seen.
-        all_null: names of columns without a value.
     """
 
     table: f.Name
@@ -374,10 +373,8 @@ class FeatureStatistics(Body, frozen=True, kw_only=True):
 class StatisticsOfPart(PartBody, frozen=True, kw_only=True):
     """A shard's statistics, of each feature in the query's order.
 
-    Attributes:
-        quantile_values: by feature's position, points in ascending order.
-        quantile_weights: values that each point stands for.
-        category_hashes: keyed hashes of the categories, in order.
+    Quantiles are points in ascending order, by the feature's position, and how many
+    values each stands for.
     """
 
     statistics: list[FeatureStatistics]

@@ -81,7 +81,6 @@ class Outline(Body, frozen=True, kw_only=True):
     """The announced schedule of a run, by which sites plan their releases.
 
     Attributes:
-        epochs: at most.
         exchanges: of ADMM: updates of consensus in an epoch.
         batch_uses: of SGD: how often each batch is visited.
         batch_rate: of SGD: probability that a drawn batch takes a joined row; 0 where
@@ -156,7 +155,7 @@ class PrepareRequest(Request, frozen=True, kw_only=True):
 
 
 class PreparedPart(PartBody, frozen=True, kw_only=True):
-    """A participant's start.
+    """A participant's start; ``scores`` are of an untrained model that is not linear.
 
     Attributes:
         mean_curvature: of its objective.
@@ -164,7 +163,6 @@ class PreparedPart(PartBody, frozen=True, kw_only=True):
         gradient_noise: multiplier of the noise on its gradients.
         gram_deviation: of the noise on its Gram matrix.
         gram: second moments of its features, weighted by G.
-        scores: of an untrained model that is not linear.
     """
 
     features: f.Count
@@ -312,10 +310,8 @@ class CommonParameters(PartBody, frozen=True):
 class ConsensusRequest(Request, frozen=True, kw_only=True):
     """Take the parameters of the table's model.
 
-    Attributes:
-        fit: how the next proposal is fitted; None where none is.
-        more_rounds: rounds of consensus that follow; 0: scores are to come.
-        evaluate: whether scores of held-out rows are to come, too.
+    ``fit`` says how the next proposal is fitted; with no more rounds scores are to
+    come.
     """
 
     fit: LocalFit | None = None
@@ -343,12 +339,7 @@ class ConsensusReply(Reply, frozen=True):
 
 
 class BatchStep(Body, frozen=True, kw_only=True):
-    """How a batch's step is taken, and what scores are to come with it.
-
-    Attributes:
-        next_batch: whose scores are to come; None after the last one.
-        evaluate: which other scores are to come; None for none.
-    """
+    """How a batch's step is taken, and which scores come with it; None for none."""
 
     next_batch: f.Count | None = None
     evaluate: Annotated[str, f.one_of("tested", "all")] | None = None

@@ -125,11 +125,7 @@ def _bind(text: str, scope: Scope, owner: str | None) -> Condition:
 
 @dataclass(frozen=True)
 class Settled:
-    """The conditions of a query in which every LEFT JOIN is an equality of keys.
-
-    A predicate whose owner is ``outer``, still LEFT JOINed, decides whether it has a
-    match.
-    """
+    """The conditions of a query; every LEFT JOIN, of ``outer``, is an equality."""
 
     predicates: tuple[Condition, ...]
     filters: tuple[Local, ...]
@@ -216,10 +212,7 @@ def _check(
 def _with_guards(
     predicates: Sequence[Condition], guards: Sequence[Condition]
 ) -> list[Condition]:
-    """Return the predicates, of which some compare NULL where a guard fails.
-
-    A guard is a condition of a LEFT JOIN over a table on its left.
-    """
+    """Return the predicates, some of which compare NULL where a guard of ON fails."""
     chosen: dict[Condition, set[str]] = {}
     for guard in guards:
         table, owner = guard.left.table, guard.owner

@@ -324,10 +324,7 @@ def has_aggregate(tree: exp.Expr) -> bool:
 
 
 def ungrouped_column(tree: exp.Expr, groups: Collection[exp.Expr]) -> exp.Column | None:
-    """Return a column that is neither in an aggregate nor part of a group expression.
-
-    The columns of ``groups`` are spelled as in ``tree``.
-    """
+    """Return a column that is neither in an aggregate nor in a group expression."""
     wanted = frozenset(group.unnest() for group in groups)
     waiting = [tree]
     while waiting:

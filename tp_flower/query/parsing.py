@@ -60,10 +60,7 @@ Item = SelectItem | StarItem
 
 @dataclass(frozen=True)
 class Branch:
-    """One SELECT over one table: a sub-query, or a part of its UNION ALL.
-
-    ``items`` may hold aggregates; ``groups`` are expressions, aliases or ordinals.
-    """
+    """One SELECT over one table: a sub-query, or a part of its UNION ALL."""
 
     table: TableRef
     items: tuple[Item, ...]
@@ -420,11 +417,7 @@ def _canonical(tree: exp.Expr, what: str, *, aggregates: bool = False) -> str:
 
 
 def _parse_joins(select: exp.Select, sql: str, dialect: str) -> tuple[JoinClause, ...]:
-    """Return one clause per joined table.
-
-    sqlglot gives ``a, b`` and ``a JOIN b`` without a condition the same tree, so the
-    tokens between the tables decide.
-    """
+    """Return one clause per joined table; sqlglot's tree has no commas."""
     joins = select.args.get("joins") or []
     commas = list(_separators(sqlglot.tokenize(sql, dialect=dialect)))
     if len(commas) != len(joins):

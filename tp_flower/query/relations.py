@@ -144,10 +144,7 @@ class BoundBranch:
 
 @dataclass(frozen=True)
 class Relation:
-    """The SELECTs behind an alias of the query, with the same names of outputs.
-
-    A plain table has a schema.
-    """
+    """The SELECTs behind an alias; a plain table has a schema."""
 
     branches: tuple[BoundBranch, ...]
     schema: Schema | None = None

@@ -124,10 +124,7 @@ def add_costs(
 
 
 def epoch_line(rounds: Sequence[RoundReport], epochs: int, seconds: float) -> str:
-    """Return the console line at the end of an epoch of some rounds, one at least.
-
-    The seconds since the start of the first epoch say how much time is left.
-    """
+    """Return the console line of an epoch, ``seconds`` after the first one's start."""
     last = rounds[-1]
     up = sum(sum_by_table(item.bytes_up for item in rounds).values())
     down = sum(sum_by_table(item.bytes_down for item in rounds).values())

@@ -230,10 +230,7 @@ def write_json(content: Mapping[str, object], folder: Path) -> Path:
 
 
 def write_whole(path: Path, text: str) -> Path:
-    """Write a file into a folder, made if missing, and return its path.
-
-    A reader sees the old file or the whole new one, never a part of it.
-    """
+    """Write a file whole, into a folder made if missing, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # a report is as readable as its folder
     write_file(path, [text.encode("utf-8")], is_durable=False, mode=0o644)
@@ -261,10 +258,7 @@ def min_mean_max(counts: npt.NDArray[np.integer]) -> dict[str, float]:
 
 
 def plain(value: object) -> object:
-    """Return the value in JSON types; what is not finite becomes None.
-
-    A dataclass becomes an object, with dashes for the underscores of its fields.
-    """
+    """Return the value in JSON types, with dashes in names; not finite becomes None."""
     if is_dataclass(value):
         return {name.replace("_", "-"): plain(x) for name, x in vars(value).items()}
     if isinstance(value, Mapping):

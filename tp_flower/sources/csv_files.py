@@ -82,10 +82,7 @@ def _format(path: str, nulls: Nulls, _state: tuple[int, ...]) -> CsvFormat:
 def _stray_rows(
     connection: duckdb.DuckDBPyConnection, texts: str, names: Sequence[str]
 ) -> dict[str, int]:
-    """Return the columns whose values are numbers but for a few, with a stray's row.
-
-    ``texts`` is the relation of the file with every value as it is written.
-    """
+    """Return the columns of numbers but for a few texts, with the first such row."""
     early = f"(SELECT * FROM {texts} LIMIT {EARLY_ROWS})"
     likely = _mostly_numbers(connection, early, names)
     # few files have such a column: only then all rows are read once more

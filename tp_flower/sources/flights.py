@@ -43,10 +43,7 @@ FLIGHTS_REGRESSION_SQL: Final = f"SELECT f.arr_delay AS label,{_FEATURES}"
 
 
 def flights_tables() -> dict[str, dict[str, Path]]:
-    """Return the files of the federation: by table, then by organisation.
-
-    Writes them first if this machine does not have them yet.
-    """
+    """Return the federation's files by table and organisation; write them at first."""
     folder = home_folder() / "datasets" / "flights" / FORMAT
     if not folder.is_dir():
         _build_folder(folder, _write_shards)

@@ -154,10 +154,7 @@ class Policy:
         return [name for name in columns if is_open or _has(self.named, name)]
 
     def check_names(self, columns: Collection[str]) -> None:
-        """Refuse to work with a rule about a column that the table does not have.
-
-        Such a rule protects nothing, which its owner believes it does.
-        """
+        """Refuse a rule about a column that is not there: it would protect nothing."""
         for name in self.named:
             if not _has(columns, name):
                 raise SourceError(f"its policy names column {name!r}: there is none")
@@ -239,10 +236,7 @@ class Policy:
         )
 
     def check_release(self, kind: str, *, is_private: bool) -> None:
-        """Refuse a kind of release that may not leave, or not without noise.
-
-        It is private if the run's privacy settings put noise on it.
-        """
+        """Refuse a kind of release that may not leave, or not without noise."""
         level = self.releases.level(kind)
         is_refused = level == NEVER or (level == PRIVATE and not is_private)
         if is_refused:

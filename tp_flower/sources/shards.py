@@ -173,10 +173,7 @@ def hosted_shards(
 
 
 def flights_sources() -> tuple[ShardSource, ...]:
-    """The shards of the built-in flights federation, five organisations in all.
-
-    Its data are public: rows may leave.
-    """
+    """The shards of the built-in flights federation, whose rows are public."""
     sources = []
     for table, files in flights_tables().items():
         sources += [
@@ -191,11 +188,7 @@ def flights_sources() -> tuple[ShardSource, ...]:
 
 @contextmanager
 def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a DuckDB connection in which the view ``shard`` is the source.
-
-    The connection can read the source's files and nothing else, and cannot be told
-    otherwise any more.
-    """
+    """Open a DuckDB connection whose view ``shard`` is all that it can ever read."""
     # a file needs an engine of its own, which may read that file and no other
     engine = new_engine() if source.path else shared_cursor()
     with closing(engine) as connection:

@@ -187,10 +187,7 @@ _MY_TEXTS: Final = (
 
 
 def postgresql_columns(fields: Sequence[Any], one_row: OneRow) -> list[DatabaseColumn]:
-    """Return the columns of PostgreSQL, of psycopg's description of a result.
-
-    NUMERIC columns that declare no number of digits take a query of ``one_row``.
-    """
+    """Return the columns of PostgreSQL; undeclared NUMERIC digits take a query."""
     columns = [_postgresql_column(field) for field in fields]
     unbounded = [
         column.name

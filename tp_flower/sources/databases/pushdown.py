@@ -115,10 +115,7 @@ def column_names(trees: Iterable[exp.Expr]) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class FilterPushdown:
-    """Translates filters over one table's columns to a database's SQL.
-
-    A locked DuckDB connection evaluates constants.
-    """
+    """Translates filters over a table's columns to SQL; DuckDB evaluates constants."""
 
     dialect: Dialect
     columns: Mapping[str, DatabaseColumn]
@@ -193,10 +190,7 @@ class FilterPushdown:
         return self._bytewise(literal)
 
     def _bytewise(self, text: exp.Expr) -> exp.Expr:
-        """Return a text that is compared by its bytes.
-
-        MariaDB's own comparison ignores case and spaces at the end.
-        """
+        """Return a text that is compared by its bytes, with case and last spaces."""
         if self.dialect == "mysql":
             utf8 = exp.DataType(
                 this=exp.DType.CHARACTER_SET, kind=exp.Var(this="utf8mb4"), nested=False

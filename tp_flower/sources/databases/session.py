@@ -355,11 +355,7 @@ _START: Final[dict[Dialect, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class DatabaseSession:
-    """An open connection to a shard's database.
-
-    Every method raises SourceError where the database refuses what is asked of it; the
-    message names table, site and place, never a secret.
-    """
+    """An open connection to a shard's database; its SourceErrors hold no secret."""
 
     connection: sa.Connection
     source: ShardSource

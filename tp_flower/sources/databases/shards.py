@@ -41,11 +41,7 @@ from tp_flower.sources.tables_file import ShardSource
 
 @dataclass(frozen=True)
 class DatabaseTable:
-    """The table, or the owner's query, behind a shard of an open database.
-
-    A locked DuckDB connection gets the relation ``shard``; columns are by name, as the
-    database declares them, types as the tables file wants them.
-    """
+    """The table or the owner's query behind a shard, in the tables file's types."""
 
     session: DatabaseSession
     connection: duckdb.DuckDBPyConnection
@@ -54,10 +50,7 @@ class DatabaseTable:
 
     @cached_property
     def order_by(self) -> tuple[str, ...]:
-        """The columns that put rows in the same order every time, if there are any.
-
-        These are the columns that the owner names, and the primary key.
-        """
+        """The owner's columns and the primary key, which put rows in the same order."""
         session = self.session
         columns = (*session.database.order_by, *session.primary_key())
         return tuple(dict.fromkeys(columns))
