@@ -549,7 +549,7 @@ def test_messages_that_come_at_once_are_answered_one_after_the_other(tmp_path):
 
 
 RUN_FORM = "allowed: `str`"
-ROUND_FORM = "allowed: `int`"
+ROUND_FORM = "allowed: `int"
 ENVELOPES = {
     "no run": ({"run": None}, f"'run' is None; {RUN_FORM}"),
     "a path": ({"run": "../" + "a" * 29}, RUN_FORM),

@@ -21,7 +21,7 @@ from tp_flower.learning.losses import LogisticLoss, Loss, SoftmaxLoss, SquaredLo
 from tp_flower.learning.metrics import auc
 from tp_flower.learning.models.local_model import LinearModel, moment
 from tp_flower.learning.solvers import gram
-from tp_flower.protocol import Packet, pack, unpack
+from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.query import Join
 
 ROWS = 400_000

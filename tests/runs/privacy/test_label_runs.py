@@ -350,7 +350,7 @@ TERMS = {"mechanism": "laplace", "epsilon": 1.0, "classes": [], "limits": []}
 @pytest.mark.parametrize(
     ("plan", "match"),
     [
-        ("laplace", "'label-privacy' is 'laplace'; allowed: `object`"),
+        ("laplace", "'label-privacy' is 'laplace'; allowed: `object"),
         ({"mechanism": "laplace"}, "missing required field `epsilon`"),
         ({**TERMS, "epsilon": 1e6}, "from 0.001 to 100"),
         ({**TERMS, "epsilon": 0.0}, r"> 0.0 - at `\$.label-privacy.epsilon`"),

@@ -4,8 +4,8 @@ from flwr.app import Context, RecordDict
 
 from client_apps.privacy.guard import Guard
 from client_apps.rounds.site import Site
-from tp_flower.query import Fragment
-from tp_flower.query.fragment import Feature, reads
+from tp_flower.query import Feature, Fragment
+from tp_flower.query.fragment import reads
 from tp_flower.sources.shards import load_tables
 
 TABLE = "customer,amount,day,is_fraud,salary\n1,2.5,3,0,9\n2,1.5,4,1,8\n"

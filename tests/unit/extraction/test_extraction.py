@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tests.support.extraction import run
 from tp_flower.errors import QueryError, SourceError
-from tp_flower.extraction.canonical_keys import kind_of
 from tp_flower.extraction.extract import extract, open_extracted
-from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard, FeatureInfo
+from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
+from tp_flower.extraction.select_plan import kind_of
 from tp_flower.features.columns import CategoricalColumn
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.query import Feature, Fragment, SubQuery
@@ -294,7 +294,7 @@ def test_blocks_are_the_rows_of_the_columns(tmp_path, monkeypatch):
     runs = np.concatenate([every[::3], every[1::2]])
     for folder in (None, tmp_path):
         shard = run(frame, wanted, folder)
-        assert shard.meta["starts"] == [*range(0, 50, 7), 50]
+        assert shard.contents.starts == [*range(0, 50, 7), 50]
         np.testing.assert_array_equal(shard.column("x").values, frame["x"])
         assert rows_in(shard.column("c")) == texts
         vectors = [[np.nan] * 2 if v is None else v for v in frame["v"]]
@@ -315,7 +315,7 @@ def test_batches_are_of_one_size_in_bytes(tmp_path, width, rows):
     columns = {f"x{number}": f"i + {number}" for number in range(width)}
     sql = f"SELECT i FROM range({rows + 1}) t(i)"
     shard = of_sql(tmp_path, sql, fragment(columns))
-    assert shard.meta["starts"] == [0, rows, rows + 1]
+    assert shard.contents.starts == [0, rows, rows + 1]
 
 
 def test_texts_of_many_batches(tmp_path, monkeypatch):
@@ -350,7 +350,7 @@ def test_vectors(tmp_path, kind):
     values = f"(NULL), ([1, 2]::{kind}), (NULL), ([NULL, -4]::{kind})"
     sql = f"SELECT CAST(v AS {kind}) AS v FROM (VALUES {values}) t(v)"
     shard = of_sql(tmp_path, sql, fragment({"e": '"v"'}))
-    assert shard.features == (FeatureInfo("e", "vector", 2),)
+    assert [(f.name, f.kind, f.width) for f in shard.features] == [("e", "vector", 2)]
     none = [np.nan, np.nan]
     rows = shard.column("e").values
     assert rows.dtype == np.float32
@@ -445,7 +445,8 @@ def test_hashes_and_digests_are_those_of_the_texts():
     assert hashed.hashes.dtype == np.uint64
     assert pairs == sorted(set(pairs))
     expected = {tuple(row[:2]): tuple(row[2:]) for row in whole.tolist()}
-    for pair, digest in zip(pairs, key.digests(HASHER).tolist(), strict=True):
+    digests = key.hashed_whole(HASHER)[1][:, 2:]
+    for pair, digest in zip(pairs, digests.tolist(), strict=True):
         assert expected[pair] == tuple(digest)
     assert key.codes[-1] == hashed.codes[-1] == -1
     for code, sent in zip(key.codes[:-1], hashed.codes, strict=False):

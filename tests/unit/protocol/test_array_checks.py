@@ -10,7 +10,7 @@ from strategies.run.exchange import Part, Request
 from strategies.run.replies import array_of, collect_replies, read_key
 from tests.support.examples.requests import body
 from tp_flower.errors import MessageError, RangeError, ReplyError, SiteError
-from tp_flower.protocol.codec import check_sizes, decode, encode
+from tp_flower.protocol.codec import check_sizes, decode
 from tp_flower.protocol.messages import EXCHANGES
 from tp_flower.protocol.packet import Action, Packet, pack
 from tp_flower.protocol.training_messages import AdmmRequest

@@ -1,5 +1,7 @@
 """Expressions: what DuckDB runs is what was written, or it is refused by name."""
 
+from functools import partial
+
 import duckdb
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,6 @@ from tp_flower.query.expressions import (
     ALLOWED_NODES,
     MAX_EXPRESSION_CHARACTERS,
     check_expression,
-    parse_aggregate,
     parse_expression,
     parse_statements,
     render,
@@ -162,11 +163,11 @@ REFUSED = [
 AGGREGATES = ["sum(x)", "count(*)", "any_value(x)", "sum(x) FILTER (WHERE x > 1)"]
 
 
-@pytest.mark.parametrize("parse", [parse_expression, parse_aggregate])
+@pytest.mark.parametrize("aggregates", [False, True])
 @pytest.mark.parametrize(("text", "reason"), REFUSED)
-def test_refused(parse, text, reason):
+def test_refused(aggregates, text, reason):
     with pytest.raises(QueryError, match=f"feature 'f' is refused: .*({reason})"):
-        parse(text, "feature 'f'")
+        parse_expression(text, "feature 'f'", aggregates=aggregates)
 
 
 @pytest.mark.parametrize("text", AGGREGATES)
@@ -197,7 +198,7 @@ def test_aggregates_outside_of_sub_queries(text):
 )
 def test_refused_aggregates(text, reason):
     with pytest.raises(QueryError, match=f"column 'f' is refused: .*{reason}"):
-        parse_aggregate(text, "column 'f'")
+        parse_expression(text, "column 'f'", aggregates=True)
 
 
 def test_a_condition_belongs_to_a_filter():
@@ -214,7 +215,7 @@ BOOL_OR(
 """
 
 
-@pytest.mark.parametrize("parse", [parse_expression, parse_aggregate])
+@pytest.mark.parametrize("aggregates", [False, True])
 @settings(max_examples=300)
 @given(
     st.one_of(
@@ -222,9 +223,10 @@ BOOL_OR(
         st.lists(st.sampled_from(TOKENS.split()), max_size=12).map(" ".join),
     )
 )
-def test_anything_is_refused_or_has_one_form(parse, text):
+def test_anything_is_refused_or_has_one_form(aggregates, text):
+    parse = partial(parse_expression, what="piece", aggregates=aggregates)
     try:
-        once = render(parse(text, "piece"), quote=True)
+        once = render(parse(text), quote=True)
     except QueryError:
         return
-    assert render(parse(once, "piece"), quote=True) == once
+    assert render(parse(once), quote=True) == once

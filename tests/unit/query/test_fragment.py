@@ -112,13 +112,13 @@ HOSTILE = [
 ]
 PLACES = {
     "feature 'f'": lambda sql: {"features": (Feature("f", sql),)},
-    "key 0": lambda sql: {"keys": (('"Id"', sql),)},
-    "label": lambda sql: {"label": sql},
+    "join key 0": lambda sql: {"keys": (('"Id"', sql),)},
+    "the label": lambda sql: {"label": sql},
     "filter 1": lambda sql: {"filters": ("true", sql)},
-    "sub-query column 'f'": lambda sql: {"columns": (Feature("f", sql),)},
-    "sub-query filter 1": lambda sql: {"filters": ("true", sql)},
-    "sub-query group 1": lambda sql: {"groups": ("kind", sql)},
-    "sub-query having 0": lambda sql: {"having": (sql,)},
+    "column 'f' of the sub-query": lambda sql: {"columns": (Feature("f", sql),)},
+    "filter 1 of the sub-query": lambda sql: {"filters": ("true", sql)},
+    "group 1 of the sub-query": lambda sql: {"groups": ("kind", sql)},
+    "HAVING condition 0 of the sub-query": lambda sql: {"having": (sql,)},
 }
 
 
@@ -170,12 +170,12 @@ NOT_GROUPED = "is neither in GROUP BY nor in an aggregate"
     [
         ({"columns": ()}, "sub-query needs a column and an expression to group by"),
         ({"groups": ()}, "sub-query needs a column and an expression to group by"),
-        ({"groups": ("1",)}, "sub-query group 1 names no column"),
-        ({"groups": ("'x'",)}, "sub-query group 'x' names no column"),
-        ({"groups": ("rollup(kind)",)}, "sub-query group 0 is refused"),
-        ({"groups": ("ALL",)}, "sub-query group 0 is refused"),
-        ({"groups": ("()",)}, "sub-query group 0 is refused"),
-        ({"groups": ("kind, amount",)}, "sub-query group 0 is refused: not one"),
+        ({"groups": ("1",)}, "group 1 names no column"),
+        ({"groups": ("'x'",)}, "group 'x' names no column"),
+        ({"groups": ("rollup(kind)",)}, "group 0 of the sub-query is refused"),
+        ({"groups": ("ALL",)}, "group 0 of the sub-query is refused"),
+        ({"groups": ("()",)}, "group 0 of the sub-query is refused"),
+        ({"groups": ("kind, amount",)}, "group 0 of the sub-query is refused: not one"),
         ({"groups": ("sum(amount)",)}, "aggregate functions are not supported"),
         ({"filters": ("sum(amount) > 1",)}, "aggregate functions are not supported"),
         ({"columns": (Feature("n", "1"), Feature("N", '"Id"'))}, NAMES_DIFFER),

@@ -135,7 +135,7 @@ def test_on_sees_only_the_tables_before_it():
 
 def test_another_dialect_is_translated():
     query = Query.from_sql("SELECT `qty` AS label, `id` FROM `orders`", dialect="mysql")
-    assert query.to_sql() == 'SELECT "qty" AS label, "id" FROM orders'
+    assert query.to_sql() == 'SELECT "qty" AS label, "id" FROM "orders"'
 
 
 def test_comments_and_layout_do_not_matter():

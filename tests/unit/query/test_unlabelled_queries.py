@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tp_flower.errors import QueryError
-from tp_flower.query import Query
+from tp_flower.query import Query, Unlabelled
 
 SCHEMAS = {
     "orders": {"id": "BIGINT", "customer": "BIGINT", "day": "DATE", "qty": "DOUBLE"},
@@ -14,10 +14,12 @@ SCHEMAS = {
 JOINED = "FROM orders o JOIN people c ON o.customer = c.id"
 FROM = f"{JOINED} WHERE o.day > '2020-01-01'"
 
+FIRST = Unlabelled(keeps_weight=True)
+
 
 def bound(select, label_table="o", row_key=(), tail=FROM):
     query = Query.from_sql(f"SELECT {select} {tail}", needs_label=False)
-    return query.bind_features(SCHEMAS, label_table, row_key)
+    return query.bind(SCHEMAS, Unlabelled(label_table, tuple(row_key)))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,7 @@ def test_training_without_a_label_keeps_the_weight(label, weight):
     query = Query.from_sql(
         f"SELECT o.id, {label}c.age{weight} {FROM}", needs_label=False
     )
-    assert query.bind_unlabelled(SCHEMAS) == replace(expected, fragments=fragments)
+    assert query.bind(SCHEMAS, FIRST) == replace(expected, fragments=fragments)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_training_without_a_label_keeps_the_weight(label, weight):
 def test_stars_hide_the_columns_of_a_label(select, table, names):
     """Also one that the star brings; training reads what prediction reads."""
     query = Query.from_sql(f"SELECT {select} {FROM}", needs_label=False)
-    for query_bound in (bound(select), query.bind_unlabelled(SCHEMAS)):
+    for query_bound in (bound(select), query.bind(SCHEMAS, FIRST)):
         features = query_bound.fragments_of(table)[0].features
         assert [feature.name for feature in features] == names
 

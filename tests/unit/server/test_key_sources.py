@@ -13,8 +13,8 @@ from strategies.run.grid import InProcessGrid
 from tests.support.federated import run_query
 from tests.support.peers.faulty_grid import rows_in
 from tests.support.peers.keyed_sites import AB, SECRET_TEXT, SQL, A, B, KeyedGrid, train
-from tp_flower.errors import MessageError, SettingsError, SiteError
-from tp_flower.privacy.key_agreement import GUARANTEES, GroupSecret, KeySource
+from tp_flower.errors import SettingsError, SiteError
+from tp_flower.privacy.key_agreement import GroupSecret
 from tp_flower.protocol.codec import decode
 from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.protocol.setup_messages import ExtractRequest, SealRequest
@@ -222,10 +222,6 @@ def test_pinned_leader_makes_no_simulated_secret(make):
 def test_server_does_not_choose_the_source(make, source, named):
     site = site_of(make(source), "a")
     keys.key_fields(site)
-    match = f"takes the key of a run's hashes from '{own}', and the server asks for"
-    if asked not in SOURCES:
-        match = "'keys' is .*; allowed: |it has no 'keys'"
-    fields = {} if asked is None else {"keys": asked}
     seal = {"public-keys": {}, "site-keys": {}, "simulated": False, "seed": 0}
     extract = {"public-keys": [], "parts": []}
     for answer, kind, fields in (
@@ -262,27 +258,10 @@ def changing(action, node=None, **changes):
     ("source", "changes", "match"),
     [
         ("agreed", {"sealed": None}, "request: it has no 'sealed'"),
-        ("agreed", {"sealed": 7}, "'sealed' is 7; allowed: `str"),
-        (
-            "agreed",
-            {"sealed": "x"},
-            "'sealed' is 'x'; allowed: .* matching regex",
-        ),
         ("agreed", {"sealed": "ab" * 61}, "cannot be opened"),
         ("agreed", {"leader-key": None}, "request: it has no 'leader-key'"),
         ("agreed", {"leader-key": "00" * 32}, "not a key of X25519"),
         ("agreed", {"public-keys": []}, "the public keys of the run lack this site's"),
-        (
-            "agreed",
-            {"public-keys": [7]},
-            r"'public-keys' is \[7\]; allowed: `str`",
-        ),
-        (
-            "agreed",
-            {"public-keys": {"3": "ab"}},
-            "'public-keys' is {'3': 'ab'}; allowed: `array`",
-        ),
-        ("file", {"public-keys": None}, "request: it has no 'public-keys'"),
         ("file", {"public-keys": ["ab" * 32]}, "the public keys of the run lack this"),
         ("pinned", {"leader-site-key": None}, "request: it has no 'leader-site-key'"),
         ("pinned", {"leader-site-key": ""}, "is not in this site's allowed-keys"),
@@ -359,32 +338,8 @@ def test_hostile_groups(make, groups):
     assert not grid.leaked()
 
 
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"public-keys": None}, "request: it has no 'public-keys'"),
-        ({"public-keys": ["ab"]}, r"'public-keys' is \['ab'\]; allowed: `"),
-        ({"public-keys": {"3": 7}}, "'public-keys' is {'3': 7}; allowed: `"),
-        (
-            {"public-keys": {"3": "ab"}},
-            r"'public-keys' is {'3': 'ab'}; allowed: .* regex '\^\[0-9a-f\]\{64\}",
-        ),
-        (
-            {"public-keys": {"2": "00" * 32, "3": "00" * 32}},
-            "not a key of X25519",
-        ),
-        ({"site-keys": None}, "request: it has no 'site-keys'"),
-        ({"site-keys": {}}, "'site-keys' lacks nodes"),
-        ({"keys": "agreed"}, "from 'pinned', and the server asks for 'agreed'"),
-    ],
-)
-def test_hostile_seal(make, changes, match):
-    def change(seen):
-        if seen.action == "query.seal" and not seen.is_reply:
-            kept = {**seen.header, **changes}
-            seen.header = {k: v for k, v in kept.items() if v is not None}
-
-    grid = make("pinned", change)
-    with pytest.raises(SiteError, match=match):
+def test_hostile_seal(make):
+    grid = make("pinned", changing("query.seal", **{"site-keys": {}}))
+    with pytest.raises(SiteError, match="'site-keys' lacks nodes"):
         train(grid, SQL)
     assert not grid.leaked()

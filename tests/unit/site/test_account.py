@@ -7,6 +7,8 @@ import pytest
 from client_apps.app import app
 from client_apps.cli import main
 from client_apps.data.ledger import Ledger, Release, Reservation, open_ledger
+from strategies import TablePuppetADMM
+from strategies.run.grid import InProcessGrid
 from tests.support.federated import store_on_disk, store_sql
 from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.query import Query
@@ -24,7 +26,7 @@ def tables(tmp_path):
 
 def planned(source):
     words = ("train.admm", "model", "a row of items", "", "server")
-    return Planned(Release("items", source, 9, *words, Gaussian(4.0)), 16)
+    return Reservation(Release("items", source, 9, *words, Gaussian(4.0)), 16)
 
 
 def spent(tables, capsys):
@@ -60,18 +62,14 @@ def test_runs_add_up_and_what_is_reserved_counts(tables, capsys):
         for total in method.report.privacy["totals"]
         if total["table"] == "items"
     }
-    words = ("train.admm", "model", "a row of items", "", "server")
-    planned = Reservation(Release("items", source, 9, *words, Gaussian(4.0)), 16)
-    ledger.reserve("open", [planned], {})
-    assert float(told(tables, capsys)["items"][0]) > 4.0
+    ledger.reserve("open", [planned(source)], {})
+    assert float(spent(tables, capsys)["items"][0]) > 4.0
 
 
 def test_the_ledger_is_printed_and_begun_anew(tables, capsys, tmp_path):
     state = ["--state-dir", str(tables.parent / "state")]
     ledger = open_ledger(state[1])
-    words = ("train.admm", "model", "a row of items", "", "server")
-    release = Release("items", "source", 9, *words, Gaussian(4.0))
-    ledger.reserve("open", [Reservation(release, 16)], {})
+    ledger.reserve("open", [planned("source")], {})
     main(["account", "--export", *state])
     text = capsys.readouterr().out
     (line,) = map(json.loads, text.splitlines())
@@ -81,7 +79,7 @@ def test_the_ledger_is_printed_and_begun_anew(tables, capsys, tmp_path):
     main(["account", "--begin-anew", str(file), *state])
     assert file.read_text() == text
     assert ledger.spent("source") == []
-    ledger.reserve("open", [Reservation(release, 16)], {})
+    ledger.reserve("open", [planned("source")], {})
     # an account that was written down is not written over
     with pytest.raises(SystemExit):
         main(["account", "--begin-anew", str(file), *state])

@@ -137,12 +137,8 @@ TRAINED, TESTED = "expanded-trained", "expanded-tested"
             array(ORDERS, TRAINED, lambda rows: rows % 2),
             r"\(min-rows\) refuses: the model of table 'o' would be of too few rows",
         ),
-        (SHOP, header("parts", 0, "held-out-rows"), "it has no 'held-out-rows'"),
-        (
-            SHOP,
-            header("parts", 0, "held-out-rows", value=-1),
-            "'held-out-rows' is -1; allowed: `int` >= 0",
-        ),
+        (header("parts", 0, "held-out-rows"), "it has no 'held-out-rows'"),
+        (weigh(-1.0), "'masses' must hold weights above 0"),
     ],
 )
 def test_hostile_lists_are_refused(tmp_path, change, match):

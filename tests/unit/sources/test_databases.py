@@ -19,11 +19,12 @@ from tests.support.database_tables import KINDS, fill, run, source_of, url_of
 from tests.support.servers import uri
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import SourceError
-from tp_flower.extraction.canonical_keys import kind_of
 from tp_flower.extraction.extract import extract
+from tp_flower.extraction.select_plan import kind_of
 from tp_flower.query import Feature, Fragment, SubQuery
 from tp_flower.sources.shards import (
     ShardSource,
+    column_types,
     connect,
     describe,
     fingerprint,
@@ -50,10 +51,11 @@ def fragment_of(*columns, filters=()):
 def chunks_of(source, fragment):
     """The rows of every chunk, as far as the filters let them pass."""
     with scan(source, fragment) as opened:
+        types = column_types(opened.connection, "SELECT * FROM shard")
         listed = ", ".join(
             # DuckDB needs a library of its own to make Python's aware times
             f"{f.sql} AT TIME ZONE 'UTC'"
-            if "WITH TIME ZONE" in opened.columns[f.name]
+            if "WITH TIME ZONE" in types[f.name]
             else f.sql
             for f in opened.fragment.features
         )

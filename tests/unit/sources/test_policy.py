@@ -9,7 +9,8 @@ from tests.support.examples.policies import check, features, fragment, guard_of,
 from tp_flower.errors import PolicyError, QueryError, SourceError
 from tp_flower.features.spec import EncoderSpec, default_spec
 from tp_flower.protocol.training_messages import PrivacyTerms
-from tp_flower.query.fragment import Role, SubQuery, reads
+from tp_flower.query import SubQuery
+from tp_flower.query.fragment import Role, reads
 from tp_flower.settings import PrivacySettings
 from tp_flower.sources.policy import LEVELS, Policy, Releases
 from tp_flower.sources.shards import load_tables
