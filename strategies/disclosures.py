@@ -118,7 +118,7 @@ def exposure_of(
         privacy=settings.privacy,
         # all sites have the same, or the run has been refused
         keys=next(iter(nodes)).keys,
-        is_stale=bool(sharded and settings.staleness),
+        is_stale=bool(Action.SGD in messages and sharded and settings.staleness),
         **facts,
     )
 
