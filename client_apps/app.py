@@ -12,7 +12,7 @@ so that a round of training waits for no library that reads tables or parses que
 import importlib
 import traceback
 from collections.abc import Mapping
-from logging import ERROR
+from logging import DEBUG, ERROR, INFO
 from pathlib import Path
 from typing import Final, cast
 
@@ -21,11 +21,16 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from client_apps.rounds.site import Site
-from client_apps.rounds.transaction import Answer, MessageLog, Request, answer_once
+from client_apps.rounds.transaction import (
+    Answer,
+    IncomingRequest,
+    MessageLog,
+    answer_once,
+)
 from tp_flower.errors import BehindError, TPFlowerError, kind_of
 from tp_flower.protocol.codec import add_envelope, encode
 from tp_flower.protocol.messages import Failure, ReplyEnvelope
-from tp_flower.protocol.packet import Action, pack
+from tp_flower.protocol.packet import Action, message_bytes, pack
 
 ANSWERS: Final[Mapping[Action, str]] = {
     Action.DESCRIBE: "handlers.setup:describe",
@@ -49,7 +54,7 @@ ANSWERS: Final[Mapping[Action, str]] = {
     Action.DELIVER: "handlers.inference:deliver",
     Action.FINISH: "handlers.prepare:finish",
 }
-"""What answers an action: a module of this package and its function."""
+"""By action, the module of this package and the function that answers it."""
 
 app = ClientApp()
 
@@ -62,34 +67,34 @@ def answer_of(action: Action) -> Answer:
 
 def _reply(message: Message, context: Context, action: Action) -> Message:
     request, site = None, None
-    own_log = MessageLog(action, message.content)
+    message_log = MessageLog(action, message.content)
     try:
-        request = Request.read(action, message.content)
+        request = IncomingRequest.read(action, message.content)
         site = Site(context, request.run)
         content = answer_once(site, request, answer_of(action))
-        own_log.answered(request, site, content)
+        level, size = DEBUG if site.is_simulated else INFO, message_bytes(content)
+        message_log.write(level, "answered", request, site, bytes_out=size)
     except Exception as error:  # noqa: BLE001 - see the module docstring
-        own_log.refused(request, site, error, _reason(error))
+        reason = str(error) if isinstance(error, TPFlowerError) else _place(error)
+        kind = str(kind_of(error))
+        message_log.write(ERROR, "refused", request, site, kind=kind, reason=reason)
         content = _failed(request, site, error)
     return Message(content, reply_to=message)
 
 
-def _reason(error: Exception) -> str:
-    """Return what the site's log says of an error; of our own, all."""
-    return str(error) if isinstance(error, TPFlowerError) else _place(error)
-
-
-def _failed(request: Request | None, site: Site | None, error: Exception) -> RecordDict:
-    """Return what the server is told of an error."""
+def _failed(
+    request: IncomingRequest | None, site: Site | None, error: Exception
+) -> RecordDict:
+    """Return the reply that tells the server of an error."""
     if isinstance(error, TPFlowerError):
         text = str(error) if site is None else site.without_places(str(error))
     else:
-        log(ERROR, _trace(error))
+        log(ERROR, "".join(traceback.format_exception(error)))
         text = f"{_place(error)}; its text is in the site's log"
     failure = Failure(
         error=text,
         kind=kind_of(error),
-        part=None if site is None else site.current_part,
+        part=None if site is None else site.changes.part,
     )
     envelope = ReplyEnvelope(
         round=None if request is None else request.number,
@@ -102,10 +107,6 @@ def _place(error: Exception) -> str:
     """Say what was raised where, without its text."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
-
-
-def _trace(error: Exception) -> str:
-    return "".join(traceback.format_exception(error))
 
 
 def _register(action: Action) -> None:

@@ -31,7 +31,7 @@ from rich.text import Text
 from client_apps.data.key_files import site_key
 from client_apps.data.ledger import open_ledger
 from client_apps.data.saved_models import SavedModel, parts_of
-from client_apps.privacy.guard import Guard
+from client_apps.privacy.guard import budgets, source_id
 from client_apps.rounds.site import Site
 from tp_flower.errors import ModelError, SiteError, TPFlowerError
 from tp_flower.model_names import (
@@ -73,11 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def begin_anew(root: str, file: Path) -> None:
-    """Write the lines of a ledger to a new file, and begin an empty one.
-
-    Raises:
-        SiteError: the file cannot be written, or is there; the ledger stays.
-    """
+    """Write the lines of a ledger to a new file, and begin an empty one."""
     ledger = open_ledger(root)
     try:
         with file.open("x", encoding="utf-8") as exported:
@@ -93,15 +89,14 @@ def account(root: str, tables: str) -> Table:
     """Return the spent epsilon and the budget of each shard of a tables file."""
     config: UserConfig = {TABLES: tables, STATE_DIR: root}
     site = Site(Context(0, 0, config, RecordDict(), {}))
-    ledger, guard, sources = open_ledger(root), Guard(site), site.shards()
-    budgets = guard.budgets(sources)
+    ledger, budget_of = open_ledger(root), budgets(site)
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("table at site")
     for heading in ("spent epsilon", "of", "delta"):
         table.add_column(heading, justify="right")
-    for source in sources:
-        name = guard.source_id(source)
-        budget = budgets.get(name)
+    for source in site.shards:
+        name = source_id(source)
+        budget = budget_of.get(name)
         delta = budget.delta if budget else DEFAULT_DELTA
         allowed = f"{budget.epsilon:g}" if budget else "no budget"
         cells = (f"{ledger.total(name, delta):.4f}", allowed, f"{delta:g}")

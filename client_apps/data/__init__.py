@@ -1,1 +1,1 @@
-"""What a site keeps on its disk, and between the messages of a run."""
+"""Data of a site on its disk, and between the messages of a run."""

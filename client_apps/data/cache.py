@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tp_flower.errors import is_full
 
@@ -46,10 +46,7 @@ def entry_name(kind: str, *facts: object) -> str:
 class Cache:
     """The entries of all runs below one folder, as one run uses them.
 
-    Args:
-        folder: made, for its owner alone, when an entry is.
-        run: names the run in this cache.
-        limit: bytes that the entries may take; those in use may take more.
+    They may take ``limit`` bytes; those in use may take more.
     """
 
     def __init__(self, folder: Path, run: str, limit: int) -> None:
@@ -76,9 +73,6 @@ class Cache:
 
         ``make`` fills an empty folder; nothing is kept if it raises. Where the disk is
         full, unused entries are removed, and it is made once more.
-
-        Raises:
-            OSError: the entry cannot be written.
         """
         entry = self.find(name)
         if entry is not None:
@@ -138,7 +132,12 @@ class Cache:
                 if path.name not in used:
                     _remove(path)
                     total -= entries[path]
-            self._remove_leftovers()
+            oldest = time.time() - STALE_SECONDS
+            for path in self.folder.glob(".*-*"):
+                # begun by a process that was killed; or its maker may be removing it
+                with suppress(OSError):
+                    if path.stat().st_mtime < oldest:
+                        _remove(path)
 
     def _use(self, name: str) -> None:
         for folder in (self._uses.parent, self._uses):
@@ -157,15 +156,6 @@ class Cache:
             else:
                 used.update(use.name for use in uses)
         return used
-
-    def _remove_leftovers(self) -> None:
-        """Remove what a process that was killed has begun to make."""
-        oldest = time.time() - STALE_SECONDS
-        for path in self.folder.glob(".*-*"):
-            # its maker may be renaming or removing it
-            with suppress(OSError):
-                if path.stat().st_mtime < oldest:
-                    _remove(path)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -201,7 +191,7 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
-def _checksum(sizes: dict[str, Any]) -> str:
+def _checksum(sizes: dict[str, int]) -> str:
     return hashlib.sha256(json.dumps(sizes, sort_keys=True).encode()).hexdigest()
 
 

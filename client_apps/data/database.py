@@ -92,14 +92,10 @@ def close_databases() -> None:
 class Changes:
     """The changes of a message in the database of its site: all of them or none.
 
-    Within ``together``, changes wait for its end and are written in one transaction;
-    outside of it each is written at once. ``is_durable`` changes, or all of them,
-    outlast a loss of power.
-
-    Attributes:
-        part: that is being worked on; a change that is refused is about the part that
-            was when it was added.
-        is_collecting: whether changes wait.
+    Within ``together``, changes wait for its end (``is_collecting``) and are written in
+    one transaction; outside of it each is written at once. ``is_durable`` changes, or
+    all of them, outlast a loss of power. A change that is refused is about the ``part``
+    that was being worked on when it was added.
     """
 
     def __init__(self, database: Database, *, is_durable: bool) -> None:
@@ -115,11 +111,7 @@ class Changes:
         """Write the changes that are added meanwhile at the end, if nothing is raised.
 
         ``make_room`` is called where they cannot be written, and returns whether it is
-        worth while to try again.
-
-        Raises:
-            SiteError: they cannot be written, or one is refused; then nothing has
-                changed.
+        worth while to try again. If this raises, nothing has changed.
         """
         self.is_collecting = True
         try:

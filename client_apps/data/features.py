@@ -44,17 +44,11 @@ LEAST_BYTES: Final = 1 << 30
 IDLE_SECONDS: Final = 3600.0
 
 
-class KeptFeatures:
+class CachedFeatures:
     """The features of one run's parts, and the cache that they lie in.
 
-    Args:
-        root: the state folder; ``":memory:"`` keeps everything in this process.
-        limit: bytes that the cache may take.
-        store: its entries name those of the cache that the run uses.
-
-    Attributes:
-        cache: of the site, None in memory.
-        encoded: the entries of the cache that this message has made or used, by part.
+    The cache is None in memory, and takes ``limit`` bytes at most; ``encoded`` are the
+    entries of it that this message has made or used, by part.
     """
 
     def __init__(self, root: str, limit: int, store: SiteStore) -> None:
@@ -71,10 +65,10 @@ class KeptFeatures:
         arrays = {name: a for name, a in entry.arrays.items() if name != FEATURES}
         return Entry(arrays, {**entry.meta, FEATURES: self.encoded[number]})
 
-    def added_to(self, entry: Entry) -> Entry:
-        """Return a part's entry with the features from the cache."""
-        if self.cache is None or FEATURES in entry.arrays:
-            return entry
+    def of(self, entry: Entry) -> FeatureArray:
+        """Return the features of a part's entry, which the cache may have."""
+        if FEATURES in entry.arrays:
+            return entry.arrays[FEATURES]
         name = str(entry.meta[FEATURES])
         folder = self.find(name)
         # a map that a process keeps, keeps its pages: finding them anew takes as long
@@ -83,7 +77,7 @@ class KeptFeatures:
         if opened is None:
             opened = Entry({FEATURES: mapped(folder)}, {})
             self.store.remember(name, opened)
-        return Entry({**entry.arrays, **opened.arrays}, entry.meta)
+        return opened.arrays[FEATURES]
 
     def find(self, name: str) -> Path:
         """Return the folder of an entry of the cache; LostStateError if it is gone."""
@@ -135,14 +129,7 @@ _COPIES: Final[dict[tuple[str, int], _Copy]] = {}
 def place(
     store: SiteStore, number: int, features: FeatureArray, device: str, kind: str
 ) -> Features:
-    """Return a part's features where its model, of a kind, is computed.
-
-    Args:
-        store: of the run.
-        number: of the part.
-        features: (n, d), in the main memory or memory-mapped.
-        device: the setting: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-        kind: of the model.
+    """Return a part's features (n, d) where its model, of a kind, is computed.
 
     Raises:
         SettingsError: the device is not there, or its memory is full.

@@ -46,10 +46,6 @@ def read_secret(path: str | Path) -> GroupSecret:
 
     The file holds at least 32 bytes in hexadecimal or base64, where white space does
     not matter, or as they are. ``openssl rand -hex 32`` writes one.
-
-    Raises:
-        SettingsError: the file cannot be read, may be read by others, is too short or
-            too long, or is plainly not random.
     """
     content = _read(path, SECRET_FILE, _OTHERS_READ, "read or changed")
     value = _decoded(content)
@@ -77,11 +73,7 @@ def read_allowed_keys(path: str | Path) -> Mapping[bytes, str]:
     """Return the public keys that a site trusts, with the names its owner gave them.
 
     One site per line: its name and its public key, 64 hexadecimal digits. What follows
-    a ``#`` is a remark.
-
-    Raises:
-        SettingsError: the file cannot be read, may be changed by others, has a line of
-            another form, names a site or a key twice, or names none.
+    a ``#`` is a remark. A file that others may change is refused.
     """
     content = _read(path, ALLOWED_KEYS, _OTHERS_WRITE, "changed")
     try:
@@ -116,10 +108,6 @@ def site_key(folder: str | Path) -> KeyPair:
     """Return a site's long-term key pair, from its state folder; made when first used.
 
     Whoever can read ``site-key`` there can pass for the site.
-
-    Raises:
-        SettingsError: the key may be read by others, or is damaged.
-        SiteError: it cannot be written.
     """
     hint = "put it back from a copy, or remove it and give the other sites the new key"
     return KeyPair(_state_key(folder, SITE_KEY, lambda: KeyPair().private, hint))

@@ -1,4 +1,4 @@
-"""What a site's releases have cost, written down before they leave.
+"""The costs of a site's releases, written down before they leave.
 
 The budget belongs to a *source* (a shard of a table, over all runs ever). A run
 reserves what it plans, spends from the reservation with each message, and closes it:
@@ -59,16 +59,6 @@ from tp_flower.privacy.mechanisms import (
     Spend,
 )
 
-__all__ = [
-    "Budget",
-    "Ledger",
-    "Release",
-    "Reservation",
-    "RoundLedger",
-    "Spend",
-    "open_ledger",
-]
-
 P = ParamSpec("P")
 Line = dict[str, Any]
 Budgets = Mapping[str, Budget]
@@ -77,12 +67,8 @@ Budgets = Mapping[str, Budget]
 Costs = Counter[Mechanism]
 """How often mechanisms are used; each of them has count 1."""
 
-RESERVE: Final = "reserve"
-SPEND: Final = "spend"
-CHARGE: Final = "charge"
-NOTE: Final = "note"
-SETTLE: Final = "settle"
-CLOSE: Final = "close"
+RESERVE, SPEND, CHARGE, NOTE = "reserve", "spend", "charge", "note"
+SETTLE, CLOSE = "settle", "close"
 
 _CHECKSUM_BYTES: Final = 16
 START: Final = "0" * (2 * _CHECKSUM_BYTES)
@@ -116,7 +102,7 @@ WHERE source = :source AND (event IN ('charge', 'settle') OR event = 'reserve'
         AND later.event = 'close' AND later.seq > own.seq))
 GROUP BY 1 ORDER BY min(seq)
 """
-"""What a source has spent, by mechanism."""
+"""The spending of a source, by mechanism."""
 
 
 class Ledger:
@@ -154,9 +140,7 @@ class Ledger:
     ) -> None:
         """Set aside what a run plans to spend: all of it or nothing.
 
-        Raises:
-            BudgetError: a budget does not suffice, or the run has an open reservation
-                of the same.
+        BudgetError where a budget does not suffice, or the same is reserved already.
         """
         with self._transaction(is_whole=True) as connection:
             if _has_done(connection, run, RESERVE, ident):
@@ -180,11 +164,9 @@ class Ledger:
             )
 
     def spend(self, run: str, uses: Sequence[Spend], ident: str = "") -> None:
-        """Use what the run has reserved, once for each of ``uses``.
+        """Use what the run has reserved, once for each of ``uses``, and no more.
 
-        Raises:
-            BudgetError: it is not reserved, or would be used more often than planned;
-                nothing is written.
+        BudgetError for more; then nothing is written.
         """
         with self._transaction() as connection:
             if _has_done(connection, run, SPEND, ident):
@@ -209,11 +191,8 @@ class Ledger:
     ) -> None:
         """Spend without a reservation; note releases that another run has paid for.
 
-        The same ``ident`` again, of the same source, is paid.
-
-        Raises:
-            BudgetError: the budget does not suffice; nothing is written.
-            ValueError: the release has no mechanism.
+        The same ``ident`` again, of the same source, is paid. BudgetError where the
+        budget does not suffice; then nothing is written.
         """
         costs = costs_of(release.mechanism)
         with self._transaction(is_whole=True) as connection:
@@ -231,8 +210,6 @@ class Ledger:
 
     def note(self, run: str, releases: Sequence[Release]) -> None:
         """Write down releases that nothing covers: one line each, once in a run."""
-        if not releases:
-            return
         with self._transaction() as connection:
             noted = _names(connection, run, NOTE)
             fresh = {each.name: each for each in releases if each.name not in noted}
@@ -245,7 +222,8 @@ class Ledger:
     def close(self, run: str) -> None:
         """End a run: what it has reserved and not used is free again."""
         with self._transaction() as connection:
-            if not _is_open(connection, run):
+            query = f"SELECT 1 FROM ledger WHERE {_OF_RUN}"
+            if connection.execute(query, {"run": run}).fetchone() is None:
                 return
             line = {"event": SETTLE, "run": run}
             lines = [
@@ -336,11 +314,7 @@ class Ledger:
             self.end = seq, checksum
 
     def _check(self, connection: Connection, *, is_whole: bool) -> tuple[int, str]:
-        """Return seq and checksum of the last line, having checked the chain.
-
-        Raises:
-            LedgerError: it is broken, or shorter than this process knows.
-        """
+        """Return seq and checksum of the last line, having checked the chain."""
         seq, checksum = self._seen
         if seq and _checksum_at(connection, seq) != checksum:
             raise self._damaged("lines that were there are gone")
@@ -387,12 +361,8 @@ class RoundLedger:
         self.reserve = self._with_round(ledger.reserve)
         self.spend = self._with_round(ledger.spend)
         self.charge = self._with_round(ledger.charge)
+        self.note = self._with_round(ledger.note)
         self.close = self._with_round(ledger.close)
-
-    def note(self, run: str, releases: Sequence[Release]) -> None:
-        """Write down releases that nothing covers."""
-        if releases:
-            self._with_round(self._ledger.note)(run, releases)
 
     def lines(self, run: str) -> list[Line]:
         """Return the lines of the run, with those that the round has added."""
@@ -445,8 +415,8 @@ def summary(lines: Iterable[Line]) -> list[Line]:
             release = line["release"]
             name = release["part"], release["what"]
             uses[name] = Counter()
-            latest[name] = {**stamp, "release": release, "limit": line["limit"]}
-            latest[name]["used"] = 0
+            reserved = {"release": release, "limit": line["limit"], "used": 0}
+            latest[name] = stamp | reserved
             releases.append(latest[name])
         elif line["event"] == SPEND:
             name = line["part"], line["what"]
@@ -485,12 +455,6 @@ def _is_paid(connection: Connection, source: str, ident: str) -> bool:
     query = "SELECT 1 FROM ledger WHERE ident = ? AND event = 'charge' AND +source = ?"
     values = ident, source
     return bool(ident) and connection.execute(query, values).fetchone() is not None
-
-
-def _is_open(connection: Connection, run: str) -> bool:
-    """Return whether there is anything of a run that is not closed."""
-    query = f"SELECT 1 FROM ledger WHERE {_OF_RUN}"
-    return connection.execute(query, {"run": run}).fetchone() is not None
 
 
 def _names(connection: Connection, run: str, event: str) -> set[Name]:

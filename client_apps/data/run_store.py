@@ -68,7 +68,7 @@ class CommittedRound:
         digest: of its request.
         history: stands for all rounds up to this one, and for the rows that were read.
         arrays: the state by (part, name).
-        is_over: whether nothing more is to be done in the run.
+        is_over: whether all of the run is.
     """
 
     number: int
@@ -82,10 +82,8 @@ class CommittedRound:
 class _OfRun:
     """The memory of this process of one run at one site.
 
-    Attributes:
-        entries: that it has written or read, with their ids in the database.
-        remembered: entries that no other process has.
-        lock: held by the thread that answers.
+    ``entries`` were written or read, with their ids in the database; no other process
+    has those ``remembered``; the thread that answers holds the lock.
     """
 
     entries: dict[str, tuple[int, Entry]] = field(default_factory=dict)
@@ -98,17 +96,10 @@ _CACHE: defaultdict[tuple[str, str], _OfRun] = defaultdict(_OfRun)
 
 
 class SiteStore:
-    """The state of one run at one site.
+    """The state of one run at one site, which outlasts a loss of power if durable.
 
-    Args:
-        root: the state folder; ``":memory:"`` keeps everything in this process.
-        run: the run's name, which has been checked.
-        site: tells the site from others that have the same state folder.
-        is_durable: whether the state must outlast a loss of power.
-
-    Attributes:
-        run: names the run and the site.
-        changes: of the message; ``save``, ``drop`` and ``commit`` add to them.
+    The state folder ``root`` may serve several sites. ``save``, ``drop`` and ``commit``
+    add to the ``changes`` of the message.
     """
 
     def __init__(
@@ -208,11 +199,7 @@ class SiteStore:
             )
 
     def last(self) -> CommittedRound | None:
-        """Return the committed round; None for none, or a damaged one.
-
-        Raises:
-            OSError: it cannot be read now.
-        """
+        """Return the committed round; None for none, or a damaged one."""
         try:
             if (entry := self._load(self.run, _ROUND)) is None:
                 return None
@@ -226,12 +213,7 @@ class SiteStore:
             return None
 
     def reply(self) -> Parcel:
-        """Return the reply of the committed round.
-
-        Raises:
-            LostStateError: it is damaged.
-            OSError: it cannot be read now.
-        """
+        """Return the reply of the committed round; LostStateError if it is damaged."""
         try:
             entry = self._load(self.run, _REPLY)
             if entry is not None:
@@ -283,11 +265,7 @@ class SiteStore:
             self._pending[name] = entry
 
     def load(self, name: str) -> Entry:
-        """Return an entry; its arrays may be read-only memory maps.
-
-        Raises:
-            LostStateError: if this site has no such entry for the run.
-        """
+        """Return an entry, LostStateError for none; large arrays are memory maps."""
         try:
             is_pending = name in self._pending
             entry = self._pending[name] if is_pending else self._load(self.run, name)
@@ -318,9 +296,6 @@ class SiteStore:
 
         A draw is kept over all runs, as noise that is drawn again is averaged out.
         ``name`` stands for all that it depends on.
-
-        Raises:
-            SiteError: they cannot be written, or are damaged.
         """
         entry = self._pending_labels.get(name)
         try:

@@ -11,8 +11,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -43,10 +42,7 @@ class SavedModel:
 
     Attributes:
         table: alias in the query.
-        encoder: of the table's rows.
-        spec: what kind of model it is.
         parameters: (p,).
-        fragment: of the query that it was trained on.
         versions: of the software that trained it, by package.
     """
 
@@ -66,11 +62,7 @@ class SavedModel:
     def keep(self, folder: Path, *, is_durable: bool = False) -> str:
         """Write the part, once, and return its digest; the folder appears whole.
 
-        A durable one outlasts a loss of power.
-
-        Raises:
-            OSError: it cannot be written.
-            ModelError: the folder holds another part already.
+        A durable one outlasts a loss of power. A folder with another part is refused.
         """
         files = self._files()
         digest = digest_of(files)
@@ -79,9 +71,21 @@ class SavedModel:
             if digest_of(_read(folder)) == digest:
                 return digest
             raise ModelError(f"{folder} holds another model: it is not replaced")
-        with _whole_folder(folder, is_durable=is_durable) as whole:
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        prefix = f".{folder.name}-"
+        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=prefix))
+        try:
             for name, data in files.items():
-                (whole / name).write_bytes(data)
+                (temporary / name).write_bytes(data)
+            if is_durable:
+                for path in (*temporary.iterdir(), temporary):
+                    sync(path)
+            temporary.rename(folder)
+            if is_durable:
+                sync(folder.parent)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
         return digest
 
     def _files(self) -> dict[str, bytes]:
@@ -102,15 +106,10 @@ class SavedModel:
 
     @classmethod
     def load(cls, folder: Path, digest: str = "") -> Self:
-        """Return the part of a folder, whose files must have the digest, unless "".
-
-        Raises:
-            ModelError: there is no such model, it is damaged or of another version, or
-                its files are not those of the digest.
-        """
+        """Return the part of a folder, whose files must have the digest, unless ""."""
         try:
             files = _read(folder)
-            facts: dict[str, Any] = json.loads(files[_FACTS])
+            facts: Any = json.loads(files[_FACTS])
             if facts["version"] != VERSION:
                 raise ModelError(
                     f"the model in {folder} is of version {facts['version']!r}, "
@@ -161,22 +160,3 @@ def _read(folder: Path) -> dict[str, bytes]:
         return {name: (folder / name).read_bytes() for name in (_FACTS, _PARAMETERS)}
     except (FileNotFoundError, NotADirectoryError):
         raise ModelError(f"there is no model in {folder}") from None
-
-
-@contextmanager
-def _whole_folder(folder: Path, *, is_durable: bool = False) -> Iterator[Path]:
-    """Fill a private folder, which replaces ``folder`` if nothing is raised."""
-    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-    try:
-        yield temporary
-        if is_durable:
-            for path in (*temporary.iterdir(), temporary):
-                sync(path)
-        shutil.rmtree(folder, ignore_errors=True)
-        temporary.rename(folder)
-        if is_durable:
-            sync(folder.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise

@@ -24,7 +24,7 @@ from client_apps.data.database import cannot_write
 from client_apps.data.features import (
     FEATURES,
     FEATURES_FILE,
-    KeptFeatures,
+    CachedFeatures,
     mapped,
     rows_of,
 )
@@ -56,7 +56,7 @@ class SiteTables:
     ``is_simulated``: the data are the run's, so that nothing is secret.
     """
 
-    def __init__(self, features: KeptFeatures, *, is_simulated: bool) -> None:
+    def __init__(self, features: CachedFeatures, *, is_simulated: bool) -> None:
         self._features, self._is_simulated = features, is_simulated
         self._store, self._root = features.store, features.root
         self._cache = features.cache
@@ -86,13 +86,7 @@ class SiteTables:
     def extract(
         self, number: int, source: ShardSource, fragment: Fragment
     ) -> ExtractedShard:
-        """Run a part's fragment, unless the cache has what it yields.
-
-        Raises:
-            QueryError: the fragment is not what a site may run.
-            SourceError: the source cannot be read, or changes meanwhile.
-            SiteError: the cache cannot be written.
-        """
+        """Run a part's fragment, unless the cache has what it yields."""
         if self._cache is None:
             # nothing is written in memory: the entry holds the object itself
             extracted = extract(source, fragment, order_key=self.order_key)
@@ -118,10 +112,6 @@ class SiteTables:
             return rows
         return open_extracted(self._features.find(rows))
 
-    def forget(self, number: int) -> None:
-        """Forget the rows of a part."""
-        self._store.drop(rows_of(number))
-
     def identity(self, number: int) -> str:
         """Return an identifier that changes when a part's rows change."""
         rows = self._store.load(rows_of(number)).meta[ROWS]
@@ -138,16 +128,9 @@ class SiteTables:
     ) -> FeatureArray:
         """Return the features of a part's rows, (n, d), memory-mapped where possible.
 
-        Args:
-            number: of the part.
-            encoder: with the run's hashes.
-            rows: (n,), positions among the extracted rows; a few sorted runs.
-            is_private: whether a column of another kind than the encoder's counts as
-                missing: a refusal where it has values would tell who has some.
-
-        Raises:
-            SchemaError: a column is of another kind than when the encoder was fitted.
-            SiteError: the rows are gone, or the cache cannot be written.
+        ``rows`` (n,) are a few sorted runs. A column of another kind than the encoder's
+        is a SchemaError, or counts as missing where the run ``is_private``: a refusal
+        where it has values would tell who has some.
         """
         extracted = self.extracted(number)
         missing: tuple[str, ...] = ()
@@ -170,10 +153,7 @@ class SiteTables:
     ) -> FeatureArray:
         """Return ``features[place]``, (n, d), memory-mapped where possible.
 
-        Args:
-            number: of the part.
-            features: (k, d), which :meth:`encode` has returned last for the part.
-            place: (n,), rows of it, as often as they are wanted.
+        ``features`` (k, d) are those that :meth:`encode` has returned for the part.
         """
         if number not in self._features.encoded:
             return features[place]

@@ -1,1 +1,1 @@
-"""What a site does with each kind of message."""
+"""The handlers of the messages to a site, by family."""

@@ -5,11 +5,11 @@ drawn in proportion to it; ``weigh`` the importance of the rows of the sample, u
 masks that cancel in the sum over all parts. The entries that a round saves for the next
 one never change, so that a round that is answered again is answered alike.
 
-An honest server says of how many parts it sums: a part that is told that it is alone
-adds no mask.
+An honest server says of how many parts it sums: a part that it calls alone adds no
+mask.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from client_apps.data.run_store import Entry
 from client_apps.handlers.training_rows import IntArray, read_multiplicity
-from client_apps.operator.participant import Part
-from client_apps.privacy.guard import Guard
-from client_apps.privacy.ledger_entries import DRAWN, MASKED, SENSITIVITIES, Shard
+from client_apps.operator.participant import Participant
+from client_apps.privacy.guard import check_plan, check_rows
+from client_apps.privacy.ledger_entries import DRAWN, MASKED, SENSITIVITIES, note
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray, blocks
 from tp_flower.coresets.importance import (
@@ -40,11 +40,10 @@ from tp_flower.coresets.importance import (
 )
 from tp_flower.coresets.sampling import draw_rows
 from tp_flower.coresets.solvers import nearest, weighted_kmeans
-from tp_flower.errors import SiteError
+from tp_flower.errors import MessageError, SiteError
 from tp_flower.features.encoder import SiteEncoder, TableEncoder
 from tp_flower.learning.models.local_model import on_host
-from tp_flower.privacy.key_agreement import MOST_PARTS, pair_masks, to_fixed
-from tp_flower.privacy.mechanisms import Release
+from tp_flower.privacy.key_agreement import pair_masks, to_fixed
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol.codec import check_sizes, parse, required
 from tp_flower.protocol.coreset_messages import (
@@ -67,17 +66,17 @@ from tp_flower.protocol.packet import row_numbers, unpack_bits
 from tp_flower.randomness import Stream, generator
 from tp_flower.sources.policy import LABELS, MODELS, ROWS, SCORES
 
-LARGEST_PENALTY: Final = 1e100
 MASKS: Final = "coreset masks"
 _COLUMNS: Final = "second moments of the shard's columns, the label's too"
 _SUMS: Final = (
     "what the sensitivities of the table's rows sum to",
     f"{_COLUMNS}, or the cost of its clusters",
 )
-"""What a shard measures where it is its whole table, and where the table has others."""
+"""The measures of a shard that is its whole table, and of one that has others."""
 TOLERANCE: Final = 1e-3
 """By which rounding may take a row's share of its own direction beyond all of it."""
 _BLOCK_VALUES: Final = 1 << 21
+_OF_CLUSTERS: Final = ("labels", "distances", "masses", "centres")
 
 
 def rows(site: Site, request: RowsRequest) -> RowsReply:
@@ -85,33 +84,27 @@ def rows(site: Site, request: RowsRequest) -> RowsReply:
     return RowsReply({p.number: _sampled(site, p, request) for p in site.parts()})
 
 
-def _sampled(site: Site, part: Part, request: RowsRequest) -> SampledRows:
-    plan, data = part.outgoing.plan, part.shard.data
-    if plan.allows(SAMPLED_ROWS):
-        # the policy may have changed since the run was planned
-        site.source(part.number).policy.check_release(ROWS, is_private=False)
-        features = np.asarray(on_host(data.trained), np.float64)
-        return SampledRows(rows=row_numbers(features))
-    if plan.allows(CENTRES):
-        return _clusters(part, request)
-    raise SiteError(
-        f"table {part.table}: its rows are not to leave in this run: it was not "
-        "planned so"
-    )
-
-
-def _clusters(part: Part, request: RowsRequest) -> SampledRows:
-    """Return the centres (k, d) of a part's sampled rows, and each row's centre (n,).
+def _sampled(site: Site, part: Participant, request: RowsRequest) -> SampledRows:
+    """Return a part's sampled rows, or the centres (k, d) of them and each row's (n,).
 
     A part without sampled rows has no centre.
     """
-    data = part.shard.data
+    data = part.data
     points = np.asarray(on_host(data.trained), np.float64)
-    masses = np.asarray(data.multiplicity, np.float64)
+    if data.plan.allows(SAMPLED_ROWS):
+        # the policy may have changed since the run was planned
+        site.source(part.number).policy.check_release(ROWS, is_private=False)
+        return SampledRows(rows=row_numbers(points))
+    if not data.plan.allows(CENTRES):
+        raise SiteError(
+            f"table {data.table}: its rows are not to leave in this run: it was not "
+            "planned so"
+        )
     if not len(points):
         return SampledRows(centres=points, nearest=np.zeros(0, np.uint32))
+    weights = np.asarray(data.multiplicity, np.float64)
     rng = generator(request.seed, Stream.LOCAL_FIT, 0, part.number)
-    centres = weighted_kmeans(points, masses, request.clusters, rng)
+    centres = weighted_kmeans(points, weights, request.clusters, rng)
     labels, _ = nearest(points, centres)
     return SampledRows(centres=centres, nearest=labels.astype(np.uint32))
 
@@ -123,14 +116,10 @@ def measure(site: Site, request: MeasureRequest) -> MeasureReply:
     the cost of its clusters.
     """
     parts: dict[int, MeasuredPart] = {}
-    entries: dict[str, Entry] = {}
-    releases: list[Release] = []
     for number, body in site.each(request.parts):
         entry, parts[number] = _measure(site, number, body, request)
-        entries[f"measured-{number}"] = entry
-        shard = Shard.of(site, number, site.source(number))
-        releases.append(shard.uncovered(SENSITIVITIES, _SUMS[body.is_shard]))
-    _save(site, entries, releases)
+        site.store.save(f"measured-{number}", entry)
+        note(site, number, SENSITIVITIES, _SUMS[body.is_shard])
     return MeasureReply(parts)
 
 
@@ -138,41 +127,41 @@ def _measure(
     site: Site, number: int, body: MeasurePart, request: MeasureRequest
 ) -> tuple[Entry, MeasuredPart]:
     """Return the entry that the rows' scores are computed from, and the reply."""
-    guard, source, extracted = Guard(site), site.source(number), site.extracted(number)
+    source, extracted = site.source(number), site.extracted(number)
     kinds = [SCORES]
     kinds += [MODELS] if body.is_shard else []
     kinds += [LABELS] if body.label is not None else []
-    guard.check_plan(source, kinds)
+    check_plan(source, kinds)
     positions = np.flatnonzero(unpack_bits(body.trained, extracted.rows))
-    masses = np.ones(len(positions))
+    weights: FloatArray = np.ones(len(positions))
     if body.multiplicity is not None or body.masses is not None:
         check_sizes(body, trained=len(positions))
-        weights = read_multiplicity(body.multiplicity, body.masses, request.joined_rows)
-        masses = weights.astype(np.float64)
+        most = request.joined_rows
+        multiplicity = read_multiplicity(body.multiplicity, body.masses, most)
+        weights = multiplicity.astype(np.float64)
     about = f"the sensitivities of table {extracted.table!r}"
-    guard.check_rows(source, len(positions), about)
+    check_rows(source, len(positions), about)
     table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
     encoder = table_encoder.at_site(site.hasher())
     features = site.tables.encode(number, encoder, positions)
     if request.sensitivities == CLUSTERS:
-        rng = site.noise.generator()
+        rng = site.round.noise.generator()
         return _measure_clusters(
-            cluster_shard(features, masses, request.clusters, rng),
+            cluster_shard(features, weights, request.clusters, rng),
             is_shard=body.is_shard,
         )
     label, classes = None, 0
     if body.label is not None:
-        label, classes = _label(site, number, body.label, positions)
-    entry, reply = _measure_columns(_Columns(features, label, classes), masses, body)
-    arrays = {**entry.arrays, "own": positions}
+        label, classes = _label(site, number, body.label.get("classes"), positions)
+    entry, reply = _measure_columns(_Columns(features, label, classes), weights, body)
+    arrays = {**entry.arrays, "positions": positions}
     return Entry(arrays, {**entry.meta, "encoder": encoder.to_json()}), reply
 
 
 def _measure_clusters(
     clusters: ShardClusters, *, is_shard: bool
 ) -> tuple[Entry, MeasuredPart]:
-    names = ("labels", "distances", "masses", "centres")
-    arrays = {name: getattr(clusters, name) for name in names}
+    arrays = {name: getattr(clusters, name) for name in _OF_CLUSTERS}
     cost, used = clusters.cost, clusters.used
     reply = MeasuredPart(total=kmeans_total(cost, cost, used))
     if is_shard:
@@ -181,20 +170,15 @@ def _measure_clusters(
 
 
 def _measure_columns(
-    columns: "_Columns", masses: FloatArray, body: MeasurePart
+    columns: "_Columns", weights: FloatArray, body: MeasurePart
 ) -> tuple[Entry, MeasuredPart]:
     penalty = required(body.penalty, "penalty")
-    if penalty > LARGEST_PENALTY:
-        raise SiteError(
-            f"malformed request: 'penalty' is {penalty:g}; allowed: at most "
-            f"{LARGEST_PENALTY:g}"
-        )
     gram = np.zeros((columns.width, columns.width))
     for block, rows in columns.blocks():
-        gram += weighted_gram(rows, masses[block])
+        gram += weighted_gram(rows, weights[block])
     if not is_gram(gram):
         raise SiteError("a feature or the label is too large for a sum of its squares")
-    arrays = {"masses": masses, "gram": gram}
+    arrays = {"masses": weights, "gram": gram}
     if columns.label is not None:
         arrays["label"] = columns.label
     meta = {"of": REGRESSION, "classes": columns.classes, "penalty": penalty}
@@ -235,30 +219,28 @@ class _Columns:
 
 
 def _label(
-    site: Site, number: int, order: Mapping[str, Any], rows: IntArray
+    site: Site, number: int, classes: Sequence[Any] | None, rows: IntArray
 ) -> tuple[FloatArray, int]:
     """Return the label of rows as numbers or classes, (n,), and how many classes."""
     label = site.extracted(number).label
     if label is None:
-        raise SiteError("malformed request: the part has no label")
+        raise MessageError("the part has no label")
     values = label.values[rows]
     if not np.isfinite(values).all():
-        raise SiteError("malformed request: rows without a label are to be trained on")
-    if order.get("classes") is None:
+        raise MessageError("rows without a label are to be trained on")
+    if classes is None:
         if label.kind == "text":
-            raise SiteError("malformed request: the label is text, and needs classes")
+            raise MessageError("the label is text, and needs classes")
         return values, 0
-    numbers = parse(order["classes"], "classes", label.positions_in)[rows]
+    numbers = parse(classes, "classes", label.positions_in)[rows]
     if np.isnan(numbers).any():
-        raise SiteError("malformed request: 'classes' lacks classes of the label")
-    return numbers, len(order["classes"])
+        raise MessageError("'classes' lacks classes of the label")
+    return numbers, len(classes)
 
 
 def draw(site: Site, request: DrawRequest) -> DrawReply:
     """Reply with rows drawn in proportion to the importance of their joined rows."""
     parts: dict[int, DrawnPart] = {}
-    entries: dict[str, Entry] = {}
-    releases: list[Release] = []
     for number, body in site.each(request.parts):
         measured = _load(site, "measured", number)
         if measured.meta["of"] == CLUSTERS:
@@ -266,24 +248,19 @@ def draw(site: Site, request: DrawRequest) -> DrawReply:
         else:
             scores = body.scale * _leverages(site, number, measured, body.gram)
         mass = measured.arrays["masses"] * scores
-        drawn = _computed(draw_rows, mass, body.count, site.noise.generator())
-        parts[number] = DrawnPart(drawn.astype(np.uint32))
-        entries[f"drawn-{number}"] = Entry({"scores": scores}, {})
-        shard = Shard.of(site, number, site.source(number))
-        releases.append(shard.uncovered(DRAWN))
-    _save(site, entries, releases)
+        sample = _computed(draw_rows, mass, body.count, site.round.noise.generator())
+        parts[number] = DrawnPart(sample.astype(np.uint32))
+        site.store.save(f"drawn-{number}", Entry({"scores": scores}, {}))
+        note(site, number, DRAWN)
     return DrawReply(parts)
 
 
 def _cluster_scores(measured: Entry, whole_cost: float | None) -> FloatArray:
     """Return the scores (n,), by the cost of the clusters of all shards."""
-    names = ("labels", "distances", "masses", "centres")
-    clusters = ShardClusters(*(measured.arrays[name] for name in names))
+    clusters = ShardClusters(*(measured.arrays[name] for name in _OF_CLUSTERS))
     cost = clusters.cost if whole_cost is None else whole_cost
     if cost < clusters.cost * (1.0 - TOLERANCE):
-        raise SiteError(
-            "malformed request: 'cost' is no sum over shards of which this is one"
-        )
+        raise MessageError("'cost' is no sum over shards of which this is one")
     return kmeans_scores(clusters, cost)
 
 
@@ -294,15 +271,14 @@ def _leverages(
     gram = measured.arrays["gram"]
     if whole_gram is not None:
         if whole_gram.shape != gram.shape:
-            raise SiteError(
-                f"malformed request: array 'gram' has shape {whole_gram.shape}; "
-                f"allowed: {gram.shape}"
+            raise MessageError(
+                f"array 'gram' has shape {whole_gram.shape}; allowed: {gram.shape}"
             )
         gram = whole_gram
         if not is_gram(gram):
-            raise SiteError("malformed request: array 'gram' is no Gram matrix")
+            raise MessageError("array 'gram' is no Gram matrix")
     encoder = SiteEncoder.from_json(measured.meta["encoder"])
-    features = site.tables.encode(number, encoder, measured.arrays["own"])
+    features = site.tables.encode(number, encoder, measured.arrays["positions"])
     label, classes = measured.arrays.get("label"), int(measured.meta["classes"])
     width, penalty = int(features.shape[1]), float(measured.meta["penalty"])
     basis = whitening(penalised(gram, width, penalty))
@@ -310,9 +286,7 @@ def _leverages(
     for block, rows in _Columns(features, label, classes).blocks():
         scores[block] = leverages(rows, basis)
     if (measured.arrays["masses"] * scores).max(initial=0.0) > 1.0 + TOLERANCE:
-        raise SiteError(
-            "malformed request: array 'gram' is no sum over shards of which this is one"
-        )
+        raise MessageError("array 'gram' is no sum over shards of which this is one")
     return scores
 
 
@@ -321,61 +295,36 @@ def weigh(site: Site, request: WeighRequest) -> WeighReply:
 
     Its entries are forgotten: the next sample of a run is measured anew.
     """
-    if request.summed > MOST_PARTS:
-        raise SiteError(
-            f"malformed request: 'summed' is {request.summed}; at most {MOST_PARTS}"
-        )
     secret = site.hasher().purpose(MASKS).secret
     # all parts are asked in one round, and a round is answered once
     context = f"round {site.round.number}".encode()
     parts: dict[int, WeighedPart] = {}
-    releases: list[Release] = []
     for number, body in site.each(request.parts):
         scores = _load(site, "drawn", number).arrays["scores"]
-        if body.place >= request.summed:
-            raise SiteError(
-                f"malformed request: 'place' is {body.place}, of {request.summed} parts"
-            )
         sampled = _sampled_scores(body.rows, scores)
-        masks = pair_masks(secret, body.place, request.summed, len(sampled), context)
+        place, summed, size = body.place, request.summed, len(sampled)
+        masks = _computed(pair_masks, secret, place, summed, size, context)
         fixed = _computed(to_fixed, sampled, request.joined_rows)
         parts[number] = WeighedPart(fixed + masks)
-        shard = Shard.of(site, number, site.source(number))
-        releases.append(shard.uncovered(MASKED))
-    for number in parts:
+        note(site, number, MASKED)
         site.round.forget(f"measured-{number}", f"drawn-{number}")
-    site.ledger.note(site.store.run, releases)
     return WeighReply(parts)
 
 
 def _sampled_scores(rows: AnyArray, scores: FloatArray) -> FloatArray:
     """Return the scores (k,) of rows (k,); 0 where a row is -1, another part's."""
-    if rows.size and rows.max() >= len(scores):
-        raise SiteError(
-            "malformed request: array 'rows' must hold numbers from -1 to "
-            f"{len(scores) - 1}"
-        )
-    if len(rows) > MOST_SAMPLED:
-        raise SiteError(
-            f"malformed request: array 'rows' has {len(rows)} rows; a sample has at "
-            f"most {MOST_SAMPLED}"
+    if len(rows) > MOST_SAMPLED or rows.max(initial=-1) >= len(scores):
+        raise MessageError(
+            f"array 'rows' must hold at most {MOST_SAMPLED} numbers "
+            f"from -1 to {len(scores) - 1}"
         )
     sampled: FloatArray = np.append(scores, 0.0)[rows]
     return sampled
 
 
-def _save(site: Site, entries: Mapping[str, Entry], releases: list[Release]) -> None:
-    """Save the entries of the next round, and note the releases of this one."""
-    for name, entry in entries.items():
-        site.store.save(name, entry)
-    site.ledger.note(site.store.run, releases)
-
-
 def _load(site: Site, state: str, number: int) -> Entry:
     if not site.store.has(f"{state}-{number}"):
-        raise SiteError(
-            f"malformed request: no rows have been {state} at this point of the run"
-        )
+        raise MessageError(f"no rows have been {state} at this point of the run")
     return site.store.load(f"{state}-{number}")
 
 
@@ -384,5 +333,5 @@ def _computed(function: Callable[..., Any], *arguments: Any) -> AnyArray:
     try:
         array: AnyArray = function(*arguments)
     except ValueError as error:
-        raise SiteError(f"malformed request: {error}") from None
+        raise MessageError(f"{error}") from None
     return array

@@ -7,8 +7,8 @@ rows.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,20 +16,21 @@ import pyarrow.compute as pc
 
 from client_apps.data.database import cannot_write
 from client_apps.data.saved_models import SavedModel, part_folder
-from client_apps.operator.participant import make_model
-from client_apps.privacy.guard import Guard
-from client_apps.privacy.ledger_entries import Shard, scored
+from client_apps.operator.participant import Releaser, make_model
+from client_apps.privacy.guard import check_plan, check_rows
+from client_apps.privacy.ledger_entries import release, set_aside
 from client_apps.rounds.site import Site
-from tp_flower.arrays import FloatArray
-from tp_flower.errors import ModelError, SiteError
+from tp_flower.errors import MessageError, ModelError, SiteError
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
+from tp_flower.features.encoder import SiteEncoder
+from tp_flower.files import PRIVATE
 from tp_flower.keyed_hash import HashArray, KeyedHasher
 from tp_flower.learning.models.local_model import LocalModel
 from tp_flower.model_names import ModelVersion
 from tp_flower.privacy.gradients import check_scores
-from tp_flower.privacy.mechanisms import Reservation
-from tp_flower.privacy.plan import PartPlan, plan_prediction
-from tp_flower.protocol.codec import check_sizes, parse
+from tp_flower.privacy.mechanisms import Release
+from tp_flower.privacy.plan import plan_prediction
+from tp_flower.protocol.codec import check_positions, check_sizes, parse
 from tp_flower.protocol.inference_messages import (
     DeliveredPart,
     DeliverPart,
@@ -40,9 +41,8 @@ from tp_flower.protocol.inference_messages import (
     ScoreReply,
     ScoreRequest,
 )
-from tp_flower.protocol.packet import unpack_bits
+from tp_flower.protocol.packet import Action, unpack_bits
 from tp_flower.protocol.setup_messages import RowKeyColumns
-from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query import Fragment
 from tp_flower.reports.predictions import (
     OCCURRENCE,
@@ -57,18 +57,13 @@ from tp_flower.reports.predictions import (
 from tp_flower.sources.policy import SCORES
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """A part whose model is there, and whose releases are planned.
-
-    Attributes:
-        rows: (k,), positions of the rows to score.
-    """
+class _Ready(NamedTuple):
+    """A part whose model is there; the positions (k,) of the rows that it scores."""
 
     model: LocalModel
-    saved: SavedModel
+    encoder: SiteEncoder
     rows: np.ndarray[Any, np.dtype[np.int64]]
-    plan: PartPlan
+    releaser: Releaser
 
 
 def score(site: Site, request: ScoreRequest) -> ScoreReply:
@@ -77,37 +72,31 @@ def score(site: Site, request: ScoreRequest) -> ScoreReply:
         number: _ready(site, number, body, request)
         for number, body in site.each(request.parts)
     }
-    _set_aside(site, ready)
-    scored_parts: dict[int, ScoredPart] = {}
-    for number, part in site.each(ready):
-        scores = _scores(site, number, part, request.privacy)
-        outgoing = site.outgoing(number, part.plan)
-        scored_parts[number] = ScoredPart(
-            rows=len(part.rows), scores=outgoing.scores(scores)
-        )
+    set_aside(site, [_planned(site, each.releaser) for each in ready.values()])
+    parts: dict[int, ScoredPart] = {}
+    is_private = request.privacy.covers_predictions
+    for number, (model, encoder, rows, releaser) in site.each(ready):
+        features = site.tables.encode(number, encoder, rows, is_private=is_private)
+        scores = releaser.scores(model.scores(features))
+        parts[number] = ScoredPart(rows=len(rows), scores=scores)
     site.pay()
-    return ScoreReply(ledger=site.ledger.lines(site.store.run), parts=scored_parts)
+    return ScoreReply(ledger=site.ledger.lines(site.store.run), parts=parts)
 
 
-def _ready(
-    site: Site,
-    number: int,
-    body: ScorePart,
-    request: ScoreRequest,
-) -> _Ready:
-    guard, source, extracted = Guard(site), site.source(number), site.extracted(number)
-    guard.check_plan(source, (SCORES,), request.privacy)
+def _ready(site: Site, number: int, body: ScorePart, request: ScoreRequest) -> _Ready:
+    source, extracted = site.source(number), site.extracted(number)
+    check_plan(source, (SCORES,), request.privacy)
     rows = np.flatnonzero(unpack_bits(body.rows, extracted.rows))
-    guard.check_rows(source, len(rows), f"the scores of table {extracted.table!r}")
+    check_rows(source, len(rows), f"the scores of table {extracted.table!r}")
     saved = _saved(site, body, ModelVersion(request.model_name, request.model_version))
-    _check_fits(saved, Fragment.from_json(site.fragment(number)))
+    _check_fits(saved, site.fragment(number))
     width = saved.encoder.encoder.width
     model = make_model(saved.spec, width, request.device)
     model.parameters = saved.parameters
     if request.privacy.covers_predictions:
         check_scores(model, width)
     plan = plan_prediction(request.privacy, saved.spec.output_scale or 1.0)
-    return _Ready(model, saved, rows, plan)
+    return _Ready(model, saved.encoder, rows, site.releaser(number, plan))
 
 
 def _saved(site: Site, body: ScorePart, model: ModelVersion) -> SavedModel:
@@ -139,127 +128,103 @@ def _check_fits(saved: SavedModel, fragment: Fragment) -> None:
 
 def _grouping(fragment: Fragment) -> object:
     """Return the columns and groups of a sub-query; its filters may differ."""
-    own = fragment.subquery
-    return None if own is None else (own.columns, own.groups)
+    subquery = fragment.subquery
+    return None if subquery is None else (subquery.columns, subquery.groups)
 
 
-def _set_aside(site: Site, ready: Mapping[int, _Ready]) -> None:
-    """Reserve the covered releases, and note the others."""
-    sources = {number: site.source(number) for number in ready}
-    releases = [
-        scored(Shard.of(site, number, sources[number]), part.plan)
-        for number, part in ready.items()
-    ]
-    budgets = Guard(site).budgets(list(sources.values()))
-    covered = [
-        Reservation(release, 1) for release in releases if release.mechanism is not None
-    ]
-    site.reserve(covered, budgets)
-    site.ledger.note(
-        site.store.run, [release for release in releases if release.mechanism is None]
-    )
-
-
-def _scores(site: Site, number: int, part: _Ready, privacy: PrivacyTerms) -> FloatArray:
-    """Return the scores (k, d_c) of a part's rows, without noise."""
-    features = site.tables.encode(
-        number,
-        part.saved.encoder,
-        part.rows,
-        is_private=privacy.covers_predictions,
-    )
-    return part.model.scores(features)
+def _planned(site: Site, releaser: Releaser) -> tuple[Release, int]:
+    """Return the scores of rows that are predicted, which leave once."""
+    (use,), number = releaser.plan.uses, releaser.number
+    scope = "given the model and its encoder, which come from an earlier run"
+    if use.mechanism is None:
+        scope = "not covered: the score of every row that is joined leaves as it is"
+    return release(site, number, Action.SCORE, use.what, scope, use.mechanism), 1
 
 
 PREDICTIONS: Final = "predictions"
 """Folder below the state folder."""
 NAMES: Final = "row-keys"
-RUN_SHOWN: Final = 8
-PRIVATE_FILE: Final = 0o600
+_RUN_DIGITS: Final = 8
 PURPOSE: Final = "row keys of predictions"
 _NULL: Final = "null"
 _HEAD: Final = r"^[a-z]+[0-9]+:"
-"""What a key's canonical text begins with: its kind and its length."""
+"""The start of a key's canonical text: its kind and its length."""
 _WHOLE: Final = r"^-?[0-9]{1,18}$"
 """Numbers that int64 has."""
 
 
-@dataclass(frozen=True)
-class RowKey:
-    """The row key of a part: the columns that name its rows.
+def check_row_key(columns: RowKeyColumns | None, keys: int) -> RowKeyColumns:
+    """Return the row key of a request: the last of a fragment's ``keys`` keys."""
+    if columns is None:
+        return RowKeyColumns()
+    names = columns.names
+    taken = {name.lower() for name in names} & {ROW, OCCURRENCE, ROW_HASH}
+    if taken or len(set(names)) < len(names) or not 0 < len(names) <= keys:
+        raise MessageError(
+            f"'names' of a row key must be 1 to {keys} that differ "
+            "from each other and from the columns of predictions"
+        )
+    return columns
 
-    Attributes:
-        names: of its columns, which are the fragment's last keys.
-        leaves: whether its keyed hash leaves the site.
+
+def _keys_of_rows(
+    row_key: RowKeyColumns, extracted: ExtractedShard
+) -> tuple[ExtractedKey, ...]:
+    return extracted.keys[len(extracted.keys) - row_key.columns :]
+
+
+def _plain_key(
+    row_key: RowKeyColumns, extracted: ExtractedShard
+) -> dict[str, pa.Array]:
+    """Return the columns of a row key in the clear, (n,) each."""
+    keys = zip(row_key.names, _keys_of_rows(row_key, extracted), strict=True)
+    return {name: _on_rows(key, _values(key)) for name, key in keys}
+
+
+def _hashed_key(
+    row_key: RowKeyColumns, extracted: ExtractedShard, hasher: KeyedHasher
+) -> HashArray:
+    """Return 128 bits of keyed hash of each row's key, uint64 (n, 2).
+
+    A column that is NULL is a value like others.
     """
-
-    names: tuple[str, ...] = ()
-    leaves: bool = False
-
-    @property
-    def columns(self) -> int:
-        """How many of the fragment's last keys it consists of."""
-        return len(self.names)
-
-    @classmethod
-    def of(cls, columns: RowKeyColumns | None, keys: int) -> Self:
-        """Return the row key of a request."""
-        if columns is None:
-            return cls()
-        names = columns.names
-        taken = {name.lower() for name in names} & {ROW, OCCURRENCE, ROW_HASH}
-        if taken or len(set(names)) < len(names) or not 0 < len(names) <= keys:
-            raise SiteError(
-                f"malformed request: 'names' of a row key must be 1 to {keys} that "
-                "differ from each other and from the columns of predictions"
-            )
-        return cls(names, columns.leaves)
-
-    def of_shard(self, extracted: ExtractedShard) -> tuple[ExtractedKey, ...]:
-        """Return the keys that name the rows."""
-        keys = extracted.keys
-        return keys[len(keys) - self.columns :]
-
-    def plain(self, extracted: ExtractedShard) -> dict[str, pa.Array]:
-        """Return its columns in the clear, (n,) each."""
-        keys = zip(self.names, self.of_shard(extracted), strict=True)
-        return {name: _on_rows(key, _values(key)) for name, key in keys}
-
-    def hashes(self, extracted: ExtractedShard, hasher: KeyedHasher) -> HashArray:
-        """Return 128 bits of keyed hash of each row's key, uint64 (n, 2).
-
-        A column that is NULL is a value like others.
-        """
-        texts = [
-            pc.fill_null(_on_rows(key, _whole(key.texts)), _NULL)
-            for key in self.of_shard(extracted)
-        ]
-        # each text carries its length: no two keys are one text
-        joined = pc.binary_join_element_wise(*texts, "").dictionary_encode()
-        hashes = hasher.purpose(PURPOSE).hash_texts(joined.dictionary)[:, :2]
-        return np.ascontiguousarray(hashes[joined.indices.to_numpy()])
+    texts = [
+        pc.fill_null(_on_rows(key, _whole(key.texts)), _NULL)
+        for key in _keys_of_rows(row_key, extracted)
+    ]
+    # each text carries its length: no two keys are one text
+    joined = pc.binary_join_element_wise(*texts, "").dictionary_encode()
+    hashes = hasher.purpose(PURPOSE).hash_texts(joined.dictionary)[:, :2]
+    return np.ascontiguousarray(hashes[joined.indices.to_numpy()])
 
 
 def leave_hashes(
-    site: Site, number: int, row_key: RowKey, extracted: ExtractedShard
+    site: Site, number: int, row_key: RowKeyColumns, extracted: ExtractedShard
 ) -> HashArray:
     """Return the hashes of a part's row keys, and keep which row each of them is."""
-    hashes = row_key.hashes(extracted, site.hasher())
-    root, run = site.state_folder, site.store.run
-    if root is None:
-        return hashes
-    columns = {
-        ROW_HASH: hex_texts(hashes),
-        ROW: pa.array(np.arange(extracted.rows)),
-        **row_key.plain(extracted),
-    }
-    folder = root / PREDICTIONS / f"{NAMES}-{run[:RUN_SHOWN]}"
+    hashes = _hashed_key(row_key, extracted, site.hasher())
+    root = site.state_folder
+    if root is not None:
+        columns = {
+            ROW_HASH: hex_texts(hashes),
+            ROW: pa.array(np.arange(extracted.rows)),
+            **_plain_key(row_key, extracted),
+        }
+        name = f"{NAMES}-{site.store.run[:_RUN_DIGITS]}"
+        _write(pa.table(columns), root / PREDICTIONS / name, number, {})
+    return hashes
+
+
+def _write(
+    table: pa.Table, folder: Path, number: int, facts: Mapping[str, str]
+) -> Path:
+    """Write the file of a part, for its owner alone."""
     path = folder / f"part-{number}.parquet"
     try:
-        write_predictions(pa.table(columns), path, {}, PRIVATE_FILE)
+        write_predictions(table, path, facts, PRIVATE)
     except OSError as error:
         raise cannot_write(folder, error) from error
-    return hashes
+    return path
 
 
 def _whole(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -286,14 +251,14 @@ def _values(key: ExtractedKey) -> pa.Array:
 
 def deliver(site: Site, request: DeliverRequest) -> DeliverReply:
     """Write the predictions of the parts' rows, a file for each."""
-    root, run = site.state_folder, site.store.run[:RUN_SHOWN]
+    root, run = site.state_folder, site.store.run[:_RUN_DIGITS]
     if root is None:
         raise SiteError(
             "this site can keep no predictions: its state-dir is ':memory:'"
         )
     classes = tuple(request.classes)
     if len(set(classes)) != len(classes):
-        raise SiteError("malformed request: 'classes' must differ")
+        raise MessageError("'classes' must differ")
     outputs = parse(request.loss, "loss", lambda loss: Outputs(loss, classes))
     model = ModelVersion(request.model_name, request.model_version)
     folder = root / PREDICTIONS / f"{model.name}-{model.version}-{run}"
@@ -302,13 +267,12 @@ def deliver(site: Site, request: DeliverRequest) -> DeliverReply:
     for number, body in site.each(request.parts):
         extracted = site.extracted(number)
         scored = _scored(body, extracted.rows, outputs)
-        table = prediction_table(_named(body, extracted, scored), scored, outputs)
-        path = folder / f"part-{number}.parquet"
-        try:
-            write_predictions(table, path, facts, PRIVATE_FILE)
-        except OSError as error:
-            raise cannot_write(folder, error) from error
-        file = path.relative_to(root).as_posix()
+        row_key = check_row_key(body.row_key, len(extracted.keys))
+        rows = pa.array(scored.rows)
+        plain = _plain_key(row_key, extracted).items()
+        names = {ROW: rows, **{name: column.take(rows) for name, column in plain}}
+        table = prediction_table(names, scored, outputs)
+        file = _write(table, folder, number, facts).relative_to(root).as_posix()
         parts[number] = DeliveredPart(rows=len(scored.rows), file=file)
     return DeliverReply(parts)
 
@@ -316,21 +280,8 @@ def deliver(site: Site, request: DeliverRequest) -> DeliverReply:
 def _scored(body: DeliverPart, total: int, outputs: Outputs) -> Scored:
     """Return the joined rows of a part of ``total`` rows that the server has sent."""
     rows = body.rows.astype(np.int64)
-    if rows.size and rows.max() >= total:
-        raise SiteError(
-            f"malformed request: array 'rows' must hold numbers from 0 to {total - 1}"
-        )
+    check_positions(rows, "rows", total)
     if (np.diff(rows) < 0).any():
-        raise SiteError("malformed request: array 'rows' must ascend")
+        raise MessageError("array 'rows' must ascend")
     check_sizes(body, outputs=outputs.count)
     return Scored(rows, body.scores, unpack_bits(body.partial, len(rows)))
-
-
-def _named(
-    body: DeliverPart, extracted: ExtractedShard, scored: Scored
-) -> dict[str, pa.Array]:
-    """Return the names of the joined rows: the row of the table, and its key."""
-    row_key = RowKey.of(body.row_key, len(extracted.keys))
-    rows = pa.array(scored.rows)
-    columns = row_key.plain(extracted).items()
-    return {ROW: rows, **{name: column.take(rows) for name, column in columns}}

@@ -5,21 +5,20 @@ one for all sites that it is compared with. The site replies with an update of e
 with the metrics that the parameters have there.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from client_apps.operator.participant import Part, State, body_of
+from client_apps.operator.participant import Participant, body_of
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
-from tp_flower.errors import DivergedError, SiteError
+from tp_flower.errors import DivergedError, MessageError
 from tp_flower.learning.losses import loss_of
 from tp_flower.personalised.sites import SiteObjective
 from tp_flower.personalised.update_codec import encode_update
 from tp_flower.personalised.z_step import piecewise_update
-from tp_flower.privacy.plan import CURVATURE
 from tp_flower.protocol.codec import check_sizes
 from tp_flower.protocol.packet import row_numbers
 from tp_flower.protocol.personalised_messages import (
@@ -44,22 +43,24 @@ class PersonalisedModel:
     Attributes:
         labels: of all its rows, (n,), the trained ones first.
         start: (p,), parameters that nobody has trained.
-        summary: kind of the summary that may leave, and the multiplier of its noise.
+        summary: the data that similarities are computed from.
+        noise_multiplier: of the noise on a summary; 0 for none.
     """
 
-    part: Part
+    part: Participant
     objective: SiteObjective
     labels: FloatArray
     curvature: float
     start: FloatArray
-    summary: Mapping[str, Any]
+    summary: str
+    noise_multiplier: float
 
     def metrics(self, parameters: FloatArray) -> SiteMetrics:
         """Return the metrics of the trained and of the held-out rows."""
         objective, count = self.objective, len(self.objective.labels)
         train = objective.metrics(parameters, objective.features, objective.labels)
         train["penalty"] = objective.penalty(parameters)
-        held_out = self.part.shard.data.features[count:]
+        held_out = self.part.data.features[count:]
         test = objective.metrics(parameters, held_out, self.labels[count:])
         return SiteMetrics(train, test)
 
@@ -71,13 +72,11 @@ def personalised_models(
     for part in site.parts():
         entry = site.store.load(f"part-{part.number}")
         if LOCAL_LABELS not in entry.arrays:
-            raise SiteError("malformed request: the run keeps no labels at the site")
+            raise MessageError("the run keeps no labels at the site")
         meta: Any = entry.meta
-        model, data = part.shard.model, part.shard.data
+        model, data = part.model, part.data
         if len(base) != model.outputs:
-            raise SiteError(
-                f"malformed request: 'base' must be {model.outputs} numbers"
-            )
+            raise MessageError(f"'base' must be {model.outputs} numbers")
         labels = np.array(entry.arrays[LOCAL_LABELS])
         objective = SiteObjective(
             model=model,
@@ -87,25 +86,28 @@ def personalised_models(
             base=np.array(base, np.float64),
             l2=data.l2,
         )
-        curvature, summary = meta[CURVATURE], meta["summary"]
         yield PersonalisedModel(
-            part, objective, labels, curvature, model.parameters, summary
+            part,
+            objective,
+            labels,
+            curvature=meta["curvature"],
+            start=model.parameters,
+            summary=meta["summary"],
+            noise_multiplier=meta["noise_multiplier"],
         )
 
 
 def personal(site: Site, request: PersonalRequest) -> PersonalReply:
     """Take parameters; reply with updates (unless it is the end) and metrics."""
     parts: dict[int, TrackUpdates] = {}
-    changed: dict[int, State] = {}
     for personalised in personalised_models(site, request.base):
         part = personalised.part
         body = body_of(request.parts, part)
-        check_sizes(body, parameters=len(part.shard.model.penalised))
+        check_sizes(body, parameters=len(part.model.penalised))
         parts[part.number] = _track_updates(personalised, body, request)
         # the site's own model is what it was sent last
-        part.shard.model.parameters = body.personal.astype(np.float64)
-        changed[part.number] = part.state
-    site.save_state(changed)
+        part.model.parameters = body.personal.astype(np.float64)
+        site.save(part)
     return PersonalReply(parts)
 
 
@@ -115,20 +117,21 @@ def _track_updates(
     """Return the metrics of the parameters that came, and updates of them."""
     start = body.personal.astype(np.float64)
     common = None if body.common is None else body.common.astype(np.float64)
-    fields: dict[str, Any] = {}
+    update = code = common_update = None
     if request.pace is not None:
-        update = _update(personalised, start, request.pace)
+        whole = _update(personalised, start, request.pace)
         if request.code is None:
-            fields["update"] = row_numbers(update)
+            update = row_numbers(whole)
         else:
-            fields["code"] = _encoded(update, request.code)
+            code = _encoded(whole, request.code)
         if common is not None:
-            common_update = _update(personalised, common, request.pace)
-            fields["common_update"] = row_numbers(common_update)
+            common_update = row_numbers(_update(personalised, common, request.pace))
     return TrackUpdates(
         metrics=personalised.metrics(start),
         common_metrics=None if common is None else personalised.metrics(common),
-        **fields,
+        update=update,
+        code=code,
+        common_update=common_update,
     )
 
 

@@ -5,31 +5,30 @@ curvature, how many rows there are, and a summary of the site where a graph need
 Rows and labels stay.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 
-from client_apps.data.features import forget, rows_of
-from client_apps.data.run_store import Entry
+from client_apps.data.features import forget, place
 from client_apps.handlers.personalised import (
     LOCAL_LABELS,
     PersonalisedModel,
     personalised_models,
 )
-from client_apps.operator.participant import ShardData, State, fixed_entry, make_model
-from client_apps.privacy.guard import Guard
-from client_apps.privacy.ledger_entries import Shard
+from client_apps.operator.participant import Participant, ShardData, make_model
+from client_apps.privacy.guard import check_plan, check_rows
+from client_apps.privacy.ledger_entries import release, set_aside
 from client_apps.rounds.site import Site
 from tp_flower.arrays import FloatArray
-from tp_flower.errors import QueryError, SiteError
+from tp_flower.errors import MessageError, QueryError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.learning.losses import LARGEST_LABEL, MAX_CLASSES, Loss, loss_of
 from tp_flower.learning.models.local_model import (
     LinearModel,
-    LocalModel,
     ModelSpec,
     on_host,
 )
@@ -45,8 +44,8 @@ from tp_flower.personalised.sites import (
     noisy_mean,
 )
 from tp_flower.privacy.accounting import noise_multiplier
-from tp_flower.privacy.mechanisms import Gaussian, Reservation
-from tp_flower.privacy.plan import CURVATURE, GRADIENTS, PartPlan
+from tp_flower.privacy.mechanisms import Gaussian, Release
+from tp_flower.privacy.plan import CURVATURE, GRADIENTS
 from tp_flower.protocol.codec import parse
 from tp_flower.protocol.packet import Action, unpack_bits
 from tp_flower.protocol.personalised_messages import (
@@ -59,7 +58,6 @@ from tp_flower.protocol.personalised_messages import (
     SummariseRequest,
 )
 from tp_flower.protocol.setup_messages import LabelFacts
-from tp_flower.protocol.training_messages import Update
 from tp_flower.randomness import Stream, generator
 from tp_flower.sources.policy import LABELS, MODELS, STATISTICS
 from tp_flower.sources.shards import ShardSource
@@ -111,7 +109,6 @@ def label_sums(labels: FloatArray, classes: int) -> list[float]:
 
 
 LABEL_SUMS: Final = "label-sums"
-METRICS: Final = "metrics"
 SUMMARY: Final = "summaries"
 
 _ACTIONS: Final = {
@@ -130,85 +127,71 @@ _NOTES: Final[Mapping[str, str]] = {
     CURVATURE: "not covered: one number of how steep the site's objective is",
     GRADIENTS: "not covered: the gradient of the mean loss of the training rows, at "
     "the parameters that the server sends; in every round anew",
-    METRICS: "not covered: metrics of the training and of the held-out rows, at the "
+    "metrics": "not covered: metrics of the training and of the held-out rows, at the "
     "same parameters",
 }
 
 
 def personalise(site: Site, request: PersonaliseRequest) -> PersonaliseReply:
     """Encode the features, keep the labels, make the model; reply with sums."""
-    summary = _summary_plan(request)
-    prepared = {
-        number: _prepare_part(site, number, body, request, summary)
-        for number, body in site.each(request.parts)
-    }
-    _set_aside(site, prepared, summary)
-    states: dict[int, State] = {}
-    for number, (entry, model, _) in site.each(prepared):
-        site.save_part(number, entry)
-        site.round.forget(rows_of(number))
-        states[number] = (model, {})
-    site.start_state(states)
-    starts = {number: start for number, (_, _, start) in prepared.items()}
+    multiplier = _summary_noise(request)
+    starts: dict[int, PersonalisedPart] = {}
+    site.round.arrays.clear()
+    for number, body in site.each(request.parts):
+        starts[number] = _start(site, number, body, request, multiplier)
+    planned = (_planned(site, n, request.graph, multiplier) for n in request.parts)
+    set_aside(site, chain.from_iterable(planned))
     return PersonaliseReply(ledger=site.ledger.lines(site.store.run), parts=starts)
 
 
-def _summary_plan(request: PersonaliseRequest) -> dict[str, Any]:
-    """Return the kind of the summaries of a run, and the multiplier of their noise."""
-    kind, epsilon, delta = request.graph, request.graph_epsilon, request.delta
-    if not epsilon or kind not in (BY_DATA, BY_FEATURES):
-        return {"kind": kind, "multiplier": 0.0}
+def _summary_noise(request: PersonaliseRequest) -> float:
+    """Return the multiplier of the noise on a run's summaries; 0 for none."""
+    epsilon, delta = request.graph_epsilon, request.delta
+    if not epsilon or request.graph not in (BY_DATA, BY_FEATURES):
+        return 0.0
     try:
-        return {"kind": kind, "multiplier": noise_multiplier(epsilon, delta)}
+        return noise_multiplier(epsilon, delta)
     except ValueError as error:
         raise SiteError(
             f"graph-epsilon = {epsilon:g}, delta = {delta:g}: {error}"
         ) from None
 
 
-def _set_aside(site: Site, numbers: Iterable[int], summary: Mapping[str, Any]) -> None:
-    """Reserve the noisy summaries, and note what nothing covers."""
-    kind, multiplier = str(summary["kind"]), summary["multiplier"]
+def _planned(
+    site: Site, number: int, kind: str, multiplier: float
+) -> Iterator[tuple[Release, int]]:
+    """Yield the releases of a part: the noisy summary, and what nothing covers."""
     notes = dict(_NOTES)
-    if kind in _SUMMARIES and not multiplier:
-        notes[SUMMARY] = f"not covered: {_SUMMARIES[kind]}"
-    sources = {number: site.source(number) for number in numbers}
-    shards = [Shard.of(site, number, source) for number, source in sources.items()]
     if multiplier:
         scope = f"{_SUMMARIES[kind]}; not: the number of rows, and the encoder"
         noise = Gaussian(multiplier)
-        planned = [
-            Reservation(shard.release(Action.SUMMARISE, SUMMARY, scope, noise), limit=1)
-            for shard in shards
-        ]
-        site.reserve(planned, Guard(site).budgets(list(sources.values())))
-    noted = [
-        shard.release(_ACTIONS.get(what, Action.PERSONAL), what, scope)
-        for shard in shards
-        for what, scope in notes.items()
-    ]
-    site.ledger.note(site.store.run, noted)
+        yield release(site, number, Action.SUMMARISE, SUMMARY, scope, noise), 1
+    elif kind in _SUMMARIES:
+        notes[SUMMARY] = f"not covered: {_SUMMARIES[kind]}"
+    for what, scope in notes.items():
+        action = _ACTIONS.get(what, Action.PERSONAL)
+        yield release(site, number, action, what, scope), 1
 
 
-def _prepare_part(
+def _start(
     site: Site,
     number: int,
     body: PersonalisePart,
     request: PersonaliseRequest,
-    summary: Mapping[str, Any],
-) -> tuple[Entry, LocalModel, PersonalisedPart]:
-    """Return the entry of a part in training, its model, and its reply."""
-    guard, source, extracted = Guard(site), site.source(number), site.extracted(number)
-    guard.check_plan(source, (MODELS, STATISTICS))
+    multiplier: float,
+) -> PersonalisedPart:
+    """Begin the training of a part; return its reply."""
+    source, extracted = site.source(number), site.extracted(number)
+    check_plan(source, (MODELS, STATISTICS))
     trained = unpack_bits(body.trained, extracted.rows)
     tested = unpack_bits(body.tested, extracted.rows)
     if (trained & tested).any():
-        raise SiteError("malformed request: a row is both trained on and held out")
+        raise MessageError("a row is both trained on and held out")
     rows = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested)])
     count = int(np.count_nonzero(trained))
-    guard.check_rows(source, count, f"the model of table {extracted.table!r}")
+    check_rows(source, count, f"the model of table {extracted.table!r}")
     held_out = len(rows) - count
-    guard.check_rows(source, held_out, f"the metrics of table {extracted.table!r}")
+    check_rows(source, held_out, f"the metrics of table {extracted.table!r}")
     table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
     encoder = table_encoder.at_site(site.hasher())
     spec = parse(body.model, "model", ModelSpec.from_json)
@@ -217,39 +200,37 @@ def _prepare_part(
     labels = _labels(extracted.label, loss, classes)[rows]
     features = site.tables.encode(number, encoder, rows)
     model = make_model(spec, features.shape[1], body.device)
+    forget(site.store, number)
     data = ShardData(
-        features=features,
+        features=place(site.store, number, features, body.device, spec.kind),
         multiplicity=np.ones(count, np.int64),
         tested=np.arange(len(rows)) >= count,
         joined_rows=max(count, 1),
         l2=body.l2,
-    )
-    entry = fixed_entry(
-        data,
-        spec,
-        PartPlan(),
         table=extracted.table,
-        encoder=encoder.to_json(),
+        spec=spec,
         device=body.device,
-        update=str(Update.LOCAL),
-        loss=request.loss,
     )
-    forget(site.store, number)
-    placed = site.place(number, entry)[:count]
-    base = np.zeros(spec.outputs)
-    objective = SiteObjective(model, placed, labels[:count], loss, base, body.l2)
+    base, trained_labels = np.zeros(spec.outputs), labels[:count]
+    objective = SiteObjective(model, data.trained, trained_labels, loss, base, body.l2)
     curvature = objective.largest_curvature
-    start = PersonalisedPart(
+    site.start(
+        Participant(number, data, model, {}, site.releaser(number, data.plan)),
+        {LOCAL_LABELS: labels},
+        encoder=encoder.to_json(),
+        loss=request.loss,
+        curvature=curvature,
+        summary=request.graph,
+        noise_multiplier=multiplier,
+    )
+    return PersonalisedPart(
         features=features.shape[1],
         rows=count,
-        label_sums=label_sums(labels[:count], len(classes)),
+        label_sums=label_sums(trained_labels, len(classes)),
         curvature=curvature,
         penalised=model.penalised.astype(np.uint8),
         parameters=model.parameters.astype(np.float32),
     )
-    arrays = {**entry.arrays, LOCAL_LABELS: labels}
-    meta = {**entry.meta, CURVATURE: curvature, "summary": summary}
-    return Entry(arrays, meta), model, start
 
 
 def _labels(
@@ -257,14 +238,14 @@ def _labels(
 ) -> FloatArray:
     """Return the labels of all rows as numbers (n,): positions of their classes."""
     if label is None:
-        raise SiteError("malformed request: the part has no label")
+        raise MessageError("the part has no label")
     if not classes:
         return label.values
     if loss.outputs != (len(classes) if loss.name == "softmax" else 1):
-        raise SiteError("malformed request: 'classes' are not those of the loss")
+        raise MessageError("'classes' are not those of the loss")
     numbers = label.positions_in(classes)
     if np.isnan(numbers).any():
-        raise SiteError("malformed request: 'classes' lacks one of the site's")
+        raise MessageError("'classes' lacks one of the site's")
     return numbers
 
 
@@ -279,9 +260,9 @@ def summarise(site: Site, request: SummariseRequest) -> SummariseReply:
     """Reply with the metrics of the model of the site alone, and what a graph needs."""
     parts: dict[int, SiteSummary] = {}
     for model in personalised_models(site, request.base):
-        kind = str(model.summary["kind"]) if request.summaries else ""
+        kind = model.summary if request.summaries else ""
         if request.summaries and kind not in SUMMARIES:
-            raise SiteError("malformed request: no summary was planned in this run")
+            raise MessageError("no summary was planned in this run")
         alone = model.start
         if request.alone or kind == BY_MODELS:
             alone = _trained_alone(model)
@@ -310,9 +291,9 @@ def _summary(
     site: Site, model: PersonalisedModel, request: SummariseRequest
 ) -> FloatArray:
     """Return the summary of a part's trained rows, with the noise that is planned."""
-    multiplier = float(model.summary["multiplier"])
+    multiplier = model.noise_multiplier
     features = np.asarray(on_host(model.objective.features))
-    if model.summary["kind"] == BY_DATA:
+    if model.summary == BY_DATA:
         labels = _label_columns(model.objective, request.label_scale)
         rows = np.column_stack([features, labels])
         rng = generator(request.seed, Stream.SUMMARIES)
@@ -325,7 +306,7 @@ def _summary(
     if not multiplier:
         return mean
     site.uses.append((model.part.number, SUMMARY, 0))
-    return noisy_mean(mean, bound, len(features), multiplier, site.noise)
+    return noisy_mean(mean, bound, len(features), multiplier, site.round.noise)
 
 
 def _label_columns(objective: SiteObjective, scale: float) -> FloatArray:

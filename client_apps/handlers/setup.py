@@ -4,28 +4,29 @@ Every action takes the site and the request and returns the reply. It changes th
 state last, so that an action that fails has changed nothing.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import numpy as np
 
-from client_apps.handlers.inference import RowKey, leave_hashes
+from client_apps.handlers.inference import check_row_key, leave_hashes
 from client_apps.handlers.personalised_setup import local_label_facts
 from client_apps.privacy import ledger_entries
-from client_apps.privacy.guard import Guard
+from client_apps.privacy.guard import (
+    check_extracted,
+    check_fragment,
+    check_rows,
+    visible_schema,
+)
 from client_apps.privacy.keys import key_fields, key_groups, key_source, take_secret
-from client_apps.privacy.ledger_entries import Shard
-from client_apps.privacy.noisy_labels import LabelOrder, released_label
+from client_apps.privacy.ledger_entries import note
+from client_apps.privacy.noisy_labels import released_label
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray
 from tp_flower.duckdb_engine import quote_name
-from tp_flower.errors import PolicyError, SiteError
+from tp_flower.errors import MessageError, SiteError
 from tp_flower.extraction.extract import extract
-from tp_flower.extraction.extracted import ExtractedShard, LabelColumn, StoredColumn
+from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.extraction.select_plan import without_values
 from tp_flower.features.choice import TableChoice
 from tp_flower.features.statistics import (
-    ColumnStatistics,
     Sample,
     declared_statistics,
     feature_statistics,
@@ -35,9 +36,8 @@ from tp_flower.keyed_hash import HashArray
 from tp_flower.learning.label_noise import LabelPlan
 from tp_flower.node_config import NUM_PARTITIONS
 from tp_flower.privacy.key_agreement import GUARANTEES, SIMULATED
-from tp_flower.privacy.mechanisms import Release
-from tp_flower.protocol.codec import parse
-from tp_flower.protocol.packet import ArrayKey, unpack_bits
+from tp_flower.protocol.codec import check_positions, parse
+from tp_flower.protocol.packet import unpack_bits
 from tp_flower.protocol.setup_messages import (
     CheckedPart,
     CheckPart,
@@ -51,14 +51,13 @@ from tp_flower.protocol.setup_messages import (
     ExtractRequest,
     LabelFacts,
     ShardDescription,
+    StatisticsOfPart,
     StatisticsPart,
     StatisticsReply,
     StatisticsRequest,
 )
 from tp_flower.query import Fragment
 from tp_flower.sources.shards import ShardSource
-
-Arrays = dict[ArrayKey, AnyArray]
 
 
 def describe(site: Site, request: DescribeRequest) -> DescribeReply:
@@ -71,13 +70,11 @@ def describe(site: Site, request: DescribeRequest) -> DescribeReply:
         # what it has not used in all that time, it will not
         site.ledger.close(run)
     wanted = {name.lower() for name in request.tables}
-    guard = Guard(site)
     shards = []
-    sources = site.shards()
-    for position, source in enumerate(sources):
+    for position, source in enumerate(site.shards):
         if source.table.lower() not in wanted:
             continue
-        schema = guard.schema(source)
+        schema = visible_schema(site, source)
         columns = {name: without_values(kind) for name, kind in schema.columns.items()}
         shards.append(
             ShardDescription(
@@ -92,7 +89,7 @@ def describe(site: Site, request: DescribeRequest) -> DescribeReply:
         )
     return DescribeReply(
         shards=shards,
-        tables=list(dict.fromkeys(source.table for source in sources)),
+        tables=list(dict.fromkeys(source.table for source in site.shards)),
         partitions=int(str(site.context.node_config.get(NUM_PARTITIONS, 0))),
         simulated=site.is_simulated,
         **key_fields(site),
@@ -102,34 +99,27 @@ def describe(site: Site, request: DescribeRequest) -> DescribeReply:
 def extract_rows(site: Site, request: ExtractRequest) -> ExtractReply:
     """Run the query's fragments; reply with hashed join keys and labels."""
     take_secret(site, request)
-    parts: dict[int, ExtractedPart] = {}
-    releases: list[Release] = []
-    for number, body in site.each(request.parts):
-        parts[number], noted = _extract_part(site, number, body)
-        releases += noted
-    site.ledger.note(site.store.run, releases)
+    parts = {n: _extract_part(site, n, body) for n, body in site.each(request.parts)}
     return ExtractReply(parts)
 
 
-def _extract_part(
-    site: Site, number: int, body: ExtractPart
-) -> tuple[ExtractedPart, list[Release]]:
-    """Run a part's fragment; return its reply, and the releases to be noted."""
-    sources = site.shards()
-    if body.shard >= len(sources):
-        raise SiteError(
-            f"malformed request: 'shard' is {body.shard}; the site hosts {len(sources)}"
-        )
-    source = sources[body.shard]
+def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
+    """Run a part's fragment; note what leaves, and return it."""
+    hosted = len(site.shards)
+    if body.shard >= hosted:
+        raise MessageError(f"'shard' is {body.shard}; the site hosts {hosted}")
+    source = site.shards[body.shard]
     fragment = parse(body.fragment, "fragment", Fragment.from_json)
-    row_key = RowKey.of(body.row_key, len(fragment.keys))
+    row_key = check_row_key(body.row_key, len(fragment.keys))
     groups = key_groups(body.key_groups, len(fragment.keys) - row_key.columns)
-    extracted = _extract(site, number, source, fragment)
-    site.bind(number, body.shard, fragment.to_json())
+    check_fragment(site, source, fragment)
+    extracted = site.tables.extract(number, source, fragment)
+    check_extracted(source, fragment, extracted.rows)
+    site.bind(number, body.shard, fragment)
     site.round.learn(site.tables.identity(number))
     label = values = None
     if extracted.label is not None:
-        label, values = _label(site, number, body, source, fragment, extracted.label)
+        label, values = _label(site, number, body, extracted.label)
     elif body.local_label is not None:
         raise SiteError(f"table {extracted.table}: its rows were kept without a label")
     if fragment.weight is not None and extracted.weight is None:
@@ -139,7 +129,13 @@ def _extract_part(
         str(key): column.hashed(site.join_hasher(group))
         for key, (column, group) in enumerate(zip(extracted.keys, groups, strict=False))
     }
-    reply = ExtractedPart(
+    note(site, number, ledger_entries.COUNTS)
+    if groups or body.groups or row_key.leaves:
+        guarantee = SIMULATED if site.is_simulated else GUARANTEES[key_source(site)]
+        note(site, number, ledger_entries.KEYS, guarantee)
+    if fragment.weight is not None:
+        note(site, number, ledger_entries.WEIGHTS)
+    return ExtractedPart(
         rows=extracted.rows,
         keys=[key.kind for key in extracted.keys],
         engine=extracted.contents.engine,
@@ -154,26 +150,13 @@ def _extract_part(
         if row_key.leaves
         else None,
     )
-    shard = Shard.of(site, number, source)
-    releases = [shard.uncovered(ledger_entries.COUNTS)]
-    if groups or body.groups or row_key.leaves:
-        guarantee = SIMULATED if site.is_simulated else GUARANTEES[key_source(site)]
-        releases.append(shard.uncovered(ledger_entries.KEYS, guarantee))
-    if fragment.weight is not None:
-        releases.append(shard.uncovered(ledger_entries.WEIGHTS))
-    return reply, releases
 
 
 def _label(
-    site: Site,
-    number: int,
-    body: ExtractPart,
-    source: ShardSource,
-    fragment: Fragment,
-    label: LabelColumn,
+    site: Site, number: int, body: ExtractPart, label: LabelColumn
 ) -> tuple[LabelFacts, AnyArray | None]:
     """Return the label's type, and its values unless they stay."""
-    terms = body.label_privacy
+    source, terms = site.source(number), body.label_privacy
     if body.local_label is not None or terms is None:
         _check_classes(source, label)
     if body.local_label is not None:
@@ -181,24 +164,8 @@ def _label(
     plan = None
     if terms is not None:
         plan = LabelPlan(terms.mechanism, terms.epsilon, terms.classes, terms.limits)
-    order = LabelOrder(number, source, fragment, plan)
-    released = released_label(site, Guard(site), order, label)
+    released = released_label(site, number, plan, label)
     return LabelFacts(released.kind, list(released.categories)), released.values
-
-
-def _extract(
-    site: Site, number: int, source: ShardSource, fragment: Fragment
-) -> ExtractedShard:
-    """Run a fragment that the policy allows; drop rows that it refuses."""
-    guard = Guard(site)
-    guard.check_fragment(source, fragment)
-    extracted = site.tables.extract(number, source, fragment)
-    try:
-        guard.check_extracted(source, fragment, extracted.rows)
-    except PolicyError:
-        site.tables.forget(number)
-        raise
-    return extracted
 
 
 def _check_classes(source: ShardSource, label: LabelColumn) -> None:
@@ -227,78 +194,49 @@ def _group_hashes(site: Site, source: ShardSource, fragment: Fragment) -> HashAr
     return groups.hashed(site.hasher().purpose(f"groups of {fragment.table}")).hashes
 
 
-@dataclass(frozen=True)
-class _Fitting:
-    """A part whose encoders are to be made.
-
-    Attributes:
-        kinds: of value, by feature; "" of a column that is all NULL at its source.
-    """
-
-    number: int
-    choice: TableChoice
-    kinds: Mapping[str, str]
-    sample: Sample
-
-    @property
-    def fitted(self) -> list[str]:
-        """Names of the features whose encoder needs statistics."""
-        return [
-            name
-            for name, kind in self.kinds.items()
-            if not self.choice.is_declared(name, kind)
-        ]
-
-
 def statistics(site: Site, request: StatisticsRequest) -> StatisticsReply:
     """Reply with the statistics that encoders are fitted to, over the named rows.
 
     Of a feature whose encoder needs none, the reply has its kind and no more.
     """
-    fittings = {
-        number: _checked_fitting(site, number, body)
-        for number, body in site.each(request.parts)
-    }
-    parts = {}
-    noted: list[Release] = []
-    for number, fitting in site.each(fittings):
-        features = {
-            info.name: _statistics_of(site, fitting, info)
-            for info in site.extracted(number).features
-        }
-        parts[number] = to_wire(features)
-        if fitting.fitted:
-            shard = Shard.of(site, number, site.source(number))
-            noted.append(shard.uncovered(ledger_entries.STATISTICS))
-    site.ledger.note(site.store.run, noted)
+    parts = {n: _statistics_of(site, n, body) for n, body in site.each(request.parts)}
     return StatisticsReply(parts)
 
 
-def _checked_fitting(site: Site, number: int, body: StatisticsPart) -> _Fitting:
-    """Read the request for a part, and refuse it where the part's policy does."""
-    guard, source, extracted = Guard(site), site.source(number), site.extracted(number)
+def _statistics_of(site: Site, number: int, body: StatisticsPart) -> StatisticsOfPart:
+    source, extracted = site.source(number), site.extracted(number)
     rows = None if body.rows is None else unpack_bits(body.rows, extracted.rows)
     choice = parse(body.encoders, "encoders", TableChoice.from_json)
     sample = Sample(site.hasher(), rows=rows, min_count=source.min_count)
-    kinds = _kinds(site, guard, number, choice)
-    fitting = _Fitting(number, choice, kinds, sample)
-    if fitting.fitted:
-        guard.check_statistics(source, choice, kinds)
+    kinds = _kinds(site, number, choice)
+    fitted = [
+        name for name, kind in kinds.items() if not choice.is_declared(name, kind)
+    ]
+    for name in fitted:
+        spec = choice.spec_for(name, kinds[name])
+        source.policy.check_statistics(choice.table, name, kinds[name], spec)
+    if fitted:
         count = extracted.rows if rows is None else int(np.count_nonzero(rows))
-        guard.check_rows(source, count, f"the statistics of table {extracted.table!r}")
-    return fitting
+        check_rows(source, count, f"the statistics of table {extracted.table!r}")
+        note(site, number, ledger_entries.STATISTICS)
+    features = {}
+    for info in extracted.features:
+        name, kind = info.name, kinds[info.name]
+        features[name] = (
+            feature_statistics(choice, name, kind, extracted.column(name), sample)
+            if name in fitted
+            else declared_statistics(choice, name, kind, info.width)
+        )
+    return to_wire(features)
 
 
-def _kinds(
-    site: Site, guard: Guard, number: int, choice: TableChoice
-) -> dict[str, str]:
+def _kinds(site: Site, number: int, choice: TableChoice) -> dict[str, str]:
     """Return the kind of each feature, "" where only a declaration could tell.
 
     A column that is all NULL at its source has no type there, which the server learns
     with the names of the columns. A column that is so among the run's rows has one.
     """
-    extracted = site.extracted(number)
-    fragment = Fragment.from_json(site.fragment(number))
+    extracted, fragment = site.extracted(number), site.fragment(number)
     plain = () if fragment.subquery is not None else fragment.features
     empty = [
         feature
@@ -309,21 +247,10 @@ def _kinds(
     kinds = {info.name: info.kind for info in extracted.features}
     if empty:
         # the source is read for it: not without need
-        all_null = guard.schema(site.source(number)).all_null
+        all_null = visible_schema(site, site.source(number)).all_null
         untyped = {quote_name(column) for column in all_null}
         kinds |= {feature.name: "" for feature in empty if feature.sql in untyped}
     return kinds
-
-
-def _statistics_of(
-    site: Site, fitting: _Fitting, info: StoredColumn
-) -> ColumnStatistics:
-    """Return the statistics of a feature, or only its kind where it needs none."""
-    choice, name, kind = fitting.choice, info.name, fitting.kinds[info.name]
-    if choice.is_declared(name, kind):
-        return declared_statistics(choice, name, kind, info.width)
-    column = site.extracted(fitting.number).column(name)
-    return feature_statistics(choice, name, kind, column, fitting.sample)
 
 
 def check(site: Site, request: CheckRequest) -> CheckReply:
@@ -333,12 +260,8 @@ def check(site: Site, request: CheckRequest) -> CheckReply:
     both sides of a join must come to the same. The bits are others than those that left
     the site with the join keys.
     """
-    return CheckReply(
-        {
-            number: _checked(site, number, body)
-            for number, body in site.each(request.parts)
-        }
-    )
+    parts = {n: _checked(site, n, body) for n, body in site.each(request.parts)}
+    return CheckReply(parts)
 
 
 def _checked(site: Site, number: int, body: CheckPart) -> CheckedPart:
@@ -353,25 +276,16 @@ def _checked(site: Site, number: int, body: CheckPart) -> CheckedPart:
     for join, key in body.joins.items():
         rows, weights = body.rows.get(join), body.weights.get(join)
         if rows is None or weights is None or key >= len(keys):
-            raise SiteError(
-                f"malformed request: join {join} must have rows, weights and one of "
-                f"{len(keys)} keys"
+            raise MessageError(
+                f"join {join} must have rows, weights and one of {len(keys)} keys"
             )
-        if rows.size and rows.max() >= extracted.rows:
-            raise SiteError(
-                f"malformed request: array 'rows/{join}' must hold numbers from 0 to "
-                f"{extracted.rows - 1}"
-            )
+        check_positions(rows, f"rows/{join}", extracted.rows)
         codes, hashes = keys[key]
-        counts[join], digests[join] = _digest(codes[rows], hashes[:, 2:], weights)
+        codes_of_rows = codes[rows]
+        has_key = codes_of_rows >= 0
+        factors = weights[has_key].astype(np.uint64)[:, None]
+        weighted = hashes[codes_of_rows[has_key], 2:] * factors
+        counts[join] = int(np.count_nonzero(has_key))
+        # unsigned numbers wrap around: the sum is one mod 2**64
+        digests[join] = weighted.sum(axis=0, dtype=np.uint64)
     return CheckedPart(counts=counts, digest=digests)
-
-
-def _digest(
-    codes: AnyArray, hashes: HashArray, weights: AnyArray
-) -> tuple[int, HashArray]:
-    """Return how many of the rows have a key, and the digest of these keys, (2,)."""
-    has_key = codes >= 0
-    weighted = hashes[codes[has_key]] * weights[has_key].astype(np.uint64)[:, None]
-    # unsigned numbers wrap around: the sum is one mod 2**64
-    return int(np.count_nonzero(has_key)), weighted.sum(axis=0, dtype=np.uint64)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from client_apps.privacy.guard import Guard
+from client_apps.privacy.guard import check_rows
 from tp_flower.arrays import AnyArray, FloatArray
-from tp_flower.errors import SiteError
-from tp_flower.protocol.codec import check_sizes, required
+from tp_flower.errors import MessageError, SiteError
+from tp_flower.protocol.codec import check_positions, check_sizes, required
 from tp_flower.protocol.packet import unpack_bits
 from tp_flower.protocol.training_messages import PreparePart
 from tp_flower.sources.shards import ShardSource
@@ -26,15 +26,15 @@ class TrainingRows:
     """The rows that take part, the trained ones first.
 
     Attributes:
-        own: (k,), positions of the rows of the table, each once.
-        place: (n,), where in ``own`` the row behind each that takes part is; None where
-            these are the rows of the table themselves.
+        positions: (k,), of the rows of the table, each once.
+        place: (n,), where in ``positions`` the row behind each that takes part is; None
+            where these are the rows of the table themselves.
         multiplicity: (n_trained,), joined rows of each row that is trained on, G; where
             joined rows are weighted, G^w.
         tested: (n,) bool, rows that appear in held-out joined rows.
     """
 
-    own: IntArray
+    positions: IntArray
     place: IntArray | None
     multiplicity: IntArray | FloatArray
     tested: npt.NDArray[np.bool_]
@@ -60,18 +60,18 @@ class TrainingRows:
         return len(self.multiplicity)
 
     @property
-    def trained_own(self) -> int:
+    def trained_positions(self) -> int:
         """Rows of the table that are trained on."""
         if self.place is None:
             return self.trained
         return len(np.unique(self.place[: self.trained]))
 
-    def own_by_batch(self, batches: "Batches") -> IntArray:
+    def table_rows_by_batch(self, batches: "Batches") -> IntArray:
         """Return how many rows of the table each batch has, (batches,)."""
         sizes = np.diff(batches.start)
         if self.place is None:
             return sizes
-        batch_of, rows = np.repeat(np.arange(len(sizes)), sizes), len(self.own)
+        batch_of, rows = np.repeat(np.arange(len(sizes)), sizes), len(self.positions)
         pairs = np.unique(batch_of * rows + self.place[batches.rows])
         return np.bincount(pairs // max(rows, 1), minlength=len(sizes))
 
@@ -102,11 +102,13 @@ def once_each(body: PreparePart, rows: int) -> TrainingRows:
     """Return the rows that a request names by masks: each of the table once."""
     trained = unpack_bits(required(body.trained, "trained"), rows)
     tested = unpack_bits(required(body.tested, "tested"), rows)
-    own = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested & ~trained)])
+    positions = np.concatenate(
+        [np.flatnonzero(trained), np.flatnonzero(tested & ~trained)]
+    )
     count = int(np.count_nonzero(trained))
     check_sizes(body, trained=count)
     multiplicity = read_multiplicity(body.multiplicity, body.masses, body.joined_rows)
-    return TrainingRows(own, None, multiplicity, tested[own])
+    return TrainingRows(positions, None, multiplicity, tested[positions])
 
 
 def read_multiplicity(
@@ -119,17 +121,15 @@ def read_multiplicity(
     if masses is None:
         counts = required(multiplicity, "multiplicity")
         if counts.max(initial=0) > joined_rows or counts.min(initial=1) < 1:
-            raise SiteError(
-                "malformed request: array 'multiplicity' must hold numbers from 1 to "
-                f"{joined_rows}"
+            raise MessageError(
+                f"array 'multiplicity' must hold numbers from 1 to {joined_rows}"
             )
         return counts.astype(np.int64)
     # a sum that was rounded
     most = joined_rows * (1.0 + np.finfo(np.float32).eps)
     if masses.size and not (masses.min() > 0.0 and masses.max() <= most):
-        raise SiteError(
-            "malformed request: array 'masses' must hold weights above 0 and at most "
-            f"{joined_rows}"
+        raise MessageError(
+            f"array 'masses' must hold weights above 0 and at most {joined_rows}"
         )
     return masses.astype(np.float64)
 
@@ -143,14 +143,10 @@ def expanded(body: PreparePart, rows: int) -> TrainingRows:
         ("tested", body.expanded_tested, held_out),
     ):
         listed = required(array, f"expanded-{name}").astype(np.int64)
-        if listed.size and listed.max() >= rows:
-            raise SiteError(
-                f"malformed request: array 'expanded-{name}' must hold numbers from 0 "
-                f"to {rows - 1}"
-            )
+        check_positions(listed, f"expanded-{name}", rows)
         if len(listed) > most:
-            raise SiteError(
-                f"malformed request: array 'expanded-{name}' has {len(listed)} rows, "
+            raise MessageError(
+                f"array 'expanded-{name}' has {len(listed)} rows, "
                 f"but there are {most} joined rows to list"
             )
         lists.append(listed)
@@ -162,7 +158,7 @@ def expanded(body: PreparePart, rows: int) -> TrainingRows:
     is_used = np.zeros(rows, np.bool_)
     is_used[behind] = True
     return TrainingRows(
-        own=np.flatnonzero(is_used),
+        positions=np.flatnonzero(is_used),
         place=(np.cumsum(is_used) - 1)[behind],
         multiplicity=multiplicity,
         tested=np.arange(len(behind)) >= trained,
@@ -178,24 +174,19 @@ def read_batches(body: PreparePart, trained: int) -> Batches:
         return Batches(np.zeros(1, np.int64), np.zeros(0, np.int64))
     rows = required(body.batch_rows, "batch_rows").astype(np.int64)
     start = body.batch_start.astype(np.int64)
-    if rows.size and rows.max() >= trained:
-        raise SiteError(
-            "malformed request: array 'batch-rows' must hold numbers from 0 to "
-            f"{trained - 1}"
-        )
+    check_positions(rows, "batch_rows", trained)
     is_whole = len(start) and start[0] == 0 and start[-1] == len(rows)
     if not is_whole or np.any(np.diff(start) < 0):
-        raise SiteError("malformed request: 'batch-start' does not divide 'batch-rows'")
+        raise MessageError("'batch-start' does not divide 'batch-rows'")
     # invariant: rows ascend within a batch
     begins = np.zeros(len(rows), np.bool_)
     begins[start[start < len(rows)]] = True
     if np.any((np.diff(rows) <= 0) & ~begins[1:]):
-        raise SiteError("malformed request: a batch has a row twice, or in disorder")
+        raise MessageError("a batch has a row twice, or in disorder")
     return Batches(start, rows)
 
 
-def check_rows(
-    guard: Guard,
+def check_training_rows(
     source: ShardSource,
     table: str,
     rows: TrainingRows,
@@ -204,8 +195,8 @@ def check_rows(
     sends_sums: bool,
 ) -> None:
     """Refuse to train on too few rows of the table, and to send sums over too few."""
-    guard.check_rows(source, rows.trained_own, f"the model of table {table!r}")
-    sizes = rows.own_by_batch(batches)
+    check_rows(source, rows.trained_positions, f"the model of table {table!r}")
+    sizes = rows.table_rows_by_batch(batches)
     if sends_sums and np.any(sizes):
         least = int(sizes[sizes > 0].min())
-        guard.check_rows(source, least, f"a batch's gradient of table {table!r}")
+        check_rows(source, least, f"a batch's gradient of table {table!r}")

@@ -1,9 +1,9 @@
 """The client operator: one shard of one table in training, and what leaves it.
 
 Algorithm 1 of the paper gives a client three functions: *receive* (the message),
-*compute* (the methods of :class:`Shard`) and *send* (:class:`Outgoing`). A shard is
-made from the state of its site, changed by at most one method per message, and saved
-again.
+*compute* (the methods of :class:`Participant`) and *send* (:class:`Releaser`). A
+participant is made from the state of its site, changed by at most one method per
+message, and saved again.
 
 Notation:
     T_i^q    ``features``  (n, d): encoded rows that take part, trained ones first
@@ -13,7 +13,7 @@ Notation:
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,8 +21,15 @@ import numpy.typing as npt
 
 from client_apps.data.run_store import Entry
 from tp_flower.arrays import AnyArray, FloatArray
-from tp_flower.errors import DivergedError, SettingsError, SiteError, TPFlowerError
+from tp_flower.errors import (
+    DivergedError,
+    MessageError,
+    SettingsError,
+    SiteError,
+    TPFlowerError,
+)
 from tp_flower.learning.models.local_model import (
+    AUTO,
     Features,
     FitProblem,
     LinearModel,
@@ -51,25 +58,31 @@ from tp_flower.protocol.training_messages import Update
 from tp_flower.randomness import NoiseSource
 
 IntArray = npt.NDArray[np.int64]
+AnyBody = TypeVar("AnyBody", bound=PartBody)
 
 MOST_KEPT = 1 << 24
 """Features of a batch that are kept for the next message: 64 MiB."""
 
 
+_ARRAYS: Final = ("multiplicity", "tested", "batch_start", "batch_rows")
+_VALUES: Final = ("table", "joined_rows", "l2", "device")
+_FACTORS: Final = ("eigenvalues", "eigenvectors", "mean")
+
+
 @dataclass(frozen=True)
 class ShardData:
-    """The arrays of a shard, which never change in training.
+    """All of a shard in training that never changes.
 
     Attributes:
         features: (n, d) float32, the trained rows first, then those only tested; where
             the model is computed.
-        multiplicity: (n_trained,), G of the trained rows; G^w where joined rows are
-            weighted.
+        multiplicity: (n_trained,), G; G^w where joined rows are weighted.
         tested: (n,) bool, rows that appear in held-out joined rows.
         joined_rows: N of the training rows.
         l2: beta.
-        batch_start: (batches + 1,) and
-        batch_rows: the rows of each SGD batch; empty without a plan.
+        batch_start: (batches + 1,), where a batch starts in ``batch_rows``.
+        table: alias in the query.
+        solver: the factorised theta-update; None where the server or torch solves.
     """
 
     features: Features
@@ -79,7 +92,49 @@ class ShardData:
     l2: float
     batch_start: IntArray = field(default_factory=lambda: np.zeros(1, np.int64))
     batch_rows: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    table: str = ""
+    spec: ModelSpec = field(default_factory=ModelSpec)
+    update: Update = Update.LOCAL
+    plan: PartPlan = field(default_factory=PartPlan)
+    device: str = AUTO
+    solver: RidgeSolver | None = None
     _gathered: dict[int, Features] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def read(cls, entry: Entry, features: Features) -> Self:
+        """Return the data of an entry that :meth:`entry` made, with the features."""
+        meta: Any = entry.meta
+        arrays: Any = entry.arrays
+        solver = None
+        if "weight" in meta:
+            solver = RidgeSolver(
+                **{name: arrays[name] for name in _FACTORS},
+                weight=meta["weight"],
+                joined_rows=meta["joined_rows"],
+            )
+        return cls(
+            features=features,
+            **{name: arrays[name] for name in _ARRAYS},
+            **{name: meta[name] for name in _VALUES},
+            spec=ModelSpec.from_json(meta["model"]),
+            update=Update(meta["update"]),
+            plan=msgspec.convert(meta["privacy"], PartPlan),
+            solver=solver,
+        )
+
+    def entry(
+        self, further_arrays: Mapping[str, AnyArray], further: Mapping[str, object]
+    ) -> Entry:
+        """Return the entry that :meth:`read` reads, with further arrays and values."""
+        arrays = {"features": on_host(self.features), **further_arrays}
+        arrays |= {name: getattr(self, name) for name in _ARRAYS}
+        meta = {**further, "model": self.spec.to_json(), "update": str(self.update)}
+        meta |= {name: getattr(self, name) for name in _VALUES}
+        meta["privacy"] = msgspec.to_builtins(self.plan)
+        if self.solver is not None:
+            arrays |= {name: getattr(self.solver, name) for name in _FACTORS}
+            meta["weight"] = self.solver.weight
+        return Entry(arrays, meta)
 
     @property
     def trained(self) -> Features:
@@ -108,30 +163,33 @@ class ShardData:
         return features
 
 
-class Shard:
-    """One shard in training.
+@dataclass(frozen=True)
+class Participant:
+    """One shard in one role: the table of the query that it serves as.
 
     ``vectors`` are the rest of the state by name, each (p,): ``momentum``,
     ``theta``, ``consensus``, ``consensus_duals`` and the ``rho_in`` (1,) that
     scales them, as far as they exist.
     """
 
-    def __init__(
-        self, data: ShardData, model: LocalModel, vectors: dict[str, FloatArray]
-    ) -> None:
-        self.data, self.model, self.vectors = data, model, vectors
+    number: int
+    data: ShardData
+    model: LocalModel
+    vectors: dict[str, FloatArray]
+    releaser: "Releaser"
 
-    def scores(self) -> FloatArray:
-        """Return the local scores of all rows that take part, (n, d_c)."""
-        return self.model.scores(self.data.features)
+    def finite(self, numbers: FloatArray) -> FloatArray:
+        """Return parameters or scores; raise DivergedError unless they are finite."""
+        if not np.isfinite(numbers).all():
+            raise DivergedError(
+                f"table {self.data.table}: the model is not finite any more: training "
+                "diverged. Lower learning-rate (0 chooses one)"
+            )
+        return numbers
 
-    def trained_scores(self) -> FloatArray:
-        """Return the local scores of the rows that are trained on, (n_trained, d_c)."""
-        return self.model.scores(self.data.trained)
-
-    def tested_scores(self) -> FloatArray:
-        """Return the local scores of the held-out rows, (n_tested, d_c)."""
-        return self.model.scores(self.data.features[self.data.tested])
+    def release_scores(self, rows: Features, batch: int | None = None) -> AnyArray:
+        """Return the scores of rows, those of a batch if it is named, to be sent."""
+        return self.releaser.scores(self.finite(self.model.scores(rows)), batch)
 
     def moments(self, target: FloatArray) -> FloatArray:
         """Return [T, 1]^T (G * target), (d [+ 1], d_c): adds up over the shards."""
@@ -182,10 +240,6 @@ class Shard:
         self.vectors["consensus"] = consensus
         self.model.parameters = consensus
 
-    def batch_scores(self, batch: int) -> FloatArray:
-        """Return the local scores of the distinct rows of a batch, (k, d_c)."""
-        return self.model.scores(self.data.batch(batch))
-
     def step(self, gradient: FloatArray, learning_rate: float, momentum: float) -> None:
         """Take one SGD step (Eq. 13 or 19) with the mean gradient of the loss, (p,).
 
@@ -219,8 +273,8 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Outgoing:
-    """The releases of one part."""
+class Releaser:
+    """The releases of one participant, with the noise of its plan."""
 
     number: int
     plan: PartPlan
@@ -295,136 +349,10 @@ class Outgoing:
         self.uses.append((self.number, what, key))
 
 
-AnyBody = TypeVar("AnyBody", bound=PartBody)
-State = tuple[LocalModel, dict[str, FloatArray]]
-
-
-@dataclass(frozen=True)
-class Part:
-    """One shard in one role: the table of the query that it serves as.
-
-    Attributes:
-        solver: the factorised theta-update; None where the server or torch solves.
-    """
-
-    number: int
-    table: str
-    update: Update
-    shard: Shard
-    solver: RidgeSolver | None
-    device: str
-    outgoing: Outgoing
-
-    @property
-    def state(self) -> State:
-        """The state of the part, which ``Site.save_state`` keeps."""
-        return self.shard.model, self.shard.vectors
-
-    def finite_state(self) -> State:
-        """Return the state to be saved; raise DivergedError unless it is finite."""
-        self.finite(self.shard.model.parameters)
-        return self.state
-
-    def finite(self, numbers: FloatArray) -> FloatArray:
-        """Return parameters or scores; raise DivergedError unless they are finite."""
-        if not np.isfinite(numbers).all():
-            raise DivergedError(
-                f"table {self.table}: the model is not finite any more: training "
-                "diverged. Lower learning-rate (0 chooses one)"
-            )
-        return numbers
-
-
-@dataclass(frozen=True)
-class FixedPart:
-    """The fields of a part that never change in training.
-
-    Attributes:
-        entry: that it was read from, without features that lie elsewhere.
-        solver: the factorised theta-update; None where the server or torch solves.
-    """
-
-    entry: Entry
-    data: ShardData
-    spec: ModelSpec
-    update: Update
-    plan: PartPlan
-    solver: RidgeSolver | None
-
-    @classmethod
-    def read(cls, entry: Entry, features: Features) -> Self:
-        """Return the fields of a prepared part, with its features."""
-        meta: Any = entry.meta
-        arrays = entry.arrays
-        data = ShardData(
-            features=features,
-            multiplicity=arrays["multiplicity"],
-            tested=arrays["tested"],
-            joined_rows=meta["joined_rows"],
-            l2=meta["l2"],
-            batch_start=arrays["batch_start"],
-            batch_rows=arrays["batch_rows"],
-        )
-        solver = None
-        if "eigenvalues" in arrays:
-            solver = RidgeSolver(
-                arrays["eigenvalues"],
-                arrays["eigenvectors"],
-                arrays["mean"],
-                meta["weight"],
-                meta["joined_rows"],
-            )
-        spec, update = ModelSpec.from_json(meta["model"]), Update(meta["update"])
-        plan = msgspec.convert(meta["privacy"], PartPlan)
-        return cls(entry, data, spec, update, plan, solver)
-
-    def is_of(self, entry: Entry, features: Features) -> bool:
-        """Whether it was read from these very objects."""
-        return self.entry is entry and self.data.features is features
-
-    def part(
-        self, number: int, vectors: dict[str, FloatArray], outgoing: Outgoing
-    ) -> Part:
-        """Return the part with its current state.
-
-        The model is made anew: what a factory's keeps beside its parameters must not
-        differ from process to process.
-        """
-        meta: Any = self.entry.meta
-        width, device = self.data.features.shape[1], meta["device"]
-        model = make_model(self.spec, width, device)
-        model.parameters = vectors.pop(MODEL)
-        shard = Shard(self.data, model, vectors)
-        return Part(
-            number, meta["table"], self.update, shard, self.solver, device, outgoing
-        )
-
-
-def fixed_entry(data: ShardData, spec: ModelSpec, plan: PartPlan, **meta: Any) -> Entry:
-    """Return the entry that :meth:`FixedPart.read` reads.
-
-    ``meta`` is its ``table``, ``encoder``, ``device`` and ``update``.
-    """
-    arrays: dict[str, AnyArray] = {
-        "features": on_host(data.features),
-        "multiplicity": data.multiplicity,
-        "tested": data.tested,
-        "batch_start": data.batch_start,
-        "batch_rows": data.batch_rows,
-    }
-    models: dict[str, Any] = {
-        "joined_rows": data.joined_rows,
-        "l2": data.l2,
-        "model": spec.to_json(),
-        "privacy": msgspec.to_builtins(plan),
-    }
-    return Entry(arrays, {**meta, **models})
-
-
-def body_of(bodies: Mapping[int, AnyBody], part: Part) -> AnyBody:
+def body_of(bodies: Mapping[int, AnyBody], part: Participant) -> AnyBody:
     """Return a request's body of a part."""
     if part.number not in bodies:
-        raise SiteError(f"malformed request: it says nothing of part {part.number}")
+        raise MessageError(f"it says nothing of part {part.number}")
     return bodies[part.number]
 
 

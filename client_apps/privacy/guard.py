@@ -1,135 +1,115 @@
 """Checks of requests against the policies of a site's tables.
 
-Every action calls the guard before it reads, and again before its results leave. The
-rules themselves are in ``tp_flower/sources/policy.py``.
+Every action calls them before it reads, and again before its results leave. The rules
+themselves are in ``tp_flower/sources/policy.py``.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
-from client_apps.data.ledger import Budget
 from client_apps.rounds.site import Site
 from tp_flower.errors import SourceError
-from tp_flower.features.choice import TableChoice
+from tp_flower.privacy.mechanisms import Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query.fragment import Fragment, reads
 from tp_flower.sources.policy import MODELS, SCORES, WEIGHTS
 from tp_flower.sources.shards import ShardSchema, ShardSource
 
 
-class Guard:
-    """Checks of one message's requests against the policies of the site's shards."""
+def visible_schema(site: Site, source: ShardSource) -> ShardSchema:
+    """Return the part of a shard's schema that the server may see."""
+    schema = site.tables.describe(source)
+    try:
+        source.policy.check_names(schema.columns)
+    except SourceError as error:
+        raise SourceError(f"{source}: {error}") from None
+    visible = source.policy.visible(schema.columns)
+    return replace(
+        schema,
+        columns={name: schema.columns[name] for name in visible},
+        all_null=tuple(name for name in schema.all_null if name in visible),
+    )
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
 
-    def schema(self, source: ShardSource) -> ShardSchema:
-        """Return the part of a shard's schema that the server may see."""
-        schema = self._site.tables.describe(source)
-        try:
-            source.policy.check_names(schema.columns)
-        except SourceError as error:
-            raise SourceError(f"{source}: {error}") from None
-        visible = source.policy.visible(schema.columns)
-        return replace(
-            schema,
-            columns={name: schema.columns[name] for name in visible},
-            all_null=tuple(name for name in schema.all_null if name in visible),
-        )
+def check_fragment(site: Site, source: ShardSource, fragment: Fragment) -> None:
+    """Refuse a fragment that reads what it may not, before anything is read."""
+    if fragment.weight is not None:
+        source.policy.check_release(WEIGHTS, is_private=False)
+    if not source.policy.is_about_columns:
+        return
+    visible_schema(site, source)
+    for read in reads(fragment):
+        source.policy.check_read(read)
 
-    def check_fragment(self, source: ShardSource, fragment: Fragment) -> None:
-        """Refuse a fragment that reads what it may not, before anything is read."""
-        if fragment.weight is not None:
-            source.policy.check_release(WEIGHTS, is_private=False)
-        if not source.policy.is_about_columns:
-            return
-        self.schema(source)
-        for read in reads(fragment):
-            source.policy.check_read(read)
 
-    def check_extracted(
-        self, source: ShardSource, fragment: Fragment, rows: int
-    ) -> None:
-        """Refuse a fragment that yields too few rows.
+def check_extracted(source: ShardSource, fragment: Fragment, rows: int) -> None:
+    """Refuse a fragment that yields too few rows.
 
-        A shard without rows may pass, but not a condition that no row meets: it tells
-        as much as one that one row meets.
-        """
-        if rows or fragment.filters or fragment.subquery is not None:
-            source.policy.check_rows(rows, f"the answer of table {fragment.table!r}")
+    A shard without rows may pass, but not a condition that no row meets: it tells as
+    much as one that one row meets.
+    """
+    if rows or fragment.filters or fragment.subquery is not None:
+        source.policy.check_rows(rows, f"the answer of table {fragment.table!r}")
 
-    def check_rows(self, source: ShardSource, rows: int, what: str) -> None:
-        """Refuse to compute ``what`` of too few rows, which the server has chosen."""
-        if rows:
-            source.policy.check_rows(rows, what)
 
-    def check_statistics(
-        self, source: ShardSource, choice: TableChoice, kinds: Mapping[str, str]
-    ) -> None:
-        """Refuse statistics that are finer than the policy allows.
+def check_rows(source: ShardSource, rows: int, what: str) -> None:
+    """Refuse to compute ``what`` of too few rows, which the server has chosen."""
+    if rows:
+        source.policy.check_rows(rows, what)
 
-        ``kinds`` are the kinds of value by feature; "" of a column without a type.
-        """
-        for name, kind in kinds.items():
-            if not choice.is_declared(name, kind):
-                spec = choice.spec_for(name, kind)
-                source.policy.check_statistics(choice.table, name, kind, spec)
 
-    def check_plan(
-        self,
-        source: ShardSource,
-        kinds: Collection[str],
-        privacy: PrivacyTerms | None = None,
-    ) -> None:
-        """Refuse a run whose mechanisms cover less than the policy demands.
+def check_plan(
+    source: ShardSource, kinds: Collection[str], privacy: PrivacyTerms | None = None
+) -> None:
+    """Refuse a run whose mechanisms cover less than the policy demands.
 
-        ``kinds`` will leave of this shard: "labels", "models" (gradients, Gram,
-        moments, parameters, curvatures), "scores", "statistics", "rows".
-        """
-        covered = privacy and {
-            MODELS: privacy.covers_features,
-            SCORES: privacy.covers_predictions,
-        }
-        for kind in kinds:
-            is_private = bool(covered and covered.get(kind))
-            source.policy.check_release(kind, is_private=is_private)
+    ``kinds`` will leave of this shard: "labels", "models" (gradients, Gram, moments,
+    parameters, curvatures), "scores", "statistics", "rows".
+    """
+    covered = privacy and {
+        MODELS: privacy.covers_features,
+        SCORES: privacy.covers_predictions,
+    }
+    for kind in kinds:
+        is_private = bool(covered and covered.get(kind))
+        source.policy.check_release(kind, is_private=is_private)
 
-    def source_id(self, source: ShardSource) -> str:
-        """Return the identifier of a shard's rows in the ledger and of noisy labels.
 
-        It is a hash of their place, whatever their name there and the way they are
-        read; of rows that move, of the policy's ``budget-name``. Data frames have a new
-        one in every grid.
-        """
-        place: list[object]
-        if source.policy.budget_name:
-            place = ["named", source.policy.budget_name]
-        elif source.database is not None:
-            place = ["database", str(source.database)]
-        elif source.path is not None:
-            place = ["path", os.path.realpath(source.path), source.relation]
-        else:
-            place = ["frame", source.token, source.table, source.index]
-        return hashlib.sha256(json.dumps(place).encode()).hexdigest()[:32]
+def source_id(source: ShardSource) -> str:
+    """Return the identifier of a shard's rows in the ledger and of noisy labels.
 
-    def budgets(self, sources: Iterable[ShardSource]) -> dict[str, Budget]:
-        """Return the budgets of some shards' rows, by source.
+    It is a hash of their place, whatever their name there and the way they are read; of
+    rows that move, of the policy's ``budget-name``. Data frames have a new one in every
+    grid.
+    """
+    place: list[object]
+    if source.policy.budget_name:
+        place = ["named", source.policy.budget_name]
+    elif source.database is not None:
+        place = ["database", str(source.database)]
+    elif source.path is not None:
+        place = ["path", os.path.realpath(source.path), source.relation]
+    else:
+        place = ["frame", source.token, source.table, source.index]
+    return hashlib.sha256(json.dumps(place).encode()).hexdigest()[:32]
 
-        Where several entries of the tables file are about the same rows, the smallest
-        budget holds for all.
-        """
-        wanted = {self.source_id(source) for source in sources}
-        budgets: dict[str, Budget] = {}
-        for source in self._site.shards():
-            policy, name = source.policy, self.source_id(source)
-            if policy.epsilon is None or name not in wanted:
-                continue
+
+def budgets(site: Site) -> dict[str, Budget]:
+    """Return the budgets of the site's rows, by source.
+
+    Where several entries of the tables file are about the same rows, the smallest
+    budget holds for all.
+    """
+    smallest: dict[str, Budget] = {}
+    for source in site.shards:
+        policy, name = source.policy, source_id(source)
+        if policy.epsilon is not None:
             budget = Budget(policy.epsilon, policy.delta)
-            other = budgets.get(name, budget)
-            budgets[name] = Budget(
+            other = smallest.get(name, budget)
+            smallest[name] = Budget(
                 min(budget.epsilon, other.epsilon), min(budget.delta, other.delta)
             )
-        return budgets
+    return smallest

@@ -6,7 +6,7 @@ sites that are trusted to seal it; without either, it is sealed to and by whatev
 public keys the server names. The server is told which it is, and cannot choose.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from client_apps.data.key_files import (
     site_key,
 )
 from client_apps.data.run_store import Entry
-from client_apps.rounds.site import REQUEST, Site
-from tp_flower.errors import SettingsError, SiteError
+from client_apps.rounds.site import SECRET, Site
+from tp_flower.errors import MessageError, SettingsError, SiteError
 from tp_flower.node_config import ALLOWED_KEYS, IN_MEMORY, SECRET_FILE, state_dir
 from tp_flower.privacy.key_agreement import (
     GroupSecret,
@@ -30,9 +30,9 @@ from tp_flower.privacy.key_agreement import (
 from tp_flower.protocol.codec import required
 from tp_flower.protocol.setup_messages import ExtractRequest, SealReply, SealRequest
 
-_KEYS, _PRIVATE = "keys", "private"
-_PUBLIC: Final = "public"
-_SEALED: Final = "sealed"
+_KEYS, _PUBLIC, _SEALED = "keys", "public", "sealed"
+_REQUEST: Final = "request"
+"""Of an entry: the digest of the request that brought it."""
 _DIGITS: Final = 16
 """Digits of a public key by which a message names it."""
 
@@ -50,7 +50,7 @@ def key_source(site: Site) -> KeySource:
     return KeySource.PINNED if is_pinned else KeySource.AGREED
 
 
-def key_fields(site: Site) -> dict[str, Any]:
+def key_fields(site: Site) -> dict[str, str]:
     """Return the fields of ``describe`` about keys, and check the key files."""
     source, public = key_source(site), _public_keys(site)
     fields = {"keys": str(source), "public_key": public.run.hex()}
@@ -70,7 +70,7 @@ def seal(site: Site, request: SealRequest) -> SealReply:
     """
     if site.store.has(_SEALED):
         entry = site.store.load(_SEALED)
-        if entry.meta[REQUEST] == site.round.digest:
+        if entry.meta[_REQUEST] == site.round.digest:
             return SealReply(entry.meta[_SEALED])
     source, keys = key_source(site), _site_keys(site)
     _check_source(source, request.keys)
@@ -92,7 +92,7 @@ def seal(site: Site, request: SealRequest) -> SealReply:
         node: keys.seal(secret, recipient, site.run_number).hex()
         for node, recipient in recipients.items()
     }
-    site.store.save(_SEALED, Entry({}, {REQUEST: site.round.digest, _SEALED: sealed}))
+    site.store.save(_SEALED, Entry({}, {_REQUEST: site.round.digest, _SEALED: sealed}))
     return SealReply(sealed)
 
 
@@ -104,8 +104,8 @@ def take_secret(site: Site, request: ExtractRequest) -> None:
     # nobody opens the secret a second time: another request for rows would get hashes
     # that can be compared with those of the first
     site.round.forget(_KEYS)
-    if site.secret_of is not None:
-        if site.secret_of != site.round.digest:
+    if site.store.has(SECRET):
+        if site.store.load(SECRET).meta[_REQUEST] != site.round.digest:
             raise SiteError(
                 "the rows of this run were asked for before, by another request"
             )
@@ -123,15 +123,15 @@ def take_secret(site: Site, request: ExtractRequest) -> None:
             "not be one that is new in this run; if the site has lost its keys of the "
             "run, start the run again"
         )
-    site.keep_secret(secret.of_run(site.run_number, public), site.round.digest)
+    of_run = np.frombuffer(secret.of_run(site.run_number, public), np.uint8)
+    site.store.save(SECRET, Entry({SECRET: of_run}, {_REQUEST: site.round.digest}))
 
 
 def key_groups(names: list[str], keys: int) -> list[str]:
     """Return the groups that a request names, one for each of ``keys`` join keys."""
     if len(names) != keys:
-        raise SiteError(
-            f"malformed request: 'key-groups' must name a group for each of the {keys} "
-            "join keys"
+        raise MessageError(
+            f"'key-groups' must name a group for each of the {keys} join keys"
         )
     return names
 
@@ -165,20 +165,16 @@ def _public_keys(site: Site) -> PublicKeys:
 
 def _site_keys(site: Site) -> SiteKeys:
     """Return the site's keys; those of the run are made at the first call."""
-    was_made = site.store.has(_PUBLIC)
     if site.store.has(_KEYS):
-        run = KeyPair(site.store.load(_KEYS).arrays[_PRIVATE].tobytes())
-    elif was_made:
+        run = KeyPair(site.store.load(_KEYS).arrays[_KEYS].tobytes())
+    elif site.store.has(_PUBLIC):
         raise SiteError(
             "the site's key of this run is gone: it is used once; start the run again"
         )
     else:
         run = KeyPair()
-        private = np.frombuffer(run.private, np.uint8)
-        site.store.save(_KEYS, Entry({_PRIVATE: private}, {}))
-    if not was_made:
-        public = np.frombuffer(run.public, np.uint8)
-        site.store.save(_PUBLIC, Entry({_PUBLIC: public}, {}))
+        for name, key in ((_KEYS, run.private), (_PUBLIC, run.public)):
+            site.store.save(name, Entry({name: np.frombuffer(key, np.uint8)}, {}))
     return SiteKeys(run, _long_term(site))
 
 
@@ -229,7 +225,7 @@ def _recipients(request: SealRequest, source: KeySource) -> dict[str, PublicKeys
     if source is not KeySource.PINNED:
         return {node: PublicKeys(key) for node, key in run.items()}
     if lacking := run.keys() - request.site_keys.keys():
-        raise SiteError(f"malformed request: 'site-keys' lacks nodes {sorted(lacking)}")
+        raise MessageError(f"'site-keys' lacks nodes {sorted(lacking)}")
     return {
         node: PublicKeys(key, bytes.fromhex(request.site_keys[node]))
         for node, key in run.items()

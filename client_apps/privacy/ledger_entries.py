@@ -1,16 +1,15 @@
 """The entries of a site's ledger: releases, their cost and the scope of a guarantee."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from client_apps.privacy.guard import Guard
+from client_apps.privacy.guard import budgets, source_id
 from client_apps.rounds.site import Site
 from tp_flower.methods import ADMM, CORESET, SERVER, SGD
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import Gaussian, Mechanism, Release
+from tp_flower.privacy.mechanisms import Gaussian, Mechanism, Release, Reservation
 from tp_flower.privacy.plan import (
     BATCH_SCORES,
     COEFFICIENTS,
@@ -21,7 +20,6 @@ from tp_flower.privacy.plan import (
 )
 from tp_flower.protocol.messages import EXCHANGES
 from tp_flower.protocol.packet import Action
-from tp_flower.sources.shards import ShardSource
 
 if TYPE_CHECKING:
     from tp_flower.protocol.training_messages import PrivacyTerms
@@ -64,97 +62,85 @@ _UNCOVERED: Final[Mapping[str, str]] = {
 """The scope of what leaves without a plan, by kind: no noise covers it."""
 
 
-@dataclass(frozen=True)
-class Shard:
-    """A shard as the ledger names it, with the number of its part in the run.
-
-    Its budget is that of ``source``, the identifier of its rows; ``is_grouped`` says
-    whether its rows in the run are groups of a sub-query.
-    """
-
-    number: int
-    table: str
-    site: str
-    source: str
-    is_grouped: bool = False
-
-    @classmethod
-    def of(cls, site: Site, number: int, source: ShardSource) -> Self:
-        """Return the shard of a part of the run."""
-        name = Guard(site).source_id(source)
-        is_grouped = bool(site.extracted(number).contents.groups)
-        return cls(number, source.table, source.site, name, is_grouped)
-
-    def release(
-        self,
-        action: Action,
-        what: str,
-        scope: str,
-        mechanism: Mechanism | None = None,
-    ) -> Release:
-        """Return a release of the shard's rows."""
-        if self.is_grouped and mechanism is not None:
-            counted = _of_base_row(mechanism)
-            unit = OF_GROUPS if counted == mechanism else OF_BASE_ROWS
-            mechanism, scope = counted, f"{scope}; {unit}" if scope else unit
-        return Release(
-            table=self.table,
-            source=self.source,
-            part=self.number,
-            action=str(action),
-            what=what,
-            unit=f"a row of {self.table} at {self.site}",
-            neighbours=NEIGHBOURS,
-            adversary=SERVER,
-            mechanism=mechanism,
-            scope=scope,
-            site=self.site,
-        )
-
-    def uncovered(self, what: str, detail: str = "") -> Release:
-        """Return a release that no noise covers, of a kind that needs no plan."""
-        return self.release(_action_of(what), what, _UNCOVERED[what].format(detail))
+def release(
+    site: Site,
+    number: int,
+    action: Action,
+    what: str,
+    scope: str,
+    mechanism: Mechanism | None = None,
+) -> Release:
+    """Return a release of a part's rows, whose budget is that of their source."""
+    source = site.source(number)
+    if mechanism is not None and site.extracted(number).contents.groups:
+        mechanism, unit = of_groups(mechanism)
+        scope = f"{scope}; {unit}" if scope else unit
+    return Release(
+        table=source.table,
+        source=source_id(source),
+        part=number,
+        action=str(action),
+        what=what,
+        unit=f"a row of {source.table} at {source.site}",
+        neighbours=NEIGHBOURS,
+        adversary=SERVER,
+        mechanism=mechanism,
+        scope=scope,
+        site=source.site,
+    )
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run as the ledger names it, and the family of its method.
+def of_groups(mechanism: Mechanism) -> tuple[Mechanism, str]:
+    """Return the cost of a release of groups for a row below them, and its unit.
 
-    ``fitted`` are the numbers of the parts whose statistics have left for encoders.
-    """
-
-    name: str
-    family: str
-    settings: "PrivacyTerms"
-    fitted: Collection[int]
-
-
-def _of_base_row(mechanism: Mechanism) -> Mechanism:
-    """Return the cost for a row of the grouped table of a release of groups.
-
-    It changes the values of its group: what the group adds to a sum moves by at most
-    twice its norm. (Of sub-sampled sums no such step is known; the group stays the
-    unit.)
+    A row of the grouped table changes the values of its group: what the group adds to a
+    sum moves by at most twice its norm. (Of sub-sampled sums no such step is known; the
+    group stays the unit.)
     """
     if isinstance(mechanism, Gaussian) and mechanism.sample_rate == 1.0:
-        return replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2.0)
-    return mechanism
+        halved = replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2.0)
+        return halved, OF_BASE_ROWS
+    return mechanism, OF_GROUPS
 
 
-def releases_of(run: Run, shard: Shard, plan: PartPlan) -> list[tuple[Release, int]]:
-    """Return the releases that a part's plan allows, covered or not, and how often."""
-    return [
-        (
-            shard.release(
-                _action_of(use.what, run.family),
-                use.what,
-                "; ".join(_scope(run, shard, plan, use)),
-                use.mechanism,
-            ),
-            use.limit,
-        )
-        for use in plan.uses
-    ]
+def note(site: Site, number: int, what: str, detail: str = "") -> None:
+    """Note a release that no noise covers, of a kind that needs no plan."""
+    scope = _UNCOVERED[what].format(detail)
+    uncovered = release(site, number, _action_of(what), what, scope)
+    site.ledger.note(site.store.run, [uncovered])
+
+
+def set_aside(site: Site, planned: Iterable[tuple[Release, int]]) -> None:
+    """Reserve covered releases, each with its limit, and note the others.
+
+    Too small a budget refuses the round's commit.
+    """
+    covered, others = [], []
+    for each, limit in planned:
+        if each.mechanism is None:
+            others.append(each)
+        else:
+            covered.append(Reservation(each, limit))
+    if covered:
+        payment = site.round.payment
+        site.ledger.reserve(site.store.run, covered, budgets(site), payment)
+    if others:
+        site.ledger.note(site.store.run, others)
+
+
+def planned_releases(
+    site: Site, plans: Mapping[int, PartPlan], family: str, privacy: "PrivacyTerms"
+) -> Iterator[tuple[Release, int]]:
+    """Yield the releases that the parts' plans allow, and how often each may happen."""
+    noted = [line["release"] for line in site.ledger.lines(site.store.run)]
+    fitted = {each["part"] for each in noted if each["what"] == STATISTICS}
+    for number, plan in plans.items():
+        for use in plan.uses:
+            conditions = ["the encoder, whose statistics are not covered"]
+            scope = _scope(plan, use, privacy, conditions if number in fitted else [])
+            action = _action_of(use.what, family)
+            each = release(site, number, action, use.what, scope, use.mechanism)
+            yield each, use.limit
 
 
 def _action_of(what: str, family: str = "") -> Action:
@@ -166,33 +152,22 @@ def _action_of(what: str, family: str = "") -> Action:
     )
 
 
-def scored(shard: Shard, plan: PartPlan) -> Release:
-    """Return the scores of rows that are predicted, which leave once."""
-    (use,) = plan.uses
-    if use.mechanism is None:
-        scope = "not covered: the score of every row that is joined leaves as it is"
-    else:
-        scope = "given the model and its encoder, which come from an earlier run"
-    return shard.release(Action.SCORE, use.what, scope, use.mechanism)
-
-
-def _scope(run: Run, shard: Shard, plan: PartPlan, use: Use) -> list[str]:
+def _scope(
+    plan: PartPlan, use: Use, privacy: "PrivacyTerms", conditions: list[str]
+) -> str:
     """Return the conditions of a release's guarantee, in plain words."""
     if use.mechanism is None:
-        return ["not covered: it leaves as it is"]
-    conditions, settings = [], run.settings
-    if shard.number in run.fitted:
-        conditions.append("the encoder, whose statistics are not covered")
-    if use.what not in _SCORES and not settings.covers_predictions:
+        return "not covered: it leaves as it is"
+    if use.what not in _SCORES and not privacy.covers_predictions:
         conditions.append(
             "the messages that the site received, which come from scores without noise"
         )
     scope = [f"given {' and '.join(conditions)}"] if conditions else []
     if use.what == GRADIENTS and plan.outsider is not None:
-        amount = epsilon([plan.outsider], settings.delta, settings.accountant)
+        amount = epsilon([plan.outsider], privacy.delta, privacy.accountant)
         scope.append(
-            f"epsilon {amount:.4g} (delta {settings.delta:g}) against an outsider, who "
+            f"epsilon {amount:.4g} (delta {privacy.delta:g}) against an outsider, who "
             f"sees the final model only: {plan.outsider.count} batches take a row with "
             f"probability {plan.outsider.sample_rate:.4g} each"
         )
-    return scope
+    return "; ".join(scope)

@@ -18,14 +18,14 @@ Guarantee
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from logging import WARNING
 from typing import Final
 
 import numpy as np
 from flwr.common.logger import log
 
-from client_apps.privacy.guard import Guard
+from client_apps.privacy.guard import budgets, source_id
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import SettingsError, SiteError
@@ -45,47 +45,33 @@ _OTHERWISE: Final = (
 _BOOLEANS: Final = {"false": 0.0, "true": 1.0}
 
 
-@dataclass(frozen=True)
-class LabelOrder:
-    """A request for the label of one part; without a plan of noise, in the clear."""
-
-    number: int
-    source: ShardSource
-    fragment: Fragment
-    plan: LabelPlan | None
-
-
 def released_label(
-    site: Site, guard: Guard, order: LabelOrder, label: LabelColumn
+    site: Site, number: int, plan: LabelPlan | None, label: LabelColumn
 ) -> LabelColumn:
-    """Return the label as it may leave the site, paid for.
+    """Return the label of a part as it may leave the site, paid for.
 
-    Raises:
-        PolicyError: the policy does not let the labels leave, or not without noise.
-        BudgetError: the table's budget does not suffice.
-        SettingsError: the plan does not fit the label's type.
-        SiteError: in a simulation, labels are NULL or none of the declared classes.
+    Without a plan of noise it leaves in the clear.
     """
-    plan = order.plan
-    order.source.policy.check_release(LABELS, is_private=plan is not None)
-    run, release = site.store.run, _release(guard, order)
+    run, source = site.store.run, site.source(number)
+    source.policy.check_release(LABELS, is_private=plan is not None)
+    release = _release(source, number, plan)
     if plan is None:
         site.ledger.note(run, [release])
         return label
     domain = _in_domain(label, plan)
     if not len(label.values):
         return _labelled(label, plan, np.zeros(0))
+    fragment = site.fragment(number)
     if np.isnan(domain).any():
-        _report_elsewhere(site, order, int(np.isnan(domain).sum()))
-    name = _name(release.source, order, label)
+        _report_elsewhere(site, fragment.table, plan, int(np.isnan(domain).sum()))
+    name = _name(release.source, fragment, plan, label)
     # drawn once, and paid for once: both are kept by the transaction of the round
     values, draw = site.store.labels(name, lambda: _draw(domain, plan, NoiseSource()))
-    site.ledger.charge(run, release, guard.budgets([order.source]), draw)
+    site.ledger.charge(run, release, budgets(site), draw)
     return _labelled(label, plan, values)
 
 
-def _release(guard: Guard, order: LabelOrder) -> Release:
-    plan = order.plan
+def _release(source: ShardSource, number: int, plan: LabelPlan | None) -> Release:
     scope = f"each label for itself, whatever else is known; not: {_OTHERWISE}"
     if plan is None:
         scope = "the labels leave as they are"
@@ -100,13 +86,13 @@ def _release(guard: Guard, order: LabelOrder) -> Release:
         low, high = plan.limits
         scope = f"{plan.mechanism}: clipped to {low:g} .. {high:g}; {scope}"
     return Release(
-        table=order.source.table,
-        site=order.source.site,
-        source=guard.source_id(order.source),
-        part=order.number,
+        table=source.table,
+        site=source.site,
+        source=source_id(source),
+        part=number,
         action=str(Action.EXTRACT),
         what=LABELS,
-        unit=f"the label of a row of {order.source.table}",
+        unit=f"the label of a row of {source.table}",
         neighbours="any other label",
         adversary=SERVER,
         mechanism=None if plan is None else PureDp(plan.epsilon),
@@ -170,24 +156,22 @@ def _class_numbers(classes: tuple[str, ...], kind: str) -> list[float]:
     return numbers
 
 
-def _report_elsewhere(site: Site, order: LabelOrder, count: int) -> None:
-    plan = order.plan
-    wrong = "NULL" if plan and plan.limits else "NULL or none of privacy.label-classes"
+def _report_elsewhere(site: Site, table: str, plan: LabelPlan, count: int) -> None:
+    wrong = "NULL" if plan.limits else "NULL or none of privacy.label-classes"
     text = (
-        f"table {order.fragment.table}: the label is {wrong} in {count} rows: filter "
-        "them out (WHERE ... IS NOT NULL), or put them into a class with CASE"
+        f"table {table}: the label is {wrong} in {count} rows: filter them out "
+        "(WHERE ... IS NOT NULL), or put them into a class with CASE"
     )
     if site.is_simulated:
         raise SiteError(text)
     log(WARNING, "%s; noise took their place", text)
 
 
-def _name(source: str, order: LabelOrder, label: LabelColumn) -> str:
+def _name(source: str, fragment: Fragment, plan: LabelPlan, label: LabelColumn) -> str:
     """Return a digest of all that a draw depends on."""
-    fragment = order.fragment.to_json()
-    rows = [fragment[key] for key in ("label", "filters", "subquery")]
-    plan = order.plan and asdict(order.plan)
-    facts = json.dumps([source, rows, plan, label.kind, label.categories])
+    document = fragment.to_json()
+    rows = [document[key] for key in ("label", "filters", "subquery")]
+    facts = json.dumps([source, rows, asdict(plan), label.kind, label.categories])
     digest = hashlib.sha256(facts.encode())
     digest.update(np.ascontiguousarray(label.values).tobytes())
     return digest.hexdigest()

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from logging import DEBUG, ERROR, INFO, WARNING
+from logging import INFO, WARNING
 from operator import itemgetter
 from typing import Any, Final, Self
 
@@ -37,11 +37,12 @@ from tp_flower.errors import (
     MessageError,
     RangeError,
     SiteError,
-    kind_of,
 )
 from tp_flower.events import Value, line
 from tp_flower.node_config import site_id
 from tp_flower.protocol.codec import add_envelope, decode, encode, read_envelope
+from tp_flower.protocol.fields import Reply, Request
+from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import (
     EXCHANGES,
     NO_RUN,
@@ -66,13 +67,8 @@ Answer = Callable[[Site, Any], Any]
 
 
 @dataclass(frozen=True)
-class Request:
-    """A message from the server.
-
-    Attributes:
-        after: the last round that the site has answered, as far as the server knows;
-            None for none.
-    """
+class IncomingRequest:
+    """A message from the server; ``after`` is the last round that it has a reply to."""
 
     action: Action
     run: str
@@ -82,12 +78,7 @@ class Request:
 
     @classmethod
     def read(cls, action: Action, content: RecordDict) -> Self:
-        """Return the request that a message carries.
-
-        Raises:
-            SiteError: its envelope is malformed.
-            ReplyError: it is no message of ours.
-        """
+        """Return the request that a message carries, its envelope checked."""
         packet = unpack(content)
         try:
             envelope = read_envelope(RequestEnvelope, packet)
@@ -119,49 +110,57 @@ class Request:
         return digest.hexdigest()
 
 
-def answer_once(site: Site, request: Request, answer: Answer) -> RecordDict:
+def answer_once(site: Site, request: IncomingRequest, answer: Answer) -> RecordDict:
     """Return the reply to a request; every action but a description happens once.
 
     If this raises, nothing has changed.
-
-    Raises:
-        BehindError: the site lacks rounds that the request builds on.
-        TPFlowerError, OSError: raised by the action.
     """
-    with site.store.locked():
-        last = site.store.last()
-        if request.action is Action.DESCRIBE:
-            site.store.touch()
-            return _answered(site, request, answer, last)
-        try:
-            if _is_answered(request, last):
-                log(INFO, line("repeated", run=site.run, round=request.number))
-                reply = open_parcel(site.store.reply())
-                is_over = last is not None and last.is_over
-            else:
-                reply = _answered(site, request, answer, last)
-                is_over = site.round.is_over
-        except LostStateError as error:
-            if last is None:
-                raise
-            # what was there when the round before was committed is not there any more
-            lost = line("behind", run=site.run, round=request.number, reason=str(error))
-            log(WARNING, lost)
-            site.store.forget_committed()
-            raise BehindError(str(error), None) from error
-        site.store.sweep()
-        if is_over:
-            site.settle()
-        return reply
+    try:
+        message = decode(EXCHANGES[request.action].request, request.packet)
+        with site.store.locked():
+            return _answered_once(site, request, message, answer)
+    except MessageError as error:
+        if error.part is not None:
+            site.changes.part = error.part
+        raise SiteError(f"malformed request: {error}") from None
 
 
-def _is_answered(request: Request, last: CommittedRound | None) -> bool:
+def _answered_once(
+    site: Site, request: IncomingRequest, message: Request, answer: Answer
+) -> RecordDict:
+    last = site.store.last()
+    if request.action is Action.DESCRIBE:
+        site.store.touch()
+        return _answered(site, request, message, answer, last)
+    try:
+        if _is_answered(request, message, last):
+            log(INFO, line("repeated", run=site.run, round=request.number))
+            reply = open_parcel(site.store.reply())
+            is_over = last is not None and last.is_over
+        else:
+            reply = _answered(site, request, message, answer, last)
+            is_over = site.round.is_over
+    except LostStateError as error:
+        if last is None:
+            raise
+        # what was there when the round before was committed is not there any more
+        lost = line("behind", run=site.run, round=request.number, reason=str(error))
+        log(WARNING, lost)
+        site.store.forget_committed()
+        raise BehindError(str(error), None) from error
+    site.store.sweep()
+    if is_over:
+        site.settle()
+    return reply
+
+
+def _is_answered(
+    request: IncomingRequest, message: Request, last: CommittedRound | None
+) -> bool:
     """Return whether the committed round has a request's reply.
 
-    Raises:
-        SiteError: it is older than that, or another one with the same number; or the
-            run is over.
-        BehindError: the site lacks rounds that it builds on.
+    Refuse an older request, another one with the same number, and one that builds on
+    rounds that the site lacks.
     """
     if last is not None and request.number <= last.number:
         if request.number == last.number and request.digest == last.digest:
@@ -171,7 +170,7 @@ def _is_answered(request: Request, last: CommittedRound | None) -> bool:
             f"{last.number} of this run"
             + (" to another request" if request.number == last.number else "")
         )
-    if request.action is Action.FINISH and not request.packet.header.get("keep-models"):
+    if isinstance(message, FinishRequest) and not message.keep_models:
         # there is nothing that it could lack
         return False
     if last is not None and last.is_over:
@@ -188,16 +187,20 @@ def _is_answered(request: Request, last: CommittedRound | None) -> bool:
 
 
 def _answered(
-    site: Site, request: Request, answer: Answer, last: CommittedRound | None
+    site: Site,
+    request: IncomingRequest,
+    message: Request,
+    answer: Answer,
+    last: CommittedRound | None,
 ) -> RecordDict:
     """Carry out a request; a round is committed with its reply."""
     started = time.perf_counter()
     is_round = request.action is not Action.DESCRIBE
     at = None if is_round or last is None else last.number
-    with site.transaction():
+    with site.store.together(site.features.make_room):
         if is_round:
             site.begin(request.number, request.digest, last)
-        packet = _carry_out(site, request, answer)
+        packet = _encoded(site, answer(site, message))
         seconds = time.perf_counter() - started
         envelope = ReplyEnvelope(round=request.number, seconds=seconds, at=at)
         content = pack(add_envelope(packet, envelope))
@@ -209,23 +212,12 @@ def _answered(
     return content
 
 
-def _carry_out(site: Site, request: Request, answer: Answer) -> Packet:
-    """Return the packet of the reply to a request, both checked against the contract.
-
-    Raises:
-        SiteError: the request is not what its type declares.
-    """
-    try:
-        message = decode(EXCHANGES[request.action].request, request.packet)
-        reply = answer(site, message)
-    except MessageError as error:
-        if error.part is not None:
-            site.current_part = error.part
-        raise SiteError(f"malformed request: {error}") from None
+def _encoded(site: Site, reply: Reply) -> Packet:
+    """Return the packet of a reply, checked against the contract."""
     try:
         return encode(reply)
     except MessageError as error:
-        site.current_part = error.part
+        site.changes.part = error.part
         kind = DivergedError if isinstance(error, RangeError) else SiteError
         raise kind(f"the site has nothing that may be sent: {error}") from None
 
@@ -243,26 +235,15 @@ class MessageLog:
         self._action, self._bytes = action, message_bytes(content)
         self._started = time.perf_counter()
 
-    def answered(self, request: Request, site: Site, content: RecordDict) -> None:
-        """Write that the reply is about to leave."""
-        level, size = DEBUG if site.is_simulated else INFO, message_bytes(content)
-        self._write(level, "answered", request, site, bytes_out=size)
-
-    def refused(
-        self, request: Request | None, site: Site | None, error: Exception, reason: str
-    ) -> None:
-        """Write that an error takes the place of the reply; request, site: if read."""
-        kind = str(kind_of(error))
-        self._write(ERROR, "refused", request, site, kind=kind, reason=reason)
-
-    def _write(
+    def write(
         self,
         level: int,
         event: str,
-        request: Request | None,
+        request: IncomingRequest | None,
         site: Site | None,
-        **facts: Value,
+        **values: Value,
     ) -> None:
+        """Write that the reply, or an error, leaves; request and site: if read."""
         fields: dict[str, Value] = {}
         if request is not None:
             fields |= {"run": request.run, "round": request.number}
@@ -270,4 +251,4 @@ class MessageLog:
             fields["site"] = site_id(site.context.node_config, site.context.node_id)
         seconds = time.perf_counter() - self._started
         fields |= {"action": str(self._action), "seconds": seconds}
-        log(level, line(event, **fields, bytes_in=self._bytes, **facts))
+        log(level, line(event, **fields, bytes_in=self._bytes, **values))

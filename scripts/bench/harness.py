@@ -205,7 +205,7 @@ def run_traced(sql: str, settings: Settings, sites: Sites) -> Trace:
 def _squared_norm(grid: InProcessGrid) -> float:
     """Return ||theta||^2 over all tables, as far as it is penalised."""
     # all shards of a table have the same parameters at the end of an epoch
-    models = {part.table: part.shard.model for part in participants_of(grid)}
+    models = {part.data.table: part.model for part in participants_of(grid)}
     return sum(
         float((model.parameters[model.penalised] ** 2).sum())
         for model in models.values()

@@ -28,7 +28,7 @@ from tests.support.peers.hostile import (
     wrong_headers,
 )
 from tests.support.peers.hostile_runs import once, refusal, refused, spread
-from tp_flower.errors import QueryError, SiteError
+from tp_flower.errors import MessageError, QueryError, SiteError
 from tp_flower.privacy.accounting import epsilon, noise_multiplier
 from tp_flower.privacy.key_agreement import (
     GroupSecret,
@@ -233,7 +233,7 @@ def renumbered(packet):
             "train.prepare",
             SHOP,
             header("outline", "strategy", value="fedavg"),
-            "'strategy' .*admm, sgd",
+            r"'outline' is .*\(admm\|sgd\|.* - at `\$\.outline\.strategy`",
         ),
         (
             "train.prepare",
@@ -385,7 +385,7 @@ def test_rows_that_a_policy_refused_are_not_kept_for_other_requests(tmp_path):
         train(grid)
     site = Site(grid.contexts[SHOP], grid.run_name)
     for lost in (lambda: site.source(ORDERS), lambda: site.extracted(ORDERS)):
-        with pytest.raises(SiteError, match="part 0 is none of this run"):
+        with pytest.raises(MessageError, match="part 0 is none of this run"):
             lost()
 
 

@@ -22,7 +22,7 @@ from flwr.common.serde import recorddict_to_proto
 from client_apps.app import app
 from client_apps.data.database import FILE, close_databases
 from client_apps.data.ledger import Ledger
-from client_apps.operator.participant import Shard
+from client_apps.operator.participant import Participant
 from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM, TablePuppetSGD
 from strategies.explain.explanation import Explain
@@ -516,7 +516,7 @@ def test_a_model_that_is_not_finite_stays_as_it_was(tmp_path, monkeypatch):
                 node = message.metadata.dst_node_id
                 before = self.kept(node)
                 with monkeypatch.context() as broken:
-                    broken.setattr(Shard, "step", overflow)
+                    broken.setattr(Participant, "step", overflow)
                     seen.append(self.answer(message))
                 assert self.kept(node) == before
             return super()._deliver(message)

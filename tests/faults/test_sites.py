@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from client_apps.app import app
 from client_apps.data.database import FILE
 from client_apps.data.run_store import SiteStore
-from client_apps.operator.participant import Shard
+from client_apps.operator.participant import Participant
 from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM, TablePuppetSGD
 from strategies.run.grid import InProcessGrid
@@ -491,7 +491,7 @@ def test_foreign_exception_tells_its_place_not_its_text(monkeypatch):
     def fail(*_):
         raise ValueError("secret value 42")
 
-    monkeypatch.setattr("client_apps.operator.participant.Shard.moments", fail)
+    monkeypatch.setattr("client_apps.operator.participant.Participant.moments", fail)
     with pytest.raises(SiteError) as caught:
         train(InProcessGrid(app, make_sites()))
     text = str(caught.value)
@@ -507,7 +507,7 @@ def test_what_a_site_refuses_is_in_its_log_too(monkeypatch, caplog):
     def refuse(*_):
         raise SiteError("user or password are wrong")
 
-    monkeypatch.setattr("client_apps.operator.participant.Shard.moments", refuse)
+    monkeypatch.setattr("client_apps.operator.participant.Participant.moments", refuse)
     with pytest.raises(SiteError):
         train(InProcessGrid(app, make_sites()))
     assert "action=train.admm" in caplog.text
@@ -626,10 +626,10 @@ def nothing_is_left(grid):
     ("method", "method_name"),
     [
         (TablePuppetADMM, "fit_exactly"),
-        (TablePuppetADMM, "scores"),
+        (TablePuppetADMM, "release_scores"),
         (TablePuppetADMM, "moments"),
         (TablePuppetSGD, "step"),
-        (TablePuppetSGD, "batch_scores"),
+        (TablePuppetSGD, "release_scores"),
     ],
 )
 def test_failed_action_leaves_its_site_alone(monkeypatch, method, method_name):
@@ -645,7 +645,7 @@ def test_failed_action_leaves_its_site_alone(monkeypatch, method, method_name):
             return reply
 
     calls = []
-    original = getattr(Shard, method_name)
+    original = getattr(Participant, method_name)
 
     def fail_later(self, *arguments):
         calls.append(1)
@@ -653,7 +653,7 @@ def test_failed_action_leaves_its_site_alone(monkeypatch, method, method_name):
             raise ValueError("boom")
         return original(self, *arguments)
 
-    monkeypatch.setattr(Shard, method_name, fail_later)
+    monkeypatch.setattr(Participant, method_name, fail_later)
     with pytest.raises(SiteError, match="ValueError at test_sites"):
         train(Watched(app, make_sites()), method, batch_size=4)
     assert pairs
@@ -683,7 +683,7 @@ def test_run_after_a_failed_one_equals_one_on_a_new_grid(method, forgets, monkey
     grid = InProcessGrid(app, make_sites())
     wide = f"{SQL} JOIN customers d ON d.id = o.cust".replace("c.age", "c.age, d.age")
     with monkeypatch.context() as patch:
-        patch.setattr(Shard, "scores", lambda *_: 1 / 0)
+        patch.setattr(Participant, "release_scores", lambda *_: 1 / 0)
         if not forgets:
             patch.setattr(SiteStore, "drop", lambda *_: None)
             patch.setattr(SiteStore, "end", lambda *_: None)

@@ -235,8 +235,8 @@ def _after_round(finished: Run, grid: InProcessGrid, report: RoundReport) -> Non
     parts.sort(key=lambda part: part.number)
     by_table: dict[str, list] = {}
     for part in parts:
-        finished.plans[part.number] = part.outgoing.plan
-        by_table.setdefault(part.table, []).append(part.shard)
+        finished.plans[part.number] = part.data.plan
+        by_table.setdefault(part.data.table, []).append(part)
     for table, shards in by_table.items():
         for shard in shards[1:]:
             # every shard of a table predicts with the same parameters

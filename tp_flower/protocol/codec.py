@@ -127,6 +127,15 @@ def check_sizes(body: Body, **sizes: int) -> None:
         _check_shape(name, array, spec, dict(sizes))
 
 
+def check_positions(array: AnyArray, name: str, rows: int) -> None:
+    """Refuse positions beyond the last of some rows."""
+    if array.size and array.max() >= rows:
+        wire_name = name.replace("_", "-")
+        raise MessageError(
+            f"array {wire_name!r} must hold numbers from 0 to {rows - 1}"
+        )
+
+
 def required(value: Field | None, name: str) -> Field:
     """Return the value of a field that a message may leave out, but not here."""
     if value is None:

@@ -10,6 +10,7 @@ from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
 
 MOST_SAMPLED: Final = 1 << 24
 MOST_CLUSTERS: Final = 10_000
+LARGEST_PENALTY: Final = 1e100
 
 Clusters = Annotated[int, f.between(1, MOST_CLUSTERS)]
 
@@ -24,7 +25,7 @@ class MeasurePart(PartBody, frozen=True, kw_only=True):
 
     encoder: f.Document
     is_shard: bool
-    penalty: f.NonNegative | None = None
+    penalty: Annotated[float, f.between(0, LARGEST_PENALTY)] | None = None
     label: f.Document | None = None
     trained: Annotated[AnyArray, f.bits("rows")]
     multiplicity: Annotated[AnyArray, f.unsigned("trained")] | None = None

@@ -11,6 +11,7 @@ from tp_flower.methods import (
     ACCOUNTANTS,
     CLEAR,
     DP_SGD,
+    JOINING,
     NOISY_STATISTICS,
     OUTSIDER,
     SERVER,
@@ -88,7 +89,7 @@ class Outline(Body, frozen=True, kw_only=True):
         sends: the form of sampled rows that leave where the server solves.
     """
 
-    strategy: str
+    strategy: Annotated[str, f.one_of(*JOINING)]
     epochs: Steps
     exchanges: Annotated[int, f.between(1, MOST_STEPS)] | None = None
     batch_uses: Steps | None = None

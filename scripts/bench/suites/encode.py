@@ -58,7 +58,7 @@ def baseline(path: Path) -> dict[str, float]:
 
 def ours(path: Path) -> dict[str, float]:
     """Encode the file as a site does."""
-    from client_apps.data.features import KeptFeatures
+    from client_apps.data.features import CachedFeatures
     from client_apps.data.run_store import SiteStore
     from client_apps.data.tables import SiteTables
     from tp_flower.features.choice import TableChoice
@@ -72,8 +72,8 @@ def ours(path: Path) -> dict[str, float]:
     source = ShardSource("t", "site", 0, str(path))
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         store = SiteStore(folder, "1", "1")
-        kept = KeptFeatures(folder, int(1e12), store)
-        tables = SiteTables(kept, is_simulated=True)
+        cached = CachedFeatures(folder, int(1e12), store)
+        tables = SiteTables(cached, is_simulated=True)
         started = time.perf_counter()
         schema = tables.describe(source)
         seconds["describe"] = time.perf_counter() - started

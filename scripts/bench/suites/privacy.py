@@ -126,7 +126,9 @@ def _local_scores(grid: InProcessGrid) -> dict[str, FloatArray]:
     """Return the scores of every table's rows, (n_i, d_c), straight from the models."""
     scores: dict[str, list[FloatArray]] = {}
     for part in sorted(participants_of(grid), key=lambda part: part.number):
-        scores.setdefault(part.table, []).append(part.shard.scores())
+        scores.setdefault(part.data.table, []).append(
+            part.model.scores(part.data.features)
+        )
     return {table: np.concatenate(shards) for table, shards in scores.items()}
 
 

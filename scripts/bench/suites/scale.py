@@ -188,9 +188,9 @@ def _floor(grid: InProcessGrid, table: str, classes: int) -> list[tuple[float, f
     """Return wall and processor seconds of X^T R and X theta, repeatedly."""
     outputs = 1 if classes == 2 else classes
     (features,) = [
-        on_host(part.shard.data.features)
+        on_host(part.data.features)
         for part in participants_of(grid)
-        if part.table == table
+        if part.data.table == table
     ]
     rng = np.random.default_rng(0)
     theta = rng.standard_normal((features.shape[1], outputs), dtype=np.float32)

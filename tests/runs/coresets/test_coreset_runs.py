@@ -438,11 +438,11 @@ ASKED = {
     ),
     "rows that it has not": (
         *(Action.WEIGH, SHOP, array(ORDERS, "rows", lambda a: a + 1000)),
-        "array 'rows' must hold numbers from -1 to",
+        "array 'rows' must hold at most 16777216 numbers from -1 to",
     ),
     "a place beyond all": (
         *(Action.WEIGH, SHOP, header("parts", 0, "place", value=3)),
-        "'place' is 3, of 3 parts",
+        "part 3 of 3; at most",
     ),
     "classes of another label": (
         *(Action.MEASURE, SHOP, header("parts", 0, "label", "classes", value=[1])),

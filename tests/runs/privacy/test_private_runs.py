@@ -203,7 +203,7 @@ def test_noisy_statistics_are_of_the_scores_that_arrived():
             arrived.update({part: array for (part, _), array in numbers.items()})
             return
         site = Site(grid.contexts[metadata.dst_node_id], grid.run_name)
-        vectors = {part.number: part.shard.vectors for part in site.parts()}
+        vectors = {part.number: part.vectors for part in site.parts()}
         for part in arrived.keys() & {part for part, _ in numbers}:
             np.testing.assert_array_equal(vectors[part]["sent"], arrived[part])
             compared += 1

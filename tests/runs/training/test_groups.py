@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from client_apps.app import app
-from client_apps.privacy.ledger_entries import Shard
+from client_apps.privacy.ledger_entries import OF_BASE_ROWS, OF_GROUPS, of_groups
 from strategies import TablePuppetADMM
 from strategies.run.exchange import Part, Replies
 from strategies.run.grid import InProcessGrid
@@ -15,6 +15,7 @@ from tp_flower.protocol.packet import Action
 from tp_flower.protocol.setup_messages import ExtractedPart
 from tp_flower.query import Fragment, Query
 from tp_flower.query.fragment import SubQuery
+from tp_flower.settings import PrivacySettings
 
 CUSTOMERS = pd.DataFrame(
     {"id": [1, 2, 3, 4, 5, 6], "y": [1.0, 2.0, 4.0, 3.0, 6.0, 5.0]}
@@ -29,7 +30,7 @@ def payments(*customers):
     return pd.DataFrame({"customer": customers, "amount": amounts})
 
 
-def run(shards, where="", having=""):
+def run(shards, where="", having="", **settings):
     """Train; a query that is refused reaches no training."""
     seen = []
     grid = InProcessGrid(
@@ -38,7 +39,7 @@ def run(shards, where="", having=""):
         observe=lambda message: seen.append(message.metadata.message_type),
     )
     query = Query.from_sql(SQL.format(where=where, having=having))
-    strategy = TablePuppetADMM(query, num_epochs=1, test_fraction=0.0)
+    strategy = TablePuppetADMM(query, num_epochs=1, test_fraction=0.0, **settings)
     try:
         strategy.start(grid)
     finally:
@@ -132,14 +133,17 @@ def test_all_groups_of_a_table_without_any():
         _ = Fragment("t", "t").all_groups
 
 
-@pytest.mark.parametrize(
-    ("mechanism", "of_groups"),
-    [
-        (Gaussian(3.0, 5), Gaussian(1.5, 5)),
-    ],
-)
-def test_a_row_below_groups_costs_what_two_of_them_do(mechanism, of_groups):
+def test_a_row_below_groups_costs_what_two_of_them_do():
     """It leaves one group and enters another."""
-    for is_grouped, expected in ((True, of_groups), (False, mechanism)):
-        shard = Shard(0, "p", "s", "source", is_grouped)
-        assert shard.release(Action.ADMM, "gram", "", mechanism).mechanism == expected
+    assert of_groups(Gaussian(3.0, 5)) == (Gaussian(1.5, 5), OF_BASE_ROWS)
+    sampled = Gaussian(3.0, 5, 0.5)
+    assert of_groups(sampled) == (sampled, OF_GROUPS)
+    settings = PrivacySettings(features="statistics", epsilon=8.0, delta=1e-4)
+    report = run([payments(*range(1, 7))], privacy=settings).report
+    multipliers = {}
+    for line in (line for lines in report.privacy["ledger"].values() for line in lines):
+        release = line["release"]
+        if release["what"] == "gram":
+            assert (OF_BASE_ROWS in release["scope"]) == (release["table"] == "payments")
+            multipliers[release["table"]] = release["mechanism"]["noise_multiplier"]
+    assert multipliers["payments"] == pytest.approx(multipliers["customers"] / 2.0)

@@ -14,7 +14,7 @@ from tests.support.federated import FEATURES, SOURCE, one_per_site, run_query, s
 from tests.support.examples.requests import body
 from tests.support.examples.explained import explain, printed
 from tests.support.extraction import run as extracted
-from tests.support.examples.policies import check, features, fragment, guard_of, policy_of
+from tests.support.examples.policies import check, features, fragment, site_of, policy_of
 from tp_flower.errors import PolicyError, QueryError, SiteError
 from tp_flower.extraction.extract import extract
 from tp_flower.protocol.packet import pack_bits
@@ -171,14 +171,14 @@ def test_a_column_for_weights_is_no_feature(tmp_path):
     ],
 )
 def test_weights_leave_as_labels_in_the_clear_do(tmp_path, text, may_leave):
-    guard, (source,) = guard_of(tmp_path, text)
-    guard.check_fragment(source, fragment(label='"day"'))
+    site, (source,) = site_of(tmp_path, text)
+    check_fragment(site, source, fragment(label='"day"'))
     if may_leave:
-        guard.check_fragment(source, fragment(weight='"amount"'))
+        check_fragment(site, source, fragment(weight='"amount"'))
         return
     match = r"releases.weights = never\) refuses: the run asks for weights; none may"
     with pytest.raises(PolicyError, match=match):
-        guard.check_fragment(source, fragment(weight='"amount"'))
+        check_fragment(site, source, fragment(weight='"amount"'))
 
 
 def test_there_is_no_noise_on_weights():

@@ -69,7 +69,7 @@ def test_features_stay_mapped_from_message_to_message(tmp_path):
         if report.epoch:
             (context,) = grid.contexts.values()
             parts = Site(context, grid.run_name).parts()
-            seen.append({part.number: part.shard.data.features for part in parts})
+            seen.append({part.number: part.data.features for part in parts})
 
     strategy = TablePuppetADMM(
         Query.from_sql(PAPER_SCALES["yelp"].sql),

@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 
 from client_apps.data.database import close_databases
-from client_apps.data.ledger import Ledger, Release, Reservation
-from tp_flower.privacy.mechanisms import Gaussian, PureDp
+from client_apps.data.ledger import Ledger
+from tp_flower.privacy.mechanisms import Gaussian, PureDp, Release, Reservation
 
 SOURCE = "F"
 LIMIT = 1_000_000

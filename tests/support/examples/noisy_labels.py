@@ -3,8 +3,7 @@
 import numpy as np
 from flwr.app import Context, RecordDict
 
-from client_apps.privacy.guard import Guard
-from client_apps.privacy.noisy_labels import LabelOrder, released_label
+from client_apps.privacy.noisy_labels import released_label
 from client_apps.rounds.site import Site
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.label_noise import LabelPlan
@@ -28,14 +27,21 @@ def make_site(folder, run=7, policy="", state="state"):
     return Site(Context(run, 1, node, RecordDict(), {}), f"{run:032x}")
 
 
-def order_for(site, plan, fragment=FRAGMENT):
-    return LabelOrder(0, site.shards()[0], fragment, plan)
+def bind(site, fragment=FRAGMENT):
+    """Make the site's table part 0 of the run."""
+    assert len(site.shards) == 1
+    site.bind(0, 0, fragment)
+
+
+def together(site):
+    """The changes of one message."""
+    return site.store.together(site.features.make_room)
 
 
 def release(site, label, plan=RESPONSE, fragment=FRAGMENT):
-    order = order_for(site, plan, fragment)
-    with site.transaction():
-        return released_label(site, Guard(site), order, label)
+    with together(site):
+        bind(site, fragment)
+        return released_label(site, 0, plan, label)
 
 
 def booleans(rows=4000):

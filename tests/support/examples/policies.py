@@ -2,7 +2,6 @@
 
 from flwr.app import Context, RecordDict
 
-from client_apps.privacy.guard import Guard
 from client_apps.rounds.site import Site
 from tp_flower.query import Feature, Fragment
 from tp_flower.query.fragment import reads
@@ -37,7 +36,7 @@ def check(policy, wanted):
         policy.check_read(read)
 
 
-def guard_of(folder, text, more=""):
+def site_of(folder, text, more=""):
     sources = shards(folder, text, more)
     config = {"tables": str(folder / "tables.toml"), "state-dir": ":memory:"}
-    return Guard(Site(Context(1, 2, config, RecordDict(), {}))), sources
+    return Site(Context(1, 2, config, RecordDict(), {})), sources

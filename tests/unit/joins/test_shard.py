@@ -2,12 +2,17 @@
 
 import numpy as np
 
-from client_apps.operator.participant import Shard, ShardData
+from client_apps.operator.participant import Participant, Releaser, ShardData
 from tp_flower.learning.models.local_model import LinearModel
 from tp_flower.learning.solvers import RidgeSolver, gram
+from tp_flower.randomness import NoiseSource
 
 
-def shard() -> Shard:
+def participant(data, model, vectors) -> Participant:
+    return Participant(0, data, model, vectors, Releaser(0, data.plan, NoiseSource()))
+
+
+def shard() -> Participant:
     data = ShardData(
         features=np.array([[1.0, 0.0], [0.0, 2.0]], dtype=np.float32),
         multiplicity=np.array([1, 2]),
@@ -20,7 +25,7 @@ def shard() -> Shard:
         "consensus": np.array([1.0, 1.0]),
         "consensus_duals": np.array([0.5, -2.0]),
     }
-    return Shard(data, LinearModel(2, 1, intercept=False), vectors)
+    return participant(data, LinearModel(2, 1, intercept=False), vectors)
 
 
 def test_a_row_counts_in_a_fit_as_often_as_it_is_joined():
@@ -40,7 +45,7 @@ def test_a_row_counts_in_a_fit_as_often_as_it_is_joined():
 def test_a_step_has_momentum_and_spares_the_bias():
     model = LinearModel(1, 1, intercept=True)
     model.parameters = np.array([2.0, 4.0])
-    part = Shard(shard().data, model, {"momentum": np.zeros(2)})
+    part = participant(shard().data, model, {"momentum": np.zeros(2)})
     part.step(np.ones(2), 0.5, 0.9)
     # velocity: 1 + 0.1 * 2, and 1
     np.testing.assert_allclose(part.model.parameters, [1.4, 3.5])
@@ -63,7 +68,9 @@ def test_consensus_moves_the_duals_by_what_is_left_and_predicts_with_w():
     np.testing.assert_array_equal(part.propose(np.array([2.0, 2.0])), [2.5, 0.0])
     part.accept_consensus(np.array([1.5, 3.0]))
     np.testing.assert_array_equal(part.vectors["consensus_duals"], [1.0, -3.0])
-    np.testing.assert_array_equal(part.scores()[:, 0], [1.5, 6.0])
+    np.testing.assert_array_equal(
+        part.model.scores(part.data.features)[:, 0], [1.5, 6.0]
+    )
 
 
 def batched(rows: int, batches: list[list[int]], width: int = 3) -> ShardData:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from client_apps.rounds.site import Round, RoundKeys, later
+from client_apps.rounds.site import Round
 from tp_flower.privacy.mechanisms import (
     Mechanism,
 )
@@ -93,17 +93,18 @@ def test_what_is_no_mechanism_is_refused(data, match):
 
 def test_noise_and_payments_are_of_one_key_one_history_and_one_request():
     def drawn(key, *rounds):
-        keys = RoundKeys(lambda: key, later("", *rounds))
+        last = None
+        for number, digest in enumerate(rounds):
+            begun = Round(last, lambda: key, number, digest)
+            last = begun.committed()
         # the noise cannot be drawn from the name of a payment
-        assert not keys._derived(b"noise").hex().startswith(keys.payment)
-        return keys.payment, tuple(keys.noise.uniform(4))
+        assert not begun._derived(b"noise").hex().startswith(begun.payment)
+        return begun.payment, tuple(begun.noise.uniform(4))
 
-    first = drawn(KEY, 1, "a")
-    assert drawn(KEY, 1, "a") == first
-    for other in (drawn(KEY, 2, "a"), drawn(KEY, 1, "b"), drawn(bytes(32), 1, "a")):
+    first = drawn(KEY, "a", "b")
+    assert drawn(KEY, "a", "b") == first
+    for other in (drawn(KEY, "c", "b"), drawn(KEY, "b"), drawn(bytes(32), "a", "b")):
         assert not {*first} & {*other}
-    one, other = (
-        Round(None, lambda: KEY, 1, digest).keys for digest in ("one", "other")
-    )
+    one, other = (Round(None, lambda: KEY, 1, digest) for digest in ("one", "other"))
     assert one.payment != other.payment
     assert not {*one.noise.uniform(4)} & {*other.noise.uniform(4)}

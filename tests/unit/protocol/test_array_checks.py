@@ -9,7 +9,7 @@ from client_apps.handlers.training_rows import read_batches
 from strategies.run.exchange import Part, Request
 from strategies.run.replies import array_of, collect_replies, read_key
 from tests.support.examples.requests import body
-from tp_flower.errors import MessageError, RangeError, ReplyError, SiteError
+from tp_flower.errors import MessageError, RangeError, ReplyError
 from tp_flower.protocol.codec import check_sizes, decode
 from tp_flower.protocol.messages import EXCHANGES
 from tp_flower.protocol.packet import Action, Packet, pack
@@ -138,7 +138,7 @@ def batches_of(*rows):
     ("number", "error", "match"),
     [
         (-1, RangeError, "'batch-rows' has numbers that are .*allowed: from 0 to"),
-        (3, SiteError, "'batch-rows' must hold numbers from 0 to 2"),
+        (3, MessageError, "'batch-rows' must hold numbers from 0 to 2"),
     ],
 )
 def test_a_site_takes_whole_numbers_of_a_range(number, error, match):

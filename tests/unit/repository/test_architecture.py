@@ -37,9 +37,8 @@ MOST_MODULES = 15
 LARGE_FOLDERS: dict[str, int] = {}
 # one that is no longer small, or no longer there, leaves the list
 SMALL_MODULES = {"strategies/training/baselines.py"}
-# a fact that is read before its message is decoded; a file and a command of that name
+# a file and a command of that name
 SPELLED_OUT = {
-    ("client_apps/rounds/transaction.py", "keep-models"),
     ("client_apps/data/key_files.py", "site-key"),
     ("client_apps/cli.py", "site-key"),
 }

@@ -6,11 +6,11 @@ import pytest
 
 from client_apps.app import app
 from client_apps.cli import main
-from client_apps.data.ledger import Ledger, Release, Reservation, open_ledger
+from client_apps.data.ledger import Ledger, open_ledger
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import store_on_disk, store_sql
-from tp_flower.privacy.mechanisms import Gaussian
+from tp_flower.privacy.mechanisms import Gaussian, Release, Reservation
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings, Settings
 

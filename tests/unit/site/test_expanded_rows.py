@@ -46,18 +46,18 @@ def listed(trained, tested=(), rows=4):
 
 def test_lists_by_hand():
     rows = listed([2, 0, 2], [3])
-    assert rows.own.tolist() == [0, 2, 3]
+    assert rows.positions.tolist() == [0, 2, 3]
     assert rows.place.tolist() == [1, 0, 1, 2]
     # the rows behind the joined rows again
-    assert rows.own[rows.place].tolist() == [2, 0, 2, 3]
+    assert rows.positions[rows.place].tolist() == [2, 0, 2, 3]
     assert rows.multiplicity.tolist() == [1, 1, 1]
     assert rows.tested.tolist() == [False, False, False, True]
-    assert (rows.trained, rows.trained_own) == (3, 2)
+    assert (rows.trained, rows.trained_positions) == (3, 2)
     # a part may have no row
     none = listed((), (), rows=0)
-    assert (len(none.own), none.trained, none.trained_own) == (0, 0, 0)
+    assert (len(none.positions), none.trained, none.trained_positions) == (0, 0, 0)
     batches = Batches(np.zeros(3, np.int64), np.zeros(0, np.int64))
-    assert none.own_by_batch(batches).tolist() == [0, 0]
+    assert none.table_rows_by_batch(batches).tolist() == [0, 0]
 
 
 def test_masks_by_hand():
@@ -67,12 +67,12 @@ def test_masks_by_hand():
         "multiplicity": np.array([3, 1], np.int32),
     }
     rows = once_each(body(4, arrays), 4)
-    assert rows.own.tolist() == [0, 2, 3]
+    assert rows.positions.tolist() == [0, 2, 3]
     assert rows.place is None
     assert rows.tested.tolist() == [False, True, True]
-    assert rows.trained_own == rows.trained == 2
+    assert rows.trained_positions == rows.trained == 2
     batches = Batches(np.array([0, 2, 3]), np.array([0, 1, 0]))
-    assert rows.own_by_batch(batches).tolist() == [2, 1]
+    assert rows.table_rows_by_batch(batches).tolist() == [2, 1]
 
 
 @given(
@@ -83,7 +83,7 @@ def test_a_batch_has_as_many_rows_as_are_different(batches, further):
     behind = [row for batch in batches for row in batch]
     used = sorted(set(behind) | set(range(further)))
     rows = TrainingRows(
-        own=np.array(used, np.int64),
+        positions=np.array(used, np.int64),
         place=np.array([used.index(row) for row in behind], np.int64),
         multiplicity=np.ones(len(behind), np.int64),
         tested=np.zeros(len(behind), np.bool_),
@@ -91,7 +91,9 @@ def test_a_batch_has_as_many_rows_as_are_different(batches, further):
     plan = Batches(
         np.cumsum([0, *map(len, batches)]), np.arange(len(behind), dtype=np.int64)
     )
-    assert rows.own_by_batch(plan).tolist() == [len(set(batch)) for batch in batches]
+    assert rows.table_rows_by_batch(plan).tolist() == [
+        len(set(batch)) for batch in batches
+    ]
 
 
 @pytest.mark.parametrize(

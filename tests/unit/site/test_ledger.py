@@ -19,21 +19,12 @@ import pytest
 
 from client_apps.data import database
 from client_apps.data.database import FILE, Changes, open_database
-from client_apps.data.ledger import (
-    START,
-    Budget,
-    Ledger,
-    Release,
-    Reservation,
-    RoundLedger,
-    checksum_of,
-    open_ledger,
-)
+from client_apps.data.ledger import START, Ledger, RoundLedger, checksum_of, open_ledger
 from tests.support.peers.faulty_grid import forget_processes
 from tp_flower.errors import BudgetError, LedgerError, SettingsError, SiteError
 from tp_flower.methods import PRV
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import Gaussian, PureDp
+from tp_flower.privacy.mechanisms import Budget, Gaussian, PureDp, Release, Reservation
 
 RUN, NEXT = "1-a", "2-a"
 DELTA = 1e-5

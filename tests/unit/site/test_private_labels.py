@@ -10,14 +10,15 @@ from client_apps.data.database import FILE
 from client_apps.data.ledger import Ledger, open_ledger
 from client_apps.data.run_store import SiteStore
 from client_apps.privacy import noisy_labels
-from client_apps.privacy.guard import Guard
+from client_apps.privacy.guard import source_id
 from client_apps.privacy.noisy_labels import released_label
 from tests.support.examples.noisy_labels import (
     RESPONSE,
+    bind,
     booleans,
     make_site,
-    order_for,
     release,
+    together,
 )
 from tests.support.peers.faulty_grid import flipped, forget_processes, rows_in
 from tp_flower.errors import (
@@ -54,9 +55,8 @@ def name_of(run):
 
 
 def spent(site):
-    guard = Guard(site)
     ledger = open_ledger(str(site.context.node_config["state-dir"]))
-    return ledger.spent(guard.source_id(site.shards()[0]))
+    return ledger.spent(source_id(site.shards[0]))
 
 
 def kept_draws(folder):
@@ -147,10 +147,10 @@ def test_labels_without_a_place_become_any_class_alike(tmp_path, label, plan, ca
 )
 def test_a_simulation_refuses_labels_without_a_place(tmp_path, label, plan, match):
     site = make_site(tmp_path)
-    order = order_for(site, plan)
+    bind(site)
     site.context.node_config["tables"] = ""
     with pytest.raises(SiteError, match=match):
-        released_label(site, Guard(site), order, label)
+        released_label(site, 0, plan, label)
     assert not site.ledger.lines(site.store.run)
 
 
@@ -328,9 +328,9 @@ def test_two_runs_that_draw_at_once_do_not_both_tell(tmp_path):
     first, second = (make_site(tmp_path, run) for run in (1, 2))
 
     def both():
-        with second.transaction():
-            order = order_for(second, RESPONSE)
-            released_label(second, Guard(second), order, booleans())
+        with together(second):
+            bind(second)
+            released_label(second, 0, RESPONSE, booleans())
             drawn.append(release(first, booleans()).values)
 
     drawn = []

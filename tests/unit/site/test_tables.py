@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from client_apps.data import run_store as store
-from client_apps.data.features import KeptFeatures
+from client_apps.data.features import CachedFeatures
 from client_apps.data.run_store import IN_MEMORY, SiteStore
 from client_apps.data.tables import SiteTables
 from tests.support.paths import ROOT
@@ -55,7 +55,7 @@ class Site:
 
     def __init__(self, root, run=1):
         self.store = SiteStore(str(root), run, 1)
-        self.features = KeptFeatures(str(root), 10**9, self.store)
+        self.features = CachedFeatures(str(root), 10**9, self.store)
         self.tables = SiteTables(self.features, is_simulated=False)
 
 
@@ -176,7 +176,7 @@ def test_lost_entries(tmp_path, source):
     with pytest.raises(SiteError, match="lost its state"):
         site.tables.extracted(0)
     site.tables.extract(0, source, WANTED)
-    site.tables.forget(0)
+    site.store.drop("extracted-0")
     with pytest.raises(SiteError, match="lost its state"):
         site.tables.extracted(0)
 

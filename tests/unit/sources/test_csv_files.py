@@ -6,7 +6,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from client_apps.data.features import KeptFeatures
+from client_apps.data.features import CachedFeatures
 from client_apps.data.run_store import SiteStore
 from client_apps.data.tables import SiteTables
 from tp_flower.sources.csv_files import csv_call, csv_format
@@ -144,7 +144,7 @@ def test_the_site_logs_a_warning_once(tmp_path, caplog):
     source = ShardSource("t", "here", 0, write(tmp_path, "1,x", "n/a,y"))
     root = str(tmp_path / "state")
     tables = SiteTables(
-        KeptFeatures(root, 10**9, SiteStore(root, 1, 1)), is_simulated=False
+        CachedFeatures(root, 10**9, SiteStore(root, 1, 1)), is_simulated=False
     )
     with caplog.at_level(WARNING):
         for _ in range(2):

@@ -3,11 +3,24 @@
 import numpy as np
 import pytest
 
-from client_apps.data.ledger import Budget
-from client_apps.handlers.training_rows import Batches, TrainingRows, check_rows
-from tests.support.examples.policies import check, features, fragment, guard_of, shards
+from client_apps.handlers.training_rows import (
+    Batches,
+    TrainingRows,
+    check_training_rows,
+)
+from client_apps.privacy.guard import (
+    budgets,
+    check_extracted,
+    check_fragment,
+    check_plan,
+    check_rows,
+    source_id,
+    visible_schema,
+)
+from tests.support.examples.policies import check, features, fragment, shards, site_of
 from tp_flower.errors import PolicyError, QueryError, SourceError
 from tp_flower.features.spec import EncoderSpec, default_spec
+from tp_flower.privacy.mechanisms import Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query import SubQuery
 from tp_flower.query.fragment import Role, reads
@@ -318,11 +331,11 @@ def test_few_rows(tmp_path):
             policy.check_rows(rows, "the answer")
         Policy().check_rows(rows, "the answer")
     # of rows that the server chose
-    guard, (source,) = guard_of(tmp_path, "min-rows = 2")
+    _, (source,) = site_of(tmp_path, "min-rows = 2")
     for rows in (0, 2):
-        guard.check_rows(source, rows, "the mask")
+        check_rows(source, rows, "the mask")
     with pytest.raises(PolicyError, match="the mask would be of too few rows"):
-        guard.check_rows(source, 1, "the mask")
+        check_rows(source, 1, "the mask")
 
 
 FINEST = {
@@ -395,32 +408,32 @@ def test_releases_by_level(kind, is_private):
 
 
 def test_the_guards_schema_has_the_visible_columns_only(tmp_path):
-    guard, (source,) = guard_of(tmp_path, "columns = ['day']\njoin-only = ['CUSTOMER']")
-    schema = guard.schema(source)
+    site, (source,) = site_of(tmp_path, "columns = ['day']\njoin-only = ['CUSTOMER']")
+    schema = visible_schema(site, source)
     assert list(schema.columns) == ["customer", "day"]
     assert schema.rows == 2
     # a rule about no column would protect nothing
-    guard, (source,) = guard_of(tmp_path, "join-only = ['custmer']")
+    site, (source,) = site_of(tmp_path, "join-only = ['custmer']")
     match = "table 't' .*: its policy names column 'custmer': there is none$"
     with pytest.raises(SourceError, match=match):
-        guard.schema(source)
+        visible_schema(site, source)
     with pytest.raises(SourceError, match=match):
-        guard.check_fragment(source, fragment_of(feature='"amount"'))
+        check_fragment(site, source, fragment_of(feature='"amount"'))
 
 
 def test_a_filter_that_nobody_passes_is_refused_as_one_that_few_pass(tmp_path):
-    guard, (source,) = guard_of(tmp_path, "min-rows = 2")
-    guard.check_extracted(source, fragment(), 2)
-    guard.check_extracted(source, fragment(), 0)  # an empty shard
-    guard.check_extracted(source, fragment(filters=('"day" > 0',)), 2)
+    _, (source,) = site_of(tmp_path, "min-rows = 2")
+    check_extracted(source, fragment(), 2)
+    check_extracted(source, fragment(), 0)  # an empty shard
+    check_extracted(source, fragment(filters=('"day" > 0',)), 2)
     texts = set()
     for rows in (0, 1):
         with pytest.raises(PolicyError, match="min-rows") as caught:
-            guard.check_extracted(source, fragment(filters=('"day" > 9',)), rows)
+            check_extracted(source, fragment(filters=('"day" > 9',)), rows)
         texts.add(str(caught.value))
     assert len(texts) == 1
     with pytest.raises(PolicyError, match="min-rows"):
-        guard.check_extracted(source, fragment(subquery=SUBQUERY), 0)
+        check_extracted(source, fragment(subquery=SUBQUERY), 0)
 
 
 @pytest.mark.parametrize(
@@ -433,22 +446,22 @@ def test_a_filter_that_nobody_passes_is_refused_as_one_that_few_pass(tmp_path):
     ],
 )
 def test_the_guard_knows_an_empty_list_from_none(tmp_path, rule, part):
-    guard, (source,) = guard_of(tmp_path, f"{rule} = []")
+    site, (source,) = site_of(tmp_path, f"{rule} = []")
     with pytest.raises(PolicyError, match=rf"\({rule}\).*it may read no column"):
-        guard.check_fragment(source, fragment_of(**{part: '"day"'}))
+        check_fragment(site, source, fragment_of(**{part: '"day"'}))
 
 
 def test_the_smallest_batch_must_have_enough_rows(tmp_path):
-    guard, (source,) = guard_of(tmp_path, "min-rows = 2")
+    _, (source,) = site_of(tmp_path, "min-rows = 2")
     rows = TrainingRows(np.arange(4), None, np.ones(4, np.int64), np.zeros(4, np.bool_))
     plans = {
         sizes: Batches(np.cumsum([0, *sizes]), np.arange(4))
         for sizes in [(2, 2), (3, 1)]
     }
     for sizes, sends_sums in [((2, 2), True), ((3, 1), False)]:
-        check_rows(guard, source, "t", rows, plans[sizes], sends_sums=sends_sums)
+        check_training_rows(source, "t", rows, plans[sizes], sends_sums=sends_sums)
     with pytest.raises(PolicyError, match="a batch's gradient of table 't' would be"):
-        check_rows(guard, source, "t", rows, plans[3, 1], sends_sums=True)
+        check_training_rows(source, "t", rows, plans[3, 1], sends_sums=True)
 
 
 @pytest.mark.parametrize(
@@ -463,13 +476,13 @@ def test_a_plan_must_cover_what_the_policy_wants_covered(
     tmp_path, kind, covering, other
 ):
     text = f"epsilon = 1\nreleases = {{ {kind} = 'private' }}"
-    guard, (source,) = guard_of(tmp_path, text)
-    guard.check_plan(source, [kind], PrivacyTerms.of(PrivacySettings(**covering)))
-    guard.check_plan(source, [])
+    _, (source,) = site_of(tmp_path, text)
+    check_plan(source, [kind], PrivacyTerms.of(PrivacySettings(**covering)))
+    check_plan(source, [])
     match = rf"releases.{kind} = private.*run config pri"
     for terms in ((), (PrivacyTerms.of(PrivacySettings(**other)),)):
         with pytest.raises(PolicyError, match=match):
-            guard.check_plan(source, [kind], *terms)
+            check_plan(source, [kind], *terms)
 
 
 def test_budgets_are_of_rows_whatever_they_are_called(tmp_path):
@@ -487,14 +500,12 @@ def test_budgets_are_of_rows_whatever_they_are_called(tmp_path):
         path = "w.csv"
         policy = {{ epsilon = 4, budget-name = "payments" }}
     """
-    guard, (first, other, free, moved, copied) = guard_of(
+    site, (first, other, free, moved, copied) = site_of(
         tmp_path, "epsilon = 2\ndelta = 1e-6", again
     )
-    ids = [guard.source_id(s) for s in (first, other, free, moved, copied)]
+    ids = [source_id(s) for s in (first, other, free, moved, copied)]
     assert ids[0] == ids[1]
     assert ids[3] == ids[4]
     assert len(set(ids)) == 3
     # of two budgets of the same rows the smaller holds, whoever asks
-    assert guard.budgets([first]) == {ids[0]: Budget(0.5, 1e-6)}
-    assert guard.budgets([free]) == {}
-    assert guard.budgets([copied, free]) == {ids[3]: Budget(3.0, 1e-5)}
+    assert budgets(site) == {ids[0]: Budget(0.5, 1e-6), ids[3]: Budget(3.0, 1e-5)}
