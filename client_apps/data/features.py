@@ -73,10 +73,10 @@ class CachedFeatures:
         folder = self.find(name)
         # a map that a process keeps, keeps its pages: finding them anew takes as long
         # as a pass over the features
-        opened = self.store.recall(name)
+        opened = self.store.memory.get(name)
         if opened is None:
             opened = Entry({FEATURES: mapped(folder)}, {})
-            self.store.remember(name, opened)
+            self.store.memory[name] = opened
         return opened.arrays[FEATURES]
 
     def find(self, name: str) -> Path:

@@ -312,13 +312,10 @@ class SiteStore:
                 self._pending_labels[name] = entry
         return entry.arrays[_LABELS], str(entry.meta["ident"])
 
-    def remember(self, name: str, entry: Entry) -> None:
-        """Keep an entry in this process alone, until the run ends."""
-        self._cached.remembered[name] = entry
-
-    def recall(self, name: str) -> Entry | None:
-        """Return an entry that this process has, None if it has none."""
-        return self._cached.remembered.get(name)
+    @property
+    def memory(self) -> dict[str, Entry]:
+        """The entries that this process alone has, until the run ends."""
+        return self._cached.remembered
 
     def sweep(self) -> None:
         """Leave nothing of dropped entries, and no large array that no entry names."""
@@ -369,14 +366,9 @@ class SiteStore:
 
         self.changes.add(
             write,
-            lambda: self._is_written(run, name, numbers[0], entry),
+            lambda: self._keep(run, name, numbers[0], entry),
             is_durable=run == _LABELS,
         )
-
-    def _is_written(self, run: str, name: str, number: int, entry: Entry) -> None:
-        if run == self.run:
-            self._note_id(name, number)
-        self._keep(run, name, number, entry)
 
     def _note_id(self, name: str, number: int | None) -> None:
         """Note that an entry of the run has been written, or (None) removed."""
@@ -391,6 +383,8 @@ class SiteStore:
 
     def _keep(self, run: str, name: str, number: int, entry: Entry) -> None:
         """Keep an entry in this process, if it is read again or lies nowhere else."""
+        if run == self.run:
+            self._note_id(name, number)
         if self._folder is None or (run != _LABELS and name not in _WHOLE):
             _CACHE[self._root, run].entries[name] = number, entry
 

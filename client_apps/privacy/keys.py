@@ -59,7 +59,7 @@ def key_fields(site: Site) -> dict[str, str]:
         fields["site_key"] = public.site.hex()
     if source is KeySource.FILE:
         secret = read_secret(_path(site, SECRET_FILE))
-        fields["secret_digest"] = secret_digest(secret, site.run_number)
+        fields["secret_digest"] = secret_digest(secret, int(site.run, 16))
     return fields
 
 
@@ -89,7 +89,7 @@ def seal(site: Site, request: SealRequest) -> SealReply:
         else GroupSecret.random()
     )
     sealed = {
-        node: keys.seal(secret, recipient, site.run_number).hex()
+        node: keys.seal(secret, recipient, int(site.run, 16)).hex()
         for node, recipient in recipients.items()
     }
     site.store.save(_SEALED, Entry({}, {_REQUEST: site.round.digest, _SEALED: sealed}))
@@ -123,7 +123,7 @@ def take_secret(site: Site, request: ExtractRequest) -> None:
             "not be one that is new in this run; if the site has lost its keys of the "
             "run, start the run again"
         )
-    of_run = np.frombuffer(secret.of_run(site.run_number, public), np.uint8)
+    of_run = np.frombuffer(secret.of_run(int(site.run, 16), public), np.uint8)
     site.store.save(SECRET, Entry({SECRET: of_run}, {_REQUEST: site.round.digest}))
 
 
@@ -145,7 +145,7 @@ def _open(site: Site, request: ExtractRequest, keys: SiteKeys) -> GroupSecret:
         trusted = _allowed(site) | {keys.public.site}
         _check_pin(leader.site, trusted, "of the site that made the run's secret")
     sealed = bytes.fromhex(required(request.sealed, "sealed"))
-    secret = keys.open(sealed, leader, site.run_number)
+    secret = keys.open(sealed, leader, int(site.run, 16))
     if secret.is_simulated and not site.is_simulated:
         raise SiteError(
             "the run's secret is that of a simulation, which is known to everybody: "

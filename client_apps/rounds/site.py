@@ -163,11 +163,6 @@ class Site:
         """The ledger of the site, over all its runs, as the round writes it."""
         return RoundLedger(open_ledger(self._root), self.changes)
 
-    @property
-    def run_number(self) -> int:
-        """The run's name as a number."""
-        return int(self.run, 16)
-
     def bind(self, number: int, position: int, fragment: "Fragment") -> None:
         """Keep which of the site's shards a part of the run is, and what it runs."""
         meta = {"position": position, "fragment": fragment.to_json()}
@@ -271,13 +266,13 @@ class Site:
         host = self.features.of(entry)
         device, kind = entry.meta["device"], entry.meta["model"]["kind"]
         features = place(self.store, number, host, device, kind)
-        cached = self.store.recall(name)
+        cached = self.store.memory.get(name)
         if cached is not None and cached.meta["entry"] is entry:
             data: ShardData = cached.meta["data"]
             if data.features is features:
                 return data
         data = ShardData.read(entry, features)
-        self.store.remember(name, Entry({}, {"data": data, "entry": entry}))
+        self.store.memory[name] = Entry({}, {"data": data, "entry": entry})
         return data
 
     def releaser(self, number: int, plan: PartPlan) -> Releaser:

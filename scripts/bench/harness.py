@@ -29,7 +29,7 @@ from typing import Any, Final
 from flwr.clientapp import ClientApp
 
 from client_apps.app import app
-from client_apps.operator.participant import Part
+from client_apps.operator.participant import Participant
 from client_apps.rounds.site import Site
 from strategies import STRATEGIES, RelationalStrategy
 from strategies.run.grid import InProcessGrid, Tables
@@ -212,7 +212,7 @@ def _squared_norm(grid: InProcessGrid) -> float:
     )
 
 
-def participants_of(grid: InProcessGrid) -> Iterator[Part]:
+def participants_of(grid: InProcessGrid) -> Iterator[Participant]:
     """Yield the shards of all sites in their roles, at the last message."""
     for context in grid.contexts.values():
         yield from Site(context, grid.run_name).parts()
