@@ -7,22 +7,13 @@ from strategies.explain.explanation import Explain
 from strategies.inference.predict import Evaluate, Predict
 from strategies.personalised.strategy import Personalised
 from strategies.training.admm import TablePuppetADMM
-from strategies.training.base import RelationalStrategy
+from strategies.training.base import JoinStrategy, RelationalStrategy
 from strategies.training.baselines import GradientDescent, VflADMM, VflSGD
 from strategies.training.sgd import TablePuppetSGD
 
-_METHODS: tuple[type[RelationalStrategy[Any]], ...] = (
-    TablePuppetADMM,
-    TablePuppetSGD,
-    VflADMM,
-    VflSGD,
-    GradientDescent,
-    CoresetRidge,
-    CoresetKMeans,
-    Personalised,
-)
 STRATEGIES: dict[str, type[RelationalStrategy[Any]]] = {
-    strategy.name: strategy for strategy in _METHODS
+    **JoinStrategy.methods,
+    Personalised.name: Personalised,
 }
 
 __all__ = [

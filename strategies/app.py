@@ -2,7 +2,7 @@
 
 ``mode = "explain"`` takes the set-up's rounds only, and reports what training would do;
 "predict" and "evaluate" use a model that a run has left
-(:mod:`strategies.inference.use_model`).
+(:mod:`strategies.inference.predict`).
 """
 
 import time
@@ -17,19 +17,29 @@ from rich.text import Text
 
 from strategies import STRATEGIES, Explain
 from strategies.disclosures import privacy_report
-from strategies.explain.console import explanation_view
 from strategies.explain.explanation import explanation_dict
 from strategies.inference.manifest import make_manifest, write_manifest
-from strategies.inference.use_model import use_model
-from strategies.report_page import ReportError, write_page
+from strategies.inference.predict import use_model
+from strategies.report_page import (
+    ReportError,
+    explanation_view,
+    result_view,
+    write_page,
+)
 from strategies.run.resume import resumed
 from strategies.run.strategy import RoundListener
 from strategies.trackers import Tracking, each
 from tp_flower.errors import SettingsError, TPFlowerError
 from tp_flower.files import home_folder
 from tp_flower.query import Query
-from tp_flower.reports.console import epoch_line, privacy_table, summary
-from tp_flower.reports.records import RoundReport, report_line, write_json, write_report
+from tp_flower.reports.console import epoch_line
+from tp_flower.reports.records import (
+    RoundReport,
+    report_dict,
+    report_line,
+    write_json,
+    write_report,
+)
 from tp_flower.settings import Settings
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT
 from tp_flower.sources.flights import FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
@@ -51,7 +61,7 @@ def main(grid: Grid, context: Context) -> None:
         console.print(f"Results will be in {folder}", soft_wrap=True)
         settings = replace(settings, output_dir=str(folder))
         with Tracking(settings, folder) as tracking:
-            on_round = each(_Progress(console, settings), tracking)
+            on_round = each(_ProgressLines(console, settings), tracking)
             view = act(settings, on_round, grid, folder)
             page = page_line(folder)
     except TPFlowerError as error:
@@ -86,12 +96,11 @@ def explain(
     privacy = privacy_report(
         explanation.disclosures, strategy.ledgers, settings.privacy, is_complete=True
     )
-    write_json({**explanation_dict(explanation), "privacy": privacy}, folder)
-    view = explanation_view(explanation)
-    if not settings.privacy.covers_labels:
-        return view
-    title = "Cost of explaining for a row (the labels are paid for once)"
-    return Group(view, privacy_table(privacy, title))
+    content = explanation_dict(explanation)
+    write_json({**content, "privacy": privacy}, folder)
+    # of what explaining sends, only labels have a cost
+    totals = privacy["totals"] if settings.privacy.covers_labels else []
+    return explanation_view({**content, "privacy": {"totals": totals}})
 
 
 def train(
@@ -111,11 +120,12 @@ def train(
                 f"A checkpoint is kept. To go on: flwr run . -c 'resume=\"{folder}\"'"
             )
         raise
-    write_report(strategy.report, folder)
+    report = strategy.report
+    write_report(report, folder)
     manifest = make_manifest(strategy)
     write_manifest(home_folder(), manifest)
     strategy.session.end()
-    return Group(summary(strategy.report), Text(f"Model: {manifest.model}"))
+    return Group(result_view(report_dict(report)), Text(f"Model: {manifest.model}"))
 
 
 def page_line(folder: Path) -> str:
@@ -155,7 +165,7 @@ def output_folder(settings: Settings, run_id: int) -> Path:
     return folder.resolve()
 
 
-class _Progress:
+class _ProgressLines:
     """Print a line per round of set-up, and one per epoch with the time left."""
 
     def __init__(self, console: Console, settings: Settings) -> None:

@@ -22,7 +22,7 @@ from strategies.inference.manifest import Manifest, read_manifest, resolve
 from tp_flower.errors import ModelError
 from tp_flower.files import home_folder
 from tp_flower.model_names import ModelVersion, delete_version, versions_in
-from tp_flower.reports.console import format_count, format_value, name_table, new_table
+from tp_flower.reports.console import format_count, format_value, name_table
 
 _NOT_COMPARED = ("output-dir", "progress", "resume", "model-name", "sql", "track")
 """Settings about where and how a run was shown, and those compared by themselves."""
@@ -56,10 +56,27 @@ def model_view(manifest: Manifest) -> RenderableType:
     overview.add_column("")
     overview.add_column("", overflow="fold")
     overview.show_header = False
-    for name, value in _overview(manifest).items():
+    versions = manifest.versions.items()
+    for name, value in {
+        "created": manifest.created,
+        "status": manifest.status,
+        "strategy": str(manifest.settings.get("strategy", "")),
+        "query": manifest.query,
+        "label": f"{manifest.label} of {manifest.label_table}",
+        "loss": manifest.loss,
+        "classes": ", ".join(manifest.classes) or "none",
+        "base score": ", ".join(map(format_value, manifest.base_score)),
+        "joined rows": format_count(manifest.joined_rows),
+        "train": _metrics(manifest.train),
+        "test": _metrics(manifest.test),
+        "software": ", ".join(f"{name} {version}" for name, version in versions),
+    }.items():
         overview.add_row(name, Text(value))
-    numbers = ("encoded features", "share of variance", "mean score")
-    tables = new_table("Tables", ("table", "model"), numbers)
+    tables = Table(title="Tables", box=box.SIMPLE_HEAD, title_justify="left")
+    tables.add_column("table")
+    tables.add_column("model")
+    for heading in ("encoded features", "share of variance", "mean score"):
+        tables.add_column(heading, justify="right")
     tables.add_column("kept at", overflow="fold")
     for table in manifest.tables:
         tables.add_row(
@@ -87,27 +104,15 @@ def comparison(manifests: Sequence[Manifest]) -> RenderableType:
     shares = [{t.table: t.share for t in manifest.tables} for manifest in manifests]
     _add_numbers(table, "share of variance,", shares)
     table.add_section()
-    _add_differences(table, [_compared(manifest) for manifest in manifests])
+    settings = [
+        {"query": manifest.query, **manifest.settings, **manifest.versions}
+        for manifest in manifests
+    ]
+    for name in _names(settings):
+        values = [str(of_model.get(name, "-")) for of_model in settings]
+        if name not in _NOT_COMPARED and len(set(values)) > 1:
+            table.add_row(Text(name), *map(Text, values))
     return table
-
-
-def _overview(manifest: Manifest) -> dict[str, str]:
-    software = ", ".join(f"{name} {text}" for name, text in manifest.versions.items())
-    base = ", ".join(map(format_value, manifest.base_score))
-    return {
-        "created": manifest.created,
-        "status": manifest.status,
-        "strategy": str(manifest.settings.get("strategy", "")),
-        "query": manifest.query,
-        "label": f"{manifest.label} of {manifest.label_table}",
-        "loss": manifest.loss,
-        "classes": ", ".join(manifest.classes) or "none",
-        "base score": base,
-        "joined rows": format_count(manifest.joined_rows),
-        "train": _metrics(manifest.train),
-        "test": _metrics(manifest.test),
-        "software": software,
-    }
 
 
 def _site(site: str, digest: str) -> str:
@@ -119,15 +124,6 @@ def _metrics(metrics: Mapping[str, float]) -> str:
     return ", ".join(texts) or "-"
 
 
-def _compared(manifest: Manifest) -> dict[str, str]:
-    settings = {
-        name: str(value)
-        for name, value in manifest.settings.items()
-        if name not in _NOT_COMPARED
-    }
-    return {"query": manifest.query, **settings, **manifest.versions}
-
-
 def _add_numbers(
     table: Table, heading: str, numbers: Sequence[Mapping[str, float]]
 ) -> None:
@@ -135,13 +131,6 @@ def _add_numbers(
     for name in _names(numbers):
         cells = [format_value(of_model.get(name)) for of_model in numbers]
         table.add_row(Text(f"{heading} {name.replace('_', ' ')}"), *cells)
-
-
-def _add_differences(table: Table, texts: Sequence[Mapping[str, str]]) -> None:
-    for name in _names(texts):
-        values = [of_model.get(name, "-") for of_model in texts]
-        if len(set(values)) > 1:
-            table.add_row(Text(name), *map(Text, values))
 
 
 def _names(named: Iterable[Mapping[str, object]]) -> list[str]:

@@ -17,13 +17,13 @@ import numpy as np
 from msgspec import structs
 
 from strategies.coresets.draw import restrict_to_sample
-from strategies.run.exchange import Replies, Request, ask
+from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.replies import array_of, refuse
 from strategies.run.strategy import EpochResult
 from strategies.setup.extract import Extracted
 from strategies.setup.joined_rows import JoinedRows
 from strategies.setup.labels import Labels
-from strategies.setup.problem import CoresetSample, Table, TrainingProblem
+from strategies.setup.problem import CoresetSample, TrainedTable, TrainingProblem
 from strategies.training.base import JoinStrategy
 from strategies.training.prepare import Preparation
 from strategies.training.traffic import TableSize, Traffic, solved_epoch
@@ -51,7 +51,7 @@ from tp_flower.settings.run import AUTO
 from tp_flower.settings.training import DISTDIM
 
 EVALUATE = "evaluate"
-"""What the round is called that brings scores: its bytes are not those of training."""
+"""The phase of the round that brings scores: its bytes are not those of training."""
 
 
 class SolvedStrategy(JoinStrategy):
@@ -59,13 +59,7 @@ class SolvedStrategy(JoinStrategy):
 
     messages = (Action.PREPARE, Action.ROWS, Action.CONSENSUS)
 
-    def choose_update(
-        self,
-        table: str,  # noqa: ARG002
-        shards: int,  # noqa: ARG002
-        *,
-        is_linear: bool,  # noqa: ARG002
-    ) -> Update:
+    def choose_update(self, *_: Any, **__: Any) -> Update:
         """Let the server set the models."""
         return Update.GIVEN
 
@@ -73,7 +67,7 @@ class SolvedStrategy(JoinStrategy):
         """Return the schedule, with the kind of release by which sampled rows leave."""
         return structs.replace(super().outline(), sends=self.sends)
 
-    def baseline(self, problem: TrainingProblem) -> float:  # noqa: ARG002
+    def baseline(self, _: TrainingProblem) -> float:
         """Return infinity: a solver at the server does not diverge."""
         return math.inf
 
@@ -98,17 +92,11 @@ class SolvedStrategy(JoinStrategy):
         ``weights`` (k,) are of the sampled joined rows, with mean 1.
         """
 
-    def epoch_traffic(
-        self,
-        tables: Sequence[TableSize],
-        batches: int,  # noqa: ARG002
-        *,
-        is_last: bool,  # noqa: ARG002
-    ) -> Traffic:
+    def epoch_traffic(self, tables: Sequence[TableSize], *_: Any, **__: Any) -> Traffic:
         """Return what the one epoch will send."""
         return solved_epoch(tables, self.sends)
 
-    def epochs(self, problem: TrainingProblem) -> Generator[Request, Replies, None]:
+    def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Ask for the rows, solve, set the models and measure them."""
         self.chosen["coreset-solver"] = self.solver
         rows = RowsRequest(seed=problem.seed, clusters=self.settings.clusters)
@@ -132,35 +120,30 @@ class SolvedStrategy(JoinStrategy):
         test = problem.test_metrics(self.local_scores)
         self.finish_epoch(EpochResult(1, train, test))
 
-    def add_facts(self, facts: Mapping[str, object], warnings: list[str]) -> None:
+    def add_facts(self, facts: Mapping[str, object], warning: str) -> None:
         """Say more of the coreset in the report."""
         before = self.chosen.get("coreset")
-        coreset: dict[str, Any] = dict(before) if isinstance(before, Mapping) else {}
-        coreset["warnings"] = [*coreset.get("warnings", []), *warnings]
-        self.chosen["coreset"] = {**coreset, **facts}
+        coreset = before if isinstance(before, Mapping) else {}
+        warnings = [warning] if warning else []
+        self.chosen["coreset"] = {**coreset, "warnings": warnings, **facts}
 
 
 def joined_rows(
-    mapping: TableMapping, tables: Mapping[str, Table], replies: Replies
+    mapping: TableMapping, tables: Mapping[str, TrainedTable], replies: Replies
 ) -> dict[str, FloatArray]:
     """Return by table the features behind each sampled joined row, (k, d_i).
 
     A joined row without a row of a LEFT JOINed table has zeros there, which add nothing
     to a linear score.
     """
-    return {
-        name: mapping.tables[name].expand(_table_rows(table, replies))
-        for name, table in tables.items()
-    }
-
-
-def _table_rows(table: Table, replies: Replies) -> FloatArray:
-    """Return the features of a table's sampled rows, (n_i, d_i); 0 in the others."""
-    found = np.zeros((table.total_rows, table.features))
-    for part, rows in zip(table.parts, table.rows, strict=True):
-        shape = (rows.trained, table.features)
-        found[rows.trained_slice] = array_of(replies, part, SAMPLED_ROWS, shape)
-    return found
+    blocks = {}
+    for name, table in tables.items():
+        features = np.zeros((table.total_rows, table.features))
+        for part, rows in zip(table.parts, table.rows, strict=True):
+            shape = (rows.trained, table.features)
+            features[rows.trained_slice] = array_of(replies, part, SAMPLED_ROWS, shape)
+        blocks[name] = mapping.tables[name].expand(features)
+    return blocks
 
 
 class CoresetKMeans(SolvedStrategy):
@@ -193,15 +176,11 @@ class CoresetKMeans(SolvedStrategy):
         names = tuple(map(str, range(self.settings.clusters)))
         return Labels(np.zeros((extracted.table_rows[table], 0)), names)
 
-    def choose_loss(self, labels: Labels, trained: FloatArray) -> Loss:  # noqa: ARG002
+    def choose_loss(self, *_: Any) -> Loss:
         """Return the distance to the nearest centre."""
         return KMeansLoss(self.settings.clusters)
 
-    def model_spec(
-        self,
-        preparation: Preparation,
-        table: str,  # noqa: ARG002
-    ) -> ModelSpec:
+    def model_spec(self, preparation: Preparation, _: str) -> ModelSpec:
         """Return a table's coordinates of the centres."""
         outputs = preparation.joined.loss.outputs
         return ModelSpec(kind=CENTRES_MODEL, outputs=outputs)
@@ -221,8 +200,13 @@ class CoresetKMeans(SolvedStrategy):
         rng = generator(problem.seed, Stream.SOLVE)
         clusters = self.settings.clusters
         if self.solver == DISTDIM:
-            labels, local = _local_clusters(problem, replies, clusters)
-            centres = distdim(labels, local, weights, clusters, rng)
+            # the local centre of each sampled joined row, by table
+            nearest, local = [], []
+            for name, table in problem.tables.items():
+                labels, of_table = _table_clusters(table, replies, clusters)
+                nearest.append(labels[problem.train.tables[name].row_of])
+                local.append(of_table)
+            centres = distdim(np.stack(nearest, axis=1), local, weights, clusters, rng)
         else:
             blocks = joined_rows(problem.train, problem.tables, replies)
             self._measure(list(blocks.values()), rng)
@@ -241,33 +225,19 @@ class CoresetKMeans(SolvedStrategy):
     def _measure(self, blocks: list[FloatArray], rng: np.random.Generator) -> None:
         """Measure tau, and warn where the paper's guarantee asks for less."""
         ratio = tau(blocks, rng)
-        warnings = []
-        if ratio.largest > MOST_TAU:
-            warnings.append(
-                f"tau is {ratio.largest:.3g} (of the middle pair {ratio.median:.3g}): "
-                "no single table tells all rows apart (Assumption 5.1), so that only "
-                "the robust guarantee holds, which leaves out a small share of the "
-                "rows (Remark 5.3)"
-            )
+        warning = (
+            f"tau is {ratio.largest:.3g} (of the middle pair {ratio.median:.3g}): "
+            "no single table tells all rows apart (Assumption 5.1), so that only "
+            "the robust guarantee holds, which leaves out a small share of the "
+            "rows (Remark 5.3)"
+        )
         measured = {"tau": ratio.largest, "tau-median": ratio.median}
         facts = {k: v if math.isfinite(v) else None for k, v in measured.items()}
-        self.add_facts(facts, warnings)
-
-
-def _local_clusters(
-    problem: TrainingProblem, replies: Replies, clusters: int
-) -> tuple[AnyArray, list[FloatArray]]:
-    """Return the local centre of each sampled joined row (k, T), and the centres."""
-    labels, local = [], []
-    for name, table in problem.tables.items():
-        nearest, centres = _table_clusters(table, replies, clusters)
-        labels.append(nearest[problem.train.tables[name].row_of])
-        local.append(centres)
-    return np.stack(labels, axis=1), local
+        self.add_facts(facts, warning if ratio.largest > MOST_TAU else "")
 
 
 def _table_clusters(
-    table: Table, replies: Replies, clusters: int
+    table: TrainedTable, replies: Replies, clusters: int
 ) -> tuple[AnyArray, FloatArray]:
     """Return the local centre of each row of a table (n_i,), and its shards' ones."""
     nearest = np.zeros(table.total_rows, np.int64)
@@ -307,11 +277,10 @@ class CoresetRidge(SolvedStrategy):
         )
         parameters, start = {}, 0
         for name, table in problem.tables.items():
-            coordinates = theta[start : start + table.features]
-            parameters[name] = np.append(
-                coordinates, theta[-1:] if table.has_intercept else []
-            )
-            start += table.features
+            stop = start + table.features
+            intercept = theta[-1:] if table.has_intercept else theta[:0]
+            parameters[name] = np.append(theta[start:stop], intercept)
+            start = stop
         return parameters
 
     def _measure(
@@ -331,12 +300,11 @@ class CoresetRidge(SolvedStrategy):
             for name, value in blocks.items()
         ]
         least = gamma(columns, weights)
-        warnings = []
-        if least**2 < LEAST_GAMMA_SQUARED:
-            warnings.append(
-                f"gamma is {least:.2g}: columns of some table are nearly combinations "
-                "of those of others (Assumption 4.1), so that only the robust "
-                "guarantee holds, which leaves out a small share of the rows "
-                "(Remark 4.3)"
-            )
-        self.add_facts({"gamma": least}, warnings)
+        warning = (
+            f"gamma is {least:.2g}: columns of some table are nearly combinations "
+            "of those of others (Assumption 4.1), so that only the robust "
+            "guarantee holds, which leaves out a small share of the rows "
+            "(Remark 4.3)"
+        )
+        is_beyond = least**2 < LEAST_GAMMA_SQUARED
+        self.add_facts({"gamma": least}, warning if is_beyond else "")

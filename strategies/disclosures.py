@@ -33,6 +33,7 @@ from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.privacy.mechanisms import Mechanism, Release
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
+from tp_flower.protocol.fields import Document
 from tp_flower.protocol.messages import EXCHANGES
 from tp_flower.protocol.packet import Action
 from tp_flower.query import BoundQuery
@@ -114,10 +115,10 @@ def exposure_of(
             if any(part.subquery is not None for part in bound.fragments_of(name))
         ],
         is_linear=all(settings.model_of(name) == "linear" for name in parts),
-        is_simulated=all(node.is_simulated for node in nodes),
+        is_simulated=all(node.simulated for node in nodes),
         privacy=settings.privacy,
         # all sites have the same, or the run has been refused
-        keys=next(iter(nodes)).keys,
+        keys=KeySource(next(iter(nodes)).keys),
         is_stale=bool(Action.SGD in messages and sharded and settings.staleness),
         **facts,
     )
@@ -140,6 +141,7 @@ def disclosures(exposure: Exposure) -> list[Disclosure]:
     ]
 
 
+_LISTED: Final = ("sharded", "gram", "grouped", "fitted")
 _SUMMARY: Final = {
     "data": "the mean of random features of each site's rows and labels",
     "features": "the covariance of each site's features",
@@ -171,16 +173,14 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
     if is_solved:
         shared = f", the same for all shards of {sharded}" if sharded else ""
         common = f"the parameters of the own table's model{shared}"
+    listed = {name: ", ".join(getattr(exposure, name)) for name in _LISTED}
     return {
+        **vars(exposure),
+        **listed,
         "row": "joined row" if by_joined_rows else "own row",
         "scored": f"a score per {scored}, which reads the row's features; in every "
         "epoch anew",
-        "label_table": exposure.label_table,
-        "weight": exposure.weight,
-        "sharded": sharded,
-        "grouped": ", ".join(exposure.grouped),
-        "fitted": ", ".join(exposure.fitted),
-        "gram": ", ".join(exposure.gram) if is_admm else "",
+        "gram": listed["gram"] if is_admm else "",
         "seeking": ", ".join(seeking) if is_admm else "",
         "encoders": "the merged statistics of the own table's shards"
         if exposure.fitted
@@ -194,13 +194,10 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
         "joins_rows": not is_personal,
         "keeps_labels": is_personal,
         "has_label": exposure.has_label and not is_personal,
-        "has_row_key": exposure.has_row_key,
         "has_batches": is_sgd,
         "has_first_scores": not exposure.is_linear,
         "has_clear_curvature": not (is_solved or exposure.privacy.covers_features),
-        "has_inner_rounds": exposure.has_inner_rounds,
         "takes_parameters": bool(exposure.sharded) or is_solved,
-        "is_stale": exposure.is_stale,
         "sends_rows": exposure.sends == SAMPLED_ROWS,
         "sends_centres": exposure.sends == CENTRES,
     }
@@ -275,7 +272,7 @@ def _model_noise(privacy: PrivacySettings) -> str:
 
 def privacy_report(
     messages: Iterable[Disclosure],
-    ledgers: Mapping[str, Sequence[Mapping[str, Any]]],
+    ledgers: Mapping[str, Sequence[Document]],
     settings: PrivacySettings,
     *,
     is_complete: bool,
@@ -284,9 +281,6 @@ def privacy_report(
 
     A run that is not complete counts what it had planned, as its sites do until they
     know better.
-
-    Raises:
-        ReplyError: an account is malformed.
     """
     return {
         "adversary": SERVER,
@@ -303,7 +297,7 @@ def privacy_report(
 
 def _totals(
     site: str,
-    accounts: Sequence[Mapping[str, Any]],
+    accounts: Sequence[Document],
     settings: PrivacySettings,
     *,
     is_complete: bool,

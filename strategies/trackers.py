@@ -53,7 +53,8 @@ class TensorBoard(Tracker):
         from tensorboardX import SummaryWriter
 
         self._writer = SummaryWriter(str(folder / "tensorboard"))
-        lines = (f"| {key} | {_cell(text)} |" for key, text in _texts(settings).items())
+        cells = {k: text.replace("|", "\\|") for k, text in _texts(settings).items()}
+        lines = (f"| {key} | {' '.join(text.split())} |" for key, text in cells.items())
         table = "\n".join(("| setting | value |", "|---|---|", *lines))
         self._writer.add_text("settings", table)
 
@@ -119,25 +120,20 @@ TRACKERS: Mapping[str, Callable[[Settings, Path], Tracker]] = {
 
 
 def open_trackers(settings: Settings, folder: Path) -> list[Tracker]:
-    """Return the trackers that the settings name, ready to log to.
-
-    Raises:
-        SettingsError: one is not installed, or cannot be used.
-    """
-    return [_open(name, settings, folder) for name in items_of(settings.track)]
-
-
-def _open(name: str, settings: Settings, folder: Path) -> Tracker:
-    try:
-        return TRACKERS[name](settings, folder)
-    except ImportError as error:
-        raise SettingsError(
-            f"track = {name!r} needs packages that are not installed ({error}): "
-            f'pip install -c constraints.txt -e ".[{name}]"'
-        ) from error
-    except Exception as error:
-        # each library has errors of its own
-        raise SettingsError(f"track = {name!r} cannot be used: {error}") from error
+    """Return the trackers that the settings name, ready to log to."""
+    trackers = []
+    for name in items_of(settings.track):
+        try:
+            trackers.append(TRACKERS[name](settings, folder))
+        except ImportError as error:
+            raise SettingsError(
+                f"track = {name!r} needs packages that are not installed ({error}): "
+                f'pip install -c constraints.txt -e ".[{name}]"'
+            ) from error
+        except Exception as error:
+            # each library has errors of its own
+            raise SettingsError(f"track = {name!r} cannot be used: {error}") from error
+    return trackers
 
 
 class Tracking:
@@ -159,10 +155,26 @@ class Tracking:
 
     def __call__(self, report: RoundReport) -> None:
         """Count a round, and log the epoch that it ends."""
-        self._so_far.update(_costs(report))
-        if report.epoch and report.train:
-            values = {**_metrics(report), **self._so_far}
-            self._call(lambda tracker: tracker.log(_finite(values), report.epoch))
+        self._so_far.update(
+            {
+                "so-far/rounds": 1,
+                "so-far/bytes-up": sum(report.bytes_up.values()),
+                "so-far/bytes-down": sum(report.bytes_down.values()),
+                "so-far/server-seconds": report.server_seconds,
+                "so-far/client-seconds": report.client_seconds,
+                "so-far/wait-seconds": report.wait_seconds,
+            }
+        )
+        if not report.epoch or not report.train:
+            return
+        residuals = {"primal": report.primal_residual, "dual": report.dual_residual}
+        values = {
+            **{f"train/{name}": value for name, value in report.train.items()},
+            **{f"test/{name}": value for name, value in report.test.items()},
+            **{f"residual/{n}": v for n, v in residuals.items() if v is not None},
+            **self._so_far,
+        }
+        self._call(lambda tracker: tracker.log(_finite(values), report.epoch))
 
     def __exit__(
         self,
@@ -172,12 +184,13 @@ class Tracking:
     ) -> None:
         """Log how the run ended, from its report."""
         paths = [self._folder / name for name in (REPORT_FILE, PAGE_FILE)]
-        files = [path for path in paths if self._is_new(path)]
+        files = [
+            path
+            for path in paths
+            if path.exists() and path.stat().st_mtime >= self._started
+        ]
         values = _finite(_final(self._folder)) if files else {}
         self._call(lambda tracker: tracker.finish(values, files, is_ok=kind is None))
-
-    def _is_new(self, path: Path) -> bool:
-        return path.exists() and path.stat().st_mtime >= self._started
 
     def _call(self, call: Callable[[Tracker], None]) -> None:
         """Call each tracker, and drop the ones that fail."""
@@ -198,29 +211,6 @@ def each(*listeners: RoundListener) -> RoundListener:
             listener(report)
 
     return listen
-
-
-def _metrics(report: RoundReport) -> dict[str, float]:
-    """Return the metrics and the residuals of an epoch."""
-    values = {f"train/{name}": value for name, value in report.train.items()}
-    values |= {f"test/{name}": value for name, value in report.test.items()}
-    for name in ("primal", "dual"):
-        residual = getattr(report, f"{name}_residual")
-        if residual is not None:
-            values[f"residual/{name}"] = residual
-    return values
-
-
-def _costs(report: RoundReport) -> dict[str, float]:
-    """Return the costs of a round, to be summed over the run."""
-    return {
-        "so-far/rounds": 1,
-        "so-far/bytes-up": sum(report.bytes_up.values()),
-        "so-far/bytes-down": sum(report.bytes_down.values()),
-        "so-far/server-seconds": report.server_seconds,
-        "so-far/client-seconds": report.client_seconds,
-        "so-far/wait-seconds": report.wait_seconds,
-    }
 
 
 def _final(folder: Path) -> dict[str, float]:
@@ -245,8 +235,3 @@ def _finite(values: Values) -> dict[str, float]:
 def _texts(settings: Settings) -> dict[str, str]:
     """Return the settings as texts; none of them holds a secret."""
     return {key: str(value) for key, value in settings.to_dict().items()}
-
-
-def _cell(text: str) -> str:
-    """Return a text for a cell of a Markdown table."""
-    return " ".join(text.replace("|", "\\|").split())

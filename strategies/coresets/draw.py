@@ -24,11 +24,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from strategies.run.exchange import Part, PartArrays, Replies, Request, ask
+from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
 from strategies.run.replies import array_of, refuse
-from strategies.setup.joined_rows import JoinedRows
+from strategies.setup.joined_rows import JoinedRows, TableLayout
 from strategies.setup.problem import CoresetSample, PartRows
-from strategies.setup.row_layout import TableLayout, distinct_rows
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.coresets.importance import (
     CLUSTERS,
@@ -113,7 +112,7 @@ def draw_coreset(
     encoders: Mapping[str, TableEncoder],
     settings: Settings,
     importance: str,
-) -> Generator[Request, Replies, CoresetSample]:
+) -> Generator[Requests, Replies, CoresetSample]:
     """Draw ``settings.coreset_rows`` of the joined training rows."""
     if settings.coreset_kind == UNIFORM:
         return sample_uniformly(joined, settings)
@@ -174,7 +173,7 @@ def restrict_to_sample(
     weights = sample.weights
     # equal weights are none: such a run is the same to the bit
     is_constant = bool(np.all(weights[:1] == weights))
-    return restricted.laid_out(distinct_rows, None if is_constant else weights)
+    return restricted.laid_out(None if is_constant else weights)
 
 
 def _measure(
@@ -182,7 +181,7 @@ def _measure(
     encoders: Mapping[str, TableEncoder],
     importance: str,
     settings: Settings,
-) -> Generator[Request, Replies, list[Party]]:
+) -> Generator[Requests, Replies, list[Party]]:
     """Return the parts of all tables, in the order of the query."""
     label_table, rows = joined.bound.label_table, joined.train.joined_rows
     # the objective's penalty, N l2, adds to a table's second moments
@@ -191,9 +190,10 @@ def _measure(
     for table, layout in joined.layouts.items():
         has_label = importance == REGRESSION and table == label_table
         label = _label_classes(joined) if has_label else None
+        encoder = encoders[table].to_json()
         for number, arrays in measured_rows(layout).items():
             bodies[number] = MeasurePart(
-                encoder=encoders[table].to_json(),
+                encoder=encoder,
                 is_shard=len(layout.parts) > 1,
                 penalty=penalty if importance == REGRESSION else None,
                 label=label,
@@ -311,7 +311,7 @@ def _whole_table(layout: TableLayout, replies: Replies, most: float) -> Party:
 
 def _draw(
     joined: JoinedRows, parties: list[Party], size: int, rng: np.random.Generator
-) -> Generator[Request, Replies, IntArray]:
+) -> Generator[Requests, Replies, IntArray]:
     """Return the joined rows that are drawn, (m,)."""
     totals = [party.capped for party in parties]
     counts = party_counts(np.array([*totals, float(len(joined.layouts))]), size, rng)
@@ -337,7 +337,7 @@ def _draw(
 
 def _weigh(
     joined: JoinedRows, parties: list[Party], drawn: IntArray
-) -> Generator[Request, Replies, FloatArray]:
+) -> Generator[Requests, Replies, FloatArray]:
     """Return the sum of all parts' scores of each joined row, (k,)."""
     rows = joined.train.joined_rows
     bodies: dict[int, WeighPart] = {}

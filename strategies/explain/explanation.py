@@ -31,41 +31,258 @@ the other table does not have, or, counted in ``null`` too, no key.
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
+from scipy.special import gammaln
 
+from strategies.coresets.draw import measured_rows, sample_uniformly
 from strategies.disclosures import Disclosure, disclosures
-from strategies.explain.cost import CostEstimate, RunCost
-from strategies.run.exchange import Replies, Request, ask
+from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundStrategy
 from strategies.setup.cross_check import check_alignment
 from strategies.setup.extract import describe_places, describe_work
-from strategies.setup.joined_rows import JoinedRows
+from strategies.setup.joined_rows import JoinedRows, TableLayout
 from strategies.training.base import JoinStrategy
-from strategies.training.prepare import fit_encoders
-from strategies.training.traffic import Traffic
+from strategies.training.prepare import Preparation, fit_encoders
+from strategies.training.traffic import (
+    ShardSize,
+    TableSize,
+    Tally,
+    Traffic,
+    prepare_round,
+)
+from tp_flower.coresets.importance import REGRESSION
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.joins.joining import join_codes
-from tp_flower.joins.mapping import IntArray
+from tp_flower.learning.models.local_model import build_model
+from tp_flower.protocol.coreset_messages import (
+    DrawnPart,
+    MeasuredPart,
+    MeasurePart,
+    WeighedPart,
+    WeighPart,
+)
 from tp_flower.protocol.inference_messages import FinishRequest
+from tp_flower.protocol.training_messages import Update
 from tp_flower.query import Join
 from tp_flower.randomness import Stream, generator
-from tp_flower.reports.records import RunRecord, plain
-from tp_flower.settings import Settings
+from tp_flower.reports.records import RoundReport, RunRecord, plain, sum_by_table
 from tp_flower.settings.run import EXPLAIN
+
+EXPLAIN_PHASES: Final = ("check", "finish")
+"""Rounds of explaining that are not those of set-up."""
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """The messages of a training run; set-up has also those after the last epoch."""
+
+    strategy: str
+    epochs: int
+    set_up: Traffic
+    epoch: Traffic
+    last_epoch: Traffic
+
+    @property
+    def run(self) -> Traffic:
+        """The whole run, set-up included."""
+        return self.set_up + self.epoch * (self.epochs - 1) + self.last_epoch
+
+
+def expected_batch_rows(
+    multiplicity: npt.NDArray[np.integer], joined_rows: int, batch_size: int
+) -> float:
+    """Return the distinct rows of a batch, summed over the batches, as expected.
+
+    A row in G of N joined rows is missing from a batch of B with probability
+    C(N - G, B) / C(N, B).
+
+    >>> expected_batch_rows(np.array([1, 1, 4]), joined_rows=4, batch_size=2)
+    4.0
+    """
+    distinct, counts = np.unique(multiplicity, return_counts=True)
+    full, rest = divmod(joined_rows, batch_size)
+    total = 0.0
+    for size, batches in ((batch_size, full), (rest, min(rest, 1))):
+        absent = np.exp(
+            _log_choose(joined_rows - distinct, size)
+            - _log_choose(np.full(len(distinct), joined_rows), size)
+        )
+        total += batches * float(counts @ (1.0 - absent))
+    return round(total, 6)
+
+
+def _log_choose(total: npt.NDArray[np.integer], chosen: int) -> npt.NDArray[np.float64]:
+    """Return log C(total, chosen); -inf where ``chosen`` is more than ``total``."""
+    left = total - chosen
+    # gammaln is infinite at 0, -1, ..: there is no way to choose
+    logs: npt.NDArray[np.float64] = (
+        gammaln(total + 1.0)
+        - gammaln(chosen + 1.0)
+        - gammaln(np.maximum(left, -1) + 1.0)
+    )
+    return logs
+
+
+@dataclass(frozen=True)
+class CostEstimate:
+    """Rounds and bytes of training on the joined rows."""
+
+    joined: JoinedRows
+    encoders: Mapping[str, TableEncoder]
+    method: JoinStrategy
+    history: Sequence[RoundReport]
+
+    def cost(self) -> RunCost:
+        """Return the rounds and bytes of the run."""
+        settings = self.method.settings
+        epoch, last_epoch = (
+            self.method.epoch_traffic(self._tables, self._batches, is_last=is_last)
+            for is_last in (False, True)
+        )
+        return RunCost(
+            settings.strategy, settings.epochs, self._set_up(), epoch, last_epoch
+        )
+
+    @property
+    def updates(self) -> dict[str, Update]:
+        """By table, how its shards are trained together."""
+        return {size.name: size.update for size in self._tables}
+
+    @cached_property
+    def _trained(self) -> JoinedRows:
+        """The joined rows that are trained on: repeated, or a sample.
+
+        In place of a coreset stands a uniform sample of its size.
+        """
+        trained = self.joined
+        if self.method.settings.coreset_rows:
+            sample = sample_uniformly(trained, self.method.settings)
+            trained = self.method.restrict(trained, sample)
+        return self.method.training_rows(trained)
+
+    @cached_property
+    def _tables(self) -> list[TableSize]:
+        """The tables as the method trains them."""
+        return self._sizes(self._trained)
+
+    @property
+    def _batches(self) -> int:
+        """Batches of an epoch of SGD, ceil(N / B); 0 without."""
+        rows = self._trained.train.joined_rows
+        size = self.method.batch_size(rows)
+        return -(-rows // size) if size else 0
+
+    def _set_up(self) -> Traffic:
+        """Return all that is sent outside of epochs.
+
+        The rounds before ``prepare`` were taken, and are what training would take;
+        ``prepare`` and the round that ends a run are predicted.
+        """
+        before = [item for item in self.history if item.phase not in EXPLAIN_PHASES]
+        taken = Traffic(
+            len(before),
+            sum_by_table(item.bytes_up for item in before),
+            sum_by_table(item.bytes_down for item in before),
+        )
+        drawing = self._drawing() if self.method.is_measured else Traffic()
+        prepare = prepare_round(self._tables, self._batches)
+        return taken + drawing + prepare + Traffic(rounds=1)
+
+    def _drawing(self) -> Traffic:
+        """Return what drawing a coreset of all joined rows sends.
+
+        Of m of N rows, drawn alike and with replacement, N (1 - (1 - 1/N)^m) differ.
+        """
+        size, rows = self.method.settings.coreset_rows, self.joined.train.joined_rows
+        distinct = rows * (1.0 - (1.0 - 1.0 / rows) ** size)
+        labels = max(len(self.joined.labels.classes), 1)
+        tables = self._sizes(self.joined)
+        widths = [
+            table.features + (1 + labels if table.has_intercept else 0)
+            for table in tables
+        ]
+        total = len(tables) + sum(widths)
+        has_moments = self.method.importance == REGRESSION
+        tally = Tally()
+        for table, width in zip(tables, widths, strict=True):
+            # the draws are of the table's shards together
+            sizes = {
+                "columns": width,
+                "sample": distinct,
+                "drawn": size * width / total,
+            }
+            tally.add("up", table, sizes, DrawnPart, "drawn")
+            for shard in table.shards:
+                of_shard = {**table.sizes(shard), **sizes}
+                tally.add("down", table, of_shard, MeasurePart, "trained")
+                if len(table.shards) > 1 and has_moments:
+                    tally.add("up", table, of_shard, MeasuredPart, "gram")
+                    tally.add("down", table, of_shard, MeasuredPart, "gram")
+                tally.add("up", table, of_shard, WeighedPart, "masked")
+                tally.add("down", table, of_shard, WeighPart, "rows")
+        weights = {
+            name: sum(
+                array.nbytes
+                for arrays in measured_rows(layout).values()
+                for field, array in arrays.items()
+                if field != "trained"
+            )
+            for name, layout in self.joined.layouts.items()
+        }
+        return tally.traffic(rounds=3) + Traffic(0, {}, weights)
+
+    def _sizes(self, joined: JoinedRows) -> list[TableSize]:
+        settings = self.method.settings
+        problem = Preparation(joined, settings, self.encoders, joined.train_labels)
+        return [self._size(problem, layout) for layout in joined.layouts.values()]
+
+    def _size(self, problem: Preparation, layout: TableLayout) -> TableSize:
+        name, features = layout.name, self.encoders[layout.name].width
+        spec = self.method.model_spec(problem, name)
+        is_linear = spec.kind == "linear"
+        train = problem.joined.train
+        counts = train.tables[name].multiplicity
+        batch = self.method.batch_size(train.joined_rows)
+        shards = [
+            ShardSize(
+                rows=size,
+                trained=rows.trained,
+                tested=int(np.count_nonzero(rows.tested)),
+                total=rows.total,
+                batch_rows=expected_batch_rows(
+                    counts[rows.trained_slice], train.joined_rows, batch
+                )
+                if batch
+                else 0.0,
+            )
+            for rows, size in zip(layout.rows, layout.shard_rows, strict=True)
+        ]
+        return TableSize(
+            name=name,
+            shards=tuple(shards),
+            update=self.method.choose_update(
+                name, len(layout.parts), is_linear=is_linear
+            ),
+            outputs=spec.outputs,
+            features=features,
+            parameters=len(build_model(spec, features, "cpu").penalised),
+            has_intercept=spec.intercept,
+            is_linear=is_linear,
+            is_repeated=layout.is_repeated,
+            is_weighted=layout.masses is not None or self.method.is_measured,
+        )
 
 
 @dataclass(frozen=True)
 class TableExplanation:
-    """One table of the query, and what its sites will do.
+    """One table of the query, and what its sites will do; see the schema above.
 
-    Attributes:
-        names: names at the sites, one per SELECT of a UNION ALL.
-        rows: of each shard, after the filters.
-        work: the fragment in words, a line each.
-        features: encoded columns, d; ``dropped`` ones are constant.
-        unused_rows: rows that are in no joined row.
-        multiplicity: min, median, mean and max of the joined rows that a row is in.
+    ``names`` are those at the sites, one per SELECT of a UNION ALL; ``work`` are the
+    fragments in words; ``unused_rows`` are in no joined row.
     """
 
     table: str
@@ -85,32 +302,25 @@ class TableExplanation:
 
 
 @dataclass(frozen=True)
-class KeySide:
-    """One side of a join between two tables, by itself.
-
-    ``unmatched`` rows, those of NULL keys included, have a key that the other lacks.
-    """
-
-    table: str
-    rows: int
-    null: int
-    unmatched: int
-
-
-@dataclass(frozen=True)
 class JoinExplanation:
-    """One join between two tables.
+    """One join between two tables, each by itself.
 
-    Attributes:
-        is_outer: whether one of the tables is LEFT JOINed.
-        checked_keys: matched keys on whose digests the sites of both sides agreed.
+    ``is_outer`` if one of them is LEFT JOINed. The sites of both sides agreed on the
+    digests of the checked keys. Unmatched rows, those of NULL keys included, have a key
+    that the other side lacks.
     """
 
     on: str
     is_outer: bool
-    left: KeySide
-    right: KeySide
     checked_keys: int
+    left: str
+    left_rows: int
+    left_null: int
+    left_unmatched: int
+    right: str
+    right_rows: int
+    right_null: int
+    right_unmatched: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +363,7 @@ def explanation_dict(explanation: Explanation) -> dict[str, object]:
     content = {
         **explanation.content(EXPLAIN),
         "tables": explanation.tables,
-        "joins": [_join_dict(join) for join in explanation.joins],
+        "joins": explanation.joins,
         "joined-rows": {
             "train": explanation.joined_rows_train,
             "test": explanation.joined_rows_test,
@@ -178,14 +388,6 @@ def explanation_dict(explanation: Explanation) -> dict[str, object]:
     return {key: plain(value) for key, value in content.items()}
 
 
-def _join_dict(join: JoinExplanation) -> dict[str, object]:
-    content = {name.replace("_", "-"): value for name, value in vars(join).items()}
-    for name, side in (("left", join.left), ("right", join.right)):
-        counts = {f"{name}-{key}": value for key, value in vars(side).items()}
-        content |= counts | {name: counts.pop(f"{name}-table")}
-    return content
-
-
 def _traffic_dict(traffic: Traffic) -> dict[str, object]:
     return {
         "rounds": traffic.rounds,
@@ -194,59 +396,48 @@ def _traffic_dict(traffic: Traffic) -> dict[str, object]:
     }
 
 
-@dataclass(frozen=True)
-class _SetUp:
-    """The result of the rounds."""
-
-    joined: JoinedRows
-    encoders: Mapping[str, TableEncoder]
-    # by join, the keys on whose digests its two sides agreed
-    checked: Mapping[str, int]
-
-
 class Explain(RoundStrategy):
     """Say what training over the result of a query would do."""
 
     name = EXPLAIN
-    _set_up: _SetUp | None = None
-
-    def default_settings(self) -> Settings:
-        """Return the defaults, in this mode."""
-        return Settings(mode=EXPLAIN)
+    _joined: JoinedRows | None = None
 
     @property
     def _method(self) -> JoinStrategy:
         """The method that is asked about."""
         return JoinStrategy.methods[self.settings.strategy](self.query, self.settings)
 
-    def rounds(self) -> Generator[Request, Replies, None]:
+    def rounds(self) -> Generator[Requests, Replies, None]:
         """Take the rounds of set-up, check the mapping, let the sites forget."""
         joined = yield from self._method.join(self.inventory)
-        encoders = yield from fit_encoders(joined)
+        self._encoders = yield from fit_encoders(joined)
         rng = generator(self.settings.seed, Stream.CHECK)
-        checked = yield from check_alignment(joined, rng)
+        # by join, the keys on whose digests its two sides agreed
+        self._checked = yield from check_alignment(joined, rng)
         yield ask(FinishRequest(), joined.extracted.all_parts)
-        self._set_up = _SetUp(joined, encoders, checked)
+        self._joined = joined
 
     @property
     def explanation(self) -> Explanation:
         """The explanation, once the rounds are done."""
-        if self._set_up is None:
+        joined = self._joined
+        if joined is None:
             raise RuntimeError("there is no explanation before the rounds are done")
-        set_up, settings = self._set_up, self.settings
-        joined, encoders = set_up.joined, set_up.encoders
+        encoders, checked = self._encoders, self._checked
         estimate = CostEstimate(joined, encoders, self._method, self.history)
         exposure = self._method.exposure(
             joined, self.inventory, estimate.updates, encoders
         )
         return Explanation(
-            started=self.started,
-            seconds=self.seconds,
-            output_dir=settings.output_dir,
-            query=self.query.to_sql(),
-            settings=settings.to_dict(),
-            tables=[_explain_table(set_up, name) for name in joined.bound.tables],
-            joins=[_explain_join(set_up, join) for join in joined.bound.joins],
+            **self.record_fields,
+            tables=[
+                _explain_table(joined, encoders[name], name)
+                for name in joined.bound.tables
+            ],
+            joins=[
+                _explain_join(joined, join, checked[join.text])
+                for join in joined.bound.joins
+            ],
             join_steps=joined.steps,
             joined_rows_train=joined.train.joined_rows,
             joined_rows_test=len(joined.test_labels),
@@ -254,21 +445,20 @@ class Explain(RoundStrategy):
             row_weight=joined.weighting.facts(joined.train.joined_rows),
             cost=estimate.cost(),
             disclosures=disclosures(exposure),
-            history=self.history,
         )
 
 
-def _explain_table(set_up: _SetUp, name: str) -> TableExplanation:
-    joined, encoder = set_up.joined, set_up.encoders[name]
+def _explain_table(
+    joined: JoinedRows, encoder: TableEncoder, name: str
+) -> TableExplanation:
     fragments, parts = joined.bound.fragments_of(name), joined.extracted.parts[name]
-    places = [(part.site, joined.extracted.work[part.number]) for part in parts]
     multiplicity = joined.mapping.tables[name].multiplicity
     return TableExplanation(
         table=name,
         names=tuple(fragment.name for fragment in fragments),
         sites=tuple(part.site for part in parts),
         rows=tuple(joined.extracted.rows[part.number] for part in parts),
-        work=(*describe_work(fragments), *describe_places(places)),
+        work=(*describe_work(fragments), *describe_places(joined.extracted, name)),
         features=encoder.width,
         dropped=encoder.dropped,
         unused_rows=int(np.count_nonzero(multiplicity == 0)),
@@ -281,27 +471,27 @@ def _explain_table(set_up: _SetUp, name: str) -> TableExplanation:
     )
 
 
-def _explain_join(set_up: _SetUp, join: Join) -> JoinExplanation:
+def _explain_join(joined: JoinedRows, join: Join, checked: int) -> JoinExplanation:
     """Compare the keys of two tables, whatever the other joins do."""
-    bound, keys = set_up.joined.bound, set_up.joined.extracted.keys
+    keys = joined.extracted.keys
     left, right = join_codes(
         join, keys[join.left, join.left_key], keys[join.right, join.right_key]
     )
+    # -1 is the code of NULL
+    left_unmatched, right_unmatched = (
+        int(np.count_nonzero((codes < 0) | ~np.isin(codes, others)))
+        for codes, others in ((left, right), (right, left))
+    )
     return JoinExplanation(
         on=join.text,
-        is_outer=not bound.outer.isdisjoint((join.left, join.right)),
-        left=_key_side(join.left, left, right),
-        right=_key_side(join.right, right, left),
-        checked_keys=set_up.checked[join.text],
-    )
-
-
-def _key_side(table: str, codes: IntArray, others: IntArray) -> KeySide:
-    """Return how many keys of a table another lacks; -1 is the code of NULL."""
-    matches = (codes >= 0) & np.isin(codes, others)
-    return KeySide(
-        table=table,
-        rows=len(codes),
-        null=int(np.count_nonzero(codes < 0)),
-        unmatched=int(np.count_nonzero(~matches)),
+        is_outer=not joined.bound.outer.isdisjoint((join.left, join.right)),
+        checked_keys=checked,
+        left=join.left,
+        left_rows=len(left),
+        left_null=int(np.count_nonzero(left < 0)),
+        left_unmatched=left_unmatched,
+        right=join.right,
+        right_rows=len(right),
+        right_null=int(np.count_nonzero(right < 0)),
+        right_unmatched=right_unmatched,
     )

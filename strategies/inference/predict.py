@@ -11,9 +11,12 @@ import re
 from abc import abstractmethod
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from flwr.serverapp import Grid
+from rich.console import RenderableType
 
 from strategies.disclosures import disclosures, exposure_of, privacy_report
 from strategies.inference.manifest import (
@@ -22,10 +25,11 @@ from strategies.inference.manifest import (
     check_query,
     find_missing,
     model_parts,
+    resolve,
     without_missing,
 )
-from strategies.inference.report import Delivered, ModelRunReport
-from strategies.run.exchange import Part, Replies, Request, ask
+from strategies.report_page import result_view
+from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.replies import array_of, refuse
 from strategies.run.sites import Inventory
 from strategies.run.strategy import RoundListener, RoundStrategy
@@ -38,10 +42,12 @@ from strategies.setup.row_weights import (
 )
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
+from tp_flower.files import home_folder
 from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.losses import KMEANS, KMeansLoss, Loss
 from tp_flower.learning.metrics import evaluate
+from tp_flower.protocol.fields import Document
 from tp_flower.protocol.inference_messages import (
     DeliveredPart,
     DeliverPart,
@@ -55,6 +61,7 @@ from tp_flower.protocol.setup_messages import RowKeyColumns
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query import BoundQuery, Query, Unlabelled
 from tp_flower.reports.predictions import (
+    PREDICTIONS_FILE,
     RESERVED,
     ROW_HASH,
     IntArray,
@@ -62,11 +69,18 @@ from tp_flower.reports.predictions import (
     Scored,
     hex_texts,
     prediction_table,
+    write_predictions,
 )
-from tp_flower.reports.records import TableReport, min_mean_max
+from tp_flower.reports.records import (
+    RunRecord,
+    TableReport,
+    min_mean_max,
+    plain,
+    write_json,
+)
 from tp_flower.settings import Settings
 from tp_flower.settings.declare import items_of
-from tp_flower.settings.run import EVALUATE, LABEL_SITE, PREDICT
+from tp_flower.settings.run import EVALUATE, LABEL_SITE, PREDICT, SERVER
 
 _FILE = re.compile(r"[a-z0-9][a-z0-9._/-]{0,255}")
 
@@ -101,7 +115,7 @@ def join_rows(
     settings: Settings,
     inventory: Inventory,
     row_key: RowKeyColumns | None = None,
-) -> Generator[Request, Replies, Joined]:
+) -> Generator[Requests, Replies, Joined]:
     """Run the fragments and return the joined rows."""
     extracted = yield from extract(bound, settings, inventory, row_key)
     lacking = missing.tables - {bound.label_table}
@@ -117,11 +131,6 @@ def join_rows(
         settings.max_joined_rows,
     )
     return Joined(bound, extracted, mapping, steps, missing)
-
-
-def _model_fields(manifest: Manifest) -> dict[str, str]:
-    """Return the fields that name a model in a request."""
-    return {"model_name": manifest.name, "model_version": manifest.model_version}
 
 
 class ModelStrategy(RoundStrategy):
@@ -146,21 +155,29 @@ class ModelStrategy(RoundStrategy):
     @abstractmethod
     def model_rounds(
         self, bound: BoundQuery, missing: Missing
-    ) -> Generator[Request, Replies, Joined]:
+    ) -> Generator[Requests, Replies, Joined]:
         """Exchange messages until the rows are scored; return them."""
-
-    def default_settings(self) -> Settings:
-        """Return the defaults, in this mode."""
-        return Settings(mode=self.name)
 
     @property
     def has_label(self) -> bool:
         """Whether the model predicts a label; a clustering does not."""
         return self.manifest.loss != KMEANS
 
-    def rounds(self) -> Generator[Request, Replies, None]:
+    @property
+    def is_delivered(self) -> bool:
+        """Whether the label table's sites have the predictions, and nobody else."""
+        return self.settings.predictions_at == LABEL_SITE
+
+    def rounds(self) -> Generator[Requests, Replies, None]:
         """Check the query against the model, score, and let the sites forget."""
-        bound = self.bind({**self._schemas_of_gone, **self.inventory.schemas()})
+        # of the tables that no site hosts now: their columns in training
+        gone = {
+            name: dict(columns)
+            for table in self.manifest.tables
+            for name, columns in table.columns.items()
+            if not self.inventory.hosts(name)
+        }
+        bound = self.bind({**gone, **self.inventory.schemas()})
         check_query(self.manifest, bound)
         missing = find_missing(self.manifest, self.inventory)
         policy = self.settings.on_missing
@@ -169,17 +186,7 @@ class ModelStrategy(RoundStrategy):
         yield ask(FinishRequest(), joined.extracted.all_parts)
         self._joined = joined
 
-    @property
-    def _schemas_of_gone(self) -> dict[str, dict[str, str]]:
-        """In training, the columns of the tables that no site hosts now."""
-        return {
-            name: dict(columns)
-            for table in self.manifest.tables
-            for name, columns in table.columns.items()
-            if not self.inventory.hosts(name)
-        }
-
-    def score(self, joined: Joined) -> Generator[Request, Replies, FloatArray]:
+    def score(self, joined: Joined) -> Generator[Requests, Replies, FloatArray]:
         """Return the scores of the joined rows, (N, d_c)."""
         manifest = self.manifest
         all_parts = joined.extracted.all_parts
@@ -192,7 +199,8 @@ class ModelStrategy(RoundStrategy):
         }
         parts = [part for part in all_parts if masks[part.number].any()]
         request = ScoreRequest(
-            **_model_fields(manifest),
+            model_name=manifest.name,
+            model_version=manifest.model_version,
             privacy=PrivacyTerms.of(self.settings.privacy),
             device=self.settings.device,
             parts={
@@ -228,31 +236,36 @@ class ModelStrategy(RoundStrategy):
         self,
         predictions: Mapping[str, object] | None = None,
         metrics: Mapping[str, float] | None = None,
-    ) -> ModelRunReport:
-        """Return the record of the run."""
-        joined = self._joined
+    ) -> Document:
+        """Return the content of `report.json`, see `strategies.inference.predict`."""
+        joined, manifest = self._joined, self.manifest
         if joined is None:
             raise RuntimeError("no row is joined before the rounds are done")
+        record = RunRecord(**self.record_fields, join_steps=joined.steps)
         label_rows = joined.mapping.tables[joined.bound.label_table].multiplicity
-        return ModelRunReport(
-            mode=self.settings.mode,
-            manifest=self.manifest,
-            settings=self.settings.to_dict(),
-            query=self.query.to_sql(),
-            tables=[self._table(joined, name) for name in joined.bound.tables],
-            join_steps=joined.steps,
-            missing=joined.missing.sites,
-            joined_rows=joined.mapping.joined_rows,
-            label_rows=int(np.count_nonzero(label_rows)),
-            partial_rows=int(np.count_nonzero(joined.is_partial)),
-            predictions=predictions,
-            metrics=metrics or {},
-            history=self.history,
-            privacy=self._privacy(joined),
-            output_dir=self.settings.output_dir,
-            started=self.started,
-            seconds=self.seconds,
-        )
+        missing = joined.missing.sites.items()
+        content = {
+            **record.content(self.settings.mode),
+            **record.traffic(),
+            "model": {
+                "name": manifest.name,
+                "version": manifest.model_version,
+                "created": manifest.created,
+                "loss": manifest.loss,
+                "classes": manifest.classes,
+            },
+            "tables": [self._table(joined, name) for name in joined.bound.tables],
+            "missing": [{"table": table, "sites": sites} for table, sites in missing],
+            "rows": {
+                "joined": joined.mapping.joined_rows,
+                "label-table": int(np.count_nonzero(label_rows)),
+                "partial": int(np.count_nonzero(joined.is_partial)),
+            },
+            "predictions": predictions,
+            "metrics": metrics or {},
+            "privacy": self._privacy(joined),
+        }
+        return {key: plain(value) for key, value in content.items()}
 
     def _table(self, joined: Joined, name: str) -> TableReport:
         table, parts = self.manifest.table(name), joined.extracted.parts[name]
@@ -269,13 +282,12 @@ class ModelStrategy(RoundStrategy):
         )
 
     def _privacy(self, joined: Joined) -> dict[str, object]:
-        is_delivered = self.settings.predictions_at == LABEL_SITE
         exposure = exposure_of(
             joined.bound,
             joined.extracted.parts,
             self.settings,
             self.inventory,
-            (Action.SCORE, Action.DELIVER) if is_delivered else (Action.SCORE,),
+            (Action.SCORE, Action.DELIVER)[: 1 + self.is_delivered],
             gram=(),
             weight=joined.bound.weight_table or "",
             has_label=self.settings.mode == EVALUATE and self.has_label,
@@ -287,6 +299,15 @@ class ModelStrategy(RoundStrategy):
             self.settings.privacy,
             is_complete=self.is_finished,
         )
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """Predictions that a site has written."""
+
+    site: str
+    file: str
+    rows: int
 
 
 class Predict(ModelStrategy):
@@ -303,47 +324,39 @@ class Predict(ModelStrategy):
 
     def model_rounds(
         self, bound: BoundQuery, missing: Missing
-    ) -> Generator[Request, Replies, Joined]:
+    ) -> Generator[Requests, Replies, Joined]:
         """Score the joined rows; have them delivered where they are to be."""
         names = _column_names(self.settings)
-        row_key = RowKeyColumns(names, leaves=not self._is_delivered)
+        row_key = RowKeyColumns(names, leaves=not self.is_delivered)
         joined = yield from join_rows(
             bound, missing, self.settings, self.inventory, row_key
         )
         scores = yield from self.score(joined)
         scored = Scored(joined.label_row_of, scores, joined.is_partial)
-        if self._is_delivered:
+        if self.is_delivered:
             self.delivered = yield from self._deliver(joined, scored, row_key)
         self._scored = joined.extracted, scored
         return joined
-
-    @property
-    def _is_delivered(self) -> bool:
-        return self.settings.predictions_at == LABEL_SITE
-
-    @property
-    def _outputs(self) -> Outputs:
-        return Outputs(self.manifest.loss, self.manifest.classes)
 
     @property
     def predictions(self) -> pa.Table | None:
         """The predictions; None where only the label table's sites are to have them."""
         if self._scored is None:
             raise RuntimeError("there are no predictions before the rounds are done")
-        if self._is_delivered:
+        if self.is_delivered:
             return None
         extracted, scored = self._scored
         # a joined row goes by a keyed hash of its row key, or by its position
         names = pa.array(scored.rows)
         if extracted.row_hashes is not None:
             names = hex_texts(extracted.row_hashes[scored.rows])
-        return prediction_table({ROW_HASH: names}, scored, self._outputs)
+        outputs = Outputs(self.manifest.loss, self.manifest.classes)
+        return prediction_table({ROW_HASH: names}, scored, outputs)
 
     def _deliver(
         self, joined: Joined, scored: Scored, row_key: RowKeyColumns
-    ) -> Generator[Request, Replies, tuple[Delivered, ...]]:
+    ) -> Generator[Requests, Replies, tuple[Delivered, ...]]:
         """Send the label table's sites the scores of their joined rows."""
-        outputs = self._outputs
         bodies: dict[int, DeliverPart] = {}
         label_table = joined.bound.label_table
         for part, rows in joined.extracted.shards_of(label_table):
@@ -355,17 +368,24 @@ class Predict(ModelStrategy):
                 partial=pack_bits(scored.is_partial[span]),
             )
         request = DeliverRequest(
-            **_model_fields(self.manifest),
-            loss=outputs.loss,
-            classes=list(outputs.classes),
+            model_name=self.manifest.name,
+            model_version=self.manifest.model_version,
+            loss=self.manifest.loss,
+            classes=list(self.manifest.classes),
             query=self.query.to_sql(),
             parts=bodies,
         )
         parts = joined.extracted.parts[label_table]
         replies = yield ask(request, parts)
-        return tuple(
-            _delivered(replies, part, len(bodies[part.number].rows)) for part in parts
-        )
+        delivered = []
+        for part in parts:
+            body = replies.body(part, DeliveredPart)
+            if body.rows != len(bodies[part.number].rows):
+                raise refuse(part, "another number of predictions than it was sent")
+            if not _FILE.fullmatch(body.file):
+                raise refuse(part, "no name of the file that it wrote")
+            delivered.append(Delivered(part.site, body.file, body.rows))
+        return tuple(delivered)
 
 
 def _column_names(settings: Settings) -> tuple[str, ...]:
@@ -379,15 +399,6 @@ def _column_names(settings: Settings) -> tuple[str, ...]:
             "predictions: rename it in a sub-query"
         )
     return names
-
-
-def _delivered(replies: Replies, part: Part, rows: int) -> Delivered:
-    body = replies.body(part, DeliveredPart)
-    if body.rows != rows:
-        raise refuse(part, "another number of predictions than it was sent")
-    if not _FILE.fullmatch(body.file):
-        raise refuse(part, "no name of the file that it wrote")
-    return Delivered(part.site, body.file, rows)
 
 
 class Evaluate(ModelStrategy):
@@ -404,14 +415,14 @@ class Evaluate(ModelStrategy):
 
     def model_rounds(
         self, bound: BoundQuery, missing: Missing
-    ) -> Generator[Request, Replies, Joined]:
+    ) -> Generator[Requests, Replies, Joined]:
         """Score the joined rows, and compare them with their labels."""
         has_classes = bool(self.manifest.classes)
         task = "classification" if has_classes else "regression"
         settings = self.settings.with_fields(task=task, loss="auto")
         weighting = declared_weighting(bound, settings)
         joined = yield from join_rows(bound, missing, settings, self.inventory)
-        labels = self._labels(joined, settings)
+        labels, loss = self._labels(joined, settings)
         weight_table = bound.weight_table or ""
         mapping, weights, weighting = without_weightless(
             joined.mapping, joined.extracted.weights, weighting, weight_table
@@ -419,24 +430,21 @@ class Evaluate(ModelStrategy):
         joined = replace(joined, mapping=mapping)
         scores = yield from self.score(joined)
         self._metrics = evaluate(
-            self._loss(labels),
+            loss,
             scores,
             labels.values[joined.label_row_of],
             row_weights(weighting, weights, mapping),
         )
         return joined
 
-    def _labels(self, joined: Joined, settings: Settings) -> Labels:
+    def _labels(self, joined: Joined, settings: Settings) -> tuple[Labels, Loss]:
         extracted, table = joined.extracted, joined.bound.label_table
         if not self.has_label:
-            return Labels(np.zeros((extracted.table_rows[table], 0)))
+            labels = Labels(np.zeros((extracted.table_rows[table], 0)))
+            return labels, KMeansLoss(self.manifest.outputs)
         labels = gather_labels(extracted.label_columns(table), settings)
-        return _of_classes(labels, self.manifest.classes)
-
-    def _loss(self, labels: Labels) -> Loss:
-        if not self.has_label:
-            return KMeansLoss(self.manifest.outputs)
-        return loss_of(labels, self.manifest.loss, self.settings)
+        labels = _of_classes(labels, self.manifest.classes)
+        return labels, loss_of(labels, self.manifest.loss, self.settings)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -459,3 +467,50 @@ def _of_classes(labels: Labels, classes: tuple[str, ...]) -> Labels:
     place = np.array([classes.index(name) for name in labels.classes], np.float64)
     values = place[labels.values.astype(np.intp)]
     return replace(labels, values=values, classes=classes)
+
+
+READABLE = 0o644
+"""As `report.json` beside it: a file is as readable as its folder."""
+
+
+def use_model(
+    settings: Settings, on_round: RoundListener, grid: Grid, folder: Path
+) -> RenderableType:
+    """Predict or evaluate, write the report, and return its summary for the console."""
+    manifest = resolve(home_folder(), settings.model_name)
+    is_evaluation = settings.mode == EVALUATE
+    # the user's query, or the one that was trained on
+    query = Query.from_sql(
+        settings.sql if settings.sql.strip() else manifest.query,
+        needs_label=is_evaluation and manifest.loss != KMEANS,
+    )
+    if is_evaluation:
+        evaluation = Evaluate(query, manifest, settings, on_round)
+        evaluation.start(grid)
+        report = evaluation.report(metrics=evaluation.metrics)
+    else:
+        prediction = Predict(query, manifest, settings, on_round)
+        prediction.start(grid)
+        report = prediction.report(predictions=_write(prediction, folder))
+    write_json(report, folder)
+    return result_view(report)
+
+
+def _write(strategy: Predict, folder: Path) -> dict[str, object]:
+    """Write the predictions, unless sites have, and return where they are."""
+    table = strategy.predictions
+    if table is None:
+        return {"at": LABEL_SITE, "files": strategy.delivered}
+    path = folder / PREDICTIONS_FILE
+    metadata = {
+        "model": str(strategy.manifest.model),
+        "query": strategy.query.to_sql(),
+        "run": folder.name,
+    }
+    try:
+        write_predictions(table, path, metadata, READABLE)
+    except OSError as error:
+        raise SettingsError(
+            f"the predictions cannot be written to {path}: {error.strerror}"
+        ) from error
+    return {"at": SERVER, "file": str(path), "columns": table.column_names}

@@ -8,7 +8,7 @@ import numpy as np
 
 from strategies.personalised.report import Metrics, read_metrics
 from strategies.personalised.setup import NO_GRAPH, PersonalisedProblem
-from strategies.run.exchange import Replies, Request, ask
+from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.replies import array_of
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SettingsError
@@ -81,7 +81,7 @@ class SiteGraph:
 
 def make_graph(
     problem: PersonalisedProblem, settings: Settings
-) -> Generator[Request, Replies, SiteGraph]:
+) -> Generator[Requests, Replies, SiteGraph]:
     """Let the sites sum up what the graph needs, and make it."""
     kind = settings.graph if settings.graph in SUMMARIES else NO_GRAPH
     graph, alone = None, None

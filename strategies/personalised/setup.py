@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from strategies.disclosures import exposure_of
-from strategies.run.exchange import Part, Replies, Request, ask
+from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import refuse
 from strategies.run.sites import Inventory
 from strategies.setup.extract import Extracted, extract
@@ -80,7 +80,7 @@ class PersonalisedProblem(PreparedRun):
 
 def set_up_personalised(
     query: Query, settings: Settings, inventory: Inventory
-) -> Generator[Request, Replies, PersonalisedProblem]:
+) -> Generator[Requests, Replies, PersonalisedProblem]:
     """Run the rounds of the set-up."""
     bound = query.bind(inventory.schemas())
     if len(bound.tables) > 1:

@@ -22,7 +22,7 @@ Entry ``personal`` of `report.json`::
               of the sites' own models, as they were and as float32 would have been
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -42,7 +42,7 @@ from strategies.personalised.setup import (
     personal_mask,
     set_up_personalised,
 )
-from strategies.run.exchange import Replies, Request, ask
+from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult
 from strategies.training.base import Outcome, RelationalStrategy, read_digests
 from tp_flower.arrays import BoolArray, FloatArray
@@ -51,7 +51,6 @@ from tp_flower.protocol.personalised_messages import (
     Pace,
     PersonalRequest,
     TrackParameters,
-    UpdateCode,
 )
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
@@ -64,11 +63,8 @@ _METRICS: Final = {PERSONAL: "metrics", GLOBAL: "common_metrics"}
 class Training:
     """A personalised training after its set-up.
 
-    Attributes:
-        descents: by track: the sites' own models, and one for all.
-        mask: (p,), the coordinates that each site has for itself.
-        metrics: by track, and "local", of every site at the end; None of one that was
-            missing.
+    Tracks are the sites' own models, and one for all; ``mask``, (p,), the coordinates
+    that each site has for itself; ``metrics``, by track, every site's at the end.
     """
 
     def __init__(
@@ -111,23 +107,12 @@ class Training:
             epoch=epoch,
         )
 
-    def ask_updates(self, epoch: int) -> Request:
-        """Return the message of an epoch's round."""
-        points = {track: each.ahead for track, each in self.descents.items()}
-        return self._message(
-            points, self.pace(epoch), update_code(self.settings, epoch)
-        )
-
-    def ask_metrics(self) -> Request:
-        """Return the message with the final parameters."""
-        return self._message(self.parameters)
-
-    def _message(
-        self,
-        points: Mapping[str, FloatArray],
-        pace: Pace | None = None,
-        code: UpdateCode | None = None,
-    ) -> Request:
+    def request(self, epoch: int | None = None) -> Requests:
+        """Return the message of an epoch's round, or with the final parameters."""
+        points, pace, code = self.parameters, None, None
+        if epoch is not None:
+            points = {track: each.ahead for track, each in self.descents.items()}
+            pace, code = self.pace(epoch), update_code(self.settings, epoch)
         parts, common = self.problem.parts, points.get(GLOBAL)
         bodies = {
             part.number: TrackParameters(
@@ -247,7 +232,7 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
         """Names of the sites, after the set-up."""
         return () if self.training_problem is None else self.training_problem.sites
 
-    def set_up(self) -> Generator[Request, Replies, PersonalisedProblem]:
+    def set_up(self) -> Generator[Requests, Replies, PersonalisedProblem]:
         """Run the set-up rounds, and that of the graph."""
         problem = yield from set_up_personalised(
             self.query, self.settings, self.inventory
@@ -255,7 +240,9 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
         self._graph = yield from make_graph(problem, self.settings)
         return problem
 
-    def epochs(self, problem: PersonalisedProblem) -> Generator[Request, Replies, None]:
+    def epochs(
+        self, problem: PersonalisedProblem
+    ) -> Generator[Requests, Replies, None]:
         """Descend, until a step changes less than the tolerance if one is set."""
         if self._graph is None:
             raise RuntimeError("there is no graph before the set-up is done")
@@ -263,12 +250,12 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
         personal = int(training.mask.sum())
         self.chosen |= {"learning-rate": training.rate, "personal": personal}
         for epoch in range(1, self.settings.epochs + 1):
-            replies = yield self.request(training.ask_updates(epoch))
+            replies = yield self.request(training.request(epoch))
             self.finish_epoch(training.step(epoch, replies))
             if training.change < self.settings.tolerance:
                 break
         self.parameters = training.parameters
-        training.take_metrics((yield training.ask_metrics()))
+        training.take_metrics((yield training.request()))
         self._training = training
 
     def outcome_of(self, replies: Replies, problem: PersonalisedProblem) -> Outcome:

@@ -8,7 +8,7 @@ from strategies.report_page.blocks import Blocks, Record
 from strategies.report_page.costs import NETWORKS, Network
 from strategies.report_page.plots import (
     Axis,
-    Line,
+    Series,
     from_zero,
     line_figure,
     linear,
@@ -78,7 +78,7 @@ def convergence(report: Record) -> Blocks:
             for epoch in epochs
             if epoch.residuals.get(name, 0.0) > 0
         ]
-        lines.append(Line(name, points, f"{points[-1][1]:.1e}" if points else ""))
+        lines.append(Series(name, points, f"{points[-1][1]:.1e}" if points else ""))
     title = "ADMM's residuals by epoch"
     yield line_figure(title, EPOCHS, RESIDUALS, lines, RESIDUALS_NOTE)
 
@@ -97,20 +97,20 @@ def _metrics(epochs: list[Epoch], part: str, metric: str) -> Blocks:
     lines = []
     for network in NETWORKS:
         timed = _line(epochs, part, metric, partial(Epoch.seconds, network=network))
-        lines.append(Line(_name(network), timed.points))
+        lines.append(Series(_name(network), timed.points))
     yield line_figure(f"{title} by modelled time", SECONDS, axis, lines, SECONDS_NOTE)
 
 
 def _line(
     epochs: list[Epoch], part: str, metric: str, place: Callable[[Epoch], float]
-) -> Line:
+) -> Series:
     """Return a part's metric over an axis, labelled with its last value."""
     points = [
         (place(epoch), epoch.metrics[part][metric])
         for epoch in epochs
         if metric in epoch.metrics[part]
     ]
-    return Line(f"{part} rows", points, format_value(points[-1][1]) if points else "")
+    return Series(f"{part} rows", points, format_value(points[-1][1]) if points else "")
 
 
 def _axis(metric: str) -> Axis:

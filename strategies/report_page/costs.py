@@ -107,11 +107,7 @@ def _bytes(report: Record, history: list[Record]) -> Block | None:
 
 @dataclass(frozen=True)
 class Network:
-    """How long messages take.
-
-    Attributes:
-        round_seconds: latency of one round, whatever it carries.
-    """
+    """How long messages take: the latency of a round, whatever it carries, and bits."""
 
     name: str
     round_seconds: float
@@ -153,8 +149,7 @@ def privacy(report: Record) -> Blocks:
     if totals := privacy.records("totals"):
         is_covered = any(total.amount("epsilon") for total in totals)
         yield Prose(COVERED_NOTE if is_covered else NOTHING_NOTE)
-        title = "What a row has spent, and what is not covered"
-        yield tabulate(title, sorted(totals, key=_place), TOTALS)
+        yield privacy_totals(privacy)
     messages = privacy.records("messages") or report.records("releases")
     title = "Every message, and who learns what"
     yield tabulate(title, messages, MESSAGES, is_folded=True)
@@ -167,6 +162,13 @@ def privacy(report: Record) -> Blocks:
     table = tabulate("The sites' ledgers of this run", accounts, LEDGER, is_folded=True)
     # releases that differ in nothing are listed once
     yield replace(table, rows=list(dict.fromkeys(table.rows)))
+
+
+def privacy_totals(privacy: Record) -> Table:
+    """Return the epsilon of each site's rows, and the releases it does not cover."""
+    title = "What a row has spent against the server, and what is not covered"
+    # nodes have another order in every run
+    return tabulate(title, sorted(privacy.records("totals"), key=_place), TOTALS)
 
 
 def _place(total: Record) -> str:

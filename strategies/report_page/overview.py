@@ -81,7 +81,9 @@ def format_setting(value: object) -> str:
 
 LABEL = "label"
 FAN_OUT = ("min", "median", "mean", "max")
-CLAUSE = re.compile(r" (?=(?:FROM|(?:LEFT )?JOIN|WHERE|GROUP BY|HAVING|UNION ALL) )")
+CLAUSE = re.compile(
+    r"(?<!LEFT) (?=(?:FROM|(?:LEFT )?JOIN|WHERE|GROUP BY|HAVING|UNION ALL) )"
+)
 
 
 def tables(report: Record) -> Blocks:
@@ -89,7 +91,7 @@ def tables(report: Record) -> Blocks:
     if query := report.text("query"):
         yield Code("The query", CLAUSE.split(query))
     tables = report.records("tables")
-    yield _tables(tables)
+    yield list_tables(tables)
     if steps := report.records("join-steps"):
         yield _steps(steps)
     lines = [
@@ -97,9 +99,52 @@ def tables(report: Record) -> Blocks:
     ]
     title = "What the sites of each table run"
     yield Table(title, ("table", "work"), lines, TWO_TEXTS, is_folded=True)
+    columns = [
+        text_column("join", "on"),
+        Column("left", lambda join: _key_side(join, "left"), is_text=True),
+        Column("right", lambda join: _key_side(join, "right"), is_text=True),
+        count_column("keys confirmed", "checked-keys"),
+    ]
+    title = "Join keys (rows whose key the other table lacks; of them NULL)"
+    yield tabulate(title, report.records("joins"), columns)
+    if weights := report.at("row-weight"):
+        yield Prose(" ".join(_weights(weights)))
+    if saving := report.at("saving"):
+        rows, joined = report.at("joined-rows"), saving.amount("joined-values")
+        yield Prose(
+            f"{saving.count('joined-rows')} joined rows ({rows.count('train')} to "
+            f"train on, {rows.count('test')} held out) from "
+            f"{saving.count('rows-held')} rows held."
+        )
+        held = saving.amount("values-held")
+        times = f", {joined / held:.2f} times as many as" if held else "; no values are"
+        yield Prose(
+            f"{saving.count('joined-values')} values in the joined table, which is "
+            f"never built{times} the {saving.count('values-held')} held."
+        )
 
 
-def _tables(tables: list[Record]) -> Table:
+def _key_side(join: Record, side: str) -> str:
+    null = f", {join.count(f'{side}-null')} NULL" if join.amount(f"{side}-null") else ""
+    unmatched, rows = join.count(f"{side}-unmatched"), join.count(f"{side}-rows")
+    return f"{join.text(side)}: {unmatched} of {rows}{null}"
+
+
+def _weights(weights: Record) -> Iterator[str]:
+    """Yield the sentences about the weights of joined rows."""
+    if column := weights.text("column"):
+        yield f"Joined rows have the weight of {column}."
+    if entity := weights.text("entity"):
+        yield f"Each row of {entity} counts once."
+    low, high = (format_value(weights.number(end)) for end in ("min", "max"))
+    yield f"Weights go from {low} to {high} (mean 1):"
+    yield f"as sure as {weights.count('effective-rows')} rows of equal weight."
+    if weights.amount("left-out"):
+        yield f"{weights.count('left-out')} joined rows of weight 0 take no part."
+
+
+def list_tables(tables: list[Record]) -> Table:
+    """Return the tables of the query, and how their rows are joined."""
     multiplicities = [item.at("multiplicity").content for item in tables]
     names = [name for name in FAN_OUT if any(name in item for item in multiplicities)]
     dropped = [
@@ -216,7 +261,7 @@ def head_of(report: Record) -> dict[str, object]:
         "result": _outcome(report),
         "failure": "" if status == COMPLETED else status,
         "about": " · ".join(filter(None, _about(report))),
-        "facts": list(_facts(report)),
+        "facts": list(facts(report)),
     }
 
 
@@ -301,9 +346,16 @@ def _moment(started: str) -> str:
     return f"{moment.day} {moment:%B %Y, %H:%M} UTC"
 
 
-def _facts(report: Record) -> Iterator[Fact]:
+def facts(report: Record) -> Iterator[Fact]:
+    """Yield the main figures: the metric, rows, rounds, bytes and time."""
     if choice := main_metric(report):
-        yield _metric_fact(report, *choice)
+        part, metric = choice
+        train = final_metrics(report, TRAIN).get(metric)
+        rows_of = "" if report.at("metrics") else f"{part} "
+        has_both = part == TEST and train is not None
+        more = f"train {format_value(train)}" if has_both else ""
+        value = format_value(final_metrics(report, part)[metric])
+        yield f"{rows_of}{metric_name(metric)}", value, more
     scored, rows = report.at("rows"), report.at("joined-rows")
     if "joined" in scored.numbers():
         yield "joined rows", scored.count("joined"), "scored"
@@ -321,12 +373,3 @@ def _facts(report: Record) -> Iterator[Fact]:
         yield "sent", format_bytes(up + down), more
     if report.number("seconds") is not None:
         yield "time", format_seconds(report.amount("seconds")), ""
-
-
-def _metric_fact(report: Record, part: str, metric: str) -> Fact:
-    value = format_value(final_metrics(report, part)[metric])
-    train = final_metrics(report, TRAIN).get(metric)
-    has_both = part == TEST and train is not None
-    rows = "" if report.at("metrics") else f"{part} "
-    more = f"train {format_value(train)}" if has_both else ""
-    return f"{rows}{metric_name(metric)}", value, more

@@ -1,20 +1,32 @@
-"""The page of a run: a pure function of reports, written beside `report.json`."""
+"""The page of a run, written beside `report.json`; its blocks on a console as well."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
+from rich import box
+from rich.console import Group, JustifyMethod, RenderableType
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
 
-from strategies.report_page.blocks import Record
+from strategies.report_page.blocks import Block, Code, Prose, Record, Table
 from strategies.report_page.convergence import convergence
-from strategies.report_page.costs import costs, privacy
+from strategies.report_page.costs import costs, privacy, privacy_totals
 from strategies.report_page.model import model
-from strategies.report_page.overview import head_of, result, settings, tables
+from strategies.report_page.overview import (
+    facts,
+    head_of,
+    list_tables,
+    result,
+    settings,
+    tables,
+)
 from strategies.report_page.plots import STYLES
 from tp_flower.errors import TPFlowerError
+from tp_flower.protocol.fields import Document
 from tp_flower.reports.records import REPORT_FILE, write_whole
 
 # Eight colours that the colour-blind tell apart as well (after Okabe and Ito), as dark
@@ -253,7 +265,7 @@ class ReportError(TPFlowerError):
     """A report cannot be read."""
 
 
-def render(report: Mapping[str, Any]) -> str:
+def render(report: Mapping[str, object]) -> str:
     """Return the page of a `report.json` of any mode: one HTML file, no scripts."""
     record = Record(report)
     contents = {
@@ -287,7 +299,7 @@ def write_page(folder: Path) -> Path:
     return write_whole(folder / PAGE_FILE, render(read_report(folder)))
 
 
-def read_report(folder: Path) -> dict[str, Any]:
+def read_report(folder: Path) -> Document:
     """Return the report in a folder."""
     file = folder / REPORT_FILE
     try:
@@ -299,3 +311,55 @@ def read_report(folder: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or "status" not in content:
         raise ReportError(f"{file} is no report of a run")
     return content
+
+
+INDENT = 2
+
+
+def explanation_view(content: Mapping[str, object]) -> RenderableType:
+    """Return everything that `explain` prints, from the content of its report."""
+    report = Record(content)
+    return _group((*tables(report), *costs(report), *privacy(report)))
+
+
+def result_view(content: Mapping[str, object]) -> RenderableType:
+    """Return the summary of a run of any other mode, from the content of its report."""
+    report = Record(content)
+    model_of = report.at("model")
+    names = filter(None, (model_of.text("name"), model_of.text("version")))
+    title = f"Result of {'@'.join(names) or report.at('settings').text('strategy')}"
+    blocks = (
+        Table(title, ("", "", ""), list(facts(report)), frozenset({0, 2})),
+        *result(report),
+        list_tables(report.records("tables")),
+        *model(report),
+        privacy_totals(report.at("privacy")),
+    )
+    return _group(blocks)
+
+
+def _group(blocks: Iterable[Block | None]) -> RenderableType:
+    return Group(*(part for block in blocks if block for part in _view(block)))
+
+
+def _view(block: Block) -> Iterable[RenderableType]:
+    """Yield a block; figures are for the page alone."""
+    if isinstance(block, Prose):
+        yield Text(f"{block.text}\n")
+    elif isinstance(block, Code):
+        yield Text(f"\n{block.title}", style="italic")
+        for line in block.lines:
+            yield Padding(Text(line), (0, 0, 0, INDENT))
+        yield Text()
+    elif isinstance(block, Table):
+        yield Text(f"\n{block.title}", style="italic")
+        view = RichTable(box=box.SIMPLE_HEAD, show_header=any(block.head))
+        for n, head in enumerate(block.head):
+            justify: JustifyMethod = "left" if n in block.words else "right"
+            view.add_column(head, justify=justify, overflow="fold")
+        for row in block.rows:
+            # names come from the query: markup in them is text
+            view.add_row(*map(Text, row))
+        yield view
+        if block.note:
+            yield Padding(Text(block.note), (0, 0, 1, INDENT))

@@ -211,7 +211,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Line:
+class Series:
     """One line: points (x, y) in order of x, and a label at its end."""
 
     name: str
@@ -220,10 +220,10 @@ class Line:
 
 
 def line_figure(
-    title: str, x: Axis, y: Axis, lines: Sequence[Line], note: str = ""
+    title: str, x: Axis, y: Axis, lines: Sequence[Series], note: str = ""
 ) -> Figure | None:
     """Return the plot of some lines, or None if none of them has a point."""
-    drawn = [Line(line.name, thin(line.points), line.label) for line in lines]
+    drawn = [Series(line.name, thin(line.points), line.label) for line in lines]
     drawn = [line for line in drawn if line.points]
     if not drawn:
         return None
@@ -250,7 +250,7 @@ def thin(points: Sequence[Point]) -> Sequence[Point]:
     return [points[round(n * stride)] for n in range(MOST_POINTS)]
 
 
-def _ends(x: Axis, y: Axis, line: Line) -> str:
+def _ends(x: Axis, y: Axis, line: Series) -> str:
     """Return where a line starts and ends, in words."""
     (x0, y0), (x1, y1) = line.points[0], line.points[-1]
     start = f"from {y.format(y0)} at {x.format(x0)} to "
@@ -258,7 +258,7 @@ def _ends(x: Axis, y: Axis, line: Line) -> str:
     return f"{line.name}: {start if len(line.points) > 1 else ''}{end}"
 
 
-def _line_data(title: str, x: Axis, y: Axis, lines: Sequence[Line]) -> Table:
+def _line_data(title: str, x: Axis, y: Axis, lines: Sequence[Series]) -> Table:
     """Return the points, a column per line."""
     columns = [dict(line.points) for line in lines]
     rows = [
@@ -281,7 +281,7 @@ class _Canvas:
     right: float
 
     @classmethod
-    def fit(cls, x: Axis, y: Axis, lines: Sequence[Line]) -> "_Canvas":
+    def fit(cls, x: Axis, y: Axis, lines: Sequence[Series]) -> "_Canvas":
         across = x.fit([place for line in lines for place, _ in line.points])
         upwards = y.fit([value for line in lines for _, value in line.points])
         left = max(text_width(label) for _, label in upwards.ticks) + GAP
@@ -295,7 +295,7 @@ class _Canvas:
         y = HEIGHT - BOTTOM - self.upwards.at(point[1]) * (HEIGHT - BOTTOM - TOP)
         return x, y
 
-    def draw(self, summary: str, lines: Sequence[Line]) -> Markup:
+    def draw(self, summary: str, lines: Sequence[Series]) -> Markup:
         drawn = [self._line(n % STYLES + 1, line) for n, line in enumerate(lines)]
         parts = [*self._axes(), *drawn, *self._end_labels(lines)]
         return _drawing(summary, HEIGHT, parts)
@@ -318,7 +318,7 @@ class _Canvas:
             parts.append(_TEXT.format("tick middle", x, base + 16, label))
         return [*parts, _LINE.format("base", self.left, base, self.right, base)]
 
-    def _line(self, style: int, line: Line) -> Markup:
+    def _line(self, style: int, line: Series) -> Markup:
         is_sparse = len(line.points) <= FEW_POINTS
         look, radius = ("dot", 2.6) if is_sparse else ("dot hidden", 4.0)
         dots, path = [], []
@@ -330,7 +330,7 @@ class _Canvas:
             path.append(f"{x:.2f},{y:.2f}")
         return _SERIES.format(style, line.name, " ".join(path), Markup("").join(dots))
 
-    def _end_labels(self, lines: Sequence[Line]) -> list[Markup]:
+    def _end_labels(self, lines: Sequence[Series]) -> list[Markup]:
         """Return the labels at the ends of the lines, one below the other."""
         ends = [(self.at(line.points[-1]), n) for n, line in enumerate(lines)]
         ends = [end for end in ends if lines[end[1]].label]

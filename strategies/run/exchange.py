@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from logging import DEBUG, WARNING
 from typing import Any, Final, TypeVar
 
-import msgspec
 from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+from msgspec.structs import replace
 
 from tp_flower.errors import ErrorKind, MessageError, ReplyError
 from tp_flower.events import Value, line
@@ -72,10 +72,8 @@ AnyReply = TypeVar("AnyReply", bound=ReplyMessage)
 class Part:
     """One shard of one table in one role, a participant of the run.
 
-    Attributes:
-        number: its name in the messages of this run.
-        table: alias of the table in the query.
-        shard: position among the shards that the node hosts.
+    Messages name it by its number; ``shard`` is its position among those that the node
+    hosts, ``table`` the alias in the query.
     """
 
     number: int
@@ -86,13 +84,8 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Request:
-    """The requests of one round.
-
-    Attributes:
-        message: the request of all nodes together.
-        epoch: the epoch the round belongs to; 0 is set-up.
-    """
+class Requests:
+    """The requests of one round, by node and all together; epoch 0 is set-up."""
 
     action: Action
     packets: Mapping[int, Packet]
@@ -128,11 +121,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Replies:
-    """The replies of one round, or of several.
+    """The replies of one round, or of several, and the fields about each participant.
 
-    Attributes:
-        parts: by number, the fields about each participant.
-        stale: the nodes that were missing, and whose answers are of an earlier round.
+    Stale nodes were missing: their answers are of an earlier round.
     """
 
     answers: Mapping[int, Answer]
@@ -171,77 +162,58 @@ class Replies:
 def ask(
     message: RequestMessage,
     parts: Iterable[Part],
-    by_node: Mapping[int, Mapping[str, Any]] | None = None,
-) -> Request:
-    """Return a request: per node a packet with its participants and its own fields."""
+    by_node: Mapping[int, RequestMessage] | None = None,
+) -> Requests:
+    """Return a request: per node a packet with its participants.
+
+    ``by_node`` has the message of each node where they differ in more than those.
+    """
     by_number = {part.number: part for part in parts}
     nodes: dict[int, list[int]] = {}
     for part in by_number.values():
         nodes.setdefault(part.node, []).append(part.number)
-    fields = by_node or {}
-    packets = {
-        node: encode(_for_node(message, numbers, fields.get(node, {})))
-        for node, numbers in nodes.items()
-    }
-    action = ACTIONS[type(message)]
-    return Request(action, packets, message, by_number, phase=action.name.lower())
-
-
-def _for_node(
-    message: RequestMessage, numbers: Iterable[int], fields: Mapping[str, Any]
-) -> RequestMessage:
-    """Return a message with some of its participants, and a node's fields."""
     bodies: Mapping[int, PartBody] | None = getattr(message, "parts", None)
-    if bodies is None:
-        return msgspec.structs.replace(message, **fields)
-    of_node = {number: bodies[number] for number in numbers if number in bodies}
-    return msgspec.structs.replace(message, parts=of_node, **fields)
+    packets = {}
+    for node, numbers in nodes.items():
+        for_node = message if by_node is None else by_node[node]
+        if bodies is not None:
+            hosted = {number: bodies[number] for number in numbers if number in bodies}
+            for_node = replace(for_node, parts=hosted)
+        packets[node] = encode(for_node)
+    action = ACTIONS[type(message)]
+    return Requests(action, packets, message, by_number, phase=action.name.lower())
 
 
 def make_messages(
-    request: Request, run: str, number: int, answered: Mapping[int, int]
+    request: Requests, run: str, number: int, answered: Mapping[int, int]
 ) -> list[Message]:
     """Return a round's messages; ``answered`` has the last round of each node."""
-    messages = []
-    for node, packet in request.packets.items():
-        envelope = RequestEnvelope(run=run, round=number, after=answered.get(node))
-        message = Message(
-            content=pack(add_envelope(packet, envelope)),
+    return [
+        Message(
+            content=pack(
+                add_envelope(
+                    packet,
+                    RequestEnvelope(run=run, round=number, after=answered.get(node)),
+                )
+            ),
             dst_node_id=node,
             message_type=str(request.action),
             group_id=str(number),
         )
-        messages.append(message)
-    return messages
-
-
-@dataclass
-class Traffic:
-    """Bytes of one round: array bytes by table and direction, and the rest."""
-
-    up: Counter[str] = field(default_factory=Counter)
-    down: Counter[str] = field(default_factory=Counter)
-    overhead: int = 0
+        for node, packet in request.packets.items()
+    ]
 
 
 def count_bytes(
-    request: Request,
-    answers: Mapping[int, Answer],
-    sent: Iterable[Message],
-    received: Iterable[Message],
-) -> Traffic:
-    """Return the bytes of a round's messages, by table and direction."""
-    traffic = Traffic()
-    for messages, packets, counter in (
-        (sent, request.packets.values(), traffic.down),
-        (received, [answer.packet for answer in answers.values()], traffic.up),
-    ):
-        for packet in packets:
-            for part, size in packet.payload_bytes().items():
-                counter[request.parts[part].table] += size
-        total = sum(message_bytes(message.content) for message in messages)
-        traffic.overhead += total - counter.total()
-    return traffic
+    request: Requests, packets: Iterable[Packet], messages: Iterable[Message]
+) -> tuple[dict[str, int], int]:
+    """Return the bytes of a round's arrays in one direction, by table, and the rest."""
+    by_table: Counter[str] = Counter()
+    for packet in packets:
+        for part, size in packet.payload_bytes().items():
+            by_table[request.parts[part].table] += size
+    total = sum(message_bytes(message.content) for message in messages)
+    return dict(by_table), total - by_table.total()
 
 
 def computing_seconds(
@@ -292,14 +264,10 @@ class RunLog:
 
 @dataclass
 class PendingMessage:
-    """One site's message of a round.
+    """One site's message of a round, when it is sent next, and its last failure.
 
-    Attributes:
-        silence: seconds before the next try without an answer.
-        due: when it is sent next.
-        crashes: how often the site's app has crashed over it, or could not even
-            describe its tables.
-        failure: the last reply that is worth another try.
+    ``silence`` are seconds before the next try without an answer; a crash is one of the
+    site's app, or that it could not even describe its tables.
     """
 
     message: Message
@@ -331,8 +299,7 @@ class PendingMessage:
 class Transport:
     """Carries the messages of one run to its sites, and the replies back.
 
-    Args:
-        addresses: of nodes that have another number now than when the run began.
+    ``addresses`` are of nodes that have another number now than when the run began.
     """
 
     def __init__(
@@ -360,10 +327,7 @@ class Transport:
     ) -> list[Message]:
         """Send messages and return the replies; the last error in place of no reply.
 
-        Args:
-            messages: at most one per node.
-            timeout: seconds to wait for all of them.
-            hurried: nodes to wait for only shortly once all others have answered.
+        All are waited for, ``hurried`` nodes only shortly once the others are there.
         """
         by_node = {m.metadata.dst_node_id: PendingMessage(m) for m in messages}
         pending = by_node.values()

@@ -8,6 +8,7 @@ wire.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pandas as pd
@@ -34,16 +35,13 @@ CLIENT_APP_RAISED = 2
 class InProcessGrid(Grid):
     """Call a ClientApp directly for every message.
 
-    Args:
-        client_app: the sites' app.
-        sites: per site its tables: a data frame or a list of them (shards) by table
-            name, or the path of a tables file. A mapping names the sites; a sequence
-            calls them ``site-0``, ``site-1``, ... A number stands for as many simulated
-            nodes, to which the organisations of the run config's ``tables`` are dealt.
-        run_config: ``context.run_config`` at the sites.
-        observe: called with every message and reply after serialisation, for audits.
-        state: a folder for the sites' states, with one of its own for each of them;
-            None keeps them in memory.
+    A site has tables: a data frame or a list of them (shards) by table name, or the
+    path of a tables file. A mapping names the sites; a sequence calls them ``site-0``,
+    ``site-1``, ... A number stands for as many simulated nodes, to which the
+    organisations of the run config's ``tables`` are dealt. ``run_config`` is
+    ``context.run_config`` at the sites. ``observe`` is called with every message and
+    reply after serialisation, for audits. ``state`` is a folder with one for the state
+    of each site; None keeps them in memory.
 
     >>> from client_apps.app import app  # doctest: +SKIP
     >>> grid = InProcessGrid(app, sites=[{"orders": orders}])  # doctest: +SKIP
@@ -129,12 +127,9 @@ class InProcessGrid(Grid):
         ]
 
     def send_and_receive(
-        self,
-        messages: Iterable[Message],
-        *,
-        timeout: float | None = None,  # noqa: ARG002 - replies are there at once
+        self, messages: Iterable[Message], **_: Any
     ) -> Iterable[Message]:
-        """Send messages and return their replies."""
+        """Send messages and return their replies, which are there at once."""
         return self.pull_messages(self.push_messages(list(messages)))
 
     def _node_configs(

@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from flwr.app import Message
 
 from tp_flower.database import DamagedFileError, Database
 from tp_flower.errors import SettingsError
 from tp_flower.files import write_file
+from tp_flower.protocol.fields import Document
 from tp_flower.protocol.packet import Parcel, open_parcel, parcel_of
 
 VERSION: Final = 1
@@ -64,22 +65,20 @@ _IN_FLIGHT: Final = 0
 class Frame:
     """One round: JSON facts for the report, and each node's reply."""
 
-    facts: Mapping[str, Any]
+    facts: Document
     parcels: Mapping[int, Parcel]
 
 
 class Journal:
     """The rounds of one run, on the server's disk.
 
-    One process at a time has it open. ``head`` is JSON: how the run began.
-
-    Raises:
-        SettingsError: another process goes on with the run; there is no journal, or it
-            is of another version or damaged.
+    One process at a time has it open (SettingsError: another one has, or there is no
+    journal that can be read). ``head`` is JSON: how the run began.
     """
 
     def __init__(self, folder: Path) -> None:
-        _check_there(folder)
+        if not (folder / FILE).exists():
+            raise SettingsError(_no_checkpoint(folder))
         self.folder, self._synced = folder, 0.0
         self._database = _open(folder)
         try:
@@ -90,13 +89,8 @@ class Journal:
             raise
 
     @classmethod
-    def begin(cls, folder: Path, head: Mapping[str, Any]) -> Self:
-        """Start the journal of a new run in a folder, which is made.
-
-        Raises:
-            OSError: it cannot be written.
-            SettingsError: the folder has a journal.
-        """
+    def begin(cls, folder: Path, head: Document) -> Self:
+        """Start the journal of a new run in a folder, which is made."""
         if (folder / FILE).exists() or (folder / _OLD_HEAD).exists():
             raise SettingsError(
                 f"{folder} has the checkpoint of a run that stopped: resume that run, "
@@ -199,12 +193,12 @@ class Journal:
             raise ValueError("its checksum does not fit")
         return Frame(json.loads(text), parcels)
 
-    def _read_head(self) -> dict[str, Any]:
+    def _read_head(self) -> Document:
         with self._database.reading() as connection:
             rows = connection.execute("SELECT facts FROM head").fetchall()
         try:
             ((text,),) = rows
-            head: dict[str, Any] = json.loads(text)
+            head: Document = json.loads(text)
         except ValueError as error:
             raise SettingsError(
                 f"the checkpoint in {self.folder} cannot be read: "
@@ -221,7 +215,7 @@ class Journal:
                 path.unlink(missing_ok=True)
 
 
-def read_head(folder: Path) -> dict[str, Any]:
+def read_head(folder: Path) -> Document:
     """Return the head of a checkpoint; SettingsError as for ``Journal``."""
     journal = Journal(folder)
     try:
@@ -251,19 +245,15 @@ def _open(folder: Path) -> Database:
     return Database(folder / FILE, SCHEMA, VERSION, refusal, is_exclusive=True)
 
 
-def _check_there(folder: Path) -> None:
-    """Raise SettingsError for a folder without a journal of this version's form."""
-    if (folder / FILE).exists():
-        return
+def _no_checkpoint(folder: Path) -> str:
+    """Say why a folder has no journal of this version's form."""
     if (folder / _OLD_HEAD).exists():
-        raise SettingsError(
+        return (
             f"the checkpoint in {folder} is of version 0.1.0, which this version does "
             "not read: resume the run with that version, or remove the folder and "
             "start the run again"
         )
-    raise SettingsError(
-        f"{folder.parent} has no checkpoint: its run has ended, or never began"
-    )
+    return f"{folder.parent} has no checkpoint: its run has ended, or never began"
 
 
 def _checksum(text: str, parcels: Mapping[int, Parcel]) -> int:

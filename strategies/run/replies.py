@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from flwr.app import Message
 
-from strategies.run.exchange import Answer, Part, Replies, Request, RunLog
+from strategies.run.exchange import Answer, Part, Replies, Requests, RunLog
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import (
     DivergedError,
@@ -47,11 +47,7 @@ _DIVERGED = (
 
 
 class BehindSites(Exception):  # noqa: N818 - what to do next, no failure
-    """Sites lack rounds that a request builds on.
-
-    Attributes:
-        positions: the last round that each of these nodes has answered; None for none.
-    """
+    """Sites lack rounds that a request builds on: the last ones that they answered."""
 
     def __init__(self, positions: Mapping[int, int | None]) -> None:
         super().__init__(str(dict(positions)))
@@ -60,40 +56,24 @@ class BehindSites(Exception):  # noqa: N818 - what to do next, no failure
 
 @dataclass(frozen=True)
 class Collected:
-    """The outcome of a round's messages.
-
-    Attributes:
-        absent: why there is no answer of the others, by node.
-    """
+    """The answers of a round, and why there is none of the other nodes."""
 
     answers: Mapping[int, Answer]
     absent: Mapping[int, MissingSiteError | UnavailableError]
 
     def complete(self) -> Replies:
-        """Return the replies.
-
-        Raises:
-            MissingSiteError: a site has not answered.
-            UnavailableError: a site could not.
-        """
+        """Return the replies; raise the error of a site that has not answered."""
         for node in sorted(self.absent):
             raise self.absent[node]
         return Replies.of(self.answers)
 
 
 def collect_replies(
-    request: Request,
+    request: Requests,
     replies: Iterable[tuple[int, Message]],
     site_names: Mapping[int, str],
 ) -> Collected:
-    """Return the answers of the sites, and why those are missing that are.
-
-    Raises:
-        BehindSites: sites lack earlier rounds.
-        SiteError: a site refused.
-        DivergedError: a site's model is not finite.
-        ReplyError: a reply is malformed.
-    """
+    """Return the answers of the sites, and why those are missing that are."""
     answers: dict[int, Answer] = {}
     absent: dict[int, MissingSiteError | UnavailableError] = {}
     behind: dict[int, int | None] = {}
@@ -126,7 +106,7 @@ def collect_replies(
     return Collected(answers, absent)
 
 
-def _read_reply(request: Request, message: Message, node: int, name: str) -> Answer:
+def _read_reply(request: Requests, message: Message, node: int, name: str) -> Answer:
     """Return the answer of one site, after checks that fit every action."""
     if node not in request.packets:
         raise ReplyError(f"{name} answered {request.action} without being asked")
@@ -157,7 +137,7 @@ def _check_parts(reply: Reply, hosted: set[int]) -> None:
 
 
 def _error_of(
-    request: Request, failure: Failure, node: int, name: str
+    request: Requests, failure: Failure, node: int, name: str
 ) -> TPFlowerError:
     """Return the error that a site reported, naming the participant it is about."""
     where = name
@@ -175,7 +155,7 @@ _ERRORS: Mapping[ErrorKind, type[TPFlowerError]] = {
 
 
 def _crash(
-    request: Request, message: Message, node: int, name: str
+    request: Requests, message: Message, node: int, name: str
 ) -> UnavailableError:
     """Return the error that Flower made of a site that could not answer at all."""
     code, lines = message.error.code, (message.error.reason or "").splitlines()
@@ -194,7 +174,7 @@ def _one_line(text: str) -> str:
     return line[: REASON_CHARACTERS - 3] + "..."
 
 
-def _tables_at(request: Request, node: int) -> str:
+def _tables_at(request: Requests, node: int) -> str:
     tables = list(dict.fromkeys(repr(part.table) for part in request.parts_at(node)))
     if not tables:
         return ""
@@ -227,7 +207,7 @@ class Absences:
         """The nodes that were missing in their last round."""
         return frozenset(self._since)
 
-    def fill(self, request: Request, collected: Collected) -> Replies:
+    def fill(self, request: Requests, collected: Collected) -> Replies:
         """Return a round's replies, older ones in place of missing ones that may be."""
         for node, error in sorted(collected.absent.items()):
             if not self._can_miss(request, node):
@@ -240,7 +220,7 @@ class Absences:
             )
         return self.filled(request, collected.answers)
 
-    def filled(self, request: Request, answers: Mapping[int, Answer]) -> Replies:
+    def filled(self, request: Requests, answers: Mapping[int, Answer]) -> Replies:
         """Return the replies of a round whose missing sites have been put up with."""
         missing = request.packets.keys() - answers.keys()
         nothing = Answer(Packet(), Reply(), ReplyEnvelope())
@@ -255,14 +235,14 @@ class Absences:
                 self._last[self._key(request, node)] = answer
         return Replies.of({**answers, **older}, missing)
 
-    def _can_miss(self, request: Request, node: int) -> bool:
+    def _can_miss(self, request: Requests, node: int) -> bool:
         has_older = self._key(request, node) in self._last
         if not self._may_go_on or not (has_older or request.action in _JOINING):
             return False
         since = self._since.get(node, request.epoch)
         return request.epoch - since < self._most
 
-    def _key(self, request: Request, node: int) -> _Key:
+    def _key(self, request: Requests, node: int) -> _Key:
         # rounds of consensus before the last one bring other arrays
         more = int(getattr(request.message, "more_rounds", 0))
         return request.action, node, more

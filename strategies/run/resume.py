@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flwr.serverapp import Grid
 
@@ -10,31 +10,24 @@ from strategies.run.journal import FOLDER, read_head
 from strategies.run.sites import Inventory, find_sites
 from tp_flower.errors import MissingSiteError, SettingsError
 from tp_flower.files import home_folder
+from tp_flower.protocol.fields import Document
 from tp_flower.settings import SETTINGS, Settings
 
 FREE: Final = frozenset(item.key for item in SETTINGS if item.may_change)
 """Settings that may change when a run is resumed: none decides what it computes."""
 
 
-def runs_folder() -> Path:
-    """Return the folder of the runs that name no output-dir."""
-    return home_folder() / "runs"
-
-
 def find_run(resume: str) -> Path:
-    """Return the folder of the run that the setting ``resume`` names.
-
-    Raises:
-        SettingsError: there is no such run, or none that can be resumed.
-    """
-    for folder in (Path(resume).expanduser(), runs_folder() / resume):
+    """Return the folder of the run that the setting ``resume`` names."""
+    runs = home_folder() / "runs"
+    for folder in (Path(resume).expanduser(), runs / resume):
         if folder.is_dir():
             read_head(folder / FOLDER)
             return folder.resolve()
-    stopped = sorted(p.parent.parent.name for p in runs_folder().glob(f"*/{FOLDER}/*"))
+    stopped = sorted(path.parent.parent.name for path in runs.glob(f"*/{FOLDER}/*"))
     listed = ", ".join(dict.fromkeys(stopped)) or "none"
     raise SettingsError(
-        f"resume: there is no run {resume!r} here or in {runs_folder()}; runs there "
+        f"resume: there is no run {resume!r} here or in {runs}; runs there "
         f"that stopped: {listed}"
     )
 
@@ -43,9 +36,6 @@ def resumed(settings: Settings) -> Settings:
     """Return the settings of the run that ``resume`` names, as it goes on.
 
     A setting with its default value is taken from the run.
-
-    Raises:
-        SettingsError: there is no such run, or a setting cannot change on the way.
     """
     folder = find_run(settings.resume)
     began = read_head(folder / FOLDER)["settings"]
@@ -70,7 +60,7 @@ def resumed(settings: Settings) -> Settings:
     return Settings.from_run_config({**began, **changed, "resume": str(folder)})
 
 
-def check_same(settings: Settings, began: Mapping[str, Any]) -> None:
+def check_same(settings: Settings, began: Document) -> None:
     """Raise SettingsError if settings differ that decide what a run computes."""
     differ = {
         key: value
@@ -91,25 +81,13 @@ def find_again(
 ) -> tuple[dict[int, int], dict[int, int | None]]:
     """Find the sites of a run that stopped, under whatever numbers they have now.
 
-    Args:
-        grid: reaches the nodes.
-        settings: of the run.
-        run: its name.
-        before: the sites when the run began.
-        wanted: names of the query's tables.
-
-    Returns:
-        The present number of each node, and the last round that it has answered.
-
-    Raises:
-        MissingSiteError: a site of the run is not there.
+    Return the present number of each node, and the last round that it has answered.
     """
     hosts = _hosts(before)
-
-    def is_complete(sites: Inventory) -> bool:
-        return hosts.keys() <= _hosts(sites).keys()
-
-    sites = find_sites(grid, settings, wanted, run, is_complete)
+    sites = find_sites(
+        *(grid, settings, wanted, run),
+        is_complete=lambda sites: hosts.keys() <= _hosts(sites).keys(),
+    )
     now = _hosts(sites)
     if missing := [node for shards, node in hosts.items() if shards not in now]:
         names = ", ".join(repr(before.site_names[node]) for node in sorted(missing))
@@ -119,7 +97,7 @@ def find_again(
             "the run began with"
         )
     addresses = {node: now[shards] for shards, node in hosts.items()}
-    positions = {node: sites.nodes[new].at for node, new in addresses.items()}
+    positions = {node: sites.positions[new] for node, new in addresses.items()}
     return addresses, positions
 
 

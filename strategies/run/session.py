@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from strategies.run.exchange import (
     Answer,
     Replies,
-    Request,
+    Requests,
     RunLog,
     Transport,
     make_messages,
@@ -122,12 +122,7 @@ class Session:
 
     @classmethod
     def resume(cls, grid: Grid, query: Query, settings: Settings) -> "Session":
-        """Find the sites of a run that stopped.
-
-        Raises:
-            SettingsError: there is no such run, or it is about something else.
-            MissingSiteError: a site is not there.
-        """
+        """Find the sites of a run that stopped."""
         journal = Journal(Path(settings.resume) / FOLDER)
         try:
             head = journal.head
@@ -163,7 +158,7 @@ class Session:
         """The nodes that were missing in their last round."""
         return self._absences.nodes
 
-    def messages(self, request: Request, number: int) -> list[Message]:
+    def messages(self, request: Requests, number: int) -> list[Message]:
         """Return the messages of a round; after a restart with the content they had."""
         messages = make_messages(request, self.run, number, self.answered)
         if self.journal is not None:
@@ -181,20 +176,15 @@ class Session:
         return self.transport.send_and_wait(messages, timeout, self.stale)
 
     def collect_replies(
-        self, request: Request, messages: Sequence[Message]
+        self, request: Requests, messages: Sequence[Message]
     ) -> tuple[Replies, dict[int, Message]]:
-        """Return the replies of a round, and the message of each node that answered.
-
-        Raises:
-            BehindSites: sites lack earlier rounds.
-            TPFlowerError: a site refused, is missing, or sent a malformed reply.
-        """
+        """Return the replies of a round, and the message of each node that answered."""
         collected = self._collect(request, messages)
         replies = self._absences.fill(request, collected)
         by_node = {self.transport.node_of(message): message for message in messages}
         return replies, {node: by_node[node] for node in collected.answers}
 
-    def _collect(self, request: Request, messages: Iterable[Message]) -> Collected:
+    def _collect(self, request: Requests, messages: Iterable[Message]) -> Collected:
         named = [(self.transport.node_of(message), message) for message in messages]
         return collect_replies(request, named, self.site_names)
 
@@ -213,11 +203,7 @@ class Session:
             self.journal.append(Frame(facts, parcels))
 
     def start_again(self, positions: Mapping[int, int | None]) -> None:
-        """Prepare to go through the journal again, for sites that lack rounds.
-
-        Raises:
-            SiteError: there is no journal, or they have lost rounds again and again.
-        """
+        """Prepare to go through the journal again, for sites that lack rounds."""
         names = [self.site_names.get(n, f"node {n}") for n in sorted(positions)]
         listed = ", ".join(map(repr, names))
         if self.journal is None:
@@ -240,13 +226,8 @@ class Session:
         if self.journal is not None:
             yield from self.journal.frames()
 
-    def recall(self, request: Request | None, frame: Frame) -> Replies:
-        """Return a round's replies from the journal; sites that lack it take it now.
-
-        Raises:
-            SettingsError: the run was another one then.
-            TPFlowerError: a site cannot be brought up to date.
-        """
+    def recall(self, request: Requests | None, frame: Frame) -> Replies:
+        """Return a round's replies from the journal; sites that lack it take it now."""
         number = int(frame.facts["number"])
         if request is None or frame.facts["action"] != request.action:
             raise SettingsError(
@@ -261,13 +242,14 @@ class Session:
         return self._absences.filled(request, answers)
 
     def _bring_up(
-        self, request: Request, number: int, packets: Mapping[int, Packet]
+        self, request: Requests, number: int, packets: Mapping[int, Packet]
     ) -> None:
         """Let the sites that lack a round take it; the journal has their replies."""
         lacking = {
             node: packet
             for node, packet in request.packets.items()
-            if node in packets and self._lacks(node, number)
+            # it may not have taken the round
+            if node in packets and (self.behind.get(node, number) or 0) < number
         }
         if not lacking:
             return
@@ -290,13 +272,6 @@ class Session:
                     "tables have changed since the run began; start the run again"
                 )
             self.behind[node] = number
-
-    def _lacks(self, node: int, number: int) -> bool:
-        """Whether a site has not taken a round of the journal."""
-        if node not in self.behind:
-            return False
-        at = self.behind[node]
-        return at is None or at < number
 
     def stop(self, error: Exception, rounds: int, *, has_trained: bool) -> None:
         """Leave the run to be resumed where that may help; else let it be forgotten."""
@@ -321,7 +296,7 @@ class Session:
             finish = FinishRequest()
             nodes = self.grid.get_node_ids() if nodes is None else nodes
             packets = dict.fromkeys(nodes, encode(finish))
-            request = Request(Action.FINISH, packets, message=finish)
+            request = Requests(Action.FINISH, packets, message=finish)
             # a number that no round has
             number = max(self.answered.values(), default=0) + 2
             messages = make_messages(request, self.run, number, {})

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
-from typing import Any
 
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -14,7 +13,7 @@ from msgspec.structs import asdict
 from strategies.run.exchange import (
     Answer,
     Replies,
-    Request,
+    Requests,
     RunLog,
     Transport,
     make_messages,
@@ -24,6 +23,7 @@ from tp_flower.errors import ReplyError, SchemaError
 from tp_flower.extraction.select_plan import kind_of
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol.codec import encode
+from tp_flower.protocol.fields import Document
 from tp_flower.protocol.packet import Action, Packet
 from tp_flower.protocol.setup_messages import (
     DescribeReply,
@@ -46,31 +46,16 @@ class HostedShard(ShardDescription, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Node:
-    """A node as it describes itself; see ``DescribeReply``.
+class Inventory:
+    """The nodes that answered, and their shards of the query's tables.
 
-    Attributes:
-        site_key: "" where none is pinned.
-        secret_digest: "" without a secret file.
-        at: the last round of the run that it has answered; None for none.
+    Positions are the last rounds of the run that nodes have answered; None for none.
     """
 
-    tables: tuple[str, ...]
-    public_key: str
-    is_simulated: bool
-    keys: KeySource = KeySource.AGREED
-    site_key: str = ""
-    secret_digest: str = ""
-    at: int | None = None
-
-
-@dataclass(frozen=True)
-class Inventory:
-    """The nodes that answered, and their shards of the query's tables."""
-
     shards: tuple[HostedShard, ...]
-    nodes: Mapping[int, Node] = field(default_factory=dict)
-    described: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    nodes: Mapping[int, DescribeReply] = field(default_factory=dict)
+    positions: Mapping[int, int | None] = field(default_factory=dict)
+    described: Mapping[int, Document] = field(default_factory=dict)
 
     @property
     def tables(self) -> list[str]:
@@ -108,11 +93,7 @@ class Inventory:
         return sorted(shards, key=lambda shard: (shard.index, shard.site))
 
     def schemas(self) -> dict[str, dict[str, str]]:
-        """Return the columns and types of every table, which its shards share.
-
-        Raises:
-            SchemaError: two shards of a table differ in columns or kinds of type.
-        """
+        """Return the columns and types of every table, which its shards share."""
         return {table: _schema(self.shards_of(table)) for table in self.tables}
 
 
@@ -138,11 +119,6 @@ def find_sites(
     more: further waiting brings no other table. Elsewhere waiting ends when all tables
     of the query are hosted by at least ``min_sites`` nodes and, if that is 0, no
     further node came for a while.
-
-    Raises:
-        SchemaError: too few nodes came, or none hosts a table of the query (unless
-            ``on-missing`` lets a mean stand for it).
-        SiteError: a node cannot describe its tables.
     """
     answers: dict[int, Answer] = {}
     changed = started = time.monotonic()
@@ -184,7 +160,7 @@ def _describe(
 ) -> Mapping[int, Answer]:
     message = DescribeRequest(list(wanted))
     packets = dict.fromkeys(nodes, encode(message))
-    request = Request(Action.DESCRIBE, packets, message=message)
+    request = Requests(Action.DESCRIBE, packets, message=message)
     transport = Transport(grid, RunLog(run))
     replies = transport.send_and_wait(
         make_messages(request, run, 0, {}), settings.site_timeout
@@ -195,9 +171,8 @@ def _describe(
 
 def _node_count(answers: Mapping[int, Answer]) -> int:
     """Return how many nodes there will be, as far as the nodes know; else 0."""
-    counts = [
-        each.partitions for each in Replies.of(answers).messages(DescribeReply).values()
-    ]
+    replies = Replies.of(answers).messages(DescribeReply)
+    counts = [reply.partitions for reply in replies.values()]
     # one node that does not know may be one of more than the others know of
     return max(counts, default=0) if all(counts) else 0
 
@@ -226,49 +201,30 @@ def _who_is_missing(
 
 
 def read_inventory(described: Mapping[int, Packet]) -> Inventory:
-    """Return the nodes and shards that packets describe.
-
-    Raises:
-        SchemaError: two sites claim the same shard of a table.
-        ReplyError: a description lacks the key that its node's source of keys has.
-        MessageError: a packet is no description.
-    """
+    """Return the nodes and shards that packets describe."""
     return _inventory(
         {n: Answer.read(Action.DESCRIBE, packet) for n, packet in described.items()}
     )
 
 
 def _inventory(answers: Mapping[int, Answer]) -> Inventory:
-    shards: list[HostedShard] = []
-    nodes: dict[int, Node] = {}
-    for node, reply in Replies.of(answers).messages(DescribeReply).items():
+    nodes = Replies.of(answers).messages(DescribeReply)
+    shards = []
+    for node, reply in nodes.items():
         shards += [HostedShard(node=node, **asdict(each)) for each in reply.shards]
-        nodes[node] = _node(node, reply, answers[node].envelope.at)
+        for source, name, value in (
+            (KeySource.PINNED, "key of its site", reply.site_key),
+            (KeySource.FILE, "digest of its secret", reply.secret_digest),
+        ):
+            if reply.keys == source and value is None:
+                raise ReplyError(
+                    f"the description of node {node} is malformed: it has no {name}, "
+                    f"but its keys are {reply.keys!r}"
+                )
     _refuse_twins(shards)
+    positions = {node: answer.envelope.at for node, answer in answers.items()}
     headers = {node: answer.packet.header for node, answer in answers.items()}
-    return Inventory(tuple(shards), nodes, headers)
-
-
-def _node(node: int, described: DescribeReply, at: int | None) -> Node:
-    keys = KeySource(described.keys)
-    for source, name, value in (
-        (KeySource.PINNED, "key of its site", described.site_key),
-        (KeySource.FILE, "digest of its secret", described.secret_digest),
-    ):
-        if keys is source and value is None:
-            raise ReplyError(
-                f"the description of node {node} is malformed: it has no {name}, but "
-                f"its keys are {str(keys)!r}"
-            )
-    return Node(
-        tables=tuple(described.tables),
-        public_key=described.public_key,
-        is_simulated=described.simulated,
-        keys=keys,
-        site_key=(described.site_key or "") if keys is KeySource.PINNED else "",
-        secret_digest=(described.secret_digest or "") if keys is KeySource.FILE else "",
-        at=at,
-    )
+    return Inventory(tuple(shards), nodes, positions, headers)
 
 
 def _refuse_twins(shards: Iterable[HostedShard]) -> None:

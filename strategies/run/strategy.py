@@ -1,6 +1,6 @@
 """RoundStrategy: a Flower Strategy that is written as a generator of rounds.
 
-The generator yields a :class:`Request`, receives the sites' :class:`Replies`, and so
+The generator yields :class:`Requests`, receives the sites' :class:`Replies`, and so
 reads like its algorithm. Flower's hooks drive it: what ``configure_train`` sends is the
 pending request, and ``aggregate_train`` feeds the replies in and runs to the next one.
 So wrappers that look at or change messages work, and ``start`` returns Flower's
@@ -23,14 +23,14 @@ from flwr.serverapp.strategy import Result, Strategy
 from strategies.run.exchange import (
     Answer,
     Replies,
-    Request,
-    Traffic,
+    Requests,
     computing_seconds,
     count_bytes,
 )
 from strategies.run.replies import BehindSites
 from strategies.run.session import Session
 from strategies.run.sites import Inventory
+from tp_flower.protocol.fields import Document
 from tp_flower.query import Query
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
@@ -39,12 +39,9 @@ from tp_flower.settings.run import STALE
 
 @dataclass(frozen=True)
 class EpochResult:
-    """The metrics of an epoch.
+    """The metrics of an epoch, and ADMM's relative residuals.
 
-    Attributes:
-        test: metrics on the held-out rows; empty where they were not scored.
-        primal_residual: ADMM's, relative; None for SGD.
-        dual_residual: ADMM's, relative; None for SGD.
+    There are no test metrics where held-out rows were not scored.
     """
 
     epoch: int
@@ -77,11 +74,11 @@ RoundListener = Callable[[RoundReport], None]
 class _Progress:
     """State of a run that a replay of its journal starts afresh."""
 
-    method: Generator[Request, Replies, None] | None = None
-    pending: Request | None = None
+    method: Generator[Requests, Replies, None] | None = None
+    pending: Requests | None = None
     result: EpochResult | None = None
     history: list[RoundReport] = field(default_factory=list)
-    ledgers: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    ledgers: dict[int, list[Document]] = field(default_factory=dict)
     sent: list[Message] = field(default_factory=list)
     sent_at: float = 0.0
     returned: Result = field(default_factory=Result)
@@ -110,12 +107,12 @@ class RoundStrategy(Strategy):
         self.started_at = datetime.now(UTC)
         self._clock = time.perf_counter()
 
-    @abstractmethod
     def default_settings(self) -> Settings:
         """Return the settings of a run that names none."""
+        return Settings(mode=self.name)
 
     @abstractmethod
-    def rounds(self) -> Generator[Request, Replies, None]:
+    def rounds(self) -> Generator[Requests, Replies, None]:
         """Exchange messages, from the first round to the one that ends the run."""
 
     @property
@@ -152,7 +149,7 @@ class RoundStrategy(Strategy):
         return self._progress.method is not None and self._progress.pending is None
 
     @property
-    def ledgers(self) -> dict[str, list[dict[str, Any]]]:
+    def ledgers(self) -> dict[str, list[Document]]:
         """By site, the latest account of what the run's releases have cost."""
         names = self.inventory.site_names
         return {
@@ -170,11 +167,23 @@ class RoundStrategy(Strategy):
         """Wall time since the start."""
         return time.perf_counter() - self._clock
 
+    @property
+    def record_fields(self) -> Document:
+        """The fields that the record of a run of any mode has."""
+        return {
+            "settings": self.settings.to_dict(),
+            "query": self.query.to_sql(),
+            "history": self.history,
+            "output_dir": self.settings.output_dir,
+            "started": self.started,
+            "seconds": self.seconds,
+        }
+
     def result_arrays(self) -> ArrayRecord:
         """Return what Flower's result holds after an epoch."""
         return ArrayRecord()
 
-    def request(self, request: Request) -> Request:
+    def request(self, request: Requests) -> Requests:
         """Return a request as one of the epoch in progress."""
         return replace(request, epoch=self.epoch)
 
@@ -184,13 +193,9 @@ class RoundStrategy(Strategy):
         self.epoch = result.epoch + 1
 
     def configure_train(
-        self,
-        server_round: int,
-        arrays: ArrayRecord,  # noqa: ARG002 - sites keep their own models
-        config: ConfigRecord,  # noqa: ARG002 - settings travel in our header
-        grid: Grid,  # noqa: ARG002
+        self, server_round: int, *_: Any, **__: Any
     ) -> Iterable[Message]:
-        """Return the messages of the pending request."""
+        """Return the messages of the pending request: sites keep their models."""
         if self._progress.pending is None:
             return []
         messages = self.session.messages(self._progress.pending, server_round)
@@ -201,12 +206,7 @@ class RoundStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Feed the replies to the method and let it compute its next request.
-
-        Raises:
-            SiteError: a site failed.
-            ReplyError: a reply is missing or malformed.
-        """
+        """Feed the replies to the method and let it compute its next request."""
         received_at = time.perf_counter()
         request = self._progress.pending
         if request is None:
@@ -215,8 +215,7 @@ class RoundStrategy(Strategy):
         collected, answered = self.session.collect_replies(request, messages)
         self._take(collected)
         fresh = {node: collected.answers[node] for node in answered}
-        traffic = count_bytes(request, fresh, self._progress.sent, answered.values())
-        report = self._report(server_round, request, fresh, traffic, received_at)
+        report = self._report(server_round, request, fresh, answered, received_at)
         self.session.end_round(request.action, report, answered)
         self.session.log.write_round(request.action, report, fresh)
         if self._on_round is not None:
@@ -242,23 +241,12 @@ class RoundStrategy(Strategy):
             return None, None
         return self.result_arrays(), MetricRecord(dict(result.train))
 
-    def configure_evaluate(
-        self,
-        server_round: int,  # noqa: ARG002
-        arrays: ArrayRecord,  # noqa: ARG002
-        config: ConfigRecord,  # noqa: ARG002
-        grid: Grid,  # noqa: ARG002
-    ) -> Iterable[Message]:
+    def configure_evaluate(self, *_: Any, **__: Any) -> Iterable[Message]:
         """Return nothing: scores of held-out rows ride along with training."""
         return []
 
-    def aggregate_evaluate(
-        self,
-        server_round: int,  # noqa: ARG002
-        replies: Iterable[Message],  # noqa: ARG002
-    ) -> MetricRecord | None:
+    def aggregate_evaluate(self, *_: Any, **__: Any) -> None:
         """Return nothing, as there is nothing to evaluate apart."""
-        return None
 
     def summary(self) -> None:
         """Log the settings that were changed from their defaults."""
@@ -267,24 +255,23 @@ class RoundStrategy(Strategy):
             if value != defaults[key] and key != "sql":
                 log(INFO, "\t%s = %r", key, value)
 
-    def start(  # noqa: PLR0913 - Flower's signature
+    def start(
         self,
         grid: Grid,
         initial_arrays: ArrayRecord | None = None,  # noqa: ARG002
         num_rounds: int = 0,
         timeout: float = 0.0,
         train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,  # noqa: ARG002
-        evaluate_fn: object = None,  # noqa: ARG002
+        *_: Any,
+        **__: Any,
     ) -> Result:
         """Set up and train; every argument but the grid may be left out.
 
         ``num_rounds`` are epochs, in place of ``num_epochs``; ``timeout`` is in place
         of ``site_timeout``; 0 leaves the setting.
 
-        Returns:
-            The base score in ``arrays``, and the training and test metrics of every
-            epoch in ``train_metrics_clientapp`` and ``evaluate_metrics_serverapp``.
+        The result has the base score in ``arrays``, training and test metrics of every
+        epoch in ``train_metrics_clientapp`` and ``evaluate_metrics_serverapp``.
         """
         if num_rounds:
             self.settings = self.settings.with_fields(num_epochs=num_rounds)
@@ -361,12 +348,17 @@ class RoundStrategy(Strategy):
     def _report(
         self,
         server_round: int,
-        request: Request,
+        request: Requests,
         answers: Mapping[int, Answer],
-        traffic: Traffic,
+        received: Mapping[int, Message],
         received_at: float,
     ) -> RoundReport:
         """Add the record of a round to the history."""
+        packets = [answer.packet for answer in answers.values()]
+        up, more_up = count_bytes(request, packets, received.values())
+        down, more_down = count_bytes(
+            request, request.packets.values(), self._progress.sent
+        )
         result = self._progress.result or EpochResult(request.epoch, {}, {})
         client_seconds = max((each.seconds for each in answers.values()), default=0.0)
         waited = received_at - self._progress.sent_at - client_seconds
@@ -376,9 +368,9 @@ class RoundStrategy(Strategy):
             phase=request.phase,
             train=result.train,
             test=result.test,
-            bytes_up=dict(traffic.up),
-            bytes_down=dict(traffic.down),
-            overhead_bytes=traffic.overhead,
+            bytes_up=up,
+            bytes_down=down,
+            overhead_bytes=more_up + more_down,
             server_seconds=time.perf_counter() - received_at,
             client_seconds=client_seconds,
             site_seconds=computing_seconds(answers, self.session.site_names),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from strategies.run.exchange import Part, Replies, Request, ask
+from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import refuse
 from strategies.setup.extract import key_groups
 from strategies.setup.joined_rows import JoinedRows
@@ -42,7 +42,7 @@ class Side:
 
 def check_alignment(
     joined: JoinedRows, rng: np.random.Generator
-) -> Generator[Request, Replies, dict[str, int]]:
+) -> Generator[Requests, Replies, dict[str, int]]:
     """Let the sites confirm the mapping; return the keys compared, by join."""
     joins = joined.bound.joins
     if not joins:

@@ -9,14 +9,14 @@ hashes of what names a row, where the rows are to be predicted.
 from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
-from strategies.run.exchange import Part, Replies, Request, ask
+from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import array_of, read_key, read_label, read_weight
-from strategies.run.sites import Inventory, Node
+from strategies.run.sites import Inventory
 from strategies.setup.labels import label_plan
 from strategies.setup.row_weights import query_weights
 from tp_flower.arrays import FloatArray
@@ -27,6 +27,7 @@ from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol.codec import encode
 from tp_flower.protocol.packet import Action
 from tp_flower.protocol.setup_messages import (
+    DescribeReply,
     ExtractedPart,
     ExtractPart,
     ExtractRequest,
@@ -43,24 +44,6 @@ HashArray = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class SiteWork:
-    """Where a shard's fragment runs, and the filters that it applies there, in words.
-
-    DuckDB computes the rest at the site.
-    """
-
-    engine: str
-    pushed: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        """Describe it on one line."""
-        if self.engine == DUCKDB:
-            return "all in DuckDB at the site"
-        pushed = "; ".join(self.pushed) or "the columns only"
-        return f"in {self.engine}: {pushed}. All else in DuckDB at the site"
-
-
-@dataclass(frozen=True)
 class Extracted:
     """The sites' replies to ``extract``.
 
@@ -73,7 +56,6 @@ class Extracted:
     parts: dict[str, tuple[Part, ...]]
     rows: dict[int, int]
     keys: dict[tuple[str, int], list[KeyColumn]]
-    work: dict[int, SiteWork]
     weights: FloatArray | None
     row_hashes: HashArray | None
     replies: Replies = field(repr=False)
@@ -115,11 +97,8 @@ def extract(
     row_key: RowKeyColumns | None = None,
     *,
     keeps_labels: bool = False,
-) -> Generator[Request, Replies, Extracted]:
-    """Run the two rounds.
-
-    ``row_key`` names the label table's rows, if they are to be predicted.
-    """
+) -> Generator[Requests, Replies, Extracted]:
+    """Run the two rounds; ``row_key`` names the label table's rows to be predicted."""
     row_key = row_key or RowKeyColumns()
     plan = label_plan(settings)
     terms = None if plan is None else LabelTerms(**asdict(plan))
@@ -133,17 +112,13 @@ def extract(
             parts[table] += (part,)
     local_label = settings.task if keeps_labels else None
     nodes = {part.node for part in fragments}
-    secrets = yield from relay_secret(inventory, nodes, settings.seed)
+    by_node = yield from relay_secret(inventory, nodes, settings.seed)
     grouped = split_groups(fragments)
-    request = ExtractRequest(
-        keys=next(iter(secrets.values()))["keys"],
-        public_keys=[],
-        parts=_request_parts(bound, fragments, grouped, row_key, terms, local_label),
-    )
-    replies = yield ask(request, fragments, secrets)
+    bodies = _request_parts(bound, fragments, grouped, row_key, terms, local_label)
+    request = replace(next(iter(by_node.values())), parts=bodies)
+    replies = yield ask(request, fragments, by_node)
     check_groups(grouped, replies)
-    bodies = {part: replies.body(part, ExtractedPart) for part in fragments}
-    rows = {part.number: body.rows for part, body in bodies.items()}
+    rows = {p.number: replies.body(p, ExtractedPart).rows for p in fragments}
     _check_filled(bound, parts, rows)
     weights = row_hashes = None
     if (weighed := bound.weight_table) is not None:
@@ -161,10 +136,6 @@ def extract(
         parts=parts,
         rows=rows,
         keys=_keys(bound, parts, replies, rows, row_key),
-        work={
-            part.number: SiteWork(body.engine, tuple(body.pushed))
-            for part, body in bodies.items()
-        },
         weights=weights,
         row_hashes=row_hashes,
         replies=replies,
@@ -242,29 +213,34 @@ def _keys(
 
 def relay_secret(
     inventory: Inventory, nodes: Collection[int], seed: int
-) -> Generator[Request, Replies, dict[int, dict[str, Any]]]:
+) -> Generator[Requests, Replies, dict[int, ExtractRequest]]:
     """Let one of the nodes make a secret for all of them, unless they have one.
 
-    Return, per node, the fields of ``extract`` by which it comes to the run's key.
+    Return, per node, the request by which it comes to the run's key, without parts.
     """
     described = {node: inventory.nodes[node] for node in sorted(nodes)}
     names = {node: inventory.site_names.get(node, f"node {node}") for node in described}
     source = _common_source(described, names)
-    fields: dict[str, Any] = {
-        "keys": str(source),
-        "public_keys": [node.public_key for node in described.values()],
-    }
+    common = ExtractRequest(
+        keys=source.value,
+        public_keys=[node.public_key for node in described.values()],
+        parts={},
+    )
     if source is KeySource.FILE:
-        return {node: dict(fields) for node in described}
+        return dict.fromkeys(described, common)
     leader = min(described)
+
+    def site_key(node: int) -> str:
+        return (described[node].site_key or "") if source is KeySource.PINNED else ""
+
     request = SealRequest(
         keys=source.value,
         public_keys={str(node): site.public_key for node, site in described.items()},
-        site_keys={str(node): site.site_key for node, site in described.items()},
-        simulated=all(site.is_simulated for site in described.values()),
+        site_keys={str(node): site_key(node) for node in described},
+        simulated=all(site.simulated for site in described.values()),
         seed=seed,
     )
-    replies = yield Request(
+    replies = yield Requests(
         Action.SEAL, {leader: encode(request)}, phase="seal", message=request
     )
     sealed = replies.messages(SealReply)[leader].sealed
@@ -272,17 +248,22 @@ def relay_secret(
         raise ReplyError(
             f"site {names[leader]!r} did not seal the run's secret to all sites"
         )
-    fields["leader_key"] = described[leader].public_key
-    fields["leader_site_key"] = described[leader].site_key
-    return {node: {**fields, "sealed": sealed[str(node)]} for node in described}
+    return {
+        node: replace(
+            common,
+            leader_key=described[leader].public_key,
+            leader_site_key=site_key(leader),
+            sealed=sealed[str(node)],
+        )
+        for node in described
+    }
 
 
 def _common_source(
-    described: Mapping[int, Node], names: Mapping[int, str]
+    described: Mapping[int, DescribeReply], names: Mapping[int, str]
 ) -> KeySource:
     """Return where all nodes take the key from, before any round."""
-    sources = {node: str(site.keys) for node, site in described.items()}
-    by_source = _grouped(sources, names)
+    by_source = _grouped({node: site.keys for node, site in described.items()}, names)
     if len(by_source) > 1:
         listed = "; ".join(f"{key}: {sites}" for key, sites in by_source.items())
         raise SettingsError(
@@ -290,14 +271,15 @@ def _common_source(
             "give every site secret-file in its node config, or every site "
             "allowed-keys, or no site either"
         )
-    digests = {node: site.secret_digest for node, site in described.items()}
+    source = KeySource(next(iter(by_source)))
+    digests = {node: site.secret_digest or "" for node, site in described.items()}
     by_secret = _grouped(digests, names)
-    if len(by_secret) > 1:
+    if source is KeySource.FILE and len(by_secret) > 1:
         listed = " and ".join(by_secret.values())
         raise SettingsError(
             f"the secret files of the sites {listed} differ: copy one file to all sites"
         )
-    return next(iter(described.values())).keys
+    return source
 
 
 def _grouped(values: Mapping[int, str], names: Mapping[int, str]) -> dict[str, str]:
@@ -367,15 +349,16 @@ def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:
             )
 
 
-def describe_places(shards: Sequence[tuple[str, SiteWork]]) -> tuple[str, ...]:
-    """Describe where the work of a table is done, a line for all sites that do alike.
-
-    >>> describe_places([("us", SiteWork("duckdb")), ("uk", SiteWork("duckdb"))])
-    ('us, uk: all in DuckDB at the site',)
-    """
-    sites: dict[SiteWork, list[str]] = {}
-    for site, work in shards:
-        sites.setdefault(work, []).append(site)
+def describe_places(extracted: Extracted, table: str) -> tuple[str, ...]:
+    """Describe where the work of a table is done, a line for sites that do alike."""
+    sites: dict[str, list[str]] = {}
+    for part in extracted.parts[table]:
+        body = extracted.replies.body(part, ExtractedPart)
+        work = "all in DuckDB at the site"
+        if body.engine != DUCKDB:
+            pushed = "; ".join(body.pushed) or "the columns only"
+            work = f"in {body.engine}: {pushed}. All else in DuckDB at the site"
+        sites.setdefault(work, []).append(part.site)
     return tuple(
         f"{', '.join(dict.fromkeys(names))}: {work}" for work, names in sites.items()
     )

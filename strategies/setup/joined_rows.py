@@ -1,4 +1,9 @@
-"""The joined rows: which rows of the sites' tables are behind each of them."""
+"""The joined rows: which rows of the sites' tables are behind each of them.
+
+A table goes by its own rows, each once with its multiplicity, or (VFL) by the joined
+rows: then a row of the table is there for every joined row it is in. Within a shard the
+trained rows come first, then those that are only tested.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -6,18 +11,157 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from strategies.run.exchange import Part
+from strategies.run.exchange import Part, PartArrays
 from strategies.setup.extract import Extracted
 from strategies.setup.labels import Labels
-from strategies.setup.problem import Weighting
-from strategies.setup.row_layout import LayOut, Layouts
+from strategies.setup.problem import PartRows, Weighting
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.features.choice import TableChoice, choose_encoders
 from tp_flower.joins.joining import JoinStep
-from tp_flower.joins.mapping import RowWeights, TableMapping
+from tp_flower.joins.mapping import (
+    NO_ROW,
+    IntArray,
+    RowWeights,
+    TableMapping,
+    TableRows,
+)
 from tp_flower.learning.losses import Loss
+from tp_flower.protocol.packet import pack_bits
 from tp_flower.query import BoundQuery
 from tp_flower.settings import Settings
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """The rows of one table that take part.
+
+    Attributes:
+        rows: where each part's rows lie after renumbering.
+        shard_rows: rows of each part's shard, whether they take part or not.
+        fields: of ``PreparePart``, which say which rows of each part take part.
+        masses: per part, (trained rows,): G^w, in place of G where joined rows are
+            weighted.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    rows: tuple[PartRows, ...]
+    shard_rows: tuple[int, ...]
+    fields: PartArrays
+    is_repeated: bool
+    masses: tuple[FloatArray, ...] | None = None
+
+    def set_up_fields(self) -> PartArrays:
+        """Return the fields that ``prepare`` sends to each part."""
+        by_part = {number: dict(fields) for number, fields in self.fields.items()}
+        for part, masses in zip(self.parts, self.masses or (), strict=False):
+            by_part[part.number].pop("multiplicity", None)
+            by_part[part.number]["masses"] = masses
+        return by_part
+
+    def weighted(self, masses: FloatArray) -> "TableLayout":
+        """Return the layout with G^w, (rows that take part,): float32 numbers."""
+        parts = (masses[rows.trained_slice] for rows in self.rows)
+        return replace(self, masses=tuple(part.astype(np.float32) for part in parts))
+
+
+Layouts = Mapping[str, TableLayout]
+Mappings = tuple[TableMapping, TableMapping | None]
+"""Of the training rows, and of the held-out rows: None without any."""
+_Numbers = tuple[IntArray, IntArray]
+"""The row of a table behind each joined row to train on, and behind each held out."""
+
+
+def lay_out(
+    mapping: TableMapping,
+    is_test: BoolArray,
+    extracted: Extracted,
+    *,
+    is_repeated: bool = False,
+) -> tuple[Mappings, dict[str, TableLayout]]:
+    """Split the joined rows, and lay out each table's rows that take part.
+
+    Each is there once, or, repeated, for every joined row that it is in.
+    """
+    train, test = mapping.select(~is_test), mapping.select(is_test)
+    place = _repeated if is_repeated else _distinct
+    layouts: dict[str, TableLayout] = {}
+    trained: dict[str, TableRows] = {}
+    tested: dict[str, TableRows] = {}
+    for name, shards in extracted.parts.items():
+        sizes = tuple(extracted.rows[part.number] for part in shards)
+        layouts[name], numbers = place(
+            name, shards, sizes, train.tables[name], test.tables[name]
+        )
+        total = sum(rows.total for rows in layouts[name].rows)
+        trained[name] = TableRows(numbers[0], total)
+        tested[name] = TableRows(numbers[1], total)
+    held_out = TableMapping(tested) if test.joined_rows else None
+    return (TableMapping(trained), held_out), layouts
+
+
+def _distinct(
+    name: str,
+    parts: tuple[Part, ...],
+    sizes: tuple[int, ...],
+    train: TableRows,
+    test: TableRows,
+) -> tuple[TableLayout, _Numbers]:
+    is_trained, is_tested = train.multiplicity > 0, test.multiplicity > 0
+    # the extra last entry stays: NO_ROW is renumbered to itself
+    new_number = np.full(train.rows + 1, NO_ROW, dtype=np.int32)
+    rows: list[PartRows] = []
+    fields: PartArrays = {}
+    start = offset = 0
+    for part, size in zip(parts, sizes, strict=True):
+        shard = slice(offset, offset + size)
+        used, held_out = is_trained[shard], is_tested[shard]
+        order = np.concatenate([np.flatnonzero(used), np.flatnonzero(held_out & ~used)])
+        stop = start + len(order)
+        new_number[offset + order] = np.arange(start, stop, dtype=np.int32)
+        trained = int(np.count_nonzero(used))
+        rows.append(PartRows(start, trained, len(order), held_out[order]))
+        fields[part.number] = {
+            "trained": pack_bits(used),
+            "tested": pack_bits(held_out),
+            "multiplicity": train.multiplicity[shard][used].astype(np.int32),
+        }
+        start, offset = stop, offset + size
+    layout = TableLayout(name, parts, tuple(rows), sizes, fields, is_repeated=False)
+    return layout, (new_number[train.row_of], new_number[test.row_of])
+
+
+def _repeated(
+    name: str,
+    parts: tuple[Part, ...],
+    sizes: tuple[int, ...],
+    train: TableRows,
+    test: TableRows,
+) -> tuple[TableLayout, _Numbers]:
+    row_of = train.row_of, test.row_of
+    numbers = tuple(np.full(len(behind), NO_ROW, np.int32) for behind in row_of)
+    rows: list[PartRows] = []
+    fields: PartArrays = {}
+    start = offset = 0
+    for part, size in zip(parts, sizes, strict=True):
+        to_train, to_test = (
+            np.flatnonzero((behind >= offset) & (behind < offset + size))
+            for behind in row_of
+        )
+        middle = start + len(to_train)
+        stop = middle + len(to_test)
+        numbers[0][to_train] = np.arange(start, middle, dtype=np.int32)
+        numbers[1][to_test] = np.arange(middle, stop, dtype=np.int32)
+        is_tested = np.arange(start, stop) >= middle
+        rows.append(PartRows(start, len(to_train), stop - start, is_tested))
+        fields[part.number] = {
+            "expanded_trained": train.row_of[to_train] - np.int32(offset),
+            "expanded_tested": test.row_of[to_test] - np.int32(offset),
+            "held_out_rows": len(test.row_of),
+        }
+        start, offset = stop, offset + size
+    layout = TableLayout(name, parts, tuple(rows), sizes, fields, is_repeated=True)
+    return layout, (numbers[0], numbers[1])
 
 
 def encoder_choices(bound: BoundQuery, settings: Settings) -> dict[str, TableChoice]:
@@ -31,11 +175,7 @@ def encoder_choices(bound: BoundQuery, settings: Settings) -> dict[str, TableCho
 
 @dataclass(frozen=True, kw_only=True)
 class SplitRows:
-    """The rows of the query's tables, and which of the label table are held out.
-
-    Attributes:
-        held_out: (rows of the label table,), those for testing.
-    """
+    """The rows of the tables; of the label table's, (n,), some are held out."""
 
     bound: BoundQuery
     choices: Mapping[str, TableChoice]
@@ -57,12 +197,9 @@ class SplitRows:
 class JoinedRows(SplitRows):
     """The joined rows, as far as the server knows them.
 
-    Attributes:
-        mapping: of all joined rows, over all rows of the tables.
-        is_test: (joined rows,).
-        train: mapping of the training rows, over the tables' rows that take part.
-        test: mapping of the held-out rows, None without any.
-        values: (joined rows,), labels.
+    ``mapping`` is of all of them, over all rows of the tables; ``train`` and ``test``,
+    None without held-out rows, are over those that take part. ``values``, (joined
+    rows,), are the labels.
     """
 
     labels: Labels
@@ -78,7 +215,7 @@ class JoinedRows(SplitRows):
     @property
     def parts(self) -> list[Part]:
         """The parts of all tables."""
-        return [part for layout in self.layouts.values() for part in layout.parts]
+        return self.extracted.all_parts
 
     @property
     def train_labels(self) -> FloatArray:
@@ -95,10 +232,12 @@ class JoinedRows(SplitRows):
         counts = self.train.tables[table].multiplicity
         return counts[counts > 0]
 
-    def laid_out(self, lay_out: LayOut, weights: FloatArray | None) -> "JoinedRows":
+    def laid_out(
+        self, weights: FloatArray | None, *, is_repeated: bool = False
+    ) -> "JoinedRows":
         """Return the joined rows over rows of the tables that are laid out anew."""
         (train, test), layouts = lay_out(
-            self.mapping, self.is_test, self.extracted.parts, self.extracted.rows
+            self.mapping, self.is_test, self.extracted, is_repeated=is_repeated
         )
         rows = replace(self, train=train, test=test, layouts=layouts)
         return rows.with_weights(weights)

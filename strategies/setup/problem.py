@@ -30,13 +30,10 @@ from tp_flower.reports.records import TableReport, min_mean_max
 
 @dataclass(frozen=True)
 class Weighting:
-    """The weights of the joined rows.
+    """The weights of the joined rows, > 0: None where all weigh alike.
 
-    Attributes:
-        train: of the training rows; None where all weigh alike.
-        test: (held-out rows,), > 0; None where all weigh alike.
-        column: table and expression of the query's weight; "" without one.
-        entity: alias of the table whose rows count once; "" for none.
+    ``column`` is the table and expression of the query's weight, ``entity`` the alias
+    of the table whose rows count once; "" without.
     """
 
     train: RowWeights | None = None
@@ -69,11 +66,8 @@ class Weighting:
 class CoresetSample:
     """A sample of the joined training rows.
 
-    Attributes:
-        totals: by table, sum of its rows' importance, as its sites report it; empty
-            where rows were drawn uniformly.
-        shares: by table, of the draws that it decides on the average; the rest are
-            drawn uniformly.
+    By table, where rows were drawn by importance: ``totals`` of it, as the sites report
+    them, and the ``shares`` of the draws that it decides; the rest are uniform.
     """
 
     kind: str
@@ -104,13 +98,9 @@ class PartRows:
     """Where the rows of a part lie among the rows of its table that take part.
 
     The rows that take part are renumbered: per part the trained ones first, then those
-    that are only tested. So a part's target is one slice and its scores another.
-
-    Attributes:
-        start: first row of the part.
-        trained: number of its trained rows.
-        total: number of its rows that take part.
-        tested: (total,) bool, rows that appear in held-out joined rows.
+    that are only tested. So a part's target is one slice and its scores another. Of the
+    ``total`` rows from ``start`` on, those ``tested``, (total,), are in held-out joined
+    rows.
     """
 
     start: int
@@ -131,11 +121,7 @@ class PartRows:
 
 @dataclass(frozen=True)
 class PreparedTable:
-    """One table of the query, whatever trains its models.
-
-    Attributes:
-        penalised: (p,) bool, the model's parameters that the penalty covers.
-    """
+    """One table of the query, and which parameters of a model, (p,), have a penalty."""
 
     name: str
     parts: tuple[Part, ...]
@@ -151,7 +137,7 @@ class PreparedTable:
 
 
 @dataclass(frozen=True)
-class Table(PreparedTable):
+class TrainedTable(PreparedTable):
     """One table of the query in training over joined rows.
 
     Attributes:
@@ -238,9 +224,8 @@ class Table(PreparedTable):
 class PreparedRun(ABC):
     """The training problem after set-up, whatever trains it.
 
-    Attributes:
-        base_score: b, (d_c,).
-        fan_out: by table, the joined training rows of each of its rows that is in one.
+    ``base_score`` is b, (d_c,); ``fan_out`` has, by table, the joined training rows of
+    each of its rows that is in one.
     """
 
     tables: Mapping[str, PreparedTable]
@@ -271,37 +256,32 @@ class PreparedRun(ABC):
 
     def table_reports(self) -> list[TableReport]:
         """Return the report's record of every table, in the order of the query."""
-        reports = []
-        for name, table in self.tables.items():
-            trained = self.fan_out[name]
-            reports.append(
-                TableReport(
-                    table=name,
-                    name=self.names[name],
-                    rows=self.source_rows[name],
-                    features=table.features,
-                    shards=len(table.parts),
-                    sites=tuple(part.site for part in table.parts),
-                    # a LEFT JOINed table may have no row to train on
-                    multiplicity=min_mean_max(trained),
-                    dropped=self.encoders[name].dropped,
-                )
+        return [
+            TableReport(
+                table=name,
+                name=self.names[name],
+                rows=self.source_rows[name],
+                features=table.features,
+                shards=len(table.parts),
+                sites=tuple(part.site for part in table.parts),
+                # a LEFT JOINed table may have no row to train on
+                multiplicity=min_mean_max(self.fan_out[name]),
+                dropped=self.encoders[name].dropped,
             )
-        return reports
+            for name, table in self.tables.items()
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingProblem(PreparedRun):
     """A training problem over joined rows that nobody holds.
 
-    Attributes:
-        train: mapping of the training rows, over the tables' rows that take part.
-        test: mapping of the held-out rows, or None without any.
-        train_labels: (N,); (N, 0) where the query has no label.
-        initial_scores: local scores (n_i, d_c) of the untrained models.
+    The mappings are over the tables' rows that take part; there are no test rows where
+    none is held out. Labels are (N,), (N, 0) where the query has none, and the scores
+    of the untrained models (n_i, d_c).
     """
 
-    tables: Mapping[str, Table]
+    tables: Mapping[str, TrainedTable]
     train: TableMapping
     test: TableMapping | None
     train_labels: FloatArray
@@ -329,7 +309,7 @@ class TrainingProblem(PreparedRun):
         return chosen
 
     @property
-    def sharded(self) -> list[Table]:
+    def sharded(self) -> list[TrainedTable]:
         """The tables whose shards need a second round."""
         return [t for t in self.tables.values() if t.update is not Update.LOCAL]
 

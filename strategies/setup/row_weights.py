@@ -78,10 +78,7 @@ def _check_private_label(bound: BoundQuery, labels: str) -> None:
 
 
 def query_weights(parts: Sequence[FloatArray], column: str) -> FloatArray:
-    """Return the query's weight of each row of the weight's table, (n,).
-
-    The parts are in the order of the shards, with NaN where a weight is NULL.
-    """
+    """Return the weights of the rows of a table, (n,), from its shards' (NaN: NULL)."""
     weights = np.concatenate(parts)
     least, most = LEAST_WEIGHT, LARGEST_WEIGHT
     is_odd = (weights > 0.0) & ((weights < least) | (weights > most))
@@ -112,36 +109,23 @@ def without_weightless(
         )
     if joined.all():
         return mapping, joined, declared
-    left_out = len(joined) - int(np.count_nonzero(joined))
-    return (
-        mapping.select(joined > 0.0),
-        joined[joined > 0.0],
-        replace(declared, left_out=left_out),
-    )
-
-
-def split_weights(
-    declared: Weighting,
-    weights: FloatArray | None,
-    mapping: TableMapping,
-    is_test: BoolArray,
-) -> tuple[FloatArray | None, FloatArray | None]:
-    """Return the weights of the training rows, and of the held-out rows."""
-    if weights is None and not declared.entity:
-        return None, None
-    train, test = (
-        row_weights(
-            declared, None if weights is None else weights[rows], mapping.select(rows)
-        )
-        for rows in (~is_test, is_test)
-    )
-    return train, test
+    taking_part = joined > 0.0
+    declared = replace(declared, left_out=int(np.count_nonzero(~taking_part)))
+    return mapping.select(taking_part), joined[taking_part], declared
 
 
 def row_weights(
-    declared: Weighting, weights: FloatArray | None, mapping: TableMapping
+    declared: Weighting,
+    weights: FloatArray | None,
+    mapping: TableMapping,
+    rows: BoolArray | None = None,
 ) -> FloatArray | None:
-    """Return the weights of joined rows, (n,); None where all weigh alike."""
+    """Return the weights of joined rows, or of some, (n,); None if all weigh alike."""
+    if weights is None and not declared.entity:
+        return None
+    if rows is not None:
+        mapping = mapping.select(rows)
+        weights = None if weights is None else weights[rows]
     if declared.entity:
         by_entity = entity_weights(mapping.tables[declared.entity])
         weights = by_entity if weights is None else weights * by_entity

@@ -12,9 +12,9 @@ from statistics import mean
 import numpy as np
 from msgspec.structs import replace
 
-from strategies.run.exchange import Replies, Request, ask
+from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult, tests_every_epoch
-from strategies.setup.problem import Table, TrainingProblem
+from strategies.setup.problem import TrainedTable, TrainingProblem
 from strategies.training.base import JoinStrategy
 from strategies.training.traffic import TableSize, Traffic, admm_epoch
 from tp_flower.arrays import FloatArray
@@ -117,10 +117,7 @@ class AdmmServer:
         )
 
     def take(self, local_scores: LocalScores, *, is_tested: bool = True) -> EpochResult:
-        """End an epoch with the sites' new local scores; return how far it got.
-
-        ``is_tested`` says whether those of held-out rows are of this epoch.
-        """
+        """End an epoch with the new local scores, of held-out rows too if tested."""
         problem, before = self.problem, self._reached.scores
         scores = problem.gather(local_scores)
         self._reached = Point(scores, self._stepped.duals, local_scores)
@@ -159,7 +156,9 @@ class GramSolver:
     Statistics with noise are of what is left to fit, so that the solver keeps theta.
     """
 
-    def __init__(self, table: Table, joined_rows: int, *, is_private: bool) -> None:
+    def __init__(
+        self, table: TrainedTable, joined_rows: int, *, is_private: bool
+    ) -> None:
         if table.gram is None:
             raise ReplyError(f"table {table.name}: its shards sent no Gram matrix")
         self._solver = RidgeSolver.from_gram(
@@ -179,7 +178,7 @@ class GramSolver:
 
 
 def consensus_parameters(
-    table: Table, replies: Replies, rho_in: float, l2: float
+    table: TrainedTable, replies: Replies, rho_in: float, l2: float
 ) -> FloatArray:
     """Return w from the shards' theta^q + u^q (Eq. 20), (p,).
 
@@ -203,7 +202,7 @@ class AdmmStrategy(JoinStrategy):
     messages = (Action.PREPARE, Action.ADMM)
     messages_of_shards = (Action.CONSENSUS,)
 
-    def set_up(self) -> Generator[Request, Replies, TrainingProblem]:
+    def set_up(self) -> Generator[Requests, Replies, TrainingProblem]:
         """Refuse settings that contradict each other before any round."""
         wanted_update(self.settings)
         return (yield from super().set_up())
@@ -226,17 +225,13 @@ class AdmmStrategy(JoinStrategy):
         return replace(super().outline(), exchanges=self.settings.inner_rounds)
 
     def epoch_traffic(
-        self,
-        tables: Sequence[TableSize],
-        batches: int,  # noqa: ARG002
-        *,
-        is_last: bool,
+        self, tables: Sequence[TableSize], _: int, *, is_last: bool
     ) -> Traffic:
         """Return what an epoch will send."""
         is_tested = is_last or tests_every_epoch(self.settings)
         return admm_epoch(tables, self.settings.inner_rounds, is_tested=is_tested)
 
-    def epochs(self, problem: TrainingProblem) -> Generator[Request, Replies, None]:
+    def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs, until the residuals are below the tolerance if one is set."""
         server = AdmmServer(problem, self.settings)
         is_private = self.settings.privacy.features == NOISY_STATISTICS
@@ -268,7 +263,7 @@ class AdmmStrategy(JoinStrategy):
         """Whether held-out rows are scored in the epoch in progress."""
         return tests_every_epoch(self.settings) or self.epoch == self.settings.epochs
 
-    def _gather(self, table: Table, replies: Replies) -> FloatArray:
+    def _gather(self, table: TrainedTable, replies: Replies) -> FloatArray:
         """Return a table's scores (n_i, d_c); of held-out rows those it had before."""
         if self._tests_epoch:
             return table.gather_scores(replies)
@@ -279,7 +274,7 @@ class AdmmStrategy(JoinStrategy):
         problem: TrainingProblem,
         server: AdmmServer,
         solvers: Mapping[str, GramSolver],
-    ) -> Generator[Request, Replies, LocalScores]:
+    ) -> Generator[Requests, Replies, LocalScores]:
         """Send the targets; return the local scores of the updated models."""
         outline = self._request(problem, server.kappa)
         targets: dict[int, AdmmTarget] = {}
@@ -330,11 +325,10 @@ class AdmmStrategy(JoinStrategy):
         replies: Replies,
         outline: AdmmRequest,
         solved: Mapping[int, CommonParameters],
-    ) -> Generator[Request, Replies, LocalScores]:
+    ) -> Generator[Requests, Replies, LocalScores]:
         """Bring the shards of each table to common parameters; return their scores.
 
-        Consensus takes ``inner_rounds`` rounds; solved parameters wait for the last
-        one.
+        Solved parameters wait for the last round of consensus.
         """
         for more_rounds in range(outline.more_rounds, -1, -1):
             common = {} if more_rounds else dict(solved)
@@ -378,7 +372,7 @@ def wanted_update(settings: Settings) -> str:
     return needed or settings.lou
 
 
-def _inner_penalty(table: Table, kappa: float) -> float:
+def _inner_penalty(table: TrainedTable, kappa: float) -> float:
     # shards without trained rows have no curvature; without any, all penalties do
     curvatures = [curvature for curvature in table.mean_curvature if curvature] or [1.0]
     return CONSENSUS_SHARE * kappa * mean(curvatures)

@@ -23,23 +23,27 @@ from flwr.common.logger import log
 
 from strategies.coresets.draw import draw_coreset, restrict_to_sample
 from strategies.disclosures import Exposure, disclosures, exposure_of, privacy_report
-from strategies.run.exchange import Part, PartArrays, Replies, Request, ask
+from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
 from strategies.run.replies import array_of
 from strategies.run.sites import Inventory
 from strategies.run.strategy import EpochResult, RoundListener, RoundStrategy
 from strategies.setup.extract import Extracted, extract
-from strategies.setup.joined_rows import JoinedRows, encoder_choices
+from strategies.setup.joined_rows import (
+    JoinedRows,
+    Layouts,
+    encoder_choices,
+    lay_out,
+)
 from strategies.setup.labels import Labels, choose_loss, gather_labels
 from strategies.setup.problem import (
     CoresetSample,
     PreparedRun,
-    Table,
+    TrainedTable,
     TrainingProblem,
 )
-from strategies.setup.row_layout import Layouts, distinct_rows
 from strategies.setup.row_weights import (
     declared_weighting,
-    split_weights,
+    row_weights,
     without_weightless,
 )
 from strategies.training.prepare import Preparation, fit_encoders, prepare
@@ -87,33 +91,22 @@ def check_epoch(epoch: int, loss: float, baseline: float) -> None:
 class Outcome:
     """The result of a run, besides its metrics.
 
-    Attributes:
-        digests: of the parts that sites keep, by number; "" of a site without a state
-            folder, or that did not answer.
-        coefficients: (d [+ 1], d_c) by table, of those that may be shown.
+    Digests are of the parts that sites keep, by number; "" of a site without a state
+    folder, or that did not answer. Coefficients, (d [+ 1], d_c) by table, are those
+    that may be shown.
     """
 
     digests: Mapping[int, str] = field(default_factory=dict)
     coefficients: Mapping[str, FloatArray] = field(default_factory=dict)
     contributions: Mapping[str, Contribution] = field(default_factory=dict)
 
-    def contribution_facts(self) -> dict[str, dict[str, object]]:
-        """Return the report's facts of the tables' contributions."""
-        return {
-            table: {
-                "share": contribution.share,
-                "mean-score": contribution.mean_score.tolist(),
-            }
-            for table, contribution in self.contributions.items()
-        }
-
     def coefficient_facts(
         self, problem: PreparedRun
     ) -> dict[str, list[dict[str, object]]]:
-        """Return the report's facts of the coefficients that sites have shown.
+        """Return the report's facts of the coefficients, which are of encoded features.
 
-        They are of encoded features, those of a standardised number per deviation. The
-        output is a class, where there are several.
+        Those of a standardised number are per deviation. The output is a class, where
+        there are several.
         """
         facts = {}
         for table, weights in self.coefficients.items():
@@ -138,14 +131,13 @@ def read_outcome(
     replies: Replies, problem: TrainingProblem, local_scores: LocalScores
 ) -> Outcome:
     """Return the outcome of the sites' last replies and their last scores."""
-    coefficients = {
-        name: weights
-        for name, table in problem.tables.items()
-        if (weights := _coefficients(replies, table)) is not None
-    }
     return Outcome(
         digests=read_digests(replies, problem.parts),
-        coefficients=coefficients,
+        coefficients={
+            name: weights
+            for name, table in problem.tables.items()
+            if (weights := _coefficients(replies, table)) is not None
+        },
         contributions=contributions(
             problem.train, local_scores, problem.weighting.train_rows
         ),
@@ -162,7 +154,7 @@ def read_digests(replies: Replies, parts: Iterable[Part]) -> dict[int, str]:
     return {part.number: digests.get(part.number) or "" for part in parts}
 
 
-def _coefficients(replies: Replies, table: Table) -> FloatArray | None:
+def _coefficients(replies: Replies, table: TrainedTable) -> FloatArray | None:
     """Return a linear model's coefficients, the mean of the shards that show them.
 
     Shards that agree through statistics or gradients have the same ones.
@@ -184,13 +176,8 @@ Run = TypeVar("Run", bound=PreparedRun)
 class RelationalStrategy(RoundStrategy, Generic[Run]):
     """Base of the methods that train on the rows of a query.
 
-    Args:
-        query: the training set.
-        settings: of the run; ``overrides`` replace single fields.
-        on_round: called with the record of every round, for progress displays.
-
-    Attributes:
-        chosen: values of settings that were 0, "" or "auto".
+    ``overrides`` replace single settings; ``on_round`` is called with the record of
+    every round. ``chosen`` has the values of settings that were 0, "" or "auto".
     """
 
     has_label: ClassVar[bool] = True
@@ -203,25 +190,19 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         **overrides: object,
     ) -> None:
         # the sites are told what trains, whatever the settings were made for
-        super().__init__(
-            query, settings, on_round, **{**overrides, "strategy": self.name}
-        )
+        overrides["strategy"] = self.name
+        super().__init__(query, settings, on_round, **overrides)
         self.chosen: dict[str, object] = {}
         self.training_problem: Run | None = None
         self.outcome = Outcome()
         self._baseline = math.inf
 
     @abstractmethod
-    def set_up(self) -> Generator[Request, Replies, Run]:
-        """Run the set-up rounds and return the training problem.
-
-        Raises:
-            TPFlowerError: any of its kinds, before any training, if the query does not
-                fit the tables or the label does not fit the task.
-        """
+    def set_up(self) -> Generator[Requests, Replies, Run]:
+        """Run the set-up rounds and return the training problem."""
 
     @abstractmethod
-    def epochs(self, problem: Run) -> Generator[Request, Replies, None]:
+    def epochs(self, problem: Run) -> Generator[Requests, Replies, None]:
         """Train; call :meth:`finish_epoch` at the end of every epoch."""
 
     @abstractmethod
@@ -232,7 +213,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         """Return the query over the sites' columns."""
         return self.query.bind(schemas)
 
-    def baseline(self, problem: Run) -> float:  # noqa: ARG002
+    def baseline(self, _: Run) -> float:
         """Return the loss of a constant score; infinity where it is not known."""
         return math.inf
 
@@ -240,7 +221,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         """Return the defaults of the method."""
         return Settings(strategy=self.name)
 
-    def rounds(self) -> Generator[Request, Replies, None]:
+    def rounds(self) -> Generator[Requests, Replies, None]:
         """Set up, train, and let the sites forget the run."""
         self.chosen["num-epochs"] = self.settings.epochs
         problem = yield from self.set_up()
@@ -270,9 +251,9 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
 
     def result_arrays(self) -> ArrayRecord:
         """Return the base score."""
-        if self.training_problem is None:
+        if (problem := self.training_problem) is None:
             return ArrayRecord()
-        return ArrayRecord({"base-score": Array(self.training_problem.base_score)})
+        return ArrayRecord({"base-score": Array(problem.base_score)})
 
     @property
     def report(self) -> RunReport:
@@ -283,18 +264,19 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         train_rows, test_rows = problem.joined_rows
         ended = [item for item in self.history if item.train]
         return RunReport(
-            settings=self.settings.to_dict(),
+            **self.record_fields,
             chosen=self.chosen,
-            query=self.query.to_sql(),
             tables=problem.table_reports(),
             joined_rows_train=train_rows,
             joined_rows_test=test_rows,
             join_steps=problem.join_steps,
-            history=self.history,
             final_train=ended[-1].train if ended else {},
             final_test=ended[-1].test if ended else {},
             model=str(self.model) if self.is_finished else "",
-            contributions=self.outcome.contribution_facts(),
+            contributions={
+                table: {"share": each.share, "mean-score": each.mean_score.tolist()}
+                for table, each in self.outcome.contributions.items()
+            },
             coefficients=self.outcome.coefficient_facts(problem),
             privacy=privacy_report(
                 disclosures(problem.exposure),
@@ -302,9 +284,6 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
                 self.settings.privacy,
                 is_complete=self.is_finished,
             ),
-            output_dir=self.settings.output_dir,
-            started=self.started,
-            seconds=self.seconds,
         )
 
 
@@ -347,7 +326,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     ) -> Traffic:
         """Return what an epoch of some batches will send."""
 
-    def batch_size(self, joined_rows: int) -> int:  # noqa: ARG002
+    def batch_size(self, _: int) -> int:
         """Return B, at most N; 0 where there are no batches."""
         return 0
 
@@ -376,11 +355,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         """Return the local model of a table, untrained."""
         return preparation.spec(table)
 
-    def plan_batches(
-        self,
-        mapping: TableMapping,  # noqa: ARG002
-        layouts: Layouts,  # noqa: ARG002
-    ) -> PartArrays:
+    def plan_batches(self, _: TableMapping, __: Layouts) -> PartArrays:
         """Return the batch plan's arrays for ``prepare``, by part."""
         return {}
 
@@ -448,7 +423,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         settings = self.settings
         return bool(settings.coreset_rows) and settings.coreset_kind == IMPORTANCE
 
-    def set_up(self) -> Generator[Request, Replies, TrainingProblem]:
+    def set_up(self) -> Generator[Requests, Replies, TrainingProblem]:
         """Run the set-up rounds and return the training problem."""
         settings = self.settings
         whole = yield from self.join(self.inventory)
@@ -501,7 +476,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             weight_facts=whole.weighting.facts(whole.train.joined_rows),
         )
 
-    def join(self, inventory: Inventory) -> Generator[Request, Replies, JoinedRows]:
+    def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedRows]:
         """Extract and return the joined rows."""
         settings = self.settings
         bound = self.bind(inventory.schemas())
@@ -531,12 +506,11 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         held_out = self.hold_out(rows[bound.label_table])
         row_of = mapping.tables[bound.label_table].row_of
         is_test = held_out[row_of]
-        train_weights, test_weights = split_weights(
-            weighting, weights, mapping, is_test
+        train_weights, test_weights = (
+            row_weights(weighting, weights, mapping, rows)
+            for rows in (~is_test, is_test)
         )
-        (train, test), layouts = distinct_rows(
-            mapping, is_test, extracted.parts, extracted.rows
-        )
+        (train, test), layouts = lay_out(mapping, is_test, extracted)
         values = labels.values[row_of]
         joined = JoinedRows(
             bound=bound,

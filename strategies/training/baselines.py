@@ -7,7 +7,6 @@ after every epoch, up to the rounding of messages.
 """
 
 from strategies.setup.joined_rows import JoinedRows
-from strategies.setup.row_layout import repeated_rows
 from strategies.training.admm import AdmmStrategy
 from strategies.training.base import JoinStrategy
 from strategies.training.sgd import BatchStrategy
@@ -20,7 +19,7 @@ class VerticalStrategy(JoinStrategy):
 
     def training_rows(self, joined: JoinedRows) -> JoinedRows:
         """Return the same joined rows over rows of the tables that are repeated."""
-        return joined.laid_out(repeated_rows, joined.weighting.train_rows)
+        return joined.laid_out(joined.weighting.train_rows, is_repeated=True)
 
 
 class VflADMM(VerticalStrategy, AdmmStrategy):
@@ -44,6 +43,6 @@ class GradientDescent(BatchStrategy):
         """Return N."""
         return joined_rows
 
-    def decay(self, epoch: int) -> float:  # noqa: ARG002
+    def decay(self, _: int) -> float:
         """Return 1: a batch of all rows has no noise that smaller steps average."""
         return 1.0

@@ -1,18 +1,17 @@
 """The batches of SGD by shard, and the size of their steps."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from strategies.run.exchange import Part, PartArrays, Replies
-from strategies.setup.problem import Table, TrainingProblem
-from strategies.setup.row_layout import Layouts, TableLayout
+from strategies.run.exchange import PartArrays, Replies
+from strategies.setup.joined_rows import Layouts
+from strategies.setup.problem import PartRows, TrainedTable, TrainingProblem
 from tp_flower.arrays import AnyArray, FloatArray
-from tp_flower.joins.batches import BatchPlan
+from tp_flower.joins.batches import BatchPlan, TableBatches
 from tp_flower.privacy.gradients import NOISE_DAMPING
 from tp_flower.protocol.packet import row_numbers
 
@@ -27,7 +26,8 @@ class ShardedBatches:
     def __init__(self, plan: BatchPlan, layouts: Layouts) -> None:
         self.plan, self._layouts = plan, layouts
         self._bounds = {
-            name: _shard_bounds(plan, name, table) for name, table in layouts.items()
+            name: _shard_bounds(plan.tables[name], layout.rows)
+            for name, layout in layouts.items()
         }
 
     def arrays(self) -> PartArrays:
@@ -35,16 +35,13 @@ class ShardedBatches:
         arrays: PartArrays = {}
         for name, table in self._layouts.items():
             rows, bounds = self.plan.tables[name].rows, self._bounds[name]
-            for k, (part, layout_rows) in enumerate(
-                zip(table.parts, table.rows, strict=True)
-            ):
-                is_own = (rows >= layout_rows.start) & (
-                    rows < layout_rows.start + layout_rows.total
-                )
+            for k, part in enumerate(table.parts):
+                span = table.rows[k].slice
+                is_own = (rows >= span.start) & (rows < span.stop)
                 starts = np.append(0, np.cumsum(bounds[k + 1] - bounds[k]))
                 arrays[part.number] = {
                     "batch_start": starts.astype(np.int32),
-                    "batch_rows": (rows[is_own] - layout_rows.start).astype(np.int32),
+                    "batch_rows": (rows[is_own] - span.start).astype(np.int32),
                 }
         return arrays
 
@@ -53,79 +50,47 @@ class ShardedBatches:
         edges = self._bounds[table][:, batch].tolist()
         return [slice(*pair) for pair in pairwise(edges)]
 
-    @property
-    def parts(self) -> Mapping[str, tuple[Part, ...]]:
-        """The shards of every table."""
-        return {name: table.parts for name, table in self._layouts.items()}
+    def select(
+        self, batch: int, local: Mapping[str, FloatArray]
+    ) -> dict[str, FloatArray]:
+        """Return the scores (k, d_c) of a batch's rows out of those of all rows."""
+        tables = self.plan.tables
+        return {name: scores[tables[name].of(batch)] for name, scores in local.items()}
 
-
-@dataclass(frozen=True)
-class Batch:
-    """One mini-batch."""
-
-    batches: ShardedBatches
-    number: int
-
-    @property
-    def span(self) -> slice:
-        """Where its joined rows are in arrays of batch order."""
-        return self.batches.plan.slice(self.number)
-
-    def sum_scores(
-        self, base: FloatArray, local: Mapping[str, FloatArray]
-    ) -> FloatArray:
-        """Return h (B, d_c) from the tables' scores (k, d_c) of the batch's rows."""
-        return self.batches.plan.sum_scores(self.number, base, local)
-
-    def select(self, local: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-        """Return the scores (k, d_c) of its rows out of those of all rows."""
-        tables = self.batches.plan.tables
-        return {
-            name: scores[tables[name].of(self.number)] for name, scores in local.items()
-        }
-
-    def scatter(self, derivatives: FloatArray) -> dict[int, AnyArray]:
+    def scatter(self, batch: int, derivatives: FloatArray) -> dict[int, AnyArray]:
         """Return each part's Y (k, d_c) from d loss / d h (B, d_c)."""
         arrays: dict[int, AnyArray] = {}
-        plan = self.batches.plan
-        for name, parts in self.batches.parts.items():
-            summed = plan.segment_sum(name, self.number, derivatives)
-            slices = self.batches.slices(name, self.number)
-            for part, rows in zip(parts, slices, strict=True):
+        for name, table in self._layouts.items():
+            summed = self.plan.segment_sum(name, batch, derivatives)
+            for part, rows in zip(table.parts, self.slices(name, batch), strict=True):
                 arrays[part.number] = row_numbers(summed[rows])
         return arrays
 
     def gather(
-        self, problem: TrainingProblem, replies: Replies
+        self, batch: int, problem: TrainingProblem, replies: Replies
     ) -> dict[str, FloatArray]:
-        """Return every table's scores (k, d_c) of its distinct rows."""
+        """Return every table's scores (k, d_c) of a batch's distinct rows."""
         scores = {}
         for name, table in problem.tables.items():
-            blocks = [
-                table.array(
-                    replies,
-                    index,
-                    "batch_scores",
-                    (rows.stop - rows.start, table.outputs),
-                )
-                for index, rows in enumerate(self.batches.slices(name, self.number))
-            ]
+            blocks = []
+            for index, rows in enumerate(self.slices(name, batch)):
+                shape = (rows.stop - rows.start, table.outputs)
+                blocks.append(table.array(replies, index, "batch_scores", shape))
             scores[name] = np.concatenate(blocks)
         return scores
 
 
 def _shard_bounds(
-    plan: BatchPlan, name: str, table: TableLayout
+    table: TableBatches, shards: Sequence[PartRows]
 ) -> npt.NDArray[np.int64]:
     """Return (shards + 1, batches): where each shard's rows start within a batch."""
-    own = plan.tables[name]
-    total = sum(rows.total for rows in table.rows)
-    batch_of = np.repeat(np.arange(plan.batches), np.diff(own.start))
-    keys = batch_of * total + own.rows
-    edges = np.array([rows.start for rows in table.rows] + [total])
-    first = np.arange(plan.batches) * total
+    total, batches = sum(rows.total for rows in shards), len(table.start) - 1
+    batch_of = np.repeat(np.arange(batches), np.diff(table.start))
+    edges = np.array([rows.start for rows in shards] + [total])
+    first = np.arange(batches) * total
+    keys = batch_of * total + table.rows
     places = np.searchsorted(keys, first[None, :] + edges[:, None])
-    bounds: npt.NDArray[np.int64] = places - own.start[None, :-1]
+    bounds: npt.NDArray[np.int64] = places - table.start[None, :-1]
     return bounds
 
 
@@ -162,7 +127,7 @@ def safe_rate(
     weighted, the equal ones whose average is as sure. s is 1, or less where scores are
     stale. Other models have a rate of their own.
     """
-    tables: list[Table] = list(problem.tables.values())
+    tables: list[TrainedTable] = list(problem.tables.values())
     if not all(table.is_linear for table in tables):
         return TORCH_LEARNING_RATE
     largest = sum(table.largest_curvature for table in tables)
@@ -205,14 +170,11 @@ def damped_rates(
     """Return the rates of the tables where their steps must average noise.
 
     A rate is divided by the noise of a batch's gradient over the largest that its rows
-    can make it.
-
-    ``rows_per_batch`` is the mean number of distinct rows of a table in a batch.
+    can make it; ``rows_per_batch`` are the distinct rows of a table in the mean batch.
     """
-
-    def damping(table: Table) -> float:
-        in_batch = max(rows_per_batch[table.name], 1.0)
+    rates = {}
+    for name, table in problem.tables.items():
+        in_batch = max(rows_per_batch[name], 1.0)
         noise = table.gradient_noise * math.sqrt(len(table.penalised)) / in_batch
-        return 1.0 + NOISE_DAMPING * noise
-
-    return {name: rate / damping(table) for name, table in problem.tables.items()}
+        rates[name] = rate / (1.0 + NOISE_DAMPING * noise)
+    return rates

@@ -1,21 +1,19 @@
 """The rounds ``statistics`` and ``prepare``: encoders, models and what training needs.
 
-A function with ``yield`` sends a :class:`Request` and receives its :class:`Replies`.
+A function with ``yield`` sends :class:`Requests` and receives their :class:`Replies`.
 """
 
 import math
 import zlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from strategies.run.exchange import Part, PartArrays, Replies, Request, ask
+from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
 from strategies.run.replies import read_statistics, refuse
-from strategies.setup.joined_rows import JoinedRows, SplitRows
-from strategies.setup.problem import Table
-from strategies.setup.row_layout import TableLayout
+from strategies.setup.joined_rows import JoinedRows, SplitRows, TableLayout
+from strategies.setup.problem import TrainedTable
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.features.fitting import fit
@@ -35,13 +33,13 @@ from tp_flower.protocol.training_messages import (
 )
 from tp_flower.settings import Settings
 
-Prepared = tuple[dict[str, Table], dict[str, FloatArray]]
+Prepared = tuple[dict[str, TrainedTable], dict[str, FloatArray]]
 """By table, what is trained and its untrained model's scores (n_i, d_c)."""
 
 
 def fit_encoders(
     joined: SplitRows,
-) -> Generator[Request, Replies, dict[str, TableEncoder]]:
+) -> Generator[Requests, Replies, dict[str, TableEncoder]]:
     """Merge the shards' statistics; the label table's are of its training rows only."""
     extracted, label_table = joined.extracted, joined.bound.label_table
     trained = {
@@ -70,10 +68,7 @@ def fit_encoders(
 class Preparation:
     """The inputs of ``prepare``.
 
-    Attributes:
-        train_labels: of all joined training rows, of which a sample may be trained on.
-        label_reach: how far the derivatives of a squared loss reach, in deviations of
-            the label.
+    Labels are of all joined training rows, of which a sample may be trained on.
     """
 
     joined: JoinedRows
@@ -137,24 +132,27 @@ def prepare(
     updates: Mapping[str, Update],
     batches: PartArrays,
     outline: Outline,
-) -> Generator[Request, Replies, Prepared]:
+) -> Generator[Requests, Replies, Prepared]:
     """Send encoders, models and rows; return what training starts from."""
     joined, settings = preparation.joined, preparation.settings
     parts: dict[int, PreparePart] = {}
     for table, layout in joined.layouts.items():
         counts = joined.trained_rows(table)
-        common: dict[str, Any] = {
-            "encoder": preparation.encoders[table].to_json(),
-            "model": specs[table].to_json(),
-            "update": updates[table],
-            "joined_rows": joined.train.joined_rows,
-            "l2": settings.l2,
-            "device": settings.device,
-            "label_scale": preparation.label_scale,
-            "mean_multiplicity": float(counts.mean()) if len(counts) else 1.0,
-        }
+        encoder = preparation.encoders[table].to_json()
+        model, scale = specs[table].to_json(), preparation.label_scale
         for number, fields in layout.set_up_fields().items():
-            parts[number] = PreparePart(**common, **fields, **batches.get(number, {}))
+            parts[number] = PreparePart(
+                encoder=encoder,
+                model=model,
+                update=updates[table],
+                joined_rows=joined.train.joined_rows,
+                l2=settings.l2,
+                device=settings.device,
+                label_scale=scale,
+                mean_multiplicity=float(counts.mean()) if len(counts) else 1.0,
+                **fields,
+                **batches.get(number, {}),
+            )
     request = PrepareRequest(
         privacy=PrivacyTerms.of(settings.privacy),
         outline=outline,
@@ -187,11 +185,11 @@ def common_shape(
 
 def _read_table(
     layout: TableLayout, spec: ModelSpec, update: Update, replies: Replies
-) -> Table:
+) -> TrainedTable:
     bodies = [replies.body(part, PreparedPart) for part in layout.parts]
     features, penalised = common_shape(layout.parts, bodies)
     is_linear = spec.kind == "linear"
-    table = Table(
+    table = TrainedTable(
         name=layout.name,
         parts=layout.parts,
         rows=layout.rows,

@@ -29,15 +29,14 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from strategies.run.exchange import PartArrays, Replies, Request, ask
+from strategies.run.exchange import PartArrays, Replies, Requests, ask
 from strategies.run.strategy import EpochResult, tests_every_epoch
+from strategies.setup.joined_rows import Layouts
 from strategies.setup.problem import TrainingProblem
-from strategies.setup.row_layout import Layouts
 from strategies.training.base import JoinStrategy
 from strategies.training.batches import (
     BATCHES_PER_EPOCH,
     PRIVATE_BATCHES_PER_EPOCH,
-    Batch,
     ShardedBatches,
     damped_rates,
     safe_rate,
@@ -65,36 +64,24 @@ TESTED, ALL = "tested", "all"
 
 @dataclass(frozen=True)
 class _Epoch:
-    """One pass over the joined rows."""
+    """One pass over the joined rows: the order of the batches, and the steps' size."""
 
     number: int
-    batches: ShardedBatches
     order: npt.NDArray[np.int64]
     rates: Mapping[str, float]
-
-    def batch(self, position: int) -> Batch:
-        """Return the batch of one visit."""
-        return Batch(self.batches, int(self.order[position]))
-
-    @property
-    def rows(self) -> slice:
-        """Where the joined rows of all its batches are in arrays of batch order."""
-        start, order = self.batches.plan.start, self.order
-        return slice(int(start[order.min()]), int(start[order.max() + 1]))
 
 
 @dataclass(frozen=True)
 class _Step:
     """One mini-batch of the schedule.
 
-    Attributes:
-        next_batch: the batch after it, None after the last one.
-        evaluate: which scores ride along: none, ``"tested"`` or ``"all"``.
+    ``next_batch`` is None after the last one; ``evaluate`` says which scores ride
+    along: none, those of tested rows or all.
     """
 
     epoch: _Epoch
-    batch: Batch
-    next_batch: Batch | None
+    batch: int
+    next_batch: int | None
     ends_epoch: bool = False
     evaluate: str | None = None
 
@@ -114,14 +101,9 @@ class BatchStrategy(JoinStrategy):
     _rate: float = 0.0
     _staleness: int = 0
 
-    def choose_update(
-        self,
-        table: str,  # noqa: ARG002
-        shards: int,
-        *,
-        is_linear: bool,  # noqa: ARG002
-    ) -> Update:
+    def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
         """Sum the gradients of sharded tables."""
+        del table, is_linear
         return Update.LOCAL if shards == 1 else Update.SUM
 
     def batch_size(self, joined_rows: int) -> int:
@@ -179,15 +161,15 @@ class BatchStrategy(JoinStrategy):
             staleness=self.settings.staleness,
         )
 
-    def epochs(self, problem: TrainingProblem) -> Generator[Request, Replies, None]:
+    def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs, until the loss changes less than the tolerance, if set."""
-        order = self._batches.plan.order
+        batches, plan = self._batches, self._batches.plan
         # without shards, or with one batch per epoch, no step is ever late
-        can_be_late = problem.sharded and self._batches.plan.batches > 1
+        can_be_late = problem.sharded and plan.batches > 1
         self._staleness = self.settings.staleness if can_be_late else 0
         self.chosen["staleness"] = self._staleness
-        labels, weights = problem.train_labels[order], problem.weighting.train_rows
-        weights = None if weights is None else weights[order, None]
+        labels, weights = problem.train_labels[plan.order], problem.weighting.train_rows
+        weights = None if weights is None else weights[plan.order, None]
         last_scores = np.empty((len(labels), problem.loss.outputs))
         # the last epoch brings them all anew
         local = {name: s.copy() for name, s in problem.initial_scores.items()}
@@ -195,11 +177,11 @@ class BatchStrategy(JoinStrategy):
         loss_before = math.inf
         schedule = self._schedule(problem)
         first = next(schedule)
-        batch_scores = first.batch.select(local)
+        batch_scores = batches.select(first.batch, local)
         late: dict[int, FloatArray] = {}
         for step in itertools.chain([first], schedule):
-            span = step.batch.span
-            scores = step.batch.sum_scores(problem.base_score, batch_scores)
+            span = plan.slice(step.batch)
+            scores = plan.sum_scores(step.batch, problem.base_score, batch_scores)
             last_scores[span] = scores
             # D_j = w_j d loss / d h_j (Eq. 4)
             derivatives = problem.loss.gradient(scores, labels[span])
@@ -208,13 +190,13 @@ class BatchStrategy(JoinStrategy):
             )
             messages = {
                 number: BatchMessages(array, late.get(number))
-                for number, array in step.batch.scatter(derivatives).items()
+                for number, array in batches.scatter(step.batch, derivatives).items()
             }
             # a drawn batch may have any number of rows: it is divided by the mean
             rows = self._batch_size if self._is_poisson else len(derivatives)
             replies, late = yield from self._exchange(problem, step, rows, messages)
             if step.next_batch is not None:
-                batch_scores = step.next_batch.gather(problem, replies)
+                batch_scores = batches.gather(step.next_batch, problem, replies)
             if not step.ends_epoch:
                 continue
             loss = self._end_epoch(problem, step, replies, last_scores)
@@ -234,14 +216,14 @@ class BatchStrategy(JoinStrategy):
         upcoming = self._passes(problem)
         epoch = next(upcoming, None)
         while epoch is not None:
-            last = len(epoch.order) - 1
-            for position in range(last):
-                yield _Step(epoch, epoch.batch(position), epoch.batch(position + 1))
+            order: list[int] = epoch.order.tolist()
+            for batch, next_batch in itertools.pairwise(order):
+                yield _Step(epoch, batch, next_batch)
             after = next(upcoming, None)
             yield _Step(
                 epoch,
-                epoch.batch(last),
-                None if after is None else after.batch(0),
+                order[-1],
+                None if after is None else int(after.order[0]),
                 ends_epoch=True,
                 evaluate=ALL if after is None else usual,
             )
@@ -250,14 +232,14 @@ class BatchStrategy(JoinStrategy):
     def _passes(self, problem: TrainingProblem) -> Iterator[_Epoch]:
         """Yield the epochs, each with an order of its own."""
         rng = generator(problem.seed, Stream.ORDER)
-        batches, epochs = self._batches, self.settings.epochs
+        batches, epochs = self._batches.plan.batches, self.settings.epochs
         for number in range(1, epochs + 1):
             rates = self._rates(problem, number)
             if self._is_poisson:
-                order = np.arange(batches.plan.batches).reshape(epochs, -1)[number - 1]
+                order = np.arange(batches).reshape(epochs, -1)[number - 1]
             else:
-                order = rng.permutation(batches.plan.batches)
-            yield _Epoch(number, batches, order, rates)
+                order = rng.permutation(batches)
+            yield _Epoch(number, order, rates)
 
     def _rates(self, problem: TrainingProblem, epoch: int) -> dict[str, float]:
         """Return the learning rate of every table in an epoch."""
@@ -283,21 +265,20 @@ class BatchStrategy(JoinStrategy):
         step: _Step,
         rows: int,
         parts: dict[int, BatchMessages],
-    ) -> Generator[Request, Replies, tuple[Replies, dict[int, FloatArray]]]:
+    ) -> Generator[Requests, Replies, tuple[Replies, dict[int, FloatArray]]]:
         """Send Y of a batch (Eq. 10), with the mean gradients that are late.
 
-        Return the replies with the next scores, and the sharded tables' mean
-        gradients where their steps are still to be taken.
+        Return the replies with the next scores, and the mean gradients still to send.
         """
         batch_step = BatchStep(
-            next_batch=None if step.next_batch is None else step.next_batch.number,
+            next_batch=step.next_batch,
             evaluate=step.evaluate,
             learning_rates=dict(step.epoch.rates),
             momentum=self.settings.momentum,
         )
         is_late = bool(self._staleness) and not step.ends_epoch
         request = SgdRequest(
-            batch=step.batch.number,
+            batch=step.batch,
             batch_rows=rows,
             stale=is_late,
             step=batch_step,
@@ -336,8 +317,10 @@ class BatchStrategy(JoinStrategy):
         if step.evaluate == ALL:
             train = problem.train_metrics(problem.gather(local))
         else:
-            rows = step.epoch.rows
-            order = self._batches.plan.order[rows]
+            plan, batches = self._batches.plan, step.epoch.order
+            # in batch order, from the first of the epoch's batches to the last
+            rows = slice(plan.start[batches.min()], plan.start[batches.max() + 1])
+            order = plan.order[rows]
             weights = problem.weighting.train_rows
             train = evaluate(
                 problem.loss,

@@ -53,13 +53,9 @@ from tp_flower.protocol.training_messages import (
 
 @dataclass(frozen=True)
 class ShardSize:
-    """The rows of one shard.
+    """The rows of one shard; ``total`` take part, trained or tested.
 
-    Attributes:
-        rows: after the fragment's filters.
-        total: rows that take part, trained or tested.
-        batch_rows: distinct rows of a batch, summed over the batches of an epoch; 0
-            without batches.
+    ``batch_rows`` are the distinct rows of each batch, summed over those of an epoch.
     """
 
     rows: int
@@ -71,11 +67,9 @@ class ShardSize:
 
 @dataclass(frozen=True)
 class TableSize:
-    """One table of the training problem; see the notation above.
+    """One table of the training problem, repeated if it has a row per joined row (VFL).
 
-    Attributes:
-        is_repeated: whether it has a row for each joined row (VFL).
-        is_weighted: whether joined rows weigh other than alike.
+    See the notation above.
     """
 
     name: str

@@ -215,7 +215,7 @@ def test_scores_in_the_clear_are_noted(trained):
     strategy, _ = predict(trained)
     assert ledger(strategy, "us") == [(None, None)]
     total = next(
-        own for own in strategy.report().privacy["totals"] if own["site"] == "us"
+        own for own in strategy.report()["privacy"]["totals"] if own["site"] == "us"
     )
     assert total["epsilon"] == 0.0
     assert set(total["uncovered"]) == {"counts", "keys", "scores"}
@@ -234,7 +234,7 @@ def test_covered_scores_are_clipped_noised_and_paid_for(trained):
     own = Gaussian(mechanism["noise_multiplier"], mechanism["count"])
     assert epsilon([own], 1e-5) == pytest.approx(4.0, rel=1e-3)
     total = next(
-        own for own in strategy.report().privacy["totals"] if own["site"] == "us"
+        own for own in strategy.report()["privacy"]["totals"] if own["site"] == "us"
     )
     assert total["epsilon"] == pytest.approx(4.0, rel=1e-3)
     assert "scores" not in total["uncovered"]

@@ -1,21 +1,10 @@
-"""The console of a run: numbers for people, a line per epoch, the summary."""
+"""The console of a run: numbers for people, a line per epoch."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
-from tp_flower.reports.records import (
-    COMPLETED,
-    Metrics,
-    RoundReport,
-    RunReport,
-    sum_by_table,
-)
+from tp_flower.reports.records import Metrics, RoundReport, sum_by_table
 
 TESTED = ("loss", "auc", "accuracy", "rmse", "r2", "rms_distance")
 """Metrics of tested rows that the line of an epoch shows."""
@@ -101,28 +90,6 @@ def name_table(alias: str, name: str) -> str:
     return alias if name in {"", alias} else f"{alias} ({name})"
 
 
-def new_table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
-    """Return an empty table; a text column without a heading is not wrapped."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for heading in texts:
-        table.add_column(heading, no_wrap=not heading)
-    for heading in numbers:
-        table.add_column(heading, justify="right")
-    return table
-
-
-def add_costs(
-    table: Table, counts: Mapping[str, int], up: int, down: int, seconds: float
-) -> None:
-    """Close a table with counts, the bytes of both ways and the time."""
-    table.add_section()
-    for name, count in counts.items():
-        table.add_row(name, format_count(count))
-    table.add_row("bytes up", format_bytes(up))
-    table.add_row("bytes down", format_bytes(down))
-    table.add_row("time", format_seconds(seconds))
-
-
 def epoch_line(rounds: Sequence[RoundReport], epochs: int, seconds: float) -> str:
     """Return the console line of an epoch, ``seconds`` after the first one's start."""
     last = rounds[-1]
@@ -146,93 +113,3 @@ def epoch_line(rounds: Sequence[RoundReport], epochs: int, seconds: float) -> st
 def _metrics_parts(name: str, metrics: Metrics, keys: Sequence[str]) -> list[str]:
     values = [f"{key} {format_value(metrics[key])}" for key in keys if key in metrics]
     return [f"{name} {' '.join(values)}"] if values else []
-
-
-def summary(report: RunReport) -> RenderableType:
-    """Return the tables that close a run: the join, the result and its cost."""
-    privacy = privacy_table(
-        report.privacy,
-        "Privacy of a row against the server: epsilon of what is covered "
-        "(report.json lists all)",
-    )
-    return Group(
-        _tables_table(report),
-        _result_table(report),
-        *_personal_metrics(report),
-        *_warnings(report),
-        privacy,
-    )
-
-
-def _personal_metrics(report: RunReport) -> list[Table]:
-    """Return the metrics of personalised models beside others, if there are any."""
-    means = report.personal.get("means")
-    if not isinstance(means, Mapping):
-        return []
-    models = [OWN_MODELS[str(name)] for name in means]
-    table = new_table("Test metrics, means of the sites", ("",), models)
-    for metric in next(iter(means.values()))["test"]:
-        values = [metrics["test"].get(metric) for metrics in means.values()]
-        table.add_row(metric.replace("_", " "), *map(format_value, values))
-    return [table]
-
-
-def _warnings(report: RunReport) -> list[Text]:
-    """Return the warnings about a coreset."""
-    coreset = report.chosen.get("coreset")
-    if not isinstance(coreset, Mapping):
-        return []
-    capped = [f"a total was lowered: {text}" for text in coreset.get("capped", [])]
-    return [
-        Text(f"Coreset: {text}") for text in (*capped, *coreset.get("warnings", []))
-    ]
-
-
-def _tables_table(report: RunReport) -> Table:
-    numbers = ("rows", "features", "shards", "joined rows per row")
-    table = new_table("Tables", ("table",), numbers)
-    for item in report.tables:
-        counts = (item.rows, item.features, item.shards)
-        spread = item.multiplicity
-        table.add_row(
-            # names come from the query: markup in them is text
-            Text(name_table(item.table, item.name)),
-            *map(format_count, counts),
-            f"{spread['min']:,} .. {spread['mean']:.2f} .. {spread['max']:,}",
-        )
-    return table
-
-
-def _result_table(report: RunReport) -> Table:
-    table = new_table("Result", ("",), ("train", "test"))
-    rows = (report.joined_rows_train, report.joined_rows_test)
-    table.add_row("joined rows", *map(format_count, rows))
-    coreset = report.chosen.get("coreset")
-    if isinstance(coreset, Mapping):
-        table.add_row("drawn from", format_count(int(coreset["joined-rows"])), "")
-    for name in dict.fromkeys([*report.final_train, *report.final_test]):
-        pair = (report.final_train.get(name), report.final_test.get(name))
-        table.add_row(name.replace("_", " "), *map(format_value, pair))
-    counts = {"epochs": report.epochs, "rounds": report.rounds}
-    add_costs(table, counts, report.bytes_up, report.bytes_down, report.seconds)
-    if report.status != COMPLETED:
-        table.add_row("status", Text(report.status), "")
-    return table
-
-
-def privacy_table(privacy: Mapping[str, object], title: str) -> Table:
-    """Return the epsilon of each site's rows, and the releases it does not cover."""
-    table = new_table(title, ("table at site",), ("epsilon", "delta"))
-    table.add_column("not covered")
-    totals = privacy.get("totals", [])
-    listed = totals if isinstance(totals, list) else []
-    # nodes have another order in every run
-    for total in sorted(listed, key=lambda total: (total["table"], total["site"])):
-        covered = total["epsilon"]
-        table.add_row(
-            Text(f"{total['table']} at {total['site']}"),
-            format_value(covered) if covered else "none",
-            f"{total['delta']:g}",
-            Text(", ".join(total["uncovered"])),
-        )
-    return table

@@ -13,7 +13,7 @@ from strategies import CoresetKMeans, CoresetRidge, TablePuppetADMM
 from strategies.coreset_solvers import _table_clusters
 from strategies.run.exchange import Part, Replies
 from strategies.run.grid import InProcessGrid
-from strategies.setup.problem import PartRows, Table
+from strategies.setup.problem import PartRows, TrainedTable
 from tests.support.federated import (
     SOURCE,
     Run,
@@ -368,11 +368,11 @@ def test_rows_do_not_leave_a_run_that_was_planned_without():
 # what a site sends
 
 
-def clusters_of(centres, labels) -> tuple[Table, Replies]:
+def clusters_of(centres, labels) -> tuple[TrainedTable, Replies]:
     """A table of one part with three sampled rows of two features."""
     part = Part(0, "t", "here", 2, 0)
     rows = PartRows(0, 3, 3, np.zeros(3, bool))
-    table = Table(
+    table = TrainedTable(
         *("t", (part,), "centres", 2, 4, np.zeros(8, bool)),
         *((rows,), Update.GIVEN, False, 0.0, (0.0,)),
     )

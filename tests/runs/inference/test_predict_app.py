@@ -99,7 +99,8 @@ def test_predictions_at_the_label_site_are_written_nowhere_else(run):
     files = report["predictions"]["files"]
     assert [own["site"] for own in files] == ["orders"] * 3
     assert sum(own["rows"] for own in files) == report["rows"]["joined"]
-    assert "Predictions of site orders: predictions/late-" in shown
+    assert "Predictions at the label table's sites" in shown
+    assert "predictions/late-" in shown
     # every message of the run says what it tells
     told = {own["message"].split(".")[1] for own in report["privacy"]["messages"]}
     assert told == {"describe"} | {item["phase"] for item in report["history"]}
@@ -125,7 +126,7 @@ def test_sites_that_are_gone_are_told(run):
     )
     assert report["missing"] == [{"table": "i", "sites": ["items"]}]
     assert report["rows"]["partial"] == report["rows"]["joined"]
-    assert "missing of i" in shown
+    assert "Sites of the model that were not there" in shown
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ def test_a_leaf_table_that_is_gone_counts_with_its_mean(model):
     check_equal(scored(table), [(row, score + mean) for row, score in pairs])
     assert all(table["is_partial"].to_pylist())
     report = strategy.report()
-    assert report.missing == {"i": ("items",)}
-    assert report.partial_rows == report.joined_rows == len(table)
+    assert report["missing"] == [{"table": "i", "sites": ["items"]}]
+    assert report["rows"]["partial"] == report["rows"]["joined"] == len(table)
 
 
 def test_a_shard_that_is_gone_makes_its_rows_partial(model):

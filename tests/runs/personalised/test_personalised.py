@@ -11,13 +11,13 @@ from client_apps.app import app
 from strategies import Personalised, Predict
 from strategies.inference.manifest import make_manifest
 from strategies.personalised.descent import Descent
-from strategies.report_page import render
+from strategies.report_page import render, result_view
 from strategies.run.grid import InProcessGrid
 from tp_flower.errors import QueryError, SettingsError, SiteError
 from tp_flower.personalised.graph import SimilarityGraph, parse_edges
 from tp_flower.protocol.packet import Action, unpack
 from tp_flower.query import Query
-from tp_flower.reports.console import format_value, summary
+from tp_flower.reports.console import format_value
 from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings, Settings
 
@@ -336,11 +336,12 @@ def test_the_page_has_the_graph_and_every_site():
 def test_the_console_compares_with_one_model_and_with_each_alone():
     report = train(frames()).report
     with (console := Console(width=100)).capture() as shown:
-        console.print(summary(report))
+        console.print(result_view(report_dict(report)))
     means = report.personal["means"].values()
     values = [format_value(own["test"]["rmse"]) for own in means]
-    assert re.search(r"rmse +" + " +".join(map(re.escape, values)), shown.get())
-    assert "one model for all" in shown.get()
+    row = r"mean of the sites +\d+ +" + " +".join(map(re.escape, values))
+    assert re.search(row, shown.get())
+    assert "one model for all" in " ".join(shown.get().split())
 
 
 def test_a_page_of_odd_facts_is_a_page():

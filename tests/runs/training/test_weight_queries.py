@@ -211,9 +211,10 @@ def test_explain_says_what_weighs_a_row():
     assert any(
         "what the joined rows of each weigh" in r.carries for r in found.disclosures
     )
-    text = printed(found)
+    text = " ".join(printed(found).split())
     assert 'weight of a joined row: "price"' in text
-    assert 'weight of i: "price"; each row of c counts once' in text
+    words = 'Joined rows have the weight of i: "price". Each row of c counts once.'
+    assert words in text
     plain = explain(SQL.replace("i.price AS weight, ", ""), SITES)
     assert explanation_dict(plain)["row-weight"] is None
     words = [own.carries for own in plain.disclosures]

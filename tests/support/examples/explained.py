@@ -13,7 +13,8 @@ from client_apps.app import app
 from strategies import Explain
 from strategies.app import CONSOLE_WIDTH
 from strategies.app import main as server_main
-from strategies.explain.console import explanation_view
+from strategies.explain.explanation import explanation_dict
+from strategies.report_page import explanation_view
 from strategies.run.grid import InProcessGrid
 from tp_flower.query import Query
 
@@ -35,7 +36,8 @@ def run_app(folder, **config):
 
 def printed(explanation) -> str:
     file = io.StringIO()
-    Console(file=file, width=CONSOLE_WIDTH).print(explanation_view(explanation))
+    view = explanation_view(explanation_dict(explanation))
+    Console(file=file, width=CONSOLE_WIDTH).print(view)
     return file.getvalue()
 
 

@@ -196,7 +196,7 @@ def test_nodes_tell_of_tables_that_the_query_does_not_name():
     actual = read_inventory({5: Packet(answers)})
     assert actual.tables == ["t"]
     assert actual.all_tables == ["t", "u"]
-    assert not actual.nodes[5].is_simulated
+    assert not actual.nodes[5].simulated
 
 
 def x_at(site, kind, **changes):

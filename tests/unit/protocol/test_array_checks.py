@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from client_apps.handlers.training_rows import read_batches
-from strategies.run.exchange import Part, Request
+from strategies.run.exchange import Part, Requests
 from strategies.run.replies import array_of, collect_replies, read_key
 from tests.support.examples.requests import body
 from tp_flower.errors import MessageError, RangeError, ReplyError
@@ -44,7 +44,7 @@ def replied(action=Action.ADMM, facts=None, **arrays):
 
 def opened(action, packet):
     kind = EXCHANGES[action].request
-    request = Request(action, {PART.node: Packet()}, kind, {PART.number: PART})
+    request = Requests(action, {PART.node: Packet()}, kind, {PART.number: PART})
     packet.header.update(round=1, seconds=0.0)
     # one of Flower's own needs a running app
     message = SimpleNamespace(content=pack(packet), has_error=lambda: False)

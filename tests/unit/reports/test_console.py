@@ -8,20 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from strategies.report_page import result_view
 from tests.support.examples.report_example import small_report
 from tp_flower.reports.console import (
     epoch_line,
     format_bytes,
     format_seconds,
     format_value,
-    summary,
 )
-from tp_flower.reports.records import RoundReport, RunReport
+from tp_flower.reports.records import RoundReport, RunReport, report_dict
 
 
 def rendered(report: RunReport) -> str:
     console = Console(file=io.StringIO(), width=100)
-    console.print(summary(report))
+    console.print(result_view(report_dict(report)))
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text
 
@@ -87,15 +87,15 @@ def test_the_line_of_an_epoch_adds_up_its_rounds() -> None:
 def test_the_summary_shows_tables_result_and_cost() -> None:
     lines = [" ".join(line.split()) for line in rendered(small_report()).splitlines()]
     for expected in (
-        "f (flights) 30 4 2 0 .. 0.90 .. 2",
-        "p (planes) 5 3 1 0 .. 5.40 .. 9",
-        "joined rows 20 7",
-        "loss 0.2500 0.3750",
-        "auc 0.7500 0.6250",
-        "epochs 2",
-        "rounds 4",
-        "bytes up 121 B",
+        "f flights 30 4 2 EWR, JFK 0 0.90 2",
+        "p planes 5 3 1 registry 0 5.40 9",
+        "joined rows 27 7 held out",
+        "rounds 4 2 epochs",
+        "sent 163 B 121 B up, 42 B down",
         "time 3.50 s",
+        "AUC 0.6250 0.7500",
+        "loss 0.3750 0.2500",
+        "flights at EWR 1.2500 1e-05 scores",
     ):
         assert expected in lines
 
@@ -105,7 +105,12 @@ def test_the_summary_says_what_was_drawn_from_and_why_a_run_failed() -> None:
     status = "table [bold]x[/bold] is missing"
     report = replace(small_report(), chosen={"coreset": facts}, status=status)
     lines = [" ".join(line.split()) for line in rendered(report).splitlines()]
-    assert "drawn from 4,000" in lines
-    assert "Coreset: a total was lowered: f at EWR: 9 of at most 4" in lines
-    # markup is text
-    assert status in rendered(report)
+    assert "joined rows to draw from 4,000" in lines
+    warning = "A total was lowered to what it can be: f at EWR: 9 of at most 4."
+    assert warning in lines
+
+
+def test_the_summary_takes_markup_as_text() -> None:
+    facts = {"joined-rows": 4000, "warnings": ["tau of [bold]x[/bold] is 150"]}
+    report = replace(small_report(), chosen={"coreset": facts})
+    assert "Warning: tau of [bold]x[/bold] is 150." in rendered(report)
