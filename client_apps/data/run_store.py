@@ -62,13 +62,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class CommittedRound:
-    """The round of a run that a site has answered last.
+    """The round of a run that a site has answered last, with the state after it.
 
-    Attributes:
-        digest: of its request.
-        history: stands for all rounds up to this one, and for the rows that were read.
-        arrays: the state by (part, name).
-        is_over: whether all of the run is.
+    ``history`` stands for all rounds up to this one, and for the rows that were read.
     """
 
     number: int

@@ -192,9 +192,7 @@ def _measure_columns(
 class _Columns:
     """The columns that scores are of, a block of rows at a time.
 
-    Attributes:
-        label: (n,), numbers or classes; None where the label is another table's.
-        classes: how many; 0 of numbers.
+    The label (n,) is None where it is another table's; of numbers ``classes`` is 0.
     """
 
     features: npt.NDArray[np.float32]

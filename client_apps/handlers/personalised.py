@@ -43,7 +43,6 @@ class PersonalisedModel:
     Attributes:
         labels: of all its rows, (n,), the trained ones first.
         start: (p,), parameters that nobody has trained.
-        summary: the data that similarities are computed from.
         noise_multiplier: of the noise on a summary; 0 for none.
     """
 

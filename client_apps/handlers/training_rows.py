@@ -78,12 +78,7 @@ class TrainingRows:
 
 @dataclass(frozen=True)
 class Batches:
-    """The rows of each SGD batch.
-
-    Attributes:
-        start: (batches + 1,), where each batch's rows start in ``rows``.
-        rows: among those that are trained on, ascending within a batch.
-    """
+    """The trained rows of each SGD batch, ascending; ``start`` is (batches + 1,)."""
 
     start: IntArray
     rows: IntArray
