@@ -130,12 +130,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--paper-scale", help=text)
     text = "folder with YearPredictionMSD.txt or kc_house_data.csv, for coreset"
     add("--vertical", help=text)
-    for option, known in (("dataset", DATASETS), ("method", METHODS)):
+    for option, choices in (("dataset", DATASETS), ("method", METHODS)):
         names(
             f"--{option}s",
             default=(),
-            type=partial(name_list, known=known, kind=option),
-            help=f"of suite methods: {', '.join(known)} (default: all)",
+            type=partial(name_list, choices=choices, kind=option),
+            help=f"of suite methods: {', '.join(choices)} (default: all)",
         )
     text = "share of the papers' row counts (default: 1)"
     add("--factor", type=float, default=1.0, metavar="F", help=text)
@@ -150,13 +150,13 @@ def suite_names(text: str) -> list[str]:
     return [name for name in SUITES if name in wanted or "all" in wanted]
 
 
-def name_list(text: str, known: Iterable[str], kind: str) -> tuple[str, ...]:
-    """Return the names of ``"flights,store"``, all of them known."""
+def name_list(text: str, choices: Iterable[str], kind: str) -> tuple[str, ...]:
+    """Return the names of ``"flights,store"``, all of them valid choices."""
     wanted = tuple(text.split(","))
-    unknown = [name for name in wanted if name not in known]
+    unknown = [name for name in wanted if name not in choices]
     if unknown:
         raise argparse.ArgumentTypeError(
-            f"no {kind} {unknown[0]!r}; there are {', '.join(known)}"
+            f"no {kind} {unknown[0]!r}; there are {', '.join(choices)}"
         )
     return wanted
 

@@ -62,12 +62,12 @@ def privacy_table() -> str:
 
 
 def message_table() -> str:
-    """Return the table of ARCHITECTURE.md: what is asked, answered, and where."""
+    """Return the table of ARCHITECTURE.md: each message, and where it is answered."""
     rows = []
     for action, exchange in EXCHANGES.items():
-        asked, answered = map(_summary, exchange)
+        request, reply = map(_summary, exchange)
         module = ANSWERS[action].partition(":")[0].replace(".", "/")
-        rows.append(f"| `{action}` | {asked} | {answered} | `{module}.py` |")
+        rows.append(f"| `{action}` | {request} | {reply} | `{module}.py` |")
     head = "| message | request | reply | at the site, in `client_apps/` |"
     return "\n".join([head, "|---|---|---|---|", *rows])
 

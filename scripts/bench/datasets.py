@@ -46,7 +46,7 @@ def by_table(sites: Frames) -> dict[str, pd.DataFrame]:
     for tables in sites.values():
         for table, frame in tables.items():
             shards.setdefault(table, []).append(frame)
-    return {name: pd.concat(own, ignore_index=True) for name, own in shards.items()}
+    return {name: pd.concat(x, ignore_index=True) for name, x in shards.items()}
 
 
 def flights(_: Path | None = None) -> Dataset:

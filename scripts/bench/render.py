@@ -185,8 +185,8 @@ def suite_block(name: str, suite: Found) -> str:
     facts = facts_of(suite["facts"])
     declared = DECLARED["suites"].get(name, {"title": f"Suite {name}"})
     # a suite without limits has nothing else to show
-    shown = declared.get("shown", [] if rows else list(facts)[:MOST_FACTS])
-    rows += [[fact, facts[fact], ""] for fact in shown if fact in facts]
+    names = declared.get("shown", [] if rows else list(facts)[:MOST_FACTS])
+    rows += [[fact, facts[fact], ""] for fact in names if fact in facts]
     title = declared["title"]
     table = markdown(["", "measured", "at most"], rows)
     return f"**{title}** (`--suite {name}`)\n\n{table}"

@@ -354,14 +354,14 @@ def encode(
 ) -> tuple[Float32Array, dict[str, slice]]:
     """Return these rows encoded, or all of them, and which columns are whose."""
     total = next(iter(values.values())).values.rows if rows is None else len(rows)
-    widths = {table: own.encoder.width for table, own in encoders.items()}
+    widths = {table: fitted.encoder.width for table, fitted in encoders.items()}
     features = np.zeros((total, sum(widths.values())), dtype=np.float32)
     columns: dict[str, slice] = {}
     left = 0
     for table, encoder in encoders.items():
-        own = {name: value.values for (t, name), value in values.items() if t == table}
+        raw = {name: value.values for (t, name), value in values.items() if t == table}
         columns[table] = slice(left, left + widths[table])
         if widths[table]:
-            encoder.transform(own, out=features[:, columns[table]], rows=rows)
+            encoder.transform(raw, out=features[:, columns[table]], rows=rows)
         left += widths[table]
     return features, columns

@@ -28,7 +28,9 @@ TIMES_FEWER = 3.0
 """How many times the bytes of ADMM VFL-ADMM sends, where the sizes allow it."""
 
 JOINING = [
-    name for name, own in METHODS.items() if not own.solvers and own.family != PERSONAL
+    name
+    for name, method in METHODS.items()
+    if not method.solvers and method.family != PERSONAL
 ]
 """The strategies whose bytes `explain` forecasts."""
 

@@ -263,7 +263,7 @@ def measure_dataset(dataset: Dataset, outcome: Outcome, *, is_checked: bool) -> 
     """Measure ridge regression and k-means on a data set."""
     config = {**dataset.settings, "l2": L2, "clusters": CLUSTERS}
     joined = dataset.joined(Settings.from_run_config(config))
-    training, test = (Join.of(joined, joined.is_test == own) for own in (False, True))
+    training, test = (Join.of(joined, joined.is_test == k) for k in (False, True))
     whole = Join.of(joined, np.ones(len(joined.labels), np.bool_))
     fitted = fit_ridge(*joined.part(test=False), L2)
     optimum = np.append(fitted.weights, fitted.intercept)

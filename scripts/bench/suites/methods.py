@@ -123,7 +123,7 @@ def measure_reference(dataset: Dataset, settings: Settings) -> Results:
     base = problem.loss.base_score(problem.train_labels)
     guess = np.tile(base, (len(problem.test_labels), 1))
     optimum = problem.optimum().scores(problem.test)
-    steps = [own[dataset.metric] for own in train_sgd(problem, settings).test]
+    steps = [epoch[dataset.metric] for epoch in train_sgd(problem, settings).test]
     return {
         "title": dataset.title,
         "metric": dataset.metric,

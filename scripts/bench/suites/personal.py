@@ -81,8 +81,8 @@ class Problem:
         # as many different values, in one order or in none
         order = np.arange(SIZE) if is_ordered else draw.permutation(SIZE)
         base, apart = np.repeat(draw.normal(size=(2, STEPS)), SIZE // STEPS, axis=1)
-        own = base + 0.2 * np.outer(np.arange(SITES) % 2, apart)
-        models = 3.0 * own[:, order] / np.linalg.norm(base)
+        steps = base + 0.2 * np.outer(np.arange(SITES) % 2, apart)
+        models = 3.0 * steps[:, order] / np.linalg.norm(base)
         features = draw.normal(size=(SITES, 2 * ROWS, SIZE))
         chance = sigmoid(_products(features, models))
         labels = (draw.random(chance.shape) < chance).astype(np.float64)
@@ -240,5 +240,5 @@ def _large_graph(draw: np.random.Generator) -> SimilarityGraph:
     names = [str(place) for place in range(Z_SITES)]
     pairs = draw.integers(0, Z_SITES, (2 * Z_EDGES, 2))
     graph = SimilarityGraph.from_pairs(names, pairs)
-    kept = np.sort(draw.choice(len(graph.edges), Z_EDGES, replace=False))
-    return SimilarityGraph.from_pairs(names, graph.edges[kept])
+    chosen = np.sort(draw.choice(len(graph.edges), Z_EDGES, replace=False))
+    return SimilarityGraph.from_pairs(names, graph.edges[chosen])

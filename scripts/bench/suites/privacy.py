@@ -63,14 +63,14 @@ class Task:
 
     Attributes:
         name: before its figures; empty for flights.
-        shown: the metrics that are kept; the first one is the method's.
+        metrics: those that are reported; the first one is the method's.
         settings: of a run without privacy.
         label_range: of the labels; empty for classes.
     """
 
     name: str
     loss: str
-    shown: Sequence[str]
+    metrics: Sequence[str]
     sql: str
     settings: Settings
     sites: Sites
@@ -80,8 +80,8 @@ class Task:
 def flights() -> Task:
     """Return the built-in federation: is a flight late?"""
     settings = Settings(task="classification")
-    shown = ("auc", "log_loss", "accuracy")
-    return Task("", "logistic", shown, FLIGHTS_SQL, settings, ORGANISATIONS)
+    metrics = ("auc", "log_loss", "accuracy")
+    return Task("", "logistic", metrics, FLIGHTS_SQL, settings, ORGANISATIONS)
 
 
 def tasks(options: Options) -> Iterator[Task]:
@@ -92,8 +92,8 @@ def tasks(options: Options) -> Iterator[Task]:
     except SkippedSuite:
         return
     settings = Settings.from_run_config(data.settings)
-    name, shown = "MovieLens-100K, ", ("rmse", "r2")
-    yield Task(name, "squared", shown, data.sql, settings, data.join_only(), RATINGS)
+    name, metrics = "MovieLens-100K, ", ("rmse", "r2")
+    yield Task(name, "squared", metrics, data.sql, settings, data.join_only(), RATINGS)
 
 
 class Run(NamedTuple):
@@ -137,7 +137,7 @@ def measure_privacy(options: Options, epsilons: Sequence[float] = EPSILONS) -> O
     outcome = Outcome()
     lost = math.nan
     for task in tasks(options):
-        metric = task.shown[0]
+        metric = task.metrics[0]
         for title, (strategy, mechanism) in METHODS.items():
             clear = replace(task.settings, strategy=strategy)
             plain = run(task, clear)
@@ -145,15 +145,15 @@ def measure_privacy(options: Options, epsilons: Sequence[float] = EPSILONS) -> O
             truth = plain.problem.test_labels
             figures = {math.inf: plain.metrics(task, truth)[metric]}
             name = f"{task.name}{title}"
-            shown = f"test {metric.upper()}"
-            outcome.facts[f"{name}, no privacy: {shown}"] = figures[math.inf]
+            label = f"test {metric.upper()}"
+            outcome.facts[f"{name}, no privacy: {label}"] = figures[math.inf]
             for head, epsilon, settings in _private(task, clear, mechanism, epsilons):
                 values = [
                     run(task, settings).metrics(task, truth)[metric]
                     for _ in range(options.repeats)
                 ]
                 figures.setdefault(epsilon, float(np.mean(values)))
-                _keep(outcome, f"{name}, {head}: {shown}", values)
+                _keep(outcome, f"{name}, {head}: {label}", values)
             if name == STATISTICS:
                 lost = figures[math.inf] - figures.get(1.0, math.nan)
     outcome.check(f"{STATISTICS}: AUC lost at epsilon 1", lost, MOST_AUC_LOST)
@@ -209,7 +209,7 @@ def measure_labels(options: Options) -> Outcome:
     for task in tasks(options):
         clear = run(task, task.settings)
         truth = clear.problem.test_labels
-        for key in task.shown:
+        for key in task.metrics:
             figure = clear.metrics(task, truth)[key]
             outcome.facts[f"{task.name}no noise on labels: {key}"] = figure
         for title, privacy in noises(task):
@@ -244,6 +244,6 @@ def _measure_noise(
             done = run(task, replace(task.settings, privacy=plain))
             runs.setdefault("plain", []).append(done.metrics(task, truth))
     for kind, metrics in runs.items():
-        for key in task.shown:
+        for key in task.metrics:
             values = [figures[key] for figures in metrics]
             _keep(outcome, f"{name}: {key}, {kind}", values)

@@ -38,9 +38,9 @@ Site = dict[str, list[pd.DataFrame]]
 
 def measure_rounds(_: Options) -> Outcome:
     """Time rounds in this process; count those of stale steps."""
-    halves = {name: _halves(own) for name, own in by_table(flights_frames()).items()}
-    together = [{t: [own[k]] for t, own in halves.items()} for k in range(2)]
-    apart = [{t: [half]} for t, own in halves.items() for half in own]
+    halves = {name: _halves(rows) for name, rows in by_table(flights_frames()).items()}
+    together = [{t: [pair[k]] for t, pair in halves.items()} for k in range(2)]
+    apart = [{t: [half]} for t, pair in halves.items() for half in pair]
     outcome = Outcome()
     for title, sites in (("2 sites", together), ("8 sites", apart)):
         runs = [_Run(sites, batch_size=BATCH_ROWS) for _ in range(REPEATS)]

@@ -135,16 +135,16 @@ def paper_tables(name: str, folder: Path, factor: float) -> Path:
 def measure_paper_scale(options: Options) -> Outcome:
     """Train on the papers' sizes; at factor 1 40 GB of disk and ten minutes."""
     folder, factor = options.paper_folder, options.factor
-    found = in_process_of_its_own(run_paper_scale, LARGE_DATA, str(folder), factor)
-    outcome = Outcome(facts={f"{LARGE_DATA}, factor {factor:g}": found})
+    run = in_process_of_its_own(run_paper_scale, LARGE_DATA, str(folder), factor)
+    outcome = Outcome(facts={f"{LARGE_DATA}, factor {factor:g}": run})
     outcome.check(
         f"{LARGE_DATA}: ADMM epoch over two plain passes over the largest table",
-        found["epoch-seconds"] / found["floor-seconds"],
+        run["epoch-seconds"] / run["floor-seconds"],
         MOST_PASSES,
     )
     outcome.check(
         f"{LARGE_DATA}: peak memory beside mapped files",
-        max(found["set-up-peak-gb"], found["epoch-peak-gb"]),
+        max(run["set-up-peak-gb"], run["epoch-peak-gb"]),
         MOST_GIGABYTES,
         "GB",
     )
